@@ -1,0 +1,121 @@
+"""What a method may ask of the network.
+
+A method is a generator. It yields one of these objects and is resumed with the answer, a tensor.
+
+Rule 1. One yield is one collective is one round: count the yields to read the latency.
+Rule 2. A yielded buffer is read-only until its answer is there. With ``donate=True`` the answer may live in the
+        buffer's storage; otherwise the buffer is left as it was.
+Rule 3. All ranks of a group ask for the same collective, with the same dtype and shape, in the same order.
+
+Letters: W workers, rank r of W.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, TypeVar
+
+from torch import Tensor
+
+T = TypeVar("T")
+ReduceOp: TypeAlias = Literal["sum", "mean", "max"]
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """Elementwise sum, mean or maximum over ranks. Answer: like ``buf``, on every rank the same bits."""
+
+    buf: Tensor
+    op: ReduceOp = "mean"
+    donate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AllGather:
+    """Everyone gets everyone's buffer. Answer: ``[W, *buf.shape]``."""
+
+    buf: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AllToAll:
+    """``buf [W, ...]``: row r goes to rank r. Answer ``[W, ...]``: row r came from rank r."""
+
+    buf: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceScatter:
+    """``buf [W, ...]``: row r is reduced over ranks and goes to rank r. Answer: ``buf.shape[1:]``."""
+
+    buf: Tensor
+    op: ReduceOp = "mean"
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """The root's buffer goes to everyone. Answer: like ``buf``; what other ranks yield is only a shape."""
+
+    buf: Tensor
+    root: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Permute:
+    """Point to point: for each ``(source, destination)`` in ``pairs`` the source's buffer goes to the destination.
+
+    A rank may occur once as a source and once as a destination. Answer: like ``buf``; zeros where nobody sent.
+    """
+
+    buf: Tensor
+    pairs: tuple[tuple[int, int], ...]
+
+
+Collective: TypeAlias = AllReduce | AllGather | AllToAll | ReduceScatter | Broadcast | Permute
+Exchange: TypeAlias = Generator[Collective, Tensor, T]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What one worker moved: rounds (collectives), bytes sent, bytes received."""
+
+    rounds: int = 0
+    sent: int = 0
+    received: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.rounds + other.rounds, self.sent + other.sent, self.received + other.received)
+
+
+def signature(op: Collective) -> str:
+    """What all ranks must agree on, in words: ``AllReduce(mean, float32, (4, 2))``."""
+    detail = ""
+    if isinstance(op, AllReduce | ReduceScatter):
+        detail = f"{op.op}, "
+    elif isinstance(op, Broadcast):
+        detail = f"root {op.root}, "
+    elif isinstance(op, Permute):
+        detail = f"{op.pairs}, "
+    return f"{type(op).__name__}({detail}{str(op.buf.dtype).removeprefix('torch.')}, {tuple(op.buf.shape)})"
+
+
+def cost(op: Collective, rank: int, world: int) -> Traffic:
+    """Bytes that ``rank`` moves for ``op`` under the bandwidth-optimal algorithm.
+
+    With N bytes in ``buf``: all-reduce on a ring 2 N (W-1)/W each way; all-gather N (W-1); all-to-all and
+    reduce-scatter N (W-1)/W; broadcast N from the root to each other rank; permute N per pair.
+    """
+    size = op.buf.numel() * op.buf.element_size()
+    if isinstance(op, AllReduce):
+        moved = math.ceil(2 * (world - 1) * size / world)
+        return Traffic(1, moved, moved)
+    if isinstance(op, AllGather):
+        return Traffic(1, (world - 1) * size, (world - 1) * size)
+    if isinstance(op, AllToAll | ReduceScatter):
+        return Traffic(1, size - size // world, size - size // world)
+    if isinstance(op, Broadcast):
+        return Traffic(1, (world - 1) * size, 0) if rank == op.root else Traffic(1, 0, size)
+    moves = [(s, d) for s, d in op.pairs if s != d]
+    return Traffic(1, size * any(s == rank for s, _ in moves), size * any(d == rank for _, d in moves))

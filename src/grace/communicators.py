@@ -1,0 +1,346 @@
+"""Communicators: the generic exchanges, written once for every compressor (section IV of the survey).
+
+=================  ========================  ===============================  ======================================
+communicator       rounds                    bytes sent per worker            needs
+=================  ========================  ===============================  ======================================
+Allreduce          1                         2 w (W-1)/W                      wires that can be summed
+Allgather          1 (+1 if sizes vary)      w (W-1)                          nothing
+Broadcast          W (+1 if sizes vary)      w (W-1), exact where sizes vary  nothing
+ScatterReduce      2 (+2 if sizes vary)      2 w (W-1)/W                      an average (no majority vote)
+ParameterServer    W (+2 if sizes vary)      w; the server w (W-1)            an average (no majority vote)
+=================  ========================  ===============================  ======================================
+
+Letters: n numbers, w bytes of one wire, W workers, rank r; c = ceil(n/W) numbers of one worker's chunk.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from grace import wire as wires
+from grace.collectives import AllGather, AllReduce, AllToAll, Collective, Exchange, Permute, Traffic, cost
+from grace.collectives import Broadcast as BroadcastOp
+from grace.errors import CompositionError, ConfigurationError, PayloadError
+from grace.method import Compressor, Exchanged, Facts, Method, Peer, spelled
+
+
+class _Loan:
+    """x as contiguous float32 numbers to work on, and the way back to x's shape and dtype.
+
+    ``work`` is x's own storage where that is possible. If x has an inf or NaN, ``finite`` is False and ``work`` is
+    zero, so that a payload of the right size can still be made.
+    """
+
+    def __init__(self, x: Tensor, peer: Peer):
+        self.x, self.peer = x, peer
+        flat = x.reshape(-1)
+        self.work = flat if flat.dtype == torch.float32 else flat.float()
+        self.finite = math.isfinite(torch.linalg.vector_norm(self.work, math.inf).item())
+        if not self.finite:
+            self.work.zero_()
+        wide = peer.keep_rest and x.dtype == torch.float64
+        self._low = flat - self.work.double() if wide else None  # what float32 could not hold
+
+    def room(self) -> Tensor:
+        """``[n]`` zeros for the mean; ``work`` stays as it is only where the rest is wanted."""
+        spare = self.peer.spare
+        if not self.peer.keep_rest:
+            return self.work.zero_()
+        if spare is not None and spare.dtype == torch.float32 and spare.is_contiguous():
+            return spare.view(-1).zero_()
+        return self.peer.scratch(self.work.numel(), self.x).zero_()
+
+    def done(self, mean: Tensor, rest: Tensor | None = None) -> Exchanged[None]:
+        """The result: ``mean [n]`` and, if it is wanted, ``rest [n]`` (default: ``work``)."""
+        kept = None
+        if self.peer.keep_rest:
+            rest = self.work if rest is None else rest
+            kept = (rest if self._low is None else rest + self._low).view(self.x.shape)
+        return Exchanged(mean.view(self.x.shape).to(self.x.dtype), kept, None)
+
+    def poisoned(self) -> Exchanged[None]:
+        """The result of a step in which some rank saw an inf or NaN."""
+        nan = self.work.fill_(math.nan).view(self.x.shape).to(self.x.dtype)
+        return Exchanged(nan, None, None, finite=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Communicator(Method[None]):
+    """What all communicators share: the checks, and the declared facts."""
+
+    compressor: Compressor
+    averages: ClassVar[bool] = False  # cannot take a majority vote
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        if not isinstance(self.compressor, Compressor):
+            raise CompositionError(f"{name} takes a Compressor, got {spelled(self.compressor)}")
+        if self.averages and self.compressor.aggregation == "majority":
+            raise CompositionError(
+                f"{name} averages what it decodes, but {spelled(self.compressor)} is decided by a majority; use Allgather"
+            )
+
+    def with_memory(self) -> Method[None]:
+        return replace(self, compressor=self.compressor.with_memory())
+
+    def facts(self, like: Tensor) -> Facts:
+        return self.compressor.facts(like.numel())
+
+    def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        if like.numel() == 0:
+            return Traffic()
+        return self._traffic(like, peer)
+
+    def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        raise NotImplementedError
+
+    def exchange(self, x: Tensor, state: None, peer: Peer) -> Exchange[Exchanged[None]]:
+        if x.numel() == 0:
+            return Exchanged(x, x if peer.keep_rest else None, None)
+        return (yield from self._exchange(x, peer))
+
+    def _exchange(self, x: Tensor, peer: Peer) -> Exchange[Exchanged[None]]:
+        raise NotImplementedError
+
+    def _compress(self, rows: Tensor, peer: Peer, stage: int = 0) -> Tensor:
+        """rows ``[b, n]`` -> wire ``[b, w]``, drawn from the stream that the compressor asks for."""
+        shared = self.compressor.randomness == "shared"
+        rng = peer.shared(self.compressor.id) if shared else peer.private(self.compressor.id).fork(stage)
+        return self.compressor.compress_(rows, rng, peer.keep_rest)
+
+    def _decompress(self, wire: Tensor, out: Tensor, peer: Peer, scale: float) -> None:
+        self.compressor.decompress_add_(wire, out, scale, peer.shared(self.compressor.id))
+
+    def _payload(self, n: int) -> int | None:
+        """Bytes of the sealed wire of n numbers; None if they vary."""
+        size = self.compressor.facts(n).payload
+        return None if size is None else wires.sealed_bytes(size)
+
+    def _widths(self, wire: Tensor, n: int, peer: Peer) -> Exchange[list[int]]:
+        """The widths in bytes of all ranks' wires, of n numbers each: known, or exchanged where they vary."""
+        width = wire.shape[1] * wire.element_size()
+        if not self.compressor.varies:
+            return [width] * peer.world
+        answer = yield AllGather(torch.tensor([width], dtype=torch.int64, device=wire.device))
+        return checked_widths(answer.view(-1), n)
+
+
+def checked_widths(widths: Tensor, n: int) -> list[int]:
+    """Widths of wires of n numbers, as they came from the network.
+
+    Raises:
+        PayloadError: a width that no compressor writes.
+    """
+    most = 64 * n + 4096
+    out: list[int] = widths.tolist()
+    for rank, width in enumerate(out):
+        if not 0 <= width <= most:
+            raise PayloadError(f"field 'width' of rank {rank} must be in [0, {most}], got {width}")
+    return out
+
+
+def _traced(peer: Peer, *ops: Collective) -> Traffic:
+    return sum((cost(op, peer.rank, peer.world) for op in ops), Traffic())
+
+
+def _bytes(*shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+    """A stand-in for a buffer of this shape."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@dataclass(frozen=True, slots=True)
+class Allreduce(_Communicator):
+    """One round, constant traffic: the network sums the wires.
+
+    If a rank saw an inf or NaN, its wire is NaN throughout, and so is the sum.
+    """
+
+    def __post_init__(self) -> None:
+        _Communicator.__post_init__(self)
+        if not self.compressor.summable:
+            raise CompositionError(
+                f"{spelled(self.compressor)} makes wires that cannot be summed; use Allgather, Broadcast, "
+                "ScatterReduce or ParameterServer instead of Allreduce"
+            )
+
+    def _exchange(self, x: Tensor, peer: Peer) -> Exchange[Exchanged[None]]:
+        if self.compressor.transparent and not peer.keep_rest:
+            answer = yield AllReduce(x, "mean", donate=True)
+            return Exchanged(answer, None, None)
+        loan = _Loan(x, peer)
+        rows = loan.work.view(1, -1)
+        if self.compressor.predivide:
+            rows.mul_(1 / peer.world)
+        wire = self._compress(rows, peer)
+        if not loan.finite:
+            wire = torch.full_like(wire, math.nan)
+        answer = yield AllReduce(wire, "sum" if self.compressor.predivide else "mean", donate=True)
+        if not bool(answer.isfinite().all()):
+            return loan.poisoned()
+        if self.compressor.predivide and peer.keep_rest:
+            rows.mul_(peer.world)
+        mean = loan.room()
+        self._decompress(answer, mean.view(1, -1), peer, 1.0)
+        return loan.done(mean)
+
+    def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        dtype = like.dtype if self.compressor.transparent and not peer.keep_rest else torch.uint8
+        size = like.numel() if dtype == like.dtype else self.compressor.facts(like.numel()).payload
+        return None if size is None else _traced(peer, AllReduce(_bytes(size, dtype=dtype)))
+
+
+@dataclass(frozen=True, slots=True)
+class Allgather(_Communicator):
+    """Everyone sends its wire to everyone and decodes all of them, in the order of the ranks: traffic grows with W."""
+
+    def _exchange(self, x: Tensor, peer: Peer) -> Exchange[Exchanged[None]]:
+        loan = _Loan(x, peer)
+        wire = self._compress(loan.work.view(1, -1), peer)
+        widths = yield from self._widths(wire, x.numel(), peer)
+        gathered = yield AllGather(wires.seal(wire, loan.finite, max(widths))[0])  # [W, s]
+        if not wires.all_finite(gathered):
+            return loan.poisoned()
+        return _decoded(self, loan, list(gathered.split(1)), widths, wire.dtype, peer)
+
+    def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        size = self._payload(like.numel())
+        return None if size is None else _traced(peer, AllGather(_bytes(size)))
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast(_Communicator):
+    """Each rank in turn broadcasts its wire: like Allgather, in W rounds, and without padding where sizes vary."""
+
+    def _exchange(self, x: Tensor, peer: Peer) -> Exchange[Exchanged[None]]:
+        loan = _Loan(x, peer)
+        wire = self._compress(loan.work.view(1, -1), peer)
+        widths = yield from self._widths(wire, x.numel(), peer)
+        mine = wires.seal(wire, loan.finite)
+        received = []
+        for root, width in enumerate(widths):
+            buf = mine if root == peer.rank else mine.new_zeros(1, wires.sealed_bytes(width))
+            received.append((yield BroadcastOp(buf, root)))
+        if not all([wires.all_finite(sealed) for sealed in received]):
+            return loan.poisoned()
+        return _decoded(self, loan, received, widths, wire.dtype, peer)
+
+    def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        size = self._payload(like.numel())
+        return None if size is None else _traced(peer, *(BroadcastOp(_bytes(size), root) for root in range(peer.world)))
+
+
+def _decoded(
+    method: _Communicator, loan: _Loan, sealed: list[Tensor], widths: list[int], dtype: torch.dtype, peer: Peer
+) -> Exchanged[None]:
+    """The aggregate of all ranks' wires, added up in the order of the ranks: the same bits everywhere."""
+    mean = loan.room()
+    vote = method.compressor.aggregation == "majority"
+    for one, width in zip(sealed, widths, strict=True):
+        wire = wires.unseal(one, width, dtype)
+        method._decompress(wire, mean.view(1, -1), peer, 1.0 if vote else 1 / peer.world)
+    return loan.done(mean.sign_() if vote else mean)
+
+
+@dataclass(frozen=True, slots=True)
+class ScatterReduce(_Communicator):
+    """Two rounds, constant traffic: rank r averages chunk r, compresses it again, and sends that to everyone.
+
+    The second rounding is the debt of the chunk's owner: with a memory, it goes into the owner's rest.
+    """
+
+    averages: ClassVar[bool] = True
+
+    def _exchange(self, x: Tensor, peer: Peer) -> Exchange[Exchanged[None]]:
+        W, n = peer.world, x.numel()
+        c = math.ceil(n / W)
+        loan = _Loan(x, peer)
+        rows = loan.work.view(W, c) if n == W * c else _padded(loan.work, W * c, peer).view(W, c)
+        wire = self._compress(rows, peer)  # [W, w]
+        widths = yield from self._widths(wire, c, peer)
+        theirs = yield AllToAll(wires.seal(wire, loan.finite, max(widths)))  # [W, s]: everyone's version of my chunk
+        finite = wires.all_finite(theirs)
+        chunk = peer.scratch((1, c), x).zero_()
+        if finite:
+            for one, width in zip(theirs.split(1), widths, strict=True):
+                self._decompress(wires.unseal(one, width, wire.dtype), chunk, peer, 1 / W)
+        again = self._compress(chunk, peer, stage=1)  # chunk: now my second rounding
+        widths = yield from self._widths(again, c, peer)
+        final = yield AllGather(wires.seal(again, finite, max(widths))[0])  # [W, s]
+        if not wires.all_finite(final):
+            return loan.poisoned()
+        if peer.keep_rest:
+            rows[peer.rank].add_(chunk[0], alpha=W)  # one worker's share of the mean is 1/W of it
+        mean = loan.room() if n == W * c else peer.scratch(W * c, x).zero_()
+        for row, one, width in zip(mean.view(W, 1, c), final.split(1), widths, strict=True):
+            self._decompress(wires.unseal(one, width, again.dtype), row, peer, 1.0)
+        return loan.done(mean[:n], rows.view(-1)[:n])
+
+    def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        size = self._payload(math.ceil(like.numel() / peer.world))
+        return None if size is None else _traced(peer, AllToAll(_bytes(peer.world, size)), AllGather(_bytes(size)))
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterServer(_Communicator):
+    """Everyone sends its wire to one rank, which averages, compresses again, and broadcasts that.
+
+    The second rounding is the server's debt. A worker's traffic is constant; the server's grows with W.
+    """
+
+    server: int = 0
+    averages: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _Communicator.__post_init__(self)
+        if self.server < 0:
+            raise ConfigurationError(f"ParameterServer: server={self.server} is not a rank; legal: 0 to W-1")
+
+    def _exchange(self, x: Tensor, peer: Peer) -> Exchange[Exchanged[None]]:
+        W, n, server = peer.world, x.numel(), self.server
+        if server >= W:
+            raise ConfigurationError(f"ParameterServer: server={server} is not a rank; legal: 0 to {W - 1}")
+        serving = peer.rank == server
+        loan = _Loan(x, peer)
+        wire = self._compress(loan.work.view(1, -1), peer)
+        widths = yield from self._widths(wire, n, peer)
+        mine = wires.seal(wire, loan.finite, max(widths))
+        inbox = [mine] * W
+        for rank in range(W):
+            if rank != server:
+                inbox[rank] = yield Permute(mine, ((rank, server),))
+        finite = all([wires.all_finite(sealed) for sealed in inbox]) if serving else True
+        total = peer.scratch((1, n), x).zero_()  # the server's: the mean, then its second rounding
+        if serving and finite:
+            for one, width in zip(inbox, widths, strict=True):
+                self._decompress(wires.unseal(one, width, wire.dtype), total, peer, 1 / W)
+        again = self._compress(total, peer, stage=1)  # other ranks' only gives the shape
+        widths = yield from self._widths(again, n, peer)
+        reply = wires.seal(again, finite, widths[server]) if serving else mine.new_zeros(1, wires.sealed_bytes(widths[server]))
+        answer = yield BroadcastOp(reply, server)
+        if not wires.all_finite(answer):
+            return loan.poisoned()
+        if peer.keep_rest and serving:
+            loan.work.add_(total[0], alpha=W)
+        mean = loan.room()
+        self._decompress(wires.unseal(answer, widths[server], again.dtype), mean.view(1, -1), peer, 1.0)
+        return loan.done(mean)
+
+    def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        size = self._payload(like.numel())
+        if size is None:
+            return None
+        up = [Permute(_bytes(size), ((rank, self.server),)) for rank in range(peer.world) if rank != self.server]
+        return _traced(peer, *up, BroadcastOp(_bytes(size), self.server))
+
+
+def _padded(flat: Tensor, size: int, peer: Peer) -> Tensor:
+    """``flat`` with zeros up to ``size``, in scratch memory."""
+    out = peer.scratch(size, flat)
+    out[: flat.numel()] = flat
+    out[flat.numel() :] = 0
+    return out

@@ -1,0 +1,83 @@
+"""Everything that Grace raises on purpose.
+
+::
+
+    GraceError
+    |-- ConfigurationError (ValueError)     a knob, a policy or a composition that cannot work: raised at construction
+    |   |-- UnknownNameError                a method, knob or task that is not registered; names the nearest
+    |   `-- CompositionError                pieces that do not fit together, such as Allreduce(TopK())
+    |-- InputError (TypeError)              a tensor that Grace does not exchange: complex, sparse, integer
+    |-- PayloadError (ValueError)           bytes from the network that are not what they should be
+    |-- StateError (ValueError)             a checkpoint that does not fit this model or method
+    |-- NonFiniteError (ArithmeticError)    an inf or NaN in a gradient, where the user asked for an error
+    |-- AgreementError (RuntimeError)       ranks that differ
+    |   |-- FingerprintMismatch             ... in their methods, policies or models, found at the start
+    |   `-- RoundMismatch                   ... in the collective that they ask for, found while running
+    `-- TransportError (RuntimeError)       a collective that failed: a dead worker, a time-out, a refused operation
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class GraceError(Exception):
+    """The root of the tree."""
+
+
+class ConfigurationError(GraceError, ValueError):
+    """A knob, policy or composition that cannot work."""
+
+
+class UnknownNameError(ConfigurationError):
+    """A name that nobody registered."""
+
+
+class CompositionError(ConfigurationError):
+    """Pieces that do not fit together."""
+
+
+class InputError(GraceError, TypeError):
+    """A tensor that Grace does not exchange."""
+
+
+class PayloadError(GraceError, ValueError):
+    """A payload that does not decode; the message names the field."""
+
+
+class StateError(GraceError, ValueError):
+    """A checkpoint that does not fit."""
+
+
+class NonFiniteError(GraceError, ArithmeticError):
+    """An inf or NaN in some rank's gradient (``nonfinite="error"``)."""
+
+
+class AgreementError(GraceError, RuntimeError):
+    """Ranks that differ where they must not."""
+
+
+class FingerprintMismatch(AgreementError):
+    """Ranks that were configured differently."""
+
+
+class RoundMismatch(AgreementError):
+    """Ranks that ask for different collectives in one round."""
+
+
+class TransportError(GraceError, RuntimeError):
+    """A collective that failed."""
+
+
+def unknown(kind: str, given: str, legal: Iterable[str]) -> UnknownNameError:
+    """The error for an unregistered name, with the legal names and the nearest one."""
+    names = sorted(legal)
+    near = difflib.get_close_matches(given, names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return UnknownNameError(f"unknown {kind} {given!r}{hint} Legal: {', '.join(names) or 'none'}.")
+
+
+def out_of_range(owner: str, knob: str, given: object, legal: str) -> ConfigurationError:
+    """The error for a knob outside its range."""
+    return ConfigurationError(f"{owner}: {knob}={given!r} is out of range; legal: {legal}")

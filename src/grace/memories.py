@@ -1,0 +1,140 @@
+"""Memories: methods that wrap a method and carry something from step to step.
+
+A memory commits only after the last collective has answered, and only if every rank's gradient was finite: after a
+failed exchange or an inf or NaN anywhere it is what it was before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from grace.collectives import Exchange, Traffic
+from grace.errors import CompositionError, out_of_range
+from grace.method import Exchanged, Facts, Method, Peer, spelled
+
+S = TypeVar("S")
+
+
+def _state_dtype(x: Tensor) -> torch.dtype:
+    """Memories are float32, or float64 where the gradient is."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory(Method[tuple[Tensor, S]], Generic[S]):
+    method: Method[S]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, Method):
+            raise CompositionError(
+                f"{type(self).__name__} wraps a Method, got {spelled(self.method)}; "
+                "put a communicator around a compressor, such as Allgather(...)"
+            )
+
+    def init(self, like: Tensor) -> tuple[Tensor, S]:
+        memory = torch.zeros(like.shape, dtype=_state_dtype(like), device=like.device)
+        return memory, self.method.init(memory)
+
+    @property
+    def needs_shape(self) -> bool:
+        return self.method.needs_shape
+
+    def facts(self, like: Tensor) -> Facts:
+        return self.method.facts(like)
+
+    def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        memory = torch.empty(like.shape, dtype=_state_dtype(like), device="meta")
+        return self.method.traffic(memory, peer)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFeedback(_Memory[S]):
+    """What was not sent this time is added to the gradient next time.
+
+    Equation 4 of the survey: ``p = beta e + gamma g``; exchange p; ``e = p - (my share of what was applied)``.
+
+    Args:
+        method: the method to wrap; one whose error stays bounded, see :meth:`grace.Method.with_memory`.
+        beta: decay of the memory, in (0, 1].
+        gamma: weight of the gradient, > 0.
+
+    State: float32, as large as the gradient. References: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019.
+    """
+
+    beta: float = 1.0
+    gamma: float = 1.0
+
+    def __post_init__(self) -> None:
+        _Memory.__post_init__(self)
+        if not 0 < self.beta <= 1:
+            raise out_of_range("ErrorFeedback", "beta", self.beta, "0 < beta <= 1")
+        if not self.gamma > 0:
+            raise out_of_range("ErrorFeedback", "gamma", self.gamma, "gamma > 0")
+        object.__setattr__(self, "method", self.method.with_memory())
+
+    def exchange(self, x: Tensor, state: tuple[Tensor, S], peer: Peer) -> Exchange[Exchanged[tuple[Tensor, S]]]:
+        memory, inner = state
+        p = peer.scratch(tuple(x.shape), x, memory.dtype)
+        if self.gamma == 1:
+            torch.add(x, memory, alpha=self.beta, out=p)
+        else:
+            torch.mul(x, self.gamma, out=p).add_(memory, alpha=self.beta)
+        spare = x if x.dtype == torch.float32 and x.is_contiguous() else None
+        out = yield from self.method.exchange(p, inner, replace(peer, keep_rest=True, spare=spare))
+        if out.finite:
+            assert out.rest is not None, f"{spelled(self.method)} did not keep the rest"
+            memory.copy_(out.rest)
+        return Exchanged(out.mean.to(x.dtype), None, (memory, out.state), out.finite)
+
+    def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        return _Memory.traffic(self, like, replace(peer, keep_rest=True))
+
+    def owed(self, state: tuple[Tensor, S]) -> Tensor | None:
+        return state[0]
+
+    def with_memory(self) -> Method[Any]:
+        raise CompositionError(f"{spelled(self)} already has a memory; a second ErrorFeedback around it would stay empty")
+
+
+@dataclass(frozen=True, slots=True)
+class Momentum(_Memory[S]):
+    """Each worker exchanges its momentum instead of its gradient: ``m = beta m + (1 - beta) g``; exchange m.
+
+    With a majority vote this is SIGNUM. Use an optimizer without momentum of its own.
+
+    Args:
+        method: the method to wrap, with or without :class:`ErrorFeedback` inside.
+        beta: decay, in [0, 1).
+
+    State: float32, as large as the gradient. Reference: Bernstein et al., ICML 2018, section 3.
+    """
+
+    beta: float = 0.9
+
+    def __post_init__(self) -> None:
+        _Memory.__post_init__(self)
+        if not 0 <= self.beta < 1:
+            raise out_of_range("Momentum", "beta", self.beta, "0 <= beta < 1")
+
+    def exchange(self, x: Tensor, state: tuple[Tensor, S], peer: Peer) -> Exchange[Exchanged[tuple[Tensor, S]]]:
+        memory, inner = state
+        m = peer.scratch(tuple(x.shape), x, memory.dtype)
+        torch.mul(memory, self.beta, out=m).add_(x, alpha=1 - self.beta)
+        lent = peer.scratch(tuple(x.shape), x, memory.dtype).copy_(m)
+        out = yield from self.method.exchange(lent, inner, peer)
+        if out.finite and bool(out.mean.isfinite().all()):
+            memory.copy_(m)
+        return Exchanged(out.mean.to(x.dtype), None, (memory, out.state), out.finite)
+
+    def owed(self, state: tuple[Tensor, S]) -> Tensor | None:
+        return self.method.owed(state[1])
+
+    def with_memory(self) -> Method[Any]:
+        raise CompositionError(
+            f"{spelled(self)} sends a momentum, so what it did not send is not a part of the gradient; "
+            "put the memory inside: Momentum(ErrorFeedback(...))"
+        )

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from grace.method import Compressor, Facts
+from grace.random import Stream
+from grace.registry import register
+
+
+@register("none", communicator="allreduce", family="baseline", aliases=("nonecompressor",))
+@dataclass(frozen=True, slots=True)
+class Identity(Compressor):
+    """No compression: the baseline, and the method of small tensors.
+
+    ``C(x) = x``
+
+    Wire:
+        32 n bits (the gradient's own dtype under ``allreduce``, exactly what DistributedDataParallel sends), one round.
+    Bias:
+        unbiased and exact: delta = 1, omega = 0.
+    Differs from the paper:
+        no paper. Under ``allreduce`` bf16 and fp16 gradients are summed in their own dtype, as torch does.
+    Example:
+        >>> method("none")
+        Allreduce(compressor=Identity())
+    Reference:
+        The baseline of Xu et al., "GRACE: A Compressed Communication Framework for Distributed Machine Learning",
+        ICDCS 2021.
+    """
+
+    summable: ClassVar[bool] = True
+    transparent: ClassVar[bool] = True
+
+    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
+        wire = rows.clone()
+        if keep_rest:
+            rows.zero_()
+        return wire
+
+    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
+        out.add_(wire, alpha=scale)
+
+    def facts(self, n: int) -> Facts:
+        return Facts(unbiased=True, contraction=1.0, variance=0.0, payload=4 * n)

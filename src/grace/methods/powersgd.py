@@ -1,0 +1,140 @@
+"""Letters: M is m x l: m the first dimension, l all others flattened; r the rank; P is m x r, Q is l x r."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grace.collectives import AllReduce, Exchange, Traffic, cost
+from grace.communicators import Allreduce
+from grace.errors import out_of_range
+from grace.method import Exchanged, Facts, Method, Peer
+from grace.methods.none import Identity
+from grace.random import Stream
+from grace.registry import register
+
+_DENSE = Allreduce(Identity())
+
+
+@register("powersgd", memory="residual", family="low rank", aliases=("powersgdcompressor",))
+@dataclass(frozen=True, slots=True)
+class PowerSGD(Method["Tensor | None"]):
+    """PowerSGD: the mean gradient, projected on a subspace of rank r that follows it by power iteration.
+
+    ``P = orth(mean of M_w Q);  Q = mean of M_w^T P;  C(mean of M_w) = P Q^T``, and Q is where the next step starts
+
+    Args:
+        rank: r, >= 1; at most min(m, l) is used.
+        warm_start: start from the last Q instead of a fresh random one.
+        min_rate: matrices with at most min_rate r (m + l) elements go uncompressed, > 0.
+        start_step: steps before this one go uncompressed, >= 0.
+    Wire:
+        P and Q (float32): 32 r (m + l) bits, two rounds, summed by the network. Tensors of fewer than two dimensions
+        go uncompressed, in one round.
+    Bias:
+        biased: an orthogonal projection of the mean, so that its error never exceeds the mean. Exact where the mean has
+        rank r or less; a zero matrix stays zero.
+    Differs from the paper:
+        the rest of worker w is M_w - P (M_w^T P)^T, as in the authors' later library, not M_w minus the global
+        approximation: the sum over workers is the same, but single memories do not random-walk. Orthogonalisation by
+        QR instead of Gram-Schmidt; the columns of Q are normalised before they are used, which changes no result.
+    Example:
+        >>> method("powersgd:rank=2")
+        ErrorFeedback(method=PowerSGD(rank=2, warm_start=True, min_rate=2.0, start_step=0), beta=1.0, gamma=1.0)
+    Reference:
+        Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+        Optimization", NeurIPS 2019, arXiv 1905.13727, algorithm 1.
+    """
+
+    rank: int = 4
+    warm_start: bool = True
+    min_rate: float = 2.0
+    start_step: int = 0
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.rank, int) and self.rank >= 1):
+            raise out_of_range("powersgd", "rank", self.rank, "a whole number >= 1")
+        if not self.min_rate > 0:
+            raise out_of_range("powersgd", "min_rate", self.min_rate, "min_rate > 0")
+        if not (isinstance(self.start_step, int) and self.start_step >= 0):
+            raise out_of_range("powersgd", "start_step", self.start_step, "a whole number >= 0")
+
+    @property
+    def needs_shape(self) -> bool:
+        return True
+
+    def with_memory(self) -> Method[Any]:
+        return self
+
+    def init(self, like: Tensor) -> Tensor | None:
+        """Q ``[l, r]``, the same on all ranks; None for tensors that go uncompressed."""
+        if not self._compresses(like):
+            return None
+        m, l, r = self._sizes(like)
+        return Stream(0, "powersgd", f"{m}x{l}", None, 0).normal(l * r, like.device).view(l, r)
+
+    def exchange(self, x: Tensor, state: Tensor | None, peer: Peer) -> Exchange[Exchanged[Tensor | None]]:
+        if state is None or peer.step < self.start_step:
+            out = yield from _DENSE.exchange(x, None, peer)
+            return Exchanged(out.mean, out.rest, state, out.finite)
+        m, l, r = self._sizes(x)
+        q = state if self.warm_start else peer.shared("powersgd").normal(l * r, x.device).view(l, r)
+        matrix = x.reshape(m, l).float()
+        p = yield AllReduce(matrix @ _unit_columns(q), donate=True)  # [m, r]
+        if not bool(p.isfinite().all()):
+            return _poisoned(x, state)
+        p = torch.linalg.qr(p).Q
+        mine = matrix.mT @ p  # [l, r]
+        q = yield AllReduce(mine)
+        if not bool(q.isfinite().all()):
+            return _poisoned(x, state)
+        rest = matrix.addmm_(p, mine.mT, alpha=-1).view(x.shape) if peer.keep_rest else None
+        mean = torch.mm(p, q.mT, out=self._room(x, matrix, peer)).view(x.shape)
+        return Exchanged(mean.to(x.dtype), rest, state.copy_(q))
+
+    def _room(self, x: Tensor, matrix: Tensor, peer: Peer) -> Tensor:
+        """Where the mean goes: the matrix's own storage if nobody wants the rest."""
+        if not peer.keep_rest:
+            return matrix
+        if peer.spare is not None:
+            return peer.spare.view(matrix.shape)
+        return peer.scratch((matrix.shape[0], matrix.shape[1]), x)
+
+    def _sizes(self, like: Tensor) -> tuple[int, int, int]:
+        m, l = like.shape[0], math.prod(like.shape[1:])
+        return m, l, min(self.rank, m, l)
+
+    def _compresses(self, like: Tensor) -> bool:
+        if like.ndim < 2 or like.numel() == 0:
+            return False
+        m, l, r = self._sizes(like)
+        return m * l > self.min_rate * r * (m + l)
+
+    def facts(self, like: Tensor) -> Facts:
+        if not self._compresses(like):
+            return _DENSE.facts(like)
+        m, l, r = self._sizes(like)
+        return Facts(contraction=0.0, deterministic=self.warm_start, payload=4 * r * (m + l))
+
+    def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        if not self._compresses(like) or peer.step < self.start_step:
+            return _DENSE.traffic(like, peer)
+        m, l, r = self._sizes(like)
+        sides = (torch.empty(side, r, device="meta") for side in (m, l))
+        return sum((cost(AllReduce(side), peer.rank, peer.world) for side in sides), Traffic())
+
+
+def _unit_columns(q: Tensor) -> Tensor:
+    """The columns of q ``[l, r]`` scaled to norm 1/sqrt(l): a product with them neither overflows nor vanishes. A column
+    that vanished is left zero: the QR of the product then completes it with another direction."""
+    largest = q.abs().amax(dim=0).clamp_min(torch.finfo(q.dtype).tiny)
+    q = q / largest
+    return q / (q.norm(dim=0).clamp_min(0.5) * math.sqrt(q.shape[0]))
+
+
+def _poisoned(x: Tensor, state: Tensor | None) -> Exchanged[Tensor | None]:
+    return Exchanged(torch.full_like(x, math.nan), None, state, finite=False)

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from grace.errors import CompositionError, out_of_range
+from grace.method import Compressor, Facts
+from grace.methods.topk import kept
+from grace.random import Stream
+from grace.registry import register
+
+
+@register("randomk", communicator="allreduce", memory="residual", family="sparsification", aliases=("randomkcompressor",))
+@dataclass(frozen=True, slots=True)
+class RandomK(Compressor):
+    """Random-k: k positions drawn at random, the same on all ranks, so that no index travels.
+
+    ``C(x)_i = a x_i if i is in S, else 0``, with |S| = k = max(1, ceil(ratio n)) and a = n/k (scaled) or 1
+
+    Args:
+        ratio: share of the elements that is kept, in (0, 1].
+        scale: whether to multiply by n/k; by default only where there is no memory.
+    Wire:
+        k values (float32): 32 k bits, one round, summed by the network.
+    Bias:
+        scaled: unbiased, omega = n/k - 1. Not scaled: biased, delta = k/n. Exact for ratio = 1.
+    Differs from the paper:
+        positions are drawn without replacement, anew in each step, from the stream that all ranks share.
+    Example:
+        >>> method("randomk:ratio=0.1,memory=none")
+        Allreduce(compressor=RandomK(ratio=0.1, scale=None))
+    Reference:
+        Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018, arXiv 1809.07599.
+    """
+
+    summable: ClassVar[bool] = True
+    randomness: ClassVar[Literal["shared", "private"]] = "shared"
+    ratio: float = 0.01
+    scale: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio <= 1:
+            raise out_of_range("randomk", "ratio", self.ratio, "0 < ratio <= 1")
+
+    @property
+    def scaled(self) -> bool:
+        return self.scale is not False
+
+    def with_memory(self) -> Compressor:
+        if self.scale:
+            raise CompositionError(
+                "randomk: scale=True multiplies by n/k, and a memory of its error would grow without bound; "
+                "use scale=False with a memory, or memory=none"
+            )
+        return replace(self, scale=False)
+
+    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
+        index = self._index(rows, rng)  # [k]
+        wire = rows[:, index]
+        if keep_rest:  # what the wire says is a x_i, so that (1 - a) x_i is left
+            rows[:, index] = wire * (1 - self._factor(rows))
+        return wire
+
+    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
+        index = self._index(out, rng).expand_as(wire)
+        out.scatter_add_(1, index, wire * (scale * self._factor(out)))
+
+    def _index(self, rows: Tensor, rng: Stream) -> Tensor:
+        n = rows.shape[1]
+        return rng.subset(n, kept(self.ratio, n), rows.device)
+
+    def _factor(self, rows: Tensor) -> float:
+        n = rows.shape[1]
+        return n / kept(self.ratio, n) if self.scaled else 1.0
+
+    def facts(self, n: int) -> Facts:
+        k = kept(self.ratio, n)
+        if self.scaled:
+            return Facts(unbiased=True, variance=n / k - 1, deterministic=k == n, payload=4 * k)
+        return Facts(contraction=k / n, deterministic=k == n, payload=4 * k)

@@ -1,0 +1,91 @@
+"""All workers in one process, in lock step, one collective at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from grace.collectives import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Collective,
+    Exchange,
+    Permute,
+    ReduceOp,
+    ReduceScatter,
+    signature,
+)
+from grace.errors import RoundMismatch
+
+T = TypeVar("T")
+
+
+def simulate(workers: Sequence[Exchange[T]]) -> list[T]:
+    """Runs the exchanges of ranks 0, 1, ... against each other; returns their results.
+
+    Raises:
+        RoundMismatch: ranks that ask for different collectives in one round, or of which only some have finished.
+    """
+    done: dict[int, T] = {}
+
+    def advance(inbox: Sequence[Tensor | None]) -> list[Collective]:
+        ops: list[Collective | None] = []
+        for rank, (worker, message) in enumerate(zip(workers, inbox, strict=True)):
+            try:
+                ops.append(next(worker) if message is None else worker.send(message))
+            except StopIteration as stop:
+                done[rank] = stop.value
+                ops.append(None)
+        asked = ["finished" if op is None else signature(op) for op in ops]
+        if len(set(asked)) > 1:
+            for worker in workers:
+                worker.close()
+            raise RoundMismatch(mismatch(asked))
+        return [op for op in ops if op is not None]
+
+    ops = advance([None] * len(workers))
+    while ops:
+        ops = advance(answers(ops))
+    return [done[rank] for rank in range(len(workers))]
+
+
+def mismatch(asked: Sequence[str]) -> str:
+    """The text of a RoundMismatch: who asked for what."""
+    ranks: dict[str, list[int]] = {}
+    for rank, what in enumerate(asked):
+        ranks.setdefault(what, []).append(rank)
+    return "ranks ask for different collectives: " + "; ".join(f"ranks {who}: {what}" for what, who in ranks.items())
+
+
+def answers(ops: Sequence[Collective]) -> list[Tensor]:
+    """What each rank receives when the ranks ask for ``ops``, which have one signature."""
+    first, world = ops[0], len(ops)
+    if isinstance(first, Broadcast):
+        return [ops[first.root].buf.clone() for _ in ops]
+    if isinstance(first, Permute):
+        source = {destination: origin for origin, destination in first.pairs}
+        return [ops[source[r]].buf.clone() if r in source else torch.zeros_like(ops[r].buf) for r in range(world)]
+    bufs = torch.stack([op.buf for op in ops])  # [W, ...]
+    if isinstance(first, AllReduce):
+        return [total.clone() for total in [_reduced(bufs, first.op)] * world]
+    if isinstance(first, AllGather):
+        return [bufs.clone() for _ in ops]
+    if isinstance(first, AllToAll):
+        return list(bufs.transpose(0, 1).contiguous())
+    assert isinstance(first, ReduceScatter)
+    return [_reduced(bufs[:, rank], first.op) for rank in range(world)]
+
+
+def _reduced(bufs: Tensor, op: ReduceOp) -> Tensor:
+    """``[W, ...]`` over ranks, in their order; the mean is divided first, as real transports do."""
+    if op == "max":
+        return bufs.amax(0)
+    total = bufs[0] * (1 / len(bufs)) if op == "mean" else bufs[0].clone()
+    for buf in bufs[1:]:
+        total += buf * (1 / len(bufs)) if op == "mean" else buf
+    return total

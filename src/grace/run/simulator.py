@@ -1,0 +1,91 @@
+"""N workers in this process: the same policy, methods and fusing as in a real job, without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from grace.collectives import Traffic
+from grace.errors import ConfigurationError, InputError
+from grace.method import Method
+from grace.policy import Policy
+from grace.run.simulate import simulate
+from grace.run.traced import Tracer
+from grace.run.worker import NonFinite, Worker
+
+
+class Simulator:
+    """Exchanges gradients between simulated workers, step by step.
+
+    Args:
+        method: a method, the string that makes it, or a :class:`grace.Policy`. As in ``attach``, a bare method leaves
+            small and 1-D tensors uncompressed; ``grace.Policy([("*", method)])`` compresses all.
+        world: number of workers, >= 1.
+        seed: of all random streams.
+        nonfinite: "propagate", "skip" or "error"; see :class:`grace.run.worker.Worker`.
+
+    Example:
+        >>> sim = Simulator("topk:ratio=0.1", world=2)
+        >>> means = sim.step({"fc.weight": [torch.ones(64, 64), torch.ones(64, 64)]})
+        >>> sim.traffic[0].rounds
+        1
+    """
+
+    def __init__(
+        self, method: Policy | Method[Any] | str, world: int, *, seed: int = 0, nonfinite: NonFinite = "propagate"
+    ):
+        if not (isinstance(world, int) and world >= 1):
+            raise ConfigurationError(f"Simulator: world={world!r} is out of range; legal: a whole number >= 1")
+        policy = Policy.of(method)
+        self.world = world
+        self.workers = [Worker(policy, rank, world, seed=seed, nonfinite=nonfinite) for rank in range(world)]
+        self._tracers = [Tracer(rank, world) for rank in range(world)]
+
+    def step(self, gradients: Mapping[str, Sequence[Tensor]]) -> dict[str, Tensor]:
+        """One step: a tensor per worker for each name -> the mean that every worker applies. Inputs are not changed.
+
+        Raises:
+            InputError: not one tensor per worker, or tensors that differ in shape or dtype.
+        """
+        for name, xs in gradients.items():
+            if len(xs) != self.world:
+                raise InputError(f"{name!r} needs one tensor for each of {self.world} workers, got {len(xs)}")
+            kinds = {f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}" for x in xs}
+            if len(kinds) > 1:
+                raise InputError(f"{name!r} differs between workers: {'; '.join(sorted(kinds))}")
+        runs = [
+            tracer.traced(worker.exchange({name: xs[worker.rank].clone() for name, xs in gradients.items()}))
+            for worker, tracer in zip(self.workers, self._tracers, strict=True)
+        ]
+        outs = simulate(runs)
+        means = {name: out.mean.clone() for name, out in outs[0].items()}
+        for worker in self.workers:
+            worker.advance()
+            worker.workspace.reset()
+        return means
+
+    @property
+    def traffic(self) -> list[Traffic]:
+        """Per worker: rounds, bytes sent and received since the start, as the collectives moved them."""
+        return [tracer.traffic for tracer in self._tracers]
+
+    def switch(self, method: Policy | Method[Any] | str) -> None:
+        """From the next step on another method; what memories owe is added to the next gradient."""
+        policy = Policy.of(method)
+        for worker in self.workers:
+            worker.switch(policy)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of all workers."""
+        return {"workers": [worker.state_dict() for worker in self.workers]}
+
+    def load_state_dict(self, saved: Mapping[str, Any], like: Mapping[str, Tensor]) -> None:
+        """Goes on where ``saved`` stopped; ``like`` has a tensor for every name.
+
+        Raises:
+            StateError: it does not fit.
+        """
+        for worker, one in zip(self.workers, saved["workers"], strict=True):
+            worker.load_state_dict(one, like)

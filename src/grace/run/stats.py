@@ -1,0 +1,73 @@
+"""What a run has cost so far."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from grace.collectives import Collective, Traffic
+from grace.run.drive import Transport
+
+
+@dataclass(slots=True)
+class Stats:
+    """Totals since the start, for one worker.
+
+    steps: synchronised steps. traffic: rounds and bytes, as the collectives moved them.
+    dense_bytes: bytes of the gradients that were exchanged; a ring all-reduce of them would send 2 (W-1)/W times that.
+    codec_seconds: time spent encoding, decoding and fusing. exchange_seconds: time spent in collectives, waiting included.
+    nonfinite: tensors and steps in which some rank saw an inf or NaN.
+    """
+
+    world: int
+    steps: int = 0
+    traffic: Traffic = field(default_factory=Traffic)
+    dense_bytes: int = 0
+    codec_seconds: float = 0.0
+    exchange_seconds: float = 0.0
+    nonfinite: int = 0
+
+    @property
+    def bytes_per_step(self) -> float:
+        """Bytes sent by this worker, per step."""
+        return self.traffic.sent / max(1, self.steps)
+
+    @property
+    def ratio(self) -> float:
+        """Bytes of a ring all-reduce of the gradients as they are, over bytes sent: how many times fewer bytes move."""
+        dense = 2 * (self.world - 1) / self.world * self.dense_bytes
+        return dense / self.traffic.sent if self.traffic.sent else 1.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers, for logs."""
+        steps = max(1, self.steps)
+        return {
+            "steps": self.steps,
+            "rounds_per_step": self.traffic.rounds / steps,
+            "sent_bytes_per_step": self.traffic.sent / steps,
+            "received_bytes_per_step": self.traffic.received / steps,
+            "ratio": self.ratio,
+            "codec_seconds_per_step": self.codec_seconds / steps,
+            "exchange_seconds_per_step": self.exchange_seconds / steps,
+            "nonfinite": self.nonfinite,
+        }
+
+
+class Timed:
+    """A transport that notes how long its collectives take."""
+
+    def __init__(self, transport: Transport):
+        self.transport = transport
+        self.rank, self.world = transport.rank, transport.world
+        self.seconds = 0.0
+
+    def run(self, op: Collective) -> Tensor:
+        """See :class:`grace.run.drive.Transport`."""
+        start = time.perf_counter()
+        try:
+            return self.transport.run(op)
+        finally:
+            self.seconds += time.perf_counter() - start

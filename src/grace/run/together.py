@@ -1,0 +1,149 @@
+"""Many exchanges as one: in each round one collective for all that ask for the same kind and dtype.
+
+The payloads of a bucket travel in one buffer, whose layout is computed once and cached. Buffers that already lie side
+by side (the gradients of a bucket of DistributedDataParallel) and are donated travel as they are, without a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from grace.collectives import AllGather, AllReduce, AllToAll, Collective, Exchange, ReduceScatter
+from grace.workspace import Workspace
+
+T = TypeVar("T")
+_ALIGN = 4  # bytes: where a piece may begin
+_Key: TypeAlias = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where each buffer lies in a row of the fused one: ``sizes`` numbers, then ``gaps`` unused ones."""
+
+    sizes: tuple[int, ...]
+    gaps: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        return sum(self.sizes) + sum(self.gaps)
+
+
+class Layouts:
+    """The layouts that were computed so far."""
+
+    def __init__(self) -> None:
+        self._known: dict[_Key, _Layout] = {}
+
+    def of(self, sizes: tuple[int, ...], dtype: torch.dtype) -> _Layout:
+        """The layout for buffers with these numbers of elements in a row."""
+        found = self._known.get((dtype, sizes))
+        if found is None:
+            step = max(1, _ALIGN // dtype.itemsize)
+            found = self._known[dtype, sizes] = _Layout(sizes, tuple(-size % step for size in sizes))
+        return found
+
+
+def together(
+    exchanges: Sequence[Exchange[T]], layouts: Layouts | None = None, workspace: Workspace | None = None
+) -> Exchange[list[T]]:
+    """One exchange that runs all of these and returns their results, in their order.
+
+    All ranks must pass the same exchanges in the same order. If one fails, all are closed.
+    """
+    layouts = layouts or Layouts()
+    done: dict[int, T] = {}
+    batches: dict[_Key, dict[int, Collective]] = {}
+
+    def advance(i: int, message: Tensor | None) -> None:
+        try:
+            op = next(exchanges[i]) if message is None else exchanges[i].send(message)
+        except StopIteration as stop:
+            done[i] = stop.value
+        else:
+            batches.setdefault(_kind(op), {})[i] = op
+
+    try:
+        for i in range(len(exchanges)):
+            advance(i, None)
+        while batches:
+            asked = list(batches.values())
+            batches.clear()
+            for batch in asked:
+                answers = yield from _one_collective(list(batch.values()), layouts, workspace)
+                for i, answer in zip(batch, answers, strict=True):
+                    advance(i, answer)
+    except BaseException:
+        for exchange in exchanges:
+            exchange.close()
+        raise
+    return [done[i] for i in range(len(exchanges))]
+
+
+def _kind(op: Collective) -> _Key:
+    """Collectives of one kind can be fused: all fields but the buffer agree, and the buffer's dtype and device."""
+    lead = op.buf.shape[:1] if isinstance(op, AllToAll | ReduceScatter) else ()
+    details = [getattr(op, slot) for slot in op.__slots__ if slot not in ("buf", "donate")]
+    return (type(op), op.buf.dtype, op.buf.device, *lead, *details)
+
+
+def _one_collective(
+    ops: list[Collective], layouts: Layouts, workspace: Workspace | None
+) -> Exchange[Iterator[Tensor] | list[Tensor]]:
+    """Performs collectives of one kind as one; returns their answers."""
+    first = ops[0]
+    if len(ops) == 1:
+        return [(yield first)]
+    if isinstance(first, AllReduce) and (whole := _side_by_side(ops)) is not None:
+        answer = yield replace(first, buf=whole, donate=True)
+        if answer.data_ptr() != whole.data_ptr():
+            whole.copy_(answer)
+        return [op.buf for op in ops]
+    leads = 1 if isinstance(first, AllToAll | ReduceScatter) else 0  # dimensions of buf in front of the data
+    lead = tuple(first.buf.shape[:leads])
+    rows = [op.buf.reshape(*lead, -1) for op in ops]
+    layout = layouts.of(tuple(row.shape[-1] for row in rows), first.buf.dtype)
+    fused = yield _with_buffer(first, _fused(rows, lead, layout, workspace))
+    front = 1 if isinstance(first, AllGather | AllToAll) else 0  # dimensions of the answer in front of the data
+    pieces = fused.split_with_sizes([part for pair in zip(layout.sizes, layout.gaps, strict=True) for part in pair], dim=-1)
+    return [
+        piece.reshape(*fused.shape[:front], *op.buf.shape[leads:]) for piece, op in zip(pieces[::2], ops, strict=True)
+    ]
+
+
+def _with_buffer(op: Collective, buf: Tensor) -> Collective:
+    return replace(op, buf=buf, donate=True) if isinstance(op, AllReduce) else replace(op, buf=buf)
+
+
+def _fused(rows: list[Tensor], lead: tuple[int, ...], layout: _Layout, workspace: Workspace | None) -> Tensor:
+    """The rows ``[*lead, size]`` in one buffer ``[*lead, width]``."""
+    like = rows[0]
+    shape = (*lead, layout.width)
+    out = like.new_empty(shape) if workspace is None else workspace.take(shape, like.dtype, like.device)
+    if not any(layout.gaps):
+        return torch.cat(rows, dim=-1, out=out)
+    parts: list[Tensor] = []
+    for row, gap in zip(rows, layout.gaps, strict=True):
+        parts.append(row)
+        if gap:
+            parts.append(row.new_zeros(*lead, gap))
+    return torch.cat(parts, dim=-1, out=out)
+
+
+def _side_by_side(ops: list[Collective]) -> Tensor | None:
+    """The flat tensor that these donated buffers cover without a gap, in their order; None if they do not."""
+    at = ops[0].buf.data_ptr()
+    for op in ops:
+        buf = op.buf
+        if not (isinstance(op, AllReduce) and op.donate and buf.is_contiguous() and buf.data_ptr() == at):
+            return None
+        at += buf.numel() * buf.element_size()
+    start = ops[0].buf
+    size = (at - start.data_ptr()) // start.element_size()
+    if start.untyped_storage().data_ptr() + start.untyped_storage().nbytes() < at:
+        return None  # neighbours by chance, not in one storage
+    return start.as_strided((size,), (1,))

@@ -1,0 +1,185 @@
+"""One worker's side of a run, whatever carries it: which method each tensor has, its state, and what it still owes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from grace.collectives import Exchange
+from grace.errors import ConfigurationError, InputError, NonFiniteError, StateError
+from grace.method import Exchanged, Method, Peer
+from grace.policy import Policy
+from grace.registry import spell
+from grace.run.together import Layouts, together
+from grace.workspace import Workspace
+
+NonFinite: TypeAlias = Literal["propagate", "skip", "error"]
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+VERSION = 1
+
+
+def checked_tensor(name: str, x: Tensor) -> None:
+    """Refuses what Grace does not exchange.
+
+    Raises:
+        InputError: a sparse tensor, or one that is not f16, bf16, f32 or f64.
+    """
+    if x.layout != torch.strided:
+        raise InputError(f"{name!r} is {x.layout}; Grace exchanges dense tensors: use sparse=False, or detach this one")
+    if x.dtype not in DTYPES:
+        legal = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+        hint = "; torch.view_as_real makes real numbers of complex ones" if x.is_complex() else ""
+        raise InputError(f"{name!r} is {str(x.dtype).removeprefix('torch.')}; legal: {legal}{hint}")
+
+
+class Worker:
+    """The exchanges of one worker, step by step. All ranks must call it in the same order.
+
+    Args:
+        policy: which method for which tensor.
+        rank, world: who this is.
+        seed: of all random streams; the same on all ranks.
+        nonfinite: what becomes of a tensor in which some rank saw an inf or NaN: its mean is NaN ("propagate", so
+            that loss scaling sees it), 0 ("skip"), or NonFiniteError is raised ("error").
+    """
+
+    def __init__(self, policy: Policy, rank: int, world: int, *, seed: int = 0, nonfinite: NonFinite = "propagate"):
+        if nonfinite not in ("propagate", "skip", "error"):
+            raise ConfigurationError(f"nonfinite={nonfinite!r} is unknown; legal: 'propagate', 'skip', 'error'")
+        self.policy, self.rank, self.world, self.seed, self.nonfinite = policy, rank, world, seed, nonfinite
+        self.step = 0
+        self.workspace = Workspace()
+        self._layouts = Layouts()
+        self._states: dict[str, tuple[Method[Any], Any]] = {}
+        self._owed: dict[str, Tensor] = {}  # left by a former method, to be added to the next gradient
+
+    def exchange(self, tensors: Mapping[str, Tensor]) -> Exchange[dict[str, Exchanged[Any]]]:
+        """Averages these tensors over the workers in as few collectives as possible. The tensors are donated; the
+        means may live in the worker's workspace, so copy them before the next exchange."""
+        names = list(tensors)
+        runs = []
+        for name, x in tensors.items():
+            method, state = self._ready(name, x)
+            if name in self._owed:
+                x.add_(self._owed[name])
+            runs.append(method.exchange(x, state, self._peer(name)))
+        outs = yield from together(runs, self._layouts, self.workspace)
+        for name, out in zip(names, outs, strict=True):
+            self._states[name] = (self._states[name][0], out.state)
+            if out.finite:
+                self._owed.pop(name, None)
+        results = dict(zip(names, outs, strict=True))
+        if self.nonfinite != "propagate":
+            self._handle_nonfinite(results)
+        return results
+
+    def _peer(self, name: str) -> Peer:
+        return Peer(self.rank, self.world, self.step, name, self.seed, workspace=self.workspace)
+
+    def _ready(self, name: str, x: Tensor) -> tuple[Method[Any], Any]:
+        """The method of a tensor in this step, and its state. What a former method owes is not lost."""
+        method = self.policy.method_for(name, x, self.step)
+        held = self._states.get(name)
+        if held is None or held[0] is not method:
+            if held is None or held[0] != method:
+                checked_tensor(name, x)
+                if held is not None:
+                    self._keep_owed(name, *held)
+                held = (method, method.init(x))
+            held = self._states[name] = (method, held[1])
+        return held
+
+    def _keep_owed(self, name: str, method: Method[Any], state: Any) -> None:
+        owed = method.owed(state)
+        if owed is not None:
+            self._owed[name] = self._owed[name] + owed if name in self._owed else owed.clone()
+
+    def _handle_nonfinite(self, results: dict[str, Exchanged[Any]]) -> None:
+        bad = [name for name, out in results.items() if not (out.finite and bool(out.mean.isfinite().all()))]
+        if bad and self.nonfinite == "error":
+            raise NonFiniteError(f"step {self.step}: an inf or NaN in the gradients of {', '.join(map(repr, bad))}")
+        for name in bad:
+            results[name].mean.zero_()
+
+    def advance(self) -> None:
+        """The step has ended."""
+        self.step += 1
+
+    # ---- checkpoints ------------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next step depends on, as plain containers of tensors. Each rank has its own."""
+        return {
+            "version": VERSION,
+            "rank": self.rank,
+            "world": self.world,
+            "step": self.step,
+            "seed": self.seed,
+            "methods": {name: spell(method) for name, (method, _) in self._states.items()},
+            "states": {name: _plain(state) for name, (_, state) in self._states.items()},
+            "owed": {name: owed.clone() for name, owed in self._owed.items()},
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any], like: Mapping[str, Tensor]) -> None:
+        """Goes on where ``saved`` stopped. ``like`` has a tensor for every name that may occur.
+
+        Raises:
+            StateError: another version, rank or number of workers; tensors or methods that are not this run's. Nothing
+                has changed then.
+        """
+        missing = {"version", "rank", "world", "step", "seed", "methods", "states", "owed"} - set(saved)
+        if missing:
+            raise StateError(f"not a Grace state: it lacks {', '.join(sorted(missing))}")
+        for key, mine in (("version", VERSION), ("rank", self.rank), ("world", self.world)):
+            if saved[key] != mine:
+                raise StateError(f"the state is of {key} {saved[key]}, this is {key} {mine}; each rank loads its own")
+        states: dict[str, tuple[Method[Any], Any]] = {}
+        for name, plain in saved["states"].items():
+            if name not in like:
+                raise StateError(f"the state has a tensor {name!r} that this run has not")
+            method = self.policy.method_for(name, like[name], saved["step"])
+            if spell(method) != saved["methods"][name]:
+                raise StateError(f"{name!r} was saved under {saved['methods'][name]}, and is now under {spell(method)}")
+            states[name] = (method, _filled(name, method.init(like[name]), plain))
+        owed = {name: _filled(name, torch.zeros_like(like[name], dtype=x.dtype), x) for name, x in saved["owed"].items()}
+        self._states, self._owed = states, owed
+        self.step, self.seed = int(saved["step"]), int(saved["seed"])
+
+    def switch(self, policy: Policy) -> None:
+        """From the next exchange on another policy holds. What memories owe is added to the next gradient."""
+        self.policy = policy
+
+    def settle(self) -> dict[str, Tensor]:
+        """Ends all methods and returns what they owe, by name; they start afresh."""
+        for name, held in self._states.items():
+            self._keep_owed(name, *held)
+        owed, self._owed, self._states = self._owed, {}, {}
+        return owed
+
+    def owe(self, owed: Mapping[str, Tensor]) -> None:
+        """Adds this to the next gradients."""
+        self._owed.update(owed)
+
+
+def _plain(state: Any) -> Any:
+    """A state as tuples, tensors and numbers; tensors are copied."""
+    if isinstance(state, Tensor):
+        return state.clone()
+    return tuple(_plain(part) for part in state) if isinstance(state, tuple) else state
+
+
+def _filled(name: str, fresh: Any, plain: Any) -> Any:
+    """``plain`` in the shape of ``fresh``, which is a state that ``init`` just made."""
+    if isinstance(fresh, Tensor):
+        if not isinstance(plain, Tensor) or plain.shape != fresh.shape or plain.dtype != fresh.dtype:
+            was = f"{plain.dtype} {tuple(plain.shape)}" if isinstance(plain, Tensor) else repr(plain)
+            raise StateError(f"the state of {name!r} should hold {fresh.dtype} {tuple(fresh.shape)}, got {was}")
+        return fresh.copy_(plain)
+    if isinstance(fresh, tuple):
+        if not isinstance(plain, tuple | list) or len(plain) != len(fresh):
+            raise StateError(f"the state of {name!r} should have {len(fresh)} parts, got {plain!r}")
+        parts = [_filled(name, f, p) for f, p in zip(fresh, plain, strict=True)]
+        return type(fresh)(*parts) if hasattr(fresh, "_fields") else tuple(parts)
+    return plain

@@ -1,0 +1,164 @@
+"""Collectives over ``torch.distributed``: gloo on the CPU, NCCL on GPUs.
+
+The traps of that platform are guarded here, and nowhere else:
+
+- gloo's threads can abort the interpreter at exit, after a run that succeeded: a moment of sleep at exit lets them
+  drop their last work while the interpreter still stands (:func:`guard_exit`).
+- a collective that gloo refuses on one rank poisons the group for all: dtypes and operations are checked before
+  anything is sent (:meth:`TorchDistributed.run`).
+- the store of torchrun's agent outlives a restart of the workers, with the addresses of the dead ones:
+  every attempt gets a prefix of its own (:func:`init_process_group`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import datetime
+import functools
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from grace.collectives import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Collective,
+    Permute,
+    ReduceOp,
+    ReduceScatter,
+    signature,
+)
+from grace.errors import TransportError
+
+_EXIT_SECONDS = 0.05
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_MOVABLE = (*_FLOATS, torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool)
+_SUMMABLE = (*_FLOATS, torch.uint8, torch.int8, torch.int32, torch.int64)
+_OPS: dict[ReduceOp, dist.ReduceOp.RedOpType] = {
+    "sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX,
+}  # fmt: skip
+# torch 2.13 renamed these two, and warns about the old names
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@functools.lru_cache(maxsize=1)
+def guard_exit() -> None:
+    """Sleeps for a moment when the interpreter exits; see the top of this file."""
+    atexit.register(time.sleep, _EXIT_SECONDS)
+
+
+def init_process_group(backend: str = "gloo", *, timeout: datetime.timedelta | None = None) -> None:
+    """``torch.distributed.init_process_group`` for a worker under torchrun, safe for restarts on one machine."""
+    env = os.environ
+    guard_exit()
+    if "TORCHELASTIC_RESTART_COUNT" not in env:
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])
+    agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), world, is_master=rank == 0 and not agent)
+    prefixed = dist.PrefixStore(f"attempt{env['TORCHELASTIC_RESTART_COUNT']}", store)
+    dist.init_process_group(backend, store=prefixed, rank=rank, world_size=world, timeout=timeout)
+
+
+class TorchDistributed:
+    """A transport over one process group.
+
+    Args:
+        group: the group; None is the default group.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None):
+        guard_exit()
+        self.group = group if group is not None else dist.group.WORLD
+        self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
+
+    def run(self, op: Collective) -> Tensor:
+        """Performs one collective; see :class:`grace.run.drive.Transport`.
+
+        Raises:
+            TransportError: a dtype or operation that the backend refuses (nothing was sent then), or a collective that
+                failed: a worker has died, or the group's time-out has passed.
+        """
+        self._check(op)
+        try:
+            return self._run(op)
+        except RuntimeError as error:  # torch.distributed has no narrower class on all backends
+            raise TransportError(
+                f"rank {self.rank} of {self.world}: {signature(op)} failed. A worker has died, left, or did not answer "
+                f"within the process group's time-out. The backend says: {error}"
+            ) from error
+
+    def _check(self, op: Collective) -> None:
+        reduces = isinstance(op, AllReduce | ReduceScatter)
+        legal = _SUMMABLE if reduces else _MOVABLE
+        if reduces and op.op == "mean":
+            legal = _FLOATS
+        problem = None
+        if op.buf.dtype not in legal:
+            problem = f"legal dtypes: {', '.join(str(d).removeprefix('torch.') for d in legal)}"
+        elif isinstance(op, AllToAll | ReduceScatter) and (op.buf.ndim == 0 or op.buf.shape[0] != self.world):
+            problem = f"the first dimension must be the number of workers, {self.world}"
+        elif isinstance(op, Broadcast) and not 0 <= op.root < self.world:
+            problem = f"the root must be one of ranks 0 to {self.world - 1}"
+        if problem:
+            raise TransportError(f"rank {self.rank}: {signature(op)} is refused: {problem}; nothing was sent")
+
+    def _run(self, op: Collective) -> Tensor:
+        buf = op.buf.contiguous()
+        if isinstance(op, AllReduce):
+            out = buf if op.donate else buf.clone()
+            if op.op == "mean":
+                out.mul_(1 / self.world)  # as DistributedDataParallel does: before the sum, so that nothing overflows
+            if self.world > 1 and out.numel():
+                dist.all_reduce(out, _OPS[op.op], group=self.group)
+            return out
+        if self.world == 1 and not isinstance(op, Permute):
+            if isinstance(op, AllGather):
+                return buf.clone()[None]
+            return buf.clone() if isinstance(op, AllToAll | Broadcast) else buf[0].clone()
+        if isinstance(op, AllGather):
+            out = buf.new_empty(self.world, *buf.shape)
+            _all_gather(out.view(-1), buf.view(-1), group=self.group)
+            return out
+        if isinstance(op, AllToAll):
+            out = torch.empty_like(buf)
+            dist.all_to_all_single(out, buf, group=self.group)
+            return out
+        if isinstance(op, ReduceScatter):
+            rows = buf * (1 / self.world) if op.op == "mean" else buf
+            out = buf.new_empty(buf.shape[1:])
+            _reduce_scatter(out.view(-1), rows.view(-1), _OPS[op.op], group=self.group)
+            return out
+        if isinstance(op, Broadcast):
+            out = buf.clone() if self.rank == op.root else torch.empty_like(buf)
+            dist.broadcast(out, self._global(op.root), group=self.group)
+            return out
+        return self._permute(op, buf)
+
+    def _permute(self, op: Permute, buf: Tensor) -> Tensor:
+        out = torch.zeros_like(buf)
+        works = []
+        for source, destination in op.pairs:
+            if source == destination == self.rank:
+                out.copy_(buf)
+            elif source == self.rank:
+                works.append(dist.isend(buf, self._global(destination), group=self.group))
+            elif destination == self.rank:
+                works.append(dist.irecv(out, self._global(source), group=self.group))
+        for work in works:
+            if work is not None:
+                work.wait()
+        return out
+
+    def _global(self, rank: int) -> int:
+        assert self.group is not None
+        return dist.get_global_rank(self.group, rank)

@@ -1,0 +1,124 @@
+"""The only place that lays bytes out, and that takes them apart again.
+
+Wire format, version 1. All numbers are little-endian. A *wire* is what a compressor made of one row: its fields one
+after the other. A *sealed* wire is what travels in gathers::
+
+    byte 0      status: bit 0 is set if the sender saw an inf or NaN; the rest of the payload then means nothing
+    bytes 1-3   zero
+    bytes 4-    the wire, then zeros up to a multiple of 4
+
+so that every sealed wire, and every 4-byte field in front of the smaller ones, is aligned.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from grace.errors import PayloadError
+
+HEADER = 4
+ALIGNMENT = 4
+_STATUS = {0: True, 1: False}  # status byte -> finite
+
+if sys.byteorder != "little":  # pragma: no cover
+    raise ImportError("Grace's wire format is little-endian, and so must be the machine")
+
+
+# ---- fields of a wire -----------------------------------------------------------------------------------------------
+def join(*fields: Tensor) -> Tensor:
+    """Fields ``[b, f_i]`` of any dtype -> one wire uint8 ``[b, w]``. Wide fields go in front, for alignment."""
+    return torch.cat([field.contiguous().view(torch.uint8).view(field.shape[0], -1) for field in fields], dim=1)
+
+
+def split(wire: Tensor, fields: Sequence[tuple[str, torch.dtype, int]], *, slack: bool = False) -> list[Tensor]:
+    """The inverse of :func:`join`: wire uint8 ``[b, w]`` -> one tensor ``[b, count]`` for each (name, dtype, count).
+
+    The lengths must add up exactly; with ``slack`` the wire may be longer (padding to the longest of several).
+
+    Raises:
+        PayloadError: the wire is too short or too long; names the field.
+    """
+    at, out = 0, []
+    for name, dtype, count in fields:
+        end = at + count * dtype.itemsize
+        if end > wire.shape[1]:
+            raise PayloadError(f"truncated payload: field {name!r} needs bytes {at} to {end} of {wire.shape[1]}")
+        out.append(_typed(wire[:, at:end], dtype))
+        at = end
+    if at != wire.shape[1] and not slack:
+        raise PayloadError(f"payload of {wire.shape[1]} bytes, but its fields end at {at}")
+    return out
+
+
+def _typed(piece: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bytes as ``dtype``: a view where the bytes are aligned and contiguous, else a copy."""
+    if dtype == torch.uint8:
+        return piece
+    flat = piece.reshape(-1)  # one row of several is contiguous, whatever its stride says
+    if flat.storage_offset() % dtype.itemsize:
+        flat = flat.clone()
+    return flat.view(dtype).view(piece.shape[0], piece.shape[1] // dtype.itemsize)
+
+
+def checked_scale(name: str, scale: Tensor) -> Tensor:
+    """``scale`` itself, if every number in it is finite and not negative.
+
+    Raises:
+        PayloadError: otherwise; names the field.
+    """
+    if not bool(((scale >= 0) & (scale <= torch.finfo(scale.dtype).max)).all()):
+        raise PayloadError(f"field {name!r} must be finite and not negative, got {scale.flatten()[:4].tolist()}...")
+    return scale
+
+
+def checked_index(name: str, index: Tensor, n: int) -> Tensor:
+    """``index`` itself, if every number in it is in [0, n).
+
+    Raises:
+        PayloadError: otherwise; names the field.
+    """
+    if index.numel() and not (0 <= int(index.min()) and int(index.max()) < n):
+        raise PayloadError(f"field {name!r} must be in [0, {n}), got {int(index.min())} to {int(index.max())}")
+    return index
+
+
+# ---- sealed wires ---------------------------------------------------------------------------------------------------
+def sealed_bytes(size: int) -> int:
+    """Bytes of a sealed wire of ``size`` bytes."""
+    return HEADER + -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def seal(wire: Tensor, finite: bool, size: int | None = None) -> Tensor:
+    """Wires ``[b, w]`` of any dtype -> sealed uint8 ``[b, sealed_bytes(size or w's bytes)]``."""
+    raw = wire.contiguous().view(torch.uint8).view(wire.shape[0], -1)
+    width = raw.shape[1]
+    out = raw.new_empty(raw.shape[0], sealed_bytes(width if size is None else size))
+    out[:, :HEADER] = 0
+    out[:, HEADER : HEADER + width] = raw
+    out[:, HEADER + width :] = 0
+    if not finite:
+        out[:, 0] = 1
+    return out
+
+
+def unseal(sealed: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """Sealed uint8 ``[b, s]`` -> wires ``[b, width / itemsize]`` of ``dtype``."""
+    if width % dtype.itemsize or HEADER + width > sealed.shape[1]:
+        raise PayloadError(f"sealed payload of {sealed.shape[1]} bytes cannot hold a wire of {width}")
+    return _typed(sealed[:, HEADER : HEADER + width], dtype)
+
+
+def all_finite(sealed: Tensor) -> bool:
+    """Whether every sender of these sealed wires ``[b, s]`` saw finite numbers only.
+
+    Raises:
+        PayloadError: a header that no sender writes.
+    """
+    worst = int(sealed[:, :HEADER].contiguous().view(torch.int32).max()) if sealed.shape[0] else 0
+    if worst not in _STATUS or bool((sealed[:, 1:HEADER] != 0).any()):
+        raise PayloadError(f"field 'status' must be 0 or 1, got header {sealed[:, :HEADER].amax(0).tolist()}")
+    return _STATUS[worst]

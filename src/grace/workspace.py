@@ -1,0 +1,40 @@
+"""Scratch memory that is reused from step to step: in the steady state an exchange allocates nothing large."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_ALIGN = 64
+
+
+class Workspace:
+    """An arena. ``take`` hands out tensors that are valid until ``reset``; after the first steps one block serves all."""
+
+    def __init__(self) -> None:
+        self._blocks: list[Tensor] = []  # uint8, in the order of their allocation; the last one is being filled
+        self._used = 0  # bytes of the last block
+        self._taken = 0  # bytes since the last reset
+
+    def take(self, shape: int | tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """An uninitialised tensor."""
+        shape = (shape,) if isinstance(shape, int) else shape
+        size = math.prod(shape) * dtype.itemsize
+        need = -(-size // _ALIGN) * _ALIGN
+        block = self._blocks[-1] if self._blocks else None
+        if block is None or block.device != device or self._used + need > block.numel():
+            block = torch.empty(max(need, 1 << 12), dtype=torch.uint8, device=device)
+            self._blocks.append(block)
+            self._used = 0
+        out = block[self._used : self._used + size].view(dtype).view(shape)
+        self._used += need
+        self._taken += need
+        return out
+
+    def reset(self) -> None:
+        """Everything taken is free again. Several blocks become one that is large enough for all of them."""
+        if len(self._blocks) > 1:
+            self._blocks = [torch.empty(self._taken, dtype=torch.uint8, device=self._blocks[-1].device)]
+        self._used = self._taken = 0
