@@ -108,7 +108,7 @@ class _Communicator(Method[None]):
         raise NotImplementedError
 
     def _compress(self, rows: Tensor, peer: Peer, stage: int = 0) -> Tensor:
-        """rows ``[b, n]`` -> wire ``[b, w]``, drawn from the stream that the compressor asks for."""
+        """Rows ``[b, n]`` -> wire ``[b, w]``, drawn from the stream that the compressor asks for."""
         shared = self.compressor.randomness == "shared"
         rng = peer.shared(self.compressor.id) if shared else peer.private(self.compressor.id).fork(stage)
         return self.compressor.compress_(rows, rng, peer.keep_rest)
@@ -205,7 +205,7 @@ class Allgather(_Communicator):
         gathered = yield AllGather(wires.seal(wire, loan.finite, max(widths))[0])  # [W, s]
         if not wires.all_finite(gathered):
             return loan.poisoned()
-        return _decoded(self, loan, list(gathered.split(1)), widths, wire.dtype, peer)
+        return _decoded(self, loan, list(gathered[:, None]), widths, wire.dtype, peer)
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         size = self._payload(like.numel())
@@ -225,7 +225,7 @@ class Broadcast(_Communicator):
         for root, width in enumerate(widths):
             buf = mine if root == peer.rank else mine.new_zeros(1, wires.sealed_bytes(width))
             received.append((yield BroadcastOp(buf, root)))
-        if not all([wires.all_finite(sealed) for sealed in received]):
+        if not all(wires.all_finite(sealed) for sealed in received):
             return loan.poisoned()
         return _decoded(self, loan, received, widths, wire.dtype, peer)
 
@@ -266,7 +266,7 @@ class ScatterReduce(_Communicator):
         finite = wires.all_finite(theirs)
         chunk = peer.scratch((1, c), x).zero_()
         if finite:
-            for one, width in zip(theirs.split(1), widths, strict=True):
+            for one, width in zip(theirs[:, None], widths, strict=True):
                 self._decompress(wires.unseal(one, width, wire.dtype), chunk, peer, 1 / W)
         again = self._compress(chunk, peer, stage=1)  # chunk: now my second rounding
         widths = yield from self._widths(again, c, peer)
@@ -276,7 +276,7 @@ class ScatterReduce(_Communicator):
         if peer.keep_rest:
             rows[peer.rank].add_(chunk[0], alpha=W)  # one worker's share of the mean is 1/W of it
         mean = loan.room() if n == W * c else peer.scratch(W * c, x).zero_()
-        for row, one, width in zip(mean.view(W, 1, c), final.split(1), widths, strict=True):
+        for row, one, width in zip(mean.view(W, 1, c), final[:, None], widths, strict=True):
             self._decompress(wires.unseal(one, width, again.dtype), row, peer, 1.0)
         return loan.done(mean[:n], rows.view(-1)[:n])
 
@@ -313,14 +313,18 @@ class ParameterServer(_Communicator):
         for rank in range(W):
             if rank != server:
                 inbox[rank] = yield Permute(mine, ((rank, server),))
-        finite = all([wires.all_finite(sealed) for sealed in inbox]) if serving else True
+        finite = all(wires.all_finite(sealed) for sealed in inbox) if serving else True
         total = peer.scratch((1, n), x).zero_()  # the server's: the mean, then its second rounding
         if serving and finite:
             for one, width in zip(inbox, widths, strict=True):
                 self._decompress(wires.unseal(one, width, wire.dtype), total, peer, 1 / W)
         again = self._compress(total, peer, stage=1)  # other ranks' only gives the shape
         widths = yield from self._widths(again, n, peer)
-        reply = wires.seal(again, finite, widths[server]) if serving else mine.new_zeros(1, wires.sealed_bytes(widths[server]))
+        reply = (
+            wires.seal(again, finite, widths[server])
+            if serving
+            else mine.new_zeros(1, wires.sealed_bytes(widths[server]))
+        )
         answer = yield BroadcastOp(reply, server)
         if not wires.all_finite(answer):
             return loan.poisoned()

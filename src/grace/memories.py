@@ -97,7 +97,9 @@ class ErrorFeedback(_Memory[S]):
         return state[0]
 
     def with_memory(self) -> Method[Any]:
-        raise CompositionError(f"{spelled(self)} already has a memory; a second ErrorFeedback around it would stay empty")
+        raise CompositionError(
+            f"{spelled(self)} already has a memory; a second ErrorFeedback around it would stay empty"
+        )
 
 
 @dataclass(frozen=True, slots=True)

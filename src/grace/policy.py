@@ -57,8 +57,11 @@ class Rule:
         )
 
     def __str__(self) -> str:
-        limits = [f"{f}={v}" for f in ("min_size", "max_size", "min_ndim", "max_ndim", "from_step", "until_step")
-                  if (v := getattr(self, f))]
+        limits = [
+            f"{f}={v}"
+            for f in ("min_size", "max_size", "min_ndim", "max_ndim", "from_step", "until_step")
+            if (v := getattr(self, f))
+        ]
         assert isinstance(self.method, Method)
         return " ".join([f"{self.pattern!r} -> {spell(self.method)}", *limits])
 
@@ -94,7 +97,8 @@ class Policy:
     @classmethod
     def of(cls, spec: Policy | Method[Any] | str) -> Policy:
         """A policy as it is; for a method the default: tensors of at most one dimension and tensors under 1,024
-        elements go uncompressed, fused into one all-reduce; the method takes the rest."""
+        elements go uncompressed, fused into one all-reduce; the method takes the rest.
+        """
         if isinstance(spec, Policy):
             return spec
         return cls([Rule("*", "none", max_ndim=1), Rule("*", "none", max_size=SMALL - 1), Rule("*", make_method(spec))])

@@ -62,7 +62,8 @@ def _key(seed: int, method: str, tensor: str, rank: int, salt: int) -> tuple[int
 @dataclass(frozen=True, slots=True)
 class Stream:
     """One stream of random numbers. ``rank`` is None for a shared stream. Drawing does not change it:
-    the same call gives the same numbers; use :meth:`fork` for an independent second draw."""
+    the same call gives the same numbers; use :meth:`fork` for an independent second draw.
+    """
 
     seed: int
     method: str
@@ -112,7 +113,8 @@ class Stream:
 
     def _feistel(self, n: int, k: int, device: torch.device | str) -> Tensor:
         """The images of 0..k-1 under a pseudo-random permutation of [0, n): a Feistel network on the next even
-        number of bits, walked until the image lies below n. Costs O(k), whatever n is."""
+        number of bits, walked until the image lies below n. Costs O(k), whatever n is.
+        """
         half = ((n - 1).bit_length() + 1) // 2
         mask = (1 << half) - 1
         keys = [int(w) & 0xFFFFFFFF for w in self.words(_FEISTEL_ROUNDS)[:, 0]]

@@ -172,7 +172,7 @@ def _build(entry: Recipe, knobs: Knobs) -> Method[Any]:
         layers.append(outer)
     owners: dict[str, type] = {}
     for layer in reversed(layers):  # the method's own knobs win
-        owners.update({field: layer for field in _fields(layer)})
+        owners.update(dict.fromkeys(_fields(layer), layer))
     for knob in knobs:
         if knob not in owners:
             raise unknown(f"knob of {entry.name}", knob, {*owners, "communicator", "memory"})
@@ -193,7 +193,9 @@ def _construct(layer: type, own: Knobs, *inner: Any) -> Any:
     try:
         return layer(*inner, **own)
     except TypeError as error:
-        raise ConfigurationError(f"{layer.__name__}: {', '.join(f'{k}={v!r}' for k, v in own.items())}: {error}") from error
+        raise ConfigurationError(
+            f"{layer.__name__}: {', '.join(f'{k}={v!r}' for k, v in own.items())}: {error}"
+        ) from error
 
 
 # ---- strings --------------------------------------------------------------------------------------------------------
@@ -210,7 +212,9 @@ def parse(text: str) -> tuple[str, Knobs]:
     for part in split_commas(rest) if rest else []:
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not key or not value:
-            raise ConfigurationError(f"{text!r}: expected knob=value after ':', got {part!r}; for example topk:ratio=0.01")
+            raise ConfigurationError(
+                f"{text!r}: expected knob=value after ':', got {part!r}; for example topk:ratio=0.01"
+            )
         if key in knobs:
             raise ConfigurationError(f"{text!r}: knob {key!r} is given twice")
         knobs[key] = _value(value)
@@ -268,8 +272,13 @@ def spell(method: Method[Any]) -> str:
     knobs: Knobs = {}
     memory = "none"
     for layer in (core, *reversed(layers)):
-        knobs.update({f.name: getattr(layer, f.name) for f in dataclasses.fields(layer)
-                      if f.name in _fields(type(layer)) and getattr(layer, f.name) != f.default})
+        knobs.update(
+            {
+                f.name: getattr(layer, f.name)
+                for f in dataclasses.fields(layer)
+                if f.name in _fields(type(layer)) and getattr(layer, f.name) != f.default
+            }
+        )
         if isinstance(layer, tuple(COMMUNICATORS.values())):
             communicator = next(k for k, v in COMMUNICATORS.items() if v is type(layer))
             if communicator != entry.communicator:

@@ -81,7 +81,7 @@ def checked_index(name: str, index: Tensor, n: int) -> Tensor:
     Raises:
         PayloadError: otherwise; names the field.
     """
-    if index.numel() and not (0 <= int(index.min()) and int(index.max()) < n):
+    if index.numel() and not (int(index.min()) >= 0 and int(index.max()) < n):
         raise PayloadError(f"field {name!r} must be in [0, {n}), got {int(index.min())} to {int(index.max())}")
     return index
 

@@ -1,0 +1,1 @@
+"""Adapters: where gradients come from."""

@@ -47,7 +47,7 @@ class Group:
         """The members' parts of the group's tensor."""
         if len(self.members) == 1:
             return {self.members[0]: flat}
-        parts = flat.split(self.sizes)
+        parts = torch.split(flat, self.sizes)
         return {name: part.view(shape) for name, part, shape in zip(self.members, parts, self.shapes, strict=True)}
 
 
@@ -68,7 +68,9 @@ def grouped(
     if granularity == "parameter":
         return [Group(name, (name,), (tuple(p.shape),)) for name, p in parameters.items()], policy
     if not policy.timeless:
-        raise ConfigurationError(f"granularity={granularity!r} cannot follow rules with steps; use granularity='parameter'")
+        raise ConfigurationError(
+            f"granularity={granularity!r} cannot follow rules with steps; use granularity='parameter'"
+        )
     open_: dict[tuple[Any, ...], list[str]] = {}
     filled: dict[tuple[Any, ...], int] = {}
     members: list[tuple[list[str], Method[Any]]] = []
@@ -105,7 +107,9 @@ def carried(owed: Mapping[str, Tensor], old: list[Group], new: list[Group]) -> d
         if all(part is None for part in mine):
             continue
         like = next(part for part in mine if part is not None)
-        flat = [like.new_zeros(size) if part is None else part.reshape(-1)
-                for part, size in zip(mine, group.sizes, strict=True)]
+        flat = [
+            like.new_zeros(size) if part is None else part.reshape(-1)
+            for part, size in zip(mine, group.sizes, strict=True)
+        ]
         out[group.name] = torch.cat(flat) if len(flat) > 1 else flat[0].view(group.shapes[0])
     return out

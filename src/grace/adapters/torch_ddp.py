@@ -7,13 +7,16 @@ enqueued on the current stream instead.
 
 from __future__ import annotations
 
+import contextlib
+import time
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import GradBucket
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -21,7 +24,6 @@ from grace.adapters.groups import Granularity, Group, carried, grouped
 from grace.errors import ConfigurationError, GraceError, StateError
 from grace.method import Method
 from grace.policy import Policy
-from grace.registry import spell
 from grace.run.checked import Checked
 from grace.run.drive import Transport, drive
 from grace.run.lane import Lane
@@ -34,9 +36,10 @@ from grace.transports.torch_distributed import TorchDistributed
 
 class _Hook:
     """The hook of one model. DistributedDataParallel takes a hook only once, and keeps it: this one stays, and hands
-    buckets to whichever handle is attached, or sums them as DistributedDataParallel would."""
+    buckets to whichever handle is attached, or sums them as DistributedDataParallel would.
+    """
 
-    of: weakref.WeakKeyDictionary[DistributedDataParallel, _Hook] = weakref.WeakKeyDictionary()
+    of: ClassVar[weakref.WeakKeyDictionary[DistributedDataParallel, _Hook]] = weakref.WeakKeyDictionary()
 
     def __init__(self, model: DistributedDataParallel):
         self.handle: Handle | None = None
@@ -56,7 +59,7 @@ class _Hook:
             cls.of[model] = hook
         return hook
 
-    def run(self, bucket: dist.GradBucket) -> Future[Tensor]:
+    def run(self, bucket: GradBucket) -> Future[Tensor]:
         """One bucket."""
         if self.handle is not None:
             return self.handle._accept(bucket)
@@ -66,12 +69,12 @@ class _Hook:
         return future
 
 
-def _call(hook: _Hook, bucket: dist.GradBucket) -> Future[Tensor]:
-    """torch insists on a parameter that is named ``bucket`` and annotated so."""
+def _call(hook: _Hook, bucket: GradBucket) -> Future[Tensor]:
+    """Torch insists on a parameter that is named ``bucket`` and annotated so."""
     return hook.run(bucket)
 
 
-_call.__annotations__ = {"bucket": dist.GradBucket, "return": Future[Tensor]}  # torch compares objects, not strings
+_call.__annotations__ = {"bucket": GradBucket, "return": Future[Tensor]}  # torch compares objects, not strings
 
 
 class _Ticket:
@@ -79,7 +82,7 @@ class _Ticket:
 
     def __init__(self, buffer: Tensor, waiting: set[str]):
         self.buffer, self.waiting = buffer, waiting
-        devices = [buffer.device] if buffer.is_cuda else None
+        devices: list[int | str | torch.device] | None = [buffer.device] if buffer.is_cuda else None
         self.future: Future[Tensor] = Future(devices=devices)
 
 
@@ -140,7 +143,7 @@ class Handle:
         agree({**methods, **{knob: repr(getattr(self, f"_{knob}")) for knob in knobs}, **shapes}, self._ranks)
 
     # ---- during the backward pass -----------------------------------------------------------------------------------
-    def _accept(self, bucket: dist.GradBucket) -> Future[Tensor]:
+    def _accept(self, bucket: GradBucket) -> Future[Tensor]:
         """Takes a bucket of gradients; the future holds the buffer once the means are in it."""
         if not self._watching:
             self._watching = True
@@ -216,7 +219,8 @@ class Handle:
 
     def _surface(self) -> None:
         """Runs when the backward pass ends. DistributedDataParallel waits for its buckets in a callback that was
-        queued later than this one: the error must come after that."""
+        queued later than this one: the error must come after that.
+        """
         _at_the_end_of_backward(self._raise)
 
     def _raise(self) -> None:
@@ -315,8 +319,6 @@ def attach(
 
 
 def _now(transport: Timed) -> tuple[float, float]:
-    import time
-
     return time.perf_counter(), transport.seconds
 
 
@@ -339,7 +341,5 @@ def _group_like(group: Any, ranks: list[int]) -> Any:
 
 def _abort(group: Any) -> None:
     """Closes the connections of a group, so that peers fail instead of waiting."""
-    try:
+    with contextlib.suppress(RuntimeError, ValueError, AssertionError):
         dist.destroy_process_group(group)
-    except (RuntimeError, ValueError, AssertionError):
-        pass

@@ -1,0 +1,1 @@
+"""Training and measuring: tasks, real worker processes, tables and figures."""

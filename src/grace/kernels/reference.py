@@ -122,7 +122,15 @@ def block_abs_mean(rows: Tensor, block: int) -> Tensor:
 
 def block_norm(rows: Tensor, block: int) -> Tensor:
     """``[b, n]`` -> ``[b, nb]``: the Euclidean norm of each block, without overflow or underflow on the way."""
-    return _over_blocks(rows, block).double().square_().sum(dim=2).sqrt_().clamp_max_(torch.finfo(torch.float32).max).float()
+    return (
+        _over_blocks(rows, block)
+        .double()
+        .square_()
+        .sum(dim=2)
+        .sqrt_()
+        .clamp_max_(torch.finfo(torch.float32).max)
+        .float()
+    )
 
 
 def spread(scales: Tensor, n: int, block: int) -> Tensor:

@@ -14,7 +14,9 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("efsignsgd", communicator="allgather", memory="residual", family="quantization", aliases=("efsignsgdcompressor",))
+@register(
+    "efsignsgd", communicator="allgather", memory="residual", family="quantization", aliases=("efsignsgdcompressor",)
+)
 @dataclass(frozen=True, slots=True)
 class EFSignSGD(Compressor):
     """Scaled signs, made to be used with error feedback.

@@ -101,7 +101,7 @@ class PowerSGD(Method["Tensor | None"]):
         if not peer.keep_rest:
             return matrix
         if peer.spare is not None:
-            return peer.spare.view(matrix.shape)
+            return torch.reshape(peer.spare, matrix.shape)
         return peer.scratch((matrix.shape[0], matrix.shape[1]), x)
 
     def _sizes(self, like: Tensor) -> tuple[int, int, int]:
@@ -130,10 +130,12 @@ class PowerSGD(Method["Tensor | None"]):
 
 def _unit_columns(q: Tensor) -> Tensor:
     """The columns of q ``[l, r]`` scaled to norm 1/sqrt(l): a product with them neither overflows nor vanishes. A column
-    that vanished is left zero: the QR of the product then completes it with another direction."""
+    that vanished is left zero: the QR of the product then completes it with another direction.
+    """
     largest = q.abs().amax(dim=0).clamp_min(torch.finfo(q.dtype).tiny)
-    q = q / largest
-    return q / (q.norm(dim=0).clamp_min(0.5) * math.sqrt(q.shape[0]))
+    unit = q / largest
+    norm: Tensor = unit.norm(dim=0)  # at least 1, or 0
+    return unit / (norm.clamp_min(0.5) * math.sqrt(q.shape[0]))
 
 
 def _poisoned(x: Tensor, state: Tensor | None) -> Exchanged[Tensor | None]:

@@ -3,7 +3,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from grace.errors import CompositionError, out_of_range
@@ -13,7 +12,9 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("randomk", communicator="allreduce", memory="residual", family="sparsification", aliases=("randomkcompressor",))
+@register(
+    "randomk", communicator="allreduce", memory="residual", family="sparsification", aliases=("randomkcompressor",)
+)
 @dataclass(frozen=True, slots=True)
 class RandomK(Compressor):
     """Random-k: k positions drawn at random, the same on all ranks, so that no index travels.

@@ -16,7 +16,8 @@ from grace.registry import register
 
 def positive(rows: Tensor, rng: Stream) -> Tensor:
     """``[b, n]`` bool: x > 0; a zero at position i is positive if i + rank + step is odd, so that zeros of several
-    workers cancel, and a zero of all of them does not drift."""
+    workers cancel, and a zero of all of them does not drift.
+    """
     parity = torch.arange(rows.shape[1], device=rows.device).add_((rng.rank or 0) + rng.step).bitwise_and_(1)
     return (rows > 0) | ((rows == 0) & parity.bool())
 

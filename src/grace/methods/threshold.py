@@ -18,7 +18,9 @@ from grace.registry import register
 _DENSE = -1  # in place of the count: all n values follow, without indices
 
 
-@register("threshold", communicator="allgather", memory="residual", family="sparsification", aliases=("thresholdcompressor",))
+@register(
+    "threshold", communicator="allgather", memory="residual", family="sparsification", aliases=("thresholdcompressor",)
+)
 @dataclass(frozen=True, slots=True)
 class Threshold(Compressor):
     """Threshold-v: only the numbers whose magnitude exceeds v.
@@ -55,7 +57,7 @@ class Threshold(Compressor):
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         n, bits = rows.shape[1], index_bits(rows.shape[1])
         encoded = []
-        for row in rows.split(1):  # [1, n]
+        for row in rows[:, None]:  # [1, n]
             limit = self.v * _rms(row) if self.relative else self.v
             keep = ~(row.abs() <= limit)  # strict, and a NaN is kept
             index = keep.nonzero()[:, 1]
@@ -72,7 +74,7 @@ class Threshold(Compressor):
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         n, bits = out.shape[1], index_bits(out.shape[1])
-        for one, row in zip(wire.split(1), out.split(1), strict=True):
+        for one, row in zip(wire[:, None], out[:, None], strict=True):
             head = ("count", torch.int32, 1)
             count = int(wires.split(one, [head], slack=True)[0])
             if count == _DENSE:

@@ -64,7 +64,9 @@ class TopK(Compressor):
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         n = out.shape[1]
         k, bits = kept(self.ratio, n), index_bits(n)
-        values, packed = wires.split(wire, [("values", torch.float32, k), ("indices", torch.uint8, packed_bytes(k, bits))])
+        values, packed = wires.split(
+            wire, [("values", torch.float32, k), ("indices", torch.uint8, packed_bytes(k, bits))]
+        )
         index = wires.checked_index("indices", unpack(packed, bits, k).long(), n)
         out.scatter_add_(1, index, values * scale)
 

@@ -15,7 +15,8 @@ _WIDTH = 240
 
 class Checked:
     """Wraps a transport. A rank that asks for another collective than the others is an error on every rank, with what
-    each of them asked for, instead of a hang or a wrong sum. Costs one small all-gather per collective."""
+    each of them asked for, instead of a hang or a wrong sum. Costs one small all-gather per collective.
+    """
 
     def __init__(self, transport: Transport, device: torch.device | str = "cpu"):
         self.transport, self.device = transport, device

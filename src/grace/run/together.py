@@ -109,7 +109,9 @@ def _one_collective(
     layout = layouts.of(tuple(row.shape[-1] for row in rows), first.buf.dtype)
     fused = yield _with_buffer(first, _fused(rows, lead, layout, workspace))
     front = 1 if isinstance(first, AllGather | AllToAll) else 0  # dimensions of the answer in front of the data
-    pieces = fused.split_with_sizes([part for pair in zip(layout.sizes, layout.gaps, strict=True) for part in pair], dim=-1)
+    pieces = fused.split_with_sizes(
+        [part for pair in zip(layout.sizes, layout.gaps, strict=True) for part in pair], dim=-1
+    )
     return [
         piece.reshape(*fused.shape[:front], *op.buf.shape[leads:]) for piece, op in zip(pieces[::2], ops, strict=True)
     ]

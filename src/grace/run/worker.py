@@ -58,7 +58,8 @@ class Worker:
 
     def exchange(self, tensors: Mapping[str, Tensor]) -> Exchange[dict[str, Exchanged[Any]]]:
         """Averages these tensors over the workers in as few collectives as possible. The tensors are donated; the
-        means may live in the worker's workspace, so copy them before the next exchange."""
+        means may live in the worker's workspace, so copy them before the next exchange.
+        """
         names = list(tensors)
         runs = []
         for name, x in tensors.items():
@@ -143,7 +144,9 @@ class Worker:
             if spell(method) != saved["methods"][name]:
                 raise StateError(f"{name!r} was saved under {saved['methods'][name]}, and is now under {spell(method)}")
             states[name] = (method, _filled(name, method.init(like[name]), plain))
-        owed = {name: _filled(name, torch.zeros_like(like[name], dtype=x.dtype), x) for name, x in saved["owed"].items()}
+        owed = {
+            name: _filled(name, torch.zeros_like(like[name], dtype=x.dtype), x) for name, x in saved["owed"].items()
+        }
         self._states, self._owed = states, owed
         self.step, self.seed = int(saved["step"]), int(saved["seed"])
 

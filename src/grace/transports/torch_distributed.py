@@ -98,10 +98,9 @@ class TorchDistributed:
             ) from error
 
     def _check(self, op: Collective) -> None:
-        reduces = isinstance(op, AllReduce | ReduceScatter)
-        legal = _SUMMABLE if reduces else _MOVABLE
-        if reduces and op.op == "mean":
-            legal = _FLOATS
+        legal: tuple[torch.dtype, ...] = _MOVABLE
+        if isinstance(op, AllReduce | ReduceScatter):
+            legal = _FLOATS if op.op == "mean" else _SUMMABLE
         problem = None
         if op.buf.dtype not in legal:
             problem = f"legal dtypes: {', '.join(str(d).removeprefix('torch.') for d in legal)}"
