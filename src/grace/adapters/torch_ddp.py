@@ -21,7 +21,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from grace.adapters.groups import Granularity, Group, carried, grouped
-from grace.errors import ConfigurationError, GraceError, StateError
+from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError, StateError
 from grace.method import Method
 from grace.policy import Policy
 from grace.run.checked import Checked
@@ -154,7 +154,7 @@ class Handle:
         self._tickets.append(ticket)
         if buffer.is_sparse:
             names = ", ".join(map(repr, members))
-            self._fail(ConfigurationError(f"the gradient of {names} is sparse; use sparse=False, or another model"))
+            self._fail(InputError(f"the gradient of {names} is sparse; make the layer with sparse=False"))
         ready = []
         for name, gradient in zip(members, [] if buffer.is_sparse else bucket.gradients(), strict=False):
             self._arrived[name] = gradient
@@ -215,7 +215,8 @@ class Handle:
         """Keeps the first error, and leaves the group, so that ranks that wait for this one hear of it."""
         if self._error is None:
             self._error = error
-            _abort(self._group)
+            if not isinstance(error, NonFiniteError):  # all ranks have found that one, in step
+                _abort(self._group)
 
     def _surface(self) -> None:
         """Runs when the backward pass ends. DistributedDataParallel waits for its buckets in a callback that was
@@ -225,8 +226,11 @@ class Handle:
 
     def _raise(self) -> None:
         self._watching = False
-        if self._error is not None:
-            raise self._error
+        error = self._error
+        if isinstance(error, NonFiniteError):
+            self._error = None  # the next step may be finite
+        if error is not None:
+            raise error
 
     # ---- for the user -----------------------------------------------------------------------------------------------
     def switch(self, method: Policy | Method[Any] | str) -> None:

@@ -55,6 +55,7 @@ class FP16(_Cast):
     Example:
         >>> method("fp16")
         Allreduce(compressor=FP16())
+
     Reference:
         Micikevicius et al., "Mixed Precision Training", ICLR 2018, arXiv 1710.03740.
     """
@@ -80,6 +81,7 @@ class BF16(_Cast):
     Example:
         >>> method("bf16:communicator=scatterreduce")
         ScatterReduce(compressor=BF16())
+
     Reference:
         Kalamkar et al., "A Study of BFLOAT16 for Deep Learning Training", 2019, arXiv 1905.12322.
     """

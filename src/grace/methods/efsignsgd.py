@@ -35,6 +35,7 @@ class EFSignSGD(Compressor):
     Example:
         >>> method("efsignsgd:block=1024")
         ErrorFeedback(method=Allgather(compressor=EFSignSGD(block=1024)), beta=1.0, gamma=1.0)
+
     Reference:
         Karimireddy, Rebjock, Stich and Jaggi, "Error Feedback Fixes SignSGD and other Gradient Compression Schemes",
         ICML 2019, arXiv 1901.09847, algorithm 2.

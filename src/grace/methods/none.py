@@ -26,6 +26,7 @@ class Identity(Compressor):
     Example:
         >>> method("none")
         Allreduce(compressor=Identity())
+
     Reference:
         The baseline of Xu et al., "GRACE: A Compressed Communication Framework for Distributed Machine Learning",
         ICDCS 2021.

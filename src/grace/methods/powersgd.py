@@ -45,6 +45,7 @@ class PowerSGD(Method["Tensor | None"]):
     Example:
         >>> method("powersgd:rank=2")
         ErrorFeedback(method=PowerSGD(rank=2, warm_start=True, min_rate=2.0, start_step=0), beta=1.0, gamma=1.0)
+
     Reference:
         Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
         Optimization", NeurIPS 2019, arXiv 1905.13727, algorithm 1.

@@ -54,6 +54,7 @@ class QSGD(Compressor):
     Example:
         >>> method("qsgd:bits=8,bucket=1024")
         Allgather(compressor=QSGD(bits=8, levels=None, bucket=1024, norm='linf', shrink=False))
+
     Reference:
         Alistarh, Grubic, Li, Tomioka and Vojnovic, "QSGD: Communication-Efficient SGD via Gradient Quantization and
         Encoding", NeurIPS 2017, arXiv 1610.02132, sections 3.1 and 4.

@@ -33,6 +33,7 @@ class RandomK(Compressor):
     Example:
         >>> method("randomk:ratio=0.1,memory=none")
         Allreduce(compressor=RandomK(ratio=0.1, scale=None))
+
     Reference:
         Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018, arXiv 1809.07599.
     """

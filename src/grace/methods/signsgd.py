@@ -41,6 +41,7 @@ class SignSGD(Compressor):
     Example:
         >>> method("signsgd")
         Allgather(compressor=SignSGD(zero='parity'))
+
     Reference:
         Bernstein et al., "signSGD: Compressed Optimisation for Non-Convex Problems", ICML 2018, arXiv 1802.04434;
         majority vote: Bernstein et al., ICLR 2019, arXiv 1810.05291.

@@ -41,6 +41,7 @@ class Threshold(Compressor):
     Example:
         >>> method("threshold:v=3,relative=true")
         ErrorFeedback(method=Allgather(compressor=Threshold(v=3, relative=True)), beta=1.0, gamma=1.0)
+
     Reference:
         Dutta et al., "On the Discrepancy between the Theoretical Analysis and Practical Implementations of Compressed
         Communication for Distributed Deep Learning", AAAI 2020, arXiv 1911.08250.

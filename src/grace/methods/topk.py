@@ -42,6 +42,7 @@ class TopK(Compressor):
     Example:
         >>> method("topk:ratio=0.001")
         ErrorFeedback(method=Allgather(compressor=TopK(ratio=0.001)), beta=1.0, gamma=1.0)
+
     Reference:
         Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017, arXiv 1704.05021; with
         memory: Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018, arXiv 1809.07599.

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.distributed.processes import Pool
+
+
+@pytest.fixture(scope="session")
+def pools() -> Iterator[dict[int, Pool]]:
+    made = {world: Pool(world) for world in (2, 3)}
+    yield made
+    for pool in made.values():
+        pool.close()
+
+
+@pytest.fixture(params=[2, 3], ids=["2 workers", "3 workers"])
+def pool(request: pytest.FixtureRequest, pools: dict[int, Pool]) -> Pool:
+    return pools[request.param]
+
+
+@pytest.fixture
+def pair(pools: dict[int, Pool]) -> Pool:
+    return pools[2]
