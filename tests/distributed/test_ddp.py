@@ -325,8 +325,21 @@ def nonfinite(rank: int, world: int, spec: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("spec", ["none", "topk", "randomk", "efsignsgd", "powersgd:rank=1,min_rate=1", "signsgd", "qsgd", "fp16",
-                                  "threshold", "efsignsgd:communicator=scatterreduce"])  # fmt: skip
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "none",
+        "topk",
+        "randomk",
+        "efsignsgd",
+        "signsgd",
+        "qsgd",
+        "fp16",
+        "threshold",
+        "efsignsgd:communicator=scatterreduce",
+        "powersgd:rank=1,min_rate=1",
+    ],
+)
 def test_an_inf_or_nan_on_one_rank_is_agreed_on_and_forgotten(pool: Pool, spec: str, value: float) -> None:
     pool.run(nonfinite, spec, value)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Protocol, TypeVar
 
 from torch import Tensor
@@ -33,8 +34,9 @@ def drive(exchange: Exchange[T], transport: Transport) -> T:
             try:
                 answer = transport.run(op)
             except BaseException as error:
-                exchange.throw(error)
-                raise  # an exchange that goes on after a failed collective would leave the ranks out of step
+                with contextlib.suppress(StopIteration):
+                    exchange.throw(error)
+                raise  # an exchange that goes on, or ends, after a failed collective would leave the ranks out of step
             op = exchange.send(answer)
     except StopIteration as stop:
         result: T = stop.value

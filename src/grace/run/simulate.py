@@ -35,12 +35,19 @@ def simulate(workers: Sequence[Exchange[T]]) -> list[T]:
 
     def advance(inbox: Sequence[Tensor | None]) -> list[Collective]:
         ops: list[Collective | None] = []
+        errors: list[Exception] = []
         for rank, (worker, message) in enumerate(zip(workers, inbox, strict=True)):
             try:
                 ops.append(next(worker) if message is None else worker.send(message))
             except StopIteration as stop:
                 done[rank] = stop.value
                 ops.append(None)
+            except Exception as error:  # the others still get their answers, as they would in processes of their own
+                errors.append(error)
+        if errors:
+            for worker in workers:
+                worker.close()
+            raise errors[0]
         asked = ["finished" if op is None else signature(op) for op in ops]
         if len(set(asked)) > 1:
             for worker in workers:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from grace.collectives import Traffic
-from grace.errors import ConfigurationError, InputError
+from grace.errors import ConfigurationError, InputError, StateError
 from grace.method import Method
 from grace.policy import Policy
 from grace.run.simulate import simulate
@@ -87,5 +87,8 @@ class Simulator:
         Raises:
             StateError: it does not fit.
         """
+        found = len(saved["workers"]) if "workers" in saved else 0
+        if found != self.world:
+            raise StateError(f"the state is of {found} simulated workers, these are {self.world}")
         for worker, one in zip(self.workers, saved["workers"], strict=True):
             worker.load_state_dict(one, like)

@@ -27,10 +27,16 @@ class _Layout:
 
     sizes: tuple[int, ...]
     gaps: tuple[int, ...]
+    width: int
+    parts: tuple[int, ...]  # sizes and gaps in turn; without the gaps if there are none
+    every: int  # every how many-th part is a buffer
 
-    @property
-    def width(self) -> int:
-        return sum(self.sizes) + sum(self.gaps)
+    @classmethod
+    def aligned(cls, sizes: tuple[int, ...], step: int) -> _Layout:
+        """Each buffer begins at a multiple of ``step`` numbers."""
+        gaps = tuple(-size % step for size in sizes)
+        parts = tuple(part for pair in zip(sizes, gaps, strict=True) for part in pair) if any(gaps) else sizes
+        return cls(sizes, gaps, sum(sizes) + sum(gaps), parts, 2 if any(gaps) else 1)
 
 
 class Layouts:
@@ -44,7 +50,7 @@ class Layouts:
         found = self._known.get((dtype, sizes))
         if found is None:
             step = max(1, _ALIGN // dtype.itemsize)
-            found = self._known[dtype, sizes] = _Layout(sizes, tuple(-size % step for size in sizes))
+            found = self._known[dtype, sizes] = _Layout.aligned(sizes, step)
         return found
 
 
@@ -73,10 +79,13 @@ def together(
         while batches:
             asked = list(batches.values())
             batches.clear()
+            # all collectives of a round before any answer is handed out: if the second fails, no memory has committed
+            inbox: dict[int, Tensor] = {}
             for batch in asked:
                 answers = yield from _one_collective(list(batch.values()), layouts, workspace)
-                for i, answer in zip(batch, answers, strict=True):
-                    advance(i, answer)
+                inbox.update(zip(batch, answers, strict=True))
+            for i, answer in inbox.items():
+                advance(i, answer)
     except BaseException:
         for exchange in exchanges:
             exchange.close()
@@ -86,6 +95,8 @@ def together(
 
 def _kind(op: Collective) -> _Key:
     """Collectives of one kind can be fused: all fields but the buffer agree, and the buffer's dtype and device."""
+    if type(op) is AllReduce:  # most are
+        return (AllReduce, op.buf.dtype, op.buf.device, op.op)
     lead = op.buf.shape[:1] if isinstance(op, AllToAll | ReduceScatter) else ()
     details = [getattr(op, slot) for slot in op.__slots__ if slot not in ("buf", "donate")]
     return (type(op), op.buf.dtype, op.buf.device, *lead, *details)
@@ -109,11 +120,10 @@ def _one_collective(
     layout = layouts.of(tuple(row.shape[-1] for row in rows), first.buf.dtype)
     fused = yield _with_buffer(first, _fused(rows, lead, layout, workspace))
     front = 1 if isinstance(first, AllGather | AllToAll) else 0  # dimensions of the answer in front of the data
-    pieces = fused.split_with_sizes(
-        [part for pair in zip(layout.sizes, layout.gaps, strict=True) for part in pair], dim=-1
-    )
+    pieces = fused.split_with_sizes(layout.parts, dim=-1)
     return [
-        piece.reshape(*fused.shape[:front], *op.buf.shape[leads:]) for piece, op in zip(pieces[::2], ops, strict=True)
+        piece.reshape(*fused.shape[:front], *op.buf.shape[leads:])
+        for piece, op in zip(pieces[:: layout.every], ops, strict=True)
     ]
 
 
@@ -126,7 +136,7 @@ def _fused(rows: list[Tensor], lead: tuple[int, ...], layout: _Layout, workspace
     like = rows[0]
     shape = (*lead, layout.width)
     out = like.new_empty(shape) if workspace is None else workspace.take(shape, like.dtype, like.device)
-    if not any(layout.gaps):
+    if layout.every == 1:
         return torch.cat(rows, dim=-1, out=out)
     parts: list[Tensor] = []
     for row, gap in zip(rows, layout.gaps, strict=True):

@@ -70,8 +70,8 @@ class Worker:
         outs = yield from together(runs, self._layouts, self.workspace)
         for name, out in zip(names, outs, strict=True):
             self._states[name] = (self._states[name][0], out.state)
-            if out.finite:
-                self._owed.pop(name, None)
+            if name in self._owed and out.finite and bool(out.mean.isfinite().all()):
+                del self._owed[name]
         results = dict(zip(names, outs, strict=True))
         if self.nonfinite != "propagate":
             self._handle_nonfinite(results)
@@ -144,6 +144,8 @@ class Worker:
             if spell(method) != saved["methods"][name]:
                 raise StateError(f"{name!r} was saved under {saved['methods'][name]}, and is now under {spell(method)}")
             states[name] = (method, _filled(name, method.init(like[name]), plain))
+        if strange := saved["owed"].keys() - like.keys():
+            raise StateError(f"the state owes to tensors that this run has not: {', '.join(sorted(strange))}")
         owed = {
             name: _filled(name, torch.zeros_like(like[name], dtype=x.dtype), x) for name, x in saved["owed"].items()
         }
@@ -185,4 +187,6 @@ def _filled(name: str, fresh: Any, plain: Any) -> Any:
             raise StateError(f"the state of {name!r} should have {len(fresh)} parts, got {plain!r}")
         parts = [_filled(name, f, p) for f, p in zip(fresh, plain, strict=True)]
         return type(fresh)(*parts) if hasattr(fresh, "_fields") else tuple(parts)
+    if (fresh is None) != (plain is None):
+        raise StateError(f"the state of {name!r} should be {fresh!r}, got {plain!r}")
     return plain
