@@ -76,20 +76,23 @@ class Stream:
         """An independent stream with the same owner."""
         return replace(self, salt=self.salt * 1009 + salt + 1)
 
-    def words(self, groups: int, device: torch.device | str = "cpu") -> Tensor:
-        """``[groups, 2]`` int32: one 64-bit output for each counter."""
+    def words(self, groups: int, device: torch.device | str = "cpu", first: int = 0) -> Tensor:
+        """``[groups, 2]`` int32: one 64-bit output for each counter, from counter ``first`` on."""
         rank = _SHARED if self.rank is None else self.rank
         key = _key(self.seed, self.method, self.tensor, rank, self.salt)
         out = torch.empty(groups, 2, dtype=torch.int32, device=device)
         for start in range(0, groups, _CHUNK):
             stop = min(groups, start + _CHUNK)
-            counter = torch.arange(start, stop, dtype=torch.int32, device=device)
+            counter = torch.arange(first + start, first + stop, dtype=torch.int32, device=device)
             out[start:stop, 0], out[start:stop, 1] = threefry2x32(key, counter, self.step)
         return out
 
-    def uniform(self, n: int, device: torch.device | str = "cpu") -> Tensor:
-        """``[n]`` float32 in (0, 1): the 16-bit lanes of the words, ``(lane + 1/2) / 2**16``, in order."""
-        lanes = self.words(math.ceil(n / 4), device).view(torch.int16).view(-1)[:n]
+    def uniform(self, n: int, device: torch.device | str = "cpu", first: int = 0) -> Tensor:
+        """``[n]`` float32 in (0, 1): the 16-bit lanes of the words, ``(lane + 1/2) / 2**16``, in order; the stream's
+        numbers from ``first`` on.
+        """
+        skip = first % 4
+        lanes = self.words(math.ceil((skip + n) / 4), device, first // 4).view(torch.int16).view(-1)[skip : skip + n]
         return (lanes.to(torch.int32) & 0xFFFF).to(torch.float32).add_(0.5).mul_(2.0**-16)
 
     def normal(self, n: int, device: torch.device | str = "cpu") -> Tensor:

@@ -12,14 +12,17 @@ from grace.kernels.reference import (
     pack_trits,
     packed_bytes,
     packed_trits_bytes,
+    select_at_least,
     select_topk,
     spread,
     stochastic_round,
     unpack,
     unpack_trits,
 )
+from grace.kernels.spans import Span, spans
 
 __all__ = [
+    "Span",
     "block_abs_max",
     "block_abs_mean",
     "block_count",
@@ -29,7 +32,9 @@ __all__ = [
     "pack_trits",
     "packed_bytes",
     "packed_trits_bytes",
+    "select_at_least",
     "select_topk",
+    "spans",
     "spread",
     "stochastic_round",
     "unpack",

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.errors import out_of_range
-from grace.kernels import block_abs_mean, block_count, pack, packed_bytes, spread, unpack
+from grace.kernels import block_abs_mean, block_count, pack, packed_bytes, spans, spread, unpack
 from grace.method import Compressor, Facts
 from grace.methods.signsgd import positive
 from grace.random import Stream
@@ -48,18 +48,30 @@ class EFSignSGD(Compressor):
             raise out_of_range("efsignsgd", "block", self.block, "a whole number >= 1")
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        wire = wires.join(block_abs_mean(rows, self.block), pack(positive(rows, rng), 1))
-        if keep_rest:
-            self.decompress_add_(wire, rows, -1.0, rng)
-        return wire
+        b, n = rows.shape
+        scales = rows.new_empty(b, block_count(n, self.block))
+        signs = rows.new_empty(b, packed_bytes(n, 1), dtype=torch.uint8)
+        for span in spans(b, n, self.block):
+            part = rows[span.row, None, span.columns]  # [1, m]
+            scale, packed = block_abs_mean(part, self.block), pack(positive(part, rng, span.start), 1)
+            scales[span.row, span.blocks], signs[span.row, span.bits(1)] = scale, packed
+            if keep_rest:
+                self._add_(scale, packed, part, -1.0)
+        return wires.join(scales, signs)
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        n = out.shape[1]
+        b, n = out.shape
         fields = [("scales", torch.float32, block_count(n, self.block)), ("signs", torch.uint8, packed_bytes(n, 1))]
-        scales, packed = wires.split(wire, fields)
-        scales = wires.checked_scale("scales", scales)
-        sign = unpack(packed, 1, n).to(out.dtype).mul_(2).sub_(1)
-        out.add_(sign.mul_(spread(scales, n, self.block)), alpha=scale)
+        scales, signs = wires.split(wire, fields)
+        wires.checked_scale("scales", scales)
+        for span in spans(b, n, self.block):
+            scale_, packed = scales[span.row, None, span.blocks], signs[span.row, None, span.bits(1)]
+            self._add_(scale_, packed, out[span.row, None, span.columns], scale)
+
+    def _add_(self, scales: Tensor, packed: Tensor, out: Tensor, scale: float) -> None:
+        """One piece: scales ``[1, nb]`` and packed signs, added to out ``[1, m]``."""
+        sign = unpack(packed, 1, out.shape[1]).to(out.dtype).mul_(2).sub_(1)
+        out.add_(sign.mul_(spread(scales, out.shape[1], self.block)), alpha=scale)
 
     def facts(self, n: int) -> Facts:
         payload = 4 * block_count(n, self.block) + packed_bytes(n, 1)

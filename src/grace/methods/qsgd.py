@@ -10,6 +10,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.errors import ConfigurationError, PayloadError, out_of_range
 from grace.kernels import (
+    Span,
     block_abs_max,
     block_count,
     block_norm,
@@ -17,6 +18,7 @@ from grace.kernels import (
     pack_trits,
     packed_bytes,
     packed_trits_bytes,
+    spans,
     spread,
     stochastic_round,
     unpack,
@@ -69,14 +71,16 @@ class QSGD(Compressor):
     def __post_init__(self) -> None:
         if self.bits is not None and self.levels is not None:
             raise ConfigurationError(f"qsgd: give bits or levels, not both (bits={self.bits}, levels={self.levels})")
-        if self.bits is not None and self.bits not in range(2, 17):
+        if self.bits is not None and not (isinstance(self.bits, int) and 2 <= self.bits <= 16):
             raise out_of_range("qsgd", "bits", self.bits, "2, 3, ..., 16")
-        if self.levels is not None and self.levels not in range(1, 1 << 15):
+        if self.levels is not None and not (isinstance(self.levels, int) and 1 <= self.levels <= 32767):
             raise out_of_range("qsgd", "levels", self.levels, "1, 2, ..., 32767")
         if not (isinstance(self.bucket, int) and self.bucket >= 1):
             raise out_of_range("qsgd", "bucket", self.bucket, "a whole number >= 1")
         if self.norm not in ("linf", "l2"):
             raise out_of_range("qsgd", "norm", self.norm, "'linf', 'l2'")
+        if not isinstance(self.shrink, bool):
+            raise out_of_range("qsgd", "shrink", self.shrink, "True, False")
 
     @property
     def s(self) -> int:
@@ -92,31 +96,56 @@ class QSGD(Compressor):
         return replace(self, shrink=True)
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        n, s = rows.shape[1], self.s
-        norm = (block_abs_max if self.norm == "linf" else block_norm)(rows, self.bucket)  # [b, nb]
-        norm = torch.where(norm < _TINY, 0.0, norm)
-        share = rows.abs().div_(spread(norm.clamp_min(_TINY), n, self.bucket))  # [b, n] in [0, 1]
-        share = torch.where(spread(norm, n, self.bucket) > 0, share, 0.0)
-        u = rng.uniform(rows.numel(), rows.device).view(rows.shape)
-        level = stochastic_round(share.mul_(s), u).clamp_max_(s)
-        code = (level * rows.sign()).to(torch.int32).add_(s)  # [b, n] in [0, 2s]
-        if self.shrink:
-            norm = norm / (1 + self._omega(n))
-        wire = wires.join(norm, pack_trits(code) if s == 1 else pack(code, self.code_bits))
-        if keep_rest:
-            self.decompress_add_(wire, rows, -1.0, rng)
-        return wire
+        b, n = rows.shape
+        norms = rows.new_empty(b, block_count(n, self.bucket))
+        codes = rows.new_empty(b, self._code_bytes(n), dtype=torch.uint8)
+        shrink = 1 / (1 + self._omega(n)) if self.shrink else 1.0
+        for span in spans(b, n, self.bucket):
+            part = rows[span.row, None, span.columns]  # [1, m]
+            norm, packed = self._quantize(part, rng.uniform(len(span), rows.device, span.first))
+            norms[span.row, span.blocks] = norm.mul_(shrink)
+            codes[span.row, self._bytes(span)] = packed
+            if keep_rest:
+                self._dequantize_add_(norm, packed, part, -1.0)
+        return wires.join(norms, codes)
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        n, s = out.shape[1], self.s
-        size = packed_trits_bytes(n) if s == 1 else packed_bytes(n, self.code_bits)
-        fields = [("norms", torch.float32, block_count(n, self.bucket)), ("codes", torch.uint8, size)]
-        norm, packed = wires.split(wire, fields)
-        norm = wires.checked_scale("norms", norm)
-        code = (unpack_trits(packed, n) if s == 1 else unpack(packed, self.code_bits, n)).to(torch.float32).sub_(s)
-        if bool((code > s).any()) or (s == 1 and bool((packed > 242).any())):
-            raise PayloadError(f"field 'codes' must be in [0, {2 * s}]")
-        out.add_(code.mul_(spread(norm / s, n, self.bucket)), alpha=scale)
+        b, n = out.shape
+        count = block_count(n, self.bucket)
+        fields = [("norms", torch.float32, count), ("codes", torch.uint8, self._code_bytes(n))]
+        norms, codes = wires.split(wire, fields)
+        wires.checked_scale("norms", norms)
+        for span in spans(b, n, self.bucket):
+            norm, packed = norms[span.row, None, span.blocks], codes[span.row, None, self._bytes(span)]
+            self._dequantize_add_(norm, packed, out[span.row, None, span.columns], scale)
+
+    def _quantize(self, part: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Numbers ``[1, m]`` -> norms ``[1, nb]``, packed codes."""
+        m, s = part.shape[1], self.s
+        norm = (block_abs_max if self.norm == "linf" else block_norm)(part, self.bucket)
+        norm.masked_fill_(norm < _TINY, 0.0)
+        share = part.abs().div_(spread(norm.masked_fill(norm == 0, math.inf), m, self.bucket))  # in [0, 1]
+        level = stochastic_round(share.mul_(s), u).clamp_max_(s)
+        code = level.copysign_(part).add_(s).to(torch.int32)  # in [0, 2s]
+        return norm, pack_trits(code) if s == 1 else pack(code, self.code_bits)
+
+    def _dequantize_add_(self, norm: Tensor, packed: Tensor, out: Tensor, scale: float) -> None:
+        m, s = out.shape[1], self.s
+        if s == 1:
+            if bool((packed > 242).any()):
+                raise PayloadError("field 'codes' must be in [0, 242]")
+            code = unpack_trits(packed, m)
+        else:
+            code = unpack(packed, self.code_bits, m)
+            if bool((code > 2 * s).any()):
+                raise PayloadError(f"field 'codes' must be in [0, {2 * s}]")
+        out.add_(code.to(torch.float32).sub_(s).mul_(spread(norm / s, m, self.bucket)), alpha=scale)
+
+    def _code_bytes(self, n: int) -> int:
+        return packed_trits_bytes(n) if self.s == 1 else packed_bytes(n, self.code_bits)
+
+    def _bytes(self, span: Span) -> slice:
+        return span.trits if self.s == 1 else span.bits(self.code_bits)
 
     def _omega(self, n: int) -> float:
         """The bound on the variance of a bucket (paper, lemma 3.1; linf: of a uniform grid of step N/s)."""
@@ -126,8 +155,7 @@ class QSGD(Compressor):
         return (math.sqrt(B) - 1) / 2 if s == 1 else min(B / (4 * s**2), (math.sqrt(B) - 1) / 2)
 
     def facts(self, n: int) -> Facts:
-        size = packed_trits_bytes(n) if self.s == 1 else packed_bytes(n, self.code_bits)
-        payload = 4 * block_count(n, self.bucket) + size
+        payload = 4 * block_count(n, self.bucket) + self._code_bytes(n)
         omega = self._omega(n)
         if self.shrink:
             return Facts(contraction=1 / (1 + omega), deterministic=False, payload=payload)

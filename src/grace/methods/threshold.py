@@ -9,7 +9,7 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.errors import out_of_range
-from grace.kernels import pack, packed_bytes, unpack
+from grace.kernels import pack, packed_bytes, select_at_least, unpack
 from grace.method import Compressor, Facts
 from grace.methods.topk import index_bits
 from grace.random import Stream
@@ -54,14 +54,15 @@ class Threshold(Compressor):
     def __post_init__(self) -> None:
         if not (0 < self.v < math.inf):
             raise out_of_range("threshold", "v", self.v, "0 < v < inf")
+        if not isinstance(self.relative, bool):
+            raise out_of_range("threshold", "relative", self.relative, "True, False")
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         n, bits = rows.shape[1], index_bits(rows.shape[1])
         encoded = []
         for row in rows[:, None]:  # [1, n]
             limit = self.v * _rms(row) if self.relative else self.v
-            keep = ~(row.abs() <= limit)  # strict, and a NaN is kept
-            index = keep.nonzero()[:, 1]
+            index = select_at_least(row[0], limit, strict=True)
             if 4 * index.numel() + packed_bytes(index.numel(), bits) < 4 * n:
                 count = row.new_tensor([[index.numel()]], dtype=torch.int32)
                 encoded.append(wires.join(count, row[:, index], pack(index.view(1, -1), bits)))
@@ -92,4 +93,4 @@ class Threshold(Compressor):
 
 
 def _rms(row: Tensor) -> float:
-    return math.sqrt(float(row.double().square().mean()))
+    return float(torch.linalg.vector_norm(row, dtype=torch.float64)) / math.sqrt(row.numel())
