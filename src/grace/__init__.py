@@ -13,6 +13,7 @@ from grace.methods import BF16, FP16, QSGD, EFSignSGD, Identity, PowerSGD, Rando
 from grace.policy import Policy, Rule
 from grace.registry import method, methods, register, spell
 from grace.run.simulator import Simulator
+from grace.transports.torch_distributed import init_process_group
 
 __version__ = "0.1.0"
 
@@ -46,6 +47,7 @@ __all__ = [
     "TopK",
     "Traffic",
     "attach",
+    "init_process_group",
     "method",
     "methods",
     "register",

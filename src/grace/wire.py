@@ -20,6 +20,7 @@ from torch import Tensor
 
 from grace.errors import PayloadError
 
+VERSION = 1  # of the wire format
 HEADER = 4
 ALIGNMENT = 4
 _STATUS = {0: True, 1: False}  # status byte -> finite

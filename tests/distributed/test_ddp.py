@@ -452,3 +452,30 @@ def test_a_sparse_gradient_is_refused_by_name(pair: Pool) -> None:
     for message in pair.run(sparse_gradient):
         assert "'0.weight'" in message
         assert "sparse=False" in message
+
+
+def boundaries(rank: int, world: int) -> None:
+    """States that were saved under another method than the next step's: at a step rule, and after a switch."""
+    policy = grace.Policy([grace.Rule("*", "topk:ratio=0.02", until_step=2, min_ndim=2), ("*", "none")])
+    for resumed_policy, switches in ((policy, False), (policy, True)):
+        net = model()
+        handle = grace.attach(net, resumed_policy)
+        train(net, rank, range(2))
+        if switches:
+            handle.switch("efsignsgd")
+        saved, weights_then = handle.state_dict(), {k: v.clone() for k, v in net.state_dict().items()}
+        train(net, rank, range(2, 4))
+        handle.detach()
+        resumed = model()
+        resumed.load_state_dict(weights_then)
+        again = grace.attach(resumed, "efsignsgd" if switches else resumed_policy)
+        again.load_state_dict(saved)
+        train(resumed, rank, range(2, 4))
+        with pytest.raises(StateError, match="switch"):
+            again.load_state_dict({**saved, "policy": "Policy('*' -> qsgd)"})
+        again.detach()
+        assert torch.equal(weights(net), weights(resumed))
+
+
+def test_a_state_saved_between_two_methods_goes_on_with_what_is_owed(pair: Pool) -> None:
+    pair.run(boundaries)

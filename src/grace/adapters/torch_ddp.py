@@ -20,6 +20,7 @@ from torch.distributed import GradBucket
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from grace import wire as wires
 from grace.adapters.groups import Granularity, Group, carried, grouped
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError, StateError
 from grace.method import Method
@@ -140,7 +141,8 @@ class Handle:
         for index, rule in enumerate(policy.rules):
             methods[f"rule {index + 1} of the policy"] = str(rule)
         knobs = ("granularity", "seed", "nonfinite", "check")
-        agree({**methods, **{knob: repr(getattr(self, f"_{knob}")) for knob in knobs}, **shapes}, self._ranks)
+        wire = {"version of the wire format": str(wires.VERSION)}
+        agree({**wire, **methods, **{knob: repr(getattr(self, f"_{knob}")) for knob in knobs}, **shapes}, self._ranks)
 
     # ---- during the backward pass -----------------------------------------------------------------------------------
     def _accept(self, bucket: GradBucket) -> Future[Tensor]:

@@ -12,6 +12,7 @@ from grace.collectives import Exchange
 from grace.errors import ConfigurationError, InputError, NonFiniteError, StateError
 from grace.method import Exchanged, Method, Peer
 from grace.policy import Policy
+from grace.registry import method as make_method
 from grace.registry import spell
 from grace.run.together import Layouts, together
 from grace.workspace import Workspace
@@ -118,6 +119,7 @@ class Worker:
             "world": self.world,
             "step": self.step,
             "seed": self.seed,
+            "policy": repr(self.policy),
             "methods": {name: spell(method) for name, (method, _) in self._states.items()},
             "states": {name: _plain(state) for name, (_, state) in self._states.items()},
             "owed": {name: owed.clone() for name, owed in self._owed.items()},
@@ -130,19 +132,19 @@ class Worker:
             StateError: another version, rank or number of workers; tensors or methods that are not this run's. Nothing
                 has changed then.
         """
-        missing = {"version", "rank", "world", "step", "seed", "methods", "states", "owed"} - set(saved)
+        missing = {"version", "rank", "world", "step", "seed", "policy", "methods", "states", "owed"} - set(saved)
         if missing:
             raise StateError(f"not a Grace state: it lacks {', '.join(sorted(missing))}")
         for key, mine in (("version", VERSION), ("rank", self.rank), ("world", self.world)):
             if saved[key] != mine:
                 raise StateError(f"the state is of {key} {saved[key]}, this is {key} {mine}; each rank loads its own")
+        if saved["policy"] != repr(self.policy):
+            raise StateError(f"the state was saved under {saved['policy']}, this is {self.policy!r}; load, then switch")
         states: dict[str, tuple[Method[Any], Any]] = {}
         for name, plain in saved["states"].items():
             if name not in like:
                 raise StateError(f"the state has a tensor {name!r} that this run has not")
-            method = self.policy.method_for(name, like[name], saved["step"])
-            if spell(method) != saved["methods"][name]:
-                raise StateError(f"{name!r} was saved under {saved['methods'][name]}, and is now under {spell(method)}")
+            method = self._spelled(name, saved["methods"][name])
             states[name] = (method, _filled(name, method.init(like[name]), plain))
         if strange := saved["owed"].keys() - like.keys():
             raise StateError(f"the state owes to tensors that this run has not: {', '.join(sorted(strange))}")
@@ -151,6 +153,16 @@ class Worker:
         }
         self._states, self._owed = states, owed
         self.step, self.seed = int(saved["step"]), int(saved["seed"])
+
+    def _spelled(self, name: str, text: str) -> Method[Any]:
+        """The method that a state belongs to: one of the policy, or, after a switch, one that it had before."""
+        for rule in self.policy.rules:
+            if isinstance(rule.method, Method) and spell(rule.method) == text:
+                return rule.method
+        try:
+            return make_method(text)
+        except ConfigurationError as error:
+            raise StateError(f"{name!r} was saved under {text}, which is neither in the policy nor a name") from error
 
     def switch(self, policy: Policy) -> None:
         """From the next exchange on another policy holds. What memories owe is added to the next gradient."""

@@ -1,0 +1,45 @@
+# Needs Python 3.10 or newer, and make. Everything is installed into .venv; nothing outside this folder is changed.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+# A bare `torch` would bring the newest release with its CUDA packages; constraints.txt names the one that is tested.
+PIP    := $(BIN)/python -m pip
+
+DEMO   := none,bf16,fp16,qsgd:bits=4,signsgd,efsignsgd,topk:ratio=0.01,randomk:ratio=0.01,threshold:v=3,relative=true,powersgd:rank=2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint docs clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## .venv with Grace and all that its tests need; redone when pyproject.toml or constraints.txt change
+
+# The marker is written last: a set-up that was interrupted is done again.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("Grace needs Python 3.10 or newer; $(PYTHON) is Python " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12")'
+	@$(PYTHON) -c 'import ensurepip, venv' || { echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup ## ten methods train a small model with four workers each; table and figures in demo/
+	$(BIN)/grace compare --task digits --methods "$(DEMO)" --workers 4 --out demo
+
+test: lint ## everything that must pass: style, types, tests
+	$(BIN)/python -m pytest
+
+lint: setup ## style and types only
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: setup ## writes the generated pages of docs/ anew
+	$(BIN)/python docs/generate.py
+
+clean: ## removes what make made, .venv included
+	rm -rf $(VENV) demo dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +

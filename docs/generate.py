@@ -1,0 +1,288 @@
+"""Writes the pages of docs/methods and the table of methods in README.md from the registered classes.
+
+Run by ``make docs``. A test compares what is checked in with what this makes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import grace
+from grace.method import spelled
+from grace.registry import Recipe, documentation, recipe
+
+ROOT = Path(__file__).resolve().parent.parent
+ELEMENTS = 1_000_000  # of the matrix whose numbers are shown: 1000 x 1000
+LIKE = torch.empty(1000, 1000, device="meta")
+SECTIONS = ("Args", "Wire", "Bias", "Differs from the paper", "Example", "Reference")
+WORLDS = (2, 4, 8, 16)
+START, END = "<!-- methods: written by docs/generate.py -->", "<!-- end of methods -->"
+
+
+# ---- docstrings -----------------------------------------------------------------------------------------------------
+def sections(text: str) -> tuple[str, str, dict[str, str]]:
+    """A method's docstring as its first line, the text behind it, and its sections by name."""
+    head, *rest = re.split(rf"^({'|'.join(SECTIONS)}):\n", text, flags=re.MULTILINE)
+    first, _, body = head.partition("\n")
+    pairs = zip(rest[::2], rest[1::2], strict=True)
+    return first.strip(), body.strip(), {name: _dedent(block) for name, block in pairs}
+
+
+def _dedent(block: str) -> str:
+    return "\n".join(line.removeprefix("    ") for line in block.strip("\n").splitlines()).strip()
+
+
+def arguments(block: str) -> dict[str, str]:
+    """``name: text`` entries of an Args section."""
+    out: dict[str, str] = {}
+    for line in block.splitlines():
+        found = re.match(r"(\w+): (.*)", line)
+        if found:
+            name = found[1]
+            out[name] = found[2]
+        else:
+            out[name] += " " + line.strip()
+    return out
+
+
+def markdown(text: str) -> str:
+    """A docstring's running text as markdown."""
+    out = []
+    for part in re.split(r"(``.*?``)", " ".join(text.split())):
+        if part.startswith("``"):
+            out.append(f"`{part[2:-2]}`")
+        else:
+            out.append(re.sub(r"([*_<|])", r"\\\1", part))
+    return re.sub(r"arXiv (\d{4}\.\d{5})", r"[arXiv \1](https://arxiv.org/abs/\1)", "".join(out))
+
+
+def cell(text: str) -> str:
+    """Running text within a table: a bar in code must be escaped too."""
+    return re.sub(r"(?<!\\)\|", r"\\|", markdown(text))
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def citation(reference: str) -> str:
+    """A reference, short: ``[Alistarh et al., 2017](https://arxiv.org/abs/1610.02132)``."""
+    reference = " ".join(reference.split()).removeprefix("The baseline of ")
+    authors = re.split(r', "|: ', reference)[0]
+    names = [name for name in re.split(r", | and ", authors) if name]
+    if len(names) == 2 and "et al." not in authors:
+        short = " and ".join(names)
+    else:
+        short = names[0].removesuffix(" et al.") + " et al."
+    year = re.search(r"\b(19|20)\d\d\b", reference)
+    label = f"{short}, {year[0]}" if year else short
+    arxiv = re.search(r"arXiv (\d{4}\.\d{5})", reference)
+    return f"[{label}](https://arxiv.org/abs/{arxiv[1]})" if arxiv else label
+
+
+# ---- what a method claims -------------------------------------------------------------------------------------------
+def number(x: float) -> str:
+    """Three significant digits, without an exponent."""
+    text = f"{x:.3g}" if abs(x) < 1000 else f"{x:.0f}"
+    return text if "e" not in text else f"{x:.1e}"
+
+
+def bits_per_element(method: grace.Method[Any]) -> str:
+    """Bits that one worker encodes for an element of the example."""
+    payload = method.facts(LIKE).payload
+    return "by the data" if payload is None else number(8 * payload / ELEMENTS)
+
+
+def rounds(method: grace.Method[Any], world: int = 4) -> str:
+    """Collectives per exchange; traced in the simulator where they depend on the data."""
+    traffic = method.traffic(LIKE, grace.Peer(0, world))
+    if traffic is not None:
+        return str(traffic.rounds)
+    sim = grace.Simulator(grace.Policy([("*", method)]), world=world)
+    sim.step({"x": [torch.linspace(-1, 1, 1000).view(10, 100) for _ in range(world)]})
+    return str(sim.traffic[0].rounds)
+
+
+def bound(method: grace.Method[Any]) -> str:
+    """The bound on the error for the example."""
+    facts = method.facts(LIKE)
+    if facts.variance is not None:
+        return "exact" if facts.variance == 0 else f"`omega = {number(facts.variance)}`"
+    if not facts.contraction:
+        return "none declared" if facts.contraction is None else "never longer than x"
+    missing = 1 - facts.contraction
+    if missing < 1e-3:
+        return f"`delta = 1 - 2**{math.log2(missing):.0f}`"
+    return f"`delta = {number(facts.contraction)}`"
+
+
+def composition(name: str) -> str:
+    """The recipe as one would write it: ``ErrorFeedback(Allgather(TopK()))``."""
+    return spelled(grace.method(name))
+
+
+# ---- pages ----------------------------------------------------------------------------------------------------------
+def page(name: str) -> str:
+    """The page of one method."""
+    entry, made = recipe(name), grace.method(name)
+    first, body, parts = sections(documentation(name))
+    title, colon, rest = first.partition(": ")
+    out = [f"# {name}", f"**{markdown(title)}**: {markdown(rest)}" if colon else markdown(first)]
+    out += [markdown(paragraph) for paragraph in body.split("\n\n") if paragraph]
+    out += [f"The name `{name}` stands for `{composition(name)}`." + _aliases(entry)]
+    out += ["## Knobs", _knobs(entry, arguments(parts.get("Args", "")))]
+    out += ["## On the wire", _sentence(markdown(parts["Wire"])), _traffic(made)]
+    out += ["## Bias and bound", _sentence(markdown(parts["Bias"]))]
+    out += ["## Where it differs from the paper", _sentence(markdown(parts["Differs from the paper"]))]
+    out += ["## Example", _example(parts["Example"])]
+    out += ["## Reference", markdown(parts["Reference"])]
+    out += [f"The code: [`{_source(entry)}`](../../{_source(entry)}). All methods: [the table](index.md)."]
+    return _written("\n\n".join(out))
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _aliases(entry: Recipe) -> str:
+    return f" Other names: {', '.join(f'`{a}`' for a in entry.aliases)}." if entry.aliases else ""
+
+
+def _knobs(entry: Recipe, described: dict[str, str]) -> str:
+    rows = [
+        [f"`{f.name}`", f"`{f.default}`", cell(described.get(f.name, ""))] for f in dataclasses.fields(entry.factory)
+    ]
+    own = table(["knob", "default", "meaning"], rows) if rows else "None of its own."
+    around = []
+    if entry.communicator is not None:
+        around.append(f"`communicator` (here `{entry.communicator}`)")
+    around.append(f"`memory` (here `{entry.memory}`)")
+    pages = "[communicators](../concepts/methods-and-communicators.md) and [memories](../concepts/memories.md)"
+    return f"{own}\n\nAnd what goes around it: {' and '.join(around)}, each with knobs of its own; see {pages}."
+
+
+def _traffic(method: grace.Method[Any]) -> str:
+    payload = method.facts(LIKE).payload
+    if payload is None:
+        return "How many bytes travel depends on the data; `handle.stats` and `Simulator.traffic` count them."
+    intro = (
+        f"For a matrix of 1000 x 1000 float32 numbers one worker encodes {payload:,} bytes "
+        f"({bits_per_element(method)} bits per element). What rank 0 of W workers sends for it, next to what an "
+        "all-reduce of float32 numbers sends:"
+    )
+    dense = grace.method("none")
+    rows = []
+    for world in WORLDS:
+        mine, theirs = (m.traffic(LIKE, grace.Peer(0, world)) for m in (method, dense))
+        assert mine is not None
+        assert theirs is not None
+        share = number(mine.sent / theirs.sent)
+        rows.append([str(world), str(mine.rounds), f"{mine.sent:,}", f"{theirs.sent:,}", share])
+    return intro + "\n\n" + table(["W", "rounds", "bytes sent", "float32 all-reduce", "share"], rows)
+
+
+def _example(block: str) -> str:
+    lines = block.splitlines()
+    lines = [line.replace(">>> method(", ">>> grace.method(") for line in lines]
+    return "```pycon\n>>> import grace\n" + "\n".join(lines) + "\n```"
+
+
+def _source(entry: Recipe) -> str:
+    return "src/" + entry.factory.__module__.replace(".", "/") + ".py"
+
+
+def index() -> str:
+    """The table of all methods."""
+    head = ["method", "family", "recipe", "bits per element", "rounds", "biased", "bound", "reference"]
+    rows = []
+    for name in own_methods():
+        entry, made = recipe(name), grace.method(name)
+        unbiased = made.facts(LIKE).unbiased
+        reference = citation(sections(documentation(name))[2]["Reference"])
+        rows.append(
+            [
+                f"[`{name}`]({name}.md)",
+                entry.family,
+                f"`{composition(name)}`",
+                bits_per_element(made),
+                rounds(made),
+                "no" if unbiased else "yes",
+                bound(made),
+                reference,
+            ]
+        )
+    text = f"""# Methods
+
+{len(rows)} methods. `grace.method("topk", ratio=0.01)` or the string `"topk:ratio=0.01"` makes one; `grace list` prints this
+list, `grace explain topk` one method's page.
+
+{table(head, rows)}
+
+- *recipe*: what the name alone stands for, with all knobs at their defaults. The communicator and the memory can be
+  replaced: `"topk:communicator=scatterreduce"`, `"topk:memory=none"`.
+- *bits per element*: what one worker encodes, for a matrix of 1000 x 1000; uncompressed it is 32. What travels
+  depends on the communicator as well: see the page of each method.
+- *rounds*: collectives, one after the other, with four workers. All tensors of a bucket share them.
+- *biased*: whether the mean of C(x) over its random numbers differs from x. What a method drops in the same direction
+  again and again needs error feedback, or an optimizer made for it.
+- *bound*: delta, from `|x - C(x)|^2 <= (1 - delta) |x|^2`, or omega, from `E|C(x) - x|^2 <= omega |x|^2`, for that matrix.
+"""
+    return _written(text)
+
+
+def readme_table() -> str:
+    """The short table of README.md."""
+    rows = []
+    for name in own_methods():
+        entry, made = recipe(name), grace.method(name)
+        parts = sections(documentation(name))
+        first = cell(parts[0].rstrip(".").partition(": ")[2] or parts[0].rstrip("."))
+        rows.append([f"[`{name}`](docs/methods/{name}.md)", entry.family, first, bits_per_element(made)])
+    return table(["method", "family", "what it sends", "bits per element"], rows)
+
+
+def own_methods() -> list[str]:
+    """The registered methods that Grace itself defines, by family."""
+    families = ["baseline", "cast", "quantization", "sparsification", "low rank"]
+    own = [name for name in grace.methods() if recipe(name).factory.__module__.startswith("grace.methods.")]
+    rank = {family: at for at, family in enumerate(families)}
+    return sorted(own, key=lambda name: (rank.get(recipe(name).family, len(families)), recipe(name).family, name))
+
+
+def _written(text: str) -> str:
+    return text.rstrip() + "\n"
+
+
+def generated() -> dict[Path, str]:
+    """Every generated file and its text. README.md is generated between two marks."""
+    pages = {ROOT / "docs/methods" / f"{name}.md": page(name) for name in own_methods()}
+    pages[ROOT / "docs/methods/index.md"] = index()
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    before, _, rest = readme.partition(START)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        raise ValueError(f"README.md must contain {START!r} and {END!r}")
+    pages[ROOT / "README.md"] = f"{before}{START}\n{readme_table()}\n{END}{after}"
+    return pages
+
+
+def main() -> None:
+    """Writes all of it, and removes the pages of methods that are no more."""
+    pages = generated()
+    for old in (ROOT / "docs/methods").glob("*.md"):
+        if old not in pages:
+            old.unlink()
+    for path, text in pages.items():
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
