@@ -1,0 +1,87 @@
+"""Runs several methods on one task, one after the other, each in processes of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grace.bench.config import RunConfig
+from grace.bench.launch import RunError, launch
+from grace.bench.results import curves_csv, summary_csv
+from grace.bench.scratch import write_atomically
+from grace.registry import method, split_methods
+
+SCHEMA, VERSION = "grace.comparison", 1
+BASELINE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one run: a result, or the error that ended it."""
+
+    method: str
+    result: dict[str, Any] | None = None
+    error: str | None = None
+
+
+def with_baseline(text: str) -> list[str]:
+    """The methods of ``"topk:ratio=0.01,qsgd"``, each once, the uncompressed baseline first.
+
+    Raises:
+        UnknownNameError, ConfigurationError: one of them is no method.
+    """
+    kept: dict[str, str] = {}
+    for spec in [BASELINE, *split_methods(text)]:
+        kept.setdefault(repr(method(spec)), spec)
+    return list(kept.values())
+
+
+def compare(
+    config: RunConfig,
+    methods: Sequence[str],
+    out: Path,
+    *,
+    on_start: Callable[[str], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+    on_end: Callable[[Outcome], None] | None = None,
+) -> list[Outcome]:
+    """Runs ``config`` with each method. A method that fails is recorded, and the others go on.
+
+    Writes ``runs/*.json`` (each as it ends), ``results.json``, ``summary.csv`` and ``curves.csv`` into ``out``.
+    """
+    configs = [dataclasses.replace(config, method=spec) for spec in methods]
+    outcomes = []
+    for one in configs:
+        if on_start is not None:
+            on_start(one.method)
+        try:
+            outcome = Outcome(one.method, result=launch(one, out=out / "runs", on_progress=on_progress))
+        except RunError as error:
+            outcome = Outcome(one.method, error=str(error))
+        outcomes.append(outcome)
+        if on_end is not None:
+            on_end(outcome)
+        write(outcomes, out)
+    return outcomes
+
+
+def document(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The comparison as one document."""
+    failed = [{"method": outcome.method, "error": outcome.error} for outcome in outcomes if outcome.error is not None]
+    return {"schema": SCHEMA, "version": VERSION, "results": succeeded(outcomes), "failed": failed}
+
+
+def succeeded(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """The results that there are."""
+    return [outcome.result for outcome in outcomes if outcome.result is not None]
+
+
+def write(outcomes: Sequence[Outcome], out: Path) -> None:
+    """The tables of what has ended so far."""
+    write_atomically(out / "results.json", json.dumps(document(outcomes), indent=1, allow_nan=False) + "\n")
+    write_atomically(out / "summary.csv", summary_csv(succeeded(outcomes)))
+    write_atomically(out / "curves.csv", curves_csv(succeeded(outcomes)))

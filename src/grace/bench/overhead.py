@@ -1,0 +1,214 @@
+"""What Grace itself costs, measured where it does nothing useful: with the method ``none``, and in the steady state.
+
+Three questions, and how they are answered:
+
+- *time*: two gloo processes train the same perceptron of 10 million parameters twice, as plain DistributedDataParallel
+  and with ``attach(model, "none")``. A sample is one step (forward, backward, optimizer) of each, one right after the
+  other, in alternating order; the measure is the ratio of the two.
+- *machinery*: one exchange of many small tensors under ``none``, driven over a network that answers at once with what
+  it was given; the measure is microseconds per tensor. What is left is generators, fusing and bookkeeping, and the
+  copies of 64 numbers that belong to it.
+- *memory*: allocations of at least half the gradient's size in one exchange of 10 million numbers between two
+  processes, once memories and workspaces exist; the measure is how many of them a step makes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import grace
+from grace.bench.results import quartiles
+from grace.bench.scratch import write_atomically
+from grace.collectives import Collective
+from grace.errors import GraceError
+from grace.policy import Policy
+from grace.run.drive import Transport, drive
+from grace.run.worker import Worker
+from grace.transports.torch_distributed import TorchDistributed, init_process_group
+
+WIDTH, DEPTH, BATCH = 1824, 3, 32  # 3 x (1824^2 + 1824) = 9,986,400 parameters
+TENSORS, NUMBERS = 200, 64  # of the machinery's measurement
+MEMORY_METHODS = ("none", "bf16", "topk", "efsignsgd", "qsgd", "powersgd")
+_WARM_STEPS = 3
+_SECONDS = 540.0
+
+
+def measure(samples: int) -> list[dict[str, Any]]:
+    """All rows: operation, value (a median), unit, low and high (quartiles), goal.
+
+    Raises:
+        GraceError: the two processes failed or did not end in time.
+    """
+    return [*_in_two_processes(samples), machinery(samples)]
+
+
+def _row(operation: str, values: list[float], unit: str, goal: float) -> dict[str, Any]:
+    found = quartiles(values)
+    return {
+        "operation": operation,
+        "value": found["median"],
+        "unit": unit,
+        "low": found["low"],
+        "high": found["high"],
+        "goal": goal,
+        "samples": len(values),
+    }
+
+
+# ---- time and memory, in two processes ------------------------------------------------------------------------------
+def _in_two_processes(samples: int) -> list[dict[str, Any]]:
+    threads = max(1, (os.cpu_count() or 1) // 2)
+    env = {**os.environ, "OMP_NUM_THREADS": str(threads), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    with tempfile.TemporaryDirectory(prefix="grace-") as folder:
+        out = Path(folder) / "rows.json"
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        arguments = ["-m", "grace.bench.overhead", str(out), str(samples)]
+        process = subprocess.Popen(
+            [*launcher, *arguments], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        try:
+            text, _ = process.communicate(timeout=_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise GraceError(f"the two processes did not end within {_SECONDS:.0f} s") from error
+        finally:
+            if process.poll() is None:
+                process.terminate()  # the launcher ends its workers
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(10)
+                process.kill()
+        if process.returncode != 0 or not out.exists():
+            raise GraceError(f"the two processes failed:\n{text.decode(errors='replace').strip()}")
+        rows: list[dict[str, Any]] = json.loads(out.read_text())
+        return rows
+
+
+def _worker(out: Path, samples: int) -> None:
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
+    init_process_group()
+    rows = [_step_ratio(samples)]
+    transport = TorchDistributed()
+    rows += [_allocations(method, transport) for method in MEMORY_METHODS]
+    if transport.rank == 0:
+        write_atomically(out, json.dumps(rows))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def _step_ratio(samples: int) -> dict[str, Any]:
+    """Time of a step with ``attach(model, "none")`` over that of plain DistributedDataParallel."""
+    plain, attached = _stepper(attach=False), _stepper(attach=True)
+    for _ in range(_WARM_STEPS):
+        plain()
+        attached()
+    ratios = []
+    for sample in range(samples):
+        first, second = (plain, attached) if sample % 2 == 0 else (attached, plain)
+        times = {run: _seconds(run) for run in (first, second)}
+        ratios.append(times[attached] / times[plain])
+    size = DEPTH * (WIDTH * WIDTH + WIDTH)
+    return _row(f"step with attach(model, 'none') / plain DDP, {size:,} parameters, 2 processes", ratios, "x", 1.10)
+
+
+def _stepper(*, attach: bool) -> Callable[[], None]:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(DEPTH) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
+    model = DistributedDataParallel(nn.Sequential(*layers))
+    if attach:
+        grace.attach(model, "none")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    batch = torch.randn(BATCH, WIDTH)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def _seconds(run: Callable[[], None]) -> float:
+    torch.distributed.barrier()  # so that neither pays for the other's stragglers
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _allocations(method: str, transport: Transport) -> dict[str, Any]:
+    """Large allocations in each of some exchanges of one large matrix."""
+    shape = (DEPTH * WIDTH, WIDTH)
+    worker = Worker(Policy([("*", method)]), transport.rank, transport.world)
+    gradient, buffer = torch.randn(shape), torch.empty(shape)
+    limit = buffer.numel() * buffer.element_size() // 2
+
+    def exchange() -> None:
+        outs = drive(worker.exchange({"weight": buffer}), transport)
+        mean = outs["weight"].mean
+        if mean.data_ptr() != buffer.data_ptr():
+            buffer.copy_(mean)
+        worker.workspace.reset()
+        worker.advance()
+
+    counts = []
+    for step in range(_WARM_STEPS + 4):
+        buffer.copy_(gradient)
+        if step < _WARM_STEPS:
+            exchange()
+        else:
+            counts.append(float(sum(size >= limit for size in allocated(exchange))))
+    return _row(f"allocations of half the gradient or more per step, {method}", counts, "", 0)
+
+
+def allocated(run: Callable[[], None]) -> list[int]:
+    """Sizes in bytes of what this thread allocates with torch while ``run`` runs."""
+    with torch.autograd.profiler.profile(profile_memory=True) as profile:
+        run()
+    assert profile.kineto_results is not None
+    events = profile.kineto_results.events()
+    return [size for event in events if event.name() == "[memory]" and (size := event.nbytes()) > 0]
+
+
+# ---- machinery, in this process -------------------------------------------------------------------------------------
+class _Echo:
+    """A network that answers at once with what it was given."""
+
+    rank, world = 0, 2
+
+    def run(self, op: Collective) -> Tensor:
+        return op.buf
+
+
+def machinery(samples: int) -> dict[str, Any]:
+    """Microseconds per tensor of an exchange that does nothing."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        worker, network = Worker(Policy([("*", "none")]), 0, 2), _Echo()
+        tensors = {f"layer{i}.weight": torch.zeros(NUMBERS) for i in range(TENSORS)}
+        costs = []
+        for sample in range(_WARM_STEPS + 4 * samples):
+            start = time.perf_counter()
+            drive(worker.exchange(tensors), network)
+            worker.workspace.reset()
+            worker.advance()
+            if sample >= _WARM_STEPS:
+                costs.append(1e6 * (time.perf_counter() - start) / TENSORS)
+    finally:
+        torch.set_num_threads(threads)
+    return _row(f"machinery per tensor and step, {TENSORS} tensors of {NUMBERS} numbers", costs, "us", 15.0)
+
+
+if __name__ == "__main__":
+    _worker(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,92 @@
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from grace.bench.compare import Outcome
+from grace.bench.report.figures import draw
+from grace.bench.report.progress import Reporter
+from grace.bench.report.tables import amount, comparison, overhead, share
+
+
+def result(method="none", final=0.9, why=None, sent=5000):
+    points = [
+        {"epoch": float(k), "step": 10 * k, "seconds": k / 2, "sent_bytes": sent * k, "accuracy": final if k else 0.1}
+        for k in range(3)
+    ]
+    return {
+        "task": "digits", "method": method, "workers": 2, "metric": "accuracy", "better": "higher", "final": final,
+        "best": final, "steps": 20, "batch_per_worker": 32, "seed": 0, "environment": {"cores": 2},
+        "optimizer": {"why": why}, "curve": points,
+        "model": {"parameters": 10, "tensors": 2, "compressed_parameters": 5, "compressed_tensors": 1},
+        "traffic": {"sent_bytes_per_step": 500.0, "relative_to_fp32": 1.5, "rounds_per_step": 1.0},
+        "time": {"step_ms": {"median": 1.0, "low": 0.5, "high": 2.0}, "codec_ms": 0.1, "exchange_ms": 0.2},
+    }  # fmt: skip
+
+
+def text_of(view):
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.file:
+        console.print(view)
+    return console.export_text()
+
+
+def test_the_table_shows_methods_notes_and_failures():
+    text = text_of(comparison([
+        Outcome("none", result=result()), Outcome("signsgd", result=result("signsgd", None, "lr x 0.02")),
+        Outcome("bad", error="rank 0 failed"),
+    ]))  # fmt: skip
+    assert "signsgd [1]" in text
+    assert "[1] lr x 0.02" in text
+    assert "diverged" in text
+    assert "150 %" in text
+    assert "failed: rank 0 failed" in text
+
+
+def test_overhead_is_shown_with_its_goal():
+    row = {"operation": "step", "value": 1.05, "unit": "x", "low": 1.0, "high": 1.1, "goal": 1.1}
+    assert "<= 1.1" in text_of(overhead([row]))
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(None, "-"), (0, "0 B"), (999, "999 B"), (114_444, "114 kB"), (13_824, "13.8 kB"), (2.1e6, "2.10 MB")],
+)
+def test_amounts(size, text):
+    assert amount(size) == text
+
+
+@pytest.mark.parametrize(
+    ("part", "text"), [(None, "-"), (0.0312, "3.12 %"), (1, "100 %"), (1.0002, "100.02 %"), (12.5, "1,250 %")]
+)
+def test_shares(part, text):
+    assert share(part) == text
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        [result(), result("topk", 0.8, sent=50), result("signsgd", None, "lr x 0.02")],
+        [result(sent=0)],  # one worker sends nothing
+        [result(f"m{i}") for i in range(14)],
+    ],
+)
+def test_figures_are_drawn(tmp_path: Path, results):
+    png, svg = draw(results, tmp_path)
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in svg.read_text()[:1000]
+
+
+def test_the_same_results_give_the_same_figure(tmp_path):
+    first = [path.read_bytes() for path in draw([result(), result("topk")], tmp_path / "a")]
+    assert first == [path.read_bytes() for path in draw([result(), result("topk")], tmp_path / "b")]
+
+
+def test_without_a_terminal_progress_is_a_line_for_each_run(tmp_path):
+    with open(tmp_path / "log", "w+") as file:
+        with Reporter(Console(file=file, width=100), 1, bar=True) as reporter:
+            reporter.started("none")
+            reporter.progressed(1, 10)
+            reporter.ended(Outcome("none", result=result()))
+        file.seek(0)
+        assert file.read() == "1/1 none: accuracy 0.9000 (0 s)\n"
