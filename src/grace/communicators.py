@@ -107,14 +107,16 @@ class _Communicator(Method[None]):
     def _exchange(self, x: Tensor, peer: Peer) -> Exchange[Exchanged[None]]:
         raise NotImplementedError
 
-    def _compress(self, rows: Tensor, peer: Peer, stage: int = 0) -> Tensor:
+    def _compress(self, rows: Tensor, peer: Peer, hop: int = 0) -> Tensor:
         """Rows ``[b, n]`` -> wire ``[b, w]``, drawn from the stream that the compressor asks for."""
-        shared = self.compressor.randomness == "shared"
-        rng = peer.shared(self.compressor.id) if shared else peer.private(self.compressor.id).fork(stage)
-        return self.compressor.compress_(rows, rng, peer.keep_rest)
+        compressor = self.compressor.again() if hop else self.compressor
+        shared = compressor.randomness == "shared"
+        rng = peer.shared(compressor.id) if shared else peer.private(compressor.id).fork(hop)
+        return compressor.compress_(rows, rng, peer.keep_rest)
 
-    def _decompress(self, wire: Tensor, out: Tensor, peer: Peer, scale: float) -> None:
-        self.compressor.decompress_add_(wire, out, scale, peer.shared(self.compressor.id))
+    def _decompress(self, wire: Tensor, out: Tensor, peer: Peer, scale: float, hop: int = 0) -> None:
+        compressor = self.compressor.again() if hop else self.compressor
+        compressor.decompress_add_(wire, out, scale, peer.shared(compressor.id))
 
     def _payload(self, n: int) -> int | None:
         """Bytes of the sealed wire of n numbers; None if they vary."""
@@ -167,6 +169,14 @@ class Allreduce(_Communicator):
                 f"{spelled(self.compressor)} makes wires that cannot be summed; use Allgather, Broadcast, "
                 "ScatterReduce or ParameterServer instead of Allreduce"
             )
+
+    def with_memory(self) -> Method[None]:
+        if self.compressor.predivide:
+            raise CompositionError(
+                f"{spelled(self)} lets the network round sums to its narrow numbers, and no worker's memory sees that error; "
+                "use ScatterReduce (communicator=scatterreduce) with a memory, which moves as many bytes, or memory=none"
+            )
+        return _Communicator.with_memory(self)
 
     def _exchange(self, x: Tensor, peer: Peer) -> Exchange[Exchanged[None]]:
         if self.compressor.transparent and not peer.keep_rest:
@@ -255,6 +265,9 @@ class ScatterReduce(_Communicator):
 
     averages: ClassVar[bool] = True
 
+    def facts(self, like: Tensor) -> Facts:
+        return _twice(self.compressor.facts(like.numel()))
+
     def _exchange(self, x: Tensor, peer: Peer) -> Exchange[Exchanged[None]]:
         W, n = peer.world, x.numel()
         c = math.ceil(n / W)
@@ -268,7 +281,7 @@ class ScatterReduce(_Communicator):
         if finite:
             for one, width in zip(theirs[:, None], widths, strict=True):
                 self._decompress(wires.unseal(one, width, wire.dtype), chunk, peer, 1 / W)
-        again = self._compress(chunk, peer, stage=1)  # chunk: now my second rounding
+        again = self._compress(chunk, peer, hop=1)  # chunk: now my second rounding
         widths = yield from self._widths(again, c, peer)
         final = yield AllGather(wires.seal(again, finite, max(widths))[0])  # [W, s]
         if not wires.all_finite(final):
@@ -277,7 +290,7 @@ class ScatterReduce(_Communicator):
             rows[peer.rank].add_(chunk[0], alpha=W)  # one worker's share of the mean is 1/W of it
         mean = loan.room() if n == W * c else peer.scratch(W * c, x).zero_()
         for row, one, width in zip(mean.view(W, 1, c), final[:, None], widths, strict=True):
-            self._decompress(wires.unseal(one, width, again.dtype), row, peer, 1.0)
+            self._decompress(wires.unseal(one, width, again.dtype), row, peer, 1.0, hop=1)
         return loan.done(mean[:n], rows.view(-1)[:n])
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
@@ -297,8 +310,11 @@ class ParameterServer(_Communicator):
 
     def __post_init__(self) -> None:
         _Communicator.__post_init__(self)
-        if self.server < 0:
-            raise ConfigurationError(f"ParameterServer: server={self.server} is not a rank; legal: 0 to W-1")
+        if not (isinstance(self.server, int) and self.server >= 0):
+            raise ConfigurationError(f"ParameterServer: server={self.server!r} is not a rank; legal: 0 to W-1")
+
+    def facts(self, like: Tensor) -> Facts:
+        return _twice(self.compressor.facts(like.numel()))
 
     def _exchange(self, x: Tensor, peer: Peer) -> Exchange[Exchanged[None]]:
         W, n, server = peer.world, x.numel(), self.server
@@ -318,7 +334,7 @@ class ParameterServer(_Communicator):
         if serving and finite:
             for one, width in zip(inbox, widths, strict=True):
                 self._decompress(wires.unseal(one, width, wire.dtype), total, peer, 1 / W)
-        again = self._compress(total, peer, stage=1)  # other ranks' only gives the shape
+        again = self._compress(total, peer, hop=1)  # other ranks' only gives the shape
         widths = yield from self._widths(again, n, peer)
         reply = (
             wires.seal(again, finite, widths[server])
@@ -331,7 +347,7 @@ class ParameterServer(_Communicator):
         if peer.keep_rest and serving:
             loan.work.add_(total[0], alpha=W)
         mean = loan.room()
-        self._decompress(wires.unseal(answer, widths[server], again.dtype), mean.view(1, -1), peer, 1.0)
+        self._decompress(wires.unseal(answer, widths[server], again.dtype), mean.view(1, -1), peer, 1.0, hop=1)
         return loan.done(mean)
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
@@ -340,6 +356,12 @@ class ParameterServer(_Communicator):
             return None
         up = [Permute(_bytes(size), ((rank, self.server),)) for rank in range(peer.world) if rank != self.server]
         return _traced(peer, *up, BroadcastOp(_bytes(size), self.server))
+
+
+def _twice(once: Facts) -> Facts:
+    """What is left of a compressor's claims where averages are compressed again: no bound, unless it is exact."""
+    exact = once.variance == 0
+    return replace(once, contraction=1.0 if exact else None, variance=0.0 if exact else None, payload=None)
 
 
 def _padded(flat: Tensor, size: int, peer: Peer) -> Tensor:

@@ -6,6 +6,7 @@ failed exchange or an inf or NaN anywhere it is what it was before.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -60,7 +61,7 @@ class ErrorFeedback(_Memory[S]):
     Args:
         method: the method to wrap; one whose error stays bounded, see :meth:`grace.Method.with_memory`.
         beta: decay of the memory, in (0, 1].
-        gamma: weight of the gradient, > 0.
+        gamma: weight of the gradient, > 0 and finite.
 
     State: float32, as large as the gradient. References: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019.
     """
@@ -72,8 +73,8 @@ class ErrorFeedback(_Memory[S]):
         _Memory.__post_init__(self)
         if not 0 < self.beta <= 1:
             raise out_of_range("ErrorFeedback", "beta", self.beta, "0 < beta <= 1")
-        if not self.gamma > 0:
-            raise out_of_range("ErrorFeedback", "gamma", self.gamma, "gamma > 0")
+        if not 0 < self.gamma < math.inf:
+            raise out_of_range("ErrorFeedback", "gamma", self.gamma, "0 < gamma < inf")
         object.__setattr__(self, "method", self.method.with_memory())
 
     def exchange(self, x: Tensor, state: tuple[Tensor, S], peer: Peer) -> Exchange[Exchanged[tuple[Tensor, S]]]:

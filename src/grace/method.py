@@ -33,7 +33,7 @@ class Facts:
     contraction: the largest known delta with E|x - C(x)|^2 <= (1 - delta) |x|^2; None if there is none.
     variance: the smallest known omega with E|C(x) - x|^2 <= omega |x|^2; None where C is biased or no bound is known.
     deterministic: the same x gives the same C(x), whatever the seed.
-    payload: bytes that one worker encodes; None if it depends on the data.
+    payload: bytes that one worker encodes; None if it depends on the data or on the number of workers.
     """
 
     unbiased: bool = False
@@ -178,6 +178,12 @@ class Compressor(abc.ABC):
 
         Raises:
             CompositionError: there is none.
+        """
+        return self
+
+    def again(self) -> Compressor:
+        """The variant for the second hop of ScatterReduce and ParameterServer, which sees averages of what was decoded.
+        By default the compressor itself; it must read and write the same wires.
         """
         return self
 

@@ -59,6 +59,8 @@ class PowerSGD(Method["Tensor | None"]):
     def __post_init__(self) -> None:
         if not (isinstance(self.rank, int) and self.rank >= 1):
             raise out_of_range("powersgd", "rank", self.rank, "a whole number >= 1")
+        if not isinstance(self.warm_start, bool):
+            raise out_of_range("powersgd", "warm_start", self.warm_start, "True, False")
         if not self.min_rate > 0:
             raise out_of_range("powersgd", "min_rate", self.min_rate, "min_rate > 0")
         if not (isinstance(self.start_step, int) and self.start_step >= 0):

@@ -46,6 +46,8 @@ class RandomK(Compressor):
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:
             raise out_of_range("randomk", "ratio", self.ratio, "0 < ratio <= 1")
+        if not (self.scale is None or isinstance(self.scale, bool)):
+            raise out_of_range("randomk", "scale", self.scale, "True, False, None")
 
     @property
     def scaled(self) -> bool:
@@ -57,6 +59,10 @@ class RandomK(Compressor):
                 "randomk: scale=True multiplies by n/k, and a memory of its error would grow without bound; "
                 "use scale=False with a memory, or memory=none"
             )
+        return replace(self, scale=False)
+
+    def again(self) -> Compressor:
+        """An average of decoded wires is already scaled, and zero outside of the positions, which are the same."""
         return replace(self, scale=False)
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:

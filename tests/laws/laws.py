@@ -1,0 +1,452 @@
+"""The laws of DESIGN.md. Each is a function of a method and its inputs that raises AssertionError where it is broken.
+
+Letters: W workers; n numbers; T steps; xs holds one tensor per worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import grace
+from grace.collectives import AllReduce, Collective, Exchange
+from grace.errors import CompositionError, TransportError
+from grace.memories import _Memory
+from grace.method import Exchanged, Method, Peer
+from grace.run import Simulator, Tracer, simulate, together
+from grace.run.simulate import answers
+
+Runner = Callable[[list[Any]], list[Any]]
+TINY = 2.0**-140  # what may be lost below the normal numbers
+
+
+# ---- helpers --------------------------------------------------------------------------------------------------------
+def run(
+    method: Method[Any],
+    xs: Sequence[Tensor],
+    states: Sequence[Any] | None = None,
+    *,
+    step: int = 0,
+    seed: int = 0,
+    keep_rest: bool = False,
+    runner: Runner = simulate,
+) -> list[Exchanged[Any]]:
+    """One simulated step of all workers. ``xs`` are copied, ``states`` are donated."""
+    W = len(xs)
+    states = [method.init(x) for x in xs] if states is None else states
+    peers = [Peer(rank, W, step, "w", seed, keep_rest) for rank in range(W)]
+    return runner([method.exchange(copied(x), s, p) for x, s, p in zip(xs, states, peers, strict=True)])
+
+
+def copied(x: Tensor) -> Tensor:
+    """A copy with the same strides, where they do not overlap."""
+    return x.clone(memory_format=torch.preserve_format)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors agree in dtype, shape and every bit."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
+
+
+def leaves(state: Any) -> Iterator[Tensor]:
+    """The tensors of a state."""
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, tuple):
+        for part in state:
+            yield from leaves(part)
+
+
+def snapshot(states: Sequence[Any]) -> list[list[Tensor]]:
+    """Copies of all tensors of all states."""
+    return [[leaf.clone() for leaf in leaves(state)] for state in states]
+
+
+def assert_untouched(states: Sequence[Any], before: list[list[Tensor]], what: str) -> None:
+    """All tensors of all states have the bits that they had."""
+    for rank, (state, old) in enumerate(zip(states, before, strict=True)):
+        for leaf, was in zip(leaves(state), old, strict=True):
+            assert same_bits(leaf, was), f"{what}: the state of rank {rank} changed"
+
+
+def average(xs: Sequence[Tensor]) -> Tensor:
+    """In float64."""
+    return torch.stack([x.double() for x in xs]).mean(0)
+
+
+def is_memory(method: Method[Any]) -> bool:
+    """Whether it carries something from step to step that its mean does not say."""
+    return isinstance(method, _Memory)
+
+
+def remembers(method: Method[Any]) -> Method[Any] | None:
+    """The method under error feedback; None where a memory is refused."""
+    try:
+        return grace.ErrorFeedback(method)
+    except CompositionError:
+        return None
+
+
+def tolerance(xs: Sequence[Tensor], n_roundings: float = 16) -> float:
+    """So many roundings of the largest number, in the dtype of the inputs or float32, whichever is coarser."""
+    eps = max(torch.finfo(xs[0].dtype).eps, torch.finfo(torch.float32).eps)
+    return n_roundings * eps * max((float(x.abs().max()) for x in xs if x.numel()), default=0.0) + TINY
+
+
+# ---- law 1 ----------------------------------------------------------------------------------------------------------
+def agreement(method: Method[Any], xs: Sequence[Tensor], steps: int = 2) -> None:
+    """``mean`` is bit-identical on all ranks, and of the dtype and shape of the input."""
+    states = [method.init(x) for x in xs]
+    for step in range(steps):
+        outs = run(method, xs, states, step=step)
+        states = [out.state for out in outs]
+        for rank, (x, out) in enumerate(zip(xs, outs, strict=True)):
+            assert out.mean.dtype == x.dtype, f"agreement: mean is {out.mean.dtype}, the gradient {x.dtype}"
+            assert out.mean.shape == x.shape, f"agreement: mean is {out.mean.shape}, the gradient {x.shape}"
+            assert out.finite == outs[0].finite, f"agreement: finite differs between rank 0 and {rank}"
+            assert same_bits(out.mean, outs[0].mean), f"agreement: mean of rank {rank} differs from that of rank 0"
+
+
+# ---- law 2 ----------------------------------------------------------------------------------------------------------
+def conservation(method: Method[Any], xs: Sequence[Tensor], steps: int = 2) -> None:
+    """The average over ranks of ``x - rest`` is ``mean``."""
+    states = [method.init(x) for x in xs]
+    for step in range(steps):
+        outs = run(method, xs, states, step=step, keep_rest=True)
+        states = [out.state for out in outs]
+        assert all(out.finite for out in outs), "conservation: finite gradients read as non-finite"
+        for out, x in zip(outs, xs, strict=True):
+            assert out.rest is not None, "conservation: the rest was not kept"
+            assert out.rest.shape == x.shape, f"conservation: rest is {tuple(out.rest.shape)}, not {tuple(x.shape)}"
+        said = average([x.double() - out.rest.double() for x, out in zip(xs, outs, strict=True)])
+        error = float((said - outs[0].mean.double()).abs().max()) if said.numel() else 0.0
+        # the second rounding of W workers' chunks is W times as large in the memory of its owner
+        legal = tolerance([*xs, *[out.rest.to(x.dtype) for out, x in zip(outs, xs, strict=True)]], 16 + 2 * len(xs))
+        assert error <= legal, f"conservation: average of x - rest is off the mean by {error:.3g}, legal {legal:.3g}"
+
+
+# ---- law 3 ----------------------------------------------------------------------------------------------------------
+def nothing_lost(method: Method[Any], steps: Sequence[Sequence[Tensor]]) -> None:
+    """With error feedback, the sum of means plus the average memory is the sum of average gradients."""
+    assert isinstance(method, grace.ErrorFeedback), f"nothing_lost: {method} has no error feedback"
+    assert method.beta == 1, "nothing_lost: a memory that decays loses on purpose"
+    states = [method.init(x) for x in steps[0]]
+    applied = torch.zeros_like(steps[0][0], dtype=torch.float64)
+    truth = torch.zeros_like(applied)
+    seen: list[Tensor] = []
+    for step, xs in enumerate(steps):
+        outs = run(method, xs, states, step=step)
+        states = [out.state for out in outs]
+        assert all(out.finite for out in outs), "nothing lost: finite gradients read as non-finite"
+        applied += outs[0].mean.double()
+        truth += average(xs) * method.gamma
+        seen += [*xs, *[state[0].to(xs[0].dtype) for state in states]]
+    owed = [method.owed(state) for state in states]
+    error = float((applied + average(owed) - truth).abs().max()) if truth.numel() else 0.0
+    legal = tolerance(seen, 4.0 * len(steps) + 4 * len(steps[0]))
+    assert error <= legal, f"nothing lost: means and memories are off the gradients by {error:.3g}, legal {legal:.3g}"
+
+
+# ---- law 4 ----------------------------------------------------------------------------------------------------------
+def _draws(method: Method[Any], xs: Sequence[Tensor], draws: int) -> Tensor:
+    """``[R, *x.shape]`` float64: the mean of a first step, for R seeds."""
+    return torch.stack([run(method, xs, seed=1 + r)[0].mean.double() for r in range(draws)])
+
+
+def unbiased(method: Method[Any], xs: Sequence[Tensor], draws: int = 200) -> None:
+    """If it is declared, E mean = the average of x."""
+    if not method.facts(xs[0]).unbiased:
+        return
+    truth = average(xs)
+    outs = _draws(method, xs, draws)
+    bias = (outs.mean(0) - truth).flatten()
+    variance = (outs - truth).square().mean(0).flatten()  # [n]
+    floor = (2.0**-15 * float(truth.abs().max())) ** 2  # u has 16 bits
+    legal = 6 * ((variance.clamp_min(float(variance.mean())) + floor) / draws + floor).sqrt()
+    worst = int((bias.abs() - legal).argmax())
+    assert bool((bias.abs() <= legal).all()), (
+        f"unbiased: element {worst} is off by {float(bias[worst]):.3g} on average, legal {float(legal[worst]):.3g}"
+    )
+    total, expected = float(bias.square().sum()), float(variance.sum()) / draws + bias.numel() * floor
+    assert total <= 5 * expected, f"unbiased: |E mean - x|^2 = {total:.3g}, expected {expected:.3g}"
+
+
+def bounds(method: Method[Any], x: Tensor, draws: int = 100) -> None:
+    """The declared contraction and variance hold for one worker, and it is as deterministic as it says."""
+    facts = method.facts(x)
+    outs = _draws(method, [x], draws if not facts.deterministic else 2)
+    if facts.deterministic:
+        assert same_bits(outs[0], outs[1]), "deterministic: another seed gives other bits"
+    errors = (outs - x.double()).square().flatten(1).sum(1)  # [R]
+    size = float(x.double().square().sum())
+    delta = facts.contraction or 0.0
+    spread = 0.0
+    if not facts.deterministic:  # a number in [0, |x|^2] of mean (1 - delta) |x|^2 spreads no more than a coin does
+        spread = max(float(errors.std()), size * math.sqrt(delta * (1 - delta))) / math.sqrt(len(outs))
+    found = float(errors.mean()) - 5 * spread
+    slack = size * 1e-10 + TINY
+    if facts.contraction is not None:
+        legal = (1 - facts.contraction) * size * (1 + 1e-5) + slack
+        assert found <= legal, (
+            f"contraction: E|x - C(x)|^2 = {found:.6g} > (1 - {facts.contraction}) |x|^2 = {legal:.6g}"
+        )
+    if facts.variance is not None:
+        legal = facts.variance * size * (1 + 1e-5) + slack
+        assert found <= legal, f"variance: E|C(x) - x|^2 = {found:.6g} > {facts.variance} |x|^2 = {legal:.6g}"
+
+
+def traffic(method: Method[Any], xs: Sequence[Tensor], keep_rest: bool = False) -> None:
+    """The declared rounds and bytes are what the collectives move, for each rank."""
+    W = len(xs)
+    tracers = [Tracer(rank, W) for rank in range(W)]
+    for step in range(2):
+        for tracer in tracers:
+            tracer.traffic = grace.Traffic()
+        run(
+            method,
+            xs,
+            step=step,
+            keep_rest=keep_rest,
+            runner=lambda ex: simulate([t.traced(e) for t, e in zip(tracers, ex, strict=True)]),
+        )
+        for rank, (x, tracer) in enumerate(zip(xs, tracers, strict=True)):
+            peer = Peer(rank, W, step, "w", keep_rest=keep_rest)
+            said = method.traffic(torch.empty_like(x, device="meta"), peer)
+            if said is None:
+                assert varies(method), "traffic: None, though no size depends on the data"
+                continue
+            assert tracer.traffic == said, f"traffic: rank {rank} declares {said}, moved {tracer.traffic}"
+
+
+def varies(method: Method[Any]) -> bool:
+    """Whether the sizes of its wires depend on the data."""
+    inner = getattr(method, "method", None)
+    return varies(inner) if inner is not None else bool(getattr(method.compressor, "varies", False))  # type: ignore[attr-defined]
+
+
+def payload(compressor: grace.Compressor, rows: Tensor) -> None:
+    """The declared payload is the wire's size, unless it varies; wires of several rows are those of each."""
+    b, n = rows.shape
+    stream = Peer(0, 1, name="w").private(compressor.id)
+    wire = compressor.compress_(rows.clone(), stream, False)
+    said = compressor.facts(n).payload
+    assert (said is None) == compressor.varies, f"payload: {said} declared, but varies={compressor.varies}"
+    size = wire.shape[1] * wire.element_size()
+    assert wire.shape[0] == b, f"payload: {wire.shape[0]} wires for {b} rows"
+    assert said in (None, size), f"payload: {said} bytes declared, {size} encoded"
+
+
+def summable(compressor: grace.Compressor, rows: Tensor) -> None:
+    """If it is declared: the sum of wires decodes to the sum of what they decode to."""
+    if not compressor.summable:
+        return
+    stream = Peer(0, 1, name="w").shared(compressor.id)
+    wire = compressor.compress_(rows.clone(), stream, False)
+    each, whole = torch.zeros_like(rows), torch.zeros_like(rows[:1])
+    compressor.decompress_add_(wire, each, 1.0, stream)
+    compressor.decompress_add_(wire.sum(0, keepdim=True), whole, 1.0, stream)
+    legal = 4 * len(rows) * torch.finfo(wire.dtype).eps * float(each.abs().max())
+    error = float((whole - each.sum(0, keepdim=True)).abs().max())
+    assert error <= legal, f"summable: the sum of wires decodes {error:.3g} off the sum, legal {legal:.3g}"
+
+
+# ---- law 5 ----------------------------------------------------------------------------------------------------------
+def exact_recovery(method: Method[Any], xs: Sequence[Tensor]) -> None:
+    """These inputs come back: the mean is their average, to a rounding."""
+    truth = average(xs)
+    mean = run(method, xs)[0].mean.double()
+    legal = 8 * torch.finfo(torch.float32).eps * float(truth.abs().max())
+    if not isinstance(method, grace.PowerSGD):
+        legal /= 8  # sums of few bits: at most one rounding
+    error = float((mean - truth).abs().max())
+    assert error <= legal, f"exact recovery: off by {error:.3g}, legal {legal:.3g}"
+
+
+# ---- law 6 ----------------------------------------------------------------------------------------------------------
+def fused_equals_alone(methods: Sequence[Method[Any]], inputs: Sequence[Sequence[Tensor]], steps: int = 2) -> None:
+    """Exchanged together, tensors get the bits that they get alone. ``inputs``: one list of xs for each method."""
+    W = len(inputs[0])
+    alone = [[m.init(x) for x in xs] for m, xs in zip(methods, inputs, strict=True)]
+    fused = [[m.init(x) for x in xs] for m, xs in zip(methods, inputs, strict=True)]
+    for step in range(steps):
+        apart = [run(m, xs, s, step=step) for m, xs, s in zip(methods, inputs, alone, strict=True)]
+        alone = [[out.state for out in outs] for outs in apart]
+        merged = simulate(
+            [
+                together(
+                    [
+                        m.exchange(copied(xs[r]), s[r], Peer(r, W, step, "w"))
+                        for m, xs, s in zip(methods, inputs, fused, strict=True)
+                    ]
+                )
+                for r in range(W)
+            ]
+        )
+        fused = [[merged[r][i].state for r in range(W)] for i in range(len(methods))]
+        for i, method in enumerate(methods):
+            for r in range(W):
+                assert same_bits(merged[r][i].mean, apart[i][r].mean), f"fused: {method} has another mean than alone"
+            assert_untouched(fused[i], snapshot(alone[i]), f"fused: {method}")
+
+
+def in_place(exchanges: list[Exchange[Any]]) -> list[Any]:
+    """As ``simulate``, but the answer to a donated buffer lies in that buffer, as with real transports."""
+    return simulate([_answered_in_place(exchange) for exchange in exchanges])
+
+
+def _answered_in_place(exchange: Exchange[Any]) -> Exchange[Any]:
+    try:
+        op = next(exchange)
+        while True:
+            answer = yield op
+            donated = isinstance(op, AllReduce) and op.donate
+            op = exchange.send(op.buf.copy_(answer) if donated else answer)
+    except StopIteration as stop:
+        return stop.value
+
+
+def answers_may_alias(method: Method[Any], xs: Sequence[Tensor]) -> None:
+    """It makes no difference whether the answer to a donated buffer lies in that buffer."""
+    for keep_rest in (False, True):
+        apart = run(method, xs, keep_rest=keep_rest)
+        aliased = run(method, xs, keep_rest=keep_rest, runner=in_place)
+        for rank, (a, b) in enumerate(zip(apart, aliased, strict=True)):
+            assert same_bits(a.mean, b.mean), f"donation: rank {rank} has another mean if answers are in place"
+            if a.rest is not None:
+                assert same_bits(a.rest, b.rest), f"donation: rank {rank} has another rest if answers are in place"
+
+
+def rest_is_free(method: Method[Any], xs: Sequence[Tensor]) -> None:
+    """Whether the rest is kept makes no difference to the mean."""
+    kept, not_kept = run(method, xs, keep_rest=True)[0], run(method, xs)[0]
+    if xs[0].dtype == torch.float32:
+        assert same_bits(kept.mean, not_kept.mean), "keep_rest changes the mean"
+    else:  # uncompressed tensors are summed in their own dtype, those with a rest in float32
+        error = float((kept.mean.double() - not_kept.mean.double()).abs().max()) if xs[0].numel() else 0.0
+        assert error <= tolerance(xs), f"keep_rest changes the mean by {error:.3g}"
+
+
+# ---- law 7 ----------------------------------------------------------------------------------------------------------
+def own_randomness(method: Method[Any], xs: Sequence[Tensor]) -> None:
+    """The global generators are untouched; the same seed gives the same bits, and other seeds others where random."""
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    first = run(method, xs, seed=3)[0].mean
+    after = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    assert torch.equal(before[0], after[0]), "randomness: torch's generator was used"
+    assert before[1][2] == after[1][2], "randomness: numpy's generator was used"
+    assert (before[1][1] == after[1][1]).all(), "randomness: numpy's generator was used"
+    assert before[2] == after[2], "randomness: python's generator was used"
+    torch.manual_seed(99)
+    np.random.seed(99)  # noqa: NPY002
+    random.seed(99)
+    assert same_bits(first, run(method, xs, seed=3)[0].mean), "randomness: the same seed gives other bits"
+    others = [run(method, xs, seed=seed)[0].mean for seed in (4, 5, 6)]
+    if method.facts(xs[0]).deterministic:
+        assert all(same_bits(first, other) for other in others), "randomness: it depends on the seed, and denies it"
+    elif xs[0].numel() >= 64:
+        assert not all(same_bits(first, other) for other in others), "randomness: declared, but no seed changes it"
+
+
+def ranks_draw_apart(method: Method[Any], x: Tensor) -> None:
+    """Rounding is independent between ranks: averaging over workers reduces the error."""
+    one, many = run(method, [x]), run(method, [x] * 8)
+    alone, averaged = ((out[0].mean - x).double().square().sum() for out in (one, many))
+    assert float(averaged) <= 0.5 * float(alone), f"randomness: 8 ranks err by {averaged:.3g}, one by {alone:.3g}"
+
+
+# ---- law 8 ----------------------------------------------------------------------------------------------------------
+def state_survives(method: Method[Any], steps: Sequence[Sequence[Tensor]], stop: int) -> None:
+    """Save, load, go on: the same bits as without the stop."""
+    W, like = len(steps[0]), {"w": steps[0][0]}
+    policy = grace.Policy([("*", method)])
+
+    def go(sim: Simulator, some: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        return [sim.step({"w": list(xs)})["w"] for xs in some]
+
+    through = go(Simulator(policy, W, seed=5), steps)
+    first = Simulator(policy, W, seed=5)
+    go(first, steps[:stop])
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    go(first, steps[stop:])  # what was saved must not be a view of what goes on
+    file.seek(0)
+    second = Simulator(policy, W)
+    second.load_state_dict(torch.load(file, weights_only=True), like)
+    for i, (a, b) in enumerate(zip(through[stop:], go(second, steps[stop:]), strict=True)):
+        assert same_bits(a, b), f"state: step {stop + i} after loading differs from the run without a stop"
+
+
+# ---- law 9 ----------------------------------------------------------------------------------------------------------
+def nonfinite_is_agreed(method: Method[Any], steps: Sequence[Sequence[Tensor]], bad: float, rank: int, at: int) -> None:
+    """An inf or NaN anywhere: a non-finite mean everywhere, memories as they were, and training goes on."""
+    spoiled = [copied(x.contiguous()) for x in steps[1]]
+    spoiled[rank].view(-1)[at] = bad
+    states = [method.init(x) for x in steps[0]]
+    states = [out.state for out in run(method, steps[0], states, step=0)]
+    before = snapshot(states)
+    outs = run(method, spoiled, states, step=1)
+    for r, out in enumerate(outs):
+        assert not bool(out.mean.isfinite().all()), f"non-finite: rank {r} has a finite mean"
+        assert not bool(out.mean.view(-1)[at].isfinite()), f"non-finite: rank {r} is finite where {bad} went in"
+        assert out.finite == outs[0].finite, "non-finite: ranks differ in `finite`"
+        assert same_bits(out.mean.isnan(), outs[0].mean.isnan()), f"non-finite: rank {r} differs from rank 0"
+        if not out.finite:
+            assert bool(out.mean.isnan().all()), f"non-finite: mean of rank {r} is not NaN throughout"
+    assert_untouched([out.state for out in outs], before, "non-finite")
+    after = run(method, steps[2], [out.state for out in outs], step=2)
+    fresh = [method.init(x) for x in steps[0]]
+    fresh = [out.state for out in run(method, steps[0], fresh, step=0)]
+    for out, expected in zip(after, run(method, steps[2], fresh, step=2), strict=True):
+        assert out.finite, "non-finite: the next step is still poisoned"
+        assert same_bits(out.mean, expected.mean), "non-finite: the next step differs from one without the bad step"
+
+
+# ---- law 10 ---------------------------------------------------------------------------------------------------------
+def failure_leaves_memory(method: Method[Any], xs: Sequence[Tensor]) -> None:
+    """A collective that fails, in whatever round, leaves the state whole, and its error passes through."""
+    states = [out.state for out in run(method, xs, step=0)]
+    before = snapshot(states)
+    rounds = 0
+    while True:
+        peers = [Peer(rank, len(xs), 1, "w") for rank in range(len(xs))]
+        exchanges = [method.exchange(copied(x), s, p) for x, s, p in zip(xs, states, peers, strict=True)]
+        if not _failing(exchanges, rounds):
+            break
+        assert_untouched(states, before, f"failure in round {rounds}")
+        rounds += 1
+    assert rounds > 0 or xs[0].numel() == 0, "failure: there was no round to fail"
+
+
+def _failing(exchanges: list[Exchange[Any]], fail_at: int) -> bool:
+    """Runs exchanges up to a round, which fails on all ranks; False if they ended before."""
+    inbox: list[Tensor | None] = [None] * len(exchanges)
+    for _ in range(fail_at + 1):
+        ops: list[Collective] = []
+        for exchange, message in zip(exchanges, inbox, strict=True):
+            with contextlib.suppress(StopIteration):
+                ops.append(next(exchange) if message is None else exchange.send(message))
+        if not ops:
+            return False
+        inbox = list(answers(ops))
+    for rank, exchange in enumerate(exchanges):
+        error = TransportError("a worker died")
+        try:
+            exchange.throw(error)
+        except TransportError as raised:
+            if raised is not error:
+                raise AssertionError(f"failure: rank {rank} raised another error") from raised
+        except StopIteration:
+            raise AssertionError(f"failure: rank {rank} swallowed the error and returned") from None
+        else:
+            raise AssertionError(f"failure: rank {rank} went on after the error")
+    return True

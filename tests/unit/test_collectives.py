@@ -1,0 +1,65 @@
+"""What collectives cost, and how they are told apart."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from grace.collectives import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Collective,
+    Permute,
+    ReduceScatter,
+    Traffic,
+    cost,
+    signature,
+)
+
+BUF = torch.zeros(4, 6, dtype=torch.float16)  # 48 bytes, 4 workers
+
+
+@pytest.mark.parametrize(
+    ("op", "rank", "expected"),
+    [
+        (AllReduce(BUF), 0, Traffic(1, 72, 72)),
+        (AllReduce(BUF, "max"), 3, Traffic(1, 72, 72)),
+        (AllGather(BUF), 1, Traffic(1, 144, 144)),
+        (AllToAll(BUF), 1, Traffic(1, 36, 36)),
+        (ReduceScatter(BUF), 2, Traffic(1, 36, 36)),
+        (Broadcast(BUF, 2), 2, Traffic(1, 144, 0)),
+        (Broadcast(BUF, 2), 0, Traffic(1, 0, 48)),
+        (Permute(BUF, ((0, 3),)), 0, Traffic(1, 48, 0)),
+        (Permute(BUF, ((0, 3),)), 3, Traffic(1, 0, 48)),
+        (Permute(BUF, ((0, 3),)), 1, Traffic(1, 0, 0)),
+        (Permute(BUF, ((1, 1), (0, 2), (2, 0))), 1, Traffic(1, 0, 0)),
+        (Permute(BUF, ((1, 1), (0, 2), (2, 0))), 2, Traffic(1, 48, 48)),
+    ],
+)
+def test_cost(op: Collective, rank: int, expected: Traffic):
+    assert cost(op, rank, 4) == expected
+
+
+@pytest.mark.parametrize("op", [AllReduce(BUF), AllGather(BUF), Broadcast(BUF, 0)])
+def test_one_worker_moves_nothing(op: Collective):
+    assert cost(op, 0, 1) == Traffic(1, 0, 0)
+
+
+def test_a_ring_rounds_up():
+    assert cost(AllReduce(torch.zeros(1)), 0, 3) == Traffic(1, 6, 6)  # 4 bytes * 4/3 = 5.33
+
+
+def test_traffic_adds_up():
+    assert Traffic(1, 2, 3) + Traffic(10, 20, 30) == Traffic(11, 22, 33)
+    assert Traffic() == Traffic(0, 0, 0)
+
+
+def test_signatures_tell_what_ranks_must_agree_on():
+    assert signature(AllReduce(BUF, "sum")) == "AllReduce(sum, float16, (4, 6))"
+    assert signature(Broadcast(BUF, 1)) == "Broadcast(root 1, float16, (4, 6))"
+    assert signature(Permute(BUF, ((0, 1),))) == "Permute(((0, 1),), float16, (4, 6))"
+    assert signature(AllReduce(BUF, "sum")) != signature(AllReduce(BUF, "mean"))
+    assert signature(AllGather(BUF)) != signature(AllGather(BUF.float()))
+    assert signature(AllGather(BUF)) != signature(AllGather(BUF[1:]))

@@ -1,0 +1,128 @@
+"""Layout, sealing, and the refusal of everything that no sender writes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grace import wire as wires
+from grace.errors import PayloadError
+
+FIELDS = [("scales", torch.float32, 2), ("counts", torch.int32, 1), ("codes", torch.uint8, 3)]
+
+
+def a_wire(rows: int = 1) -> torch.Tensor:
+    scales = torch.tensor([[1.5, -2.0]]).repeat(rows, 1) + torch.arange(rows)[:, None]
+    counts = torch.arange(rows, dtype=torch.int32)[:, None] + 7
+    codes = torch.tensor([[1, 2, 255]], dtype=torch.uint8).repeat(rows, 1)
+    return wires.join(scales, counts, codes)
+
+
+def test_bytes_are_little_endian_and_in_order():
+    wire = a_wire()
+    assert wire.dtype == torch.uint8
+    assert bytes(wire[0].tolist()).hex() == "0000c03f" + "000000c0" + "07000000" + "0102ff"
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_split_is_the_inverse_of_join(rows: int):
+    wire = a_wire(rows)
+    assert wire.shape == (rows, 15), "rows of 15 bytes: every second field of later rows is misaligned"
+    scales, counts, codes = wires.split(wire, FIELDS)
+    assert torch.equal(wires.join(scales, counts, codes), wire)
+    assert counts.view(-1).tolist() == list(range(7, 7 + rows))
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2, 3, 4, 7])
+def test_split_reads_misaligned_bytes(offset: int):
+    padded = torch.zeros(1, 40, dtype=torch.uint8)
+    padded[:, offset : offset + 15] = a_wire()
+    scales, counts, codes = wires.split(padded[:, offset : offset + 15], FIELDS)
+    assert scales.tolist() == [[1.5, -2.0]]
+    assert counts.tolist() == [[7]]
+    assert codes.tolist() == [[1, 2, 255]]
+
+
+def test_aligned_fields_are_views():
+    wire = a_wire()
+    assert wires.split(wire, FIELDS)[0].data_ptr() == wire.data_ptr()
+
+
+@pytest.mark.parametrize("width", range(15))
+def test_truncated_wires_are_refused(width: int):
+    with pytest.raises(PayloadError, match="truncated payload: field '(scales|counts|codes)'"):
+        wires.split(a_wire()[:, :width], FIELDS)
+
+
+def test_oversize_wires_are_refused_unless_there_may_be_slack():
+    longer = torch.cat([a_wire(), torch.zeros(1, 2, dtype=torch.uint8)], dim=1)
+    with pytest.raises(PayloadError, match="17 bytes, but its fields end at 15"):
+        wires.split(longer, FIELDS)
+    assert wires.split(longer, FIELDS, slack=True)[1].tolist() == [[7]]
+
+
+@given(st.integers(0, 40), st.booleans(), st.integers(0, 9))
+def test_seal_and_unseal(width: int, finite: bool, padding: int):
+    wire = (torch.arange(2 * width) % 251).to(torch.uint8).view(2, width)
+    sealed = wires.seal(wire, finite, width + padding)
+    assert sealed.shape[1] == wires.sealed_bytes(width + padding)
+    assert sealed.shape[1] % wires.ALIGNMENT == 0
+    assert int(sealed[:, wires.HEADER + width :].sum()) == 0, "padding is zero"
+    assert torch.equal(wires.unseal(sealed, width, torch.uint8), wire)
+    assert wires.all_finite(sealed) is finite
+
+
+def test_a_typed_wire_comes_back_typed():
+    wire = torch.tensor([[1.0, math.pi]])
+    assert torch.equal(wires.unseal(wires.seal(wire, True), 8, torch.float32), wire)
+    half = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float16)
+    assert torch.equal(wires.unseal(wires.seal(half, True), 6, torch.float16), half)
+
+
+@pytest.mark.parametrize(("width", "dtype"), [(13, torch.uint8), (6, torch.float32), (16, torch.float32)])
+def test_a_width_that_does_not_fit_is_refused(width: int, dtype: torch.dtype):
+    with pytest.raises(PayloadError, match="cannot hold a wire"):
+        wires.unseal(wires.seal(torch.zeros(1, 12, dtype=torch.uint8), True), width, dtype)
+
+
+@pytest.mark.parametrize("byte", range(4))
+@pytest.mark.parametrize("value", [2, 3, 128, 255])
+def test_a_header_that_no_sender_writes_is_refused(byte: int, value: int):
+    sealed = wires.seal(torch.ones(3, 5, dtype=torch.uint8), True)
+    sealed[1, byte] = value
+    with pytest.raises(PayloadError, match="status"):
+        wires.all_finite(sealed)
+
+
+@pytest.mark.parametrize("value", [1, 255])
+def test_the_spare_header_bytes_are_zero(value: int):
+    sealed = wires.seal(torch.ones(2, 5, dtype=torch.uint8), True)
+    sealed[0, 3] = value
+    with pytest.raises(PayloadError, match="status"):
+        wires.all_finite(sealed)
+
+
+def test_one_bad_sender_is_enough():
+    sealed = torch.cat([wires.seal(torch.ones(1, 5, dtype=torch.uint8), finite) for finite in (True, False, True)])
+    assert not wires.all_finite(sealed)
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, -math.inf])
+def test_scales_are_checked(bad: float):
+    good = torch.tensor([[0.0, 1.0, 3e38]])
+    assert wires.checked_scale("norms", good) is good
+    with pytest.raises(PayloadError, match="'norms' must be finite and not negative"):
+        wires.checked_scale("norms", torch.tensor([[1.0, bad]]))
+
+
+@pytest.mark.parametrize("bad", [-1, 5, 2**31 - 1])
+def test_indices_are_checked(bad: int):
+    good = torch.tensor([[0, 4]])
+    assert wires.checked_index("indices", good, 5) is good
+    assert wires.checked_index("indices", torch.empty(1, 0, dtype=torch.int64), 5).numel() == 0
+    with pytest.raises(PayloadError, match=r"'indices' must be in \[0, 5\)"):
+        wires.checked_index("indices", torch.tensor([[0, bad]]), 5)
