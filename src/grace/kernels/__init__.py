@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from grace.kernels.quantise import MOST, block_divide, block_sum, nearest
 from grace.kernels.reference import (
     block_abs_max,
     block_abs_mean,
@@ -20,11 +21,15 @@ from grace.kernels.reference import (
 )
 
 __all__ = [
+    "MOST",
     "block_abs_max",
     "block_abs_mean",
     "block_count",
+    "block_divide",
     "block_norm",
     "block_sizes",
+    "block_sum",
+    "nearest",
     "pack",
     "pack_trits",
     "packed_bytes",
