@@ -19,6 +19,7 @@ from grace.kernels.reference import (
     unpack,
     unpack_trits,
 )
+from grace.kernels.rotation import hadamard
 
 __all__ = [
     "MOST",
@@ -29,6 +30,7 @@ __all__ = [
     "block_norm",
     "block_sizes",
     "block_sum",
+    "hadamard",
     "nearest",
     "pack",
     "pack_trits",
