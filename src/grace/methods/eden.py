@@ -16,6 +16,7 @@ from grace import wire as wires
 from grace.errors import PayloadError, out_of_range
 from grace.kernels import (
     MOST,
+    block_abs_max,
     block_count,
     block_divide,
     block_norm,
@@ -54,7 +55,7 @@ class _Rotated(Compressor):
         checked_block(owner, self.block)
         if self.scale not in ("unbiased", "mse"):
             raise out_of_range(owner, "scale", self.scale, "'unbiased', 'mse'")
-        if self.code_bits not in _CENTROIDS:
+        if not (isinstance(self.code_bits, int) and self.code_bits in _CENTROIDS):
             raise out_of_range(owner, "bits", self.code_bits, "1, 2, 3, 4")
 
     @property
@@ -78,7 +79,9 @@ class _Rotated(Compressor):
             factor = block_sum(unit.double().square(), h) / product.clamp_min(1e-300)
         else:
             factor = product / block_sum(centroid.square(), h)
-        wire = wires.join((factor * rms).clamp_max_(MOST / 4).float(), pack(code, self.code_bits))
+        most = MOST / block_abs_max(centroid.float(), h).clamp_min_(1.0)  # so that no number of the block overflows
+        scale = torch.minimum(factor * rms, most.double()).float()  # [b, nb]
+        wire = wires.join(scale, pack(code, self.code_bits))
         if keep_rest:
             self.decompress_add_(wire, rows, -1.0, rng)
         return wire
@@ -90,10 +93,10 @@ class _Rotated(Compressor):
             ("codes", torch.uint8, packed_bytes(n, bits)),
         ]
         scales, packed = wires.split(wire, fields)
-        if bool((wires.checked_scale("scales", scales) > MOST / 4).any()):
-            raise PayloadError("field 'scales' must be small enough for its codes")
         centroid = _book(bits).to(out.device)[unpack(packed, bits, n).long()]
-        y = centroid.mul_(spread(scales, n, self.block))
+        y = centroid.mul_(spread(wires.checked_scale("scales", scales), n, self.block))
+        if not bool(y.isfinite().all()):
+            raise PayloadError("field 'scales' must be small enough for its codes")
         out.add_(rotated_back(y, rng, self.block), alpha=scale)
 
     def facts(self, n: int) -> Facts:

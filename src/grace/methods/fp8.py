@@ -67,6 +67,8 @@ class FP8(Compressor):
             raise out_of_range("fp8", "fmt", self.fmt, "'e4m3', 'e5m2'")
         if not (isinstance(self.block, int) and self.block >= 1):
             raise out_of_range("fp8", "block", self.block, "a whole number >= 1")
+        if not isinstance(self.stochastic, bool):
+            raise out_of_range("fp8", "stochastic", self.stochastic, "True, False")
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         kind = _FORMATS[self.fmt]

@@ -52,8 +52,10 @@ class Inceptionn(Compressor):
     relative: bool = True
 
     def __post_init__(self) -> None:
-        if self.p not in range(6, 15):
+        if not (isinstance(self.p, int) and 6 <= self.p <= 14):
             raise out_of_range("inceptionn", "p", self.p, "6, 7, ..., 14")
+        if not isinstance(self.relative, bool):
+            raise out_of_range("inceptionn", "relative", self.relative, "True, False")
 
     @property
     def _narrow(self) -> int:

@@ -61,12 +61,14 @@ class LPC(Compressor):
     shrink: bool = False
 
     def __post_init__(self) -> None:
-        if self.bits not in range(2, 9):
+        if not (isinstance(self.bits, int) and 2 <= self.bits <= 8):
             raise out_of_range("lpc", "bits", self.bits, "2, 3, ..., 8")
         if not 0 < self.clip <= 1:
             raise out_of_range("lpc", "clip", self.clip, "0 < clip <= 1")
         if not (isinstance(self.block, int) and self.block >= 1):
             raise out_of_range("lpc", "block", self.block, "a whole number >= 1")
+        if not isinstance(self.shrink, bool):
+            raise out_of_range("lpc", "shrink", self.shrink, "True, False")
 
     @property
     def q(self) -> int:

@@ -50,7 +50,7 @@ class Natural(Compressor):
     block: int | None = None
 
     def __post_init__(self) -> None:
-        if self.bits not in (4, 8, 9):
+        if not (isinstance(self.bits, int) and self.bits in (4, 8, 9)):
             raise out_of_range("natural", "bits", self.bits, "4, 8, 9")
         if not (self.block is None or (isinstance(self.block, int) and self.block >= 1)):
             raise out_of_range("natural", "block", self.block, "a whole number >= 1, or none")

@@ -81,7 +81,7 @@ class RHT(Compressor):
 
     def __post_init__(self) -> None:
         checked_block("rht", self.block)
-        if self.rounds not in (1, 2):
+        if not (isinstance(self.rounds, int) and self.rounds in (1, 2)):
             raise out_of_range("rht", "rounds", self.rounds, "1, 2")
         inner = self.quantiser
         if inner.varies or inner.aggregation == "majority":

@@ -51,6 +51,8 @@ class TernGrad(Compressor):
             raise out_of_range("terngrad", "clip", self.clip, "0 (off), or 1 <= clip < inf")
         if not (isinstance(self.bucket, int) and self.bucket >= 1):
             raise out_of_range("terngrad", "bucket", self.bucket, "a whole number >= 1")
+        if not isinstance(self.shrink, bool):
+            raise out_of_range("terngrad", "shrink", self.shrink, "True, False")
 
     @property
     def _ternary(self) -> QSGD:

@@ -75,8 +75,10 @@ class THC(Method[None]):
     block: int = 1024
 
     def __post_init__(self) -> None:
-        if self.bits not in (2, 3, 4):
+        if not (isinstance(self.bits, int) and self.bits in (2, 3, 4)):
             raise out_of_range("thc", "bits", self.bits, "2, 3, 4")
+        if not isinstance(self.uniform, bool):
+            raise out_of_range("thc", "uniform", self.uniform, "True, False")
         if self.bits == 2 and not self.uniform:
             raise ConfigurationError("thc: bits=2 has no table; legal: bits=3, bits=4, or uniform=True")
         if not 1 / 1024 <= self.clip <= 1 / 16:
@@ -146,9 +148,7 @@ class THC(Method[None]):
         return rotated_back(share.mul_(spread(reach, sums.shape[1], self.block)), shared, self.block)
 
     def facts(self, like: Tensor) -> Facts:
-        n = like.numel()
-        payload = 4 * block_count(n, self.block) + packed_bytes(n, self.bits) if n else 0
-        return Facts(deterministic=False, payload=payload)
+        return Facts(deterministic=False)
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         if like.numel() == 0:

@@ -52,6 +52,8 @@ class ThreeLC(Compressor):
     def __post_init__(self) -> None:
         if not 1 <= self.s < 2:
             raise out_of_range("3lc", "s", self.s, "1 <= s < 2")
+        if not isinstance(self.zre, bool):
+            raise out_of_range("3lc", "zre", self.zre, "True, False")
 
     @property
     def varies(self) -> bool:  # type: ignore[override]

@@ -30,9 +30,9 @@ class Given:
     rank: int = 0
     step: int = 0
 
-    def uniform(self, n: int, device: object = None) -> Tensor:
-        assert n == len(self.numbers)
-        return torch.tensor(self.numbers)
+    def uniform(self, n: int, device: object = None, first: int = 0) -> Tensor:
+        assert first + n <= len(self.numbers)
+        return torch.tensor(self.numbers[first : first + n])
 
 
 def peer(step: int = 0, rank: int = 0, world: int = 1) -> Peer:

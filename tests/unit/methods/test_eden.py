@@ -87,7 +87,16 @@ def test_flags_edges_and_payload(compressor: EDEN) -> None:
 def test_a_scale_that_would_overflow_is_refused() -> None:
     wire = torch.tensor([[3.3e38]]).view(torch.uint8)
     with pytest.raises(PayloadError, match="scales"):
-        check.decoded(DRIVE(), torch.cat((wire, wire[:, :1]), 1), 4)
+        check.decoded(EDEN(), torch.cat((wire, wire[:, :2]), 1), 4)
+
+
+@pytest.mark.parametrize("compressor", ALL)
+def test_huge_numbers_are_as_exact_as_others(compressor: EDEN) -> None:
+    for n in (1, 20, 64):
+        x = check.inputs(n)["gaussian"]
+        x = x / x.abs().max()
+        huge = check.applied(compressor, x * 2.0**126)
+        torch.testing.assert_close(huge * 2.0**-126, check.applied(compressor, x), rtol=1e-5, atol=1e-6)
 
 
 def test_exchanges_and_bits() -> None:
@@ -101,5 +110,5 @@ def test_exchanges_and_bits() -> None:
 
 
 def test_knobs() -> None:
-    check.assert_refuses_knobs(EDEN, bits=[0, 5], block=[0, 3, 1 << 17], scale=["best"])
+    check.assert_refuses_knobs(EDEN, bits=[0, 5, 2.0], block=[0, 3, 1 << 17], scale=["best"])
     check.assert_refuses_knobs(DRIVE, block=[12], scale=["best"])

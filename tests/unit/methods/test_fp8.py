@@ -57,4 +57,4 @@ def test_exchanges_and_bits() -> None:
 
 
 def test_knobs() -> None:
-    check.assert_refuses_knobs(FP8, fmt=["e3m4"], block=[0, 1.5])
+    check.assert_refuses_knobs(FP8, fmt=["e3m4"], block=[0, 1.5], stochastic=[1])

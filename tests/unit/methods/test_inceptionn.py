@@ -65,4 +65,4 @@ def test_exchanges_and_bits() -> None:
 
 
 def test_knobs() -> None:
-    check.assert_refuses_knobs(Inceptionn, p=[5, 15, 24, 7.5])
+    check.assert_refuses_knobs(Inceptionn, p=[5, 15, 24, 7.5, 10.0], relative=[1])

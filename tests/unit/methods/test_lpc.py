@@ -80,4 +80,4 @@ def test_exchanges_and_bits() -> None:
 
 
 def test_knobs() -> None:
-    check.assert_refuses_knobs(LPC, bits=[1, 9, 3.5], clip=[0, 1.1, -1], block=[0, 0.1])
+    check.assert_refuses_knobs(LPC, shrink=[1], bits=[1, 9, 3.5, 4.0], clip=[0, 1.1, -1], block=[0, 0.1])

@@ -102,7 +102,7 @@ def test_exchanges() -> None:
 
 
 def test_knobs() -> None:
-    check.assert_refuses_knobs(Natural, bits=[7, 0, 32], block=[0, 1.5])
+    check.assert_refuses_knobs(Natural, bits=[7, 0, 32, 8.0], block=[0, 1.5])
     with pytest.raises(ValueError, match="2048"):
         Natural(bits=4, block=4096)
     assert not math.isnan(Natural(bits=4, block=2048).facts(9999).contraction or math.nan)

@@ -94,7 +94,7 @@ def test_names_and_compositions() -> None:
         RHT("powersgd")
     with pytest.raises(ConfigurationError, match="qsdg"):
         RHT("qsdg")
-    check.assert_refuses_knobs(RHT, block=[0, 1, 3, 100, 1 << 17, 64.0], rounds=[0, 3])
+    check.assert_refuses_knobs(RHT, block=[0, 1, 3, 100, 1 << 17, 64.0], rounds=[0, 3, 1.0])
 
 
 def test_exchanges_and_bits() -> None:

@@ -65,4 +65,4 @@ def test_exchanges() -> None:
 
 
 def test_knobs() -> None:
-    check.assert_refuses_knobs(TernGrad, clip=[-1, 0.5, math.inf, math.nan], bucket=[0, 2.5])
+    check.assert_refuses_knobs(TernGrad, clip=[-1, 0.5, math.inf, math.nan], bucket=[0, 2.5], shrink=[0])

@@ -160,7 +160,7 @@ def test_state_is_whole_when_a_collective_fails() -> None:
 
 
 def test_knobs() -> None:
-    check.assert_refuses_knobs(THC, bits=[1, 5], clip=[0, 0.5], block=[0, 3])
+    check.assert_refuses_knobs(THC, uniform=[1], bits=[1, 5, 4.0], clip=[0, 0.5], block=[0, 3])
     with pytest.raises(ConfigurationError, match="uniform"):
         THC(bits=2)
     assert grace.method("thc:bits=3") == grace.ErrorFeedback(THC(bits=3))

@@ -101,4 +101,4 @@ def test_exchanges() -> None:
 
 
 def test_knobs() -> None:
-    check.assert_refuses_knobs(ThreeLC, s=[0.9, 2, -1])
+    check.assert_refuses_knobs(ThreeLC, s=[0.9, 2, -1], zre=[1])
