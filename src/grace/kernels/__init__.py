@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from grace.kernels.quantise import MOST, block_divide, block_sum, nearest
 from grace.kernels.reference import (
     block_abs_max,
     block_abs_mean,
@@ -23,11 +24,19 @@ from grace.kernels.spans import Span, spans
 
 __all__ = [
     "Span",
+from grace.kernels.rotation import hadamard
+
+__all__ = [
+    "MOST",
     "block_abs_max",
     "block_abs_mean",
     "block_count",
+    "block_divide",
     "block_norm",
     "block_sizes",
+    "block_sum",
+    "hadamard",
+    "nearest",
     "pack",
     "pack_trits",
     "packed_bytes",

@@ -3,13 +3,49 @@
 from __future__ import annotations
 
 from grace.methods.cast import BF16, FP16
+from grace.methods.eden import DRIVE, EDEN
 from grace.methods.efsignsgd import EFSignSGD
+from grace.methods.fp8 import FP8
+from grace.methods.inceptionn import Inceptionn
+from grace.methods.lpc import LPC
+from grace.methods.natural import Natural
 from grace.methods.none import Identity
+from grace.methods.onebit import OneBit
 from grace.methods.powersgd import PowerSGD
 from grace.methods.qsgd import QSGD
 from grace.methods.randomk import RandomK
+from grace.methods.rht import RHT
 from grace.methods.signsgd import SignSGD
+from grace.methods.signum import Signum
+from grace.methods.terngrad import TernGrad
+from grace.methods.thc import THC
+from grace.methods.three_lc import ThreeLC
 from grace.methods.threshold import Threshold
 from grace.methods.topk import TopK
+from grace.methods.u8bit import U8bit
 
-__all__ = ["BF16", "FP16", "QSGD", "EFSignSGD", "Identity", "PowerSGD", "RandomK", "SignSGD", "Threshold", "TopK"]
+__all__ = [
+    "BF16",
+    "DRIVE",
+    "EDEN",
+    "FP8",
+    "FP16",
+    "LPC",
+    "QSGD",
+    "RHT",
+    "THC",
+    "EFSignSGD",
+    "Identity",
+    "Inceptionn",
+    "Natural",
+    "OneBit",
+    "PowerSGD",
+    "RandomK",
+    "SignSGD",
+    "Signum",
+    "TernGrad",
+    "ThreeLC",
+    "Threshold",
+    "TopK",
+    "U8bit",
+]

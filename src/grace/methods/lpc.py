@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from grace import wire as wires
+from grace.errors import PayloadError, out_of_range
+from grace.kernels import (
+    MOST,
+    block_abs_max,
+    block_count,
+    block_divide,
+    pack,
+    packed_bytes,
+    spread,
+    stochastic_round,
+    unpack,
+)
+from grace.method import Compressor, Facts
+from grace.random import Stream
+from grace.registry import register
+
+
+@register("lpc", communicator="allgather", family="quantization", aliases=("lpccompressor",))
+@dataclass(frozen=True, slots=True)
+class LPC(Compressor):
+    """LPC: fixed-point numbers of a few bits, whose unit is a share of the largest magnitude of a block.
+
+    ``C(x)_i = d SR(clip(x_i / d, -2^(bits-1), q))`` with ``q = 2^(bits-1) - 1`` and ``d = clip max|x| / q``, where SR
+    rounds up or down at random, without bias
+
+    Args:
+        bits: of a code, 2 to 8.
+        clip: share of the largest magnitude that the codes cover, in (0, 1]; 1 does not clip.
+        block: elements that share d, >= 1.
+        shrink: multiply by 1/(1+omega), which makes it a contraction; a memory sets it.
+    Wire:
+        one d (float32) for each block, then codes + 2^(bits-1), packed: bits n + 32 ceil(n/block) bits, one round.
+    Bias:
+        clip = 1: unbiased, omega = min(B/(4 q^2), (sqrt(B)-1)/2). clip < 1: biased by what
+        exceeds the range, with a variance of at most d^2/4 for each number. With ``shrink`` biased, delta =
+        clip/(1+omega). Exact for grid points and zeros, if clip = 1.
+    Differs from the paper:
+        the operator only: variance reduction (a second gradient, of a snapshot) and double sampling are matters of the
+        training loop. The paper has one d for the whole vector. The code -2^(bits-1) is used only where clip < 1.
+    Example:
+        >>> method("lpc:bits=8")
+        Allgather(compressor=LPC(bits=8, clip=1.0, block=1024, shrink=False))
+
+    Reference:
+        Yu, Wu and Huang, "Exploring Fast and Communication-Efficient Algorithms in Large-scale Distributed Networks",
+        AISTATS 2019, arXiv 1901.08924.
+    """
+
+    bits: int = 4
+    clip: float = 1.0
+    block: int = 1024
+    shrink: bool = False
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.bits, int) and 2 <= self.bits <= 8):
+            raise out_of_range("lpc", "bits", self.bits, "2, 3, ..., 8")
+        if not 0 < self.clip <= 1:
+            raise out_of_range("lpc", "clip", self.clip, "0 < clip <= 1")
+        if not (isinstance(self.block, int) and self.block >= 1):
+            raise out_of_range("lpc", "block", self.block, "a whole number >= 1")
+        if not isinstance(self.shrink, bool):
+            raise out_of_range("lpc", "shrink", self.shrink, "True, False")
+
+    @property
+    def q(self) -> int:
+        """The largest positive code."""
+        return (1 << (self.bits - 1)) - 1
+
+    def with_memory(self) -> Compressor:
+        return replace(self, shrink=True)
+
+    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
+        q, least = self.q, self.q + (self.clip < 1)  # magnitudes of the outermost codes
+        unit = (block_abs_max(rows, self.block) * (self.clip / q)).clamp_max_(MOST / least)  # [b, nb]
+        unit, y = block_divide(rows, unit, self.block)
+        u = rng.uniform(rows.numel(), rows.device).view(rows.shape)
+        y.clamp_(-least, q)
+        level = stochastic_round(y.abs(), u)  # magnitudes are rounded, so that -x becomes minus what x becomes
+        code = (level * y.sign()).to(torch.int32).add_(q + 1)  # [b, n] in [0, 2q + 1]
+        if self.shrink:
+            unit = unit / (1 + self._omega(rows.shape[1]))
+        wire = wires.join(unit, pack(code, self.bits))
+        if keep_rest:
+            self.decompress_add_(wire, rows, -1.0, rng)
+        return wire
+
+    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
+        n = out.shape[1]
+        fields = [
+            ("units", torch.float32, block_count(n, self.block)),
+            ("codes", torch.uint8, packed_bytes(n, self.bits)),
+        ]
+        unit, packed = wires.split(wire, fields)
+        code = unpack(packed, self.bits, n).to(torch.float32).sub_(self.q + 1)
+        if self.clip == 1 and bool((code < -self.q).any()):
+            raise PayloadError(f"field 'codes' must be in [1, {2 * self.q + 1}]")
+        value = code.mul_(spread(wires.checked_scale("units", unit), n, self.block))
+        if not bool(value.isfinite().all()):
+            raise PayloadError("field 'units' must be small enough for its codes")
+        out.add_(value, alpha=scale)
+
+    def _omega(self, n: int) -> float:
+        """The bound on the variance of a block, in units of the squared norm of what was not clipped away."""
+        B, grid = min(n, self.block), min(n, self.block) / (4 * self.q**2)
+        return (
+            grid if self.clip < 1 else min(grid, (math.sqrt(B) - 1) / 2)
+        )  # a finer grid has no more than one of q = 1
+
+    def facts(self, n: int) -> Facts:
+        payload = 4 * block_count(n, self.block) + packed_bytes(n, self.bits)
+        omega = self._omega(n)
+        if self.shrink:
+            return Facts(contraction=self.clip / (1 + omega), deterministic=False, payload=payload)
+        if self.clip < 1:
+            return Facts(deterministic=False, payload=payload)
+        return Facts(unbiased=True, variance=omega, deterministic=False, payload=payload)

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from grace.errors import out_of_range
+from grace.kernels import block_norm, block_sizes, spread
+from grace.method import Compressor, Facts
+from grace.methods.qsgd import QSGD
+from grace.random import Stream
+from grace.registry import register
+
+
+@register("terngrad", communicator="allgather", family="quantization", aliases=("terngradcompressor",))
+@dataclass(frozen=True, slots=True)
+class TernGrad(Compressor):
+    """TernGrad: three levels, -s, 0 and s, with s the largest magnitude of a bucket.
+
+    ``C(x)_i = s sgn(y_i) with probability |y_i|/s, else 0``, where y is x, clipped to clip times its root mean square
+
+    Args:
+        clip: where to clip, in units of the bucket's root mean square: 0 (off) or >= 1; the paper's is 2.5.
+        bucket: elements that share s, >= 1.
+        shrink: multiply by 1/(1+omega), which makes it a contraction; a memory sets it.
+    Wire:
+        one s (float32) for each bucket, then five values to a byte: 1.6 n + 32 ceil(n/bucket) bits, one round.
+    Bias:
+        without clipping unbiased; omega = (sqrt(B)-1)/2. With clipping biased where it clips. With ``shrink`` biased;
+        delta = min(1, clip/sqrt(B))/(1+omega). Exact for zeros and one magnitude.
+    Differs from the paper:
+        the paper has one s for a layer, shares it over workers, and clips at 2.5 standard deviations about the mean,
+        which would send a constant as 0; the official code's default is not to clip. Which layers to leave uncompressed
+        (the paper: the last) is the policy's business.
+    Example:
+        >>> method("terngrad:clip=2.5")
+        Allgather(compressor=TernGrad(clip=2.5, bucket=1024, shrink=False))
+
+    Reference:
+        Wen, Xu, Yan, Wu, Wang, Chen and Li, "TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep
+        Learning", NeurIPS 2017, arXiv 1705.07878.
+    """
+
+    clip: float = 0.0
+    bucket: int = 1024
+    shrink: bool = False
+
+    def __post_init__(self) -> None:
+        if not (self.clip == 0 or 1 <= self.clip < math.inf):
+            raise out_of_range("terngrad", "clip", self.clip, "0 (off), or 1 <= clip < inf")
+        if not (isinstance(self.bucket, int) and self.bucket >= 1):
+            raise out_of_range("terngrad", "bucket", self.bucket, "a whole number >= 1")
+        if not isinstance(self.shrink, bool):
+            raise out_of_range("terngrad", "shrink", self.shrink, "True, False")
+
+    @property
+    def _ternary(self) -> QSGD:
+        """One level of QSGD rounds to the same three values."""
+        return QSGD(levels=1, bucket=self.bucket, norm="linf", shrink=self.shrink)
+
+    def with_memory(self) -> Compressor:
+        return replace(self, shrink=True)
+
+    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
+        if not self.clip:
+            return self._ternary.compress_(rows, rng, keep_rest)
+        n = rows.shape[1]
+        rms = block_norm(rows, self.bucket) / block_sizes(n, self.bucket, rows).sqrt_()  # [b, nb]
+        limit = spread(rms.mul_(self.clip), n, self.bucket)  # [b, n]
+        wire = self._ternary.compress_(rows.clamp(-limit, limit), rng, False)
+        if keep_rest:
+            self.decompress_add_(wire, rows, -1.0, rng)
+        return wire
+
+    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
+        self._ternary.decompress_add_(wire, out, scale, rng)
+
+    def facts(self, n: int) -> Facts:
+        facts = self._ternary.facts(n)
+        if self.clip:
+            # <x, clipped x> >= share |x|^2, as no magnitude exceeds sqrt(B) times the root mean square
+            share = min(1.0, self.clip / math.sqrt(min(n, self.bucket)))
+            delta = None if facts.contraction is None else facts.contraction * share
+            return replace(facts, unbiased=False, variance=None, contraction=delta)
+        return facts
