@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from grace.methods.atomo import Atomo
 from grace.methods.cast import BF16, FP16
 from grace.methods.efsignsgd import EFSignSGD
+from grace.methods.gspar import GSpar
 from grace.methods.none import Identity
 from grace.methods.powersgd import PowerSGD
 from grace.methods.qsgd import QSGD
