@@ -77,7 +77,8 @@ class Policy:
     Example:
         >>> policy = Policy([("*.bias", "none"), ("embed*", "topk:ratio=0.001"), ("*", "qsgd:bits=4")])
         >>> policy.method_for("embed.weight", torch.zeros(10, 10), step=0)
-        ErrorFeedback(method=Allgather(compressor=TopK(ratio=0.001)), beta=1.0, gamma=1.0)
+        ErrorFeedback(method=Allgather(compressor=TopK(ratio=0.001, index='auto', values='float32')),
+                      beta=1.0, gamma=1.0)
     """
 
     def __init__(self, rules: Iterable[Rule | tuple[str, Method[Any] | str]]):

@@ -139,7 +139,8 @@ def method(spec: str | Method[Any], **knobs: Any) -> Method[Any]:
 
     Example:
         >>> method("topk", ratio=0.02)
-        ErrorFeedback(method=Allgather(compressor=TopK(ratio=0.02)), beta=1.0, gamma=1.0)
+        ErrorFeedback(method=Allgather(compressor=TopK(ratio=0.02, index='auto', values='float32')),
+                      beta=1.0, gamma=1.0)
     """
     if isinstance(spec, Method):
         if knobs:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from grace.methods.atomo import Atomo
+from grace.methods.blockrandomk import BlockRandomK
 from grace.methods.cast import BF16, FP16
 from grace.methods.eden import DRIVE, EDEN
 from grace.methods.efsignsgd import EFSignSGD
@@ -9,12 +11,16 @@ from grace.methods.fp8 import FP8
 from grace.methods.inceptionn import Inceptionn
 from grace.methods.lpc import LPC
 from grace.methods.natural import Natural
+from grace.methods.gspar import GSpar
+from grace.methods.lossless import Lossless
 from grace.methods.none import Identity
 from grace.methods.onebit import OneBit
 from grace.methods.powersgd import PowerSGD
 from grace.methods.qsgd import QSGD
+from grace.methods.qsparse import Qsparse
 from grace.methods.randomk import RandomK
 from grace.methods.rht import RHT
+from grace.methods.sidco import SIDCo
 from grace.methods.signsgd import SignSGD
 from grace.methods.signum import Signum
 from grace.methods.terngrad import TernGrad
@@ -48,4 +54,19 @@ __all__ = [
     "Threshold",
     "TopK",
     "U8bit",
+    "FP16",
+    "QSGD",
+    "Atomo",
+    "BlockRandomK",
+    "EFSignSGD",
+    "GSpar",
+    "Identity",
+    "Lossless",
+    "PowerSGD",
+    "Qsparse",
+    "RandomK",
+    "SIDCo",
+    "SignSGD",
+    "Threshold",
+    "TopK",
 ]

@@ -7,15 +7,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from grace import wire as wires
+from grace.codecs import IndexCode, sparse_wire
 from grace.errors import out_of_range
-from grace.kernels import pack, packed_bytes, select_at_least, unpack
+from grace.kernels import select_at_least
 from grace.method import Compressor, Facts
-from grace.methods.topk import index_bits
 from grace.random import Stream
 from grace.registry import register
-
-_DENSE = -1  # in place of the count: all n values follow, without indices
 
 
 @register(
@@ -30,17 +27,20 @@ class Threshold(Compressor):
     Args:
         v: the threshold, > 0; in gradient units, or times the root mean square of x.
         relative: whether v is relative.
+        index: how indices travel: raw, bitmap, elias-fano, delta, rice, or auto: the smallest of the first three.
+        values: how values travel: float32, or bfloat16, rounded to nearest.
     Wire:
-        a count (int32), the kept values (float32), then their ascending indices, packed: 32 + nnz (32 + ceil(log2 n))
-        bits; or -1 and all n values where that is smaller. Data-dependent, so one more small round exchanges the
-        sizes of all tensors of a bucket.
+        a count (int32), the kept values, then their ascending indices: 32 + nnz (32 + ceil(log2 n)) bits with
+        ``index="raw"``, less with the others; or -1 and all n values where that is smaller. Data-dependent, so one more
+        small round exchanges the sizes of all tensors of a bucket.
     Bias:
         biased; every dropped number is at most v, so |x - C(x)|^2 <= (n - nnz) v^2; no uniform delta.
     Differs from the paper:
         ``relative`` is new: no absolute v suits every model.
     Example:
         >>> method("threshold:v=3,relative=true")
-        ErrorFeedback(method=Allgather(compressor=Threshold(v=3, relative=True)), beta=1.0, gamma=1.0)
+        ErrorFeedback(method=Allgather(compressor=Threshold(v=3, relative=True, index='auto', values='float32')),
+                      beta=1.0, gamma=1.0)
 
     Reference:
         Dutta et al., "On the Discrepancy between the Theoretical Analysis and Practical Implementations of Compressed
@@ -50,43 +50,25 @@ class Threshold(Compressor):
     varies: ClassVar[bool] = True
     v: float = 0.01
     relative: bool = False
+    index: IndexCode = "auto"
+    values: sparse_wire.ValueType = "float32"
 
     def __post_init__(self) -> None:
         if not (0 < self.v < math.inf):
             raise out_of_range("threshold", "v", self.v, "0 < v < inf")
         if not isinstance(self.relative, bool):
             raise out_of_range("threshold", "relative", self.relative, "True, False")
+        sparse_wire.check_knobs("threshold", self.index, self.values)
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        n, bits = rows.shape[1], index_bits(rows.shape[1])
-        encoded = []
-        for row in rows[:, None]:  # [1, n]
+        selected = []
+        for row in rows:
             limit = self.v * _rms(row) if self.relative else self.v
-            index = select_at_least(row[0], limit, strict=True)
-            if 4 * index.numel() + packed_bytes(index.numel(), bits) < 4 * n:
-                count = row.new_tensor([[index.numel()]], dtype=torch.int32)
-                encoded.append(wires.join(count, row[:, index], pack(index.view(1, -1), bits)))
-                if keep_rest:
-                    row[:, index] = 0.0
-            else:
-                encoded.append(wires.join(row.new_tensor([[_DENSE]], dtype=torch.int32), row))
-                if keep_rest:
-                    row.zero_()
-        return torch.nn.utils.rnn.pad_sequence([wire[0] for wire in encoded], batch_first=True)
+            selected.append(select_at_least(row, limit, strict=True))
+        return sparse_wire.counted_(rows, selected, self.index, self.values, keep_rest)
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        n, bits = out.shape[1], index_bits(out.shape[1])
-        for one, row in zip(wire[:, None], out[:, None], strict=True):
-            head = ("count", torch.int32, 1)
-            count = int(wires.split(one, [head], slack=True)[0])
-            if count == _DENSE:
-                row.add_(wires.split(one, [head, ("values", torch.float32, n)], slack=True)[1], alpha=scale)
-                continue
-            wires.checked_index("count", torch.tensor(count), n + 1)
-            fields = [head, ("values", torch.float32, count), ("indices", torch.uint8, packed_bytes(count, bits))]
-            _, values, packed = wires.split(one, fields, slack=True)
-            index = wires.checked_index("indices", unpack(packed, bits, count).long(), n)
-            row.scatter_add_(1, index, values * scale)
+        sparse_wire.add_counted_(wire, out, scale, self.index, self.values)
 
     def facts(self, n: int) -> Facts:
         return Facts()

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from grace.codecs import IndexCode, check_code
+from grace.errors import ConfigurationError, out_of_range
+from grace.method import Compressor, Facts
+from grace.methods.sampling import add_sampled_, sample_
+from grace.random import Stream
+from grace.registry import register
+
+
+@register("atomo", communicator="allgather", family="low rank", aliases=("atomocompressor",))
+@dataclass(frozen=True, slots=True)
+class Atomo(Compressor):
+    """Atomo, entry-wise: the unbiased sample of s numbers on average that has the least variance.
+
+    ``C(x)_i = x_i / p_i with probability p_i, else 0``, with ``p_i = min(|x_i| / unit, 1)`` and ``sum of p_i = s``: the
+    largest numbers, one after the other, are kept for sure while their share of what is left of s reaches 1.
+
+    Args:
+        budget: s, numbers that are kept on average, >= 1.
+        ratio: s/n instead, in (0, 1]. Default 0.01.
+        index: how indices travel: raw, bitmap, elias-fano, delta, rice, or auto: the smallest of the first three.
+        shrink: multiply by 1/(1+omega), which makes it a contraction; a memory sets it.
+    Wire:
+        two counts (int32), k1 values with p = 1 (float32), 1/lambda (float32), k2 signs, then the ascending indices of
+        both groups: 96 + 32 k1 + k2 + (k1 + k2) ceil(log2 n) bits with ``index="raw"``, E[k1 + k2] <= s; or all n values
+        where that would be expected to be smaller. One round, and a small one for the sizes.
+    Bias:
+        unbiased; omega = sum x^2/p / |x|^2 - 1 <= n/s - 1. With ``shrink``: biased, delta = 1/(1+omega). Exact for at
+        most s non-zero numbers.
+    Differs from the paper:
+        nothing; the budget is at least 1, and 1/lambda is kept within the range of float32.
+    Example:
+        >>> method("atomo:ratio=0.05")
+        Allgather(compressor=Atomo(budget=None, ratio=0.05, index='auto', shrink=False))
+
+    Reference:
+        Wang, Sievert, Liu, Charles, Papailiopoulos and Wright, "ATOMO: Communication-efficient Learning via Atomic
+        Sparsification", NeurIPS 2018, arXiv 1806.04090, algorithm 1.
+    """
+
+    varies: ClassVar[bool] = True
+    budget: float | None = None
+    ratio: float | None = None
+    index: IndexCode = "auto"
+    shrink: bool = False
+
+    def __post_init__(self) -> None:
+        if self.budget is not None and self.ratio is not None:
+            raise ConfigurationError(f"atomo: give budget={self.budget} or ratio={self.ratio}, not both")
+        if self.budget is not None and not 1 <= self.budget < float("inf"):
+            raise out_of_range("atomo", "budget", self.budget, "1 <= budget < inf")
+        if self.ratio is not None and not 0 < self.ratio <= 1:
+            raise out_of_range("atomo", "ratio", self.ratio, "0 < ratio <= 1")
+        check_code("atomo", self.index)
+
+    def with_memory(self) -> Compressor:
+        return replace(self, shrink=True)
+
+    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
+        n = rows.shape[1]
+        wire = sample_(rows, lambda a: unit_of_budget(a, self._budget(n)), rng, self._factor(n), self.index)
+        if keep_rest:
+            add_sampled_(wire, rows, -1.0, self.index)
+        return wire
+
+    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
+        add_sampled_(wire, out, scale, self.index)
+
+    def _budget(self, n: int) -> float:
+        wanted = (0.01 if self.ratio is None else self.ratio) * n if self.budget is None else self.budget
+        return min(max(1.0, wanted), float(n))
+
+    def _factor(self, n: int) -> float:
+        return self._budget(n) / n if self.shrink else 1.0  # 1 + omega = n/s
+
+    def facts(self, n: int) -> Facts:
+        if self.shrink:
+            return Facts(contraction=self._factor(n), deterministic=False)
+        return Facts(unbiased=True, variance=n / self._budget(n) - 1, deterministic=False)
+
+
+def unit_of_budget(a: Tensor, budget: float) -> float:
+    """1/lambda with ``sum min(lambda a, 1) = min(budget, non-zero numbers)``, for magnitudes ``a [n]``: water-filling."""
+    sizes = a[a > 0].double().sort(descending=True).values  # [m]
+    left = budget - torch.arange(sizes.numel(), dtype=torch.float64, device=a.device)  # of the budget, before the i-th
+    tail = sizes.flip(0).cumsum(0).flip(0)  # the sum of the i-th and all smaller ones
+    sure = (sizes * left >= tail).cumprod(0)  # kept for sure, as are all before it
+    first = int(sure.sum())
+    return float(tail[first] / left[first]) if first < sizes.numel() else float(sizes[-1])

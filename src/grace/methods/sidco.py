@@ -1,0 +1,138 @@
+"""Letters: a = |x|; eta the threshold; M stages."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from grace.codecs import IndexCode, sparse_wire
+from grace.collectives import Exchange, Traffic
+from grace.communicators import Allgather
+from grace.errors import out_of_range
+from grace.method import Exchanged, Facts, Method, Peer
+from grace.methods.tails import QUANTILES, most_stages, threshold
+from grace.methods.threshold import Threshold
+from grace.methods.topk import kept
+from grace.registry import register
+
+
+class Search(NamedTuple):
+    """How many stages, and what is known about that.
+
+    stages: M. direction: where M went last, +1 or -1. error: |log of kept/wanted| before it went.
+    steps, surplus: since then, and the sum of kept/wanted over them.
+    """
+
+    stages: int = 1
+    direction: int = 1
+    error: float = math.inf
+    steps: int = 0
+    surplus: float = 0.0
+
+
+@register("sidco", memory="residual", family="sparsification", aliases=("sidcocompressor",))
+@dataclass(frozen=True, slots=True)
+class SIDCo(Method[Search]):
+    """SIDCo: a threshold from the statistics of the gradient, refined on what exceeds it, instead of a selection.
+
+    ``C(x)_i = x_i if |x_i| > eta, else 0``, with eta such that about ``ratio n`` numbers exceed it: the quantile of a
+    distribution fitted to |x|; M - 1 times again, to what exceeds the last eta.
+
+    Args:
+        ratio: share of the elements that should be kept, in (0, 1].
+        dist: what is fitted: exp (exponential), gpareto (generalised Pareto), or gamma (then gpareto).
+        first_ratio: what the first of several stages keeps, in (0, 1).
+        eps: how far kept/wanted may be from 1 before M changes, > 0.
+        period: steps over which that is averaged, >= 1.
+        index: how indices travel: raw, bitmap, elias-fano, delta, rice, or auto: the smallest of the first three.
+        values: how values travel: float32, or bfloat16, rounded to nearest.
+    Wire:
+        as threshold: a count (int32), nnz values, nnz indices; data-dependent. One round, and a small one for the sizes.
+    Bias:
+        biased; delta >= nnz/n, and at least the largest number is kept, so delta >= 1/n. Exact for equal magnitudes.
+    Differs from the paper:
+        more stages lower the count of heavy-tailed gradients and raise that of light-tailed ones, so that a rule with a
+        fixed sign fails for one of them: here M goes on in a direction while that brings kept/wanted nearer to 1, and
+        turns back otherwise. M starts at 1 and differs between workers; it is saved with the state.
+    Example:
+        >>> method("sidco:ratio=0.001,dist=gpareto,memory=none")
+        SIDCo(ratio=0.001, dist='gpareto', first_ratio=0.25, eps=0.2, period=5, index='auto', values='float32')
+
+    Reference:
+        Abdelmoniem, Elzanaty, Alouini and Canini, "An Efficient Statistical-based Gradient Compression Technique for
+        Distributed Training Systems", MLSys 2021, arXiv 2101.10761, algorithm 1.
+    """
+
+    ratio: float = 0.01
+    dist: Literal["exp", "gpareto", "gamma"] = "exp"
+    first_ratio: float = 0.25
+    eps: float = 0.2
+    period: int = 5
+    index: IndexCode = "auto"
+    values: sparse_wire.ValueType = "float32"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio <= 1:
+            raise out_of_range("sidco", "ratio", self.ratio, "0 < ratio <= 1")
+        if self.dist not in QUANTILES:
+            raise out_of_range("sidco", "dist", self.dist, ", ".join(map(repr, QUANTILES)))
+        if not 0 < self.first_ratio < 1:
+            raise out_of_range("sidco", "first_ratio", self.first_ratio, "0 < first_ratio < 1")
+        if not self.eps > 0:
+            raise out_of_range("sidco", "eps", self.eps, "eps > 0")
+        if not (isinstance(self.period, int) and self.period >= 1):
+            raise out_of_range("sidco", "period", self.period, "a whole number >= 1")
+        sparse_wire.check_knobs("sidco", self.index, self.values)
+
+    def with_memory(self) -> SIDCo:
+        return self
+
+    def init(self, like: Tensor) -> Search:
+        return Search()
+
+    def exchange(self, x: Tensor, state: Search, peer: Peer) -> Exchange[Exchanged[Search]]:
+        eta, surplus = self._threshold(x, state)
+        inner = Threshold(eta, index=self.index, values=self.values)
+        out = yield from Allgather(inner).exchange(x, None, peer)
+        return Exchanged(out.mean, out.rest, self._next(state, surplus) if out.finite else state, out.finite)
+
+    def _threshold(self, x: Tensor, state: Search) -> tuple[float, float | None]:
+        """The threshold, and kept/wanted; None if x is zero or not finite."""
+        a = x.reshape(-1).float().abs()
+        top = a.max() if a.numel() else torch.tensor(0.0)
+        if not 0 < float(top) < math.inf:
+            return 1.0, None
+        eta = threshold(a, self.ratio, state.stages, self.dist, self.first_ratio)
+        eta = min(eta, float(torch.nextafter(top, torch.zeros_like(top))))  # at least the largest is kept
+        return max(eta, _LEAST), int((a > eta).sum()) / kept(self.ratio, a.numel())
+
+    def _next(self, state: Search, surplus: float | None) -> Search:
+        """The state after a step: at the end of a period outside of 1 +- eps, M moves."""
+        if surplus is None:
+            return state
+        steps, total = state.steps + 1, state.surplus + surplus
+        if steps < self.period:
+            return state._replace(steps=steps, surplus=total)
+        average = total / steps
+        if abs(average - 1) <= self.eps:
+            return state._replace(steps=0, surplus=0.0)
+        error = abs(math.log(average))
+        direction = state.direction if error <= state.error else -state.direction
+        most = most_stages(self.ratio, self.first_ratio)
+        if not 1 <= state.stages + direction <= most:
+            direction = -direction
+        return Search(min(max(state.stages + direction, 1), most), direction, error)
+
+    def facts(self, like: Tensor) -> Facts:
+        exact = 1.0 if self.values == "float32" else sparse_wire.BF16_CONTRACTION
+        return Facts(contraction=exact / max(1, like.numel()))
+
+    def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        return Traffic() if like.numel() == 0 else None
+
+
+_LEAST = 5e-324  # below all of float32
