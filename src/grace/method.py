@@ -181,6 +181,12 @@ class Compressor(abc.ABC):
         """
         return self
 
+    def again(self) -> Compressor:
+        """The variant for the second hop of ScatterReduce and ParameterServer, which sees averages of what was decoded.
+        By default the compressor itself; it must read and write the same wires.
+        """
+        return self
+
     @property
     def id(self) -> str:
         """The name that keys its random streams."""
