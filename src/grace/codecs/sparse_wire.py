@@ -107,9 +107,9 @@ def counted_(rows: Tensor, selected: Sequence[Tensor], code: str, values: str, k
         if k * width + indices.most(n, k, code) < n * width:
             body = pairs_(row, index[None], code, values, keep_rest)
         else:
-            k, body = _DENSE, narrowed(row, values)
+            k, body = _DENSE, narrowed(row, values).clone()
             if keep_rest:
-                row.sub_(body.clone())
+                row.sub_(body)
         out.append(wires.join(torch.tensor([[k]], dtype=torch.int32, device=row.device), body)[0])
     return indices.pad(out)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from grace.methods.cast import BF16, FP16
+from grace.methods.dgc import DGC
 from grace.methods.efsignsgd import EFSignSGD
 from grace.methods.none import Identity
 from grace.methods.powersgd import PowerSGD
@@ -12,4 +13,16 @@ from grace.methods.signsgd import SignSGD
 from grace.methods.threshold import Threshold
 from grace.methods.topk import TopK
 
-__all__ = ["BF16", "FP16", "QSGD", "EFSignSGD", "Identity", "PowerSGD", "RandomK", "SignSGD", "Threshold", "TopK"]
+__all__ = [
+    "BF16",
+    "DGC",
+    "FP16",
+    "QSGD",
+    "EFSignSGD",
+    "Identity",
+    "PowerSGD",
+    "RandomK",
+    "SignSGD",
+    "Threshold",
+    "TopK",
+]
