@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from grace.methods.adaq import AdaQ
 from grace.methods.cast import BF16, FP16
 from grace.methods.dgc import DGC
 from grace.methods.efsignsgd import EFSignSGD
@@ -10,6 +11,7 @@ from grace.methods.powersgd import PowerSGD
 from grace.methods.qsgd import QSGD
 from grace.methods.randomk import RandomK
 from grace.methods.signsgd import SignSGD
+from grace.methods.strom import Strom
 from grace.methods.threshold import Threshold
 from grace.methods.topk import TopK
 
@@ -18,11 +20,13 @@ __all__ = [
     "DGC",
     "FP16",
     "QSGD",
+    "AdaQ",
     "EFSignSGD",
     "Identity",
     "PowerSGD",
     "RandomK",
     "SignSGD",
+    "Strom",
     "Threshold",
     "TopK",
 ]
