@@ -11,6 +11,7 @@ from grace.methods.powersgd import PowerSGD
 from grace.methods.qsgd import QSGD
 from grace.methods.randomk import RandomK
 from grace.methods.signsgd import SignSGD
+from grace.methods.sketchedsgd import SketchedSGD
 from grace.methods.strom import Strom
 from grace.methods.threshold import Threshold
 from grace.methods.topk import TopK
@@ -26,6 +27,7 @@ __all__ = [
     "PowerSGD",
     "RandomK",
     "SignSGD",
+    "SketchedSGD",
     "Strom",
     "Threshold",
     "TopK",
