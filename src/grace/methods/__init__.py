@@ -11,7 +11,9 @@ from grace.methods.powersgd import PowerSGD
 from grace.methods.qsgd import QSGD
 from grace.methods.randomk import RandomK
 from grace.methods.signsgd import SignSGD
+from grace.methods.sketch import Sketch
 from grace.methods.sketchedsgd import SketchedSGD
+from grace.methods.sketchml import SketchML
 from grace.methods.strom import Strom
 from grace.methods.threshold import Threshold
 from grace.methods.topk import TopK
@@ -27,6 +29,8 @@ __all__ = [
     "PowerSGD",
     "RandomK",
     "SignSGD",
+    "Sketch",
+    "SketchML",
     "SketchedSGD",
     "Strom",
     "Threshold",
