@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from grace.kernels.hashing import PRIME, hash_coefficients, polynomial_hash, sketch_add_, sketch_hashes, sketch_query
+from grace.kernels.quantiles import quantile_buckets
 from grace.kernels.reference import (
     block_abs_max,
     block_abs_mean,
@@ -20,16 +22,23 @@ from grace.kernels.reference import (
 )
 
 __all__ = [
+    "PRIME",
     "block_abs_max",
     "block_abs_mean",
     "block_count",
     "block_norm",
     "block_sizes",
+    "hash_coefficients",
     "pack",
     "pack_trits",
     "packed_bytes",
     "packed_trits_bytes",
+    "polynomial_hash",
+    "quantile_buckets",
     "select_topk",
+    "sketch_add_",
+    "sketch_hashes",
+    "sketch_query",
     "spread",
     "stochastic_round",
     "unpack",

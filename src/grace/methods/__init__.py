@@ -17,6 +17,7 @@ from grace.methods.sketchml import SketchML
 from grace.methods.strom import Strom
 from grace.methods.threshold import Threshold
 from grace.methods.topk import TopK
+from grace.methods.varsparse import VarSparse
 
 __all__ = [
     "BF16",
@@ -35,4 +36,5 @@ __all__ = [
     "Strom",
     "Threshold",
     "TopK",
+    "VarSparse",
 ]

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.errors import PayloadError, out_of_range
-from grace.kernels import pack, packed_bytes, unpack
-from grace.kernels.quantiles import quantile_buckets
+from grace.kernels import pack, packed_bytes, quantile_buckets, unpack
 from grace.method import Compressor, Facts
 from grace.random import Stream
 from grace.registry import register

@@ -13,8 +13,7 @@ from grace import wire as wires
 from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.communicators import Allreduce
 from grace.errors import InputError, out_of_range
-from grace.kernels import select_topk
-from grace.kernels.hashing import PRIME, sketch_add_, sketch_hashes, sketch_query
+from grace.kernels import PRIME, select_topk, sketch_add_, sketch_hashes, sketch_query
 from grace.method import Compressor, Exchanged, Facts, Method, Peer
 from grace.methods.topk import kept
 from grace.random import Stream

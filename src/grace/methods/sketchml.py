@@ -12,8 +12,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.codecs import IndexCode, indices, minmax, sparse_wire
 from grace.errors import out_of_range
-from grace.kernels import pack, packed_bytes, unpack
-from grace.kernels.quantiles import quantile_buckets
+from grace.kernels import pack, packed_bytes, quantile_buckets, unpack
 from grace.method import Compressor, Facts
 from grace.methods.sketch import checked_means, sampled
 from grace.random import Stream

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import grace
 from grace.errors import CompositionError, ConfigurationError, PayloadError
-from grace.kernels.hashing import PRIME, hash_coefficients, polynomial_hash, sketch_add_, sketch_hashes, sketch_query
+from grace.kernels import PRIME, hash_coefficients, polynomial_hash, sketch_add_, sketch_hashes, sketch_query
 from grace.method import Peer
 from grace.methods import sketchedsgd
 from grace.methods.sketchedsgd import CountSketch, SketchedSGD

@@ -9,7 +9,7 @@ from torch import Tensor
 import grace
 from grace.codecs import minmax
 from grace.errors import ConfigurationError
-from grace.kernels.hashing import PRIME
+from grace.kernels import PRIME
 from grace.methods.sketch import Sketch
 from grace.methods.sketchml import SketchML
 
