@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
 from grace.errors import CompositionError, out_of_range
-from grace.memories import _state_dtype
-from grace.method import Exchanged, Facts, Method, Peer, spelled
+from grace.memories import _Memory
+from grace.method import Exchanged, Method, Peer, spelled
 
 S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
-class MomentumCorrection(Method[tuple[Tensor, Tensor, S]], Generic[S]):
+class MomentumCorrection(_Memory[S]):
     """Momentum before compression: each worker accumulates velocities, and sends the accumulated ones that matter.
 
     ``u = m u + g;  v = v + u`` (Nesterov: ``u = m (u + g);  v = v + u + g``); exchange v; what was not sent is the new
@@ -35,24 +35,19 @@ class MomentumCorrection(Method[tuple[Tensor, Tensor, S]], Generic[S]):
         masking: forget the velocity of what was sent, so that a stale one does not carry on.
         clip: each worker's gradient is cut to the norm clip / sqrt(W), per tensor, > 0 and finite; None: it is not.
 
-    State: u and v, float32, each as large as the gradient.
+    State: u and v ``[2, ...]``, float32, each as large as the gradient.
     Differs from the paper: gradients are clipped per tensor, as in the authors' code, not over the whole model.
     Reference: Lin, Han, Mao, Wang and Dally, "Deep Gradient Compression: Reducing the Communication Bandwidth for
     Distributed Training", ICLR 2018, arXiv 1712.01887, sections 3.2 and 3.3.
     """
 
-    method: Method[S]
     momentum: float = 0.9
     nesterov: bool = False
     masking: bool = True
     clip: float | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.method, Method):
-            raise CompositionError(
-                f"MomentumCorrection wraps a Method, got {spelled(self.method)}; "
-                "put a communicator around a compressor, such as Allgather(...)"
-            )
+        _Memory.__post_init__(self)
         if not 0 <= self.momentum < 1:
             raise out_of_range("MomentumCorrection", "momentum", self.momentum, "0 <= momentum < 1")
         for knob in ("nesterov", "masking"):
@@ -62,18 +57,13 @@ class MomentumCorrection(Method[tuple[Tensor, Tensor, S]], Generic[S]):
             raise out_of_range("MomentumCorrection", "clip", self.clip, "0 < clip < inf, or None")
         object.__setattr__(self, "method", self.method.with_memory())
 
-    @property
-    def needs_shape(self) -> bool:
-        return self.method.needs_shape
+    def init(self, like: Tensor) -> tuple[Tensor, S]:
+        v, inner = _Memory.init(self, like)
+        return torch.stack([torch.zeros_like(v), v]), inner
 
-    def init(self, like: Tensor) -> tuple[Tensor, Tensor, S]:
-        u = torch.zeros(like.shape, dtype=_state_dtype(like), device=like.device)
-        return u, torch.zeros_like(u), self.method.init(u)
-
-    def exchange(
-        self, x: Tensor, state: tuple[Tensor, Tensor, S], peer: Peer
-    ) -> Exchange[Exchanged[tuple[Tensor, Tensor, S]]]:
-        u, v, inner = state
+    def exchange(self, x: Tensor, state: tuple[Tensor, S], peer: Peer) -> Exchange[Exchanged[tuple[Tensor, S]]]:
+        memory, inner = state
+        u, v = memory
         if self.clip is not None:
             _clip_(x, self.clip / math.sqrt(peer.world))
         p = peer.scratch(tuple(x.shape), x, u.dtype).copy_(u)
@@ -88,7 +78,7 @@ class MomentumCorrection(Method[tuple[Tensor, Tensor, S]], Generic[S]):
             if self.masking and not self._sends_all(x):
                 u.masked_fill_(out.rest != v, 0.0)
             v.copy_(out.rest)
-        return Exchanged(out.mean.to(x.dtype), None, (u, v, out.state), out.finite)
+        return Exchanged(out.mean.to(x.dtype), None, (memory, out.state), out.finite)
 
     def _accelerate_(self, u: Tensor, g: Tensor) -> None:
         if self.nesterov:
@@ -99,16 +89,12 @@ class MomentumCorrection(Method[tuple[Tensor, Tensor, S]], Generic[S]):
     def _sends_all(self, like: Tensor) -> bool:
         return self.method.facts(like).contraction == 1
 
-    def facts(self, like: Tensor) -> Facts:
-        return self.method.facts(like)
-
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
-        v = torch.empty(like.shape, dtype=_state_dtype(like), device="meta")
-        return self.method.traffic(v, replace(peer, keep_rest=True))
+        return _Memory.traffic(self, like, replace(peer, keep_rest=True))
 
-    def owed(self, state: tuple[Tensor, Tensor, S]) -> Tensor | None:
+    def owed(self, state: tuple[Tensor, S]) -> Tensor | None:
         """v: it has been earned; what the velocity would still add has not."""
-        return state[1]
+        return state[0][1]
 
     def with_memory(self) -> Method[Any]:
         raise CompositionError(f"{spelled(self)} already has a memory; a second one around it would stay empty")

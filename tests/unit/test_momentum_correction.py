@@ -36,14 +36,14 @@ def test_vector_of_the_specification():
     means, states = run(method, [[torch.tensor([1.0, 0.1])], [torch.tensor([0.0, 0.1])]])
     assert torch.equal(means[0], torch.tensor([1.0, 0.0]))
     torch.testing.assert_close(means[1], torch.tensor([0.0, 0.29]))
-    u, v, _ = states[0]
+    (u, v), _ = states[0]
     assert torch.equal(u, torch.zeros(2))
     assert torch.equal(v, torch.zeros(2))
 
 
 def test_unmasked_state_after_the_first_step():
     method = MomentumCorrection(grace.Allgather(grace.TopK(0.5)), momentum=0.9, masking=False)
-    _, [(u, v, _)] = run(method, [[torch.tensor([1.0, 0.1])]])
+    _, [((u, v), _)] = run(method, [[torch.tensor([1.0, 0.1])]])
     torch.testing.assert_close(u, torch.tensor([1.0, 0.1]))
     torch.testing.assert_close(v, torch.tensor([0.0, 0.1]))
 
@@ -61,7 +61,7 @@ def test_sent_plus_kept_is_the_sum_of_momenta(world, nesterov):
     for xs in steps:
         weight.grad = torch.stack(xs).double().mean(0)
         sgd.step()
-    kept = torch.stack([v for _, v, _ in states]).double().mean(0)
+    kept = torch.stack([v for (_, v), _ in states]).double().mean(0)
     torch.testing.assert_close(
         torch.stack(means).double().sum(0) + kept, -weight.detach(), rtol=1e-5, atol=1e-5 * len(steps)
     )
@@ -73,13 +73,13 @@ def test_momentum_zero_is_error_feedback():
     mine, states = run(MomentumCorrection(inner, momentum=0.0), steps)
     theirs, memories = run(grace.ErrorFeedback(inner), steps)
     assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
-    assert all(torch.equal(v, e) for (_, v, _), (e, _) in zip(states, memories, strict=True))
+    assert all(torch.equal(v, e) for ((_, v), _), (e, _) in zip(states, memories, strict=True))
 
 
 def test_masking_forgets_the_velocity_of_what_was_sent_and_no_other():
     method = MomentumCorrection(grace.Allgather(grace.TopK(0.25)))
     x = torch.tensor([1.0, -4.0, 2.0, 3.0])
-    _, [(u, v, _)] = run(method, [[x]])
+    _, [((u, v), _)] = run(method, [[x]])
     assert torch.equal(u, torch.tensor([1.0, 0.0, 2.0, 3.0]))
     assert torch.equal(v, u)
 
@@ -95,7 +95,7 @@ def test_uncompressed_tensors_have_plain_momentum(nesterov):
         weight.grad = torch.stack(xs).mean(0)
         sgd.step()
     torch.testing.assert_close(torch.stack(means).sum(0), -weight.detach())
-    assert all(not v.any() for _, v, _ in states)
+    assert all(not v.any() for (_, v), _ in states)
 
 
 def test_clips_to_its_share_of_the_norm():
@@ -111,16 +111,16 @@ def test_nothing_is_committed_where_some_rank_is_not_finite(bad):
     method = MomentumCorrection(grace.Allgather(grace.TopK(0.3)), clip=10.0)
     good = gradients(1, 2, 10)
     _, states = run(method, good)
-    before = [(u.clone(), v.clone()) for u, v, _ in states]
+    before = [(u.clone(), v.clone()) for (u, v), _ in states]
     means, states = run(method, [[torch.ones(10), torch.full((10,), bad)]], states)
     assert means[0].isnan().all()
-    assert all(torch.equal(u, a) and torch.equal(v, b) for (u, v, _), (a, b) in zip(states, before, strict=True))
+    assert all(torch.equal(u, a) and torch.equal(v, b) for ((u, v), _), (a, b) in zip(states, before, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_dtypes(dtype):
     method = MomentumCorrection(grace.Allgather(grace.TopK(0.5)))
-    means, [(u, v, _)] = run(method, [[torch.tensor([1.0, -3.0], dtype=dtype)]])
+    means, [((u, v), _)] = run(method, [[torch.tensor([1.0, -3.0], dtype=dtype)]])
     assert means[0].dtype == dtype
     assert u.dtype == v.dtype == torch.promote_types(dtype, torch.float32)
     assert u.tolist() == [1.0, 0.0]

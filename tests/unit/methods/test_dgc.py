@@ -24,7 +24,7 @@ from .helpers import (
 
 def test_vector_of_the_specification():
     method = grace.method("dgc:ratio=0.5,momentum=0.9")
-    outs, [(u, v, _)] = steps(method, [[torch.tensor([1.0, 0.1])], [torch.tensor([0.0, 0.1])]])
+    outs, [((u, v), _)] = steps(method, [[torch.tensor([1.0, 0.1])], [torch.tensor([0.0, 0.1])]])
     assert torch.equal(outs[0].mean, torch.tensor([1.0, 0.0]))
     torch.testing.assert_close(outs[1].mean, torch.tensor([0.0, 0.29]))
     assert not u.any()

@@ -125,7 +125,7 @@ def test_nothing_is_lost(world: int):
 
 def test_momentum_is_masked_on_the_final_support():
     x = torch.randn(2000, generator=torch.Generator().manual_seed(1))
-    (out,), [(u, v, _)] = steps(grace.method("sketchedsgd:ratio=0.01"), [[x]])
+    (out,), [((u, v), _)] = steps(grace.method("sketchedsgd:ratio=0.01"), [[x]])
     sent = out.mean != 0
     assert int(sent.sum()) == 20
     for memory in (u, v):
@@ -140,7 +140,7 @@ def test_not_finite(n: int, bad: float):
     (out,), states = steps(grace.method("sketchedsgd:ratio=0.001"), [xs])
     assert not out.finite
     assert out.mean.isnan().all()
-    assert all(not u.any() and not v.any() for u, v, _ in states)
+    assert all(not u.any() and not v.any() for (u, v), _ in states)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
