@@ -22,6 +22,7 @@ from grace.communicators import Allgather, Allreduce, Broadcast, ParameterServer
 from grace.errors import CompositionError, ConfigurationError, unknown
 from grace.memories import ErrorFeedback, Momentum
 from grace.method import Compressor, Method, spelled
+from grace.momentum_correction import MomentumCorrection
 
 ENTRY_POINTS = "grace.methods"
 C = TypeVar("C", bound=type)
@@ -34,7 +35,12 @@ COMMUNICATORS: dict[str, type] = {
     "scatterreduce": ScatterReduce,
     "parameterserver": ParameterServer,
 }
-MEMORIES: dict[str, type | None] = {"none": None, "residual": ErrorFeedback, "momentum": Momentum}
+MEMORIES: dict[str, type | None] = {
+    "none": None,
+    "residual": ErrorFeedback,
+    "momentum": Momentum,
+    "dgc": MomentumCorrection,
+}
 _WORDS = {"true": True, "false": False, "none": None}
 _NAME = re.compile(r"[a-z0-9][a-z0-9_]*")
 
@@ -59,7 +65,7 @@ def register(
     name: str,
     *,
     communicator: Literal["allreduce", "allgather", "broadcast", "scatterreduce", "parameterserver"] | None = None,
-    memory: Literal["none", "residual", "momentum"] = "none",
+    memory: Literal["none", "residual", "momentum", "dgc"] = "none",
     family: str = "other",
     aliases: tuple[str, ...] = (),
 ) -> Callable[[C], C]:
@@ -131,7 +137,7 @@ def method(spec: str | Method[Any], **knobs: Any) -> Method[Any]:
         spec: a name, or a name with knobs, ``"topk:ratio=0.01,communicator=allgather,memory=none"``; a
             :class:`~grace.Method` is returned as it is.
         knobs: the fields of the method's class; ``communicator`` (allreduce, allgather, broadcast, scatterreduce,
-            parameterserver) and its fields; ``memory`` (none, residual, momentum) and its fields, such as ``beta``.
+            parameterserver) and its fields; ``memory`` (none, residual, momentum, dgc) and its fields, such as ``beta``.
 
     Raises:
         UnknownNameError: an unknown method, knob, communicator or memory; names the nearest.

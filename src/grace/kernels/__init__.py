@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from grace.kernels.quantise import MOST, block_divide, block_sum, nearest
+from grace.kernels.hashing import PRIME, hash_coefficients, polynomial_hash, sketch_add_, sketch_hashes, sketch_query
+from grace.kernels.quantiles import quantile_buckets
 from grace.kernels.reference import (
     block_abs_max,
     block_abs_mean,
@@ -28,6 +30,7 @@ from grace.kernels.rotation import hadamard
 
 __all__ = [
     "MOST",
+    "PRIME",
     "block_abs_max",
     "block_abs_mean",
     "block_count",
@@ -37,6 +40,7 @@ __all__ = [
     "block_sum",
     "hadamard",
     "nearest",
+    "hash_coefficients",
     "pack",
     "pack_trits",
     "packed_bytes",
@@ -44,6 +48,12 @@ __all__ = [
     "select_at_least",
     "select_topk",
     "spans",
+    "polynomial_hash",
+    "quantile_buckets",
+    "select_topk",
+    "sketch_add_",
+    "sketch_hashes",
+    "sketch_query",
     "spread",
     "stochastic_round",
     "unpack",

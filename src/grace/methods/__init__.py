@@ -6,6 +6,9 @@ from grace.methods.atomo import Atomo
 from grace.methods.blockrandomk import BlockRandomK
 from grace.methods.cast import BF16, FP16
 from grace.methods.eden import DRIVE, EDEN
+from grace.methods.adaq import AdaQ
+from grace.methods.cast import BF16, FP16
+from grace.methods.dgc import DGC
 from grace.methods.efsignsgd import EFSignSGD
 from grace.methods.fp8 import FP8
 from grace.methods.inceptionn import Inceptionn
@@ -69,4 +72,30 @@ __all__ = [
     "SignSGD",
     "Threshold",
     "TopK",
+from grace.methods.sketch import Sketch
+from grace.methods.sketchedsgd import SketchedSGD
+from grace.methods.sketchml import SketchML
+from grace.methods.strom import Strom
+from grace.methods.threshold import Threshold
+from grace.methods.topk import TopK
+from grace.methods.varsparse import VarSparse
+
+__all__ = [
+    "BF16",
+    "DGC",
+    "FP16",
+    "QSGD",
+    "AdaQ",
+    "EFSignSGD",
+    "Identity",
+    "PowerSGD",
+    "RandomK",
+    "SignSGD",
+    "Sketch",
+    "SketchML",
+    "SketchedSGD",
+    "Strom",
+    "Threshold",
+    "TopK",
+    "VarSparse",
 ]

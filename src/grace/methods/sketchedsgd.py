@@ -1,0 +1,166 @@
+"""Letters: R rows of c columns in a sketch; k numbers that are sent; p2 candidates for each of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from grace import wire as wires
+from grace.collectives import AllReduce, Exchange, Traffic, cost
+from grace.communicators import Allreduce
+from grace.errors import InputError, out_of_range
+from grace.kernels import PRIME, select_topk, sketch_add_, sketch_hashes, sketch_query
+from grace.method import Compressor, Exchanged, Facts, Method, Peer
+from grace.methods.topk import kept
+from grace.random import Stream
+from grace.registry import register
+
+
+@dataclass(frozen=True, slots=True)
+class CountSketch(Compressor):
+    """A count sketch: linear, so that the network sums it; it decodes to an estimate of each number.
+
+    ``S[j, h_j(i)] += s_j(i) x_i;  C(x)_i = median over j of s_j(i) S[j, h_j(i)]``, with hashes h, s that ranks share
+
+    Sums are sent divided by the power of two above n: they cannot overflow, whatever x is. Wire: R c float32.
+    """
+
+    summable: ClassVar[bool] = True
+    randomness: ClassVar[Literal["shared", "private"]] = "shared"
+    rows: int
+    cols: int
+
+    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
+        b, n = rows.shape
+        sketch = torch.zeros(b, self.rows, self.cols, dtype=torch.float64, device=rows.device)
+        for piece, cells, signs in sketch_hashes(rng.words(3 * self.rows, rows.device), self.rows, n, self.cols):
+            sketch_add_(sketch, rows[:, piece], cells, signs)
+        wire = sketch.mul_(self._unit(n)).float().view(b, -1)
+        if keep_rest:
+            self.decompress_add_(wire, rows, -1.0, rng)
+        return wire
+
+    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
+        (b, n), largest = out.shape, torch.finfo(torch.float32).max
+        (cells_,) = wires.split(wire.view(torch.uint8), [("sketch", torch.float32, self.rows * self.cols)])
+        sketch = cells_.view(b, self.rows, self.cols)
+        for piece, cells, signs in sketch_hashes(rng.words(3 * self.rows, out.device), self.rows, n, self.cols):
+            estimate = sketch_query(sketch, cells, signs).double().mul_(1 / self._unit(n)).clamp_(-largest, largest)
+            out[:, piece].add_(estimate.float(), alpha=scale)
+
+    def _unit(self, n: int) -> float:
+        return 2.0 ** -n.bit_length()
+
+    def facts(self, n: int) -> Facts:
+        return Facts(deterministic=False, payload=4 * self.rows * self.cols)
+
+
+@register("sketchedsgd", memory="dgc", family="sparsification", aliases=("sketchedsgdcompressor",))
+@dataclass(frozen=True, slots=True)
+class SketchedSGD(Method[None]):
+    """Sketched-SGD: a summed count sketch finds the largest numbers of the mean; their exact values follow.
+
+    ``candidates = the p2 k largest estimates of the mean, from the mean of sketches;  C(mean) = the k largest of the
+    exact means at these candidates, else 0``, with ``k = max(1, ceil(ratio n))``
+
+    The recipe's memory "dgc" is the other half of the paper: momentum, and zero where something was sent.
+
+    Args:
+        ratio: share of the elements that is sent in the end, in (0, 1].
+        rows: R, odd, >= 1.
+        cols: columns of the sketch for each of the k, >= 1: c = cols k; the paper has 2 to 10.
+        p2: candidates for each of the k, >= 1.
+    Wire:
+        the sketch, then the candidates' values (float32): 32 k (R cols + p2) bits, two rounds, summed by the network.
+        A tensor that is smaller than that is summed as it is: 32 n bits, one round.
+    Bias:
+        biased; the error never exceeds the mean. A number is found where its square is well above |mean|^2 / c.
+    Differs from the paper:
+        fresh hashes in each step, so that two numbers that collide do not stay together; the whole momentum is masked,
+        as in the paper, by the memory.
+    Example:
+        >>> method("sketchedsgd:ratio=0.01").method
+        SketchedSGD(ratio=0.01, rows=5, cols=4, p2=4)
+
+    Reference:
+        Ivkin, Rothchild, Ullah, Braverman, Stoica and Arora, "Communication-efficient Distributed SGD with Sketching",
+        NeurIPS 2019, arXiv 1903.04488, algorithms 1 and 2.
+    """
+
+    ratio: float = 0.001
+    rows: int = 5
+    cols: int = 4
+    p2: int = 4
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio <= 1:
+            raise out_of_range("sketchedsgd", "ratio", self.ratio, "0 < ratio <= 1")
+        if not (isinstance(self.rows, int) and self.rows >= 1 and self.rows % 2):
+            raise out_of_range("sketchedsgd", "rows", self.rows, "1, 3, 5, ...")
+        for knob in ("cols", "p2"):
+            if not (isinstance(getattr(self, knob), int) and getattr(self, knob) >= 1):
+                raise out_of_range("sketchedsgd", knob, getattr(self, knob), "a whole number >= 1")
+
+    def with_memory(self) -> Method[Any]:
+        return self
+
+    def exchange(self, x: Tensor, state: None, peer: Peer) -> Exchange[Exchanged[None]]:
+        n = x.numel()
+        if n == 0:
+            return Exchanged(x, x if peer.keep_rest else None, None)
+        if n >= PRIME:
+            raise InputError(f"sketchedsgd hashes fewer than {PRIME} elements, got {n}")
+        flat, room = x.reshape(-1), peer.scratch(n, x)
+        if self._sketches(n):
+            sketch = Allreduce(CountSketch(self.rows, self._sizes(n)[0]))
+            plain = replace(peer, keep_rest=False, spare=None)
+            estimate = yield from sketch.exchange(room.copy_(flat), None, plain)
+            if not estimate.finite:
+                return _poisoned(x)
+            index = select_topk(estimate.mean[None], self._sizes(n)[1])[0]  # [p2 k], the same on all ranks
+        else:
+            index = torch.arange(n, device=x.device)
+        values = flat[index].float()
+        exact = yield AllReduce(values)
+        if not bool(exact.isfinite().all()):
+            return _poisoned(x)
+        top = select_topk(exact[None], kept(self.ratio, n))[0]  # [k]
+        rest = None
+        if peer.keep_rest:
+            flat[index[top]] -= values[top]
+            rest = flat.view(x.shape)
+        mean = room.zero_().index_copy_(0, index[top], exact[top])
+        return Exchanged(mean.view(x.shape).to(x.dtype), rest, None)
+
+    def _sizes(self, n: int) -> tuple[int, int]:
+        """Columns of the sketch, candidates."""
+        k = kept(self.ratio, n)
+        return self.cols * k, self.p2 * k
+
+    def _sketches(self, n: int) -> bool:
+        cols, candidates = self._sizes(n)
+        return self.rows * cols + candidates <= n
+
+    def facts(self, like: Tensor) -> Facts:
+        n = like.numel()
+        cols, candidates = self._sizes(n)
+        sketches = self._sketches(n)
+        payload = 4 * (self.rows * cols + candidates if sketches else n)
+        return Facts(contraction=0.0, deterministic=not sketches, payload=payload)
+
+    def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        n = like.numel()
+        if n == 0:
+            return Traffic()
+        cols, candidates = self._sizes(n)
+        sizes = (self.rows * cols, candidates) if self._sketches(n) else (n,)
+        ops = (AllReduce(torch.empty(size, device="meta")) for size in sizes)
+        return sum((cost(op, peer.rank, peer.world) for op in ops), Traffic())
+
+
+def _poisoned(x: Tensor) -> Exchanged[None]:
+    return Exchanged(torch.full_like(x, math.nan), None, None, finite=False)

@@ -1,0 +1,159 @@
+"""Letters: r the sum of gradients that were not sent; d the root of the sum v of their squares; q an exponent."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from grace.codecs import IndexCode, coded_wire, indices, sparse_wire
+from grace.collectives import Exchange, Traffic
+from grace.communicators import Allgather
+from grace.errors import PayloadError, out_of_range
+from grace.method import Compressor, Exchanged, Facts, Method, Peer
+from grace.random import Stream
+from grace.registry import register
+
+_BIAS = 127  # of the exponent on the wire: 1 to 254 for 2**-126 to 2**127
+_SPAN = 7  # powers of two below the largest that can be sent
+
+
+@dataclass(frozen=True, slots=True)
+class PowersOfTwo(Compressor):
+    """Non-zeros as signed powers of two, in four bits each: the nearest, at most the largest magnitude's and at least
+    that over 2^7; smaller ones are not sent. Largest magnitudes below 2^-126 count as zero.
+
+    Wire: a count (int32), the largest exponent (uint8), for each number sent 4 bits and its index.
+    """
+
+    varies: ClassVar[bool] = True
+    index: IndexCode = "auto"
+
+    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
+        encoded = []
+        for row in rows:  # [n]
+            mantissa, exponent = row.abs().frexp()  # [0.5, 1) 2**exponent
+            largest = int(torch.where(row == 0, -1000, exponent).amax()) - 1
+            below = largest - (exponent - (mantissa < 0.75).to(exponent.dtype)).clamp_(max=largest)
+            sent = (row != 0) & (below <= _SPAN) & (largest > -_BIAS)
+            index = sent.nonzero()[:, 0]  # [k]
+            codes = below[index] | ((row[index] < 0) << 3)
+            head = torch.tensor([max(0, largest + _BIAS)], dtype=torch.uint8, device=row.device)
+            encoded.append(coded_wire.join(head, index, codes, 4, row.numel(), self.index))
+            if keep_rest:
+                row[index] -= _values(largest, codes)
+        return indices.pad(encoded)
+
+    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
+        for one, row in zip(wire[:, None], out, strict=True):  # [1, w], [n]
+            largest, index, codes = coded_wire.split(one, ("exponent", torch.uint8, 1), 4, row.numel(), self.index)
+            if int(largest) > 2 * _BIAS:
+                raise PayloadError(f"field 'exponent' must be at most {2 * _BIAS}, got {int(largest)}")
+            row.scatter_add_(0, index, _values(int(largest) - _BIAS, codes) * scale)
+
+    def facts(self, n: int) -> Facts:
+        return Facts()
+
+
+def _values(largest: int, codes: Tensor) -> Tensor:
+    powers = [2.0 ** (largest - below) for below in range(_SPAN + 1)]
+    size = torch.tensor(powers, dtype=torch.float32, device=codes.device)[codes & _SPAN]
+    return torch.where(codes >> 3 == 1, -size, size)
+
+
+class Memory(NamedTuple):
+    """The state: r and d, like x; and the root of the sum of squares of this step's samples, if they were observed."""
+
+    r: Tensor
+    d: Tensor
+    seen: Tensor | None
+
+
+@register("varsparse", family="sparsification", aliases=("variancecompressor", "varsparsecompressor"))
+@dataclass(frozen=True, slots=True)
+class VarSparse(Method[Memory]):
+    """Variance-based sparsification: a number waits until its sum is sure, relative to the squares it is made of.
+
+    ``r = r + mean of z_j;  v = v + sum over j of (z_j / m)^2``, z_1 ... z_m the samples of this step; where
+    ``r^2 > alpha v``: send r and forget v; elsewhere ``v = zeta v``. A number is sent as a power of two
+
+    Samples are gradients of parts of a batch: call :meth:`observe` with each of them before their mean is exchanged.
+    Without that each step's gradient is one sample (m = 1): then v = r^2 after one step, and a number is sent once
+    several steps agree on its sign.
+
+    Args:
+        alpha: how sure, > 0; the paper has 1 to 2. With m = 1, c equal gradients in a row are sent from c > alpha on.
+        zeta: decay of v, in (0, 1].
+        keep_error: what rounding to a power of two cuts off stays in r; the paper drops it.
+        index: how indices travel: raw, bitmap, elias-fano, delta, rice, or auto: the smallest of the first three.
+    Wire:
+        a count (int32), the largest exponent (8 bits), then for each number sent its sign, 3 bits of exponent, and its
+        index: 40 + k (4 + ceil(log2 n)) bits with ``index="raw"``. Data-dependent: one more small round exchanges the
+        sizes of all tensors of a bucket.
+    Bias:
+        biased, without a delta: whether a number is sent depends on its history. Never exact in one step. The memory is
+        part of the method.
+    Differs from the paper:
+        ``keep_error``. The nearest power of two is meant linearly (1.5 rounds up to 2), and is at most that of the
+        largest magnitude. v is kept as its root, which neither overflows nor vanishes. Packed lists for 32-bit words.
+    Example:
+        >>> method("varsparse:alpha=2")
+        VarSparse(alpha=2, zeta=0.999, keep_error=True, index='auto')
+
+    Reference:
+        Tsuzuku, Imachi and Akiba, "Variance-based Gradient Compression for Efficient Distributed Deep Learning", ICLR
+        2018 workshop, arXiv 1802.06058.
+    """
+
+    alpha: float = 1.5
+    zeta: float = 0.999
+    keep_error: bool = True
+    index: IndexCode = "auto"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < math.inf:
+            raise out_of_range("varsparse", "alpha", self.alpha, "0 < alpha < inf")
+        if not 0 < self.zeta <= 1:
+            raise out_of_range("varsparse", "zeta", self.zeta, "0 < zeta <= 1")
+        if not isinstance(self.keep_error, bool):
+            raise out_of_range("varsparse", "keep_error", self.keep_error, "True, False")
+        sparse_wire.check_knobs("varsparse", self.index)
+
+    def init(self, like: Tensor) -> Memory:
+        r = torch.zeros(like.shape, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
+        return Memory(r, torch.zeros_like(r), None)
+
+    def observe(self, state: Memory, sample: Tensor, samples: int) -> Memory:
+        """The state after one of this step's ``samples`` samples was seen; it replaces ``state``."""
+        seen = torch.zeros_like(state.d) if state.seen is None else state.seen
+        return state._replace(seen=torch.hypot(seen, sample.to(seen.dtype) / samples))
+
+    def exchange(self, x: Tensor, state: Memory, peer: Peer) -> Exchange[Exchanged[Memory]]:
+        r, d, lent = (peer.scratch(tuple(x.shape), x, state.r.dtype) for _ in range(3))
+        torch.add(state.r, x, out=r)
+        torch.hypot(state.d, x.to(d.dtype) if state.seen is None else state.seen, out=d)
+        sure = r.abs() > math.sqrt(self.alpha) * d
+        torch.mul(r, sure, out=lent)
+        if not bool(r.isfinite().all()):
+            lent.fill_(math.nan)  # an r too large for its type, too: all ranks then leave the step out
+        plain = replace(peer, keep_rest=True, spare=None)
+        out = yield from Allgather(PowersOfTwo(self.index)).exchange(lent, None, plain)
+        if not out.finite:
+            return Exchanged(out.mean.to(x.dtype), None, state._replace(seen=None), finite=False)
+        assert out.rest is not None
+        sent = sure & (out.rest != r)
+        state.d.copy_(d.mul_(math.sqrt(self.zeta)).masked_fill_(sent, 0.0))
+        state.r.copy_(torch.where(sent, out.rest if self.keep_error else 0.0, r))
+        return Exchanged(out.mean.to(x.dtype), None, Memory(state.r, state.d, None))
+
+    def owed(self, state: Memory) -> Tensor | None:
+        return state.r
+
+    def facts(self, like: Tensor) -> Facts:
+        return Facts()
+
+    def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        return None if like.numel() else Traffic()

@@ -1,0 +1,107 @@
+"""The memory of Deep Gradient Compression. Letters: u the velocity, v what was not sent yet, m the momentum."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from grace.collectives import Exchange, Traffic
+from grace.errors import CompositionError, out_of_range
+from grace.memories import _Memory
+from grace.method import Exchanged, Method, Peer, spelled
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class MomentumCorrection(_Memory[S]):
+    """Momentum before compression: each worker accumulates velocities, and sends the accumulated ones that matter.
+
+    ``u = m u + g;  v = v + u`` (Nesterov: ``u = m (u + g);  v = v + u + g``); exchange v; what was not sent is the new
+    v; where something was sent, u = 0 (factor masking)
+
+    Takes the place of the optimizer's momentum, which must be 0, and which would otherwise count twice. A method that
+    sends everything (``none:memory=dgc``) leaves v = 0 and is not masked: the plain momentum that tensors which are not
+    compressed should have beside this.
+
+    Args:
+        method: the method to wrap: a sparsifier. Others touch every element, and masking would end all momentum.
+        momentum: m, in [0, 1).
+        nesterov: look ahead.
+        masking: forget the velocity of what was sent, so that a stale one does not carry on.
+        clip: each worker's gradient is cut to the norm clip / sqrt(W), per tensor, > 0 and finite; None: it is not.
+
+    State: u and v ``[2, ...]``, float32, each as large as the gradient.
+    Differs from the paper: gradients are clipped per tensor, as in the authors' code, not over the whole model.
+    Reference: Lin, Han, Mao, Wang and Dally, "Deep Gradient Compression: Reducing the Communication Bandwidth for
+    Distributed Training", ICLR 2018, arXiv 1712.01887, sections 3.2 and 3.3.
+    """
+
+    momentum: float = 0.9
+    nesterov: bool = False
+    masking: bool = True
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        _Memory.__post_init__(self)
+        if not 0 <= self.momentum < 1:
+            raise out_of_range("MomentumCorrection", "momentum", self.momentum, "0 <= momentum < 1")
+        for knob in ("nesterov", "masking"):
+            if not isinstance(getattr(self, knob), bool):
+                raise out_of_range("MomentumCorrection", knob, getattr(self, knob), "True, False")
+        if self.clip is not None and not 0 < self.clip < math.inf:
+            raise out_of_range("MomentumCorrection", "clip", self.clip, "0 < clip < inf, or None")
+        object.__setattr__(self, "method", self.method.with_memory())
+
+    def init(self, like: Tensor) -> tuple[Tensor, S]:
+        v, inner = _Memory.init(self, like)
+        return torch.stack([torch.zeros_like(v), v]), inner
+
+    def exchange(self, x: Tensor, state: tuple[Tensor, S], peer: Peer) -> Exchange[Exchanged[tuple[Tensor, S]]]:
+        memory, inner = state
+        u, v = memory
+        if self.clip is not None:
+            _clip_(x, self.clip / math.sqrt(peer.world))
+        p = peer.scratch(tuple(x.shape), x, u.dtype).copy_(u)
+        self._accelerate_(p, x)
+        if self.nesterov:
+            p.add_(x)
+        out = yield from self.method.exchange(p.add_(v), inner, replace(peer, keep_rest=True, spare=None))
+        if out.finite:
+            assert out.rest is not None, f"{spelled(self.method)} did not keep the rest"
+            self._accelerate_(u, x)  # the same operations again, so that v has the bits of p
+            v.add_(u + x if self.nesterov else u)
+            if self.masking and not self._sends_all(x):
+                u.masked_fill_(out.rest != v, 0.0)
+            v.copy_(out.rest)
+        return Exchanged(out.mean.to(x.dtype), None, (memory, out.state), out.finite)
+
+    def _accelerate_(self, u: Tensor, g: Tensor) -> None:
+        if self.nesterov:
+            u.add_(g).mul_(self.momentum)
+        else:
+            u.mul_(self.momentum).add_(g)
+
+    def _sends_all(self, like: Tensor) -> bool:
+        return self.method.facts(like).contraction == 1
+
+    def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        return _Memory.traffic(self, like, replace(peer, keep_rest=True))
+
+    def owed(self, state: tuple[Tensor, S]) -> Tensor | None:
+        """v: it has been earned; what the velocity would still add has not."""
+        return state[0][1]
+
+    def with_memory(self) -> Method[Any]:
+        raise CompositionError(f"{spelled(self)} already has a memory; a second one around it would stay empty")
+
+
+def _clip_(x: Tensor, limit: float) -> None:
+    """Scales x to a norm of at most ``limit``. An x with an inf or NaN is left as it is, for others to find."""
+    norm = float(torch.linalg.vector_norm(x, dtype=torch.float64))
+    if limit < norm < math.inf:
+        x.mul_(limit / norm)
