@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from grace.communicators import Allgather, Allreduce, Broadcast, ParameterServer, ScatterReduce
+from grace.ef21 import EF21, EF21M
 from grace.errors import CompositionError, ConfigurationError, unknown
-from grace.memories import ErrorFeedback, Momentum
+from grace.memories import DistEF, ErrorFeedback, Momentum
 from grace.method import Compressor, Method, spelled
 
 ENTRY_POINTS = "grace.methods"
@@ -34,7 +35,14 @@ COMMUNICATORS: dict[str, type] = {
     "scatterreduce": ScatterReduce,
     "parameterserver": ParameterServer,
 }
-MEMORIES: dict[str, type | None] = {"none": None, "residual": ErrorFeedback, "momentum": Momentum}
+MEMORIES: dict[str, type | None] = {
+    "none": None,
+    "residual": ErrorFeedback,
+    "momentum": Momentum,
+    "distef": DistEF,
+    "ef21": EF21,
+    "ef21m": EF21M,
+}
 _WORDS = {"true": True, "false": False, "none": None}
 _NAME = re.compile(r"[a-z0-9][a-z0-9_]*")
 
@@ -59,7 +67,7 @@ def register(
     name: str,
     *,
     communicator: Literal["allreduce", "allgather", "broadcast", "scatterreduce", "parameterserver"] | None = None,
-    memory: Literal["none", "residual", "momentum"] = "none",
+    memory: Literal["none", "residual", "momentum", "distef", "ef21", "ef21m"] = "none",
     family: str = "other",
     aliases: tuple[str, ...] = (),
 ) -> Callable[[C], C]:
@@ -131,7 +139,8 @@ def method(spec: str | Method[Any], **knobs: Any) -> Method[Any]:
         spec: a name, or a name with knobs, ``"topk:ratio=0.01,communicator=allgather,memory=none"``; a
             :class:`~grace.Method` is returned as it is.
         knobs: the fields of the method's class; ``communicator`` (allreduce, allgather, broadcast, scatterreduce,
-            parameterserver) and its fields; ``memory`` (none, residual, momentum) and its fields, such as ``beta``.
+            parameterserver) and its fields; ``memory`` (none, residual, momentum, distef, ef21, ef21m) and its fields,
+            such as ``beta``.
 
     Raises:
         UnknownNameError: an unknown method, knob, communicator or memory; names the nearest.
