@@ -17,14 +17,14 @@ def rand(*shape: int, seed: int) -> Tensor:
 
 
 def steps(
-    method: Method, inputs: list[list[Tensor]], states: list | None = None, *, rest: bool = True, seed: int = 0
+    method: Method, inputs: list[list[Tensor]], states: list | None = None, *, rest: bool = True, first: int = 0
 ) -> list[list[Exchanged]]:
-    """``inputs[t][rank]`` -> the results of all steps and ranks; traffic is compared to what is declared."""
+    """``inputs[t][rank]`` -> the results of all steps and ranks, with traffic as declared; ``first``: number of the first step."""
     world = len(inputs[0])
     states = states or [method.init(x) for x in inputs[0]]
     outs = []
-    for t, xs in enumerate(inputs):
-        peers = [Peer(r, world, t, "x", seed, keep_rest=rest) for r in range(world)]
+    for t, xs in enumerate(inputs, first):
+        peers = [Peer(r, world, t, "x", keep_rest=rest) for r in range(world)]
         tracers = [Tracer(r, world) for r in range(world)]
         runs = [
             tracer.traced(method.exchange(x.clone(), state, peer))
