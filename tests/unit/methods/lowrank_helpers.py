@@ -19,7 +19,7 @@ def rand(*shape: int, seed: int) -> Tensor:
 def steps(
     method: Method, inputs: list[list[Tensor]], states: list | None = None, *, rest: bool = True, first: int = 0
 ) -> list[list[Exchanged]]:
-    """``inputs[t][rank]`` -> the results of all steps and ranks, with traffic as declared; ``first``: number of the first step."""
+    """``inputs[t][rank]`` -> the results of all steps and ranks, whose numbers begin at ``first``; traffic is as declared."""
     world = len(inputs[0])
     states = states or [method.init(x) for x in inputs[0]]
     outs = []
