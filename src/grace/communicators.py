@@ -16,8 +16,8 @@ Letters: n numbers, w bytes of one wire, W workers, rank r; c = ceil(n/W) number
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,8 +25,8 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import AllGather, AllReduce, AllToAll, Collective, Exchange, Permute, Traffic, cost
 from grace.collectives import Broadcast as BroadcastOp
-from grace.errors import CompositionError, ConfigurationError, PayloadError
-from grace.method import Compressor, Exchanged, Facts, Method, Peer, spelled
+from grace.errors import CompositionError, ConfigurationError, PayloadError, StateError, out_of_range
+from grace.method import Compressor, Exchanged, Facts, Method, Peer, lr_ratio, spelled
 
 
 class _Loan:
@@ -70,7 +70,7 @@ class _Loan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Communicator(Method[None]):
+class _Communicator(Method[Any]):
     """What all communicators share: the checks, and the declared facts."""
 
     compressor: Compressor
@@ -85,7 +85,7 @@ class _Communicator(Method[None]):
                 f"{name} averages what it decodes, but {spelled(self.compressor)} is decided by a majority; use Allgather"
             )
 
-    def with_memory(self) -> Method[None]:
+    def with_memory(self) -> Method[Any]:
         return replace(self, compressor=self.compressor.with_memory())
 
     def facts(self, like: Tensor) -> Facts:
@@ -99,23 +99,27 @@ class _Communicator(Method[None]):
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         raise NotImplementedError
 
-    def exchange(self, x: Tensor, state: None, peer: Peer) -> Exchange[Exchanged[None]]:
+    def exchange(self, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
         if x.numel() == 0:
-            return Exchanged(x, x if peer.keep_rest else None, None)
-        return (yield from self._exchange(x, peer))
+            return Exchanged(x, x if peer.keep_rest else None, state)
+        return (yield from self._exchange(x, peer, state))
 
-    def _exchange(self, x: Tensor, peer: Peer) -> Exchange[Exchanged[None]]:
+    def _exchange(self, x: Tensor, peer: Peer, state: Any) -> Exchange[Exchanged[Any]]:
         raise NotImplementedError
+
+    def _at(self, hop: int) -> Compressor:
+        """The compressor of the first or second time that a number is compressed on its way."""
+        return self.compressor.again() if hop else self.compressor
 
     def _compress(self, rows: Tensor, peer: Peer, hop: int = 0) -> Tensor:
         """Rows ``[b, n]`` -> wire ``[b, w]``, drawn from the stream that the compressor asks for."""
-        compressor = self.compressor.again() if hop else self.compressor
+        compressor = self._at(hop)
         shared = compressor.randomness == "shared"
         rng = peer.shared(compressor.id) if shared else peer.private(compressor.id).fork(hop)
         return compressor.compress_(rows, rng, peer.keep_rest)
 
     def _decompress(self, wire: Tensor, out: Tensor, peer: Peer, scale: float, hop: int = 0) -> None:
-        compressor = self.compressor.again() if hop else self.compressor
+        compressor = self._at(hop)
         compressor.decompress_add_(wire, out, scale, peer.shared(compressor.id))
 
     def _payload(self, n: int) -> int | None:
@@ -170,7 +174,7 @@ class Allreduce(_Communicator):
                 "ScatterReduce or ParameterServer instead of Allreduce"
             )
 
-    def with_memory(self) -> Method[None]:
+    def with_memory(self) -> Method[Any]:
         if self.compressor.predivide:
             raise CompositionError(
                 f"{spelled(self)} lets the network round sums to its narrow numbers, and no worker's memory sees that error; "
@@ -178,7 +182,7 @@ class Allreduce(_Communicator):
             )
         return _Communicator.with_memory(self)
 
-    def _exchange(self, x: Tensor, peer: Peer) -> Exchange[Exchanged[None]]:
+    def _exchange(self, x: Tensor, peer: Peer, state: Any) -> Exchange[Exchanged[Any]]:
         if self.compressor.transparent and not peer.keep_rest:
             answer = yield AllReduce(x, "mean", donate=True)
             return Exchanged(answer, None, None)
@@ -208,7 +212,7 @@ class Allreduce(_Communicator):
 class Allgather(_Communicator):
     """Everyone sends its wire to everyone and decodes all of them, in the order of the ranks: traffic grows with W."""
 
-    def _exchange(self, x: Tensor, peer: Peer) -> Exchange[Exchanged[None]]:
+    def _exchange(self, x: Tensor, peer: Peer, state: Any) -> Exchange[Exchanged[Any]]:
         loan = _Loan(x, peer)
         wire = self._compress(loan.work.view(1, -1), peer)
         widths = yield from self._widths(wire, x.numel(), peer)
@@ -226,7 +230,7 @@ class Allgather(_Communicator):
 class Broadcast(_Communicator):
     """Each rank in turn broadcasts its wire: like Allgather, in W rounds, and without padding where sizes vary."""
 
-    def _exchange(self, x: Tensor, peer: Peer) -> Exchange[Exchanged[None]]:
+    def _exchange(self, x: Tensor, peer: Peer, state: Any) -> Exchange[Exchanged[Any]]:
         loan = _Loan(x, peer)
         wire = self._compress(loan.work.view(1, -1), peer)
         widths = yield from self._widths(wire, x.numel(), peer)
@@ -257,18 +261,79 @@ def _decoded(
 
 
 @dataclass(frozen=True, slots=True)
-class ScatterReduce(_Communicator):
-    """Two rounds, constant traffic: rank r averages chunk r, compresses it again, and sends that to everyone.
+class _TwoHops(_Communicator):
+    """What communicators share that compress an average again.
 
-    The second rounding is the debt of the chunk's owner: with a memory, it goes into the owner's rest.
+    The second rounding is the owner's debt. With a memory around the communicator it goes into the owner's rest. With
+    ``server_memory`` the owner keeps it to itself, for the next average (server error feedback):
+    ``a = mean + d;  send C(a);  d = a - C(a)``. Where ``peer.lr`` is given, d follows the learning rate.
+
+    State: None before the first exchange, which learns W from its peer, and where there is no server memory; then
+    (d, where it begins in the tensor, W, shape, last learning rate). d is float32.
     """
 
     averages: ClassVar[bool] = True
+    server_memory: bool = field(default=False, repr=False, kw_only=True)  # off, it does not show
+
+    def __post_init__(self) -> None:
+        _Communicator.__post_init__(self)
+        if not isinstance(self.server_memory, bool):
+            raise out_of_range(type(self).__name__, "server_memory", self.server_memory, "True, False")
+        self._at(1)  # a compressor that no memory may wrap is refused here
+
+    def _at(self, hop: int) -> Compressor:
+        compressor = _Communicator._at(self, hop)
+        return compressor.with_memory() if hop and self.server_memory else compressor
 
     def facts(self, like: Tensor) -> Facts:
-        return _twice(self.compressor.facts(like.numel()))
+        """What is left of a compressor's claims where averages are compressed again: no bound, unless it is exact."""
+        once = _Communicator.facts(self, like)
+        if once.variance == 0:
+            return replace(once, payload=None)
+        unbiased = once.unbiased and not self.server_memory
+        return replace(once, unbiased=unbiased, contraction=None, variance=None, payload=None)
 
-    def _exchange(self, x: Tensor, peer: Peer) -> Exchange[Exchanged[None]]:
+    def owed(self, state: Any) -> Tensor | None:
+        """The server's debt, times W: one worker's share of a mean is 1/W of it."""
+        if state is None:
+            return None
+        debt, start, world, shape, _ = state
+        out: Tensor = debt.new_zeros(math.prod(shape))
+        mine = out[start : start + debt.numel()]
+        torch.mul(debt[: mine.numel()], world, out=mine)
+        return out.view(shape)
+
+    def _compress_again(self, average: Tensor, state: Any, peer: Peer) -> Tensor:
+        """``average [1, c]`` plus what is owed -> wire; leaves the new debt in ``average``."""
+        if not self.server_memory:
+            return self._compress(average, peer, hop=1)
+        if state is not None:
+            debt, *_, last = state
+            if debt.numel() != average.numel():
+                raise StateError(f"a server memory of {debt.numel()} numbers does not fit {average.numel()}")
+            average[0].add_(debt, alpha=1.0 if peer.lr is None else lr_ratio(last, peer.lr))
+        return self._compress(average, replace(peer, keep_rest=True), hop=1)
+
+    def _committed(self, debt: Tensor, start: int, x: Tensor, state: Any, peer: Peer) -> Any:
+        """The state after a step that left ``debt [1, c]``, of a chunk that begins at ``start``."""
+        if not self.server_memory or peer.lr == 0:  # with a learning rate of 0 nothing was applied
+            return state
+        debt = debt[0]
+        debt[max(0, x.numel() - start) :] = 0  # padding
+        kept = debt.clone() if state is None else state[0].copy_(debt)
+        return (kept, start, peer.world, tuple(x.shape), peer.lr or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ScatterReduce(_TwoHops):
+    """Two rounds, constant traffic: rank r averages chunk r, compresses it again, and sends that to everyone.
+
+    Args:
+        compressor: any that averages.
+        server_memory: whether the owner of a chunk keeps its second rounding for the next step. State: n/W numbers.
+    """
+
+    def _exchange(self, x: Tensor, peer: Peer, state: Any) -> Exchange[Exchanged[Any]]:
         W, n = peer.world, x.numel()
         c = math.ceil(n / W)
         loan = _Loan(x, peer)
@@ -281,17 +346,19 @@ class ScatterReduce(_Communicator):
         if finite:
             for one, width in zip(theirs[:, None], widths, strict=True):
                 self._decompress(wires.unseal(one, width, wire.dtype), chunk, peer, 1 / W)
-        again = self._compress(chunk, peer, hop=1)  # chunk: now my second rounding
+        again = self._compress_again(chunk, state, peer)  # chunk: now my second rounding
         widths = yield from self._widths(again, c, peer)
         final = yield AllGather(wires.seal(again, finite, max(widths))[0])  # [W, s]
         if not wires.all_finite(final):
-            return loan.poisoned()
-        if peer.keep_rest:
+            return replace(loan.poisoned(), state=state)
+        if peer.keep_rest and not self.server_memory:
             rows[peer.rank].add_(chunk[0], alpha=W)  # one worker's share of the mean is 1/W of it
         mean = loan.room() if n == W * c else peer.scratch(W * c, x).zero_()
         for row, one, width in zip(mean.view(W, 1, c), final[:, None], widths, strict=True):
             self._decompress(wires.unseal(one, width, again.dtype), row, peer, 1.0, hop=1)
-        return loan.done(mean[:n], rows.view(-1)[:n])
+        return replace(
+            loan.done(mean[:n], rows.view(-1)[:n]), state=self._committed(chunk, peer.rank * c, x, state, peer)
+        )
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         size = self._payload(math.ceil(like.numel() / peer.world))
@@ -299,24 +366,25 @@ class ScatterReduce(_Communicator):
 
 
 @dataclass(frozen=True, slots=True)
-class ParameterServer(_Communicator):
+class ParameterServer(_TwoHops):
     """Everyone sends its wire to one rank, which averages, compresses again, and broadcasts that.
 
-    The second rounding is the server's debt. A worker's traffic is constant; the server's grows with W.
+    A worker's traffic is constant; the server's grows with W.
+
+    Args:
+        compressor: any that averages.
+        server_memory: whether the server keeps its second rounding for the next step. State: n numbers, on the server.
+        server: which rank that is.
     """
 
     server: int = 0
-    averages: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _Communicator.__post_init__(self)
+        _TwoHops.__post_init__(self)
         if not (isinstance(self.server, int) and self.server >= 0):
             raise ConfigurationError(f"ParameterServer: server={self.server!r} is not a rank; legal: 0 to W-1")
 
-    def facts(self, like: Tensor) -> Facts:
-        return _twice(self.compressor.facts(like.numel()))
-
-    def _exchange(self, x: Tensor, peer: Peer) -> Exchange[Exchanged[None]]:
+    def _exchange(self, x: Tensor, peer: Peer, state: Any) -> Exchange[Exchanged[Any]]:
         W, n, server = peer.world, x.numel(), self.server
         if server >= W:
             raise ConfigurationError(f"ParameterServer: server={server} is not a rank; legal: 0 to {W - 1}")
@@ -334,7 +402,7 @@ class ParameterServer(_Communicator):
         if serving and finite:
             for one, width in zip(inbox, widths, strict=True):
                 self._decompress(wires.unseal(one, width, wire.dtype), total, peer, 1 / W)
-        again = self._compress(total, peer, hop=1)  # other ranks' only gives the shape
+        again = self._compress_again(total, state, peer)  # other ranks' only gives the shape
         widths = yield from self._widths(again, n, peer)
         reply = (
             wires.seal(again, finite, widths[server])
@@ -343,12 +411,12 @@ class ParameterServer(_Communicator):
         )
         answer = yield BroadcastOp(reply, server)
         if not wires.all_finite(answer):
-            return loan.poisoned()
-        if peer.keep_rest and serving:
+            return replace(loan.poisoned(), state=state)
+        if peer.keep_rest and serving and not self.server_memory:
             loan.work.add_(total[0], alpha=W)
         mean = loan.room()
         self._decompress(wires.unseal(answer, widths[server], again.dtype), mean.view(1, -1), peer, 1.0, hop=1)
-        return loan.done(mean)
+        return replace(loan.done(mean), state=self._committed(total, 0, x, state, peer) if serving else None)
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         size = self._payload(like.numel())
@@ -356,12 +424,6 @@ class ParameterServer(_Communicator):
             return None
         up = [Permute(_bytes(size), ((rank, self.server),)) for rank in range(peer.world) if rank != self.server]
         return _traced(peer, *up, BroadcastOp(_bytes(size), self.server))
-
-
-def _twice(once: Facts) -> Facts:
-    """What is left of a compressor's claims where averages are compressed again: no bound, unless it is exact."""
-    exact = once.variance == 0
-    return replace(once, contraction=1.0 if exact else None, variance=0.0 if exact else None, payload=None)
 
 
 def _padded(flat: Tensor, size: int, peer: Peer) -> Tensor:

@@ -7,17 +7,18 @@ failed exchange or an inf or NaN anywhere it is what it was before.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
 from grace.errors import CompositionError, out_of_range
-from grace.method import Exchanged, Facts, Method, Peer, spelled
+from grace.method import Exchanged, Facts, Method, Peer, lr_ratio, spelled
 
 S = TypeVar("S")
+_EFState: TypeAlias = tuple[Any, ...]  # memory, the method's state, and with follow_lr the last learning rate
 
 
 def _state_dtype(x: Tensor) -> torch.dtype:
@@ -26,7 +27,7 @@ def _state_dtype(x: Tensor) -> torch.dtype:
 
 
 @dataclass(frozen=True, slots=True)
-class _Memory(Method[tuple[Tensor, S]], Generic[S]):
+class _Memory(Method[Any], Generic[S]):
     method: Method[S]
 
     def __post_init__(self) -> None:
@@ -36,7 +37,7 @@ class _Memory(Method[tuple[Tensor, S]], Generic[S]):
                 "put a communicator around a compressor, such as Allgather(...)"
             )
 
-    def init(self, like: Tensor) -> tuple[Tensor, S]:
+    def init(self, like: Tensor) -> Any:
         memory = torch.zeros(like.shape, dtype=_state_dtype(like), device=like.device)
         return memory, self.method.init(memory)
 
@@ -58,16 +59,21 @@ class ErrorFeedback(_Memory[S]):
 
     Equation 4 of the survey: ``p = beta e + gamma g``; exchange p; ``e = p - (my share of what was applied)``.
 
+    With ``follow_lr``, ``p = beta (old lr / new lr) e + gamma g``: e stays right in units of the update, which matters
+    where the learning rate changes. A step with a learning rate of 0 applies nothing and leaves e as it is.
+
     Args:
         method: the method to wrap; one whose error stays bounded, see :meth:`grace.Method.with_memory`.
         beta: decay of the memory, in (0, 1].
         gamma: weight of the gradient, > 0 and finite.
+        follow_lr: whether e follows the learning rate; then :attr:`grace.Peer.lr` must say what it is.
 
     State: float32, as large as the gradient. References: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019.
     """
 
     beta: float = 1.0
     gamma: float = 1.0
+    follow_lr: bool = field(default=False, repr=False)  # off, it does not show
 
     def __post_init__(self) -> None:
         _Memory.__post_init__(self)
@@ -75,32 +81,85 @@ class ErrorFeedback(_Memory[S]):
             raise out_of_range("ErrorFeedback", "beta", self.beta, "0 < beta <= 1")
         if not 0 < self.gamma < math.inf:
             raise out_of_range("ErrorFeedback", "gamma", self.gamma, "0 < gamma < inf")
+        if not isinstance(self.follow_lr, bool):
+            raise out_of_range("ErrorFeedback", "follow_lr", self.follow_lr, "True, False")
         object.__setattr__(self, "method", self.method.with_memory())
 
-    def exchange(self, x: Tensor, state: tuple[Tensor, S], peer: Peer) -> Exchange[Exchanged[tuple[Tensor, S]]]:
-        memory, inner = state
+    def init(self, like: Tensor) -> _EFState:
+        memory, inner = _Memory.init(self, like)
+        return (memory, inner, 0.0) if self.follow_lr else (memory, inner)
+
+    def exchange(self, x: Tensor, state: _EFState, peer: Peer) -> Exchange[Exchanged[_EFState]]:
+        memory, inner, *last = state
+        ratio = lr_ratio(last[0], peer.lr) if last else 1.0
         p = peer.scratch(tuple(x.shape), x, memory.dtype)
         if self.gamma == 1:
-            torch.add(x, memory, alpha=self.beta, out=p)
+            torch.add(x, memory, alpha=self.beta * ratio, out=p)
         else:
-            torch.mul(x, self.gamma, out=p).add_(memory, alpha=self.beta)
+            torch.mul(x, self.gamma, out=p).add_(memory, alpha=self.beta * ratio)
         spare = x if x.dtype == torch.float32 and x.is_contiguous() else None
-        out = yield from self.method.exchange(p, inner, replace(peer, keep_rest=True, spare=spare))
-        if out.finite:
+        lr = peer.lr if self.follow_lr else None
+        out = yield from self.method.exchange(p, inner, replace(peer, keep_rest=True, spare=spare, lr=lr))
+        if out.finite and (not last or peer.lr):
             assert out.rest is not None, f"{spelled(self.method)} did not keep the rest"
             memory.copy_(out.rest)
-        return Exchanged(out.mean.to(x.dtype), None, (memory, out.state), out.finite)
+            last = [peer.lr] if last else []
+        return Exchanged(out.mean.to(x.dtype), None, (memory, out.state, *last), out.finite)
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         return _Memory.traffic(self, like, replace(peer, keep_rest=True))
 
-    def owed(self, state: tuple[Tensor, S]) -> Tensor | None:
-        return state[0]
+    def owed(self, state: _EFState) -> Tensor | None:
+        memory: Tensor = state[0]
+        inner = self.method.owed(state[1])
+        return memory if inner is None else memory + inner
 
     def with_memory(self) -> Method[Any]:
         raise CompositionError(
             f"{spelled(self)} already has a memory; a second ErrorFeedback around it would stay empty"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class DistEF(ErrorFeedback[S], Generic[S]):
+    """Nesterov's momentum on each worker, in front of error feedback (dist-EF-SGD with blockwise momentum).
+
+    ``m = mu m + g;  p = mu m + g + e``; exchange p; ``e = p - (my share of what was applied)``. The paper's algorithm is
+    ``efsignsgd:communicator=scatterreduce,server_memory=true,memory=distef,follow_lr=true``. Use an optimizer without
+    momentum of its own, and a weight decay that is not part of the gradient.
+
+    Args:
+        method, beta, gamma, follow_lr: as in :class:`ErrorFeedback`.
+        mu: decay of the momentum, in [0, 1).
+
+    State: m and e, float32, each as large as the gradient. Reference: Zheng, Huang and Kwok, "Communication-Efficient
+    Distributed Blockwise Momentum SGD with Error-Feedback", NeurIPS 2019, arXiv 1905.10936, algorithm 3.
+    """
+
+    mu: float = 0.9
+
+    def __post_init__(self) -> None:
+        ErrorFeedback.__post_init__(self)
+        if not 0 <= self.mu < 1:
+            raise out_of_range("DistEF", "mu", self.mu, "0 <= mu < 1")
+
+    def init(self, like: Tensor) -> _EFState:
+        state = ErrorFeedback.init(self, like)
+        return torch.zeros_like(state[0]), state
+
+    def exchange(self, x: Tensor, state: _EFState, peer: Peer) -> Exchange[Exchanged[_EFState]]:
+        velocity, feedback = state
+        m = peer.scratch(tuple(x.shape), x, velocity.dtype)
+        torch.mul(velocity, self.mu, out=m).add_(x)
+        p = peer.scratch(tuple(x.shape), x, velocity.dtype)
+        torch.mul(m, self.mu, out=p).add_(x)
+        out = yield from ErrorFeedback.exchange(self, p, feedback, peer)
+        if out.finite:
+            velocity.copy_(m)
+        return Exchanged(out.mean.to(x.dtype), None, (velocity, out.state), out.finite)
+
+    def owed(self, state: _EFState) -> Tensor | None:
+        return ErrorFeedback.owed(self, state[1])
 
 
 @dataclass(frozen=True, slots=True)

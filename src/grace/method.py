@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
-from grace.errors import CompositionError
+from grace.errors import CompositionError, ConfigurationError
 from grace.random import Stream
 from grace.workspace import Workspace
 
@@ -51,6 +52,9 @@ class Peer:
     keep_rest: whether somebody wants what was not sent.
     spare: storage like x (same shape, float32, contiguous) that the method may overwrite, for instance with the mean.
     workspace: scratch memory that is free again after the exchange; None allocates.
+    lr: the learning rate that this step's mean will be applied with, the same on all ranks, where memories should follow
+        it; None where they need not, or where nobody said.
+    steps_per_epoch: for schedules that count epochs; None if nobody said.
     """
 
     rank: int
@@ -61,6 +65,8 @@ class Peer:
     keep_rest: bool = False
     spare: Tensor | None = None
     workspace: Workspace | None = None
+    lr: float | None = None
+    steps_per_epoch: int | None = None
 
     def private(self, method: str) -> Stream:
         """Randomness that differs between ranks."""
@@ -99,6 +105,11 @@ class Method(abc.ABC, Generic[S]):
     @property
     def needs_shape(self) -> bool:
         """Whether the method sees more in a tensor than a list of numbers, so that flattening it would change it."""
+        return False
+
+    @property
+    def needs_epochs(self) -> bool:
+        """Whether the method follows the epoch, so that the run must say how many steps one has."""
         return False
 
     def init(self, like: Tensor) -> S:
@@ -205,3 +216,19 @@ def spelled(instance: object) -> str:
         elif value != field.default:
             parts.append(f"{field.name}={spelled(value)}")
     return f"{type(instance).__name__}({', '.join(parts)})"
+
+
+def lr_ratio(last: float, lr: float | None) -> float:
+    """What a memory is multiplied with when the learning rate goes from ``last`` (0: none yet) to ``lr``.
+
+    Raises:
+        ConfigurationError: nobody said what the learning rate is, or it is negative, infinite or NaN.
+    """
+    if lr is None:
+        raise ConfigurationError(
+            "a memory follows the learning rate, but nobody says what it is; use attach(..., optimizer=optimizer), or "
+            "set handle.lr before each step"
+        )
+    if not 0 <= lr < math.inf:
+        raise ConfigurationError(f"lr={lr!r} is not a learning rate; legal: 0 <= lr < inf")
+    return last / lr if last and lr else 1.0

@@ -19,10 +19,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from grace.communicators import Allgather, Allreduce, Broadcast, ParameterServer, ScatterReduce
+from grace.ef21 import EF21, EF21M
 from grace.errors import CompositionError, ConfigurationError, unknown
-from grace.memories import ErrorFeedback, Momentum
+from grace.memories import DistEF, ErrorFeedback, Momentum
 from grace.method import Compressor, Method, spelled
 from grace.momentum_correction import MomentumCorrection
+from grace.schedules import Delayed, Schedule, Scheduled, value_text
 
 ENTRY_POINTS = "grace.methods"
 C = TypeVar("C", bound=type)
@@ -40,6 +42,9 @@ MEMORIES: dict[str, type | None] = {
     "residual": ErrorFeedback,
     "momentum": Momentum,
     "dgc": MomentumCorrection,
+    "distef": DistEF,
+    "ef21": EF21,
+    "ef21m": EF21M,
 }
 _WORDS = {"true": True, "false": False, "none": None}
 _NAME = re.compile(r"[a-z0-9][a-z0-9_]*")
@@ -56,6 +61,10 @@ class Recipe:
     family: str
     aliases: tuple[str, ...]
 
+    def build(self, knobs: Knobs) -> Method[Any]:
+        """The method with these knobs."""
+        return _build(self, knobs)
+
 
 _recipes: dict[str, Recipe] = {}
 _aliases: dict[str, str] = {}
@@ -65,7 +74,7 @@ def register(
     name: str,
     *,
     communicator: Literal["allreduce", "allgather", "broadcast", "scatterreduce", "parameterserver"] | None = None,
-    memory: Literal["none", "residual", "momentum", "dgc"] = "none",
+    memory: Literal["none", "residual", "momentum", "dgc", "distef", "ef21", "ef21m"] = "none",
     family: str = "other",
     aliases: tuple[str, ...] = (),
 ) -> Callable[[C], C]:
@@ -137,7 +146,9 @@ def method(spec: str | Method[Any], **knobs: Any) -> Method[Any]:
         spec: a name, or a name with knobs, ``"topk:ratio=0.01,communicator=allgather,memory=none"``; a
             :class:`~grace.Method` is returned as it is.
         knobs: the fields of the method's class; ``communicator`` (allreduce, allgather, broadcast, scatterreduce,
-            parameterserver) and its fields; ``memory`` (none, residual, momentum, dgc) and its fields, such as ``beta``.
+            parameterserver) and its fields; ``memory`` (none, residual, momentum, dgc, distef, ef21, ef21m) and its
+            fields, such as ``beta``; ``start``, the first step that is compressed. A number may follow the step or
+            epoch, such as ``ratio=warmup(0.25->0.001, 4 epochs)``, see :class:`grace.schedules.Schedule`.
 
     Raises:
         UnknownNameError: an unknown method, knob, communicator or memory; names the nearest.
@@ -162,6 +173,17 @@ def method(spec: str | Method[Any], **knobs: Any) -> Method[Any]:
 
 
 def _build(entry: Recipe, knobs: Knobs) -> Method[Any]:
+    """The recipe with these knobs; with a delay or schedules around it, if there are such among the knobs."""
+    if "start" in knobs and "start" not in _fields(entry.factory):
+        rest = {knob: value for knob, value in knobs.items() if knob != "start"}
+        return Delayed(_build(entry, rest), knobs["start"])
+    if any(Schedule.is_one(value) for value in knobs.values()):
+        given = {knob: Schedule.of(value) if Schedule.is_one(value) else value for knob, value in knobs.items()}
+        return Scheduled(entry, tuple(given.items()))
+    return _composed(entry, dict(knobs))
+
+
+def _composed(entry: Recipe, knobs: Knobs) -> Method[Any]:
     communicator = knobs.pop("communicator", entry.communicator)
     memory = knobs.pop("memory", entry.memory)
     memory = "none" if memory is None else memory  # the word "none" parses to None
@@ -182,7 +204,7 @@ def _build(entry: Recipe, knobs: Knobs) -> Method[Any]:
         owners.update(dict.fromkeys(_fields(layer), layer))
     for knob in knobs:
         if knob not in owners:
-            raise unknown(f"knob of {entry.name}", knob, {*owners, "communicator", "memory"})
+            raise unknown(f"knob of {entry.name}", knob, {*owners, "communicator", "memory", "start"})
     built: Any = None
     for layer in layers:
         own = {knob: value for knob, value in knobs.items() if owners[knob] is layer}
@@ -269,6 +291,12 @@ def spell(method: Method[Any]) -> str:
         >>> spell(Allgather(recipe("topk").factory(ratio=0.02)))
         'topk:ratio=0.02,memory=none'
     """
+    if isinstance(method, Scheduled):
+        return str(method)
+    if isinstance(method, Delayed):
+        text = spell(method.method)
+        whole = f"{text}{',' if ':' in text else ':'}start={method.start}"
+        return whole if _reads(whole, method) else spelled(method)
     layers: list[Any] = [method]
     while inner := getattr(layers[-1], "method", None) or getattr(layers[-1], "compressor", None):
         layers.append(inner)
@@ -294,15 +322,17 @@ def spell(method: Method[Any]) -> str:
             memory = next((k for k, v in MEMORIES.items() if v is type(layer)), "?")
     if memory != entry.memory:
         knobs["memory"] = memory
-    text = entry.name + (":" if knobs else "") + ",".join(f"{k}={_text(v)}" for k, v in knobs.items())
+    text = entry.name + (":" if knobs else "") + ",".join(f"{k}={value_text(v)}" for k, v in knobs.items())
+    return text if _reads(text, method) else spelled(method)
+
+
+def _reads(text: str, method: Method[Any]) -> bool:
+    """Whether this string makes this method."""
     try:
-        return text if _build(entry, parse(text)[1]) == method else spelled(method)
+        name, knobs = parse(text)
+        return _build(recipe(name), knobs) == method
     except ConfigurationError:
-        return spelled(method)
-
-
-def _text(value: Any) -> str:
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        return False
 
 
 def documentation(name: str) -> str:

@@ -22,8 +22,9 @@ from grace.errors import (
 )
 from tests.distributed.processes import Pool
 
+SHORT = {"gradiveq": "gradiveq:collect=1,use=5"}  # by default it collects for 100 steps
 METHODS = [
-    *grace.methods(), "topk:communicator=broadcast", "topk:communicator=scatterreduce", "threshold:v=2,relative=true",
+    *(SHORT.get(name, name) for name in grace.methods()), "topk:communicator=broadcast", "topk:communicator=scatterreduce", "threshold:v=2,relative=true",
     "qsgd:bits=2,communicator=parameterserver", "signsgd:memory=momentum", "randomk:ratio=0.1,memory=none",
 ]  # fmt: skip
 

@@ -99,6 +99,8 @@ class Handle:
         seed: int = 0,
         nonfinite: NonFinite = "propagate",
         check: bool = False,
+        optimizer: torch.optim.Optimizer | None = None,
+        steps_per_epoch: int | None = None,
     ):
         if not isinstance(model, DistributedDataParallel):
             raise ConfigurationError(
@@ -113,6 +115,7 @@ class Handle:
         if self._hook.handle is not None:
             raise ConfigurationError("Grace is attached to this model; use handle.switch(...) or handle.detach() first")
         self._granularity, self._nonfinite, self._check, self._seed = granularity, nonfinite, check, seed
+        self._optimizer, self._steps_per_epoch = optimizer, steps_per_epoch
         self._bucket_bytes = int(model.bucket_bytes_cap)
         self._ranks = dist.get_process_group_ranks(model.process_group)
         policy = Policy.of(method)
@@ -123,7 +126,9 @@ class Handle:
         device = next(iter(self._parameters.values())).device
         self._transport = Timed(Checked(transport, device) if check else transport)
         self.rank, self.world = transport.rank, transport.world
-        self._worker = Worker(group_policy, self.rank, self.world, seed=seed, nonfinite=nonfinite)
+        self._worker = Worker(
+            group_policy, self.rank, self.world, seed=seed, nonfinite=nonfinite, steps_per_epoch=steps_per_epoch
+        )
         self._tracer = Tracer(self.rank, self.world)
         self._lane = None if device.type == "cuda" else Lane("grace-exchange")
         self._error: BaseException | None = None
@@ -140,7 +145,7 @@ class Handle:
         methods = {}
         for index, rule in enumerate(policy.rules):
             methods[f"rule {index + 1} of the policy"] = str(rule)
-        knobs = ("granularity", "seed", "nonfinite", "check")
+        knobs = ("granularity", "seed", "nonfinite", "check", "steps_per_epoch")
         wire = {"version of the wire format": str(wires.VERSION)}
         agree({**wire, **methods, **{knob: repr(getattr(self, f"_{knob}")) for knob in knobs}, **shapes}, self._ranks)
 
@@ -149,6 +154,8 @@ class Handle:
         """Takes a bucket of gradients; the future holds the buffer once the means are in it."""
         if not self._watching:
             self._watching = True
+            if self._optimizer is not None:
+                self.lr = float(self._optimizer.param_groups[0]["lr"])
             _at_the_end_of_backward(self._surface)
         buffer = bucket.buffer()
         members = [self._names[p] for p in bucket.parameters()]
@@ -235,6 +242,17 @@ class Handle:
             raise error
 
     # ---- for the user -----------------------------------------------------------------------------------------------
+    @property
+    def lr(self) -> float | None:
+        """The learning rate of the coming step, the same on all ranks, for memories that follow it. Set it before each
+        backward pass, or attach with ``optimizer=``.
+        """
+        return self._worker.lr
+
+    @lr.setter
+    def lr(self, lr: float | None) -> None:
+        self._worker.lr = lr
+
     def switch(self, method: Policy | Method[Any] | str) -> None:
         """From the next step on another method or policy. What memories owe is added to the next gradients.
 
@@ -299,6 +317,8 @@ def attach(
     seed: int = 0,
     nonfinite: NonFinite = "propagate",
     check: bool = False,
+    optimizer: torch.optim.Optimizer | None = None,
+    steps_per_epoch: int | None = None,
 ) -> Handle:
     """Exchanges this model's gradients with a compression method from now on. All ranks call it alike.
 
@@ -312,6 +332,9 @@ def attach(
         nonfinite: what becomes of a tensor in which some rank has an inf or NaN: all ranks see a NaN mean
             ("propagate"), 0 ("skip"), or NonFiniteError ("error").
         check: compare all collectives between ranks before they start; slow, for debugging.
+        optimizer: where memories that follow the learning rate (``follow_lr=true``) read it: that of its first group of
+            parameters. Only the ratio between steps counts, so one group speaks for all that follow one schedule.
+        steps_per_epoch: synchronised steps in an epoch, for schedules that count epochs.
 
     Returns:
         A handle: ``stats``, ``state_dict()``, ``load_state_dict(s)``, ``switch(method)``, ``detach()``.
@@ -321,7 +344,16 @@ def attach(
         InputError: a complex or otherwise unsuitable parameter, by name.
         FingerprintMismatch: ranks that differ in method, policy or model, on every rank, within a minute.
     """
-    return Handle(model, method, granularity=granularity, seed=seed, nonfinite=nonfinite, check=check)
+    return Handle(
+        model,
+        method,
+        granularity=granularity,
+        seed=seed,
+        nonfinite=nonfinite,
+        check=check,
+        optimizer=optimizer,
+        steps_per_epoch=steps_per_epoch,
+    )
 
 
 def _now(transport: Timed) -> tuple[float, float]:

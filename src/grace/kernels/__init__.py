@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from grace.kernels.quantise import MOST, block_divide, block_sum, nearest
 from grace.kernels.hashing import PRIME, hash_coefficients, polynomial_hash, sketch_add_, sketch_hashes, sketch_query
+from grace.kernels.matrices import orthonormal, ridge, water_filling
 from grace.kernels.quantiles import quantile_buckets
+from grace.kernels.quantise import MOST, block_divide, block_sum, nearest
 from grace.kernels.reference import (
     block_abs_max,
     block_abs_mean,
@@ -22,15 +23,13 @@ from grace.kernels.reference import (
     unpack,
     unpack_trits,
 )
-from grace.kernels.spans import Span, spans
-
-__all__ = [
-    "Span",
 from grace.kernels.rotation import hadamard
+from grace.kernels.spans import Span, spans
 
 __all__ = [
     "MOST",
     "PRIME",
+    "Span",
     "block_abs_max",
     "block_abs_mean",
     "block_count",
@@ -39,23 +38,25 @@ __all__ = [
     "block_sizes",
     "block_sum",
     "hadamard",
-    "nearest",
     "hash_coefficients",
+    "nearest",
+    "orthonormal",
     "pack",
     "pack_trits",
     "packed_bytes",
     "packed_trits_bytes",
-    "select_at_least",
-    "select_topk",
-    "spans",
     "polynomial_hash",
     "quantile_buckets",
+    "ridge",
+    "select_at_least",
     "select_topk",
     "sketch_add_",
     "sketch_hashes",
     "sketch_query",
+    "spans",
     "spread",
     "stochastic_round",
     "unpack",
     "unpack_trits",
+    "water_filling",
 ]

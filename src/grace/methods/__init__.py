@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from grace.methods.acpsgd import ACPSGD
+from grace.methods.adaq import AdaQ
 from grace.methods.atomo import Atomo
+from grace.methods.atomosvd import AtomoSVD
 from grace.methods.blockrandomk import BlockRandomK
 from grace.methods.cast import BF16, FP16
-from grace.methods.eden import DRIVE, EDEN
-from grace.methods.adaq import AdaQ
-from grace.methods.cast import BF16, FP16
 from grace.methods.dgc import DGC
+from grace.methods.eden import DRIVE, EDEN
 from grace.methods.efsignsgd import EFSignSGD
 from grace.methods.fp8 import FP8
+from grace.methods.gradiveq import GradiVeQ
+from grace.methods.gradzip import GradZip
+from grace.methods.gspar import GSpar
 from grace.methods.inceptionn import Inceptionn
+from grace.methods.lossless import Lossless
 from grace.methods.lpc import LPC
 from grace.methods.natural import Natural
-from grace.methods.gspar import GSpar
-from grace.methods.lossless import Lossless
 from grace.methods.none import Identity
 from grace.methods.onebit import OneBit
 from grace.methods.powersgd import PowerSGD
@@ -26,15 +29,22 @@ from grace.methods.rht import RHT
 from grace.methods.sidco import SIDCo
 from grace.methods.signsgd import SignSGD
 from grace.methods.signum import Signum
+from grace.methods.sketch import Sketch
+from grace.methods.sketchedsgd import SketchedSGD
+from grace.methods.sketchml import SketchML
+from grace.methods.strom import Strom
 from grace.methods.terngrad import TernGrad
 from grace.methods.thc import THC
 from grace.methods.three_lc import ThreeLC
 from grace.methods.threshold import Threshold
 from grace.methods.topk import TopK
 from grace.methods.u8bit import U8bit
+from grace.methods.varsparse import VarSparse
 
 __all__ = [
+    "ACPSGD",
     "BF16",
+    "DGC",
     "DRIVE",
     "EDEN",
     "FP8",
@@ -43,59 +53,33 @@ __all__ = [
     "QSGD",
     "RHT",
     "THC",
-    "EFSignSGD",
-    "Identity",
-    "Inceptionn",
-    "Natural",
-    "OneBit",
-    "PowerSGD",
-    "RandomK",
-    "SignSGD",
-    "Signum",
-    "TernGrad",
-    "ThreeLC",
-    "Threshold",
-    "TopK",
-    "U8bit",
-    "FP16",
-    "QSGD",
+    "AdaQ",
     "Atomo",
+    "AtomoSVD",
     "BlockRandomK",
     "EFSignSGD",
     "GSpar",
+    "GradZip",
+    "GradiVeQ",
     "Identity",
+    "Inceptionn",
     "Lossless",
+    "Natural",
+    "OneBit",
     "PowerSGD",
     "Qsparse",
     "RandomK",
     "SIDCo",
     "SignSGD",
-    "Threshold",
-    "TopK",
-from grace.methods.sketch import Sketch
-from grace.methods.sketchedsgd import SketchedSGD
-from grace.methods.sketchml import SketchML
-from grace.methods.strom import Strom
-from grace.methods.threshold import Threshold
-from grace.methods.topk import TopK
-from grace.methods.varsparse import VarSparse
-
-__all__ = [
-    "BF16",
-    "DGC",
-    "FP16",
-    "QSGD",
-    "AdaQ",
-    "EFSignSGD",
-    "Identity",
-    "PowerSGD",
-    "RandomK",
-    "SignSGD",
+    "Signum",
     "Sketch",
     "SketchML",
     "SketchedSGD",
     "Strom",
+    "TernGrad",
+    "ThreeLC",
     "Threshold",
     "TopK",
+    "U8bit",
     "VarSparse",
 ]

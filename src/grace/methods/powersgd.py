@@ -10,19 +10,16 @@ import torch
 from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Traffic, cost
-from grace.communicators import Allreduce
 from grace.errors import out_of_range
 from grace.method import Exchanged, Facts, Method, Peer
-from grace.methods.none import Identity
+from grace.methods.matrix import DENSE, LowRank
 from grace.random import Stream
 from grace.registry import register
-
-_DENSE = Allreduce(Identity())
 
 
 @register("powersgd", memory="residual", family="low rank", aliases=("powersgdcompressor",))
 @dataclass(frozen=True, slots=True)
-class PowerSGD(Method["Tensor | None"]):
+class PowerSGD(LowRank["Tensor | None"]):
     """PowerSGD: the mean gradient, projected on a subspace of rank r that follows it by power iteration.
 
     ``P = orth(mean of M_w Q);  Q = mean of M_w^T P;  C(mean of M_w) = P Q^T``, and Q is where the next step starts
@@ -57,18 +54,11 @@ class PowerSGD(Method["Tensor | None"]):
     start_step: int = 0
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.rank, int) and self.rank >= 1):
-            raise out_of_range("powersgd", "rank", self.rank, "a whole number >= 1")
+        self._check("powersgd")
         if not isinstance(self.warm_start, bool):
             raise out_of_range("powersgd", "warm_start", self.warm_start, "True, False")
-        if not self.min_rate > 0:
-            raise out_of_range("powersgd", "min_rate", self.min_rate, "min_rate > 0")
         if not (isinstance(self.start_step, int) and self.start_step >= 0):
             raise out_of_range("powersgd", "start_step", self.start_step, "a whole number >= 0")
-
-    @property
-    def needs_shape(self) -> bool:
-        return True
 
     def with_memory(self) -> Method[Any]:
         return self
@@ -82,7 +72,7 @@ class PowerSGD(Method["Tensor | None"]):
 
     def exchange(self, x: Tensor, state: Tensor | None, peer: Peer) -> Exchange[Exchanged[Tensor | None]]:
         if state is None or peer.step < self.start_step:
-            out = yield from _DENSE.exchange(x, None, peer)
+            out = yield from DENSE.exchange(x, None, peer)
             return Exchanged(out.mean, out.rest, state, out.finite)
         m, l, r = self._sizes(x)
         q = state if self.warm_start else peer.shared("powersgd").normal(l * r, x.device).view(l, r)
@@ -107,25 +97,15 @@ class PowerSGD(Method["Tensor | None"]):
             return torch.reshape(peer.spare, matrix.shape)
         return peer.scratch((matrix.shape[0], matrix.shape[1]), x)
 
-    def _sizes(self, like: Tensor) -> tuple[int, int, int]:
-        m, l = like.shape[0], math.prod(like.shape[1:])
-        return m, l, min(self.rank, m, l)
-
-    def _compresses(self, like: Tensor) -> bool:
-        if like.ndim < 2 or like.numel() == 0:
-            return False
-        m, l, r = self._sizes(like)
-        return m * l > self.min_rate * r * (m + l)
-
     def facts(self, like: Tensor) -> Facts:
         if not self._compresses(like):
-            return _DENSE.facts(like)
+            return DENSE.facts(like)
         m, l, r = self._sizes(like)
         return Facts(contraction=0.0, deterministic=self.warm_start, payload=4 * r * (m + l))
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         if not self._compresses(like) or peer.step < self.start_step:
-            return _DENSE.traffic(like, peer)
+            return DENSE.traffic(like, peer)
         m, l, r = self._sizes(like)
         sides = (torch.empty(side, r, device="meta") for side in (m, l))
         return sum((cost(AllReduce(side), peer.rank, peer.world) for side in sides), Traffic())

@@ -25,6 +25,7 @@ class Simulator:
         world: number of workers, >= 1.
         seed: of all random streams.
         nonfinite: "propagate", "skip" or "error"; see :class:`grace.run.worker.Worker`.
+        steps_per_epoch: for schedules that count epochs.
 
     Example:
         >>> sim = Simulator("topk:ratio=0.1", world=2)
@@ -34,17 +35,25 @@ class Simulator:
     """
 
     def __init__(
-        self, method: Policy | Method[Any] | str, world: int, *, seed: int = 0, nonfinite: NonFinite = "propagate"
+        self,
+        method: Policy | Method[Any] | str,
+        world: int,
+        *,
+        seed: int = 0,
+        nonfinite: NonFinite = "propagate",
+        steps_per_epoch: int | None = None,
     ):
         if not (isinstance(world, int) and world >= 1):
             raise ConfigurationError(f"Simulator: world={world!r} is out of range; legal: a whole number >= 1")
         policy = Policy.of(method)
         self.world = world
-        self.workers = [Worker(policy, rank, world, seed=seed, nonfinite=nonfinite) for rank in range(world)]
+        options: dict[str, Any] = {"seed": seed, "nonfinite": nonfinite, "steps_per_epoch": steps_per_epoch}
+        self.workers = [Worker(policy, rank, world, **options) for rank in range(world)]
         self._tracers = [Tracer(rank, world) for rank in range(world)]
 
-    def step(self, gradients: Mapping[str, Sequence[Tensor]]) -> dict[str, Tensor]:
+    def step(self, gradients: Mapping[str, Sequence[Tensor]], *, lr: float | None = None) -> dict[str, Tensor]:
         """One step: a tensor per worker for each name -> the mean that every worker applies. Inputs are not changed.
+        ``lr`` is the learning rate that it is applied with, for memories that follow it.
 
         Raises:
             InputError: not one tensor per worker, or tensors that differ in shape or dtype.
@@ -55,6 +64,8 @@ class Simulator:
             kinds = {f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}" for x in xs}
             if len(kinds) > 1:
                 raise InputError(f"{name!r} differs between workers: {'; '.join(sorted(kinds))}")
+        for worker in self.workers:
+            worker.lr = lr
         runs = [
             tracer.traced(worker.exchange({name: xs[worker.rank].clone() for name, xs in gradients.items()}))
             for worker, tracer in zip(self.workers, self._tracers, strict=True)

@@ -45,12 +45,29 @@ class Worker:
         seed: of all random streams; the same on all ranks.
         nonfinite: what becomes of a tensor in which some rank saw an inf or NaN: its mean is NaN ("propagate", so
             that loss scaling sees it), 0 ("skip"), or NonFiniteError is raised ("error").
+        steps_per_epoch: for schedules that count epochs.
+
+    ``lr`` is the learning rate of the coming step, for memories that follow it; set it before each step.
     """
 
-    def __init__(self, policy: Policy, rank: int, world: int, *, seed: int = 0, nonfinite: NonFinite = "propagate"):
+    def __init__(
+        self,
+        policy: Policy,
+        rank: int,
+        world: int,
+        *,
+        seed: int = 0,
+        nonfinite: NonFinite = "propagate",
+        steps_per_epoch: int | None = None,
+    ):
         if nonfinite not in ("propagate", "skip", "error"):
             raise ConfigurationError(f"nonfinite={nonfinite!r} is unknown; legal: 'propagate', 'skip', 'error'")
         self.policy, self.rank, self.world, self.seed, self.nonfinite = policy, rank, world, seed, nonfinite
+        if not (steps_per_epoch is None or (isinstance(steps_per_epoch, int) and steps_per_epoch >= 1)):
+            raise ConfigurationError(f"steps_per_epoch={steps_per_epoch!r} is out of range; legal: a whole number >= 1")
+        self.steps_per_epoch = steps_per_epoch
+        self._check_epochs(policy)
+        self.lr: float | None = None
         self.step = 0
         self.workspace = Workspace()
         self._layouts = Layouts()
@@ -79,7 +96,23 @@ class Worker:
         return results
 
     def _peer(self, name: str) -> Peer:
-        return Peer(self.rank, self.world, self.step, name, self.seed, workspace=self.workspace)
+        return Peer(
+            self.rank,
+            self.world,
+            self.step,
+            name,
+            self.seed,
+            workspace=self.workspace,
+            lr=self.lr,
+            steps_per_epoch=self.steps_per_epoch,
+        )
+
+    def _check_epochs(self, policy: Policy) -> None:
+        """Refuses a policy that counts epochs, where nobody says how long one is."""
+        for rule in policy.rules:
+            assert isinstance(rule.method, Method)
+            if rule.method.needs_epochs and self.steps_per_epoch is None:
+                raise ConfigurationError(f"{rule} counts epochs; say how long one is: steps_per_epoch=...")
 
     def _ready(self, name: str, x: Tensor) -> tuple[Method[Any], Any]:
         """The method of a tensor in this step, and its state. What a former method owes is not lost."""
@@ -166,6 +199,7 @@ class Worker:
 
     def switch(self, policy: Policy) -> None:
         """From the next exchange on another policy holds. What memories owe is added to the next gradient."""
+        self._check_epochs(policy)
         self.policy = policy
 
     def settle(self) -> dict[str, Tensor]:
@@ -199,6 +233,6 @@ def _filled(name: str, fresh: Any, plain: Any) -> Any:
             raise StateError(f"the state of {name!r} should have {len(fresh)} parts, got {plain!r}")
         parts = [_filled(name, f, p) for f, p in zip(fresh, plain, strict=True)]
         return type(fresh)(*parts) if hasattr(fresh, "_fields") else tuple(parts)
-    if (fresh is None) != (plain is None):
-        raise StateError(f"the state of {name!r} should be {fresh!r}, got {plain!r}")
-    return plain
+    if fresh is not None and plain is None:
+        raise StateError(f"the state of {name!r} should be {fresh!r}, got None")
+    return _plain(plain)

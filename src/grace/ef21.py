@@ -1,0 +1,158 @@
+"""EF21 and EF21 with momentum: memories that send differences, so that what is applied converges to the mean gradient.
+
+Letters: g a worker's gradient, h its estimate of it, H the mean of all h (the same bits on all ranks), v a momentum.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from grace.collectives import AllReduce, Exchange, Traffic, cost
+from grace.errors import CompositionError, out_of_range
+from grace.memories import _Memory, _state_dtype
+from grace.method import Exchanged, Facts, Method, Peer, spelled
+
+S = TypeVar("S")
+_SAMPLE = (64, 64)  # a shape at which a method is asked whether it is a contraction
+
+
+class EF21State(NamedTuple):
+    """local: h. shared: H. velocity: v, or None. started: 0 before the first dense step, then 1. inner: the method's."""
+
+    local: Tensor
+    shared: Tensor
+    velocity: Tensor | None
+    started: int
+    inner: Any
+
+
+@dataclass(frozen=True, slots=True)
+class EF21(_Memory[S], Generic[S]):
+    """Workers send how their gradient differs from what they have sent so far; all apply the sum of what was sent.
+
+    ``c = C(g - h);  h += c;  H += mean of c;  apply H``; the first step is dense: ``h = g, H = mean of g``
+
+    Args:
+        method: the method to wrap; a contraction. Unbiased methods are scaled to be one.
+
+    State: h and H, float32, each as large as the gradient. H is the mean of all h, and the same bits on all ranks. A
+    lossy step leaves nothing owed, so a later method starts afresh. Traffic: the first step is a dense all-reduce in
+    float32. Needs large batches, or :class:`EF21M`.
+
+    Example:
+        >>> method("topk:ratio=0.1,memory=ef21")
+        EF21(method=Allgather(compressor=TopK(ratio=0.1)))
+
+    Reference:
+        Richtarik, Sokolov and Fatkhullin, "EF21: A New, Simpler, Theoretically Better, and Practically Faster Error
+        Feedback", NeurIPS 2021, arXiv 2106.05203.
+    """
+
+    def __post_init__(self) -> None:
+        _Memory.__post_init__(self)
+        object.__setattr__(self, "method", self.method.with_memory())
+        delta = self.method.facts(torch.empty(_SAMPLE, device="meta")).contraction
+        if delta is None or not delta > 0:
+            raise CompositionError(
+                f"{type(self).__name__} needs a contraction, and {spelled(self.method)} is none (delta={delta}); "
+                "use memory=residual"
+            )
+
+    def init(self, like: Tensor) -> EF21State:
+        local, inner = _Memory.init(self, like)
+        velocity = None if self._follows_at_once else torch.zeros_like(local)
+        return EF21State(local, torch.zeros_like(local), velocity, 0, inner)
+
+    @property
+    def _follows_at_once(self) -> bool:
+        return True
+
+    def _target(self, x: Tensor, state: EF21State, peer: Peer) -> Tensor:
+        """What h should become, as a tensor that the caller may overwrite."""
+        return x.to(state.local.dtype)
+
+    def exchange(self, x: Tensor, state: EF21State, peer: Peer) -> Exchange[Exchanged[EF21State]]:
+        if not state.started:
+            return (yield from self._first(x, state, peer))
+        local, shared, velocity, _, inner = state
+        target = self._target(x, state, peer)
+        difference = peer.scratch(tuple(x.shape), x, local.dtype)
+        torch.sub(target, local, out=difference)
+        lent = peer.scratch(tuple(x.shape), x, local.dtype).copy_(difference)
+        out = yield from self.method.exchange(lent, inner, replace(peer, keep_rest=True, spare=None, lr=None))
+        if not out.finite:
+            return Exchanged(x.fill_(math.nan), None, state, finite=False)
+        assert out.rest is not None, f"{spelled(self.method)} did not keep the rest"
+        local.add_(difference.sub_(out.rest))  # what was not sent is exactly zero here, and h keeps its bits
+        shared.add_(out.mean)
+        if velocity is not None:
+            velocity.copy_(target)
+        return Exchanged(x.copy_(shared), None, state._replace(inner=out.state))
+
+    def _first(self, x: Tensor, state: EF21State, peer: Peer) -> Exchange[Exchanged[EF21State]]:
+        mine = peer.scratch(tuple(x.shape), x, state.local.dtype).copy_(x)
+        mean = yield AllReduce(mine)
+        if not bool(mean.isfinite().all()):
+            return Exchanged(x.fill_(math.nan), None, state, finite=False)
+        state.local.copy_(x)
+        state.shared.copy_(mean)
+        if state.velocity is not None:
+            state.velocity.copy_(x)
+        return Exchanged(x.copy_(state.shared), None, state._replace(started=1))
+
+    def facts(self, like: Tensor) -> Facts:
+        """Of what is applied: no bound for a single step, which depends on the steps before."""
+        inner = self.method.facts(like)
+        return Facts(deterministic=inner.deterministic, payload=inner.payload)
+
+    def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        """Of step 0, where the first step is dense, or of a later one."""
+        if peer.step == 0:
+            dense = torch.empty(like.shape, dtype=_state_dtype(like), device="meta")
+            return cost(AllReduce(dense), peer.rank, peer.world)
+        return _Memory.traffic(self, like, replace(peer, keep_rest=True))
+
+    def with_memory(self) -> Method[Any]:
+        raise CompositionError(f"{spelled(self)} is a memory itself, whose error vanishes; use it alone")
+
+
+@dataclass(frozen=True, slots=True)
+class EF21M(EF21[S], Generic[S]):
+    """EF21 of a momentum (EF21-SGDM): converges with small batches too. Use an optimizer without momentum of its own.
+
+    ``v = (1 - eta) v + eta g;  c = C(v - h);  h += c;  H += mean of c;  apply H``; first ``v = h = g``, dense
+
+    Args:
+        method: as in :class:`EF21`.
+        eta: weight of the new gradient, in (0, 1]; 1 is EF21.
+
+    State: v, h and H, float32, each as large as the gradient.
+
+    Example:
+        >>> method("topk:ratio=0.1,memory=ef21m,eta=0.2")
+        EF21M(method=Allgather(compressor=TopK(ratio=0.1)), eta=0.2)
+
+    Reference:
+        Fatkhullin, Tyurin and Richtarik, "Momentum Provably Improves Error Feedback!", NeurIPS 2023, arXiv 2305.15155.
+    """
+
+    eta: float = 0.1
+
+    def __post_init__(self) -> None:
+        EF21.__post_init__(self)
+        if not 0 < self.eta <= 1:
+            raise out_of_range("EF21M", "eta", self.eta, "0 < eta <= 1")
+
+    @property
+    def _follows_at_once(self) -> bool:
+        return False
+
+    def _target(self, x: Tensor, state: EF21State, peer: Peer) -> Tensor:
+        assert state.velocity is not None
+        v = peer.scratch(tuple(x.shape), x, state.local.dtype)
+        return torch.mul(state.velocity, 1 - self.eta, out=v).add_(x, alpha=self.eta)

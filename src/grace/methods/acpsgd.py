@@ -1,0 +1,96 @@
+"""Letters: M is m x l: m the first dimension, l all others flattened; r the rank; P is m x r, Q is l x r."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from grace.collectives import AllReduce, Exchange, Traffic, cost
+from grace.communicators import Allreduce
+from grace.kernels import orthonormal
+from grace.method import Exchanged, Facts, Method, Peer
+from grace.methods.matrix import DENSE, LowRank, Projection
+from grace.random import Stream
+from grace.registry import register
+
+
+class ACPState(NamedTuple):
+    """p, q: the factors, the same on all ranks. turn: 0 if P is next, 1 if Q is."""
+
+    p: Tensor
+    q: Tensor
+    turn: int
+
+
+@register("acpsgd", memory="residual", family="low rank", aliases=("acpsgdcompressor",))
+@dataclass(frozen=True, slots=True)
+class ACPSGD(LowRank["ACPState | None"]):
+    """ACP-SGD: PowerSGD, with one of its two factors in each step, so that one round is enough.
+
+    ``Q = orth(Q);  P = mean of M_w Q;  C = P Q^T`` in one step, ``P = orth(P);  Q = mean of M_w^T P;  C = P Q^T`` in the next
+
+    Args:
+        rank: r, >= 1; at most min(m, l) is used.
+        min_rate: matrices with at most min_rate r (m + l) elements go uncompressed, > 0.
+    Wire:
+        P and Q in turn (float32): 32 r m and 32 r l bits, one round, summed by the network. Tensors of fewer than two
+        dimensions go uncompressed.
+    Bias:
+        biased: an orthogonal projection of the mean, so that its error never exceeds the mean. Exact from the second
+        step on where the mean keeps to one space of dimension r or less. Made to be used with a memory.
+    Differs from the paper:
+        orthogonalisation by QR. The turn is counted in finite steps of the tensor. Traffic is declared as if there had
+        been no others.
+    Example:
+        >>> method("acpsgd:rank=2")
+        ErrorFeedback(method=ACPSGD(rank=2, min_rate=2.0), beta=1.0, gamma=1.0)
+
+    Reference:
+        Zhang, Zhang, Shi, Chu and Li, "Evaluation and Optimization of Gradient Compression for Distributed Deep
+        Learning", ICDCS 2023, arXiv 2306.08881.
+    """
+
+    rank: int = 4
+    min_rate: float = 2.0
+
+    def __post_init__(self) -> None:
+        self._check("acpsgd")
+
+    def with_memory(self) -> Method[Any]:
+        return self
+
+    def init(self, like: Tensor) -> ACPState | None:
+        """P ``[m, r]`` and Q ``[l, r]``, the same on all ranks; None for tensors that go uncompressed."""
+        if not self._compresses(like):
+            return None
+        m, l, r = self._sizes(like)
+        stream = Stream(0, "acpsgd", f"{m}x{l}", None, 0)
+        p, q = (stream.fork(i).normal(side * r, like.device).view(side, r) for i, side in enumerate((m, l)))
+        return ACPState(p, q, 0)
+
+    def exchange(self, x: Tensor, state: ACPState | None, peer: Peer) -> Exchange[Exchanged[ACPState | None]]:
+        if state is None:
+            return (yield from DENSE.exchange(x, None, peer))
+        m, l, _ = self._sizes(x)
+        old, new = (state.p, state.q) if state.turn else (state.q, state.p)
+        basis = orthonormal(old)
+        root = math.sqrt(len(basis))  # so that a product neither overflows nor vanishes
+        projection = Projection(m, l, basis / root, basis * root, transposed=bool(state.turn))
+        out = yield from Allreduce(projection).exchange(x, None, peer)
+        if not out.finite:
+            return Exchanged(out.mean, None, state, finite=False)
+        new.copy_(projection.factor)
+        return Exchanged(out.mean, out.rest, state._replace(turn=1 - state.turn))
+
+    def facts(self, like: Tensor) -> Facts:
+        return Facts(contraction=0.0) if self._compresses(like) else DENSE.facts(like)
+
+    def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        if not self._compresses(like):
+            return DENSE.traffic(like, peer)
+        m, l, r = self._sizes(like)
+        return cost(AllReduce(torch.empty(l if peer.step % 2 else m, r, device="meta")), peer.rank, peer.world)

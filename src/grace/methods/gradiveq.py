@@ -1,0 +1,146 @@
+"""Letters: a tensor is N slices of K numbers and a tail shorter than K; U is K x d."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from grace.collectives import AllReduce, Broadcast, Exchange, Traffic, cost
+from grace.communicators import Allreduce
+from grace.errors import PayloadError, out_of_range
+from grace.method import Exchanged, Facts, Method, Peer
+from grace.methods.matrix import DENSE, Projection
+from grace.registry import register
+
+
+class GradiVeQState(NamedTuple):
+    """basis: U, of this cycle or the last. covariance: what was collected so far. turn: the step within the cycle."""
+
+    basis: Tensor
+    covariance: Tensor
+    turn: int
+
+
+@register("gradiveq", memory="residual", family="low rank", aliases=("gradiveqcompressor",))
+@dataclass(frozen=True, slots=True)
+class GradiVeQ(Method["GradiVeQState | None"]):
+    """GradiVeQ: slices of the gradient, projected on the principal components of the mean gradient of earlier steps.
+
+    ``c = U^T slices;  C(slices) = U (mean of c)``; U holds the d leading eigenvectors of the uncentred covariance of
+    the mean's slices in the ``collect`` steps before, which go uncompressed
+
+    Args:
+        length: K, numbers in a slice, >= 2. A smaller tensor has shorter slices, powers of two with K^2 <= n, so that
+            the covariance is not larger than the tensor; d shrinks with K. Tensors of less than 4 numbers go uncompressed.
+        dims: d, numbers that are sent of a slice, 1 <= d < K.
+        collect: steps at the begin of each cycle that go uncompressed, >= 1.
+        use: steps that follow, compressed, >= 1.
+    Wire:
+        while collecting 32 n bits; then 32 (d N + tail) bits (float32), one round, summed by the network. The last
+        collecting step broadcasts U from rank 0 in a second round: 32 K d bits.
+    Bias:
+        biased: an orthogonal projection, so that its error never exceeds the mean. Exact for slices in the span of U.
+    Differs from the paper:
+        lengths of slices and cycles are not public; the defaults send 1/8. U is computed on one rank, so that all have
+        the same bits. Only finite steps are counted; traffic is declared as if there had been no others.
+    Example:
+        >>> method("gradiveq:length=256,dims=32")
+        ErrorFeedback(method=GradiVeQ(length=256, dims=32, collect=100, use=400), beta=1.0, gamma=1.0)
+
+    Reference:
+        Yu et al., "GradiVeQ: Vector Quantization for Bandwidth-Efficient Gradient Aggregation in Distributed CNN
+        Training", NeurIPS 2018, arXiv 1811.03617.
+    """
+
+    length: int = 512
+    dims: int = 64
+    collect: int = 100
+    use: int = 400
+
+    def __post_init__(self) -> None:
+        for knob, least in (("length", 2), ("dims", 1), ("collect", 1), ("use", 1)):
+            given = getattr(self, knob)
+            if not (isinstance(given, int) and given >= least):
+                raise out_of_range("gradiveq", knob, given, f"a whole number >= {least}")
+        if self.dims >= self.length:
+            raise out_of_range("gradiveq", "dims", self.dims, f"1 <= dims < length={self.length}")
+
+    def with_memory(self) -> Method[Any]:
+        return self
+
+    def init(self, like: Tensor) -> GradiVeQState | None:
+        """U ``[K, d]`` and the covariance ``[K, K]``; None for tensors that go uncompressed."""
+        if like.numel() < 4:
+            return None
+        K, d, _ = self._sizes(like.numel())
+        basis = torch.zeros(K, d, device=like.device)
+        return GradiVeQState(basis, torch.zeros(K, K, dtype=torch.float64, device=like.device), 0)
+
+    def _sizes(self, n: int) -> tuple[int, int, int]:
+        """K, d and N for n >= 4 numbers."""
+        K = min(self.length, 1 << (math.isqrt(n).bit_length() - 1))
+        return K, max(1, math.ceil(K * self.dims / self.length)), n // K
+
+    def exchange(self, x: Tensor, state: GradiVeQState | None, peer: Peer) -> Exchange[Exchanged[GradiVeQState | None]]:
+        if state is None:
+            return (yield from DENSE.exchange(x, None, peer))
+        if state.turn < self.collect:
+            return (yield from self._collect(x, state, peer))
+        K, _, N = self._sizes(x.numel())
+        root = math.sqrt(K)  # so that a product neither overflows nor vanishes
+        projection = Projection(N, K, state.basis / root, state.basis * root)
+        out = yield from Allreduce(projection).exchange(x, None, peer)
+        turn = (state.turn + out.finite) % (self.collect + self.use)
+        return Exchanged(out.mean, out.rest, state._replace(turn=turn), out.finite)
+
+    def _collect(self, x: Tensor, state: GradiVeQState, peer: Peer) -> Exchange[Exchanged[GradiVeQState | None]]:
+        """A step without compression, from which the next U learns."""
+        out = yield from DENSE.exchange(x, None, peer)
+        if not (out.finite and bool(out.mean.isfinite().all())):
+            return Exchanged(out.mean.fill_(math.nan), None, state, finite=False)
+        K, d, N = self._sizes(x.numel())
+        covariance = _covariance(out.mean.reshape(-1)[: N * K].view(N, K).float())
+        if state.turn + 1 < self.collect:
+            state.covariance.add_(covariance)
+        else:
+            covariance += state.covariance
+            mine = _leading(covariance, d) if peer.rank == 0 else torch.zeros_like(state.basis)
+            basis = yield Broadcast(mine, 0)
+            if not bool((basis.abs() <= 1.001).all()):
+                raise PayloadError("field 'basis' must hold parts of unit vectors, in [-1, 1]")
+            state.basis.copy_(basis)
+            state.covariance.zero_()
+        return Exchanged(out.mean, out.rest, state._replace(turn=state.turn + 1))
+
+    def facts(self, like: Tensor) -> Facts:
+        return Facts(contraction=0.0) if like.numel() >= 4 else DENSE.facts(like)
+
+    def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        n, turn = like.numel(), peer.step % (self.collect + self.use)
+        if n < 4:
+            return DENSE.traffic(like, peer)
+        K, d, N = self._sizes(n)
+        if turn >= self.collect:
+            return cost(AllReduce(torch.empty(d * N + n - K * N, device="meta")), peer.rank, peer.world)
+        dense = DENSE.traffic(like, peer)
+        if dense is None or turn + 1 < self.collect:
+            return dense
+        return dense + cost(Broadcast(torch.empty(K, d, device="meta"), 0), peer.rank, peer.world)
+
+
+def _covariance(slices: Tensor) -> Tensor:
+    """``[N, K]`` -> ``[K, K]`` float64: slices^T slices, without overflow."""
+    largest = slices.abs().max().clamp_min(torch.finfo(slices.dtype).tiny)
+    unit = slices / largest
+    return (unit.mT @ unit).double() * largest.double().square()
+
+
+def _leading(covariance: Tensor, d: int) -> Tensor:
+    """``[K, K]`` -> ``[K, d]`` float32: the eigenvectors of the d largest eigenvalues, the largest first."""
+    scaled = covariance / covariance.diagonal().max().clamp_min(torch.finfo(torch.float64).tiny)
+    vectors: Tensor = torch.linalg.eigh(scaled).eigenvectors  # of ascending eigenvalues
+    return vectors[:, -d:].flip(1).float().contiguous()

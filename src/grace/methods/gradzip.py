@@ -1,0 +1,115 @@
+"""Letters: M is m x l: m the first dimension, l all others flattened; r the rank; P is m x r, Q is l x r."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grace.collectives import AllReduce, Exchange, Traffic, cost
+from grace.communicators import Allreduce
+from grace.errors import out_of_range
+from grace.kernels import ridge
+from grace.method import Exchanged, Facts, Method, Peer
+from grace.methods.matrix import DENSE, LowRank, Projection
+from grace.random import Stream
+from grace.registry import register
+
+_FRESH = 1e-3  # share of fresh random numbers in Q, without which it could not leave a space that it fell into
+
+
+@register("gradzip", memory="residual", family="low rank", aliases=("gradzipcompressor",))
+@dataclass(frozen=True, slots=True)
+class GradZip(LowRank["Tensor | None"]):
+    """GradZip: two factors of the mean gradient by one step of alternating, regularised least squares.
+
+    ``P = mean of M_w Q (Q^T Q + a I)^-1;  Q = mean of M_w^T P (P^T P + b I)^-1;  C = P Q^T``, where a = lam tr(Q^T Q)/r
+    and b = lam tr(P^T P)/r; Q is where the next step starts
+
+    Args:
+        rank: r, >= 1; at most min(m, l) is used.
+        lam: weight of the regulariser, relative to the factor's own size, in [1e-9, 1e3].
+        min_rate: matrices with at most min_rate r (m + l) elements go uncompressed, > 0.
+    Wire:
+        P and Q (float32): 32 r (m + l) bits, two rounds, summed by the network. Tensors of fewer than two dimensions
+        go uncompressed.
+    Bias:
+        biased: shrinks, and its error never exceeds the mean. Exact only for a mean of rank r or less, as lam goes to 0.
+    Differs from the paper:
+        the paper's schedule is not public; this is one alternation per step. The regulariser is relative, so that the
+        scale of gradients does not matter. A thousandth of Q is fresh random numbers in each step.
+    Example:
+        >>> method("gradzip:rank=2")
+        ErrorFeedback(method=GradZip(rank=2, lam=0.001, min_rate=2.0), beta=1.0, gamma=1.0)
+
+    Reference:
+        Cho, Muthusamy, Nemanich and Puri, "GradZip: Gradient Compression using Alternating Matrix Factorization for
+        Large-scale Deep Learning", NeurIPS 2019 workshop on systems for machine learning.
+    """
+
+    rank: int = 4
+    lam: float = 1e-3
+    min_rate: float = 2.0
+
+    def __post_init__(self) -> None:
+        self._check("gradzip")
+        if not 1e-9 <= self.lam <= 1e3:
+            raise out_of_range("gradzip", "lam", self.lam, "1e-9 <= lam <= 1e3")
+
+    def with_memory(self) -> Method[Any]:
+        return self
+
+    def init(self, like: Tensor) -> Tensor | None:
+        """Q ``[l, r]``, the same on all ranks; None for tensors that go uncompressed."""
+        if not self._compresses(like):
+            return None
+        m, l, r = self._sizes(like)
+        return Stream(0, "gradzip", f"{m}x{l}", None, 0).normal(l * r, like.device).view(l, r)
+
+    def exchange(self, x: Tensor, state: Tensor | None, peer: Peer) -> Exchange[Exchanged[Tensor | None]]:
+        if state is None:
+            return (yield from DENSE.exchange(x, None, peer))
+        m, l, r = self._sizes(x)
+        fresh = peer.shared("gradzip").normal(l * r, x.device).view(l, r)
+        encode, _ = _bounded(ridge(_unit(state).add_(fresh, alpha=_FRESH), self.lam))
+        p = yield AllReduce(x.reshape(m, l).float() @ encode, donate=True)  # [m, r]
+        if not bool(p.isfinite().all()):
+            return Exchanged(torch.full_like(x, math.nan), None, state, finite=False)
+        p = _unit(p)
+        encode, scale = _bounded(ridge(p, self.lam))
+        projection = Projection(m, l, encode, p * scale, transposed=True)
+        out = yield from Allreduce(projection).exchange(x, None, peer)
+        if not out.finite:
+            return Exchanged(out.mean, None, state, finite=False)
+        if bool(projection.factor.any()):  # a zero gradient says nothing about where to look next
+            state.copy_(projection.factor)
+        return Exchanged(out.mean, out.rest, state)
+
+    def facts(self, like: Tensor) -> Facts:
+        if not self._compresses(like):
+            return DENSE.facts(like)
+        m, l, r = self._sizes(like)
+        return Facts(contraction=0.0, deterministic=False, payload=4 * r * (m + l))
+
+    def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        if not self._compresses(like):
+            return DENSE.traffic(like, peer)
+        m, l, r = self._sizes(like)
+        sides = (torch.empty(side, r, device="meta") for side in (m, l))
+        return sum((cost(AllReduce(side), peer.rank, peer.world) for side in sides), Traffic())
+
+
+def _unit(factor: Tensor) -> Tensor:
+    """A factor scaled so that its largest number is 1; the product of both does not depend on it. Zero stays zero."""
+    return factor / factor.abs().max().clamp_min(torch.finfo(factor.dtype).tiny)
+
+
+def _bounded(factor: Tensor) -> tuple[Tensor, float]:
+    """``[s, r]`` float64 -> float32 with columns of norm 1/sqrt(s) or less, so that a product with it cannot overflow, and
+    what it was divided by.
+    """
+    scale = math.sqrt(factor.shape[0]) * float(factor.norm(dim=0).max()) or 1.0
+    return (factor / scale).float(), scale

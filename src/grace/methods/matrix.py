@@ -1,0 +1,98 @@
+"""What the methods share that see a tensor as a matrix.
+
+Letters: M is m x l: m the first dimension, l all others flattened; r the rank; factors are m x r or l x r.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from grace.communicators import Allreduce
+from grace.errors import out_of_range
+from grace.method import Compressor, Facts, Method
+from grace.methods.none import Identity
+from grace.random import Stream
+
+S = TypeVar("S")
+DENSE = Allreduce(Identity())
+
+
+class LowRank(Method[S]):
+    """A method of matrices. Tensors of fewer than two dimensions, and small ones, go uncompressed.
+
+    Subclasses are dataclasses with the fields ``rank`` and ``min_rate``.
+    """
+
+    rank: int
+    min_rate: float
+
+    def _check(self, name: str) -> None:
+        if not (isinstance(self.rank, int) and self.rank >= 1):
+            raise out_of_range(name, "rank", self.rank, "a whole number >= 1")
+        if not 0 < self.min_rate < math.inf:
+            raise out_of_range(name, "min_rate", self.min_rate, "0 < min_rate < inf")
+
+    @property
+    def needs_shape(self) -> bool:
+        return True
+
+    def _sizes(self, like: Tensor) -> tuple[int, int, int]:
+        """m, l and r."""
+        m, l = like.shape[0], math.prod(like.shape[1:])
+        return m, l, min(self.rank, m, l)
+
+    def _compresses(self, like: Tensor) -> bool:
+        if like.ndim < 2 or like.numel() == 0:
+            return False
+        m, l, r = self._sizes(like)
+        return m * l > self.min_rate * r * (m + l)
+
+
+class Projection(Compressor):
+    """A linear map of a matrix to a factor, and back: ``F = M E``, ``M' = F D^T``; transposed ``F = M^T E``, ``M' = D F^T``.
+
+    Linear, so that the network may sum the factors. What follows the m l numbers of the matrix goes as it is.
+
+    Args:
+        m, l: the matrix's sides.
+        encode, decode: E and D, ``[l, r]``; transposed ``[m, r]``.
+        transposed: which of the two maps.
+
+    ``factor`` is the last factor that was decoded, after an exchange the mean of all, valid until the exchange has ended.
+    """
+
+    summable: ClassVar[bool] = True
+
+    def __init__(self, m: int, l: int, encode: Tensor, decode: Tensor, *, transposed: bool = False):
+        self.m, self.l, self.encode, self.decode, self.transposed = m, l, encode, decode, transposed
+        self.side, self.r = (l if transposed else m), encode.shape[1]
+        self.factor = encode.new_empty(0, self.r)
+
+    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
+        matrix, tail = self._parts(rows)
+        factor = torch.matmul(matrix.mT if self.transposed else matrix, self.encode)  # [b, side, r]
+        flat = factor.reshape(rows.shape[0], -1)
+        wire = torch.cat((flat, tail), dim=1) if tail.shape[1] else flat
+        if keep_rest:
+            self.decompress_add_(wire, rows, -1.0, rng)
+        return wire
+
+    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
+        factor = wire[:, : self.side * self.r].reshape(-1, self.side, self.r)
+        matrix, tail = self._parts(out)
+        left, right = (self.decode.expand(len(factor), -1, -1), factor) if self.transposed else (factor, self.decode)
+        matrix.baddbmm_(left, right.mT.expand(len(factor), -1, -1), alpha=scale)
+        tail.add_(wire[:, self.side * self.r :], alpha=scale)
+        self.factor = factor[0]
+
+    def _parts(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """``[b, n]`` -> ``[b, m, l]`` and ``[b, n - m l]``, both views."""
+        size = self.m * self.l
+        return rows[:, :size].view(-1, self.m, self.l), rows[:, size:]
+
+    def facts(self, n: int) -> Facts:
+        return Facts(payload=4 * (self.side * self.r + n - self.m * self.l))
