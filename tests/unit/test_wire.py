@@ -54,7 +54,7 @@ def test_aligned_fields_are_views():
 
 @pytest.mark.parametrize("width", range(15))
 def test_truncated_wires_are_refused(width: int):
-    with pytest.raises(PayloadError, match="truncated payload: field '(scales|counts|codes)'"):
+    with pytest.raises(PayloadError, match=r"truncated payload: field '(scales|counts|codes)'"):
         wires.split(a_wire()[:, :width], FIELDS)
 
 

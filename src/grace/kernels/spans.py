@@ -50,7 +50,7 @@ class Span:
 
 def spans(rows: int, n: int, block: int = 1) -> Iterator[Span]:
     """The pieces of ``rows`` rows of n numbers, in order."""
-    unit = math.lcm(min(block, n), _GROUP)
+    unit = math.lcm(max(1, min(block, n)), _GROUP)
     size = max(1, CHUNK // unit) * unit
     for row in range(rows):
         for start in range(0, n, size):

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grace import kernels
-from grace.kernels import reference, spans
+from grace.kernels import reference
+from grace.kernels.spans import CHUNK
 
 
 def packed_in_python(values: list[int], bits: int) -> bytes:
@@ -120,7 +121,7 @@ def test_select_topk_any_row(row: list[float], data: st.DataObject):
 def test_select_topk_of_a_large_row_is_exact(kind: str, k: int):
     """Beyond one chunk a sample narrows the candidates down, whatever the row looks like."""
     n = 300_000
-    assert n > spans.CHUNK
+    assert n > CHUNK
     x = torch.randn(n, generator=torch.Generator().manual_seed(1))
     if kind == "few values":
         x = x.mul(2).round()

@@ -74,7 +74,7 @@ def _compose(figure: Any, results: Sequence[dict[str, Any]]) -> None:
     first = results[0]
     metric = first["metric"]
     axes = figure.subplots(1, 3, sharey=True)
-    figure.subplots_adjust(left=0.055, right=0.985, top=0.80, bottom=0.335, wspace=0.07)
+    figure.subplots_adjust(left=0.062, right=0.985, top=0.80, bottom=0.335, wspace=0.07)
     higher = first["better"] == "higher"
     panels = (
         ("epoch", "per epoch: what compression loses", "epochs"),
@@ -105,11 +105,11 @@ def _compose(figure: Any, results: Sequence[dict[str, Any]]) -> None:
     axes[0].set_ylabel(f"test {metric}")
     _legend(figure, results, handles, metric, higher)
     better = "higher" if higher else "lower"
-    figure.text(0.055, 0.945, f"{first['task']}: test {metric} against epochs, bytes and time", size=13, weight="bold")
+    figure.text(0.062, 0.945, f"{first['task']}: test {metric} against epochs, bytes and time", size=13, weight="bold")
     workers = f"{first['workers']} worker" + ("s" if first["workers"] != 1 else "")
     cores = first["environment"]["cores"]
     figure.text(
-        0.055, 0.895,
+        0.062, 0.895,
         f"{workers} on one machine of {cores} cores, gloo over loopback; {first['steps']} steps; seed {first['seed']}; "
         f"{better} is better. One run each: differences of a point or so are chance.",
         size=9, color="#555555",
@@ -145,7 +145,7 @@ def _byte_axis(axis: Any, results: Sequence[dict[str, Any]]) -> None:
 
 def _value_axis(axis: Any, results: Sequence[dict[str, Any]], metric: str, higher: bool) -> None:
     """Shows where methods differ: the way up from chance is left out, the end of every curve is not."""
-    from matplotlib.ticker import MaxNLocator, PercentFormatter
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     if metric != "accuracy" or not higher:
         return
@@ -153,7 +153,7 @@ def _value_axis(axis: Any, results: Sequence[dict[str, Any]], metric: str, highe
     lowest = min(finals, default=0.0)
     axis.set_ylim(max(0.0, min(0.8, lowest - 0.15)), 1.004)
     axis.yaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10]))  # ticks that are whole per cents
-    axis.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g} %"))
 
 
 def _legend(figure: Any, results: Sequence[dict[str, Any]], handles: Sequence[Any], metric: str, higher: bool) -> None:
@@ -169,7 +169,7 @@ def _legend(figure: Any, results: Sequence[dict[str, Any]], handles: Sequence[An
     shown, labels = [], []
     for i in order:
         final, relative = results[i]["final"], results[i]["traffic"]["relative_to_fp32"]
-        value = "diverged" if final is None else f"{final:.1%}" if metric == "accuracy" else f"{final:.4g}"
+        value = "diverged" if final is None else f"{100 * final:.1f} %" if metric == "accuracy" else f"{final:.4g}"
         adjusted = "*" if results[i]["optimizer"]["why"] else ""
         labels.append(f"{results[i]['method']}{adjusted}\n{value}, {share(relative)} of the bytes")
         like = handles[i]
@@ -180,7 +180,7 @@ def _legend(figure: Any, results: Sequence[dict[str, Any]], handles: Sequence[An
             )
         )  # fmt: skip
     figure.legend(
-        shown, labels, loc="upper left", bbox_to_anchor=(0.05, 0.225), ncols=5, frameon=False, fontsize=8.5,
+        shown, labels, loc="upper left", bbox_to_anchor=(0.057, 0.225), ncols=5, frameon=False, fontsize=8.5,
         handlelength=3.2, columnspacing=2.0, labelspacing=0.9, borderaxespad=0,
     )  # fmt: skip
     if any(result["optimizer"]["why"] for result in results):

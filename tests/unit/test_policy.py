@@ -1,0 +1,111 @@
+"""The first rule that matches decides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import grace
+from grace import Policy, Rule
+from grace.errors import ConfigurationError
+
+TOPK, NONE, QSGD = grace.method("topk"), grace.method("none"), grace.method("qsgd")
+
+
+def test_the_first_match_wins():
+    policy = Policy([("*.bias", "none"), ("embed*", TOPK), ("*", QSGD)])
+    like = torch.empty(8, 8)
+    assert policy.method_for("embed.bias", like, 0) == NONE
+    assert policy.method_for("embed.weight", like, 0) is TOPK
+    assert policy.method_for("fc.weight", like, 0) is QSGD
+    assert policy.method_for("EMBED", like, 0) is QSGD, "patterns mind the case"
+
+
+@pytest.mark.parametrize(
+    ("limits", "shape", "matches"),
+    [
+        ({"min_size": 6}, (2, 3), True),
+        ({"min_size": 7}, (2, 3), False),
+        ({"max_size": 6}, (2, 3), True),
+        ({"max_size": 5}, (2, 3), False),
+        ({"max_size": 0}, (0,), True),
+        ({"min_ndim": 2}, (2, 3), True),
+        ({"min_ndim": 3}, (2, 3), False),
+        ({"max_ndim": 1}, (2, 3), False),
+        ({"max_ndim": 0}, (), True),
+    ],
+)
+def test_limits_are_inclusive(limits: dict[str, Any], shape: tuple[int, ...], matches: bool):
+    assert Rule("*", NONE, **limits).matches("w", torch.empty(shape), 0) is matches
+
+
+def test_steps_begin_inclusive_and_end_exclusive():
+    policy = Policy([Rule("*", TOPK, from_step=2, until_step=4), Rule("*", NONE)])
+    found = [policy.method_for("w", torch.empty(3), step) is TOPK for step in range(6)]
+    assert found == [False, False, True, True, False, False], "a policy with steps is not cached over them"
+    assert not policy.timeless
+
+
+def test_the_default_leaves_small_and_flat_tensors_alone():
+    policy = Policy.of("topk")
+    assert policy.timeless
+    assert policy.method_for("w", torch.empty(32, 32), 0) == TOPK
+    assert policy.method_for("w", torch.empty(33, 31), 0) == NONE, "1,023 elements"
+    assert policy.method_for("w", torch.empty(100_000), 0) == NONE
+    assert policy.method_for("w", torch.tensor(1.0), 0) == NONE
+    assert policy.method_for("w", torch.empty(2, 0), 0) == NONE
+
+
+def test_of_a_policy_is_itself_and_its_own_rules_have_no_default():
+    mine = Policy([("*", "topk")])
+    assert Policy.of(mine) is mine
+    assert mine.method_for("b", torch.empty(3), 0) == TOPK
+
+
+def test_one_name_with_two_shapes_is_not_confused():
+    policy = Policy.of("topk")
+    assert policy.method_for("w", torch.empty(64, 64), 0) == TOPK
+    assert policy.method_for("w", torch.empty(64), 0) == NONE
+
+
+def test_nothing_matches():
+    with pytest.raises(ConfigurationError, match=r"no rule of the policy matches 'fc.weight' \(2, 3\) at step 7"):
+        Policy([("conv*", "topk")]).method_for("fc.weight", torch.empty(2, 3), 7)
+
+
+@pytest.mark.parametrize("rules", [[], [("*",)], ["*"], [("*", "topk", "none")], [3]])
+def test_rules_that_cannot_be_read(rules: Any):
+    with pytest.raises(ConfigurationError, match="a rule is|a policy needs at least one rule"):
+        Policy(rules)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"min_size": -1},
+        {"min_size": 5, "max_size": 4},
+        {"min_ndim": 2, "max_ndim": 1},
+        {"from_step": 3, "until_step": 2},
+    ],
+)
+def test_limits_that_match_nothing(limits: dict[str, int]):
+    with pytest.raises(ConfigurationError, match="matches nothing"):
+        Rule("*", NONE, **limits)  # type: ignore[arg-type]
+
+
+def test_a_pattern_is_a_string():
+    with pytest.raises(ConfigurationError, match="pattern must be a string"):
+        Rule(3, NONE)  # type: ignore[arg-type]
+
+
+def test_an_unknown_method_in_a_rule():
+    with pytest.raises(ConfigurationError, match="did you mean 'topk'"):
+        Policy([("*", "topkk")])
+
+
+def test_repr_is_what_ranks_compare():
+    policy = Policy([Rule("*.bias", "none", max_ndim=1), ("*", "topk:ratio=0.5")])
+    assert repr(policy) == "Policy('*.bias' -> none max_ndim=1; '*' -> topk:ratio=0.5)"
+    assert repr(Policy([Rule("*", "none", max_size=0), ("*", "topk")])) != repr(Policy([("*", "none"), ("*", "topk")]))

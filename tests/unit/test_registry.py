@@ -1,0 +1,294 @@
+"""Names and strings: both ways, strictly, and from installed packages."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import grace
+from grace import registry
+from grace.collectives import Exchange, Traffic
+from grace.errors import CompositionError, ConfigurationError, GraceError, UnknownNameError
+from grace.method import Compressor, Exchanged, Facts, Method, Peer
+from grace.random import Stream
+from tests.laws.cases import CASES
+
+
+@pytest.fixture
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is gone after it."""
+    monkeypatch.setattr(registry, "_recipes", dict(registry._recipes))
+    monkeypatch.setattr(registry, "_aliases", dict(registry._aliases))
+
+
+@dataclass(frozen=True)
+class Zero(Compressor):
+    """Sends nothing."""
+
+    level: int = 3
+
+    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
+        return rows.new_empty(rows.shape[0], 0, dtype=torch.uint8)
+
+    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
+        pass
+
+    def facts(self, n: int) -> Facts:
+        return Facts(payload=0)
+
+
+@dataclass(frozen=True)
+class Lonely(Method[None]):
+    """Exchanges nothing."""
+
+    def exchange(self, x: Tensor, state: None, peer: Peer) -> Exchange[Exchanged[None]]:
+        return Exchanged(x, None, None)
+        yield
+
+    def facts(self, like: Tensor) -> Facts:
+        return Facts()
+
+    def traffic(self, like: Tensor, peer: Peer) -> Traffic:
+        return Traffic()
+
+
+# ---- strings --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("topk", ("topk", {})),
+        ("topk:ratio=0.01", ("topk", {"ratio": 0.01})),
+        (" topk : ratio = 1e-3 , memory = none ", ("topk", {"ratio": 1e-3, "memory": None})),
+        ("a:b=true,c=FALSE,d=word,e=-2", ("a", {"b": True, "c": False, "d": "word", "e": -2})),
+        ("a:b=f(1,2),c=3", ("a", {"b": "f(1,2)", "c": 3})),
+    ],
+)
+def test_parse(text: str, expected: tuple[str, dict[str, object]]):
+    name, knobs = registry.parse(text)
+    assert (name.strip(), knobs) == expected
+
+
+@pytest.mark.parametrize("text", ["topk:ratio", "topk:ratio=", "topk:=3", "topk:ratio=1,,", "topk:0.01"])
+def test_strings_that_do_not_parse(text: str):
+    with pytest.raises(ConfigurationError, match="expected knob=value"):
+        grace.method(text)
+
+
+def test_a_knob_given_twice():
+    with pytest.raises(ConfigurationError, match="'ratio' is given twice"):
+        grace.method("topk:ratio=0.1,ratio=0.2")
+    with pytest.raises(ConfigurationError, match="given twice: ratio"):
+        grace.method("topk:ratio=0.1", ratio=0.2)
+
+
+def test_split_methods():
+    text = "none,topk:ratio=0.01,memory=none,qsgd"
+    assert registry.split_methods(text) == ["none", "topk:ratio=0.01,memory=none", "qsgd"]
+
+
+# ---- building -------------------------------------------------------------------------------------------------------
+def test_recipes_of_the_survey():
+    assert grace.method("topk") == grace.ErrorFeedback(grace.Allgather(grace.TopK()))
+    assert grace.method("qsgd", bits=8) == grace.Allgather(grace.QSGD(bits=8))
+    assert grace.method("none") == grace.Allreduce(grace.Identity())
+    assert grace.method("powersgd:rank=2") == grace.ErrorFeedback(grace.PowerSGD(rank=2))
+    assert grace.method("signsgd:memory=momentum,beta=0.5") == grace.Momentum(
+        grace.Allgather(grace.SignSGD()), beta=0.5
+    )
+    assert grace.method("topk:communicator=parameterserver,server=1,beta=0.9") == grace.ErrorFeedback(
+        grace.ParameterServer(grace.TopK(), server=1), beta=0.9
+    )
+
+
+def test_a_method_is_returned_as_it_is():
+    made = grace.method("topk")
+    assert grace.method(made) is made
+    with pytest.raises(ConfigurationError, match="is complete as it is"):
+        grace.method(made, ratio=0.1)
+
+
+@pytest.mark.parametrize(("wrong", "hint"), [(grace.TopK(), "put a communicator around it"), (3, "a method is a name")])
+def test_what_is_not_a_method(wrong: object, hint: str):
+    with pytest.raises(ConfigurationError, match=hint):
+        grace.method(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", grace.methods())
+def test_every_alias_makes_the_same(name: str):
+    for alias in registry.recipe(name).aliases:
+        assert grace.method(alias) == grace.method(name)
+        assert alias not in grace.methods()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("topkk", "unknown method 'topkk'; did you mean 'topk'"),
+        ("zzz", "unknown method 'zzz' Legal: "),
+        ("topk:ration=0.1", "unknown knob of topk 'ration'; did you mean 'ratio'"),
+        ("topk:communicator=allgahter", "unknown communicator 'allgahter'; did you mean 'allgather'"),
+        ("topk:memory=residula", "unknown memory 'residula'; did you mean 'residual'"),
+        ("qsgd:beta=0.9", "unknown knob of qsgd 'beta'"),
+        ("topk:server=1", "unknown knob of topk 'server'"),
+        ("topk:compressor=qsgd", "unknown knob of topk 'compressor'"),
+    ],
+)
+def test_unknown_names_say_the_nearest(text: str, message: str):
+    with pytest.raises(UnknownNameError) as raised:
+        grace.method(text)
+    assert message in str(raised.value)
+    assert isinstance(raised.value, GraceError | ValueError)
+
+
+@pytest.mark.parametrize(
+    "text", ["topk:communicator=allreduce", "powersgd:communicator=allgather", "signsgd:memory=residual"]
+)
+def test_pieces_that_do_not_fit(text: str):
+    with pytest.raises(CompositionError):
+        grace.method(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "topk:ratio=0",
+        "topk:ratio=1.5",
+        "topk:ratio=many",
+        "topk:ratio=none",
+        "threshold:v=nan",
+        "threshold:v=inf",
+        "qsgd:bits=4.0",
+        "qsgd:bits=17",
+        "qsgd:norm=l1",
+        "powersgd:rank=2.5",
+        "powersgd:warm_start=no",
+        "randomk:scale=maybe",
+        "threshold:relative=1",
+        "qsgd:shrink=yes",
+        "topk:beta=2",
+    ],
+)
+def test_values_are_checked_at_construction(text: str):
+    with pytest.raises(ConfigurationError) as raised:
+        grace.method(text)
+    assert text.partition("=")[2] in str(raised.value) or text.endswith("none"), "the message names the value"
+
+
+@pytest.mark.parametrize("spec", [s for s in CASES if ":" in s or s in grace.methods()])
+def test_spell_is_the_inverse(spec: str):
+    made = CASES[spec]
+    text = grace.spell(made)
+    if text.startswith("ParameterServer("):
+        return
+    assert grace.method(text) == made
+    assert grace.spell(grace.method(text)) == text
+
+
+def test_spell_of_what_has_no_string_is_its_repr():
+    nested = grace.Momentum(grace.method("topk"))
+    assert grace.spell(nested) == "Momentum(ErrorFeedback(Allgather(TopK())))"
+
+
+@pytest.mark.parametrize("name", grace.methods())
+def test_documentation(name: str):
+    text = registry.documentation(name)
+    for section in ("Wire:", "Bias:", "Differs from the paper:", "Example:", "Reference:"):
+        assert section in text
+
+
+# ---- registering ----------------------------------------------------------------------------------------------------
+@pytest.mark.usefixtures("clean")
+def test_register():
+    grace.register("zero", communicator="allgather", memory="residual", aliases=("nil",))(Zero)
+    assert "zero" in grace.methods()
+    assert grace.method("nil:level=4") == grace.ErrorFeedback(grace.Allgather(Zero(4)))
+    assert grace.spell(grace.method("zero:level=5")) == "zero:level=5"
+    grace.register("zero", communicator="broadcast")(Zero)  # the same class again: a module that is reloaded
+    assert isinstance(grace.method("zero"), grace.Broadcast)
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize("name", ["topk", "topkcompressor"])
+def test_a_name_is_taken_once(name: str):
+    with pytest.raises(ConfigurationError, match="is taken by grace.methods.topk.TopK"):
+        grace.register(name, communicator="allgather")(Zero)
+    with pytest.raises(ConfigurationError, match="is taken by"):
+        grace.register("zero", communicator="allgather", aliases=(name,))(Zero)
+    assert "zero" not in grace.methods()
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize("name", ["TopK", "", "top-k", "_x", "top k"])
+def test_names_are_lower_case_words(name: str):
+    with pytest.raises(ConfigurationError, match="legal are lower-case letters"):
+        grace.register(name, communicator="allgather")(Zero)
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_recipe_fits_its_class():
+    with pytest.raises(ConfigurationError, match="a Compressor's recipe names a communicator"):
+        grace.register("zero")(Zero)
+    with pytest.raises(ConfigurationError, match="a Compressor's recipe names a communicator, a Method's does not"):
+        grace.register("lonely", communicator="allgather")(Lonely)
+    with pytest.raises(UnknownNameError, match="unknown memory"):
+        grace.register("zero", communicator="allgather", memory="lots")(Zero)  # type: ignore[arg-type]
+    grace.register("lonely")(Lonely)
+    assert grace.method("lonely") == Lonely()
+
+
+# ---- packages of others ---------------------------------------------------------------------------------------------
+MODULE = '''
+from dataclasses import dataclass
+import grace
+from tests.unit.test_registry import Zero
+
+@grace.register("thirdparty", communicator="allgather")
+@dataclass(frozen=True)
+class Theirs(Zero):
+    """Somebody else's."""
+'''
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean: None) -> Iterator[None]:
+    """A package with entry points, as pip leaves it: modules and a dist-info on the path."""
+    (tmp_path / "grace_thirdparty.py").write_text(MODULE)
+    (tmp_path / "grace_broken.py").write_text("raise RuntimeError('no such device')\n")
+    (tmp_path / "grace_silent.py").write_text("class Nothing: pass\n")
+    info = tmp_path / "grace_thirdparty-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: grace-thirdparty\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[grace.methods]\nthirdparty = grace_thirdparty:Theirs\nbroken = grace_broken:Method\n"
+        "silent = grace_silent:Nothing\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in ("grace_thirdparty", "grace_broken", "grace_silent"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.usefixtures("installed")
+def test_methods_of_installed_packages():
+    assert {"thirdparty", "broken", "silent"} <= set(grace.methods())
+    assert "grace_thirdparty" not in sys.modules, "listing loads nothing"
+    made = grace.method("thirdparty:level=7")
+    assert type(made.compressor).__module__ == "grace_thirdparty"  # type: ignore[attr-defined]
+    assert grace.spell(made) == "thirdparty:level=7"
+
+
+@pytest.mark.usefixtures("installed")
+def test_packages_that_are_broken_harm_nobody_else():
+    assert grace.method("topk") == grace.ErrorFeedback(grace.Allgather(grace.TopK()))
+    with pytest.raises(
+        ConfigurationError, match="'broken' of entry point 'grace_broken:Method' does not load: no such"
+    ):
+        grace.method("broken")
+    with pytest.raises(ConfigurationError, match="loads, but does not register a method named 'silent'"):
+        grace.method("silent")
