@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from grace.kernels import spans
 from grace.method import Compressor, Facts
 from grace.random import Stream
 from grace.registry import register
@@ -22,15 +23,19 @@ class _Cast(Compressor):
     relative_error: ClassVar[float]  # of a normal number
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        if keep_rest:  # a memory keeps what lies outside the range
-            largest = torch.finfo(self.dtype).max
-            wire = rows.clamp(-largest, largest).to(self.dtype)
-            rows.sub_(wire.float())
-            return wire
-        return rows.to(self.dtype)
+        if not keep_rest:
+            return rows.to(self.dtype)
+        largest = torch.finfo(self.dtype).max  # a memory keeps what lies outside the range
+        wire = torch.empty_like(rows, dtype=self.dtype)
+        for span in spans(*rows.shape):
+            part = rows[span.row, span.columns]
+            wire[span.row, span.columns] = part.clamp(-largest, largest)
+            part.sub_(wire[span.row, span.columns].float())
+        return wire
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        out.add_(wire.float(), alpha=scale)
+        for span in spans(*out.shape):
+            out[span.row, span.columns].add_(wire[span.row, span.columns].float(), alpha=scale)
 
     def facts(self, n: int) -> Facts:
         return Facts(contraction=1 - self.relative_error**2, payload=2 * n)
