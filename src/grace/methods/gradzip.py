@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,12 +18,20 @@ from grace.methods.matrix import DENSE, LowRank, Projection
 from grace.random import Stream
 from grace.registry import register
 
-_FRESH = 1e-3  # share of fresh random numbers in Q, without which it could not leave a space that it fell into
+_FRESH = 1e-4  # share of fresh random numbers in a factor, without which it could not leave a space that it fell into
+
+
+class GradZipState(NamedTuple):
+    """p, q: the factors, the same on all ranks; p is None if every step finds both. turn: 0 if P is next, 1 if Q is."""
+
+    p: Tensor | None
+    q: Tensor
+    turn: int
 
 
 @register("gradzip", memory="residual", family="low rank", aliases=("gradzipcompressor",))
 @dataclass(frozen=True, slots=True)
-class GradZip(LowRank["Tensor | None"]):
+class GradZip(LowRank["GradZipState | None"]):
     """GradZip: two factors of the mean gradient by one step of alternating, regularised least squares.
 
     ``P = mean of M_w Q (Q^T Q + a I)^-1;  Q = mean of M_w^T P (P^T P + b I)^-1;  C = P Q^T``, where a = lam tr(Q^T Q)/r
@@ -33,17 +41,19 @@ class GradZip(LowRank["Tensor | None"]):
         rank: r, >= 1; at most min(m, l) is used.
         lam: weight of the regulariser, relative to the factor's own size, in [1e-9, 1e3].
         min_rate: matrices with at most min_rate r (m + l) elements go uncompressed, > 0.
+        alternate: one factor per step: P of the last Q in one, Q of the last P in the next.
     Wire:
-        P and Q (float32): 32 r (m + l) bits, two rounds, summed by the network. Tensors of fewer than two dimensions
+        P and Q (float32): 32 r (m + l) bits, two rounds, summed by the network; with ``alternate`` 32 r m and 32 r l
+        bits in turn, one round. Tensors of fewer than two dimensions
         go uncompressed.
     Bias:
         biased: shrinks, and its error never exceeds the mean. Exact only for a mean of rank r or less, as lam goes to 0.
     Differs from the paper:
         the paper's schedule is not public; this is one alternation per step. The regulariser is relative, so that the
-        scale of gradients does not matter. A thousandth of Q is fresh random numbers in each step.
+        scale of gradients does not matter. A ten-thousandth of the given factor is fresh random numbers.
     Example:
         >>> method("gradzip:rank=2")
-        ErrorFeedback(method=GradZip(rank=2, lam=0.001, min_rate=2.0), beta=1.0, gamma=1.0)
+        ErrorFeedback(method=GradZip(rank=2, lam=0.001, min_rate=2.0, alternate=False), beta=1.0, gamma=1.0)
 
     Reference:
         Cho, Muthusamy, Nemanich and Puri, "GradZip: Gradient Compression using Alternating Matrix Factorization for
@@ -53,53 +63,64 @@ class GradZip(LowRank["Tensor | None"]):
     rank: int = 4
     lam: float = 1e-3
     min_rate: float = 2.0
+    alternate: bool = False
 
     def __post_init__(self) -> None:
         self._check("gradzip")
         if not 1e-9 <= self.lam <= 1e3:
             raise out_of_range("gradzip", "lam", self.lam, "1e-9 <= lam <= 1e3")
+        if not isinstance(self.alternate, bool):
+            raise out_of_range("gradzip", "alternate", self.alternate, "True, False")
 
     def with_memory(self) -> Method[Any]:
         return self
 
-    def init(self, like: Tensor) -> Tensor | None:
-        """Q ``[l, r]``, the same on all ranks; None for tensors that go uncompressed."""
+    def init(self, like: Tensor) -> GradZipState | None:
+        """P ``[m, r]`` and Q ``[l, r]``, the same on all ranks; None for tensors that go uncompressed."""
         if not self._compresses(like):
             return None
         m, l, r = self._sizes(like)
-        return Stream(0, "gradzip", f"{m}x{l}", None, 0).normal(l * r, like.device).view(l, r)
+        stream = Stream(0, "gradzip", f"{m}x{l}", None, 0)
+        p, q = (stream.fork(i).normal(side * r, like.device).view(side, r) for i, side in enumerate((m, l)))
+        return GradZipState(p if self.alternate else None, q, 0)
 
-    def exchange(self, x: Tensor, state: Tensor | None, peer: Peer) -> Exchange[Exchanged[Tensor | None]]:
+    def exchange(self, x: Tensor, state: GradZipState | None, peer: Peer) -> Exchange[Exchanged[GradZipState | None]]:
         if state is None:
             return (yield from DENSE.exchange(x, None, peer))
-        m, l, r = self._sizes(x)
-        fresh = peer.shared("gradzip").normal(l * r, x.device).view(l, r)
-        encode, _ = _bounded(ridge(_unit(state).add_(fresh, alpha=_FRESH), self.lam))
-        p = yield AllReduce(x.reshape(m, l).float() @ encode, donate=True)  # [m, r]
-        if not bool(p.isfinite().all()):
-            return Exchanged(torch.full_like(x, math.nan), None, state, finite=False)
-        p = _unit(p)
-        encode, scale = _bounded(ridge(p, self.lam))
-        projection = Projection(m, l, encode, p * scale, transposed=True)
+        m, l, _ = self._sizes(x)
+        turn = state.turn
+        given, found = (state.p, state.q) if turn else (state.q, state.p)
+        assert given is not None
+        fresh = peer.shared("gradzip").normal(given.numel(), x.device).view(given.shape)
+        given = _unit(given).add_(fresh, alpha=_FRESH)
+        if found is None:  # both factors in this step
+            encode, _ = _bounded(ridge(given, self.lam))
+            p = yield AllReduce(x.reshape(m, l).float() @ encode, donate=True)  # [m, r]
+            if not bool(p.isfinite().all()):
+                return Exchanged(torch.full_like(x, math.nan), None, state, finite=False)
+            turn, given, found = 1, _unit(p), state.q
+        encode, scale = _bounded(ridge(given, self.lam))
+        projection = Projection(m, l, encode, given * scale, transposed=bool(turn))
         out = yield from Allreduce(projection).exchange(x, None, peer)
         if not out.finite:
             return Exchanged(out.mean, None, state, finite=False)
         if bool(projection.factor.any()):  # a zero gradient says nothing about where to look next
-            state.copy_(projection.factor)
-        return Exchanged(out.mean, out.rest, state)
+            found.copy_(projection.factor)
+        return Exchanged(out.mean, out.rest, state._replace(turn=1 - turn))
 
     def facts(self, like: Tensor) -> Facts:
         if not self._compresses(like):
             return DENSE.facts(like)
         m, l, r = self._sizes(like)
-        return Facts(contraction=0.0, deterministic=False, payload=4 * r * (m + l))
+        return Facts(contraction=0.0, deterministic=False, payload=None if self.alternate else 4 * r * (m + l))
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         if not self._compresses(like):
             return DENSE.traffic(like, peer)
         m, l, r = self._sizes(like)
-        sides = (torch.empty(side, r, device="meta") for side in (m, l))
-        return sum((cost(AllReduce(side), peer.rank, peer.world) for side in sides), Traffic())
+        sides = ((l if peer.step % 2 else m),) if self.alternate else (m, l)
+        factors = (torch.empty(side, r, device="meta") for side in sides)
+        return sum((cost(AllReduce(factor), peer.rank, peer.world) for factor in factors), Traffic())
 
 
 def _unit(factor: Tensor) -> Tensor:
