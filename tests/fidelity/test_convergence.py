@@ -1,0 +1,167 @@
+"""Convergence, in the simulator: on a strongly convex problem at the rate that a method's class promises, and on the
+digits task within a stated distance of no compression.
+
+The problem: worker w has ``f_w(x) = 1/2 sum_i a_wi (x_i - b_i)^2`` with 1 <= a_wi <= L, the same minimiser b for all
+workers and other curvatures. There gradient descent contracts the squared distance by ``(1 - gamma)^2`` in each step
+(mu = 1), and the classes promise, up to a constant in gamma:
+
+- *unbiased* with variance omega: linear convergence for gamma = 1/(L (1 + omega/W))  (Khirirat et al. 2018; here the
+  gradients vanish at the minimum, so that the noise does, too);
+- *contractive* under error feedback: linear convergence for gamma = O(1/L), as without compression, once delta is
+  bounded away from 0 (Stich and Karimireddy 2020);
+- *absolute* errors (a threshold, a quantum): convergence to a ball of that size;
+- *votes*: convergence to a ball of the size of the step; no rate is promised (Bernstein et al. 2018).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import grace
+from grace.bench.optimizers import adjustment_for, set_momentum
+from grace.bench.tasks.digits import Digits
+from grace.policy import Policy
+from grace.run.simulator import Simulator
+
+W, L, SHAPE = 8, 4.0, (24, 24)
+STEPS = 60
+ROUNDING = 1e-9  # no run comes closer than this in float32
+
+
+def problem() -> tuple[list[Tensor], Tensor]:
+    """Curvatures a_w of all workers, and the minimiser b."""
+    made = torch.Generator().manual_seed(3)
+    curvatures = [1 + (L - 1) * torch.rand(SHAPE, generator=made) for _ in range(W)]
+    return curvatures, torch.randn(SHAPE, generator=made) * torch.randn(SHAPE, generator=made).exp()
+
+
+def distance(spec: str, gamma: float, steps: int = STEPS, *, decay: bool = False) -> float:
+    """Squared distance to the minimum after some steps, relative to where it started."""
+    curvatures, b = problem()
+    simulator, x = Simulator(Policy([("*", spec)]), W), torch.zeros(SHAPE)
+    for step in range(steps):
+        mean = simulator.step({"x": [a * (x - b) for a in curvatures]})["x"]
+        x = x - gamma * (0.5 * (1 + math.cos(math.pi * step / steps)) if decay else 1.0) * mean
+    return float((x - b).square().sum() / b.square().sum())
+
+
+# unbiased without a memory: gamma follows from the declared omega
+UNBIASED = [
+    "none", "qsgd:bits=4,bucket=64", "qsgd:levels=1,bucket=64", "qsgd:bits=3,norm=l2,bucket=64", "terngrad:bucket=64",
+    "natural", "natural:bits=4,memory=none", "lpc:block=64", "randomk:ratio=0.25,memory=none", "gspar:ratio=0.25",
+    "atomo:ratio=0.25", "atomosvd:rank=8,min_rate=0.1", "rht", "blockrandomk:ratio=0.25,block=16,memory=none",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", UNBIASED)
+def test_unbiased_methods_converge_linearly(spec: str) -> None:
+    facts = grace.method(spec).facts(torch.empty(SHAPE, device="meta"))
+    assert facts.unbiased
+    assert facts.variance is not None
+    gamma = 1 / (L * (1 + facts.variance / W))
+    assert distance(spec, gamma) <= max((1 - gamma) ** STEPS, ROUNDING)  # half of the exponent of gradient descent
+
+
+# contractive under error feedback, or projections with a memory of their own
+CONTRACTIVE = [
+    "topk:ratio=0.2", "topk:ratio=0.2,communicator=scatterreduce", "randomk:ratio=0.25", "efsignsgd:block=64",
+    "efsignsgd:block=64,communicator=scatterreduce,server_memory=true", "onebit:block=64", "u8bit:block=64", "3lc",
+    "powersgd:rank=4,min_rate=0.1", "acpsgd:rank=4,min_rate=0.1", "gradzip:rank=4,min_rate=0.1", "sketch:quantiles=16",
+    "adaq:ratio=0.2", "qsparse:ratio=0.2", "sidco:ratio=0.2", "blockrandomk:ratio=0.25,block=16",
+    "eden:bits=2,scale=mse,memory=residual", "drive:scale=mse,memory=residual", "qsgd:bits=4,bucket=64,memory=residual",
+    "gradiveq:length=24,dims=12,collect=4,use=8", "topk:ratio=0.2,memory=ef21", "threshold:v=0.5,relative=true",
+    "thc", "fp8", "bf16", "fp16", "eden:bits=4", "sketchml:memory=residual",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", CONTRACTIVE)
+def test_contractive_methods_converge_linearly(spec: str) -> None:
+    gamma = 1 / (2 * L)
+    assert distance(spec, gamma) <= (1 - gamma) ** STEPS
+
+
+# momentum in the method: the mean gradient counts 1/(1 - m) times in the long run
+MOMENTUM = ["dgc:ratio=0.2", "sketchedsgd:k=0.1", "topk:ratio=0.2,memory=ef21m"]
+
+
+@pytest.mark.parametrize("spec", MOMENTUM)
+def test_methods_with_momentum_converge(spec: str) -> None:
+    gamma = 1 / (2 * L) * (0.1 if "ef21m" not in spec else 0.5)
+    assert distance(spec, gamma, 3 * STEPS) <= 1e-4
+
+
+# absolute errors and votes: a ball, which shrinks with the step
+BALL = [
+    ("threshold:v=0.01", 1 / (2 * L)), ("strom:tau=0.05", 1 / (2 * L)), ("inceptionn", 1 / (2 * L)),
+    ("varsparse", 1 / (4 * L)), ("signsgd", 0.1), ("signum", 0.1), ("signsgd:zero=abstain", 0.1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "gamma"), BALL)
+def test_absolute_errors_and_votes_come_close(spec: str, gamma: float) -> None:
+    assert distance(spec, gamma, 3 * STEPS, decay=True) <= 2e-3
+
+
+def test_every_method_is_in_a_class() -> None:
+    named = {spec.partition(":")[0] for spec in (*UNBIASED, *CONTRACTIVE, *MOMENTUM, *(spec for spec, _ in BALL))}
+    assert set(grace.methods()) == named
+
+
+def test_what_diverges_without_its_memory_is_told_apart() -> None:
+    """The tests above can fail: top-k that forgets is far behind, and a scale of n/k under too large a step is lost."""
+    gamma = 1 / (2 * L)
+    assert distance("topk:ratio=0.01,memory=none", gamma) > 100 * (1 - gamma) ** STEPS
+    assert not distance("gspar:ratio=0.02", 2.0) <= 1
+
+
+# ---- digits ---------------------------------------------------------------------------------------------------------
+WORKERS = 4
+
+
+def accuracy(spec: str, epochs: int = 14) -> float:
+    """Test accuracy of the digits task, with the optimizer that ``grace compare`` gives this method."""
+    task = Digits()
+    task.load(None)
+    task.steps = epochs * task.steps_per_epoch(WORKERS)
+    torch.manual_seed(0)
+    model = task.model()
+    optimizer, change = task.optimizer(model), adjustment_for(grace.method(spec))
+    if change is not None and change.momentum is not None:
+        set_momentum(optimizer, change.momentum)
+    batches = [task.batches(rank, WORKERS, seed=0) for rank in range(WORKERS)]
+    simulator, parameters = Simulator(spec, WORKERS), dict(model.named_parameters())
+    for step in range(task.steps):
+        gradients: dict[str, list[Any]] = {name: [] for name in parameters}
+        for rank in range(WORKERS):
+            loss = task.loss(model, next(batches[rank]))
+            for name, g in zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True):
+                gradients[name].append(g)
+        for name, mean in simulator.step(gradients).items():
+            parameters[name].grad = mean
+        for group in optimizer.param_groups:
+            group["lr"] = task.lr(step) * (change.lr_scale if change is not None else 1.0)
+        optimizer.step()
+    return task.evaluate(model)["accuracy"]
+
+
+# How far below no compression (0.98 to 0.99) a recipe may end on digits: 0.03, three of its standard errors on 360 images.
+# The others make no such claim: unbiased sparsifiers at their default ratios multiply what they keep by up to 100, and their
+# papers ask for smaller steps or more rounds for it (Wangni et al. 2018, section 5; Wang et al. 2018, section 5).
+DISTANCE = 0.03
+FAR = {"gspar": 0.3, "atomo": 0.3}
+
+
+@pytest.fixture(scope="module")
+def uncompressed() -> float:
+    return accuracy("none")
+
+
+@pytest.mark.parametrize("spec", [name for name in grace.methods() if name != "none"])
+def test_digits_within_a_stated_distance_of_no_compression(spec: str, uncompressed: float) -> None:
+    assert uncompressed > 0.97
+    assert accuracy(spec) >= uncompressed - FAR.get(spec, DISTANCE)
