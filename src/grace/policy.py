@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -58,9 +59,9 @@ class Rule:
 
     def __str__(self) -> str:
         limits = [
-            f"{f}={v}"
-            for f in ("min_size", "max_size", "min_ndim", "max_ndim", "from_step", "until_step")
-            if (v := getattr(self, f))
+            f"{field.name}={getattr(self, field.name)}"
+            for field in dataclasses.fields(self)
+            if field.name not in ("pattern", "method") and getattr(self, field.name) != field.default
         ]
         assert isinstance(self.method, Method)
         return " ".join([f"{self.pattern!r} -> {spell(self.method)}", *limits])

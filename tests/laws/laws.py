@@ -330,7 +330,7 @@ def rest_is_free(method: Method[Any], xs: Sequence[Tensor]) -> None:
     """Whether the rest is kept makes no difference to the mean."""
     kept, not_kept = run(method, xs, keep_rest=True)[0], run(method, xs)[0]
     if xs[0].dtype == torch.float32:
-        assert same_bits(kept.mean, not_kept.mean), "keep_rest changes the mean"
+        assert torch.equal(kept.mean, not_kept.mean), "keep_rest changes the mean"  # but for the sign of a zero
     else:  # uncompressed tensors are summed in their own dtype, those with a rest in float32
         error = float((kept.mean.double() - not_kept.mean.double()).abs().max()) if xs[0].numel() else 0.0
         assert error <= tolerance(xs), f"keep_rest changes the mean by {error:.3g}"
@@ -351,9 +351,10 @@ def own_randomness(method: Method[Any], xs: Sequence[Tensor]) -> None:
     random.seed(99)
     assert same_bits(first, run(method, xs, seed=3)[0].mean), "randomness: the same seed gives other bits"
     others = [run(method, xs, seed=seed)[0].mean for seed in (4, 5, 6)]
-    if method.facts(xs[0]).deterministic:
+    facts = method.facts(xs[0])
+    if facts.deterministic:
         assert all(same_bits(first, other) for other in others), "randomness: it depends on the seed, and denies it"
-    elif xs[0].numel() >= 64:
+    elif xs[0].numel() >= 64 and bool(xs[0].any()) and facts.variance != 0:
         assert not all(same_bits(first, other) for other in others), "randomness: declared, but no seed changes it"
 
 

@@ -77,7 +77,7 @@ def test_nothing_matches():
 
 @pytest.mark.parametrize("rules", [[], [("*",)], ["*"], [("*", "topk", "none")], [3]])
 def test_rules_that_cannot_be_read(rules: Any):
-    with pytest.raises(ConfigurationError, match="a rule is|a policy needs at least one rule"):
+    with pytest.raises(ConfigurationError, match=r"a rule is|a policy needs at least one rule"):
         Policy(rules)
 
 

@@ -216,7 +216,7 @@ def test_register():
 @pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("name", ["topk", "topkcompressor"])
 def test_a_name_is_taken_once(name: str):
-    with pytest.raises(ConfigurationError, match="is taken by grace.methods.topk.TopK"):
+    with pytest.raises(ConfigurationError, match=r"is taken by grace\.methods\.topk\.TopK"):
         grace.register(name, communicator="allgather")(Zero)
     with pytest.raises(ConfigurationError, match="is taken by"):
         grace.register("zero", communicator="allgather", aliases=(name,))(Zero)

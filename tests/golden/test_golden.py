@@ -1,0 +1,51 @@
+"""Bytes that were written once: today's encoder writes the same, today's decoder reads the same from them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import grace
+from tests.golden.golden import COMPRESSORS, FILE, METHODS, conversation, decoded, encoded, numbers
+
+GOLDEN = json.loads(FILE.read_text())
+
+
+def test_every_method_has_golden_bytes():
+    assert {name.partition(":")[0] for name in GOLDEN} == set(grace.methods())
+    assert set(GOLDEN) == {*COMPRESSORS, *METHODS}
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_the_encoder_writes_the_same_bytes(name: str):
+    assert bytes(encoded(COMPRESSORS[name]).tolist()).hex() == GOLDEN[name]["wire"]
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_the_decoder_reads_the_same_numbers(name: str):
+    assert decoded(COMPRESSORS[name], bytes.fromhex(GOLDEN[name]["wire"])) == GOLDEN[name]["decoded"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_conversation_is_the_same(name: str):
+    now = conversation(METHODS[name])
+    assert now.keys() == GOLDEN[name].keys()
+    for part, expected in GOLDEN[name].items():
+        torch.testing.assert_close(torch.tensor(now[part]), torch.tensor(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_the_input_is_portable():
+    assert numbers(6).tolist() == [-0.75, 2.0, -2.0, 10.0, -4.0, 1.5]
+
+
+def test_a_wire_by_hand():
+    """Top-5 of 37: five float32, then five indices of 6 bits."""
+    wire = bytes.fromhex(GOLDEN["topk:ratio=0.125"]["wire"])
+    assert len(wire) == 5 * 4 + 4
+    x = numbers()
+    positions = sorted(sorted(range(37), key=lambda i: (-abs(float(x[i])), i))[:5])
+    stream = int.from_bytes(wire[20:], "little")
+    assert [stream >> (6 * j) & 63 for j in range(5)] == positions
+    assert torch.frombuffer(bytearray(wire[:20]), dtype=torch.float32).tolist() == [float(x[i]) for i in positions]
