@@ -85,3 +85,12 @@ def test_knobs() -> None:
             Qsparse(**knobs)
     for spec in ("qsparse:quant=4,scaled=true,index=raw", "qsparse:ratio=0.1", "qsparse:quant=4,memory=none"):
         assert grace.spell(grace.method(spec)) == spec
+
+
+def test_one_number_is_exact_and_so_not_random() -> None:
+    x = torch.randn(100, generator=checks.generator())
+    assert Qsparse(0.01, 4).facts(100).deterministic
+    assert not Qsparse(0.02, 4).facts(100).deterministic
+    top = checks.decoded(TopK(0.01), x, checks.stream())
+    for seed in range(20):
+        assert torch.equal(checks.decoded(Qsparse(0.01, 4), x, checks.stream(seed)), top)
