@@ -12,8 +12,7 @@ from grace.errors import CompositionError, PayloadError
 from grace.method import Compressor, Facts, spelled
 from grace.random import Stream
 
-_DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16)  # of wires, by number
-_HEAD = [("dtype", torch.int32, 1), ("raw", torch.int32, 1), ("coded", torch.int32, 1)]
+_HEAD = [("raw", torch.int32, 1), ("coded", torch.int32, 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class Lossless(Compressor):
         stage: "zlib", or "zstd", for which the package zstandard must be installed.
         level: how hard it tries, 1 (fast) to 9 for zlib and 19 for zstd.
     Wire:
-        three int32: the type of the wire, its bytes w, and the bytes of the stream; then the stream: one byte for the
+        two int32: the bytes w of the compressor's wire, and the bytes of the stream; then the stream: one byte for the
         stage, 0 for none, and at most w more. Data-dependent. One round, and a small one for the sizes.
     Bias:
         the compressor's.
@@ -72,26 +71,24 @@ class Lossless(Compressor):
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         wire = self.compressor.compress_(rows, rng, keep_rest)
-        dtype = _DTYPES.index(wire.dtype)
         out = []
         for row in wires.join(wire).cpu():
             stream = symbols.shrink(row.numpy().tobytes(), self.stage, self.level)
-            head = torch.tensor([[dtype, row.numel(), len(stream)]], dtype=torch.int32)
+            head = torch.tensor([[row.numel(), len(stream)]], dtype=torch.int32)
             out.append(wires.join(head, _tensor(stream)[None])[0])
         return indices.pad(out).to(rows.device)
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         expected = self.compressor.facts(out.shape[1]).payload
         most = 64 * out.shape[1] + 4096 if expected is None else expected
+        dtype = self.compressor.compress_(out.new_zeros(1, 1), rng, False).dtype  # the same whatever the numbers are
         for one, row in zip(wire[:, None], out[:, None], strict=True):  # [1, w], [1, n]
-            dtype, raw, coded = (int(field) for field in wires.split(one, _HEAD, slack=True))
-            if not 0 <= dtype < len(_DTYPES):
-                raise PayloadError(f"field 'dtype' must be in [0, {len(_DTYPES)}), got {dtype}")
-            if not 0 <= raw <= most or raw % _DTYPES[dtype].itemsize or not 1 <= coded <= raw + 1:
+            raw, coded = (int(field) for field in wires.split(one, _HEAD, slack=True))
+            if not 0 <= raw <= most or raw % dtype.itemsize or not 1 <= coded <= raw + 1:
                 raise PayloadError(f"fields 'raw' and 'coded' must be of at most {most} bytes, got {raw} and {coded}")
             *_, stream = wires.split(one, [*_HEAD, ("stream", torch.uint8, coded)], slack=True)
             inner = _tensor(symbols.expand(stream[0].cpu().numpy().tobytes(), raw)).to(out.device)
-            self.compressor.decompress_add_(inner.view(_DTYPES[dtype])[None], row, scale, rng)
+            self.compressor.decompress_add_(inner.view(dtype)[None], row, scale, rng)
 
     def facts(self, n: int) -> Facts:
         return replace(self.compressor.facts(n), payload=None)

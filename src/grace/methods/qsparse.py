@@ -115,4 +115,4 @@ class Qsparse(Compressor):
             return Facts(contraction=1 / n, payload=payload)
         inner = self._quantizer(k).facts(k)
         delta = 1 - inner.variance if inner.variance is not None else inner.contraction or 0.0
-        return Facts(contraction=delta * k / n if delta > 0 else None, deterministic=False, payload=payload)
+        return Facts(contraction=delta * k / n if delta > 0 else None, deterministic=k == 1, payload=payload)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,6 +67,7 @@ class SIDCo(Method[Search]):
         Distributed Training Systems", MLSys 2021, arXiv 2101.10761, algorithm 1.
     """
 
+    varies: ClassVar[bool] = True
     ratio: float = 0.01
     dist: Literal["exp", "gpareto", "gamma"] = "exp"
     first_ratio: float = 0.25

@@ -177,7 +177,7 @@ def test_flipped_bytes_are_refused_or_decode_to_another_legal_list(code: str) ->
         else:
             assert index.shape == (k,)
             assert bool((index.diff() > 0).all())
-            assert 0 <= int(index[0])
+            assert int(index[0]) >= 0
             assert int(index[-1]) < n
     assert refused > 20
 

@@ -1,0 +1,160 @@
+"""SIDCo, and the thresholds that it estimates."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+import torch
+from torch import Tensor
+
+import grace
+from grace.codecs import CODES
+from grace.errors import ConfigurationError
+from grace.methods.sidco import Search, SIDCo
+from grace.methods.tails import inverse_gamma_tail, most_stages, threshold
+
+from . import sparse_checks as checks
+
+N = 100_000
+
+
+def laplace(seed: int) -> Tensor:
+    u = torch.rand(N, generator=checks.generator(seed)) - 0.5
+    return -u.sign() * (1 - 2 * u.abs()).clamp_min(1e-7).log()
+
+
+def student(seed: int) -> Tensor:
+    gen = checks.generator(seed)
+    return torch.randn(N, generator=gen) / torch.randn(3, N, generator=gen).square().mean(0).sqrt()
+
+
+def gauss(seed: int) -> Tensor:
+    return torch.randn(N, generator=checks.generator(seed))
+
+
+def test_vector_of_the_specification() -> None:
+    x = torch.tensor([0.2, 0.3, 0.5, 3])
+    assert threshold(x, 0.25, 1, "exp", 0.25) == pytest.approx(math.log(4))  # mu = 1
+    (out,) = checks.run(SIDCo(0.25), [x])
+    assert out.mean.tolist() == [0, 0, 0, 3]
+
+
+def test_fits_by_hand() -> None:
+    a = torch.tensor([1.0, 2, 3, 10])  # mu = 4, variance 12.5
+    assert threshold(a, 0.1, 1, "exp", 0.25) == pytest.approx(4 * math.log(10))
+    kappa, beta = (1 - 16 / 12.5) / 2, 2 * (16 / 12.5 + 1)
+    assert threshold(a, 0.1, 1, "gpareto", 0.25) == pytest.approx(beta / kappa * (0.1**-kappa - 1))
+    s = math.log(4) - math.log(60) / 4
+    shape = (3 - s + math.sqrt((s - 3) ** 2 + 24 * s)) / (12 * s)
+    eta = threshold(a, 0.1, 1, "gamma", 0.25)
+    order, at = (torch.tensor(v, dtype=torch.float64) for v in (shape, eta * shape / 4))
+    assert float(torch.special.gammaincc(order, at)) == pytest.approx(0.1)
+    # two stages: a quarter exceeds the first threshold, 0.4 of those the second
+    first = 4 * math.log(4)
+    assert threshold(a, 0.1, 2, "exp", 0.25) == pytest.approx(first + (10 - first) * math.log(2.5))
+
+
+def test_gamma_of_shape_1_is_exponential() -> None:
+    assert inverse_gamma_tail(1.0, 0.001) == pytest.approx(math.log(1000))
+
+
+def test_most_stages() -> None:
+    assert [most_stages(r, 0.25) for r in (0.5, 0.25, 0.1, 0.01, 0.001)] == [1, 1, 4, 7, 10]
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.01, 0.001])
+def test_count_on_laplace_is_within_half_of_the_target(ratio: float) -> None:
+    a = laplace(0).abs()
+    for dist in ("exp", "gpareto", "gamma"):
+        for stages in range(1, most_stages(ratio, 0.25) + 1):
+            assert 0.5 <= int((a > threshold(a, ratio, stages, dist, 0.25)).sum()) / (ratio * N) <= 1.5
+
+
+def test_heavy_tails_need_three_stages() -> None:
+    a = student(0).abs()
+    hits = [int((a > threshold(a, 0.001, stages, "exp", 0.25)).sum()) / 100 for stages in (1, 3)]
+    assert hits[0] > 4
+    assert 0.7 <= hits[1] <= 1.5
+
+
+@pytest.mark.parametrize("dist", ["exp", "gpareto", "gamma"])
+@pytest.mark.parametrize("draw", [laplace, student, gauss])
+def test_stages_adapt_until_the_count_is_right(dist: str, draw) -> None:
+    method, state, counts = SIDCo(0.001, dist, period=2), Search(), []
+    for step in range(16):
+        (out,) = checks.run(method, [draw(step)], [state], step)
+        state = out.state
+        counts.append(int((out.mean != 0).sum()))
+    assert 60 <= statistics.median(counts[8:]) <= 150, counts
+
+
+def test_stages_move_once_a_period_and_only_outside_of_eps() -> None:
+    method = SIDCo(0.01, period=3, eps=0.2)
+    state = Search()
+    for surplus in (0.1, 0.1):
+        state = method._next(state, surplus)
+    assert (state.stages, state.steps) == (1, 2)
+    state = method._next(state, 0.1)
+    assert (state.stages, state.direction, state.steps) == (2, 1, 0)
+    for surplus in (0.05, 0.05, 0.05):  # worse: turns back
+        state = method._next(state, surplus)
+    assert (state.stages, state.direction) == (1, -1)
+    for surplus in (1.1, 0.9, 1.0):
+        state = method._next(state, surplus)
+    assert (state.stages, state.steps, state.surplus) == (1, 0, 0.0)
+    assert method._next(state, None) is state
+
+
+@pytest.mark.parametrize("dist", ["exp", "gpareto", "gamma"])
+def test_edges(dist: str) -> None:
+    for name, x in checks.edges():
+        (out,) = checks.run(SIDCo(0.1, dist), [x])
+        assert torch.equal(out.mean.double() + out.rest.double(), x.double()), name
+        assert int((out.mean != 0).sum()) >= bool(x.any())
+        assert out.mean.abs().max() == x.abs().max()
+    (out,) = checks.run(SIDCo(0.1, dist), [torch.zeros(0)])
+    assert out.mean.numel() == 0
+
+
+@pytest.mark.parametrize("dist", ["exp", "gpareto", "gamma"])
+def test_kept_numbers_are_the_largest(dist: str) -> None:
+    for name, x in checks.inputs():
+        (out,) = checks.run(SIDCo(0.05, dist), [x])
+        nnz = int((out.mean != 0).sum())
+        error = float((x - out.mean).double().square().sum())
+        assert error <= (1 - nnz / 1000) * float(x.double().square().sum()) * (1 + 1e-6), name
+        (minus,) = checks.run(SIDCo(0.05, dist), [-x])
+        assert torch.equal(minus.mean, -out.mean)
+        (scaled,) = checks.run(SIDCo(0.05, dist), [4 * x])
+        assert torch.equal(scaled.mean, 4 * out.mean)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_exchange(code: str) -> None:
+    checks.check_exchange(grace.method("sidco", ratio=0.05, index=code, memory="none"))
+    checks.check_nothing_lost(grace.method("sidco", ratio=0.05, index=code, period=2, values="bfloat16"))
+
+
+def test_state_survives_a_checkpoint() -> None:
+    policy = grace.Policy([("*", "sidco:ratio=0.001,period=2")])
+    whole, first = grace.Simulator(policy, world=2), grace.Simulator(policy, world=2)
+    for step in range(6):
+        grads = {"w": [student(2 * step), gauss(2 * step)]}
+        assert torch.equal(whole.step(grads)["w"], first.step(grads)["w"])
+        if step == 2:
+            saved = first.state_dict()
+            first = grace.Simulator(policy, world=2)
+            first.load_state_dict(saved, {"w": student(0)})
+    stages = [worker._states["w"][1][1].stages for worker in first.workers]
+    assert stages == [worker._states["w"][1][1].stages for worker in whole.workers]
+    assert max(stages) > 1
+
+
+def test_knobs() -> None:
+    for knobs in (
+        {"ratio": 0}, {"dist": "normal"}, {"first_ratio": 1}, {"eps": 0}, {"period": 0}, {"index": "x"}, {"values": "x"},
+    ):  # fmt: skip
+        with pytest.raises(ConfigurationError, match="sidco"):
+            SIDCo(**knobs)
