@@ -87,7 +87,7 @@ class MomentumCorrection(_Memory[S]):
             u.mul_(self.momentum).add_(g)
 
     def _sends_all(self, like: Tensor) -> bool:
-        return self.method.facts(like).contraction == 1
+        return like.numel() > 0 and self.method.facts(like).contraction == 1
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         return _Memory.traffic(self, like, replace(peer, keep_rest=True))

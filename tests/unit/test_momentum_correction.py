@@ -127,6 +127,12 @@ def test_other_dtypes(dtype):
     assert v.tolist() == [1.0, 0.0]
 
 
+@pytest.mark.parametrize("spec", ["topk:memory=dgc", "none:memory=dgc", "dgc", "sketchedsgd"])
+def test_empty_tensors(spec):
+    means, _ = run(grace.method(spec), [[torch.zeros(0, 3)] * 2])
+    assert means[0].shape == (0, 3)
+
+
 def test_owes_what_it_has_not_sent():
     method = MomentumCorrection(grace.Allgather(grace.TopK(0.5)))
     _, [state] = run(method, [[torch.tensor([2.0, 1.0])]])
