@@ -7,8 +7,8 @@ workers and other curvatures. There gradient descent contracts the squared dista
 
 - *unbiased* with variance omega: linear convergence for gamma = 1/(L (1 + omega/W))  (Khirirat et al. 2018; here the
   gradients vanish at the minimum, so that the noise does, too);
-- *contractive* under error feedback: linear convergence for gamma = O(1/L), as without compression, once delta is
-  bounded away from 0 (Stich and Karimireddy 2020);
+- *contractive* under error feedback: linear convergence for gamma = O(delta/L), with a slower start while the memories
+  fill (Stich and Karimireddy 2020); here gamma = 1/(4 L), and a quarter of gradient descent's exponent is asked for;
 - *absolute* errors (a threshold, a quantum): convergence to a ball of that size;
 - *votes*: convergence to a ball of the size of the step; no rate is promised (Bernstein et al. 2018).
 """
@@ -63,7 +63,8 @@ def test_unbiased_methods_converge_linearly(spec: str) -> None:
     facts = grace.method(spec).facts(torch.empty(SHAPE, device="meta"))
     assert facts.unbiased
     assert facts.variance is not None
-    gamma = 1 / (L * (1 + facts.variance / W))
+    shared = spec.startswith(("randomk", "blockrandomk"))  # all workers drop the same, and averaging does not help
+    gamma = 1 / (L * (1 + facts.variance / (1 if shared else W)))
     assert distance(spec, gamma) <= max((1 - gamma) ** STEPS, ROUNDING)  # half of the exponent of gradient descent
 
 
@@ -81,8 +82,8 @@ CONTRACTIVE = [
 
 @pytest.mark.parametrize("spec", CONTRACTIVE)
 def test_contractive_methods_converge_linearly(spec: str) -> None:
-    gamma = 1 / (2 * L)
-    assert distance(spec, gamma) <= (1 - gamma) ** STEPS
+    gamma = 1 / (4 * L)
+    assert distance(spec, gamma, 2 * STEPS) <= (1 - gamma) ** STEPS
 
 
 # momentum in the method: the mean gradient counts 1/(1 - m) times in the long run
@@ -115,7 +116,7 @@ def test_every_method_is_in_a_class() -> None:
 def test_what_diverges_without_its_memory_is_told_apart() -> None:
     """The tests above can fail: top-k that forgets is far behind, and a scale of n/k under too large a step is lost."""
     gamma = 1 / (2 * L)
-    assert distance("topk:ratio=0.01,memory=none", gamma) > 100 * (1 - gamma) ** STEPS
+    assert distance("topk:ratio=0.01,memory=none", gamma) > 10 * (1 - gamma) ** (STEPS / 2)
     assert not distance("gspar:ratio=0.02", 2.0) <= 1
 
 
