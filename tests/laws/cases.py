@@ -13,7 +13,10 @@ from grace.method import Method
 
 COMMUNICATORS = ("allreduce", "allgather", "broadcast", "scatterreduce", "parameterserver")
 
-# name: knobs. The first of them is run under every communicator and memory that takes it, the others as the recipe says.
+# Every communicator and memory is run around these, which have all kinds of wires; around others what their recipe says.
+AROUND = ("none", "fp16", "efsignsgd", "qsgd", "randomk", "threshold", "topk")
+
+# name: knobs. They are run as the recipe says; where nothing else is said, the first also over ScatterReduce.
 KNOBS: dict[str, list[str]] = {
     "none": [""],
     "fp16": [""],
@@ -33,7 +36,36 @@ KNOBS: dict[str, list[str]] = {
     "randomk": ["ratio=0.3", "ratio=1", "ratio=0.001", "ratio=0.5,scale=true,memory=none", "scale=false,memory=none"],
     "signsgd": ["", "zero=abstain", "zero=plus"],
     "threshold": ["v=0.5", "v=1e-6", "v=1e6", "v=1.5,relative=true"],
-    "topk": ["ratio=0.2", "ratio=1", "ratio=0.001"],
+    "topk": ["ratio=0.2", "ratio=1", "ratio=0.001,index=raw", "ratio=0.1,index=rice", "ratio=0.3,values=bfloat16"],
+    "u8bit": ["block=32", "", "block=7,map=bnb"],
+    "onebit": ["group=32", "group=7,tau=0.1", "group=16,communicator=scatterreduce,server_memory=true"],
+    "natural": ["", "bits=9", "bits=4,block=16", "bits=4,memory=residual"],
+    "terngrad": ["bucket=32", "clip=2.5", "clip=1,memory=residual"],
+    "lpc": ["block=32", "bits=2,clip=0.5", "bits=8,clip=0.9,memory=residual", "bits=3,shrink=true"],
+    "inceptionn": ["", "p=6,relative=false", "p=14"],
+    "signum": ["", "zero=abstain,beta=0.5"],
+    "fp8": ["block=32", "fmt=e5m2", "stochastic=true"],
+    "3lc": ["", "zre=false", "s=1.7"],
+    "rht": ["block=16", "inner=(lpc:bits=3,block=8),rounds=2"],
+    "drive": ["block=16", "scale=mse"],
+    "eden": ["block=16", "bits=2,scale=mse,memory=residual"],
+    "thc": ["block=16", "bits=3"],
+    "gspar": ["ratio=0.3", "ratio=0.2,index=rice"],
+    "atomo": ["ratio=0.3"],
+    "sidco": ["ratio=0.2"],
+    "blockrandomk": ["ratio=0.3,block=8", "ratio=0.3,block=8,mode=cyclic", "ratio=0.2,block=4,mode=clt"],
+    "qsparse": ["ratio=0.2", "ratio=0.2,quant=3"],
+    "dgc": ["ratio=0.2", "ratio=0.2,memory=residual"],
+    "adaq": ["ratio=0.2"],
+    "strom": ["tau=0.3,relative=false", ""],
+    "sketch": ["quantiles=8"],
+    "sketchml": ["", "memory=residual"],
+    "varsparse": [""],
+    "sketchedsgd": ["ratio=0.1"],
+    "acpsgd": ["rank=2,min_rate=0.1"],
+    "gradzip": ["rank=2,min_rate=0.1", "rank=2,min_rate=0.1,alternate=true"],
+    "gradiveq": ["length=8,dims=2,collect=2,use=3"],
+    "atomosvd": ["rank=2,min_rate=0.1"],
 }
 
 
@@ -90,12 +122,15 @@ def _specs() -> list[str]:
     out: list[str] = []
     for name, (first, *others) in KNOBS.items():
         bare = grace.registry.recipe(name).communicator is None
-        around = [""] if bare else [f"communicator={communicator}" for communicator in COMMUNICATORS]
-        out += [
-            _spec(name, first, communicator, f"memory={m}") for communicator in around for m in ("none", "residual")
-        ]
-        out.append(_spec(name, first, "memory=momentum"))
-        out += [_spec(name, knobs) for knobs in others]
+        out += [_spec(name, knobs) for knobs in (first, *others)]
+        if name in AROUND:
+            around = [f"communicator={communicator}" for communicator in COMMUNICATORS]
+            out += [_spec(name, first, one, f"memory={m}") for one in around for m in ("none", "residual")]
+            out.append(_spec(name, first, "memory=momentum"))
+        elif bare:
+            out.append(_spec(name, first, "memory=none"))
+        else:
+            out += [_spec(name, first, "communicator=scatterreduce"), _spec(name, first, "memory=none")]
     return out
 
 

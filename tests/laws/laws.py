@@ -231,7 +231,8 @@ def traffic(method: Method[Any], xs: Sequence[Tensor], keep_rest: bool = False) 
 def varies(method: Method[Any]) -> bool:
     """Whether the sizes of its wires depend on the data."""
     inner = getattr(method, "method", None)
-    return varies(inner) if inner is not None else bool(getattr(method.compressor, "varies", False))  # type: ignore[attr-defined]
+    core = getattr(method, "compressor", method)
+    return varies(inner) if inner is not None else bool(getattr(core, "varies", False))
 
 
 def payload(compressor: grace.Compressor, rows: Tensor) -> None:
