@@ -218,16 +218,16 @@ class SmallestK(TopK):
 
 # ---- law 6: fused equals alone, donation, keep_rest -----------------------------------------------------------------
 class Sensitive(Wrapper):
-    """Looks at how its buffer came back: reads a donated buffer after it was given away."""
+    """Reads a buffer that it has donated after the answer is there."""
 
     def exchange(self, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
         mine = x.reshape(-1).float().clone()
         answer = yield AllReduce(mine, donate=True)
-        return Exchanged((answer + 0 * answer + (mine - x.reshape(-1))).view(x.shape).to(x.dtype), None, state)
+        return Exchanged((answer + (mine - x.reshape(-1))).view(x.shape).to(x.dtype), None, state)
 
 
-class Overwrites(Wrapper):
-    """Writes into a buffer that others share: whatever lies behind its own answer."""
+class Neighbourly(Wrapper):
+    """Its mean depends on whether others share its answer's storage."""
 
     def exchange(self, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
         answer = yield AllReduce(x.reshape(-1).clone(), donate=True)
@@ -353,16 +353,15 @@ class EarlyQ(PowerSGD):
 
     def exchange(self, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
         run = PowerSGD.exchange(self, x, state, peer)
-        answer = yield next(run)
-        op = run.send(answer)
-        if state is not None and op.buf.shape == state.shape:
-            state.copy_(op.buf)
         try:
-            run.send((yield op))
+            op = next(run)
+            while True:
+                if state is not None and op.buf.shape == state.shape:
+                    state.copy_(op.buf)
+                op = run.send((yield op))
         except StopIteration as stop:
             result: Exchanged[Any] = stop.value
             return result
-        raise AssertionError("PowerSGD has two rounds")
 
 
 class Stubborn(Wrapper):

@@ -18,6 +18,7 @@ from tests.laws.cases import CASES, EXACT, KNOBS
 from tests.laws.inputs import HUGE, UGLY, Make, heavy, normal
 
 WORLDS = (1, 2, 3, 5, 8)
+CYCLE = (2, 3, 1, 5, 2, 3, 8)  # the large ones less often: their cost grows with the square
 every_case = pytest.mark.parametrize("spec", CASES)
 BARE = {spec: method for spec, method in CASES.items() if not laws.is_memory(method)}
 every_bare_case = pytest.mark.parametrize("spec", BARE)
@@ -35,7 +36,8 @@ def worlds(method: Method) -> tuple[int, ...]:
 
 def ugly(spec: str, *names: str) -> Iterator[list[Tensor]]:
     """Each input (default: all) in one world, which moves on from input to input and from case to case."""
-    legal, first = worlds(CASES[spec]), list(CASES).index(spec)
+    first = list(CASES).index(spec)
+    legal = [world for world in CYCLE if world in worlds(CASES[spec])]
     for i, name in enumerate(names or UGLY):
         yield workers(UGLY[name], legal[(first + i) % len(legal)])
 
@@ -81,7 +83,7 @@ def test_conservation(spec: str):
 def test_nothing_is_lost(spec: str):
     method = MEMORIES[spec]
     for xs in ugly(spec):
-        laws.nothing_lost(method, [[x * (1 - 0.5 * t) for x in xs] for t in range(4)])
+        laws.nothing_lost(method, [[x * (1 - 0.5 * t) for x in xs] for t in range(3)])
 
 
 @every_bare_case
