@@ -14,7 +14,7 @@ from grace.codecs import IndexCode, indices, minmax, sparse_wire
 from grace.errors import out_of_range
 from grace.kernels import pack, packed_bytes, quantile_buckets, unpack
 from grace.method import Compressor, Facts
-from grace.methods.sketch import checked_means, sampled
+from grace.methods.sketch import SMALL, checked_means, sampled
 from grace.random import Stream
 from grace.registry import register
 
@@ -132,7 +132,8 @@ class SketchML(Compressor):
         return (below, math.ceil(z / max(1, below)) or 1), (above, math.ceil((q - z) / max(1, above)) or 1)
 
     def facts(self, n: int) -> Facts:
-        return Facts(deterministic=False)
+        no_hash = self.groups >= self.quantiles  # each bucket is a group of its own
+        return Facts(deterministic=no_hash and (n <= SMALL or self.sample == 1))
 
 
 def _widths(below: tuple[int, int], above: tuple[int, int]) -> list[int]:

@@ -83,6 +83,8 @@ def test_most_buckets_survive():
     assert right.float().mean() > 0.6
     full = coded(SketchML(16, groups=16), x)[1]  # a group for each bucket: nothing is left to sketch
     assert torch.equal(full, coded(Sketch(16), x)[1])
+    assert SketchML(16, groups=16).facts(4000).deterministic
+    assert not SketchML(16).facts(4000).deterministic
 
 
 def test_homogeneous_and_exact():
