@@ -474,6 +474,12 @@ def part_of_the_ranks(rank: int, world: int) -> None:
         assert torch.equal(*rows)
         handle.detach()
         dist.destroy_process_group(group)
+    net = model(rank)
+    optimizer = sgd(net)
+    handle = local(net, optimizer, "none", every=1)  # all together, after something that rank 1 was not in
+    train(net, optimizer, rank, range(1))
+    assert alike(net, world)
+    handle.detach()
 
 
 def test_a_group_of_some_ranks(pools: dict[int, Pool]) -> None:
