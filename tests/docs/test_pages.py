@@ -11,16 +11,17 @@ import pytest
 from tests.docs.pages import PAGES, ROOT, blocks, name, script, torchrun
 
 CONCEPTS = [page for page in PAGES if page.parent.name == "concepts"]
-ATTACH = ROOT / "docs/concepts/ddp.md"
+WORKERS = [ROOT / "docs/concepts" / page for page in ("ddp.md", "local-steps.md")]  # run by torchrun
 
 
-@pytest.mark.parametrize("page", [p for p in CONCEPTS if blocks(p, "python") and p != ATTACH], ids=name)
+@pytest.mark.parametrize("page", [p for p in CONCEPTS if blocks(p, "python") and p not in WORKERS], ids=name)
 def test_python_blocks_run(page: Path) -> None:
     exec(compile(script(page), str(page), "exec"), {"__name__": f"page_{page.stem.replace('-', '_')}"})
 
 
-def test_the_page_about_attach_runs_on_two_workers(tmp_path: Path) -> None:
-    (tmp_path / "page.py").write_text(script(ATTACH))
+@pytest.mark.parametrize("page", WORKERS, ids=name)
+def test_pages_for_several_workers_run_on_two(page: Path, tmp_path: Path) -> None:
+    (tmp_path / "page.py").write_text(script(page))
     torchrun(tmp_path / "page.py")
 
 

@@ -7,8 +7,6 @@ enqueued on the current stream instead.
 
 from __future__ import annotations
 
-import contextlib
-import time
 import weakref
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -20,8 +18,8 @@ from torch.distributed import GradBucket
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from grace import wire as wires
 from grace.adapters.groups import Granularity, Group, carried, grouped
+from grace.adapters.ranks import abort, fingerprint, group_like, now
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError, StateError
 from grace.method import Method
 from grace.policy import Policy
@@ -121,7 +119,7 @@ class Handle:
         policy = Policy.of(method)
         self._groups, group_policy = grouped(self._parameters, policy, granularity, self._bucket_bytes)
         self._agree(policy)
-        self._group = _group_like(model.process_group, self._ranks)
+        self._group = group_like(model.process_group, self._ranks)
         transport: Transport = TorchDistributed(self._group)
         device = next(iter(self._parameters.values())).device
         self._transport = Timed(Checked(transport, device) if check else transport)
@@ -141,13 +139,8 @@ class Handle:
 
     def _agree(self, policy: Policy) -> None:
         """All ranks compare everything that must not differ."""
-        shapes = {f"parameter {name}": f"{tuple(p.shape)} {p.dtype}" for name, p in self._parameters.items()}
-        methods = {}
-        for index, rule in enumerate(policy.rules):
-            methods[f"rule {index + 1} of the policy"] = str(rule)
         knobs = ("granularity", "seed", "nonfinite", "check", "steps_per_epoch")
-        wire = {"version of the wire format": str(wires.VERSION)}
-        agree({**wire, **methods, **{knob: repr(getattr(self, f"_{knob}")) for knob in knobs}, **shapes}, self._ranks)
+        agree(fingerprint(policy, self._parameters, {k: getattr(self, f"_{k}") for k in knobs}), self._ranks)
 
     # ---- during the backward pass -----------------------------------------------------------------------------------
     def _accept(self, bucket: GradBucket) -> Future[Tensor]:
@@ -196,7 +189,7 @@ class Handle:
             ticket.future.set_result(ticket.buffer)
 
     def _exchange(self, ready: list[tuple[Group, dict[str, Tensor]]]) -> None:
-        stats, worker, start = self.stats, self._worker, _now(self._transport)
+        stats, worker, start = self.stats, self._worker, now(self._transport)
         tensors = {}
         for group, parts in ready:
             if len(parts) == 1:
@@ -215,7 +208,7 @@ class Handle:
                     parts[name].copy_(mean)
         worker.workspace.reset()
         stats.traffic = self._tracer.traffic
-        end = _now(self._transport)
+        end = now(self._transport)
         stats.exchange_seconds += end[1] - start[1]
         stats.codec_seconds += (end[0] - start[0]) - (end[1] - start[1])
 
@@ -225,7 +218,7 @@ class Handle:
         if self._error is None:
             self._error = error
             if not isinstance(error, NonFiniteError):  # all ranks have found that one, in step
-                _abort(self._group)
+                abort(self._group)
 
     def _surface(self) -> None:
         """Runs when the backward pass ends. DistributedDataParallel waits for its buckets in a callback that was
@@ -356,28 +349,5 @@ def attach(
     )
 
 
-def _now(transport: Timed) -> tuple[float, float]:
-    return time.perf_counter(), transport.seconds
-
-
 def _at_the_end_of_backward(callback: Any) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)
-
-
-def _group_like(group: Any, ranks: list[int]) -> Any:
-    """A new process group over the same ranks, with the same backend and time-out."""
-    everyone = len(ranks) == dist.get_world_size()
-    backend = dist.get_backend(group)
-    try:
-        timeout = group._get_backend(torch.device("cuda" if backend == "nccl" else "cpu")).options._timeout
-    except (AttributeError, RuntimeError):
-        timeout = None
-    return dist.new_group(
-        ranks, timeout=timeout, backend=backend, use_local_synchronization=not everyone, group_desc="grace"
-    )
-
-
-def _abort(group: Any) -> None:
-    """Closes the connections of a group, so that peers fail instead of waiting."""
-    with contextlib.suppress(RuntimeError, ValueError, AssertionError):
-        dist.destroy_process_group(group)

@@ -5,8 +5,9 @@ The store needs no collective, so that ranks that differ find out without hangin
 
 from __future__ import annotations
 
+import collections
 import datetime
-import itertools
+import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from grace.errors import FingerprintMismatch
 
 SECONDS = 45.0  # how long the slowest rank may take
-_attempts = itertools.count()
+_attempts: collections.Counter[tuple[int, ...]] = collections.Counter()  # by ranks: not all are in every group
 
 
 def agree(fingerprint: Mapping[str, str], ranks: Sequence[int], *, seconds: float = SECONDS) -> None:
@@ -27,7 +28,9 @@ def agree(fingerprint: Mapping[str, str], ranks: Sequence[int], *, seconds: floa
     """
     store = dist.distributed_c10d._get_default_store()
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    prefix = f"grace/{restart}/{next(_attempts)}"
+    group = tuple(ranks)
+    _attempts[group] += 1
+    prefix = f"grace/{restart}/{hashlib.sha256(repr(group).encode()).hexdigest()[:16]}/{_attempts[group]}"
     store.set(f"{prefix}/{dist.get_rank()}", json.dumps(dict(fingerprint)))
     prints = {}
     absent = []
