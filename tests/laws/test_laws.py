@@ -13,9 +13,9 @@ from torch import Tensor
 
 import grace
 from grace.method import Compressor, Method
-from tests.laws import laws
+from grace.verify import laws
+from grace.verify.inputs import HUGE, UGLY, Make, heavy, normal
 from tests.laws.cases import CASES, EXACT, KNOBS
-from tests.laws.inputs import HUGE, UGLY, Make, heavy, normal
 
 WORLDS = (1, 2, 3, 5, 8)
 every_case = pytest.mark.parametrize("spec", CASES)
