@@ -94,6 +94,17 @@ def is_memory(method: Method[Any]) -> bool:
     return isinstance(method, _Memory)
 
 
+def conserves(method: Method[Any]) -> bool:
+    """Whether x - rest is promised to average to the mean: not under a vote, nor a sum that the network rounds, nor in a
+    method that keeps a memory of its own and hands out no rest.
+    """
+    compressor = getattr(method, "compressor", None)
+    if isinstance(compressor, grace.Compressor):
+        narrow = isinstance(method, grace.Allreduce) and compressor.predivide
+        return compressor.aggregation == "mean" and not narrow
+    return method.owed(method.init(torch.zeros(2, 2))) is None or remembers(method) is not None
+
+
 def remembers(method: Method[Any]) -> Method[Any] | None:
     """The method under error feedback; None where a memory is refused."""
     try:

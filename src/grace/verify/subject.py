@@ -43,12 +43,8 @@ class Subject:
 
     @property
     def conserves(self) -> bool:
-        """Whether x - rest is promised to average to the mean: not a vote, nor a sum that is rounded on the way."""
-        compressor = self.compressor
-        if compressor is None:
-            return True
-        narrow = isinstance(self.core, grace.Allreduce) and compressor.predivide
-        return compressor.aggregation == "mean" and not narrow
+        """Whether x - rest of the core is promised to average to the mean."""
+        return laws.conserves(self.core)
 
     @property
     def least_world(self) -> int:
