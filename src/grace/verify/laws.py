@@ -135,8 +135,11 @@ def agreement(method: Method[Any], xs: Sequence[Tensor], steps: int = 2) -> None
 
 # ---- law 2 ----------------------------------------------------------------------------------------------------------
 def conservation(method: Method[Any], xs: Sequence[Tensor], steps: int = 2) -> None:
-    """The average over ranks of ``x - rest`` is ``mean``."""
+    """The average over ranks of ``x - rest`` is ``mean``; what the method owes itself, before and after, counts as x and
+    as rest.
+    """
     states = [method.init(x) for x in xs]
+    owed = [_owed(method, state, x) for state, x in zip(states, xs, strict=True)]
     for step in range(steps):
         outs = run(method, xs, states, step=step, keep_rest=True)
         states = [out.state for out in outs]
@@ -146,11 +149,19 @@ def conservation(method: Method[Any], xs: Sequence[Tensor], steps: int = 2) -> N
             assert out.rest is not None, "conservation: the rest was not kept"
             assert out.rest.shape == x.shape, f"conservation: rest is {tuple(out.rest.shape)}, not {tuple(x.shape)}"
             rests.append(out.rest)
-        said = average([x.double() - rest.double() for x, rest in zip(xs, rests, strict=True)])
+        before, owed = owed, [_owed(method, state, x) for state, x in zip(states, xs, strict=True)]
+        kept = [rest.double() + now - was for rest, now, was in zip(rests, owed, before, strict=True)]
+        said = average([x.double() - k for x, k in zip(xs, kept, strict=True)])
         error = float((said - outs[0].mean.double()).abs().max()) if said.numel() else 0.0
         # the second rounding of W workers' chunks is W times as large in the memory of its owner
-        legal = tolerance([*xs, *[rest.to(x.dtype) for rest, x in zip(rests, xs, strict=True)]], 16 + 2 * len(xs))
+        legal = tolerance([*xs, *[k.to(x.dtype) for k, x in zip(kept, xs, strict=True)]], 16 + 2 * len(xs))
         assert error <= legal, f"conservation: average of x - rest is off the mean by {error:.3g}, legal {legal:.3g}"
+
+
+def _owed(method: Method[Any], state: Any, like: Tensor) -> Tensor:
+    """A copy in float64."""
+    owed = method.owed(state)
+    return torch.zeros_like(like, dtype=torch.float64) if owed is None else owed.double().clone()
 
 
 # ---- law 3 ----------------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ class Profile:
 
 
 QUICK = Profile("quick", draws=20, worlds=(2,), every=False, ugly=False, trials=12, numbers=1 << 14)
-NORMAL = Profile("normal", draws=120, worlds=(1, 3), every=True, ugly=False, trials=48, numbers=1 << 20)
+NORMAL = Profile("normal", draws=80, worlds=(1, 3), every=True, ugly=False, trials=32, numbers=1 << 20)
 THOROUGH = Profile("thorough", draws=1000, worlds=(1, 2, 3, 5, 8), every=True, ugly=True, trials=400, numbers=1 << 22)
 
 
