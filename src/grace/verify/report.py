@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from grace.verify import laws, measure
 from grace.verify.inputs import HUGE, UGLY, Make, heavy, normal
 from grace.verify.subject import Subject, subject
 
+T = TypeVar("T")
 Verdict = Literal["holds", "broken", "not promised", "told"]
 BIASED = 1e-4  # a p-value below it is a bias
 _SUSPICIOUS = 1e-3  # one below it is measured again, with more draws
@@ -261,7 +262,10 @@ def _small(p: float) -> str:
 
 def _bounds(one: Subject, profile: Profile) -> dict[str, tuple[float, grace.Facts]]:
     """The error |C(x) - x|^2 / |x|^2 for each input, beside what is declared for it."""
-    return {name: (laws.bounds(one.core, x, profile.draws // 2), one.core.facts(x)) for name, x in _spread().items()}
+    return {
+        name: (_naming(name, laws.bounds, one.core, x, profile.draws // 2), one.core.facts(x))
+        for name, x in _spread().items()
+    }
 
 
 def _error(one: Subject, profile: Profile) -> _Told:
@@ -273,14 +277,17 @@ def _error(one: Subject, profile: Profile) -> _Told:
     numbers: dict[str, Any] = {"gaussian": gauss, "worst": found[worst][0], "worst_input": worst}
     numbers |= {"contraction": facts.contraction, "variance": facts.variance}
     measured = f"{gauss:.3g} of |x|^2 for Gaussian x; worst: {found[worst][0]:.3g} ({worst})"
-    declared = []
+    claims = _claims(facts)
+    return _Told(measured, claims or "no bound", "holds" if claims else "not promised", "", numbers)
+
+
+def _claims(facts: grace.Facts) -> str:
+    claims = []
     if facts.contraction is not None:
-        declared.append(f"delta {facts.contraction:.4g}: at most {1 - facts.contraction:.4g}")
+        claims.append(f"delta {facts.contraction:.4g}: at most {1 - facts.contraction:.4g}")
     if facts.variance is not None:
-        declared.append(f"omega {facts.variance:.4g}")
-    if not declared:
-        return _Told(measured, "no bound", "not promised", "", numbers)
-    return _Told(measured, "; ".join(declared), numbers=numbers)
+        claims.append(f"omega {facts.variance:.4g}")
+    return "; ".join(claims)
 
 
 def _traffic(one: Subject, profile: Profile) -> _Told:
@@ -407,9 +414,10 @@ def _edges(one: Subject, profile: Profile) -> _Told:
     return _Told(f"{len(EDGES) + 1} inputs; 1e38 {'stays finite' if finite else 'overflows'}")
 
 
-def _naming(name: str, law: Callable[..., object], *arguments: Any) -> None:
+def _naming(name: str, law: Callable[..., T], *arguments: Any) -> T:
+    """What the law returns; if it is broken, the error names the input."""
     try:
-        law(*arguments)
+        return law(*arguments)
     except Exception as error:
         kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
         raise AssertionError(f"{name}: {kind}{error}") from error
@@ -428,7 +436,7 @@ def _declared(name: str, one: Subject) -> str:
     """What a broken law promised, in words."""
     facts = one.core.facts(torch.empty(SHAPE, device="meta"))
     if name == "error bound":
-        return f"delta {facts.contraction}, omega {facts.variance}"
+        return _claims(facts)
     return {"unbiased": "unbiased" if facts.unbiased else "biased"}.get(name, "")
 
 

@@ -172,7 +172,9 @@ _MARKS = {
 
 def verification(report: Report) -> RenderableType:
     """The laws, and what became of them."""
-    parts: list[RenderableType] = [Text(report.method, style="bold"), Text(report.recipe, style="dim")]
+    parts: list[RenderableType] = [Text(report.method, style="bold")]
+    if report.recipe != report.method:
+        parts.append(Text(report.recipe, style="dim"))
     if report.wrapped:
         parts.append(Text(f"verified {report.wrapped}", style="dim"))
     table = _table()
