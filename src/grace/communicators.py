@@ -89,6 +89,8 @@ class _Communicator(Method[Any]):
         return replace(self, compressor=self.compressor.with_memory())
 
     def facts(self, like: Tensor) -> Facts:
+        if like.numel() == 0:
+            return Facts(unbiased=True, contraction=1.0, variance=0.0, payload=0)
         return self.compressor.facts(like.numel())
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:

@@ -119,6 +119,8 @@ def all_finite(sealed: Tensor) -> bool:
     Raises:
         PayloadError: a header that no sender writes.
     """
+    if sealed.shape[1] < HEADER:
+        raise PayloadError(f"truncated payload: field 'status' needs {HEADER} bytes of {sealed.shape[1]}")
     worst = int(sealed[:, :HEADER].contiguous().view(torch.int32).max()) if sealed.shape[0] else 0
     if worst not in _STATUS or bool((sealed[:, 1:HEADER] != 0).any()):
         raise PayloadError(f"field 'status' must be 0 or 1, got header {sealed[:, :HEADER].amax(0).tolist()}")

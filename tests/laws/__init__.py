@@ -1,0 +1,3 @@
+from grace.verify import inputs, laws
+
+__all__ = ["inputs", "laws"]

@@ -13,9 +13,9 @@ from torch import Tensor
 
 import grace
 from grace.method import Compressor, Method
-from tests.laws import laws
+from grace.verify import laws
+from grace.verify.inputs import HUGE, UGLY, Make, heavy, normal
 from tests.laws.cases import CASES, EXACT, KNOBS
-from tests.laws.inputs import HUGE, UGLY, Make, heavy, normal
 
 WORLDS = (1, 2, 3, 5, 8)
 CYCLE = (2, 3, 1, 5, 2, 3, 8)  # the large ones less often: their cost grows with the square
@@ -42,16 +42,6 @@ def ugly(spec: str, *names: str) -> Iterator[list[Tensor]]:
         yield workers(UGLY[name], legal[(first + i) % len(legal)])
 
 
-def conserves(method: Method) -> bool:
-    """Not a vote, and not a sum that the network rounds to narrow numbers."""
-    compressor = getattr(method, "compressor", None)
-    return not (compressor and (compressor.aggregation == "majority" or narrow_sum(method)))
-
-
-def narrow_sum(method: Method) -> bool:
-    return isinstance(method, grace.Allreduce) and method.compressor.predivide
-
-
 def overflows(method: Method, make: Make) -> bool:
     """Half precision without a memory becomes inf beyond 65,504, as its docstring says."""
     return isinstance(getattr(method, "compressor", None), grace.FP16) and make is UGLY["tiny and huge"]
@@ -72,7 +62,7 @@ def test_agreement(spec: str):
 @every_bare_case
 def test_conservation(spec: str):
     method = BARE[spec]
-    if not conserves(method):
+    if not laws.conserves(method):
         assert laws.remembers(method) is None, "what does not conserve must refuse a memory"
         return
     for xs in ugly(spec):
@@ -212,7 +202,7 @@ def test_agreement_and_conservation_for_any_numbers(spec: str, xs: list[Tensor])
     if len(xs) not in worlds(method):
         return
     laws.agreement(method, xs)
-    if spec in BARE and conserves(method):
+    if spec in BARE and laws.conserves(method):
         laws.conservation(method, xs)
     if spec in MEMORIES:
         laws.nothing_lost(method, [xs, xs, xs])

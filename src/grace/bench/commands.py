@@ -18,10 +18,11 @@ from grace.bench.config import RunConfig
 from grace.bench.explain import explanation, listing
 from grace.bench.extras import need
 from grace.bench.launch import launch
+from grace.bench.loading import target_of
 from grace.bench.report import tables
-from grace.bench.report.progress import Reporter
+from grace.bench.report.progress import Checklist, Reporter
 from grace.bench.tasks import find_task
-from grace.errors import GraceError
+from grace.errors import ConfigurationError, GraceError
 
 
 class _Group(TyperGroup):
@@ -199,6 +200,46 @@ def overhead(
         _write_json(rows)
     else:
         _show(tables.overhead(rows))
+
+
+@app.command("verify")
+def verify_(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="METHOD", help="module:Class, file.py:Class, or a method with its knobs, such as topk:ratio=0.01."
+        ),
+    ],
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer draws and inputs.")] = False,
+    thorough: Annotated[bool, typer.Option("--thorough", help="More draws, inputs and workers; minutes.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Verify a method: runs the laws on it, and tells what holds. Yours, or a registered one.
+
+    METHOD is a Compressor (the first communicator that takes it goes around it), a Method, or a function that returns one.
+    The exit status is 0 if all laws hold, 1 if one is broken, 2 if there is no such method.
+
+    Example: [bold]grace verify my_method.py:MyMethod[/]
+    """
+    from grace.verify import NORMAL, QUICK, THOROUGH, verify
+
+    if quick and thorough:
+        raise typer.BadParameter("--quick or --thorough, not both")
+    profile = QUICK if quick else THOROUGH if thorough else NORMAL
+    try:
+        given = target_of(target)
+        with Checklist(Console(stderr=True)) as checklist:
+            report = verify(given, profile, checklist.began)
+    except ConfigurationError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    if as_json:
+        _write_json(report.document())
+    else:
+        _show(tables.verification(report))
+    if not report.holds:
+        typer.echo(f"error: {report.method} breaks {', '.join(report.broken)}", err=True)
+        raise typer.Exit(1)
 
 
 def run() -> None:

@@ -70,3 +70,27 @@ class Reporter:
         if self._bar is not None and self._task is not None:
             label = f"[bold]{self._method}[/] ({min(self.done + 1, self.runs)} of {self.runs}) {doing}"
             self._bar.update(self._task, completed=self.done + fraction, description=label)
+
+
+class Checklist:
+    """Context manager that shows which of several checks runs: a bar on a terminal, nothing elsewhere."""
+
+    def __init__(self, console: Console):
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f} of {task.total:.0f}"),
+            TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal,
+        )  # fmt: skip
+        self._task = self._bar.add_task("")
+
+    def __enter__(self) -> Checklist:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def began(self, done: int, checks: int, name: str) -> None:
+        """The next check begins."""
+        self._bar.update(self._task, completed=done, total=checks, description=name)

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from grace.bench.compare import Outcome, succeeded
 from grace.bench.results import row
+from grace.verify import Report
 
 
 def amount(size: float | None) -> str:
@@ -162,3 +163,33 @@ def overhead(rows: Sequence[dict[str, Any]]) -> RenderableType:
             f"<= {line['goal']:g}",
         )
     return table
+
+
+_MARKS = {
+    "holds": ("holds", "green"), "broken": ("BROKEN", "bold red"), "not promised": ("-", "dim"), "told": ("told", "dim")
+}  # fmt: skip
+
+
+def verification(report: Report) -> RenderableType:
+    """The laws, and what became of them."""
+    parts: list[RenderableType] = [Text(report.method, style="bold")]
+    if report.recipe != report.method:
+        parts.append(Text(report.recipe, style="dim"))
+    if report.wrapped:
+        parts.append(Text(f"verified {report.wrapped}", style="dim"))
+    table = _table()
+    table.add_column("law", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("measured")
+    table.add_column("declared")
+    for finding in report.findings:
+        word, style = _MARKS[finding.verdict]
+        text = "; ".join(filter(None, (finding.measured, finding.detail)))
+        table.add_row(Text(finding.law), Text(word, style=style), Text(text), Text(finding.declared))
+    parts += [Text(), table, Text()]
+    count = sum(finding.verdict == "holds" for finding in report.findings)
+    verdict = f"{count} laws hold" if report.holds else f"broken: {', '.join(report.broken)}"
+    parts.append(
+        Text(f"{verdict} ({report.profile}, {report.seconds:.1f} s)", style="green" if report.holds else "red")
+    )
+    return Group(*parts)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import abc
-import importlib
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -13,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from grace.bench.loading import load
 from grace.errors import ConfigurationError, unknown
 
 TASKS = {"digits": "grace.bench.tasks.digits:Digits"}
@@ -86,15 +84,10 @@ def find_task(spec: str) -> Task:
     path = TASKS.get(spec, spec)
     if ":" not in path:
         raise unknown("task", spec, [*TASKS, "module:Class"])
-    module_name, _, class_name = path.partition(":")
-    here = os.getcwd()
-    if here not in sys.path:  # a console script, unlike python -m, does not have it
-        sys.path.insert(0, here)
-    try:
-        found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"task {spec!r} cannot be loaded: {error}") from error
+    found = load(path, "task")
     if not (isinstance(found, type) and issubclass(found, Task)):
-        raise ConfigurationError(f"task {spec!r}: {class_name} is not a subclass of grace.bench.tasks.Task")
+        raise ConfigurationError(
+            f"task {spec!r}: {path.rpartition(':')[2]} is not a subclass of grace.bench.tasks.Task"
+        )
     task: Task = found()
     return task

@@ -34,6 +34,7 @@ UGLY: dict[str, Make] = {
     "0-d": lambda rank: torch.tensor(0.5 + rank),
     "empty": lambda rank: torch.empty(0),
     "empty matrix": lambda rank: torch.empty(3, 0),
+    "equal": lambda rank: torch.full((5, 4), -0.7 * (rank + 1)),
     "negative": lambda rank: -normal(6, 4)(rank).abs() - 0.1,
     "ties": _ties,
     "one hot": lambda rank: torch.eye(41)[7 + rank] * -3,

@@ -1,0 +1,130 @@
+"""What is verified: somebody's method, and what the laws need of it."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import grace
+from grace.errors import CompositionError, ConfigurationError
+from grace.memories import _Memory
+from grace.method import Compressor, Method, spelled
+from grace.registry import COMMUNICATORS, recipe
+from grace.schedules import Delayed, Scheduled
+from grace.verify import laws
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A method, and its parts.
+
+    method: as it will run.
+    core: the method without memories and delays; what its facts are about.
+    remembered: the core under error feedback; None where it refuses a memory.
+    wrapped: what was put around a bare compressor, in words; empty if nothing was.
+    """
+
+    method: Method[Any]
+    core: Method[Any]
+    remembered: Method[Any] | None
+    wrapped: str = ""
+
+    @property
+    def all(self) -> list[Method[Any]]:
+        """The method and the remembered one, once if they are the same."""
+        return list(dict.fromkeys([self.method] + ([self.remembered] if self.remembered is not None else [])))
+
+    @property
+    def compressor(self) -> Compressor | None:
+        """That of the core, if it has one."""
+        found = getattr(self.core, "compressor", None)
+        return found if isinstance(found, Compressor) else None
+
+    @property
+    def conserves(self) -> bool:
+        """Whether x - rest of the core is promised to average to the mean."""
+        return laws.conserves(self.core)
+
+    @property
+    def least_world(self) -> int:
+        """A parameter server has to be one of the workers."""
+        return int(getattr(self.core, "server", 0)) + 1
+
+
+def subject(given: object) -> Subject:
+    """Of a method, the string that makes one, a compressor, a class of either, or a function that returns one.
+
+    Raises:
+        ConfigurationError: it is none of these, or it needs arguments.
+    """
+    made = _made(given)
+    wrapped = ""
+    if isinstance(made, Compressor):
+        made, wrapped = _around(made)
+    core = _core(made)
+    remembered = made if type(made) is grace.ErrorFeedback and made.beta == 1 else laws.remembers(core)
+    return Subject(made, core, remembered, wrapped)
+
+
+def _made(given: object) -> Method[Any] | Compressor:
+    if isinstance(given, Method | Compressor):
+        return given
+    if isinstance(given, str):
+        return grace.method(given)
+    name = getattr(given, "__name__", repr(given))
+    if not callable(given):
+        raise ConfigurationError(f"{given!r} is not a method: a Compressor, a Method, a string, or a class or function")
+    if isinstance(given, type) and not issubclass(given, Method | Compressor):
+        raise ConfigurationError(f"{name} is neither a subclass of grace.Compressor nor of grace.Method")
+    if isinstance(given, type) and inspect.isabstract(given):
+        missing = ", ".join(sorted(given.__abstractmethods__))
+        raise ConfigurationError(f"{name} lacks {missing}")
+    if needed := _needed(given):
+        raise ConfigurationError(
+            f"{name} needs arguments: {', '.join(needed)}; give them defaults, or name an instance or a function that "
+            "takes none and returns one"
+        )
+    if isinstance(given, type) and (entry := _recipe(given)):
+        built: Method[Any] = entry.build({})
+        return built
+    made = given()
+    if isinstance(made, type):
+        raise ConfigurationError(f"{name} returns a class, {made.__name__}; it should return a method")
+    return _made(made)
+
+
+def _needed(given: Any) -> list[str]:
+    """The parameters that have no default."""
+    try:
+        parameters = inspect.signature(given).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [p.name for p in parameters if p.kind in plain and p.default is inspect.Parameter.empty]
+
+
+def _recipe(given: type) -> Any:
+    """That of a class that was registered."""
+    entries = (recipe(name) for name in grace.methods())
+    return next((entry for entry in entries if entry.factory is given), None)
+
+
+def _around(compressor: Compressor) -> tuple[Method[Any], str]:
+    """The first communicator that takes it, and error feedback if that is legal."""
+    reasons = []
+    for name, communicator in COMMUNICATORS.items():
+        try:
+            bare: Method[Any] = communicator(compressor)
+        except CompositionError as error:
+            reasons.append(f"{name}: {error}")
+            continue
+        memory = laws.remembers(bare)
+        return bare, f"in {type(bare).__name__}, " + ("alone and under ErrorFeedback" if memory else "without a memory")
+    raise CompositionError(f"no communicator takes {spelled(compressor)}: {'; '.join(reasons)}")
+
+
+def _core(method: Method[Any]) -> Method[Any]:
+    while isinstance(method, _Memory | Delayed | Scheduled):
+        method = method.at(0, laws.STEPS_PER_EPOCH) if isinstance(method, Scheduled) else method.method
+    return method
