@@ -30,7 +30,7 @@ demo: setup ## ten methods train a small model with four workers each; table and
 	$(BIN)/grace compare --task digits --methods "$(DEMO)" --workers 4 --out demo
 
 test: lint ## everything that must pass: style, types, tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
 
 lint: setup ## style and types only
 	$(BIN)/ruff check .

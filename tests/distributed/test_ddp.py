@@ -24,8 +24,9 @@ from tests.distributed.processes import Pool
 
 SHORT = {"gradiveq": "gradiveq:collect=1,use=5"}  # by default it collects for 100 steps
 METHODS = [
-    *(SHORT.get(name, name) for name in grace.methods()), "topk:communicator=broadcast", "topk:communicator=scatterreduce", "threshold:v=2,relative=true",
-    "qsgd:bits=2,communicator=parameterserver", "signsgd:memory=momentum", "randomk:ratio=0.1,memory=none",
+    *(SHORT.get(name, name) for name in grace.methods()), "topk:communicator=broadcast", "signsgd:memory=momentum",
+    "topk:communicator=scatterreduce", "qsgd:bits=2,communicator=parameterserver", "randomk:ratio=0.1,memory=none",
+    "threshold:v=2,relative=true",
 ]  # fmt: skip
 
 

@@ -39,7 +39,10 @@ COMPRESSORS: dict[str, Compressor] = {
     "threshold:v=100": grace.Threshold(v=100.0),
     "threshold:v=0.1": grace.Threshold(v=0.1),
     "topk:ratio=0.125": grace.TopK(ratio=0.125, index="raw"),
-    **{f"topk:ratio=0.125,index={code}": grace.TopK(0.125, index=code) for code in ("bitmap", "delta", "elias-fano", "rice")},
+    **{
+        f"topk:ratio=0.125,index={code}": grace.TopK(0.125, index=code)
+        for code in ("bitmap", "delta", "elias-fano", "rice")
+    },
     "topk:ratio=0.125,values=bfloat16": grace.TopK(ratio=0.125, values="bfloat16"),
     "3lc": grace.ThreeLC(),
     "3lc:zre=false": grace.ThreeLC(zre=False),
