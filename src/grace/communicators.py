@@ -135,7 +135,12 @@ class _Communicator(Method[Any]):
         if not self.compressor.varies:
             return [width] * peer.world
         answer = yield AllGather(torch.tensor([width], dtype=torch.int64, device=wire.device))
-        return checked_widths(answer.view(-1), n)
+        widths = checked_widths(answer.view(-1), n)
+        if widths[peer.rank] != width:
+            raise PayloadError(
+                f"field 'width' of rank {peer.rank}, this one, came back as {widths[peer.rank]}, not {width}"
+            )
+        return widths
 
 
 def checked_widths(widths: Tensor, n: int) -> list[int]:

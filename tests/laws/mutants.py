@@ -93,10 +93,10 @@ class RestIsZero(Wrapper):
 class NoSecondDebt(grace.ScatterReduce):
     """A ScatterReduce whose owner forgets what its second rounding dropped."""
 
-    def _exchange(self, x: Tensor, peer: Peer) -> Exchange[Exchanged[None]]:
+    def _exchange(self, x: Tensor, peer: Peer, state: Any) -> Exchange[Exchanged[Any]]:
         rest = x.reshape(-1).clone()
         self.compressor.compress_(rest.view(1, -1), peer.private(self.compressor.id), True)
-        out = yield from super()._exchange(x, peer)
+        out = yield from super()._exchange(x, peer, state)
         return replace(out, rest=rest.view(x.shape) if out.rest is not None else None)
 
 

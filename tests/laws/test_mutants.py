@@ -13,8 +13,10 @@ from torch import Tensor
 import grace
 from grace.communicators import Allgather, Allreduce, ParameterServer
 from grace.methods import PowerSGD
-from tests.laws import laws, mutants
-from tests.laws.inputs import heavy, normal
+from grace.verify import laws
+from grace.verify.inputs import heavy, normal
+from tests.laws import mutants
+from tests.unit.verify import own
 
 XS = [normal(9, 8)(rank) for rank in range(3)]
 HALF = [x.half() for x in XS]
@@ -97,6 +99,14 @@ def failure(method: Any) -> None:
     laws.failure_leaves_memory(method, XS)
 
 
+def corruption(method: Any) -> None:
+    laws.corruption_is_refused(method, XS)
+
+
+def finiteness(method: Any) -> None:
+    laws.finite_stays_finite(method, [torch.zeros(9, 8)] * 3)
+
+
 BROKEN: list[tuple[Law, Any, str]] = [
     (agreement, mutants.OwnMean(TOPK), "agreement: mean of rank 1 differs"),
     (agreement, mutants.AlwaysFloat32(TOPK), "agreement: mean is torch.float32, the gradient torch.float16"),
@@ -136,6 +146,8 @@ BROKEN: list[tuple[Law, Any, str]] = [
     (failure, mutants.Hasty(TOPK), "failure in round 0: the state of rank 0 changed"),
     (failure, mutants.EarlyQ(rank=2, min_rate=0.1), "failure in round 1: the state of rank 0 changed"),
     (failure, mutants.Stubborn(TOPK), "failure: rank 0 swallowed the error"),
+    (corruption, Allgather(own.TrustsItsIndex()), "corruption: after round 0 of gathered bytes was flipped"),
+    (finiteness, Allgather(own.DividesByZero()), "finite: rank 0 has an inf or NaN"),
 ]
 EVERY = {law for law, _, _ in BROKEN}
 
@@ -150,10 +162,13 @@ def test_every_law_has_a_mutant():
     written = {
         name
         for name, value in vars(laws).items()
-        if callable(value) and (getattr(value, "__doc__", None) or "") and value.__module__ == laws.__name__
+        if name[0] != "_"
+        and callable(value)
+        and (getattr(value, "__doc__", None) or "")
+        and value.__module__ == laws.__name__
     }
     helpers = {"run", "copied", "same_bits", "leaves", "snapshot", "assert_untouched", "average", "is_memory"}
-    helpers |= {"remembers", "tolerance", "varies", "in_place", "_draws", "_failing"}
+    helpers |= {"remembers", "tolerance", "varies", "in_place", "drawn", "conserves"}
     used = {name for law in EVERY for name in law.__code__.co_names}
     assert written - helpers <= used, f"laws without a mutant: {written - helpers - used}"
 
