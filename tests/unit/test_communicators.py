@@ -13,7 +13,6 @@ from torch import Tensor
 
 import grace
 from grace import Allgather, Allreduce, Broadcast, ParameterServer, Peer, ScatterReduce
-from grace.collectives import AllGather
 from grace.communicators import checked_widths
 from grace.errors import CompositionError, ConfigurationError, PayloadError
 from grace.method import Compressor, Facts, Method
@@ -182,11 +181,18 @@ def test_widths_are_checked(widths: list[int]):
 def test_a_peer_that_lies_about_its_width():
     """Rank 1 announces fewer bytes than its wire has: the wire is refused, not read beyond its end."""
     method = Allgather(grace.Threshold(v=0.5))
-    runs = [method.exchange(torch.arange(9.0), None, Peer(rank, 2)) for rank in range(2)]
-    assert all(isinstance(next(run), AllGather) for run in runs)
-    ops = [run.send(torch.tensor([[40], [7]])) for run in runs]
+    run = method.exchange(torch.arange(9.0), None, Peer(0, 2))
+    mine = next(run).buf
+    op = run.send(torch.stack([mine, torch.tensor([7])]))
     with pytest.raises(PayloadError, match=r"'(count|values|indices)'|bytes"):
-        runs[0].send(answers(ops)[0])
+        run.send(answers([op, op])[0])
+
+
+def test_a_width_of_ones_own_that_comes_back_changed_is_refused():
+    run = Allgather(grace.Threshold(v=0.5)).exchange(torch.arange(9.0), None, Peer(0, 2))
+    mine = next(run).buf
+    with pytest.raises(PayloadError, match="'width' of rank 0, this one"):
+        run.send(torch.stack([mine - 1, mine]))
 
 
 @pytest.mark.parametrize("communicator", [Allgather, Broadcast])
