@@ -68,6 +68,7 @@ class Recipe:
 
 _recipes: dict[str, Recipe] = {}
 _aliases: dict[str, str] = {}
+_wrappers: dict[str, type] = {}  # knob -> a Compressor around a Compressor, whose first own field the knob is
 
 
 def register(
@@ -97,6 +98,18 @@ def register(
             raise unknown("memory", memory, MEMORIES)
         _recipes[name] = Recipe(name, factory, communicator, memory, family, aliases)
         _aliases.update(dict.fromkeys(aliases, name))
+        return factory
+
+    return decorate
+
+
+def wrapper(knob: str) -> Callable[[C], C]:
+    """Class decorator: makes a :class:`~grace.Compressor` that wraps another one a knob of every method that has a
+    communicator, such as ``qsgd:lossless=zlib``.
+    """
+
+    def decorate(factory: C) -> C:
+        _wrappers[knob] = factory
         return factory
 
     return decorate
@@ -147,8 +160,9 @@ def method(spec: str | Method[Any], **knobs: Any) -> Method[Any]:
             :class:`~grace.Method` is returned as it is.
         knobs: the fields of the method's class; ``communicator`` (allreduce, allgather, broadcast, scatterreduce,
             parameterserver) and its fields; ``memory`` (none, residual, momentum, dgc, distef, ef21, ef21m) and its
-            fields, such as ``beta``; ``start``, the first step that is compressed. A number may follow the step or
-            epoch, such as ``ratio=warmup(0.25->0.001, 4 epochs)``, see :class:`grace.schedules.Schedule`.
+            fields, such as ``beta``; ``lossless`` (zlib, zstd), a stage behind a compressor; ``start``, the first step
+            that is compressed. A number may follow the step or epoch, such as ``ratio=warmup(0.25->0.001, 4 epochs)``,
+            see :class:`grace.schedules.Schedule`.
 
     Raises:
         UnknownNameError: an unknown method, knob, communicator or memory; names the nearest.
@@ -193,6 +207,9 @@ def _composed(entry: Recipe, knobs: Knobs) -> Method[Any]:
         raise unknown("communicator", str(communicator), COMMUNICATORS)
     if memory not in MEMORIES:
         raise unknown("memory", str(memory), MEMORIES)
+    wraps = {knob: knobs.pop(knob) for knob in _wrappers if knob in knobs}
+    if wraps and entry.communicator is None:
+        raise CompositionError(f"{entry.name} holds its own exchange, and {', '.join(wraps)} is for compressors")
     layers = [entry.factory]
     if communicator is not None:
         layers.append(COMMUNICATORS[communicator])
@@ -204,11 +221,14 @@ def _composed(entry: Recipe, knobs: Knobs) -> Method[Any]:
         owners.update(dict.fromkeys(_fields(layer), layer))
     for knob in knobs:
         if knob not in owners:
-            raise unknown(f"knob of {entry.name}", knob, {*owners, "communicator", "memory", "start"})
+            raise unknown(f"knob of {entry.name}", knob, {*owners, *_wrappers, "communicator", "memory", "start"})
     built: Any = None
     for layer in layers:
         own = {knob: value for knob, value in knobs.items() if owners[knob] is layer}
         built = _construct(layer, own) if built is None else _construct(layer, own, built)
+        if layer is entry.factory:
+            for knob, value in wraps.items():
+                built = _wrappers[knob](built, value)
     result: Method[Any] = built
     return result
 
@@ -307,6 +327,10 @@ def spell(method: Method[Any]) -> str:
     knobs: Knobs = {}
     memory = "none"
     for layer in (core, *reversed(layers)):
+        if type(layer) in _wrappers.values():
+            knob = next(k for k, v in _wrappers.items() if v is type(layer))
+            knobs[knob] = getattr(layer, _fields(type(layer))[0])
+            continue
         knobs.update(
             {
                 f.name: getattr(layer, f.name)

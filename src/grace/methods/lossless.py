@@ -11,10 +11,12 @@ from grace.codecs import indices, symbols
 from grace.errors import CompositionError, PayloadError
 from grace.method import Compressor, Facts, spelled
 from grace.random import Stream
+from grace.registry import wrapper
 
 _HEAD = [("raw", torch.int32, 1), ("coded", torch.int32, 1)]
 
 
+@wrapper("lossless")
 @dataclass(frozen=True, slots=True)
 class Lossless(Compressor):
     """Any compressor, with a lossless stage behind it: what it says stays the same, its wire becomes shorter.
@@ -34,6 +36,9 @@ class Lossless(Compressor):
         there is none. Stages run on the CPU: worth it where the network is slower than the compressor's symbols are
         dull, such as 2-bit or ternary codes of mostly zeros.
     Example:
+        >>> method("qsgd:levels=1,lossless=zlib")
+        Allgather(compressor=Lossless(compressor=QSGD(bits=None, levels=1, bucket=256, norm='linf', shrink=False),
+                                      stage='zlib', level=1))
         >>> ErrorFeedback(Allgather(Lossless(QSGD(levels=1, shrink=True)))).facts(torch.empty(1000)).payload is None
         True
 

@@ -123,3 +123,15 @@ def test_a_missing_package_is_named() -> None:
         Lossless(QSGD(), stage="zstd")
     with pytest.raises(PayloadError, match="zstandard"):
         symbols.expand(b"\x02abc", 3)
+
+
+def test_a_lossless_stage_is_a_knob_of_every_compressor():
+    for spec in ("qsgd:levels=1,lossless=zlib", "topk:index=raw,lossless=zlib", "efsignsgd:lossless=zlib,memory=none"):
+        made = grace.method(spec)
+        assert "Lossless" in repr(made)
+        assert grace.method(grace.spell(made)) == made
+        assert "lossless=zlib" in grace.spell(made)
+    with pytest.raises(grace.errors.CompositionError, match="powersgd holds its own exchange, and lossless"):
+        grace.method("powersgd:lossless=zlib")
+    with pytest.raises(grace.errors.ConfigurationError, match="stage='gzip'"):
+        grace.method("qsgd:lossless=gzip")
