@@ -46,7 +46,7 @@ class EF21(_Memory[S], Generic[S]):
 
     Example:
         >>> method("topk:ratio=0.1,memory=ef21")
-        EF21(method=Allgather(compressor=TopK(ratio=0.1)))
+        EF21(method=Allgather(compressor=TopK(ratio=0.1, index='auto', values='float32')))
 
     Reference:
         Richtarik, Sokolov and Fatkhullin, "EF21: A New, Simpler, Theoretically Better, and Practically Faster Error
@@ -135,7 +135,7 @@ class EF21M(EF21[S], Generic[S]):
 
     Example:
         >>> method("topk:ratio=0.1,memory=ef21m,eta=0.2")
-        EF21M(method=Allgather(compressor=TopK(ratio=0.1)), eta=0.2)
+        EF21M(method=Allgather(compressor=TopK(ratio=0.1, index='auto', values='float32')), eta=0.2)
 
     Reference:
         Fatkhullin, Tyurin and Richtarik, "Momentum Provably Improves Error Feedback!", NeurIPS 2023, arXiv 2305.15155.

@@ -291,7 +291,7 @@ class Delayed(Method[Any]):
 
     Example:
         >>> method("topk:ratio=0.01,memory=none,start=100")
-        Delayed(method=Allgather(compressor=TopK(ratio=0.01)), start=100)
+        Delayed(method=Allgather(compressor=TopK(ratio=0.01, index='auto', values='float32')), start=100)
     """
 
     method: Method[Any]

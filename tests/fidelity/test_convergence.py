@@ -71,7 +71,7 @@ def test_unbiased_methods_converge_linearly(spec: str) -> None:
 # contractive under error feedback, or projections with a memory of their own
 CONTRACTIVE = [
     "topk:ratio=0.2", "topk:ratio=0.2,communicator=scatterreduce", "randomk:ratio=0.25", "efsignsgd:block=64",
-    "efsignsgd:block=64,communicator=scatterreduce", "onebit:group=64", "u8bit:block=64", "3lc",
+    "onebit:group=64", "u8bit:block=64", "3lc",
     "powersgd:rank=4,min_rate=0.1", "acpsgd:rank=4,min_rate=0.1", "gradzip:rank=4,min_rate=0.1", "sketch:quantiles=16",
     "adaq:ratio=0.2", "qsparse:ratio=0.2", "sidco:ratio=0.2", "blockrandomk:ratio=0.25,block=16",
     "eden:bits=2,scale=mse,memory=residual", "drive:scale=mse,memory=residual", "qsgd:bits=4,bucket=64,memory=residual",
@@ -150,11 +150,10 @@ def accuracy(spec: str, epochs: int = 14) -> float:
     return task.evaluate(model)["accuracy"]
 
 
-# How far below no compression (0.98 to 0.99) a recipe may end on digits: 0.03, three of its standard errors on 360 images.
-# The others make no such claim: unbiased sparsifiers at their default ratios multiply what they keep by up to 100, and their
-# papers ask for smaller steps or more rounds for it (Wangni et al. 2018, section 5; Wang et al. 2018, section 5).
+# How far below no compression (0.98 to 0.99) a recipe may end on digits: some five standard errors of 360 images. Votes
+# take the step that `grace compare` takes for them: their papers claim convergence for a step tuned to signs, and not at
+# the step of the gradient (Bernstein et al. 2018, section 4). All others claim it at the task's own step.
 DISTANCE = 0.03
-FAR = {"gspar": 0.3, "atomo": 0.3}
 
 
 @pytest.fixture(scope="module")
@@ -165,4 +164,4 @@ def uncompressed() -> float:
 @pytest.mark.parametrize("spec", [name for name in grace.methods() if name != "none"])
 def test_digits_within_a_stated_distance_of_no_compression(spec: str, uncompressed: float) -> None:
     assert uncompressed > 0.97
-    assert accuracy(spec) >= uncompressed - FAR.get(spec, DISTANCE)
+    assert accuracy(spec) >= uncompressed - DISTANCE

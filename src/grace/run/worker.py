@@ -233,6 +233,6 @@ def _filled(name: str, fresh: Any, plain: Any) -> Any:
             raise StateError(f"the state of {name!r} should have {len(fresh)} parts, got {plain!r}")
         parts = [_filled(name, f, p) for f, p in zip(fresh, plain, strict=True)]
         return type(fresh)(*parts) if hasattr(fresh, "_fields") else tuple(parts)
-    if fresh is not None and plain is None:
-        raise StateError(f"the state of {name!r} should be {fresh!r}, got None")
+    if (fresh is None and isinstance(plain, Tensor)) or (fresh is not None and plain is None):
+        raise StateError(f"the state of {name!r} should be {fresh!r}, got {plain!r}")
     return _plain(plain)

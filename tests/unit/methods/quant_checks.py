@@ -79,7 +79,7 @@ def inputs(n: int) -> dict[str, Tensor]:
     }
 
 
-def assert_unbiased(compressor: Compressor, draws: int = 4096, n: int = 33) -> None:
+def assert_unbiased(compressor: Compressor, draws: int = 1024, n: int = 33) -> None:
     """|mean - x| <= 6 sqrt(var/R) in every element, and the variance within the declared one."""
     facts = compressor.facts(n)
     assert facts.unbiased

@@ -56,7 +56,7 @@ def test_cut_and_lengthened_wires_are_refused(name: str, cut: int):
     wire = wire_of(compressor, x)
     if compressor.varies and (cut < 0 or wire.shape[1] <= cut):
         return  # padding to the longest wire is legal
-    with pytest.raises(PayloadError, match=r"truncated payload|fields end at"):
+    with pytest.raises(PayloadError, match=r"truncated payload|end at|bits set"):
         compressor.decompress_add_(spoiled(wire, [], cut), torch.zeros_like(x), 1.0, stream(compressor))
 
 
@@ -114,8 +114,8 @@ def test_bad_codes_and_scales_are_named():
     scaled = grace.EFSignSGD()
     with pytest.raises(PayloadError, match="'scales' must be finite and not negative"):
         scaled.decompress_add_(spoiled(wire_of(scaled, row(1, 2, 3, 4)), [(3, 0xBF)], 0), out, 1.0, None)
-    topk = grace.TopK(ratio=0.5)
-    with pytest.raises(PayloadError, match=r"'indices' must be in \[0, 5\)"):
+    topk = grace.TopK(ratio=0.5, index="raw")
+    with pytest.raises(PayloadError, match="'indices' must"):
         topk.decompress_add_(spoiled(wire_of(topk, torch.ones(1, 5)), [(12, 0xFF)], 0), torch.zeros(1, 5), 1.0, None)
 
 

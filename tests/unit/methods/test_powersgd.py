@@ -145,7 +145,7 @@ def test_the_rest_is_local():
     [
         ({"rank": 0}, "powersgd: rank=0 is out of range; legal: a whole number >= 1"),
         ({"rank": 1.5}, r"powersgd: rank=1\.5 is out of range"),
-        ({"min_rate": 0}, "powersgd: min_rate=0 is out of range; legal: min_rate > 0"),
+        ({"min_rate": 0}, "powersgd: min_rate=0 is out of range; legal: 0 < min_rate < inf"),
         ({"min_rate": math.nan}, "powersgd: min_rate=nan is out of range"),
         ({"start_step": -1}, "powersgd: start_step=-1 is out of range; legal: a whole number >= 0"),
         ({"warm_start": "no"}, "powersgd: warm_start='no' is out of range; legal: True, False"),

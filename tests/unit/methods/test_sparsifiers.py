@@ -49,7 +49,8 @@ def test_topk_by_hand():
 @pytest.mark.parametrize(("ratio", "n"), [(0.01, 1000), (0.5, 7), (1.0, 33), (0.001, 10)])
 def test_size_of_topk(ratio: float, n: int):
     k = kept(ratio, n)
-    facts = grace.TopK(ratio=ratio).facts(n)
+    facts = grace.TopK(ratio=ratio, index="raw").facts(n)
+    assert grace.TopK(ratio=ratio).facts(n).payload <= facts.payload
     assert facts.payload == 4 * k + math.ceil(k * index_bits(n) / 8)
     assert facts.contraction == k / n
     assert facts.deterministic

@@ -41,7 +41,7 @@ def test_unbiased(compressor: TernGrad) -> None:
     [TernGrad(shrink=True), TernGrad(bucket=10, shrink=True), TernGrad(clip=2.5, shrink=True), TernGrad(1.0, 50, True)],
 )
 def test_shrunk_it_contracts(compressor: TernGrad) -> None:
-    check.assert_contracts(compressor, draws=512)
+    check.assert_contracts(compressor, draws=128)
 
 
 @pytest.mark.parametrize("compressor", [TernGrad(), TernGrad(clip=2.5), TernGrad(bucket=9)])
