@@ -153,7 +153,6 @@ class Handle:
         buffer = bucket.buffer()
         members = [self._names[p] for p in bucket.parameters()]
         ticket = _Ticket(buffer, {self._group_of[name].name for name in members})
-        self._tickets.append(ticket)
         if buffer.is_sparse:
             names = ", ".join(map(repr, members))
             self._fail(InputError(f"the gradient of {names} is sparse; make the layer with sparse=False"))
@@ -165,13 +164,14 @@ class Handle:
                 ready.append((group, {member: self._arrived.pop(member) for member in group.members}))
         last = bucket.is_last()
         if self._lane is None:
-            self._job(ready, last)
+            self._job(ticket, ready, last)
         else:
-            self._lane.submit(lambda: self._job(ready, last))
+            self._lane.submit(lambda: self._job(ticket, ready, last))
         return ticket.future
 
-    def _job(self, ready: list[tuple[Group, dict[str, Tensor]]], last: bool) -> None:
+    def _job(self, ticket: _Ticket, ready: list[tuple[Group, dict[str, Tensor]]], last: bool) -> None:
         """Exchanges what has become complete. Runs in the lane; an error is kept for the user's thread."""
+        self._tickets.append(ticket)  # here, so that only the lane's thread touches the list
         try:
             if self._error is None and ready:
                 self._exchange(ready)
