@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
+from grace.method import Method
 from grace.policy import Policy
 from grace.run.drive import drive
 from grace.run.simulator import Simulator
@@ -24,8 +27,8 @@ def gradients(rank: int, step: int) -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=made) for name, shape in SHAPES.items()}
 
 
-def real(rank: int, world: int, spec: object) -> tuple[list[dict[str, list[float]]], tuple[int, int, int]]:
-    worker, tracer, transport = Worker(Policy([("*", spec)]), rank, world), Tracer(rank, world), TorchDistributed()
+def real(rank: int, world: int, method: Method[Any]) -> tuple[list[dict[str, list[float]]], tuple[int, int, int]]:
+    worker, tracer, transport = Worker(Policy([("*", method)]), rank, world), Tracer(rank, world), TorchDistributed()
     means = []
     for step in range(STEPS):
         outs = drive(tracer.traced(worker.exchange(gradients(rank, step))), transport)
@@ -36,23 +39,24 @@ def real(rank: int, world: int, spec: object) -> tuple[list[dict[str, list[float
     return means, (traffic.rounds, traffic.sent, traffic.received)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_simulated_equals_real(case: object, pool: Pool) -> None:
-    spec = case.method  # type: ignore[attr-defined]
-    results = pool.run(real, spec)
-    simulator = Simulator(Policy([("*", spec)]), pool.world)
+NARROW = ("fp16", "bf16")  # the network adds up in 11 or 8 bits, in an order of its own
+
+
+@pytest.mark.parametrize("spec", CASES)
+def test_simulated_equals_real(spec: str, pool: Pool) -> None:
+    method = CASES[spec]
+    results = pool.run(real, method)
+    simulator = Simulator(Policy([("*", method)]), pool.world)
     expected = [
         simulator.step({name: [gradients(rank, step)[name] for rank in range(pool.world)] for name in SHAPES})
         for step in range(STEPS)
     ]
-    for rank, (means, traffic) in enumerate(results):
+    rtol = 2e-2 if spec.startswith(NARROW) else 1e-4
+    for rank, (means, moved) in enumerate(results):
         assert means == results[0][0], "replicas differ"
-        assert traffic == (
-            simulator.traffic[rank].rounds,
-            simulator.traffic[rank].sent,
-            simulator.traffic[rank].received,
-        )
+        traffic = simulator.traffic[rank]
+        assert moved == (traffic.rounds, traffic.sent, traffic.received)
         for step in range(STEPS):
-            for name in SHAPES:
-                mean = torch.tensor(means[step][name]).view(SHAPES[name])
-                torch.testing.assert_close(mean, expected[step][name], rtol=case.real_rtol, atol=case.real_atol)  # type: ignore[attr-defined]
+            for name, shape in SHAPES.items():
+                mean = torch.tensor(means[step][name]).view(shape)
+                torch.testing.assert_close(mean, expected[step][name], rtol=rtol, atol=rtol / 10)

@@ -116,13 +116,13 @@ def _one_collective(
         return [op.buf for op in ops]
     leads = 1 if isinstance(first, AllToAll | ReduceScatter) else 0  # dimensions of buf in front of the data
     lead = tuple(first.buf.shape[:leads])
-    rows = [op.buf.reshape(*lead, -1) for op in ops]
+    rows = [op.buf.reshape((*lead, -1)) for op in ops]
     layout = layouts.of(tuple(row.shape[-1] for row in rows), first.buf.dtype)
     fused = yield _with_buffer(first, _fused(rows, lead, layout, workspace))
     front = 1 if isinstance(first, AllGather | AllToAll) else 0  # dimensions of the answer in front of the data
     pieces = fused.split_with_sizes(layout.parts, dim=-1)
     return [
-        piece.reshape(*fused.shape[:front], *op.buf.shape[leads:])
+        piece.reshape((*fused.shape[:front], *op.buf.shape[leads:]))
         for piece, op in zip(pieces[:: layout.every], ops, strict=True)
     ]
 

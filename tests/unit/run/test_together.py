@@ -261,3 +261,15 @@ def test_of_nothing():
     with pytest.raises(StopIteration) as stop:
         next(together([]))
     assert stop.value.value == []
+
+
+def test_scalars_travel_with_others():
+    method = grace.method("none")
+    runs = [
+        together([method.exchange(x, None, Peer(rank, 2)) for x in (torch.tensor(rank + 1.0), torch.ones(3))])
+        for rank in range(2)
+    ]
+    for scalar, vector in simulate(runs):
+        assert scalar.mean.shape == ()
+        assert scalar.mean.item() == 1.5
+        assert vector.mean.tolist() == [1, 1, 1]
