@@ -40,7 +40,7 @@ class _Loan:
         self.x, self.peer = x, peer
         flat = x.reshape(-1)
         self.work = flat if flat.dtype == torch.float32 else flat.float()
-        self.finite = math.isfinite(torch.linalg.vector_norm(self.work, math.inf).item())
+        self.finite = _is_finite(self.work)
         if not self.finite:
             self.work.zero_()
         wide = peer.keep_rest and x.dtype == torch.float64
@@ -143,6 +143,11 @@ class _Communicator(Method[Any]):
         return widths
 
 
+def _is_finite(x: Tensor) -> bool:
+    """Whether there is no inf or NaN, in one pass and without a temporary of x's size."""
+    return math.isfinite(torch.linalg.vector_norm(x, math.inf).item())
+
+
 def checked_widths(widths: Tensor, n: int) -> list[int]:
     """Widths of wires of n numbers, as they came from the network.
 
@@ -201,7 +206,7 @@ class Allreduce(_Communicator):
         if not loan.finite:
             wire = torch.full_like(wire, math.nan)
         answer = yield AllReduce(wire, "sum" if self.compressor.predivide else "mean", donate=True)
-        if not bool(answer.isfinite().all()):
+        if not _is_finite(answer):
             return loan.poisoned()
         if self.compressor.predivide and peer.keep_rest:
             rows.mul_(peer.world)
