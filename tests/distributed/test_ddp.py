@@ -117,7 +117,7 @@ def test_replicas_agree_under_every_method(pool: Pool, spec: str) -> None:
     assert stats[0]["steps"] == 6
     assert stats[0]["sent_bytes_per_step"] > 0
     assert stats[0]["codec_seconds_per_step"] > 0 < stats[0]["exchange_seconds_per_step"]
-    assert stats[0]["ratio"] == pytest.approx(1, abs=1e-3) if spec == "none" else stats[0]["ratio"] > 1.9
+    assert stats[0]["ratio"] == pytest.approx(1, abs=1e-3) if spec == "none" else stats[0]["ratio"] > 1.2
 
 
 @pytest.mark.parametrize("granularity", ["bucket", "model"])

@@ -62,15 +62,16 @@ def script(tmp_path: Path) -> Path:
 
 
 def test_an_error_in_the_codec_reaches_its_user_as_itself_and_the_others_as_a_lost_worker(script: Path) -> None:
-    done = torchrun(script, "raise", workers=3)
+    done = torchrun(script, "raise", workers=4)  # rank 3 waits for others that wait for rank 1
     assert done.returncode != 0
     assert "rank 1 step 2" in done.stdout
     assert "KeyError: 'an error of the codec'" in done.stdout
     assert "rank 1 again: KeyError" in done.stdout
-    for rank in (0, 2):
-        assert re.search(
-            rf"rank {rank} step 2 after [0-9.]+ s: TransportError: rank {rank} of 3.*A worker has died", done.stdout
-        )
+    for rank in (0, 2, 3):
+        heard = rf"rank {rank} step 2 after ([0-9.]+) s: TransportError: rank {rank} of 4.*A worker has died"
+        found = re.search(heard, done.stdout)
+        assert found, done.stdout
+        assert float(found[1]) < 6, "it heard only when the process of rank 1 ended, after 8 s"
         assert f"rank {rank} again: TransportError" in done.stdout
 
 

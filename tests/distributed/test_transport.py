@@ -83,21 +83,6 @@ def test_checked_names_what_each_rank_asked_for(pool: Pool) -> None:
         assert "AllGather(float32, (3,))" in message
 
 
-def absent_rank(rank: int, world: int) -> str:
-    if rank == 0:
-        agree({"method": "topk"}, [0])  # keeps the count of attempts in step, and does not wait for the others
-        return ""
-    try:
-        agree({"method": "topk"}, [0, 1] if world == 2 else [0, 1, 2], seconds=1.0)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "agreed"
-
-
-def test_agreement_does_not_hang_on_ranks_that_came(pool: Pool) -> None:
-    assert pool.run(absent_rank)[1] == "agreed"
-
-
 def late_rank(rank: int, world: int) -> str:
     try:
         agree({"method": "topk"}, [*range(world), world], seconds=1.0)

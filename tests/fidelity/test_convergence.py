@@ -98,8 +98,8 @@ def test_methods_with_momentum_converge(spec: str) -> None:
 
 # absolute errors and votes: a ball, which shrinks with the step
 BALL = [
-    ("threshold:v=0.01", 1 / (2 * L)), ("strom:tau=0.05,relative=false", 1 / (2 * L)), ("inceptionn", 1 / (2 * L)),
-    ("varsparse", 1 / (4 * L)), ("signsgd", 0.1), ("signum", 0.1), ("signsgd:zero=abstain", 0.1),
+    ("threshold:v=0.01", 1 / (2 * L)), ("strom", 1 / (2 * L)), ("inceptionn", 1 / (2 * L)),
+    ("varsparse", 1 / (4 * L)), ("signsgd", 0.4), ("signum", 0.4), ("signsgd:zero=abstain", 0.4),
 ]  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def test_every_method_is_in_a_class() -> None:
 def test_what_diverges_without_its_memory_is_told_apart() -> None:
     """The tests above can fail: top-k that forgets is far behind, and a scale of n/k under too large a step is lost."""
     gamma = 1 / (2 * L)
-    assert distance("topk:ratio=0.01,memory=none", gamma) > 10 * (1 - gamma) ** (STEPS / 2)
+    assert distance("topk:ratio=0.01,memory=none", gamma) > 100 * (1 - gamma) ** STEPS
     assert not distance("gspar:ratio=0.02", 2.0) <= 1
 
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from grace.adapters.ranks import abort, fingerprint, group_like, now
+from grace.adapters.ranks import fingerprint, group_like, now
 from grace.collectives import Broadcast
 from grace.errors import ConfigurationError, GraceError, StateError, out_of_range
 from grace.method import Method
@@ -72,8 +72,7 @@ class LocalSteps:
         policy = Policy.of(method)
         knobs = {"every": every, "warmup_steps": warmup_steps, "seed": seed, "check": check, "automatic": automatic}
         agree(fingerprint(policy, self._parameters, {**knobs, "steps_per_epoch": steps_per_epoch}), ranks)
-        self._group = group_like(home, ranks)
-        transport: Transport = TorchDistributed(self._group)
+        self._network = transport = TorchDistributed(group_like(home, ranks))
         self.rank, self.world = transport.rank, transport.world
         device = next(iter(self._parameters.values())).device
         self._transport = Timed(Checked(transport, device) if check else transport)
@@ -128,7 +127,7 @@ class LocalSteps:
             self._synchronise()
         except BaseException as error:
             self._error = error
-            abort(self._group)  # ranks that wait for this one hear of it
+            self._network.close(error)  # ranks that wait for this one hear of it
             raise
         self._taken = 0
 
@@ -225,8 +224,7 @@ class LocalSteps:
         self._held.discard(self._optimizer)
         if self._hook is not None:
             self._hook.remove()
-        if self._error is None:
-            dist.destroy_process_group(self._group)
+        self._network.close()
 
     def _check_open(self) -> None:
         if not self._open:

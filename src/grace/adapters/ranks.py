@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -37,12 +36,6 @@ def group_like(group: Any, ranks: list[int]) -> Any:
     return dist.new_group(
         ranks, timeout=timeout, backend=backend, use_local_synchronization=not everyone, group_desc="grace"
     )
-
-
-def abort(group: Any) -> None:
-    """Closes the connections of a group, so that peers fail instead of waiting."""
-    with contextlib.suppress(RuntimeError, ValueError, AssertionError):
-        dist.destroy_process_group(group)
 
 
 def now(transport: Timed) -> tuple[float, float]:

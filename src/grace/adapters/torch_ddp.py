@@ -19,12 +19,12 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from grace.adapters.groups import Granularity, Group, carried, grouped
-from grace.adapters.ranks import abort, fingerprint, group_like, now
+from grace.adapters.ranks import fingerprint, group_like, now
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError, StateError
 from grace.method import Method
 from grace.policy import Policy
 from grace.run.checked import Checked
-from grace.run.drive import Transport, drive
+from grace.run.drive import drive
 from grace.run.lane import Lane
 from grace.run.stats import Stats, Timed
 from grace.run.traced import Tracer
@@ -119,8 +119,7 @@ class Handle:
         policy = Policy.of(method)
         self._groups, group_policy = grouped(self._parameters, policy, granularity, self._bucket_bytes)
         self._agree(policy)
-        self._group = group_like(model.process_group, self._ranks)
-        transport: Transport = TorchDistributed(self._group)
+        self._network = transport = TorchDistributed(group_like(model.process_group, self._ranks))
         device = next(iter(self._parameters.values())).device
         self._transport = Timed(Checked(transport, device) if check else transport)
         self.rank, self.world = transport.rank, transport.world
@@ -218,7 +217,7 @@ class Handle:
         if self._error is None:
             self._error = error
             if not isinstance(error, NonFiniteError):  # all ranks have found that one, in step
-                abort(self._group)
+                self._network.close(error)
 
     def _surface(self) -> None:
         """Runs when the backward pass ends. DistributedDataParallel waits for its buckets in a callback that was
@@ -291,8 +290,7 @@ class Handle:
         self._hook.handle = None
         if self._lane is not None:
             self._lane.close()
-        if self._error is None:
-            dist.destroy_process_group(self._group)
+        self._network.close()
 
     def _open(self) -> None:
         if self._hook.handle is not self:

@@ -13,10 +13,12 @@ The traps of that platform are guarded here, and nowhere else:
 from __future__ import annotations
 
 import atexit
+import contextlib
 import datetime
 import functools
 import os
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -80,6 +82,19 @@ class TorchDistributed:
         guard_exit()
         self.group = group if group is not None else dist.group.WORLD
         self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self._closed = False
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Leaves the group. Its connections close, so that ranks that wait for this one hear of it at once: gloo closes
+        them with the last reference to the group, and the frames of ``error`` may hold one.
+        """
+        while error is not None:
+            traceback.clear_frames(error.__traceback__)
+            error = error.__cause__ or error.__context__
+        group, self.group, self._closed = self.group, None, True
+        if group is not None:
+            with contextlib.suppress(RuntimeError, ValueError, AssertionError):
+                dist.destroy_process_group(group)
 
     def run(self, op: Collective) -> Tensor:
         """Performs one collective; see :class:`grace.run.drive.Transport`.
@@ -88,6 +103,8 @@ class TorchDistributed:
             TransportError: a dtype or operation that the backend refuses (nothing was sent then), or a collective that
                 failed: a worker has died, or the group's time-out has passed.
         """
+        if self._closed:
+            raise TransportError(f"rank {self.rank} has left the group, and cannot ask for {signature(op)}")
         self._check(op)
         try:
             return self._run(op)
