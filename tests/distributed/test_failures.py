@@ -47,7 +47,7 @@ except BaseException as error:
         sys.stdout.write(f"rank {rank} again: {type(again).__name__}\\n")
     sys.stdout.flush()
     if mode == "raise":
-        time.sleep(8)  # stay, so that torchrun does not end the others before they can speak
+        time.sleep(20)  # stay, so that torchrun does not end the others before they can speak
     sys.exit(5)
 sys.stdout.write(f"rank {rank} attempt {attempt} done: {handle.stats.steps} steps\\n")
 dist.destroy_process_group()
@@ -71,7 +71,7 @@ def test_an_error_in_the_codec_reaches_its_user_as_itself_and_the_others_as_a_lo
         heard = rf"rank {rank} step 2 after ([0-9.]+) s: TransportError: rank {rank} of 4.*A worker has died"
         found = re.search(heard, done.stdout)
         assert found, done.stdout
-        assert float(found[1]) < 6, "it heard only when the process of rank 1 ended, after 8 s"
+        assert float(found[1]) < 15, "it heard only when the process of rank 1 ended, after 20 s"
         assert f"rank {rank} again: TransportError" in done.stdout
 
 
