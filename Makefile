@@ -5,6 +5,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
+NATIVE := $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
+
 # A bare `torch` would bring the newest release with its CUDA packages; constraints.txt names the one that is tested.
 PIP    := $(BIN)/python -m pip
 
@@ -16,10 +18,10 @@ DEMO   := none,bf16,fp16,qsgd:bits=4,signsgd,efsignsgd,topk:ratio=0.01,randomk:r
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## .venv with Grace and all that its tests need; redone when pyproject.toml or constraints.txt change
+setup: $(STAMP) ## .venv with Grace and all that its tests need; redone when pyproject.toml, constraints.txt or native/ change
 
 # The marker is written last: a set-up that was interrupted is done again.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("Grace needs Python 3.10 or newer; $(PYTHON) is Python " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12")'
 	@$(PYTHON) -c 'import ensurepip, venv' || { echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

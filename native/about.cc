@@ -1,0 +1,19 @@
+// What this library is, and what this processor can run.
+#include <stdint.h>
+
+#define GRACE_PUBLIC extern "C" __attribute__((visibility("default")))
+
+// Counts changes of the C interface; the Python side refuses another number.
+GRACE_PUBLIC int64_t grace_version() { return 1; }
+
+// The best instruction set that this processor has: 0 base, 1 AVX2, 2 AVX-512.
+GRACE_PUBLIC int64_t grace_best() {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        return 2;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2")) return 1;
+#endif
+    return 0;
+}

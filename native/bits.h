@@ -1,0 +1,133 @@
+// Codes of 1 to 8 bits, a byte each, to and from a little-endian bit stream; and base-3 digits, five to a byte.
+#pragma once
+
+#include "simd.h"
+
+namespace grace {
+namespace GRACE_TARGET {
+
+typedef uint64_t vq __attribute__((vector_size(4 * GRACE_LANES)));        // L/2 words
+typedef uint32_t half_vu __attribute__((vector_size(2 * GRACE_LANES)));  // L/2 words
+
+// Eight bytes of b bits -> the low 8 b bits.
+template <int b, class V>
+GRACE_INLINE V squeeze(V x) {
+    constexpr uint64_t one = (1u << b) - 1, two = (1u << 2 * b) - 1, four = b == 8 ? 0xFFFFFFFFu : (1ull << 4 * b) - 1;
+    x = (x & one * 0x0001000100010001u) | (x >> (8 - b) & (one << b) * 0x0001000100010001u);
+    x = (x & two * 0x0000000100000001u) | (x >> (16 - 2 * b) & (two << 2 * b) * 0x0000000100000001u);
+    return (x & four) | (x >> (32 - 4 * b) & four << 4 * b);
+}
+template <int b, class V>
+GRACE_INLINE V widen(V x) {
+    constexpr uint64_t one = (1u << b) - 1, two = (1u << 2 * b) - 1, four = b == 8 ? 0xFFFFFFFFu : (1ull << 4 * b) - 1;
+    x = (x & four) | (x & four << 4 * b) << (32 - 4 * b);
+    x = (x & two * 0x0000000100000001u) | (x & (two << 2 * b) * 0x0000000100000001u) << (16 - 2 * b);
+    return (x & one * 0x0001000100010001u) | (x & (one << b) * 0x0001000100010001u) << (8 - b);
+}
+
+// `count` codes -> ceil(count b / 8) bytes; codes has room for 8 more.
+template <int b>
+GRACE_INLINE void pack_bits(const uint8_t* codes, int64_t count, uint8_t* out) {
+    int64_t i = 0;
+    if (b == 4) {
+        for (; i + 4 * L <= count; i += 4 * L)
+            store(out + i / 2, __builtin_convertvector(squeeze<b>(load<vq>(codes + i)), half_vu));
+    }
+    if (b == 1) {
+        for (; i + 8 <= count; i += 8) {
+            uint64_t x;
+            memcpy(&x, codes + i, 8);
+            out[i / 8] = (uint8_t)((x * 0x0102040810204080u) >> 56);
+        }
+    }
+    for (; i + 8 <= count; i += 8) {
+        uint64_t x;
+        memcpy(&x, codes + i, 8);
+        x = squeeze<b>(x);
+        memcpy(out + i / 8 * b, &x, b);
+    }
+    if (i < count) {
+        uint64_t x = 0;
+        memcpy(&x, codes + i, (size_t)(count - i));
+        x = squeeze<b>(x);
+        memcpy(out + i / 8 * b, &x, (size_t)((count - i) * b + 7) / 8);
+    }
+}
+
+// The inverse; codes has room for 8 more.
+template <int b>
+GRACE_INLINE void unpack_bits(const uint8_t* in, int64_t count, uint8_t* codes) {
+    int64_t i = 0;
+    if (b == 4) {
+        for (; i + 4 * L <= count; i += 4 * L)
+            store(codes + i, widen<b>(__builtin_convertvector(load<half_vu>(in + i / 2), vq)));
+    }
+    for (; i < count; i += 8) {
+        uint64_t x = 0;
+        if (i + 8 <= count) {
+            memcpy(&x, in + i / 8 * b, b);
+        } else {
+            memcpy(&x, in + i / 8 * b, (size_t)((count - i) * b + 7) / 8);
+        }
+        x = widen<b>(x);
+        memcpy(codes + i, &x, 8);
+    }
+}
+
+// Digits 0, 1, 2 -> ceil(count / 5) bytes d0 + 3 d1 + 9 d2 + 27 d3 + 81 d4; codes has room for 8 more, zero up to five.
+GRACE_INLINE void pack_trits(uint8_t* codes, int64_t count, uint8_t* out) {
+    for (int64_t i = count; i < count + 5; i++) codes[i] = 0;
+    for (int64_t i = 0, j = 0; i < count; i += 5, j++) {
+        uint64_t x;
+        memcpy(&x, codes + i, 8);
+        // byte 4 of the product is the sum; no lower byte overflows
+        out[j] = (uint8_t)(((x & 0xFFFFFFFFFFu) * (81ull << 32 | 27ull << 24 | 9ull << 16 | 3ull << 8 | 1ull)) >> 32);
+    }
+}
+// The inverse; returns the largest byte: above 242 it is none of ours. codes has room for 8 more.
+GRACE_INLINE uint32_t unpack_trits(const uint8_t* in, int64_t count, uint8_t* codes) {
+    uint32_t worst = 0;
+    for (int64_t i = 0, j = 0; i < count; i += 5, j++) {
+        const uint32_t byte = in[j];
+        worst = byte > worst ? byte : worst;
+        // n/3 = n 171 >> 9 for n < 256
+        const uint32_t a = byte * 171 >> 9, b = a * 171 >> 9, c = b * 171 >> 9, d = c * 171 >> 9;
+        const uint64_t digits = (uint64_t)(byte - 3 * a) | (uint64_t)(a - 3 * b) << 8 | (uint64_t)(b - 3 * c) << 16 |
+                                (uint64_t)(c - 3 * d) << 24 | (uint64_t)d << 32;
+        memcpy(codes + i, &digits, 8);
+    }
+    return worst;
+}
+
+constexpr int TRITS = 0;  // in place of a number of bits
+
+// How many codes fill whole bytes.
+GRACE_INLINE int64_t whole_codes(int bits) { return bits == TRITS ? 5 : bits == 8 ? 1 : 8; }
+GRACE_INLINE int64_t packed_bytes(int64_t count, int bits) {
+    return bits == TRITS ? (count + 4) / 5 : (count * bits + 7) / 8;
+}
+
+#define GRACE_EACH_WIDTH(do_) do_(1) do_(2) do_(3) do_(4) do_(5) do_(6) do_(7) do_(8)
+
+static inline void pack_codes(int bits, uint8_t* codes, int64_t count, uint8_t* out) {
+    switch (bits) {
+#define GRACE_CASE(b) \
+    case b: pack_bits<b>(codes, count, out); return;
+        GRACE_EACH_WIDTH(GRACE_CASE)
+#undef GRACE_CASE
+        default: pack_trits(codes, count, out);
+    }
+}
+// The largest byte of trits; 0 for bits.
+static inline uint32_t unpack_codes(int bits, const uint8_t* in, int64_t count, uint8_t* codes) {
+    switch (bits) {
+#define GRACE_CASE(b) \
+    case b: unpack_bits<b>(in, count, codes); return 0;
+        GRACE_EACH_WIDTH(GRACE_CASE)
+#undef GRACE_CASE
+        default: return unpack_trits(in, count, codes);
+    }
+}
+
+}  // namespace GRACE_TARGET
+}  // namespace grace

@@ -1,0 +1,214 @@
+// Vectors of the width that the target has: 16, 8 or 4 numbers. One source serves all targets: every kernel is compiled
+// once for each of them (GRACE_TARGET names it), and what it computes does not depend on the width.
+//
+// Arithmetic is that of the compilers' vector extensions; what they cannot say is written here, once for each target.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#ifndef GRACE_TARGET
+#error "compile with -DGRACE_TARGET=base, avx2 or avx512"
+#endif
+
+#if defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+#define GRACE_LANES 16
+#elif defined(__AVX2__)
+#define GRACE_LANES 8
+#else
+#define GRACE_LANES 4
+#endif
+
+#define GRACE_PASTE_(a, b) a##_##b
+#define GRACE_PASTE(a, b) GRACE_PASTE_(a, b)
+// A C function of this target: grace_topk_avx2.
+#define GRACE_EXPORT(name) extern "C" __attribute__((visibility("default"))) int64_t GRACE_PASTE(grace_##name, GRACE_TARGET)
+#define GRACE_INLINE static inline __attribute__((always_inline))
+
+// Everything in a namespace of the target's own: an inline function that two targets share could be linked from either.
+namespace grace {
+namespace GRACE_TARGET {
+
+constexpr int L = GRACE_LANES;
+typedef float vf __attribute__((vector_size(4 * GRACE_LANES)));
+typedef int32_t vi __attribute__((vector_size(4 * GRACE_LANES)));
+typedef uint32_t vu __attribute__((vector_size(4 * GRACE_LANES)));
+
+template <class V, class T>
+GRACE_INLINE V load(const T* p) {
+    V v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+template <class V, class T>
+GRACE_INLINE void store(T* p, V v) {
+    memcpy(p, &v, sizeof v);
+}
+GRACE_INLINE vf loadf(const float* p) { return load<vf>(p); }
+
+GRACE_INLINE vf splat(float x) { return x - vf{}; }  // x - 0 is x, whatever its sign
+GRACE_INLINE vi splat(int32_t x) { return x + vi{}; }
+GRACE_INLINE vu splat(uint32_t x) { return x + vu{}; }
+GRACE_INLINE vi iota() {
+    vi v;
+    for (int i = 0; i < L; i++) v[i] = i;
+    return v;
+}
+
+GRACE_INLINE vf as_float(vi x) { return (vf)x; }
+GRACE_INLINE vi as_int(vf x) { return (vi)x; }
+GRACE_INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
+// Towards zero. What does not fit an int32, and NaN, gives a number that means nothing: it never faults.
+GRACE_INLINE vi truncate(vf x) {
+#if defined(__x86_64__) && GRACE_LANES == 16
+    return (vi)_mm512_cvttps_epi32((__m512)x);
+#elif defined(__x86_64__) && GRACE_LANES == 8
+    return (vi)_mm256_cvttps_epi32((__m256)x);
+#elif defined(__x86_64__)
+    return (vi)_mm_cvttps_epi32((__m128)x);
+#else
+    vi out;
+    for (int i = 0; i < L; i++) out[i] = x[i] >= -2147483648.0f && x[i] < 2147483648.0f ? (int32_t)x[i] : INT32_MIN;
+    return out;
+#endif
+}
+GRACE_INLINE vi magnitude(vi bits) { return bits & 0x7FFFFFFF; }
+GRACE_INLINE vf absolute(vf x) { return as_float(magnitude(as_int(x))); }
+GRACE_INLINE vf select(vi mask, vf a, vf b) { return mask ? a : b; }
+GRACE_INLINE vi select(vi mask, vi a, vi b) { return mask ? a : b; }
+GRACE_INLINE vi max(vi a, vi b) {
+#if defined(__x86_64__) && GRACE_LANES == 16
+    return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b);
+#elif defined(__x86_64__) && GRACE_LANES == 8
+    return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+// x where x < most, else most: NaN gives most.
+GRACE_INLINE vf at_most(vf x, vf most) {
+#if defined(__x86_64__) && GRACE_LANES == 16
+    return (vf)_mm512_min_ps((__m512)x, (__m512)most);
+#elif defined(__x86_64__) && GRACE_LANES == 8
+    return (vf)_mm256_min_ps((__m256)x, (__m256)most);
+#elif defined(__x86_64__)
+    return (vf)_mm_min_ps((__m128)x, (__m128)most);
+#else
+    return x < most ? x : most;
+#endif
+}
+template <int r>
+GRACE_INLINE vu rotate(vu x) {
+    return (x << r) | (x >> (32 - r));
+}
+
+GRACE_INLINE int32_t largest(vi v) {
+    int32_t out = v[0];
+    for (int i = 1; i < L; i++) out = v[i] > out ? v[i] : out;
+    return out;
+}
+
+// Bit i is set where lane i of a comparison's result is.
+GRACE_INLINE uint32_t mask_bits(vi mask) {
+#if defined(__x86_64__) && GRACE_LANES == 16
+    return _mm512_movepi32_mask((__m512i)mask);
+#elif defined(__x86_64__) && GRACE_LANES == 8
+    return (uint32_t)_mm256_movemask_ps((__m256)mask);
+#elif defined(__x86_64__)
+    return (uint32_t)_mm_movemask_ps((__m128)mask);
+#else
+    uint32_t out = 0;
+    for (int i = 0; i < L; i++) out |= (uint32_t)(mask[i] & 1) << i;
+    return out;
+#endif
+}
+// The inverse: all ones where bit i is set.
+GRACE_INLINE vi bits_mask(uint32_t bits) {
+#if defined(__x86_64__) && GRACE_LANES == 16
+    return (vi)_mm512_movm_epi32((__mmask16)bits);
+#else
+    return (splat((int32_t)bits) & (splat(1) << iota())) != 0;
+#endif
+}
+
+// L bytes or 16-bit words as numbers, and back; the numbers must fit.
+GRACE_INLINE vi load_u8(const uint8_t* p) {
+#if defined(__x86_64__) && GRACE_LANES == 16
+    return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+#elif defined(__x86_64__) && GRACE_LANES == 8
+    return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+#elif defined(__x86_64__)
+    int32_t four;
+    memcpy(&four, p, 4);
+    const __m128i zero = _mm_setzero_si128();
+    return (vi)_mm_unpacklo_epi16(_mm_unpacklo_epi8(_mm_cvtsi32_si128(four), zero), zero);
+#else
+    vi out;
+    for (int i = 0; i < L; i++) out[i] = p[i];
+    return out;
+#endif
+}
+GRACE_INLINE vi load_u16(const uint16_t* p) {
+#if defined(__x86_64__) && GRACE_LANES == 16
+    return (vi)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(__x86_64__) && GRACE_LANES == 8
+    return (vi)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+#elif defined(__x86_64__)
+    return (vi)_mm_unpacklo_epi16(_mm_loadl_epi64((const __m128i*)p), _mm_setzero_si128());
+#else
+    vi out;
+    for (int i = 0; i < L; i++) out[i] = p[i];
+    return out;
+#endif
+}
+GRACE_INLINE void store_u8(uint8_t* p, vi v) {
+#if defined(__x86_64__) && GRACE_LANES == 16
+    _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)v));
+#elif defined(__x86_64__) && GRACE_LANES == 8
+    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+    _mm_storel_epi64((__m128i*)p, _mm_packus_epi16(words, words));
+#elif defined(__x86_64__)
+    const __m128i words = _mm_packs_epi32((__m128i)v, (__m128i)v);
+    const int32_t four = _mm_cvtsi128_si32(_mm_packus_epi16(words, words));
+    memcpy(p, &four, 4);
+#else
+    for (int i = 0; i < L; i++) p[i] = (uint8_t)v[i];
+#endif
+}
+GRACE_INLINE void store_u16(uint16_t* p, vi v) {
+#if defined(__x86_64__) && GRACE_LANES == 16
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)v));
+#else
+    for (int i = 0; i < L; i++) p[i] = (uint16_t)v[i];
+#endif
+}
+
+// a0 b0 a1 b1 ... to p[0 .. 2L).
+GRACE_INLINE void store_pairs(uint32_t* p, vu a, vu b) {
+#if defined(__x86_64__) && GRACE_LANES == 16
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    _mm512_storeu_si512(p, _mm512_permutex2var_epi32((__m512i)a, low, (__m512i)b));
+    _mm512_storeu_si512(p + 16, _mm512_permutex2var_epi32((__m512i)a, high, (__m512i)b));
+#elif defined(__x86_64__) && GRACE_LANES == 8
+    const __m256i low = _mm256_unpacklo_epi32((__m256i)a, (__m256i)b), high = _mm256_unpackhi_epi32((__m256i)a, (__m256i)b);
+    _mm256_storeu_si256((__m256i*)p, _mm256_permute2x128_si256(low, high, 0x20));
+    _mm256_storeu_si256((__m256i*)(p + 8), _mm256_permute2x128_si256(low, high, 0x31));
+#elif defined(__x86_64__)
+    _mm_storeu_si128((__m128i*)p, _mm_unpacklo_epi32((__m128i)a, (__m128i)b));
+    _mm_storeu_si128((__m128i*)(p + 4), _mm_unpackhi_epi32((__m128i)a, (__m128i)b));
+#else
+    for (int i = 0; i < L; i++) {
+        p[2 * i] = a[i];
+        p[2 * i + 1] = b[i];
+    }
+#endif
+}
+
+}  // namespace GRACE_TARGET
+}  // namespace grace
