@@ -81,7 +81,7 @@ GRACE_INLINE void pack_trits(uint8_t* codes, int64_t count, uint8_t* out) {
         uint64_t x;
         memcpy(&x, codes + i, 8);
         // byte 4 of the product is the sum; no lower byte overflows
-        out[j] = (uint8_t)(((x & 0xFFFFFFFFFFu) * (81ull << 32 | 27ull << 24 | 9ull << 16 | 3ull << 8 | 1ull)) >> 32);
+        out[j] = (uint8_t)(((x & 0xFFFFFFFFFFu) * (1ull << 32 | 3ull << 24 | 9ull << 16 | 27ull << 8 | 81ull)) >> 32);
     }
 }
 // The inverse; returns the largest byte: above 242 it is none of ours. codes has room for 8 more.

@@ -16,6 +16,7 @@ Letters: n numbers, w bytes of one wire, W workers, rank r; c = ceil(n/W) number
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -26,46 +27,58 @@ from grace import wire as wires
 from grace.collectives import AllGather, AllReduce, AllToAll, Collective, Exchange, Permute, Traffic, cost
 from grace.collectives import Broadcast as BroadcastOp
 from grace.errors import CompositionError, ConfigurationError, PayloadError, StateError, out_of_range
+from grace.kernels.finite import all_finite
 from grace.method import Compressor, Exchanged, Facts, Method, Peer, lr_ratio, spelled
+from grace.random import Stream
 
 
 class _Loan:
     """x as contiguous float32 numbers to work on, and the way back to x's shape and dtype.
 
-    ``work`` is x's own storage where that is possible. If x has an inf or NaN, ``finite`` is False and ``work`` is
-    zero, so that a payload of the right size can still be made.
+    ``work`` is x's own storage where that is possible, and after :meth:`compress`, where the rest is wanted, holds the rest.
+    With a memory that is ``peer.rest``, and x's storage is free.
     """
 
     def __init__(self, x: Tensor, peer: Peer):
         self.x, self.peer = x, peer
         flat = x.reshape(-1)
-        self.work = flat if flat.dtype == torch.float32 else flat.float()
-        self.finite = _is_finite(self.work)
-        if not self.finite:
-            self.work.zero_()
+        self.numbers = flat if flat.dtype == torch.float32 else flat.float()
+        self.work = self.numbers if peer.rest is None else peer.rest.view(-1)
         wide = peer.keep_rest and x.dtype == torch.float64
         self._low = flat - self.work.double() if wide else None  # what float32 could not hold
 
     def room(self) -> Tensor:
-        """``[n]`` zeros for the mean; ``work`` stays as it is only where the rest is wanted."""
+        """``[n]`` for the mean, uninitialised; ``work`` stays as it is only where the rest is wanted."""
         spare = self.peer.spare
-        if not self.peer.keep_rest:
-            return self.work.zero_()
+        if not self.peer.keep_rest or self.peer.rest is not None:
+            return self.numbers
         if spare is not None and spare.dtype == torch.float32 and spare.is_contiguous():
-            return spare.view(-1).zero_()
-        return self.peer.scratch(self.work.numel(), self.x).zero_()
+            return spare.view(-1)
+        return self.peer.scratch(self.work.numel(), self.x)
 
-    def done(self, mean: Tensor, rest: Tensor | None = None) -> Exchanged[None]:
-        """The result: ``mean [n]`` and, if it is wanted, ``rest [n]`` (default: ``work``)."""
-        kept = None
+    def pad(self, size: int) -> None:
+        """From now on work on scratch memory of ``size`` numbers: those there are, with the memory, then zeros."""
+        n, memory = self.numbers.numel(), self.peer.memory
+        padded = self.peer.scratch(size, self.x)
+        if memory is None:
+            padded[:n] = self.numbers
+        else:
+            torch.add(self.numbers, memory.view(-1), out=padded[:n])
+        padded[n:] = 0
+        self.numbers = self.work = padded
+        self.peer = replace(self.peer, memory=None, rest=None, spare=None)
+
+    def done(self, mean: Tensor) -> Exchanged[None]:
+        """The result: ``mean``, and the rest if it is wanted."""
+        n, kept = self.x.numel(), None
         if self.peer.keep_rest:
-            rest = self.work if rest is None else rest
+            rest = self.work[:n]
             kept = (rest if self._low is None else rest + self._low).view(self.x.shape)
-        return Exchanged(mean.view(self.x.shape).to(self.x.dtype), kept, None)
+        return Exchanged(mean[:n].view(self.x.shape).to(self.x.dtype), kept, None)
 
     def poisoned(self) -> Exchanged[None]:
         """The result of a step in which some rank saw an inf or NaN."""
-        nan = self.work.fill_(math.nan).view(self.x.shape).to(self.x.dtype)
+        nan = self.numbers[: self.x.numel()].fill_(math.nan).view(self.x.shape).to(self.x.dtype)
         return Exchanged(nan, None, None, finite=False)
 
 
@@ -84,6 +97,10 @@ class _Communicator(Method[Any]):
             raise CompositionError(
                 f"{name} averages what it decodes, but {spelled(self.compressor)} is decided by a majority; use Allgather"
             )
+
+    @property
+    def adds_memory(self) -> bool:
+        return True
 
     def with_memory(self) -> Method[Any]:
         return replace(self, compressor=self.compressor.with_memory())
@@ -113,16 +130,27 @@ class _Communicator(Method[Any]):
         """The compressor of the first or second time that a number is compressed on its way."""
         return self.compressor.again() if hop else self.compressor
 
-    def _compress(self, rows: Tensor, peer: Peer, hop: int = 0) -> Tensor:
-        """Rows ``[b, n]`` -> wire ``[b, w]``, drawn from the stream that the compressor asks for."""
-        compressor = self._at(hop)
+    def _stream(self, compressor: Compressor, peer: Peer, hop: int) -> Stream:
+        """The stream that the compressor asks for."""
         shared = compressor.randomness == "shared"
-        rng = peer.shared(compressor.id) if shared else peer.private(compressor.id).fork(hop)
-        return compressor.compress_(rows, rng, peer.keep_rest)
+        return peer.shared(compressor.id) if shared else peer.private(compressor.id).fork(hop)
 
-    def _decompress(self, wire: Tensor, out: Tensor, peer: Peer, scale: float, hop: int = 0) -> None:
+    def _encode(self, loan: _Loan, peer: Peer, rows: int = 1) -> tuple[Tensor, bool]:
+        """The loan's numbers and the memory, as so many rows -> wire ``[rows, w]``, and whether all were finite."""
+        numbers, work = loan.numbers.view(rows, -1), loan.work.view(rows, -1)
+        memory = None if peer.memory is None else peer.memory.view(rows, -1)
+        rng = self._stream(self.compressor, peer, 0)
+        return self.compressor.encode_(numbers, rng, memory, work if peer.keep_rest else None)
+
+    def _compress(self, rows: Tensor, peer: Peer, hop: int = 0) -> Tensor:
+        """Finite rows ``[b, n]`` -> wire ``[b, w]``."""
         compressor = self._at(hop)
-        compressor.decompress_add_(wire, out, scale, peer.shared(compressor.id))
+        return compressor.compress_(rows, self._stream(compressor, peer, hop), peer.keep_rest)
+
+    def _aggregate(self, received: Sequence[Tensor], out: Tensor, peer: Peer, scale: float, hop: int = 0) -> None:
+        """Out ``[b, n]`` = scale times the sum of what the wires say."""
+        compressor = self._at(hop)
+        compressor.aggregate_(received, out, scale, peer.shared(compressor.id))
 
     def _payload(self, n: int) -> int | None:
         """Bytes of the sealed wire of n numbers; None if they vary."""
@@ -141,11 +169,6 @@ class _Communicator(Method[Any]):
                 f"field 'width' of rank {peer.rank}, this one, came back as {widths[peer.rank]}, not {width}"
             )
         return widths
-
-
-def _is_finite(x: Tensor) -> bool:
-    """Whether there is no inf or NaN, in one pass and without a temporary of x's size."""
-    return math.isfinite(torch.linalg.vector_norm(x, math.inf).item())
 
 
 def checked_widths(widths: Tensor, n: int) -> list[int]:
@@ -199,19 +222,18 @@ class Allreduce(_Communicator):
             answer = yield AllReduce(x, "mean", donate=True)
             return Exchanged(answer, None, None)
         loan = _Loan(x, peer)
-        rows = loan.work.view(1, -1)
-        if self.compressor.predivide:
-            rows.mul_(1 / peer.world)
-        wire = self._compress(rows, peer)
-        if not loan.finite:
+        if self.compressor.predivide:  # never with a memory: see with_memory
+            loan.numbers.mul_(1 / peer.world)
+        wire, finite = self._encode(loan, peer)
+        if not finite:
             wire = torch.full_like(wire, math.nan)
         answer = yield AllReduce(wire, "sum" if self.compressor.predivide else "mean", donate=True)
-        if not _is_finite(answer):
+        if not all_finite(answer):
             return loan.poisoned()
         if self.compressor.predivide and peer.keep_rest:
-            rows.mul_(peer.world)
+            loan.work.mul_(peer.world)
         mean = loan.room()
-        self._decompress(answer, mean.view(1, -1), peer, 1.0)
+        self._aggregate([answer], mean.view(1, -1), peer, 1.0)
         return loan.done(mean)
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
@@ -226,9 +248,9 @@ class Allgather(_Communicator):
 
     def _exchange(self, x: Tensor, peer: Peer, state: Any) -> Exchange[Exchanged[Any]]:
         loan = _Loan(x, peer)
-        wire = self._compress(loan.work.view(1, -1), peer)
+        wire, finite = self._encode(loan, peer)
         widths = yield from self._widths(wire, x.numel(), peer)
-        gathered = yield AllGather(wires.seal(wire, loan.finite, max(widths))[0])  # [W, s]
+        gathered = yield AllGather(wires.seal(wire, finite, max(widths))[0])  # [W, s]
         if not wires.all_finite(gathered):
             return loan.poisoned()
         return _decoded(self, loan, list(gathered[:, None]), widths, wire.dtype, peer)
@@ -244,9 +266,9 @@ class Broadcast(_Communicator):
 
     def _exchange(self, x: Tensor, peer: Peer, state: Any) -> Exchange[Exchanged[Any]]:
         loan = _Loan(x, peer)
-        wire = self._compress(loan.work.view(1, -1), peer)
+        wire, finite = self._encode(loan, peer)
         widths = yield from self._widths(wire, x.numel(), peer)
-        mine = wires.seal(wire, loan.finite)
+        mine = wires.seal(wire, finite)
         received = []
         for root, width in enumerate(widths):
             buf = mine if root == peer.rank else mine.new_zeros(1, wires.sealed_bytes(width))
@@ -266,10 +288,9 @@ def _decoded(
     """The aggregate of all ranks' wires, added up in the order of the ranks: the same bits everywhere."""
     mean = loan.room()
     vote = method.compressor.aggregation == "majority"
-    for one, width in zip(sealed, widths, strict=True):
-        wire = wires.unseal(one, width, dtype)
-        method._decompress(wire, mean.view(1, -1), peer, 1.0 if vote else 1 / peer.world)
-    return loan.done(mean.sign_() if vote else mean)
+    received = [wires.unseal(one, width, dtype) for one, width in zip(sealed, widths, strict=True)]
+    method._aggregate(received, mean.view(1, -1), peer, 1.0 if vote else 1 / peer.world)
+    return loan.done(mean)
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,28 +370,31 @@ class ScatterReduce(_TwoHops):
         W, n = peer.world, x.numel()
         c = math.ceil(n / W)
         loan = _Loan(x, peer)
-        rows = loan.work.view(W, c) if n == W * c else _padded(loan.work, W * c, peer).view(W, c)
-        wire = self._compress(rows, peer)  # [W, w]
+        if n != W * c:
+            loan.pad(W * c)
+        wire, own_finite = self._encode(loan, loan.peer, W)  # [W, w]
         widths = yield from self._widths(wire, c, peer)
-        theirs = yield AllToAll(wires.seal(wire, loan.finite, max(widths)))  # [W, s]: everyone's version of my chunk
+        theirs = yield AllToAll(wires.seal(wire, own_finite, max(widths)))  # [W, s]: everyone's version of my chunk
         finite = wires.all_finite(theirs)
-        chunk = peer.scratch((1, c), x).zero_()
+        chunk = peer.scratch((1, c), x)
         if finite:
-            for one, width in zip(theirs[:, None], widths, strict=True):
-                self._decompress(wires.unseal(one, width, wire.dtype), chunk, peer, 1 / W)
+            received = [
+                wires.unseal(one, width, wire.dtype) for one, width in zip(theirs[:, None], widths, strict=True)
+            ]
+            self._aggregate(received, chunk, peer, 1 / W)
+        else:
+            chunk.zero_()
         again = self._compress_again(chunk, state, peer)  # chunk: now my second rounding
         widths = yield from self._widths(again, c, peer)
         final = yield AllGather(wires.seal(again, finite, max(widths))[0])  # [W, s]
         if not wires.all_finite(final):
             return replace(loan.poisoned(), state=state)
         if peer.keep_rest and not self.server_memory:
-            rows[peer.rank].add_(chunk[0], alpha=W)  # one worker's share of the mean is 1/W of it
-        mean = loan.room() if n == W * c else peer.scratch(W * c, x).zero_()
+            loan.work.view(W, c)[peer.rank].add_(chunk[0], alpha=W)  # one worker's share of the mean is 1/W of it
+        mean = loan.room()
         for row, one, width in zip(mean.view(W, 1, c), final[:, None], widths, strict=True):
-            self._decompress(wires.unseal(one, width, again.dtype), row, peer, 1.0, hop=1)
-        return replace(
-            loan.done(mean[:n], rows.view(-1)[:n]), state=self._committed(chunk, peer.rank * c, x, state, peer)
-        )
+            self._aggregate([wires.unseal(one, width, again.dtype)], row, peer, 1.0, hop=1)
+        return replace(loan.done(mean), state=self._committed(chunk, peer.rank * c, x, state, peer))
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         size = self._payload(math.ceil(like.numel() / peer.world))
@@ -402,18 +426,20 @@ class ParameterServer(_TwoHops):
             raise ConfigurationError(f"ParameterServer: server={server} is not a rank; legal: 0 to {W - 1}")
         serving = peer.rank == server
         loan = _Loan(x, peer)
-        wire = self._compress(loan.work.view(1, -1), peer)
+        wire, own_finite = self._encode(loan, peer)
         widths = yield from self._widths(wire, n, peer)
-        mine = wires.seal(wire, loan.finite, max(widths))
+        mine = wires.seal(wire, own_finite, max(widths))
         inbox = [mine] * W
         for rank in range(W):
             if rank != server:
                 inbox[rank] = yield Permute(mine, ((rank, server),))
         finite = all(wires.all_finite(sealed) for sealed in inbox) if serving else True
-        total = peer.scratch((1, n), x).zero_()  # the server's: the mean, then its second rounding
+        total = peer.scratch((1, n), x)  # the server's: the mean, then its second rounding
         if serving and finite:
-            for one, width in zip(inbox, widths, strict=True):
-                self._decompress(wires.unseal(one, width, wire.dtype), total, peer, 1 / W)
+            received = [wires.unseal(one, width, wire.dtype) for one, width in zip(inbox, widths, strict=True)]
+            self._aggregate(received, total, peer, 1 / W)
+        else:
+            total.zero_()
         again = self._compress_again(total, state, peer)  # other ranks' only gives the shape
         widths = yield from self._widths(again, n, peer)
         reply = (
@@ -427,7 +453,7 @@ class ParameterServer(_TwoHops):
         if peer.keep_rest and serving and not self.server_memory:
             loan.work.add_(total[0], alpha=W)
         mean = loan.room()
-        self._decompress(wires.unseal(answer, widths[server], again.dtype), mean.view(1, -1), peer, 1.0, hop=1)
+        self._aggregate([wires.unseal(answer, widths[server], again.dtype)], mean.view(1, -1), peer, 1.0, hop=1)
         return replace(loan.done(mean), state=self._committed(total, 0, x, state, peer) if serving else None)
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
@@ -436,11 +462,3 @@ class ParameterServer(_TwoHops):
             return None
         up = [Permute(_bytes(size), ((rank, self.server),)) for rank in range(peer.world) if rank != self.server]
         return _traced(peer, *up, BroadcastOp(_bytes(size), self.server))
-
-
-def _padded(flat: Tensor, size: int, peer: Peer) -> Tensor:
-    """``flat`` with zeros up to ``size``, in scratch memory."""
-    out = peer.scratch(size, flat)
-    out[: flat.numel()] = flat
-    out[flat.numel() :] = 0
-    return out

@@ -1,7 +1,8 @@
 """Memories: methods that wrap a method and carry something from step to step.
 
-A memory commits only after the last collective has answered, and only if every rank's gradient was finite: after a
-failed exchange or an inf or NaN anywhere it is what it was before.
+A memory's successor is made in storage of its own, and takes its place only after the last collective has
+answered, and only if every rank's gradient was finite: after a failed exchange or an inf or NaN anywhere the memory is what it
+was before.
 """
 
 from __future__ import annotations
@@ -24,6 +25,17 @@ _EFState: TypeAlias = tuple[Any, ...]  # memory, the method's state, and with fo
 def _state_dtype(x: Tensor) -> torch.dtype:
     """Memories are float32, or float64 where the gradient is."""
     return torch.promote_types(x.dtype, torch.float32)
+
+
+def _swap_in(memory: Tensor, peer: Peer) -> Tensor:
+    """Storage for the memory's successor."""
+    return torch.empty_like(memory) if peer.workspace is None else peer.workspace.swap_in(memory)
+
+
+def _swap_out(memory: Tensor, peer: Peer) -> None:
+    """The memory that has a successor, or the successor that was not needed."""
+    if peer.workspace is not None:
+        peer.workspace.swap_out(memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +103,24 @@ class ErrorFeedback(_Memory[S]):
 
     def exchange(self, x: Tensor, state: _EFState, peer: Peer) -> Exchange[Exchanged[_EFState]]:
         memory, inner, *last = state
-        ratio = lr_ratio(last[0], peer.lr) if last else 1.0
-        p = peer.scratch(tuple(x.shape), x, memory.dtype)
-        if self.gamma == 1:
-            torch.add(x, memory, alpha=self.beta * ratio, out=p)
+        weight = self.beta * (lr_ratio(last[0], peer.lr) if last else 1.0)
+        plain = x.dtype == torch.float32 and x.is_contiguous()
+        peer = replace(peer, keep_rest=True, spare=x if plain else None, lr=peer.lr if self.follow_lr else None)
+        rest = _swap_in(memory, peer)  # the memory stays as it is until the exchange has succeeded
+        if plain and self.method.adds_memory and self.gamma == weight == 1:
+            p, peer = x, replace(peer, memory=memory, rest=rest)
+        elif self.gamma == 1:
+            p = torch.add(x, memory, alpha=weight, out=rest)
         else:
-            torch.mul(x, self.gamma, out=p).add_(memory, alpha=self.beta * ratio)
-        spare = x if x.dtype == torch.float32 and x.is_contiguous() else None
-        lr = peer.lr if self.follow_lr else None
-        out = yield from self.method.exchange(p, inner, replace(peer, keep_rest=True, spare=spare, lr=lr))
+            p = torch.mul(x, self.gamma, out=rest).add_(memory, alpha=weight)
+        out = yield from self.method.exchange(p, inner, peer)
         if out.finite and (not last or peer.lr):
             assert out.rest is not None, f"{spelled(self.method)} did not keep the rest"
-            memory.copy_(out.rest)
+            if out.rest.data_ptr() != rest.data_ptr() or out.rest.dtype != rest.dtype:
+                rest.copy_(out.rest)
+            memory, rest = rest, memory
             last = [peer.lr] if last else []
+        _swap_out(rest, peer)
         return Exchanged(out.mean.to(x.dtype), None, (memory, out.state, *last), out.finite)
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
@@ -149,13 +166,14 @@ class DistEF(ErrorFeedback[S], Generic[S]):
 
     def exchange(self, x: Tensor, state: _EFState, peer: Peer) -> Exchange[Exchanged[_EFState]]:
         velocity, feedback = state
-        m = peer.scratch(tuple(x.shape), x, velocity.dtype)
+        m = _swap_in(velocity, peer)
         torch.mul(velocity, self.mu, out=m).add_(x)
         p = peer.scratch(tuple(x.shape), x, velocity.dtype)
         torch.mul(m, self.mu, out=p).add_(x)
         out = yield from ErrorFeedback.exchange(self, p, feedback, peer)
         if out.finite:
-            velocity.copy_(m)
+            velocity, m = m, velocity
+        _swap_out(m, peer)
         return Exchanged(out.mean.to(x.dtype), None, (velocity, out.state), out.finite)
 
     def owed(self, state: _EFState) -> Tensor | None:
@@ -184,12 +202,13 @@ class Momentum(_Memory[S]):
 
     def exchange(self, x: Tensor, state: tuple[Tensor, S], peer: Peer) -> Exchange[Exchanged[tuple[Tensor, S]]]:
         memory, inner = state
-        m = peer.scratch(tuple(x.shape), x, memory.dtype)
+        m = _swap_in(memory, peer)
         torch.mul(memory, self.beta, out=m).add_(x, alpha=1 - self.beta)
         lent = peer.scratch(tuple(x.shape), x, memory.dtype).copy_(m)
         out = yield from self.method.exchange(lent, inner, peer)
         if out.finite and bool(out.mean.isfinite().all()):
-            memory.copy_(m)
+            memory, m = m, memory
+        _swap_out(m, peer)
         return Exchanged(out.mean.to(x.dtype), None, (memory, out.state), out.finite)
 
     def owed(self, state: tuple[Tensor, S]) -> Tensor | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
 from grace.errors import CompositionError, ConfigurationError
+from grace.kernels.finite import all_finite
 from grace.random import Stream
 from grace.workspace import Workspace
 
@@ -55,6 +57,8 @@ class Peer:
     lr: the learning rate that this step's mean will be applied with, the same on all ranks, where memories should follow
         it; None where they need not, or where nobody said.
     steps_per_epoch: for schedules that count epochs; None if nobody said.
+    memory, rest: only for methods that take them (:attr:`Method.adds_memory`), like x, float32, contiguous: what is to be
+        added to x first, and storage for what was not sent, which becomes :attr:`Exchanged.rest`. x is then spare.
     """
 
     rank: int
@@ -67,6 +71,8 @@ class Peer:
     workspace: Workspace | None = None
     lr: float | None = None
     steps_per_epoch: int | None = None
+    memory: Tensor | None = None
+    rest: Tensor | None = None
 
     def private(self, method: str) -> Stream:
         """Randomness that differs between ranks."""
@@ -110,6 +116,11 @@ class Method(abc.ABC, Generic[S]):
     @property
     def needs_epochs(self) -> bool:
         """Whether the method follows the epoch, so that the run must say how many steps one has."""
+        return False
+
+    @property
+    def adds_memory(self) -> bool:
+        """Whether :meth:`exchange` adds :attr:`Peer.memory` itself, which saves passes over memory."""
         return False
 
     def init(self, like: Tensor) -> S:
@@ -198,10 +209,71 @@ class Compressor(abc.ABC):
         """
         return self
 
+    def encode_(
+        self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
+    ) -> tuple[Tensor, bool]:
+        """``p = rows + memory``, float32 ``[b, n]`` each -> (wire ``[b, w]``, whether p is finite).
+
+        ``rest``, which must be there if ``memory`` is, and may be ``rows`` if it is not, becomes p minus what the wire says;
+        ``rows`` is donated. If p is not finite, the wire is one that would be sent for zeros, and ``rest`` means nothing.
+        """
+        if memory is not None:
+            assert rest is not None
+            rows = torch.add(rows, memory, out=rest)
+        elif rest is not None and rest is not rows:
+            rows = rest.copy_(rows)
+        finite = all_finite(rows)
+        if not finite:
+            rows.zero_()
+        return self.compress_(rows, rng, rest is not None), finite
+
+    def aggregate_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream) -> None:
+        """float32 out ``[b, n]`` = scale times the sum of what the wires ``[b, w]`` say, added in their order; under
+        ``aggregation="majority"`` the sign of that sum.
+
+        Raises:
+            PayloadError: as :meth:`decompress_add_`.
+        """
+        out.zero_()
+        for wire in received:
+            self.decompress_add_(wire, out, scale, rng)
+        if self.aggregation == "majority":
+            out.sign_()
+
     @property
     def id(self) -> str:
         """The name that keys its random streams."""
         return type(self).__name__
+
+
+class Fused(Compressor):
+    """A compressor whose kernels do several things in one pass over memory: add a memory, find out whether all numbers are
+    finite, encode, and keep the rest; and decode and add up several wires. Subclasses define :meth:`encode_` and :meth:`sum_`.
+    """
+
+    @abc.abstractmethod
+    def encode_(
+        self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
+    ) -> tuple[Tensor, bool]: ...
+
+    @abc.abstractmethod
+    def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
+        """float32 out ``[b, n]`` = (or, with ``add``, +=) scale times the sum of what the wires ``[b, w]`` say.
+
+        Raises:
+            PayloadError: as :meth:`decompress_add_`.
+        """
+
+    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
+        return self.encode_(rows, rng, rest=rows if keep_rest else None)[0]
+
+    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
+        self.sum_([wire], out, scale, rng, True)
+
+    def aggregate_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream) -> None:
+        self.sum_(received, out, scale, rng, False)
+        if self.aggregation == "majority":
+            out.sign_()
 
 
 def spelled(instance: object) -> str:

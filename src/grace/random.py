@@ -76,10 +76,14 @@ class Stream:
         """An independent stream with the same owner."""
         return replace(self, salt=self.salt * 1009 + salt + 1)
 
+    def key(self) -> tuple[int, int]:
+        """The key of this stream, two 32-bit words; its counters are (group, step)."""
+        rank = _SHARED if self.rank is None else self.rank
+        return _key(self.seed, self.method, self.tensor, rank, self.salt)
+
     def words(self, groups: int, device: torch.device | str = "cpu", first: int = 0) -> Tensor:
         """``[groups, 2]`` int32: one 64-bit output for each counter, from counter ``first`` on."""
-        rank = _SHARED if self.rank is None else self.rank
-        key = _key(self.seed, self.method, self.tensor, rank, self.salt)
+        key = self.key()
         out = torch.empty(groups, 2, dtype=torch.int32, device=device)
         for start in range(0, groups, _CHUNK):
             stop = min(groups, start + _CHUNK)

@@ -17,6 +17,8 @@ class Workspace:
         self._blocks: list[Tensor] = []  # uint8, in the order of their allocation; the last one is being filled
         self._used = 0  # bytes of the last block
         self._taken = 0  # bytes since the last reset
+        self._free: dict[tuple[tuple[int, ...], torch.dtype, torch.device], list[Tensor]] = {}
+        self._old: list[Tensor] = []  # swapped out since the last reset
 
     def take(self, shape: int | tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """An uninitialised tensor."""
@@ -38,3 +40,19 @@ class Workspace:
         if len(self._blocks) > 1:
             self._blocks = [torch.empty(self._taken, dtype=torch.uint8, device=self._blocks[-1].device)]
         self._used = self._taken = 0
+        for old in self._old:
+            self._free.setdefault((tuple(old.shape), old.dtype, old.device), []).append(old)
+        self._old.clear()
+
+    def swap_in(self, like: Tensor) -> Tensor:
+        """An uninitialised tensor like this one that stays valid: for a new state, in exchange for the old one."""
+        free = self._free.get((tuple(like.shape), like.dtype, like.device))
+        return free.pop() if free else torch.empty_like(like)
+
+    def swap_out(self, old: Tensor) -> None:
+        """Nobody will need this tensor once the exchange has succeeded; after ``reset``, ``swap_in`` may return it."""
+        self._old.append(old)
+
+    def forget(self) -> None:
+        """The exchange has failed: what was swapped out is still needed."""
+        self._old.clear()

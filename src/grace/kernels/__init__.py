@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from grace.kernels.finite import all_finite
 from grace.kernels.hashing import PRIME, hash_coefficients, polynomial_hash, sketch_add_, sketch_hashes, sketch_query
 from grace.kernels.matrices import orthonormal, ridge, water_filling
 from grace.kernels.quantiles import quantile_buckets
@@ -12,6 +13,7 @@ from grace.kernels.reference import (
     block_count,
     block_norm,
     block_sizes,
+    ordered_sum,
     pack,
     pack_trits,
     packed_bytes,
@@ -25,11 +27,13 @@ from grace.kernels.reference import (
 )
 from grace.kernels.rotation import hadamard
 from grace.kernels.spans import Span, spans
+from grace.kernels.stochastic import dequantise_sum, quantise, quantised_bytes
 
 __all__ = [
     "MOST",
     "PRIME",
     "Span",
+    "all_finite",
     "block_abs_max",
     "block_abs_mean",
     "block_count",
@@ -37,9 +41,11 @@ __all__ = [
     "block_norm",
     "block_sizes",
     "block_sum",
+    "dequantise_sum",
     "hadamard",
     "hash_coefficients",
     "nearest",
+    "ordered_sum",
     "orthonormal",
     "pack",
     "pack_trits",
@@ -47,6 +53,8 @@ __all__ = [
     "packed_trits_bytes",
     "polynomial_hash",
     "quantile_buckets",
+    "quantise",
+    "quantised_bytes",
     "ridge",
     "select_at_least",
     "select_topk",

@@ -24,6 +24,7 @@ ISAS: Final = ("base", "avx2", "avx512")
 CHOICES: Final = ("reference", "native", *(f"native-{isa}" for isa in ISAS))
 VARIABLE: Final = "GRACE_KERNELS"
 _VERSION = 1  # of the C interface
+BAD_HEAD, BAD_CODE = -1, -2  # why a decoder refused
 _NAMES = ("libgrace_kernels.so", "libgrace_kernels.dylib")
 
 P, I, N, U, F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_uint32, ctypes.c_float

@@ -14,6 +14,7 @@ from grace.kernels.spans import CHUNK, spans
 
 _TRITS_PER_BYTE = 5  # 3**5 = 243 <= 256: 1.6 bits each
 _WORD_BITS = (1, 2, 4, 8)
+_PIECE, _LANES = 4096, 16  # of ordered sums
 
 
 # ---- bits -----------------------------------------------------------------------------------------------------------
@@ -117,22 +118,30 @@ def block_abs_max(rows: Tensor, block: int) -> Tensor:
 
 
 def block_abs_mean(rows: Tensor, block: int) -> Tensor:
-    """``[b, n]`` -> ``[b, nb]``: the mean magnitude of each block, accumulated in float64."""
-    sums = _over_blocks(rows.abs(), block).sum(dim=2, dtype=torch.float64)
-    return (sums / block_sizes(rows.shape[1], block, rows)).to(torch.float32)
+    """``[b, n]`` -> ``[b, nb]``: the mean magnitude of each block, accumulated in float64 (:func:`ordered_sum`)."""
+    return (ordered_sum(rows.abs().double(), block) / block_sizes(rows.shape[1], block, rows)).float()
 
 
 def block_norm(rows: Tensor, block: int) -> Tensor:
     """``[b, n]`` -> ``[b, nb]``: the Euclidean norm of each block, without overflow or underflow on the way."""
-    return (
-        _over_blocks(rows, block)
-        .double()
-        .square_()
-        .sum(dim=2)
-        .sqrt_()
-        .clamp_max_(torch.finfo(torch.float32).max)
-        .float()
-    )
+    squares = ordered_sum(rows.double().square_(), block)
+    return squares.sqrt_().clamp_max_(torch.finfo(torch.float32).max).float()
+
+
+def ordered_sum(values: Tensor, block: int) -> Tensor:
+    """float64 ``[b, n]`` -> ``[b, nb]``: the sum of each block, always in the same order.
+
+    Number i of a piece of 4,096 goes to lane i mod 16; each lane adds in order; then the upper half of the lanes is added to
+    the lower, four times; then the pieces of a block are added in order.
+    """
+    parts = _over_blocks(_over_blocks(values, block).flatten(0, 1), min(block, _PIECE))  # [b nb, pieces, B]
+    lanes = _over_blocks(parts.flatten(0, 1), _LANES)  # [b nb pieces, T, 16]
+    total = lanes[:, 0].clone()
+    for t in range(1, lanes.shape[1]):
+        total += lanes[:, t]
+    for half in (8, 4, 2, 1):
+        total = total[:, :half] + total[:, half : 2 * half]
+    return total.view(parts.shape[:2]).cumsum(dim=1)[:, -1].view(values.shape[0], -1)
 
 
 def spread(scales: Tensor, n: int, block: int) -> Tensor:

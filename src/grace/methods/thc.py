@@ -26,6 +26,7 @@ from grace.kernels import (
     spread,
     unpack,
 )
+from grace.kernels.finite import all_finite
 from grace.method import Exchanged, Facts, Method, Peer
 from grace.methods.rht import checked_block, rotated, rotated_back
 from grace.random import Stream
@@ -105,9 +106,12 @@ class THC(Method[None]):
         n, W, g, shared = x.numel(), peer.world, self.table[-1], peer.shared("THC")
         c, sum_bits = math.ceil(n / W), _sum_bits(g, W)
         rows = loan.work.view(1, n)
+        finite = all_finite(rows)
+        if not finite:
+            rows.zero_()
         y = rotated(rows, shared, self.block)
         norm = block_norm(y, self.block)  # [1, nb]
-        norm = yield AllReduce(norm if loan.finite else norm.fill_(math.inf), "max", donate=True)
+        norm = yield AllReduce(norm if finite else norm.fill_(math.inf), "max", donate=True)
         if not bool(norm.isfinite().all()):
             return loan.poisoned()
         reach = self._reach(norm, n)
@@ -120,7 +124,7 @@ class THC(Method[None]):
         total = wires.checked_index("sums", unpack(answer, sum_bits, c).long(), g * W + 1).view(1, -1)[:, :n]
         if peer.keep_rest:
             rows.sub_(self._numbers(table[z[:, :n]], 1, reach, shared))
-        return loan.done(loan.room().add_(self._numbers(total, W, reach, shared)[0]))
+        return loan.done(loan.room().copy_(self._numbers(total, W, reach, shared)[0]))
 
     def _reach(self, norm: Tensor, n: int) -> Tensor:
         """A ``[1, nb]``; 0 for blocks that are as good as zero."""

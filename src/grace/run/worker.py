@@ -85,7 +85,11 @@ class Worker:
             if name in self._owed:
                 x.add_(self._owed[name])
             runs.append(method.exchange(x, state, self._peer(name)))
-        outs = yield from together(runs, self._layouts, self.workspace)
+        try:
+            outs = yield from together(runs, self._layouts, self.workspace)
+        except BaseException:
+            self.workspace.forget()  # states are what they were
+            raise
         for name, out in zip(names, outs, strict=True):
             self._states[name] = (self._states[name][0], out.state)
             if name in self._owed and out.finite and bool(out.mean.isfinite().all()):

@@ -1,0 +1,47 @@
+"""What a tensor must be before its memory is handed to native code. The messages name the argument and what is legal."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from grace.errors import InputError, PayloadError
+
+
+def numbers(name: str, x: Tensor, shape: Sequence[int] | None = None) -> int:
+    """The address of a contiguous float32 tensor, of this shape where it is given.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if x.dtype is not torch.float32 or not x.is_contiguous() or (shape is not None and x.shape != shape):
+        wanted = "contiguous float32" + ("" if shape is None else f" {list(shape)}")
+        order = "" if x.is_contiguous() else ", not contiguous"
+        raise InputError(
+            f"kernels: {name} must be {wanted}, got {x.dtype} {list(x.shape)}{order}; use .float().contiguous()"
+        )
+    return x.data_ptr()
+
+
+def wire_rows(wires: Sequence[Tensor], rows: int, width: int) -> list[int]:
+    """The addresses of the rows of these uint8 wires ``[rows, width]``: those of the first row, then of the second, ...
+
+    Raises:
+        InputError: another dtype, or bytes that do not lie side by side.
+        PayloadError: another number of rows or bytes.
+    """
+    for wire in wires:
+        if wire.shape != (rows, width):
+            kind = "truncated payload" if wire.ndim == 2 and wire.shape[1] < width else "payload"
+            raise PayloadError(f"{kind} of {list(wire.shape)} bytes, but its fields need {[rows, width]}")
+        if wire.dtype is not torch.uint8 or (width > 1 and wire.stride(1) != 1):
+            raise InputError(f"kernels: a wire must be uint8 with bytes side by side, got {wire.dtype} {wire.stride()}")
+    return [wire.data_ptr() + row * wire.stride(0) for row in range(rows) for wire in wires]
+
+
+def pointers(addresses: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:
+    """As a C array."""
+    return (ctypes.c_void_p * len(addresses))(*addresses)
