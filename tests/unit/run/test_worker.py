@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from grace import Policy, Rule
-from grace.errors import ConfigurationError, InputError, NonFiniteError, StateError
+from grace.collectives import AllGather
+from grace.errors import ConfigurationError, InputError, NonFiniteError, StateError, TransportError
 from grace.run import Simulator, Worker, simulate
 
 TOP1 = "topk:ratio=0.25"
@@ -227,3 +228,34 @@ def test_peers_know_the_step_and_the_name():
     assert not torch.equal(means[0], means[1]), "each step has positions of its own"
     outs = step(worker, a=x, b=x)
     assert not torch.equal(outs["a"], outs["b"]), "each tensor has positions of its own"
+
+
+# ---- a collective that fails -----------------------------------------------------------------------------------------
+def test_a_later_round_that_fails_leaves_every_memory_whole():
+    """One tensor has finished when the second round of another fails: the step did not happen for either."""
+    policy = Policy([("short", TOP1), ("long", f"{TOP1},communicator=scatterreduce")])
+    tensors = {"short": vector(4, 1, 2, -3), "long": vector(1, -5, 2, 3)}
+    worker, twin = Worker(policy, 0, 1), Worker(policy, 0, 1)
+    for one in (worker, twin):
+        step(one, **tensors)
+        one.workspace.reset()
+    before = worker.state_dict()
+
+    failing = worker.exchange({name: x.clone() for name, x in tensors.items()})
+    op = next(failing)
+    gathers = 0
+    while gathers < 2:  # the second one is the second round of "long"
+        gathers += isinstance(op, AllGather)
+        if gathers < 2:
+            op = failing.send(op.buf[None].clone() if isinstance(op, AllGather) else op.buf.clone())
+    with pytest.raises(TransportError):
+        failing.throw(TransportError("a worker died"))
+
+    after = worker.state_dict()
+    for name, (memory, _) in before["states"].items():
+        assert torch.equal(after["states"][name][0], memory)
+    for _ in range(3):  # the storage of a memory that is still in use is lent to nobody
+        mine, other = step(worker, **tensors), step(twin, **tensors)
+        worker.workspace.reset()
+        twin.workspace.reset()
+        assert all(torch.equal(mine[name], other[name]) for name in tensors)
