@@ -33,7 +33,7 @@ def movielens(root: Path) -> dict[str, Array]:
     path = MOVIELENS.folder(root, "ratings.csv", ["ml-20m"]) / "ratings.csv"
     state = path.stat()
     key = (str(path.resolve()), state.st_size, state.st_mtime_ns)
-    return cached("movielens", key, lambda: _implicit(path))  # parsing takes most of a minute
+    return cached("movielens", key, lambda: _implicit(path))  # 20 million lines: workers parse them once
 
 
 def _implicit(path: Path) -> dict[str, Array]:
