@@ -1,4 +1,4 @@
-"""How much memory a worker needs at least, found without allocating it: on torch's meta device."""
+"""How much memory a worker needs at least, found without allocating it: on torch's fake tensors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from grace.bench.tasks.contract import Task
 
@@ -24,27 +25,36 @@ def least_bytes(task: Task, batch: Any, slots: int) -> int:
     """
     with torch.device("meta"):
         model = task.model()
-    parameters = {_storage(p): p.nbytes for p in model.parameters()}
+    size = sum(p.nbytes for p in model.parameters())
+    return _PROCESS + (_COPIES + slots) * size + saved_bytes(task, model, batch)
+
+
+def saved_bytes(task: Task, model: torch.nn.Module, batch: Any) -> int:
+    """What the way forward saves for the way back, the parameters not counted. ``model`` is on the meta device.
+
+    A fake tensor has a shape and a device, here the CPU, but no memory; unlike meta tensors, which have no device, it
+    takes the kernels of the real one, and so saves what they save.
+    """
+    fake = FakeTensorMode()
+    with fake:
+        for module in model.modules():
+            for name, p in list(module.named_parameters(recurse=False)):
+                setattr(module, name, torch.nn.Parameter(torch.empty(p.shape, dtype=p.dtype)))
+            for name, b in list(module.named_buffers(recurse=False)):
+                setattr(module, name, torch.empty(b.shape, dtype=b.dtype))
+    parameters = {_storage(p) for p in model.parameters()}
     # Tensors without memory have no address, so their storages are kept, that no two have the same identity.
-    saved: dict[int, tuple[int, torch.UntypedStorage]] = {}
+    saved: dict[int, torch.UntypedStorage] = {}
 
     def keep(x: Tensor) -> Tensor:
         if (key := _storage(x)) not in parameters:
-            storage = x.untyped_storage()
-            saved[key] = (storage.nbytes(), storage)
+            saved[key] = x.untyped_storage()
         return x
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        task.loss(model, _without_memory(batch))
-    activations = sum(size for size, _ in saved.values())
-    return _PROCESS + (_COPIES + slots) * sum(parameters.values()) + activations
+    with fake, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        task.loss(model, tuple(fake.from_tensor(x) if isinstance(x, Tensor) else x for x in batch))
+    return sum(storage.nbytes() for storage in saved.values())
 
 
 def _storage(x: Tensor) -> int:
     return int(x.untyped_storage()._cdata)
-
-
-def _without_memory(batch: Any) -> Any:
-    if isinstance(batch, Tensor):
-        return batch.to("meta")
-    return tuple(map(_without_memory, batch)) if isinstance(batch, tuple) else batch
