@@ -80,7 +80,7 @@ def _read(folder: Path) -> dict[str, Array] | None:
         } or None
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):  # somebody has damaged it
+    except (OSError, ValueError, EOFError):  # somebody has damaged it
         shutil.rmtree(folder, ignore_errors=True)
         return None
 
