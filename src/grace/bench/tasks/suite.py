@@ -55,6 +55,7 @@ class SuiteTask(Task):
     slots: ClassVar[int] = 1
     source: Source = "embedded"
     data: Loaded | None = None
+    _divided: int = 0  # the batch that ``load`` made of ``batch_in_all``
 
     @abc.abstractmethod
     def read(self, root: Path | None) -> Loaded:
@@ -87,10 +88,11 @@ class SuiteTask(Task):
         self._set_epochs()
 
     def _divide_batch(self) -> None:
-        if self.batch_in_all:
+        asked = vars(self).get("batch", self._divided) != self._divided  # somebody has set another one
+        if self.batch_in_all and not asked:
             if self.batch_in_all < self.workers:
                 raise ConfigurationError(f"{self.workers} workers cannot share a batch of {self.batch_in_all} in all")
-            self.batch = self.batch_in_all // self.workers
+            self.batch = self._divided = self.batch_in_all // self.workers
 
     def _set_epochs(self) -> None:
         if self.four_worker_steps:

@@ -119,9 +119,20 @@ def test_a_batch_in_all_is_divided(name, in_all):
     task.workers = 8
     task.load_synthetic()
     assert task.batch == task.samples_per_batch == in_all // 8
+    task.workers = 4
+    task.load_synthetic()
+    assert task.batch == in_all // 4
     task.workers = in_all + 1
     with pytest.raises(ConfigurationError, match=f"cannot share a batch of {in_all} in all"):
         task.load_synthetic()
+
+
+def test_a_batch_that_was_asked_for_stays():
+    task = find_task("resnet9")
+    task.batch = 7
+    task.load_synthetic()
+    assert task.batch == 7
+    assert len(next(task.batches(0, 4, 0))[1]) == 7
 
 
 @pytest.mark.parametrize("name", FULL)
@@ -151,7 +162,9 @@ def test_saved_bytes_are_those_of_a_real_pass(name):
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         loss = task.loss(model, task.synthetic_batch(stream(0, 0)))
     assert loss.requires_grad
-    assert sum(storage.nbytes() for storage in saved.values()) == pytest.approx(expected, rel=0.1)
+    # oneDNN's LSTM keeps a workspace whose size a fake tensor does not know.
+    most = 1.3 if name == "lstm_small" else 1.001
+    assert 0.999 * expected <= sum(storage.nbytes() for storage in saved.values()) <= most * expected
 
 
 def test_one_permutation_an_epoch_that_all_share():
