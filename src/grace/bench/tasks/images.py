@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from grace.bench.tasks import metrics
-from grace.bench.tasks.embedded.chunks import digest
 from grace.bench.tasks.embedded.shapes import shapes
 from grace.bench.tasks.files.cifar10 import cifar10
 from grace.bench.tasks.pictures import ArrayPictures, Augmentation, FolderPictures, Pictures
@@ -93,5 +92,4 @@ class ImageNetTask(ImageTask):
             return loaded("shapes with textures", arrays, len(arrays["labels"]), procedural=True)
         folder = FolderPictures(root, self.size, self.classes - 1)
         self.pictures = folder
-        both = np.frombuffer(f"{folder.train.digest()} {folder.val.digest()}".encode(), np.uint8)
-        return Loaded("ImageNet", False, len(folder.train.files), digest([both]))
+        return Loaded("ImageNet", False, len(folder.train.files), folder.digest)

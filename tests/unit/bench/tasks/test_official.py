@@ -116,6 +116,15 @@ def test_tokens_are_measured_by_their_loss(tmp_path):
         find_task("gpt_small").load(tmp_path)  # whose vocabulary is bytes
 
 
+def test_a_token_that_the_model_does_not_have(tmp_path):
+    for name in ("train.bin", "val.bin"):
+        np.full(3_000, 50_257, "<u2").tofile(tmp_path / name)
+    task = find_task("gpt2_small")
+    task.load(tmp_path)
+    with pytest.raises(DataError, match="the token 50257; the model has 50257, from 0 on"):
+        next(task.batches(0, 1, 0))
+
+
 def test_text_that_is_too_short_for_a_window(tmp_path):
     (tmp_path / "a.txt").write_text("x" * 1000)
     with pytest.raises(DataError, match="the test text has 50 tokens; 130 and more make a window"):

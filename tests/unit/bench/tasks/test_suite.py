@@ -13,14 +13,14 @@ from grace.bench.tasks.memory import saved_bytes
 from grace.bench.tasks.suite import SuiteTask, epochs_of
 from grace.errors import ConfigurationError, DataError
 
-SUITE = [name for name in TASKS if not name.startswith("digits")]
-SMALL = [name for name in SUITE if name.endswith("_small") and name != "gpt2_small"]
-FULL = [name for name in SUITE if name not in SMALL]
+SMALL = ["digits", *(name for name in TASKS if name.endswith("_small") and name not in ("gpt2_small", "digits_small"))]
+FULL = [name for name in TASKS if name not in (*SMALL, "digits_small")]
 # What makes a small task smaller still.
 CUT = {
     **{name: {"embedded": (160, 40), "batch": 8} for name in SMALL if name.startswith(("resnet", "densenet", "vgg"))},
     "ncf_small": {"embedded": (60, 200), "batch": 64},
     "lstm_small": {"batch": 4, "length": 5, "test_words": 2_000},
+    "digits": {},
     "unet_small": {"size": 32},
     "gpt_small": {"batch": 2, "context": 16, "windows": 4},
 }
@@ -37,7 +37,7 @@ def test_one_step(name):
     task.workers = 2
     task.load(None)
     task.steps = task.default_steps(2)
-    assert task.default_steps(4) == task.four_worker_steps
+    assert task.default_steps(4) == (task.four_worker_steps or 154)  # 14 epochs of 11
     torch.manual_seed(0)
     model = task.model()
     optimizer = task.optimizer(model)
@@ -58,7 +58,7 @@ def test_one_step(name):
     info = task.data_info()
     assert info["source"] == "embedded"
     assert len(info["digest"]) == 16
-    assert info["procedural"] == (name not in ("lstm_small", "gpt_small"))
+    assert info["procedural"] == (name not in ("digits", "lstm_small", "gpt_small"))
 
 
 @pytest.mark.parametrize("name", SMALL)
