@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -29,7 +29,6 @@ class ImageTask(SuiteTask):
     """
 
     metric = "top1"
-    better: Literal["higher", "lower"] = "higher"
     local_decay = 1e-4
     size: ClassVar[int] = 32
     classes: ClassVar[int] = 11
