@@ -40,14 +40,14 @@ function number(value, digits = 3) {
 
 function quality(value, task) {
   if (value === null || value === undefined) return "diverged";
-  return isShare(task.metric) ? `${(100 * value).toFixed(1)} %` : number(value, 4);
+  return isShare(task.metric) ? `${(100 * value).toFixed(1)}\u00a0%` : number(value, 4);
 }
 
 function bytes(value) {
   if (value === null || value === undefined) return NOTHING;
   let size = value;
   for (const unit of ["B", "kB", "MB", "GB", "TB"]) {
-    if (size < 999.5 || unit === "TB") return `${number(size)} ${unit}`;
+    if (size < 999.5 || unit === "TB") return `${number(size)}\u00a0${unit}`;
     size /= 1000;
   }
   return NOTHING;
@@ -55,11 +55,17 @@ function bytes(value) {
 
 function seconds(value) {
   if (value === null || value === undefined) return NOTHING;
-  return value < 300 ? `${number(value)} s` : value < 36000 ? `${number(value / 60)} min` : `${number(value / 3600)} h`;
+  return value < 300 ? `${number(value)}\u00a0s` : value < 36000 ? `${number(value / 60)}\u00a0min` : `${number(value / 3600)}\u00a0h`;
 }
 
-const percent = (value) => (value === null || value === undefined ? NOTHING : `${number(100 * value)} %`);
-const signed = (value) => (value === null || value === undefined ? NOTHING : `${value > 0 ? "+" : ""}${(100 * value).toFixed(1)} %`);
+const number1 = (value) => number(value); // for lists, which pass an index too
+
+function microseconds(value) {
+  return value < 1000 ? `${number(value)}\u00a0\u00b5s` : value < 1e6 ? `${number(value / 1000)}\u00a0ms` : `${number(value / 1e6)}\u00a0s`;
+}
+
+const percent = (value) => (value === null || value === undefined ? NOTHING : `${number(100 * value)}\u00a0%`);
+const signed = (value) => (value === null || value === undefined ? NOTHING : `${value > 0 ? "+" : ""}${(100 * value).toFixed(1)}\u00a0%`);
 
 const middle = (spread) => (spread ? spread[0] : null);
 const low = (spread) => (spread && spread.length > 1 ? spread[1] : middle(spread));

@@ -8,6 +8,16 @@ function axis(title, more = {}) {
   };
 }
 
+// A logarithmic axis with ticks at 1, 2 and 5 in words
+function logAxis(title, range, text) {
+  if (!range) return axis(title, { type: "log" });
+  const decades = (range[1] - range[0]) * (narrow() ? 2 : 1);
+  const steps = decades > 3.6 ? [1] : decades > 1.8 ? [1, 3] : [1, 2, 5];
+  const values = [];
+  for (let power = Math.floor(range[0]); power <= Math.ceil(range[1]); power += 1) values.push(...steps.map((step) => step * 10 ** power));
+  return axis(title, { type: "log", range, tickvals: values, ticktext: values.map(text) });
+}
+
 function qualityAxis(range, title) {
   const share = isShare(task().metric);
   const text = title || `test ${task().metric}${task().higher ? "" : ", lower is better"}`;
@@ -65,17 +75,16 @@ function curves(key, title) {
       hovertemplate: "%{text}<extra></extra>",
     });
   }
-  const shapes = targetLine();
-  return { traces, layout: { xaxis: axis(title, { rangemode: "tozero" }), yaxis: qualityAxis(window_(groups)), shapes }, height: 380, groups };
+  return { traces, layout: { xaxis: axis(title, { rangemode: "tozero" }), yaxis: qualityAxis(window_(groups)), ...target() }, height: 380, groups };
 }
 
-function targetLine() {
-  if (task().target === null) return [];
-  return [{
-    type: "line", xref: "paper", x0: 0, x1: 1, y0: task().target, y1: task().target, layer: "below",
-    line: { color: css("--quiet"), width: 1, dash: "4px,3px" },
-    label: { text: `target ${quality(task().target, task())}`, textposition: "start", yanchor: "bottom", font: { size: 10, color: css("--quiet") } },
-  }];
+function target() {
+  if (task().target === null) return {};
+  return {
+    shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: task().target, y1: task().target, layer: "below", line: { color: css("--quiet"), width: 1.3, dash: "5px,4px" } }],
+    annotations: [{ text: `target ${quality(task().target, task())}`, xref: "paper", x: 0.005, xanchor: "left", y: task().target, yanchor: "middle", showarrow: false,
+      font: { size: 10, color: css("--quiet") }, bgcolor: css("--card"), borderpad: 2 }],
+  };
 }
 
 // ---- figures 6 and 7 ----
@@ -107,7 +116,7 @@ function tradeoff(measure, title, log) {
       hovertext: hoverOf(group) + (group.front[measure] ? "<br><i>on the Pareto front</i>" : ""), hovertemplate: "%{hovertext}<extra></extra>",
     });
   }
-  const x = axis(title, log ? { type: "log", range: xRange, dtick: xRange[1] - xRange[0] > 2.5 ? 1 : "D2", exponentformat: "SI", ticksuffix: "B" } : { range: xRange });
+  const x = log ? logAxis(title, xRange, bytes) : axis(title, { range: xRange });
   return { traces, layout: { xaxis: x, yaxis: qualityAxis(yRange, `final test ${task().metric}${task().higher ? "" : ", lower is better"}`) }, height: 440, groups };
 }
 
@@ -162,7 +171,7 @@ function stepTime() {
     ? "exchange_ms" : name, name === "exposed_ms" && !groups.some((group) => middle(group[name]) !== null) ? "exchange" : title, tint, pattern]);
   const traces = parts.filter(([name]) => groups.some((group) => middle(group[name]) !== null)).map(([name, title, tint, pattern]) => ({
     type: "bar", orientation: "h", name: title, y: rows, x: groups.map((group) => middle(group[name])),
-    marker: { color: DATA.palette[state.theme][tint], opacity: groups.map(opacity), pattern: { shape: pattern, size: 5, solidity: 0.25, fgcolor: css("--card") } },
+    marker: { color: DATA.palette[state.theme][tint], opacity: groups.map(opacity), pattern: { shape: pattern, size: 6, solidity: 0.3, fillmode: "overlay", fgcolor: css("--card") } },
     hovertemplate: `<b>%{y}</b><br>${title} %{x:.3~g} ms<extra></extra>`, showlegend: true,
   }));
   traces.push({
@@ -175,7 +184,7 @@ function stepTime() {
   const limit = groups.find((group) => group.reference);
   const shapes = limit ? [{ type: "line", yref: "paper", y0: 0, y1: 1, x0: middle(limit.step_ms), x1: middle(limit.step_ms), line: { color: css("--quiet"), width: 1, dash: "3px,3px" } }] : [];
   return {
-    traces, groups, height: 110 + 24 * rows.length,
+    traces, groups, rows: true, height: 110 + (state.printing ? 18 : 24) * rows.length,
     layout: { barmode: "stack", bargap: 0.3, shapes, xaxis: axis("milliseconds of a step", { rangemode: "tozero" }), yaxis: axis("", { type: "category", ticklabelstandoff: 4 }),
       legend: { orientation: "h", y: 1, yanchor: "bottom", x: 0, font: { size: 11 }, traceorder: "normal" }, showlegend: true },
   };
@@ -230,8 +239,7 @@ function prediction() {
       hovertemplate: "%{hovertext}<extra></extra>",
     });
   }
-  const log = { type: "log", range, dtick: "D2" };
-  return { traces, groups, height: 440, layout: { xaxis: axis("measured step, ms", log), yaxis: axis("predicted step, ms", log) } };
+  return { traces, groups, height: 440, layout: { xaxis: logAxis("measured step, ms", range, number1), yaxis: logAxis("predicted step, ms", range, number1) } };
 }
 
 // ---- figure 8 ----
@@ -260,9 +268,10 @@ function codecLatency() {
     hovertext: rows.map((row) => `<b>${name(row)}</b> ${plain(row.operation)}<br>${number(row.size)} elements, ${row.threads} thread${row.threads > 1 ? "s" : ""}<br>${row.microseconds === null ? "" : `${number(row.microseconds)} \u00b5s<br>`}${row.ratio === null ? "" : `${number(row.ratio)} times y.add_(x)`}${row.low === null ? "" : `, quartiles ${number(row.low)} to ${number(row.high)}`}${row.goal === null ? "" : `<br>goal ${number(row.goal)}`}`),
     hovertemplate: "%{hovertext}<extra></extra>",
   });
-  return { traces, groups: [], height: 120 + 30 * order.length, empty: !rows.length, layout: {
+  const span = spanOf(traces.slice(0, -1).flatMap((trace) => [...trace.q1, ...trace.q3]), 0.04, true);
+  return { traces, groups: [], rows: true, height: 120 + (state.printing ? 22 : 30) * order.length, empty: !rows.length, layout: {
     boxmode: "group", boxgap: 0.25, boxgroupgap: 0.15, showlegend: true, legend: { orientation: "h", y: 1, yanchor: "bottom", x: 0, font: { size: 11 } },
-    xaxis: axis(codec.unit === "ratio" ? "time relative to torch's y.add_(x) of the same size" : "microseconds", { type: "log", dtick: "D2" }),
+    xaxis: logAxis(codec.unit === "ratio" ? "time relative to torch's y.add_(x) of the same size" : "time of one tensor", span, codec.unit === "ratio" ? number1 : microseconds),
     yaxis: axis("", { type: "category", categoryorder: "array", categoryarray: order }) } };
 }
 
@@ -277,13 +286,13 @@ function codecControls(redraw) {
   const units = ["microseconds", "ratio"].filter((unit) => DATA.codecs.some((row) => row[unit] !== null));
   return el("div", { class: "controls no-print" },
     select("elements", "size", choices("size"), (value) => value.toLocaleString("en")), select("threads", "threads", choices("threads"), String),
-    select("unit", "unit", units, (unit) => (unit === "ratio" ? "relative to a sum" : "microseconds")));
+    select("unit", "unit", units, (unit) => (unit === "ratio" ? "relative to a sum" : "time")));
 }
 
 const limits = () => (selected({ links: true }).some((group) => group.reference) ? " The dotted line is the step without any communication, the limit." : "");
 const FIGURES = {
   "quality-epoch-time": { plots: [() => curves("epoch", "epochs"), () => curves("seconds", "seconds of training")],
-    note: () => "The same runs twice: what compression loses per epoch, and what it gains per second. Bands are the range over seeds. The axis starts where methods differ; double-click shows all." },
+    note: () => "The same runs twice: what compression loses per epoch, and what it gains per second. Bands are the range over seeds. The axis starts where methods differ" + (canHover && !state.printing ? "; double-click shows all." : ".") },
   "quality-throughput": { plots: [() => tradeoff("throughput", "samples per second, all workers", false)],
     note: () => "To the right is faster, the better quality is better. The broad line joins the Pareto front: no method at this place is both faster and better. Bars are the range over seeds." },
   "quality-bytes": { plots: [() => tradeoff("sent", "bytes sent by each worker and step", true)],

@@ -3,15 +3,17 @@
 
 const drawn = new Map(); // the element of a figure -> whether what it shows is what is selected
 let ready = false; // Plotly is there
+const canHover = window.matchMedia("(hover: hover)").matches;
 
-function layoutOf(more, height) {
+function layoutOf(more, { height, rows = false }) {
   const small = narrow();
   return {
-    height: Math.max(150, state.printing ? Math.min(height, 400) : small ? Math.min(height, 360 + Math.max(0, height - 440)) : height),
+    height: rows ? height : state.printing ? 270 : small ? Math.min(height, 360) : height,
     margin: { l: small ? 8 : 12, r: small ? 8 : 16, t: 12, b: 8, pad: 2 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: css("--ink") }, showlegend: false, hovermode: "closest",
     hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--ink"), size: 12 }, align: "left" },
-    dragmode: window.matchMedia("(pointer: coarse)").matches ? false : "zoom", annotations: [], ...more,
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--quiet"), activecolor: css("--accent") },
+    dragmode: window.matchMedia("(pointer: coarse)").matches ? false : "zoom", ...more,
     ...(state.printing ? { autosize: false } : { autosize: true }),
   };
 }
@@ -35,12 +37,14 @@ function drawFigure(card) {
     if (area.children.length !== built.length || !area.querySelector(".plot")) area.replaceChildren(...built.map(() => el("div", { class: "plot" })));
     built.forEach((one, k) => {
       const marks = procedural ? [{ text: badge.textContent, xref: "paper", yref: "paper", x: 1, y: 1, xanchor: "right", yanchor: "bottom", showarrow: false, font: { size: 10, color: css("--note") } }] : [];
-      const layout = layoutOf({ ...one.layout, annotations: marks }, one.height);
+      const layout = layoutOf({ ...one.layout, annotations: [...(one.layout.annotations || []), ...marks] }, one);
       if (procedural) layout.margin.t = 20;
-      if (state.printing) layout.width = built.length > 1 ? 312 : 640;
+      if (state.printing) layout.width = built.length > 1 ? 322 : 652; // of A4; the browser lays out for paper only after this
+      area.children[k].classList.remove("waiting");
       Plotly.react(area.children[k], one.traces, layout, {
-        displaylogo: false, responsive: !state.printing, modeBarButtonsToRemove: ["select2d", "lasso2d", "toggleSpikelines"],
-        toImageButtonOptions: { format: "svg", filename: `${task().name}-${name}` }, displayModeBar: narrow() || state.printing ? false : "hover",
+        displaylogo: false, responsive: !state.printing, displayModeBar: canHover && !narrow() && !state.printing ? "hover" : false,
+        modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]], // named, so that none can be there that uses a network
+        toImageButtonOptions: { format: "svg", filename: `${task().name}-${name}` },
       });
     });
   }
@@ -114,14 +118,14 @@ function drawLegend() {
     const members = unique(groups.filter((group) => group.family === family).map((group) => group.method));
     return el("div", { class: on ? "family" : "family off" },
       el("label", {}, el("input", { type: "checkbox", checked: on, "data-family": DATA.families[family], onchange: () => { toggle(state.off, family, `input[data-family="${CSS.escape(DATA.families[family])}"]`); } }), DATA.families[family]),
-      el("div", { class: "chips" }, ...members.map((index) => el("button", {
+      ...members.map((index) => el("button", {
         type: "button", class: "chip", "aria-pressed": String(state.picked.has(index)), "data-method": index,
         onclick: () => { toggle(state.picked, index, `.chip[data-method="${index}"]`); },
-      }, glyph(DATA.methods[index]), DATA.methods[index].name))));
+      }, glyph(DATA.methods[index]), DATA.methods[index].name)));
   });
   const hint = el("p", { class: "note no-print" }, "Tap methods to single them out. ", state.picked.size
     ? el("button", { type: "button", class: "plain", onclick: () => { state.picked.clear(); drawAll(); } }, "show all alike") : null);
-  document.getElementById("legend").replaceChildren(...rows, hint);
+  document.getElementById("legend").replaceChildren(el("div", { class: "rows" }, ...rows), hint);
 }
 
 function toggle(set, value, focus) {
@@ -141,7 +145,7 @@ function drawRest() {
     const made = el("section", { class: "card figure", id: `figure-${name}`, "data-figure": name },
       el("h2", {}, title, survey ? el("span", { class: "tag" }, `survey, figure ${survey}`) : null, el("span", { class: "tag procedural", hidden: true })),
       el("p", { class: "note" }, "\u00a0"),
-      el("div", { class: FIGURES[name].plots.length > 1 ? "plots two" : "plots" }, ...FIGURES[name].plots.map(() => el("div", { class: "plot", style: "min-height:380px" }))));
+      el("div", { class: FIGURES[name].plots.length > 1 ? "plots two" : "plots" }, ...FIGURES[name].plots.map(() => el("div", { class: "plot waiting" }))));
     figures.append(made);
     drawn.set(made, false);
   }

@@ -4,37 +4,44 @@
 const sorting = { key: "quality", descending: null };
 
 function columns(groups) {
-  const any = (key) => groups.some((group) => middle(group[key]) !== null);
-  const spreadCell = (key, text) => (group) => withRange(group[key], text);
+  const measured = (key, title, text, more = {}) => groups.some((group) => middle(group[key]) !== null) && {
+    key, title, value: (group) => middle(group[key]), cell: (group) => withRange(group[key], text), ...more,
+  };
   const target = task().target;
   return [
     { key: "method", title: "method", text: true, value: (group) => group.label, cell: (group) => el("span", {}, glyph(method(group)), group.label) },
-    { key: "family", title: "family", text: true, value: (group) => DATA.families[group.family], cell: (group) => [DATA.families[group.family]] },
     linksHere().length > 1 && state.link < 0 && { key: "link", title: "link", text: true, value: (group) => group.link, cell: (group) => [DATA.links[group.link]] },
     workersHere().length > 1 && { key: "workers", title: "workers", value: (group) => group.workers, cell: (group) => [String(group.workers)] },
-    { key: "seeds", title: "seeds", value: (group) => group.seeds.length, cell: (group) => [String(group.seeds.length)] },
     { key: "quality", title: `${task().metric}\nat the end`, down: task().higher, value: (group) => middle(group.final), cell: (group) => (group.reference ? [NOTHING] : withRange(group.final, (value) => quality(value, task()))) },
-    { key: "best", title: "best", down: task().higher, value: (group) => middle(group.best), cell: (group) => (group.reference ? [NOTHING] : withRange(group.best, (value) => quality(value, task()))) },
     target !== null && { key: "target", title: `time to\n${quality(target, task())}`, value: (group) => middle(group.target_seconds), cell: timeToTarget },
-    any("throughput") && { key: "throughput", title: "samples/s", down: true, value: (group) => middle(group.throughput), cell: (group) => withFront(group, "throughput", number) },
-    any("step_ms") && { key: "step", title: "step\nms", value: (group) => middle(group.step_ms), cell: spreadCell("step_ms", number) },
-    any("compute_ms") && { key: "compute", title: "compute\nms", value: (group) => middle(group.compute_ms), cell: spreadCell("compute_ms", number) },
-    any("codec_ms") && { key: "codec", title: "codec\nms", value: (group) => middle(group.codec_ms), cell: spreadCell("codec_ms", number) },
-    any("exposed_ms") && { key: "exposed", title: "exposed\nms", value: (group) => middle(group.exposed_ms), cell: spreadCell("exposed_ms", number) },
-    any("exchange_ms") && { key: "exchange", title: "exchange\nms", value: (group) => middle(group.exchange_ms), cell: spreadCell("exchange_ms", number) },
-    any("sent") && { key: "sent", title: "sent\nper step", value: (group) => middle(group.sent), cell: (group) => withFront(group, "sent", bytes) },
-    any("relative") && { key: "relative", title: "of fp32", value: (group) => middle(group.relative), cell: (group) => [percent(middle(group.relative))] },
-    any("nic_sent") && { key: "nic", title: "interface\nper step", value: (group) => middle(group.nic_sent), cell: (group) => [bytes(middle(group.nic_sent))] },
-    any("predicted_ms") && { key: "predicted", title: "predicted\nms", value: (group) => middle(group.predicted_ms), cell: spreadCell("predicted_ms", number) },
-    any("prediction_error") && { key: "error", title: "prediction\nerror", value: (group) => middle(group.prediction_error), cell: (group) => [signed(middle(group.prediction_error))] },
-    any("peak_bytes") && { key: "memory", title: "peak\nmemory", value: (group) => middle(group.peak_bytes), cell: (group) => [bytes(middle(group.peak_bytes))] },
+    measured("throughput", "samples/s", number, { down: true, cell: (group) => withFront(group, "throughput", number) }),
+    measured("step_ms", "step\nms", number),
+    measured("sent", "sent\nper step", bytes, { cell: (group) => withFront(group, "sent", bytes) }),
+    measured("relative", "of fp32", percent),
+    measured("codec_ms", "codec\nms", number),
+    measured("exposed_ms", "exposed\nms", number),
+    measured("predicted_ms", "predicted\nms", number),
+    measured("prediction_error", "prediction\nerror", signed),
+    { key: "best", title: `best\n${task().metric}`, detail: true, down: task().higher, value: (group) => middle(group.best), cell: (group) => (group.reference ? [NOTHING] : withRange(group.best, (value) => quality(value, task()))) },
+    measured("compute_ms", "compute\nms", number, { detail: true }),
+    measured("exchange_ms", "exchange\nms", number, { detail: true }),
+    measured("nic_sent", "interface\nper step", bytes, { detail: true }),
+    measured("peak_bytes", "peak\nmemory", bytes, { detail: true }),
+    { key: "family", title: "family", text: true, detail: true, value: (group) => DATA.families[group.family], cell: (group) => [DATA.families[group.family]] },
+    { key: "seeds", title: "seeds", value: (group) => group.seeds.length, cell: (group) => [String(group.seeds.length)] },
   ].filter(Boolean);
 }
 
 function withRange(spread, text) {
   const cell = [text(middle(spread))];
-  if (spread.length > 1 && spread[1] !== spread[2]) cell.push(el("small", {}, `${text(spread[1])} \u2013 ${text(spread[2])}`));
+  if (spread.length > 1 && spread[1] !== spread[2]) cell.push(el("small", {}, between(text(spread[1]), text(spread[2]))));
   return cell;
+}
+
+// "91.7 to 93.1 %": a unit that both have is said once
+function between(least, most) {
+  const [first, unit] = least.split("\u00a0");
+  return `${unit && most.endsWith(`\u00a0${unit}`) ? first : least}\u2013${most}`;
 }
 
 function withFront(group, key, text) {
@@ -65,13 +72,13 @@ function drawTable() {
     return down ? -order : order;
   });
   const head = el("tr", {}, ...all.map((one) => el("th", {
-    scope: "col", class: one.text ? "text" : "", "data-key": one.key,
+    scope: "col", class: `${one.text ? "text" : ""} ${one.detail ? "detail" : ""}`, "data-key": one.key,
     "aria-sort": one.key === column.key ? (down ? "descending" : "ascending") : "none",
   }, el("button", { type: "button", onclick: () => { sortBy(one); } }, one.title))));
   const rows = ordered.map((group) => el("tr", { class: `${group.baseline ? "baseline" : ""} ${isFaint(group) ? "faint" : ""}` },
     ...all.map((one) => {
       const cell = one.cell(group);
-      return el("td", { class: one.text ? "text" : "", "data-key": one.key }, ...(Array.isArray(cell) ? cell : [cell]));
+      return el("td", { class: `${one.text ? "text" : ""} ${one.detail ? "detail" : ""}`, "data-key": one.key }, ...(Array.isArray(cell) ? cell : [cell]));
     })));
   document.getElementById("table").replaceChildren(el("thead", {}, head), el("tbody", {}, ...rows));
 }
