@@ -127,8 +127,7 @@ def _finish(sheet: _Sheet, figure: Any, title: str, groups: Sequence[Group]) -> 
         "one run each" if seeds == {1} else f"medians and ranges over {' or '.join(map(str, sorted(seeds)))} seeds"
     )
     figure.suptitle(f"{sheet.task}: {title}\n{', '.join(notes)}", x=0.01, ha="left", fontsize=11)
-    if any(group.first.procedural for group in groups):
-        figure.text(0.995, 0.995, f"procedural data: {first.data}", ha="right", va="top", size=8.5, color="#6b5200")
+    _mark_procedural(figure, groups)
     shown = {group.first.method: sheet.sign(group) for group in groups}
     handles = [
         Line2D([], [], marker=MARKERS[sign.marker], markersize=6, label=_plain(name),
@@ -139,6 +138,13 @@ def _finish(sheet: _Sheet, figure: Any, title: str, groups: Sequence[Group]) -> 
     figure.legend(handles=handles, loc="outside lower left", ncols=max(2, int(width / 2.1)), frameon=False, fontsize=8,
                   handlelength=3.2)  # fmt: skip
     return figure
+
+
+def _mark_procedural(figure: Any, groups: Sequence[Group]) -> None:
+    data = sorted({group.first.data for group in groups if group.first.procedural})
+    if data:
+        text = f"procedural data: {', '.join(data)}".rstrip(": ")
+        figure.text(0.995, 0.995, _plain(text), ha="right", va="top", size=8.5, color="#6b5200")
 
 
 def _plain(text: str) -> str:
@@ -157,6 +163,35 @@ def _quality_axis(axis: Any, sheet: _Sheet, ends: Sequence[float], *, pad: float
         axis.set_ylim(least - low * span, most + high * span)
     if first.metric == "accuracy":
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g} %"))
+
+
+def _log(axis: Any, text: Callable[[float], str]) -> None:
+    """A logarithmic axis (``axis.xaxis`` or ``axis.yaxis``) with ticks at 1, 2 and 5 where there is room, in words."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    set_scale = axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale
+    set_scale("log")
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(
+        LogLocator(base=10, subs=(1.0,) if high > 200 * low else (1.0, 3.0) if high > 30 * low else (1.0, 2.0, 5.0))
+    )
+    axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _number(value: float) -> str:
+    return f"{value:,.10g}"
+
+
+def _time(microseconds: float) -> str:
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if microseconds >= size:
+            return f"{microseconds / size:g} {unit}"
+    return f"{microseconds:g} \u00b5s"
+
+
+def _bytes(size: float) -> str:
+    return amount(size).replace(".00", "").replace(".0 ", " ")
 
 
 def _ends(groups: Sequence[Group]) -> list[float]:
@@ -191,8 +226,6 @@ def _curves(sheet: _Sheet) -> Any:
 
 def _tradeoff(measure: str, label: str, title: str, *, log: bool) -> Callable[[_Sheet], Any]:
     def compose(sheet: _Sheet) -> Any:
-        from matplotlib.ticker import FuncFormatter, NullFormatter
-
         figure, axes = _figure(len(sheet.panels))
         trained = [group for group in sheet.groups if not group.reference]
         for panel, axis in zip(sheet.panels, axes, strict=False):
@@ -204,9 +237,7 @@ def _tradeoff(measure: str, label: str, title: str, *, log: bool) -> Callable[[_
             )
             axis.plot([x for x, _ in front], [y for _, y in front], color="#2f5f98", alpha=0.4, linewidth=5, zorder=2)
             if log and members:
-                axis.set_xscale("log")
-                axis.xaxis.set_major_formatter(FuncFormatter(lambda size, _: amount(size)))
-                axis.xaxis.set_minor_formatter(NullFormatter())
+                _log(axis.xaxis, _bytes)
             axis.set_title(sheet.title(panel))
             axis.set(xlabel=label, ylabel="final " + sheet.metric)
             _quality_axis(axis, sheet, _ends(members), pad=0.12)
@@ -234,16 +265,16 @@ def _step_time(sheet: _Sheet) -> Any:
                           edgecolor="white", linewidth=0, label=label)  # fmt: skip
             left = [a + b for a, b in zip(left, values, strict=True)]
         for at, group in enumerate(members):
-            axis.plot([group.step_ms.median], [at], marker="|", markersize=11, markeredgewidth=2, color="black")
+            step = group.step_ms
+            axis.plot([step.low, step.high], [at, at], color=MUTED, linewidth=1)
+            axis.plot([step.median], [at], marker="|", markersize=11, markeredgewidth=2, color="black")
         axis.set_yticks(range(len(members)), [_plain(group.label) for group in members], fontsize=7.5)
         axis.set_title(sheet.title(panel))
         axis.set_xlabel("milliseconds of a step")
-    first = sheet.groups[0].first
     figure.suptitle(
         f"{sheet.task}: where the time of a step goes (tick: the measured step)", x=0.01, ha="left", fontsize=11
     )
-    if any(group.first.procedural for group in sheet.groups):
-        figure.text(0.995, 0.995, f"procedural data: {first.data}", ha="right", va="top", size=8.5, color="#6b5200")
+    _mark_procedural(figure, sheet.groups)
     handles, labels = axes[0].get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower left", ncols=3, frameon=False, fontsize=8)
@@ -280,7 +311,9 @@ def _prediction(sheet: _Sheet) -> Any:
     axis.plot(ends, ends, color=MUTED, linewidth=0.9)
     for group in members:
         sheet.point(axis, group, group.step_ms, group.predicted_ms)
-    axis.set(xscale="log", yscale="log", xlabel="measured step, ms", ylabel="predicted step, ms", xlim=ends, ylim=ends)
+    axis.set(xlabel="measured step, ms", ylabel="predicted step, ms", xlim=ends, ylim=ends)
+    _log(axis.xaxis, _number)
+    _log(axis.yaxis, _number)
     return _finish(sheet, figure, "what the link model predicts; the band is \u00b1 15 %", members)
 
 
@@ -288,7 +321,13 @@ def _codecs(report: Report) -> Any:
     rows = report.found.codecs
     threads = min(row["threads"] for row in rows)
     sizes = sorted({row["size"] for row in rows if row["threads"] == threads})
-    names = list(dict.fromkeys(row["method"] or row["operation"] for row in rows))
+    cost: dict[str, float] = {}
+    for row in rows:
+        if (row["size"], row["threads"]) == (sizes[-1], threads):
+            name = row["method"] or row["operation"]
+            cost[name] = cost.get(name, 0.0) + (row["microseconds"] or row["ratio"])
+    others = dict.fromkeys(row["method"] or row["operation"] for row in rows)
+    names = [*(name for name in others if name not in cost), *sorted(cost, key=lambda name: -cost[name])]
     figure, axes = _figure(len(sizes), height=1.4 + 0.26 * len(names))
     kinds = list(dict.fromkeys(row["operation"] if row["method"] else "kernel" for row in rows))
     for size, axis in zip(sizes, axes, strict=False):
@@ -303,13 +342,13 @@ def _codecs(report: Report) -> Any:
             at = names.index(row["method"] or row["operation"]) + 0.3 * ((kind + 0.5) / len(kinds) - 0.5) * 2
             colour = COLOURS[(0, 7, 2, 3, 5)[kind % 5]]
             box = {"med": value, "q1": edges[0], "q3": edges[1], "whislo": edges[0], "whishi": edges[1]}
-            axis.bxp([box], positions=[at], widths=0.25, orientation="horizontal", showfliers=False, patch_artist=True,
-                     boxprops={"facecolor": "white", "edgecolor": colour}, medianprops={"color": colour},
+            axis.bxp([box], positions=[at], widths=0.25, orientation="horizontal", showfliers=False, showcaps=False,
+                     patch_artist=True, boxprops={"facecolor": "white", "edgecolor": colour}, medianprops={"color": colour},
                      manage_ticks=False)  # fmt: skip
         axis.set_yticks(range(len(names)), [_plain(name) for name in names], fontsize=7.5)
-        axis.set_xscale("log")
+        _log(axis.xaxis, _time if timed else _number)
         axis.set_title(f"{size:,} elements")
-        axis.set_xlabel("microseconds" if timed else "time relative to y.add_(x)")
+        axis.set_xlabel("time of one tensor" if timed else "time relative to y.add_(x)")
     from matplotlib.patches import Patch
 
     handles = [

@@ -48,7 +48,19 @@ def run(method="topk:ratio=0.01", *, task="digits", link="none", workers=4, seed
         "status": "ok", "error": None,
     }  # fmt: skip
     if error is not None:
-        rest = ("optimizer", "steps", "final", "best", "traffic", "time", "curve", "target", "nic", "memory", "prediction")
+        rest = (
+            "optimizer",
+            "steps",
+            "final",
+            "best",
+            "traffic",
+            "time",
+            "curve",
+            "target",
+            "nic",
+            "memory",
+            "prediction",
+        )
         return {**document, "status": "failed", "error": error, **dict.fromkeys(rest)}
     metric, better = ("perplexity", "lower") if lower else ("accuracy", "higher")
     fp32 = 8 * (workers - 1) / workers * parameters
@@ -84,7 +96,7 @@ def run(method="topk:ratio=0.01", *, task="digits", link="none", workers=4, seed
         "time": {"step_ms": {"median": step, "low": 0.97 * step, "high": 1.06 * step}, "codec_ms": codec,
                  "exchange_ms": 1.2 * exposed, "exposed_ms": exposed, "compute_ms": compute,
                  "samples_per_second": 32 * workers / step * 1000, "total_seconds": 0.4 * step},
-        "target": {"value": target, "seconds": hit and hit["seconds"], "epoch": hit and hit["epoch"], "step": hit and hit["step"]},
+        "target": {"value": target, **{key: hit and hit[key] for key in ("seconds", "epoch", "step")}},
         "nic": {"sent_bytes_per_step": 1.04 * sent, "received_bytes_per_step": 1.04 * sent} if bits else None,
         "memory": {"peak_rss_bytes": 350_000_000}, "paper_row": None,
         "data": {"name": "shapes" if procedural else "digits", "procedural": procedural, "digest": "0" * 16,
@@ -105,7 +117,8 @@ def codecs(sizes=(4096, 262_144, 25_000_000), threads=(1, 2)):
                     ratio = (0.3 + cost) * part * rng.uniform(0.9, 1.1)
                     rows.append({
                         "operation": operation, "method": method, "size": size, "threads": thread, "ratio": ratio,
-                        "low": 0.95 * ratio, "high": 1.12 * ratio, "goal": 1.5, "microseconds": 1 + ratio * size / 4000 / thread,
+                        "low": 0.95 * ratio, "high": 1.12 * ratio, "goal": 1.5,
+                        "microseconds": 1 + ratio * size / 4000 / thread,
                     })  # fmt: skip
     return {"schema": "grace.codecs", "version": 1, "environment": {"cores": 2}, "rows": rows}
 
@@ -131,5 +144,7 @@ def sweep(*, tasks=("digits", "resnet20", "lstm"), links=("100mbit", "1gbit", "1
             run(method, link=link, seed=seed, **settings)
             for method in [*(methods or METHODS), *BASELINES] for link in links for seed in seeds
         ]  # fmt: skip
-    out.append(run("atomo", task=tasks[0], link=links[0], error="rank 1: PayloadError: indices out of order at byte 12"))
+    out.append(
+        run("atomo", task=tasks[0], link=links[0], error="rank 1: PayloadError: indices out of order at byte 12")
+    )
     return out

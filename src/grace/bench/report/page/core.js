@@ -126,8 +126,10 @@ function glyph(method) {
 }
 
 // ---- the selection ----
+const NO_TASK = { name: "codecs", metric: "", higher: true, target: null, data: "", procedural: false, row: "", parameters: [] }; // codecs alone
+
 function task() {
-  return DATA.tasks[state.task];
+  return DATA.tasks[state.task] || NO_TASK;
 }
 
 const families = (group) => !state.off.has(group.family);

@@ -61,13 +61,19 @@ function drawVisible() {
   for (const [card, fresh] of drawn) if (!fresh && (state.printing || isNear(card))) drawFigure(card);
 }
 
-function drawAll() {
+// What depends on the selection, other than the figures
+function drawTexts() {
+  if (!DATA.groups.length) return;
   drawGlance();
   drawLegend();
   drawTable();
+  drawSelection();
+}
+
+function drawAll() {
+  drawTexts();
   for (const card of drawn.keys()) drawn.set(card, false);
   drawVisible();
-  drawSelection();
 }
 
 // ---- filters ----
@@ -210,10 +216,7 @@ drawRest();
 if (DATA.groups.length) {
   start();
   drawFilters();
-  drawGlance();
-  drawLegend();
-  drawTable();
-  drawSelection();
+  drawTexts();
 } else {
   for (const id of ["glance", "legend", "table-card", "filters"]) document.getElementById(id).remove();
 }
