@@ -165,14 +165,14 @@ def page_document(report: Report, directory: str) -> dict[str, Any]:
     links = networks(report.groups)
     families = sorted({first.family for first in firsts}, key=lambda name: (name != "baseline", name))
     methods = list(report.signs)
-    tasks = [_task(name, report) for name in report.tasks]
+    tasks = report.tasks
     return {
         "grace": grace.__version__,
         "directory": directory,
         "written": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="minutes"),
         "runs": sum(len(group.runs) for group in report.groups),
         "palette": {"light": COLOURS, "dark": COLOURS_ON_DARK, "markers": MARKERS},
-        "tasks": tasks,
+        "tasks": [_task(name, report) for name in tasks],
         "links": [network_name(one, links) for one in links],
         "families": families,
         "methods": [
@@ -181,7 +181,7 @@ def page_document(report: Report, directory: str) -> dict[str, Any]:
         ],
         "groups": [
             {
-                "task": report.tasks.index(first.task),
+                "task": tasks.index(first.task),
                 "link": links.index(network(first)),
                 "family": families.index(first.family),
                 "method": methods.index(first.method),

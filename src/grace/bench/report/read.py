@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -192,7 +193,7 @@ def run_of(document: Mapping[str, Any], file: str) -> Run:
         ValueError: a field is missing or is of another type; the message names it.
     """
     method = _text(document, "method")
-    family = _text(document, "family", _family(method))
+    family = _text(document, "family", "") or _family(method)
     cores, threads = _look(document, "environment.cores"), _look(document, "environment.threads_per_worker")
     names = ("grace", "python", "torch")
     command = _look(document, "command")
@@ -296,6 +297,7 @@ def codec_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     return out
 
 
+@functools.cache  # plug-ins are looked for in all installed packages each time
 def _family(method: str) -> str:
     """Of a registered method; others, which version 1 does not describe, are ``other``."""
     try:

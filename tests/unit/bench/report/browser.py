@@ -71,9 +71,10 @@ class Page:
         names = self.js("return [...document.querySelectorAll('.figure')].map((one) => one.dataset.figure)")
         for name in names:
             self.js("document.getElementById(arguments[0]).scrollIntoView()", f"figure-{name}")
-            self.until(
+            self.until("return document.getElementById(arguments[0]).dataset.fresh === 'true'", f"figure-{name}")
+            assert self.js(
                 "const all = [...document.querySelectorAll('#' + arguments[0] + ' .plot')];"
-                "return all.length && all.every((one) => one.querySelector('.main-svg'))",
+                "return all.every((one) => one.querySelector('.main-svg'))",
                 f"figure-{name}",
             )
         return names

@@ -141,6 +141,17 @@ function selected({ links = false } = {}) {
   return DATA.groups.filter((group) => here(group) && families(group) && (links || onLink(group)));
 }
 
+// A figure of more lines than this cannot be read, and takes long to draw
+const MOST = 80;
+
+// Those to draw of many: what is singled out, baselines, the fronts, then the best
+function shown(groups) {
+  if (groups.length <= MOST) return groups;
+  const rank = (group) => (state.picked.has(group.method) ? 0 : group.baseline ? 1 : group.front.throughput || group.front.sent ? 2 : 3);
+  const value = (group) => (middle(group.final) === null ? -Infinity : (task().higher ? 1 : -1) * middle(group.final));
+  return [...groups].sort((a, b) => rank(a) - rank(b) || value(b) - value(a)).slice(0, MOST);
+}
+
 // A group's name, with what tells it apart in this selection
 function named(group) {
   const parts = [group.label];

@@ -52,7 +52,8 @@ function hoverOf(group) {
 
 // ---- figure 1 ----
 function curves(key, title) {
-  const groups = selected().filter((group) => !group.reference && group.curve.quality.length > 1);
+  const all = selected().filter((group) => !group.reference && group.curve.quality.length > 1);
+  const groups = shown(all);
   const traces = [];
   for (const group of groups) {
     const one = method(group);
@@ -75,7 +76,7 @@ function curves(key, title) {
       hovertemplate: "%{text}<extra></extra>",
     });
   }
-  return { traces, layout: { xaxis: axis(title, { rangemode: "tozero" }), yaxis: qualityAxis(window_(groups)), ...target() }, height: 380, groups };
+  return { traces, layout: { xaxis: axis(title, { rangemode: "tozero" }), yaxis: qualityAxis(window_(groups)), ...target() }, height: 380, groups, of: all.length };
 }
 
 function target() {
@@ -89,7 +90,8 @@ function target() {
 
 // ---- figures 6 and 7 ----
 function tradeoff(measure, title, log) {
-  const groups = selected().filter((group) => !group.reference && middle(group.final) !== null && middle(group[measure]) > 0);
+  const all = selected().filter((group) => !group.reference && middle(group.final) !== null && middle(group[measure]) > 0);
+  const groups = shown(all);
   const front = groups.filter((group) => group.front[measure]);
   const traces = [];
   if (unique(groups.map((group) => `${group.link} ${group.workers}`)).length === 1 && front.length > 1) {
@@ -117,7 +119,7 @@ function tradeoff(measure, title, log) {
     });
   }
   const x = log ? logAxis(title, xRange, bytes) : axis(title, { range: xRange });
-  return { traces, layout: { xaxis: x, yaxis: qualityAxis(yRange, `final test ${task().metric}${task().higher ? "" : ", lower is better"}`) }, height: 440, groups };
+  return { traces, layout: { xaxis: x, yaxis: qualityAxis(yRange, `final test ${task().metric}${task().higher ? "" : ", lower is better"}`) }, height: 440, groups, of: all.length };
 }
 
 function spanOf(values, margin, log) {
@@ -164,7 +166,8 @@ function labels(groups, measure, xRange, yRange, log) {
 const PARTS = [["compute_ms", "compute", 0, ""], ["codec_ms", "codec", 5, "/"], ["exposed_ms", "exposed communication", 1, "x"]];
 
 function stepTime() {
-  const groups = selected().filter((group) => middle(group.step_ms) !== null);
+  const all = selected().filter((group) => middle(group.step_ms) !== null);
+  const groups = shown(all);
   groups.sort((a, b) => middle(b.step_ms) - middle(a.step_ms));
   const rows = groups.map((group) => plain(named(group)));
   const parts = PARTS.map(([name, title, tint, pattern]) => [name === "exposed_ms" && !groups.some((group) => middle(group[name]) !== null)
@@ -184,7 +187,7 @@ function stepTime() {
   const limit = groups.find((group) => group.reference);
   const shapes = limit ? [{ type: "line", yref: "paper", y0: 0, y1: 1, x0: middle(limit.step_ms), x1: middle(limit.step_ms), line: { color: css("--quiet"), width: 1, dash: "3px,3px" } }] : [];
   return {
-    traces, groups, rows: true, height: 110 + (state.printing ? 18 : 24) * rows.length,
+    traces, groups, of: all.length, rows: true, height: 110 + (state.printing ? 18 : 24) * rows.length,
     layout: { barmode: "stack", bargap: 0.3, shapes, xaxis: axis("milliseconds of a step", { rangemode: "tozero" }), yaxis: axis("", { type: "category", ticklabelstandoff: 4 }),
       legend: { orientation: "h", y: 1, yanchor: "bottom", x: 0, font: { size: 11 }, traceorder: "normal" }, showlegend: true },
   };
@@ -200,7 +203,8 @@ function links() {
     if (!lines.has(key)) lines.set(key, []);
     lines.get(key).push(group);
   }
-  const traces = [...lines.values()].map((members) => {
+  const drawn = new Set(shown([...lines.values()].map((members) => members[0])));
+  const traces = [...lines.values()].filter((members) => drawn.has(members[0])).map((members) => {
     members.sort((a, b) => a.link - b.link);
     const one = method(members[0]);
     return {
@@ -213,15 +217,16 @@ function links() {
       hovertext: members.map((group) => `${hoverOf(group)}<br>over ${plain(DATA.links[group.link])}`), hovertemplate: "%{hovertext}<extra></extra>",
     };
   });
-  const shown = order.length > 1 ? traces : [];
-  return { traces: shown, groups, height: 440, layout: {
+  const several = order.length > 1 ? traces : [];
+  return { traces: several, groups, of: lines.size, drawn: drawn.size, height: 440, layout: {
     xaxis: axis("link, slow to fast", { type: "category", categoryorder: "array", categoryarray: order.map((k) => plain(DATA.links[k])) }),
     yaxis: axis("samples per second, all workers", { rangemode: "tozero" }) } };
 }
 
 // ---- the link model ----
 function prediction() {
-  const groups = selected().filter((group) => middle(group.prediction_error) !== null);
+  const all = selected().filter((group) => middle(group.prediction_error) !== null);
+  const groups = shown(all);
   const range = spanOf(groups.flatMap((group) => [middle(group.step_ms), middle(group.predicted_ms)]), 0.08, true);
   const traces = [];
   if (range) {
@@ -239,7 +244,7 @@ function prediction() {
       hovertemplate: "%{hovertext}<extra></extra>",
     });
   }
-  return { traces, groups, height: 440, layout: { xaxis: logAxis("measured step, ms", range, number1), yaxis: logAxis("predicted step, ms", range, number1) } };
+  return { traces, groups, of: all.length, height: 440, layout: { xaxis: logAxis("measured step, ms", range, number1), yaxis: logAxis("predicted step, ms", range, number1) } };
 }
 
 // ---- figure 8 ----

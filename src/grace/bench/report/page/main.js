@@ -1,7 +1,7 @@
 "use strict";
 // Filters, legend, theme, printing; figures are drawn when they come into view.
 
-const drawn = new Map(); // the element of a figure -> whether what it shows is what is selected
+const cards = []; // the elements of the figures; data-fresh says whether one shows what is selected
 let ready = false; // Plotly is there
 const canHover = window.matchMedia("(hover: hover)").matches;
 
@@ -23,8 +23,10 @@ function drawFigure(card) {
   const spec = FIGURES[name];
   const area = card.querySelector(".plots");
   if (spec.controls && !card.querySelector(".controls")) area.before(spec.controls(() => drawFigure(card)));
-  card.querySelector(".note").textContent = spec.note();
   const built = spec.plots.map((plot) => plot());
+  const [of, count] = [built[0].of ?? 0, built[0].drawn ?? built[0].groups.length];
+  card.querySelector(".note").textContent = spec.note() + (of > count
+    ? ` Drawn are ${count} of ${of.toLocaleString("en")}: what is singled out, baselines, the Pareto fronts, and then the best.` : "");
   const isEmpty = built.every((one) => one.empty ?? (!one.groups.length || !one.traces.length));
   const procedural = name !== "codec-latency" && built.some((one) => one.groups.some((group) => group.procedural));
   const badge = card.querySelector(".procedural");
@@ -48,7 +50,7 @@ function drawFigure(card) {
       });
     });
   }
-  drawn.set(card, true);
+  card.dataset.fresh = "true";
 }
 
 const isNear = (card) => {
@@ -58,7 +60,7 @@ const isNear = (card) => {
 
 function drawVisible() {
   if (!ready) return;
-  for (const [card, fresh] of drawn) if (!fresh && (state.printing || isNear(card))) drawFigure(card);
+  for (const card of cards) if (card.dataset.fresh !== "true" && (state.printing || isNear(card))) drawFigure(card);
 }
 
 // What depends on the selection, other than the figures
@@ -72,7 +74,7 @@ function drawTexts() {
 
 function drawAll() {
   drawTexts();
-  for (const card of drawn.keys()) drawn.set(card, false);
+  for (const card of cards) card.dataset.fresh = "false";
   drawVisible();
 }
 
@@ -153,7 +155,7 @@ function drawRest() {
       el("p", { class: "note" }, "\u00a0"),
       el("div", { class: FIGURES[name].plots.length > 1 ? "plots two" : "plots" }, ...FIGURES[name].plots.map(() => el("div", { class: "plot waiting" }))));
     figures.append(made);
-    drawn.set(made, false);
+    cards.push(made);
   }
   const appendix = document.getElementById("appendix");
   const list = (items) => el("dl", {}, ...items.flatMap(([term, ...texts]) => [el("dt", {}, term), ...texts.filter(Boolean).map((text) => el("dd", {}, text))]));
@@ -223,8 +225,8 @@ if (DATA.groups.length) {
 document.addEventListener("DOMContentLoaded", () => {
   ready = true;
   const seen = new IntersectionObserver((entries) => {
-    for (const entry of entries) if (entry.isIntersecting && !drawn.get(entry.target)) drawFigure(entry.target);
+    for (const entry of entries) if (entry.isIntersecting && entry.target.dataset.fresh !== "true") drawFigure(entry.target);
   }, { rootMargin: "300px" });
-  for (const figure of drawn.keys()) seen.observe(figure);
+  for (const figure of cards) seen.observe(figure);
   document.documentElement.dataset.ready = "true";
 });

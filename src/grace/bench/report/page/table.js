@@ -1,7 +1,8 @@
 "use strict";
 // The table of the selection, and the few numbers above everything.
 
-const sorting = { key: "quality", descending: null };
+const sorting = { key: "quality", descending: null, all: false };
+const ROWS = 200; // shown at once, unless all are asked for
 
 function columns(groups) {
   const measured = (key, title, text, more = {}) => groups.some((group) => middle(group[key]) !== null) && {
@@ -75,12 +76,14 @@ function drawTable() {
     scope: "col", class: `${one.text ? "text" : ""} ${one.detail ? "detail" : ""}`, "data-key": one.key,
     "aria-sort": one.key === column.key ? (down ? "descending" : "ascending") : "none",
   }, el("button", { type: "button", onclick: () => { sortBy(one); } }, one.title))));
-  const rows = ordered.map((group) => el("tr", { class: `${group.baseline ? "baseline" : ""} ${isFaint(group) ? "faint" : ""}` },
+  const rows = ordered.slice(0, sorting.all ? undefined : ROWS).map((group) => el("tr", { class: `${group.baseline ? "baseline" : ""} ${isFaint(group) ? "faint" : ""}` },
     ...all.map((one) => {
       const cell = one.cell(group);
       return el("td", { class: `${one.text ? "text" : ""} ${one.detail ? "detail" : ""}`, "data-key": one.key }, ...(Array.isArray(cell) ? cell : [cell]));
     })));
   document.getElementById("table").replaceChildren(el("thead", {}, head), el("tbody", {}, ...rows));
+  document.getElementById("more").replaceChildren(...(rows.length < ordered.length ? [`The first ${ROWS} of ${ordered.length.toLocaleString("en")} rows. `,
+    el("button", { type: "button", class: "plain", onclick: () => { sorting.all = true; drawTable(); } }, "show all")] : []));
 }
 
 function sortBy(column) {
