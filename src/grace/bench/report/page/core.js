@@ -29,18 +29,18 @@ const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;"
 // ---- numbers ----
 const isShare = (metric) => /^(accuracy|top|hr|hit|recall|iou|dice|f1)/i.test(metric);
 
-function number(value, digits = 3) {
+function number(value, digits = 3, fixed = false) {
   if (value === null || value === undefined) return NOTHING;
   if (value === 0) return "0";
   const size = Math.abs(value);
   if (size >= 1e7 || size < 1e-4) return value.toExponential(digits - 1);
   const decimals = Math.max(0, digits - 1 - Math.floor(Math.log10(size)));
-  return value.toLocaleString("en", { minimumFractionDigits: 0, maximumFractionDigits: Math.min(decimals, 8) });
+  return value.toLocaleString("en", { minimumFractionDigits: fixed ? Math.min(decimals, 8) : 0, maximumFractionDigits: Math.min(decimals, 8) });
 }
 
 function quality(value, task) {
   if (value === null || value === undefined) return "diverged";
-  return isShare(task.metric) ? `${(100 * value).toFixed(1)}\u00a0%` : number(value, 4);
+  return isShare(task.metric) ? `${(100 * value).toFixed(1)}\u00a0%` : number(value, 4, true);
 }
 
 function bytes(value) {
@@ -65,7 +65,12 @@ function microseconds(value) {
 }
 
 const percent = (value) => (value === null || value === undefined ? NOTHING : `${number(100 * value)}\u00a0%`);
-const signed = (value) => (value === null || value === undefined ? NOTHING : `${value > 0 ? "+" : ""}${(100 * value).toFixed(1)}\u00a0%`);
+function signed(value) {
+  if (value === null || value === undefined) return NOTHING;
+  const text = Math.abs(100 * value).toFixed(1);
+  return `${text === "0.0" ? "" : value > 0 ? "+" : "\u2212"}${text}\u00a0%`;
+}
+
 
 const middle = (spread) => (spread ? spread[0] : null);
 const low = (spread) => (spread && spread.length > 1 ? spread[1] : middle(spread));
@@ -73,8 +78,8 @@ const high = (spread) => (spread && spread.length > 1 ? spread[2] : middle(sprea
 
 // "92.1 % (91.8 % to 92.4 %)", the range only where there are several seeds
 function ranged(spread, text) {
-  const said = text(middle(spread));
-  return spread.length > 1 && spread[1] !== spread[2] ? `${said} (${text(spread[1])} to ${text(spread[2])})` : said;
+  const [said, least, most] = [middle(spread), low(spread), high(spread)].map((value) => text(value));
+  return spread.length > 1 && least !== most ? `${said} (${least} to ${most})` : said;
 }
 
 // ---- colours and signs ----

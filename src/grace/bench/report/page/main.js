@@ -38,7 +38,7 @@ function drawFigure(card) {
   } else {
     if (area.children.length !== built.length || !area.querySelector(".plot")) area.replaceChildren(...built.map(() => el("div", { class: "plot" })));
     built.forEach((one, k) => {
-      const marks = procedural ? [{ text: badge.textContent, xref: "paper", yref: "paper", x: 1, y: 1, xanchor: "right", yanchor: "bottom", showarrow: false, font: { size: 10, color: css("--note") } }] : [];
+      const marks = procedural ? [{ text: badge.textContent, xref: "paper", yref: "paper", x: 1, y: 1, xanchor: "right", yanchor: one.rows ? "top" : "bottom", showarrow: false, font: { size: 10, color: css("--note") } }] : [];
       const layout = layoutOf({ ...one.layout, annotations: [...(one.layout.annotations || []), ...marks] }, one);
       if (procedural) layout.margin.t = 20;
       if (state.printing) layout.width = built.length > 1 ? 322 : 652; // of A4; the browser lays out for paper only after this

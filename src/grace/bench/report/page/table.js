@@ -35,14 +35,15 @@ function columns(groups) {
 
 function withRange(spread, text) {
   const cell = [text(middle(spread))];
-  if (spread.length > 1 && spread[1] !== spread[2]) cell.push(el("small", {}, between(text(spread[1]), text(spread[2]))));
+  const [least, most] = [low(spread), high(spread)].map((value) => text(value));
+  if (spread.length > 1 && least !== most) cell.push(el("small", {}, between(least, most)));
   return cell;
 }
 
 // "91.7 to 93.1 %": a unit that both have is said once
 function between(least, most) {
   const [first, unit] = least.split("\u00a0");
-  return `${unit && most.endsWith(`\u00a0${unit}`) ? first : least}\u2013${most}`;
+  return `${unit && most.endsWith(`\u00a0${unit}`) ? first : least}\u2009\u2013\u2009${most}`;
 }
 
 function withFront(group, key, text) {
