@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +91,11 @@ def network_name(one: Network, among: Sequence[Network]) -> str:
     return ", ".join(parts)
 
 
+def is_share(metric: str) -> bool:
+    """Whether this metric is a part of one, to be told in per cent: accuracies, hit rates, overlaps."""
+    return re.search(r"accuracy|^top\d|^hr\d|iou|dice|recall", metric) is not None
+
+
 FIGURES = (
     Figure(
         "quality-epoch-time", "Quality against epochs and against time", "1",
@@ -136,7 +142,7 @@ FIGURES = (
     ),
     Figure(
         "prediction", "What the link model predicts", "",
-        "runs over a shaped link, which the link model predicts",
+        "runs with a prediction, as over a shaped link",
         "grace bench train --task digits --methods none,topk --link 1gbit --out {directory}",
         lambda report: any(group.prediction_error.median is not None for group in report.groups),
     ),
@@ -220,6 +226,7 @@ def _task(name: str, report: Report) -> dict[str, Any]:
         "name": name,
         "metric": runs[0].metric,
         "higher": runs[0].higher,
+        "share": is_share(runs[0].metric),
         "target": targets.pop() if len(targets) == 1 else None,
         "data": ", ".join(sorted({run.data for run in runs if run.data})),
         "procedural": any(run.procedural for run in runs),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grace.bench.extras import need
-from grace.bench.report.contents import Network, Report, network, network_name, networks
+from grace.bench.report.contents import Network, Report, is_share, network, network_name, networks
 from grace.bench.report.groups import Group, Spread
 from grace.bench.report.style import COLOURS, FAINT, MARKERS, MUTED, RC, Sign
 from grace.bench.report.tables import amount
@@ -161,7 +161,7 @@ def _quality_axis(axis: Any, sheet: _Sheet, ends: Sequence[float], *, pad: float
         span = max(most - least, 0.02 * abs(most), 1e-9)
         low, high = (pad, 0.12) if first.higher else (0.12, pad)
         axis.set_ylim(least - low * span, most + high * span)
-    if first.metric == "accuracy":
+    if is_share(first.metric):
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g} %"))
 
 

@@ -1,7 +1,9 @@
 import json
 import math
 
-from grace.bench.report.contents import FIGURES, network_name, networks, page_document, report_of
+import pytest
+
+from grace.bench.report.contents import FIGURES, is_share, network_name, networks, page_document, report_of
 from grace.bench.report.read import Found, run_of
 from grace.bench.report.style import sign
 from tests.unit.bench.report.samples import BASELINES, METHODS, codecs, run, sweep
@@ -108,3 +110,13 @@ def test_palettes_can_be_told_apart_and_from_their_ground():
     assert len(set(COLOURS)) == len(COLOURS) == len(COLOURS_ON_DARK) == len(set(COLOURS_ON_DARK))
     assert min(contrast(colour, "#ffffff") for colour in COLOURS) > 1.7
     assert min(contrast(colour, "#1a1f28") for colour in COLOURS_ON_DARK) > 4.5
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "top1", "hr10", "paper_iou"])
+def test_parts_of_one_are_told_in_per_cent(metric):
+    assert is_share(metric)
+
+
+@pytest.mark.parametrize("metric", ["perplexity", "bits_per_byte", "loss", "stop10"])
+def test_other_metrics_are_not(metric):
+    assert not is_share(metric)

@@ -240,6 +240,19 @@ def test_what_has_no_data_is_named_with_its_command(open_browser, tmp_path):
     assert open_browser.messages() == []
 
 
+def test_a_figure_of_too_many_says_what_it_draws_and_the_table_offers_all(open_browser, tmp_path):
+    write(tmp_path, [*(run(f"method{k}", points=3) for k in range(230)), run("none")])
+    write_report(tmp_path, figures=False)
+    open_browser.open(tmp_path / "report.html")
+    assert points(open_browser, "quality-throughput") == [80]
+    note = open_browser.js("return document.querySelector('#figure-quality-throughput .note').textContent")
+    assert "Drawn are 80 of 231" in note
+    assert len(open_browser.column("method")) == 200
+    open_browser.click("#more button")
+    assert len(open_browser.column("method")) == 231
+    assert open_browser.messages() == []
+
+
 def test_a_report_of_codecs_alone(open_browser, tmp_path):
     write(tmp_path, [], codecs(sizes=(10,), threads=(1,)))
     write_report(tmp_path, figures=False)

@@ -27,8 +27,6 @@ function el(tag, attributes = {}, ...children) {
 const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
 // ---- numbers ----
-const isShare = (metric) => /^(accuracy|top|hr|hit|recall|iou|dice|f1)/i.test(metric);
-
 function number(value, digits = 3, fixed = false) {
   if (value === null || value === undefined) return NOTHING;
   if (value === 0) return "0";
@@ -40,7 +38,7 @@ function number(value, digits = 3, fixed = false) {
 
 function quality(value, task) {
   if (value === null || value === undefined) return "diverged";
-  return isShare(task.metric) ? `${(100 * value).toFixed(1)}\u00a0%` : number(value, 4, true);
+  return task.share ? `${(100 * value).toFixed(1)}\u00a0%` : number(value, 4, true);
 }
 
 function bytes(value) {
@@ -131,7 +129,7 @@ function glyph(method) {
 }
 
 // ---- the selection ----
-const NO_TASK = { name: "codecs", metric: "", higher: true, target: null, data: "", procedural: false, row: "", parameters: [] }; // codecs alone
+const NO_TASK = { name: "codecs", metric: "", share: false, higher: true, target: null, data: "", procedural: false, row: "", parameters: [] }; // codecs alone
 
 function task() {
   return DATA.tasks[state.task] || NO_TASK;

@@ -19,7 +19,7 @@ function logAxis(title, range, text) {
 }
 
 function qualityAxis(range, title) {
-  const share = isShare(task().metric);
+  const share = task().share;
   const text = title || `test ${task().metric}${task().higher ? "" : ", lower is better"}`;
   return axis(text, { range, ...(share ? { tickformat: ".3~%" } : {}) });
 }
@@ -32,7 +32,7 @@ function window_(groups) {
   const span = Math.max(most - least, 0.02 * Math.abs(most), 1e-9);
   const [bad, good] = [0.45 * span, 0.14 * span];
   const range = task().higher ? [least - bad, most + good] : [least - good, most + bad];
-  return isShare(task().metric) ? [Math.max(range[0], 0), range[1]] : range;
+  return task().share ? [Math.max(range[0], 0), range[1]] : range;
 }
 
 function hoverOf(group) {
@@ -107,7 +107,7 @@ function tradeoff(measure, title, log) {
   for (const [k, group] of groups.entries()) {
     const one = method(group);
     const errors = (spread) => ({
-      type: "data", symmetric: false, array: [high(spread) === null ? 0 : high(spread) - middle(spread)], thickness: 1, width: 2,
+      type: "data", visible: spread.length > 1, symmetric: false, array: [high(spread) === null ? 0 : high(spread) - middle(spread)], thickness: 1, width: 2,
       arrayminus: [low(spread) === null ? 0 : middle(spread) - low(spread)], color: faded(colour(one), 0.55),
     });
     traces.push({
@@ -180,7 +180,7 @@ function stepTime() {
   traces.push({
     type: "scatter", mode: "markers", name: "measured step", y: rows, x: groups.map((group) => middle(group.step_ms)), showlegend: true,
     marker: { symbol: "line-ns", size: 15, line: { width: 2.5, color: css("--ink") }, color: css("--ink"), opacity: groups.map(opacity) },
-    error_x: { type: "data", symmetric: false, array: groups.map((group) => high(group.step_ms) - middle(group.step_ms)), thickness: 1, width: 3,
+    error_x: { type: "data", visible: groups.some((group) => group.seeds.length > 1), symmetric: false, array: groups.map((group) => high(group.step_ms) - middle(group.step_ms)), thickness: 1, width: 3,
       arrayminus: groups.map((group) => middle(group.step_ms) - low(group.step_ms)), color: css("--quiet") },
     hovertext: groups.map(hoverOf), hovertemplate: "%{hovertext}<extra></extra>",
   });
@@ -210,7 +210,7 @@ function links() {
     return {
       type: "scatter", mode: "lines+markers", name: plain(members[0].label), opacity: opacity(members[0]),
       x: members.map((group) => plain(DATA.links[group.link])), y: members.map((group) => middle(group.throughput)),
-      error_y: { type: "data", symmetric: false, array: members.map((group) => high(group.throughput) - middle(group.throughput)), thickness: 1, width: 2,
+      error_y: { type: "data", visible: members[0].seeds.length > 1, symmetric: false, array: members.map((group) => high(group.throughput) - middle(group.throughput)), thickness: 1, width: 2,
         arrayminus: members.map((group) => middle(group.throughput) - low(group.throughput)), color: faded(colour(one), 0.55) },
       line: { color: colour(one), width: members[0].baseline ? 2.4 : 1.6, dash: DASHES[one.dash] },
       marker: { symbol: symbol(one), size: 8, color: colour(one), line: { width: members[0].baseline ? 2 : 0 } },

@@ -123,7 +123,7 @@ function drawLegend() {
   const groups = DATA.groups.filter((group) => here(group) && onLink(group));
   const rows = unique(groups.map((group) => group.family)).sort((a, b) => a - b).map((family) => {
     const on = !state.off.has(family);
-    const members = unique(groups.filter((group) => group.family === family).map((group) => group.method));
+    const members = unique(groups.filter((group) => group.family === family).map((group) => group.method)).sort((a, b) => a - b);
     return el("div", { class: on ? "family" : "family off" },
       el("label", {}, el("input", { type: "checkbox", checked: on, "data-family": DATA.families[family], onchange: () => { toggle(state.off, family, `input[data-family="${CSS.escape(DATA.families[family])}"]`); } }), DATA.families[family]),
       ...members.map((index) => el("button", {
