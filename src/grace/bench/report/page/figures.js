@@ -3,8 +3,8 @@
 
 function axis(title, more = {}) {
   return {
-    title: { text: title, standoff: 8, font: { size: 12, color: css("--quiet") } }, gridcolor: css("--grid"),
-    linecolor: css("--line"), zeroline: false, automargin: true, tickfont: { size: 11, color: css("--quiet") }, ...more,
+    title: { text: title, standoff: 8, font: { size: state.printing ? 10 : 12, color: css("--quiet") } }, gridcolor: css("--grid"),
+    linecolor: css("--line"), zeroline: false, automargin: true, tickfont: { size: state.printing ? 9 : 11, color: css("--quiet") }, ...more,
   };
 }
 
@@ -132,8 +132,8 @@ function spanOf(values, margin, log) {
 
 // Names beside points where there is room: the front and the baselines first, then as many as fit
 function labels(groups, measure, xRange, yRange, log) {
-  const width = (state.printing ? 620 : Math.min(window.innerWidth, 1180) - 110) * 0.95;
-  const height = 340;
+  const width = (state.printing ? 600 : Math.min(window.innerWidth, 1180) - 110) * 0.95;
+  const height = state.printing ? 190 : narrow() ? 270 : 340;
   const at = groups.map((group) => {
     const x = log ? Math.log10(middle(group[measure])) : middle(group[measure]);
     return [width * (x - xRange[0]) / (xRange[1] - xRange[0]), height * (1 - (middle(group.final) - yRange[0]) / (yRange[1] - yRange[0]))];

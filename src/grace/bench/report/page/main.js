@@ -41,7 +41,7 @@ function drawFigure(card) {
       const marks = procedural ? [{ text: badge.textContent, xref: "paper", yref: "paper", x: 1, y: 1, xanchor: "right", yanchor: one.rows ? "top" : "bottom", showarrow: false, font: { size: 10, color: css("--note") } }] : [];
       const layout = layoutOf({ ...one.layout, annotations: [...(one.layout.annotations || []), ...marks] }, one);
       if (procedural) layout.margin.t = 20;
-      if (state.printing) layout.width = built.length > 1 ? 322 : 652; // of A4; the browser lays out for paper only after this
+      if (state.printing) layout.width = built.length > 1 ? 314 : 640; // of A4; the browser lays out for paper only after this
       area.children[k].classList.remove("waiting");
       Plotly.react(area.children[k], one.traces, layout, {
         displaylogo: false, responsive: !state.printing, displayModeBar: canHover && !narrow() && !state.printing ? "hover" : false,
