@@ -20,6 +20,7 @@ from grace.bench.extras import need
 from grace.bench.launch import launch
 from grace.bench.loading import target_of
 from grace.bench.report import tables
+from grace.bench.report.command import report
 from grace.bench.report.progress import Checklist, Reporter
 from grace.bench.tasks import find_task
 from grace.errors import ConfigurationError, GraceError
@@ -42,6 +43,7 @@ app = typer.Typer(
 )  # fmt: skip
 bench = typer.Typer(no_args_is_help=True, help="What Grace itself costs on this machine.")
 app.add_typer(bench, name="bench")
+app.command("report")(report)
 
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, and nothing else, to stdout.")]
 TaskName = Annotated[str, typer.Option("--task", help="digits, or a task of your own: module:Class.")]

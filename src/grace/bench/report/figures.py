@@ -8,39 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from grace.bench.extras import need
+from grace.bench.report.style import FAINT, MARKERS, RC, sign
 from grace.bench.scratch import write_atomically
-
-# Paul Tol's "bright" and "muted" schemes, chosen apart for the colour-blind; the baseline is black.
-_COLOURS = (
-    "#4477AA",
-    "#EE6677",
-    "#228833",
-    "#AA3377",
-    "#66CCEE",
-    "#CC9933",
-    "#332288",
-    "#EE7733",
-    "#999933",
-    "#BB5566",
-)
-_DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))  # a second sign beside the colour
-_MARKERS = "osD^vPX*<>"
-_INK, _FAINT = "#222222", "#dddddd"
-_STYLE: Any = {
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "axes.edgecolor": "#888888",
-    "axes.labelcolor": _INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "text.color": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-    "svg.hashsalt": "grace",  # the same results give the same file
-}
 
 
 def draw(results: Sequence[dict[str, Any]], out: Path) -> list[Path]:
@@ -54,7 +23,7 @@ def draw(results: Sequence[dict[str, Any]], out: Path) -> list[Path]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with rc_context(_STYLE):
+    with rc_context(RC):
         figure = Figure(figsize=(12.5, 5.2))
         FigureCanvasAgg(figure)
         _compose(figure, results)
@@ -93,7 +62,7 @@ def _compose(figure: Any, results: Sequence[dict[str, Any]]) -> None:
     for axis, (key, title, label) in zip(axes, panels, strict=True):
         axis.set_title(title)
         axis.set_xlabel(label)
-        axis.grid(color=_FAINT, linewidth=0.6)
+        axis.grid(color=FAINT, linewidth=0.6)
         axis.set_axisbelow(True)
         axis.margins(x=0.03)
         if key == "sent_bytes":
@@ -119,14 +88,7 @@ def _compose(figure: Any, results: Sequence[dict[str, Any]]) -> None:
 def _style(index: int) -> dict[str, Any]:
     if index == 0:
         return {"color": "black", "linewidth": 2.2, "zorder": 3, "marker": "o", "markersize": 0}
-    return {
-        "color": _COLOURS[(index - 1) % len(_COLOURS)],
-        "linestyle": _DASHES[(index - 1) % len(_DASHES)],
-        "linewidth": 1.5,
-        "zorder": 4,
-        "marker": _MARKERS[index % len(_MARKERS)],
-        "markersize": 0,
-    }
+    return {**sign(index - 1).line, "marker": MARKERS[index % len(MARKERS)], "markersize": 0}
 
 
 def _byte_axis(axis: Any, results: Sequence[dict[str, Any]]) -> None:

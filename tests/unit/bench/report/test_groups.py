@@ -1,0 +1,149 @@
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grace.bench.report.groups import curve_of, grouped, pareto, spread, thin
+from grace.bench.report.read import run_of
+from tests.unit.bench.report.samples import run
+
+
+def runs(*documents):
+    return [run_of(document, f"{k}.json") for k, document in enumerate(documents)]
+
+
+def only(groups, method="topk:ratio=0.01"):
+    (group,) = [group for group in groups if group.first.method == method]
+    return group
+
+
+points = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12)
+
+
+@given(points)
+def test_the_front_is_what_nothing_beats(found):
+    def beaten(k):
+        (cost, value) = found[k]
+        return any(c <= cost and v >= value and (c, v) != (cost, value) for c, v in found)
+
+    kept = pareto(found)
+    assert sorted(kept) == [k for k in range(len(found)) if not beaten(k)]
+    assert [found[k][0] for k in kept] == sorted(found[k][0] for k in kept)
+
+
+def test_a_spread_is_the_median_and_the_range():
+    assert spread([5, 1, 3]) == spread([1, 3, 5])
+    two = spread([1.0, 2.0])
+    assert (two.median, two.low, two.high) == (1.5, 1.0, 2.0)
+
+
+def test_what_was_not_measured_is_left_out_but_what_failed_counts_as_worst():
+    assert spread([None, 4.0]).median == 4.0
+    failed = spread([0.9, None, 0.8], strict=True)
+    assert (failed.median, failed.low, failed.high) == (0.8, None, 0.9)
+    assert spread([None, None, 0.9], strict=True).median is None
+    slow = spread([10.0, None, 20.0], higher=False, strict=True)
+    assert (slow.median, slow.low, slow.high) == (20.0, 10.0, None)
+    assert spread([0.9, None], strict=True).median is None  # no middle between a number and nothing
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(-5, 5)), min_size=1, max_size=400), st.integers(4, 40))
+def test_thinning_keeps_the_ends_and_the_extremes(values, limit):
+    kept = thin(values, limit)
+    assert kept == sorted(set(kept))
+    assert len(kept) <= max(limit, 4)
+    assert {0, len(values) - 1} <= set(kept)
+    there = [value for value in values if value is not None]
+    if there:
+        assert {min(there), max(there)} <= {values[k] for k in kept}
+
+
+def test_seeds_make_one_group_and_everything_else_makes_another():
+    changes = [{}, {"seed": 1}, {"seed": 2}, {"link": "1gbit"}, {"workers": 2}, {"task": "other"}, {"granularity": "model"},
+               {"steps": 10}, {"transport": "mpi"}]  # fmt: skip
+    groups, older = grouped(runs(*(run(**change) for change in changes)))
+    assert older == []
+    assert sorted(len(group.runs) for group in groups) == [1, 1, 1, 1, 1, 1, 3]
+    labels = {group.label for group in groups if group.first.link == "none" and group.first.workers == 4
+              and group.first.task == "digits" and group.first.transport == "gloo"}  # fmt: skip
+    said = ("parameter, 400 steps", "model, 400 steps", "parameter, 10 steps")
+    assert labels == {f"topk:ratio=0.01 ({one})" for one in said}
+
+
+def test_medians_over_seeds_are_those_of_the_runs():
+    given_runs = runs(*(run(seed=seed, link="1gbit") for seed in (0, 1, 2)))
+    group = only(grouped(given_runs)[0])
+    assert group.final.median == sorted(one.final for one in given_runs)[1]
+    assert (group.final.low, group.final.high) == (min(r.final for r in given_runs), max(r.final for r in given_runs))
+    assert group.step_ms.median == sorted(one.step_ms for one in given_runs)[1]
+    errors = sorted(one.predicted_ms / one.step_ms - 1 for one in given_runs)
+    assert group.prediction_error.median == errors[1]
+
+
+def test_a_newer_run_of_the_same_seed_replaces_the_older():
+    old, new = run(created="2026-01-01T00:00:00+00:00", final=0.1), run(created="2026-02-01T00:00:00+00:00", final=0.2)
+    groups, older = grouped(runs(new, old))
+    assert only(groups).final.median == 0.2
+    assert [name for name, _ in older] == ["1.json"]
+
+
+def test_failed_runs_are_in_no_group():
+    assert grouped(runs(run(error="no")))[0] == []
+
+
+def test_time_to_target_counts_seeds_that_missed_it_as_worst():
+    def document(seed, seconds):
+        return run(seed=seed) | {"target": {"value": 0.9, "seconds": seconds, "epoch": None, "step": None}}
+
+    def group(*times):
+        return only(grouped(runs(*(document(k, time) for k, time in enumerate(times))))[0])
+
+    assert (group(3.0, 1.0, 2.0).target_seconds.median, group(3.0, 1.0, 2.0).reached) == (2.0, 3)
+    assert (group(3.0, 1.0, None).target_seconds.median, group(3.0, 1.0, None).reached) == (3.0, 2)
+    assert group(3.0, None, None).target_seconds.median is None
+
+
+def test_a_curve_is_over_the_evaluations_that_all_seeds_have():
+    short = run(seed=1)
+    short["curve"] = short["curve"][:-3]
+    curve = curve_of(runs(run(), short))
+    assert curve.step == [point["step"] for point in short["curve"]]
+    assert curve.quality[5].low <= curve.quality[5].median <= curve.quality[5].high
+    assert curve.evaluations == 22
+
+
+def test_a_diverged_run_leaves_a_gap_in_its_curve_and_is_on_no_front():
+    document = run(final=None)
+    for point in document["curve"][10:]:
+        point["accuracy"] = None
+    group = only(grouped(runs(document))[0])
+    assert [value.median is None for value in group.curve.quality] == [False] * 10 + [True] * 15
+    assert not group.front_throughput
+    assert not group.front_sent
+
+
+def test_fronts_are_marked_within_a_place_in_both_directions_and_never_for_the_limit():
+    def document(method, speed, value, sent, **more):
+        made = run(method, **more)
+        made["final"], made["time"]["samples_per_second"], made["traffic"]["sent_bytes_per_step"] = value, speed, sent
+        return made
+
+    def front(groups, name):
+        return {group.first.method for group in groups if getattr(group, name)}
+
+    for lower, sign in ((False, 1), (True, -1)):
+        groups, _ = grouped(runs(
+            document("none", 10, sign * 5, 100, lower=lower), document("dgc", 20, sign * 4, 10, lower=lower),
+            document("onebit", 15, sign * 3, 10, lower=lower), document("no-communication", 99, sign * 9, 0, lower=lower),
+            document("eden", 99, sign * 9, 1, link="1gbit", lower=lower),
+        ))  # fmt: skip
+        assert front(groups, "front_throughput") == {"none", "dgc", "eden"}
+        assert front(groups, "front_sent") == {"none", "dgc", "eden"}
+
+
+def test_labels_tell_all_groups_of_a_place_apart():
+    documents = [
+        run(granularity=grain, steps=steps) for grain, steps in itertools.product(("parameter", "model"), (10, 20))
+    ]
+    labels = [group.label for group in grouped(runs(*documents))[0]]
+    assert len(set(labels)) == 4

@@ -1,0 +1,101 @@
+import json
+
+import pytest
+
+from grace.bench.report.read import codec_rows, read, run_of
+from grace.errors import ConfigurationError
+from tests.unit.bench.report.samples import codecs, run, write
+from tests.unit.bench.report.test_report import result
+
+
+def version_1(method="topk:ratio=0.01"):
+    old = result(method)
+    return {
+        **old, "schema": "grace.result", "version": 1, "granularity": "parameter", "command": ["grace", "compare"],
+        "environment": {"cores": 2, "system": "Linux x86_64", "threads_per_worker": 1},
+    }  # fmt: skip
+
+
+def test_a_directory_is_read_with_a_reason_for_every_file_that_is_not(tmp_path):
+    write(tmp_path, [run(), run("qsgd:bits=4", error="rank 0: RuntimeError: no space left")], codecs(sizes=(10,)))
+    runs = tmp_path / "runs"
+    (runs / "cut.json").write_text('{"schema": "grace.result", ')
+    (runs / "bytes.json").write_bytes(b"\xff\xfe\x00")
+    (runs / "list.json").write_text("[1, 2]")
+    (runs / "deep.json").write_text("[" * 100_000)
+    (runs / "nan.json").write_text(json.dumps({**run(), "final": float("nan")}))
+    (runs / "digits.json").write_text('{"schema": "grace.result", "version": ' + "9" * 5000 + "}")
+    (runs / "huge.json").write_text(json.dumps({**run(), "final": 10**400}))
+    (runs / "foreign.json").write_text('{"name": "package", "version": "1.0"}')
+    (runs / "later.json").write_text(json.dumps({**run(), "version": 99}))
+    (runs / "field.json").write_text(json.dumps({**run(), "time": {"step_ms": {"median": "fast"}}}))
+    (runs / "kind.json").write_text(json.dumps({**run(), "time": 3}))
+    (runs / "curve.json").write_text(json.dumps({**run(), "curve": [{"step": 1, "epoch": 0}]}))
+    (runs / "seed.json").write_text(json.dumps({**run(), "seed": -1}))
+    (tmp_path / "results.json").write_text('{"schema": "grace.comparison", "version": 1}')  # repeats the runs
+    (runs / "folder.json").mkdir()
+    found = read(tmp_path)
+    assert [one.method for one in found.runs] == ["topk:ratio=0.01", "qsgd:bits=4"]
+    assert found.runs[1].error == "rank 0: RuntimeError: no space left"
+    assert len(found.codecs) == 2 * 2 * 13
+    why = {name.removeprefix("runs/").removesuffix(".json"): reason for name, reason in found.skipped}
+    for name, part in {
+        "cut": "not JSON", "bytes": "UTF-8", "list": "type list", "nan": "NaN is not JSON", "huge": "final",
+        "foreign": "schema is None; legal: grace.result, grace.codecs", "later": "version 99; this Grace reads 1 and 2",
+        "field": "time.step_ms.median: 'fast' is not a number", "kind": "time.step_ms.median: 3 stands where an object should",
+        "curve": "curve[0].seconds: missing", "seed": "seed: -1 is not a count", "folder": "directory",
+        "deep": "", "digits": "",
+    }.items():  # fmt: skip
+        assert part in why.pop(name), name
+    assert why == {}
+
+
+def test_an_empty_directory_is_an_error_that_says_what_to_do(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"no results; make results with: grace bench train .* --out"):
+        read(tmp_path)
+
+
+def test_a_directory_of_strangers_is_an_error_that_says_why(tmp_path):
+    (tmp_path / "package.json").write_text("{}")
+    with pytest.raises(
+        ConfigurationError, match=r"1 files, none of which can be used:\n  package.json: not a document"
+    ):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "file"])
+def test_what_is_no_directory_is_an_error(tmp_path, name):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="is not a directory; legal"):
+        read(tmp_path / name)
+
+
+def test_version_1_is_read_too():
+    one = run_of(version_1(), "a.json")
+    assert (one.family, one.baseline, one.link, one.transport) == ("sparsification", False, "none", "gloo")
+    assert one.throughput == 1000 * 32 * 2 / 1.0  # samples of a step over its time
+    assert one.target is None
+    assert one.predicted_ms is None
+    assert run_of(version_1("none"), "b.json").baseline
+    assert run_of(version_1("mine:Method"), "c.json").family == "other"
+
+
+def test_version_2_is_read_whole():
+    document = run("ddp-bf16", link="1gbit", procedural=True, seed=7)
+    one = run_of(document, "a.json")
+    assert (one.baseline, one.family, one.link, one.bits_per_second, one.seed) == (True, "baseline", "1gbit", 1e9, 7)
+    assert (one.procedural, one.data, one.target) == (True, "shapes", 0.9)
+    assert one.exposed_ms == document["time"]["exposed_ms"]
+    assert one.predicted_ms == document["prediction"]["step_ms"]
+    assert len(one.curve) == 25
+
+
+def test_rows_of_codecs_without_a_time_are_left_out():
+    rows = [
+        {"operation": "copy", "method": None, "size": 5, "threads": 1, "ratio": 1.0},
+        {"operation": "x", "size": 5, "threads": 1},
+    ]
+    (row,) = codec_rows({"rows": rows})
+    assert (row["method"], row["ratio"], row["microseconds"]) == ("", 1.0, None)
+    with pytest.raises(ValueError, match=r"rows\[0\].operation: missing"):
+        codec_rows({"rows": [{}]})
