@@ -17,6 +17,7 @@ assert Path(sys.prefix).resolve() in installed.parents, f"{installed} is not the
 
 files = zipfile.ZipFile(sys.argv[1]).namelist()
 assert "grace/py.typed" in files, files
+assert "grace/bench/report/page/page.html" in files, files
 assert any(name.endswith("/licenses/LICENSE") for name in files), files
 strangers = {name.partition("/")[0] for name in files if not name.partition("/")[0].startswith("grace")}
 assert not strangers, f"the wheel also holds {strangers}"
