@@ -104,7 +104,8 @@ def compare(now: dict[str, Any], then: dict[str, Any]) -> Comparison:
             old = before[key]
             apart = "slower" if row["low"] > old["high"] else "faster" if row["high"] < old["low"] else "same"
             factor = row["ratio"] / old["ratio"]
-            changes.append(Change(*key, old["ratio"], row["ratio"], factor, apart))
+            name, method, size, threads = key
+            changes.append(Change(name, method, size, threads, old["ratio"], row["ratio"], factor, apart))
     here, there = now["environment"], then["environment"]
     return Comparison(
         tuple(changes),

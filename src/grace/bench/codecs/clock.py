@@ -79,7 +79,7 @@ class Clock:
         """So many samples of each case, in turn, each turn in another order, with one of the yardstick before them.
 
         A case that takes longer than the limit, twice, gets the seconds of a run in place of a timing. One of which all
-        samples would take five times the limit gets fewer, at least three.
+        samples would take twice the limit gets fewer, at least three.
         """
         clear = self.clear if cold else nothing
         out: dict[Case, Timing | float] = {}
@@ -96,7 +96,7 @@ class Clock:
                     out[case] = once
                     continue
                 once = max(once, 1e-9)
-                turns[case] = samples if case is yard else max(3, min(samples, int(5 * self.limit / once)))
+                turns[case] = samples if case is yard else max(3, min(samples, int(2 * self.limit / once)))
                 repeats[case] = 1 if cold else max(3, min(_MOST_REPEATS, int(_WARM_SECONDS / once)))
             found = {case: Timing([], []) for case in turns if case is not yard}
             for turn in range(samples):

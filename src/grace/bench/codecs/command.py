@@ -19,7 +19,8 @@ def codecs(
         str | None, typer.Option("--methods", "-m", help="all (default), goals, or methods with commas between.")
     ] = None,
     sizes: Annotated[
-        str | None, typer.Option("--sizes", help="Elements, with commas; K is 1,024, M 1,000,000. [4K,256K,6.5M,25M]")
+        str | None,
+        typer.Option("--sizes", help="Elements, with commas; K is 1,024, M 1,000,000. [4K,256K,1M,6.5M,25M]"),
     ] = None,
     threads: Annotated[str | None, typer.Option("--threads", help="Numbers of threads, with commas. [1,2]")] = None,
     samples: Annotated[int | None, typer.Option("--samples", help="Samples of each case, 3 or more. [9]")] = None,
@@ -54,6 +55,7 @@ def codecs(
     then = read(baseline) if baseline is not None else None  # now, not after minutes
     if out is not None:
         need("matplotlib", extra="bench")
+        from grace.bench.codecs.figure import draw
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(),
         TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True), transient=True,
@@ -71,8 +73,6 @@ def codecs(
     text = json.dumps(document, indent=1, allow_nan=False)
     written: list[str] = []
     if out is not None:
-        from grace.bench.codecs.figure import draw
-
         write_atomically(out / "codecs.json", text + "\n")
         written = ["codecs.json", *(path.name for path in draw(document, out))]
     if as_json:

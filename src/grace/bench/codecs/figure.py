@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from grace.bench.codecs.goals import OPERATIONS, RATIO
+from grace.bench.codecs.goals import OPERATIONS, RATIO, position
 from grace.bench.codecs.plan import size_text
 from grace.bench.extras import need
 from grace.bench.scratch import write_atomically
@@ -95,7 +95,7 @@ def _method_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _goal_rows(document: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """(goal, row or other) at the largest size at which there are such, in the order of the document."""
+    """(goal, row or other) at the largest size at which there are such, in the order of the goals."""
     pairs = [
         ({**goal, "size": row["size"], "threads": row["threads"], "others": row["others"]}, part)
         for row in document["rows"]
@@ -104,7 +104,8 @@ def _goal_rows(document: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str,
         if goal["unit"] == RATIO
     ]
     largest = max((goal["size"] for goal, _ in pairs), default=0)
-    return [pair for pair in pairs if pair[0]["size"] == largest]
+    found = [pair for pair in pairs if pair[0]["size"] == largest]
+    return sorted(found, key=lambda pair: position(pair[0]["row"]))
 
 
 # ---- all methods ----------------------------------------------------------------------------------------------------
@@ -114,7 +115,7 @@ def _methods(figure: Any, document: dict[str, Any], rows: Sequence[dict[str, Any
     bottom, top = 0.95, 0.9  # inches
     height = _ROW * len(names) + bottom + top
     figure.set_size_inches(12.5, height)
-    axes = figure.subplots(1, 3, sharey=True)
+    axes = figure.subplots(1, 3, sharex=True, sharey=True)
     figure.subplots_adjust(left=0.135, right=0.985, wspace=0.05, bottom=bottom / height, top=1 - top / height)
     for axis, operation, title in zip(axes, OPERATIONS, _TITLES, strict=True):
         _ground(axis, len(names))
@@ -230,7 +231,8 @@ def _box(axis: Any, samples: Sequence[float], at: float, colour: str, width: flo
         [samples], positions=[at], widths=width, orientation="horizontal", manage_ticks=False, patch_artist=True,
         showfliers=False, showcaps=False, zorder=3,
         boxprops={"facecolor": colour, "alpha": 0.75, "edgecolor": colour, "linewidth": 1.0},
-        medianprops={"color": "white", "linewidth": 1.4}, whiskerprops={"color": colour, "linewidth": 1.0},
+        medianprops={"color": _INK, "linewidth": 1.3, "solid_capstyle": "butt"},
+        whiskerprops={"color": colour, "linewidth": 1.0},
     )  # fmt: skip
 
 
@@ -239,7 +241,7 @@ def _look(marker: str) -> dict[str, Any]:
 
 
 def _marker(axis: Any, ratio: float, at: float, kind: str) -> None:
-    axis.plot([ratio], [at], linestyle="", zorder=2, **_look(_OTHERS[kind][0]))
+    axis.plot([ratio], [at], linestyle="", zorder=5, **_look(_OTHERS[kind][0]))
 
 
 def _tick(axis: Any, ratio: float, at: float, colour: str, half: float = 0.42, width: float = 2.2) -> None:
@@ -253,6 +255,6 @@ def _heading(figure: Any, height: float, title: str, document: dict[str, Any], t
     figure.text(
         0.012, 1 - 0.5 / height,
         f"{machine['processor']}, {machine['cores']} cores, {machine['kernels']}, torch {machine['torch']}{count}; "
-        f"data randn * exp(randn); {what}; boxes are quartiles, the white line is the median",
+        f"data randn * exp(randn); {what}; boxes are quartiles, the line in them is the median",
         size=8.5, color=_MUTED, va="center",
     )  # fmt: skip

@@ -112,3 +112,8 @@ def goals_of(operation: str, name: str | None, size: int) -> list[Goal]:
         and goal.holds_at(size)
         and (goal.method is None if name is None else goal.is_about(name))
     ]
+
+
+def position(row: str) -> int:
+    """Where the goal of this name stands in the table; behind all others if it is another."""
+    return next((at for at, goal in enumerate(GOALS) if goal.row == row), len(GOALS))

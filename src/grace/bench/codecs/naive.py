@@ -94,7 +94,7 @@ def _codebook() -> tuple[str, Encode, Decode]:
     return "torch.bucketize", encode, lambda payload, like: table[payload[1].int()] * payload[0]
 
 
-_CODES: dict[str, Callable[[], tuple[str, Encode, Decode]]] = {
+CODES: dict[str, Callable[[], tuple[str, Encode, Decode]]] = {
     "topk": lambda: _top(0.01),
     "topk:ratio=0.001": lambda: _top(0.001),
     THRESHOLD: lambda: _above(float(THRESHOLD.rpartition("=")[2])),
@@ -110,9 +110,9 @@ _CODES: dict[str, Callable[[], tuple[str, Encode, Decode]]] = {
 
 def case(operation: str, method: str, room: Room, payloads: int) -> Case | None:
     """The counterpart of an operation of this method; None where there is none."""
-    if method not in _CODES:
+    if method not in CODES:
         return None
-    what, encode, decode = _CODES[method]()
+    what, encode, decode = CODES[method]()
     x, memory = room.x.view(-1), room.memory.view(-1)
     if operation == ENCODE:
         return Case(operation, lambda: encode(x), kernels="torch", what=what)

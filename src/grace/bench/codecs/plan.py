@@ -12,7 +12,7 @@ from grace.errors import ConfigurationError, out_of_range
 from grace.registry import methods, recipe, split_methods
 
 COLD = 1_000_000  # from this size on caches are emptied before every sample; smaller tensors are measured warm
-LARGE = 10_000_000  # from this size on only methods with a goal are measured, unless methods were named
+LARGE = 4_000_000  # from this size on only methods with a goal are measured, unless methods were named
 _UNITS = {"": 1, "K": 1024, "M": 1_000_000}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KM]?)")
 _MOST = 1_000_000_000
@@ -24,7 +24,7 @@ class Plan:
 
     Args:
         methods: in their canonical form, each once.
-        named: whether somebody asked for just these.
+        named: whether somebody asked for just these; then all are measured at all sizes.
         sizes: numbers in a tensor, ascending, each 1 to 1,000,000,000.
         threads: ascending, each >= 1.
         samples: of each case, 3 to 1,000.
@@ -83,16 +83,19 @@ class Plan:
         cores = os.cpu_count() or 1
         return cls(
             methods=tuple(sorted(found, key=lambda name: (_family(name), name))),
-            named=chosen is not None,
-            sizes=tuple(sorted(set(parse_sizes(sizes or ("4K,1M" if quick else "4K,256K,6.5M,25M"))))),
+            named=chosen not in (None, "all"),
+            sizes=tuple(sorted(set(parse_sizes(sizes or ("4K,1M" if quick else "4K,256K,1M,6.5M,25M"))))),
             threads=tuple(sorted(set(_counts(threads)))) if threads else (1,) if quick or cores == 1 else (1, 2),
             samples=samples if samples is not None else 3 if quick else 9,
             limit=limit if limit is not None else 0.5 if quick else 1.0,
         )
 
-    def covers(self, name: str, size: int) -> bool:
-        """Whether this method is measured at this size."""
-        return self.named or size < LARGE or any(goal.is_about(name) for goal in GOALS)
+    def covers(self, name: str, size: int, threads: int) -> bool:
+        """Whether this method is measured at this size, with so many threads. Methods without a goal are only for smaller
+        tensors and the fewest threads, unless they were named: so that a run takes minutes.
+        """
+        modest = size < LARGE and threads == self.threads[0]
+        return self.named or modest or any(goal.is_about(name) for goal in GOALS)
 
 
 def parse_sizes(text: str) -> list[int]:

@@ -59,13 +59,13 @@ def measure(
     start = time.monotonic()
     bench = _Bench(plan, Clock(plan.limit, eviction), native.active()[0], native.available())
     jobs = [(count, size) for count in plan.threads for size in plan.sizes]
-    total = sum(_weight(size) * (2 + len(_names(plan, size))) for _, size in jobs)
+    total = sum(_weight(size) * (2 + len(_names(plan, size, count))) for count, size in jobs)
     done = 0.0
     with torch.random.fork_rng(devices=[]):  # naive code draws from torch's generator
         for count, size in jobs:
             if 4 * size * COPIES > available_memory() // 2:
                 _leave(bench, None, None, size, count, _too_large(size, COPIES))
-                done += _weight(size) * (2 + len(_names(plan, size)))
+                done += _weight(size) * (2 + len(_names(plan, size, count)))
                 continue
             with threads(count):
                 room = Room(size)
@@ -120,8 +120,8 @@ def _processor() -> str:
 
 
 # ---- what is done at one size ---------------------------------------------------------------------------------------
-def _names(plan: Plan, size: int) -> list[str]:
-    return [name for name in plan.methods if plan.covers(name, size)]
+def _names(plan: Plan, size: int, count: int) -> list[str]:
+    return [name for name in plan.methods if plan.covers(name, size, count)]
 
 
 def _weight(size: int) -> float:
@@ -132,7 +132,7 @@ def _weight(size: int) -> float:
 def _jobs(bench: _Bench, room: Room, count: int) -> Iterator[tuple[str, Callable[[], None]]]:
     yield "yardsticks", lambda: _yardsticks(bench, room, count)
     yield "parts", lambda: _parts(bench, room, count)
-    for name in _names(bench.plan, room.n):
+    for name in _names(bench.plan, room.n, count):
         yield name, lambda name=name: _method(bench, name, room, count)  # type: ignore[misc]
 
 

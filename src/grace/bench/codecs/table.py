@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grace.bench.codecs.baseline import Change, Comparison
-from grace.bench.codecs.goals import DECODE, ENCODE, FEEDBACK, RATIO
+from grace.bench.codecs.goals import DECODE, ENCODE, FEEDBACK, RATIO, SPEEDUP, position
 from grace.bench.codecs.plan import size_text
 
 _HEADINGS = {ENCODE: "encode", FEEDBACK: "encode + memory", DECODE: "decode, sum"}
@@ -25,7 +25,7 @@ def view(document: dict[str, Any], comparison: Comparison | None = None) -> Rend
         mine = [row for row in document["rows"] if row["threads"] == count]
         if mine:
             parts += [_methods(mine, count), Text()]
-    lines = sorted(goal_lines(document), key=lambda line: (line["threads"], line["size"]))
+    lines = sorted(goal_lines(document), key=lambda line: (line["size"], line["threads"], position(line["row"])))
     if lines:
         parts += [_goals(lines), _score(lines), Text()]
     parts += [_yardsticks(document["yardsticks"]), Text()]
@@ -91,10 +91,18 @@ def _goals(lines: Sequence[dict[str, Any]]) -> RenderableType:
             line["row"], *place, Text(number(line["value"]), style="green" if met else "red"),
             f"{number(line['low'])} to {number(line['high'])}", Text(line["unit"], style="dim"), number(line["goal"]),
             Text("met, and stretch" if beyond else "met" if met else "not met", style="green" if met else "red"),
-            *(f"{number(line['times'][name])}x" if name in line["times"] else "" for name in ("reference", "torch")),
+            *(_times(line["times"].get(name), name) for name in ("reference", "torch")),
         )  # fmt: skip
         last = place
     return table
+
+
+def _times(factor: float | None, name: str) -> Text:
+    """How often slower the other code is; plain torch code should be so by far."""
+    if factor is None:
+        return Text()
+    style = "" if name != "torch" else "green" if factor >= SPEEDUP else "red"
+    return Text(f"{number(factor)}x", style=style)
 
 
 def _score(lines: Sequence[dict[str, Any]]) -> RenderableType:
