@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,7 @@ def _methods(figure: Any, document: dict[str, Any], rows: Sequence[dict[str, Any
     axes = figure.subplots(1, 3, sharex=True, sharey=True)
     figure.subplots_adjust(left=0.135, right=0.985, wspace=0.05, bottom=bottom / height, top=1 - top / height)
     for axis, operation, title in zip(axes, OPERATIONS, _TITLES, strict=True):
-        _ground(axis, len(names))
+        _ground(axis, len(names), narrow=_decades(rows) < 3.5)
         for row in (row for row in rows if row["operation"] == operation):
             at = names.index(row["method"])
             for other in row["others"]:
@@ -176,7 +177,7 @@ def _goals(figure: Any, document: dict[str, Any], pairs: Sequence[tuple[dict[str
     figure.set_size_inches(10.5, height)
     axis = figure.subplots()
     figure.subplots_adjust(left=0.285, right=0.98, bottom=bottom / height, top=1 - top / height)
-    _ground(axis, len(names))
+    _ground(axis, len(names), narrow=True)
     colours = ("#4477AA", "#CC9933", "#AA3377", "#66CCEE")
     thick = 0.78 / len(counts)
     for goal, row in pairs:
@@ -209,21 +210,29 @@ def _goals(figure: Any, document: dict[str, Any], pairs: Sequence[tuple[dict[str
 
 
 # ---- pieces ---------------------------------------------------------------------------------------------------------
-def _ground(axis: Any, count: int) -> None:
-    """Stripes, a logarithmic axis of plain numbers, and the line where one addition lies."""
+def _ground(axis: Any, count: int, *, narrow: bool) -> None:
+    """Stripes, a logarithmic axis of plain numbers, and the line where one addition lies. ``narrow``: few decades."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     for at in range(0, count, 2):
         axis.axhspan(at - 0.5, at + 0.5, color="#f6f6f6", linewidth=0, zorder=0)
     axis.set_ylim(-0.6, count - 0.4)
     axis.set_xscale("log")
-    axis.xaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 3.0)))
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
+    axis.xaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 3.0) if narrow else (1.0,)))
+    axis.xaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value / 1000:g}k" if value >= 1000 else f"{value:g}")
+    )
     axis.xaxis.set_minor_formatter(NullFormatter())
     axis.grid(axis="x", color=_FAINT, linewidth=0.6)
     axis.set_axisbelow(True)
     axis.axvline(1.0, color=_INK, linewidth=1.0, zorder=1)
     axis.tick_params(axis="y", length=0)
+
+
+def _decades(rows: Sequence[dict[str, Any]]) -> float:
+    """Powers of ten between the shortest and the longest."""
+    ratios = [row["ratio"] for row in rows]
+    return math.log10(max(ratios) / min(ratios))
 
 
 def _box(axis: Any, samples: Sequence[float], at: float, colour: str, width: float) -> None:

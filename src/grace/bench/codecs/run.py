@@ -57,6 +57,7 @@ def measure(
         progress: is told how much is done, of how much, and what comes next.
     """
     start = time.monotonic()
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     bench = _Bench(plan, Clock(plan.limit, eviction), native.active()[0], native.available())
     jobs = [(count, size) for count in plan.threads for size in plan.sizes]
     total = sum(_weight(size) * (2 + len(_names(plan, size, count))) for count, size in jobs)
@@ -80,7 +81,7 @@ def measure(
         "version": VERSION,
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": command or [],
-        "environment": environment(bench.clock),
+        "environment": {**environment(bench.clock), "load_before": load},
         "plan": {
             "methods": list(plan.methods), "sizes": list(plan.sizes), "threads": list(plan.threads),
             "samples": plan.samples, "limit_seconds": plan.limit, "workers": WORKERS, "data": "randn * exp(randn)",

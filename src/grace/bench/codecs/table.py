@@ -15,6 +15,7 @@ from grace.bench.codecs.plan import size_text
 
 _HEADINGS = {ENCODE: "encode", FEEDBACK: "encode + memory", DECODE: "decode, sum"}
 _MOST_CHANGES = 20
+_BUSY = 0.5  # load for each core, above which times are doubtful
 
 
 def view(document: dict[str, Any], comparison: Comparison | None = None) -> RenderableType:
@@ -32,6 +33,13 @@ def view(document: dict[str, Any], comparison: Comparison | None = None) -> Rend
     parts += list(_omissions(document))
     if comparison is not None:
         parts += [Text(), _changes(comparison)]
+    if (load := machine.get("load_before") or 0.0) > _BUSY * machine["cores"]:
+        parts.append(
+            Text(
+                f"note: the machine was busy (load {load:.1f} on {machine['cores']} cores): measure again",
+                style="yellow",
+            )
+        )
     parts.append(
         Text(
             f"{machine['kernels']} on {machine['processor']}, {machine['cores']} cores; torch {machine['torch']}; "

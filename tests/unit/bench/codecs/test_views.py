@@ -58,6 +58,13 @@ def test_the_table_shows_goals_methods_and_what_is_missing():
     assert "native-avx512 on a processor, 2 cores; torch 2.13.0; 12 s" in text
 
 
+@pytest.mark.parametrize(("load", "busy"), [(0.4, False), (1.2, True), (None, False)])
+def test_a_busy_machine_is_told(load, busy):
+    found = document(row())
+    found["environment"]["load_before"] = load
+    assert ("the machine was busy" in text_of(view(found))) == busy
+
+
 def test_the_table_shows_what_has_changed():
     then, now = document(row("a"), row("b")), document(row("a", ratio=3.0), row("b", ratio=0.2))
     then["environment"]["torch"] = "1.0"
