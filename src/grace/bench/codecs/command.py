@@ -16,7 +16,8 @@ _WIDTH = 180  # where there is no terminal
 
 def codecs(
     methods: Annotated[
-        str | None, typer.Option("--methods", "-m", help="all (default), goals, or methods with commas between.")
+        str | None,
+        typer.Option("--methods", "-m", help="Methods with commas between; all (default) and goals stand for several."),
     ] = None,
     sizes: Annotated[
         str | None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from grace.bench.codecs.goals import GOALS, canonical
@@ -64,7 +63,7 @@ class Plan:
         """From the words of the command line; what is None takes its default, which is smaller with ``quick``.
 
         Args:
-            chosen: methods with commas between, "goals" (those that have a goal) or "all" (these and all registered).
+            chosen: methods with commas between; "goals" stands for those that have a goal, "all" for these and all registered.
             sizes: such as "4K,6.5M".
             threads: such as "1,2".
             samples: of each case.
@@ -74,16 +73,14 @@ class Plan:
         Raises:
             ConfigurationError: a method, size or number that is not legal.
         """
-        words = chosen or ("goals" if quick else "all")
+        words = split_methods(chosen or ("goals" if quick else "all"))
         goals = [goal.method for goal in GOALS if goal.method is not None]
-        names: Iterable[str] = split_methods(words)
-        if words in ("all", "goals"):
-            names = [*goals, *(methods() if words == "all" else ())]
-        found = dict.fromkeys(canonical(name) for name in names)
+        groups = {"goals": goals, "all": [*goals, *methods()]}
+        found = dict.fromkeys(canonical(name) for word in words for name in groups.get(word, [word]))
         cores = os.cpu_count() or 1
         return cls(
             methods=tuple(sorted(found, key=lambda name: (_family(name), name))),
-            named=chosen not in (None, "all"),
+            named=chosen is not None and "all" not in words,
             sizes=tuple(sorted(set(parse_sizes(sizes or ("4K,1M" if quick else "4K,256K,1M,6.5M,25M"))))),
             threads=tuple(sorted(set(_counts(threads)))) if threads else (1,) if quick or cores == 1 else (1, 2),
             samples=samples if samples is not None else 3 if quick else 9,

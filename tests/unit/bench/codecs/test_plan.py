@@ -44,6 +44,12 @@ def test_quick_changes_only_what_was_not_said():
     assert Plan.of("topk", "8K", "2,1,2", 5, limit=3, quick=True) == Plan(("topk",), True, (8192,), (1, 2), 5, 3)
 
 
+def test_groups_stand_among_methods():
+    plan = Plan.of("goals,powersgd:rank=2")
+    assert set(plan.methods) == {*Plan.of("goals").methods, "powersgd:rank=2"}
+    assert plan.covers("powersgd:rank=2", LARGE, 1)
+
+
 def test_one_method_in_two_spellings_is_measured_once():
     assert Plan.of("topk:ratio=0.01,topk,randomk:ratio=0.01").methods == ("randomk", "topk")
     assert canonical("qsgd:bits=8,memory=none") == "qsgd:bits=8"
