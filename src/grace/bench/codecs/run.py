@@ -29,6 +29,7 @@ from grace.registry import method as make_method
 from grace.registry import parse
 
 SCHEMA, VERSION = "grace.codecs", 1
+_PATIENCE = {None: 10.0, "torch": 5.0}  # what has a goal, and its rival, is told even if it is slow
 Progress = Callable[[float, float, str], None]  # done, of all, what comes now
 
 
@@ -161,6 +162,8 @@ def _parts(bench: _Bench, room: Room, count: int) -> None:
         return
     coded = dict(parts.elias_fano(room))
     cases = [*parts.degenerate(room), *coded]
+    for case in cases:
+        case.patience = _PATIENCE[None]
     found = bench.clock.measure(room.add(), cases, bench.plan.samples, cold=True)
     for case, timing in found.items():
         if isinstance(timing, Timing):
@@ -169,7 +172,7 @@ def _parts(bench: _Bench, room: Room, count: int) -> None:
                            coded=coded.get(case))  # fmt: skip
             bench.rows.append(one)
         else:
-            _leave(bench, case.operation, None, room.n, count, _too_slow(timing, bench.plan.limit))
+            _leave(bench, case.operation, None, room.n, count, _too_slow(timing, bench.plan.limit * case.patience))
     if room.n == max(bench.plan.sizes):
         _powersgd(bench, count)
 
@@ -178,6 +181,7 @@ def _powersgd(bench: _Bench, count: int) -> None:
     step, copy, size = parts.powersgd()
     room = Room(size)
     samples = bench.plan.samples
+    step.patience = _PATIENCE[None]
     by_sum = bench.clock.measure(room.add(), [step], samples, cold=True)[step]
     by_copy = bench.clock.measure(copy, [step], samples, cold=True)[step]
     if isinstance(by_sum, Timing) and isinstance(by_copy, Timing):
@@ -186,7 +190,14 @@ def _powersgd(bench: _Bench, count: int) -> None:
             rows.row(step.operation, None, size, count, by_sum, goals, kernels=bench.kernels, cold=True, copies=by_copy)
         )
     else:
-        _leave(bench, step.operation, None, size, count, f"a run takes more than {bench.plan.limit:g} s")
+        _leave(
+            bench,
+            step.operation,
+            None,
+            size,
+            count,
+            f"a run takes more than the limit of {bench.plan.limit * step.patience:g} s",
+        )
 
 
 def _method(bench: _Bench, name: str, room: Room, count: int) -> None:
@@ -204,6 +215,8 @@ def _method(bench: _Bench, name: str, room: Room, count: int) -> None:
     chosen: list[Case] = []
     others: dict[Case, list[Case]] = {}
     for case in ours:
+        if goals_of(case.operation, name, room.n):
+            case.patience = _PATIENCE[None]
         if not _worth(bench, name, case, room.n, count):
             continue
         chosen.append(case)
@@ -217,7 +230,7 @@ def _method(bench: _Bench, name: str, room: Room, count: int) -> None:
         timing = found[case]
         _remember(bench, name, case, timing, room.n)
         if not isinstance(timing, Timing):
-            _leave(bench, case.operation, name, room.n, count, _too_slow(timing, bench.plan.limit))
+            _leave(bench, case.operation, name, room.n, count, _too_slow(timing, bench.plan.limit * case.patience))
             continue
         goals = goals_of(case.operation, name, room.n)
         wires = payloads if case.operation == DECODE else None
@@ -232,7 +245,7 @@ def _method(bench: _Bench, name: str, room: Room, count: int) -> None:
                 one["others"].append(rows.other(other.kernels, theirs, timing, goals, count, other.what))
             else:
                 operation = f"{case.operation} ({other.kernels})"
-                _leave(bench, operation, name, room.n, count, _too_slow(theirs, bench.plan.limit))
+                _leave(bench, operation, name, room.n, count, _too_slow(theirs, bench.plan.limit * other.patience))
         bench.rows.append(one)
     return None
 
@@ -247,7 +260,10 @@ def _compared(bench: _Bench, case: Case, name: str, room: Room, payloads: int | 
         backends.append("native-base")
     out = [compressors.on(case, backend) for backend in backends]
     plain_torch = naive.case(case.operation, name, room, payloads or WORKERS)
-    return [*out, plain_torch] if plain_torch is not None else out
+    if plain_torch is None:
+        return out
+    plain_torch.patience = _PATIENCE["torch"]
+    return [*out, plain_torch]
 
 
 def variants(name: str) -> tuple[Method[Any], Method[Any] | None]:
@@ -263,16 +279,16 @@ def variants(name: str) -> tuple[Method[Any], Method[Any] | None]:
 
 # ---- what is left out -----------------------------------------------------------------------------------------------
 def _worth(bench: _Bench, name: str, case: Case, size: int, count: int) -> bool:
-    """Whether a case can be expected to keep to the limit, from smaller sizes and, for decoding, from encoding."""
-    key = (name, case.operation, case.kernels)
-    expected = size * bench.slowest.get(key, 0.0)
-    if case.operation == DECODE and expected <= bench.plan.limit:
+    """Whether a case can be expected to keep to its limit, from smaller sizes and, for decoding, from encoding."""
+    limit = bench.plan.limit * case.patience
+    expected = size * bench.slowest.get((name, case.operation, case.kernels), 0.0)
+    if case.operation == DECODE and expected <= limit:
         encode = size * bench.slowest.get((name, ENCODE, case.kernels), 0.0)
-        expected = encode if encode > 2 * bench.plan.limit else expected  # its wires would take too long
-    if expected <= 1.5 * bench.plan.limit:
+        expected = encode if encode > 2 * limit else expected  # its wires would take too long
+    if expected <= 1.5 * limit:
         return True
     operation = case.operation if case.kernels is None else f"{case.operation} ({case.kernels})"
-    _leave(bench, operation, name, size, count, _too_slow(expected, bench.plan.limit, "would take about"))
+    _leave(bench, operation, name, size, count, _too_slow(expected, limit, "would take about"))
     return False
 
 

@@ -159,7 +159,7 @@ def _omissions(document: dict[str, Any]) -> Iterator[RenderableType]:
     groups: dict[str, set[str]] = {}
     for one in document["left_out"]:
         slow = "more than the limit" in one["why"]
-        why = f"over the limit of {document['plan']['limit_seconds']:g} s a run" if slow else one["why"]
+        why = "a run takes longer than the limit" if slow else one["why"]
         text = " ".join(part for part in (one["method"], one["operation"]) if part)
         groups.setdefault(f"{size_text(one['size'])}: {why}", set()).add(text or "all")
     for why, who in groups.items():

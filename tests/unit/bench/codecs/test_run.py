@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from grace.bench.codecs import run
+from grace.bench.codecs.clock import Timing
 from grace.bench.codecs.goals import OPERATIONS, POWERSGD
 from grace.bench.codecs.plan import Plan
 from grace.bench.codecs.run import measure
@@ -97,7 +98,27 @@ def test_what_takes_too_long_is_left_out_and_told():
     assert document["rows"] == []
     told = {(one["method"], one["operation"]) for one in document["left_out"]}
     assert {("sketchml", operation) for operation in OPERATIONS} <= told
-    assert all("more than the limit of 1e-09 s" in one["why"] for one in document["left_out"])
+    assert all(
+        "more than the limit of 1e-09 s" in one["why"] for one in document["left_out"] if one["method"] != "topk"
+    )
+
+
+def test_what_has_a_goal_may_take_longer(monkeypatch):
+    patience = {}
+
+    def measure(self, yard, cases, samples, *, cold):
+        patience.update({(case.operation, case.kernels): case.patience for case in cases})
+        return {case: Timing([1e-6] * 3, [1.0] * 3) for case in cases}
+
+    monkeypatch.setattr(run.Clock, "measure", measure)
+    small("topk", "1M")
+    assert patience["encode", None] == 10
+    assert patience["encode", "torch"] == 5
+    assert patience.get(("encode", "reference"), 1) == 1
+    assert patience["top-k 1 % of zeros", None] == 10
+    patience.clear()
+    small("sketchml", "1000")
+    assert patience["encode", None] == 1
 
 
 def test_what_was_slow_is_not_tried_on_larger_tensors():

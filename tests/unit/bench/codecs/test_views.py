@@ -51,7 +51,7 @@ def test_the_table_shows_goals_methods_and_what_is_missing():
     assert "met" in line_of(text, "baseline ", "1.8 to 2.2")
     assert "3 of 6 goals met" in text
     assert "700 us" in line_of(text, "topk ", "us")
-    assert "left out, 4K: over the limit of 1 s a run: sketchml encode" in text
+    assert "left out, 4K: a run takes longer than the limit: sketchml encode" in text
     assert "left out, 4K: nothing is encoded: none" in text
     assert "failed: broken, 4096 elements: ValueError: no" in text
     assert "memcpy" in text
