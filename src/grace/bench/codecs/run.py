@@ -29,7 +29,12 @@ from grace.registry import method as make_method
 from grace.registry import parse
 
 SCHEMA, VERSION = "grace.codecs", 1
-_PATIENCE = {None: 10.0, "torch": 5.0}  # what has a goal, and its rival, is told even if it is slow
+_PATIENCE = {
+    None: 10.0,
+    "native-base": 10.0,
+    "torch": 5.0,
+    "reference": 1.0,
+}  # what has a goal, and its rival, is told even if it is slow
 Progress = Callable[[float, float, str], None]  # done, of all, what comes now
 
 
@@ -260,10 +265,11 @@ def _compared(bench: _Bench, case: Case, name: str, room: Room, payloads: int | 
         backends.append("native-base")
     out = [compressors.on(case, backend) for backend in backends]
     plain_torch = naive.case(case.operation, name, room, payloads or WORKERS)
-    if plain_torch is None:
-        return out
-    plain_torch.patience = _PATIENCE["torch"]
-    return [*out, plain_torch]
+    if plain_torch is not None:
+        out.append(plain_torch)
+    for other in out:
+        other.patience = _PATIENCE[other.kernels]
+    return out
 
 
 def variants(name: str) -> tuple[Method[Any], Method[Any] | None]:
