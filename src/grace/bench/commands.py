@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 import grace
 from grace.adapters.groups import Granularity
+from grace.bench.codecs.command import codecs
 from grace.bench.compare import Outcome, compare, document, succeeded, with_baseline
 from grace.bench.config import RunConfig
 from grace.bench.explain import explanation, listing
@@ -44,6 +45,7 @@ app = typer.Typer(
 bench = typer.Typer(no_args_is_help=True, help="What Grace itself costs on this machine.")
 app.add_typer(bench, name="bench")
 app.command("report")(report)
+bench.command("codecs")(codecs)
 
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, and nothing else, to stdout.")]
 TaskName = Annotated[str, typer.Option("--task", help="digits, or a task of your own: module:Class.")]

@@ -1,0 +1,79 @@
+"""The cases of a compressor: what its communicator calls, on one row."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from grace.bench.codecs.clock import Case
+from grace.bench.codecs.goals import DECODE, ENCODE, FEEDBACK
+from grace.bench.codecs.room import WORKERS, Room
+from grace.communicators import Allreduce
+from grace.method import Compressor, Method, Peer
+from grace.random import Stream
+
+_SETUP_SECONDS = 2.0  # a slow method gets fewer different wires, at least two, each several times
+
+
+def compressor_of(method: Method[Any] | None) -> Compressor | None:
+    """The compressor of a communicator, with or without a memory around it; None if there is none."""
+    inner = getattr(method, "method", method)
+    found = getattr(inner, "compressor", None)
+    return found if isinstance(found, Compressor) else None
+
+
+def cases(plain: Method[Any], feedback: Method[Any] | None, room: Room) -> list[Case]:
+    """Encode, encode with error feedback (where ``feedback`` is not None), decode and sum."""
+    compressor = compressor_of(plain)
+    assert compressor is not None
+    out = [Case(ENCODE, _encoder(compressor, room), room.restore)]
+    with_memory = compressor_of(feedback)
+    if with_memory is not None:
+        out.append(Case(FEEDBACK, _encoder(with_memory, room, remember=True), room.restore))
+    return [*out, _decoder(compressor, room, payloads(plain))]
+
+
+def payloads(method: Method[Any]) -> int:
+    """How many wires one worker decodes: one where the network has summed them."""
+    return 1 if isinstance(method, Allreduce) else WORKERS
+
+
+def stream(compressor: Compressor, rank: int) -> Stream:
+    """The stream that a communicator hands to the compressor of this worker."""
+    peer = Peer(rank, WORKERS, step=1, name="weight")
+    shared = compressor.randomness == "shared"
+    return peer.shared(compressor.id) if shared else peer.private(compressor.id).fork(0)
+
+
+def _encoder(compressor: Compressor, room: Room, *, remember: bool = False) -> Callable[[], object]:
+    rng = stream(compressor, 0)
+    memory, rest = (room.memory, room.rest) if remember else (None, None)
+    return lambda: compressor.encode_(room.rows, rng, memory, rest)
+
+
+def _decoder(compressor: Compressor, room: Room, count: int) -> Case:
+    """Decodes the wires of so many workers, and adds them up. They are made when they are first needed."""
+    wires: list[Tensor] = []
+    scale = 1.0 if compressor.aggregation == "majority" else 1 / WORKERS
+    rng = Peer(0, WORKERS, step=1, name="weight").shared(compressor.id)
+
+    def prepare() -> None:
+        start = time.perf_counter()
+        while len(wires) < count:
+            if len(wires) >= 2 and time.perf_counter() - start > _SETUP_SECONDS:
+                made = list(wires)
+                wires.extend(made[i % len(made)] for i in range(len(made), count))
+            else:
+                rng = stream(compressor, len(wires))
+                wires.append(compressor.encode_(room.gradient(len(wires)), rng)[0])
+
+    return Case(DECODE, lambda: compressor.aggregate_(wires, room.out, scale, rng), prepare)
+
+
+def on(case: Case, kernels: str) -> Case:
+    """The same case on another backend."""
+    return dataclasses.replace(case, kernels=kernels)

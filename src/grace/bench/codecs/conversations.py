@@ -1,0 +1,128 @@
+"""The cases of a method with a conversation of its own: one worker's part of it, replayed.
+
+All workers run once in this process, and what the network answers to worker 0 is kept. A sample is that worker's step
+again, from the same state, with the same answers: what it does before its last collective is called encoding, what it does
+with the last answer decoding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+from grace.bench.codecs.clock import Case, nothing
+from grace.bench.codecs.goals import DECODE, ENCODE, FEEDBACK
+from grace.bench.codecs.room import WORKERS, Room
+from grace.collectives import Collective, Exchange
+from grace.method import Exchanged, Method, Peer
+from grace.run.simulate import simulate
+from grace.workspace import Workspace
+
+COPIES = 4 * WORKERS  # tensors of the size that are alive at once, as a bound
+
+
+@dataclass(slots=True, eq=False)
+class Replay(Case):
+    """One worker's step, of which only a part is timed."""
+
+    run: Callable[[], object] = nothing
+    method: Method[Any] | None = None
+    room: Room | None = None
+    shape: tuple[int, int] = (1, 1)
+    part: Literal["encode", "decode", "all"] = "encode"
+    state: Any = None
+    answers: list[Tensor] | None = None
+    workspace: Workspace = field(default_factory=Workspace)
+
+    def seconds(self, clear: Callable[[], None]) -> float:
+        """Runs the whole step once; the seconds of the part."""
+        assert self.method is not None
+        if self.answers is None:
+            self._record()
+        assert self.answers is not None
+        x, state = self._gradient(0), copied(self.state)
+        answers = [answer.clone() for answer in self.answers]
+        exchange = self.method.exchange(x, state, self._peer(0, self.workspace))
+        clear()
+        before, after = _timed(lambda: next(exchange)), 0.0
+        for i, answer in enumerate(answers):
+            if i < len(answers) - 1:
+                before += _timed(lambda answer=answer: exchange.send(answer))  # type: ignore[misc]
+                continue
+            if self.part == "decode":
+                clear()
+            after = _timed(lambda answer=answer: exchange.send(answer))  # type: ignore[misc]
+        self.workspace.reset()
+        return {"encode": before, "decode": after, "all": before + after}[self.part]
+
+    def _record(self) -> None:
+        """Two steps of all workers: the first fills the memories, the second is kept."""
+        assert self.method is not None
+        states = [self.method.init(self._gradient(worker)) for worker in range(WORKERS)]
+        answers: list[Tensor] = []
+        for step in range(2):
+            answers = []
+            self.state = copied(states[0])
+            runs: list[Exchange[Exchanged[Any]]] = [
+                self.method.exchange(self._gradient(worker), states[worker], self._peer(worker, None, step))
+                for worker in range(WORKERS)
+            ]
+            runs[0] = _recorded(runs[0], answers)
+            states = [out.state for out in simulate(runs)]
+        self.answers = answers
+
+    def _gradient(self, worker: int) -> Tensor:
+        assert self.room is not None
+        m, l = self.shape
+        x = self.room.x.clone() if worker == 0 else self.room.gradient(worker)
+        return x.view(-1)[: m * l].view(m, l)
+
+    def _peer(self, rank: int, workspace: Workspace | None, step: int = 1) -> Peer:
+        return Peer(rank, WORKERS, step=step, name="weight", workspace=workspace)
+
+
+def cases(plain: Method[Any], feedback: Method[Any] | None, room: Room) -> list[Case]:
+    """Encode, encode with error feedback (where ``feedback`` is not None), decode and sum."""
+    shape = room.matrix()
+    out: list[Case] = [Replay(ENCODE, method=plain, room=room, shape=shape)]
+    if feedback is not None:
+        out.append(Replay(FEEDBACK, method=feedback, room=room, shape=shape))
+    return [*out, Replay(DECODE, method=plain, room=room, shape=shape, part="decode")]
+
+
+def copied(state: Any) -> Any:
+    """A state whose tensors are copies."""
+    if isinstance(state, Tensor):
+        return state.clone()
+    if isinstance(state, tuple):
+        parts = [copied(part) for part in state]
+        return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+    return state
+
+
+def _recorded(
+    exchange: Exchange[Exchanged[Any]], answers: list[Tensor]
+) -> Generator[Collective, Tensor, Exchanged[Any]]:
+    """The same exchange; copies of the network's answers are added to ``answers``."""
+    try:
+        op = next(exchange)
+        while True:
+            answer = yield op
+            answers.append(answer.clone())
+            op = exchange.send(answer)
+    except StopIteration as stop:
+        result: Exchanged[Any] = stop.value
+        return result
+
+
+def _timed(advance: Callable[[], object]) -> float:
+    """Seconds to the exchange's next collective, or its end."""
+    start = time.perf_counter()
+    with contextlib.suppress(StopIteration):
+        advance()
+    return time.perf_counter() - start

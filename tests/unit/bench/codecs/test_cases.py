@@ -1,0 +1,197 @@
+"""What is timed is the real thing: the cases compute what they say."""
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+import grace
+from grace.bench.codecs import compressors, conversations, naive, parts
+from grace.bench.codecs.clock import nothing
+from grace.bench.codecs.conversations import Replay, copied
+from grace.bench.codecs.goals import DECODE, ENCODE, FEEDBACK, GOALS, OPERATIONS, THRESHOLD, canonical
+from grace.bench.codecs.room import WORKERS, Room
+from grace.bench.codecs.run import variants
+from grace.collectives import AllReduce
+from grace.method import Exchanged, Facts, Method
+
+
+@pytest.fixture(scope="module")
+def room():
+    return Room(4096)
+
+
+def by_name(cases):
+    return {case.operation: case for case in cases}
+
+
+@pytest.mark.parametrize("name", [name for name in grace.methods() if name != "none"])
+def test_every_method_can_be_timed(name, room):
+    plain, feedback = variants(name)
+    make = compressors.cases if compressors.compressor_of(plain) is not None else conversations.cases
+    cases = by_name(make(plain, feedback, room))
+    assert set(OPERATIONS) - set(cases) <= {FEEDBACK}
+    assert (FEEDBACK in cases) == (feedback is not None)
+    assert all(case.seconds(nothing) >= 0 for case in cases.values())
+
+
+def mean(room):
+    return sum(room.gradient(worker).double() for worker in range(WORKERS)) / WORKERS
+
+
+def test_a_compressors_cases_encode_remember_and_decode(room):
+    cases = by_name(compressors.cases(*variants("topk:ratio=0.5"), room))
+    cases[FEEDBACK].seconds(nothing)
+    p = (room.x + room.memory).abs()
+    assert int((room.rest == 0).sum()) == 2048
+    assert p[room.rest == 0].min() >= room.rest.abs().max()
+    assert torch.equal(room.memory, room.gradient(WORKERS))
+    cases[ENCODE].seconds(nothing)
+    cases[ENCODE].prepare()
+    assert torch.equal(room.rows, room.x)
+    everything = by_name(compressors.cases(*variants("topk:ratio=1"), room))
+    everything[DECODE].seconds(nothing)
+    torch.testing.assert_close(room.out.double(), mean(room), rtol=1e-5, atol=1e-5)
+
+
+def test_what_the_network_sums_is_decoded_once(room):
+    assert compressors.payloads(variants("randomk")[0]) == 1
+    assert compressors.payloads(variants("fp16")[0]) == 1
+    assert compressors.payloads(variants("qsgd")[0]) == WORKERS
+
+
+def test_a_majority_is_decoded_to_signs(room):
+    by_name(compressors.cases(*variants("signsgd"), room))[DECODE].seconds(nothing)
+    votes = sum(room.gradient(worker).sign() for worker in range(WORKERS))
+    assert torch.equal(room.out, votes.sign())
+
+
+def test_slow_wires_are_used_again(room, monkeypatch):
+    monkeypatch.setattr(compressors, "_SETUP_SECONDS", -1.0)
+    by_name(compressors.cases(*variants("topk:ratio=1"), room))[DECODE].seconds(nothing)
+    two = (room.gradient(0) + room.gradient(1)) / 2
+    torch.testing.assert_close(room.out, two)
+
+
+def test_variants_have_no_other_memory_than_error_feedback():
+    plain, feedback = variants("dgc:ratio=0.5")
+    assert type(plain).__name__ == "Allgather"
+    assert type(feedback).__name__ == "ErrorFeedback"
+    assert variants("signum")[1] is None
+
+
+@dataclass(frozen=True)
+class Averages(Method):
+    """One round; notes what it comes to, and on which state."""
+
+    means: list = field(default_factory=list)
+
+    def init(self, like):
+        return torch.zeros(1)
+
+    def exchange(self, x, state, peer):
+        answer = yield AllReduce(x, "mean", donate=True)
+        if peer.rank == 0:
+            self.means.append((answer.clone(), float(state)))
+        answer.zero_()
+        return Exchanged(answer, None, state.add_(1))
+
+    def facts(self, like):
+        return Facts()
+
+    def traffic(self, like, peer):
+        return None
+
+
+def test_a_replay_is_the_second_step_of_worker_0_again_and_again(room):
+    method = Averages()
+    cleared = []
+    encode, decode = (Replay("a", method=method, room=room, shape=(64, 64), part=part) for part in ("encode", "decode"))
+    for _ in range(2):
+        assert encode.seconds(nothing) > 0
+    assert decode.seconds(lambda: cleared.append(1)) > 0
+    assert len(cleared) == 2  # before the step, and before the part that is timed
+    for found, state in method.means[2:4]:
+        torch.testing.assert_close(found.double().view(1, -1), mean(room), rtol=1e-5, atol=1e-5)
+        assert state == 1
+
+
+def test_states_are_copied_whole():
+    state = (torch.ones(2), (None, 3.0, torch.zeros(1)))
+    twin = copied(state)
+    assert twin[1][:2] == (None, 3.0)
+    twin[0].zero_()
+    assert torch.equal(state[0], torch.ones(2))
+
+
+def test_index_coding_knows_its_bits():
+    room = Room(100_000)
+    (one, few), (_, fewer) = parts.elias_fano(room)
+    one.seconds(nothing)
+    assert (few.count, fewer.count) == (1000, 100)
+    assert 8.0 < 8 * few.size / few.count < 8.7
+    assert 11.0 < 8 * fewer.size / fewer.count < 12.6
+
+
+def test_degenerate_inputs_are_what_they_are_called(room):
+    zeros, constant, sparse = parts.degenerate(room)
+    for case, check in (
+        (zeros, lambda rows: not rows.any()),
+        (constant, lambda rows: len(rows.unique()) == 1 and bool(rows.all())),
+        (sparse, lambda rows: int(rows.count_nonzero()) == 41),
+    ):
+        case.prepare()
+        assert check(room.rows), case.operation
+        case.seconds(nothing)
+
+
+def test_powersgd_takes_a_whole_step(monkeypatch):
+    monkeypatch.setattr(parts, "MATRIX", (64, 32))
+    step, copy, size = parts.powersgd()
+    assert size == 64 * 32
+    assert step.seconds(nothing) > 0
+    assert copy.seconds(nothing) > 0
+    assert [tuple(answer.shape) for answer in step.answers] == [(64, 4), (32, 4)]
+
+
+# ---- naive torch code -----------------------------------------------------------------------------------------------
+def test_every_method_with_a_goal_has_a_counterpart():
+    named = {canonical(goal.method) for goal in GOALS if goal.method is not None}
+    assert named == set(naive.CODES)
+
+
+@pytest.mark.parametrize("name", sorted(naive.CODES))
+def test_naive_code_says_nearly_the_same_as_the_codec(name, room):
+    x = room.x.view(-1)
+    _, encode, decode = naive.CODES[name]()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        said = decode(encode(x), x)
+    if name in ("topk", "topk:ratio=0.001", THRESHOLD, "randomk"):
+        kept = said != 0
+        assert torch.equal(said[kept], x[kept])
+        share = {"topk:ratio=0.001": 0.001}.get(name, 0.01)
+        assert share / 2 < kept.float().mean() < 2 * share
+        if name.startswith("topk"):
+            assert x[kept].abs().min() > x[~kept].abs().max()
+    elif name == "natural":
+        factor = said / x
+        assert factor.min() >= 0.499
+        assert factor.max() <= 2.001
+    elif name == "efsignsgd":
+        assert torch.equal(said.sign(), x.sign())
+    else:
+        coarse = {"qsgd:bits=8": 1 / 127, "qsgd": 1 / 7, "qsgd:bits=2": 1.0, "u8bit": 0.06}[name]
+        assert (said - x).abs().max() <= 1.001 * coarse * x.abs().max()
+
+
+def test_naive_code_decodes_and_sums_and_remembers(room):
+    decode = naive.case(DECODE, "topk", room, WORKERS)
+    decode.prepare()
+    summed = decode.run()
+    by_name(compressors.cases(*variants("topk"), room))[DECODE].seconds(nothing)
+    same = (summed - room.out.view(-1)).abs() <= 1e-5
+    assert same.float().mean() > 0.98  # int() keeps one number less than ceil()
+    payload, rest = naive.case(FEEDBACK, "topk", room, WORKERS).run()
+    assert torch.equal(rest[payload[1]], torch.zeros(payload[1].numel()))
+    assert naive.case(ENCODE, "sketchml", room, WORKERS) is None

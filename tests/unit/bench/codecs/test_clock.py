@@ -1,0 +1,82 @@
+import gc
+
+import torch
+
+from grace.bench.codecs.clock import Case, Clock, Timing, available_memory, last_level_cache, threads
+from grace.kernels import native
+
+
+def test_samples_are_taken_in_turn_beside_the_yardstick():
+    said = []
+    yard = Case("yard", lambda: said.append("y"))
+    cases = [Case("a", lambda: said.append("a")), Case("b", lambda: said.append("b"))]
+    clock = Clock(10.0, eviction=1 << 12)
+    found = clock.measure(yard, cases, 4, cold=True)
+    assert said[-12:] == list("yabybayabyba")
+    for case in cases:
+        assert isinstance(found[case], Timing)
+        assert len(found[case].seconds) == len(found[case].ratios) == 4
+        assert all(seconds >= 0 for seconds in found[case].seconds)
+
+
+def test_what_is_prepared_and_cleared_is_not_timed():
+    said = []
+    case = Case("a", lambda: said.append("run"), lambda: said.append("prepare"))
+    case.seconds(lambda: said.append("clear"))
+    assert said == ["prepare", "clear", "run"]
+
+
+def test_caches_are_emptied_only_where_that_was_asked_for(monkeypatch):
+    cleared = []
+    monkeypatch.setattr(Clock, "clear", lambda self: cleared.append(1))
+    clock = Clock(10.0, eviction=1 << 12)
+    clock.measure(Case("yard", int), [Case("a", int)], 3, cold=False)
+    assert cleared == []
+    clock.measure(Case("yard", int), [Case("a", int)], 3, cold=True)
+    assert len(cleared) >= 6
+
+
+def test_clearing_writes_the_whole_buffer():
+    clock = Clock(1.0, eviction=1 << 12)
+    clock.clear()
+    assert clock.eviction == 1 << 12
+    assert clock._buffer.sum() == clock._buffer.numel() == 1 << 10
+
+
+def test_a_case_over_the_limit_is_not_sampled():
+    runs = []
+    case = Case("slow", lambda: runs.append(1))
+    found = Clock(1e-12, eviction=1 << 12).measure(Case("yard", int), [case], 50, cold=True)
+    assert isinstance(found[case], float)
+    assert found[case] > 0
+    assert len(runs) < 50
+    case.patience = 1e15
+    assert isinstance(Clock(1e-12, eviction=1 << 12).measure(Case("yard", int), [case], 3, cold=True)[case], Timing)
+
+
+def test_a_case_runs_on_its_own_backend():
+    seen = []
+    before = native.active()
+    case = Case("a", lambda: seen.append(native.active()[0]), kernels="reference")
+    Clock(10.0, eviction=1 << 12).measure(Case("yard", int), [case], 3, cold=False)
+    assert set(seen) == {"reference"}
+    assert native.active() == before
+
+
+def test_threads_and_the_collector_are_as_before():
+    before = torch.get_num_threads()
+    with threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+    collecting = []
+    Clock(10.0, eviction=1 << 12).measure(
+        Case("yard", int), [Case("a", lambda: collecting.append(gc.isenabled()))], 3, cold=True
+    )
+    assert set(collecting) == {False}
+    assert gc.isenabled()
+
+
+def test_the_machine_tells_plausible_sizes():
+    assert 1 << 10 <= last_level_cache() <= 1 << 40
+    assert available_memory() > 1 << 20
+    assert Clock(1.0).eviction >= 1 << 20
