@@ -2,76 +2,24 @@
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, ClassVar, Literal
-
-import torch
-from torch import Tensor, nn
+from dataclasses import dataclass
 
 from grace.bench.loading import load
+from grace.bench.tasks.contract import DataInfo, Source, Task
 from grace.errors import ConfigurationError, unknown
 
-TASKS = {"digits": "grace.bench.tasks.digits:Digits"}
+__all__ = ["TASKS", "DataInfo", "Entry", "Source", "Task", "find_task"]
 
 
-class Task(abc.ABC):
-    """One task. The runner calls ``load`` first, then ``model``, ``optimizer`` and ``batches``.
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A registered task: where its class is, and what it is in one line."""
 
-    Attributes:
-        metric: the key of ``evaluate`` that is the headline. better: its direction.
-        batch: samples of one worker and step. epochs: how long a run is by default.
-        steps: how long this run is; the runner sets it before the first ``lr``.
-        local_decay: L2 term that is added to the local gradient before it is compressed, outside normalisation layers.
-        clip: largest norm of the averaged gradient; 0 does not clip.
-    """
+    path: str
+    about: str
 
-    metric: ClassVar[str] = "accuracy"
-    better: ClassVar[Literal["higher", "lower"]] = "higher"
-    batch: int = 32
-    epochs: float = 1
-    steps: int = 0
-    local_decay: float = 0.0
-    clip: float = 0.0
 
-    @abc.abstractmethod
-    def load(self, root: Path | None) -> None:
-        """Reads the data: official files under ``root``, or what is embedded. Never downloads."""
-
-    @abc.abstractmethod
-    def model(self) -> nn.Module:
-        """A fresh model; the caller seeds torch."""
-
-    @abc.abstractmethod
-    def steps_per_epoch(self, world: int) -> int:
-        """Steps in which ``world`` workers see the data once."""
-
-    @abc.abstractmethod
-    def batches(self, rank: int, world: int, seed: int) -> Iterator[Any]:
-        """Endless local batches. Each epoch has one permutation, which all workers share and split."""
-
-    @abc.abstractmethod
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """A scalar: the mean over the local batch."""
-
-    @abc.abstractmethod
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer; its learning rate is set from ``lr`` before each step."""
-
-    @abc.abstractmethod
-    def lr(self, step: int) -> float:
-        """The learning rate of a global step, from 0."""
-
-    @abc.abstractmethod
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """The metrics on the test set."""
-
-    def decayed(self, model: nn.Module) -> list[nn.Parameter]:
-        """The parameters under ``local_decay``: all but those of normalisation layers."""
-        norms = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
-        own = {id(p) for module in model.modules() if isinstance(module, norms) for p in module.parameters()}
-        return [p for p in model.parameters() if p.requires_grad and id(p) not in own]
+TASKS = {"digits": Entry("grace.bench.tasks.digits:Digits", "handwritten digits, a small residual network: real data")}
 
 
 def find_task(spec: str) -> Task:
@@ -81,7 +29,7 @@ def find_task(spec: str) -> Task:
         UnknownNameError: no task of this name.
         ConfigurationError: a module or class that is not there, or that is no task.
     """
-    path = TASKS.get(spec, spec)
+    path = TASKS[spec].path if spec in TASKS else spec
     if ":" not in path:
         raise unknown("task", spec, [*TASKS, "module:Class"])
     found = load(path, "task")

@@ -4,7 +4,6 @@ import importlib.util
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -58,7 +57,7 @@ class Digits(Task):
     cosine. The test set is every fifth sample: 360 images.
     """
 
-    metric: ClassVar[str] = "accuracy"
+    metric = "accuracy"
     batch = 32
     epochs = 14
     local_decay = 1e-4
