@@ -119,8 +119,7 @@ def result_of(
     fp32 = 2 * (config.workers - 1) / config.workers * 4 * size
     values = [point[task.metric] for point in curve if point[task.metric] is not None]
     best = (max if task.better == "higher" else min)(values, default=None)
-    ran = measured.steps
-    moved = measured.all
+    ran, moved = len(measured.seconds), measured.steady
     return {
         **identity(config),
         "status": "ok",
@@ -145,7 +144,7 @@ def result_of(
         "best": best,
         "target": reached(task, curve),
         "replicas_agree": None if not curve else True,
-        "nonfinite": moved.nonfinite,
+        "nonfinite": measured.all.nonfinite,
         "traffic": {
             "rounds_per_step": moved.rounds / ran,
             "sent_bytes_per_step": moved.sent / ran,

@@ -39,14 +39,13 @@ class Measured:
 
     Attributes:
         all: counters of the whole run. steady: of the steady state alone. nic: what the interface counted in it.
-        steps: in all. seconds: of each step of the steady state. cpu: this process's, for each of them. total: of all
+        seconds: of each step of the steady state. cpu: this process's, for each of them. total: of all
             steps. silent: whether nothing was exchanged.
     """
 
     all: Counters
     steady: Counters
     nic: Counted | None
-    steps: int
     silent: bool
     seconds: list[float]
     cpu: float
@@ -172,10 +171,11 @@ class Training:
             batch = next(batches)  # another's work, as a loader's processes do it: not of this step
             if step == steady:
                 dist.barrier()
-                before, nic, cpu = trained.counters(), counted(INTERFACE), time.process_time()
-            start = time.perf_counter()
+                before, nic, cpu = trained.counters(), counted(INTERFACE), 0.0
+            start, spent = time.perf_counter(), time.process_time()
             loss = self._step(model, optimizer, batch, step)
             now = time.perf_counter()
+            cpu += time.process_time() - spent
             seconds.append(now - start)
             trained.step()
             marked = step + 1 in marks
@@ -192,10 +192,9 @@ class Training:
             all=trained.counters(),
             steady=trained.counters() - before,
             nic=_between(nic, counted(INTERFACE)) if config.network.shaped else None,
-            steps=steps,
             silent=self.silent,
             seconds=seconds[steady:],
-            cpu=(time.process_time() - cpu) / (steps - steady),
+            cpu=cpu / (steps - steady),
             total=sum(seconds),
             compute=compute,
             buckets=trained.bucket_bytes(),
