@@ -6,6 +6,7 @@
     |-- ConfigurationError (ValueError)     a knob, a policy or a composition that cannot work: raised at construction
     |   |-- UnknownNameError                a method, knob or task that is not registered; names the nearest
     |   `-- CompositionError                pieces that do not fit together, such as Allreduce(TopK())
+    |-- DataError (ValueError)              a data set that is not there, or whose files are not what they should be
     |-- InputError (TypeError)              a tensor that Grace does not exchange: complex, sparse, integer
     |-- PayloadError (ValueError)           bytes from the network that are not what they should be
     |-- StateError (ValueError)             a checkpoint that does not fit this model or method
@@ -36,6 +37,10 @@ class UnknownNameError(ConfigurationError):
 
 class CompositionError(ConfigurationError):
     """Pieces that do not fit together."""
+
+
+class DataError(GraceError, ValueError):
+    """A data set that is not there, or whose files are not what they should be."""
 
 
 class InputError(GraceError, TypeError):

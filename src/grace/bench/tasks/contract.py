@@ -64,8 +64,8 @@ class Task(abc.ABC):
         """Reads the data: official files under ``root``, or what is embedded. Never downloads.
 
         Raises:
-            MissingDataError: files are not there; says which and where they are published.
-            MalformedDataError: files are not what they should be.
+            DataError: files that are not there, or are not what they should be; says which, what was expected, and where
+                the set is published.
         """
 
     def load_synthetic(self) -> None:

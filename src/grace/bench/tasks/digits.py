@@ -58,6 +58,7 @@ class Digits(Task):
     """
 
     metric = "accuracy"
+    target = 0.95
     batch = 32
     epochs = 14
     local_decay = 1e-4

@@ -1,0 +1,116 @@
+"""The survey's four rows on CIFAR-10. A small task is the same one with other numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import nn
+
+from grace.bench.tasks import models
+from grace.bench.tasks.images import CifarTask
+from grace.bench.tasks.pictures import Augmentation
+from grace.bench.tasks.schedules import interpolated, piecewise
+
+
+class _Stepped(CifarTask):
+    """The learning rate falls to a tenth at each mark."""
+
+    batch = 256
+    epochs = 328
+    marks: ClassVar[tuple[float, ...]] = (163 / 328, 245 / 328)
+
+    def lr(self, step: int) -> float:
+        return piecewise(step, self.steps, self.peak, self.marks)
+
+
+class ResNet20(_Stepped):
+    """ResNet-20 v2 on CIFAR-10."""
+
+    paper_row = "ResNet-20 / CIFAR-10"
+    target = 0.9086
+    widths: ClassVar[Sequence[int]] = (16, 32, 64)
+    decay: ClassVar[float] = 0.999
+    eps: ClassVar[float] = 1e-3
+
+    def model(self) -> nn.Module:
+        return models.ResNet20(self.widths, classes=self.classes, decay=self.decay, eps=self.eps)
+
+
+class ResNet20Small(ResNet20):
+    """Half the channels; norms that forget within a short run."""
+
+    batch, four_worker_steps, embedded = 32, 500, (10_000, 2_000)
+    widths, classes, decay, eps = (8, 16, 32), 10, 0.9, 1e-5
+    target = 0.88
+
+
+class DenseNet40(_Stepped):
+    """DenseNet-40 (k = 12) on CIFAR-10."""
+
+    paper_row = "DenseNet40-K12 / CIFAR-10"
+    target = 0.9207
+    growth: ClassVar[int] = 12
+    layers: ClassVar[Sequence[int]] = (12, 12, 12)
+    stem: ClassVar[int] = 16
+
+    def model(self) -> nn.Module:
+        return models.DenseNet(self.growth, self.layers, self.stem, self.classes)
+
+
+class DenseNetSmall(DenseNet40):
+    """Three stages of four layers, k = 8."""
+
+    batch, four_worker_steps, embedded = 32, 400, (10_000, 2_000)
+    growth, layers, stem, classes = 8, (4, 4, 4), 8, 10
+    target = 0.68
+
+
+class ResNet9(CifarTask):
+    """The DAWNBench network on CIFAR-10; its own schedule, normalisation and cutout."""
+
+    paper_row = "ResNet-9 / CIFAR-10"
+    target = 0.9167
+    batch_in_all = 512
+    epochs = 24
+    local_decay = 5e-4
+    peak, nesterov, classes = 0.4, True, 10
+    augmentation = Augmentation(reflect=True, cutout=8, mean=(125.31, 122.95, 113.87), std=(62.99, 62.09, 66.70))
+    widths: ClassVar[Sequence[int]] = (64, 128, 256, 512)
+
+    def model(self) -> nn.Module:
+        return models.ResNet9(self.widths, self.classes)
+
+    def lr(self, step: int) -> float:
+        return interpolated(step, self.steps, self.peak, (0, 5 / 24, 1), (0, 1, 0))
+
+
+class ResNet9Small(ResNet9):
+    """An eighth of the channels."""
+
+    batch, batch_in_all, four_worker_steps, embedded = 32, 0, 400, (10_000, 2_000)
+    augmentation = Augmentation(reflect=True, cutout=8)
+    widths = (8, 16, 32, 64)
+    target = 0.90
+
+
+class VGG16(_Stepped):
+    """VGG16 on CIFAR-10."""
+
+    paper_row = "VGG16 / CIFAR-10"
+    target = 0.8632
+    widths: ClassVar[Sequence[int]] = (64, 128, 256, 512, 512)
+    hidden: ClassVar[int] = 512
+    scale: ClassVar[float] = 1.0
+
+    def model(self) -> nn.Module:
+        return models.VGG16Cifar(self.widths, hidden=self.hidden, classes=self.classes, scale=self.scale)
+
+
+class VGG16Small(VGG16):
+    """A quarter of the channels and less; started with twice the variance, for a short run."""
+
+    batch, four_worker_steps, embedded = 32, 800, (10_000, 2_000)
+    widths, hidden, classes, scale = (16, 32, 64, 64, 64), 64, 10, 2.0
+    peak, marks = 0.02, (0.7, 0.9)
+    target = 0.80

@@ -1,0 +1,101 @@
+"""Built data are kept once for each machine, in ``$GRACE_CACHE``, ``$XDG_CACHE_HOME/grace`` or ``~/.cache/grace``."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from grace.bench.tasks.embedded.chunks import Array
+
+try:
+    import fcntl
+except ImportError:  # Windows: workers that start together build the same data, each for itself
+    _fcntl: ModuleType | None = None
+else:
+    _fcntl = fcntl
+
+_HASHED = 12
+
+
+def cache_folder() -> Path:
+    """Where built data are kept."""
+    if own := os.environ.get("GRACE_CACHE"):
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "grace"
+
+
+def cached(name: str, key: object, build: Callable[[], dict[str, Array]]) -> dict[str, Array]:
+    """What ``build`` returns, from the cache if it is there.
+
+    Of several processes that ask at once, one builds and the others wait for it. An entry is there whole or not at all.
+    Arrays are mapped copy-on-write: workers share the pages. Where nothing can be kept (no permission, a full disk), the
+    data are built in memory.
+
+    Args:
+        name: of the data.
+        key: all that ``build`` depends on; its repr is hashed, with NumPy's version and the programs of this folder.
+        build: makes the arrays.
+    """
+    try:
+        folder = cache_folder() / f"{name}-{_hashed(key)}"
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(folder.with_suffix(".lock")):
+            found = _read(folder)
+            if found is None:
+                found = _built(folder, build)
+            return found
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home
+        return build()
+
+
+def _hashed(key: object) -> str:
+    found = hashlib.sha256(repr((key, np.__version__)).encode())
+    for program in sorted(Path(__file__).parent.glob("*.py")):
+        found.update(program.read_bytes())  # a changed program makes other data
+    return found.hexdigest()[:_HASHED]
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Held by one process at a time; the system frees it when that process ends, however it ends."""
+    with path.open("w") as file:
+        if _fcntl is not None:
+            _fcntl.flock(file, _fcntl.LOCK_EX)
+        yield
+
+
+def _read(folder: Path) -> dict[str, Array] | None:
+    try:
+        return {
+            file.stem: np.load(file, mmap_mode="c", allow_pickle=False) for file in sorted(folder.iterdir())
+        } or None
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):  # somebody has damaged it
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
+
+
+def _built(folder: Path, build: Callable[[], dict[str, Array]]) -> dict[str, Array]:
+    arrays = build()
+    try:
+        scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    except OSError:
+        return arrays
+    try:
+        for name, array in arrays.items():
+            np.save(scratch / f"{name}.npy", array)
+        os.replace(scratch, folder)
+    except OSError:  # a full disk, or another process was first
+        shutil.rmtree(scratch, ignore_errors=True)
+        return arrays
+    return _read(folder) or arrays

@@ -1,0 +1,163 @@
+"""What the tasks of the suite share: where data come from, synthetic batches, lengths of runs, memory."""
+
+from __future__ import annotations
+
+import abc
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from grace.bench.tasks.contract import DataInfo, Source, Task, nothing_learned
+from grace.bench.tasks.embedded.chunks import Array, digest, stream
+from grace.bench.tasks.memory import least_bytes
+from grace.errors import ConfigurationError, DataError
+
+_RING = 4  # synthetic batches that each worker makes, and then repeats
+_RANKS = 20  # bits of a stream's number that say whose it is
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A data set in memory: ``samples`` make an epoch."""
+
+    name: str
+    procedural: bool
+    samples: int
+    digest: str
+
+
+def loaded(name: str, arrays: dict[str, Array], samples: int, *, procedural: bool = False) -> Loaded:
+    """A data set that is these arrays."""
+    return Loaded(name, procedural, samples, digest(arrays[key] for key in sorted(arrays)))
+
+
+class SuiteTask(Task):
+    """A task of the suite. Subclasses are numbers and the methods below that are abstract.
+
+    Attributes:
+        batch_in_all: where the original fixes the batch of all workers together; ``load`` divides it. 0: it does not.
+        iterations: where the original fixes the steps of a run whatever the number of workers. 0: it does not.
+        four_worker_steps: of a small task, the steps of a run with 4 workers, which set its epochs.
+        synthetic_samples: of the official set, so that synthetic epochs are as long.
+        slots: tensors of the parameters' size that the optimizer keeps.
+    """
+
+    batch_in_all: ClassVar[int] = 0
+    iterations: ClassVar[int] = 0
+    four_worker_steps: ClassVar[int] = 0
+    synthetic_samples: ClassVar[int] = 0
+    slots: ClassVar[int] = 1
+    source: Source = "embedded"
+    data: Loaded | None = None
+
+    @abc.abstractmethod
+    def read(self, root: Path | None) -> Loaded:
+        """Reads the data."""
+
+    @abc.abstractmethod
+    def batches_of(self, rank: int, world: int, seed: int) -> Iterator[Any]:
+        """``batches`` of data that were read."""
+
+    @abc.abstractmethod
+    def synthetic_batch(self, random: np.random.RandomState) -> Any:
+        """A random batch of the shape and type of a real one."""
+
+    @abc.abstractmethod
+    def measured(self, model: nn.Module) -> dict[str, float]:
+        """``evaluate`` on data that were read; ``model`` is in evaluation mode, gradients are off."""
+
+    def load(self, root: Path | None) -> None:
+        self._divide_batch()
+        if root is not None and not root.is_dir():
+            raise DataError(f"the data directory {root} is {'not a directory' if root.exists() else 'not there'}")
+        self.source = "embedded" if root is None else "official"
+        self.data = self.read(root)
+        self._set_epochs()
+
+    def load_synthetic(self) -> None:
+        self._divide_batch()
+        self.source = "synthetic"
+        self.data = Loaded("random batches", True, self.synthetic_samples, "")
+        self._set_epochs()
+
+    def _divide_batch(self) -> None:
+        if self.batch_in_all:
+            if self.batch_in_all < self.workers:
+                raise ConfigurationError(f"{self.workers} workers cannot share a batch of {self.batch_in_all} in all")
+            self.batch = self.batch_in_all // self.workers
+
+    def _set_epochs(self) -> None:
+        if self.four_worker_steps:
+            self.epochs = self.four_worker_steps / max(1, self.steps_per_epoch(4))
+        elif self.iterations:
+            self.epochs = self.iterations / max(1, self.steps_per_epoch(self.workers))
+
+    @property
+    def samples(self) -> int:
+        """Of an epoch.
+
+        Raises:
+            ConfigurationError: nothing has been loaded.
+        """
+        if self.data is None:
+            raise ConfigurationError(f"task {type(self).__name__}: call load or load_synthetic first")
+        return self.data.samples
+
+    def steps_per_epoch(self, world: int) -> int:
+        return self.samples // world // self.batch
+
+    def default_steps(self, world: int) -> int:
+        return self.iterations or super().default_steps(world)
+
+    def batches(self, rank: int, world: int, seed: int) -> Iterator[Any]:
+        if self.source != "synthetic":
+            return self.batches_of(rank, world, seed)
+        random = stream(seed, 1 + rank)
+        return itertools.cycle([self.synthetic_batch(random) for _ in range(_RING)])
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        if self.source == "synthetic":
+            return nothing_learned(self.metric)
+        model.eval()
+        try:
+            return self.measured(model)
+        finally:
+            model.train()
+
+    def data_info(self) -> DataInfo:
+        if self.data is None:
+            raise ConfigurationError(f"task {type(self).__name__}: call load or load_synthetic first")
+        found = self.data
+        return {"name": found.name, "procedural": found.procedural, "digest": found.digest, "source": self.source}
+
+    def worker_bytes(self) -> int:
+        self._divide_batch()
+        return least_bytes(self, self.synthetic_batch(stream(0, 0)), self.slots)
+
+
+def epochs_of(
+    samples: int, rank: int, world: int, batch: int, seed: int
+) -> Iterator[tuple[Array, np.random.RandomState]]:
+    """Endless local batches of indices, and random numbers of this worker's own. One permutation for each epoch, which
+    all workers share and split; a rest that is less than a batch for each is left out.
+    """
+    share = samples // world // batch * batch
+    for epoch in itertools.count():
+        order = np.arange(samples, dtype=np.int32 if samples < 1 << 31 else np.int64)
+        stream(seed, epoch << _RANKS).shuffle(order)
+        own = stream(seed, (epoch << _RANKS) + 1 + rank)
+        mine = order[rank::world][:share]
+        for start in range(0, share, batch):
+            yield mine[start : start + batch], own
+
+
+def tensor(array: Array) -> Tensor:
+    """The array's values as a tensor that shares its memory where it can."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
