@@ -112,8 +112,8 @@ class Plain:
     """DistributedDataParallel as it comes, or with one of torch's hooks. Counts what torch's all-reduces move."""
 
     def __init__(self, model: nn.Module, name: str, rank: int, world: int):
-        one = {"bucket_cap_mb": _ONE_BUCKET_MB} if name == "ddp-powersgd" else {}
-        ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, **one)
+        size = _ONE_BUCKET_MB if name == "ddp-powersgd" else None
+        ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=size)
         self.model: nn.Module = ddp
         self.name, self.rank, self.world = name, rank, world
         self._size = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
@@ -125,7 +125,7 @@ class Plain:
         if name == "ddp-bf16":
             ddp.register_comm_hook(None, _bf16)
         elif name == "ddp-powersgd":
-            self._state = powerSGD_hook.PowerSGDState(  # type: ignore[no-untyped-call]
+            self._state = powerSGD_hook.PowerSGDState(
                 None, matrix_approximation_rank=POWERSGD_RANK, start_powerSGD_iter=_POWERSGD_FROM
             )
             ddp.register_comm_hook(self._state, _powersgd)
@@ -141,8 +141,7 @@ class Plain:
     def step(self) -> None:
         """Counts one step's all-reduces."""
         if not self._final:
-            assert isinstance(self.model, DistributedDataParallel)
-            self._final = bool(self.model._get_ddp_logging_data().get("has_rebuilt_buckets"))
+            self._final = bool(_logged(self.model).get("has_rebuilt_buckets"))
             self._sizes = self.bucket_bytes() or [self._size]
         sizes = self._sizes
         if self.name == "ddp-bf16":
@@ -166,9 +165,15 @@ class Plain:
         """A hook stays on its model; the model ends with the run."""
 
 
-def _bucket_bytes(model: nn.Module) -> list[int]:
+def _logged(model: nn.Module) -> dict[str, Any]:
+    """What DistributedDataParallel says of itself."""
     assert isinstance(model, DistributedDataParallel)
-    data: dict[str, Any] = model._get_ddp_logging_data()
+    data: dict[str, Any] = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    return data
+
+
+def _bucket_bytes(model: nn.Module) -> list[int]:
+    data = _logged(model)
     text = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
     return [int(size) for size in str(text).split(",") if size.strip()]
 

@@ -17,10 +17,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from grace.bench.config import RunConfig
 from grace.bench.network.namespaces import Network, environment
@@ -30,6 +30,19 @@ from grace.errors import GraceError
 
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 8.0  # how long a launcher that was asked to end may take
+
+
+class Launcher(Protocol):
+    """What trains configurations one after the other, as :func:`launch_all` does on this machine."""
+
+    def __call__(
+        self,
+        configs: Sequence[RunConfig],
+        *,
+        on_progress: Callable[[int, int, int], None] | None = None,
+        command: list[str] | None = None,
+    ) -> Generator[dict[str, Any] | RunError, None, None]:
+        """Yields a result or an error for each."""
 
 
 class RunError(GraceError, RuntimeError):
@@ -73,7 +86,7 @@ def launch_all(
     *,
     on_progress: Callable[[int, int, int], None] | None = None,
     command: list[str] | None = None,
-) -> Iterator[dict[str, Any] | RunError]:
+) -> Generator[dict[str, Any] | RunError, None, None]:
     """Trains one configuration after the other, and yields for each, as it ends, its result or the error that ended it.
 
     Args:
@@ -130,7 +143,9 @@ def _session(
                         return
                     result: dict[str, Any] = json.loads(scratch.result(index).read_text())
                     yield result
-                _wait(launcher, scratch, len(configs), config.timeout, seen, begin, on_progress)  # they end by themselves
+                _wait(
+                    launcher, scratch, len(configs), config.timeout, seen, begin, on_progress
+                )  # they end by themselves
             finally:
                 _stop(launcher, scratch)
     finally:

@@ -67,7 +67,11 @@ class Compute:
         def hook(name: str) -> Callable[[torch.Tensor], None]:
             return lambda p: seen.__setitem__(name, time.perf_counter() - start)
 
-        hooks = [p.register_post_accumulate_grad_hook(hook(n)) for n, p in model.named_parameters() if p.requires_grad]
+        hooks = [
+            p.register_post_accumulate_grad_hook(hook(name))  # type: ignore[no-untyped-call]
+            for name, p in model.named_parameters()
+            if p.requires_grad
+        ]
         model.train()
         for count in itertools.count():
             batch = next(batches)

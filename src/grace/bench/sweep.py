@@ -20,7 +20,7 @@ from typing import Any
 
 from grace.bench.baselines import BASELINES, NO_COMMUNICATION
 from grace.bench.config import RunConfig
-from grace.bench.launch import RunError, launch_all
+from grace.bench.launch import Launcher, RunError, launch_all
 from grace.bench.network.namespaces import LinkError, why_not
 from grace.bench.results import failure_of, file_name
 from grace.bench.scratch import write_atomically
@@ -66,7 +66,9 @@ class Plan:
                     for method in (*self.baselines, *self.methods):
                         seeds = self.seeds[:1] if method == NO_COMMUNICATION else self.seeds
                         for seed in seeds:
-                            found[RunConfig(task=task, method=method, workers=workers, link=link, seed=seed, **common)] = None
+                            found[
+                                RunConfig(task=task, method=method, workers=workers, link=link, seed=seed, **common)
+                            ] = None
         return list(found)
 
 
@@ -78,6 +80,7 @@ class Ended:
     document: dict[str, Any]
     file: Path
     seconds: float = 0.0
+    earlier: bool = False
 
     @property
     def ok(self) -> bool:
@@ -91,7 +94,7 @@ def finished(config: RunConfig, out: Path) -> Ended | None:
     with contextlib.suppress(OSError, ValueError):
         document = json.loads(file.read_text())
         if isinstance(document, dict) and document.get("version") == 2 and document.get("status") == "ok":
-            return Ended(config, document, file)
+            return Ended(config, document, file, earlier=True)
     return None
 
 
@@ -138,7 +141,8 @@ def check_memory(configs: Iterable[RunConfig], available: int | None = None) -> 
             fit = free // need
             raise ConfigurationError(
                 f"{config.workers} workers of {config.task} need at least {config.workers * need / 1e9:.1f} GB, and "
-                f"{free / 1e9:.1f} GB are free: " + (f"at most {fit} workers fit" if fit else "not even one worker fits")
+                f"{free / 1e9:.1f} GB are free: "
+                + (f"at most {fit} workers fit" if fit else "not even one worker fits")
             )
 
 
@@ -162,11 +166,12 @@ def sweep(
     on_progress: Callable[[int, int], None] | None = None,
     on_end: Callable[[Ended], None] | None = None,
     command: list[str] | None = None,
+    launcher: Launcher = launch_all,
 ) -> list[Ended]:
     """Runs what is not finished, and returns all runs in their order. Writes ``runs/*.json``, each as it ends, and
     ``runs.csv`` (and ``runs.parquet``, where pyarrow is installed).
 
-    A run that fails is recorded with its error; the others go on.
+    A run that fails is recorded with its error; the others go on. ``launcher`` starts the workers.
 
     Raises:
         LinkError: a link cannot be made.
@@ -194,7 +199,7 @@ def sweep(
 
         start(0)
         since = time.monotonic()
-        with contextlib.closing(launch_all(batch, on_progress=progress, command=command)) as outcomes:
+        with contextlib.closing(launcher(batch, on_progress=progress, command=command)) as outcomes:
             for index, (config, outcome) in enumerate(zip(batch, outcomes, strict=False)):
                 document = failure_of(config, str(outcome), command or []) if isinstance(outcome, RunError) else outcome
                 file = out / "runs" / file_name(config)
@@ -225,6 +230,9 @@ def _writing(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        hint = "; free some space and run the same command again: what is finished is kept" if error.errno == errno.ENOSPC else ""
+        hint = (
+            "; free some space and run the same command again: what is finished is kept"
+            if error.errno == errno.ENOSPC
+            else ""
+        )
         raise SpaceError(f"cannot write into {out}: {error.strerror or error}{hint}") from error
-

@@ -19,8 +19,9 @@ from grace.bench import measure
 from grace.bench.baselines import NO_COMMUNICATION, Counters, Exchanged, Plain, Silent, made
 from grace.bench.config import SYNTHETIC, RunConfig
 from grace.bench.network.interface import Counted, counted
-from grace.bench.network.model import Probe, predicted
+from grace.bench.network.model import predicted
 from grace.bench.network.namespaces import INTERFACE
+from grace.bench.network.probe import Probe
 from grace.bench.optimizers import adjustment_for, set_momentum
 from grace.bench.results import environment, result_of
 from grace.bench.tasks import Task, find_task

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
+import functools
 import gc
 import json
 import os
@@ -11,18 +11,16 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch.distributed as dist
 
 from grace.bench.config import RunConfig
-from grace.bench.network.model import Probe
 from grace.bench.network.namespaces import INTERFACE, PORT, address
-from grace.bench.network.probe import probed
+from grace.bench.network.probe import Probe, probed
+from grace.bench.rendezvous import group, store_of
 from grace.bench.scratch import Scratch, write_atomically
 from grace.bench.training import Training
-from grace.transports.torch_distributed import guard_exit
 
 _WATCH_SECONDS = 0.5
 
@@ -38,13 +36,13 @@ def main() -> None:
         runs = [RunConfig(**config) for config in asked["configs"]]
         if runs[0].network.shaped:  # torchrun's own addresses are not of this namespace
             os.environ.update(MASTER_ADDR=address(0), MASTER_PORT=str(PORT), GLOO_SOCKET_IFNAME=INTERFACE)
-        store = store_of(rank, runs[0])
+        store = store_of(rank, runs[0].workers, runs[0].timeout)
         probe: Probe | None = None
         for index, config in enumerate(runs):
             with group(store, f"run{index}", rank, config):
                 if probe is None and asked["predict"]:
                     probe = probed(config)
-                training = Training(config, rank, lambda done, steps, i=index: scratch.report(i, done, steps), probe)
+                training = Training(config, rank, functools.partial(scratch.report, index), probe)
                 result = training.run(asked["command"])
                 if result is not None:
                     write_atomically(scratch.result(index), json.dumps(result, indent=1, allow_nan=False) + "\n")
@@ -55,25 +53,6 @@ def main() -> None:
         scratch.fail(rank, error)
         sys.stderr.flush()
         os._exit(1)  # threads of a group that has failed may keep the interpreter from exiting
-
-
-def store_of(rank: int, config: RunConfig) -> dist.Store:
-    """The store over which the workers find each other; rank 0 has it."""
-    return dist.TCPStore(
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), config.workers, is_master=rank == 0,
-        timeout=datetime.timedelta(seconds=config.timeout),
-    )  # fmt: skip
-
-
-@contextlib.contextmanager
-def group(store: dist.Store, name: str, rank: int, config: RunConfig) -> Iterator[None]:
-    """The default process group, for one run: what one leaves behind, dead connections even, is not the next one's."""
-    guard_exit()
-    timeout = datetime.timedelta(seconds=config.timeout)
-    named = dist.PrefixStore(name, store)
-    dist.init_process_group("gloo", store=named, rank=rank, world_size=config.workers, timeout=timeout)
-    yield
-    dist.destroy_process_group()
 
 
 def _watch(parent: int, folder: Path) -> None:

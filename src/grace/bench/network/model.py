@@ -26,6 +26,7 @@ both. Nothing is fitted to measured steps.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -70,12 +71,15 @@ def line_seconds(link: Link) -> float:
     return 0.0 if link.bits_per_second is None else 8 * FRAME / link.bits_per_second
 
 
-def collective_seconds(probe: Probe, kind: str, size: float, world: int | None = None, link: Link | None = None) -> float:
+def collective_seconds(
+    probe: Probe, kind: str, size: float, world: int | None = None, link: Link | None = None
+) -> float:
     """Seconds of one collective that nothing disturbs, here or with other workers and another link.
 
     Args:
         probe: has learned about ``kind``.
-        kind: the collective's class. size: bytes of its buffer.
+        kind: the collective's class.
+        size: bytes of its buffer.
         world: workers, each with the same share of cores as here; None: as many as here.
         link: the link; None: the one here.
     """
@@ -165,7 +169,8 @@ def _fair(mine: float, theirs: float, cores: float) -> tuple[float, float]:
 
 def bucket_readiness(ready: Sequence[tuple[float, int]], buckets: Sequence[int]) -> tuple[float, ...]:
     """When each bucket is complete: ``ready`` are (share of the step, bytes) of the parameters, in the order of readiness."""
-    out, total, i = [], 0, 0
+    out: list[float] = []
+    total, i = 0, 0
     filled = 0
     for size in buckets:
         total += size
@@ -180,8 +185,6 @@ def bucket_readiness(ready: Sequence[tuple[float, int]], buckets: Sequence[int])
 
 def predicted(probe: Probe, config: RunConfig, model: nn.Module, measured: Measured) -> dict[str, Any] | None:
     """The step time that the model predicts for a run, and how far it is from the measured one."""
-    import statistics
-
     steps = len(measured.seconds)
     tallies = {kind: tally for kind, tally in measured.steady.collectives.items() if tally.count}
     work = work_of(probe, config, model, measured, tallies)
@@ -196,24 +199,30 @@ def predicted(probe: Probe, config: RunConfig, model: nn.Module, measured: Measu
             "exchange_ms": 1000 * work.exchange,
             "moving_cpu_ms": 1000 * work.moving,
             "cores_per_worker": work.cores,
-            "collectives": {
-                kind: {
-                    "per_step": tally.count / steps, "bytes_per_step": tally.bytes / steps,
-                    "ms": 1000 * collective_seconds(probe, kind, tally.bytes / tally.count),
-                    "hop_us": 1e6 * probe.timings[kind].seconds[0] / max(1, hops(kind, probe.world)),
-                }
-                for kind, tally in tallies.items()
-            },
+            "threads": work.threads,
+            "ready": list(work.ready),
+            "shares": list(work.shares),
+            "collectives": {kind: _told(probe, kind, tally, steps) for kind, tally in tallies.items()},
         },
     }  # fmt: skip
 
 
-def work_of(
-    probe: Probe, config: RunConfig, model: nn.Module, measured: Measured, tallies: dict[str, Tally]
-) -> Work:
-    """What a measured run does in a step."""
-    import statistics
+def _told(probe: Probe, kind: str, tally: Tally, steps: int) -> dict[str, Any]:
+    """All that the model knew of one kind of collective, so that a document can predict other networks."""
+    timing = probe.timings[kind]
+    return {
+        "per_step": tally.count / steps,
+        "bytes_per_step": tally.bytes / steps,
+        "ms": 1000 * collective_seconds(probe, kind, tally.bytes / tally.count),
+        "hop_us": 1e6 * timing.seconds[0] / max(1, hops(kind, probe.world)),
+        "probed_bytes": list(timing.sizes),
+        "probed_ms": [1000 * seconds for seconds in timing.seconds],
+        "cpu_ns_per_byte": 1e9 * timing.cpu,
+    }
 
+
+def work_of(probe: Probe, config: RunConfig, model: nn.Module, measured: Measured, tallies: dict[str, Tally]) -> Work:
+    """What a measured run does in a step."""
     steps = len(measured.seconds)
     exchange = sum(t.count / steps * collective_seconds(probe, kind, t.bytes / t.count) for kind, t in tallies.items())
     moving = sum(t.bytes / steps * probe.timings[kind].cpu for kind, t in tallies.items())

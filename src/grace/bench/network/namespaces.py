@@ -199,7 +199,9 @@ def require_tools() -> None:
         raise LinkError(f"links need Linux with network namespaces. {_REMEDY}")
     missing = [tool for tool in _TOOLS if shutil.which(tool, path=environment()["PATH"]) is None]
     if missing:
-        packages = [name for name, tools in (("iproute2", _TOOLS[:2]), ("util-linux", _TOOLS[2:])) if {*tools} & {*missing}]
+        packages = [
+            name for name, tools in (("iproute2", _TOOLS[:2]), ("util-linux", _TOOLS[2:])) if {*tools} & {*missing}
+        ]
         raise LinkError(
             f"links need {', '.join(missing)}: apt-get install {' '.join(packages)} (or your system's packages of that "
             f"name). {_REMEDY}"

@@ -46,7 +46,7 @@ def _rows(buf: Tensor, world: int) -> Tensor:
 
 @dataclass(slots=True)
 class Timing:
-    """One kind of collective. sizes: bytes of the buffer; seconds: what each took; cpu: processor seconds of one worker per byte."""
+    """One kind of collective. sizes: bytes of the buffer. seconds: what each took. cpu: of one worker, for each byte."""
 
     sizes: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Probe:
     """What was found so far. All workers ask it alike, as asking may send.
 
     Attributes:
-        link: the network. world: workers on it. cores: of the machine that they share.
+        link: the network. world: workers on it. cores: of all machines, which they share.
     """
 
     link: Link
@@ -114,4 +114,3 @@ class Probe:
 def probed(config: RunConfig) -> Probe:
     """A probe of the network of this run; knows nothing yet."""
     return Probe(config.network, config.workers, os.cpu_count() or 1)
-

@@ -39,7 +39,10 @@ def _pumped(network: Network, seconds: float) -> float:
         assert receiver.stdout is not None
         receiver.stdout.readline()  # it listens
         subprocess.run(
-            [*network.enter(0), *python, "send", address(1), str(seconds)], check=True, timeout=seconds + 30, env=environment()
+            [*network.enter(0), *python, "send", address(1), str(seconds)],
+            check=True,
+            timeout=seconds + 30,
+            env=environment(),
         )
         text, _ = receiver.communicate(timeout=30)
     except (subprocess.SubprocessError, OSError) as error:
