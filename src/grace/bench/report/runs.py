@@ -66,7 +66,9 @@ class SweepReporter:
         self.done += 1
         self._earlier += run.earlier
         self._draw(0.0, "")
-        self.console.print(f"{self.done}/{self.runs} {named(run)}: {_told(run)}", highlight=False, markup=False, soft_wrap=True)
+        self.console.print(
+            f"{self.done}/{self.runs} {named(run)}: {_told(run)}", highlight=False, markup=False, soft_wrap=True
+        )
 
     def left(self, fraction: float = 0.0) -> str:
         """The time left, if runs go on as they went: ``12 min left``; empty before anything is known."""

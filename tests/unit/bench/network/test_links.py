@@ -38,7 +38,9 @@ def test_a_latency_shows_in_the_name():
     assert str(link("1gbit", "0.1ms")) == "1gbit+0.1ms"
 
 
-@pytest.mark.parametrize(("name", "wrong", "said"), [("1gbit", "5", "us, ms"), ("1gbit", "11s", "10 s"), ("none", "1ms", "--link")])
+@pytest.mark.parametrize(
+    ("name", "wrong", "said"), [("1gbit", "5", "us, ms"), ("1gbit", "11s", "10 s"), ("none", "1ms", "--link")]
+)
 def test_a_latency_that_cannot_be(name, wrong, said):
     with pytest.raises(ConfigurationError, match=said):
         link(name, wrong)

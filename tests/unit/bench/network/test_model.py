@@ -80,9 +80,7 @@ def test_more_workers_need_more_hops_and_a_latency_counts_for_each():
     assert more == pytest.approx(14 * (1e-3 / 6 + 1e-3), rel=1e-3)
 
 
-WORK = Work(
-    compute=1.0, threads=1, ready=(0.5, 0.9), shares=(0.5, 0.5), codec=0.0, exchange=0.0, moving=0.0, cores=1.0
-)
+WORK = Work(compute=1.0, threads=1, ready=(0.5, 0.9), shares=(0.5, 0.5), codec=0.0, exchange=0.0, moving=0.0, cores=1.0)
 
 
 def step(**changes):

@@ -48,10 +48,14 @@ def test_a_link_is_as_fast_as_was_asked_for_and_no_faster():
 @permitted
 def test_workers_see_each_other_and_nothing_else():
     with Network(link("1gbit"), 2) as network:
-        seen = subprocess.run([*network.enter(0), "cat", "/proc/self/net/dev"], capture_output=True, text=True, check=True)
+        seen = subprocess.run(
+            [*network.enter(0), "cat", "/proc/self/net/dev"], capture_output=True, text=True, check=True
+        )
         names = {line.partition(":")[0].strip() for line in seen.stdout.splitlines()[2:]}
         assert names == {"lo", INTERFACE}
-        routes = subprocess.run([*network.enter(0), "cat", "/proc/net/route"], capture_output=True, text=True, check=True)
+        routes = subprocess.run(
+            [*network.enter(0), "cat", "/proc/net/route"], capture_output=True, text=True, check=True
+        )
         assert "\t00000000\t00000000\t" not in routes.stdout  # no way out
         assert address(0) != address(1)
     assert counted(INTERFACE + "x") is None
@@ -106,7 +110,10 @@ def test_where_namespaces_are_not_permitted_the_error_says_so(monkeypatch):
 
     monkeypatch.setattr(Network, "_hold", refuse)
     monkeypatch.setattr(namespaces, "require_tools", lambda: None)
-    with pytest.raises(LinkError, match=r"not permitted here .*--link none.*grace bench predict"), Network(link("1gbit"), 2):
+    with (
+        pytest.raises(LinkError, match=r"not permitted here .*--link none.*grace bench predict"),
+        Network(link("1gbit"), 2),
+    ):
         pass
 
 
