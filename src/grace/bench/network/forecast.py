@@ -57,7 +57,7 @@ def _work(terms: dict[str, Any], probe: Probe, there: Link, world: int, cores: f
         exchange += count * collective_seconds(probe, kind, size, world, there)
         moving += count * size * told["cpu_ns_per_byte"] / 1e9
     return Work(
-        compute=terms["compute_ms"] / 1000 * min(float(terms["threads"]), terms["cores_per_worker"]),
+        compute=terms["compute_cpu_ms"] / 1000,
         threads=terms["threads"],
         ready=tuple(terms["ready"]),
         shares=tuple(terms["shares"]),

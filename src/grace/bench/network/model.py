@@ -19,8 +19,9 @@ its processor time.
 
 The step: the model's thread computes (measured without communication), and each bucket of gradients, once it is ready,
 goes through the exchange: encode, move, decode, one bucket after the other. Both draw on the worker's share of the
-cores, C/W, as a fair scheduler divides it: who wants little gets it, the other gets the rest. The optimizer waits for
-both. Nothing is fitted to measured steps.
+cores, C/W (less, if others use the machine: what the workers got of it while they computed alone), as a fair scheduler
+divides it: who wants little gets it, the other gets the rest. The optimizer waits for both. Nothing is fitted to
+measured steps.
 """
 
 from __future__ import annotations
@@ -195,6 +196,7 @@ def predicted(probe: Probe, config: RunConfig, model: nn.Module, measured: Measu
         "relative_error": predicted_step / found - 1,
         "terms": {
             "compute_ms": 1000 * statistics.median(measured.compute.seconds),
+            "compute_cpu_ms": 1000 * work.compute,
             "codec_cpu_ms": 1000 * work.codec,
             "exchange_ms": 1000 * work.exchange,
             "moving_cpu_ms": 1000 * work.moving,
@@ -235,15 +237,16 @@ def work_of(probe: Probe, config: RunConfig, model: nn.Module, measured: Measure
     ready = sorted((share, sizes[name]) for name, share in compute.ready.items())
     buckets = measured.buckets
     cores = probe.cores / config.workers
-    # compute as the wall clock had it, in processor time of its share of the cores: what others took of them stays in
-    work = statistics.median(compute.seconds) * min(float(config.threads), cores)
+    wall, threads = statistics.median(compute.seconds), min(float(config.threads), cores)
+    # where others use the machine too, a worker gets less than its share: as much less as it got for its computing
+    got = min(1.0, max(0.05, compute.cpu / wall / threads))
     return Work(
-        compute=work,
+        compute=wall * threads * got,
         threads=config.threads,
         ready=bucket_readiness(ready, buckets),
         shares=tuple(size / sum(buckets) for size in buckets),
         codec=codec / steps,
         exchange=exchange,
         moving=moving,
-        cores=cores,
+        cores=cores * got,
     )
