@@ -63,7 +63,7 @@ def launch(
     Args:
         config: the run.
         out: folder for the result.
-        on_progress: called with (steps done, steps in all), about ten times a second.
+        on_progress: called with (steps done, steps in all).
         command: what the user typed, for the record.
 
     Raises:
@@ -91,7 +91,7 @@ def launch_all(
 
     Args:
         configs: runs with the same workers, link and threads.
-        on_progress: called with (index of the run, steps done, steps in all), about ten times a second.
+        on_progress: called with (index of the run, steps done, steps in all).
         command: what the user typed, for the record.
 
     Raises:

@@ -30,7 +30,7 @@ from grace.errors import AgreementError, ConfigurationError
 from grace.transports.torch_distributed import TorchDistributed
 
 MOST = 1 << 16  # more workers than there can be, so that no two (seed, rank) coincide
-_REPORT_SECONDS = 0.1
+_REPORT_SECONDS = 0.5
 _SILENT_MOST = 120  # steps of a run without communication: it is there for their time alone
 
 
@@ -62,7 +62,7 @@ class Training:
     Args:
         config: the run.
         rank: of this worker, of ``config.workers``.
-        on_progress: called on rank 0 with (steps done, steps in all), at most ten times a second.
+        on_progress: called on rank 0 with (steps done, steps in all), at most twice a second.
         probe: what the network was found to do, for the link model; None: no prediction.
     """
 
