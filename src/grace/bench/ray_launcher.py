@@ -25,11 +25,10 @@ class Worker:
 
     def address(self) -> tuple[str, int]:
         """Where rank 0 can be reached, and a port that is free there."""
-        import ray
-
+        util = need("ray.util", extra="ray")
         with socket.socket() as free:
             free.bind(("", 0))
-            return ray.util.get_node_ip_address(), free.getsockname()[1]
+            return util.get_node_ip_address(), free.getsockname()[1]
 
     def join(self, address: str, port: int, world: int, timeout: float) -> None:
         """Meets the others."""

@@ -200,7 +200,8 @@ def sweep(
         start(0)
         since = time.monotonic()
         with contextlib.closing(launcher(batch, on_progress=progress, command=command)) as outcomes:
-            for index, (config, outcome) in enumerate(zip(batch, outcomes, strict=False)):
+            # outcomes first: so they are asked once more, and their workers end by themselves
+            for index, (outcome, config) in enumerate(zip(outcomes, batch, strict=True)):
                 document = failure_of(config, str(outcome), command or []) if isinstance(outcome, RunError) else outcome
                 file = out / "runs" / file_name(config)
                 with _writing(out):

@@ -102,6 +102,7 @@ class Training:
         if not self.silent:
             self._check_replicas(model)
         if self.probe is not None:
+            self.probe.learn_copying()
             for kind, tally in measured.steady.collectives.items():
                 if tally.count:
                     self.probe.learn(kind, tally.bytes / tally.count)

@@ -106,7 +106,7 @@ class Work:
     Attributes:
         compute: forward, backward and optimizer. threads: that it uses.
         ready: when each bucket is ready, as shares of ``compute``, rising. shares: its share of codec and bytes.
-        codec: encoding and decoding of all buckets. exchange: seconds in which all collectives move undisturbed.
+        codec: encoding and decoding of all buckets, and the copies into them. exchange: seconds in which all collectives move undisturbed.
         moving: of moving these bytes.
         cores: of one worker: C/W.
     """
@@ -228,14 +228,14 @@ def work_of(probe: Probe, config: RunConfig, model: nn.Module, measured: Measure
     steps = len(measured.seconds)
     exchange = sum(t.count / steps * collective_seconds(probe, kind, t.bytes / t.count) for kind, t in tallies.items())
     moving = sum(t.bytes / steps * probe.timings[kind].cpu for kind, t in tallies.items())
-    compute = measured.compute
+    compute, buckets = measured.compute, measured.buckets
+    copied = probe.copying * sum(buckets)
     codec = measured.steady.codec_cpu
     if codec is None:  # torch's own hooks: what the process spends beyond computing and moving
         plain = measured.steady.codec is not None
-        codec = 0.0 if plain else max(0.0, steps * (measured.cpu - compute.cpu - moving))
+        codec = 0.0 if plain else max(0.0, steps * (measured.cpu - compute.cpu - moving - copied))
     sizes = {name: p.numel() * p.element_size() for name, p in model.named_parameters()}
     ready = sorted((share, sizes[name]) for name, share in compute.ready.items())
-    buckets = measured.buckets
     cores = probe.cores / config.workers
     wall, threads = statistics.median(compute.seconds), min(float(config.threads), cores)
     # where others use the machine too, a worker gets less than its share: as much less as it got for its computing
@@ -245,7 +245,7 @@ def work_of(probe: Probe, config: RunConfig, model: nn.Module, measured: Measure
         threads=config.threads,
         ready=bucket_readiness(ready, buckets),
         shares=tuple(size / sum(buckets) for size in buckets),
-        codec=codec / steps,
+        codec=codec / steps + copied,
         exchange=exchange,
         moving=moving,
         cores=cores * got,

@@ -28,6 +28,7 @@ SIZES = tuple(4 * 8**power for power in range(9))  # bytes of a buffer: 4 B, 32 
 _SMALL = SIZES[4]  # 16 kB: below, latency is all
 _MOST_SECONDS = 0.6  # that one collective of a size should take
 _REPEATS = 3
+_COPIED = 16 << 20  # bytes
 _Make: TypeAlias = Callable[[Tensor, int], Collective]
 
 MAKERS: dict[str, _Make] = {
@@ -68,12 +69,28 @@ class Probe:
 
     Attributes:
         link: the network. world: workers on it. cores: of all machines, which they share.
+        timings: by kind of collective. copying: processor seconds per byte of a gradient that goes into its bucket.
     """
 
     link: Link
     world: int
     cores: int
     timings: dict[str, Timing] = field(default_factory=dict)
+    copying: float = 0.0
+
+    def learn_copying(self) -> None:
+        """Measures what DistributedDataParallel does with each gradient: scale it into its bucket."""
+        if self.copying:
+            return
+        gradient = torch.ones(_COPIED // 4)
+        bucket = torch.zeros_like(gradient)
+        found = []
+        dist.barrier()
+        for _ in range(_REPEATS):
+            start = time.process_time()
+            torch.mul(gradient, 0.5, out=bucket)
+            found.append((time.process_time() - start) / _COPIED)
+        self.copying = statistics.median(found)
 
     def learn(self, kind: str, size: float) -> None:
         """Measures collectives of this kind up to about this size, if that has not been done."""
