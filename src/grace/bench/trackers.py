@@ -77,9 +77,9 @@ class Wandb:
         config = {key: document[key] for key in ("task", "method", "workers", "seed", "granularity", "link", "family")}
         run = self.wandb.init(
             project=self.project, name=name, config=config, dir=str(self.folder), reinit="finish_previous",
-            mode=os.environ.get("WANDB_MODE"),
+            mode=os.environ.get("WANDB_MODE"), settings=self.wandb.Settings(silent=True),  # stderr is the progress's
         )  # fmt: skip
         for step, metrics in _points(document):
             run.log(metrics, step=step)
         run.summary.update(summary(document))
-        run.finish(quiet=True)
+        run.finish()

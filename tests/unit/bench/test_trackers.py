@@ -29,11 +29,13 @@ class _Run:
     def log(self, metrics, step):
         self.logged.append((step, metrics))
 
-    def finish(self, quiet):
+    def finish(self):
         self.finished = True
 
 
 class _Module:
+    Settings = dict
+
     def init(self, **options):
         self.options, self.run = options, _Run()
         return self.run

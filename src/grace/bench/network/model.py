@@ -106,7 +106,8 @@ class Work:
     Attributes:
         compute: forward, backward and optimizer. threads: that it uses.
         ready: when each bucket is ready, as shares of ``compute``, rising. shares: its share of codec and bytes.
-        codec: encoding and decoding of all buckets, and the copies into them. exchange: seconds in which all collectives move undisturbed.
+        codec: encoding and decoding of all buckets, and the copies into them.
+        exchange: seconds in which all collectives move undisturbed.
         moving: of moving these bytes.
         cores: of one worker: C/W.
     """
