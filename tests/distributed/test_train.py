@@ -79,7 +79,7 @@ def test_compare_writes_everything_and_goes_on_after_a_failure(folder):
     assert none["traffic"]["relative_to_fp32"] == 1
     assert topk["traffic"]["relative_to_fp32"] < 0.5
     assert none["schema"] == "grace.result"
-    assert none["version"] == 1
+    assert none["version"] == 2
     assert none["replicas_agree"]
     assert [point["step"] for point in none["curve"]] == [0, 1, 2, 3, 4, 5, 6]
     assert none["curve"][-1]["sent_bytes"] == 6 * none["traffic"]["sent_bytes_per_step"]

@@ -81,7 +81,7 @@ class LocalSteps:
         self._tracer = Tracer(self.rank, self.world)
         self._error: BaseException | None = None
         self._steps = self._taken = 0  # since the start; since the ranks last synchronised
-        self.stats = Stats(self.world)
+        self.stats = Stats(self.world, collectives=self._transport.collectives)
         for p in model.parameters():
             self._start_alike(p, transport)
         self._reference = {
@@ -155,6 +155,7 @@ class LocalSteps:
         end = now(self._transport)
         stats.exchange_seconds += end[1] - start[1]
         stats.codec_seconds += (end[0] - start[0]) - (end[1] - start[1])
+        stats.cpu_seconds += end[2] - start[2]
 
     def _heal(self, p: Tensor) -> None:
         """Zeroes what the optimizer holds for this parameter and is not finite: kept, it would poison each window."""

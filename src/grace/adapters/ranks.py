@@ -38,6 +38,6 @@ def group_like(group: Any, ranks: list[int]) -> Any:
     )
 
 
-def now(transport: Timed) -> tuple[float, float]:
-    """Seconds: of the clock, and spent in collectives so far."""
-    return time.perf_counter(), transport.seconds
+def now(transport: Timed) -> tuple[float, float, float]:
+    """Seconds: of the clock, spent in collectives so far, and processor time of this thread outside of them."""
+    return time.perf_counter(), transport.seconds, time.thread_time() - transport.cpu_seconds

@@ -133,7 +133,7 @@ class Handle:
         self._tickets: list[_Ticket] = []
         self._watching = False
         self._group_of = {member: group for group in self._groups for member in group.members}
-        self.stats = Stats(self.world)
+        self.stats = Stats(self.world, collectives=self._transport.collectives)
         self._hook.handle = self
 
     def _agree(self, policy: Policy) -> None:
@@ -210,6 +210,7 @@ class Handle:
         end = now(self._transport)
         stats.exchange_seconds += end[1] - start[1]
         stats.codec_seconds += (end[0] - start[0]) - (end[1] - start[1])
+        stats.cpu_seconds += end[2] - start[2]
 
     # ---- errors -----------------------------------------------------------------------------------------------------
     def _fail(self, error: BaseException) -> None:

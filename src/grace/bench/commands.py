@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 import grace
 from grace.adapters.groups import Granularity
+from grace.bench import suite
 from grace.bench.codecs.command import codecs
 from grace.bench.compare import Outcome, compare, document, succeeded, with_baseline
 from grace.bench.config import RunConfig
@@ -42,10 +43,12 @@ app = typer.Typer(
     cls=_Group, no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False,
     help="Gradient compression for distributed deep learning.",
 )  # fmt: skip
-bench = typer.Typer(no_args_is_help=True, help="What Grace itself costs on this machine.")
+bench = typer.Typer(no_args_is_help=True, help="Benchmarks: sweeps over links, and what Grace itself costs.")
 app.add_typer(bench, name="bench")
 app.command("report")(report)
 bench.command("codecs")(codecs)
+for command in (suite.train, suite.smoke, suite.link, suite.predict):
+    bench.command(command.__name__)(command)
 
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, and nothing else, to stdout.")]
 TaskName = Annotated[str, typer.Option("--task", help="digits, or a task of your own: module:Class.")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
@@ -10,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from grace.bench.config import RunConfig
-from grace.bench.launch import RunError, launch
-from grace.bench.results import curves_csv, summary_csv
+from grace.bench.launch import RunError, launch_all
+from grace.bench.results import curves_csv, file_name, summary_csv
 from grace.bench.scratch import write_atomically
 from grace.registry import method, split_methods
 
@@ -54,18 +55,29 @@ def compare(
     Writes ``runs/*.json`` (each as it ends), ``results.json``, ``summary.csv`` and ``curves.csv`` into ``out``.
     """
     configs = [dataclasses.replace(config, method=spec) for spec in methods]
-    outcomes = []
-    for one in configs:
-        if on_start is not None:
-            on_start(one.method)
-        try:
-            outcome = Outcome(one.method, result=launch(one, out=out / "runs", on_progress=on_progress))
-        except RunError as error:
-            outcome = Outcome(one.method, error=str(error))
-        outcomes.append(outcome)
-        if on_end is not None:
-            on_end(outcome)
-        write(outcomes, out)
+    outcomes: list[Outcome] = []
+
+    def start() -> None:
+        if on_start is not None and len(outcomes) < len(methods):
+            on_start(methods[len(outcomes)])
+
+    def progress(run: int, done: int, steps: int) -> None:
+        if on_progress is not None and run == len(outcomes):
+            on_progress(done, steps)
+
+    start()
+    with contextlib.closing(launch_all(configs, on_progress=progress)) as results:
+        for found, one in zip(results, configs, strict=True):
+            if isinstance(found, RunError):
+                outcome = Outcome(one.method, error=str(found))
+            else:
+                outcome = Outcome(one.method, result=found)
+                write_atomically(out / "runs" / file_name(one), json.dumps(found, indent=1, allow_nan=False) + "\n")
+            outcomes.append(outcome)
+            if on_end is not None:
+                on_end(outcome)
+            write(outcomes, out)
+            start()
     return outcomes
 
 

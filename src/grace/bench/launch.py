@@ -1,8 +1,13 @@
-"""Runs the workers of a training run as real processes, under torchrun's elastic launcher."""
+"""Runs the workers of training runs as real processes, under torchrun's elastic launcher, on a link if one is asked for.
+
+Workers start once for several runs that need the same of them, as starting takes seconds. A run that fails takes its
+workers with it; the runs after it get new ones.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -12,18 +17,32 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from grace.bench.config import RunConfig
+from grace.bench.network.namespaces import Network, environment
 from grace.bench.results import file_name
 from grace.bench.scratch import Scratch, write_atomically
 from grace.errors import GraceError
 
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 8.0  # how long a launcher that was asked to end may take
+
+
+class Launcher(Protocol):
+    """What trains configurations one after the other, as :func:`launch_all` does on this machine."""
+
+    def __call__(
+        self,
+        configs: Sequence[RunConfig],
+        *,
+        on_progress: Callable[[int, int, int], None] | None = None,
+        command: list[str] | None = None,
+    ) -> Generator[dict[str, Any] | RunError, None, None]:
+        """Yields a result or an error for each."""
 
 
 class RunError(GraceError, RuntimeError):
@@ -44,47 +63,113 @@ def launch(
     Args:
         config: the run.
         out: folder for the result.
-        on_progress: called with (steps done, steps in all), about ten times a second.
+        on_progress: called with (steps done, steps in all).
         command: what the user typed, for the record.
 
     Raises:
         RunError: a worker failed, was killed, or reported nothing for ``config.timeout`` seconds.
+        LinkError: the link cannot be made.
     """
-    folder = Path(tempfile.mkdtemp(prefix="grace-"))
-    scratch = Scratch(folder)
-    try:
-        asked = {"config": config.as_dict(), "parent": os.getpid(), "command": command or list(sys.argv)}
-        scratch.config.write_text(json.dumps(asked))
-        with _terminable(), scratch.log.open("wb") as log:
-            launcher = subprocess.Popen(
-                _command(config, scratch), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(config),
-                start_new_session=True,  # so that Ctrl-C comes here first, and the workers end in good order
-            )  # fmt: skip
-            try:
-                status = _wait(launcher, scratch, config.timeout, on_progress)
-            finally:
-                _stop(launcher, scratch)
-        if status != 0 or not scratch.result.exists():
-            raise RunError(_reason(config, scratch, status))
-        text = scratch.result.read_text()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    (result,) = launch_all(
+        [config], command=command,
+        on_progress=None if on_progress is None else lambda run, done, steps: on_progress(done, steps),
+    )  # fmt: skip
+    if isinstance(result, RunError):
+        raise result
     if out is not None:
-        write_atomically(out / file_name(config), text)
-    result: dict[str, Any] = json.loads(text)
+        write_atomically(out / file_name(config), json.dumps(result, indent=1, allow_nan=False) + "\n")
     return result
 
 
-def _command(config: RunConfig, scratch: Scratch) -> list[str]:
+def launch_all(
+    configs: Sequence[RunConfig],
+    *,
+    on_progress: Callable[[int, int, int], None] | None = None,
+    command: list[str] | None = None,
+) -> Generator[dict[str, Any] | RunError, None, None]:
+    """Trains one configuration after the other, and yields for each, as it ends, its result or the error that ended it.
+
+    Args:
+        configs: runs with the same workers, link and threads.
+        on_progress: called with (index of the run, steps done, steps in all).
+        command: what the user typed, for the record.
+
+    Raises:
+        LinkError: the link cannot be made.
+    """
+    first = configs[0]
+    if any((c.workers, c.network, c.threads) != (first.workers, first.network, first.threads) for c in configs):
+        raise ValueError("runs that share their workers need the same workers, link and threads")
+    with _terminable(), _network(first) as network:
+        begin = 0
+        while begin < len(configs):
+            batch, done = configs[begin:], 0
+            for outcome in _session(batch, network, begin, on_progress, command or list(sys.argv)):
+                yield outcome
+                done += 1
+            begin += done
+
+
+def _network(config: RunConfig) -> contextlib.AbstractContextManager[Network | None]:
+    return Network(config.network, config.workers) if config.network.shaped else contextlib.nullcontext()
+
+
+def _session(
+    configs: Sequence[RunConfig],
+    network: Network | None,
+    begin: int,
+    on_progress: Callable[[int, int, int], None] | None,
+    command: list[str],
+) -> Iterator[dict[str, Any] | RunError]:
+    """Runs until one has failed, in one set of workers. Yields at least once."""
+    folder = Path(tempfile.mkdtemp(prefix="grace-"))
+    scratch, config = Scratch(folder), configs[0]
+    try:
+        asked = {"configs": [c.as_dict() for c in configs], "parent": os.getpid(), "command": command, "predict": True}
+        scratch.config.write_text(json.dumps(asked))
+        for name, path in ({} if network is None else network.paths()).items():
+            (folder / f"net.{name}").symlink_to(path)
+        with scratch.log.open("wb") as log:
+            launcher = subprocess.Popen(
+                _command(config, scratch, network), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=_environment(config), start_new_session=True,  # so that Ctrl-C comes here first, and workers end in order
+            )  # fmt: skip
+            try:
+                seen = _Seen()
+                for index, one in enumerate(configs):
+                    status = _wait(launcher, scratch, index, one.timeout, seen, begin, on_progress)
+                    if not scratch.result(index).exists():
+                        yield RunError(status if isinstance(status, str) else _reason(one, scratch, status))
+                        return
+                    result: dict[str, Any] = json.loads(scratch.result(index).read_text())
+                    yield result
+                _wait(
+                    launcher, scratch, len(configs), config.timeout, seen, begin, on_progress
+                )  # they end by themselves
+            finally:
+                _stop(launcher, scratch)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _command(config: RunConfig, scratch: Scratch, network: Network | None) -> list[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=0"]
     logs = [f"--log-dir={scratch.logs}", "--redirects=3"]
-    return [*launcher, f"--nproc-per-node={config.workers}", *logs, "-m", "grace.bench.worker", str(scratch.folder)]
+    common = [*launcher, f"--nproc-per-node={config.workers}", *logs]
+    worker = ["-m", "grace.bench.worker", str(scratch.folder)]
+    if network is None:
+        return [*common, *worker]
+    # torchrun gives every worker the same command: a shell finds the namespace of its rank
+    nets = scratch.folder / "net"
+    user = f"--user={nets}.user --preserve-credentials" if "user" in network.paths() else ""
+    enter = f'exec nsenter {user} --net={nets}.$RANK -- "$0" "$@"'
+    return [*common, "--no-python", "sh", "-c", enter, sys.executable, "-u", *worker]
 
 
 def _environment(config: RunConfig) -> dict[str, str]:
     here = os.environ.get("PYTHONPATH")
     return {
-        **os.environ,
+        **environment(),
         "OMP_NUM_THREADS": str(config.threads),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # the agent's own store is not one for workers, see the transport
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5",
@@ -110,30 +195,38 @@ def _terminable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@dataclasses.dataclass(slots=True)
+class _Seen:
+    """What the workers reported last, and since when."""
+
+    report: tuple[int, int, int] | None = None
+    since: float = dataclasses.field(default_factory=time.monotonic)
+
+
 def _wait(
     launcher: subprocess.Popen[bytes],
     scratch: Scratch,
+    run: int,
     timeout: float,
-    on_progress: Callable[[int, int], None] | None,
-) -> int:
-    """The launcher's exit status.
-
-    Raises:
-        RunError: nothing was reported for too long.
+    seen: _Seen,
+    begin: int,
+    on_progress: Callable[[int, int, int], None] | None,
+) -> int | str:
+    """Waits until this run's result is there, or the launcher has ended: its exit status, 0 while it runs; or why the
+    workers were given up.
     """
-    seen, since = None, time.monotonic()
-    while True:
+    seen.since = time.monotonic()
+    while not scratch.result(run).exists():
         with contextlib.suppress(subprocess.TimeoutExpired):
             return launcher.wait(_POLL_SECONDS)
         now = scratch.reported()
-        if now != seen:
-            seen, since = now, time.monotonic()
+        if now != seen.report:
+            seen.report, seen.since = now, time.monotonic()
             if on_progress is not None and now is not None:
-                on_progress(*now)
-        elif time.monotonic() - since > timeout:
-            raise RunError(
-                f"the workers reported nothing for {timeout:.0f} s and were stopped. {scratch.tail()}".strip()
-            )
+                on_progress(begin + now[0], now[1], now[2])
+        elif time.monotonic() - seen.since > timeout:
+            return f"the workers reported nothing for {timeout:.0f} s and were stopped. {scratch.tail()}".strip()
+    return 0
 
 
 def _stop(launcher: subprocess.Popen[bytes], scratch: Scratch) -> None:

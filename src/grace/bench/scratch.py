@@ -57,7 +57,6 @@ class Scratch:
         self.folder = folder
         self.config = folder / "config.json"
         self.progress = folder / "progress"
-        self.result = folder / "result.json"
         self.log = folder / "launcher.log"
         self.logs = folder / "logs"
 
@@ -66,9 +65,9 @@ class Scratch:
         """Notes that this process is the worker of that rank."""
         write_atomically(self.folder / f"pid.{rank}", str(os.getpid()))
 
-    def report(self, done: int, steps: int) -> None:
-        """So many steps of all are done."""
-        write_atomically(self.progress, f"{done} {steps}")
+    def report(self, run: int, done: int, steps: int) -> None:
+        """So many steps of all are done in this run."""
+        write_atomically(self.progress, f"{run} {done} {steps}")
 
     def fail(self, rank: int, error: BaseException) -> None:
         """Notes the error that ends the worker of that rank."""
@@ -86,11 +85,15 @@ class Scratch:
             write_atomically(self.folder / f"error.{rank}", json.dumps(found))
 
     # ---- the parent's side ------------------------------------------------------------------------------------------
-    def reported(self) -> tuple[int, int] | None:
-        """Steps that are done, and all; None before the first."""
+    def result(self, run: int) -> Path:
+        """Where the result of a run is once it has ended."""
+        return self.folder / f"result.{run}.json"
+
+    def reported(self) -> tuple[int, int, int] | None:
+        """The run, its steps that are done, and all; None before the first."""
         with contextlib.suppress(FileNotFoundError):
-            done, steps = self.progress.read_text().split()
-            return int(done), int(steps)
+            run, done, steps = self.progress.read_text().split()
+            return int(run), int(done), int(steps)
         return None
 
     def pids(self) -> list[int]:

@@ -13,12 +13,22 @@ from grace.run.drive import Transport
 
 
 @dataclass(slots=True)
+class Tally:
+    """Collectives of one kind: how many, and the bytes of the buffers that they were asked for with."""
+
+    count: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
 class Stats:
     """Totals since the start, for one worker.
 
     steps: synchronised steps. traffic: rounds and bytes, as the collectives moved them.
     dense_bytes: bytes of the gradients that were exchanged; a ring all-reduce of them would send 2 (W-1)/W times that.
     codec_seconds: time spent encoding, decoding and fusing. exchange_seconds: time spent in collectives, waiting included.
+    cpu_seconds: processor time of the exchanging thread outside of collectives: codec and copies.
+    collectives: how many of each kind there were, and the bytes of their buffers.
     nonfinite: tensors and steps in which some rank saw an inf or NaN.
     """
 
@@ -28,7 +38,9 @@ class Stats:
     dense_bytes: int = 0
     codec_seconds: float = 0.0
     exchange_seconds: float = 0.0
+    cpu_seconds: float = 0.0
     nonfinite: int = 0
+    collectives: dict[str, Tally] = field(default_factory=dict)
 
     @property
     def bytes_per_step(self) -> float:
@@ -63,11 +75,17 @@ class Timed:
         self.transport = transport
         self.rank, self.world = transport.rank, transport.world
         self.seconds = 0.0
+        self.cpu_seconds = 0.0  # of this thread, in collectives
+        self.collectives: dict[str, Tally] = {}  # by kind
 
     def run(self, op: Collective) -> Tensor:
         """See :class:`grace.run.drive.Transport`."""
-        start = time.perf_counter()
+        tally = self.collectives.setdefault(type(op).__name__, Tally())
+        tally.count += 1
+        tally.bytes += op.buf.numel() * op.buf.element_size()
+        start, cpu = time.perf_counter(), time.thread_time()
         try:
             return self.transport.run(op)
         finally:
             self.seconds += time.perf_counter() - start
+            self.cpu_seconds += time.thread_time() - cpu

@@ -1,0 +1,203 @@
+"""What a user would otherwise pick, beside every method: no communication (the limit), and what torch itself offers.
+
+The hooks are torch's own, each behind a function of another name: torch refuses its bf16 hook by name on the CPU. PowerSGD
+gets one bucket: with several, its callbacks start all-reduces in different orders on different ranks, and gloo aborts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+import grace
+from grace.adapters.groups import Granularity
+from grace.collectives import AllReduce, cost
+from grace.run.stats import Stats, Tally
+
+NO_COMMUNICATION = "no-communication"
+BASELINES = (NO_COMMUNICATION, "ddp-fp32", "ddp-bf16", "ddp-powersgd")
+POWERSGD_RANK = 4
+_ONE_BUCKET_MB = 4000
+_POWERSGD_FROM = 2  # the first step that torch's hook may compress in: it needs DDP's final buckets
+
+
+@dataclass(slots=True)
+class Counters:
+    """What one worker has moved and spent so far; None: this kind of run cannot tell."""
+
+    rounds: int = 0
+    sent: int = 0
+    received: int = 0
+    codec: float | None = None
+    codec_cpu: float | None = None
+    exchange: float | None = None
+    nonfinite: int = 0
+    collectives: dict[str, Tally] = field(default_factory=dict)
+
+    def __sub__(self, before: Counters) -> Counters:
+        """What came between."""
+
+        def minus(a: float | None, b: float | None) -> float | None:
+            return None if a is None or b is None else a - b
+
+        kinds = {}
+        for kind, tally in self.collectives.items():
+            old = before.collectives.get(kind, Tally())
+            kinds[kind] = Tally(tally.count - old.count, tally.bytes - old.bytes)
+        return Counters(
+            self.rounds - before.rounds, self.sent - before.sent, self.received - before.received,
+            minus(self.codec, before.codec), minus(self.codec_cpu, before.codec_cpu),
+            minus(self.exchange, before.exchange), self.nonfinite - before.nonfinite, kinds,
+        )  # fmt: skip
+
+
+class Exchanged:
+    """A model whose gradients a registered method exchanges. ``model`` is what the loss is computed with."""
+
+    def __init__(self, model: nn.Module, method: str, granularity: Granularity, seed: int):
+        self.model: nn.Module = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        assert isinstance(self.model, DistributedDataParallel)
+        self._handle = grace.attach(self.model, method, granularity=granularity, seed=seed)
+
+    def counters(self) -> Counters:
+        """See :class:`Counters`."""
+        stats: Stats = self._handle.stats
+        kinds = {kind: Tally(tally.count, tally.bytes) for kind, tally in list(stats.collectives.items())}
+        return Counters(
+            stats.traffic.rounds, stats.traffic.sent, stats.traffic.received, stats.codec_seconds, stats.cpu_seconds,
+            stats.exchange_seconds, stats.nonfinite, kinds,
+        )  # fmt: skip
+
+    def bucket_bytes(self) -> list[int]:
+        """Sizes of the buckets, in the order in which they become ready."""
+        return _bucket_bytes(self.model)
+
+    def step(self) -> None:
+        """A step has ended."""
+
+    def close(self) -> None:
+        """Leaves the model as it was."""
+        self._handle.detach()
+
+
+class Silent:
+    """No communication at all: every worker trains a model of its own. The limit for the time of a step."""
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+
+    def counters(self) -> Counters:
+        """See :class:`Counters`."""
+        return Counters(codec=0.0, codec_cpu=0.0, exchange=0.0)
+
+    def bucket_bytes(self) -> list[int]:
+        """None are exchanged."""
+        return []
+
+    def step(self) -> None:
+        """A step has ended."""
+
+    def close(self) -> None:
+        """Nothing to leave."""
+
+
+class Plain:
+    """DistributedDataParallel as it comes, or with one of torch's hooks. Counts what torch's all-reduces move."""
+
+    def __init__(self, model: nn.Module, name: str, rank: int, world: int):
+        size = _ONE_BUCKET_MB if name == "ddp-powersgd" else None
+        ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=size)
+        self.model: nn.Module = ddp
+        self.name, self.rank, self.world = name, rank, world
+        self._size = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+        self._count = Counters(codec=0.0 if name == "ddp-fp32" else None)
+        self._state: powerSGD_hook.PowerSGDState | None = None
+        self._low_rank = 0  # numbers that PowerSGD had sent
+        self._sizes: list[int] = []  # of the buckets
+        self._final = False  # whether they are DDP's final ones: to ask takes long
+        if name == "ddp-bf16":
+            ddp.register_comm_hook(None, _bf16)
+        elif name == "ddp-powersgd":
+            self._state = powerSGD_hook.PowerSGDState(
+                None, matrix_approximation_rank=POWERSGD_RANK, start_powerSGD_iter=_POWERSGD_FROM
+            )
+            ddp.register_comm_hook(self._state, _powersgd)
+
+    def counters(self) -> Counters:
+        """See :class:`Counters`."""
+        return self._count - Counters(codec=0.0)
+
+    def bucket_bytes(self) -> list[int]:
+        """Sizes of the buckets, in the order in which they become ready."""
+        return _bucket_bytes(self.model)
+
+    def step(self) -> None:
+        """Counts one step's all-reduces."""
+        if not self._final:
+            self._final = bool(_logged(self.model).get("has_rebuilt_buckets"))
+            self._sizes = self.bucket_bytes() or [self._size]
+        sizes = self._sizes
+        if self.name == "ddp-bf16":
+            sizes = [size // 2 for size in sizes]
+        elif self._state is not None:
+            *_, total = self._state.compression_stats()  # type: ignore[no-untyped-call]
+            if total > self._low_rank:
+                third = 4 * (total - self._low_rank) // 3  # uncompressed tensors, then P, then Q: only the sum is known
+                sizes = [third, third, 4 * (total - self._low_rank) - 2 * third]
+            self._low_rank = total
+        for size in sizes:
+            moved = cost(AllReduce(torch.empty(size, dtype=torch.uint8, device="meta")), self.rank, self.world)
+            self._count.rounds += 1
+            self._count.sent += moved.sent
+            self._count.received += moved.received
+            tally = self._count.collectives.setdefault("AllReduce", Tally())
+            tally.count += 1
+            tally.bytes += size
+
+    def close(self) -> None:
+        """A hook stays on its model; the model ends with the run."""
+
+
+def _logged(model: nn.Module) -> dict[str, Any]:
+    """What DistributedDataParallel says of itself."""
+    assert isinstance(model, DistributedDataParallel)
+    data: dict[str, Any] = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    return data
+
+
+def _bucket_bytes(model: nn.Module) -> list[int]:
+    data = _logged(model)
+    text = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
+    return [int(size) for size in str(text).split(",") if size.strip()]
+
+
+def _bf16(state: None, bucket: GradBucket) -> Future[Tensor]:
+    """Torch's hook; it wants a group as its state, or None for all."""
+    return default_hooks.bf16_compress_hook(state, bucket)  # type: ignore[arg-type]
+
+
+def _powersgd(state: powerSGD_hook.PowerSGDState, bucket: GradBucket) -> Future[Tensor]:
+    """Torch's hook."""
+    return powerSGD_hook.powerSGD_hook(state, bucket)
+
+
+for _hook in (_bf16, _powersgd):  # torch compares objects, not strings
+    _hook.__annotations__ = {**_hook.__annotations__, "bucket": GradBucket, "return": Future[Tensor]}
+
+
+def made(
+    method: str, model: nn.Module, granularity: Granularity, seed: int, rank: int, world: int
+) -> Exchanged | Silent | Plain:
+    """The model under a method or a baseline. All ranks call this alike, and :meth:`step` after each step."""
+    if method == NO_COMMUNICATION:
+        return Silent(model)
+    if method in BASELINES:
+        return Plain(model, method, rank, world)
+    return Exchanged(model, method, granularity, seed)

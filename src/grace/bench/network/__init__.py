@@ -1,0 +1,1 @@
+"""Networks of a chosen speed on one machine, and a model of any."""

@@ -1,0 +1,81 @@
+"""What the link model says of a measured run on other networks and with other numbers of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from grace.bench.network.links import Link, link
+from grace.bench.network.model import Work, collective_seconds, step_seconds
+from grace.bench.network.probe import Probe, Timing
+
+
+def forecast(
+    document: dict[str, Any], links: Sequence[Link], workers: Sequence[int], cores: float
+) -> list[dict[str, Any]]:
+    """One row for each link and number of workers; none for a run that failed or was not predicted itself.
+
+    A worker computes and encodes as it did, on ``cores`` cores of its own. Its collectives grow with the workers as
+    their algorithms do; decoding more workers' payloads is not counted.
+    """
+    prediction = document["prediction"]
+    if document["status"] != "ok" or prediction is None:
+        return []
+    terms, world = prediction["terms"], document["workers"]
+    probe = Probe(link(document["link"]["name"], document["link"]["latency_seconds"] or 0.0), world, 0)
+    probe.cores = max(1, round(terms["cores_per_worker"] * world))
+    for kind, told in terms["collectives"].items():
+        seconds = [ms / 1000 for ms in told["probed_ms"]]
+        probe.timings[kind] = Timing(list(told["probed_bytes"]), seconds, told["cpu_ns_per_byte"] / 1e9)
+    measured = {
+        "workers": world,
+        "link": document["link"]["name"],
+        "step_ms": document["time"]["step_ms"]["median"],
+    }
+    return [
+        {
+            "task": document["task"],
+            "method": document["method"],
+            "seed": document["seed"],
+            "workers": count,
+            "link": str(one),
+            "step_ms": 1000 * step_seconds(_work(terms, probe, one, count, cores)),
+            "measured": measured,
+        }
+        for one in links
+        for count in workers
+    ]
+
+
+def _work(terms: dict[str, Any], probe: Probe, there: Link, world: int, cores: float) -> Work:
+    exchange = moving = 0.0
+    kinds = terms["collectives"]
+    for kind, told in kinds.items():
+        count, size = _grown(
+            kind, told["per_step"], told["bytes_per_step"] / told["per_step"], kinds, probe.world, world
+        )
+        exchange += count * collective_seconds(probe, kind, size, world, there)
+        moving += count * size * told["cpu_ns_per_byte"] / 1e9
+    return Work(
+        compute=terms["compute_cpu_ms"] / 1000,
+        threads=terms["threads"],
+        ready=tuple(terms["ready"]),
+        shares=tuple(terms["shares"]),
+        codec=terms["codec_cpu_ms"] / 1000,
+        exchange=exchange,
+        moving=moving,
+        cores=cores,
+    )
+
+
+def _grown(kind: str, count: float, size: float, kinds: dict[str, Any], before: int, after: int) -> tuple[float, float]:
+    """How many collectives of this kind there are, and of what size, with other numbers of workers: an all-gather beside an
+    all-to-all carries chunks; each worker sends the server a message; without a server each worker broadcasts.
+    """
+    if kind == "AllGather" and "AllToAll" in kinds:
+        return count, size * before / after
+    if kind == "Permute":
+        return count * (after - 1) / max(1, before - 1), size
+    if kind == "Broadcast" and "Permute" not in kinds:
+        return count * after / before, size
+    return count, size

@@ -1,0 +1,80 @@
+"""Links: what ``--link 1gbit --latency 0.1ms`` means."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from grace.errors import ConfigurationError
+
+PRESETS = ("100mbit", "1gbit", "10gbit", "25gbit")
+NONE = "none"
+_RATE = re.compile(r"(\d+(?:\.\d+)?)(mbit|gbit)", re.IGNORECASE)
+_TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)", re.IGNORECASE)
+_UNITS = {"mbit": 1e6, "gbit": 1e9}
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_LEAST, _MOST = 1e6, 400e9
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The link of one worker to a switch, as fast in both directions.
+
+    Attributes:
+        name: as it is asked for: "none", "1gbit", "2.5gbit".
+        bits_per_second: None where nothing is shaped.
+        latency: seconds that are added to the way from one worker to another, >= 0.
+    """
+
+    name: str
+    bits_per_second: float | None
+    latency: float = 0.0
+
+    @property
+    def shaped(self) -> bool:
+        """Whether it must be made; otherwise workers talk over what is there."""
+        return self.bits_per_second is not None
+
+    def __str__(self) -> str:
+        return self.name if not self.latency else f"{self.name}+{1000 * self.latency:g}ms"
+
+
+def link(text: str, latency: str | float = 0.0) -> Link:
+    """The link of this name.
+
+    Args:
+        text: "none", or a number with "mbit" or "gbit": 1mbit to 400gbit.
+        latency: seconds, or a number with a unit: "0.1ms", "50us".
+
+    Raises:
+        ConfigurationError: neither; or a latency without a link to add it to.
+    """
+    name = text.strip().lower()
+    seconds = seconds_of(latency) if isinstance(latency, str) else float(latency)
+    if not 0 <= seconds <= 10:
+        raise ConfigurationError(f"latency {latency!r} is out of range; legal: 0 to 10 seconds")
+    if name == NONE:
+        if seconds:
+            raise ConfigurationError(f"latency {latency!r} needs a link: add --link 1gbit, or leave --latency out")
+        return Link(NONE, None)
+    found = _RATE.fullmatch(name)
+    rate = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    if not _LEAST <= rate <= _MOST:
+        raise ConfigurationError(
+            f"unknown link {text!r}; legal: {NONE}, {', '.join(PRESETS)}, or any number with mbit or gbit (1mbit to 400gbit)"
+        )
+    return Link(name, rate, seconds)
+
+
+def seconds_of(text: str) -> float:
+    """Seconds of "0.1ms", "50us", "1s"; "0" is none.
+
+    Raises:
+        ConfigurationError: it is none of these.
+    """
+    if text.strip() in ("", "0"):
+        return 0.0
+    found = _TIME.fullmatch(text.strip().lower())
+    if found is None:
+        raise ConfigurationError(f"time {text!r} is unknown; legal: a number with us, ms or s, such as 0.1ms")
+    return float(found[1]) * _SECONDS[found[2]]

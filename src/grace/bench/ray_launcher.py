@@ -1,0 +1,147 @@
+"""Runs in workers on a Ray cluster that is there: ``--launcher ray``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+from grace.bench.config import RunConfig
+from grace.bench.extras import need
+from grace.bench.launch import RunError
+from grace.errors import ConfigurationError
+
+_POLL_SECONDS = 0.5
+
+
+class Worker:
+    """One worker, in a process of Ray's."""
+
+    def __init__(self, rank: int):
+        self.rank, self.done = rank, (0, 0, 0)
+        self._store: Any = None
+
+    def address(self) -> tuple[str, int]:
+        """Where rank 0 can be reached, and a port that is free there."""
+        util = need("ray.util", extra="ray")
+        with socket.socket() as free:
+            free.bind(("", 0))
+            return util.get_node_ip_address(), free.getsockname()[1]
+
+    def join(self, address: str, port: int, world: int, timeout: float) -> None:
+        """Meets the others."""
+        from grace.bench.rendezvous import store_of
+
+        os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
+        self._store = store_of(self.rank, world, timeout)
+
+    def run(self, index: int, config: dict[str, Any], command: list[str]) -> dict[str, Any] | str | None:
+        """See :func:`grace.bench.rendezvous.attend`."""
+        from grace.bench.rendezvous import attend
+
+        def progress(done: int, steps: int) -> None:
+            self.done = (index, done, steps)
+
+        return attend(self._store, f"run{index}", RunConfig(**config), self.rank, on_progress=progress, command=command)
+
+    def progress(self) -> tuple[int, int, int]:
+        """The run, its steps that are done, and all."""
+        return self.done
+
+
+class Cluster:
+    """A launcher for :func:`grace.bench.sweep.sweep` on an existing Ray cluster.
+
+    Args:
+        address: of the cluster; "auto" finds the one of this machine, or RAY_ADDRESS.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        ConfigurationError: there is no such cluster.
+    """
+
+    def __init__(self, address: str = "auto"):
+        self.ray = need("ray", extra="ray")
+        try:
+            self.ray.init(address=address, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
+        except ConnectionError as error:
+            raise ConfigurationError(
+                "there is no Ray cluster here: start one (ray start --head) or set RAY_ADDRESS"
+            ) from error
+
+    def check(self, configs: Sequence[RunConfig]) -> None:
+        """Whether the cluster can run all of them.
+
+        Raises:
+            ConfigurationError: a link, which only workers of one's own can have, or more workers than it has cores for.
+        """
+        cores = self.ray.cluster_resources().get("CPU", 0)
+        for config in configs:
+            if config.network.shaped:
+                raise ConfigurationError(
+                    f"--link {config.link} is for workers on one machine; a cluster's network is what it is"
+                )
+            if config.workers * config.threads > cores:
+                raise ConfigurationError(
+                    f"{config.workers} workers of {config.threads} threads need more cores than the cluster's {cores:g}; "
+                    "set --workers or --threads"
+                )
+
+    def launch(
+        self,
+        configs: Sequence[RunConfig],
+        *,
+        on_progress: Callable[[int, int, int], None] | None = None,
+        command: list[str] | None = None,
+    ) -> Generator[dict[str, Any] | RunError, None, None]:
+        """See :class:`grace.bench.launch.Launcher`."""
+        workers: list[Any] = []
+        try:
+            for index, config in enumerate(configs):
+                if not workers:
+                    workers = self._started(config)
+                try:
+                    outcome = self._run(workers, index, config, on_progress, command or [])
+                except self.ray.exceptions.RayError as error:  # a worker has died
+                    outcome = f"{config.method}: {error}"
+                if not isinstance(outcome, dict):
+                    self._stop(workers)
+                    workers = []
+                yield outcome if isinstance(outcome, dict) else RunError(str(outcome))
+        finally:
+            self._stop(workers)
+
+    def _started(self, config: RunConfig) -> list[Any]:
+        environment = {"OMP_NUM_THREADS": str(config.threads), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        made = self.ray.remote(Worker).options(
+            num_cpus=config.threads, scheduling_strategy="SPREAD", max_concurrency=2,
+            runtime_env={"env_vars": environment},
+        )  # fmt: skip
+        workers = [made.remote(rank) for rank in range(config.workers)]
+        address, port = self.ray.get(workers[0].address.remote())
+        self.ray.get([worker.join.remote(address, port, config.workers, config.timeout) for worker in workers])
+        return workers
+
+    def _run(
+        self,
+        workers: list[Any],
+        index: int,
+        config: RunConfig,
+        on_progress: Callable[[int, int, int], None] | None,
+        command: list[str],
+    ) -> dict[str, Any] | str | None:
+        running = [worker.run.remote(index, config.as_dict(), command) for worker in workers]
+        left = running
+        while left:
+            _, left = self.ray.wait(left, num_returns=len(left), timeout=_POLL_SECONDS)
+            if on_progress is not None and (seen := self.ray.get(workers[0].progress.remote()))[2]:
+                on_progress(*seen)
+        outcome: dict[str, Any] | str | None = self.ray.get(running)[0]
+        return outcome
+
+    def _stop(self, workers: list[Any]) -> None:
+        for worker in workers:
+            with contextlib.suppress(Exception):  # it may be gone
+                self.ray.kill(worker)

@@ -1,0 +1,127 @@
+"""The suite, tried on itself: small runs of everything, each document checked, and the report made."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from grace.bench.extras import MissingExtraError, need
+from grace.bench.network.links import link
+from grace.bench.network.namespaces import why_not
+from grace.bench.report.runs import SweepReporter
+from grace.bench.schema import problems
+from grace.bench.sweep import Plan, check, sweep
+from grace.bench.tasks import Task
+
+METHODS = ("none", "topk:ratio=0.01", "qsgd:bits=4", "powersgd:rank=2")
+LINKS = ("none", "1gbit")
+_REPORT = "grace.bench.report.write"
+TASKS = ("digits", "grace.bench.smoke:Blobs")
+STEPS, WORKERS = 12, 2
+
+
+class Blobs(Task):
+    """Four clouds of points in 32 dimensions, told apart by a perceptron: drawn on the spot, as small as a task can be."""
+
+    batch = 16
+    epochs = 1
+    classes, features, samples = 4, 32, 1024
+
+    def load(self, root: Path | None) -> None:
+        generator = torch.Generator().manual_seed(0)
+        centres = torch.randn(self.classes, self.features, generator=generator)
+        self.labels = torch.arange(self.samples) % self.classes
+        self.points = centres[self.labels] + torch.randn(self.samples, self.features, generator=generator)
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(self.features, 64), nn.ReLU(), nn.Linear(64, self.classes))
+
+    def steps_per_epoch(self, world: int) -> int:
+        return self.samples // world // self.batch
+
+    def batches(self, rank: int, world: int, seed: int) -> Any:
+        epoch = 0
+        while True:
+            order = torch.randperm(self.samples, generator=torch.Generator().manual_seed(seed + (epoch << 16)))
+            for index in torch.split(order[rank::world], self.batch)[: self.steps_per_epoch(world)]:
+                yield self.points[index], self.labels[index]
+            epoch += 1
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        points, labels = batch
+        return functional.cross_entropy(model(points), labels)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def lr(self, step: int) -> float:
+        return 0.1
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return {"accuracy": (model(self.points).argmax(dim=1) == self.labels).float().mean().item()}
+
+    def data_info(self) -> Any:
+        return {"name": "blobs", "procedural": True, "digest": "", "source": "embedded"}
+
+
+def run(out: Path, reporter: SweepReporter) -> dict[str, Any]:
+    """What was checked, and what is wrong: lists of lines. The baselines run once, on one task without links."""
+    refused = why_not(link(LINKS[1]))
+    links = LINKS[:1] if refused else LINKS
+    common = {"steps": STEPS, "evaluations": 2, "timeout": 60.0}
+    methods = Plan(TASKS, METHODS, (WORKERS,), links, baselines=(), common=common).runs()
+    configs = [*Plan(TASKS[:1], (), (WORKERS,), LINKS[:1], common=common).runs(), *methods]
+    reporter.runs = len(configs)
+    check(configs, out)
+    runs = sweep(
+        configs,
+        out,
+        on_start=reporter.started,
+        on_progress=reporter.progressed,
+        on_end=reporter.ended,
+        command=["smoke"],
+    )
+    wrong = [f"{one.file.name}: {one.document['error']}" for one in runs if not one.ok]
+    for one in runs:
+        document = json.loads(one.file.read_text())
+        wrong += [f"{one.file.name}: {problem}" for problem in problems(document)]
+        if document["status"] == "ok" and document["kind"] == "method" and document["link"]["name"] != LINKS[0]:
+            wrong += _counted(one.file.name, document)
+    checked = [f"{len(runs)} runs, {len(links)} links: each document has the form of grace.result, version 2"]
+    if refused:
+        checked.append(f"no link was made: {refused}")
+    said, missing = _report(out, len(runs))
+    checked.append(said)
+    wrong += missing
+    return {"checked": checked, "problems": wrong}
+
+
+def _counted(name: str, document: dict[str, Any]) -> list[str]:
+    """The interface must have counted at least what the collectives say they moved."""
+    told, seen = document["traffic"]["sent_bytes_per_step"], document["nic"]["sent_bytes_per_step"]
+    return (
+        [] if seen >= told else [f"{name}: the interface counted {seen:.0f} bytes a step, the collectives {told:.0f}"]
+    )
+
+
+def _report(out: Path, runs: int) -> tuple[str, list[str]]:
+    """Makes the report: what to say of it, and what is wrong with it."""
+    if importlib.util.find_spec(_REPORT) is None:
+        return "no report: this version of Grace has none", []
+    try:
+        made = need(_REPORT, extra="report").write_report(out, None, figures=False)
+    except MissingExtraError as error:
+        return f"no report: {error}", []
+    page = Path(made["page"])
+    wrong = [f"report: {made['runs']} of {runs} runs are in it"] if made["runs"] != runs else []
+    wrong += [f"report: {one['file']} was left out: {one['reason']}" for one in made["skipped"]]
+    if "<html" not in page.read_text()[:2000].lower():
+        wrong.append(f"report: {page} is no page")
+    return f"report: {page}", wrong

@@ -1,0 +1,176 @@
+"""``grace bench train`` as a user runs it: sweeps in real processes, over a link where one can be made."""
+
+import contextlib
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from grace.bench.network.links import link
+from grace.bench.network.namespaces import why_not
+from grace.bench.schema import problems
+from tests.distributed.test_train import OWN_TASK, alive, grace_command, run
+
+REFUSED = why_not(link("1gbit"))
+permitted = pytest.mark.skipif(REFUSED is not None, reason=f"no links here: {REFUSED}")
+BLOBS = "grace.bench.smoke:Blobs"
+SHORT = ["--workers", "2", "--evaluations", "1"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "owntask.py").write_text(OWN_TASK)
+    return tmp_path
+
+
+def documents(out):
+    found = [json.loads(path.read_text()) for path in sorted((out / "runs").iterdir())]
+    return {(one["task"], one["method"]): one for one in found}
+
+
+def test_a_sweep_records_failures_and_is_resumed(folder):
+    # powersgd needs shapes, which whole-model compression does not keep: it fails, in its workers
+    arguments = [
+        "bench",
+        "train",
+        "--task",
+        BLOBS,
+        "--methods",
+        "powersgd,topk",
+        "--granularity",
+        "model",
+        "--steps",
+        "6",
+    ]
+    first = run(*arguments, *SHORT, "--out", "out", cwd=folder)
+    assert first.returncode == 1
+    assert "1 of 6 runs failed: powersgd" in first.stderr
+    assert "Traceback" not in first.stderr
+    found = documents(folder / "out")
+    assert {one["status"] for one in found.values()} == {"ok", "failed"}
+    assert [problems(one) for one in found.values()] == [[]] * 6
+    failed = found[BLOBS, "powersgd"]
+    assert failed["status"] == "failed"
+    assert "CompositionError" in failed["error"]
+    assert all(one["status"] == "ok" for key, one in found.items() if key[1] != "powersgd")  # those after it too
+    with open(folder / "out" / "runs.csv") as file:
+        assert [row["status"] for row in csv.DictReader(file)].count("ok") == 5
+
+    limit, fp32, bf16, low_rank = (
+        found[BLOBS, name] for name in ("no-communication", "ddp-fp32", "ddp-bf16", "ddp-powersgd")
+    )
+    assert limit["traffic"]["sent_bytes_per_step"] == 0
+    assert limit["final"] is None
+    assert limit["time"]["exposed_ms"] == 0
+    assert fp32["traffic"]["relative_to_fp32"] == pytest.approx(1)
+    assert bf16["traffic"]["relative_to_fp32"] == pytest.approx(0.5)
+    assert 0 < low_rank["traffic"]["relative_to_fp32"] < 0.5
+    assert fp32["replicas_agree"]
+    assert fp32["final"] == pytest.approx(bf16["final"], abs=0.2)
+    for one in (limit, fp32, found[BLOBS, "topk"]):
+        assert one["prediction"]["step_ms"] > 0
+        assert one["time"]["compute_ms"] > 0
+
+    stamps = {path: path.stat().st_mtime_ns for path in (folder / "out" / "runs").iterdir()}
+    again = run(*arguments, *SHORT, "--out", "out", cwd=folder)
+    assert again.returncode == 1
+    assert again.stderr.count("(finished earlier)") == 5
+    changed = [path.name for path, stamp in stamps.items() if path.stat().st_mtime_ns != stamp]
+    assert len(changed) == 1
+    assert "powersgd" in changed[0]
+
+
+@permitted
+def test_a_link_is_measured_where_the_bytes_pass(folder):
+    arguments = ["--task", BLOBS, "--methods", "none", "--baselines", "ddp-fp32", "--link", "100mbit", "--steps", "12"]
+    done = run("bench", "train", *arguments, *SHORT, "--out", "out", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    for one in documents(folder / "out").values():
+        sent = one["traffic"]["sent_bytes_per_step"]
+        assert sent <= one["nic"]["sent_bytes_per_step"] < 2 * sent + 4000  # headers, acknowledgements
+        assert one["link"] == {"name": "100mbit", "bits_per_second": 1e8, "latency_seconds": 0.0}
+    said = run("bench", "predict", "out", "--link", "1gbit", "--workers", "8", "--json", cwd=folder)
+    assert [row["workers"] for row in json.loads(said.stdout)] == [8, 8]
+
+
+@permitted
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
+def test_a_sweep_that_is_ended_keeps_what_is_finished_and_leaves_nothing_else(folder, ending):
+    arguments = [
+        "--tasks",
+        "grace.bench.smoke:Blobs,owntask:Slow",
+        "--methods",
+        "none",
+        "--baselines",
+        "",
+        "--steps",
+        "60",
+    ]
+    process = subprocess.Popen(
+        grace_command("bench", "train", *arguments, "--link", "1gbit", *SHORT, "--out", "out"), cwd=folder,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(folder)},
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 150
+        while len(pids := [int(p.suffix[1:]) for p in folder.glob("worker.*")]) < 2:
+            assert process.poll() is None, process.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        spaces = {os.readlink(f"/proc/{pid}/ns/net") for pid in pids}
+        process.send_signal(ending)
+        process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == (130 if ending == signal.SIGINT else -9)
+    deadline = time.monotonic() + 15
+    while (any(map(alive, pids)) or list(folder.glob("grace-*"))) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    left = [pid for pid in pids if alive(pid)]
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert not left
+    assert len(spaces) == 2
+    assert not spaces & namespaces()
+    assert list(folder.glob("grace-*")) == []
+    assert [path.name.split("-")[0] for path in (folder / "out" / "runs").iterdir()] == ["grace.bench.smoke_Blobs"]
+
+
+def namespaces():
+    """The network namespaces that some process is in, as far as this one may look."""
+    found = set()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(f"/proc/{name}/ns/net"))
+    return found
+
+
+def test_in_workers_that_torchrun_has_started(folder):
+    arguments = [
+        "bench",
+        "train",
+        "--task",
+        "grace.bench.smoke:Blobs",
+        "--methods",
+        "powersgd:rank=2,topk",
+        "--granularity",
+        "model",
+    ]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "grace.cli"]
+    done = subprocess.run(
+        [*launcher, *arguments, "--baselines", "ddp-fp32", "--steps", "6", "--evaluations", "1", "--out", "out"],
+        capture_output=True, text=True, timeout=200, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "1 of 3 runs failed: powersgd" in done.stderr
+    found = documents(folder / "out")
+    states = {method: one["status"] for (_, method), one in found.items()}
+    assert states == {"ddp-fp32": "ok", "powersgd:rank=2": "failed", "topk": "ok"}
+    assert all(one["workers"] == 2 for one in found.values())
+    assert "CompositionError" in found[BLOBS, "powersgd:rank=2"]["error"]

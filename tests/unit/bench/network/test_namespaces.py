@@ -1,0 +1,125 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from grace.bench.network import namespaces
+from grace.bench.network.interface import counted
+from grace.bench.network.links import link
+from grace.bench.network.namespaces import INTERFACE, LinkError, Network, address, why_not
+from grace.bench.network.throughput import measured
+
+REFUSED = why_not(link("1gbit"))
+permitted = pytest.mark.skipif(REFUSED is not None, reason=f"no links here: {REFUSED}")
+
+
+def network_namespaces():
+    """All that some process is in."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            found.add(os.readlink(process / "ns/net"))
+        except OSError:
+            continue
+    return found
+
+
+def of_children(parent):
+    """The namespaces of this process's own children and theirs."""
+    return {os.readlink(f"/proc/{pid}/ns/net") for pid in children(parent)} - {os.readlink("/proc/self/ns/net")}
+
+
+def children(parent):
+    path = Path(f"/proc/{parent}/task/{parent}/children")
+    return [int(pid) for pid in path.read_text().split()] if path.exists() else []
+
+
+@permitted
+def test_a_link_is_as_fast_as_was_asked_for_and_no_faster():
+    row = measured(link("100mbit"), 0.6)
+    assert row["asked_bits_per_second"] == 100e6
+    assert 50e6 < row["measured_bits_per_second"] < 101e6  # a loaded machine may be slower
+
+
+@permitted
+def test_workers_see_each_other_and_nothing_else():
+    with Network(link("1gbit"), 2) as network:
+        seen = subprocess.run(
+            [*network.enter(0), "cat", "/proc/self/net/dev"], capture_output=True, text=True, check=True
+        )
+        names = {line.partition(":")[0].strip() for line in seen.stdout.splitlines()[2:]}
+        assert names == {"lo", INTERFACE}
+        routes = subprocess.run(
+            [*network.enter(0), "cat", "/proc/net/route"], capture_output=True, text=True, check=True
+        )
+        assert "\t00000000\t00000000\t" not in routes.stdout  # no way out
+        assert address(0) != address(1)
+    assert counted(INTERFACE + "x") is None
+
+
+@permitted
+def test_namespaces_go_with_the_network():
+    with Network(link("1gbit"), 2):
+        mine = of_children(os.getpid())
+        assert len(mine) == 3  # two workers and the switch
+    assert not mine & network_namespaces()
+
+
+@permitted
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
+def test_namespaces_go_with_a_killed_parent(ending):
+    code = (
+        "from grace.bench.network.links import link; from grace.bench.network.namespaces import Network\n"
+        "import sys\n"
+        "with Network(link('1gbit'), 2): print('up', flush=True); sys.stdin.read()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ}
+    )
+    assert process.stdout.readline() == b"up\n"
+    made = of_children(process.pid)
+    assert len(made) == 3
+    process.send_signal(ending)
+    process.communicate()
+    deadline = time.monotonic() + 10
+    while made & network_namespaces() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not made & network_namespaces()
+
+
+@permitted
+def test_a_latency_is_made_or_its_absence_explained():
+    refused = why_not(link("1gbit", "1ms"))
+    assert refused is None or "netem" in refused
+
+
+def test_missing_tools_are_named_with_their_package(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(namespaces, "_PATH", "/nowhere")
+    with pytest.raises(LinkError, match=r"ip, tc, unshare, nsenter: apt-get install iproute2 util-linux.*--link none"):
+        namespaces.require_tools()
+
+
+def test_where_namespaces_are_not_permitted_the_error_says_so(monkeypatch):
+    def refuse(self, command):
+        raise LinkError("unshare: Operation not permitted")
+
+    monkeypatch.setattr(Network, "_hold", refuse)
+    monkeypatch.setattr(namespaces, "require_tools", lambda: None)
+    with (
+        pytest.raises(LinkError, match=r"not permitted here .*--link none.*grace bench predict"),
+        Network(link("1gbit"), 2),
+    ):
+        pass
+
+
+def test_counters_of_an_interface(tmp_path, monkeypatch):
+    file = tmp_path / "dev"
+    file.write_text("Inter-| x\n face | y\n  eth0: 100 1 0 0 0 0 0 0 200 2 0 0 0 0 0 0\n")
+    monkeypatch.setattr("grace.bench.network.interface._COUNTERS", file)
+    assert counted("eth0") == (200, 100)
+    assert counted("eth1") is None
