@@ -52,7 +52,7 @@ class GPT2(SuiteTask):
         self.metric = "bits_per_byte"
         if root is not None and self.tokens > _BYTES and files.has_tokens(root):
             self.metric = "loss"
-            self.text, name = files.tokens(root, self.tokens), "tokens"
+            self.text, name = files.tokens(root), "tokens"
         elif root is not None:
             self.text, name = files.text(root), "enwik8" if (root / "enwik8").is_file() else "text"
         else:
@@ -73,6 +73,8 @@ class GPT2(SuiteTask):
 
     def _windows(self, text: Array, starts: Array) -> Batch:
         x = np.stack([text[start : start + self.context + 1] for start in starts]).astype(np.int64)
+        if (largest := int(x.max())) >= self.tokens:
+            raise DataError(f"the text has the token {largest}; the model has {self.tokens}, from 0 on")
         return torch.from_numpy(x[:, :-1].copy()), torch.from_numpy(x[:, 1:].copy())
 
     def synthetic_batch(self, random: np.random.RandomState) -> Batch:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from grace.bench.extras import need
-from grace.bench.tasks import Task
+from grace.bench.tasks import metrics
+from grace.bench.tasks.schedules import warm_cosine
+from grace.bench.tasks.suite import Loaded, SuiteTask, loaded
+from grace.errors import DataError
 
 CLASSES = 10
 _TEST_EVERY = 5  # every fifth sample is a test sample
@@ -49,7 +51,7 @@ class _Block(nn.Module):
         return out
 
 
-class Digits(Task):
+class Digits(SuiteTask):
     """Handwritten digits: 1,797 grey images of 8 x 8 pixels, real data that come with scikit-learn; ten classes.
 
     A pre-activation residual network of 19,074 parameters in 23 tensors; the four of 1,024 elements and more hold
@@ -65,13 +67,18 @@ class Digits(Task):
     peak = 0.1
     widths = (8, 16, 32)
 
-    def load(self, root: Path | None) -> None:
+    synthetic_samples = 1437
+
+    def read(self, root: Path | None) -> Loaded:
+        if root is not None:
+            raise DataError(f"the digits come with scikit-learn, not from {root}: leave --data out")
         table = _table()
         images = torch.from_numpy(table[:, :64].astype(np.float32)).view(-1, 1, 8, 8) / 8 - 1  # 0..16 -> -1..1
         labels = torch.from_numpy(table[:, 64].astype(np.int64))
         test = torch.arange(len(labels)) % _TEST_EVERY == _TEST_EVERY - 1
         self.images, self.labels = images[~test], labels[~test]
         self.test_images, self.test_labels = images[test], labels[test]
+        return loaded("digits", {"table": table}, len(self.labels))
 
     def model(self) -> nn.Module:
         first, *_, last = self.widths
@@ -83,10 +90,7 @@ class Digits(Task):
         layers += [nn.BatchNorm2d(last), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(last, CLASSES)]
         return nn.Sequential(*layers)
 
-    def steps_per_epoch(self, world: int) -> int:
-        return len(self.labels) // world // self.batch
-
-    def batches(self, rank: int, world: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches_of(self, rank: int, world: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         share = self.steps_per_epoch(world) * self.batch
         epoch = 0
         while True:
@@ -96,6 +100,10 @@ class Digits(Task):
                 yield self.images[index], self.labels[index]
             epoch += 1
 
+    def synthetic_batch(self, random: np.random.RandomState) -> tuple[Tensor, Tensor]:
+        images = random.standard_normal((self.batch, 1, 8, 8)).astype(np.float32)
+        return torch.from_numpy(images), torch.from_numpy(random.randint(0, CLASSES, self.batch))
+
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         images, labels = batch
         return functional.cross_entropy(model(images), labels)
@@ -104,15 +112,9 @@ class Digits(Task):
         return torch.optim.SGD(model.parameters(), lr=self.peak, momentum=0.9)
 
     def lr(self, step: int) -> float:
-        warm = max(1, self.steps // 10)
-        if step < warm:
-            return self.peak * (step + 1) / warm
-        return self.peak * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, self.steps - warm)))
+        return warm_cosine(step, self.steps, self.peak, max(1, self.steps // 10))
 
-    @torch.no_grad()
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        model.eval()
+    def measured(self, model: nn.Module) -> dict[str, float]:
         logits = model(self.test_images)
-        model.train()
-        right = (logits.argmax(dim=1) == self.test_labels).float().mean().item()
-        return {"accuracy": right, "loss": functional.cross_entropy(logits, self.test_labels).item()}
+        loss = functional.cross_entropy(logits, self.test_labels).item()
+        return {"accuracy": metrics.top1(logits, self.test_labels), "loss": loss}

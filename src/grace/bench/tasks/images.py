@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from grace.bench.tasks import metrics
-from grace.bench.tasks.embedded.chunks import digest
 from grace.bench.tasks.embedded.shapes import shapes
 from grace.bench.tasks.files.cifar10 import cifar10
 from grace.bench.tasks.pictures import ArrayPictures, Augmentation, FolderPictures, Pictures
@@ -30,7 +29,6 @@ class ImageTask(SuiteTask):
     """
 
     metric = "top1"
-    better: Literal["higher", "lower"] = "higher"
     local_decay = 1e-4
     size: ClassVar[int] = 32
     classes: ClassVar[int] = 11
@@ -93,5 +91,4 @@ class ImageNetTask(ImageTask):
             return loaded("shapes with textures", arrays, len(arrays["labels"]), procedural=True)
         folder = FolderPictures(root, self.size, self.classes - 1)
         self.pictures = folder
-        both = np.frombuffer(f"{folder.train.digest()} {folder.val.digest()}".encode(), np.uint8)
-        return Loaded("ImageNet", False, len(folder.train.files), digest([both]))
+        return Loaded("ImageNet", False, len(folder.train.files), folder.digest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,17 +24,17 @@ _RANKS = 20  # bits of a stream's number that say whose it is
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A data set in memory: ``samples`` make an epoch."""
+    """A data set in memory: ``samples`` make an epoch. Only who asks for the digest waits for it."""
 
     name: str
     procedural: bool
     samples: int
-    digest: str
+    digest: Callable[[], str]
 
 
 def loaded(name: str, arrays: dict[str, Array], samples: int, *, procedural: bool = False) -> Loaded:
     """A data set that is these arrays."""
-    return Loaded(name, procedural, samples, digest(arrays[key] for key in sorted(arrays)))
+    return Loaded(name, procedural, samples, lambda: digest(arrays[key] for key in sorted(arrays)))
 
 
 class SuiteTask(Task):
@@ -55,6 +55,7 @@ class SuiteTask(Task):
     slots: ClassVar[int] = 1
     source: Source = "embedded"
     data: Loaded | None = None
+    _divided: int = 0  # the batch that ``load`` made of ``batch_in_all``
 
     @abc.abstractmethod
     def read(self, root: Path | None) -> Loaded:
@@ -83,14 +84,15 @@ class SuiteTask(Task):
     def load_synthetic(self) -> None:
         self._divide_batch()
         self.source = "synthetic"
-        self.data = Loaded("random batches", True, self.synthetic_samples, "")
+        self.data = Loaded("random batches", True, self.synthetic_samples, str)
         self._set_epochs()
 
     def _divide_batch(self) -> None:
-        if self.batch_in_all:
+        asked = vars(self).get("batch", self._divided) != self._divided  # somebody has set another one
+        if self.batch_in_all and not asked:
             if self.batch_in_all < self.workers:
                 raise ConfigurationError(f"{self.workers} workers cannot share a batch of {self.batch_in_all} in all")
-            self.batch = self.batch_in_all // self.workers
+            self.batch = self._divided = self.batch_in_all // self.workers
 
     def _set_epochs(self) -> None:
         if self.four_worker_steps:
@@ -135,7 +137,7 @@ class SuiteTask(Task):
         if self.data is None:
             raise ConfigurationError(f"task {type(self).__name__}: call load or load_synthetic first")
         found = self.data
-        return {"name": found.name, "procedural": found.procedural, "digest": found.digest, "source": self.source}
+        return {"name": found.name, "procedural": found.procedural, "digest": found.digest(), "source": self.source}
 
     def worker_bytes(self) -> int:
         self._divide_batch()

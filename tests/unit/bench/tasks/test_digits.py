@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from grace.bench.tasks import find_task
-from grace.errors import UnknownNameError
+from grace.errors import DataError, UnknownNameError
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +68,11 @@ def test_decay_spares_normalisation(digits):
     model = digits.model()
     norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
     assert len(digits.decayed(model)) == 23 - 2 * len(norms)
+
+
+def test_there_are_no_official_files(tmp_path):
+    with pytest.raises(DataError, match="leave --data out"):
+        find_task("digits").load(tmp_path)
 
 
 def test_an_unknown_task_names_the_nearest():

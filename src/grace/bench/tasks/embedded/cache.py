@@ -45,16 +45,15 @@ def cached(name: str, key: object, build: Callable[[], dict[str, Array]]) -> dic
         key: all that ``build`` depends on; its repr is hashed, with NumPy's version and the programs of this folder.
         build: makes the arrays.
     """
-    try:
-        folder = cache_folder() / f"{name}-{_hashed(key)}"
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.with_suffix(".lock")):
-            found = _read(folder)
-            if found is None:
-                found = _built(folder, build)
-            return found
-    except (OSError, RuntimeError):  # RuntimeError: a user without a home
-        return build()
+    with contextlib.ExitStack() as held:
+        try:
+            folder = cache_folder() / f"{name}-{_hashed(key)}"
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(_locked(folder.with_suffix(".lock")))
+        except (OSError, RuntimeError):  # RuntimeError: a user without a home
+            return build()
+        found = _read(folder)
+        return _built(folder, build) if found is None else found
 
 
 def _hashed(key: object) -> str:
@@ -80,7 +79,7 @@ def _read(folder: Path) -> dict[str, Array] | None:
         } or None
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):  # somebody has damaged it
+    except (OSError, ValueError, EOFError):  # somebody has damaged it
         shutil.rmtree(folder, ignore_errors=True)
         return None
 

@@ -43,11 +43,11 @@ def has_tokens(root: Path) -> bool:
     return (root / "train.bin").is_file()
 
 
-def tokens(root: Path, vocabulary: int) -> dict[str, Array]:
-    """``train`` and ``test`` (``val.bin``), uint16, mapped: nothing is read yet but for the largest id.
+def tokens(root: Path) -> dict[str, Array]:
+    """``train`` and ``test`` (``val.bin``), uint16, mapped: nothing is read yet.
 
     Raises:
-        DataError: a file that is not there, is empty, has half a token, or an id of ``vocabulary`` or more.
+        DataError: a file that is not there, is empty, or has half a token.
     """
     found: dict[str, Array] = {}
     for part, path in (("train", root / "train.bin"), ("test", root / "val.bin")):
@@ -57,8 +57,6 @@ def tokens(root: Path, vocabulary: int) -> dict[str, Array]:
         if not size or size % 2:
             raise TOKENS.malformed(path, f"it has {size} bytes")
         found[part] = np.memmap(path, "<u2", "r")
-        if (largest := int(found[part].max())) >= vocabulary:
-            raise TOKENS.malformed(path, f"it has the token {largest}, and the model {vocabulary}")
     return found
 
 
