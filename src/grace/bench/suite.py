@@ -230,4 +230,4 @@ def predict(
 def show(view: Any) -> None:
     """On stdout; as wide as the text wants where there is no terminal, so that nothing is cut."""
     console = Console()
-    Console(width=None if console.is_terminal else 160, highlight=False).print(view)
+    Console(width=None if console.is_terminal else 240, highlight=False).print(view)
