@@ -82,49 +82,51 @@ GRACE_INLINE uint64_t mark(const float* x, const float* e, float* rest, vi bound
     return word;
 }
 
-// The places of the marks of `words` words, the first place being `first`; out has room for four more.
-GRACE_INLINE int64_t places(const uint64_t* marks, int64_t words, uint32_t first, uint32_t* out) {
+// The places of the marks of a word, the first being `base`: at least `slots` are written. Most words have no more marks than
+// slots: they take no branch.
+template <int slots>
+GRACE_INLINE int64_t list_word(uint64_t word, uint32_t base, uint32_t* out) {
     constexpr uint64_t END = 1ull << 63;  // so that there is a bit to count to
-    int64_t count = 0;
-    for (int64_t w = 0; w < words; w++) {
-        uint64_t word = marks[w];
-        const uint32_t base = first + (uint32_t)w * 64;
-        const int found = __builtin_popcountll(word);
-        uint32_t* to = out + count;
-        for (int j = 0; j < 4; j++) {  // without a branch: most words have fewer
-            to[j] = base + (uint32_t)__builtin_ctzll(word | END);
-            word &= word - 1;
-        }
-        for (int j = 4; j < found; j++) {
-            to[j] = base + (uint32_t)__builtin_ctzll(word);
-            word &= word - 1;
-        }
-        count += found;
+    const int found = __builtin_popcountll(word);
+    for (int j = 0; j < slots; j++) {
+        out[j] = base + (uint32_t)__builtin_ctzll(word | END);
+        word &= word - 1;
     }
-    return count;
+    for (int j = slots; j < found; j++) {
+        out[j] = base + (uint32_t)__builtin_ctzll(word);
+        word &= word - 1;
+    }
+    return found;
 }
 
-// Marks the strip of `len` numbers from `first` on, and lists them.
-template <bool memory, bool copy, bool past>
+// The places of those of `len` numbers from `first` on whose keys reach the bound; list has room for `slots` more.
+template <bool memory, bool copy, bool past, int slots>
 static int64_t list_strip(const Source& s, int64_t first, int64_t len, int32_t bound, uint32_t* list) {
-    uint64_t marks[STRIP / 64];
     const vi least_key = splat(bound);
     const float *x = s.x + first, *e = memory ? s.memory + first : nullptr;
     float* rest = copy ? s.rest + first : nullptr;
-    const int64_t whole = len / 64;
-    for (int64_t w = 0; w < whole; w++) {
-        const int64_t i = 64 * w;
-        marks[w] = mark<memory, copy, past>(x + i, memory ? e + i : nullptr, copy ? rest + i : nullptr, least_key);
+    int64_t count = 0, i = 0;
+    for (; i + 64 <= len; i += 64) {
+        const uint64_t word =
+            mark<memory, copy, past>(x + i, memory ? e + i : nullptr, copy ? rest + i : nullptr, least_key);
+        count += list_word<slots>(word, (uint32_t)(first + i), list + count);
     }
-    if (const int64_t left = len % 64) {
+    if (i < len) {
         alignas(64) float a[64] = {}, b[64] = {}, c[64];
-        const size_t bytes = (size_t)left * 4;
-        memcpy(a, x + 64 * whole, bytes);
-        if (memory) memcpy(b, e + 64 * whole, bytes);
-        marks[whole] = mark<memory, copy, false>(a, b, c, least_key) & ((1ull << left) - 1);
-        if (copy) memcpy(rest + 64 * whole, c, bytes);
+        const size_t bytes = (size_t)(len - i) * 4;
+        memcpy(a, x + i, bytes);
+        if (memory) memcpy(b, e + i, bytes);
+        const uint64_t word = mark<memory, copy, false>(a, b, c, least_key) & ((1ull << (len - i)) - 1);
+        if (copy) memcpy(rest + i, c, bytes);
+        count += list_word<slots>(word, (uint32_t)(first + i), list + count);
     }
-    return places(marks, ceil_div(len, 64), (uint32_t)first, list);
+    return count;
+}
+template <bool memory, bool copy, bool past>
+GRACE_INLINE int64_t list_strip(const Source& s, int64_t first, int64_t len, int32_t bound, int64_t expected, uint32_t* list) {
+    if (expected < STRIP / 256) return list_strip<memory, copy, past, 1>(s, first, len, bound, list);
+    if (expected < STRIP / 32) return list_strip<memory, copy, past, 3>(s, first, len, bound, list);
+    return list_strip<memory, copy, past, 8>(s, first, len, bound, list);
 }
 
 // Lists all whose key reaches `bound`, as far as there is room, and counts them. What finds no room is not taken out of rest if
@@ -134,13 +136,14 @@ static void collect_as(const Source& s, int32_t bound, Candidates& found, bool c
     const bool past = copy && !s.narrow && s.n >= STREAMED && (uintptr_t)s.rest % 64 == 0;
     const int64_t strips = found.strips(s.n);
     auto work = [&](int64_t task) {
-        uint32_t list[STRIP + 4];
+        uint32_t list[STRIP + 8];
+        int64_t count = STRIP / 64;
         for (int64_t j = task * STRIPS, end = least(strips, j + STRIPS); j < end; j++) {
             found.start[j] = found.length[j] = 0;
             if (!counting && __atomic_load_n(&found.count, __ATOMIC_RELAXED) > found.capacity) continue;
             const int64_t first = j * STRIP, len = least(STRIP, s.n - first);
-            const int64_t count = past ? list_strip<memory, copy, true>(s, first, len, bound, list)
-                                       : list_strip<memory, copy, false>(s, first, len, bound, list);
+            count = past ? list_strip<memory, copy, true>(s, first, len, bound, count, list)
+                         : list_strip<memory, copy, false>(s, first, len, bound, count, list);
             const int64_t at = __atomic_fetch_add(&found.count, count, __ATOMIC_RELAXED);
             if (at + count > found.capacity) continue;
             found.start[j] = at, found.length[j] = (int32_t)count;
@@ -226,35 +229,74 @@ struct Guess {
     bool tied;           // many of them are equal
 };
 
-static Guess guess(const Source& s, int64_t k, int32_t* keys, int64_t size, int threads) {
-    // one of each of `size` strata, at a place that no period of the numbers resonates with
-    const uint64_t step = ((uint64_t)s.n << 32) / (uint64_t)size;
-    const int64_t strata = 1 << 12;
+// From groups of sixteen neighbours, each at a place of its own in a stratum, so that no period of the numbers resonates with
+// them. Neighbours may be alike: how far the sample is off follows from how much the groups differ. keys has room for three
+// times as many numbers and 96 more; n >= 16 groups.
+static Guess guess(const Source& s, int64_t k, int32_t* keys, int64_t groups, int threads) {
+    constexpr int64_t G = 16, SOME = 1 << 10;
+    const uint64_t step = ((uint64_t)(s.n - G + 1) << 32) / (uint64_t)groups;
+    const vi most = splat(INFINITE);
     auto draw = [&](int64_t task) {
-        for (int64_t t = task * strata; t < least(size, (task + 1) * strata); t++) {
+        for (int64_t t = task * SOME; t < least(groups, (task + 1) * SOME); t++) {
             const uint64_t u = (uint32_t)t * 0x9E3779B1u >> 16;
-            keys[t] = key_of(s.at((int64_t)(((uint64_t)t * step + (step >> 16) * u) >> 32)));
+            const int64_t at = (int64_t)(((uint64_t)t * step + (step >> 16) * u) >> 32) / G * G;
+            for (int64_t j = 0; j < G; j += L) {
+                vf v = loadf(s.x + at + j);
+                if (s.memory) v += loadf(s.memory + at + j);
+                const vi size = magnitude(as_int(v));
+                store(keys + t * G + j, select(size > most, most, size));
+            }
         }
     };
-    parallel(ceil_div(size, strata), enough_threads(s.n, threads), draw);
-    const double expected = (double)k * (double)size / (double)s.n, spread = 5 * __builtin_sqrt(expected) + 4;
-    const int64_t rank = (int64_t)(expected + spread), above = (int64_t)(expected - spread);
-    if (rank >= size) return {0, 0, INFINITE, s.n, false};
-    int32_t* all = keys + size + 16;
-    memcpy(all, keys, (size_t)size * 4);
-    Guess out = {};
-    out.low = ranked(keys, size, rank, 0, INFINITE);
+    parallel(ceil_div(groups, SOME), enough_threads(s.n, threads), draw);
+    const int64_t size = groups * G;
+    const double share = (double)k / (double)s.n, expected = share * (double)size;
+    int32_t* top = keys + size + 32;
+
+    // a bound that a few more than are needed reach, from one number of each group: so that little is sorted
+    const double few = share * (double)groups;
+    const int64_t rough = (int64_t)(1.5 * few + 8 * __builtin_sqrt(few) + 8);
+    int32_t bound = 0;
+    if (rough < groups) {
+        for (int64_t t = 0; t < groups; t++) top[t] = keys[t * G + (t * 7) % G];
+        bound = ranked(top, groups, rough, 0, INFINITE);
+    }
     int64_t reach = 0;
     for (int64_t t = 0; t < size; t++) {
-        keys[reach] = all[t];
-        reach += all[t] >= out.low;
+        top[reach] = keys[t];
+        reach += keys[t] >= bound;
     }
-    out.candidates = (int64_t)((double)rank * (double)s.n / (double)size);
-    out.tied = out.low == 0 || reach > rank + rank / 2 + 16;
-    memcpy(all, keys, (size_t)reach * 4);
-    out.high = above > 0 ? ranked(keys, reach, above, out.low, INFINITE) : INFINITE;
     const int64_t mean = expected > 1 ? (int64_t)expected : 1;
-    out.middle = out.tied ? ranked(all, reach, mean, out.low, INFINITE) : out.low;
+    int32_t* work = top + size + 32;
+    auto of_top = [&](int64_t rank) {
+        memcpy(work, top, (size_t)reach * 4);
+        return ranked(work, reach, rank, bound, INFINITE);
+    };
+    Guess out = {0, 0, INFINITE, s.n, false};
+    if (reach < mean) return out;
+    out.middle = of_top(mean);
+    double variance = expected;
+    for (int64_t t = 0; t < groups; t++) {
+        const auto many = (double)count_keys(keys + t * G, G, out.middle);
+        variance += many * many;
+    }
+    const double spread = 5 * __builtin_sqrt(variance) + 4;
+    const auto rank = (int64_t)(expected + spread), above = (int64_t)(expected - spread);
+    if (rank >= size) return out;
+    if (rank > reach) {
+        memcpy(top, keys, (size_t)size * 4);
+        reach = size;
+        bound = 0;
+    }
+    out.low = of_top(rank);
+    if (above > 0) out.high = of_top(above);
+    out.candidates = (int64_t)((double)rank * (double)s.n / (double)size);
+    out.tied = out.low == 0;
+    if (!out.tied) {
+        int64_t as_large = 0;
+        for (int64_t t = 0; t < reach; t++) as_large += top[t] >= out.low;
+        out.tied = as_large > rank + rank / 2 + 16;
+    }
     return out;
 }
 

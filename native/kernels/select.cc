@@ -88,7 +88,10 @@ bool emit(const Source& s, const Candidates& found, int64_t k, int32_t key, uint
         for (; c < end; c++) trimmed[back++] = (int32_t)c;
     }
     if (s.rest) {
-        for (int64_t t = 0; t < back; t++) s.rest[found.index[trimmed[t]]] = found.value[trimmed[t]];
+        for (int64_t t = 0; t < back; t++) {
+            __builtin_prefetch(s.rest + found.index[trimmed[t + 24 < back ? t + 24 : t]], 1);
+            s.rest[found.index[trimmed[t]]] = found.value[trimmed[t]];
+        }
     }
     return worst < INFINITE;
 }
@@ -144,13 +147,13 @@ int64_t topk_exact(const Source& s, int64_t k, const Guess& g, uint32_t* index, 
 
 // The k largest of s, ascending, 1 <= k <= n. 1: all of p is finite, 0: it is not, or NO_MEMORY.
 int64_t topk(const Source& s, int64_t k, uint32_t* index, float* value, int threads) {
-    const int64_t most = s.n / 256 < 4096 ? 4096 : least(s.n / 256, 65536);
-    const int64_t size = s.n <= 2048 ? 0 : least(s.n / 8, most);
+    const int64_t groups = s.n <= 2048 ? 0 : least(s.n / 128, s.n / 2048 < 256 ? 256 : least(s.n / 2048, 8192));
     Guess g = {0, 0, INFINITE, s.n, false};
-    if (size) {
-        Scratch scratch((size + 16) * 8 + 128);
+    if (groups) {
+        const int64_t room = 3 * 16 * groups + 96;
+        Scratch scratch(room * 4);
         if (!scratch) return NO_MEMORY;
-        g = guess(s, k, scratch.take<int32_t>(2 * (size + 16)), size, threads);
+        g = guess(s, k, scratch.take<int32_t>(room), groups, threads);
     }
     if (g.tied) return topk_exact(s, k, g, index, value, threads);
     const int64_t capacity = least(s.n, g.candidates + g.candidates / 2 + 4096);
