@@ -16,7 +16,6 @@ from torch import Tensor
 
 from grace.kernels import check, native
 from grace.kernels.finite import all_finite
-from grace.kernels.indices import NO_MEMORY
 from grace.kernels.reference import ordered_sum
 from grace.kernels.spans import CHUNK, spans
 
