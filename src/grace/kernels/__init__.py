@@ -6,12 +6,9 @@ from grace.kernels.finite import all_finite
 from grace.kernels.hashing import PRIME, hash_coefficients, polynomial_hash, sketch_add_, sketch_hashes, sketch_query
 from grace.kernels.matrices import orthonormal, ridge, water_filling
 from grace.kernels.quantiles import quantile_buckets
-from grace.kernels.quantise import MOST, block_divide, block_sum, nearest
+from grace.kernels.quantise import MOST, block_divide, nearest
 from grace.kernels.reference import (
-    block_abs_max,
-    block_abs_mean,
     block_count,
-    block_norm,
     block_sizes,
     ordered_sum,
     pack,
@@ -26,7 +23,18 @@ from grace.kernels.reference import (
     unpack_trits,
 )
 from grace.kernels.rotation import hadamard
+from grace.kernels.signs import (
+    majority,
+    scaled_signs,
+    scaled_signs_sum,
+    two_means,
+    two_means_sum,
+    votes,
+    votes_bytes,
+    votes_sum,
+)
 from grace.kernels.spans import Span, spans
+from grace.kernels.statistics import block_abs_max, block_abs_mean, block_norm, block_sum
 from grace.kernels.stochastic import dequantise_sum, quantise, quantised_bytes
 
 __all__ = [
@@ -44,6 +52,7 @@ __all__ = [
     "dequantise_sum",
     "hadamard",
     "hash_coefficients",
+    "majority",
     "nearest",
     "ordered_sum",
     "orthonormal",
@@ -56,6 +65,8 @@ __all__ = [
     "quantise",
     "quantised_bytes",
     "ridge",
+    "scaled_signs",
+    "scaled_signs_sum",
     "select_at_least",
     "select_topk",
     "sketch_add_",
@@ -64,7 +75,12 @@ __all__ = [
     "spans",
     "spread",
     "stochastic_round",
+    "two_means",
+    "two_means_sum",
     "unpack",
     "unpack_trits",
+    "votes",
+    "votes_bytes",
+    "votes_sum",
     "water_filling",
 ]
