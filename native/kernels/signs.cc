@@ -67,10 +67,9 @@ struct Votes : BySign {
             for (int k = 0; k < V; k++) most[k] = max(most[k], magnitude(as_int(p[k])));
         }
         void close(const uint16_t*, int64_t) {
-            for (int k = 0; k < V; k++) {
-                const int32_t one = largest(most[k]);
-                all = one > all ? one : all;
-            }
+            int32_t each[16];
+            memcpy(each, most, sizeof each);
+            for (int32_t one : each) all = one > all ? one : all;
         }
         void combine(const Sums& next) { all = next.all > all ? next.all : all; }
         bool finite() const { return all < 0x7F800000; }
