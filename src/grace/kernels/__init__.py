@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from grace.kernels.codebook import Codebook, codebook, codebook_bytes, codebook_sum
 from grace.kernels.finite import all_finite
 from grace.kernels.hashing import PRIME, hash_coefficients, polynomial_hash, sketch_add_, sketch_hashes, sketch_query
 from grace.kernels.matrices import orthonormal, ridge, water_filling
+from grace.kernels.natural import natural, natural_bytes, natural_sum
 from grace.kernels.quantiles import quantile_buckets
 from grace.kernels.quantise import MOST, block_divide, block_sum, nearest
 from grace.kernels.reference import (
@@ -32,6 +34,7 @@ from grace.kernels.stochastic import dequantise_sum, quantise, quantised_bytes
 __all__ = [
     "MOST",
     "PRIME",
+    "Codebook",
     "Span",
     "all_finite",
     "block_abs_max",
@@ -41,9 +44,15 @@ __all__ = [
     "block_norm",
     "block_sizes",
     "block_sum",
+    "codebook",
+    "codebook_bytes",
+    "codebook_sum",
     "dequantise_sum",
     "hadamard",
     "hash_coefficients",
+    "natural",
+    "natural_bytes",
+    "natural_sum",
     "nearest",
     "ordered_sum",
     "orthonormal",
