@@ -62,7 +62,7 @@ class Codebook:
             raise InputError("codebook: needs 128 float32 magnitudes that ascend from 0 to at most 1")
         middle = (entries[1:].double() + entries[:-1].double()).div_(2).float()  # as `nearest`
         half = middle.view(torch.int32) >> 16
-        if half.unique().numel() != half.numel():
+        if bool((half[1:] == half[:-1]).any()):
             raise InputError("codebook: no two middles may agree in the upper 16 bits; use magnitudes further apart")
         edges = torch.arange(_CELLS, dtype=torch.int32) << 16
         floor = torch.bucketize(edges.view(torch.float32), middle).to(
