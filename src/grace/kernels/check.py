@@ -36,7 +36,7 @@ def wire_rows(wires: Sequence[Tensor], rows: int, width: int) -> list[int]:
     for wire in wires:
         if wire.shape != (rows, width):
             kind = "truncated payload" if wire.ndim == 2 and wire.shape[1] < width else "payload"
-            raise PayloadError(f"{kind} of {list(wire.shape)} bytes, but its fields need {[rows, width]}")
+            raise PayloadError(f"{kind}: {list(wire.shape)} bytes, but its fields end at {[rows, width]}")
         if wire.dtype is not torch.uint8 or (width > 1 and wire.stride(1) != 1):
             raise InputError(f"kernels: a wire must be uint8 with bytes side by side, got {wire.dtype} {wire.stride()}")
     return [wire.data_ptr() + row * wire.stride(0) for row in range(rows) for wire in wires]
