@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from grace.kernels.codebook import Codebook, codebook, codebook_bytes, codebook_sum
 from grace.kernels.finite import all_finite
 from grace.kernels.hashing import PRIME, hash_coefficients, polynomial_hash, sketch_add_, sketch_hashes, sketch_query
 from grace.kernels.indices import index_bits
 from grace.kernels.matrices import orthonormal, ridge, water_filling
+from grace.kernels.natural import natural, natural_bytes, natural_sum
 from grace.kernels.packing import pack, unpack
 from grace.kernels.quantiles import quantile_buckets
 from grace.kernels.quantise import MOST, block_divide, nearest
@@ -47,6 +49,7 @@ from grace.kernels.stochastic import dequantise_sum, quantise, quantised_bytes
 __all__ = [
     "MOST",
     "PRIME",
+    "Codebook",
     "Part",
     "Span",
     "all_finite",
@@ -57,12 +60,18 @@ __all__ = [
     "block_norm",
     "block_sizes",
     "block_sum",
+    "codebook",
+    "codebook_bytes",
+    "codebook_sum",
     "dequantise_sum",
     "hadamard",
     "hash_coefficients",
     "index_bits",
     "majority",
     "narrowed",
+    "natural",
+    "natural_bytes",
+    "natural_sum",
     "nearest",
     "ordered_sum",
     "orthonormal",

@@ -24,7 +24,7 @@ torch.set_num_threads(1)
 
 @dataclass(frozen=True)
 class Given:
-    """A stream whose uniform numbers are given."""
+    """A stream whose uniform numbers are given. Native kernels have no use for it: they want a key."""
 
     numbers: Sequence[float]
     rank: int = 0
@@ -33,6 +33,9 @@ class Given:
     def uniform(self, n: int, device: object = None, first: int = 0) -> Tensor:
         assert first + n <= len(self.numbers)
         return torch.tensor(self.numbers[first : first + n])
+
+    def lanes(self, n: int, device: object = None, first: int = 0) -> Tensor:
+        return self.uniform(n, device, first).mul_(2.0**16).to(torch.int32)
 
 
 def peer(step: int = 0, rank: int = 0, world: int = 1) -> Peer:

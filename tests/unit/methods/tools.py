@@ -23,6 +23,9 @@ class Fixed:
         assert first + n <= len(self.u)
         return torch.tensor(self.u[first : first + n])
 
+    def lanes(self, n: int, device: Any = "cpu", first: int = 0) -> Tensor:
+        return self.uniform(n, device, first).mul_(2.0**16).to(torch.int32)
+
     def subset(self, n: int, k: int, device: Any = "cpu") -> Tensor:
         assert k == len(self.positions)
         return torch.tensor(self.positions)
