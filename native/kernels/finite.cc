@@ -24,3 +24,79 @@ GRACE_EXPORT(finite)(const float* x, int64_t n, int threads) {
     parallel(ceil_div(n, TASK), enough_threads(n, threads), work);
     return !bad;
 }
+
+namespace grace {
+namespace GRACE_TARGET {
+namespace {
+
+// Past the caches, to an address that is a multiple of a vector's size: the line need not be read first.
+GRACE_INLINE void stream(float* p, vf v) {
+#if defined(__x86_64__) && GRACE_LANES == 16
+    _mm512_stream_ps(p, (__m512)v);
+#elif defined(__x86_64__) && GRACE_LANES == 8
+    _mm256_stream_ps(p, (__m256)v);
+#elif defined(__x86_64__)
+    _mm_stream_ps(p, (__m128)v);
+#else
+    store(p, v);
+#endif
+}
+// Streamed stores come before whatever this thread does next.
+GRACE_INLINE void settle() {
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
+}
+
+GRACE_INLINE int32_t sum_one(const float* x, const float* memory, float* out) {
+    const float v = memory ? *x + *memory : *x;
+    int32_t bits;
+    memcpy(&bits, &v, 4);
+    *out = v;
+    return bits & 0x7FFFFFFF;
+}
+
+// Returns the largest magnitude, as bits.
+template <bool has_memory, class Store>
+int32_t sum_some(const float* x, const float* memory, float* out, int64_t len, Store put) {
+    vi most = {};
+    int32_t rest = 0;
+    int64_t i = 0;
+    auto one = [&] {
+        const int32_t here = sum_one(x + i, has_memory ? memory + i : nullptr, out + i);
+        rest = here > rest ? here : rest;
+        i++;
+    };
+    while (i < len && (uintptr_t)(out + i) % sizeof(vf)) one();
+    for (; i + L <= len; i += L) {
+        const vf v = has_memory ? loadf(x + i) + loadf(memory + i) : loadf(x + i);
+        put(out + i, v);
+        most = max(most, magnitude(as_int(v)));
+    }
+    while (i < len) one();
+    return largest(most) > rest ? largest(most) : rest;
+}
+
+}  // namespace
+}  // namespace GRACE_TARGET
+}  // namespace grace
+
+// out = x + memory (or x, where there is none); whether all of it is finite. out may be x or memory, but nothing in between.
+GRACE_EXPORT(sum_finite)(const float* x, const float* memory, float* out, int64_t n, int threads) {
+    using namespace grace::GRACE_TARGET;
+    const bool past = n >= 4 * ALONE && out != x && out != memory;  // it would not stay in the caches anyway
+    int32_t bad = 0;
+    auto add = [&](const float* e, int64_t at, int64_t len) {
+        auto put = [](float* p, vf v) { store(p, v); };
+        if (!past) return e ? sum_some<true>(x + at, e, out + at, len, put) : sum_some<false>(x + at, e, out + at, len, put);
+        const int32_t most = e ? sum_some<true>(x + at, e, out + at, len, stream) : sum_some<false>(x + at, e, out + at, len, stream);
+        settle();
+        return most;
+    };
+    auto work = [&](int64_t task) {
+        const int64_t at = task * TASK, len = least(TASK, n - at);
+        if (add(memory ? memory + at : nullptr, at, len) >= 0x7F800000) __atomic_store_n(&bad, 1, __ATOMIC_RELAXED);
+    };
+    parallel(ceil_div(n, TASK), enough_threads(n, threads), work);
+    return !bad;
+}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grace.kernels.finite import all_finite
+from grace.kernels.finite import all_finite, sum_finite
 from grace.kernels.hashing import PRIME, hash_coefficients, polynomial_hash, sketch_add_, sketch_hashes, sketch_query
 from grace.kernels.matrices import orthonormal, ridge, water_filling
 from grace.kernels.quantiles import quantile_buckets
@@ -28,11 +28,13 @@ from grace.kernels.reference import (
 from grace.kernels.rotation import hadamard
 from grace.kernels.spans import Span, spans
 from grace.kernels.stochastic import dequantise_sum, quantise, quantised_bytes
+from grace.kernels.subset import add_subset, take_subset
 
 __all__ = [
     "MOST",
     "PRIME",
     "Span",
+    "add_subset",
     "all_finite",
     "block_abs_max",
     "block_abs_mean",
@@ -64,6 +66,8 @@ __all__ = [
     "spans",
     "spread",
     "stochastic_round",
+    "sum_finite",
+    "take_subset",
     "unpack",
     "unpack_trits",
     "water_filling",
