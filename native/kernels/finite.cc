@@ -89,7 +89,8 @@ GRACE_EXPORT(sum_finite)(const float* x, const float* memory, float* out, int64_
     auto add = [&](const float* e, int64_t at, int64_t len) {
         auto put = [](float* p, vf v) { store(p, v); };
         if (!past) return e ? sum_some<true>(x + at, e, out + at, len, put) : sum_some<false>(x + at, e, out + at, len, put);
-        const int32_t most = e ? sum_some<true>(x + at, e, out + at, len, stream) : sum_some<false>(x + at, e, out + at, len, stream);
+        const int32_t most =
+            e ? sum_some<true>(x + at, e, out + at, len, stream) : sum_some<false>(x + at, e, out + at, len, stream);
         settle();
         return most;
     };

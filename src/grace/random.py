@@ -2,7 +2,8 @@
 
 Every number is a pure function of (seed, method, tensor, rank or "shared", salt, step, position), computed with
 Threefry-2x32-20 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): additions, rotations and xors
-of 32-bit words only, so that every backend can reproduce it to the bit. The torch code below is the specification of the native kernels.
+of 32-bit words only, so that every backend can reproduce it to the bit: the torch code here specifies what native kernels
+do.
 
 - A *private* stream differs between ranks: stochastic rounding.
 - A *shared* stream is the same on all ranks: index sets, rotations, initial subspaces.

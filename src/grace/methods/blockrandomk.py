@@ -153,12 +153,12 @@ class Blocks(Compressor):
         """Rows ``[b, n]`` as full blocks ``[b, nb, B]``, and the short one behind them ``[b, < B]``."""
         b, n = rows.shape
         at = n // self.block * self.block
-        return rows[:, :at].unflatten(1, (-1, self.block)) if at else rows.new_empty(b, 0, self.block), rows[:, at:]
+        return rows[:, :at].view(b, n // self.block, self.block), rows[:, at:]
 
     def _cut_wire(self, wire: Tensor, whole: Tensor, tail: int) -> tuple[Tensor, Tensor]:
         """What of a wire ``[b, w]`` belongs to the chosen full blocks, ``[b, m, B]``, and to the short one, ``[b, tail]``."""
         at = whole.numel() * self.block
-        return wire[:, :at].unflatten(1, (whole.numel(), self.block)), wire[:, at : at + tail]
+        return wire[:, :at].view(wire.shape[0], whole.numel(), self.block), wire[:, at : at + tail]
 
     def chosen(self, n: int, rng: Stream, device: torch.device) -> Tensor:
         """The blocks of this step."""
