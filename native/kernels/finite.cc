@@ -57,8 +57,8 @@ GRACE_INLINE int32_t sum_one(const float* x, const float* memory, float* out) {
 }
 
 // Returns the largest magnitude, as bits.
-template <bool has_memory, class Store>
-int32_t sum_some(const float* x, const float* memory, float* out, int64_t len, Store put) {
+template <bool has_memory, bool past>
+int32_t sum_some(const float* x, const float* memory, float* out, int64_t len) {
     vi most = {};
     int32_t rest = 0;
     int64_t i = 0;
@@ -70,10 +70,11 @@ int32_t sum_some(const float* x, const float* memory, float* out, int64_t len, S
     while (i < len && (uintptr_t)(out + i) % sizeof(vf)) one();
     for (; i + L <= len; i += L) {
         const vf v = has_memory ? loadf(x + i) + loadf(memory + i) : loadf(x + i);
-        put(out + i, v);
+        if (past) stream(out + i, v); else store(out + i, v);
         most = max(most, magnitude(as_int(v)));
     }
     while (i < len) one();
+    if (past) settle();
     return largest(most) > rest ? largest(most) : rest;
 }
 
@@ -85,18 +86,13 @@ int32_t sum_some(const float* x, const float* memory, float* out, int64_t len, S
 GRACE_EXPORT(sum_finite)(const float* x, const float* memory, float* out, int64_t n, int threads) {
     using namespace grace::GRACE_TARGET;
     const bool past = n >= 4 * ALONE && out != x && out != memory;  // it would not stay in the caches anyway
+    const auto some = memory ? past ? sum_some<true, true> : sum_some<true, false>
+                             : past ? sum_some<false, true> : sum_some<false, false>;
     int32_t bad = 0;
-    auto add = [&](const float* e, int64_t at, int64_t len) {
-        auto put = [](float* p, vf v) { store(p, v); };
-        if (!past) return e ? sum_some<true>(x + at, e, out + at, len, put) : sum_some<false>(x + at, e, out + at, len, put);
-        const int32_t most =
-            e ? sum_some<true>(x + at, e, out + at, len, stream) : sum_some<false>(x + at, e, out + at, len, stream);
-        settle();
-        return most;
-    };
     auto work = [&](int64_t task) {
         const int64_t at = task * TASK, len = least(TASK, n - at);
-        if (add(memory ? memory + at : nullptr, at, len) >= 0x7F800000) __atomic_store_n(&bad, 1, __ATOMIC_RELAXED);
+        if (some(x + at, memory ? memory + at : nullptr, out + at, len) >= 0x7F800000)
+            __atomic_store_n(&bad, 1, __ATOMIC_RELAXED);
     };
     parallel(ceil_div(n, TASK), enough_threads(n, threads), work);
     return !bad;
