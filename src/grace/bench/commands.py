@@ -15,6 +15,7 @@ import grace
 from grace.adapters.groups import Granularity
 from grace.bench.compare import Outcome, compare, document, succeeded, with_baseline
 from grace.bench.config import RunConfig
+from grace.bench.doctor import doctor
 from grace.bench.explain import explanation, listing
 from grace.bench.extras import need
 from grace.bench.launch import launch
@@ -42,6 +43,7 @@ app = typer.Typer(
 )  # fmt: skip
 bench = typer.Typer(no_args_is_help=True, help="What Grace itself costs on this machine.")
 app.add_typer(bench, name="bench")
+app.command("doctor")(doctor)
 
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, and nothing else, to stdout.")]
 TaskName = Annotated[str, typer.Option("--task", help="digits, or a task of your own: module:Class.")]
