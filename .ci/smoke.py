@@ -1,5 +1,4 @@
-"""Run by .ci/run with the environment into which only the wheel is installed: the package works, and the wheel is whole
-and native."""
+"""Run by .ci/run with the environment into which only the wheel is installed: it works, and the wheel is whole and native."""
 
 from __future__ import annotations
 
@@ -18,8 +17,9 @@ installed = Path(grace.__file__).resolve()
 assert Path(sys.prefix).resolve() in installed.parents, f"{installed} is not the installed package"
 
 wheel = Path(sys.argv[1])
-name, version, python, abi, platform = wheel.stem.split("-")
-assert (python, abi) == ("py3", "none") and platform != "any", f"{wheel.name}: for every Python, but not every machine"
+tags = wheel.stem.split("-")[2:]
+assert tags[:2] == ["py3", "none"], f"{wheel.name} must serve every Python"
+assert tags[2] != "any", f"{wheel.name} must not serve every machine"
 files = zipfile.ZipFile(wheel).namelist()
 assert "grace/py.typed" in files, files
 assert any(name.endswith("/licenses/LICENSE") for name in files), files
