@@ -136,6 +136,36 @@ GRACE_INLINE vi bits_mask(uint32_t bits) {
 #endif
 }
 
+// v where a < b, else 0; bit i of `reach` is set where a >= b in lane i.
+GRACE_INLINE vf where_below(vi a, vi b, vf v, uint32_t& reach) {
+#if defined(__x86_64__) && GRACE_LANES == 16
+    const __mmask16 below = _mm512_cmplt_epi32_mask((__m512i)a, (__m512i)b);
+    reach = (uint16_t)~below;
+    return (vf)_mm512_maskz_mov_ps(below, (__m512)v);
+#else
+    const vi below = a < b;
+    reach = mask_bits(below) ^ ((1u << L) - 1);
+    return as_float(as_int(v) & below);
+#endif
+}
+// To memory that will not be read soon: past the caches. p is aligned to a vector. Then `fence`, before another thread reads.
+GRACE_INLINE void stream(float* p, vf v) {
+#if defined(__x86_64__) && GRACE_LANES == 16
+    _mm512_stream_ps(p, (__m512)v);
+#elif defined(__x86_64__) && GRACE_LANES == 8
+    _mm256_stream_ps(p, (__m256)v);
+#elif defined(__x86_64__)
+    _mm_stream_ps(p, (__m128)v);
+#else
+    store(p, v);
+#endif
+}
+GRACE_INLINE void fence() {
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
+}
+
 // L bytes or 16-bit words as numbers, and back; the numbers must fit.
 GRACE_INLINE vi load_u8(const uint8_t* p) {
 #if defined(__x86_64__) && GRACE_LANES == 16

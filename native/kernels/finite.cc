@@ -29,25 +29,6 @@ namespace grace {
 namespace GRACE_TARGET {
 namespace {
 
-// Past the caches, to an address that is a multiple of a vector's size: the line need not be read first.
-GRACE_INLINE void stream(float* p, vf v) {
-#if defined(__x86_64__) && GRACE_LANES == 16
-    _mm512_stream_ps(p, (__m512)v);
-#elif defined(__x86_64__) && GRACE_LANES == 8
-    _mm256_stream_ps(p, (__m256)v);
-#elif defined(__x86_64__)
-    _mm_stream_ps(p, (__m128)v);
-#else
-    store(p, v);
-#endif
-}
-// Streamed stores come before whatever this thread does next.
-GRACE_INLINE void settle() {
-#if defined(__x86_64__)
-    _mm_sfence();
-#endif
-}
-
 GRACE_INLINE int32_t sum_one(const float* x, const float* memory, float* out) {
     const float v = memory ? *x + *memory : *x;
     int32_t bits;
@@ -74,7 +55,7 @@ int32_t sum_some(const float* x, const float* memory, float* out, int64_t len) {
         most = max(most, magnitude(as_int(v)));
     }
     while (i < len) one();
-    if (past) settle();
+    if (past) fence();
     return largest(most) > rest ? largest(most) : rest;
 }
 

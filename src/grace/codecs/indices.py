@@ -19,24 +19,18 @@ The information in a random list is 2.0, 4.7, 8.1 and 11.4 bits per index. An em
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from grace.codecs import fixed, varying
-from grace.codecs.fixed import index_bits as index_bits
+from grace.codecs import varying
 from grace.errors import PayloadError, out_of_range
+from grace.kernels.indices import FIXED, checked_list, decode_indices, encode_indices, layout
+from grace.kernels.indices import index_bits as index_bits
 
 IndexCode: TypeAlias = Literal["raw", "bitmap", "delta", "elias-fano", "rice", "auto"]
-
-
-class _Fixed(NamedTuple):
-    """Sizes, and codes of ``[b, k]`` at once."""
-
-    size: Callable[[int, int], int]
-    encode: Callable[[Tensor, int], Tensor]
-    decode: Callable[[Tensor, int, int], Tensor]
 
 
 class _Varying(NamedTuple):
@@ -47,16 +41,11 @@ class _Varying(NamedTuple):
     decode: Callable[[Tensor, int, int], tuple[Tensor, int]]
 
 
-_FIXED = {
-    "raw": _Fixed(fixed.raw_bytes, fixed.raw_encode, fixed.raw_decode),
-    "bitmap": _Fixed(fixed.bitmap_bytes, fixed.bitmap_encode, fixed.bitmap_decode),
-    "elias-fano": _Fixed(fixed.elias_fano_bytes, fixed.elias_fano_encode, fixed.elias_fano_decode),
-}
 _VARYING = {
     "delta": _Varying(varying.delta_most, varying.delta_encode, varying.delta_decode),
     "rice": _Varying(varying.rice_most, varying.rice_encode, varying.rice_decode),
 }
-CODES: tuple[str, ...] = (*_FIXED, *_VARYING, "auto")
+CODES: tuple[str, ...] = (*FIXED, *_VARYING, "auto")
 _MOST = 1 << 31
 
 
@@ -75,9 +64,15 @@ def varies(code: str) -> bool:
     return code in _VARYING
 
 
+@lru_cache(maxsize=4096)
 def choose(n: int, k: int) -> str:
     """What ``auto`` stands for: the smallest of the codes of fixed size, of equal ones the first."""
-    return min(_FIXED, key=lambda code: _FIXED[code].size(n, k))
+    return min(FIXED, key=lambda code: layout(n, k, code).size)
+
+
+def fixed(n: int, k: int, code: str) -> str:
+    """The code of fixed size that ``code`` is, or stands for."""
+    return choose(n, k) if code == "auto" else code
 
 
 def size(n: int, k: int, code: str) -> int | None:
@@ -91,7 +86,7 @@ def most(n: int, k: int, code: str) -> int:
         raise out_of_range("codecs", "n, k", (n, k), f"0 <= k <= n <= {_MOST}")
     if k == 0:
         return 0
-    return _VARYING[code].most(n, k) if varies(code) else _FIXED[choose(n, k) if code == "auto" else code].size(n, k)
+    return _VARYING[code].most(n, k) if varies(code) else layout(n, k, fixed(n, k, code)).size
 
 
 def encode(index: Tensor, n: int, code: str) -> Tensor:
@@ -103,10 +98,9 @@ def encode(index: Tensor, n: int, code: str) -> Tensor:
     b, k = index.shape
     if most(n, k, code) == 0 or b == 0:
         return torch.zeros(b, 0, dtype=torch.uint8, device=index.device)
-    _checked(index, n)
     if varies(code):
-        return pad([_VARYING[code].encode(one, n) for one in index])
-    return _FIXED[choose(n, k) if code == "auto" else code].encode(index, n)
+        return pad([_VARYING[code].encode(one, n) for one in checked_list(index, n)])
+    return encode_indices(index, n, fixed(n, k, code))
 
 
 def decode(packed: Tensor, n: int, k: int, code: str, *, slack: bool = False) -> Tensor:
@@ -126,10 +120,10 @@ def decode(packed: Tensor, n: int, k: int, code: str, *, slack: bool = False) ->
             raise PayloadError(f"truncated payload: field 'indices' needs {used} bytes of {w}")
         index = torch.zeros(b, k, dtype=torch.int64, device=packed.device)
         if k:
-            index = _FIXED[choose(n, k) if code == "auto" else code].decode(packed[:, :used], n, k)
+            index = decode_indices(packed[:, :used], n, k, fixed(n, k, code))
     if used != w and not slack:
         raise PayloadError(f"field 'indices' of {w} bytes, but its codes end at {used}")
-    return _checked(index, n)
+    return index
 
 
 def take(packed: Tensor, n: int, k: int, code: str) -> tuple[Tensor, int]:
@@ -142,19 +136,9 @@ def take(packed: Tensor, n: int, k: int, code: str) -> tuple[Tensor, int]:
         return decode(packed, n, k, code, slack=True), most(n, k, code)
     most(n, k, code)
     index, used = _VARYING[code].decode(packed[0].contiguous(), n, k)
-    return _checked(index[None], n), used
+    return checked_list(index[None], n), used
 
 
 def pad(rows: list[Tensor]) -> Tensor:
     """Rows ``[w_i]`` -> ``[b, max w_i]``, with zeros behind the shorter ones."""
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-
-
-def _checked(index: Tensor, n: int) -> Tensor:
-    """``index [b, k]`` itself, if it increases strictly in [0, n)."""
-    if index.numel():
-        if not bool((index[:, 1:] > index[:, :-1]).all()):
-            raise PayloadError("field 'indices' must increase strictly")
-        if int(index[:, 0].min()) < 0 or int(index[:, -1].max()) >= n:
-            raise PayloadError(f"field 'indices' must be in [0, {n}), got {int(index.min())} to {int(index.max())}")
-    return index

@@ -2,8 +2,8 @@
 
 Three layers; use the highest that fits:
 
-- :func:`counted_` and :func:`add_counted_`: whatever was selected in each row, as many as there are (threshold, sidco);
-- :func:`pairs_` and :func:`add_pairs_`: k selected numbers per row, k known to both sides (top-k);
+- :func:`at_least_` or :func:`counted_`, and :func:`sum_counted`: as many as there are in each row (threshold, sidco, dgc);
+- :func:`topk_` and :func:`sum_pairs`: k numbers per row, k known to both sides (top-k);
 - :func:`join` and :func:`split`: other fields than values, such as signs and a scale.
 
 Letters: b rows of n numbers, of which k are kept.
@@ -20,6 +20,8 @@ from torch import Tensor
 from grace import wire as wires
 from grace.codecs import indices
 from grace.errors import PayloadError, out_of_range
+from grace.kernels import narrowed, pairs, sparse_sum, take_at_least, take_topk, topk_wire
+from grace.kernels.sparse import DENSE, LIST, Part
 
 ValueType: TypeAlias = Literal["float32", "bfloat16"]
 Field: TypeAlias = tuple[str, torch.dtype, int]  # as in wire.split
@@ -28,6 +30,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BF16_CONTRACTION = 1 - 2.0**-18  # of rounding to 8 significant bits: an error of 2**-9 at most
 _DENSE = -1  # in place of the count: all n values follow, without indices
 _COUNT: Field = ("count", torch.int32, 1)
+_COUNT_BYTES = 4
 
 
 def check_knobs(owner: str, index: str, values: str = "float32") -> None:
@@ -68,61 +71,131 @@ def pairs_bytes(n: int, k: int, code: str, values: str) -> int | None:
     return None if size is None else k * _DTYPES[values].itemsize + size
 
 
-def pairs_(rows: Tensor, index: Tensor, code: str, values: str, keep_rest: bool) -> Tensor:
-    """The numbers at ``index [b, k]`` of ``rows [b, n]`` -> wire; with ``keep_rest``, rows keep what it does not say."""
-    kept = rows.gather(1, index)
-    sent = narrowed(kept, values)
-    wire = join([sent], index, rows.shape[1], code)
-    if keep_rest:
-        rows.scatter_(1, index, kept.sub_(sent))
-    return wire
+def topk_(
+    rows: Tensor, k: int, code: str, values: str, memory: Tensor | None, rest: Tensor | None
+) -> tuple[Tensor, bool]:
+    """The k largest of ``rows [b, n] + memory`` -> (wire, whether that was finite); ``rest`` keeps what it does not say, as in
+    :meth:`grace.Compressor.encode_`.
+    """
+    n, narrow = rows.shape[1], values == "bfloat16"
+    if not indices.varies(code):
+        return topk_wire(rows, k, indices.fixed(n, k, code), memory, rest, narrow=narrow)
+    index, sent, finite = take_topk(rows, k, memory, rest, narrow=narrow)
+    return join([narrowed(sent) if narrow else sent], index.long(), n, code), finite
 
 
-def add_pairs_(wire: Tensor, out: Tensor, scale: float, k: int, code: str, values: str) -> None:
-    """``out [b, n]`` += scale times what a wire of :func:`pairs_` says."""
-    n = out.shape[1]
-    slack = indices.varies(code)  # rows of several lengths are padded
-    sent, index = split(wire, [("values", _DTYPES[values], k)], n, k, code, slack=slack)
-    out.scatter_add_(1, index, sent.float() * scale)
+def sum_pairs(
+    received: Sequence[Tensor], out: Tensor, scale: float, k: int, code: str, values: str, *, add: bool
+) -> None:
+    """``out [b, n]`` = (or, with ``add``, +=) scale times the sum of what wires of :func:`topk_` say.
+
+    Raises:
+        PayloadError: a wire that is too short or too long, a number that is not finite, or an illegal list.
+    """
+    (b, n), at = out.shape, k * _DTYPES[values].itemsize
+    size = pairs_bytes(n, k, code, values)
+    for wire in received:
+        if len(wire) != b or (size is not None and wire.shape[1] != size):
+            kind = "truncated payload" if size is not None and wire.shape[1] < size else "payload"
+            raise PayloadError(f"{kind} of {list(wire.shape)} bytes, but its fields need {[b, size]}")
+    for j, row in enumerate(out):
+        parts = [_part(wire[j], 0, at, n, k, code) for wire in received]
+        sparse_sum(parts, row, scale, narrow=values == "bfloat16", add=add)
 
 
-def narrowed(values: Tensor, dtype: str) -> Tensor:
-    """Finite numbers in the type that travels, finite still: bfloat16 rounds to nearest, and never up to infinity."""
-    if dtype == "float32":
-        return values
-    largest = torch.finfo(torch.bfloat16).max
-    return values.clamp(-largest, largest).to(torch.bfloat16)
+def _part(one: Tensor, values: int, codes: int, n: int, k: int, code: str) -> Part:
+    """Of a row's wire ``[w]``, where its values and the codes of its k indices begin."""
+    if k and indices.varies(code):
+        return Part(one, values, codes, k, LIST, indices.take(one[None, codes:], n, k, code)[0][0])
+    return Part(one, values, codes, k, indices.fixed(n, k, code) if k else "raw")
 
 
 # ---- as many as there are -------------------------------------------------------------------------------------------
+def at_least_(
+    rows: Tensor,
+    bounds: Sequence[float],
+    code: str,
+    values: str,
+    memory: Tensor | None,
+    rest: Tensor | None,
+    *,
+    strict: bool = False,
+) -> tuple[Tensor, bool]:
+    """What reaches (strict: exceeds) its row's bound -> (wire of :func:`counted_`, whether ``rows + memory`` was finite), with
+    memory and rest as in :meth:`grace.Compressor.encode_`.
+    """
+    narrow, out, all_finite = values == "bfloat16", [], True
+    for j, (row, bound) in enumerate(zip(rows, bounds, strict=True)):
+        e, left = None if memory is None else memory[j], None if rest is None else rest[j]
+        index, sent, finite = take_at_least(row, bound, e, left, strict=strict, narrow=narrow)
+        out.append(_counted(row, left, index, sent, code, values))
+        all_finite = all_finite and finite
+    return indices.pad(out), all_finite
+
+
 def counted_(rows: Tensor, selected: Sequence[Tensor], code: str, values: str, keep_rest: bool) -> Tensor:
-    """The numbers at ``selected[j] [k_j]``, ascending, of row j -> wire ``[b, w]``, with zeros behind shorter rows.
+    """The numbers at ``selected[j] [k_j]``, ascending, of row j -> wire ``[b, w]``, with zeros behind shorter rows; with
+    ``keep_rest``, rows keep what it does not say.
 
     A row is a count (int32), its values, its indices; or -1 and all its values, where that is not larger.
     """
-    n, width = rows.shape[1], _DTYPES[values].itemsize
     out = []
-    for row, index in zip(rows[:, None], selected, strict=True):  # [1, n], [k]
-        k = index.numel()
-        if k * width + indices.most(n, k, code) < n * width:
-            body = pairs_(row, index[None], code, values, keep_rest)
-        else:
-            k, body = _DENSE, narrowed(row, values).clone()
-            if keep_rest:
-                row.sub_(body)
-        out.append(wires.join(torch.tensor([[k]], dtype=torch.int32, device=row.device), body)[0])
+    for row, index in zip(rows, selected, strict=True):  # [n], [k]
+        kept = row[index]
+        sent = narrowed(kept).float() if values == "bfloat16" else kept
+        if keep_rest:
+            row[index] = kept - sent
+        out.append(_counted(row, row if keep_rest else None, index, sent, code, values))
     return indices.pad(out)
 
 
-def add_counted_(wire: Tensor, out: Tensor, scale: float, code: str, values: str) -> None:
-    """``out [b, n]`` += scale times what a wire of :func:`counted_` says."""
-    n = out.shape[1]
-    for one, row in zip(wire[:, None], out[:, None], strict=True):  # [1, w], [1, n]
-        k = int(wires.split(one, [_COUNT], slack=True)[0])
-        if k == _DENSE:
-            _, sent, _ = split(one, [_COUNT, ("values", _DTYPES[values], n)], n, 0, code, slack=True)
-            row.add_(sent.float(), alpha=scale)
-            continue
-        wires.checked_index("count", torch.tensor(k), n + 1)
-        _, sent, index = split(one, [_COUNT, ("values", _DTYPES[values], k)], n, k, code, slack=True)
-        row.scatter_add_(1, index, sent.float() * scale)
+def _counted(row: Tensor, rest: Tensor | None, index: Tensor, sent: Tensor, code: str, values: str) -> Tensor:
+    """The wire ``[w]`` that says ``sent [k]`` at ``index [k]``. ``rest`` is what is left of the row; None: it is whole."""
+    n, k, dtype = row.numel(), index.numel(), _DTYPES[values]
+    if k * dtype.itemsize + indices.most(n, k, code) >= n * dtype.itemsize:
+        k, body = _DENSE, _dense(row, rest, index.long(), sent, dtype)
+    elif indices.varies(code):
+        body = join([sent[None].to(dtype)], index[None].long(), n, code)
+    else:
+        body = pairs(index[None], sent[None], n, indices.fixed(n, k, code), narrow=values == "bfloat16")
+    return wires.join(torch.tensor([[k]], dtype=torch.int32, device=row.device), body)[0]
+
+
+def _dense(row: Tensor, rest: Tensor | None, index: Tensor, sent: Tensor, dtype: torch.dtype) -> Tensor:
+    """All values ``[1, n]``, ``sent`` among them; rest keeps what they do not say."""
+    whole = row if rest is None else rest
+    body = narrowed(whole) if dtype == torch.bfloat16 else whole.clone()
+    if rest is not None:
+        lost = rest[index]
+        rest.sub_(body)
+        rest[index] = lost
+        body[index] = sent.to(dtype)
+    return body[None]
+
+
+def sum_counted(
+    received: Sequence[Tensor], out: Tensor, scale: float, code: str, values: str, *, add: bool
+) -> None:
+    """``out [b, n]`` = (or, with ``add``, +=) scale times the sum of what wires of :func:`counted_` say.
+
+    Raises:
+        PayloadError: as :func:`sum_pairs`; or a count that no sender writes.
+    """
+    n, width = out.shape[1], _DTYPES[values].itemsize
+    for wire in received:
+        if len(wire) != len(out):
+            raise PayloadError(f"payload of {len(wire)} rows, but there are {len(out)}")
+    for j, row in enumerate(out):
+        parts = []
+        for wire in received:
+            k = int(wires.split(wire[j : j + 1], [_COUNT], slack=True)[0])
+            if not _DENSE <= k <= n:
+                raise PayloadError(f"field 'count' must be in [0, {n}], or {_DENSE}, got {k}")
+            if k == _DENSE:
+                parts.append(Part(wire[j], _COUNT_BYTES, 0, 0, DENSE))
+                continue
+            at = _COUNT_BYTES + k * width
+            if at > wire.shape[1]:
+                raise PayloadError(f"truncated payload: field 'values' needs {at} bytes of {wire.shape[1]}")
+            parts.append(_part(wire[j], _COUNT_BYTES, at, n, k, code))
+        sparse_sum(parts, row, scale, narrow=values == "bfloat16", add=add)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from grace.kernels.finite import all_finite, sum_finite
 from grace.kernels.hashing import PRIME, hash_coefficients, polynomial_hash, sketch_add_, sketch_hashes, sketch_query
+from grace.kernels.indices import index_bits
 from grace.kernels.matrices import orthonormal, ridge, water_filling
+from grace.kernels.packing import pack, unpack
 from grace.kernels.quantiles import quantile_buckets
 from grace.kernels.quantise import MOST, block_divide, block_sum, nearest
 from grace.kernels.reference import (
@@ -14,25 +16,31 @@ from grace.kernels.reference import (
     block_norm,
     block_sizes,
     ordered_sum,
-    pack,
     pack_trits,
     packed_bytes,
     packed_trits_bytes,
-    select_at_least,
-    select_topk,
     spread,
     stochastic_round,
-    unpack,
     unpack_trits,
 )
 from grace.kernels.rotation import hadamard
+from grace.kernels.select import (
+    narrowed,
+    root_mean_square,
+    select_at_least,
+    select_topk,
+    take_at_least,
+    take_topk,
+)
 from grace.kernels.spans import Span, spans
+from grace.kernels.sparse import Part, pairs, sparse_sum, topk_wire
 from grace.kernels.stochastic import dequantise_sum, quantise, quantised_bytes
 from grace.kernels.subset import add_subset, take_subset
 
 __all__ = [
     "MOST",
     "PRIME",
+    "Part",
     "Span",
     "add_subset",
     "all_finite",
@@ -46,6 +54,8 @@ __all__ = [
     "dequantise_sum",
     "hadamard",
     "hash_coefficients",
+    "index_bits",
+    "narrowed",
     "nearest",
     "ordered_sum",
     "orthonormal",
@@ -53,21 +63,27 @@ __all__ = [
     "pack_trits",
     "packed_bytes",
     "packed_trits_bytes",
+    "pairs",
     "polynomial_hash",
     "quantile_buckets",
     "quantise",
     "quantised_bytes",
     "ridge",
+    "root_mean_square",
     "select_at_least",
     "select_topk",
     "sketch_add_",
     "sketch_hashes",
     "sketch_query",
     "spans",
+    "sparse_sum",
     "spread",
     "stochastic_round",
     "sum_finite",
+    "take_at_least",
     "take_subset",
+    "take_topk",
+    "topk_wire",
     "unpack",
     "unpack_trits",
     "water_filling",

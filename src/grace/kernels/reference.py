@@ -10,8 +10,6 @@ import math
 import torch
 from torch import Tensor
 
-from grace.kernels.spans import CHUNK, spans
-
 _TRITS_PER_BYTE = 5  # 3**5 = 243 <= 256: 1.6 bits each
 _WORD_BITS = (1, 2, 4, 8)
 _PIECE, _LANES = 4096, 16  # of ordered sums
@@ -163,57 +161,3 @@ def stochastic_round(y: Tensor, u: Tensor) -> Tensor:
     low = y.floor()
     up = (u < y - low).to(y.dtype)
     return torch.where((y - near).abs() <= 1e-6 * y.clamp_min(1.0), near, low + up)
-
-
-# ---- selecting ------------------------------------------------------------------------------------------------------
-def select_topk(rows: Tensor, k: int) -> Tensor:
-    """``[b, n]`` -> ``[b, k]`` int64, ascending: the k largest magnitudes of each row; of equal ones the first.
-
-    A NaN counts as infinite. Of a large row a sample gives a lower bound of the k-th largest; what reaches it is
-    compacted, and the selection is made among that: exact, whatever the sample says.
-    """
-    b, n = rows.shape
-    if k == n:
-        return torch.arange(n, device=rows.device).expand(b, n)
-    return torch.stack([_select_row(row, k) for row in rows])
-
-
-def _select_row(row: Tensor, k: int) -> Tensor:
-    """``[n]`` -> ``[k]``"""
-    n = row.numel()
-    bound = _sampled_bound(row, k) if n > CHUNK else 0.0
-    if bound > 0:
-        candidates = select_at_least(row, bound)
-        if candidates.numel() >= k:
-            return candidates[_k_largest(row[candidates], k)]
-    return _k_largest(row, k)
-
-
-def _sampled_bound(row: Tensor, k: int) -> float:
-    """A magnitude that very probably at least k numbers of the row reach, and few more; 0 if a sample cannot tell."""
-    n = row.numel()
-    size = min(max(n // 256, 4096), 65536)
-    sample = row[torch.arange(size, device=row.device) * n // size].abs()
-    expected = k * size / n
-    rank = int(expected + 5 * math.sqrt(expected) + 4)
-    return float(sample.nan_to_num_(nan=math.inf).topk(rank, sorted=False).values.min()) if rank < size else 0.0
-
-
-def _k_largest(values: Tensor, k: int) -> Tensor:
-    """``[n]`` -> ``[k]`` ascending positions of the k largest magnitudes, of equal ones the first."""
-    size = values.abs().nan_to_num_(nan=math.inf, posinf=math.inf)
-    kth = size.topk(k, sorted=False).values.min()
-    keep = size > kth
-    ties = (size == kth).nonzero().view(-1)
-    keep[ties[: k - int(keep.count_nonzero())]] = True
-    return keep.nonzero().view(-1)
-
-
-def select_at_least(row: Tensor, bound: float, *, strict: bool = False) -> Tensor:
-    """``[n]`` -> int64, ascending: the positions of all |x| >= bound (strict: > bound), and of all NaN."""
-    parts = []
-    for span in spans(1, row.numel()):
-        size = row[span.columns].abs()
-        below = size <= bound if strict else size < bound
-        parts.append(below.logical_not_().nonzero().view(-1) + span.start)
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=row.device)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from grace.codecs import IndexCode, sparse_wire
 from grace.errors import out_of_range
-from grace.kernels import select_topk
+from grace.kernels import select_at_least, select_topk
 from grace.method import Compressor, Facts
 from grace.methods.topk import kept
 from grace.random import Stream
@@ -82,7 +83,10 @@ class DGC(Compressor):
         return sparse_wire.counted_(rows, selected, self.index, self.values, keep_rest)
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        sparse_wire.add_counted_(wire, out, scale, self.index, self.values)
+        sparse_wire.sum_counted([wire], out, scale, self.index, self.values, add=True)
+
+    def aggregate_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream) -> None:
+        sparse_wire.sum_counted(received, out, scale, self.index, self.values, add=False)
 
     def _select(self, row: Tensor, ratio: float, rng: Stream) -> Tensor:
         """``[n]`` -> at least one and at most k indices, ascending."""
@@ -90,15 +94,14 @@ class DGC(Compressor):
         k, seen = kept(ratio, n), self._sampled(n)
         if seen == n:
             return select_topk(row[None], k)[0]
-        size = row.abs()
-        sample = size[rng.subset(n, seen, row.device)]
-        limit = sample.topk(kept(ratio, seen), sorted=False).values.amin()
-        index = (size >= limit).nonzero()[:, 0]
+        sample = row[rng.subset(n, seen, row.device)].abs()
+        limit = float(sample.topk(kept(ratio, seen), sorted=False).values.amin())
+        index = select_at_least(row, limit)
         for _ in range(_ROUNDS):
             if index.numel() >= _LOWER * k:
                 break
-            limit = limit * _LOWER
-            index = (size >= limit).nonzero()[:, 0]
+            limit *= _LOWER
+            index = select_at_least(row, limit)
         return index[select_topk(row[None, index], k)[0]] if index.numel() > k else index
 
     def _sampled(self, n: int) -> int:

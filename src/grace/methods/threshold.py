@@ -1,16 +1,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from grace.codecs import IndexCode, sparse_wire
 from grace.errors import out_of_range
-from grace.kernels import select_at_least
-from grace.method import Compressor, Facts
+from grace.kernels import root_mean_square
+from grace.method import Facts, Fused
 from grace.random import Stream
 from grace.registry import register
 
@@ -19,7 +19,7 @@ from grace.registry import register
     "threshold", communicator="allgather", memory="residual", family="sparsification", aliases=("thresholdcompressor",)
 )
 @dataclass(frozen=True, slots=True)
-class Threshold(Compressor):
+class Threshold(Fused):
     """Threshold-v: only the numbers whose magnitude exceeds v.
 
     ``C(x)_i = x_i if |x_i| > v, else 0``; with ``relative``, v is in units of the root mean square of x
@@ -60,19 +60,17 @@ class Threshold(Compressor):
             raise out_of_range("threshold", "relative", self.relative, "True, False")
         sparse_wire.check_knobs("threshold", self.index, self.values)
 
-    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        selected = []
-        for row in rows:
-            limit = self.v * _rms(row) if self.relative else self.v
-            selected.append(select_at_least(row, limit, strict=True))
-        return sparse_wire.counted_(rows, selected, self.index, self.values, keep_rest)
+    def encode_(
+        self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
+    ) -> tuple[Tensor, bool]:
+        bounds = [self.v] * len(rows)
+        if self.relative:
+            of = [root_mean_square(row, None if memory is None else memory[j]) for j, row in enumerate(rows)]
+            bounds = [self.v * rms for rms in of]
+        return sparse_wire.at_least_(rows, bounds, self.index, self.values, memory, rest, strict=True)
 
-    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        sparse_wire.add_counted_(wire, out, scale, self.index, self.values)
+    def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
+        sparse_wire.sum_counted(received, out, scale, self.index, self.values, add=add)
 
     def facts(self, n: int) -> Facts:
         return Facts()
-
-
-def _rms(row: Tensor) -> float:
-    return float(torch.linalg.vector_norm(row, dtype=torch.float64)) / math.sqrt(row.numel())

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -8,8 +9,7 @@ from torch import Tensor
 from grace.codecs import IndexCode, sparse_wire, varies
 from grace.codecs import index_bits as index_bits
 from grace.errors import out_of_range
-from grace.kernels import select_topk
-from grace.method import Compressor, Facts
+from grace.method import Facts, Fused
 from grace.random import Stream
 from grace.registry import register
 
@@ -21,7 +21,7 @@ def kept(ratio: float, n: int) -> int:
 
 @register("topk", communicator="allgather", memory="residual", family="sparsification", aliases=("topkcompressor",))
 @dataclass(frozen=True, slots=True)
-class TopK(Compressor):
+class TopK(Fused):
     """Top-k: only the k numbers of largest magnitude.
 
     ``C(x)_i = x_i if i is among the k largest |x_i|, else 0``, with ``k = max(1, ceil(ratio n))``
@@ -61,12 +61,14 @@ class TopK(Compressor):
     def varies(self) -> bool:  # type: ignore[override]  # here it depends on a knob
         return varies(self.index)
 
-    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        index = select_topk(rows, kept(self.ratio, rows.shape[1]))  # [b, k]
-        return sparse_wire.pairs_(rows, index, self.index, self.values, keep_rest)
+    def encode_(
+        self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
+    ) -> tuple[Tensor, bool]:
+        return sparse_wire.topk_(rows, kept(self.ratio, rows.shape[1]), self.index, self.values, memory, rest)
 
-    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        sparse_wire.add_pairs_(wire, out, scale, kept(self.ratio, out.shape[1]), self.index, self.values)
+    def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
+        k = kept(self.ratio, out.shape[1])
+        sparse_wire.sum_pairs(received, out, scale, k, self.index, self.values, add=add)
 
     def facts(self, n: int) -> Facts:
         k = kept(self.ratio, n)
