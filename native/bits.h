@@ -6,6 +6,7 @@
 namespace grace {
 namespace GRACE_TARGET {
 
+typedef uint16_t vw __attribute__((vector_size(4 * GRACE_LANES)));        // 2 L words
 typedef uint64_t vq __attribute__((vector_size(4 * GRACE_LANES)));        // L/2 words
 typedef uint32_t half_vu __attribute__((vector_size(2 * GRACE_LANES)));  // L/2 words
 
@@ -25,13 +26,45 @@ GRACE_INLINE V widen(V x) {
     return (x & one * 0x0001000100010001u) | (x & (one << b) * 0x0001000100010001u) << (8 - b);
 }
 
+// Not memcpy: its way of copying some thousand bytes can be slower than a loop over what is in the first-level cache.
+GRACE_INLINE void copy_bytes(const uint8_t* from, int64_t count, uint8_t* to) {
+    int64_t i = 0;
+    for (; i + 4 * L <= count; i += 4 * L) store(to + i, load<vi>(from + i));
+    memcpy(to + i, from + i, (size_t)(count - i));
+}
+
+// Words of 0 to 255 as bytes: those of a, then those of b.
+GRACE_INLINE vi narrow(vw a, vw b) {
+#if defined(__x86_64__) && GRACE_LANES == 16
+    const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+    return (vi)_mm512_permutexvar_epi64(order, _mm512_packus_epi16((__m512i)a, (__m512i)b));
+#elif defined(__x86_64__) && GRACE_LANES == 8
+    return (vi)_mm256_permute4x64_epi64(_mm256_packus_epi16((__m256i)a, (__m256i)b), 0xD8);
+#elif defined(__x86_64__)
+    return (vi)_mm_packus_epi16((__m128i)a, (__m128i)b);
+#else
+    typedef uint8_t bytes __attribute__((vector_size(4 * GRACE_LANES)));
+    bytes out;
+    for (int i = 0; i < 2 * L; i++) out[i] = (uint8_t)a[i], out[i + 2 * L] = (uint8_t)b[i];
+    return (vi)out;
+#endif
+}
+// 4 L codes of 4 bits, two to a word.
+GRACE_INLINE vw nibbles(const uint8_t* codes) {
+    const vw x = load<vw>(codes);
+    return (x | x >> 4) & 0xFF;
+}
+
 // `count` codes -> ceil(count b / 8) bytes; codes has room for 8 more.
 template <int b>
 GRACE_INLINE void pack_bits(const uint8_t* codes, int64_t count, uint8_t* out) {
     int64_t i = 0;
+    if (b == 8) {
+        copy_bytes(codes, count, out);
+        return;
+    }
     if (b == 4) {
-        for (; i + 4 * L <= count; i += 4 * L)
-            store(out + i / 2, __builtin_convertvector(squeeze<b>(load<vq>(codes + i)), half_vu));
+        for (; i + 8 * L <= count; i += 8 * L) store(out + i / 2, narrow(nibbles(codes + i), nibbles(codes + i + 4 * L)));
     }
     if (b == 1) {
         for (; i + 8 <= count; i += 8) {
@@ -58,6 +91,10 @@ GRACE_INLINE void pack_bits(const uint8_t* codes, int64_t count, uint8_t* out) {
 template <int b>
 GRACE_INLINE void unpack_bits(const uint8_t* in, int64_t count, uint8_t* codes) {
     int64_t i = 0;
+    if (b == 8) {
+        copy_bytes(in, count, codes);
+        return;
+    }
     if (b == 4) {
         for (; i + 4 * L <= count; i += 4 * L)
             store(codes + i, widen<b>(__builtin_convertvector(load<half_vu>(in + i / 2), vq)));
@@ -80,23 +117,20 @@ GRACE_INLINE void pack_trits(uint8_t* codes, int64_t count, uint8_t* out) {
     for (int64_t i = 0, j = 0; i < count; i += 5, j++) {
         uint64_t x;
         memcpy(&x, codes + i, 8);
-        // byte 4 of the product is the sum; no lower byte overflows
-        out[j] = (uint8_t)(((x & 0xFFFFFFFFFFu) * (1ull << 32 | 3ull << 24 | 9ull << 16 | 27ull << 8 | 81ull)) >> 32);
+        // byte 4 of the product is the sum; no lower byte overflows, and the digits behind only reach higher ones
+        out[j] = (uint8_t)((x * (1ull << 32 | 3ull << 24 | 9ull << 16 | 27ull << 8 | 81ull)) >> 32);
     }
 }
-// The inverse; returns the largest byte: above 242 it is none of ours. codes has room for 8 more.
-GRACE_INLINE uint32_t unpack_trits(const uint8_t* in, int64_t count, uint8_t* codes) {
-    uint32_t worst = 0;
+// The inverse, of bytes below 243; codes has room for 8 more.
+GRACE_INLINE void unpack_trits(const uint8_t* in, int64_t count, uint8_t* codes) {
     for (int64_t i = 0, j = 0; i < count; i += 5, j++) {
         const uint32_t byte = in[j];
-        worst = byte > worst ? byte : worst;
         // n/3 = n 171 >> 9 for n < 256
         const uint32_t a = byte * 171 >> 9, b = a * 171 >> 9, c = b * 171 >> 9, d = c * 171 >> 9;
         const uint64_t digits = (uint64_t)(byte - 3 * a) | (uint64_t)(a - 3 * b) << 8 | (uint64_t)(b - 3 * c) << 16 |
                                 (uint64_t)(c - 3 * d) << 24 | (uint64_t)d << 32;
         memcpy(codes + i, &digits, 8);
     }
-    return worst;
 }
 
 constexpr int TRITS = 0;  // in place of a number of bits
@@ -118,15 +152,48 @@ static inline void pack_codes(int bits, uint8_t* codes, int64_t count, uint8_t* 
         default: pack_trits(codes, count, out);
     }
 }
-// The largest byte of trits; 0 for bits.
-static inline uint32_t unpack_codes(int bits, const uint8_t* in, int64_t count, uint8_t* codes) {
+static inline void unpack_codes(int bits, const uint8_t* in, int64_t count, uint8_t* codes) {
     switch (bits) {
 #define GRACE_CASE(b) \
-    case b: unpack_bits<b>(in, count, codes); return 0;
+    case b: unpack_bits<b>(in, count, codes); return;
         GRACE_EACH_WIDTH(GRACE_CASE)
 #undef GRACE_CASE
-        default: return unpack_trits(in, count, codes);
+        default: unpack_trits(in, count, codes);
     }
+}
+
+typedef uint8_t vb __attribute__((vector_size(4 * GRACE_LANES)));  // 4 L bytes
+GRACE_INLINE vb max(vb a, vb b) {
+#if defined(__x86_64__) && GRACE_LANES == 16
+    return (vb)_mm512_max_epu8((__m512i)a, (__m512i)b);
+#elif defined(__x86_64__) && GRACE_LANES == 8
+    return (vb)_mm256_max_epu8((__m256i)a, (__m256i)b);
+#elif defined(__x86_64__)
+    return (vb)_mm_max_epu8((__m128i)a, (__m128i)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+// The largest f(byte) of `count` bytes; f of a vector of them.
+template <class F>
+GRACE_INLINE uint8_t largest_byte(const uint8_t* p, int64_t count, F f) {
+    vb most = {};
+    int64_t i = 0;
+    for (; i + 4 * L <= count; i += 4 * L) most = max(most, f(load<vb>(p + i)));
+    uint8_t all[4 * L];
+    memcpy(all, &most, sizeof most);
+    uint8_t out = 0;
+    for (uint8_t v : all) out = v > out ? v : out;
+    if (i < count) {
+        vb rest;
+        memset(all, 0, sizeof all);
+        memcpy(all, p + i, (size_t)(count - i));
+        memcpy(&rest, all, sizeof rest);
+        rest = f(rest);
+        memcpy(all, &rest, sizeof rest);
+        for (int64_t k = 0; k < count - i; k++) out = all[k] > out ? all[k] : out;
+    }
+    return out;
 }
 
 }  // namespace GRACE_TARGET

@@ -18,6 +18,8 @@ namespace grace {
 namespace GRACE_TARGET {
 
 constexpr int64_t PIECE = 4096;       // numbers of a buffer: 16 KB
+constexpr int64_t BATCH = 512;        // numbers of the blocks whose statistics are taken before they are encoded
+constexpr int64_t AHEAD = 2048;       // how many numbers ahead memory is asked for what encoding reads
 constexpr int64_t TASK = 32768;       // numbers of a task, about
 constexpr int64_t ALONE = 512 << 10;  // below, waking others costs more than they save
 
@@ -117,43 +119,82 @@ class Packer {
     alignas(64) uint8_t codes[PIECE + 8 + 64];
 };
 
-GRACE_INLINE void write_rest(const float* from, float* to, int64_t len) { memcpy(to, from, (size_t)len * sizeof(float)); }
+// What encoding reads next, so that it arrives while codes are made.
+GRACE_INLINE void fetch(const Rows& r, int64_t first, int64_t len) {
+    for (int64_t i = 0; i < len; i += 16) prefetch((const void*)((uintptr_t)r.x + (uintptr_t)(first + i) * 4));
+    if (r.memory)
+        for (int64_t i = 0; i < len; i += 16) prefetch((const void*)((uintptr_t)r.memory + (uintptr_t)(first + i) * 4));
+}
+
+// How a rest is kept. STREAM is for what will have left the caches anyway before it is read: its lines need not be read first.
+enum Keep { NOTHING, STORE, STREAM };
+template <Keep keep>
+GRACE_INLINE void keep_rest(float* p, vf v) {
+    if (keep == STORE) store(p, v);
+    if (keep == STREAM) stream(p, v);
+}
+
+template <class Codec, class... Args>
+GRACE_INLINE void encode_part(const Codec& codec, bool large, float* rest, const float* p, int64_t len, Args&&... args) {
+    if (!rest) {
+        codec.template encode<NOTHING>(p, len, args..., rest);
+    } else if (large && (uintptr_t)rest % (4 * L) == 0) {
+        codec.template encode<STREAM>(p, len, args..., rest);
+    } else {
+        codec.template encode<STORE>(p, len, args..., rest);
+    }
+}
 
 // A Codec has:
 //   HEAD: bytes of a head; bits(): of a code
 //   Stats: of a piece; Stats stats(const float* p, int64_t len, int32_t largest); void combine(Stats&, const Stats&)
 //   Scale scale(const Stats&, int64_t len, uint8_t* head): writes the head
-//   void encode(float* p, int64_t len, const Scale&, int64_t row, int64_t at, State&, uint8_t* codes, bool keep_rest): the
-//     codes of the numbers at [at, at + len) of the row; leaves in p what they do not say. p has zeros up to a multiple of
-//     sixteen, codes room for as many.
+//   template <Keep keep> void encode(const float* p, int64_t len, const Scale&, int64_t row, int64_t at, State&, uint8_t* codes,
+//     float* rest): the codes of the numbers at [at, at + len) of the row and what they do not say, in rest[0, len), by
+//     keep_rest. p has zeros up to a multiple of sixteen, codes room for as many.
 //   State state() const: what each task has of its own
 // Returns whether all numbers were finite.
 template <class Codec>
 static bool encode_blocks(const Codec& codec, const Rows& r, uint8_t* wire, int64_t stride, int threads) {
     const int bits = codec.bits();
     const int64_t nb = r.blocks(), heads = nb * Codec::HEAD;
+    const bool large = r.rows * r.n >= ALONE;
     int32_t bad = 0;
     threads = enough_threads(r.rows * r.n, threads);
     if (r.block <= PIECE) {
         const int64_t unit = lcm(r.block, whole_codes(bits)), size = (TASK / unit > 1 ? TASK / unit : 1) * unit;
         const int64_t per_row = ceil_div(r.n, size);
+        // Several blocks at a time, so that one need not wait for the statistics of another.
+        const int64_t slot = ceil_div(r.block, 16) * 16, batch = slot < BATCH ? BATCH / slot : 1;
         auto work = [&](int64_t task) {
             const int64_t row = task / per_row, start = task % per_row * size, stop = least(r.n, start + size);
             uint8_t* head = wire + row * stride + start / r.block * Codec::HEAD;
             Packer packer(bits, wire + row * stride + heads + packed_bytes(start, bits));
             auto state = codec.state();
             alignas(64) float p[PIECE + 16];
+            typename Codec::Scale scales[BATCH / 16];
             int32_t seen = 0;
-            for (int64_t at = start; at < stop; at += r.block, head += Codec::HEAD) {
-                const int64_t len = least(r.block, stop - at), first = row * r.n + at;
-                const int32_t most = gather(r, first, len, p);
-                seen = most > seen ? most : seen;
-                const auto scale = codec.scale(codec.stats(p, len, most), len, head);
-                codec.encode(p, len, scale, row, at, state, packer.room(), r.rest != nullptr);
-                packer.took(len);
-                if (r.rest) write_rest(p, r.rest + first, len);
+            for (int64_t at = start; at < stop; at += batch * r.block) {
+                const int64_t end = least(stop, at + batch * r.block), base = row * r.n;
+                int64_t k = 0;
+                for (int64_t i = at; i < end; i += r.block, k++, head += Codec::HEAD) {
+                    const int64_t len = least(r.block, end - i);
+                    const int32_t most = gather(r, base + i, len, p + k * slot);
+                    seen = most > seen ? most : seen;
+                    scales[k] = codec.scale(codec.stats(p + k * slot, len, most), len, head);
+                }
+                uint8_t* codes = packer.room();
+                k = 0;
+                for (int64_t i = at; i < end; i += r.block, k++) {
+                    const int64_t len = least(r.block, end - i);
+                    fetch(r, base + i + AHEAD, len);
+                    float* rest = r.rest ? r.rest + base + i : nullptr;
+                    encode_part(codec, large, rest, p + k * slot, len, scales[k], row, i, state, codes + (i - at));
+                }
+                packer.took(end - at);
             }
             packer.finish();
+            settle();
             if (seen >= 0x7F800000) __atomic_store_n(&bad, 1, __ATOMIC_RELAXED);
         };
         parallel(r.rows * per_row, threads, work);
@@ -181,7 +222,7 @@ static bool encode_blocks(const Codec& codec, const Rows& r, uint8_t* wire, int6
             scales[j] = codec.scale(stats[j * pieces], len, wire + row * stride + j * Codec::HEAD);
         }
         const bool apart = nb == 1 || r.block % whole_codes(bits) == 0;
-        constexpr int64_t STEP = PIECE / 40 * 40;  // whole bytes, of bits and of trits
+        constexpr int64_t STEP = PIECE / 320 * 320;  // whole bytes, of bits and of trits, and whole vectors
         const int64_t steps = apart ? ceil_div(r.block, 8 * STEP) : 1;
         auto work = [&](int64_t task) {
             auto state = codec.state();
@@ -191,14 +232,16 @@ static bool encode_blocks(const Codec& codec, const Rows& r, uint8_t* wire, int6
             Packer packer(bits, wire + row * stride + heads + packed_bytes(from, bits));
             alignas(64) float p[PIECE + 16];
             for (int64_t at = from; at < stop;) {
-                const int64_t len = least(least(STEP, stop - at), (at / r.block + 1) * r.block - at);
-                gather(r, row * r.n + at, len, p);
-                codec.encode(p, len, scales[at / r.block], row, at, state, packer.room(), r.rest != nullptr);
+                const int64_t len = least(least(STEP, stop - at), (at / r.block + 1) * r.block - at), first = row * r.n + at;
+                gather(r, first, len, p);
+                fetch(r, first + len, len);
+                float* rest = r.rest ? r.rest + first : nullptr;
+                encode_part(codec, large, rest, p, len, scales[at / r.block], row, at, state, packer.room());
                 packer.took(len);
-                if (r.rest) write_rest(p, r.rest + row * r.n + at, len);
                 at += len;
             }
             packer.finish();
+            settle();
         };
         parallel(apart ? nb * steps : 1, threads, work);
         delete[] stats;
@@ -209,46 +252,173 @@ static bool encode_blocks(const Codec& codec, const Rows& r, uint8_t* wire, int6
 
 enum Refusal : int64_t { OK = 0, BAD_HEAD = -1, BAD_CODE = -2 };
 
+// How sums read codes: as they lie in the wire, or unpacked to a byte each.
+enum Form { BYTES, NIBBLES, DIGITS };
+template <Form form>
+constexpr int64_t STRIDE = form == BYTES ? 4 * L : form == NIBBLES ? 8 * L : 16;  // codes that are read at a time
+
+constexpr int64_t GROUP = 8;      // wires that are added up before their sum is stored
+constexpr int64_t STRIP = 3840;   // whole bytes of bits and of trits, whole strides
+
+#if GRACE_LANES == 16
+// Where the sixteen digits from a byte's digit `phase` on lie in four bytes, and what a byte is multiplied with, modulo 2**16,
+// so that the digit becomes the upper third: 270 byte / 2**16 is byte/243, and a bit more.
+struct Digits {
+    alignas(64) uint8_t where[5][64];
+    alignas(64) uint32_t factor[5][16];
+};
+constexpr Digits digit_places() {
+    Digits d = {};
+    const uint32_t shifts[5] = {270 * 81 % 65536, 270 * 27, 270 * 9, 270 * 3, 270};
+    for (int phase = 0; phase < 5; phase++)
+        for (int i = 0; i < 16; i++) {
+            d.where[phase][4 * i] = (uint8_t)((phase + i) / 5);
+            for (int k = 1; k < 4; k++) d.where[phase][4 * i + k] = 0x80;
+            d.factor[phase][i] = shifts[(phase + i) % 5];
+        }
+    return d;
+}
+static constexpr Digits DIGIT = digit_places();
+#endif
+
+// sum[0, len) = (or, if more, +=) what the codes of the wires say, in their order; len is a multiple of STRIDE.
+template <Form form, class Codec>
+GRACE_INLINE void sum_codes(const Codec& codec, const uint8_t* const* codes, int phase, int64_t wires,
+                            const typename Codec::Factor* factors, bool more, int64_t len, float* sum) {
+#if GRACE_LANES == 16
+    vf table[GROUP];
+    if (form != BYTES)
+        for (int64_t w = 0; w < wires; w++) table[w] = codec.value(iota(), factors[w]);
+#endif
+    if (form == BYTES) {
+        for (int64_t i = 0; i < len; i += 4 * L) {
+            vf acc[4] = {};
+            if (more)
+                for (int k = 0; k < 4; k++) acc[k] = loadf(sum + i + k * L);
+            for (int64_t w = 0; w < wires; w++) {
+                vi code[4];
+                load_u8(codes[w] + i, code);
+                for (int k = 0; k < 4; k++) acc[k] += codec.value(code[k], factors[w]);
+            }
+            for (int k = 0; k < 4; k++) store(sum + i + k * L, acc[k]);
+        }
+    } else if (form == NIBBLES) {
+        for (int64_t i = 0; i < len; i += 8 * L) {
+            vf acc[8] = {};
+            if (more)
+                for (int k = 0; k < 8; k += 2) load_pairs(sum + i + k * L, acc[k], acc[k + 1]);
+            for (int64_t w = 0; w < wires; w++) {
+                vi code[8];
+                load_u4(codes[w] + i / 2, code);
+#if GRACE_LANES == 16
+                for (int k = 0; k < 8; k++) acc[k] += lookup(table[w], code[k]);
+#else
+                for (int k = 0; k < 8; k++) acc[k] += codec.value(code[k], factors[w]);
+#endif
+            }
+            for (int k = 0; k < 8; k += 2) store_pairs((uint32_t*)(sum + i + k * L), (vu)acc[k], (vu)acc[k + 1]);
+        }
+    } else {
+#if GRACE_LANES == 16
+        int64_t byte = 0;
+        for (int64_t i = 0; i < len; i += 16) {
+            const __m512i where = _mm512_load_si512(DIGIT.where[phase]), factor = _mm512_load_si512(DIGIT.factor[phase]);
+            vf acc = {};
+            if (more) acc = loadf(sum + i);
+            for (int64_t w = 0; w < wires; w++) {
+                int32_t four;
+                memcpy(&four, codes[w] + byte, 4);
+                const __m512i place = _mm512_mullo_epi16(_mm512_shuffle_epi8(_mm512_set1_epi32(four), where), factor);
+                acc += lookup(table[w], (vi)_mm512_mulhi_epu16(place, _mm512_set1_epi32(3)));
+            }
+            store(sum + i, acc);
+            byte += 3 + (phase == 4), phase = phase == 4 ? 0 : phase + 1;
+        }
+#endif
+    }
+    (void)phase;
+}
+
+// The same for any len: what is left of a stride goes through a copy, since nothing may be read or written behind it.
+template <Form form, class Codec>
+GRACE_INLINE void sum_part(const Codec& codec, const uint8_t* const* codes, int phase, int64_t wires,
+                           const typename Codec::Factor* factors, bool more, int64_t len, float* sum) {
+    const int64_t whole = len / STRIDE<form> * STRIDE<form>;
+    sum_codes<form>(codec, codes, phase, wires, factors, more, whole, sum);
+    for (int64_t i = whole; i < len; i += STRIDE<form>) {
+        const int64_t left = least(len - i, STRIDE<form>);
+        const int64_t first = form == BYTES ? i : form == NIBBLES ? i / 2 : (phase + i) / 5;
+        const int64_t last = form == BYTES ? i + left : form == NIBBLES ? (i + left + 1) / 2 : (phase + i + left + 4) / 5;
+        uint8_t copies[GROUP][4 * L] = {};
+        const uint8_t* from[GROUP];
+        alignas(64) float part[STRIDE<form>];
+        for (int64_t w = 0; w < wires; w++) {
+            memcpy(copies[w], codes[w] + first, (size_t)(last - first));
+            from[w] = copies[w];
+        }
+        if (more) memcpy(part, sum + i, (size_t)left * 4);
+        sum_codes<form>(codec, from, form == DIGITS ? (int)((phase + i) % 5) : 0, wires, factors, more, STRIDE<form>, part);
+        memcpy(sum + i, part, (size_t)left * 4);
+    }
+}
+
 // out [n] = or += what W wires of a row say, added in their order. A Codec has:
-//   HEAD, bits(); Factor factor(const uint8_t* head, bool& bad)
-//   bool add(const uint8_t* codes, int64_t len, const Factor&, float* sum): sum[i] += what code i says; false: a code that
-//     no sender writes. codes and sum have room up to the next multiple of L behind len, which may be overwritten.
+//   HEAD, bits(); Factor factor(const uint8_t* head, Refusal&)
+//   vf value(vi code, const Factor&): what codes say
+//   Refusal check(const uint8_t* codes, int64_t count, const Factor&): of codes in a byte each; check4: of bytes of two codes,
+//     the last of which may be missing (0). Trits need none but that bytes are below 243.
 template <class Codec>
 static int64_t decode_blocks(
     const Codec& codec, const uint8_t* const* wires, int64_t W, float* out, int64_t n, int64_t block, bool accumulate,
     int threads) {
     const int bits = codec.bits();
     const int64_t heads = ceil_div(n, block) * Codec::HEAD;
-    constexpr int64_t STRIP = 4080;  // whole bytes of bits and of trits, whole vectors
     int64_t refused = OK;
+    // Codes of other widths are unpacked first; and those of 4 bits where a block begins within a byte.
+    Form form = BYTES;
+    if (bits == 4 && (block % 2 == 0 || block >= n) && block >= 2 * L) form = NIBBLES;
+    if (bits == TRITS && L == 16 && block >= 16) form = DIGITS;
+    const bool direct = form != BYTES || bits == 8;
     auto work = [&](int64_t task) {
-        alignas(64) uint8_t codes[STRIP + 64];
-        alignas(64) float sum[STRIP + 16];
+        alignas(64) uint8_t room[GROUP][STRIP + 64];
+        Refusal bad = OK;
         for (int64_t at = task * 8 * STRIP, end = least(n, at + 8 * STRIP); at < end; at += STRIP) {
             const int64_t len = least(STRIP, end - at);
-            if (accumulate) {
-                memcpy(sum, out + at, (size_t)len * 4);
-            } else {
-                memset(sum, 0, (size_t)len * 4);
-            }
-            for (int64_t w = 0; w < W; w++) {
-                if (unpack_codes(bits, wires[w] + heads + packed_bytes(at, bits), len, codes) > 242)
-                    __atomic_store_n(&refused, BAD_CODE, __ATOMIC_RELAXED);
+            if (W == 0 && !accumulate) memset(out + at, 0, (size_t)len * 4);
+            for (int64_t w = 0; w < W; w += GROUP) {
+                const int64_t group = least(GROUP, W - w);
+                const uint8_t* codes[GROUP];
+                for (int64_t k = 0; k < group; k++) {
+                    codes[k] = wires[w + k] + heads + packed_bytes(at, bits);
+                    if (bits == TRITS && largest_byte(codes[k], packed_bytes(len, bits), [](vb x) { return x; }) > 242) bad = BAD_CODE;
+                    if (!direct) unpack_codes(bits, codes[k], len, room[k]), codes[k] = room[k];
+                }
                 for (int64_t i = 0; i < len;) {
                     const int64_t j = (at + i) / block, size = least(len, (j + 1) * block - at) - i;
-                    bool bad = false;
-                    const auto factor = codec.factor(wires[w] + j * Codec::HEAD, bad);
-                    if (bad) __atomic_store_n(&refused, BAD_HEAD, __ATOMIC_RELAXED);
-                    float kept[L];
-                    memcpy(kept, sum + i + size, sizeof kept);
-                    if (!codec.add(codes + i, size, factor, sum + i))
-                        __atomic_store_n(&refused, BAD_CODE, __ATOMIC_RELAXED);
-                    memcpy(sum + i + size, kept, sizeof kept);
+                    const bool more = accumulate || w > 0;
+                    typename Codec::Factor factors[GROUP];
+                    const uint8_t* here[GROUP];
+                    for (int64_t k = 0; k < group; k++) {
+                        factors[k] = codec.factor(wires[w + k] + j * Codec::HEAD, bad);
+                        here[k] = codes[k] + (form == BYTES ? i : form == NIBBLES ? i / 2 : i / 5);
+                        Refusal found = OK;
+                        if (form == BYTES) found = codec.check(here[k], size, factors[k]);
+                        if (form == NIBBLES) found = codec.check4(here[k], (size + 1) / 2, factors[k]);
+                        if (found != OK) bad = found;
+                    }
+                    float* to = out + at + i;
+                    if (form == BYTES) {
+                        sum_part<BYTES>(codec, here, 0, group, factors, more, size, to);
+                    } else if (form == NIBBLES) {
+                        sum_part<NIBBLES>(codec, here, 0, group, factors, more, size, to);
+                    } else {
+                        sum_part<DIGITS>(codec, here, (int)(i % 5), group, factors, more, size, to);
+                    }
                     i += size;
                 }
             }
-            memcpy(out + at, sum, (size_t)len * 4);
         }
+        if (bad != OK) __atomic_store_n(&refused, (int64_t)bad, __ATOMIC_RELAXED);
     };
     parallel(ceil_div(n, 8 * STRIP), enough_threads(n, threads), work);
     return refused;

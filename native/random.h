@@ -11,39 +11,37 @@ struct Key {
     uint32_t k0, k1, step;
 };
 
-template <int a, int b, int c, int d>
-GRACE_INLINE void four_rounds(vu& x0, vu& x1) {
-    x0 += x1, x1 = rotate<a>(x1) ^ x0;
-    x0 += x1, x1 = rotate<b>(x1) ^ x0;
-    x0 += x1, x1 = rotate<c>(x1) ^ x0;
-    x0 += x1, x1 = rotate<d>(x1) ^ x0;
+template <int chains, int r>
+GRACE_INLINE void round(vu* x0, vu* x1) {
+    for (int c = 0; c < chains; c++) x0[c] += x1[c];
+    for (int c = 0; c < chains; c++) x1[c] = rotate<r>(x1[c]) ^ x0[c];
+}
+template <int chains, int r0, int r1, int r2, int r3>
+GRACE_INLINE void four_rounds(vu* x0, vu* x1, uint32_t a, uint32_t b) {
+    round<chains, r0>(x0, x1), round<chains, r1>(x0, x1), round<chains, r2>(x0, x1), round<chains, r3>(x0, x1);
+    for (int c = 0; c < chains; c++) x0[c] += a, x1[c] += b;
 }
 
-GRACE_INLINE void threefry(const Key& key, vu counter, vu& x0, vu& x1) {
+// Counters counter + c L for each chain c.
+template <int chains>
+GRACE_INLINE void threefry(const Key& key, vu counter, vu* x0, vu* x1) {
     const uint32_t k0 = key.k0, k1 = key.k1, k2 = k0 ^ k1 ^ 0x1BD11BDAu;
-    x0 = counter + k0, x1 = splat(key.step + k1);
-    four_rounds<13, 15, 26, 6>(x0, x1), x0 += k1, x1 += k2 + 1;
-    four_rounds<17, 29, 16, 24>(x0, x1), x0 += k2, x1 += k0 + 2;
-    four_rounds<13, 15, 26, 6>(x0, x1), x0 += k0, x1 += k1 + 3;
-    four_rounds<17, 29, 16, 24>(x0, x1), x0 += k1, x1 += k2 + 4;
-    four_rounds<13, 15, 26, 6>(x0, x1), x0 += k2, x1 += k0 + 5;
+    for (int c = 0; c < chains; c++) x0[c] = counter + (k0 + (uint32_t)(c * L)), x1[c] = splat(key.step + k1);
+    four_rounds<chains, 13, 15, 26, 6>(x0, x1, k1, k2 + 1);
+    four_rounds<chains, 17, 29, 16, 24>(x0, x1, k2, k0 + 2);
+    four_rounds<chains, 13, 15, 26, 6>(x0, x1, k0, k1 + 3);
+    four_rounds<chains, 17, 29, 16, 24>(x0, x1, k1, k2 + 4);
+    four_rounds<chains, 13, 15, 26, 6>(x0, x1, k2, k0 + 5);
 }
 
-// Words [groups, 2], from counter `first` on; room for a multiple of L groups.
+// Words [groups, 2], from counter `first` on; room for a multiple of 4 L groups.
 GRACE_INLINE void words(const Key& key, uint64_t first, int64_t groups, uint32_t* out) {
+    constexpr int CHAINS = 4;  // at a time: each alone waits for itself
     const vu lanes = (vu)iota();
-    int64_t g = 0;
-    for (; g + 2 * L <= groups; g += 2 * L) {  // two at a time: each chain alone waits for itself
-        vu a0, a1, b0, b1;
-        threefry(key, lanes + (uint32_t)(first + (uint64_t)g), a0, a1);
-        threefry(key, lanes + (uint32_t)(first + (uint64_t)(g + L)), b0, b1);
-        store_pairs(out + 2 * g, a0, a1);
-        store_pairs(out + 2 * (g + L), b0, b1);
-    }
-    for (; g < groups; g += L) {
-        vu x0, x1;
-        threefry(key, lanes + (uint32_t)(first + (uint64_t)g), x0, x1);
-        store_pairs(out + 2 * g, x0, x1);
+    for (int64_t g = 0; g < groups; g += CHAINS * L) {
+        vu x0[CHAINS], x1[CHAINS];
+        threefry<CHAINS>(key, lanes + (uint32_t)(first + (uint64_t)g), x0, x1);
+        for (int c = 0; c < CHAINS; c++) store_pairs(out + 2 * (g + c * L), x0[c], x1[c]);
     }
 }
 
@@ -66,14 +64,11 @@ class Lanes {
     }
 
    private:
-    static constexpr int64_t ENOUGH = 256;  // groups
+    static constexpr int64_t ENOUGH = 128;  // groups
     Key key;
     uint64_t low = 0, high = 0;
-    alignas(64) uint32_t buffer[2 * (MOST / 4 + 1 + 2 * L)];
+    alignas(64) uint32_t buffer[2 * (MOST / 4 + 1 + 4 * L)];
 };
-
-// (lane + 1/2) / 2**16
-GRACE_INLINE vf uniform(const uint16_t* lanes) { return (to_float(load_u16(lanes)) + 0.5f) * 0x1p-16f; }
 
 }  // namespace GRACE_TARGET
 }  // namespace grace

@@ -28,6 +28,7 @@
 #define GRACE_PASTE(a, b) GRACE_PASTE_(a, b)
 // A C function of this target: grace_topk_avx2.
 #define GRACE_EXPORT(name) extern "C" __attribute__((visibility("default"))) int64_t GRACE_PASTE(grace_##name, GRACE_TARGET)
+#define GRACE_MEMBER __attribute__((always_inline)) inline
 #define GRACE_INLINE static inline __attribute__((always_inline))
 
 // Everything in a namespace of the target's own: an inline function that two targets share could be linked from either.
@@ -90,6 +91,23 @@ GRACE_INLINE vi max(vi a, vi b) {
     return a > b ? a : b;
 #endif
 }
+// To the nearest, ties to even, under the default rounding mode. What does not fit gives a number that means nothing.
+GRACE_INLINE vi nearest_int(vf x) {
+#if defined(__x86_64__) && GRACE_LANES == 16
+    return (vi)_mm512_cvtps_epi32((__m512)x);
+#elif defined(__x86_64__) && GRACE_LANES == 8
+    return (vi)_mm256_cvtps_epi32((__m256)x);
+#elif defined(__x86_64__)
+    return (vi)_mm_cvtps_epi32((__m128)x);
+#else
+    vi out;
+    for (int i = 0; i < L; i++) {
+        const bool fits = x[i] >= -2147483648.0f && x[i] < 2147483648.0f;
+        out[i] = fits ? (int32_t)__builtin_rintf(x[i]) : INT32_MIN;
+    }
+    return out;
+#endif
+}
 // x where x < most, else most: NaN gives most.
 GRACE_INLINE vf at_most(vf x, vf most) {
 #if defined(__x86_64__) && GRACE_LANES == 16
@@ -104,10 +122,26 @@ GRACE_INLINE vf at_most(vf x, vf most) {
 }
 template <int r>
 GRACE_INLINE vu rotate(vu x) {
+#if defined(__x86_64__) && GRACE_LANES == 16
+    return (vu)_mm512_rol_epi32((__m512i)x, r);
+#elif defined(__x86_64__) && GRACE_LANES == 8
+    if (r == 16 || r == 24) {  // bytes: one shuffle
+        const __m256i by16 = _mm256_setr_epi8(2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8,
+                                              9, 14, 15, 12, 13);
+        const __m256i by24 = _mm256_setr_epi8(1, 2, 3, 0, 5, 6, 7, 4, 9, 10, 11, 8, 13, 14, 15, 12, 1, 2, 3, 0, 5, 6, 7, 4, 9, 10, 11,
+                                              8, 13, 14, 15, 12);
+        return (vu)_mm256_shuffle_epi8((__m256i)x, r == 16 ? by16 : by24);
+    }
     return (x << r) | (x >> (32 - r));
+#else
+    return (x << r) | (x >> (32 - r));
+#endif
 }
 
 GRACE_INLINE int32_t largest(vi v) {
+#if defined(__x86_64__) && GRACE_LANES == 16
+    return _mm512_reduce_max_epi32((__m512i)v);
+#endif
     int32_t out = v[0];
     for (int i = 1; i < L; i++) out = v[i] > out ? v[i] : out;
     return out;
@@ -210,6 +244,23 @@ GRACE_INLINE void store_u8(uint8_t* p, vi v) {
     for (int i = 0; i < L; i++) p[i] = (uint8_t)v[i];
 #endif
 }
+// 4 L of them, each in [-32768, 32767]: below 0 becomes 0, above 255 becomes 255.
+GRACE_INLINE void store_u8(uint8_t* p, vi a, vi b, vi c, vi d) {
+#if defined(__x86_64__) && GRACE_LANES == 16
+    const __m512i words = _mm512_packs_epi32((__m512i)a, (__m512i)b), more = _mm512_packs_epi32((__m512i)c, (__m512i)d);
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, _mm512_packus_epi16(words, more)));
+#elif defined(__x86_64__) && GRACE_LANES == 8
+    const __m256i words = _mm256_packs_epi32((__m256i)a, (__m256i)b), more = _mm256_packs_epi32((__m256i)c, (__m256i)d);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256((__m256i*)p, _mm256_permutevar8x32_epi32(_mm256_packus_epi16(words, more), order));
+#elif defined(__x86_64__)
+    const __m128i words = _mm_packs_epi32((__m128i)a, (__m128i)b), more = _mm_packs_epi32((__m128i)c, (__m128i)d);
+    _mm_storeu_si128((__m128i*)p, _mm_packus_epi16(words, more));
+#else
+    store_u8(p, a), store_u8(p + L, b), store_u8(p + 2 * L, c), store_u8(p + 3 * L, d);
+#endif
+}
 GRACE_INLINE void store_u16(uint16_t* p, vi v) {
 #if defined(__x86_64__) && GRACE_LANES == 16
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)v));
@@ -217,6 +268,41 @@ GRACE_INLINE void store_u16(uint16_t* p, vi v) {
     for (int i = 0; i < L; i++) p[i] = (uint16_t)v[i];
 #endif
 }
+
+// The first `count` lanes, or all.
+GRACE_INLINE void store_first(float* p, vf v, int64_t count) {
+#if defined(__x86_64__) && GRACE_LANES == 16
+    _mm512_mask_storeu_ps(p, (__mmask16)(count < L ? (1u << count) - 1 : 0xFFFFu), (__m512)v);
+#else
+    float all[L];
+    memcpy(all, &v, sizeof v);
+    memcpy(p, all, (size_t)(count < L ? count : L) * sizeof(float));
+#endif
+}
+
+// 4 L bytes as numbers.
+GRACE_INLINE void load_u8(const uint8_t* p, vi (&out)[4]) {
+#if defined(__x86_64__) && GRACE_LANES == 4
+    const __m128i bytes = _mm_loadu_si128((const __m128i*)p), zero = _mm_setzero_si128();
+    const __m128i low = _mm_unpacklo_epi8(bytes, zero), high = _mm_unpackhi_epi8(bytes, zero);
+    out[0] = (vi)_mm_unpacklo_epi16(low, zero), out[1] = (vi)_mm_unpackhi_epi16(low, zero);
+    out[2] = (vi)_mm_unpacklo_epi16(high, zero), out[3] = (vi)_mm_unpackhi_epi16(high, zero);
+#else
+    for (int k = 0; k < 4; k++) out[k] = load_u8(p + k * L);
+#endif
+}
+
+// 8 L codes of 4 bits as numbers: out[2k] has those in the lower halves of bytes kL to (k+1)L, out[2k + 1] those in the
+// upper halves. A lower code comes with bits above its four where `lookup` looks at no more than that.
+GRACE_INLINE void load_u4(const uint8_t* p, vi (&out)[8]) {
+    vi bytes[4];
+    load_u8(p, bytes);
+    for (int k = 0; k < 4; k++) out[2 * k] = L == 16 ? bytes[k] : bytes[k] & 15, out[2 * k + 1] = (vi)((vu)bytes[k] >> 4);
+}
+#if GRACE_LANES == 16
+// Of sixteen values those that the lower four bits of `code` say.
+GRACE_INLINE vf lookup(vf values, vi code) { return (vf)_mm512_permutexvar_ps((__m512i)code, (__m512)values); }
+#endif
 
 // a0 b0 a1 b1 ... to p[0 .. 2L).
 GRACE_INLINE void store_pairs(uint32_t* p, vu a, vu b) {
@@ -239,6 +325,49 @@ GRACE_INLINE void store_pairs(uint32_t* p, vu a, vu b) {
     }
 #endif
 }
+
+// The inverse: p[0 .. 2L) is a0 b0 a1 b1 ...
+GRACE_INLINE void load_pairs(const float* p, vf& a, vf& b) {
+    const vf low = loadf(p), high = loadf(p + L);
+#if defined(__x86_64__) && GRACE_LANES == 16
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+    a = (vf)_mm512_permutex2var_ps((__m512)low, even, (__m512)high);
+    b = (vf)_mm512_permutex2var_ps((__m512)low, odd, (__m512)high);
+#elif defined(__x86_64__) && GRACE_LANES == 8
+    const __m256 front = _mm256_permute2f128_ps((__m256)low, (__m256)high, 0x20);
+    const __m256 back = _mm256_permute2f128_ps((__m256)low, (__m256)high, 0x31);
+    a = (vf)_mm256_shuffle_ps(front, back, 0x88);
+    b = (vf)_mm256_shuffle_ps(front, back, 0xDD);
+#elif defined(__x86_64__)
+    a = (vf)_mm_shuffle_ps((__m128)low, (__m128)high, 0x88);
+    b = (vf)_mm_shuffle_ps((__m128)low, (__m128)high, 0xDD);
+#else
+    for (int i = 0; i < L; i++) a[i] = p[2 * i], b[i] = p[2 * i + 1];
+    (void)low, (void)high;
+#endif
+}
+
+// Past the caches, to an address that is a multiple of a vector's size. Others may see it only after settle().
+GRACE_INLINE void stream(float* p, vf v) {
+#if defined(__x86_64__) && GRACE_LANES == 16
+    _mm512_stream_ps(p, (__m512)v);
+#elif defined(__x86_64__) && GRACE_LANES == 8
+    _mm256_stream_ps(p, (__m256)v);
+#elif defined(__x86_64__)
+    _mm_stream_ps(p, (__m128)v);
+#else
+    store(p, v);
+#endif
+}
+GRACE_INLINE void settle() {
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
+}
+
+// Asks for the cache line of p, which need not be ours.
+GRACE_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 
 }  // namespace GRACE_TARGET
 }  // namespace grace

@@ -12,7 +12,7 @@ struct Quantiser {
         double squares;
     };
     struct Scale {
-        float a, b, step;  // y = |x| a b; a level is worth `step`
+        float up, a, step;  // y = x up a, in units of 2**-16 levels; a level is worth `step`
     };
 
     int s, width;
@@ -43,31 +43,41 @@ struct Quantiser {
             norm = root < 0x1.fffffep127 ? (float)root : 0x1.fffffep127f;
         }
         Scale out = {0, 0, 0};
-        const float up = 1 + 0x1p-23f;  // so that the largest number reaches s
         if (!(norm >= 0x1p-126f)) {
             norm = 0;
-        } else if (norm < 0x1p120f) {
-            out.a = 1 / norm * up, out.b = (float)s;
-        } else {  // 1/norm would be subnormal
-            out.a = 0x1p-64f, out.b = (float)s / (norm * 0x1p-64f) * up;
+        } else {
+            out.up = norm < 0x1p-64f ? 0x1p60f : 1.0f;
+            out.a = (float)(s << 16) / (norm * out.up);
         }
         norm *= shrink;
-        out.step = norm / (float)s;
+        out.step = norm * (1 / (float)s);
         memcpy(head, &norm, 4);
         return out;
     }
 
-    void encode(float* p, int64_t len, const Scale& scale, int64_t row, int64_t at, Lanes& random, uint8_t* codes,
-                bool keep_rest) const {
+    template <Keep keep>
+    void encode(const float* p, int64_t len, const Scale& scale, int64_t row, int64_t at, Lanes& random, uint8_t* codes,
+                float* rest) const {
         const uint16_t* lanes = random.at((uint64_t)(row * n + at), len);
-        const vf a = splat(scale.a), b = splat(scale.b), most = splat((float)s), step = splat(scale.step);
-        const vi zero = splat((int32_t)s);
-        for (int64_t i = 0; i < len; i += L) {
+        const vf up = splat(scale.up), a = splat(scale.a), step = splat(scale.step);
+        const vi zero = splat(s);
+        // floor(y + u), with y and u in units of 2**-16: what a number is more than a level is the chance of the next one
+        const auto level = [&](vf x, int64_t i) { return (nearest_int(x * up * a) + load_u16(lanes + i)) >> 16; };
+        int64_t i = 0;
+        for (; i + 4 * L <= len; i += 4 * L) {
+            vi v[4];
+            for (int k = 0; k < 4; k++) {
+                const vf x = loadf(p + i + k * L);
+                v[k] = level(x, i + k * L);
+                keep_rest<keep>(rest + i + k * L, x - to_float(v[k]) * step);
+            }
+            store_u8(codes + i, v[0] + zero, v[1] + zero, v[2] + zero, v[3] + zero);
+        }
+        for (; i < len; i += L) {
             const vf x = loadf(p + i);
-            const vi level = truncate(at_most(absolute(x) * a * b + uniform(lanes + i), most)), sign = as_int(x) >> 31;
-            const vi value = (level ^ sign) - sign;
-            store_u8(codes + i, value + zero);
-            if (keep_rest) store(p + i, x - to_float(value) * step);
+            const vi v = level(x, i);
+            store_u8(codes + i, v + zero);
+            if (keep != NOTHING) store_first(rest + i, x - to_float(v) * step, len - i);
         }
     }
 };
@@ -80,22 +90,19 @@ struct Dequantiser {
     float weight;
 
     int bits() const { return width; }
-    Factor factor(const uint8_t* head, bool& bad) const {
+    Factor factor(const uint8_t* head, Refusal& bad) const {
         float norm;
         memcpy(&norm, head, 4);
-        bad = !(norm >= 0 && norm <= 0x1.fffffep127f);
-        return norm / (float)s * weight;
+        if (!(norm >= 0 && norm <= 0x1.fffffep127f)) bad = BAD_HEAD;
+        return norm * (1 / (float)s) * weight;
     }
-    bool add(const uint8_t* codes, int64_t len, const Factor& factor, float* sum) const {
-        const vf f = splat(factor);
-        vi most = {};
-        int64_t i = 0;
-        for (; i < len; i += L) {
-            const vi code = load_u8(codes + i);
-            if (i + L > len) most = max(most, code & (iota() < (int32_t)(len - i))); else most = max(most, code);
-            store(sum + i, loadf(sum + i) + to_float(code - s) * f);
-        }
-        return largest(most) <= 2 * s;
+    GRACE_MEMBER vf value(vi code, const Factor& factor) const { return to_float(code - s) * factor; }
+    GRACE_MEMBER Refusal check(const uint8_t* codes, int64_t count, const Factor&) const {
+        return largest_byte(codes, count, [](vb x) { return x; }) <= 2 * s ? OK : BAD_CODE;
+    }
+    GRACE_MEMBER Refusal check4(const uint8_t* codes, int64_t count, const Factor&) const {
+        const bool low = largest_byte(codes, count, [](vb x) { return x & 15; }) <= 2 * s;
+        return low && largest_byte(codes, count, [](vb x) { return x; }) >> 4 <= 2 * s ? OK : BAD_CODE;
     }
 };
 

@@ -47,7 +47,7 @@ class Subset {
             kind = PERMUTED;
             while (2 * half < 32 && (int64_t)1 << 2 * half < n_) half++;
             mask = (1u << half) - 1;
-            uint32_t drawn[2 * (ROUNDS + 2 * L)];
+            uint32_t drawn[2 * (ROUNDS + 4 * L)];
             words(key, 0, ROUNDS, drawn);
             for (int r = 0; r < ROUNDS; r++) keys[r] = drawn[2 * r];
         }
@@ -122,7 +122,7 @@ class Subset {
     // The positions of the k smallest of n random 64-bit keys, in their order: by their first bits into as many buckets as
     // there are keys, then by insertion.
     void sort_keys(const Key& key, int64_t k) {
-        alignas(64) uint32_t drawn[2 * (SORTED + 2 * L)];
+        alignas(64) uint32_t drawn[2 * (SORTED + 4 * L)];
         const int64_t count = n;
         words(key, 0, count, drawn);
         auto value = [&](int64_t i) {  // the reference's keys are signed, and so are their halves
@@ -184,11 +184,11 @@ GRACE_EXPORT(words)(uint32_t k0, uint32_t k1, uint32_t step, int64_t first, int6
     using namespace grace::GRACE_TARGET;
     constexpr int64_t SIZE = TASK / 4;
     auto work = [&](int64_t task) {
-        const int64_t start = task * SIZE, count = least(SIZE, groups - start), whole = count / L * L;
+        const int64_t start = task * SIZE, count = least(SIZE, groups - start), whole = count / (4 * L) * (4 * L);
         const Key key = {k0, k1, step};
         words(key, (uint64_t)(first + start), whole, out + 2 * start);
         if (whole < count) {
-            uint32_t last[4 * L];
+            uint32_t last[8 * L];
             words(key, (uint64_t)(first + start + whole), count - whole, last);
             memcpy(out + 2 * (start + whole), last, (size_t)(count - whole) * 8);
         }
@@ -201,13 +201,14 @@ GRACE_EXPORT(uniform)(uint32_t k0, uint32_t k1, uint32_t step, int64_t first, in
     using namespace grace::GRACE_TARGET;
     auto work = [&](int64_t task) {
         Lanes random({k0, k1, step});
+        auto number = [](const uint16_t* lanes) { return (to_float(load_u16(lanes)) + 0.5f) * 0x1p-16f; };
         for (int64_t at = task * TASK, stop = least(n, at + TASK); at < stop;) {
             const int64_t count = least(Lanes::MOST, stop - at);
             const uint16_t* lanes = random.at((uint64_t)(first + at), count);
             int64_t i = 0;
-            for (; i + L <= count; i += L) store(out + at + i, uniform(lanes + i));
+            for (; i + L <= count; i += L) store(out + at + i, number(lanes + i));
             if (i < count) {
-                const vf last = uniform(lanes + i);
+                const vf last = number(lanes + i);
                 memcpy(out + at + i, &last, (size_t)(count - i) * 4);
             }
             at += count;

@@ -112,15 +112,17 @@ class Stream:
         return out
 
     def uniform(self, n: int, device: torch.device | str = "cpu", first: int = 0) -> Tensor:
-        """``[n]`` float32 in (0, 1): the 16-bit lanes of the words, ``(lane + 1/2) / 2**16``, in order; the stream's
-        numbers from ``first`` on.
-        """
+        """``[n]`` float32 in (0, 1): ``(lane + 1/2) / 2**16`` of the stream's :meth:`lanes` from ``first`` on."""
         out = torch.empty(n, dtype=torch.float32, device=device)
         if self._drawn(_UNIFORM, out, first, n):
             return out
+        return self.lanes(n, device, first).to(torch.float32).add_(0.5).mul_(2.0**-16)
+
+    def lanes(self, n: int, device: torch.device | str = "cpu", first: int = 0) -> Tensor:
+        """``[n]`` int32 in [0, 65536): the 16-bit lanes of the words, in order; the stream's numbers from ``first`` on."""
         skip = first % 4
         lanes = self.words(math.ceil((skip + n) / 4), device, first // 4).view(torch.int16).view(-1)[skip : skip + n]
-        return (lanes.to(torch.int32) & 0xFFFF).to(torch.float32).add_(0.5).mul_(2.0**-16)
+        return lanes.to(torch.int32).bitwise_and_(0xFFFF)
 
     def normal(self, n: int, device: torch.device | str = "cpu") -> Tensor:
         """``[n]`` float32 standard normal numbers (Box-Muller on pairs of 32-bit words)."""

@@ -173,9 +173,7 @@ def _dense(row: Tensor, rest: Tensor | None, index: Tensor, sent: Tensor, dtype:
     return body[None]
 
 
-def sum_counted(
-    received: Sequence[Tensor], out: Tensor, scale: float, code: str, values: str, *, add: bool
-) -> None:
+def sum_counted(received: Sequence[Tensor], out: Tensor, scale: float, code: str, values: str, *, add: bool) -> None:
     """``out [b, n]`` = (or, with ``add``, +=) scale times the sum of what wires of :func:`counted_` say.
 
     Raises:

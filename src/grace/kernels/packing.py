@@ -9,9 +9,7 @@ from grace.kernels import native, reference
 from grace.kernels.reference import packed_bytes
 
 _PACK = native.declare("pack", native.P, native.I, native.N, native.N, native.I, native.P, native.I)
-_UNPACK = native.declare(
-    "unpack", native.P, native.N, native.N, native.N, native.I, native.P, native.I, native.I
-)
+_UNPACK = native.declare("unpack", native.P, native.N, native.N, native.N, native.I, native.P, native.I, native.I)
 _SIZES = {torch.uint8: 1, torch.bool: 1, torch.int32: 4, torch.int64: 8}
 
 

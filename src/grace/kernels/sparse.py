@@ -30,9 +30,7 @@ _WIRE = native.declare(
     *(native.P, native.P, native.P, native.N, native.N, native.N, native.I),
     *(native.I, native.I, native.P, native.N, native.I),
 )
-_PAIRS = native.declare(
-    "write_pairs", native.P, native.P, native.N, native.N, native.I, native.I, native.I, native.P
-)
+_PAIRS = native.declare("write_pairs", native.P, native.P, native.N, native.N, native.I, native.I, native.I, native.P)
 _SUM = native.declare(
     "sparse_sum",
     *(native.P, native.P, native.P, native.P, native.P, native.N, native.P, native.N),

@@ -35,8 +35,7 @@ from grace.kernels.spans import Span, spans
 if TYPE_CHECKING:
     from grace.random import Stream
 
-_TINY, _LARGE = 2.0**-126, 2.0**120
-_UP = 1 + 2.0**-23  # a reciprocal is rounded up, so that the largest number of a block reaches s
+_TINY, _SMALL, _UP = 2.0**-126, 2.0**-64, 2.0**60
 _MOST_NATIVE = 127  # levels: 8 bits
 _ENCODE = native.declare(
     "quantise",
@@ -66,9 +65,10 @@ def quantise(
 ) -> tuple[Tensor, bool]:
     """``p = rows + memory`` -> (wire ``[b, w]`` uint8, whether p was finite).
 
-    Number i of p becomes ``floor(s |p_i| / N + u_i)``, at most s, with its sign; N is the norm of its block, u_i the stream's
-    number i, counted over all rows. What travels is ``shrink`` N, 0 where N < 2**-126. ``rest``, which may be ``rows``,
-    becomes p minus what the wire says. If p is not finite, wire and rest mean nothing.
+    Number i of p becomes ``floor(s p_i / N + u_i)`` of [-s, s], where ``s p_i / N`` is rounded to multiples of 2**-16 (so that N
+    itself becomes s), N is the norm of its block, and u_i the stream's lane i / 2**16, counted over all rows. What travels is
+    ``shrink`` N, 0 where N < 2**-126. ``rest``, which may be ``rows``, becomes p minus what the wire says. If p is not finite,
+    wire and rest mean nothing.
 
     Rows, memory and rest are float32 ``[b, n]``, contiguous; s is 1 to 32767, block >= 1.
     """
@@ -156,30 +156,30 @@ def _quantise(
             part = part + memory[span.row, None, span.columns]
         finite = finite and bool(part.isfinite().all())
         size = (block_abs_max if norm == "linf" else block_norm)(part, block)  # [1, nb]
-        level = _levels(part, size, s, block, rng.uniform(len(span), rows.device, span.first))
-        code = torch.where(part.signbit(), -level, level).add_(s)
+        code = _levels(part, size, s, block, rng.lanes(len(span), rows.device, span.first)).add_(s)
         packed = pack_trits(code) if s == 1 else pack(code, _bits(s))
         sent = torch.where(size >= _TINY, size, 0.0).mul_(shrink)
         norms[span.row, span.blocks], codes[span.row, _bytes(span, s)] = sent, packed
         if rest is not None:
-            said = code.sub_(s).float().mul_(spread(sent / s, len(span), block))
+            said = code.sub_(s).float().mul_(spread(sent * (1 / s), len(span), block))
             torch.sub(part, said, out=rest[span.row, None, span.columns])
     return wires.join(norms, codes), finite
 
 
-def _levels(part: Tensor, norm: Tensor, s: int, block: int, u: Tensor) -> Tensor:
-    """Numbers ``[1, m]``, norms ``[1, nb]`` -> int32 ``[1, m]`` in [0, s]."""
-    plain = norm < _LARGE  # beyond, the reciprocal would be subnormal
-    first = torch.where(plain, (1 / norm).mul_(_UP), 2.0**-64).masked_fill_(norm < _TINY, 0.0)
-    second = torch.where(plain, float(s), (s / (norm * 2.0**-64)).mul_(_UP))
-    m = part.shape[1]
-    y = part.abs() * spread(first, m, block) * spread(second, m, block)
-    if s <= _MOST_NATIVE:
-        y += u
-    else:  # y + u would lose the lower bits of u
-        low = y.floor()
-        y = low + ((y - low) + u).floor_()
-    return y.nan_to_num_(nan=s).clamp_max_(s).to(torch.int32)
+def _levels(part: Tensor, norm: Tensor, s: int, block: int, lane: Tensor) -> Tensor:
+    """Numbers ``[1, m]``, norms ``[1, nb]``, lanes ``[m]`` -> ``[1, m]`` integers in [-s, s].
+
+    Rounding: as the factor is a quotient that was rounded once, N times it is s 2**16 but for less than a half; and what is
+    smaller than N does not become more.
+    """
+    m, zero = part.shape[1], norm < _TINY
+    if s > _MOST_NATIVE:  # more bits than a float32 has
+        y = part.double() * spread((s * 2.0**16 / norm.double()).masked_fill_(zero, 0.0), m, block)
+        return y.round_().to(torch.int64).add_(lane) >> 16
+    up = torch.where(norm < _SMALL, _UP, 1.0)  # else the factor could overflow
+    factor = (s * 2.0**16 / (norm * up)).masked_fill_(zero, 0.0)
+    y = part * spread(up, m, block) * spread(factor, m, block)
+    return y.round_().to(torch.int32).add_(lane) >> 16
 
 
 def _dequantise_add(wire: Tensor, out: Tensor, s: int, block: int, weight: float) -> None:
@@ -195,5 +195,5 @@ def _dequantise_add(wire: Tensor, out: Tensor, s: int, block: int, weight: float
         code = unpack_trits(packed, len(span)) if s == 1 else unpack(packed, _bits(s), len(span))
         if bool((code > 2 * s).any()):
             raise PayloadError(_bad_code(s))
-        factor = (norms[span.row, None, span.blocks] / s).mul_(weight)
+        factor = (norms[span.row, None, span.blocks] * (1 / s)).mul_(weight)
         out[span.row, None, span.columns].add_(code.float().sub_(s).mul_(spread(factor, len(span), block)))
