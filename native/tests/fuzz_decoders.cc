@@ -97,6 +97,58 @@ Decoded decode_random_k(Feed& feed, int target) {
 }
 void encode_nothing(Feed&, Dice&, Input&) {}  // any bytes are valid
 
+// ---- lists of indices, alone and with values
+struct Listed {
+    int64_t n, k;
+    int narrow;
+    IndexCode code;
+    explicit Listed(Feed& feed)
+        : n(1 + feed.upto(feed.byte() & 1 ? 70 : 9000)), k(1 + feed.upto(n < 500 ? n - 1 : 499)), narrow(feed.byte() & 1),
+          code(feed.byte() % 3, k, n) {}
+    int64_t values() const { return k * (narrow ? 2 : 4); }
+};
+Decoded decode_list(Feed& feed, int target) {
+    const Listed list(feed);
+    const uint8_t* codes = feed.bytes(list.code.bytes);
+    int64_t* out = feed.array<int64_t>(list.k);
+    return {decode_indices[target](codes, 1, list.code.bytes, list.k, list.n, list.code.code, list.code.low, out, 1), out, 8 * list.k};
+}
+void encode_list(Feed& feed, Dice& dice, Input& to) {
+    const Listed list(feed);
+    int64_t* index = feed.array<int64_t>(list.k);
+    for (int64_t i = 0; i < list.k; i++) index[i] = i * (list.n / list.k) + dice.below(list.n / list.k);
+    uint8_t* codes = feed.array<uint8_t>(list.code.bytes);
+    encode_indices[0](index, 1, list.k, list.n, list.code.code, list.code.low, codes, list.code.bytes, 1);
+    append(to, codes, list.code.bytes);
+}
+Decoded decode_sparse(Feed& feed, int target) {
+    const Listed list(feed);
+    const uint8_t *values = feed.bytes(list.values()), *codes = feed.bytes(list.code.bytes);
+    const uint8_t *at[] = {values, values}, *coded[] = {codes, codes};
+    const int64_t k[] = {list.k, list.k};
+    const int32_t code[] = {list.code.code, list.code.code}, low[] = {list.code.low, list.code.low};
+    float* out = feed.array<float>(list.n);
+    return {sparse_sum[target](at, coded, k, code, low, 2, out, list.n, list.narrow, 0.5f, 0, 1), out, 4 * list.n};
+}
+void encode_sparse(Feed& feed, Dice& dice, Input& to) {
+    const Listed list(feed);
+    float* x = feed.array<float>(list.n);
+    for (int64_t i = 0; i < list.n; i++) x[i] = number(USUAL, dice);
+    const int64_t width = list.values() + list.code.bytes;
+    uint8_t* wire = feed.array<uint8_t>(width);
+    topk_wire[0](x, nullptr, nullptr, 1, list.n, list.k, list.narrow, list.code.code, list.code.low, wire, width, 1);
+    append(to, wire, width);
+}
+
+// ---- packed numbers: any bytes are valid
+Decoded decode_packed(Feed& feed, int target) {
+    const int64_t n = 1 + feed.upto(3000);
+    const int bits = 1 + feed.byte() % 32, size = bits <= 8 ? 1 : 8;
+    const int64_t width = (n * bits + 7) / 8;
+    uint8_t* out = feed.array<uint8_t>(n * size);
+    return {unpack[target](feed.bytes(width), 1, width, n, bits, out, size, 1), out, n * size};
+}
+
 struct Decoder {
     const char* name;
     int64_t description;  // bytes that describe the wire
@@ -106,6 +158,9 @@ struct Decoder {
 constexpr Decoder DECODERS[] = {
     {"dequantise_sum", 9, decode_quantised, encode_quantised},
     {"add_subset", 6, decode_random_k, encode_nothing},
+    {"decode_indices", 7, decode_list, encode_list},
+    {"sparse_sum", 7, decode_sparse, encode_sparse},
+    {"unpack", 3, decode_packed, encode_nothing},
 };
 
 }  // namespace
