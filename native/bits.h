@@ -174,26 +174,22 @@ GRACE_INLINE vb max(vb a, vb b) {
     return a > b ? a : b;
 #endif
 }
-// The largest f(byte) of `count` bytes; f of a vector of them.
+// Whether f(byte) > limit for one of `count` bytes; f of a vector of them.
 template <class F>
-GRACE_INLINE uint8_t largest_byte(const uint8_t* p, int64_t count, F f) {
-    vb most = {};
+GRACE_INLINE bool any_above(const uint8_t* p, int64_t count, uint8_t limit, F f) {
+    const vb limits = limit + vb{};
+    vb most = {}, more = {};
     int64_t i = 0;
-    for (; i + 4 * L <= count; i += 4 * L) most = max(most, f(load<vb>(p + i)));
-    uint8_t all[4 * L];
-    memcpy(all, &most, sizeof most);
-    uint8_t out = 0;
-    for (uint8_t v : all) out = v > out ? v : out;
-    if (i < count) {
-        vb rest;
-        memset(all, 0, sizeof all);
-        memcpy(all, p + i, (size_t)(count - i));
-        memcpy(&rest, all, sizeof rest);
-        rest = f(rest);
-        memcpy(all, &rest, sizeof rest);
-        for (int64_t k = 0; k < count - i; k++) out = all[k] > out ? all[k] : out;
+    for (; i + 8 * L <= count; i += 8 * L) most = max(most, f(load<vb>(p + i))), more = max(more, f(load<vb>(p + i + 4 * L)));
+    for (; i < count; i += 4 * L) {
+        const int64_t left = count - i;
+        uint8_t all[4 * L];
+        memcpy(all, p + i, (size_t)(left < 4 * L ? left : 4 * L));
+        if (left < 4 * L) memset(all + left, p[i], (size_t)(4 * L - left));
+        most = max(most, f(load<vb>(all)));
     }
-    return out;
+    most = max(max(most, more), limits);
+    return memcmp(&most, &limits, sizeof most) != 0;
 }
 
 }  // namespace GRACE_TARGET

@@ -344,7 +344,11 @@ template <Form form, class Codec>
 GRACE_INLINE void sum_part(const Codec& codec, const uint8_t* const* codes, int phase, int64_t wires,
                            const typename Codec::Factor* factors, bool more, int64_t len, float* sum) {
     const int64_t whole = len / STRIDE<form> * STRIDE<form>;
-    sum_codes<form>(codec, codes, phase, wires, factors, more, whole, sum);
+    if (wires == GROUP) {
+        sum_codes<form>(codec, codes, phase, GROUP, factors, more, whole, sum);  // unrolled
+    } else {
+        sum_codes<form>(codec, codes, phase, wires, factors, more, whole, sum);
+    }
     for (int64_t i = whole; i < len; i += STRIDE<form>) {
         const int64_t left = least(len - i, STRIDE<form>);
         const int64_t first = form == BYTES ? i : form == NIBBLES ? i / 2 : (phase + i) / 5;
@@ -365,8 +369,9 @@ GRACE_INLINE void sum_part(const Codec& codec, const uint8_t* const* codes, int 
 // out [n] = or += what W wires of a row say, added in their order. A Codec has:
 //   HEAD, bits(); Factor factor(const uint8_t* head, Refusal&)
 //   vf value(vi code, const Factor&): what codes say
-//   Refusal check(const uint8_t* codes, int64_t count, const Factor&): of codes in a byte each; check4: of bytes of two codes,
-//     the last of which may be missing (0). Trits need none but that bytes are below 243.
+//   bool legal(const uint8_t* codes, int64_t count): of codes in a byte each, whether a sender may write them; legal4: of
+//     bytes of two codes, the last of which may be missing (0). Of trits only bytes above 242 are not.
+//   bool fits(const uint8_t* codes, int64_t count, const Factor&), fits4: whether they suit the head of their block
 template <class Codec>
 static int64_t decode_blocks(
     const Codec& codec, const uint8_t* const* wires, int64_t W, float* out, int64_t n, int64_t block, bool accumulate,
@@ -390,21 +395,22 @@ static int64_t decode_blocks(
                 const uint8_t* codes[GROUP];
                 for (int64_t k = 0; k < group; k++) {
                     codes[k] = wires[w + k] + heads + packed_bytes(at, bits);
-                    if (bits == TRITS && largest_byte(codes[k], packed_bytes(len, bits), [](vb x) { return x; }) > 242) bad = BAD_CODE;
+                    if (bits == TRITS && any_above(codes[k], packed_bytes(len, bits), 242, [](vb x) { return x; })) bad = BAD_CODE;
                     if (!direct) unpack_codes(bits, codes[k], len, room[k]), codes[k] = room[k];
+                    if (form == BYTES && !codec.legal(codes[k], len)) bad = BAD_CODE;
+                    if (form == NIBBLES && !codec.legal4(codes[k], packed_bytes(len, 4))) bad = BAD_CODE;
                 }
-                for (int64_t i = 0; i < len;) {
-                    const int64_t j = (at + i) / block, size = least(len, (j + 1) * block - at) - i;
-                    const bool more = accumulate || w > 0;
+                const bool more = accumulate || w > 0;
+                int64_t j = at / block;
+                for (int64_t i = 0; i < len; j++) {
+                    const int64_t size = least(len, (j + 1) * block - at) - i;
                     typename Codec::Factor factors[GROUP];
                     const uint8_t* here[GROUP];
                     for (int64_t k = 0; k < group; k++) {
                         factors[k] = codec.factor(wires[w + k] + j * Codec::HEAD, bad);
                         here[k] = codes[k] + (form == BYTES ? i : form == NIBBLES ? i / 2 : i / 5);
-                        Refusal found = OK;
-                        if (form == BYTES) found = codec.check(here[k], size, factors[k]);
-                        if (form == NIBBLES) found = codec.check4(here[k], (size + 1) / 2, factors[k]);
-                        if (found != OK) bad = found;
+                        if (form == BYTES && !codec.fits(here[k], size, factors[k])) bad = BAD_HEAD;
+                        if (form == NIBBLES && !codec.fits4(here[k], (size + 1) / 2, factors[k])) bad = BAD_HEAD;
                     }
                     float* to = out + at + i;
                     if (form == BYTES) {

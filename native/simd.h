@@ -108,6 +108,15 @@ GRACE_INLINE vi nearest_int(vf x) {
     return out;
 #endif
 }
+GRACE_INLINE vi at_most(vi a, vi most) {
+#if defined(__x86_64__) && GRACE_LANES == 16
+    return (vi)_mm512_min_epi32((__m512i)a, (__m512i)most);
+#elif defined(__x86_64__) && GRACE_LANES == 8
+    return (vi)_mm256_min_epi32((__m256i)a, (__m256i)most);
+#else
+    return a < most ? a : most;
+#endif
+}
 // x where x < most, else most: NaN gives most.
 GRACE_INLINE vf at_most(vf x, vf most) {
 #if defined(__x86_64__) && GRACE_LANES == 16

@@ -97,13 +97,14 @@ struct Dequantiser {
         return norm * (1 / (float)s) * weight;
     }
     GRACE_MEMBER vf value(vi code, const Factor& factor) const { return to_float(code - s) * factor; }
-    GRACE_MEMBER Refusal check(const uint8_t* codes, int64_t count, const Factor&) const {
-        return largest_byte(codes, count, [](vb x) { return x; }) <= 2 * s ? OK : BAD_CODE;
+    bool legal(const uint8_t* codes, int64_t count) const {
+        return !any_above(codes, count, (uint8_t)(2 * s), [](vb x) { return x; });
     }
-    GRACE_MEMBER Refusal check4(const uint8_t* codes, int64_t count, const Factor&) const {
-        const bool low = largest_byte(codes, count, [](vb x) { return x & 15; }) <= 2 * s;
-        return low && largest_byte(codes, count, [](vb x) { return x; }) >> 4 <= 2 * s ? OK : BAD_CODE;
+    bool legal4(const uint8_t* codes, int64_t count) const {
+        return !any_above(codes, count, (uint8_t)(2 * s), [](vb x) { return max(x & 15, x >> 4); });
     }
+    bool fits(const uint8_t*, int64_t, const Factor&) const { return true; }
+    bool fits4(const uint8_t*, int64_t, const Factor&) const { return true; }
 };
 
 }  // namespace

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from grace.kernels.codebook import Codebook, codebook, codebook_bytes, codebook_sum
 from grace.kernels.finite import all_finite, sum_finite
 from grace.kernels.hashing import PRIME, hash_coefficients, polynomial_hash, sketch_add_, sketch_hashes, sketch_query
 from grace.kernels.indices import index_bits
 from grace.kernels.matrices import orthonormal, ridge, water_filling
+from grace.kernels.natural import natural, natural_bytes, natural_sum
 from grace.kernels.packing import pack, unpack
 from grace.kernels.quantiles import quantile_buckets
 from grace.kernels.quantise import MOST, block_divide, block_sum, nearest
@@ -40,6 +42,7 @@ from grace.kernels.subset import add_subset, take_subset
 __all__ = [
     "MOST",
     "PRIME",
+    "Codebook",
     "Part",
     "Span",
     "add_subset",
@@ -51,11 +54,17 @@ __all__ = [
     "block_norm",
     "block_sizes",
     "block_sum",
+    "codebook",
+    "codebook_bytes",
+    "codebook_sum",
     "dequantise_sum",
     "hadamard",
     "hash_coefficients",
     "index_bits",
     "narrowed",
+    "natural",
+    "natural_bytes",
+    "natural_sum",
     "nearest",
     "ordered_sum",
     "orthonormal",

@@ -1,25 +1,23 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from grace import wire as wires
-from grace.errors import PayloadError, out_of_range
-from grace.kernels import block_abs_max, block_count, block_divide, nearest, spread
-from grace.method import Compressor, Facts
+from grace.errors import out_of_range
+from grace.kernels import Codebook, codebook, codebook_bytes, codebook_sum
+from grace.method import Facts, Fused
 from grace.random import Stream
 from grace.registry import register
-
-_SIGN = 0x80  # alone it is minus zero, which no sender writes
 
 
 @register("u8bit", communicator="allgather", memory="residual", family="quantization", aliases=("u8bitcompressor",))
 @dataclass(frozen=True, slots=True)
-class U8bit(Compressor):
+class U8bit(Fused):
     """8-bit dynamic tree quantisation: a sign and one of 128 magnitudes, denser towards zero over six decades.
 
     ``C(x)_i = s sgn(x_i) T[argmin_j |T[j] - |x_i|/s|]`` with ``s = max |x|`` of the block that holds i
@@ -54,30 +52,17 @@ class U8bit(Compressor):
         if self.map not in ("tree", "bnb"):
             raise out_of_range("u8bit", "map", self.map, "'tree', 'bnb'")
 
-    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        scale, share = block_divide(rows, block_abs_max(rows, self.block), self.block)
-        code = nearest(share.abs(), table(self.map).to(rows.device)).to(torch.uint8)  # [b, n]
-        code |= ((share < 0) & (code > 0)).to(torch.uint8).mul_(_SIGN)
-        wire = wires.join(scale, code)
-        if keep_rest:
-            self.decompress_add_(wire, rows, -1.0, rng)
-        return wire
+    def encode_(
+        self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
+    ) -> tuple[Tensor, bool]:
+        return codebook(rows, _book(self.map), self.block, memory, rest)
 
-    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        n = out.shape[1]
-        scales, code = wires.split(
-            wire, [("scales", torch.float32, block_count(n, self.block)), ("codes", torch.uint8, n)]
-        )
-        scales = wires.checked_scale("scales", scales)
-        if bool((code == _SIGN).any()):
-            raise PayloadError(f"field 'codes' must not be {_SIGN}, a minus zero")
-        half = table(self.map).to(out.device)
-        values = torch.cat((half, -half))[code.long()]
-        out.add_(values.mul_(spread(scales, n, self.block)), alpha=scale)
+    def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
+        codebook_sum(received, out, _book(self.map), self.block, scale, add=add)
 
     def facts(self, n: int) -> Facts:
         delta = (1.0 if self.map == "tree" else 0.9999) / min(n, self.block)
-        return Facts(contraction=delta, payload=n + 4 * block_count(n, self.block))
+        return Facts(contraction=delta, payload=codebook_bytes(n, self.block))
 
 
 @functools.lru_cache
@@ -93,3 +78,8 @@ def table(map: Literal["tree", "bnb"]) -> Tensor:  # noqa: A002
     if map == "tree":
         centres.append(torch.ones(1, dtype=torch.float64))
     return torch.cat(centres).float()
+
+
+@functools.lru_cache
+def _book(map: Literal["tree", "bnb"]) -> Codebook:  # noqa: A002
+    return Codebook.of(table(map))
