@@ -171,6 +171,7 @@ int64_t topk(const Source& s, int64_t k, uint32_t* index, float* value, int thre
 
 // k values, then their indices.
 void write_pairs(const uint32_t* index, const float* value, int64_t k, int64_t n, bool narrow, int code, int low, uint8_t* wire) {
+    if (k == 0) return;  // an empty list takes no byte
     if (narrow) {
         for (int64_t j = 0; j < k; j++) {
             uint32_t bits;

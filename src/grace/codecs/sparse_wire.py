@@ -95,9 +95,10 @@ def sum_pairs(
     (b, n), at = out.shape, k * _DTYPES[values].itemsize
     size = pairs_bytes(n, k, code, values)
     for wire in received:
-        if len(wire) != b or (size is not None and wire.shape[1] != size):
-            kind = "truncated payload" if size is not None and wire.shape[1] < size else "payload"
-            raise PayloadError(f"{kind} of {list(wire.shape)} bytes, but its fields need {[b, size]}")
+        width = wire.shape[1]
+        if len(wire) != b or (size is not None and width != size):
+            cut = "truncated " if size is not None and width < size else ""
+            raise PayloadError(f"{cut}payload of {len(wire)} times {width} bytes, but its fields end at {b} times {size}")
     for j, row in enumerate(out):
         parts = [_part(wire[j], 0, at, n, k, code) for wire in received]
         sparse_sum(parts, row, scale, narrow=values == "bfloat16", add=add)
@@ -188,7 +189,7 @@ def sum_counted(received: Sequence[Tensor], out: Tensor, scale: float, code: str
         for wire in received:
             k = int(wires.split(wire[j : j + 1], [_COUNT], slack=True)[0])
             if not _DENSE <= k <= n:
-                raise PayloadError(f"field 'count' must be in [0, {n}], or {_DENSE}, got {k}")
+                raise PayloadError(f"field 'count' must be in [0, {n + 1}), or {_DENSE}, got {k}")
             if k == _DENSE:
                 parts.append(Part(wire[j], _COUNT_BYTES, 0, 0, DENSE))
                 continue

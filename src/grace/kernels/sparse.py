@@ -42,7 +42,7 @@ class Part(NamedTuple):
     """What one wire says about one row.
 
     wire: uint8 ``[w]``, bytes side by side; its values begin at byte ``values``, the code of its k indices at ``codes``.
-    code: of :data:`grace.kernels.indices.FIXED`; or LIST, with the places ``index [k]`` (int32 or int64) instead of
+    code: of :data:`grace.kernels.indices.FIXED`; or LIST, with ``places [k]`` (int32 or int64) instead of
         codes; or DENSE.
     """
 
@@ -51,7 +51,7 @@ class Part(NamedTuple):
     codes: int
     k: int
     code: str
-    index: Tensor | None = None
+    places: Tensor | None = None
 
 
 def topk_wire(
@@ -109,7 +109,7 @@ def sparse_sum(parts: Sequence[Part], out: Tensor, weight: float, *, narrow: boo
             _add(part, out, weight, narrow)
         return
     W = len(parts)
-    lists = [None if part.index is None else part.index.to(torch.int32).contiguous() for part in parts]
+    lists = [None if part.places is None else part.places.to(torch.int32).contiguous() for part in parts]
     codes = [p.wire.data_ptr() + p.codes if i is None else i.data_ptr() for p, i in zip(parts, lists, strict=True)]
     why = fast(
         check.pointers([part.wire.data_ptr() + part.values for part in parts]),
@@ -146,8 +146,8 @@ def _add(part: Part, out: Tensor, weight: float, narrow: bool) -> None:
     if part.code == DENSE:
         out.add_(said)
     elif part.k:
-        if part.index is not None:
-            index = checked_list(part.index[None].long(), n)
+        if part.places is not None:
+            index = checked_list(part.places[None].long(), n)
         else:
             end = part.codes + layout(n, part.k, part.code).size
             index = decode_indices(part.wire[None, part.codes : end], n, part.k, part.code)

@@ -76,7 +76,7 @@ def test_pieces_do_not_show(name: str, monkeypatch: pytest.MonkeyPatch):
 
     whole = once()
     monkeypatch.setitem(spans.__globals__, "CHUNK", 80)
-    monkeypatch.setattr("grace.kernels.reference.CHUNK", 80)
+    monkeypatch.setattr("grace.kernels.select.CHUNK", 80)
     for a, b in zip(whole, once(), strict=True):
         assert torch.equal(a, b)
 
