@@ -10,12 +10,9 @@ from grace.kernels.matrices import orthonormal, ridge, water_filling
 from grace.kernels.natural import natural, natural_bytes, natural_sum
 from grace.kernels.packing import pack, unpack
 from grace.kernels.quantiles import quantile_buckets
-from grace.kernels.quantise import MOST, block_divide, block_sum, nearest
+from grace.kernels.quantise import MOST, block_divide, nearest
 from grace.kernels.reference import (
-    block_abs_max,
-    block_abs_mean,
     block_count,
-    block_norm,
     block_sizes,
     ordered_sum,
     pack_trits,
@@ -36,6 +33,18 @@ from grace.kernels.select import (
 )
 from grace.kernels.spans import Span, spans
 from grace.kernels.sparse import Part, pairs, sparse_sum, topk_wire
+from grace.kernels.signs import (
+    majority,
+    scaled_signs,
+    scaled_signs_sum,
+    two_means,
+    two_means_sum,
+    votes,
+    votes_bytes,
+    votes_sum,
+)
+from grace.kernels.spans import Span, spans
+from grace.kernels.statistics import block_abs_max, block_abs_mean, block_norm, block_sum
 from grace.kernels.stochastic import dequantise_sum, quantise, quantised_bytes
 from grace.kernels.subset import add_subset, take_subset
 
@@ -65,6 +74,7 @@ __all__ = [
     "natural",
     "natural_bytes",
     "natural_sum",
+    "majority",
     "nearest",
     "ordered_sum",
     "orthonormal",
@@ -79,6 +89,8 @@ __all__ = [
     "quantised_bytes",
     "ridge",
     "root_mean_square",
+    "scaled_signs",
+    "scaled_signs_sum",
     "select_at_least",
     "select_topk",
     "sketch_add_",
@@ -93,7 +105,12 @@ __all__ = [
     "take_subset",
     "take_topk",
     "topk_wire",
+    "two_means",
+    "two_means_sum",
     "unpack",
     "unpack_trits",
+    "votes",
+    "votes_bytes",
+    "votes_sum",
     "water_filling",
 ]

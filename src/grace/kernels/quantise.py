@@ -8,15 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grace.kernels.reference import _over_blocks, spread
+from grace.kernels.reference import spread
 
 MOST = torch.finfo(torch.float32).max * (1 - 2.0**-20)  # rounded factors whose product should be this do not overflow
 _TINY = torch.finfo(torch.float32).tiny
-
-
-def block_sum(rows: Tensor, block: int) -> Tensor:
-    """``[b, n]`` (any dtype) -> float64 ``[b, nb]``: the sum of each block."""
-    return _over_blocks(rows, block).sum(dim=2, dtype=torch.float64)
 
 
 def block_divide(rows: Tensor, scale: Tensor, block: int) -> tuple[Tensor, Tensor]:

@@ -102,9 +102,9 @@ def block_count(n: int, block: int) -> int:
     return math.ceil(n / block)
 
 
-def block_sizes(n: int, block: int, like: Tensor) -> Tensor:
-    """``[nb]`` float32: the sizes of the blocks of n numbers."""
-    sizes = torch.full((block_count(n, block),), float(block), device=like.device)
+def block_sizes(n: int, block: int, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """``[nb]``: the sizes of the blocks of n numbers."""
+    sizes = torch.full((block_count(n, block),), float(block), dtype=dtype, device=like.device)
     if n % block:
         sizes[-1] = n % block
     return sizes
@@ -112,12 +112,13 @@ def block_sizes(n: int, block: int, like: Tensor) -> Tensor:
 
 def block_abs_max(rows: Tensor, block: int) -> Tensor:
     """``[b, n]`` -> ``[b, nb]``: the largest magnitude of each block."""
-    return _over_blocks(rows.abs(), block).amax(dim=2)
+    return _over_blocks(rows.abs(), _clipped(rows, block)).amax(dim=2)
 
 
 def block_abs_mean(rows: Tensor, block: int) -> Tensor:
     """``[b, n]`` -> ``[b, nb]``: the mean magnitude of each block, accumulated in float64 (:func:`ordered_sum`)."""
-    return (ordered_sum(rows.abs().double(), block) / block_sizes(rows.shape[1], block, rows)).float()
+    sizes = block_sizes(rows.shape[1], block, rows, torch.float64)
+    return (ordered_sum(rows.abs().double(), block) / sizes).float()
 
 
 def block_norm(rows: Tensor, block: int) -> Tensor:
@@ -126,12 +127,18 @@ def block_norm(rows: Tensor, block: int) -> Tensor:
     return squares.sqrt_().clamp_max_(torch.finfo(torch.float32).max).float()
 
 
+def block_sum(rows: Tensor, block: int) -> Tensor:
+    """``[b, n]`` (any dtype) -> float64 ``[b, nb]``: the sum of each block (:func:`ordered_sum`)."""
+    return ordered_sum(rows.double(), block)
+
+
 def ordered_sum(values: Tensor, block: int) -> Tensor:
     """float64 ``[b, n]`` -> ``[b, nb]``: the sum of each block, always in the same order.
 
     Number i of a piece of 4,096 goes to lane i mod 16; each lane adds in order; then the upper half of the lanes is added to
     the lower, four times; then the pieces of a block are added in order.
     """
+    block = _clipped(values, block)
     parts = _over_blocks(_over_blocks(values, block).flatten(0, 1), min(block, _PIECE))  # [b nb, pieces, B]
     lanes = _over_blocks(parts.flatten(0, 1), _LANES)  # [b nb pieces, T, 16]
     total = lanes[:, 0].clone()
@@ -144,7 +151,12 @@ def ordered_sum(values: Tensor, block: int) -> Tensor:
 
 def spread(scales: Tensor, n: int, block: int) -> Tensor:
     """``[b, nb]`` -> ``[b, n]``: each block's number at each of its positions."""
-    return scales.repeat_interleave(block, dim=1)[:, :n]
+    return scales.repeat_interleave(max(1, min(block, n)), dim=1)[:, :n]
+
+
+def _clipped(rows: Tensor, block: int) -> int:
+    """The block that makes the same blocks of these rows ``[b, n]``, without padding beyond a row's end."""
+    return max(1, min(block, rows.shape[1]))
 
 
 def _over_blocks(rows: Tensor, block: int) -> Tensor:

@@ -1,22 +1,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from grace import wire as wires
 from grace.errors import out_of_range
-from grace.kernels import block_count, block_sizes, block_sum, pack, packed_bytes, spread, unpack
-from grace.method import Compressor, Facts
+from grace.kernels import block_count, packed_bytes, two_means, two_means_sum
+from grace.method import Facts, Fused
 from grace.random import Stream
 from grace.registry import register
 
 
 @register("onebit", communicator="allgather", memory="residual", family="quantization", aliases=("onebitcompressor",))
 @dataclass(frozen=True, slots=True)
-class OneBit(Compressor):
+class OneBit(Fused):
     """1-bit SGD: one bit says on which side of a threshold a number lies, and stands for the mean of that side.
 
     ``C(x)_i = hi if x_i >= tau, else lo``, with hi and lo the means of the numbers of the group on either side
@@ -50,25 +49,13 @@ class OneBit(Compressor):
         if not (isinstance(self.group, int) and self.group >= 1):
             raise out_of_range("onebit", "group", self.group, "a whole number >= 1")
 
-    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        high = rows >= self.tau
-        count = block_sum(high, self.group)  # [b, nb], how many are on the upper side
-        sizes = block_sizes(rows.shape[1], self.group, rows)
-        upper = block_sum(torch.where(high, rows, 0.0), self.group) / count.clamp_min(1)
-        lower = block_sum(torch.where(high, 0.0, rows), self.group) / (sizes - count).clamp_min(1)
-        wire = wires.join(lower.float(), upper.float(), pack(high, 1))
-        if keep_rest:
-            self.decompress_add_(wire, rows, -1.0, rng)
-        return wire
+    def encode_(
+        self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
+    ) -> tuple[Tensor, bool]:
+        return two_means(rows, self.tau, self.group, memory, rest)
 
-    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        n, groups = out.shape[1], block_count(out.shape[1], self.group)
-        fields = [("lo", torch.float32, groups), ("hi", torch.float32, groups)]
-        lower, upper, packed = wires.split(wire, [*fields, ("bits", torch.uint8, packed_bytes(n, 1))])
-        for (name, _, _), mean in zip(fields, (lower, upper), strict=True):
-            wires.checked_scale(name, mean.abs())
-        high = unpack(packed, 1, n).bool()
-        out.add_(torch.where(high, spread(upper, n, self.group), spread(lower, n, self.group)), alpha=scale)
+    def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
+        two_means_sum(received, out, self.group, scale, add=add)
 
     def facts(self, n: int) -> Facts:
         # with another threshold a side may hold numbers of both signs, whose mean is 0
