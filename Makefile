@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-NATIVE := $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
+NATIVE := $(shell find native -name tests -prune -o \( -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt \) -print)
 
 # A bare `torch` would bring the newest release with its CUDA packages; constraints.txt names the one that is tested.
 PIP    := $(BIN)/python -m pip
@@ -13,10 +13,10 @@ PIP    := $(BIN)/python -m pip
 DEMO   := none,bf16,fp16,qsgd:bits=4,signsgd,efsignsgd,topk:ratio=0.01,randomk:ratio=0.01,threshold:v=3,relative=true,powersgd:rank=2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint docs clean
+.PHONY: help setup demo test native-test lint docs clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## .venv with Grace and all that its tests need; redone when pyproject.toml, constraints.txt or native/ change
 
@@ -33,6 +33,9 @@ demo: setup ## ten methods train a small model with four workers each; table and
 
 test: lint ## everything that must pass: style, types, tests
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
+
+native-test: setup ## the native kernels under sanitizers, and a short fuzzing of their decoders
+	PATH="$(CURDIR)/$(BIN):$$PATH" native/tests/run.sh
 
 lint: setup ## style and types only
 	$(BIN)/ruff check .

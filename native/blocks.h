@@ -194,7 +194,7 @@ static bool encode_blocks(const Codec& codec, const Rows& r, uint8_t* wire, int6
                 packer.took(end - at);
             }
             packer.finish();
-            settle();
+            fence();
             if (seen >= 0x7F800000) __atomic_store_n(&bad, 1, __ATOMIC_RELAXED);
         };
         parallel(r.rows * per_row, threads, work);
@@ -241,7 +241,7 @@ static bool encode_blocks(const Codec& codec, const Rows& r, uint8_t* wire, int6
                 at += len;
             }
             packer.finish();
-            settle();
+            fence();
         };
         parallel(apart ? nb * steps : 1, threads, work);
         delete[] stats;

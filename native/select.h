@@ -16,7 +16,7 @@
 namespace grace {
 namespace GRACE_TARGET {
 
-constexpr int64_t STRIP = 4096;               // numbers that are marked at once
+constexpr int64_t MARKED = 4096;               // numbers that are marked at once
 constexpr int64_t STRIPS = 8;                 // of a task
 constexpr int32_t INFINITE = 0x7F800000;      // bits of infinity
 constexpr int64_t STREAMED = 1 << 20;         // numbers: from here on a rest is written past the caches
@@ -62,7 +62,7 @@ struct Candidates {
     int64_t* start;               // of each strip
     int32_t* length;
 
-    int64_t strips(int64_t n) const { return ceil_div(n, STRIP); }
+    int64_t strips(int64_t n) const { return ceil_div(n, MARKED); }
 };
 
 // Marks 64 numbers; leaves those that are not marked, and zeros, in rest.
@@ -124,8 +124,8 @@ static int64_t list_strip(const Source& s, int64_t first, int64_t len, int32_t b
 }
 template <bool memory, bool copy, bool past>
 GRACE_INLINE int64_t list_strip(const Source& s, int64_t first, int64_t len, int32_t bound, int64_t expected, uint32_t* list) {
-    if (expected < STRIP / 256) return list_strip<memory, copy, past, 1>(s, first, len, bound, list);
-    if (expected < STRIP / 32) return list_strip<memory, copy, past, 3>(s, first, len, bound, list);
+    if (expected < MARKED / 256) return list_strip<memory, copy, past, 1>(s, first, len, bound, list);
+    if (expected < MARKED / 32) return list_strip<memory, copy, past, 3>(s, first, len, bound, list);
     return list_strip<memory, copy, past, 8>(s, first, len, bound, list);
 }
 
@@ -136,12 +136,12 @@ static void collect_as(const Source& s, int32_t bound, Candidates& found, bool c
     const bool past = copy && !s.narrow && s.n >= STREAMED && (uintptr_t)s.rest % 64 == 0;
     const int64_t strips = found.strips(s.n);
     auto work = [&](int64_t task) {
-        uint32_t list[STRIP + 8];
-        int64_t count = STRIP / 64;
+        uint32_t list[MARKED + 8];
+        int64_t count = MARKED / 64;
         for (int64_t j = task * STRIPS, end = least(strips, j + STRIPS); j < end; j++) {
             found.start[j] = found.length[j] = 0;
             if (!counting && __atomic_load_n(&found.count, __ATOMIC_RELAXED) > found.capacity) continue;
-            const int64_t first = j * STRIP, len = least(STRIP, s.n - first);
+            const int64_t first = j * MARKED, len = least(MARKED, s.n - first);
             count = past ? list_strip<memory, copy, true>(s, first, len, bound, count, list)
                          : list_strip<memory, copy, false>(s, first, len, bound, count, list);
             const int64_t at = __atomic_fetch_add(&found.count, count, __ATOMIC_RELAXED);

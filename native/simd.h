@@ -357,24 +357,6 @@ GRACE_INLINE void load_pairs(const float* p, vf& a, vf& b) {
 #endif
 }
 
-// Past the caches, to an address that is a multiple of a vector's size. Others may see it only after settle().
-GRACE_INLINE void stream(float* p, vf v) {
-#if defined(__x86_64__) && GRACE_LANES == 16
-    _mm512_stream_ps(p, (__m512)v);
-#elif defined(__x86_64__) && GRACE_LANES == 8
-    _mm256_stream_ps(p, (__m256)v);
-#elif defined(__x86_64__)
-    _mm_stream_ps(p, (__m128)v);
-#else
-    store(p, v);
-#endif
-}
-GRACE_INLINE void settle() {
-#if defined(__x86_64__)
-    _mm_sfence();
-#endif
-}
-
 // Asks for the cache line of p, which need not be ours.
 GRACE_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 

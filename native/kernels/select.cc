@@ -27,10 +27,10 @@ class Scratch {
 };
 
 int64_t candidate_bytes(int64_t capacity, int64_t n) {
-    return capacity * 12 + ceil_div(n, STRIP) * 12 + 1024;
+    return capacity * 12 + ceil_div(n, MARKED) * 12 + 1024;
 }
 Candidates candidates(Scratch& scratch, int64_t capacity, int64_t n) {
-    const int64_t strips = ceil_div(n, STRIP);
+    const int64_t strips = ceil_div(n, MARKED);
     return {scratch.take<uint32_t>(capacity), scratch.take<float>(capacity), capacity, 0, scratch.take<int64_t>(strips),
             scratch.take<int32_t>(strips)};
 }

@@ -7,7 +7,6 @@ namespace {
 
 constexpr int SPAN = 32 * L;   // votes that are counted together: a vector of bits
 constexpr int PLANES = 32;     // digits of a count
-constexpr int64_t STRIP = 4080;  // whole bytes of trits, whole vectors
 
 // The counts of SPAN votes, a vector for each binary digit: a voter costs some three operations for each digit.
 struct Count {
@@ -139,7 +138,11 @@ GRACE_EXPORT(trit_votes_sum)(const uint8_t* const* wires, int64_t W, float* out,
             const int64_t len = least(STRIP, stop - at);
             if (accumulate) memcpy(sum, out + at, (size_t)len * 4); else memset(sum, 0, sizeof sum);
             for (int64_t w = 0; w < W; w++) {
-                if (unpack_trits(wires[w] + at / 5, len, codes) > 242) __atomic_store_n(&bad, 1, __ATOMIC_RELAXED);
+                const uint8_t* bytes = wires[w] + at / 5;
+                uint8_t worst = 0;
+                for (int64_t i = 0; i < packed_bytes(len, TRITS); i++) worst = bytes[i] > worst ? bytes[i] : worst;
+                if (worst > 242) __atomic_store_n(&bad, 1, __ATOMIC_RELAXED);
+                unpack_trits(bytes, len, codes);
                 for (int64_t i = 0; i < len; i += L) store(sum + i, loadf(sum + i) + to_float(load_u8(codes + i) - 1) * factor);
             }
             if (sign)

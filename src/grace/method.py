@@ -21,7 +21,7 @@ from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
 from grace.errors import CompositionError, ConfigurationError
-from grace.kernels.finite import all_finite
+from grace.kernels.finite import all_finite, sum_finite
 from grace.random import Stream
 from grace.workspace import Workspace
 
@@ -217,12 +217,11 @@ class Compressor(abc.ABC):
         ``rest``, which must be there if ``memory`` is, and may be ``rows`` if it is not, becomes p minus what the wire says;
         ``rows`` is donated. If p is not finite, the wire is one that would be sent for zeros, and ``rest`` means nothing.
         """
-        if memory is not None:
-            assert rest is not None
-            rows = torch.add(rows, memory, out=rest)
-        elif rest is not None and rest is not rows:
-            rows = rest.copy_(rows)
-        finite = all_finite(rows)
+        if rest is None or rest is rows:
+            finite = all_finite(rows)
+        else:
+            finite = sum_finite(rows, memory, rest)
+            rows = rest
         if not finite:
             rows.zero_()
         return self.compress_(rows, rng, rest is not None), finite

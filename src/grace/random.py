@@ -2,7 +2,8 @@
 
 Every number is a pure function of (seed, method, tensor, rank or "shared", salt, step, position), computed with
 Threefry-2x32-20 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): additions, rotations and xors
-of 32-bit words only, so that every backend can reproduce it to the bit.
+of 32-bit words only, so that every backend can reproduce it to the bit: the torch code here specifies what native kernels
+do.
 
 - A *private* stream differs between ranks: stochastic rounding.
 - A *shared* stream is the same on all ranks: index sets, rotations, initial subspaces.
@@ -18,12 +19,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from grace.kernels import native
+
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 _CHUNK = 1 << 15  # groups at a time: the working set stays in the cache
 _SHARED = 0xFFFFFFFF  # the rank field of a shared stream
 _SORTED_SUBSET = 4096  # up to here a subset is drawn by sorting keys, beyond by a Feistel permutation
 _FEISTEL_ROUNDS = 6
+_DRAW = (native.U, native.U, native.U, native.N, native.N, native.P, native.I)
+_WORDS, _UNIFORM, _SUBSET = (native.declare(name, *_DRAW) for name in ("words", "uniform", "subset"))
+_MOST_NATIVE = (1 << 32) - 1  # numbers of which a subset is drawn
 
 
 def _signed(word: int) -> int:
@@ -81,10 +87,24 @@ class Stream:
         rank = _SHARED if self.rank is None else self.rank
         return _key(self.seed, self.method, self.tensor, rank, self.salt)
 
+    def native_key(self) -> tuple[int, int, int]:
+        """What native kernels need to draw from this stream: its key, and the step as a 32-bit word."""
+        return *self.key(), self.step & 0xFFFFFFFF
+
+    def _drawn(self, name: str, out: Tensor, first: int, count: int) -> bool:
+        """Whether the native kernel of this name has filled ``out``."""
+        fast = native.function(name) if out.device.type == "cpu" else None
+        if fast is None:
+            return False
+        fast(*self.native_key(), first, count, out.data_ptr(), native.threads())
+        return True
+
     def words(self, groups: int, device: torch.device | str = "cpu", first: int = 0) -> Tensor:
         """``[groups, 2]`` int32: one 64-bit output for each counter, from counter ``first`` on."""
-        key = self.key()
         out = torch.empty(groups, 2, dtype=torch.int32, device=device)
+        if self._drawn(_WORDS, out, first, groups):
+            return out
+        key = self.key()
         for start in range(0, groups, _CHUNK):
             stop = min(groups, start + _CHUNK)
             counter = torch.arange(first + start, first + stop, dtype=torch.int32, device=device)
@@ -93,6 +113,9 @@ class Stream:
 
     def uniform(self, n: int, device: torch.device | str = "cpu", first: int = 0) -> Tensor:
         """``[n]`` float32 in (0, 1): ``(lane + 1/2) / 2**16`` of the stream's :meth:`lanes` from ``first`` on."""
+        out = torch.empty(n, dtype=torch.float32, device=device)
+        if self._drawn(_UNIFORM, out, first, n):
+            return out
         return self.lanes(n, device, first).to(torch.float32).add_(0.5).mul_(2.0**-16)
 
     def lanes(self, n: int, device: torch.device | str = "cpu", first: int = 0) -> Tensor:
@@ -115,6 +138,9 @@ class Stream:
             raise ValueError(f"a subset of {k} out of {n} does not exist")
         if k == n:
             return torch.arange(n, device=device)
+        out = torch.empty(k, dtype=torch.int64, device=device)
+        if n <= _MOST_NATIVE and self._drawn(_SUBSET, out, n, k):
+            return out
         if n <= _SORTED_SUBSET:
             words = self.words(n, device).to(torch.int64)
             return ((words[:, 0] << 32) + words[:, 1]).argsort(stable=True)[:k]

@@ -17,6 +17,7 @@ from grace.bench import suite
 from grace.bench.codecs.command import codecs
 from grace.bench.compare import Outcome, compare, document, succeeded, with_baseline
 from grace.bench.config import RunConfig
+from grace.bench.doctor import doctor
 from grace.bench.explain import explanation, listing
 from grace.bench.extras import need
 from grace.bench.launch import launch
@@ -49,6 +50,7 @@ app.command("report")(report)
 bench.command("codecs")(codecs)
 for command in (suite.train, suite.smoke, suite.link, suite.predict):
     bench.command(command.__name__)(command)
+app.command("doctor")(doctor)
 
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, and nothing else, to stdout.")]
 TaskName = Annotated[str, typer.Option("--task", help="digits, or a task of your own: module:Class.")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grace.kernels.codebook import Codebook, codebook, codebook_bytes, codebook_sum
-from grace.kernels.finite import all_finite
+from grace.kernels.finite import all_finite, sum_finite
 from grace.kernels.hashing import PRIME, hash_coefficients, polynomial_hash, sketch_add_, sketch_hashes, sketch_query
 from grace.kernels.indices import index_bits
 from grace.kernels.matrices import orthonormal, ridge, water_filling
@@ -45,6 +45,7 @@ from grace.kernels.spans import Span, spans
 from grace.kernels.sparse import Part, pairs, sparse_sum, topk_wire
 from grace.kernels.statistics import block_abs_max, block_abs_mean, block_norm, block_sum
 from grace.kernels.stochastic import dequantise_sum, quantise, quantised_bytes
+from grace.kernels.subset import add_subset, take_subset
 
 __all__ = [
     "MOST",
@@ -52,6 +53,7 @@ __all__ = [
     "Codebook",
     "Part",
     "Span",
+    "add_subset",
     "all_finite",
     "block_abs_max",
     "block_abs_mean",
@@ -97,7 +99,9 @@ __all__ = [
     "sparse_sum",
     "spread",
     "stochastic_round",
+    "sum_finite",
     "take_at_least",
+    "take_subset",
     "take_topk",
     "topk_wire",
     "two_means",

@@ -1,4 +1,4 @@
-"""Whether a tensor holds an inf or NaN."""
+"""Whether a tensor, or a sum of two, holds an inf or NaN."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from grace.kernels import native
+from grace.kernels import check, native
 
 _FINITE = native.declare("finite", native.P, native.N, native.I)
+_SUM = native.declare("sum_finite", native.P, native.P, native.P, native.N, native.I)
 
 
 def all_finite(x: Tensor) -> bool:
@@ -22,3 +23,24 @@ def all_finite(x: Tensor) -> bool:
             return bool(fast(x.data_ptr(), x.numel(), native.threads()))
     low, high = torch.aminmax(x.detach())  # either is NaN if anything is
     return math.isfinite(low.item()) and math.isfinite(high.item())
+
+
+def sum_finite(x: Tensor, memory: Tensor | None, out: Tensor) -> bool:
+    """``out = x + memory`` (or x, where there is none), and whether all of it is finite, in one pass.
+
+    All are float32, contiguous and of one shape; ``out`` may be x or the memory.
+    """
+    fast = native.function(_SUM) if x.device.type == "cpu" else None
+    if fast is None:
+        if memory is not None:
+            torch.add(x, memory, out=out)
+        elif out is not x:
+            out.copy_(x)
+        return all_finite(out)
+    finite = fast(
+        check.numbers("x", x),
+        None if memory is None else check.numbers("memory", memory, x.shape),
+        check.numbers("out", out, x.shape),
+        *(x.numel(), native.threads()),
+    )
+    return bool(finite)

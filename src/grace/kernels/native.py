@@ -77,6 +77,12 @@ def available() -> list[str]:
     return ["reference", *(f"native-{isa}" for isa in ISAS[: int(found.grace_best()) + 1])]
 
 
+def library() -> str:
+    """The file that holds the native kernels, or why there is none."""
+    found = _library()
+    return found if isinstance(found, str) else str(found._name)
+
+
 @contextlib.contextmanager
 def using(choice: str) -> Iterator[None]:
     """Another backend for a while, in all threads. For tests and benchmarks.

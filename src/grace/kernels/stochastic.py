@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -31,7 +31,9 @@ from grace.kernels.reference import (
     unpack_trits,
 )
 from grace.kernels.spans import Span, spans
-from grace.random import Stream
+
+if TYPE_CHECKING:
+    from grace.random import Stream
 
 _TINY, _SMALL, _UP = 2.0**-126, 2.0**-64, 2.0**60
 _MOST_NATIVE = 127  # levels: 8 bits

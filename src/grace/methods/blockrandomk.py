@@ -121,24 +121,44 @@ class Blocks(Compressor):
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         n = rows.shape[1]
-        index = self._index(n, rng, rows.device)
+        whole, tail = self._places(n, rng, rows.device)
+        blocks, short = self._cut(rows)
         wire = rows.new_zeros(rows.shape[0], self._width(n))
-        wire[:, : index.numel()] = rows[:, index]
+        room, behind = self._cut_wire(wire, whole, tail)
+        torch.index_select(blocks, 1, whole, out=room)
+        behind.copy_(short[:, :tail])
         if keep_rest:  # what the wire says is a x_i, so that (1 - a) x_i is left
-            rows[:, index] *= 1 - self._factor(n)
+            left = 1 - self._factor(n)
+            blocks.index_copy_(1, whole, room * left)
+            short[:, :tail] *= left
         return wire
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         n = out.shape[1]
         (values,) = wires.split(wire.view(torch.uint8), [("values", torch.float32, self._width(n))])
-        index = self._index(n, rng, out.device)
-        out[:, index] += values[:, : index.numel()] * (scale * self._factor(n))
+        whole, tail = self._places(n, rng, out.device)
+        blocks, short = self._cut(out)
+        said, behind = self._cut_wire(values * (scale * self._factor(n)), whole, tail)
+        blocks.index_add_(1, whole, said)
+        short[:, :tail] += behind
 
-    def _index(self, n: int, rng: Stream, device: torch.device) -> Tensor:
-        """Positions, block by block, ascending."""
+    def _places(self, n: int, rng: Stream, device: torch.device) -> tuple[Tensor, int]:
+        """The chosen blocks of full size, ascending, and how many numbers of the short one behind them are chosen."""
         chosen = self.chosen(n, rng, device).sort().values
-        index = (chosen[:, None] * self.block + torch.arange(self.block, device=device)).view(-1)
-        return index[index < n]
+        full = n // self.block
+        whole = chosen[chosen < full]
+        return whole, n % self.block if whole.numel() < chosen.numel() else 0
+
+    def _cut(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows ``[b, n]`` as full blocks ``[b, nb, B]``, and the short one behind them ``[b, < B]``."""
+        b, n = rows.shape
+        at = n // self.block * self.block
+        return rows[:, :at].view(b, n // self.block, self.block), rows[:, at:]
+
+    def _cut_wire(self, wire: Tensor, whole: Tensor, tail: int) -> tuple[Tensor, Tensor]:
+        """What of a wire ``[b, w]`` belongs to the chosen full blocks, ``[b, m, B]``, and to the short one, ``[b, tail]``."""
+        at = whole.numel() * self.block
+        return wire[:, :at].view(wire.shape[0], whole.numel(), self.block), wire[:, at : at + tail]
 
     def chosen(self, n: int, rng: Stream, device: torch.device) -> Tensor:
         """The blocks of this step."""

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from grace.errors import CompositionError, out_of_range
+from grace.errors import CompositionError, PayloadError, out_of_range
+from grace.kernels import add_subset, take_subset
 from grace.method import Compressor, Facts
 from grace.methods.topk import kept
 from grace.random import Stream
@@ -66,19 +68,21 @@ class RandomK(Compressor):
         return replace(self, scale=False)
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        index = self._index(rows, rng)  # [k]
-        wire = rows[:, index]
-        if keep_rest:  # what the wire says is a x_i, so that (1 - a) x_i is left
-            rows[:, index] = wire * (1 - self._factor(rows))
-        return wire
+        # what the wire says is a x_i, so that (1 - a) x_i is left
+        return take_subset(rows, kept(self.ratio, rows.shape[1]), rng, 1 - self._factor(rows) if keep_rest else None)
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        index = self._index(out, rng).expand_as(wire)
-        out.scatter_add_(1, index, wire * (scale * self._factor(out)))
+        self._add([wire], out, scale, rng)
 
-    def _index(self, rows: Tensor, rng: Stream) -> Tensor:
-        n = rows.shape[1]
-        return rng.subset(n, kept(self.ratio, n), rows.device)
+    def aggregate_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream) -> None:
+        self._add(received, out.zero_(), scale, rng)
+
+    def _add(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream) -> None:
+        k = kept(self.ratio, out.shape[1])
+        if any(wire.shape[1] != k for wire in received):
+            widths = [wire.shape[1] for wire in received]
+            raise PayloadError(f"field 'values' must have {k} numbers, got {widths}")
+        add_subset(received, out, scale * self._factor(out), rng)
 
     def _factor(self, rows: Tensor) -> float:
         n = rows.shape[1]

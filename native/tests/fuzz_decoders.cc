@@ -1,0 +1,194 @@
+// A fuzz target for all decoders: bytes that no sender writes must be refused or decoded, without undefined behaviour, and by
+// all instruction sets alike. An input is the decoder's number, what describes the wire (which a receiver knows by itself), and
+// the wire. With clang, link with -fsanitize=fuzzer instead of mutate.cc.
+//
+// A new decoder needs its parameters, a function that decodes, one that writes a valid wire, and a row in DECODERS.
+#include <stdio.h>
+
+#include "kernels.h"
+
+namespace {
+
+// Reads an input; behind its end there are zeros. Arrays have the exact size, on the heap.
+class Feed {
+   public:
+    Feed(const uint8_t* data_, size_t size) : data(data_), left(size) {}
+    Feed(const Feed&) = delete;
+    Feed& operator=(const Feed&) = delete;
+    ~Feed() {
+        for (void* p : owned) free(p);
+    }
+    uint8_t byte() {
+        if (!left) return 0;
+        left--;
+        return *data++;
+    }
+    int64_t upto(int64_t most) {
+        const int64_t a = byte(), b = byte();
+        return (a + 256 * b) % (most + 1);
+    }
+    template <class T>
+    T* array(int64_t count) {
+        T* p = static_cast<T*>(malloc(static_cast<size_t>(count) * sizeof(T)));
+        if (p == nullptr && count) abort();
+        owned.push_back(p);
+        return p;
+    }
+    uint8_t* bytes(int64_t count) {
+        uint8_t* p = array<uint8_t>(count);
+        for (int64_t i = 0; i < count; i++) p[i] = byte();
+        return p;
+    }
+
+   private:
+    const uint8_t* data;
+    size_t left;
+    std::vector<void*> owned;
+};
+
+// What one decoder made of an input: the same for all targets.
+struct Decoded {
+    int64_t code;  // 0: decoded; -1, -2, ...: refused
+    const void* out;
+    int64_t size;
+};
+
+typedef std::vector<uint8_t> Input;
+void append(Input& to, const uint8_t* p, int64_t size) { to.insert(to.end(), p, p + size); }
+
+// ---- stochastic quantisation
+struct Quantised {
+    int64_t n, block, W;
+    Levels levels;
+    explicit Quantised(Feed& feed)
+        : n(1 + feed.upto(5000)), block(1 + feed.upto(feed.byte() & 1 ? 70 : 6000)), W(1 + feed.upto(2)),
+          levels(1 + static_cast<int>(feed.upto(126)), n, block) {}
+};
+Decoded decode_quantised(Feed& feed, int target) {
+    const Quantised q(feed);
+    std::vector<const uint8_t*> wires;
+    for (int64_t w = 0; w < q.W; w++) wires.push_back(feed.bytes(q.levels.width));
+    float* out = feed.array<float>(q.n);
+    const int64_t code =
+        dequantise_sum[target](wires.data(), q.W, out, q.n, q.block, q.levels.s, q.levels.bits, 0.5f, 0, 1);
+    return {code, out, 4 * q.n};
+}
+void encode_quantised(Feed& feed, Dice& dice, Input& to) {
+    const Quantised q(feed);
+    for (int64_t w = 0; w < q.W; w++) {
+        float* x = feed.array<float>(q.n);
+        for (int64_t i = 0; i < q.n; i++) x[i] = number(USUAL, dice);
+        uint8_t* wire = feed.array<uint8_t>(q.levels.width);
+        quantise[0](x, nullptr, nullptr, 1, q.n, q.block, wire, q.levels.width, q.levels.s, q.levels.bits, 0, 1, 1, 2, 3, 1);
+        append(to, wire, q.levels.width);
+    }
+}
+
+// ---- random-k
+Decoded decode_random_k(Feed& feed, int target) {
+    const int64_t n = 1 + feed.upto(9000), k = feed.upto(n), W = 1 + feed.upto(2);
+    std::vector<const uint8_t*> wires;
+    for (int64_t w = 0; w < W; w++) wires.push_back(feed.bytes(4 * k));
+    float* out = feed.array<float>(n);
+    for (int64_t i = 0; i < n; i++) out[i] = 0;
+    add_subset[target](wires.data(), W, out, n, k, 1, 2, 3, 0.5f, 1);
+    for (int64_t i = 0; i < n; i++) out[i] = out[i] == out[i] ? out[i] : 0;  // a NaN's other bits mean nothing
+    return {0, out, 4 * n};
+}
+void encode_nothing(Feed&, Dice&, Input&) {}  // any bytes are valid
+
+// ---- lists of indices, alone and with values
+struct Listed {
+    int64_t n, k;
+    int narrow;
+    IndexCode code;
+    explicit Listed(Feed& feed)
+        : n(1 + feed.upto(feed.byte() & 1 ? 70 : 9000)), k(1 + feed.upto(n < 500 ? n - 1 : 499)), narrow(feed.byte() & 1),
+          code(feed.byte() % 3, k, n) {}
+    int64_t values() const { return k * (narrow ? 2 : 4); }
+};
+Decoded decode_list(Feed& feed, int target) {
+    const Listed list(feed);
+    const uint8_t* codes = feed.bytes(list.code.bytes);
+    int64_t* out = feed.array<int64_t>(list.k);
+    return {decode_indices[target](codes, 1, list.code.bytes, list.k, list.n, list.code.code, list.code.low, out, 1), out, 8 * list.k};
+}
+void encode_list(Feed& feed, Dice& dice, Input& to) {
+    const Listed list(feed);
+    int64_t* index = feed.array<int64_t>(list.k);
+    for (int64_t i = 0; i < list.k; i++) index[i] = i * (list.n / list.k) + dice.below(list.n / list.k);
+    uint8_t* codes = feed.array<uint8_t>(list.code.bytes);
+    encode_indices[0](index, 1, list.k, list.n, list.code.code, list.code.low, codes, list.code.bytes, 1);
+    append(to, codes, list.code.bytes);
+}
+Decoded decode_sparse(Feed& feed, int target) {
+    const Listed list(feed);
+    const uint8_t *values = feed.bytes(list.values()), *codes = feed.bytes(list.code.bytes);
+    const uint8_t *at[] = {values, values}, *coded[] = {codes, codes};
+    const int64_t k[] = {list.k, list.k};
+    const int32_t code[] = {list.code.code, list.code.code}, low[] = {list.code.low, list.code.low};
+    float* out = feed.array<float>(list.n);
+    return {sparse_sum[target](at, coded, k, code, low, 2, out, list.n, list.narrow, 0.5f, 0, 1), out, 4 * list.n};
+}
+void encode_sparse(Feed& feed, Dice& dice, Input& to) {
+    const Listed list(feed);
+    float* x = feed.array<float>(list.n);
+    for (int64_t i = 0; i < list.n; i++) x[i] = number(USUAL, dice);
+    const int64_t width = list.values() + list.code.bytes;
+    uint8_t* wire = feed.array<uint8_t>(width);
+    topk_wire[0](x, nullptr, nullptr, 1, list.n, list.k, list.narrow, list.code.code, list.code.low, wire, width, 1);
+    append(to, wire, width);
+}
+
+// ---- packed numbers: any bytes are valid
+Decoded decode_packed(Feed& feed, int target) {
+    const int64_t n = 1 + feed.upto(3000);
+    const int bits = 1 + feed.byte() % 32, size = bits <= 8 ? 1 : 8;
+    const int64_t width = (n * bits + 7) / 8;
+    uint8_t* out = feed.array<uint8_t>(n * size);
+    return {unpack[target](feed.bytes(width), 1, width, n, bits, out, size, 1), out, n * size};
+}
+
+struct Decoder {
+    const char* name;
+    int64_t description;  // bytes that describe the wire
+    Decoded (*decode)(Feed&, int target);
+    void (*encode)(Feed&, Dice&, Input&);
+};
+constexpr Decoder DECODERS[] = {
+    {"dequantise_sum", 9, decode_quantised, encode_quantised},
+    {"add_subset", 6, decode_random_k, encode_nothing},
+    {"decode_indices", 7, decode_list, encode_list},
+    {"sparse_sum", 7, decode_sparse, encode_sparse},
+    {"unpack", 3, decode_packed, encode_nothing},
+};
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    if (size == 0) return 0;
+    const Decoder& decoder = DECODERS[data[0] % std::size(DECODERS)];
+    Feed first(data + 1, size - 1);
+    const Decoded expected = decoder.decode(first, 0);
+    for (int target = 1; target <= grace_best(); target++) {
+        Feed feed(data + 1, size - 1);
+        const Decoded found = decoder.decode(feed, target);
+        const bool same = found.size == expected.size && (found.code == 0) == (expected.code == 0);
+        if (same && (found.code || !found.size || !memcmp(found.out, expected.out, static_cast<size_t>(found.size)))) continue;
+        fprintf(stderr, "%s: target %d differs from target 0\n", decoder.name, target);
+        abort();
+    }
+    return expected.code != 0;  // libFuzzer then leaves it out of its corpus; mutate.cc counts it
+}
+
+// A valid input.
+std::vector<uint8_t> valid_input(uint64_t seed) {
+    Dice dice(seed);
+    Input out = {static_cast<uint8_t>(dice.below(std::size(DECODERS)))};
+    const Decoder& decoder = DECODERS[out[0]];
+    for (int64_t i = 0; i < decoder.description; i++) out.push_back(static_cast<uint8_t>(dice.roll()));
+    const Input description(out.begin() + 1, out.end());
+    Feed feed(description.data(), description.size());
+    decoder.encode(feed, dice, out);
+    return out;
+}

@@ -1,0 +1,262 @@
+// Every kernel: its C interface, and a case that calls it. A new kernel needs one GRACE_KERNEL, one case, one row in CASES.
+#pragma once
+
+#include "trial.h"
+
+#if defined(__x86_64__)
+constexpr int TARGETS = 3;
+#define GRACE_KERNEL(name, ...)                                                                   \
+    extern "C" int64_t grace_##name##_base(__VA_ARGS__), grace_##name##_avx2(__VA_ARGS__),        \
+        grace_##name##_avx512(__VA_ARGS__);                                                       \
+    static constexpr int64_t (*name[TARGETS])(__VA_ARGS__) = {grace_##name##_base, grace_##name##_avx2, grace_##name##_avx512};
+#else
+constexpr int TARGETS = 1;
+#define GRACE_KERNEL(name, ...)                         \
+    extern "C" int64_t grace_##name##_base(__VA_ARGS__); \
+    static constexpr int64_t (*name[TARGETS])(__VA_ARGS__) = {grace_##name##_base};
+#endif
+typedef const uint8_t* const* Wires;
+
+extern "C" int64_t grace_best();
+
+GRACE_KERNEL(finite, const float*, int64_t, int)
+GRACE_KERNEL(sum_finite, const float*, const float*, float*, int64_t, int)
+GRACE_KERNEL(words, uint32_t, uint32_t, uint32_t, int64_t, int64_t, uint32_t*, int)
+GRACE_KERNEL(uniform, uint32_t, uint32_t, uint32_t, int64_t, int64_t, float*, int)
+GRACE_KERNEL(subset, uint32_t, uint32_t, uint32_t, int64_t, int64_t, int64_t*, int)
+GRACE_KERNEL(take_subset, float*, int64_t, int64_t, int64_t, uint32_t, uint32_t, uint32_t, float*, int, float, int)
+GRACE_KERNEL(add_subset, Wires, int64_t, float*, int64_t, int64_t, uint32_t, uint32_t, uint32_t, float, int)
+GRACE_KERNEL(quantise, const float*, const float*, float*, int64_t, int64_t, int64_t, uint8_t*, int64_t, int, int, int, float,
+             uint32_t, uint32_t, uint32_t, int)
+GRACE_KERNEL(dequantise_sum, Wires, int64_t, float*, int64_t, int64_t, int, int, float, int, int)
+GRACE_KERNEL(topk, const float*, const float*, float*, int64_t, int64_t, int64_t, int, uint32_t*, float*, int)
+GRACE_KERNEL(topk_wire, const float*, const float*, float*, int64_t, int64_t, int64_t, int, int, int, uint8_t*, int64_t, int)
+GRACE_KERNEL(above, const float*, const float*, float*, int64_t, int, int, int64_t, uint32_t*, float*, int32_t*, int)
+GRACE_KERNEL(write_pairs, const uint32_t*, const float*, int64_t, int64_t, int, int, int, uint8_t*)
+GRACE_KERNEL(square_sum, const float*, const float*, int64_t, double*, int)
+GRACE_KERNEL(sparse_sum, Wires, Wires, const int64_t*, const int32_t*, const int32_t*, int64_t, float*, int64_t, int, float, int,
+             int)
+GRACE_KERNEL(pack, const void*, int, int64_t, int64_t, int, uint8_t*, int)
+GRACE_KERNEL(unpack, const uint8_t*, int64_t, int64_t, int64_t, int, void*, int, int)
+GRACE_KERNEL(encode_indices, const int64_t*, int64_t, int64_t, int64_t, int, int, uint8_t*, int64_t, int)
+GRACE_KERNEL(decode_indices, const uint8_t*, int64_t, int64_t, int64_t, int64_t, int, int, int64_t*, int)
+
+struct Key {
+    uint32_t k0, k1, step;
+    explicit Key(Dice& dice)
+        : k0(static_cast<uint32_t>(dice.roll())), k1(static_cast<uint32_t>(dice.roll())), step(static_cast<uint32_t>(dice.roll())) {}
+};
+
+inline int64_t some_block(Dice& dice) { return dice.of<int64_t>({1, 2, 3, 7, 8, 16, 100, 256, 1000, 4096, 4097, 10000, 1 << 20}); }
+inline int64_t blocks(int64_t n, int64_t block) { return (n + block - 1) / block; }
+
+// Levels of the quantiser, the bits of its codes (0: base 3), and the bytes of a row's wire.
+struct Levels {
+    int s, bits;
+    int64_t width;
+    Levels(int s_, int64_t n, int64_t block) : s(s_), bits(0) {
+        while (s > 1 && 2 * s >> bits) bits++;
+        width = 4 * blocks(n, block) + (s == 1 ? (n + 4) / 5 : (n * bits + 7) / 8);
+    }
+};
+
+inline void run_finite(Trial& t) { t.returned(finite[t.target](t.numbers(t.n), t.n, t.threads)); }
+
+inline void run_sum_finite(Trial& t) {
+    float* x = t.numbers(t.n);
+    const float* memory = t.dice.coin() ? t.numbers(t.n) : nullptr;
+    float* out = t.dice.coin() ? t.room<float>(t.n) : t.written(x, t.n);
+    const int64_t all = sum_finite[t.target](x, memory, out, t.n, t.threads);
+    t.returned(all);
+    if (!all) t.forget();
+}
+
+inline void run_words(Trial& t) {
+    const Key key(t.dice);
+    const int64_t first = t.dice.below(1ll << 32);
+    t.returned(words[t.target](key.k0, key.k1, key.step, first, t.n, t.room<uint32_t>(2 * t.n), t.threads));
+}
+
+inline void run_uniform(Trial& t) {
+    const Key key(t.dice);
+    const int64_t first = t.dice.below(1ll << 32);
+    t.returned(uniform[t.target](key.k0, key.k1, key.step, first, t.n, t.room<float>(t.n), t.threads));
+}
+
+inline int64_t part_of(Trial& t) { return t.dice.of<int64_t>({0, t.n / 100, t.n / 3, t.n > 0 ? t.n - 1 : 0, t.n}); }
+
+inline void run_subset(Trial& t) {
+    const Key key(t.dice);
+    const int64_t k = part_of(t);
+    t.returned(subset[t.target](key.k0, key.k1, key.step, t.n, k, t.room<int64_t>(k), t.threads));
+}
+
+inline void run_random_k(Trial& t) {
+    const Key key(t.dice);
+    const int64_t k = part_of(t), rows = 1 + t.dice.below(3), W = 1 + t.dice.below(3);
+    float *x = t.written(t.numbers(rows * t.n), rows * t.n), *wire = t.room<float>(rows * k);
+    take_subset[t.target](x, rows, t.n, k, key.k0, key.k1, key.step, wire, t.dice.coin(), 0.25f, t.threads);
+    std::vector<const uint8_t*> wires(static_cast<size_t>(W), reinterpret_cast<const uint8_t*>(wire));
+    add_subset[t.target](wires.data(), W, x, t.n, k, key.k0, key.k1, key.step, 0.5f, t.threads);
+    if (t.kind == NOT_FINITE || t.kind == EXTREME) t.forget();  // what the bits of a NaN are is nobody's business
+}
+
+inline void run_quantise(Trial& t) {
+    if (t.n == 0) return;
+    const Key key(t.dice);
+    const int64_t block = some_block(t.dice), rows = 1 + t.dice.below(3), W = 1 + t.dice.below(3);
+    const Levels levels(t.dice.of({1, 2, 3, 5, 7, 15, 31, 63, 100, 127}), t.n, block);
+    float* x = t.numbers(rows * t.n);
+    const bool has_memory = t.dice.coin();
+    const float* memory = has_memory ? t.numbers(rows * t.n) : nullptr;
+    float* rest = has_memory ? t.room<float>(rows * t.n) : t.dice.coin() ? t.written(x, rows * t.n) : nullptr;
+    uint8_t* wire = t.room<uint8_t>(rows * levels.width);
+    const int64_t all = quantise[t.target](x, memory, rest, rows, t.n, block, wire, levels.width, levels.s, levels.bits,
+                                           t.dice.coin(), t.dice.coin() ? 1.0f : 0.3f, key.k0, key.k1, key.step, t.threads);
+    t.returned(all);
+    if (!all) return t.forget();
+    std::vector<const uint8_t*> wires;
+    for (int64_t w = 0; w < W; w++) wires.push_back(wire + w % rows * levels.width);
+    t.returned(dequantise_sum[t.target](wires.data(), W, t.numbers(t.n), t.n, block, levels.s, levels.bits, 0.5f,
+                                        t.dice.coin(), t.threads));
+}
+
+// A code of k indices below n: raw, bitmap or Elias-Fano, its low bits, and its bytes.
+struct IndexCode {
+    int code, low;
+    int64_t bytes;
+    IndexCode(int code_, int64_t k, int64_t n) : code(code_), low(0), bytes(0) {
+        if (k == 0) return;
+        const int64_t most = code == 0 ? n - 1 : n / k;  // raw: as many bits as n - 1 has; Elias-Fano: floor(log2(n / k))
+        while (code != 1 && most >> low > (code == 0 ? 0 : 1)) low++;
+        if (code == 0 && low == 0) low = 1;
+        const int64_t packed = (k * low + 7) / 8;
+        bytes = code == 0 ? packed : code == 1 ? (n + 7) / 8 : packed + (k + ((n - 1) >> low) + 7) / 8;
+    }
+};
+
+inline void run_topk(Trial& t) {
+    if (t.n == 0) return;
+    const int64_t rows = 1 + t.dice.below(3), k = t.dice.of<int64_t>({1, (t.n + 99) / 100, (t.n + 1) / 2, t.n}), W = 1 + t.dice.below(3);
+    const int narrow = t.dice.coin();
+    const IndexCode code(static_cast<int>(t.dice.below(3)), k, t.n);
+    const int64_t values = k * (narrow ? 2 : 4), width = values + code.bytes;
+    float* x = t.numbers(rows * t.n);
+    const bool has_memory = t.dice.coin();
+    const float* memory = has_memory ? t.numbers(rows * t.n) : nullptr;
+    float* rest = has_memory ? t.room<float>(rows * t.n) : t.dice.coin() ? t.written(x, rows * t.n) : nullptr;
+    int64_t all;
+    if (t.dice.coin()) {
+        all = topk[t.target](x, memory, rest, rows, t.n, k, narrow, t.room<uint32_t>(rows * k), t.room<float>(rows * k), t.threads);
+    } else {
+        uint8_t* wire = t.room<uint8_t>(rows * width);
+        all = topk_wire[t.target](x, memory, rest, rows, t.n, k, narrow, code.code, code.low, wire, width, t.threads);
+        std::vector<const uint8_t*> at, codes;
+        for (int64_t w = 0; w < W; w++) at.push_back(wire + w % rows * width), codes.push_back(at.back() + values);
+        const std::vector<int64_t> ks(static_cast<size_t>(W), k);
+        const std::vector<int32_t> kinds(static_cast<size_t>(W), code.code), lows(static_cast<size_t>(W), code.low);
+        float* out = t.written(t.numbers(t.n), t.n);
+        const int64_t refused = sparse_sum[t.target](at.data(), codes.data(), ks.data(), kinds.data(), lows.data(), W, out, t.n,
+                                                     narrow, 0.5f, t.dice.coin(), t.threads);
+        if (all > 0) t.returned(refused);
+        if (t.kind == NOT_FINITE) t.forget();  // what was there before is not finite, either
+    }
+    t.returned(all);
+    if (all <= 0) t.forget();
+}
+
+inline void run_above(Trial& t) {
+    if (t.n == 0) return;
+    const bool has_memory = t.dice.coin();
+    float* x = t.numbers(t.n);
+    const float* memory = has_memory ? t.numbers(t.n) : nullptr;
+    float* rest = has_memory ? t.room<float>(t.n) : t.dice.coin() ? t.written(x, t.n) : nullptr;
+    const int bound = t.dice.of({0x3F000000, 0x38000000, 0x7F000000, 1});
+    const int64_t capacity = t.dice.of<int64_t>({t.n, t.n / 2, 1});
+    int32_t all = 1;
+    uint32_t* index = t.array<uint32_t>(capacity);
+    float* value = t.array<float>(capacity);
+    const int64_t count =
+        above[t.target](x, memory, rest, t.n, bound, t.dice.coin(), capacity, index, value, &all, t.threads);
+    if (count > capacity || !all) return t.forget();
+    t.returned(count);
+    t.written(index, count), t.written(value, count);
+}
+
+inline void run_write_pairs(Trial& t) {
+    const int64_t k = t.n, n = k * (1 + t.dice.below(200)) + t.dice.below(3);
+    if (k == 0) return;
+    const IndexCode code(static_cast<int>(t.dice.below(3)), k, n);
+    const int narrow = t.dice.coin();
+    uint32_t* index = t.array<uint32_t>(k);
+    for (int64_t i = 0; i < k; i++) index[i] = static_cast<uint32_t>(i * (n / k) + t.dice.below(n / k));
+    const float* values = t.numbers(k);
+    write_pairs[t.target](index, values, k, n, narrow, code.code, code.low, t.room<uint8_t>(k * (narrow ? 2 : 4) + code.bytes));
+    if (t.kind == NOT_FINITE) t.forget();
+}
+
+inline void run_square_sum(Trial& t) {
+    const float* x = t.numbers(t.n);
+    square_sum[t.target](x, t.dice.coin() ? t.numbers(t.n) : nullptr, t.n, t.room<double>(1), t.threads);
+    if (t.kind == NOT_FINITE || t.kind == EXTREME) t.forget();
+}
+
+inline void run_pack(Trial& t) {
+    const int64_t rows = 1 + t.dice.below(3), count = rows * t.n;
+    const int bits = 1 + static_cast<int>(t.dice.below(32)), size = bits <= 8 ? t.dice.of({1, 8}) : t.dice.of({4, 8});
+    const int64_t width = (t.n * bits + 7) / 8;
+    uint8_t* packed = t.room<uint8_t>(rows * width);
+    const uint64_t most = (1ull << bits) - 1;
+    if (size == 1) {
+        uint8_t* values = t.array<uint8_t>(count);
+        for (int64_t i = 0; i < count; i++) values[i] = static_cast<uint8_t>(t.dice.roll() & most);
+        pack[t.target](values, 1, rows, t.n, bits, packed, t.threads);
+    } else if (size == 4) {
+        uint32_t* values = t.array<uint32_t>(count);
+        for (int64_t i = 0; i < count; i++) values[i] = static_cast<uint32_t>(t.dice.roll() & most);
+        pack[t.target](values, 4, rows, t.n, bits, packed, t.threads);
+    } else {
+        uint64_t* values = t.array<uint64_t>(count);
+        for (int64_t i = 0; i < count; i++) values[i] = t.dice.roll() & most;
+        pack[t.target](values, 8, rows, t.n, bits, packed, t.threads);
+    }
+    if (bits <= 8) {
+        unpack[t.target](packed, rows, width, t.n, bits, t.room<uint8_t>(count), 1, t.threads);
+    } else {
+        unpack[t.target](packed, rows, width, t.n, bits, t.room<uint64_t>(count), 8, t.threads);
+    }
+}
+
+inline void run_indices(Trial& t) {
+    const int64_t rows = 1 + t.dice.below(3), k = t.n, n = k * (1 + t.dice.below(200)) + t.dice.below(3);
+    if (k == 0) return;
+    const IndexCode code(static_cast<int>(t.dice.below(3)), k, n);
+    int64_t* index = t.array<int64_t>(rows * k);
+    for (int64_t i = 0; i < rows * k; i++) index[i] = i % k * (n / k) + t.dice.below(n / k);
+    if (t.dice.below(4) == 0) index[t.dice.below(rows * k)] = t.dice.of<int64_t>({-1, n, 0, 1ll << 40});  // refused
+    uint8_t* wire = t.room<uint8_t>(rows * code.bytes);
+    const int64_t refused = encode_indices[t.target](index, rows, k, n, code.code, code.low, wire, code.bytes, t.threads);
+    t.returned(refused == 0);
+    if (refused) return t.forget();
+    t.returned(decode_indices[t.target](wire, rows, code.bytes, k, n, code.code, code.low, t.room<int64_t>(rows * k), t.threads));
+}
+
+struct Case {
+    const char* kernels;  // their names, with spaces around each
+    void (*run)(Trial&);
+};
+constexpr Case CASES[] = {
+    {" finite ", run_finite},
+    {" sum_finite ", run_sum_finite},
+    {" words ", run_words},
+    {" uniform ", run_uniform},
+    {" subset ", run_subset},
+    {" take_subset add_subset ", run_random_k},
+    {" quantise dequantise_sum ", run_quantise},
+    {" topk topk_wire sparse_sum ", run_topk},
+    {" above ", run_above},
+    {" write_pairs ", run_write_pairs},
+    {" square_sum ", run_square_sum},
+    {" pack unpack ", run_pack},
+    {" encode_indices decode_indices ", run_indices},
+};

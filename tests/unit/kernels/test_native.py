@@ -1,0 +1,287 @@
+"""How the native kernels are found, chosen, called and shared between threads and processes; not what they compute."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import grace
+from grace import kernels
+from grace.errors import ConfigurationError, InputError, PayloadError
+from grace.kernels import native
+from grace.random import Stream
+
+STREAM = Stream(1, "test", "w", None, 2)
+BUILT = len(native.available()) > 1
+needs_native = pytest.mark.skipif(not BUILT, reason=native.library())
+LARGE = 3_000_000  # several threads work on as many numbers
+
+
+@pytest.fixture
+def undecided(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Nothing is chosen yet, and the environment says nothing."""
+    monkeypatch.setattr(native, "_active", None)
+    monkeypatch.delenv(native.VARIABLE, raising=False)
+    return monkeypatch
+
+
+def work() -> bytes:
+    """Several kernels on several threads; the same bytes everywhere."""
+    x = torch.arange(LARGE, dtype=torch.float32).sin_()[None]
+    wire, finite = kernels.quantise(x, 7, 256, "l2", 1.0, STREAM)
+    assert finite
+    out = torch.empty_like(x)
+    kernels.dequantise_sum([wire, wire], out, 7, 256, 0.5)
+    kernels.add_subset([kernels.take_subset(x, 50_000, STREAM)], out, 0.5, STREAM)
+    return out.numpy().tobytes()
+
+
+# ---- the choice -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("choice", native.CHOICES)
+def test_every_choice_is_had_or_refused_with_a_reason(choice: str, undecided: pytest.MonkeyPatch) -> None:
+    undecided.setenv(native.VARIABLE, choice)
+    if choice in native.available() or (choice == "native" and BUILT):
+        name, why = native.active()
+        assert name == (choice if choice != "native" else native.available()[-1])
+        assert why == ("the best that this processor has" if choice == "native" else f"asked for ({native.VARIABLE})")
+        assert (native.function("finite") is None) == (choice == "reference")
+    else:
+        with pytest.raises(ConfigurationError, match=choice):
+            native.active()
+
+
+def test_an_unknown_choice_names_the_legal_ones(undecided: pytest.MonkeyPatch) -> None:
+    undecided.setenv(native.VARIABLE, "sse9")
+    with pytest.raises(
+        ConfigurationError, match=r"GRACE_KERNELS='sse9' .* reference, native, native-base, native-avx2"
+    ):
+        kernels.all_finite(torch.zeros(3))
+
+
+def test_an_empty_variable_asks_for_nothing(undecided: pytest.MonkeyPatch) -> None:
+    undecided.setenv(native.VARIABLE, "")
+    assert native.active()[0] == native.available()[-1]
+
+
+def test_what_the_processor_cannot_run_is_refused(undecided: pytest.MonkeyPatch) -> None:
+    class OldMachine:
+        def grace_best(self) -> int:
+            return 0
+
+    undecided.setattr(native, "_loaded", OldMachine())
+    assert native.available() == ["reference", "native-base"]
+    with pytest.raises(ConfigurationError, match="native-avx2, but this processor has no more than base"), \
+         native.using("native-avx2"):  # fmt: skip
+        pass
+    with native.using("native"):
+        assert native.active()[0] == "native-base"
+
+
+def test_using_ends_with_its_block() -> None:
+    before = native.active()
+    with native.using("reference"):
+        assert native.active()[0] == "reference"
+    assert native.active() == before
+    with pytest.raises(ConfigurationError, match="legal"), native.using("fastest"):
+        pass
+    assert native.active() == before
+
+
+def test_a_library_of_another_version_is_not_used(undecided: pytest.MonkeyPatch) -> None:
+    undecided.setattr(native, "_VERSION", -1)
+    found = native._load()
+    assert isinstance(found, str)
+    assert ("another version" if BUILT else "not built") in found
+
+
+def test_a_file_that_is_no_library_is_told(undecided: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / native._NAMES[0]).write_text("this is text")
+    undecided.setattr(native.resources, "files", lambda package: tmp_path)
+    undecided.setattr(native, "Path", lambda file: tmp_path / "kernels" / "native.py")
+    found = native._load()
+    assert isinstance(found, str)
+    assert "cannot be loaded" in found
+
+
+# ---- without a library ----------------------------------------------------------------------------------------------
+SAID_ONCE = """
+import warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import torch
+    from grace.kernels import all_finite, native, quantise
+    from grace.random import Stream
+    native._loaded = "nothing was built"
+    assert all_finite(torch.zeros(5)) and all_finite(torch.zeros(5))
+    quantise(torch.ones(2, 9), 7, 4, "linf", 1.0, Stream(1, "m", "t", 0, 0))
+said = [str(one.message) for one in caught if "Grace" in str(one.message)]
+assert said == ["Grace uses its slower torch kernels: nothing was built"], said
+assert native.active() == ("reference", "nothing was built")
+"""
+
+
+def test_the_fallback_speaks_once() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != native.VARIABLE}
+    done = subprocess.run([sys.executable, "-c", SAID_ONCE], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_choice_without_a_library_is_an_error(undecided: pytest.MonkeyPatch) -> None:
+    undecided.setattr(native, "_loaded", "nothing was built")
+    with pytest.raises(ConfigurationError, match="GRACE_KERNELS=native-avx2, but nothing was built"), \
+         native.using("native-avx2"):  # fmt: skip
+        pass
+    with native.using("reference"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert kernels.all_finite(torch.zeros(3)), "the reference was asked for: nothing to warn of"
+
+
+# ---- threads and processes ------------------------------------------------------------------------------------------
+@needs_native
+def test_several_python_threads_at_once() -> None:
+    alone, got = work(), {}
+    threads = [threading.Thread(target=lambda i=i: got.setdefault(i, work())) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [got[i] == alone for i in range(4)] == [True] * 4
+
+
+@needs_native
+def test_a_call_releases_the_interpreter() -> None:
+    """While one thread is inside native code another one goes on: it counts, and stops at the end of the call."""
+    x, inside, counts = torch.zeros(LARGE), threading.Event(), []
+    finite = native.function("finite")
+    assert finite is not None
+
+    def call() -> None:
+        inside.set()
+        for _ in range(20):
+            finite(x.data_ptr(), LARGE, 1)
+        inside.clear()
+
+    other = threading.Thread(target=call)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(3600)  # nobody is interrupted: who does not let go of the interpreter keeps it
+    try:
+        other.start()
+        inside.wait()
+        while inside.is_set() and len(counts) < 1000:
+            counts.append(inside.is_set())
+    finally:
+        sys.setswitchinterval(interval)
+        other.join()
+    assert len(counts) == 1000, "the other thread held the interpreter to its end"
+
+
+@needs_native
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_computes_too() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        expected, x = work(), torch.zeros(LARGE)  # the pool has threads now, which the child has not
+        bad = x.clone()
+        bad[-1] = torch.inf
+        child = os.fork()
+        if child == 0:
+            same = False
+            try:  # nothing of torch's that would use threads: those do not survive a fork
+                same = kernels.all_finite(x) and not kernels.all_finite(bad)
+            finally:
+                os._exit(0 if same else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert work() == expected, "the parent's threads are still there"
+    finally:
+        torch.set_num_threads(before)
+
+
+class Finite(torch.utils.data.Dataset[torch.Tensor]):
+    """A dataset that calls kernels in the worker processes."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        x = torch.full((LARGE,), float(i))
+        rows = torch.full((1, 5000), float(i))
+        native_threads = kernels.native.threads
+        try:
+            kernels.native.threads = lambda: 4  # a DataLoader's workers have one thread by default
+            return torch.tensor([float(kernels.all_finite(x)), float(kernels.take_subset(rows, 10, STREAM).sum())])
+        finally:
+            kernels.native.threads = native_threads
+
+
+@needs_native
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_workers_of_a_data_loader() -> None:
+    work()
+    loader = torch.utils.data.DataLoader(Finite(), batch_size=None, num_workers=2, multiprocessing_context="fork")
+    assert [item.tolist() for item in loader] == [[1, 10.0 * i] for i in range(4)]
+
+
+# ---- bad arguments never reach native code --------------------------------------------------------------------------
+GOOD = torch.zeros(2, 12)
+WIRE = torch.zeros(2, kernels.quantised_bytes(12, 7, 4), dtype=torch.uint8)
+
+
+def encode(rows: torch.Tensor = GOOD, memory: torch.Tensor | None = None, rest: torch.Tensor | None = None) -> None:
+    kernels.quantise(rows, 7, 4, "linf", 1.0, STREAM, memory, rest)
+
+
+def decode(wire: torch.Tensor = WIRE, out: torch.Tensor = GOOD) -> None:
+    kernels.dequantise_sum([wire], out, 7, 4, 1.0)
+
+
+@needs_native
+@pytest.mark.parametrize(("call", "error", "told"), [
+    (lambda: encode(GOOD.double()), InputError, "rows must be contiguous float32, got torch.float64"),
+    (lambda: encode(torch.zeros(12, 2).t()), InputError, "not contiguous"),
+    (lambda: encode(memory=torch.zeros(2, 11), rest=torch.zeros(2, 12)), InputError, r"memory .*\[2, 11\]"),
+    (lambda: encode(rest=torch.zeros(2, 12, dtype=torch.bfloat16)), InputError, "rest .*bfloat16"),
+    (lambda: encode(rest=torch.zeros(24)), InputError, r"rest must be contiguous float32 \[2, 12\]"),
+    (lambda: decode(WIRE[:, :-1]), PayloadError, "truncated payload"),
+    (lambda: decode(WIRE[:1]), PayloadError, "payload of"),
+    (lambda: decode(torch.cat((WIRE, WIRE), dim=1)), PayloadError, "payload of"),
+    (lambda: decode(WIRE.view(torch.int8)), InputError, "must be uint8"),
+    (lambda: decode(torch.cat((WIRE, WIRE), dim=1)[:, ::2]), InputError, "side by side"),
+    (lambda: decode(out=GOOD.double()), InputError, "out must be contiguous float32"),
+    (lambda: decode(out=torch.zeros(12, 2).t()), InputError, "not contiguous"),
+    (lambda: kernels.take_subset(GOOD.double(), 3, STREAM), InputError, "rows must be"),
+    (lambda: kernels.take_subset(GOOD[:, :5], 3, STREAM), InputError, "not contiguous"),
+    (lambda: kernels.take_subset(GOOD, 13, STREAM), ValueError, "does not exist"),
+    (lambda: kernels.add_subset([torch.zeros(2, 13)], GOOD, 1.0, STREAM), PayloadError, r"\[2, 13\]"),
+    (lambda: kernels.add_subset([torch.zeros(2, 3), torch.zeros(2, 4)], GOOD, 1.0, STREAM), PayloadError, r"\[2, 4\]"),
+    (lambda: kernels.add_subset([torch.zeros(2, 3).double()], GOOD, 1.0, STREAM), PayloadError, "float64"),
+    (lambda: kernels.add_subset([torch.zeros(2, 3)], GOOD[:1], 1.0, STREAM), PayloadError, "for 1 rows"),
+    (lambda: kernels.sum_finite(GOOD, torch.zeros(2, 11), torch.zeros(2, 12)), InputError, "memory must be"),
+    (lambda: kernels.sum_finite(GOOD, None, torch.zeros(24)), InputError, "out must be"),
+])  # fmt: skip
+def test_a_wrong_argument_is_a_python_error(call: Callable[[], None], error: type[Exception], told: str) -> None:
+    with pytest.raises(error, match=told):
+        call()
+
+
+def test_another_device_takes_the_torch_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Addresses of another device never reach native code; tensors on the meta device have none at all."""
+
+    def never(name: str) -> None:
+        pytest.fail(f"{name} was asked for")
+
+    monkeypatch.setattr(native, "function", never)
+    assert STREAM.words(0, "meta").device.type == "meta"  # of no words, so that nothing else is done, either
+
+
+def test_the_tests_use_this_checkout() -> None:
+    assert Path(native.__file__).parents[1] == Path(grace.__file__).parent
