@@ -72,14 +72,14 @@ GRACE_INLINE uint64_t mark(const float* x, const float* e, float* rest, vi bound
     for (int k = 0; k < 64; k += L) {
         vf v = loadf(x + k);
         if (memory) v += loadf(e + k);
-        uint32_t reach;
-        const vf left = where_below(magnitude(as_int(v)), bound, v, reach);
-        word |= (uint64_t)reach << k;
+        uint32_t below;
+        const vf left = where_below(magnitude(as_int(v)), bound, v, below);
+        word |= (uint64_t)below << k;
         if (copy) {
             if (past) stream(rest + k, left); else store(rest + k, left);
         }
     }
-    return word;
+    return ~word;
 }
 
 // The places of the marks of a word, the first being `base`: at least `slots` are written. Most words have no more marks than
@@ -280,7 +280,7 @@ static Guess guess(const Source& s, int64_t k, int32_t* keys, int64_t groups, in
         const auto many = (double)count_keys(keys + t * G, G, out.middle);
         variance += many * many;
     }
-    const double spread = 5 * __builtin_sqrt(variance) + 4;
+    const double spread = 4 * __builtin_sqrt(variance) + 4;
     const auto rank = (int64_t)(expected + spread), above = (int64_t)(expected - spread);
     if (rank >= size) return out;
     if (rank > reach) {

@@ -179,16 +179,16 @@ GRACE_INLINE vi bits_mask(uint32_t bits) {
 #endif
 }
 
-// v where a < b, else 0; bit i of `reach` is set where a >= b in lane i.
-GRACE_INLINE vf where_below(vi a, vi b, vf v, uint32_t& reach) {
+// v where a < b, else 0; bit i of `below` is set where a < b in lane i.
+GRACE_INLINE vf where_below(vi a, vi b, vf v, uint32_t& below) {
 #if defined(__x86_64__) && GRACE_LANES == 16
-    const __mmask16 below = _mm512_cmplt_epi32_mask((__m512i)a, (__m512i)b);
-    reach = (uint16_t)~below;
-    return (vf)_mm512_maskz_mov_ps(below, (__m512)v);
+    const __mmask16 mask = _mm512_cmplt_epi32_mask((__m512i)a, (__m512i)b);
+    below = mask;
+    return (vf)_mm512_maskz_mov_ps(mask, (__m512)v);
 #else
-    const vi below = a < b;
-    reach = mask_bits(below) ^ ((1u << L) - 1);
-    return as_float(as_int(v) & below);
+    const vi mask = a < b;
+    below = mask_bits(mask);
+    return as_float(as_int(v) & mask);
 #endif
 }
 // To memory that will not be read soon: past the caches. p is aligned to a vector. Then `fence`, before another thread reads.

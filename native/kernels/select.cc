@@ -69,23 +69,24 @@ int32_t kth(const Candidates& found, int64_t k, int32_t* keys, int32_t low, int3
 // Returns whether all are finite. `trimmed` has room for as many as there are candidates.
 bool emit(const Source& s, const Candidates& found, int64_t k, int32_t key, uint32_t* index, float* value, int32_t* trimmed) {
     int64_t ties = k - count_above(found.value, found.count, key), kept = 0, back = 0;
-    int32_t worst = 0;
     for (int64_t j = 0; j < found.strips(s.n); j++) {
         int64_t c = found.start[j];
         const int64_t end = c + found.length[j];
         for (; c < end && kept < k; c++) {
-            const float v = found.value[c];
-            const int32_t mine = key_of(v);
+            const int32_t mine = key_of(found.value[c]);
             bool keep = mine > key;
             if (mine == key && ties > 0) ties--, keep = true;
-            worst = mine > worst ? mine : worst;
             index[kept] = found.index[c];
-            value[kept] = s.narrow ? narrowed(v) : v;
+            value[kept] = found.value[c];
             kept += keep;
             trimmed[back] = (int32_t)c;
             back += !keep;
         }
         for (; c < end; c++) trimmed[back++] = (int32_t)c;
+    }
+    const bool finite = count_above(value, k, INFINITE - 1) == 0;
+    if (s.narrow) {
+        for (int64_t j = 0; j < k; j++) value[j] = narrowed(value[j]);
     }
     if (s.rest) {
         for (int64_t t = 0; t < back; t++) {
@@ -93,7 +94,7 @@ bool emit(const Source& s, const Candidates& found, int64_t k, int32_t key, uint
             s.rest[found.index[trimmed[t]]] = found.value[trimmed[t]];
         }
     }
-    return worst < INFINITE;
+    return finite;
 }
 
 // Two ascending lists as one: the candidates, and ties of the k-th largest.
