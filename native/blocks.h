@@ -222,19 +222,19 @@ static bool encode_blocks(const Codec& codec, const Rows& r, uint8_t* wire, int6
             scales[j] = codec.scale(stats[j * pieces], len, wire + row * stride + j * Codec::HEAD);
         }
         const bool apart = nb == 1 || r.block % whole_codes(bits) == 0;
-        constexpr int64_t STEP = PIECE / 320 * 320;  // whole bytes, of bits and of trits, and whole vectors
-        const int64_t steps = apart ? ceil_div(r.block, 8 * STEP) : 1;
+        constexpr int64_t STEP = 640;  // whole bytes, of bits and of trits, and whole vectors
+        const int64_t steps = apart ? ceil_div(r.block, 48 * STEP) : 1;
         auto work = [&](int64_t task) {
             auto state = codec.state();
-            const int64_t from = apart ? task / steps * r.block + task % steps * 8 * STEP : 0;
-            const int64_t stop = apart ? least(least(r.n, (task / steps + 1) * r.block), from + 8 * STEP) : r.n;
+            const int64_t from = apart ? task / steps * r.block + task % steps * 48 * STEP : 0;
+            const int64_t stop = apart ? least(least(r.n, (task / steps + 1) * r.block), from + 48 * STEP) : r.n;
             if (from >= stop) return;
             Packer packer(bits, wire + row * stride + heads + packed_bytes(from, bits));
             alignas(64) float p[PIECE + 16];
             for (int64_t at = from; at < stop;) {
                 const int64_t len = least(least(STEP, stop - at), (at / r.block + 1) * r.block - at), first = row * r.n + at;
                 gather(r, first, len, p);
-                fetch(r, first + len, len);
+                fetch(r, first + AHEAD, len);
                 float* rest = r.rest ? r.rest + first : nullptr;
                 encode_part(codec, large, rest, p, len, scales[at / r.block], row, at, state, packer.room());
                 packer.took(len);
