@@ -121,16 +121,19 @@ GRACE_INLINE void pack_trits(uint8_t* codes, int64_t count, uint8_t* out) {
         out[j] = (uint8_t)((x * (1ull << 32 | 3ull << 24 | 9ull << 16 | 27ull << 8 | 81ull)) >> 32);
     }
 }
-// The inverse, of bytes below 243; codes has room for 8 more.
+struct TritTable {
+    uint64_t digits[256];  // a byte each
+};
+constexpr TritTable trit_table() {
+    TritTable t = {};
+    for (int n = 0; n < 243; n++)
+        for (int j = 0, rest = n; j < 5; j++, rest /= 3) t.digits[n] |= (uint64_t)(rest % 3) << 8 * j;
+    return t;
+}
+static constexpr TritTable TRIT = trit_table();
+// The inverse; a byte above 242 gives zeros. codes has room for 8 more.
 GRACE_INLINE void unpack_trits(const uint8_t* in, int64_t count, uint8_t* codes) {
-    for (int64_t i = 0, j = 0; i < count; i += 5, j++) {
-        const uint32_t byte = in[j];
-        // n/3 = n 171 >> 9 for n < 256
-        const uint32_t a = byte * 171 >> 9, b = a * 171 >> 9, c = b * 171 >> 9, d = c * 171 >> 9;
-        const uint64_t digits = (uint64_t)(byte - 3 * a) | (uint64_t)(a - 3 * b) << 8 | (uint64_t)(b - 3 * c) << 16 |
-                                (uint64_t)(c - 3 * d) << 24 | (uint64_t)d << 32;
-        memcpy(codes + i, &digits, 8);
-    }
+    for (int64_t i = 0, j = 0; i < count; i += 5, j++) memcpy(codes + i, &TRIT.digits[in[j]], 8);
 }
 
 constexpr int TRITS = 0;  // in place of a number of bits

@@ -222,19 +222,19 @@ static bool encode_blocks(const Codec& codec, const Rows& r, uint8_t* wire, int6
             scales[j] = codec.scale(stats[j * pieces], len, wire + row * stride + j * Codec::HEAD);
         }
         const bool apart = nb == 1 || r.block % whole_codes(bits) == 0;
-        constexpr int64_t STEP = PIECE / 320 * 320;  // whole bytes, of bits and of trits, and whole vectors
-        const int64_t steps = apart ? ceil_div(r.block, 8 * STEP) : 1;
+        constexpr int64_t STEP = 640;  // whole bytes, of bits and of trits, and whole vectors
+        const int64_t steps = apart ? ceil_div(r.block, 48 * STEP) : 1;
         auto work = [&](int64_t task) {
             auto state = codec.state();
-            const int64_t from = apart ? task / steps * r.block + task % steps * 8 * STEP : 0;
-            const int64_t stop = apart ? least(least(r.n, (task / steps + 1) * r.block), from + 8 * STEP) : r.n;
+            const int64_t from = apart ? task / steps * r.block + task % steps * 48 * STEP : 0;
+            const int64_t stop = apart ? least(least(r.n, (task / steps + 1) * r.block), from + 48 * STEP) : r.n;
             if (from >= stop) return;
             Packer packer(bits, wire + row * stride + heads + packed_bytes(from, bits));
             alignas(64) float p[PIECE + 16];
             for (int64_t at = from; at < stop;) {
                 const int64_t len = least(least(STEP, stop - at), (at / r.block + 1) * r.block - at), first = row * r.n + at;
                 gather(r, first, len, p);
-                fetch(r, first + len, len);
+                fetch(r, first + AHEAD, len);
                 float* rest = r.rest ? r.rest + first : nullptr;
                 encode_part(codec, large, rest, p, len, scales[at / r.block], row, at, state, packer.room());
                 packer.took(len);
@@ -258,7 +258,7 @@ template <Form form>
 constexpr int64_t STRIDE = form == BYTES ? 4 * L : form == NIBBLES ? 8 * L : 16;  // codes that are read at a time
 
 constexpr int64_t GROUP = 8;      // wires that are added up before their sum is stored
-constexpr int64_t STRIP = 3840;   // whole bytes of bits and of trits, whole strides
+constexpr int64_t STRIP = 1280;   // whole bytes of bits and of trits, whole strides
 
 #if GRACE_LANES == 16
 // Where the sixteen digits from a byte's digit `phase` on lie in four bytes, and what a byte is multiplied with, modulo 2**16,
@@ -282,7 +282,7 @@ static constexpr Digits DIGIT = digit_places();
 #endif
 
 // sum[0, len) = (or, if more, +=) what the codes of the wires say, in their order; len is a multiple of STRIDE.
-template <Form form, class Codec>
+template <Form form, bool streamed, class Codec>
 GRACE_INLINE void sum_codes(const Codec& codec, const uint8_t* const* codes, int phase, int64_t wires,
                             const typename Codec::Factor* factors, bool more, int64_t len, float* sum) {
 #if GRACE_LANES == 16
@@ -300,7 +300,7 @@ GRACE_INLINE void sum_codes(const Codec& codec, const uint8_t* const* codes, int
                 load_u8(codes[w] + i, code);
                 for (int k = 0; k < 4; k++) acc[k] += codec.value(code[k], factors[w]);
             }
-            for (int k = 0; k < 4; k++) store(sum + i + k * L, acc[k]);
+            for (int k = 0; k < 4; k++) keep_rest<streamed ? STREAM : STORE>(sum + i + k * L, acc[k]);
         }
     } else if (form == NIBBLES) {
         for (int64_t i = 0; i < len; i += 8 * L) {
@@ -331,7 +331,7 @@ GRACE_INLINE void sum_codes(const Codec& codec, const uint8_t* const* codes, int
                 const __m512i place = _mm512_mullo_epi16(_mm512_shuffle_epi8(_mm512_set1_epi32(four), where), factor);
                 acc += lookup(table[w], (vi)_mm512_mulhi_epu16(place, _mm512_set1_epi32(3)));
             }
-            store(sum + i, acc);
+            keep_rest<streamed ? STREAM : STORE>(sum + i, acc);
             byte += 3 + (phase == 4), phase = phase == 4 ? 0 : phase + 1;
         }
 #endif
@@ -342,12 +342,16 @@ GRACE_INLINE void sum_codes(const Codec& codec, const uint8_t* const* codes, int
 // The same for any len: what is left of a stride goes through a copy, since nothing may be read or written behind it.
 template <Form form, class Codec>
 GRACE_INLINE void sum_part(const Codec& codec, const uint8_t* const* codes, int phase, int64_t wires,
-                           const typename Codec::Factor* factors, bool more, int64_t len, float* sum) {
+                           const typename Codec::Factor* factors, bool more, bool streamed, int64_t len, float* sum) {
     const int64_t whole = len / STRIDE<form> * STRIDE<form>;
-    if (wires == GROUP) {
-        sum_codes<form>(codec, codes, phase, GROUP, factors, more, whole, sum);  // unrolled
+    if (streamed && (uintptr_t)sum % (4 * L) == 0) {
+        if (wires == GROUP) {
+            sum_codes<form, true>(codec, codes, phase, GROUP, factors, more, whole, sum);  // unrolled
+        } else {
+            sum_codes<form, true>(codec, codes, phase, wires, factors, more, whole, sum);
+        }
     } else {
-        sum_codes<form>(codec, codes, phase, wires, factors, more, whole, sum);
+        sum_codes<form, false>(codec, codes, phase, wires, factors, more, whole, sum);
     }
     for (int64_t i = whole; i < len; i += STRIDE<form>) {
         const int64_t left = least(len - i, STRIDE<form>);
@@ -361,7 +365,7 @@ GRACE_INLINE void sum_part(const Codec& codec, const uint8_t* const* codes, int 
             from[w] = copies[w];
         }
         if (more) memcpy(part, sum + i, (size_t)left * 4);
-        sum_codes<form>(codec, from, form == DIGITS ? (int)((phase + i) % 5) : 0, wires, factors, more, STRIDE<form>, part);
+        sum_codes<form, false>(codec, from, form == DIGITS ? (int)((phase + i) % 5) : 0, wires, factors, more, STRIDE<form>, part);
         memcpy(sum + i, part, (size_t)left * 4);
     }
 }
@@ -384,10 +388,11 @@ static int64_t decode_blocks(
     if (bits == 4 && (block % 2 == 0 || block >= n) && block >= 2 * L) form = NIBBLES;
     if (bits == TRITS && L == 16 && block >= 16) form = DIGITS;
     const bool direct = form != BYTES || bits == 8;
+    const bool streamed = n >= ALONE && W <= GROUP && !accumulate;  // a sum that nobody reads before it has left the caches
     auto work = [&](int64_t task) {
         alignas(64) uint8_t room[GROUP][STRIP + 64];
         Refusal bad = OK;
-        for (int64_t at = task * 8 * STRIP, end = least(n, at + 8 * STRIP); at < end; at += STRIP) {
+        for (int64_t at = task * 24 * STRIP, end = least(n, at + 24 * STRIP); at < end; at += STRIP) {
             const int64_t len = least(STRIP, end - at);
             if (W == 0 && !accumulate) memset(out + at, 0, (size_t)len * 4);
             for (int64_t w = 0; w < W; w += GROUP) {
@@ -395,6 +400,8 @@ static int64_t decode_blocks(
                 const uint8_t* codes[GROUP];
                 for (int64_t k = 0; k < group; k++) {
                     codes[k] = wires[w + k] + heads + packed_bytes(at, bits);
+                    for (int64_t i = 0; i < packed_bytes(STRIP, bits); i += 64)  // of the strip after the next
+                        prefetch((const void*)((uintptr_t)codes[k] + (uintptr_t)(2 * packed_bytes(STRIP, bits) + i)));
                     if (bits == TRITS && any_above(codes[k], packed_bytes(len, bits), 242, [](vb x) { return x; })) bad = BAD_CODE;
                     if (!direct) unpack_codes(bits, codes[k], len, room[k]), codes[k] = room[k];
                     if (form == BYTES && !codec.legal(codes[k], len)) bad = BAD_CODE;
@@ -414,19 +421,20 @@ static int64_t decode_blocks(
                     }
                     float* to = out + at + i;
                     if (form == BYTES) {
-                        sum_part<BYTES>(codec, here, 0, group, factors, more, size, to);
+                        sum_part<BYTES>(codec, here, 0, group, factors, more, streamed, size, to);
                     } else if (form == NIBBLES) {
-                        sum_part<NIBBLES>(codec, here, 0, group, factors, more, size, to);
+                        sum_part<NIBBLES>(codec, here, 0, group, factors, more, streamed, size, to);
                     } else {
-                        sum_part<DIGITS>(codec, here, (int)(i % 5), group, factors, more, size, to);
+                        sum_part<DIGITS>(codec, here, (int)(i % 5), group, factors, more, streamed, size, to);
                     }
                     i += size;
                 }
             }
         }
+        settle();
         if (bad != OK) __atomic_store_n(&refused, (int64_t)bad, __ATOMIC_RELAXED);
     };
-    parallel(ceil_div(n, 8 * STRIP), enough_threads(n, threads), work);
+    parallel(ceil_div(n, 24 * STRIP), enough_threads(n, threads), work);
     return refused;
 }
 

@@ -61,11 +61,11 @@ struct Quantiser {
         const uint16_t* lanes = random.at((uint64_t)(row * n + at), len);
         const vf up = splat(scale.up), a = splat(scale.a), step = splat(scale.step);
         const vi zero = splat(s);
-        // floor(|y| + u) with the sign of y, both in units of 2**-16: what a number is more than a level is the chance of the
-        // next one. For y < 0 that is floor(y + 1 - 2**-16 - u).
+        // In units of 2**-16: |y| is rounded up if what it is more than a level exceeds the lane, so by floor(|y| + 1 - 2**-16 -
+        // lane); for y < 0 that is -floor(y + lane).
         const auto level = [&](vf x, int64_t i) {
             const vi y = nearest_int(x * up * a);
-            return (y + (load_u16(lanes + i) ^ (y >> 31 & 0xFFFF))) >> 16;
+            return (y + (load_u16(lanes + i) ^ (~(y >> 31) & 0xFFFF))) >> 16;
         };
         int64_t i = 0;
         for (; i + 4 * L <= len; i += 4 * L) {

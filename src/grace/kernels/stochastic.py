@@ -65,10 +65,10 @@ def quantise(
 ) -> tuple[Tensor, bool]:
     """``p = rows + memory`` -> (wire ``[b, w]`` uint8, whether p was finite).
 
-    Number i of p becomes ``floor(s |p_i| / N + u_i)`` with its sign, where ``s |p_i| / N`` is rounded to a multiple of 2**-16
-    (and is s for N itself), N is the norm of its block, and u_i is 2**-16 times lane i of the stream, counted over all rows.
-    What travels is ``shrink`` N, 0 where N < 2**-126. ``rest``, which may be ``rows``, becomes p minus what the wire says. If
-    p is not finite, wire and rest mean nothing.
+    Number i of p becomes ``floor(y)``, or one more if ``y - floor(y) > u_i``, with its sign; ``y = s |p_i| / N`` is rounded to
+    a multiple of 2**-16 (and is s for N itself), N is the norm of its block, and u_i is 2**-16 times lane i of the stream,
+    counted over all rows. What travels is ``shrink`` N, 0 where N < 2**-126. ``rest``, which may be ``rows``, becomes p minus
+    what the wire says. If p is not finite, wire and rest mean nothing.
 
     Rows, memory and rest are float32 ``[b, n]``, contiguous; s is 1 to 32767, block >= 1.
     """
@@ -175,16 +175,16 @@ def _levels(part: Tensor, norm: Tensor, s: int, block: int, lane: Tensor) -> Ten
     m, zero = part.shape[1], norm < _TINY
     if s > _MOST_NATIVE:  # more bits than a float32 has
         y = part.double() * spread((s * 2.0**16 / norm.double()).masked_fill_(zero, 0.0), m, block)
-        return _floor(y.round_().to(torch.int64), lane)
+        return _rounded(y.round_().to(torch.int64), lane)
     up = torch.where(norm < _SMALL, _UP, 1.0)  # else the factor could overflow
     factor = (s * 2.0**16 / (norm * up)).masked_fill_(zero, 0.0)
     y = part * spread(up, m, block) * spread(factor, m, block)
-    return _floor(y.round_().to(torch.int32), lane)
+    return _rounded(y.round_().to(torch.int32), lane)
 
 
-def _floor(y: Tensor, lane: Tensor) -> Tensor:
-    """floor((|y| + lane) / 2**16) with the sign of y, ``[1, m]``"""
-    return (y.abs().add_(lane) >> 16).mul_(y.sign())
+def _rounded(y: Tensor, lane: Tensor) -> Tensor:
+    """Y in units of 2**-16 -> y, its magnitude rounded up if what it is more than an integer exceeds the lane; ``[1, m]``"""
+    return (y.abs().add_(0xFFFF - lane) >> 16).mul_(y.sign())
 
 
 def _dequantise_add(wire: Tensor, out: Tensor, s: int, block: int, weight: float) -> None:

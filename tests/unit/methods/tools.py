@@ -41,7 +41,9 @@ def row(*numbers: float) -> Tensor:
 
 
 def wire_of(compressor: Compressor, x: Tensor, rng: Any = None) -> Tensor:
-    return compressor.compress_(x.clone(), rng or stream(compressor), False)
+    rng = rng or stream(compressor)
+    with specified(rng):
+        return compressor.compress_(x.clone(), rng, False)
 
 
 def hex_of(wire: Tensor) -> str:
