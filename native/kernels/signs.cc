@@ -279,7 +279,7 @@ static bool encode(const Rows& r, uint8_t* wire, int64_t stride, int zeros, floa
 }
 
 // ---- decoding ------------------------------------------------------------------------------------------------------------
-constexpr int BATCH = 16;      // wires at a time
+constexpr int AT_ONCE = 16;      // wires at a time
 constexpr int64_t AHEAD = 1024;  // numbers: what is written is fetched before
 
 struct Decoder {
@@ -308,7 +308,7 @@ struct Decoder {
     // Numbers [i, stop), whole groups.
     template <bool opposite>
     void groups_(int64_t i, int64_t stop, const vf* up, const vf* down) const {
-        const uint8_t* bits[BATCH];
+        const uint8_t* bits[AT_ONCE];
         const int64_t skip = heads();
         for (int w = 0; w < W; w++) bits[w] = wires[w] + skip;
         for (; i < stop; i += G) {
@@ -346,7 +346,7 @@ struct Decoder {
 
     void run(int threads) {
         auto work = [&](int64_t task) {
-            vf up[BATCH], down[BATCH];
+            vf up[AT_ONCE], down[AT_ONCE];
             for (int64_t at = task * TASK, stop = least(n, at + TASK); at < stop;) {
                 const int64_t j = at / block, end = least(stop, (j + 1) * block);
                 pairs(j, up, down);
@@ -382,10 +382,10 @@ GRACE_EXPORT(one_bit_sum)(const uint8_t* const* wires, int64_t W, float* out, in
     bool refused = false;
     int64_t w = 0;
     do {
-        Decoder decoder = {wires + w, (int)least(BATCH, W - w), fields, out, n, least(block, n), weight, accumulate || w};
+        Decoder decoder = {wires + w, (int)least(AT_ONCE, W - w), fields, out, n, least(block, n), weight, accumulate || w};
         decoder.run(threads);
         refused = refused || decoder.refused;
-        w += BATCH;
+        w += AT_ONCE;
     } while (w < W);
     return refused ? BAD_HEAD : OK;
 }

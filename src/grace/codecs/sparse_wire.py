@@ -98,7 +98,9 @@ def sum_pairs(
         width = wire.shape[1]
         if len(wire) != b or (size is not None and width != size):
             cut = "truncated " if size is not None and width < size else ""
-            raise PayloadError(f"{cut}payload of {len(wire)} times {width} bytes, but its fields end at {b} times {size}")
+            raise PayloadError(
+                f"{cut}payload of {len(wire)} times {width} bytes, but its fields end at {b} times {size}"
+            )
     for j, row in enumerate(out):
         parts = [_part(wire[j], 0, at, n, k, code) for wire in received]
         sparse_sum(parts, row, scale, narrow=values == "bfloat16", add=add)

@@ -31,8 +31,6 @@ from grace.kernels.select import (
     take_at_least,
     take_topk,
 )
-from grace.kernels.spans import Span, spans
-from grace.kernels.sparse import Part, pairs, sparse_sum, topk_wire
 from grace.kernels.signs import (
     majority,
     scaled_signs,
@@ -44,6 +42,7 @@ from grace.kernels.signs import (
     votes_sum,
 )
 from grace.kernels.spans import Span, spans
+from grace.kernels.sparse import Part, pairs, sparse_sum, topk_wire
 from grace.kernels.statistics import block_abs_max, block_abs_mean, block_norm, block_sum
 from grace.kernels.stochastic import dequantise_sum, quantise, quantised_bytes
 from grace.kernels.subset import add_subset, take_subset
@@ -70,11 +69,11 @@ __all__ = [
     "hadamard",
     "hash_coefficients",
     "index_bits",
+    "majority",
     "narrowed",
     "natural",
     "natural_bytes",
     "natural_sum",
-    "majority",
     "nearest",
     "ordered_sum",
     "orthonormal",
