@@ -67,8 +67,8 @@ def quantise(
 
     Number i of p becomes ``floor(s p_i / N + u_i)`` of [-s, s], where ``s p_i / N`` is rounded to multiples of 2**-16 (so that
     N itself becomes s), N is the norm of its block, and u_i the stream's lane i / 2**16, counted over all rows. What travels
-    is ``shrink`` N, 0 where N < 2**-126. ``rest``, which may be ``rows``, becomes p minus what the wire says. If p is not finite,
-    wire and rest mean nothing.
+    is ``shrink`` N, 0 where N < 2**-126. ``rest``, which may be ``rows``, becomes p minus what the wire says. If p is not
+    finite, wire and rest mean nothing.
 
     Rows, memory and rest are float32 ``[b, n]``, contiguous; s is 1 to 32767, block >= 1.
     """
