@@ -7,7 +7,7 @@ namespace GRACE_TARGET {
 namespace {
 
 constexpr int64_t SORTED = 4096;    // up to here a subset is drawn by sorting keys, beyond by a Feistel permutation
-constexpr int64_t BATCH = 1024;     // positions that are walked together
+constexpr int64_t WALKED = 1024;     // positions that are walked together
 constexpr int64_t SHARE = 4096;     // positions of a task
 constexpr int64_t MANY = 32 << 10;  // positions that keep several threads busy
 constexpr int ROUNDS = 6, TOGETHER = 4;
@@ -53,7 +53,7 @@ class Subset {
         }
     }
 
-    // The positions number [first, first + count), count <= BATCH, into `image`, which has room for L more. `meanwhile` is
+    // The positions number [first, first + count), count <= WALKED, into `image`, which has room for L more. `meanwhile` is
     // called now and then.
     template <class F>
     void positions(int64_t first, int64_t count, uint32_t* image, F meanwhile) const {
@@ -83,7 +83,7 @@ class Subset {
 
     template <class F>
     void walk(uint32_t first, int64_t count, uint32_t* image, F meanwhile) const {
-        alignas(64) uint32_t todo[BATCH + TOGETHER * L], at[BATCH + TOGETHER * L];
+        alignas(64) uint32_t todo[WALKED + TOGETHER * L], at[WALKED + TOGETHER * L];
         int64_t left = 0;
         vu x[TOGETHER];
         for (int64_t i = 0; i < count; i += TOGETHER * L) {
@@ -156,18 +156,18 @@ class Subset {
 template <class Near, class Visit>
 void each(const Subset& subset, int64_t k, int threads, Near near, Visit visit) {
     auto work = [&](int64_t task) {
-        alignas(64) uint32_t images[2][BATCH + L];
+        alignas(64) uint32_t images[2][WALKED + L];
         int64_t before = 0;  // how many positions the other buffer holds; they end at `first`
         int flip = 0;
         for (int64_t first = task * SHARE, stop = least(k, first + SHARE);; flip ^= 1) {
-            const int64_t count = least(BATCH, stop - first);
+            const int64_t count = least(WALKED, stop - first);
             const uint32_t* other = images[flip ^ 1];
             int64_t fetched = 0;
             auto fetch = [&](int64_t most) {
                 for (const int64_t end = least(before, fetched + most); fetched < end; fetched++) near(other[fetched]);
             };
             if (count > 0) subset.positions(first, count, images[flip], [&] { fetch(TOGETHER * L / 2); });
-            fetch(BATCH);
+            fetch(WALKED);
             for (int64_t i = 0; i < before; i++) visit(first - before + i, other[i]);
             if (count <= 0) break;
             before = count, first += count;

@@ -7,6 +7,7 @@ namespace {
 
 constexpr int SPAN = 32 * L;   // votes that are counted together: a vector of bits
 constexpr int PLANES = 32;     // digits of a count
+constexpr int64_t PART = 4080;  // whole bytes of trits, whole vectors
 
 // The counts of SPAN votes, a vector for each binary digit: a voter costs some three operations for each digit.
 struct Count {
@@ -103,14 +104,14 @@ GRACE_EXPORT(trit_votes)(const float* x, const float* memory, float* rest, int64
                          int threads) {
     using namespace grace::GRACE_TARGET;
     const Rows r = {x, memory, rest, rows, n, n};
-    const int64_t per_row = ceil_div(n, 8 * STRIP);
+    const int64_t per_row = ceil_div(n, 8 * PART);
     int32_t bad = 0;
     auto work = [&](int64_t task) {
         alignas(64) float p[PIECE + 16];
         alignas(64) uint8_t codes[PIECE + 16];
-        const int64_t row = task / per_row, start = task % per_row * 8 * STRIP;
-        for (int64_t at = start, stop = least(n, start + 8 * STRIP); at < stop; at += STRIP) {
-            const int64_t len = least(STRIP, stop - at);
+        const int64_t row = task / per_row, start = task % per_row * 8 * PART;
+        for (int64_t at = start, stop = least(n, start + 8 * PART); at < stop; at += PART) {
+            const int64_t len = least(PART, stop - at);
             if (gather(r, row * n + at, len, p) >= 0x7F800000) __atomic_store_n(&bad, 1, __ATOMIC_RELAXED);
             for (int64_t i = 0; i < len; i += L) {
                 const vi vote = digits_of(loadf(p + i));
@@ -131,18 +132,16 @@ GRACE_EXPORT(trit_votes_sum)(const uint8_t* const* wires, int64_t W, float* out,
     using namespace grace::GRACE_TARGET;
     int32_t bad = 0;
     auto work = [&](int64_t task) {
-        alignas(64) float sum[STRIP + 16];
-        alignas(64) uint8_t codes[STRIP + 64];
+        alignas(64) float sum[PART + 16];
+        alignas(64) uint8_t codes[PART + 64];
         const vf factor = splat(weight);
-        for (int64_t at = task * 8 * STRIP, stop = least(n, at + 8 * STRIP); at < stop; at += STRIP) {
-            const int64_t len = least(STRIP, stop - at);
+        for (int64_t at = task * 8 * PART, stop = least(n, at + 8 * PART); at < stop; at += PART) {
+            const int64_t len = least(PART, stop - at);
             if (accumulate) memcpy(sum, out + at, (size_t)len * 4); else memset(sum, 0, sizeof sum);
             for (int64_t w = 0; w < W; w++) {
-                const uint8_t* bytes = wires[w] + at / 5;
-                uint8_t worst = 0;
-                for (int64_t i = 0; i < packed_bytes(len, TRITS); i++) worst = bytes[i] > worst ? bytes[i] : worst;
-                if (worst > 242) __atomic_store_n(&bad, 1, __ATOMIC_RELAXED);
-                unpack_trits(bytes, len, codes);
+                const uint8_t* digits = wires[w] + at / 5;
+                if (any_above(digits, packed_bytes(len, TRITS), 242, [](vb x) { return x; })) __atomic_store_n(&bad, 1, __ATOMIC_RELAXED);
+                unpack_trits(digits, len, codes);
                 for (int64_t i = 0; i < len; i += L) store(sum + i, loadf(sum + i) + to_float(load_u8(codes + i) - 1) * factor);
             }
             if (sign)
@@ -150,6 +149,6 @@ GRACE_EXPORT(trit_votes_sum)(const uint8_t* const* wires, int64_t W, float* out,
             memcpy(out + at, sum, (size_t)len * 4);
         }
     };
-    parallel(ceil_div(n, 8 * STRIP), enough_threads(n, threads), work);
+    parallel(ceil_div(n, 8 * PART), enough_threads(n, threads), work);
     return bad ? BAD_CODE : OK;
 }

@@ -40,6 +40,18 @@ GRACE_KERNEL(pack, const void*, int, int64_t, int64_t, int, uint8_t*, int)
 GRACE_KERNEL(unpack, const uint8_t*, int64_t, int64_t, int64_t, int, void*, int, int)
 GRACE_KERNEL(encode_indices, const int64_t*, int64_t, int64_t, int64_t, int, int, uint8_t*, int64_t, int)
 GRACE_KERNEL(decode_indices, const uint8_t*, int64_t, int64_t, int64_t, int64_t, int, int, int64_t*, int)
+GRACE_KERNEL(one_bit, const float*, const float*, float*, int64_t, int64_t, int64_t, uint8_t*, int64_t, int, int, float, int)
+GRACE_KERNEL(one_bit_sum, Wires, int64_t, float*, int64_t, int64_t, int, float, int, int)
+GRACE_KERNEL(majority, Wires, int64_t, float*, int64_t, float, int)
+GRACE_KERNEL(trit_votes, const float*, const float*, float*, int64_t, int64_t, uint8_t*, int64_t, int)
+GRACE_KERNEL(trit_votes_sum, Wires, int64_t, float*, int64_t, float, int, int, int)
+GRACE_KERNEL(block_statistics, const float*, int64_t, int64_t, int64_t, int, void*, int)
+GRACE_KERNEL(natural, const float*, const float*, float*, int64_t, int64_t, int64_t, uint8_t*, int64_t, int, uint32_t, uint32_t,
+             uint32_t, int)
+GRACE_KERNEL(natural_sum, Wires, int64_t, float*, int64_t, int64_t, int, float, int, int)
+GRACE_KERNEL(codebook, const float*, const float*, float*, int64_t, int64_t, int64_t, uint8_t*, int64_t, const float*,
+             const float*, const uint8_t*, int)
+GRACE_KERNEL(codebook_sum, Wires, int64_t, float*, int64_t, int64_t, const float*, float, int, int)
 
 struct Key {
     uint32_t k0, k1, step;
@@ -241,6 +253,111 @@ inline void run_indices(Trial& t) {
     t.returned(decode_indices[t.target](wire, rows, code.bytes, k, n, code.code, code.low, t.room<int64_t>(rows * k), t.threads));
 }
 
+// What all encoders take, and several wires for a decoder.
+struct Encoding {
+    int64_t rows, block, width, W;
+    float *x, *rest = nullptr;
+    const float* memory = nullptr;
+    uint8_t* wire;
+    std::vector<const uint8_t*> wires;
+    Encoding(Trial& t, int64_t block_, int64_t width_)
+        : rows(1 + t.dice.below(3)), block(block_), width(width_), W(1 + t.dice.below(20)), x(t.numbers(rows * t.n)) {
+        if (t.dice.coin()) {
+            memory = t.numbers(rows * t.n), rest = t.room<float>(rows * t.n);
+        } else if (t.dice.coin()) {
+            rest = t.written(x, rows * t.n);
+        }
+        wire = t.room<uint8_t>(rows * width);
+        for (int64_t w = 0; w < W; w++) wires.push_back(wire + w % rows * width);
+    }
+};
+
+inline void run_one_bit(Trial& t) {
+    if (t.n == 0) return;
+    const int rule = static_cast<int>(t.dice.below(3));
+    const int64_t block = rule == 0 ? t.n : some_block(t.dice);
+    const Encoding e(t, block, 4 * rule * blocks(t.n, block) + (t.n + 7) / 8);
+    const int64_t all = one_bit[t.target](e.x, e.memory, e.rest, e.rows, t.n, block, e.wire, e.width, rule,
+                                          static_cast<int>(t.dice.below(3)), t.dice.coin() ? 0.0f : 0.1f, t.threads);
+    t.returned(all);
+    if (!all) return t.forget();
+    float* out = t.written(t.numbers(t.n), t.n);
+    t.returned(one_bit_sum[t.target](e.wires.data(), e.W, out, t.n, block, rule, 0.5f, t.dice.coin(), t.threads));
+    if (rule == 0) majority[t.target](e.wires.data(), e.W, t.room<float>(t.n), t.n, 0.5f, t.threads);
+    if (t.kind == EXTREME) t.forget();  // sums may overflow
+}
+
+inline void run_trit_votes(Trial& t) {
+    if (t.n == 0) return;
+    const Encoding e(t, t.n, (t.n + 4) / 5);
+    const int64_t all = trit_votes[t.target](e.x, e.memory, e.rest, e.rows, t.n, e.wire, e.width, t.threads);
+    t.returned(all);
+    if (!all) return t.forget();
+    float* out = t.written(t.numbers(t.n), t.n);
+    t.returned(trit_votes_sum[t.target](e.wires.data(), e.W, out, t.n, 0.5f, t.dice.coin(), t.dice.coin(), t.threads));
+}
+
+inline void run_block_statistics(Trial& t) {
+    if (t.n == 0) return;
+    const int64_t rows = 1 + t.dice.below(3), block = some_block(t.dice), count = rows * blocks(t.n, block);
+    const int kind = static_cast<int>(t.dice.below(4));
+    void* out = kind == 3 ? static_cast<void*>(t.room<double>(count)) : t.room<float>(count);
+    block_statistics[t.target](t.numbers(rows * t.n), rows, t.n, block, kind, out, t.threads);
+    if (t.kind == NOT_FINITE) t.forget();
+}
+
+inline void run_natural(Trial& t) {
+    if (t.n == 0) return;
+    const Key key(t.dice);
+    const int bits = t.dice.of({4, 8});
+    const int64_t block = some_block(t.dice);
+    const Encoding e(t, block, blocks(t.n, block) + (t.n * bits + 7) / 8);
+    const int64_t all = natural[t.target](e.x, e.memory, e.rest, e.rows, t.n, block, e.wire, e.width, bits, key.k0, key.k1, key.step,
+                                          t.threads);
+    t.returned(all);
+    if (!all) return t.forget();
+    float* out = t.room<float>(t.n);
+    t.returned(natural_sum[t.target](e.wires.data(), e.W, out, t.n, block, bits, 0.5f, 0, t.threads));
+    if (t.kind == EXTREME) t.forget();  // sums may overflow
+}
+
+// 128 magnitudes, the middles between them, and where to look for a number's.
+struct Book {
+    static constexpr int CELLS = 0x3F81;
+    float entries[128], middle[128];
+    uint8_t floor[CELLS];
+    Book() {
+        for (int i = 0; i < 128; i++) {
+            const uint32_t bits = static_cast<uint32_t>(111 + i / 8) << 23 | static_cast<uint32_t>(i % 8) << 20;
+            memcpy(&entries[i], &bits, 4);
+        }
+        entries[0] = 0;
+        for (int i = 0; i < 127; i++) middle[i] = (entries[i] + entries[i + 1]) / 2;
+        middle[127] = __builtin_inff();
+        for (uint32_t cell = 0, below = 0; cell < CELLS; cell++) {
+            const uint32_t bits = cell << 16;
+            float edge;
+            memcpy(&edge, &bits, 4);
+            while (middle[below] < edge) below++;
+            floor[cell] = static_cast<uint8_t>(below);
+        }
+    }
+};
+
+inline void run_codebook(Trial& t) {
+    if (t.n == 0) return;
+    static const Book book;
+    const int64_t block = some_block(t.dice);
+    const Encoding e(t, block, 4 * blocks(t.n, block) + t.n);
+    const int64_t all = codebook[t.target](e.x, e.memory, e.rest, e.rows, t.n, block, e.wire, e.width, book.entries, book.middle,
+                                           book.floor, t.threads);
+    t.returned(all);
+    if (!all) return t.forget();
+    float* out = t.room<float>(t.n);
+    t.returned(codebook_sum[t.target](e.wires.data(), e.W, out, t.n, block, book.entries, 0.5f, 0, t.threads));
+    if (t.kind == EXTREME) t.forget();  // sums may overflow
+}
+
 struct Case {
     const char* kernels;  // their names, with spaces around each
     void (*run)(Trial&);
@@ -258,5 +375,10 @@ constexpr Case CASES[] = {
     {" write_pairs ", run_write_pairs},
     {" square_sum ", run_square_sum},
     {" pack unpack ", run_pack},
+    {" one_bit one_bit_sum majority ", run_one_bit},
+    {" trit_votes trit_votes_sum ", run_trit_votes},
+    {" block_statistics ", run_block_statistics},
+    {" natural natural_sum ", run_natural},
+    {" codebook codebook_sum ", run_codebook},
     {" encode_indices decode_indices ", run_indices},
 };
