@@ -125,7 +125,7 @@ def _session(
     folder = Path(tempfile.mkdtemp(prefix="grace-"))
     scratch, config = Scratch(folder), configs[0]
     try:
-        asked = {"configs": [c.as_dict() for c in configs], "parent": os.getpid(), "command": command, "predict": True}
+        asked = {"configs": [c.as_dict() for c in configs], "parent": os.getpid(), "command": command}
         scratch.config.write_text(json.dumps(asked))
         for name, path in ({} if network is None else network.paths()).items():
             (folder / f"net.{name}").symlink_to(path)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from grace.bench.config import RunConfig
 from grace.bench.network.namespaces import INTERFACE, PORT, address
-from grace.bench.network.probe import Probe, probed
+from grace.bench.network.probe import probed
 from grace.bench.rendezvous import group, store_of
 from grace.bench.scratch import Scratch, write_atomically
 from grace.bench.training import Training
@@ -37,11 +37,9 @@ def main() -> None:
         if runs[0].network.shaped:  # torchrun's own addresses are not of this namespace
             os.environ.update(MASTER_ADDR=address(0), MASTER_PORT=str(PORT), GLOO_SOCKET_IFNAME=INTERFACE)
         store = store_of(rank, runs[0].workers, runs[0].timeout)
-        probe: Probe | None = None
         for index, config in enumerate(runs):
             with group(store, f"run{index}", rank, config):
-                if probe is None and asked["predict"]:
-                    probe = probed(config)
+                probe = probed(config)  # anew for each run: others may have come to use the machine, or left it
                 training = Training(config, rank, functools.partial(scratch.report, index), probe)
                 result = training.run(asked["command"])
                 if result is not None:
