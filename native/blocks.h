@@ -431,7 +431,7 @@ static int64_t decode_blocks(
                 }
             }
         }
-        settle();
+        fence();
         if (bad != OK) __atomic_store_n(&refused, (int64_t)bad, __ATOMIC_RELAXED);
     };
     parallel(ceil_div(n, 24 * STRIP), enough_threads(n, threads), work);

@@ -222,7 +222,7 @@ struct Encoder {
             if (r.rest) subtract(rule_, r.x + first, memory(first), len, pair, r.rest + first, past(first), len <= PIECE ? len : 0);
         }
         out.finish();
-        settle();
+        fence();
     }
 
     // One block [at, at + len) of a row, in pieces.
@@ -249,7 +249,7 @@ struct Encoder {
         auto second_pass = [&](int64_t task) {
             const int64_t at = task * TASK, first = offset + at;
             subtract(rule_, r.x + first, memory(first), least(TASK, len - at), pair, r.rest + first, past(first), 0);
-            settle();
+            fence();
         };
         parallel(ceil_div(len, TASK), threads, second_pass);
     }

@@ -93,7 +93,7 @@ GRACE_EXPORT(majority)(const uint8_t* const* wires, int64_t W, float* out, int64
                 results<false>(most, half, W % 2, weight, out + at);
             }
         }
-        settle();
+        fence();
     };
     parallel(ceil_div(n, TASK), enough_threads(n, threads), work);
     return OK;
