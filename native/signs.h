@@ -124,6 +124,26 @@ GRACE_INLINE double folded(const vd* lane) {
         for (int i = 0; i < h; i++) t[i] += t[i + h];
     return t[0];
 }
+
+// Past the caches, for what is too large to stay in them: saves reading what is overwritten.
+constexpr int64_t TOO_LARGE = 2 << 20;  // numbers
+template <bool past>
+GRACE_INLINE void put(float* p, vf x) {
+#if defined(__x86_64__)
+    if (past) {
+#if GRACE_LANES == 16
+        _mm512_stream_ps(p, (__m512)x);
+#elif GRACE_LANES == 8
+        _mm256_stream_ps(p, (__m256)x);
+#else
+        _mm_stream_ps(p, (__m128)x);
+#endif
+        return;
+    }
+#endif
+    store(p, x);
+}
+GRACE_INLINE bool goes_past(const float* p, int64_t numbers) { return numbers >= TOO_LARGE && ((uintptr_t)p & 63) == 0; }
 GRACE_INLINE void prefetch(const float* p) { __builtin_prefetch(p, 0, 3); }
 GRACE_INLINE void prefetch_for_writing(const float* p) { __builtin_prefetch(p, 1, 3); }
 
