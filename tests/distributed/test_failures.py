@@ -19,10 +19,10 @@ import grace
 from grace.transports.torch_distributed import init_process_group
 
 class Faulty(grace.TopK):
-    def compress_(self, rows, rng, keep_rest):
+    def encode_(self, rows, rng, memory=None, rest=None):
         if rng.rank == 1 and rng.step == 2:
             raise KeyError("an error of the codec")
-        return grace.TopK.compress_(self, rows, rng, keep_rest)
+        return grace.TopK.encode_(self, rows, rng, memory, rest)
 
 torch.set_num_threads(1)
 init_process_group(timeout=datetime.timedelta(seconds=30))

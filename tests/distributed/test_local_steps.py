@@ -392,10 +392,10 @@ def test_what_cannot_take_local_steps_is_refused_by_name(pair: Pool) -> None:
 class Faulty(grace.TopK):
     """Fails on rank 1 in the second window."""
 
-    def compress_(self, rows: Tensor, rng: Any, keep_rest: bool) -> Tensor:
+    def encode_(self, rows: Tensor, rng: Any, memory: Any = None, rest: Any = None) -> tuple[Tensor, bool]:
         if rng.rank == 1 and rng.step == 1:
             raise KeyError("an error of the codec")
-        return grace.TopK.compress_(self, rows, rng, keep_rest)
+        return grace.TopK.encode_(self, rows, rng, memory, rest)
 
 
 def failing(rank: int, world: int) -> None:
