@@ -50,7 +50,7 @@ struct Quantiser {
             out.a = (float)(s << 16) / (norm * out.up);
         }
         norm *= shrink;
-        out.step = norm * (1 / (float)s);
+        out.step = norm / (float)s;
         memcpy(head, &norm, 4);
         return out;
     }
@@ -98,7 +98,7 @@ struct Dequantiser {
         float norm;
         memcpy(&norm, head, 4);
         if (!(norm >= 0 && norm <= 0x1.fffffep127f)) bad = BAD_HEAD;
-        return norm * (1 / (float)s) * weight;
+        return norm / (float)s * weight;
     }
     GRACE_MEMBER vf value(vi code, const Factor& factor) const { return to_float(code - s) * factor; }
     bool legal(const uint8_t* codes, int64_t count) const {

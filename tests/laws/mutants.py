@@ -15,6 +15,7 @@ import grace
 from grace.collectives import AllReduce, Exchange, Traffic
 from grace.communicators import Allgather, Allreduce
 from grace.errors import TransportError
+from grace.kernels import block_abs_max, spread
 from grace.memories import ErrorFeedback
 from grace.method import Compressor, Exchanged, Facts, Method, Peer
 from grace.methods import QSGD, Identity, PowerSGD, RandomK, TopK
@@ -126,10 +127,18 @@ class Doubled(ErrorFeedback[Any]):
 # ---- law 4: declared facts ------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Nearest(QSGD):
-    """Rounds to nearest, and still says that it is unbiased."""
+    """Rounds to nearest, and still says that it is unbiased: what lies on the grid does not move."""
 
-    def _quantize(self, part: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        return QSGD._quantize(self, part, torch.full_like(u, 0.5))
+    def encode_(
+        self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
+    ) -> tuple[Tensor, bool]:
+        p = rows.clone() if memory is None else rows + memory
+        unit = spread(block_abs_max(p, self.bucket), p.shape[1], self.bucket).clamp_min(1e-30) / self.s
+        on_grid = (p / unit).round() * unit
+        found = QSGD.encode_(self, on_grid, rng, None, on_grid.clone() if rest is not None else None)
+        if rest is not None:
+            rest.copy_(p - on_grid)
+        return found
 
 
 @dataclass(frozen=True)
@@ -212,8 +221,10 @@ class Squares(Identity):
 class SmallestK(TopK):
     """Keeps the wrong end."""
 
-    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        return TopK.compress_(self, 1 / (rows + 1e-3), rng, keep_rest)
+    def encode_(
+        self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
+    ) -> tuple[Tensor, bool]:
+        return TopK.encode_(self, 1 / (rows + 1e-3), rng, memory, rest)
 
 
 # ---- law 6: fused equals alone, donation, keep_rest -----------------------------------------------------------------
@@ -245,43 +256,56 @@ class RestCosts(Wrapper):
 
 # ---- law 7: randomness ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class GlobalTorch(QSGD):
+class _Other(QSGD):
+    """Draws from another stream than the one it is given."""
+
+    def other(self, rng: Stream) -> Stream:
+        raise NotImplementedError
+
+    def encode_(
+        self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
+    ) -> tuple[Tensor, bool]:
+        return QSGD.encode_(self, rows, self.other(rng), memory, rest)
+
+
+@dataclass(frozen=True)
+class GlobalTorch(_Other):
     """Draws from torch's global generator."""
 
-    def _quantize(self, part: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        return QSGD._quantize(self, part, torch.rand_like(u))
+    def other(self, rng: Stream) -> Stream:
+        return replace(rng, seed=int(torch.randint(1 << 30, ())))
 
 
 @dataclass(frozen=True)
-class GlobalNumpy(QSGD):
+class GlobalNumpy(_Other):
     """Draws from numpy's."""
 
-    def _quantize(self, part: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        return QSGD._quantize(self, part, u * 0 + np.random.rand())  # noqa: NPY002
+    def other(self, rng: Stream) -> Stream:
+        return replace(rng, seed=np.random.randint(1 << 30))  # noqa: NPY002
 
 
 @dataclass(frozen=True)
-class GlobalPython(QSGD):
+class GlobalPython(_Other):
     """Draws from Python's."""
 
-    def _quantize(self, part: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        return QSGD._quantize(self, part, u * 0 + random.random())
+    def other(self, rng: Stream) -> Stream:
+        return replace(rng, seed=random.getrandbits(30))
 
 
 @dataclass(frozen=True)
-class Seedless(QSGD):
+class Seedless(_Other):
     """The same numbers whatever the seed."""
 
-    def _quantize(self, part: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        return QSGD._quantize(self, part, torch.linspace(0.01, 0.99, u.numel()).view(u.shape))
+    def other(self, rng: Stream) -> Stream:
+        return replace(rng, seed=0)
 
 
 @dataclass(frozen=True)
-class InStep(QSGD):
+class InStep(_Other):
     """All ranks round alike, so that averaging does not help."""
 
-    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        return QSGD.compress_(self, rows, replace(rng, rank=None), keep_rest)
+    def other(self, rng: Stream) -> Stream:
+        return replace(rng, rank=None)
 
 
 # ---- law 8: state ---------------------------------------------------------------------------------------------------

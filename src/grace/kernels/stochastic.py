@@ -161,7 +161,7 @@ def _quantise(
         sent = torch.where(size >= _TINY, size, 0.0).mul_(shrink)
         norms[span.row, span.blocks], codes[span.row, _bytes(span, s)] = sent, packed
         if rest is not None:
-            said = code.sub_(s).float().mul_(spread(sent * (1 / s), len(span), block))
+            said = code.sub_(s).float().mul_(spread(sent / s, len(span), block))
             torch.sub(part, said, out=rest[span.row, None, span.columns])
     return wires.join(norms, codes), finite
 
@@ -200,5 +200,5 @@ def _dequantise_add(wire: Tensor, out: Tensor, s: int, block: int, weight: float
         code = unpack_trits(packed, len(span)) if s == 1 else unpack(packed, _bits(s), len(span))
         if bool((code > 2 * s).any()):
             raise PayloadError(_bad_code(s))
-        factor = (norms[span.row, None, span.blocks] * (1 / s)).mul_(weight)
+        factor = (norms[span.row, None, span.blocks] / s).mul_(weight)
         out[span.row, None, span.columns].add_(code.float().sub_(s).mul_(spread(factor, len(span), block)))
