@@ -1,5 +1,5 @@
 // Codes of 8 bits: a sign, and the nearest of 128 ascending magnitudes, in units of the largest one of a block.
-#include "../blocks.h"
+#include "../decode.h"
 
 namespace grace {
 namespace GRACE_TARGET {

@@ -3,7 +3,7 @@
 //
 // The raw bits of a float's magnitude are its logarithm, piecewise linear: adding 23 random bits and dropping as many rounds it
 // up with the chance that its mantissa says.
-#include "../blocks.h"
+#include "../decode.h"
 
 namespace grace {
 namespace GRACE_TARGET {

@@ -1,5 +1,5 @@
 // Stochastic rounding to s levels on each side of zero, relative to the largest magnitude or the norm of a block (QSGD).
-#include "../blocks.h"
+#include "../decode.h"
 
 namespace grace {
 namespace GRACE_TARGET {

@@ -84,6 +84,68 @@ void encode_quantised(Feed& feed, Dice& dice, Input& to) {
     }
 }
 
+// ---- the other block codecs: heads for each block, then codes
+enum Family { ONE_BIT, VOTES, NATURAL, CODEBOOK };
+template <Family family>
+struct Blocked {
+    int64_t n, block, W, width;
+    int kind;
+    explicit Blocked(Feed& feed)
+        : n(1 + feed.upto(5000)), block(1 + feed.upto(feed.byte() & 1 ? 70 : 6000)), W(1 + feed.upto(2)), width(0), kind(feed.byte()) {
+        if (family == ONE_BIT) {
+            kind %= 3;  // heads of 0, 4 or 8 bytes
+            if (kind == 0) block = n;
+            width = 4 * kind * blocks(n, block) + (n + 7) / 8;
+        } else if (family == VOTES) {
+            width = (n + 4) / 5;
+        } else if (family == NATURAL) {
+            kind = kind & 1 ? 4 : 8;  // bits
+            width = blocks(n, block) + (n * kind + 7) / 8;
+        } else {
+            width = 4 * blocks(n, block) + n;
+        }
+    }
+};
+const Book book;
+template <Family family>
+Decoded decode_blocked(Feed& feed, int target) {
+    const Blocked<family> b(feed);
+    std::vector<const uint8_t*> wires;
+    for (int64_t w = 0; w < b.W; w++) wires.push_back(feed.bytes(b.width));
+    float* out = feed.array<float>(b.n);
+    int64_t code;
+    if (family == ONE_BIT) {
+        code = one_bit_sum[target](wires.data(), b.W, out, b.n, b.block, b.kind, 0.5f, 0, 1);
+        if (b.kind == 0) majority[target](wires.data(), b.W, out, b.n, 0.5f, 1);
+    } else if (family == VOTES) {
+        code = trit_votes_sum[target](wires.data(), b.W, out, b.n, 0.5f, 0, b.kind & 1, 1);
+    } else if (family == NATURAL) {
+        code = natural_sum[target](wires.data(), b.W, out, b.n, b.block, b.kind, 0.5f, 0, 1);
+    } else {
+        code = codebook_sum[target](wires.data(), b.W, out, b.n, b.block, book.entries, 0.5f, 0, 1);
+    }
+    return {code, out, 4 * b.n};
+}
+template <Family family>
+void encode_blocked(Feed& feed, Dice& dice, Input& to) {
+    const Blocked<family> b(feed);
+    for (int64_t w = 0; w < b.W; w++) {
+        float* x = feed.array<float>(b.n);
+        for (int64_t i = 0; i < b.n; i++) x[i] = number(USUAL, dice);
+        uint8_t* wire = feed.array<uint8_t>(b.width);
+        if (family == ONE_BIT) {
+            one_bit[0](x, nullptr, nullptr, 1, b.n, b.block, wire, b.width, b.kind, 0, 0, 1);
+        } else if (family == VOTES) {
+            trit_votes[0](x, nullptr, nullptr, 1, b.n, wire, b.width, 1);
+        } else if (family == NATURAL) {
+            natural[0](x, nullptr, nullptr, 1, b.n, b.block, wire, b.width, b.kind, 1, 2, 3, 1);
+        } else {
+            codebook[0](x, nullptr, nullptr, 1, b.n, b.block, wire, b.width, book.entries, book.middle, book.floor, 1);
+        }
+        append(to, wire, b.width);
+    }
+}
+
 // ---- random-k
 Decoded decode_random_k(Feed& feed, int target) {
     const int64_t n = 1 + feed.upto(9000), k = feed.upto(n), W = 1 + feed.upto(2);
@@ -157,6 +219,10 @@ struct Decoder {
 };
 constexpr Decoder DECODERS[] = {
     {"dequantise_sum", 9, decode_quantised, encode_quantised},
+    {"one_bit_sum", 8, decode_blocked<ONE_BIT>, encode_blocked<ONE_BIT>},
+    {"trit_votes_sum", 8, decode_blocked<VOTES>, encode_blocked<VOTES>},
+    {"natural_sum", 8, decode_blocked<NATURAL>, encode_blocked<NATURAL>},
+    {"codebook_sum", 8, decode_blocked<CODEBOOK>, encode_blocked<CODEBOOK>},
     {"add_subset", 6, decode_random_k, encode_nothing},
     {"decode_indices", 7, decode_list, encode_list},
     {"sparse_sum", 7, decode_sparse, encode_sparse},

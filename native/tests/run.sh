@@ -18,7 +18,7 @@ for name in $(nm -D --defined-only build/native-address/libgrace_kernels.so | se
     grep -q " $name " <<< "$listed" || { echo "native/tests/kernels.h has no case for $name" >&2; exit 1; }
 done
 
-echo "fuzzing: $(build/native-address/tests/fuzz_decoders 5)"
+echo "fuzzing: $(build/native-address/tests/fuzz_decoders 10)"
 
 build thread build/native-thread
 # forks after threads have been started: the sanitizer would refuse that the child starts threads, which it may here
