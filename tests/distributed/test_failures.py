@@ -12,7 +12,7 @@ import pytest
 from tests.distributed.processes import torchrun
 
 SCRIPT = """
-import os, sys, time, datetime
+import os, signal, sys, time, datetime
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 import grace
@@ -30,6 +30,8 @@ rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 torch.manual_seed(0)
 net = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 40)), bucket_cap_mb=0.01)
 mode = sys.argv[1]
+if mode == "die":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends the others at once; here they shall speak first
 method = grace.ErrorFeedback(grace.Allgather(Faulty())) if mode == "raise" else "topk"
 handle = grace.attach(net, method)
 start = time.monotonic()
