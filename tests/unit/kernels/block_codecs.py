@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -13,20 +13,11 @@ from grace.errors import PayloadError
 from grace.kernels import native
 from grace.method import Fused
 from grace.random import Stream
+from tests.unit.kernels.native_checks import TARGETS as TARGETS
+from tests.unit.kernels.native_checks import needs_native as needs_native
+from tests.unit.kernels.native_checks import with_threads as threads
 
-TARGETS = [name for name in native.available() if name != "reference"]
 RNG = Stream(seed=3, method="codec", tensor="w", rank=1, step=9)
-needs_native = pytest.mark.skipif(not TARGETS, reason="the native kernels were not built")
-
-
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def numbers(b: int, n: int, seed: int = 0) -> Tensor:
