@@ -11,6 +11,7 @@ from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.errors import out_of_range
+from grace.kernels.finite import all_finite
 from grace.method import Exchanged, Facts, Method, Peer
 from grace.methods.matrix import DENSE, LowRank
 from grace.random import Stream
@@ -30,7 +31,7 @@ class PowerSGD(LowRank["Tensor | None"]):
         min_rate: matrices with at most min_rate r (m + l) elements go uncompressed, > 0.
         start_step: steps before this one go uncompressed, >= 0.
     Wire:
-        P and Q (float32): 32 r (m + l) bits, two rounds, summed by the network. Tensors of fewer than two dimensions
+        P and Q, transposed (float32): 32 r (m + l) bits, two rounds, summed by the network. Tensors of fewer than two dimensions
         go uncompressed, in one round.
     Bias:
         biased: an orthogonal projection of the mean, so that its error never exceeds the mean. Exact where the mean has
@@ -77,17 +78,19 @@ class PowerSGD(LowRank["Tensor | None"]):
         m, l, r = self._sizes(x)
         q = state if self.warm_start else peer.shared("powersgd").normal(l * r, x.device).view(l, r)
         matrix = x.reshape(m, l).float()
-        p = yield AllReduce(matrix @ _unit_columns(q), donate=True)  # [m, r]
-        if not bool(p.isfinite().all()):
+        # Factors are transposed, [r, m] and [r, l]: BLAS multiplies few rows with a matrix many times faster than a matrix
+        # with few columns.
+        p = yield AllReduce(_unit_columns(q).mT.contiguous() @ matrix.mT, donate=True)
+        if not all_finite(p):
             return _poisoned(x, state)
-        p = torch.linalg.qr(p).Q
-        mine = matrix.mT @ p  # [l, r]
+        p = torch.linalg.qr(p.mT).Q  # [m, r]
+        mine = p.mT @ matrix
         q = yield AllReduce(mine)
-        if not bool(q.isfinite().all()):
+        if not all_finite(q):
             return _poisoned(x, state)
-        rest = matrix.addmm_(p, mine.mT, alpha=-1).view(x.shape) if peer.keep_rest else None
-        mean = torch.mm(p, q.mT, out=self._room(x, matrix, peer)).view(x.shape)
-        return Exchanged(mean.to(x.dtype), rest, state.copy_(q))
+        rest = matrix.addmm_(p, mine, alpha=-1).view(x.shape) if peer.keep_rest else None
+        mean = torch.mm(p, q, out=self._room(x, matrix, peer)).view(x.shape)
+        return Exchanged(mean.to(x.dtype), rest, state.copy_(q.mT))
 
     def _room(self, x: Tensor, matrix: Tensor, peer: Peer) -> Tensor:
         """Where the mean goes: the matrix's own storage if nobody wants the rest."""

@@ -29,9 +29,9 @@ def test_by_hand():
     method, m = PowerSGD(rank=1, min_rate=0.1), torch.tensor([[3.0, 0.0], [4.0, 0.0]])
     run = method.exchange(m.clone(), torch.tensor([[1.0], [0.0]]), Peer(0, 1, keep_rest=True))
     p = next(run).buf
-    torch.testing.assert_close(p / p.norm(), torch.tensor([[0.6], [0.8]]))
+    torch.testing.assert_close(p / p.norm(), torch.tensor([[0.6, 0.8]]))
     q = run.send(p.clone()).buf
-    torch.testing.assert_close(q.abs(), torch.tensor([[5.0], [0.0]]))
+    torch.testing.assert_close(q.abs(), torch.tensor([[5.0, 0.0]]))
     with pytest.raises(StopIteration) as stop:
         run.send(q.clone())
     torch.testing.assert_close(stop.value.value.mean, m)
