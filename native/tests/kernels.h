@@ -21,6 +21,7 @@ extern "C" int64_t grace_best();
 
 GRACE_KERNEL(finite, const float*, int64_t, int)
 GRACE_KERNEL(sum_finite, const float*, const float*, float*, int64_t, int)
+GRACE_KERNEL(low_rank, float*, float*, const float*, const float*, const float*, int64_t, int64_t, int64_t, int)
 GRACE_KERNEL(words, uint32_t, uint32_t, uint32_t, int64_t, int64_t, uint32_t*, int)
 GRACE_KERNEL(uniform, uint32_t, uint32_t, uint32_t, int64_t, int64_t, float*, int)
 GRACE_KERNEL(subset, uint32_t, uint32_t, uint32_t, int64_t, int64_t, int64_t*, int)
@@ -81,6 +82,14 @@ inline void run_sum_finite(Trial& t) {
     const int64_t all = sum_finite[t.target](x, memory, out, t.n, t.threads);
     t.returned(all);
     if (!all) t.forget();
+}
+
+inline void run_low_rank(Trial& t) {
+    const int64_t l = t.dice.of<int64_t>({1, 7, 16, 100, 1024, 1300}), m = t.n / l, r = 1 + t.dice.below(5);
+    float* rest = t.dice.coin() ? t.written(t.numbers(m * l), m * l) : nullptr;
+    const float *p = t.numbers(m * r), *mine = t.numbers(r * l), *q = t.numbers(r * l);
+    t.returned(low_rank[t.target](rest, t.room<float>(m * l), p, mine, q, m, l, r, t.threads));
+    if (t.kind == NOT_FINITE || t.kind == EXTREME) t.forget();  // which NaN comes of two is not the same everywhere
 }
 
 inline void run_words(Trial& t) {
@@ -365,6 +374,7 @@ struct Case {
 constexpr Case CASES[] = {
     {" finite ", run_finite},
     {" sum_finite ", run_sum_finite},
+    {" low_rank ", run_low_rank},
     {" words ", run_words},
     {" uniform ", run_uniform},
     {" subset ", run_subset},

@@ -6,7 +6,7 @@ from grace.kernels.codebook import Codebook, codebook, codebook_bytes, codebook_
 from grace.kernels.finite import all_finite, sum_finite
 from grace.kernels.hashing import PRIME, hash_coefficients, polynomial_hash, sketch_add_, sketch_hashes, sketch_query
 from grace.kernels.indices import index_bits
-from grace.kernels.matrices import orthonormal, ridge, water_filling
+from grace.kernels.matrices import orthonormal, ridge, split_low_rank, water_filling
 from grace.kernels.natural import natural, natural_bytes, natural_sum
 from grace.kernels.packing import pack, unpack
 from grace.kernels.quantiles import quantile_buckets
@@ -97,6 +97,7 @@ __all__ = [
     "sketch_query",
     "spans",
     "sparse_sum",
+    "split_low_rank",
     "spread",
     "stochastic_round",
     "sum_finite",

@@ -5,12 +5,43 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from grace.kernels import check, native
+
+_LOW_RANK = native.declare("low_rank", *[native.P] * 5, *[native.N] * 3, native.I)
+
 
 def orthonormal(p: Tensor) -> Tensor:
     """``[m, r]``, m >= r -> ``[m, r]``: an orthonormal basis of a space that holds p's columns; others complete it."""
     largest = p.abs().amax(dim=0).clamp_min(torch.finfo(p.dtype).tiny)
     basis: Tensor = torch.linalg.qr(p / largest).Q
     return basis
+
+
+def split_low_rank(x: Tensor | None, p: Tensor, mine: Tensor, q: Tensor, out: Tensor) -> None:
+    """``x -= P M``, what is left of a worker's matrix (None: nobody wants it), and ``out = P Q``, the mean, in one pass.
+
+    x and out ``[m, l]``, p ``[m, r]``, mine and q ``[r, l]``; float32, contiguous. ``out`` must not overlap the others.
+    Native kernels add up in the order of r, without fused multiplications, and give the same bits on all of them; torch's
+    products round otherwise.
+
+    Raises:
+        InputError: another dtype, shape or memory layout.
+    """
+    fast = native.function(_LOW_RANK) if out.device.type == "cpu" else None
+    if fast is None:
+        if x is not None:
+            x.addmm_(p, mine, alpha=-1)
+        torch.mm(p, q, out=out)
+        return
+    m, l, r = p.shape[0], q.shape[1], p.shape[1]
+    fast(
+        None if x is None else check.numbers("x", x, (m, l)),
+        check.numbers("out", out, (m, l)),
+        check.numbers("p", p),
+        check.numbers("mine", mine, (r, l)),
+        check.numbers("q", q, (r, l)),
+        *(m, l, r, native.threads()),
+    )
 
 
 def ridge(p: Tensor, lam: float) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.errors import out_of_range
-from grace.kernels.finite import all_finite
+from grace.kernels import all_finite, split_low_rank
 from grace.method import Exchanged, Facts, Method, Peer
 from grace.methods.matrix import DENSE, LowRank
 from grace.random import Stream
@@ -31,8 +31,8 @@ class PowerSGD(LowRank["Tensor | None"]):
         min_rate: matrices with at most min_rate r (m + l) elements go uncompressed, > 0.
         start_step: steps before this one go uncompressed, >= 0.
     Wire:
-        P and Q, transposed (float32): 32 r (m + l) bits, two rounds, summed by the network. Tensors of fewer than two dimensions
-        go uncompressed, in one round.
+        P and Q, transposed (float32): 32 r (m + l) bits, two rounds, summed by the network. Tensors of fewer than two
+        dimensions go uncompressed, in one round.
     Bias:
         biased: an orthogonal projection of the mean, so that its error never exceeds the mean. Exact where the mean has
         rank r or less; a zero matrix stays zero.
@@ -77,20 +77,21 @@ class PowerSGD(LowRank["Tensor | None"]):
             return Exchanged(out.mean, out.rest, state, out.finite)
         m, l, r = self._sizes(x)
         q = state if self.warm_start else peer.shared("powersgd").normal(l * r, x.device).view(l, r)
-        matrix = x.reshape(m, l).float()
+        matrix = x.reshape(m, l).float().contiguous()
         # Factors are transposed, [r, m] and [r, l]: BLAS multiplies few rows with a matrix many times faster than a matrix
         # with few columns.
         p = yield AllReduce(_unit_columns(q).mT.contiguous() @ matrix.mT, donate=True)
         if not all_finite(p):
             return _poisoned(x, state)
-        p = torch.linalg.qr(p.mT).Q  # [m, r]
+        p = torch.linalg.qr(p.mT).Q.contiguous()  # [m, r]
         mine = p.mT @ matrix
         q = yield AllReduce(mine)
         if not all_finite(q):
             return _poisoned(x, state)
-        rest = matrix.addmm_(p, mine, alpha=-1).view(x.shape) if peer.keep_rest else None
-        mean = torch.mm(p, q, out=self._room(x, matrix, peer)).view(x.shape)
-        return Exchanged(mean.to(x.dtype), rest, state.copy_(q.mT))
+        mean = self._room(x, matrix, peer)
+        split_low_rank(matrix if peer.keep_rest else None, p, mine, q, mean)
+        rest = matrix.view(x.shape) if peer.keep_rest else None
+        return Exchanged(mean.view(x.shape).to(x.dtype), rest, state.copy_(q.mT))
 
     def _room(self, x: Tensor, matrix: Tensor, peer: Peer) -> Tensor:
         """Where the mean goes: the matrix's own storage if nobody wants the rest."""

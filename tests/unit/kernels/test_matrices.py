@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
-from grace.kernels import orthonormal, ridge
+from grace.errors import InputError
+from grace.kernels import native, orthonormal, ridge, split_low_rank
+from tests.unit.kernels.native_checks import TARGETS, needs_native, offset, same_bits, with_threads
 
 
 def rand(*shape: int, seed: int) -> Tensor:
@@ -34,3 +38,43 @@ def test_ridge_is_its_formula() -> None:
 def test_ridge_of_what_has_no_inverse(p: Tensor) -> None:
     assert bool(ridge(p, 1e-9).isfinite().all())
     assert bool(ridge(p, 1e-9).any()) == bool(p.any())
+
+
+@pytest.mark.parametrize("target", TARGETS or ["reference"])
+def test_split_low_rank_is_its_products(target: str) -> None:
+    for seed, (m, l, r) in enumerate([(1, 1, 1), (3, 70, 2), (40, 1300, 4), (7, 64, 1), (513, 1030, 5), (600, 1, 1)]):
+        x, p, mine, q = rand(m, l, seed=seed), rand(m, r, seed=9), rand(r, l, seed=10), rand(r, l, seed=11)
+        got = []
+        for threads in (1, 3):
+            with native.using(target), with_threads(threads):
+                left, out = offset(x, threads), offset(torch.full_like(x, math.nan), 1)
+                split_low_rank(left, p, mine, q, out)
+                torch.testing.assert_close(left.double(), x.double() - p.double() @ mine.double(), rtol=1e-5, atol=1e-5)
+                torch.testing.assert_close(out.double(), p.double() @ q.double(), rtol=1e-5, atol=1e-5)
+                only = torch.empty_like(x)
+                split_low_rank(None, p, mine, q, only)
+                got += [(left, out), (left, only)]
+        assert all(same_bits(a, b) for pair in got[1:] for a, b in zip(got[0], pair, strict=True))
+
+
+@needs_native
+def test_split_low_rank_has_the_same_bits_on_all_instruction_sets() -> None:
+    x, p, mine, q = rand(37, 1111, seed=1), rand(37, 4, seed=2), rand(4, 1111, seed=3), rand(4, 1111, seed=4)
+    got = []
+    for target in TARGETS:
+        with native.using(target):
+            left, out = x.clone(), torch.empty_like(x)
+            split_low_rank(left, p, mine, q, out)
+            got.append((left, out))
+    assert all(same_bits(a, b) for pair in got[1:] for a, b in zip(got[0], pair, strict=True))
+
+
+@needs_native
+def test_split_low_rank_refuses_what_does_not_fit() -> None:
+    x, p, mine = rand(4, 6, seed=1), rand(4, 2, seed=2), rand(2, 6, seed=3)
+    with pytest.raises(InputError, match="mine"):
+        split_low_rank(x, p, rand(2, 5, seed=1), mine, torch.empty(4, 6))
+    with pytest.raises(InputError, match="out"):
+        split_low_rank(x, p, mine, mine, torch.empty(6, 4))
+    with pytest.raises(InputError, match="not contiguous"):
+        split_low_rank(rand(6, 4, seed=1).mT, p, mine, mine, torch.empty(4, 6))
