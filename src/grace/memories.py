@@ -16,6 +16,7 @@ from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
 from grace.errors import CompositionError, out_of_range
+from grace.kernels.finite import sum_finite
 from grace.method import Exchanged, Facts, Method, Peer, lr_ratio, spelled
 
 S = TypeVar("S")
@@ -109,6 +110,9 @@ class ErrorFeedback(_Memory[S]):
         rest = _swap_in(memory, peer)  # the memory stays as it is until the exchange has succeeded
         if plain and self.method.adds_memory and self.gamma == weight == 1:
             p, peer = x, replace(peer, memory=memory, rest=rest)
+        elif plain and self.gamma == weight == 1 and x.device.type == "cpu":
+            p = rest
+            sum_finite(x, memory, rest)  # faster than torch.add; who uses p looks for inf and NaN
         elif self.gamma == 1:
             p = torch.add(x, memory, alpha=weight, out=rest)
         else:

@@ -76,6 +76,10 @@ class BlockRandomK(Method[None]):
             )
         return replace(self, scale=False)
 
+    @property
+    def adds_memory(self) -> bool:
+        return self.mode != "clt"
+
     def exchange(self, x: Tensor, state: None, peer: Peer) -> Exchange[Exchanged[None]]:
         if self.mode != "clt" or x.numel() == 0:
             return (yield from Allreduce(self._blocks).exchange(x, None, peer))
