@@ -313,26 +313,31 @@ GRACE_INLINE void load_u4(const uint8_t* p, vi (&out)[8]) {
 GRACE_INLINE vf lookup(vf values, vi code) { return (vf)_mm512_permutexvar_ps((__m512i)code, (__m512)values); }
 #endif
 
-// a0 b0 a1 b1 ... to p[0 .. 2L).
-GRACE_INLINE void store_pairs(uint32_t* p, vu a, vu b) {
+// a0 b0 a1 b1 ...
+GRACE_INLINE void pairs(vf a, vf b, vf& first, vf& second) {
 #if defined(__x86_64__) && GRACE_LANES == 16
     const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     const __m512i high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-    _mm512_storeu_si512(p, _mm512_permutex2var_epi32((__m512i)a, low, (__m512i)b));
-    _mm512_storeu_si512(p + 16, _mm512_permutex2var_epi32((__m512i)a, high, (__m512i)b));
+    first = (vf)_mm512_permutex2var_ps((__m512)a, low, (__m512)b);
+    second = (vf)_mm512_permutex2var_ps((__m512)a, high, (__m512)b);
 #elif defined(__x86_64__) && GRACE_LANES == 8
-    const __m256i low = _mm256_unpacklo_epi32((__m256i)a, (__m256i)b), high = _mm256_unpackhi_epi32((__m256i)a, (__m256i)b);
-    _mm256_storeu_si256((__m256i*)p, _mm256_permute2x128_si256(low, high, 0x20));
-    _mm256_storeu_si256((__m256i*)(p + 8), _mm256_permute2x128_si256(low, high, 0x31));
+    const __m256 low = _mm256_unpacklo_ps((__m256)a, (__m256)b), high = _mm256_unpackhi_ps((__m256)a, (__m256)b);
+    first = (vf)_mm256_permute2f128_ps(low, high, 0x20);
+    second = (vf)_mm256_permute2f128_ps(low, high, 0x31);
 #elif defined(__x86_64__)
-    _mm_storeu_si128((__m128i*)p, _mm_unpacklo_epi32((__m128i)a, (__m128i)b));
-    _mm_storeu_si128((__m128i*)(p + 4), _mm_unpackhi_epi32((__m128i)a, (__m128i)b));
+    first = (vf)_mm_unpacklo_ps((__m128)a, (__m128)b);
+    second = (vf)_mm_unpackhi_ps((__m128)a, (__m128)b);
 #else
     for (int i = 0; i < L; i++) {
-        p[2 * i] = a[i];
-        p[2 * i + 1] = b[i];
+        (i < L / 2 ? first : second)[2 * i % L] = a[i];
+        (i < L / 2 ? first : second)[2 * i % L + 1] = b[i];
     }
 #endif
+}
+GRACE_INLINE void store_pairs(uint32_t* p, vu a, vu b) {
+    vf first, second;
+    pairs((vf)a, (vf)b, first, second);
+    store(p, first), store(p + L, second);
 }
 
 // The inverse: p[0 .. 2L) is a0 b0 a1 b1 ...
