@@ -289,15 +289,16 @@ GRACE_INLINE void store_first(float* p, vf v, int64_t count) {
 #endif
 }
 
-// 4 L bytes as numbers.
+// 4 L bytes as numbers; with `above` as their upper halves.
+template <int16_t above = 0>
 GRACE_INLINE void load_u8(const uint8_t* p, vi (&out)[4]) {
 #if defined(__x86_64__) && GRACE_LANES == 4
-    const __m128i bytes = _mm_loadu_si128((const __m128i*)p), zero = _mm_setzero_si128();
+    const __m128i bytes = _mm_loadu_si128((const __m128i*)p), zero = _mm_setzero_si128(), upper = _mm_set1_epi16(above);
     const __m128i low = _mm_unpacklo_epi8(bytes, zero), high = _mm_unpackhi_epi8(bytes, zero);
-    out[0] = (vi)_mm_unpacklo_epi16(low, zero), out[1] = (vi)_mm_unpackhi_epi16(low, zero);
-    out[2] = (vi)_mm_unpacklo_epi16(high, zero), out[3] = (vi)_mm_unpackhi_epi16(high, zero);
+    out[0] = (vi)_mm_unpacklo_epi16(low, upper), out[1] = (vi)_mm_unpackhi_epi16(low, upper);
+    out[2] = (vi)_mm_unpacklo_epi16(high, upper), out[3] = (vi)_mm_unpackhi_epi16(high, upper);
 #else
-    for (int k = 0; k < 4; k++) out[k] = load_u8(p + k * L);
+    for (int k = 0; k < 4; k++) out[k] = load_u8(p + k * L) | above * 65536;
 #endif
 }
 
