@@ -129,8 +129,8 @@ GRACE_INLINE void sum_codes(const Codec& codec, const uint8_t* const* codes, int
 // The same for any len: what is left of a stride goes through a copy, since nothing may be read or written behind it.
 template <Form form, class Codec>
 GRACE_INLINE void sum_part(const Codec& codec, const uint8_t* const* codes, int phase, int64_t wires,
-                           const typename Codec::Factor* factors, bool more, bool last, bool streamed, int64_t ahead, int64_t len, float* sum,
-                           vb& worst) {
+                           const typename Codec::Factor* factors, bool more, bool last, bool streamed, int64_t ahead,
+                           int64_t len, float* sum, vb& worst) {
     const int64_t whole = len / STRIDE<form> * STRIDE<form>;
     if (streamed && (uintptr_t)sum % (4 * L) == 0) {
         if (wires == GROUP) {
@@ -194,7 +194,8 @@ static int64_t decode_blocks(
                 const uint8_t* codes[GROUP];
                 for (int64_t k = 0; k < group; k++) {
                     codes[k] = wires[w + k] + heads + packed_bytes(at, bits);
-                    for (int64_t i = 0; far && i < packed_bytes(STRIP, bits); i += 64) prefetch((const void*)((uintptr_t)codes[k] + far + (uintptr_t)i));
+                    for (int64_t i = 0; far && i < packed_bytes(STRIP, bits); i += 64)
+                        prefetch((const void*)((uintptr_t)codes[k] + far + (uintptr_t)i));
                     if (direct) continue;
                     if (bits == TRITS && any_above(codes[k], packed_bytes(len, bits), 242, [](vb x) { return x; })) bad = BAD_CODE;
                     unpack_codes(bits, codes[k], len, room[k]), codes[k] = room[k];

@@ -115,8 +115,8 @@ struct Unnatural {
         vi code[4];
         load_u8(codes, code);
         for (int k = 0; k < 4; k++) {
-            const vi high = code[k] << 23;  // the sign is a bit too low
-            out[k] = as_float(high + (high & 1 << 30)) * f.power * f.weight;
+            const vu high = (vu)code[k] << 23;  // the sign is a bit too low
+            out[k] = as_float((vi)(high + (high & 1u << 30))) * f.power * f.weight;
         }
     }
     uint8_t most() const { return 126; }
