@@ -35,10 +35,26 @@ constexpr Digits digit_places() {
 static constexpr Digits DIGIT = digit_places();
 #endif
 
-// sum[0, len) = (or, if more, +=) what the codes of the wires say, in their order; len is a multiple of STRIDE.
+// Asks for what lies `ahead` of 4 L bytes; of a line once.
+GRACE_INLINE void fetch(const uint8_t* p, int64_t ahead) {
+    if (L == 16 || (uintptr_t)p % 64 < 4 * L) prefetch((const void*)((uintptr_t)p + (uintptr_t)ahead));
+}
+
+// What 4 L codes say, a byte each.
+template <class Codec>
+GRACE_INLINE void values_of(const Codec& codec, const uint8_t* codes, const typename Codec::Factor& factor, vf (&out)[4]) {
+    vi code[4];
+    load_u8(codes, code);
+    for (int k = 0; k < 4; k++) out[k] = codec.value(code[k], factor);
+}
+
+// sum[0, len) = (or, if more, +=) what the codes of the wires say, in their order; len is a multiple of STRIDE. What is read
+// `ahead` bytes later is asked for; `worst` becomes the largest that the codec suspects of any byte.
 template <Form form, bool streamed, class Codec>
 GRACE_INLINE void sum_codes(const Codec& codec, const uint8_t* const* codes, int phase, int64_t wires,
-                            const typename Codec::Factor* factors, bool more, int64_t len, float* sum) {
+                            const typename Codec::Factor* factors, bool more, bool last, int64_t ahead, int64_t len, float* sum,
+                            vb& worst) {
+    constexpr Keep keep = streamed ? STREAM : STORE;
 #if GRACE_LANES == 16
     vf table[GROUP];
     if (form != BYTES)
@@ -49,28 +65,41 @@ GRACE_INLINE void sum_codes(const Codec& codec, const uint8_t* const* codes, int
             vf acc[4] = {};
             if (more)
                 for (int k = 0; k < 4; k++) acc[k] = loadf(sum + i + k * L);
+            vb suspect = {};  // not all of them in one long chain
             for (int64_t w = 0; w < wires; w++) {
-                vi code[4];
-                load_u8(codes[w] + i, code);
-                for (int k = 0; k < 4; k++) acc[k] += codec.value(code[k], factors[w]);
+                fetch(codes[w] + i, ahead);
+                suspect = max(suspect, codec.suspect(load<vb>(codes[w] + i)));
+                vf values[4];
+                codec.values(codes[w] + i, factors[w], values);
+                for (int k = 0; k < 4; k++) acc[k] += values[k];
             }
-            for (int k = 0; k < 4; k++) keep_rest<streamed ? STREAM : STORE>(sum + i + k * L, acc[k]);
+            worst = max(worst, suspect);
+            for (int k = 0; k < 4; k++) keep_rest<keep>(sum + i + k * L, codec.done(acc[k], last));
         }
     } else if (form == NIBBLES) {
         for (int64_t i = 0; i < len; i += 8 * L) {
             vf acc[8] = {};
             if (more)
                 for (int k = 0; k < 8; k += 2) load_pairs(sum + i + k * L, acc[k], acc[k + 1]);
+            vb suspect = {};
             for (int64_t w = 0; w < wires; w++) {
+                const uint8_t* two = codes[w] + i / 2;
+                fetch(two, ahead);
+                suspect = max(suspect, codec.suspect4(load<vb>(two)));
                 vi code[8];
-                load_u4(codes[w] + i / 2, code);
+                load_u4(two, code);
 #if GRACE_LANES == 16
                 for (int k = 0; k < 8; k++) acc[k] += lookup(table[w], code[k]);
 #else
                 for (int k = 0; k < 8; k++) acc[k] += codec.value(code[k], factors[w]);
 #endif
             }
-            for (int k = 0; k < 8; k += 2) store_pairs((uint32_t*)(sum + i + k * L), (vu)acc[k], (vu)acc[k + 1]);
+            worst = max(worst, suspect);
+            for (int k = 0; k < 8; k += 2) {
+                vf low, high;
+                pairs(codec.done(acc[k], last), codec.done(acc[k + 1], last), low, high);
+                keep_rest<keep>(sum + i + k * L, low), keep_rest<keep>(sum + i + (k + 1) * L, high);
+            }
         }
     } else {
 #if GRACE_LANES == 16
@@ -79,13 +108,17 @@ GRACE_INLINE void sum_codes(const Codec& codec, const uint8_t* const* codes, int
             const __m512i where = _mm512_load_si512(DIGIT.where[phase]), factor = _mm512_load_si512(DIGIT.factor[phase]);
             vf acc = {};
             if (more) acc = loadf(sum + i);
+            vb suspect = {};
             for (int64_t w = 0; w < wires; w++) {
-                int32_t four;
-                memcpy(&four, codes[w] + byte, 4);
-                const __m512i place = _mm512_mullo_epi16(_mm512_shuffle_epi8(_mm512_set1_epi32(four), where), factor);
+                int32_t word;
+                memcpy(&word, codes[w] + byte, 4);
+                const __m512i four = _mm512_set1_epi32(word);
+                suspect = max(suspect, (vb)four);
+                const __m512i place = _mm512_mullo_epi16(_mm512_shuffle_epi8(four, where), factor);
                 acc += lookup(table[w], (vi)_mm512_mulhi_epu16(place, _mm512_set1_epi32(3)));
             }
-            keep_rest<streamed ? STREAM : STORE>(sum + i, acc);
+            worst = max(worst, suspect);
+            keep_rest<keep>(sum + i, codec.done(acc, last));
             byte += 3 + (phase == 4), phase = phase == 4 ? 0 : phase + 1;
         }
 #endif
@@ -96,39 +129,42 @@ GRACE_INLINE void sum_codes(const Codec& codec, const uint8_t* const* codes, int
 // The same for any len: what is left of a stride goes through a copy, since nothing may be read or written behind it.
 template <Form form, class Codec>
 GRACE_INLINE void sum_part(const Codec& codec, const uint8_t* const* codes, int phase, int64_t wires,
-                           const typename Codec::Factor* factors, bool more, bool streamed, int64_t len, float* sum) {
+                           const typename Codec::Factor* factors, bool more, bool last, bool streamed, int64_t ahead,
+                           int64_t len, float* sum, vb& worst) {
     const int64_t whole = len / STRIDE<form> * STRIDE<form>;
     if (streamed && (uintptr_t)sum % (4 * L) == 0) {
         if (wires == GROUP) {
-            sum_codes<form, true>(codec, codes, phase, GROUP, factors, more, whole, sum);  // unrolled
+            sum_codes<form, true>(codec, codes, phase, GROUP, factors, more, last, ahead, whole, sum, worst);  // unrolled
         } else {
-            sum_codes<form, true>(codec, codes, phase, wires, factors, more, whole, sum);
+            sum_codes<form, true>(codec, codes, phase, wires, factors, more, last, ahead, whole, sum, worst);
         }
     } else {
-        sum_codes<form, false>(codec, codes, phase, wires, factors, more, whole, sum);
+        sum_codes<form, false>(codec, codes, phase, wires, factors, more, last, ahead, whole, sum, worst);
     }
     for (int64_t i = whole; i < len; i += STRIDE<form>) {
         const int64_t left = least(len - i, STRIDE<form>);
         const int64_t first = form == BYTES ? i : form == NIBBLES ? i / 2 : (phase + i) / 5;
-        const int64_t last = form == BYTES ? i + left : form == NIBBLES ? (i + left + 1) / 2 : (phase + i + left + 4) / 5;
+        const int64_t end = form == BYTES ? i + left : form == NIBBLES ? (i + left + 1) / 2 : (phase + i + left + 4) / 5;
         uint8_t copies[GROUP][4 * L] = {};
         const uint8_t* from[GROUP];
         alignas(64) float part[STRIDE<form>];
         for (int64_t w = 0; w < wires; w++) {
-            memcpy(copies[w], codes[w] + first, (size_t)(last - first));
+            memcpy(copies[w], codes[w] + first, (size_t)(end - first));
             from[w] = copies[w];
         }
         if (more) memcpy(part, sum + i, (size_t)left * 4);
-        sum_codes<form, false>(codec, from, form == DIGITS ? (int)((phase + i) % 5) : 0, wires, factors, more, STRIDE<form>, part);
+        sum_codes<form, false>(codec, from, form == DIGITS ? (int)((phase + i) % 5) : 0, wires, factors, more, last, 0, STRIDE<form>,
+                               part, worst);
         memcpy(sum + i, part, (size_t)left * 4);
     }
 }
 
 // out [n] = or += what W wires of a row say, added in their order. A Codec has:
 //   HEAD, bits(); Factor factor(const uint8_t* head, Refusal&)
-//   vf value(vi code, const Factor&): what codes say
-//   bool legal(const uint8_t* codes, int64_t count): of codes in a byte each, whether a sender may write them; legal4: of
-//     bytes of two codes, the last of which may be missing (0). Of trits only bytes above 242 are not.
+//   vf value(vi code, const Factor&): what codes say; values(const uint8_t* codes, const Factor&, vf (&)[4]): what 4 L of them do
+//   vb suspect(vb codes), suspect4 of bytes of two codes: above most() if there is one that no sender writes; 0 is legal. Of
+//     trits only bytes above 242 are not.
+//   vf done(vf sum, bool last): what becomes of a sum, of all wires if it is the last
 //   bool fits(const uint8_t* codes, int64_t count, const Factor&), fits4: whether they suit the head of their block
 template <class Codec>
 static int64_t decode_blocks(
@@ -143,9 +179,13 @@ static int64_t decode_blocks(
     if (bits == TRITS && L == 16 && block >= 16) form = DIGITS;
     const bool direct = form != BYTES || bits == 8;
     const bool streamed = n >= ALONE && W <= GROUP && !accumulate;  // a sum that nobody reads before it has left the caches
+    // Of the strip after the next: all at once, or, since few reads can wait for memory at a time, where sums read them.
+    const int64_t next = 2 * packed_bytes(STRIP, bits), ahead = direct && form != DIGITS ? next : 0;
+    const uintptr_t far = ahead ? 0 : (uintptr_t)next;
     auto work = [&](int64_t task) {
         alignas(64) uint8_t room[GROUP][STRIP + 64];
         Refusal bad = OK;
+        vb worst = {};
         for (int64_t at = task * 24 * STRIP, end = least(n, at + 24 * STRIP); at < end; at += STRIP) {
             const int64_t len = least(STRIP, end - at);
             if (W == 0 && !accumulate) memset(out + at, 0, (size_t)len * 4);
@@ -154,14 +194,13 @@ static int64_t decode_blocks(
                 const uint8_t* codes[GROUP];
                 for (int64_t k = 0; k < group; k++) {
                     codes[k] = wires[w + k] + heads + packed_bytes(at, bits);
-                    for (int64_t i = 0; i < packed_bytes(STRIP, bits); i += 64)  // of the strip after the next
-                        prefetch((const void*)((uintptr_t)codes[k] + (uintptr_t)(2 * packed_bytes(STRIP, bits) + i)));
+                    for (int64_t i = 0; far && i < packed_bytes(STRIP, bits); i += 64)
+                        prefetch((const void*)((uintptr_t)codes[k] + far + (uintptr_t)i));
+                    if (direct) continue;
                     if (bits == TRITS && any_above(codes[k], packed_bytes(len, bits), 242, [](vb x) { return x; })) bad = BAD_CODE;
-                    if (!direct) unpack_codes(bits, codes[k], len, room[k]), codes[k] = room[k];
-                    if (form == BYTES && !codec.legal(codes[k], len)) bad = BAD_CODE;
-                    if (form == NIBBLES && !codec.legal4(codes[k], packed_bytes(len, 4))) bad = BAD_CODE;
+                    unpack_codes(bits, codes[k], len, room[k]), codes[k] = room[k];
                 }
-                const bool more = accumulate || w > 0;
+                const bool more = accumulate || w > 0, last = w + GROUP >= W;
                 int64_t j = at / block;
                 for (int64_t i = 0; i < len; j++) {
                     const int64_t size = least(len, (j + 1) * block - at) - i;
@@ -175,17 +214,20 @@ static int64_t decode_blocks(
                     }
                     float* to = out + at + i;
                     if (form == BYTES) {
-                        sum_part<BYTES>(codec, here, 0, group, factors, more, streamed, size, to);
+                        sum_part<BYTES>(codec, here, 0, group, factors, more, last, streamed, ahead, size, to, worst);
                     } else if (form == NIBBLES) {
-                        sum_part<NIBBLES>(codec, here, 0, group, factors, more, streamed, size, to);
+                        sum_part<NIBBLES>(codec, here, 0, group, factors, more, last, streamed, ahead, size, to, worst);
                     } else {
-                        sum_part<DIGITS>(codec, here, (int)(i % 5), group, factors, more, streamed, size, to);
+                        sum_part<DIGITS>(codec, here, (int)(i % 5), group, factors, more, last, streamed, ahead, size, to, worst);
                     }
                     i += size;
                 }
             }
         }
         fence();
+        const uint8_t most = form == DIGITS ? 242 : codec.most();
+        const vb limit = most + vb{}, over = max(worst, limit);
+        if (memcmp(&over, &limit, sizeof over) != 0) bad = BAD_CODE;
         if (bad != OK) __atomic_store_n(&refused, (int64_t)bad, __ATOMIC_RELAXED);
     };
     parallel(ceil_div(n, 24 * STRIP), enough_threads(n, threads), work);

@@ -289,15 +289,16 @@ GRACE_INLINE void store_first(float* p, vf v, int64_t count) {
 #endif
 }
 
-// 4 L bytes as numbers.
+// 4 L bytes as numbers; with `above` as their upper halves.
+template <int16_t above = 0>
 GRACE_INLINE void load_u8(const uint8_t* p, vi (&out)[4]) {
 #if defined(__x86_64__) && GRACE_LANES == 4
-    const __m128i bytes = _mm_loadu_si128((const __m128i*)p), zero = _mm_setzero_si128();
+    const __m128i bytes = _mm_loadu_si128((const __m128i*)p), zero = _mm_setzero_si128(), upper = _mm_set1_epi16(above);
     const __m128i low = _mm_unpacklo_epi8(bytes, zero), high = _mm_unpackhi_epi8(bytes, zero);
-    out[0] = (vi)_mm_unpacklo_epi16(low, zero), out[1] = (vi)_mm_unpackhi_epi16(low, zero);
-    out[2] = (vi)_mm_unpacklo_epi16(high, zero), out[3] = (vi)_mm_unpackhi_epi16(high, zero);
+    out[0] = (vi)_mm_unpacklo_epi16(low, upper), out[1] = (vi)_mm_unpackhi_epi16(low, upper);
+    out[2] = (vi)_mm_unpacklo_epi16(high, upper), out[3] = (vi)_mm_unpackhi_epi16(high, upper);
 #else
-    for (int k = 0; k < 4; k++) out[k] = load_u8(p + k * L);
+    for (int k = 0; k < 4; k++) out[k] = load_u8(p + k * L) | above * 65536;
 #endif
 }
 
@@ -313,26 +314,31 @@ GRACE_INLINE void load_u4(const uint8_t* p, vi (&out)[8]) {
 GRACE_INLINE vf lookup(vf values, vi code) { return (vf)_mm512_permutexvar_ps((__m512i)code, (__m512)values); }
 #endif
 
-// a0 b0 a1 b1 ... to p[0 .. 2L).
-GRACE_INLINE void store_pairs(uint32_t* p, vu a, vu b) {
+// a0 b0 a1 b1 ...
+GRACE_INLINE void pairs(vf a, vf b, vf& first, vf& second) {
 #if defined(__x86_64__) && GRACE_LANES == 16
     const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     const __m512i high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-    _mm512_storeu_si512(p, _mm512_permutex2var_epi32((__m512i)a, low, (__m512i)b));
-    _mm512_storeu_si512(p + 16, _mm512_permutex2var_epi32((__m512i)a, high, (__m512i)b));
+    first = (vf)_mm512_permutex2var_ps((__m512)a, low, (__m512)b);
+    second = (vf)_mm512_permutex2var_ps((__m512)a, high, (__m512)b);
 #elif defined(__x86_64__) && GRACE_LANES == 8
-    const __m256i low = _mm256_unpacklo_epi32((__m256i)a, (__m256i)b), high = _mm256_unpackhi_epi32((__m256i)a, (__m256i)b);
-    _mm256_storeu_si256((__m256i*)p, _mm256_permute2x128_si256(low, high, 0x20));
-    _mm256_storeu_si256((__m256i*)(p + 8), _mm256_permute2x128_si256(low, high, 0x31));
+    const __m256 low = _mm256_unpacklo_ps((__m256)a, (__m256)b), high = _mm256_unpackhi_ps((__m256)a, (__m256)b);
+    first = (vf)_mm256_permute2f128_ps(low, high, 0x20);
+    second = (vf)_mm256_permute2f128_ps(low, high, 0x31);
 #elif defined(__x86_64__)
-    _mm_storeu_si128((__m128i*)p, _mm_unpacklo_epi32((__m128i)a, (__m128i)b));
-    _mm_storeu_si128((__m128i*)(p + 4), _mm_unpackhi_epi32((__m128i)a, (__m128i)b));
+    first = (vf)_mm_unpacklo_ps((__m128)a, (__m128)b);
+    second = (vf)_mm_unpackhi_ps((__m128)a, (__m128)b);
 #else
     for (int i = 0; i < L; i++) {
-        p[2 * i] = a[i];
-        p[2 * i + 1] = b[i];
+        (i < L / 2 ? first : second)[2 * i % L] = a[i];
+        (i < L / 2 ? first : second)[2 * i % L + 1] = b[i];
     }
 #endif
+}
+GRACE_INLINE void store_pairs(uint32_t* p, vu a, vu b) {
+    vf first, second;
+    pairs((vf)a, (vf)b, first, second);
+    store(p, first), store(p + L, second);
 }
 
 // The inverse: p[0 .. 2L) is a0 b0 a1 b1 ...

@@ -128,7 +128,23 @@ struct Entries {
 
     const float* book;
     float weight;
+#if GRACE_LANES == 16
+    alignas(64) uint16_t lower[SIZE], upper[SIZE];  // halves of the entries
+#else
+    float said[2 * SIZE];  // what each code says: a read for each is faster than `entry`
+#endif
 
+    Entries(const float* b, float w) : book(b), weight(w) {
+        for (int i = 0; i < SIZE; i++) {
+#if GRACE_LANES == 16
+            uint32_t word;
+            memcpy(&word, b + i, 4);
+            lower[i] = (uint16_t)word, upper[i] = (uint16_t)(word >> 16);
+#else
+            said[i] = b[i], said[i + SIZE] = -b[i];
+#endif
+        }
+    }
     int bits() const { return 8; }
     Factor factor(const uint8_t* head, Refusal& bad) const {
         float scale;
@@ -137,11 +153,36 @@ struct Entries {
         return scale * weight;
     }
     GRACE_MEMBER vf value(vi code, const Factor& factor) const { return signed_entry(book, code) * factor; }
-    // 128 alone would be minus zero.
-    bool legal(const uint8_t* codes, int64_t count) const {
-        return !any_above(codes, count, 0, [](vb x) { return (vb)(x == SIZE); });
+    GRACE_MEMBER void values(const uint8_t* codes, const Factor& factor, vf (&out)[4]) const {
+#if GRACE_LANES == 16
+        // Halves of entries, of 32 codes at a time: an upper and a lower word of sixteen bits each.
+        const __m512i turned = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        const __m512i all = _mm512_permutexvar_epi32(turned, _mm512_loadu_si512(codes));
+        const auto half = [&](const uint16_t* of, __m512i code, __mmask32 second) {
+            const auto at = [&](int k) { return _mm512_load_si512(of + 32 * k); };
+            const __m512i front = _mm512_permutex2var_epi16(at(0), code, at(1)), back = _mm512_permutex2var_epi16(at(2), code, at(3));
+            return _mm512_mask_blend_epi16(second, front, back);
+        };
+        for (int k = 0; k < 2; k++) {
+            const __m512i code = k ? _mm512_unpackhi_epi8(all, all) : _mm512_unpacklo_epi8(all, all);  // in both bytes of a word
+            const __mmask32 second = _mm512_test_epi16_mask(code, _mm512_set1_epi16(64));
+            const __m512i low = half(lower, code, second), sign = _mm512_set1_epi16(INT16_MIN);
+            const __m512i high = _mm512_ternarylogic_epi32(half(upper, code, second), code, sign, 0x78);  // a ^ (b & c)
+            out[2 * k] = (vf)_mm512_unpacklo_epi16(low, high) * factor;
+            out[2 * k + 1] = (vf)_mm512_unpackhi_epi16(low, high) * factor;
+        }
+#else
+        for (int k = 0; k < 4; k++) {
+            for (int i = 0; i < L; i++) out[k][i] = said[codes[k * L + i]];
+            out[k] *= factor;
+        }
+#endif
     }
-    bool legal4(const uint8_t*, int64_t) const { return false; }
+    // 128 alone would be minus zero.
+    uint8_t most() const { return 0; }
+    GRACE_MEMBER vb suspect(vb codes) const { return (vb)(codes == SIZE); }
+    GRACE_MEMBER vb suspect4(vb) const { return vb{}; }
+    GRACE_MEMBER vf done(vf sum, bool) const { return sum; }
     bool fits(const uint8_t*, int64_t, const Factor&) const { return true; }
     bool fits4(const uint8_t*, int64_t, const Factor&) const { return true; }
 };
@@ -160,6 +201,6 @@ GRACE_EXPORT(codebook)(const float* x, const float* memory, float* rest, int64_t
 GRACE_EXPORT(codebook_sum)(const uint8_t* const* wires, int64_t W, float* out, int64_t n, int64_t block, const float* book,
                            float weight, int accumulate, int threads) {
     using namespace grace::GRACE_TARGET;
-    const Entries codec = {book, weight};
+    const Entries codec(book, weight);
     return decode_blocks(codec, wires, W, out, n, block, accumulate != 0, threads);
 }

@@ -85,7 +85,7 @@ struct Unnatural {
     static constexpr int HEAD = 1;
     struct Factor {
         int32_t below;
-        float weight;
+        float power, weight;  // of 8 bits: a code's float32 with the level as exponent, times this, exactly, times that
     };
 
     int width;
@@ -96,19 +96,33 @@ struct Unnatural {
     Factor factor(const uint8_t* head, Refusal& bad) const {
         const int32_t top = (int8_t)*head + 127;
         if (top > TOP) bad = BAD_HEAD;
-        return {top - octaves(), weight};
+        Factor out = {top - octaves(), 0, weight};
+        if (width != 8) return out;
+        const int32_t raw = out.below + 127, legal = (raw < 1 ? 1 : raw > TOP ? TOP : raw) * (1 << 23);
+        memcpy(&out.power, &legal, 4);
+        // 2**128 is none; a weight that cannot be doubled makes all but zero infinite as it is
+        if (raw > TOP && weight > -0x1p127f && weight < 0x1p127f) out.weight = 2 * weight;
+        return out;
     }
+    // Of 4 bits.
     GRACE_MEMBER vf value(vi code, const Factor& f) const {
-        const int32_t sign = 1 << (width - 1);
-        const vi level = code & (sign - 1);
-        const vi size = (vi)((vu)(level << 23) + (uint32_t)f.below * (1u << 23)) & (level != 0);
+        const vi level = code & 7, size = (vi)((vu)(level << 23) + (uint32_t)f.below * (1u << 23)) & (level != 0);
         // the sign of a zero does no harm: 0 + -0 is 0
-        return as_float(size | (vi)((vu)(code & sign) << (32 - width))) * f.weight;
+        return as_float(size | (vi)((vu)(code & 8) << 28)) * f.weight;
     }
-    bool legal(const uint8_t* codes, int64_t count) const {
-        return !any_above(codes, count, 126, [](vb x) { return x & 127; });
+    GRACE_MEMBER void values(const uint8_t* codes, const Factor& f, vf (&out)[4]) const {
+        if (width != 8) return values_of(*this, codes, f, out);
+        vi code[4];
+        load_u8(codes, code);
+        for (int k = 0; k < 4; k++) {
+            const vu high = (vu)code[k] << 23;  // the sign is a bit too low
+            out[k] = as_float((vi)(high + (high & 1u << 30))) * f.power * f.weight;
+        }
     }
-    bool legal4(const uint8_t*, int64_t) const { return true; }
+    uint8_t most() const { return 126; }
+    GRACE_MEMBER vb suspect(vb codes) const { return codes & 127; }
+    GRACE_MEMBER vb suspect4(vb) const { return vb{}; }
+    GRACE_MEMBER vf done(vf sum, bool) const { return sum; }
     // The lowest octave that is used is a normal number.
     bool fits(const uint8_t* codes, int64_t count, const Factor& f) const {
         if (f.below >= 0) return true;

@@ -1,4 +1,5 @@
 // Majority votes, and votes that may abstain.
+#include "../decode.h"
 #include "../signs.h"
 
 namespace grace {
@@ -58,6 +59,25 @@ GRACE_INLINE void results(vq most, vq half, bool odd, float weight, float* out) 
 
 // 2, 1 or 0 for numbers above, at and below zero; 1 for NaN.
 GRACE_INLINE vi digits_of(vf p) { return (p < 0) - (p > 0) + 1; }
+
+struct Votes {
+    static constexpr int HEAD = 0;
+    typedef float Factor;
+
+    float weight;
+    bool sign;
+
+    int bits() const { return TRITS; }
+    Factor factor(const uint8_t*, Refusal&) const { return weight; }
+    GRACE_MEMBER vf value(vi code, const Factor& factor) const { return to_float(code - 1) * factor; }
+    GRACE_MEMBER void values(const uint8_t* codes, const Factor& factor, vf (&out)[4]) const { values_of(*this, codes, factor, out); }
+    uint8_t most() const { return 2; }
+    GRACE_MEMBER vb suspect(vb codes) const { return codes; }
+    GRACE_MEMBER vb suspect4(vb codes) const { return codes; }
+    GRACE_MEMBER vf done(vf sum, bool last) const { return sign && last ? to_float(digits_of(sum) - 1) : sum; }
+    bool fits(const uint8_t*, int64_t, const Factor&) const { return true; }
+    bool fits4(const uint8_t*, int64_t, const Factor&) const { return true; }
+};
 
 }  // namespace
 }  // namespace GRACE_TARGET
@@ -130,25 +150,6 @@ GRACE_EXPORT(trit_votes)(const float* x, const float* memory, float* rest, int64
 GRACE_EXPORT(trit_votes_sum)(const uint8_t* const* wires, int64_t W, float* out, int64_t n, float weight, int accumulate, int sign,
                              int threads) {
     using namespace grace::GRACE_TARGET;
-    int32_t bad = 0;
-    auto work = [&](int64_t task) {
-        alignas(64) float sum[PART + 16];
-        alignas(64) uint8_t codes[PART + 64];
-        const vf factor = splat(weight);
-        for (int64_t at = task * 8 * PART, stop = least(n, at + 8 * PART); at < stop; at += PART) {
-            const int64_t len = least(PART, stop - at);
-            if (accumulate) memcpy(sum, out + at, (size_t)len * 4); else memset(sum, 0, sizeof sum);
-            for (int64_t w = 0; w < W; w++) {
-                const uint8_t* digits = wires[w] + at / 5;
-                if (any_above(digits, packed_bytes(len, TRITS), 242, [](vb x) { return x; })) __atomic_store_n(&bad, 1, __ATOMIC_RELAXED);
-                unpack_trits(digits, len, codes);
-                for (int64_t i = 0; i < len; i += L) store(sum + i, loadf(sum + i) + to_float(load_u8(codes + i) - 1) * factor);
-            }
-            if (sign)
-                for (int64_t i = 0; i < len; i += L) store(sum + i, to_float(digits_of(loadf(sum + i)) - 1));
-            memcpy(out + at, sum, (size_t)len * 4);
-        }
-    };
-    parallel(ceil_div(n, 8 * PART), enough_threads(n, threads), work);
-    return bad ? BAD_CODE : OK;
+    const Votes codec = {weight, sign != 0};
+    return decode_blocks(codec, wires, W, out, n, n > 0 ? n : 1, accumulate != 0, threads);
 }
