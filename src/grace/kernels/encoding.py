@@ -34,10 +34,10 @@ class Layout:
 
 
 def encode(
-    fast: Callable[..., int], layout: Layout, rows: Tensor, memory: Tensor | None, rest: Tensor | None, *drawn: int
+    fast: Callable[..., int], layout: Layout, rows: Tensor, memory: Tensor | None, rest: Tensor | None, *drawn: Any
 ) -> tuple[Tensor, bool]:
-    """Calls ``fast(rows, memory, rest, b, n, B, wire, w, *knobs, *drawn, threads)``: (wire ``[b, w]`` uint8, what it
-    returned, whether rows + memory was finite).
+    """Calls ``fast(rows, memory, rest, b, n, B, wire, w, *knobs, *drawn, threads)``: (wire ``[b, w]`` uint8,
+    whether rows + memory was finite).
 
     Raises:
         InputError: rows, memory or rest are not float32 ``[b, n]``, contiguous, on the CPU.
@@ -46,7 +46,7 @@ def encode(
     at = check.numbers("rows", rows)
     memory_at = None if memory is None else check.numbers("memory", memory, shape)
     rest_at = None if rest is None else check.numbers("rest", rest, shape)
-    b = shape[0]
+    b, _ = shape
     wire = torch.empty(b, layout.width, dtype=torch.uint8)
     finite = fast(
         at, memory_at, rest_at, b, *layout.sizes, wire.data_ptr(), *layout.tail, *drawn, torch.get_num_threads()
