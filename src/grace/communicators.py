@@ -171,6 +171,12 @@ class _Communicator(Method[Any]):
         return widths
 
 
+def _sealed(wire: Tensor, finite: bool, size: int, peer: Peer) -> Tensor:
+    """Wires ``[b, w]`` as they travel, in scratch memory: nobody needs them once the exchange has ended."""
+    out = peer.scratch((wire.shape[0], wires.sealed_bytes(size)), wire, torch.uint8)
+    return wires.seal(wire, finite, size, out)
+
+
 def checked_widths(widths: Tensor, n: int) -> list[int]:
     """Widths of wires of n numbers, as they came from the network.
 
@@ -250,7 +256,7 @@ class Allgather(_Communicator):
         loan = _Loan(x, peer)
         wire, finite = self._encode(loan, peer)
         widths = yield from self._widths(wire, x.numel(), peer)
-        gathered = yield AllGather(wires.seal(wire, finite, max(widths))[0])  # [W, s]
+        gathered = yield AllGather(_sealed(wire, finite, max(widths), peer)[0])  # [W, s]
         if not wires.all_finite(gathered):
             return loan.poisoned()
         return _decoded(self, loan, list(gathered[:, None]), widths, wire.dtype, peer)
@@ -268,7 +274,7 @@ class Broadcast(_Communicator):
         loan = _Loan(x, peer)
         wire, finite = self._encode(loan, peer)
         widths = yield from self._widths(wire, x.numel(), peer)
-        mine = wires.seal(wire, finite)
+        mine = _sealed(wire, finite, widths[peer.rank], peer)
         received = []
         for root, width in enumerate(widths):
             buf = mine if root == peer.rank else mine.new_zeros(1, wires.sealed_bytes(width))
@@ -374,7 +380,7 @@ class ScatterReduce(_TwoHops):
             loan.pad(W * c)
         wire, own_finite = self._encode(loan, loan.peer, W)  # [W, w]
         widths = yield from self._widths(wire, c, peer)
-        theirs = yield AllToAll(wires.seal(wire, own_finite, max(widths)))  # [W, s]: everyone's version of my chunk
+        theirs = yield AllToAll(_sealed(wire, own_finite, max(widths), peer))  # [W, s]: everyone's version of my chunk
         finite = wires.all_finite(theirs)
         chunk = peer.scratch((1, c), x)
         if finite:
@@ -386,7 +392,7 @@ class ScatterReduce(_TwoHops):
             chunk.zero_()
         again = self._compress_again(chunk, state, peer)  # chunk: now my second rounding
         widths = yield from self._widths(again, c, peer)
-        final = yield AllGather(wires.seal(again, finite, max(widths))[0])  # [W, s]
+        final = yield AllGather(_sealed(again, finite, max(widths), peer)[0])  # [W, s]
         if not wires.all_finite(final):
             return replace(loan.poisoned(), state=state)
         if peer.keep_rest and not self.server_memory:
@@ -428,7 +434,7 @@ class ParameterServer(_TwoHops):
         loan = _Loan(x, peer)
         wire, own_finite = self._encode(loan, peer)
         widths = yield from self._widths(wire, n, peer)
-        mine = wires.seal(wire, own_finite, max(widths))
+        mine = _sealed(wire, own_finite, max(widths), peer)
         inbox = [mine] * W
         for rank in range(W):
             if rank != server:
@@ -443,7 +449,7 @@ class ParameterServer(_TwoHops):
         again = self._compress_again(total, state, peer)  # other ranks' only gives the shape
         widths = yield from self._widths(again, n, peer)
         reply = (
-            wires.seal(again, finite, widths[server])
+            _sealed(again, finite, widths[server], peer)
             if serving
             else mine.new_zeros(1, wires.sealed_bytes(widths[server]))
         )

@@ -11,6 +11,7 @@ do.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import math
@@ -65,6 +66,12 @@ def _key(seed: int, method: str, tensor: str, rank: int, salt: int) -> tuple[int
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
+@functools.lru_cache(maxsize=16384)
+def _native_key(seed: int, method: str, tensor: str, rank: int, salt: int) -> tuple[ctypes.c_uint32, ctypes.c_uint32]:
+    key0, key1 = _key(seed, method, tensor, rank, salt)
+    return native.U(key0), native.U(key1)
+
+
 @dataclass(frozen=True, slots=True)
 class Stream:
     """One stream of random numbers. ``rank`` is None for a shared stream. Drawing does not change it:
@@ -87,9 +94,11 @@ class Stream:
         rank = _SHARED if self.rank is None else self.rank
         return _key(self.seed, self.method, self.tensor, rank, self.salt)
 
-    def native_key(self) -> tuple[int, int, int]:
-        """What native kernels need to draw from this stream: its key, and the step as a 32-bit word."""
-        return *self.key(), self.step & 0xFFFFFFFF
+    def native_key(self) -> tuple[ctypes.c_uint32, ctypes.c_uint32, int]:
+        """What native kernels need to draw from this stream: its key, as C numbers, and the step as a 32-bit word."""
+        rank = _SHARED if self.rank is None else self.rank
+        key0, key1 = _native_key(self.seed, self.method, self.tensor, rank, self.salt)
+        return key0, key1, self.step & 0xFFFFFFFF
 
     def _drawn(self, name: str, out: Tensor, first: int, count: int) -> bool:
         """Whether the native kernel of this name has filled ``out``."""

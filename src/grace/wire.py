@@ -93,11 +93,12 @@ def sealed_bytes(size: int) -> int:
     return HEADER + -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def seal(wire: Tensor, finite: bool, size: int | None = None) -> Tensor:
-    """Wires ``[b, w]`` of any dtype -> sealed uint8 ``[b, sealed_bytes(size or w's bytes)]``."""
+def seal(wire: Tensor, finite: bool, size: int | None = None, out: Tensor | None = None) -> Tensor:
+    """Wires ``[b, w]`` of any dtype -> sealed uint8 ``[b, sealed_bytes(size or w's bytes)]``: ``out``, if it is given."""
     raw = wire.contiguous().view(torch.uint8).view(wire.shape[0], -1)
     width = raw.shape[1]
-    out = raw.new_empty(raw.shape[0], sealed_bytes(width if size is None else size))
+    if out is None:
+        out = raw.new_empty(raw.shape[0], sealed_bytes(width if size is None else size))
     out[:, :HEADER] = 0
     out[:, HEADER : HEADER + width] = raw
     out[:, HEADER + width :] = 0

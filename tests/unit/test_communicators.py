@@ -13,12 +13,16 @@ from torch import Tensor
 
 import grace
 from grace import Allgather, Allreduce, Broadcast, ParameterServer, Peer, ScatterReduce
+from grace.bench.overhead import allocated
 from grace.communicators import checked_widths
 from grace.errors import CompositionError, ConfigurationError, PayloadError
 from grace.method import Compressor, Facts, Method
+from grace.policy import Policy
 from grace.random import Stream
 from grace.run import simulate
+from grace.run.drive import drive
 from grace.run.simulate import answers
+from grace.run.worker import Worker
 
 ALL = (Allreduce, Allgather, Broadcast, ScatterReduce, ParameterServer)
 RAGGED = (Allgather, Broadcast, ScatterReduce, ParameterServer)
@@ -220,3 +224,24 @@ def test_facts_of_what_is_compressed_twice():
     assert once.variance is not None
     assert (twice.unbiased, twice.variance, twice.contraction, twice.payload) == (True, None, None, None)
     assert ParameterServer(grace.Identity()).facts(like).variance == 0.0
+
+
+def test_sealed_wires_are_not_allocated_afresh_at_each_step():
+    class Alone:
+        rank, world = 0, 1
+
+        def run(self, op):
+            return op.buf[None]
+
+    worker, x = Worker(Policy([("*", "qsgd:bits=8,bucket=1024,memory=none")]), 0, 1), torch.randn(100_000)
+
+    def exchange():
+        mean = drive(worker.exchange({"weight": x.clone()}), Alone())["weight"].mean
+        assert (mean - x).abs().max() < 0.1
+        worker.workspace.reset()
+        worker.advance()
+
+    for _ in range(3):
+        exchange()
+    wire = grace.method("qsgd:bits=8,bucket=1024,memory=none").facts(x).payload
+    assert [size for size in allocated(exchange) if wire <= size < 4 * x.numel()] == [wire]

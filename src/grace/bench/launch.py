@@ -100,7 +100,7 @@ def launch_all(
     first = configs[0]
     if any((c.workers, c.network, c.threads) != (first.workers, first.network, first.threads) for c in configs):
         raise ValueError("runs that share their workers need the same workers, link and threads")
-    with _terminable(), _network(first) as network:
+    with terminable(), _network(first) as network:
         begin = 0
         while begin < len(configs):
             batch, done = configs[begin:], 0
@@ -178,7 +178,7 @@ def _environment(config: RunConfig) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _terminable() -> Iterator[None]:
+def terminable() -> Iterator[None]:
     """SIGTERM and SIGHUP end this process as Ctrl-C does: through its ``finally`` clauses."""
 
     def leave(number: int, frame: FrameType | None) -> None:

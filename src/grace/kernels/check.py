@@ -12,16 +12,22 @@ from grace.errors import InputError, PayloadError
 
 
 def numbers(name: str, x: Tensor, shape: Sequence[int] | None = None) -> int:
-    """The address of a contiguous float32 tensor, of this shape where it is given.
+    """The address of a contiguous float32 tensor in the processor's memory, of this shape where it is given.
 
     Raises:
         InputError: it is something else.
     """
-    if x.dtype is not torch.float32 or not x.is_contiguous() or (shape is not None and x.shape != shape):
+    if (
+        x.dtype is not torch.float32
+        or not x.is_contiguous()
+        or not x.is_cpu
+        or (shape is not None and x.shape != shape)
+    ):
         wanted = "contiguous float32" + ("" if shape is None else f" {list(shape)}")
-        order = "" if x.is_contiguous() else ", not contiguous"
+        order = ("" if x.is_contiguous() else ", not contiguous") + ("" if x.is_cpu else f", on {x.device}")
         raise InputError(
-            f"kernels: {name} must be {wanted}, got {x.dtype} {list(x.shape)}{order}; use .float().contiguous()"
+            f"kernels: {name} must be {wanted}, got {x.dtype} {list(x.shape)}{order}; "
+            f"use {'.cpu()' if not x.is_cpu else ''}.float().contiguous()"
         )
     return x.data_ptr()
 

@@ -8,6 +8,7 @@ Letters: b rows of n numbers; blocks of B numbers, nb = ceil(n/B) of them per ro
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.errors import InputError, PayloadError
 from grace.kernels import check, native
+from grace.kernels.encoding import LAYOUTS, Layout, encode
 from grace.kernels.quantise import nearest
 from grace.kernels.reference import block_abs_max, block_count, spread
 from grace.kernels.spans import spans
@@ -87,20 +89,17 @@ def codebook(
 
     Rows, memory and rest are float32 ``[b, n]``, contiguous; block >= 1.
     """
-    b, n = rows.shape
-    fast = native.function(_ENCODE) if rows.device.type == "cpu" else None
+    fast = native.function(_ENCODE) if rows.is_cpu else None
     if fast is None:
         return _codebook(rows, book, block, memory, rest)
-    shape, width = rows.shape, codebook_bytes(n, block)
-    wire = torch.empty(b, width, dtype=torch.uint8)
-    finite = fast(
-        check.numbers("rows", rows),
-        None if memory is None else check.numbers("memory", memory, shape),
-        None if rest is None else check.numbers("rest", rest, shape),
-        *(b, n, block, wire.data_ptr(), width),
-        *(book.entries.data_ptr(), book.middle.data_ptr(), book.floor.data_ptr(), native.threads()),
-    )
-    return wire, bool(finite)
+    _, n = rows.shape
+    return encode(fast, _layout(n, book, block), rows, memory, rest)
+
+
+@functools.lru_cache(LAYOUTS)
+def _layout(n: int, book: Codebook, block: int) -> Layout:
+    tables = (native.P(table.data_ptr()) for table in (book.entries, book.middle, book.floor))
+    return Layout(codebook_bytes(n, block), n, block, *tables)
 
 
 def codebook_sum(

@@ -8,6 +8,7 @@ Letters: b rows of n numbers; blocks of B numbers, nb = ceil(n/B) of them per ro
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.errors import PayloadError
 from grace.kernels import check, native
+from grace.kernels.encoding import LAYOUTS, Layout, encode
 from grace.kernels.reference import block_abs_max, block_count, pack, packed_bytes, spread, unpack
 from grace.kernels.spans import spans
 from grace.random import Stream
@@ -52,20 +54,16 @@ def natural(
 
     Rows, memory and rest are float32 ``[b, n]``, contiguous; bits is 4, 8 or 9, block >= 1.
     """
-    b, n = rows.shape
-    fast = native.function(_ENCODE) if bits != 9 and rows.device.type == "cpu" else None
+    fast = native.function(_ENCODE) if bits != 9 and rows.is_cpu else None
     if fast is None:
         return _natural(rows, bits, block, rng, memory, rest)
-    shape, width = rows.shape, natural_bytes(n, bits, block)
-    wire = torch.empty(b, width, dtype=torch.uint8)
-    key0, key1 = rng.key()
-    finite = fast(
-        check.numbers("rows", rows),
-        None if memory is None else check.numbers("memory", memory, shape),
-        None if rest is None else check.numbers("rest", rest, shape),
-        *(b, n, block, wire.data_ptr(), width, bits, key0, key1, rng.step & 0xFFFFFFFF, native.threads()),
-    )
-    return wire, bool(finite)
+    _, n = rows.shape
+    return encode(fast, _layout(n, bits, block), rows, memory, rest, *rng.native_key())
+
+
+@functools.lru_cache(LAYOUTS)
+def _layout(n: int, bits: int, block: int) -> Layout:
+    return Layout(natural_bytes(n, bits, block), n, block, native.I(bits))
 
 
 def natural_sum(

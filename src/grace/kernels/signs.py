@@ -9,6 +9,7 @@ Letters: b rows of n numbers; blocks of B numbers, nb = ceil(n/B) of them per ro
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
@@ -19,6 +20,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.errors import PayloadError
 from grace.kernels import check, native
+from grace.kernels.encoding import LAYOUTS, Layout, encode
 from grace.kernels.reference import (
     block_abs_mean,
     block_count,
@@ -109,18 +111,11 @@ def votes(
     if zero != "abstain":
         zeros = _ALL if zero == "plus" else _ODD - (phase & 1)
         return _encode(_VOTES, rows, rows.shape[1], zeros, 0.0, memory, rest)
-    fast = native.function(_ENCODE_TRITS) if rows.device.type == "cpu" else None
+    fast = native.function(_ENCODE_TRITS) if rows.is_cpu else None
     if fast is None:
         return _encode_trits(rows, memory, rest)
-    (b, n), shape = rows.shape, rows.shape
-    wire = torch.empty(b, packed_trits_bytes(n), dtype=torch.uint8)
-    finite = fast(
-        check.numbers("rows", rows),
-        None if memory is None else check.numbers("memory", memory, shape),
-        None if rest is None else check.numbers("rest", rest, shape),
-        *(b, n, wire.data_ptr(), wire.shape[1], native.threads()),
-    )
-    return wire, bool(finite)
+    _, n = rows.shape
+    return encode(fast, _trits_layout(n), rows, memory, rest)
 
 
 def votes_sum(received: Sequence[Tensor], out: Tensor, zero: Zeros, weight: float, *, add: bool = False) -> None:
@@ -159,19 +154,21 @@ def _width(rule: int, n: int, block: int) -> int:
 def _encode(
     rule: int, rows: Tensor, block: int, zeros: int, tau: float, memory: Tensor | None, rest: Tensor | None
 ) -> tuple[Tensor, bool]:
-    fast = native.function(_ENCODE) if rows.device.type == "cpu" else None
+    fast = native.function(_ENCODE) if rows.is_cpu else None
     if fast is None:
         return _encode_in_torch(rule, rows, block, zeros, tau, memory, rest)
-    (b, n), shape = rows.shape, rows.shape
-    width = _width(rule, n, block)
-    wire = torch.empty(b, width, dtype=torch.uint8)
-    finite = fast(
-        check.numbers("rows", rows),
-        None if memory is None else check.numbers("memory", memory, shape),
-        None if rest is None else check.numbers("rest", rest, shape),
-        *(b, n, block, wire.data_ptr(), width, rule, zeros, tau, native.threads()),
-    )
-    return wire, bool(finite)
+    _, n = rows.shape
+    return encode(fast, _layout(rule, n, block, zeros, tau), rows, memory, rest)
+
+
+@functools.lru_cache(LAYOUTS)
+def _layout(rule: int, n: int, block: int, zeros: int, tau: float) -> Layout:
+    return Layout(_width(rule, n, block), n, block, native.I(rule), native.I(zeros), native.F(tau))
+
+
+@functools.lru_cache(LAYOUTS)
+def _trits_layout(n: int) -> Layout:
+    return Layout(packed_trits_bytes(n), n, None)
 
 
 def _sum(rule: int, received: Sequence[Tensor], out: Tensor, block: int, weight: float, add: bool) -> None:

@@ -8,6 +8,7 @@ Letters: b rows of n numbers; blocks of B numbers, nb = ceil(n/B) of them per ro
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
@@ -18,6 +19,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.errors import PayloadError
 from grace.kernels import check, native
+from grace.kernels.encoding import LAYOUTS, Layout, encode
 from grace.kernels.reference import (
     block_abs_max,
     block_count,
@@ -72,22 +74,17 @@ def quantise(
 
     Rows, memory and rest are float32 ``[b, n]``, contiguous; s is 1 to 32767, block >= 1.
     """
-    b, n = rows.shape
-    fast = native.function(_ENCODE) if s <= _MOST_NATIVE and rows.device.type == "cpu" else None
+    fast = native.function(_ENCODE) if s <= _MOST_NATIVE and rows.is_cpu else None
     if fast is None:
         return _quantise(rows, s, block, norm, shrink, rng, memory, rest)
-    shape = rows.shape
-    width = quantised_bytes(n, s, block)
-    wire = torch.empty(b, width, dtype=torch.uint8)
-    key0, key1 = rng.key()
-    finite = fast(
-        check.numbers("rows", rows),
-        None if memory is None else check.numbers("memory", memory, shape),
-        None if rest is None else check.numbers("rest", rest, shape),
-        *(b, n, block, wire.data_ptr(), width, s, _bits(s) if s > 1 else 0, norm == "l2", shrink),
-        *(key0, key1, rng.step & 0xFFFFFFFF, native.threads()),
-    )
-    return wire, bool(finite)
+    _, n = rows.shape
+    return encode(fast, _layout(n, s, block, norm, shrink), rows, memory, rest, *rng.native_key())
+
+
+@functools.lru_cache(LAYOUTS)
+def _layout(n: int, s: int, block: int, norm: str, shrink: float) -> Layout:
+    knobs = native.I(s), native.I(_bits(s) if s > 1 else 0), native.I(norm == "l2"), native.F(shrink)
+    return Layout(quantised_bytes(n, s, block), n, block, *knobs)
 
 
 def dequantise_sum(

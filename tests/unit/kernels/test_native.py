@@ -250,6 +250,7 @@ def decode(wire: torch.Tensor = WIRE, out: torch.Tensor = GOOD) -> None:
     (lambda: encode(torch.zeros(12, 2).t()), InputError, "not contiguous"),
     (lambda: encode(memory=torch.zeros(2, 11), rest=torch.zeros(2, 12)), InputError, r"memory .*\[2, 11\]"),
     (lambda: encode(rest=torch.zeros(2, 12, dtype=torch.bfloat16)), InputError, "rest .*bfloat16"),
+    (lambda: encode(memory=GOOD.to("meta"), rest=torch.zeros(2, 12)), InputError, "memory .*on meta; use .cpu()"),
     (lambda: encode(rest=torch.zeros(24)), InputError, r"rest must be contiguous float32 \[2, 12\]"),
     (lambda: decode(WIRE[:, :-1]), PayloadError, "truncated payload"),
     (lambda: decode(WIRE[:1]), PayloadError, "payload: "),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -64,10 +65,11 @@ class Clock:
         limit: a case of which one run takes more seconds is not timed.
         eviction: bytes of that buffer; by default four times the cache, at least 256 MiB, at most a quarter of what memory
             is free.
+        budget: seconds that all samples of a case may take, what prepares them included.
     """
 
-    def __init__(self, limit: float, eviction: int | None = None):
-        self.limit = limit
+    def __init__(self, limit: float, eviction: int | None = None, budget: float = math.inf):
+        self.limit, self.budget = limit, budget
         self.cache = last_level_cache()
         free = available_memory()
         self.eviction = eviction or min(max(4 * self.cache, _LEAST), max(free // 4, 1 << 20))
@@ -80,40 +82,59 @@ class Clock:
     def measure(self, yard: Case, cases: Sequence[Case], samples: int, *, cold: bool) -> dict[Case, Timing | float]:
         """So many samples of each case, in turn, each turn in another order, with one of the yardstick before them.
 
-        A case that takes longer than the limit, twice, gets the seconds of a run in place of a timing. One of which all
-        samples would take twice the limit gets fewer, at least three.
+        A case that takes longer than the limit gets the seconds of a run in place of a timing. One whose samples would
+        take more than the budget gets fewer: at least three, and one if it is only there to be compared with.
         """
         clear = self.clear if cold else nothing
         out: dict[Case, Timing | float] = {}
+        found: dict[Case, Timing] = {}
+        repeats: dict[Case, int] = {}
+        turns: dict[Case, int] = {}
         with _steady():
-            self._sample(yard, clear, 1)
-            turns: dict[Case, int] = {}
-            repeats: dict[Case, int] = {yard: 1}
-            for case in (yard, *cases):
-                once = self._sample(case, clear, 1)
-                for _ in range(1 if cold else 3):  # the first run is slow: it loads code and makes what is kept
-                    if once > self.limit / 10 or not cold:
-                        once = min(once, self._sample(case, clear, 1))
-                if once > self.limit * case.patience and case is not yard:
+            once, _ = self._trial(yard, clear, cold)
+            repeats[yard] = _repeats(once, cold)
+            for case in cases:
+                once, cost = self._trial(case, clear, cold)
+                if once > self.limit * case.patience:
                     out[case] = once
                     continue
-                once = max(once, 1e-9)
-                turns[case] = samples if case is yard else max(3, min(samples, int(2 * self.limit / once)))
-                repeats[case] = 1 if cold else max(3, min(_MOST_REPEATS, int(_WARM_SECONDS / once)))
-            found = {case: Timing([], []) for case in turns if case is not yard}
-            for turn in range(samples):
+                repeats[case] = _repeats(once, cold)
+                affordable = self.budget / (cost * repeats[case])
+                turns[case] = int(max(1 if case.kernels else 3, min(samples, affordable)))
+                found[case] = Timing([], [])
+                if turns[case] == 1:  # then that was it: what takes so long is no faster the second time
+                    base = self._sample(yard, clear, repeats[yard])
+                    found[case] = Timing([once], [once / base])
+                    turns[case] = 0
+            for turn in range(max(turns.values(), default=0)):
                 mine = [case for case in found if turn < turns[case]]
                 base = self._sample(yard, clear, repeats[yard])
-                for case in mine[turn % max(1, len(mine)) :] + mine[: turn % max(1, len(mine))]:
+                for case in mine[turn % len(mine) :] + mine[: turn % len(mine)]:
                     took = self._sample(case, clear, repeats[case])
                     found[case].seconds.append(took)
                     found[case].ratios.append(took / base)
         return {**out, **found}
 
+    def _trial(self, case: Case, clear: Callable[[], None], cold: bool) -> tuple[float, float]:
+        """Seconds of a run, and of all that it takes to make one."""
+        once = cost = math.inf
+        for _ in range(2 if cold else 4):  # the first run is slow: it loads code and makes what is kept
+            start = time.perf_counter()
+            once = min(once, self._sample(case, clear, 1))
+            cost = min(cost, time.perf_counter() - start)
+            if once > min(2 * self.limit * case.patience, self.budget / 4):
+                break
+        return max(once, 1e-9), max(cost, 1e-9)
+
     def _sample(self, case: Case, clear: Callable[[], None], repeats: int) -> float:
         choice = case.kernels if case.kernels not in (None, "torch") else None
         with native.using(choice) if choice else contextlib.nullcontext():
             return statistics.median(case.seconds(clear) for _ in range(repeats))
+
+
+def _repeats(once: float, cold: bool) -> int:
+    """How many runs make one sample."""
+    return 1 if cold else max(1, min(_MOST_REPEATS, int(_WARM_SECONDS / once)))
 
 
 @contextlib.contextmanager

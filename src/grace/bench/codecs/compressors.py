@@ -16,7 +16,7 @@ from grace.communicators import Allreduce
 from grace.method import Compressor, Method, Peer
 from grace.random import Stream
 
-_SETUP_SECONDS = 2.0  # a slow method gets fewer different wires, at least two, each several times
+_SETUP_SECONDS = 0.5  # a slow method gets fewer different wires, at least two, each several times
 
 
 def compressor_of(method: Method[Any] | None) -> Compressor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from grace.registry import methods, recipe, split_methods
 
 COLD = 1_000_000  # from this size on caches are emptied before every sample; smaller tensors are measured warm
 LARGE = 4_000_000  # from this size on only methods with a goal are measured, unless methods were named
+YARDSTICKS, PARTS = "yardsticks", "parts"  # jobs that are no method
 _UNITS = {"": 1, "K": 1024, "M": 1_000_000}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KM]?)")
 _MOST = 1_000_000_000
@@ -28,6 +30,7 @@ class Plan:
         threads: ascending, each >= 1.
         samples: of each case, 3 to 1,000.
         limit: a case of which one run takes more seconds than this is left out, > 0.
+        budget: seconds that the samples of a case may take together, > 0; what would take longer is sampled less often.
     """
 
     methods: tuple[str, ...]
@@ -36,6 +39,7 @@ class Plan:
     threads: tuple[int, ...]
     samples: int = 9
     limit: float = 1.0
+    budget: float = 0.5
 
     def __post_init__(self) -> None:
         for knob, values, legal, most in (
@@ -46,8 +50,9 @@ class Plan:
                 raise out_of_range("codecs", knob, values, legal)
         if not 3 <= self.samples <= 1000:
             raise out_of_range("codecs", "samples", self.samples, "3 to 1,000")
-        if not self.limit > 0:
-            raise out_of_range("codecs", "limit", self.limit, "seconds > 0")
+        for knob, seconds in (("limit", self.limit), ("budget", self.budget)):
+            if not seconds > 0:
+                raise out_of_range("codecs", knob, seconds, "seconds > 0")
 
     @classmethod
     def of(
@@ -58,6 +63,7 @@ class Plan:
         samples: int | None = None,
         *,
         limit: float | None = None,
+        budget: float | None = None,
         quick: bool = False,
     ) -> Plan:
         """From the words of the command line; what is None takes its default, which is smaller with ``quick``.
@@ -68,6 +74,7 @@ class Plan:
             threads: such as "1,2".
             samples: of each case.
             limit: seconds of one run.
+            budget: seconds of all samples of a case.
             quick: whether defaults are small.
 
         Raises:
@@ -85,6 +92,7 @@ class Plan:
             threads=tuple(sorted(set(_counts(threads)))) if threads else (1,) if quick or cores == 1 else (1, 2),
             samples=samples if samples is not None else 3 if quick else 9,
             limit=limit if limit is not None else 0.5 if quick else 1.0,
+            budget=budget if budget is not None else 0.5,
         )
 
     def covers(self, name: str, size: int, threads: int) -> bool:
@@ -92,7 +100,26 @@ class Plan:
         tensors and the fewest threads, unless they were named: so that a run takes minutes.
         """
         modest = size < LARGE and threads == self.threads[0]
-        return self.named or modest or any(goal.is_about(name) for goal in GOALS)
+        return self.named or modest or _has_goal(name)
+
+    def jobs(self, size: int, threads: int) -> list[tuple[str, float]]:
+        """What is measured at this size, with so many threads, in this order, and about how many seconds each takes."""
+        names = [name for name in self.methods if self.covers(name, size, threads)]
+        return [(name, self._seconds(name, size)) for name in (YARDSTICKS, PARTS, *names)]
+
+    def seconds(self) -> float:
+        """About how long all of it takes, on two cores of a server; other machines differ by a factor of two or more."""
+        return sum(seconds for count in self.threads for size in self.sizes for _, seconds in self.jobs(size, count))
+
+    def _seconds(self, name: str, size: int) -> float:
+        millions, often = size / 1e6, self.samples / 9
+        if name == YARDSTICKS:
+            return often * (0.1 + 0.03 * millions)
+        if name == PARTS:
+            return often * (0.8 + 0.15 * millions) if size >= COLD else 0.0
+        if _has_goal(name):  # the most of it for what it is compared with
+            return min(1.5 * millions, 2.5 * self.budget + 0.2 * millions) + often * (0.2 + 0.04 * millions)
+        return often * min(0.15 + 1.3 * millions, 6 * self.budget)
 
 
 def parse_sizes(text: str) -> list[int]:
@@ -127,6 +154,11 @@ def _counts(text: str) -> list[int]:
         raise ConfigurationError(
             f"codecs: threads {text!r} are not whole numbers with commas between; legal: such as 1,2"
         ) from error
+
+
+@functools.cache
+def _has_goal(name: str) -> bool:
+    return any(goal.is_about(name) for goal in GOALS)
 
 
 def _family(name: str) -> str:

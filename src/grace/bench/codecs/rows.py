@@ -64,8 +64,10 @@ def other(kernels: str, timing: Timing, against: Timing, goals: Sequence[Goal], 
     """What a row is compared with: the same work on another backend. ``times`` is how often slower it is."""
     out = timed(what or "the same", timing)
     name = out.pop("operation")
-    pairs = [theirs / ours for theirs, ours in zip(timing.ratios, against.ratios, strict=False)]
-    times = quartiles(pairs)["median"]
+    if len(timing.ratios) == len(against.ratios):
+        times = quartiles([a / b for a, b in zip(timing.ratios, against.ratios, strict=True)])["median"]
+    else:  # samples that were not taken side by side
+        times = quartiles(timing.ratios)["median"] / quartiles(against.ratios)["median"]
     reached = [judged(goal, timing.ratios, threads) for goal in goals if goal.kernels == kernels]
     if kernels == "torch":
         faster = Goal("times faster than torch code", "", None, SPEEDUP)

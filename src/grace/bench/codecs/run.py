@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from grace.bench.codecs import compressors, conversations, naive, parts, rows
 from grace.bench.codecs.clock import Case, Clock, Timing, available_memory, threads
 from grace.bench.codecs.compressors import compressor_of
 from grace.bench.codecs.goals import DECODE, ENCODE, goals_of
-from grace.bench.codecs.plan import COLD, Plan, size_text
+from grace.bench.codecs.plan import COLD, PARTS, YARDSTICKS, Plan, size_text
 from grace.bench.codecs.room import COPIES, WORKERS, Room
 from grace.bench.results import quartiles
 from grace.errors import CompositionError
@@ -52,7 +52,12 @@ class _Bench:
 
 
 def measure(
-    plan: Plan, *, command: list[str] | None = None, eviction: int | None = None, progress: Progress | None = None
+    plan: Plan,
+    *,
+    command: list[str] | None = None,
+    eviction: int | None = None,
+    progress: Progress | None = None,
+    keep: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Times everything in the plan on this machine; the ``grace.codecs`` document.
 
@@ -60,44 +65,49 @@ def measure(
         plan: what.
         command: of the document, the command that asked for it.
         eviction: bytes that are written to empty the caches; by default as the machine needs.
-        progress: is told how much is done, of how much, and what comes next.
+        progress: is told how much is done, of how much, both in seconds as they were expected, and what comes next.
+        keep: gets the document as far as it is, after each method at each size: what interrupts a run leaves that.
     """
     start = time.monotonic()
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    bench = _Bench(plan, Clock(plan.limit, eviction), native.active()[0], native.available())
-    jobs = [(count, size) for count in plan.threads for size in plan.sizes]
-    total = sum(_weight(size) * (2 + len(_names(plan, size, count))) for count, size in jobs)
-    done = 0.0
-    with torch.random.fork_rng(devices=[]):  # naive code draws from torch's generator
-        for count, size in jobs:
-            if 4 * size * COPIES > available_memory() // 2:
-                _leave(bench, None, None, size, count, _too_large(size, COPIES))
-                done += _weight(size) * (2 + len(_names(plan, size, count)))
-                continue
-            with threads(count):
-                room = Room(size)
-                for name, job in _jobs(bench, room, count):
-                    if progress is not None:
-                        label = f"{name}, {size_text(size)}, {count} thread" + ("s" if count > 1 else "")
-                        progress(done, total, label)
-                    _guarded(bench, name, size, count, job)
-                    done += _weight(size)
-    return {
+    bench = _Bench(plan, Clock(plan.limit, eviction, plan.budget), native.active()[0], native.available())
+    head = {
         "schema": SCHEMA,
         "version": VERSION,
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": command or [],
-        "environment": {**environment(bench.clock), "load_before": load},
+        "environment": {
+            **environment(bench.clock), "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+        },
         "plan": {
             "methods": list(plan.methods), "sizes": list(plan.sizes), "threads": list(plan.threads),
-            "samples": plan.samples, "limit_seconds": plan.limit, "workers": WORKERS, "data": "randn * exp(randn)",
+            "samples": plan.samples, "limit_seconds": plan.limit, "budget_seconds": plan.budget, "workers": WORKERS,
+            "data": "randn * exp(randn)",
         },
-        "seconds": round(time.monotonic() - start, 1),
-        "yardsticks": bench.yardsticks,
-        "rows": bench.rows,
-        "left_out": bench.left_out,
-        "failed": bench.failed,
     }  # fmt: skip
+
+    def document(complete: bool) -> dict[str, Any]:
+        lists = {name: list(getattr(bench, name)) for name in ("yardsticks", "rows", "left_out", "failed")}
+        return {**head, "complete": complete, "seconds": round(time.monotonic() - start, 1), **lists}
+
+    total, done = plan.seconds(), 0.0
+    with torch.random.fork_rng(devices=[]):  # naive code draws from torch's generator
+        for count, size in ((count, size) for count in plan.threads for size in plan.sizes):
+            jobs = plan.jobs(size, count)
+            if 4 * size * COPIES > available_memory() // 2:
+                _leave(bench, None, None, size, count, _too_large(size, COPIES))
+                done += sum(seconds for _, seconds in jobs)
+                continue
+            with threads(count):
+                room = Room(size)
+                for name, seconds in jobs:
+                    if progress is not None:
+                        label = f"{name}, {size_text(size)}, {count} thread" + ("s" if count > 1 else "")
+                        progress(done, total, label)
+                    _guarded(bench, name, room, count)
+                    done += seconds
+                    if keep is not None:
+                        keep(document(False))
+    return document(True)
 
 
 def environment(clock: Clock) -> dict[str, Any]:
@@ -127,29 +137,18 @@ def _processor() -> str:
 
 
 # ---- what is done at one size ---------------------------------------------------------------------------------------
-def _names(plan: Plan, size: int, count: int) -> list[str]:
-    return [name for name in plan.methods if plan.covers(name, size, count)]
-
-
-def _weight(size: int) -> float:
-    """How long a method's cases take at this size, relative to others: for the time that is left."""
-    return 0.3 + size / 1e6
-
-
-def _jobs(bench: _Bench, room: Room, count: int) -> Iterator[tuple[str, Callable[[], None]]]:
-    yield "yardsticks", lambda: _yardsticks(bench, room, count)
-    yield "parts", lambda: _parts(bench, room, count)
-    for name in _names(bench.plan, room.n, count):
-        yield name, lambda name=name: _method(bench, name, room, count)  # type: ignore[misc]
-
-
-def _guarded(bench: _Bench, name: str, size: int, count: int, job: Callable[[], None]) -> None:
+def _guarded(bench: _Bench, name: str, room: Room, count: int) -> None:
     """One method that fails does not take hours of others with it; the document tells, and so does the exit status."""
     try:
-        job()
+        if name == YARDSTICKS:
+            _yardsticks(bench, room, count)
+        elif name == PARTS:
+            _parts(bench, room, count)
+        else:
+            _method(bench, name, room, count)
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-        bench.failed.append({"method": name, "size": size, "threads": count, "error": text})
+        bench.failed.append({"method": name, "size": room.n, "threads": count, "error": text})
 
 
 def _yardsticks(bench: _Bench, room: Room, count: int) -> None:

@@ -54,6 +54,23 @@ def test_a_case_over_the_limit_is_not_sampled():
     assert isinstance(Clock(1e-12, eviction=1 << 12).measure(Case("yard", int), [case], 3, cold=True)[case], Timing)
 
 
+def test_what_is_slow_is_sampled_less_often():
+    slow = [Case("ours", lambda: None), Case("other", lambda: None, kernels="torch")]
+    clock = Clock(10.0, eviction=1 << 12, budget=1e-9)
+    found = clock.measure(Case("yard", int), slow, 50, cold=True)
+    assert [len(found[case].seconds) for case in slow] == [3, 1]
+    assert [len(found[case].ratios) for case in slow] == [3, 1]
+    assert all(ratio > 0 for ratio in found[slow[1]].ratios)
+
+
+def test_preparing_counts_for_the_budget_but_not_for_the_time():
+    clock = Clock(10.0, eviction=1 << 12, budget=0.02)
+    case = Case("a", int, lambda: sum(range(200_000)))
+    found = clock.measure(Case("yard", int), [case], 1000, cold=True)[case]
+    assert 3 <= len(found.seconds) < 1000
+    assert min(found.seconds) < 1e-3
+
+
 def test_a_case_runs_on_its_own_backend():
     seen = []
     before = native.active()

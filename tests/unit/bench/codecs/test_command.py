@@ -1,4 +1,6 @@
 import json
+import os
+import signal
 import sys
 
 import pytest
@@ -102,3 +104,39 @@ def test_a_method_that_failed_gives_a_status(monkeypatch):
     done = call(*SMALL)
     assert done.exit_code == 1
     assert "error: failed: qsgd:bits=8; the first: ValueError: broken" in done.stderr
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [(interrupt, 130), (lambda: os.kill(os.getpid(), signal.SIGTERM), 143)],
+    ids=["ctrl-c", "sigterm"],
+)
+def test_what_was_measured_survives_an_interruption(end, status, monkeypatch, tmp_path):
+    real = run._method
+
+    def method(bench, name, room, count):
+        real(bench, name, room, count)
+        if name == "topk":
+            end()
+
+    monkeypatch.setattr(run, "_method", method)
+    before = signal.getsignal(signal.SIGTERM)
+    done = call(*SMALL[2:], "--methods", "qsgd:bits=8,topk,threshold", "--json", "--out", str(tmp_path))
+    assert done.exit_code == status, done.output
+    assert "error: stopped after" in done.stderr
+    document = json.loads(done.stdout)
+    assert document == json.loads((tmp_path / "codecs.json").read_text())
+    assert document["complete"] is False
+    assert [row["method"] for row in document["rows"][:3]] == ["qsgd:bits=8"] * 3
+    assert {path.name for path in tmp_path.iterdir()} == {"codecs.json"}
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_it_says_first_how_long_it_will_take():
+    done = call(*SMALL, "--json")
+    assert done.stderr.startswith("measuring 1 methods: about 1 s\n")
+    assert json.loads(done.stdout)["complete"] is True

@@ -44,6 +44,14 @@ def test_quick_changes_only_what_was_not_said():
     assert Plan.of("topk", "8K", "2,1,2", 5, limit=3, quick=True) == Plan(("topk",), True, (8192,), (1, 2), 5, 3)
 
 
+def test_what_takes_long_is_known_before():
+    seconds = {size: Plan.of("topk,sketchml", size, "1").seconds() for size in ("4K", "1M", "25M")}
+    assert 0 < seconds["4K"] < seconds["1M"] < seconds["25M"]
+    assert Plan.of("topk,sketchml", "1M,25M", "1,2").seconds() == pytest.approx(2 * (seconds["1M"] + seconds["25M"]))
+    assert Plan.of(threads="1,2").seconds() < 600
+    assert [name for name, _ in Plan.of("topk", "4K", "1").jobs(4096, 1)] == ["yardsticks", "parts", "topk"]
+
+
 def test_groups_stand_among_methods():
     plan = Plan.of("goals,powersgd:rank=2")
     assert set(plan.methods) == {*Plan.of("goals").methods, "powersgd:rank=2"}
@@ -64,6 +72,7 @@ def test_one_method_in_two_spellings_is_measured_once():
         ({"threads": "two"}, "legal: such as 1,2"),
         ({"samples": 2}, "samples=2.*3 to 1,000"),
         ({"limit": 0.0}, "limit=0.0.*seconds > 0"),
+        ({"budget": -1.0}, "budget=-1.0.*seconds > 0"),
     ],
 )
 def test_what_is_not_legal(arguments, message):

@@ -149,6 +149,15 @@ def test_a_method_that_fails_does_not_end_the_others(monkeypatch):
     assert {row["method"] for row in document["rows"]} == {"qsgd"}
 
 
+def test_what_was_measured_is_told_after_each_method():
+    kept = []
+    document = measure(Plan.of("topk,signsgd", "1000", "1", 3), eviction=1 << 16, keep=kept.append)
+    found = [[row["method"] for row in one["rows"]] for one in kept]
+    assert found == [[], [], ["signsgd"] * 2, ["signsgd"] * 2 + ["topk"] * 3]
+    assert [one["complete"] for one in (*kept, document)] == [False] * 4 + [True]
+    assert all(one.keys() == document.keys() for one in kept)
+
+
 def test_nobodys_random_numbers_or_threads_change():
     before, threads = torch.get_rng_state(), torch.get_num_threads()
     measure(Plan.of("qsgd", "1000", "1,2", 3), eviction=1 << 16)
