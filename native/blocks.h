@@ -19,7 +19,7 @@ namespace GRACE_TARGET {
 
 constexpr int64_t PIECE = 4096;       // numbers of a buffer: 16 KB
 constexpr int64_t BATCH = 512;        // numbers of the blocks whose statistics are taken before they are encoded
-constexpr int64_t AHEAD = 1024;       // how many numbers ahead memory is asked for what encoding reads
+constexpr int64_t AHEAD = 2048;       // how many numbers ahead memory is asked for what encoding reads
 constexpr int64_t TASK = 32768;       // numbers of a task, about
 constexpr int64_t ALONE = 512 << 10;  // below, waking others costs more than they save
 
@@ -119,23 +119,12 @@ class Packer {
     alignas(64) uint8_t codes[PIECE + 8 + 64];
 };
 
-// What encoding reads next is asked for while codes are made, a little at a time.
-struct Ahead {
-    const float *x, *memory;
-    bool both;
-
-    Ahead(const Rows& r, int64_t first) : x(at(r.x, first)), memory(at(r.memory, first)), both(r.memory) {}
-    template <int count>
-    GRACE_MEMBER void fetch(int64_t i) const {
-        for (int k = 0; k < count; k += 16) {
-            prefetch((const void*)at(x, i + k));
-            if (both) prefetch((const void*)at(memory, i + k));
-        }
-    }
-
-   private:
-    static const float* at(const float* p, int64_t i) { return (const float*)((uintptr_t)p + (uintptr_t)i * 4); }  // need not be ours
-};
+// What encoding reads next, so that it arrives while codes are made.
+GRACE_INLINE void fetch(const Rows& r, int64_t first, int64_t len) {
+    for (int64_t i = 0; i < len; i += 16) prefetch((const void*)((uintptr_t)r.x + (uintptr_t)(first + i) * 4));
+    if (r.memory)
+        for (int64_t i = 0; i < len; i += 16) prefetch((const void*)((uintptr_t)r.memory + (uintptr_t)(first + i) * 4));
+}
 
 // How a rest is kept. STREAM is for what will have left the caches anyway before it is read: its lines need not be read first.
 enum Keep { NOTHING, STORE, STREAM };
@@ -160,8 +149,8 @@ GRACE_INLINE void encode_part(const Codec& codec, bool large, float* rest, const
 //   HEAD: bytes of a head; bits(): of a code
 //   Stats: of a piece; Stats stats(const float* p, int64_t len, int32_t largest); void combine(Stats&, const Stats&)
 //   Scale scale(const Stats&, int64_t len, uint8_t* head): writes the head
-//   template <Keep keep> void encode(const float* p, int64_t len, const Scale&, int64_t row, int64_t at, State&, const Ahead&,
-//     uint8_t* codes, float* rest): the codes of the numbers at [at, at + len) of the row and what they do not say, in rest[0, len), by
+//   template <Keep keep> void encode(const float* p, int64_t len, const Scale&, int64_t row, int64_t at, State&, uint8_t* codes,
+//     float* rest): the codes of the numbers at [at, at + len) of the row and what they do not say, in rest[0, len), by
 //     keep_rest. p has zeros up to a multiple of sixteen, codes room for as many.
 //   State state() const: what each task has of its own
 // Returns whether all numbers were finite.
@@ -198,9 +187,9 @@ static bool encode_blocks(const Codec& codec, const Rows& r, uint8_t* wire, int6
                 k = 0;
                 for (int64_t i = at; i < end; i += r.block, k++) {
                     const int64_t len = least(r.block, end - i);
-                    const Ahead ahead(r, base + i + AHEAD);
+                    fetch(r, base + i + AHEAD, len);
                     float* rest = r.rest ? r.rest + base + i : nullptr;
-                    encode_part(codec, large, rest, p + k * slot, len, scales[k], row, i, state, ahead, codes + (i - at));
+                    encode_part(codec, large, rest, p + k * slot, len, scales[k], row, i, state, codes + (i - at));
                 }
                 packer.took(end - at);
             }
@@ -233,21 +222,21 @@ static bool encode_blocks(const Codec& codec, const Rows& r, uint8_t* wire, int6
             scales[j] = codec.scale(stats[j * pieces], len, wire + row * stride + j * Codec::HEAD);
         }
         const bool apart = nb == 1 || r.block % whole_codes(bits) == 0;
-        constexpr int64_t STEP = 640;  // whole bytes, of bits and of trits, and whole vectors
-        const int64_t steps = apart ? ceil_div(r.block, 48 * STEP) : 1;
+        constexpr int64_t SPAN = 60 * BATCH;  // whole bytes, of bits and of trits
+        const int64_t steps = apart ? ceil_div(r.block, SPAN) : 1;
         auto work = [&](int64_t task) {
             auto state = codec.state();
-            const int64_t from = apart ? task / steps * r.block + task % steps * 48 * STEP : 0;
-            const int64_t stop = apart ? least(least(r.n, (task / steps + 1) * r.block), from + 48 * STEP) : r.n;
+            const int64_t from = apart ? task / steps * r.block + task % steps * SPAN : 0;
+            const int64_t stop = apart ? least(least(r.n, (task / steps + 1) * r.block), from + SPAN) : r.n;
             if (from >= stop) return;
             Packer packer(bits, wire + row * stride + heads + packed_bytes(from, bits));
             alignas(64) float p[PIECE + 16];
             for (int64_t at = from; at < stop;) {
-                const int64_t len = least(least(STEP, stop - at), (at / r.block + 1) * r.block - at), first = row * r.n + at;
-                float* rest = r.rest ? r.rest + first : nullptr;
+                const int64_t len = least(least(BATCH, stop - at), (at / r.block + 1) * r.block - at), first = row * r.n + at;
                 gather(r, first, len, p);
-                const Ahead ahead(r, first + AHEAD);
-                encode_part(codec, large, rest, p, len, scales[at / r.block], row, at, state, ahead, packer.room());
+                fetch(r, first + AHEAD, len);
+                float* rest = r.rest ? r.rest + first : nullptr;
+                encode_part(codec, large, rest, p, len, scales[at / r.block], row, at, state, packer.room());
                 packer.took(len);
                 at += len;
             }

@@ -97,8 +97,7 @@ struct Codebook {
     }
 
     template <Keep keep>
-    void encode(const float* p, int64_t len, const Scale& s, int64_t, int64_t, Nothing&, const Ahead& ahead,
-                uint8_t* codes, float* rest) const {
+    void encode(const float* p, int64_t len, const Scale& s, int64_t, int64_t, Nothing&, uint8_t* codes, float* rest) const {
         const vf up = splat(s.up), a = splat(s.a), scale = splat(s.scale), one = splat(1.0f);
         const auto code = [&](vf x) {
             const vi c = nearest(at_most(absolute(x) * up * a, one));
@@ -107,7 +106,6 @@ struct Codebook {
         int64_t i = 0;
         for (; i + 4 * L <= len; i += 4 * L) {
             vi v[4];
-            ahead.fetch<4 * L>(i);
             for (int k = 0; k < 4; k++) {
                 const vf x = loadf(p + i + k * L);
                 v[k] = code(x);

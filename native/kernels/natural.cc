@@ -40,8 +40,8 @@ struct Natural {
     }
 
     template <Keep keep>
-    void encode(const float* p, int64_t len, const Scale& scale, int64_t row, int64_t at, Lanes& random, const Ahead& ahead,
-                uint8_t* codes, float* rest) const {
+    void encode(const float* p, int64_t len, const Scale& scale, int64_t row, int64_t at, Lanes& random, uint8_t* codes,
+                float* rest) const {
         const uint16_t* lanes = random.at((uint64_t)(row * n + at), len);
         const vf unit = splat(scale.unit);
         const vi base = splat(scale.below * (1 << 23)), lowest = splat(least32(scale.below + 1) << 23);
@@ -62,7 +62,6 @@ struct Natural {
         int64_t i = 0;
         for (; i + 4 * L <= len; i += 4 * L) {
             vi v[4];
-            ahead.fetch<4 * L>(i);
             for (int k = 0; k < 4; k++) {
                 const vf x = loadf(p + i + k * L);
                 v[k] = code(x, i + k * L);

@@ -56,8 +56,8 @@ struct Quantiser {
     }
 
     template <Keep keep>
-    void encode(const float* p, int64_t len, const Scale& scale, int64_t row, int64_t at, Lanes& random, const Ahead& ahead,
-                uint8_t* codes, float* rest) const {
+    void encode(const float* p, int64_t len, const Scale& scale, int64_t row, int64_t at, Lanes& random, uint8_t* codes,
+                float* rest) const {
         const uint16_t* lanes = random.at((uint64_t)(row * n + at), len);
         const vf up = splat(scale.up), a = splat(scale.a), step = splat(scale.step);
         const vi zero = splat(s);
@@ -70,7 +70,6 @@ struct Quantiser {
         int64_t i = 0;
         for (; i + 4 * L <= len; i += 4 * L) {
             vi v[4];
-            ahead.fetch<4 * L>(i);
             for (int k = 0; k < 4; k++) {
                 const vf x = loadf(p + i + k * L);
                 v[k] = level(x, i + k * L);
