@@ -222,17 +222,17 @@ static bool encode_blocks(const Codec& codec, const Rows& r, uint8_t* wire, int6
             scales[j] = codec.scale(stats[j * pieces], len, wire + row * stride + j * Codec::HEAD);
         }
         const bool apart = nb == 1 || r.block % whole_codes(bits) == 0;
-        constexpr int64_t STEP = 640;  // whole bytes, of bits and of trits, and whole vectors
-        const int64_t steps = apart ? ceil_div(r.block, 48 * STEP) : 1;
+        constexpr int64_t SPAN = 60 * BATCH;  // whole bytes, of bits and of trits
+        const int64_t steps = apart ? ceil_div(r.block, SPAN) : 1;
         auto work = [&](int64_t task) {
             auto state = codec.state();
-            const int64_t from = apart ? task / steps * r.block + task % steps * 48 * STEP : 0;
-            const int64_t stop = apart ? least(least(r.n, (task / steps + 1) * r.block), from + 48 * STEP) : r.n;
+            const int64_t from = apart ? task / steps * r.block + task % steps * SPAN : 0;
+            const int64_t stop = apart ? least(least(r.n, (task / steps + 1) * r.block), from + SPAN) : r.n;
             if (from >= stop) return;
             Packer packer(bits, wire + row * stride + heads + packed_bytes(from, bits));
             alignas(64) float p[PIECE + 16];
             for (int64_t at = from; at < stop;) {
-                const int64_t len = least(least(STEP, stop - at), (at / r.block + 1) * r.block - at), first = row * r.n + at;
+                const int64_t len = least(least(BATCH, stop - at), (at / r.block + 1) * r.block - at), first = row * r.n + at;
                 gather(r, first, len, p);
                 fetch(r, first + AHEAD, len);
                 float* rest = r.rest ? r.rest + first : nullptr;

@@ -34,9 +34,10 @@ GRACE_INLINE void threefry(const Key& key, vu counter, vu* x0, vu* x1) {
     four_rounds<chains, 13, 15, 26, 6>(x0, x1, k2, k0 + 5);
 }
 
-// Words [groups, 2], from counter `first` on; room for a multiple of 4 L groups.
+// Words [groups, 2], from counter `first` on; room for a multiple of CHAINS L groups. As many at a time: each alone waits for
+// itself.
+template <int CHAINS = 4>
 GRACE_INLINE void words(const Key& key, uint64_t first, int64_t groups, uint32_t* out) {
-    constexpr int CHAINS = 4;  // at a time: each alone waits for itself
     const vu lanes = (vu)iota();
     for (int64_t g = 0; g < groups; g += CHAINS * L) {
         vu x0[CHAINS], x1[CHAINS];
@@ -57,17 +58,18 @@ class Lanes {
             const uint64_t group = first / 4;
             int64_t groups = (int64_t)(first % 4 + (uint64_t)count + 3) / 4;
             if (groups < ENOUGH) groups = ENOUGH;
-            words(key, group, groups, buffer);
+            words<CHAINS>(key, group, groups, buffer);
             low = 4 * group, high = low + 4 * (uint64_t)groups;
         }
         return (const uint16_t*)buffer + (first - low);
     }
 
    private:
-    static constexpr int64_t ENOUGH = 128;  // groups
+    static constexpr int CHAINS = L == 16 ? 8 : 4;  // as many as there are registers for
+    static constexpr int64_t ENOUGH = 128;          // groups
     Key key;
     uint64_t low = 0, high = 0;
-    alignas(64) uint32_t buffer[2 * (MOST / 4 + 1 + 4 * L)];
+    alignas(64) uint32_t buffer[2 * (MOST / 4 + 1 + CHAINS * L)];
 };
 
 }  // namespace GRACE_TARGET

@@ -121,12 +121,13 @@ GRACE_INLINE void last_numbers(const float* x, const float* e, int64_t count, vf
 }
 
 template <bool memory, class Rule>
-GRACE_INLINE void measure_(const Rule& rule, const float* x, const float* e, int64_t len, uint16_t* words, typename Rule::Sums& out) {
+GRACE_INLINE void measure_(const Rule& rule, const float* x, const float* e, int64_t len, uint16_t* words, int64_t next, typename Rule::Sums& out) {
     typename Rule::Sums sums = {};
     int64_t i = 0;
     for (; i + 16 <= len; i += 16) {
         vf p[V];
         lanes m[V];
+        prefetch(x + i + next);
         for (int k = 0; k < V; k++) p[k] = number<memory>(x, e, i + k * L), m[k] = rule.up(p[k]);
         sums.add(p, m);
         words[i / 16] = (uint16_t)sixteen_bits(m);
@@ -142,10 +143,10 @@ GRACE_INLINE void measure_(const Rule& rule, const float* x, const float* e, int
     sums.close(words, len);
     out = sums;
 }
-// Bits and sums of a piece.
+// Bits and sums of a piece. Fetches x `next` numbers ahead.
 template <class Rule>
-static void measure(const Rule& rule, const float* x, const float* e, int64_t len, uint16_t* words, typename Rule::Sums& out) {
-    if (e) measure_<true>(rule, x, e, len, words, out); else measure_<false>(rule, x, e, len, words, out);
+static void measure(const Rule& rule, const float* x, const float* e, int64_t len, uint16_t* words, int64_t next, typename Rule::Sums& out) {
+    if (e) measure_<true>(rule, x, e, len, words, next, out); else measure_<false>(rule, x, e, len, words, next, out);
 }
 
 template <bool memory, bool past, class Rule>
@@ -153,7 +154,6 @@ GRACE_INLINE void subtract_(const Rule& rule, const float* x, const float* e, in
     const vf up = splat(pair.up), down = splat(pair.down);
     int64_t i = 0;
     for (; i + 16 <= len; i += 16) {
-        prefetch(x + i + next);
         if (memory) prefetch(e + i + next);
         for (int k = 0; k < V; k++) {
             const vf p = number<memory>(x, e, i + k * L);
@@ -210,16 +210,17 @@ struct Encoder {
             const int64_t len = least(r.block, stop - at), first = row * r.n + at;
             const Rule rule_ = rule(at);
             typename Rule::Sums sums;
-            measure(rule_, r.x + first, memory(first), least(len, PIECE), words, sums);
+            const int64_t next = r.rest && len <= PIECE ? len : 0;
+            measure(rule_, r.x + first, memory(first), least(len, PIECE), words, next, sums);
             out.append(words, least(len, PIECE));
             for (int64_t k = PIECE; k < len; k += PIECE) {
                 typename Rule::Sums more;
-                measure(rule_, r.x + first + k, memory(first + k), least(len - k, PIECE), words, more);
+                measure(rule_, r.x + first + k, memory(first + k), least(len - k, PIECE), words, 0, more);
                 out.append(words, least(len - k, PIECE));
                 sums.combine(more);
             }
             const Pair pair = head(row, at / r.block, sums, len);
-            if (r.rest) subtract(rule_, r.x + first, memory(first), len, pair, r.rest + first, past(first), len <= PIECE ? len : 0);
+            if (r.rest) subtract(rule_, r.x + first, memory(first), len, pair, r.rest + first, past(first), next);
         }
         out.finish();
         fence();
@@ -235,7 +236,7 @@ struct Encoder {
             uint16_t words[PIECE / 16 + 2];
             for (int64_t piece = 8 * task; piece < least(pieces, 8 * task + 8); piece++) {
                 const int64_t at = piece * PIECE, count = least(PIECE, len - at);
-                measure(rule_, r.x + offset + at, memory(offset + at), count, words, sums[piece]);
+                measure(rule_, r.x + offset + at, memory(offset + at), count, words, 0, sums[piece]);
                 Bits out(bits(row) + (start + at) / 8);
                 out.append(words, count);
                 out.finish();
