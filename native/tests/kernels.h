@@ -22,6 +22,8 @@ extern "C" int64_t grace_best();
 GRACE_KERNEL(finite, const float*, int64_t, int)
 GRACE_KERNEL(sum_finite, const float*, const float*, float*, int64_t, int)
 GRACE_KERNEL(low_rank, float*, float*, const float*, const float*, const float*, int64_t, int64_t, int64_t, int)
+GRACE_KERNEL(accelerate, const float*, const float*, const float*, float, int, float*, float*, int64_t, int)
+GRACE_KERNEL(forget_sent, float*, const float*, const float*, const float*, int64_t, int)
 GRACE_KERNEL(words, uint32_t, uint32_t, uint32_t, int64_t, int64_t, uint32_t*, int)
 GRACE_KERNEL(uniform, uint32_t, uint32_t, uint32_t, int64_t, int64_t, float*, int)
 GRACE_KERNEL(subset, uint32_t, uint32_t, uint32_t, int64_t, int64_t, int64_t*, int)
@@ -89,6 +91,16 @@ inline void run_low_rank(Trial& t) {
     float* rest = t.dice.coin() ? t.written(t.numbers(m * l), m * l) : nullptr;
     const float *p = t.numbers(m * r), *mine = t.numbers(r * l), *q = t.numbers(r * l);
     t.returned(low_rank[t.target](rest, t.room<float>(m * l), p, mine, q, m, l, r, t.threads));
+    if (t.kind == NOT_FINITE || t.kind == EXTREME) t.forget();  // which NaN comes of two is not the same everywhere
+}
+
+inline void run_momentum(Trial& t) {
+    const float *x = t.numbers(t.n), *u = t.numbers(t.n), *v = t.numbers(t.n);
+    const int nesterov = t.dice.coin();
+    float *next_u = t.room<float>(t.n), *next_v = t.room<float>(t.n);
+    t.returned(accelerate[t.target](x, u, v, 0.9f, nesterov, next_u, next_v, t.n, t.threads));
+    const float* rest = t.dice.coin() ? next_v : t.numbers(t.n);
+    t.returned(forget_sent[t.target](next_u, v, nesterov ? x : nullptr, rest, t.n, t.threads));
     if (t.kind == NOT_FINITE || t.kind == EXTREME) t.forget();  // which NaN comes of two is not the same everywhere
 }
 
@@ -375,6 +387,7 @@ constexpr Case CASES[] = {
     {" finite ", run_finite},
     {" sum_finite ", run_sum_finite},
     {" low_rank ", run_low_rank},
+    {" accelerate forget_sent ", run_momentum},
     {" words ", run_words},
     {" uniform ", run_uniform},
     {" subset ", run_subset},

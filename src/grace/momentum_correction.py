@@ -11,7 +11,8 @@ from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
 from grace.errors import CompositionError, out_of_range
-from grace.memories import _Memory
+from grace.kernels import accelerate, forget_sent
+from grace.memories import _Memory, _swap_in, _swap_out
 from grace.method import Exchanged, Method, Peer, spelled
 
 S = TypeVar("S")
@@ -63,28 +64,22 @@ class MomentumCorrection(_Memory[S]):
 
     def exchange(self, x: Tensor, state: tuple[Tensor, S], peer: Peer) -> Exchange[Exchanged[tuple[Tensor, S]]]:
         memory, inner = state
-        u, v = memory
+        successor = _swap_in(memory, peer)  # the memory stays as it is until the exchange has succeeded
+        u, v = successor
         if self.clip is not None:
             _clip_(x, self.clip / math.sqrt(peer.world))
-        p = peer.scratch(tuple(x.shape), x, u.dtype).copy_(u)
-        self._accelerate_(p, x)
-        if self.nesterov:
-            p.add_(x)
-        out = yield from self.method.exchange(p.add_(v), inner, replace(peer, keep_rest=True, spare=None))
+        accelerate(x, memory, self.momentum, self.nesterov, successor)
+        spare = x if x.dtype == torch.float32 and x.is_contiguous() and not self.nesterov else None
+        out = yield from self.method.exchange(v, inner, replace(peer, keep_rest=True, spare=spare))
         if out.finite:
             assert out.rest is not None, f"{spelled(self.method)} did not keep the rest"
-            self._accelerate_(u, x)  # the same operations again, so that v has the bits of p
-            v.add_(u + x if self.nesterov else u)
+            if out.rest.data_ptr() != v.data_ptr() or out.rest.dtype != v.dtype:
+                v.copy_(out.rest)
             if self.masking and not self._sends_all(x):
-                u.masked_fill_(out.rest != v, 0.0)
-            v.copy_(out.rest)
+                forget_sent(u, memory[1], x if self.nesterov else None, v)
+            memory, successor = successor, memory
+        _swap_out(successor, peer)
         return Exchanged(out.mean.to(x.dtype), None, (memory, out.state), out.finite)
-
-    def _accelerate_(self, u: Tensor, g: Tensor) -> None:
-        if self.nesterov:
-            u.add_(g).mul_(self.momentum)
-        else:
-            u.mul_(self.momentum).add_(g)
 
     def _sends_all(self, like: Tensor) -> bool:
         return like.numel() > 0 and self.method.facts(like).contraction == 1

@@ -136,18 +136,19 @@ def at_least_(
     return indices.pad(out), all_finite
 
 
-def counted_(rows: Tensor, selected: Sequence[Tensor], code: str, values: str, keep_rest: bool) -> Tensor:
-    """The numbers at ``selected[j] [k_j]``, ascending, of row j -> wire ``[b, w]``, with zeros behind shorter rows; with
-    ``keep_rest``, rows keep what it does not say.
+def counted_(
+    rows: Tensor, selected: Sequence[tuple[Tensor, Tensor]], code: str, values: str, keep_rest: bool
+) -> Tensor:
+    """``selected[j]``: places ``[k_j]`` of row j, ascending, and the numbers there -> wire ``[b, w]``, with zeros behind
+    shorter rows; with ``keep_rest``, rows keep what it does not say.
 
     A row is a count (int32), its values, its indices; or -1 and all its values, where that is not larger.
     """
     out = []
-    for row, index in zip(rows, selected, strict=True):  # [n], [k]
-        kept = row[index]
+    for row, (index, kept) in zip(rows, selected, strict=True):  # [n], [k], [k]
         sent = narrowed(kept).float() if values == "bfloat16" else kept
         if keep_rest:
-            row[index] = kept - sent
+            row[index.long()] = kept - sent
         out.append(_counted(row, row if keep_rest else None, index, sent, code, values))
     return indices.pad(out)
 

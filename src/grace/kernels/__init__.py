@@ -7,6 +7,7 @@ from grace.kernels.finite import all_finite, sum_finite
 from grace.kernels.hashing import PRIME, hash_coefficients, polynomial_hash, sketch_add_, sketch_hashes, sketch_query
 from grace.kernels.indices import index_bits
 from grace.kernels.matrices import orthonormal, ridge, split_low_rank, water_filling
+from grace.kernels.momentum import accelerate, forget_sent
 from grace.kernels.natural import natural, natural_bytes, natural_sum
 from grace.kernels.packing import pack, unpack
 from grace.kernels.quantiles import quantile_buckets
@@ -53,6 +54,7 @@ __all__ = [
     "Codebook",
     "Part",
     "Span",
+    "accelerate",
     "add_subset",
     "all_finite",
     "block_abs_max",
@@ -66,6 +68,7 @@ __all__ = [
     "codebook_bytes",
     "codebook_sum",
     "dequantise_sum",
+    "forget_sent",
     "hadamard",
     "hash_coefficients",
     "index_bits",

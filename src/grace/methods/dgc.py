@@ -9,7 +9,7 @@ from torch import Tensor
 
 from grace.codecs import IndexCode, sparse_wire
 from grace.errors import out_of_range
-from grace.kernels import select_at_least, select_topk
+from grace.kernels import select_topk, take_at_least, take_subset, take_topk
 from grace.method import Compressor, Facts
 from grace.methods.topk import kept
 from grace.random import Stream
@@ -88,21 +88,25 @@ class DGC(Compressor):
     def aggregate_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream) -> None:
         sparse_wire.sum_counted(received, out, scale, self.index, self.values, add=False)
 
-    def _select(self, row: Tensor, ratio: float, rng: Stream) -> Tensor:
-        """``[n]`` -> at least one and at most k indices, ascending."""
+    def _select(self, row: Tensor, ratio: float, rng: Stream) -> tuple[Tensor, Tensor]:
+        """At least one and at most k places ``[k']`` of the row ``[n]``, ascending, and the numbers there."""
         n = row.numel()
         k, seen = kept(ratio, n), self._sampled(n)
         if seen == n:
-            return select_topk(row[None], k)[0]
-        sample = row[rng.subset(n, seen, row.device)].abs()
+            index, values, _ = take_topk(row[None], k)
+            return index[0], values[0]
+        sample = take_subset(row[None], seen, rng)[0].abs_()
         limit = float(sample.topk(kept(ratio, seen), sorted=False).values.amin())
-        index = select_at_least(row, limit)
+        index, values, _ = take_at_least(row, limit)
         for _ in range(_ROUNDS):
             if index.numel() >= _LOWER * k:
                 break
             limit *= _LOWER
-            index = select_at_least(row, limit)
-        return index[select_topk(row[None, index], k)[0]] if index.numel() > k else index
+            index, values, _ = take_at_least(row, limit)
+        if index.numel() > k:
+            largest = select_topk(values[None], k)[0]
+            index, values = index[largest], values[largest]
+        return index, values
 
     def _sampled(self, n: int) -> int:
         return min(n, max(math.ceil(self.sample * n), math.ceil(2 / self.ratio)))
