@@ -66,8 +66,9 @@ def run(method="topk:ratio=0.01", *, task="digits", link="none", workers=4, seed
     fp32 = 8 * (workers - 1) / workers * parameters
     sent = relative * fp32
     compute = 22.0 * rng.uniform(0.97, 1.03)
-    exposed = 0.0 if not relative else 0.6 + (8000 * sent / bits if bits else sent / 2e6)
-    step = compute + codec + exposed
+    waiting = 0.0 if not relative else 0.6 + (8000 * sent / bits if bits else sent / 2e6)
+    exposed = waiting + codec
+    step = compute + exposed
     steps_per_epoch, epochs = 40, 10
     curve = []
     for k in range(points):
@@ -94,7 +95,7 @@ def run(method="topk:ratio=0.01", *, task="digits", link="none", workers=4, seed
         "traffic": {"rounds_per_step": 2.0, "sent_bytes_per_step": sent, "received_bytes_per_step": sent,
                     "fp32_allreduce_bytes_per_step": fp32, "relative_to_fp32": relative},
         "time": {"step_ms": {"median": step, "low": 0.97 * step, "high": 1.06 * step}, "codec_ms": codec,
-                 "exchange_ms": 1.2 * exposed, "exposed_ms": exposed, "compute_ms": compute,
+                 "exchange_ms": 1.2 * waiting, "exposed_ms": exposed, "compute_ms": compute,
                  "samples_per_second": 32 * workers / step * 1000, "total_seconds": 0.4 * step},
         "target": {"value": target, **{key: hit and hit[key] for key in ("seconds", "epoch", "step")}},
         "nic": {"sent_bytes_per_step": 1.04 * sent, "received_bytes_per_step": 1.04 * sent} if bits else None,

@@ -123,6 +123,17 @@ def test_headings_sort_both_ways_and_what_is_missing_stays_last(page):
     assert page.js("return document.querySelectorAll('#table th[aria-sort=ascending]').length") == 1
 
 
+def test_the_parts_of_a_step_add_up_to_it(page):
+    page.figures()
+    ends = page.js(
+        "const { data } = document.querySelector('#figure-step-time .js-plotly-plot');"
+        "const bars = data.filter((one) => one.type === 'bar'), steps = data.find((one) => one.type === 'scatter').x;"
+        "return steps.map((step, at) => [step, bars.reduce((sum, bar) => sum + (bar.x[at] ?? 0), 0)])"
+    )
+    assert len(ends) == TRAINED + 1
+    assert all(total == pytest.approx(step, rel=0.05) for step, total in ends)  # sums of medians over seeds
+
+
 def test_methods_are_singled_out_everywhere(page):
     page.figures()
     index = page.js("return document.querySelector('.chip[data-method]').dataset.method")

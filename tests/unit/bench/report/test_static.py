@@ -2,7 +2,7 @@ import pytest
 
 from grace.bench.report.contents import report_of
 from grace.bench.report.read import Found, run_of
-from grace.bench.report.static import draw_report
+from grace.bench.report.static import _part, draw_report
 from grace.bench.report.style import RC
 from tests.unit.bench.report.samples import codecs, run
 
@@ -42,3 +42,13 @@ def test_procedural_data_are_marked_in_every_figure_that_shows_them(written):
 def test_a_name_with_dollars_is_a_name(written):
     (path,) = [path for path in written if path.name == "_odd_task-quality-bytes.svg"]
     assert "$mine_$" in path.read_text(encoding="utf-8")
+
+
+def test_the_parts_of_a_step_add_up_to_it():
+    documents = [run("topk", link="1gbit"), run("qsgd", link="1gbit")]
+    documents[1]["time"].update(codec_ms=50.0, exposed_ms=7.0)  # a codec that mostly hides behind the backward pass
+    report = report_of(Found([run_of(document, f"{k}.json") for k, document in enumerate(documents)], []))
+    for group in report.groups:
+        parts = [_part(group, name) for name in ("compute_ms", "codec_ms", "exposed_ms")]
+        assert min(parts) >= 0
+        assert sum(parts) == pytest.approx(group.compute_ms.median + group.exposed_ms.median)

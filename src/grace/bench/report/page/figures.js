@@ -163,7 +163,15 @@ function labels(groups, measure, xRange, yRange, log) {
 }
 
 // ---- the time of a step ----
-const PARTS = [["compute_ms", "compute", 0, ""], ["codec_ms", "codec", 5, "/"], ["exposed_ms", "exposed communication", 1, "x"]];
+const PARTS = [["compute_ms", "compute", 0, ""], ["codec_ms", "codec", 5, "/"], ["exposed_ms", "other exposed communication", 1, "x"]];
+
+// Exposed communication contains the codec's time, of which some may hide behind the backward pass: parts add up to the step.
+function part(group, name) {
+  const exposed = middle(group.exposed_ms), codec = middle(group.codec_ms);
+  if (exposed === null || name === "compute_ms") return middle(group[name]);
+  const seen = codec === null ? null : Math.min(codec, exposed);
+  return name === "codec_ms" ? seen : exposed - (seen ?? 0);
+}
 
 function stepTime() {
   const all = selected().filter((group) => middle(group.step_ms) !== null);
@@ -173,7 +181,7 @@ function stepTime() {
   const parts = PARTS.map(([name, title, tint, pattern]) => [name === "exposed_ms" && !groups.some((group) => middle(group[name]) !== null)
     ? "exchange_ms" : name, name === "exposed_ms" && !groups.some((group) => middle(group[name]) !== null) ? "exchange" : title, tint, pattern]);
   const traces = parts.filter(([name]) => groups.some((group) => middle(group[name]) !== null)).map(([name, title, tint, pattern]) => ({
-    type: "bar", orientation: "h", name: title, y: rows, x: groups.map((group) => middle(group[name])),
+    type: "bar", orientation: "h", name: title, y: rows, x: groups.map((group) => part(group, name)),
     marker: { color: DATA.palette[state.theme][tint], opacity: groups.map(opacity), pattern: { shape: pattern, size: 6, solidity: 0.3, fillmode: "overlay", fgcolor: css("--card") } },
     hovertemplate: `<b>%{y}</b><br>${title} %{x:.3~g} ms<extra></extra>`, showlegend: true,
   }));
