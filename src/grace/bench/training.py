@@ -19,7 +19,7 @@ from grace.bench import measure
 from grace.bench.baselines import NO_COMMUNICATION, Counters, Exchanged, Plain, Silent, made
 from grace.bench.config import SYNTHETIC, RunConfig
 from grace.bench.network.interface import Counted, counted
-from grace.bench.network.model import predicted
+from grace.bench.network.model import predicted, shares_of
 from grace.bench.network.namespaces import INTERFACE
 from grace.bench.network.probe import Probe
 from grace.bench.optimizers import adjustment_for, set_momentum
@@ -103,9 +103,10 @@ class Training:
             self._check_replicas(model)
         if self.probe is not None:
             self.probe.learn_copying()
+            shares = shares_of(measured.buckets)
             for kind, tally in measured.steady.collectives.items():
-                if tally.count:
-                    self.probe.learn(kind, tally.bytes / tally.count)
+                if tally.count:  # up to the largest bucket's
+                    self.probe.learn(kind, max(shares) * len(shares) * tally.bytes / tally.count)
         result = None
         if self.rank == 0:
             result = result_of(

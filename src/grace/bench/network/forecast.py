@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from grace.bench.network.links import Link, link
-from grace.bench.network.model import Work, collective_seconds, step_seconds
+from grace.bench.network.model import Work, exchange_seconds, step_seconds
 from grace.bench.network.probe import Probe, Timing
 
 
@@ -54,7 +54,7 @@ def _work(terms: dict[str, Any], probe: Probe, there: Link, world: int, cores: f
         count, size = _grown(
             kind, told["per_step"], told["bytes_per_step"] / told["per_step"], kinds, probe.world, world
         )
-        exchange += count * collective_seconds(probe, kind, size, world, there)
+        exchange += exchange_seconds(probe, kind, count, size, terms["shares"], world, there)
         moving += count * size * told["cpu_ns_per_byte"] / 1e9
     return Work(
         compute=terms["compute_cpu_ms"] / 1000,

@@ -99,6 +99,23 @@ def collective_seconds(
     return hops(kind, world) * (alpha + link.latency) + wire_bytes(kind, size, world) * max(each, line, cpu)
 
 
+def exchange_seconds(
+    probe: Probe,
+    kind: str,
+    count: float,
+    size: float,
+    shares: Sequence[float],
+    world: int | None = None,
+    link: Link | None = None,
+) -> float:
+    """Seconds of all collectives of one kind in a step: ``count``, of ``size`` bytes on average. Buckets share them as they
+    share the gradient: large messages can take longer than their bytes say, so their mean does not tell.
+    """
+    each = count / len(shares)
+    total = count * size
+    return sum(each * collective_seconds(probe, kind, share * total / each, world, link) for share in shares)
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """What a step does. Seconds of processor time, unless it says otherwise.
@@ -169,6 +186,11 @@ def _fair(mine: float, theirs: float, cores: float) -> tuple[float, float]:
     return half, half
 
 
+def shares_of(buckets: Sequence[int]) -> tuple[float, ...]:
+    """The buckets' shares of the gradient."""
+    return tuple(size / sum(buckets) for size in buckets)
+
+
 def bucket_readiness(ready: Sequence[tuple[float, int]], buckets: Sequence[int]) -> tuple[float, ...]:
     """When each bucket is complete: ``ready`` are (share of the step, bytes) of the parameters, in the order of readiness."""
     out: list[float] = []
@@ -205,18 +227,18 @@ def predicted(probe: Probe, config: RunConfig, model: nn.Module, measured: Measu
             "threads": work.threads,
             "ready": list(work.ready),
             "shares": list(work.shares),
-            "collectives": {kind: _told(probe, kind, tally, steps) for kind, tally in tallies.items()},
+            "collectives": {kind: _told(probe, kind, tally, steps, work.shares) for kind, tally in tallies.items()},
         },
     }  # fmt: skip
 
 
-def _told(probe: Probe, kind: str, tally: Tally, steps: int) -> dict[str, Any]:
+def _told(probe: Probe, kind: str, tally: Tally, steps: int, shares: Sequence[float]) -> dict[str, Any]:
     """All that the model knew of one kind of collective, so that a document can predict other networks."""
     timing = probe.timings[kind]
     return {
         "per_step": tally.count / steps,
         "bytes_per_step": tally.bytes / steps,
-        "ms": 1000 * collective_seconds(probe, kind, tally.bytes / tally.count),
+        "ms_per_step": 1000 * exchange_seconds(probe, kind, tally.count / steps, tally.bytes / tally.count, shares),
         "hop_us": 1e6 * timing.seconds[0] / max(1, hops(kind, probe.world)),
         "probed_bytes": list(timing.sizes),
         "probed_ms": [1000 * seconds for seconds in timing.seconds],
@@ -227,7 +249,10 @@ def _told(probe: Probe, kind: str, tally: Tally, steps: int) -> dict[str, Any]:
 def work_of(probe: Probe, config: RunConfig, model: nn.Module, measured: Measured, tallies: dict[str, Tally]) -> Work:
     """What a measured run does in a step."""
     steps = len(measured.seconds)
-    exchange = sum(t.count / steps * collective_seconds(probe, kind, t.bytes / t.count) for kind, t in tallies.items())
+    shares = shares_of(measured.buckets)
+    exchange = sum(
+        exchange_seconds(probe, kind, t.count / steps, t.bytes / t.count, shares) for kind, t in tallies.items()
+    )
     moving = sum(t.bytes / steps * probe.timings[kind].cpu for kind, t in tallies.items())
     compute, buckets = measured.compute, measured.buckets
     copied = probe.copying * sum(buckets)
@@ -245,7 +270,7 @@ def work_of(probe: Probe, config: RunConfig, model: nn.Module, measured: Measure
         compute=wall * threads * got,
         threads=config.threads,
         ready=bucket_readiness(ready, buckets),
-        shares=tuple(size / sum(buckets) for size in buckets),
+        shares=shares,
         codec=codec / steps + copied,
         exchange=exchange,
         moving=moving,

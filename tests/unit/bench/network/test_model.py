@@ -9,6 +9,7 @@ from grace.bench.network.model import (
     Work,
     bucket_readiness,
     collective_seconds,
+    exchange_seconds,
     hops,
     line_seconds,
     step_seconds,
@@ -58,6 +59,19 @@ def test_between_and_beyond_measured_sizes_time_is_on_a_line():
 
 def test_here_the_model_says_what_was_measured():
     assert collective_seconds(timed(), "AllReduce", 1_000_000) == pytest.approx(1e-3 + 1e6 * 1.5 * 8e-9 * FRAME)
+
+
+def test_a_large_bucket_takes_what_its_size_takes():
+    """Two collectives of 1 MB on average, of which one is nearly all: beyond 1 MB a byte takes twice as long."""
+    probe = timed()
+    line = probe.timings["AllReduce"]
+    line.sizes.append(2_000_000)
+    line.seconds.append(line.seconds[1] + 2 * (line.seconds[1] - line.seconds[0]))
+    equal = exchange_seconds(probe, "AllReduce", 2, 1_000_000, (0.5, 0.5))
+    assert equal == pytest.approx(2 * line.seconds[1])
+    assert exchange_seconds(probe, "AllReduce", 2, 1_000_000, (0.0, 1.0)) == pytest.approx(1e-3 + line.seconds[2])
+    four = exchange_seconds(probe, "AllReduce", 4, 500_000, (0.0, 1.0))  # two of each bucket
+    assert four == pytest.approx(2e-3 + 2 * line.seconds[1])
 
 
 def test_a_tenth_of_the_speed_takes_ten_times_as_long_beyond_latency():
