@@ -8,6 +8,7 @@ time per byte, as moving bytes takes a share of the cores from the model.
 from __future__ import annotations
 
 import bisect
+import math
 import os
 import statistics
 import time
@@ -27,6 +28,7 @@ from grace.transports.torch_distributed import TorchDistributed
 SIZES = (4, 1 << 14, 1 << 17, 1 << 20, 1 << 22, 1 << 24, 1 << 26)  # bytes of a buffer; gloo changes its ways at some MB
 _SMALL = SIZES[1]  # below, latency is all
 _MOST_SECONDS = 0.6  # that one collective of a size should take
+_NEAR = 0.05  # sizes that differ by no more are one
 _REPEATS = 3
 _COPIED = 16 << 20  # bytes
 _Make: TypeAlias = Callable[[Tensor, int], Collective]
@@ -93,18 +95,19 @@ class Probe:
         self.copying = statistics.median(found)
 
     def learn(self, kind: str, size: float) -> None:
-        """Measures collectives of this kind up to about this size, if that has not been done."""
+        """Measures collectives of this kind at some sizes up to this one, and at this one, where that has not been done."""
         timing = self.timings.setdefault(kind, Timing())
         transport = TorchDistributed()
-        for one in SIZES:
-            if one in timing.sizes:
+        for one in (*(least for least in SIZES if least < size), max(SIZES[0], math.ceil(size / 4) * 4)):
+            if any(abs(one - known) <= _NEAR * known for known in timing.sizes):
                 continue
-            if timing.sizes and (timing.sizes[-1] >= size or self._expected(timing, one) > _MOST_SECONDS):
+            if timing.sizes and self._expected(timing, one) > _MOST_SECONDS:
                 break
             seconds, cpu = self._timed(transport, kind, one)
-            timing.sizes.append(one)
-            timing.seconds.append(seconds)
-            if one >= _SMALL:
+            at = bisect.bisect_left(timing.sizes, one)
+            timing.sizes.insert(at, one)
+            timing.seconds.insert(at, seconds)
+            if one >= _SMALL and at == len(timing.sizes) - 1:
                 timing.cpu = cpu / one
 
     def _expected(self, timing: Timing, size: int) -> float:
@@ -112,7 +115,7 @@ class Probe:
         return max(line, timing.seconds[-1] * size / timing.sizes[-1] if timing.sizes[-1] >= _SMALL else 0.0)
 
     def _timed(self, transport: TorchDistributed, kind: str, size: int) -> tuple[float, float]:
-        """Seconds (of the slowest worker; the best of some, undisturbed) and processor seconds (their mean) of one."""
+        """Seconds (of the slowest worker; the median of some) and processor seconds (their mean) of one."""
         buf = torch.zeros(max(self.world, size // 4))
         found = []
         for repeat in range(1 + _REPEATS):
@@ -125,7 +128,7 @@ class Probe:
             dist.all_reduce(total)
             if repeat:
                 found.append((slowest[0].item(), total[1].item() / self.world))
-        return min(seconds for seconds, _ in found), statistics.median(cpu for _, cpu in found)
+        return statistics.median(seconds for seconds, _ in found), statistics.median(cpu for _, cpu in found)
 
 
 def probed(config: RunConfig) -> Probe:
