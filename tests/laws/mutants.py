@@ -380,8 +380,8 @@ class EarlyQ(PowerSGD):
         try:
             op = next(run)
             while True:
-                if state is not None and op.buf.shape == state.shape:
-                    state.copy_(op.buf)
+                if state is not None and op.buf.shape == state.mT.shape:
+                    state.copy_(op.buf.mT)
                 op = run.send((yield op))
         except StopIteration as stop:
             result: Exchanged[Any] = stop.value

@@ -151,7 +151,7 @@ def test_powersgd_takes_a_whole_step(monkeypatch):
     assert size == 64 * 32
     assert step.seconds(nothing) > 0
     assert copy.seconds(nothing) > 0
-    assert [tuple(answer.shape) for answer in step.answers] == [(64, 4), (32, 4)]
+    assert [tuple(answer.shape) for answer in step.answers] == [(4, 64), (4, 32)]
 
 
 # ---- naive torch code -----------------------------------------------------------------------------------------------
