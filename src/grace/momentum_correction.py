@@ -36,7 +36,7 @@ class MomentumCorrection(_Memory[S]):
         masking: forget the velocity of what was sent, so that a stale one does not carry on.
         clip: each worker's gradient is cut to the norm clip / sqrt(W), per tensor, > 0 and finite; None: it is not.
 
-    State: u and v ``[2, ...]``, float32, each as large as the gradient.
+    State: u and v ``[2, ...]``, float32, each as large as the gradient; as much again is borrowed during an exchange.
     Differs from the paper: gradients are clipped per tensor, as in the authors' code, not over the whole model.
     Reference: Lin, Han, Mao, Wang and Dally, "Deep Gradient Compression: Reducing the Communication Bandwidth for
     Distributed Training", ICLR 2018, arXiv 1712.01887, sections 3.2 and 3.3.
