@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 import grace
-from grace.kernels import native
+from grace import native
 
 installed = Path(grace.__file__).resolve()
 assert Path(sys.prefix).resolve() in installed.parents, f"{installed} is not the installed package"
@@ -27,7 +27,7 @@ assert any(name.endswith("/licenses/LICENSE") for name in files), files
 strangers = {name.partition("/")[0] for name in files if not name.partition("/")[0].startswith("grace")}
 assert not strangers, f"the wheel also holds {strangers}"
 
-assert any(name.startswith("grace/kernels/libgrace_kernels.") for name in files), "the wheel has no native kernels"
+assert any(name.startswith("grace/libgrace_kernels.") for name in files), "the wheel has no native kernels"
 active, why = native.active()
 assert active.startswith("native-"), f"{active}: {why}"
 assert Path(sys.prefix).resolve() in Path(native.library()).resolve().parents, native.library()

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import grace
-from grace.method import spelled
+from grace.knobs import as_call
 from grace.registry import Recipe, documentation, recipe
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -126,7 +126,7 @@ def bound(method: grace.Method[Any]) -> str:
 
 def composition(name: str) -> str:
     """The recipe as one would write it: ``ErrorFeedback(Allgather(TopK()))``."""
-    return spelled(grace.method(name))
+    return as_call(grace.method(name))
 
 
 # ---- pages ----------------------------------------------------------------------------------------------------------

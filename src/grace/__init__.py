@@ -7,11 +7,12 @@ from grace.adapters.local_steps import LocalSteps, local
 from grace.adapters.torch_ddp import Handle, attach
 from grace.collectives import Traffic
 from grace.communicators import Allgather, Allreduce, Broadcast, ParameterServer, ScatterReduce
-from grace.ef21 import EF21, EF21M
+from grace.compressor import Compressor
 from grace.errors import GraceError
+from grace.facts import Facts
 from grace.helpers import dequantize, desparsify, pack, quantize, sparsify, unpack
-from grace.memories import DistEF, ErrorFeedback, Momentum
-from grace.method import Compressor, Exchanged, Facts, Method, Peer
+from grace.memories import EF21, EF21M, DistEF, ErrorFeedback, Momentum, MomentumCorrection
+from grace.method import Exchanged, Method
 from grace.methods import (
     ACPSGD,
     BF16,
@@ -54,7 +55,7 @@ from grace.methods import (
     U8bit,
     VarSparse,
 )
-from grace.momentum_correction import MomentumCorrection
+from grace.peer import Peer
 from grace.policy import Policy, Rule
 from grace.registry import method, methods, register, spell
 from grace.run.simulator import Simulator

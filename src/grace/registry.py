@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from grace.communicators import Allgather, Allreduce, Broadcast, ParameterServer, ScatterReduce
-from grace.ef21 import EF21, EF21M
+from grace.compressor import Compressor
 from grace.errors import CompositionError, ConfigurationError, unknown
-from grace.memories import DistEF, ErrorFeedback, Momentum
-from grace.method import Compressor, Method, spelled
-from grace.momentum_correction import MomentumCorrection
+from grace.knobs import as_call
+from grace.memories import EF21, EF21M, DistEF, ErrorFeedback, Momentum, MomentumCorrection
+from grace.method import Method
 from grace.schedules import Delayed, Schedule, Scheduled, value_text
 
 ENTRY_POINTS = "grace.methods"
@@ -175,7 +175,7 @@ def method(spec: str | Method[Any], **knobs: Any) -> Method[Any]:
     """
     if isinstance(spec, Method):
         if knobs:
-            raise ConfigurationError(f"knobs {sorted(knobs)} go with a name; {spelled(spec)} is complete as it is")
+            raise ConfigurationError(f"knobs {sorted(knobs)} go with a name; {as_call(spec)} is complete as it is")
         return spec
     if not isinstance(spec, str):
         hint = "; put a communicator around it, such as Allgather(...)" if isinstance(spec, Compressor) else ""
@@ -316,14 +316,14 @@ def spell(method: Method[Any]) -> str:
     if isinstance(method, Delayed):
         text = spell(method.method)
         whole = f"{text}{',' if ':' in text else ':'}start={method.start}"
-        return whole if _reads(whole, method) else spelled(method)
+        return whole if _reads(whole, method) else as_call(method)
     layers: list[Any] = [method]
     while inner := getattr(layers[-1], "method", None) or getattr(layers[-1], "compressor", None):
         layers.append(inner)
     core = layers.pop()
     entry = next((e for e in _recipes.values() if e.factory is type(core)), None)
     if entry is None:
-        return spelled(method)
+        return as_call(method)
     knobs: Knobs = {}
     memory = "none"
     for layer in (core, *reversed(layers)):
@@ -347,7 +347,7 @@ def spell(method: Method[Any]) -> str:
     if memory != entry.memory:
         knobs["memory"] = memory
     text = entry.name + (":" if knobs else "") + ",".join(f"{k}={value_text(v)}" for k, v in knobs.items())
-    return text if _reads(text, method) else spelled(method)
+    return text if _reads(text, method) else as_call(method)
 
 
 def _reads(text: str, method: Method[Any]) -> bool:

@@ -18,7 +18,10 @@ from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.errors import CompositionError, ConfigurationError, out_of_range
-from grace.method import Exchanged, Facts, Method, Peer, spelled
+from grace.facts import Facts
+from grace.knobs import as_call
+from grace.method import Exchanged, Method
+from grace.peer import Peer
 
 _RAMPS = ("warmup", "linear", "exponential")
 _STAIRS = {"steps": "steps", "epochs": "epochs"}
@@ -299,7 +302,7 @@ class Delayed(Method[Any]):
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method):
-            raise CompositionError(f"Delayed wraps a Method, got {spelled(self.method)}")
+            raise CompositionError(f"Delayed wraps a Method, got {as_call(self.method)}")
         if not (isinstance(self.start, int) and self.start >= 0):
             raise out_of_range("Delayed", "start", self.start, "a whole number >= 0 of steps")
 

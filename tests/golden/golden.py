@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 import grace
-from grace.method import Compressor, Peer
+from grace.compressor import Compressor
+from grace.peer import Peer
 from grace.random import Stream
 from grace.run.simulate import answers
 

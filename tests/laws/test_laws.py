@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import grace
-from grace.method import Compressor, Method
+from grace.compressor import Compressor
+from grace.method import Method
 from grace.verify import laws
 from grace.verify.inputs import HUGE, UGLY, Make, heavy, normal
 from tests.laws.cases import CASES, EXACT, KNOBS

@@ -14,8 +14,11 @@ from torch import Tensor
 import grace
 from grace import registry
 from grace.collectives import Exchange, Traffic
+from grace.compressor import Compressor
 from grace.errors import CompositionError, ConfigurationError, GraceError, UnknownNameError
-from grace.method import Compressor, Exchanged, Facts, Method, Peer
+from grace.facts import Facts
+from grace.method import Exchanged, Method
+from grace.peer import Peer
 from grace.random import Stream
 from tests.laws.cases import CASES
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import grace
 from grace.errors import CompositionError, ConfigurationError
-from grace.method import Peer
+from grace.peer import Peer
 from grace.registry import split_methods
 from grace.run.simulate import simulate
 from grace.run.simulator import Simulator

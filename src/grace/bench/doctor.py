@@ -23,8 +23,8 @@ from rich.table import Table
 from rich.text import Text
 
 import grace
+from grace import native
 from grace.errors import ConfigurationError
-from grace.kernels import native
 
 _DISTRIBUTION = "grace-dl"
 _WIDTH = 120  # where there is no terminal

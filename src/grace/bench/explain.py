@@ -12,7 +12,9 @@ import torch
 
 import grace
 from grace.collectives import Traffic
-from grace.method import Method, Peer, spelled
+from grace.knobs import as_call
+from grace.method import Method
+from grace.peer import Peer
 from grace.registry import documentation, parse, recipe
 
 SHAPES = ((64, 64, 3, 3), (1024, 1024), (4096, 4096))  # a convolution, a small and a large matrix
@@ -26,7 +28,7 @@ def listing() -> list[dict[str, str]]:
     for name in grace.methods():
         summary = documentation(name).partition("\n")[0]
         family = recipe(name).family
-        rows.append({"name": name, "family": family, "recipe": spelled(grace.method(name)), "summary": summary})
+        rows.append({"name": name, "family": family, "recipe": as_call(grace.method(name)), "summary": summary})
     return rows
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from grace.method import Compressor, Method
+from grace.compressor import Compressor
+from grace.method import Method
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from torch import nn
 import grace
 from grace.bench.config import RunConfig
 from grace.bench.tasks import Task
-from grace.method import spelled
+from grace.knobs import as_call
 from grace.policy import Policy
 from grace.registry import parse, recipe
 
@@ -72,7 +72,7 @@ def identity(config: RunConfig) -> dict[str, Any]:
         "family": "baseline" if kind == "baseline" else recipe(parse(config.method)[0]).family,
         "task": config.task,
         "method": config.method,
-        "recipe": config.method if kind == "baseline" else spelled(grace.method(config.method)),
+        "recipe": config.method if kind == "baseline" else as_call(grace.method(config.method)),
         "workers": config.workers,
         "seed": config.seed,
         "granularity": config.granularity,

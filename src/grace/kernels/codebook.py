@@ -16,9 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from grace import native
 from grace import wire as wires
 from grace.errors import InputError, PayloadError
-from grace.kernels import check, native
+from grace.kernels import check
 from grace.kernels.encoding import LAYOUTS, Layout, encode
 from grace.kernels.quantise import nearest
 from grace.kernels.reference import block_abs_max, block_count, spread

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace.kernels import check, native
+from grace import native
+from grace.kernels import check
 
 LAYOUTS = 4096  # that a kernel remembers: a model has fewer shapes of tensors
 

@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from grace.kernels import check, native
+from grace import native
+from grace.kernels import check
 
 _FINITE = native.declare("finite", native.P, native.N, native.I)
 _SUM = native.declare("sum_finite", native.P, native.P, native.P, native.N, native.I)

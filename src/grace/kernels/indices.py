@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from grace import native
 from grace.errors import PayloadError
-from grace.kernels import native
 from grace.kernels.packing import pack, unpack
 from grace.kernels.reference import packed_bytes
 

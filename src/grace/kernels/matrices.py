@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grace.kernels import check, native
+from grace import native
+from grace.kernels import check
 
 _LOW_RANK = native.declare("low_rank", *[native.P] * 5, *[native.N] * 3, native.I)
 

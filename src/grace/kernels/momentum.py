@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grace.kernels import check, native
+from grace import native
+from grace.kernels import check
 
 _ACCELERATE = native.declare(
     "accelerate",

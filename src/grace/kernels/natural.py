@@ -14,9 +14,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from grace import native
 from grace import wire as wires
 from grace.errors import PayloadError
-from grace.kernels import check, native
+from grace.kernels import check
 from grace.kernels.encoding import LAYOUTS, Layout, encode
 from grace.kernels.reference import block_abs_max, block_count, pack, packed_bytes, spread, unpack
 from grace.kernels.spans import spans

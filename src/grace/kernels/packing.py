@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grace.kernels import native, reference
+from grace import native
+from grace.kernels import reference
 from grace.kernels.reference import packed_bytes
 
 _PACK = native.declare("pack", native.P, native.I, native.N, native.N, native.I, native.P, native.I)

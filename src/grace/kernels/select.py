@@ -14,7 +14,8 @@ import math
 import torch
 from torch import Tensor
 
-from grace.kernels import check, native
+from grace import native
+from grace.kernels import check
 from grace.kernels.finite import all_finite
 from grace.kernels.reference import ordered_sum
 from grace.kernels.spans import CHUNK, spans

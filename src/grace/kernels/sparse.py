@@ -15,9 +15,10 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
+from grace import native
 from grace import wire as wires
 from grace.errors import InputError, PayloadError
-from grace.kernels import check, native
+from grace.kernels import check
 from grace.kernels.indices import checked_list, decode_indices, encode_indices, layout, refused
 from grace.kernels.select import addresses, narrowed, take_topk
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grace.kernels import native, reference
+from grace import native
+from grace.kernels import reference
 
 _STATISTICS = native.declare("block_statistics", native.P, native.N, native.N, native.N, native.I, native.P, native.I)
 _MAX, _MEAN, _NORM, _SUM = range(4)

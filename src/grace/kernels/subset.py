@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from grace import native
 from grace.errors import PayloadError
-from grace.kernels import check, native
+from grace.kernels import check
 
 if TYPE_CHECKING:
     from grace.random import Stream

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.codecs import IndexCode, coded_wire, indices, sparse_wire
+from grace.compressor import Compressor
 from grace.errors import out_of_range
+from grace.facts import Facts
 from grace.kernels import select_topk
-from grace.method import Compressor, Facts
 from grace.methods.topk import kept
 from grace.random import Stream
 from grace.registry import register

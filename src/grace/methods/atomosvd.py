@@ -12,10 +12,13 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import Exchange, Traffic
 from grace.communicators import Allgather
+from grace.compressor import Compressor
 from grace.errors import PayloadError, out_of_range
+from grace.facts import Facts
 from grace.kernels import water_filling
-from grace.method import Compressor, Exchanged, Facts, Method, Peer
+from grace.method import Exchanged, Method
 from grace.methods.matrix import DENSE, LowRank
+from grace.peer import Peer
 from grace.random import Stream
 from grace.registry import register
 

@@ -12,10 +12,13 @@ from grace import codecs
 from grace import wire as wires
 from grace.collectives import AllReduce, Broadcast, Exchange, Traffic, cost
 from grace.communicators import Allreduce
+from grace.compressor import Compressor
 from grace.errors import CompositionError, ConfigurationError, out_of_range
+from grace.facts import Facts
 from grace.kernels import block_count, select_topk
-from grace.method import Compressor, Exchanged, Facts, Method, Peer
+from grace.method import Exchanged, Method
 from grace.methods.topk import kept
+from grace.peer import Peer
 from grace.random import Stream
 from grace.registry import register
 

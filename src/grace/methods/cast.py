@@ -7,8 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from grace.compressor import Compressor
+from grace.facts import Facts
 from grace.kernels import spans
-from grace.method import Compressor, Facts
 from grace.random import Stream
 from grace.registry import register
 

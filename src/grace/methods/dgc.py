@@ -8,9 +8,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from grace.codecs import IndexCode, sparse_wire
+from grace.compressor import Compressor
 from grace.errors import out_of_range
+from grace.facts import Facts
 from grace.kernels import select_topk, take_at_least, take_subset, take_topk
-from grace.method import Compressor, Facts
 from grace.methods.topk import kept
 from grace.random import Stream
 from grace.registry import register
@@ -27,7 +28,7 @@ class DGC(Compressor):
     ``C(x)_i = x_i if |x_i| >= t, else 0``, where t is the ceil(ratio s)-th largest of s magnitudes drawn at random; of
     more than ``k = max(1, ceil(ratio n))`` such numbers the k largest
 
-    The recipe's memory "dgc" is the other half of the paper, see :class:`grace.momentum_correction.MomentumCorrection`:
+    The recipe's memory "dgc" is the other half of the paper, see :class:`grace.memories.MomentumCorrection`:
     its knobs are momentum, nesterov, masking, clip. The optimizer's momentum must then be 0.
 
     Args:

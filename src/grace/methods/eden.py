@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
+from grace.compressor import Compressor
 from grace.errors import PayloadError, out_of_range
+from grace.facts import Facts
 from grace.kernels import (
     MOST,
     block_abs_max,
@@ -28,7 +30,6 @@ from grace.kernels import (
     spread,
     unpack,
 )
-from grace.method import Compressor, Facts
 from grace.methods.rht import checked_block, rotated, rotated_back
 from grace.random import Stream
 from grace.registry import register

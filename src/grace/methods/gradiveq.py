@@ -12,8 +12,10 @@ from torch import Tensor
 from grace.collectives import AllReduce, Broadcast, Exchange, Traffic, cost
 from grace.communicators import Allreduce
 from grace.errors import PayloadError, out_of_range
-from grace.method import Exchanged, Facts, Method, Peer
+from grace.facts import Facts
+from grace.method import Exchanged, Method
 from grace.methods.matrix import DENSE, Projection
+from grace.peer import Peer
 from grace.registry import register
 
 

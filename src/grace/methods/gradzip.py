@@ -12,9 +12,11 @@ from torch import Tensor
 from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.communicators import Allreduce
 from grace.errors import out_of_range
+from grace.facts import Facts
 from grace.kernels import ridge
-from grace.method import Exchanged, Facts, Method, Peer
+from grace.method import Exchanged, Method
 from grace.methods.matrix import DENSE, LowRank, Projection
+from grace.peer import Peer
 from grace.random import Stream
 from grace.registry import register
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from grace.codecs import IndexCode, check_code
+from grace.compressor import Compressor
 from grace.errors import ConfigurationError, out_of_range
-from grace.method import Compressor, Facts
+from grace.facts import Facts
 from grace.methods.sampling import add_sampled_, sample_, unit_of_variance
 from grace.random import Stream
 from grace.registry import register

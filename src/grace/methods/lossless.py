@@ -8,8 +8,10 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.codecs import indices, symbols
+from grace.compressor import Compressor
 from grace.errors import CompositionError, PayloadError
-from grace.method import Compressor, Facts, spelled
+from grace.facts import Facts
+from grace.knobs import as_call
 from grace.random import Stream
 from grace.registry import wrapper
 
@@ -53,7 +55,7 @@ class Lossless(Compressor):
 
     def __post_init__(self) -> None:
         if not isinstance(self.compressor, Compressor):
-            raise CompositionError(f"Lossless wraps a Compressor, got {spelled(self.compressor)}")
+            raise CompositionError(f"Lossless wraps a Compressor, got {as_call(self.compressor)}")
         symbols.check_stage("Lossless", self.stage, self.level)
 
     @property

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
+from grace.compressor import Compressor
 from grace.errors import PayloadError, out_of_range
+from grace.facts import Facts
 from grace.kernels import (
     MOST,
     block_abs_max,
@@ -19,7 +21,6 @@ from grace.kernels import (
     stochastic_round,
     unpack,
 )
-from grace.method import Compressor, Facts
 from grace.random import Stream
 from grace.registry import register
 

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from grace.communicators import Allreduce
+from grace.compressor import Compressor
 from grace.errors import out_of_range
-from grace.method import Compressor, Facts, Method
+from grace.facts import Facts
+from grace.method import Method
 from grace.methods.none import Identity
 from grace.random import Stream
 

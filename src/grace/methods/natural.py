@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from grace.compressor import Fused
 from grace.errors import out_of_range
+from grace.facts import Facts
 from grace.kernels import natural, natural_bytes, natural_sum
-from grace.method import Facts, Fused
 from grace.random import Stream
 from grace.registry import register
 

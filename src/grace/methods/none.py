@@ -5,7 +5,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from grace.method import Compressor, Facts
+from grace.compressor import Compressor
+from grace.facts import Facts
 from grace.random import Stream
 from grace.registry import register
 

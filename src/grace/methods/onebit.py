@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from grace.compressor import Fused
 from grace.errors import out_of_range
+from grace.facts import Facts
 from grace.kernels import block_count, packed_bytes, two_means, two_means_sum
-from grace.method import Facts, Fused
 from grace.random import Stream
 from grace.registry import register
 

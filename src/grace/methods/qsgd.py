@@ -7,9 +7,10 @@ from typing import Literal
 
 from torch import Tensor
 
+from grace.compressor import Fused
 from grace.errors import ConfigurationError, out_of_range
+from grace.facts import Facts
 from grace.kernels import dequantise_sum, quantise, quantised_bytes
-from grace.method import Facts, Fused
 from grace.random import Stream
 from grace.registry import register
 

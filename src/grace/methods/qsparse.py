@@ -8,9 +8,10 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.codecs import IndexCode, check_code, size, sparse_wire, varies
+from grace.compressor import Compressor
 from grace.errors import out_of_range
+from grace.facts import Facts
 from grace.kernels import block_abs_mean, pack, packed_bytes, select_topk, unpack
-from grace.method import Compressor, Facts
 from grace.methods.qsgd import QSGD
 from grace.methods.topk import kept
 from grace.random import Stream

@@ -6,9 +6,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from grace.compressor import Compressor
 from grace.errors import CompositionError, PayloadError, out_of_range
+from grace.facts import Facts
 from grace.kernels import add_subset, take_subset
-from grace.method import Compressor, Facts
 from grace.methods.topk import kept
 from grace.random import Stream
 from grace.registry import register

@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from grace.compressor import Compressor
 from grace.errors import CompositionError, out_of_range
+from grace.facts import Facts
 from grace.kernels import hadamard, unpack
-from grace.method import Compressor, Facts, spelled
+from grace.knobs import as_call
 from grace.random import Stream
 from grace.registry import method, register
 
@@ -87,7 +89,7 @@ class RHT(Compressor):
         if inner.varies or inner.aggregation == "majority":
             raise CompositionError(
                 f"rht rotates before a compressor of fixed size whose wires are averaged, such as qsgd or lpc, "
-                f"not {spelled(inner)}"
+                f"not {as_call(inner)}"
             )
 
     @property

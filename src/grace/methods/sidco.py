@@ -13,10 +13,12 @@ from grace.codecs import IndexCode, sparse_wire
 from grace.collectives import Exchange, Traffic
 from grace.communicators import Allgather
 from grace.errors import out_of_range
-from grace.method import Exchanged, Facts, Method, Peer
+from grace.facts import Facts
+from grace.method import Exchanged, Method
 from grace.methods.tails import QUANTILES, most_stages, threshold
 from grace.methods.threshold import Threshold
 from grace.methods.topk import kept
+from grace.peer import Peer
 from grace.registry import register
 
 

@@ -6,9 +6,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from grace.compressor import Compressor, Fused
 from grace.errors import CompositionError, out_of_range
+from grace.facts import Facts
 from grace.kernels import majority, votes, votes_bytes, votes_sum
-from grace.method import Compressor, Facts, Fused
 from grace.random import Stream
 from grace.registry import register
 

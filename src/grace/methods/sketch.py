@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
+from grace.compressor import Compressor
 from grace.errors import PayloadError, out_of_range
+from grace.facts import Facts
 from grace.kernels import pack, packed_bytes, quantile_buckets, unpack
-from grace.method import Compressor, Facts
 from grace.random import Stream
 from grace.registry import register
 

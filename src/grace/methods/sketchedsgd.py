@@ -12,10 +12,13 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.communicators import Allreduce
+from grace.compressor import Compressor
 from grace.errors import InputError, out_of_range
+from grace.facts import Facts
 from grace.kernels import PRIME, select_topk, sketch_add_, sketch_hashes, sketch_query
-from grace.method import Compressor, Exchanged, Facts, Method, Peer
+from grace.method import Exchanged, Method
 from grace.methods.topk import kept
+from grace.peer import Peer
 from grace.random import Stream
 from grace.registry import register
 

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.codecs import IndexCode, indices, minmax, sparse_wire
+from grace.compressor import Compressor
 from grace.errors import out_of_range
+from grace.facts import Facts
 from grace.kernels import pack, packed_bytes, quantile_buckets, unpack
-from grace.method import Compressor, Facts
 from grace.methods.sketch import SMALL, checked_means, sampled
 from grace.random import Stream
 from grace.registry import register

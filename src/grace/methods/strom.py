@@ -9,8 +9,9 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.codecs import IndexCode, coded_wire, indices, sparse_wire
+from grace.compressor import Compressor
 from grace.errors import PayloadError, out_of_range
-from grace.method import Compressor, Facts
+from grace.facts import Facts
 from grace.random import Stream
 from grace.registry import register
 

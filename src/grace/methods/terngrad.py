@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from grace.compressor import Compressor
 from grace.errors import out_of_range
+from grace.facts import Facts
 from grace.kernels import block_norm, block_sizes, spread
-from grace.method import Compressor, Facts
 from grace.methods.qsgd import QSGD
 from grace.random import Stream
 from grace.registry import register

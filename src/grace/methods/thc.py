@@ -13,8 +13,9 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllGather, AllReduce, AllToAll, Exchange, Traffic, cost
-from grace.communicators import _Loan
+from grace.communicators import Loan
 from grace.errors import ConfigurationError, out_of_range
+from grace.facts import Facts
 from grace.kernels import (
     MOST,
     block_count,
@@ -27,8 +28,9 @@ from grace.kernels import (
     unpack,
 )
 from grace.kernels.finite import all_finite
-from grace.method import Exchanged, Facts, Method, Peer
+from grace.method import Exchanged, Method
 from grace.methods.rht import checked_block, rotated, rotated_back
+from grace.peer import Peer
 from grace.random import Stream
 from grace.registry import register
 
@@ -102,7 +104,7 @@ class THC(Method[None]):
     def exchange(self, x: Tensor, state: None, peer: Peer) -> Exchange[Exchanged[None]]:
         if x.numel() == 0:
             return Exchanged(x, x if peer.keep_rest else None, None)
-        loan = _Loan(x, peer)
+        loan = Loan(x, peer)
         n, W, g, shared = x.numel(), peer.world, self.table[-1], peer.shared("THC")
         c, sum_bits = math.ceil(n / W), _sum_bits(g, W)
         rows = loan.work.view(1, n)

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
+from grace.compressor import Compressor
 from grace.errors import PayloadError, out_of_range
+from grace.facts import Facts
 from grace.kernels import block_divide, pack_trits, packed_trits_bytes, unpack_trits
-from grace.method import Compressor, Facts
 from grace.random import Stream
 from grace.registry import register
 

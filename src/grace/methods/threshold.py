@@ -8,9 +8,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from grace.codecs import IndexCode, sparse_wire
+from grace.compressor import Fused
 from grace.errors import out_of_range
+from grace.facts import Facts
 from grace.kernels import root_mean_square
-from grace.method import Facts, Fused
 from grace.random import Stream
 from grace.registry import register
 

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from grace.codecs import IndexCode, sparse_wire, varies
 from grace.codecs import index_bits as index_bits
+from grace.compressor import Fused
 from grace.errors import out_of_range
-from grace.method import Facts, Fused
+from grace.facts import Facts
 from grace.random import Stream
 from grace.registry import register
 

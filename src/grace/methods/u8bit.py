@@ -8,9 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from grace.compressor import Fused
 from grace.errors import out_of_range
+from grace.facts import Facts
 from grace.kernels import Codebook, codebook, codebook_bytes, codebook_sum
-from grace.method import Facts, Fused
 from grace.random import Stream
 from grace.registry import register
 

@@ -12,8 +12,11 @@ from torch import Tensor
 from grace.codecs import IndexCode, coded_wire, indices, sparse_wire
 from grace.collectives import Exchange, Traffic
 from grace.communicators import Allgather
+from grace.compressor import Compressor
 from grace.errors import PayloadError, out_of_range
-from grace.method import Compressor, Exchanged, Facts, Method, Peer
+from grace.facts import Facts
+from grace.method import Exchanged, Method
+from grace.peer import Peer
 from grace.random import Stream
 from grace.registry import register
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from grace.collectives import Exchange
 from grace.errors import ConfigurationError, InputError, NonFiniteError, StateError
-from grace.method import Exchanged, Method, Peer
+from grace.method import Exchanged, Method
+from grace.peer import Peer
 from grace.policy import Policy
 from grace.registry import method as make_method
 from grace.registry import spell

@@ -19,8 +19,9 @@ from torch import Tensor
 import grace
 from grace.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, Exchange, Permute, Traffic
 from grace.errors import CompositionError, PayloadError, TransportError
-from grace.memories import _Memory
-from grace.method import Exchanged, Method, Peer
+from grace.memories import Memory
+from grace.method import Exchanged, Method
+from grace.peer import Peer
 from grace.run import Simulator, Tracer, simulate, together
 from grace.run.simulate import answers
 
@@ -91,7 +92,7 @@ def average(xs: Sequence[Tensor]) -> Tensor:
 
 def is_memory(method: Method[Any]) -> bool:
     """Whether it carries something from step to step that its mean does not say."""
-    return isinstance(method, _Memory)
+    return isinstance(method, Memory)
 
 
 def conserves(method: Method[Any]) -> bool:

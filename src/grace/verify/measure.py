@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace.method import Compressor, Method, Peer
+from grace.compressor import Compressor
+from grace.method import Method
+from grace.peer import Peer
 from grace.run import simulate
 
 _DIRECTIONS = 8  # random ones, beside those that a method is likely to be biased along

@@ -16,7 +16,8 @@ from torch import Tensor
 
 import grace
 from grace.errors import ConfigurationError
-from grace.method import Method, spelled
+from grace.knobs import as_call
+from grace.method import Method
 from grace.verify import laws, measure
 from grace.verify.inputs import HUGE, UGLY, Make, heavy, normal
 from grace.verify.subject import Subject, subject
@@ -144,7 +145,7 @@ def verify(
     on_law(len(CHECKS), len(CHECKS), "")
     seconds = time.perf_counter() - start
     text = grace.spell(one.method)
-    return Report(text, spelled(one.method), one.wrapped, profile.name, tuple(findings), seconds)
+    return Report(text, as_call(one.method), one.wrapped, profile.name, tuple(findings), seconds)
 
 
 def _finding(name: str, check: Callable[[Subject, Profile], _Told], one: Subject, profile: Profile) -> Finding:

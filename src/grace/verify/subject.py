@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import grace
+from grace.compressor import Compressor
 from grace.errors import CompositionError, ConfigurationError
-from grace.memories import _Memory
-from grace.method import Compressor, Method, spelled
+from grace.knobs import as_call
+from grace.memories import Memory
+from grace.method import Method
 from grace.registry import COMMUNICATORS, recipe
 from grace.schedules import Delayed, Scheduled
 from grace.verify import laws
@@ -121,10 +123,10 @@ def _around(compressor: Compressor) -> tuple[Method[Any], str]:
             continue
         memory = laws.remembers(bare)
         return bare, f"in {type(bare).__name__}, " + ("alone and under ErrorFeedback" if memory else "without a memory")
-    raise CompositionError(f"no communicator takes {spelled(compressor)}: {'; '.join(reasons)}")
+    raise CompositionError(f"no communicator takes {as_call(compressor)}: {'; '.join(reasons)}")
 
 
 def _core(method: Method[Any]) -> Method[Any]:
-    while isinstance(method, _Memory | Delayed | Scheduled):
+    while isinstance(method, Memory | Delayed | Scheduled):
         method = method.at(0, laws.STEPS_PER_EPOCH) if isinstance(method, Scheduled) else method.method
     return method

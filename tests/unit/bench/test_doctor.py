@@ -8,9 +8,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import grace
+from grace import native
 from grace.bench import doctor
 from grace.bench.commands import app
-from grace.kernels import native
 
 
 @pytest.fixture(autouse=True)

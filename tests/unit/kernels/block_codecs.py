@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from grace import native
+from grace.compressor import Fused
 from grace.errors import PayloadError
-from grace.kernels import native
-from grace.method import Fused
 from grace.random import Stream
 from tests.unit.kernels.native_checks import TARGETS as TARGETS
 from tests.unit.kernels.native_checks import needs_native as needs_native

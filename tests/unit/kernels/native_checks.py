@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grace.kernels import native
+from grace import native
 
 TARGETS = native.available()[1:]
 needs_native = pytest.mark.skipif(not TARGETS, reason="the native kernels were not built here")

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from grace import native
 from grace.errors import InputError
-from grace.kernels import Codebook, codebook, native, nearest
+from grace.kernels import Codebook, codebook, nearest
 from grace.methods.u8bit import U8bit, table
 from tests.unit.kernels import block_codecs as check
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from grace import native
 from grace.errors import InputError
-from grace.kernels import native, orthonormal, ridge, split_low_rank
+from grace.kernels import orthonormal, ridge, split_low_rank
 from tests.unit.kernels.native_checks import TARGETS, needs_native, offset, same_bits, with_threads
 
 

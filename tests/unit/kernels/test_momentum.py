@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from grace import native
 from grace.errors import InputError
-from grace.kernels import accelerate, forget_sent, native
+from grace.kernels import accelerate, forget_sent
 from tests.unit.kernels.native_checks import TARGETS, needs_native, offset, same_bits, with_threads
 
 SIZES = [*range(71), 1000, 40_001, 3_000_000]

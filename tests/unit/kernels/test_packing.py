@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grace.kernels import native, packing, reference
+from grace import native
+from grace.kernels import packing, reference
 from tests.unit.kernels.native_checks import TARGETS, needs_native, with_threads
 
 

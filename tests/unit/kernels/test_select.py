@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from grace import native
 from grace.errors import InputError
-from grace.kernels import native, select
+from grace.kernels import select
 from tests.unit.kernels.native_checks import TARGETS, needs_native, offset, same_bits, with_threads
 
 LARGE = 600_001  # more than one thread works on it

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from grace import native
 from grace.errors import InputError, PayloadError
 from grace.kernels import (
     majority,
-    native,
     scaled_signs,
     scaled_signs_sum,
     statistics,

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from grace import native
 from grace.codecs import CODES, sparse_wire
 from grace.errors import InputError, PayloadError
-from grace.kernels import native
 from grace.kernels.indices import FIXED, decode_indices, encode_indices, layout
 from grace.kernels.sparse import DENSE, Part, sparse_sum
 from tests.unit.kernels.native_checks import TARGETS, needs_native, offset, same_bits, with_threads

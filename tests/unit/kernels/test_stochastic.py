@@ -5,7 +5,7 @@ import struct
 import pytest
 import torch
 
-from grace.kernels import native
+from grace import native
 from grace.kernels.stochastic import dequantise_sum, quantise
 from grace.methods.qsgd import QSGD
 from tests.unit.kernels import block_codecs as check

@@ -7,8 +7,7 @@ import itertools
 import pytest
 import torch
 
-from grace import kernels
-from grace.kernels import native
+from grace import kernels, native
 from grace.random import Stream
 
 STREAM = Stream(3, "randomk", "w", None, 2**31 + 7)  # a step beyond int32

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from grace.compressor import Compressor
 from grace.errors import PayloadError
-from grace.method import Compressor, Exchanged, Method, Peer
+from grace.method import Exchanged, Method
+from grace.peer import Peer
 from grace.random import Stream
 from grace.run.simulate import simulate
 

@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from grace.method import Exchanged, Method, Peer
+from grace.method import Exchanged, Method
+from grace.peer import Peer
 from grace.run.simulate import simulate
 from grace.run.traced import Tracer
 

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 import grace
+from grace.compressor import Compressor
 from grace.errors import ConfigurationError, PayloadError
-from grace.method import Compressor, Method, Peer
+from grace.method import Method
+from grace.peer import Peer
 from grace.run.simulate import simulate
 from grace.run.simulator import Simulator
 from grace.run.traced import Tracer

@@ -5,8 +5,8 @@ import torch
 
 import grace
 from grace.errors import ConfigurationError
-from grace.method import Peer
 from grace.methods.acpsgd import ACPSGD, ACPState
+from grace.peer import Peer
 from tests.unit.methods.lowrank_helpers import (
     check_agreement_and_conservation,
     check_dtypes_and_layouts,

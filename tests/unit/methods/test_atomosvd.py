@@ -9,8 +9,8 @@ from torch import Tensor
 import grace
 from grace.errors import ConfigurationError, PayloadError
 from grace.kernels import water_filling
-from grace.method import Peer
 from grace.methods.atomosvd import AtomoSVD, Triples
+from grace.peer import Peer
 from grace.random import Stream
 from tests.unit.methods.lowrank_helpers import (
     check_agreement_and_conservation,

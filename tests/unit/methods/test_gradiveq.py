@@ -8,8 +8,8 @@ import torch
 import grace
 from grace.collectives import Broadcast
 from grace.errors import ConfigurationError, PayloadError
-from grace.method import Peer
 from grace.methods.gradiveq import GradiVeQ, GradiVeQState
+from grace.peer import Peer
 from grace.run.simulator import Simulator
 from tests.unit.methods.lowrank_helpers import (
     check_agreement_and_conservation,

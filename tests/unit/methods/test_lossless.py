@@ -10,8 +10,8 @@ import torch
 
 import grace
 from grace.codecs import symbols
+from grace.compressor import Compressor
 from grace.errors import CompositionError, ConfigurationError, PayloadError
-from grace.method import Compressor
 from grace.methods import BF16, QSGD, EFSignSGD, Lossless, RandomK, SignSGD, Threshold, TopK
 
 from . import sparse_checks as checks

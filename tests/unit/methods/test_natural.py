@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from grace import native
 from grace.errors import PayloadError
-from grace.kernels import native
 from grace.methods.natural import Natural
 from tests.unit.methods import quant_checks as check
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import grace
+from grace.compressor import Compressor
 from grace.errors import PayloadError
 from grace.kernels import spans
-from grace.method import Compressor
 from tests.golden.golden import COMPRESSORS
 from tests.unit.methods.tools import roundtrip, row, stream, wire_of
 

@@ -10,7 +10,7 @@ import torch
 
 import grace
 from grace.errors import ConfigurationError
-from grace.method import Peer
+from grace.peer import Peer
 from grace.run import simulate
 from tests.unit.methods.tools import Fixed, hex_of, roundtrip, row, wire_of
 

@@ -9,9 +9,9 @@ from torch import Tensor
 import grace
 from grace.errors import CompositionError, ConfigurationError, PayloadError
 from grace.kernels import PRIME, hash_coefficients, polynomial_hash, sketch_add_, sketch_hashes, sketch_query
-from grace.method import Peer
 from grace.methods import sketchedsgd
 from grace.methods.sketchedsgd import CountSketch, SketchedSGD
+from grace.peer import Peer
 from grace.run.simulate import simulate
 from grace.run.traced import Tracer
 

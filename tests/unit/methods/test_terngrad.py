@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from grace.kernels import native
+from grace import native
 from grace.methods.terngrad import TernGrad
 from tests.unit.methods import quant_checks as check
 

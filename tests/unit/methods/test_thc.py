@@ -8,9 +8,10 @@ import torch
 
 import grace
 from grace.errors import ConfigurationError, PayloadError
-from grace.method import Method, Peer
+from grace.method import Method
 from grace.methods.rht import rotated, rotated_back
 from grace.methods.thc import THC
+from grace.peer import Peer
 from grace.run.simulate import simulate
 from tests.unit.methods import quant_checks as check
 

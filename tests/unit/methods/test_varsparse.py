@@ -9,8 +9,8 @@ from torch import Tensor
 import grace
 from grace.codecs import coded_wire
 from grace.errors import CompositionError, ConfigurationError, PayloadError
-from grace.method import Peer
 from grace.methods.varsparse import Memory, PowersOfTwo, VarSparse
+from grace.peer import Peer
 from grace.run.simulate import simulate
 
 from .helpers import UGLY, check_corrupted, check_nothing_lost, check_rows, coded, gradients, shapes, steps, stream

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace.kernels import native
-from grace.method import Compressor, Peer
+from grace import native
+from grace.compressor import Compressor
+from grace.peer import Peer
 from grace.random import Stream
 
 

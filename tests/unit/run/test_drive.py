@@ -12,7 +12,7 @@ from torch import Tensor
 import grace
 from grace.collectives import AllGather, AllReduce, Collective, Exchange, Traffic
 from grace.errors import RoundMismatch, TransportError
-from grace.method import Peer
+from grace.peer import Peer
 from grace.run import Checked, Tracer, drive, simulate
 from grace.run.simulate import answers
 from grace.run.stats import Stats, Timed

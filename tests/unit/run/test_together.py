@@ -11,7 +11,7 @@ from torch import Tensor
 import grace
 from grace.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, Exchange, Permute, ReduceScatter
 from grace.errors import TransportError
-from grace.method import Peer
+from grace.peer import Peer
 from grace.run import Layouts, simulate, together
 from grace.workspace import Workspace
 

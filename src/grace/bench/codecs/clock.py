@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from grace.kernels import native
+from grace import native
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _USUAL = 32 << 20  # bytes of a last-level cache that nobody tells about

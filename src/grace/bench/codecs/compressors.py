@@ -13,7 +13,9 @@ from grace.bench.codecs.clock import Case
 from grace.bench.codecs.goals import DECODE, ENCODE, FEEDBACK
 from grace.bench.codecs.room import WORKERS, Room
 from grace.communicators import Allreduce
-from grace.method import Compressor, Method, Peer
+from grace.compressor import Compressor
+from grace.method import Method
+from grace.peer import Peer
 from grace.random import Stream
 
 _SETUP_SECONDS = 0.5  # a slow method gets fewer different wires, at least two, each several times

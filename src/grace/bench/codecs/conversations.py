@@ -19,7 +19,8 @@ from grace.bench.codecs.clock import Case, nothing
 from grace.bench.codecs.goals import DECODE, ENCODE, FEEDBACK
 from grace.bench.codecs.room import WORKERS, Room
 from grace.collectives import Collective, Exchange
-from grace.method import Exchanged, Method, Peer
+from grace.method import Exchanged, Method
+from grace.peer import Peer
 from grace.run.simulate import simulate
 from grace.workspace import Workspace
 

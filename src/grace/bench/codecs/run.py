@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import grace
+from grace import native
 from grace.bench.codecs import compressors, conversations, naive, parts, rows
 from grace.bench.codecs.clock import Case, Clock, Timing, available_memory, threads
 from grace.bench.codecs.compressors import compressor_of
@@ -23,7 +24,6 @@ from grace.bench.codecs.plan import COLD, PARTS, YARDSTICKS, Plan, size_text
 from grace.bench.codecs.room import COPIES, WORKERS, Room
 from grace.bench.results import quartiles
 from grace.errors import CompositionError
-from grace.kernels import native
 from grace.method import Method
 from grace.registry import method as make_method
 from grace.registry import parse

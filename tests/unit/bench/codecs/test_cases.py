@@ -13,7 +13,8 @@ from grace.bench.codecs.goals import DECODE, ENCODE, FEEDBACK, GOALS, OPERATIONS
 from grace.bench.codecs.room import WORKERS, Room
 from grace.bench.codecs.run import variants
 from grace.collectives import AllReduce
-from grace.method import Exchanged, Facts, Method
+from grace.facts import Facts
+from grace.method import Exchanged, Method
 
 
 @pytest.fixture(scope="module")

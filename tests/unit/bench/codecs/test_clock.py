@@ -2,8 +2,8 @@ import gc
 
 import torch
 
+from grace import native
 from grace.bench.codecs.clock import Case, Clock, Timing, available_memory, last_level_cache, threads
-from grace.kernels import native
 
 
 def test_samples_are_taken_in_turn_beside_the_yardstick():

@@ -3,12 +3,12 @@ import json
 import pytest
 import torch
 
+from grace import native
 from grace.bench.codecs import run
 from grace.bench.codecs.clock import Timing
 from grace.bench.codecs.goals import OPERATIONS, POWERSGD
 from grace.bench.codecs.plan import Plan
 from grace.bench.codecs.run import measure
-from grace.kernels import native
 
 NUMBERS = ("ratio", "low", "high", "microseconds")
 

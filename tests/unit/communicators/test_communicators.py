@@ -14,9 +14,11 @@ from torch import Tensor
 import grace
 from grace import Allgather, Allreduce, Broadcast, ParameterServer, Peer, ScatterReduce
 from grace.bench.overhead import allocated
-from grace.communicators import checked_widths
+from grace.communicators.base import checked_widths
+from grace.compressor import Compressor
 from grace.errors import CompositionError, ConfigurationError, PayloadError
-from grace.method import Compressor, Facts, Method
+from grace.facts import Facts
+from grace.method import Method
 from grace.policy import Policy
 from grace.random import Stream
 from grace.run import simulate

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 import grace
+from grace.compressor import Compressor
 from grace.errors import CompositionError, ConfigurationError, StateError
-from grace.method import Compressor, Peer
+from grace.peer import Peer
 from grace.run.simulate import simulate
 from grace.run.simulator import Simulator
 from grace.run.worker import Worker

@@ -14,9 +14,8 @@ import pytest
 import torch
 
 import grace
-from grace import kernels
+from grace import kernels, native
 from grace.errors import ConfigurationError, InputError, PayloadError
-from grace.kernels import native
 from grace.random import Stream
 
 STREAM = Stream(1, "test", "w", None, 2)
@@ -117,7 +116,8 @@ import warnings
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import torch
-    from grace.kernels import all_finite, native, quantise
+    from grace import native
+    from grace.kernels import all_finite, quantise
     from grace.random import Stream
     native._loaded = "nothing was built"
     assert all_finite(torch.zeros(5)) and all_finite(torch.zeros(5))
@@ -215,12 +215,12 @@ class Finite(torch.utils.data.Dataset[torch.Tensor]):
     def __getitem__(self, i: int) -> torch.Tensor:
         x = torch.full((LARGE,), float(i))
         rows = torch.full((1, 5000), float(i))
-        native_threads = kernels.native.threads
+        native_threads = native.threads
         try:
-            kernels.native.threads = lambda: 4  # a DataLoader's workers have one thread by default
+            native.threads = lambda: 4  # a DataLoader's workers have one thread by default
             return torch.tensor([float(kernels.all_finite(x)), float(kernels.take_subset(rows, 10, STREAM).sum())])
         finally:
-            kernels.native.threads = native_threads
+            native.threads = native_threads
 
 
 @needs_native
@@ -285,4 +285,4 @@ def test_another_device_takes_the_torch_kernels(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_tests_use_this_checkout() -> None:
-    assert Path(native.__file__).parents[1] == Path(grace.__file__).parent
+    assert Path(native.__file__).parent == Path(grace.__file__).parent

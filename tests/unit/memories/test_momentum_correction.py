@@ -8,8 +8,9 @@ from torch import Tensor
 
 import grace
 from grace.errors import CompositionError, ConfigurationError
-from grace.method import Method, Peer
-from grace.momentum_correction import MomentumCorrection
+from grace.memories import MomentumCorrection
+from grace.method import Method
+from grace.peer import Peer
 from grace.run.simulate import simulate
 
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 import grace
-from grace.ef21 import EF21, EF21M
 from grace.errors import CompositionError, ConfigurationError
-from grace.method import Exchanged, Method, Peer
+from grace.memories import EF21, EF21M
+from grace.method import Exchanged, Method
+from grace.peer import Peer
 from grace.run.simulate import simulate
 from grace.run.simulator import Simulator
 from grace.run.traced import Tracer

@@ -12,14 +12,16 @@ from torch import Tensor
 from grace.collectives import Exchange, Traffic
 from grace.errors import CompositionError, out_of_range
 from grace.kernels import accelerate, forget_sent
-from grace.memories import _Memory, _swap_in, _swap_out
-from grace.method import Exchanged, Method, Peer, spelled
+from grace.knobs import as_call
+from grace.memories.base import Memory, swap_in, swap_out
+from grace.method import Exchanged, Method
+from grace.peer import Peer
 
 S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
-class MomentumCorrection(_Memory[S]):
+class MomentumCorrection(Memory[S]):
     """Momentum before compression: each worker accumulates velocities, and sends the accumulated ones that matter.
 
     ``u = m u + g;  v = v + u`` (Nesterov: ``u = m (u + g);  v = v + u + g``); exchange v; what was not sent is the new
@@ -48,7 +50,7 @@ class MomentumCorrection(_Memory[S]):
     clip: float | None = None
 
     def __post_init__(self) -> None:
-        _Memory.__post_init__(self)
+        Memory.__post_init__(self)
         if not 0 <= self.momentum < 1:
             raise out_of_range("MomentumCorrection", "momentum", self.momentum, "0 <= momentum < 1")
         for knob in ("nesterov", "masking"):
@@ -59,12 +61,12 @@ class MomentumCorrection(_Memory[S]):
         object.__setattr__(self, "method", self.method.with_memory())
 
     def init(self, like: Tensor) -> tuple[Tensor, S]:
-        v, inner = _Memory.init(self, like)
+        v, inner = Memory.init(self, like)
         return torch.stack([torch.zeros_like(v), v]), inner
 
     def exchange(self, x: Tensor, state: tuple[Tensor, S], peer: Peer) -> Exchange[Exchanged[tuple[Tensor, S]]]:
         memory, inner = state
-        successor = _swap_in(memory, peer)  # the memory stays as it is until the exchange has succeeded
+        successor = swap_in(memory, peer)  # the memory stays as it is until the exchange has succeeded
         u, v = successor
         if self.clip is not None:
             _clip_(x, self.clip / math.sqrt(peer.world))
@@ -72,27 +74,27 @@ class MomentumCorrection(_Memory[S]):
         spare = x if x.dtype == torch.float32 and x.is_contiguous() and not self.nesterov else None
         out = yield from self.method.exchange(v, inner, replace(peer, keep_rest=True, spare=spare))
         if out.finite:
-            assert out.rest is not None, f"{spelled(self.method)} did not keep the rest"
+            assert out.rest is not None, f"{as_call(self.method)} did not keep the rest"
             if out.rest.data_ptr() != v.data_ptr() or out.rest.dtype != v.dtype:
                 v.copy_(out.rest)
             if self.masking and not self._sends_all(x):
                 forget_sent(u, memory[1], x if self.nesterov else None, v)
             memory, successor = successor, memory
-        _swap_out(successor, peer)
+        swap_out(successor, peer)
         return Exchanged(out.mean.to(x.dtype), None, (memory, out.state), out.finite)
 
     def _sends_all(self, like: Tensor) -> bool:
         return like.numel() > 0 and self.method.facts(like).contraction == 1
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
-        return _Memory.traffic(self, like, replace(peer, keep_rest=True))
+        return Memory.traffic(self, like, replace(peer, keep_rest=True))
 
     def owed(self, state: tuple[Tensor, S]) -> Tensor | None:
         """v: it has been earned; what the velocity would still add has not."""
         return state[0][1]
 
     def with_memory(self) -> Method[Any]:
-        raise CompositionError(f"{spelled(self)} already has a memory; a second one around it would stay empty")
+        raise CompositionError(f"{as_call(self)} already has a memory; a second one around it would stay empty")
 
 
 def _clip_(x: Tensor, limit: float) -> None:

@@ -14,8 +14,11 @@ from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.errors import CompositionError, out_of_range
-from grace.memories import _Memory, _state_dtype
-from grace.method import Exchanged, Facts, Method, Peer, spelled
+from grace.facts import Facts
+from grace.knobs import as_call
+from grace.memories.base import Memory, state_dtype
+from grace.method import Exchanged, Method
+from grace.peer import Peer
 
 S = TypeVar("S")
 _SAMPLE = (64, 64)  # a shape at which a method is asked whether it is a contraction
@@ -32,7 +35,7 @@ class EF21State(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class EF21(_Memory[S], Generic[S]):
+class EF21(Memory[S], Generic[S]):
     """Workers send how their gradient differs from what they have sent so far; all apply the sum of what was sent.
 
     ``c = C(g - h);  h += c;  H += mean of c;  apply H``; the first step is dense: ``h = g, H = mean of g``
@@ -54,17 +57,17 @@ class EF21(_Memory[S], Generic[S]):
     """
 
     def __post_init__(self) -> None:
-        _Memory.__post_init__(self)
+        Memory.__post_init__(self)
         object.__setattr__(self, "method", self.method.with_memory())
         delta = self.method.facts(torch.empty(_SAMPLE, device="meta")).contraction
         if delta is None or not delta > 0:
             raise CompositionError(
-                f"{type(self).__name__} needs a contraction, and {spelled(self.method)} is none (delta={delta}); "
+                f"{type(self).__name__} needs a contraction, and {as_call(self.method)} is none (delta={delta}); "
                 "use memory=residual"
             )
 
     def init(self, like: Tensor) -> EF21State:
-        local, inner = _Memory.init(self, like)
+        local, inner = Memory.init(self, like)
         velocity = None if self._follows_at_once else torch.zeros_like(local)
         return EF21State(local, torch.zeros_like(local), velocity, 0, inner)
 
@@ -87,7 +90,7 @@ class EF21(_Memory[S], Generic[S]):
         out = yield from self.method.exchange(lent, inner, replace(peer, keep_rest=True, spare=None, lr=None))
         if not out.finite:
             return Exchanged(x.fill_(math.nan), None, state, finite=False)
-        assert out.rest is not None, f"{spelled(self.method)} did not keep the rest"
+        assert out.rest is not None, f"{as_call(self.method)} did not keep the rest"
         local.add_(difference.sub_(out.rest))  # what was not sent is exactly zero here, and h keeps its bits
         shared.add_(out.mean)
         if velocity is not None:
@@ -113,12 +116,12 @@ class EF21(_Memory[S], Generic[S]):
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         """Of step 0, where the first step is dense, or of a later one."""
         if peer.step == 0:
-            dense = torch.empty(like.shape, dtype=_state_dtype(like), device="meta")
+            dense = torch.empty(like.shape, dtype=state_dtype(like), device="meta")
             return cost(AllReduce(dense), peer.rank, peer.world)
-        return _Memory.traffic(self, like, replace(peer, keep_rest=True))
+        return Memory.traffic(self, like, replace(peer, keep_rest=True))
 
     def with_memory(self) -> Method[Any]:
-        raise CompositionError(f"{spelled(self)} is a memory itself, whose error vanishes; use it alone")
+        raise CompositionError(f"{as_call(self)} is a memory itself, whose error vanishes; use it alone")
 
 
 @dataclass(frozen=True, slots=True)

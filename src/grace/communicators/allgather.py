@@ -1,0 +1,33 @@
+"""The communicator that gives every wire to everyone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from grace import wire as wires
+from grace.collectives import AllGather, Exchange, Traffic
+from grace.communicators.base import Communicator, decoded, sealed, stand_in, traced
+from grace.communicators.loan import Loan
+from grace.method import Exchanged
+from grace.peer import Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Allgather(Communicator):
+    """Everyone sends its wire to everyone and decodes all of them, in the order of the ranks: traffic grows with W."""
+
+    def _exchange(self, x: Tensor, peer: Peer, state: Any) -> Exchange[Exchanged[Any]]:
+        loan = Loan(x, peer)
+        wire, finite = self._encode(loan, peer)
+        widths = yield from self._widths(wire, x.numel(), peer)
+        gathered = yield AllGather(sealed(wire, finite, max(widths), peer)[0])  # [W, s]
+        if not wires.all_finite(gathered):
+            return loan.poisoned()
+        return decoded(self, loan, list(gathered[:, None]), widths, wire.dtype, peer)
+
+    def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        size = self._payload(like.numel())
+        return None if size is None else traced(peer, AllGather(stand_in(size)))

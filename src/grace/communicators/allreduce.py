@@ -1,0 +1,67 @@
+"""The communicator whose sums the network makes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grace.collectives import AllReduce, Exchange, Traffic
+from grace.communicators.base import Communicator, stand_in, traced
+from grace.communicators.loan import Loan
+from grace.errors import CompositionError
+from grace.kernels.finite import all_finite
+from grace.knobs import as_call
+from grace.method import Exchanged, Method
+from grace.peer import Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Allreduce(Communicator):
+    """One round, constant traffic: the network sums the wires.
+
+    If a rank saw an inf or NaN, its wire is NaN throughout, and so is the sum.
+    """
+
+    def __post_init__(self) -> None:
+        Communicator.__post_init__(self)
+        if not self.compressor.summable:
+            raise CompositionError(
+                f"{as_call(self.compressor)} makes wires that cannot be summed; use Allgather, Broadcast, "
+                "ScatterReduce or ParameterServer instead of Allreduce"
+            )
+
+    def with_memory(self) -> Method[Any]:
+        if self.compressor.predivide:
+            raise CompositionError(
+                f"{as_call(self)} lets the network round sums to its narrow numbers, and no worker's memory sees that error; "
+                "use ScatterReduce (communicator=scatterreduce) with a memory, which moves as many bytes, or memory=none"
+            )
+        return Communicator.with_memory(self)
+
+    def _exchange(self, x: Tensor, peer: Peer, state: Any) -> Exchange[Exchanged[Any]]:
+        if self.compressor.transparent and not peer.keep_rest:
+            answer = yield AllReduce(x, "mean", donate=True)
+            return Exchanged(answer, None, None)
+        loan = Loan(x, peer)
+        if self.compressor.predivide:  # never with a memory: see with_memory
+            loan.numbers.mul_(1 / peer.world)
+        wire, finite = self._encode(loan, peer)
+        if not finite:
+            wire = torch.full_like(wire, math.nan)
+        answer = yield AllReduce(wire, "sum" if self.compressor.predivide else "mean", donate=True)
+        if not all_finite(answer):
+            return loan.poisoned()
+        if self.compressor.predivide and peer.keep_rest:
+            loan.work.mul_(peer.world)
+        mean = loan.room()
+        self._aggregate([answer], mean.view(1, -1), peer, 1.0)
+        return loan.done(mean)
+
+    def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        dtype = like.dtype if self.compressor.transparent and not peer.keep_rest else torch.uint8
+        size = like.numel() if dtype == like.dtype else self.compressor.facts(like.numel()).payload
+        return None if size is None else traced(peer, AllReduce(stand_in(size, dtype=dtype)))

@@ -1,0 +1,151 @@
+"""What all communicators share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from grace import wire as wires
+from grace.collectives import AllGather, Collective, Exchange, Traffic, cost
+from grace.communicators.loan import Loan
+from grace.compressor import Compressor
+from grace.errors import CompositionError, PayloadError
+from grace.facts import Facts
+from grace.knobs import as_call
+from grace.method import Exchanged, Method
+from grace.peer import Peer
+from grace.random import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Communicator(Method[Any]):
+    """What all communicators share: the checks, and the declared facts."""
+
+    compressor: Compressor
+    averages: ClassVar[bool] = False  # cannot take a majority vote
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        if not isinstance(self.compressor, Compressor):
+            raise CompositionError(f"{name} takes a Compressor, got {as_call(self.compressor)}")
+        if self.averages and self.compressor.aggregation == "majority":
+            raise CompositionError(
+                f"{name} averages what it decodes, but {as_call(self.compressor)} is decided by a majority; use Allgather"
+            )
+
+    @property
+    def adds_memory(self) -> bool:
+        return True
+
+    def with_memory(self) -> Method[Any]:
+        return replace(self, compressor=self.compressor.with_memory())
+
+    def facts(self, like: Tensor) -> Facts:
+        if like.numel() == 0:
+            return Facts(unbiased=True, contraction=1.0, variance=0.0, payload=0)
+        return self.compressor.facts(like.numel())
+
+    def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        if like.numel() == 0:
+            return Traffic()
+        return self._traffic(like, peer)
+
+    def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        raise NotImplementedError
+
+    def exchange(self, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
+        if x.numel() == 0:
+            return Exchanged(x, x if peer.keep_rest else None, state)
+        return (yield from self._exchange(x, peer, state))
+
+    def _exchange(self, x: Tensor, peer: Peer, state: Any) -> Exchange[Exchanged[Any]]:
+        raise NotImplementedError
+
+    def _at(self, hop: int) -> Compressor:
+        """The compressor of the first or second time that a number is compressed on its way."""
+        return self.compressor.again() if hop else self.compressor
+
+    def _stream(self, compressor: Compressor, peer: Peer, hop: int) -> Stream:
+        """The stream that the compressor asks for."""
+        shared = compressor.randomness == "shared"
+        return peer.shared(compressor.id) if shared else peer.private(compressor.id).fork(hop)
+
+    def _encode(self, loan: Loan, peer: Peer, rows: int = 1) -> tuple[Tensor, bool]:
+        """The loan's numbers and the memory, as so many rows -> wire ``[rows, w]``, and whether all were finite."""
+        numbers, work = loan.numbers.view(rows, -1), loan.work.view(rows, -1)
+        memory = None if peer.memory is None else peer.memory.view(rows, -1)
+        rng = self._stream(self.compressor, peer, 0)
+        return self.compressor.encode_(numbers, rng, memory, work if peer.keep_rest else None)
+
+    def _compress(self, rows: Tensor, peer: Peer, hop: int = 0) -> Tensor:
+        """Finite rows ``[b, n]`` -> wire ``[b, w]``."""
+        compressor = self._at(hop)
+        return compressor.compress_(rows, self._stream(compressor, peer, hop), peer.keep_rest)
+
+    def _aggregate(self, received: Sequence[Tensor], out: Tensor, peer: Peer, scale: float, hop: int = 0) -> None:
+        """Out ``[b, n]`` = scale times the sum of what the wires say."""
+        compressor = self._at(hop)
+        compressor.aggregate_(received, out, scale, peer.shared(compressor.id))
+
+    def _payload(self, n: int) -> int | None:
+        """Bytes of the sealed wire of n numbers; None if they vary."""
+        size = self.compressor.facts(n).payload
+        return None if size is None else wires.sealed_bytes(size)
+
+    def _widths(self, wire: Tensor, n: int, peer: Peer) -> Exchange[list[int]]:
+        """The widths in bytes of all ranks' wires, of n numbers each: known, or exchanged where they vary."""
+        width = wire.shape[1] * wire.element_size()
+        if not self.compressor.varies:
+            return [width] * peer.world
+        answer = yield AllGather(torch.tensor([width], dtype=torch.int64, device=wire.device))
+        widths = checked_widths(answer.view(-1), n)
+        if widths[peer.rank] != width:
+            raise PayloadError(
+                f"field 'width' of rank {peer.rank}, this one, came back as {widths[peer.rank]}, not {width}"
+            )
+        return widths
+
+
+def sealed(wire: Tensor, finite: bool, size: int, peer: Peer) -> Tensor:
+    """Wires ``[b, w]`` as they travel, in scratch memory: nobody needs them once the exchange has ended."""
+    out = peer.scratch((wire.shape[0], wires.sealed_bytes(size)), wire, torch.uint8)
+    return wires.seal(wire, finite, size, out)
+
+
+def decoded(
+    method: Communicator, loan: Loan, sealed: list[Tensor], widths: list[int], dtype: torch.dtype, peer: Peer
+) -> Exchanged[None]:
+    """The aggregate of all ranks' wires, added up in the order of the ranks: the same bits everywhere."""
+    mean = loan.room()
+    vote = method.compressor.aggregation == "majority"
+    received = [wires.unseal(one, width, dtype) for one, width in zip(sealed, widths, strict=True)]
+    method._aggregate(received, mean.view(1, -1), peer, 1.0 if vote else 1 / peer.world)
+    return loan.done(mean)
+
+
+def checked_widths(widths: Tensor, n: int) -> list[int]:
+    """Widths of wires of n numbers, as they came from the network.
+
+    Raises:
+        PayloadError: a width that no compressor writes.
+    """
+    most = 64 * n + 4096
+    out: list[int] = widths.tolist()
+    for rank, width in enumerate(out):
+        if not 0 <= width <= most:
+            raise PayloadError(f"field 'width' of rank {rank} must be in [0, {most}], got {width}")
+    return out
+
+
+def traced(peer: Peer, *ops: Collective) -> Traffic:
+    """What one worker moves for these collectives."""
+    return sum((cost(op, peer.rank, peer.world) for op in ops), Traffic())
+
+
+def stand_in(*shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+    """A stand-in for a buffer of this shape."""
+    return torch.empty(shape, dtype=dtype, device="meta")

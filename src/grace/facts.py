@@ -1,0 +1,23 @@
+"""What a method claims of itself, for the laws to check."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a method claims about the operator C that it applies to n numbers; the laws check every line.
+
+    unbiased: E C(x) = x.
+    contraction: the largest known delta with E|x - C(x)|^2 <= (1 - delta) |x|^2; None if there is none.
+    variance: the smallest known omega with E|C(x) - x|^2 <= omega |x|^2; None where C is biased or no bound is known.
+    deterministic: the same x gives the same C(x), whatever the seed.
+    payload: bytes that one worker encodes; None if it depends on the data or on the number of workers.
+    """
+
+    unbiased: bool = False
+    contraction: float | None = None
+    variance: float | None = None
+    deterministic: bool = True
+    payload: int | None = None

@@ -1,0 +1,63 @@
+"""What all memories share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from grace.collectives import Traffic
+from grace.errors import CompositionError
+from grace.facts import Facts
+from grace.knobs import as_call
+from grace.method import Method
+from grace.peer import Peer
+
+S = TypeVar("S")
+
+
+def state_dtype(x: Tensor) -> torch.dtype:
+    """Memories are float32, or float64 where the gradient is."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def swap_in(memory: Tensor, peer: Peer) -> Tensor:
+    """Storage for the memory's successor."""
+    return torch.empty_like(memory) if peer.workspace is None else peer.workspace.swap_in(memory)
+
+
+def swap_out(memory: Tensor, peer: Peer) -> None:
+    """The memory that has a successor, or the successor that was not needed."""
+    if peer.workspace is not None:
+        peer.workspace.swap_out(memory)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory(Method[Any], Generic[S]):
+    """A method that wraps a method, and carries a tensor from step to step."""
+
+    method: Method[S]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, Method):
+            raise CompositionError(
+                f"{type(self).__name__} wraps a Method, got {as_call(self.method)}; "
+                "put a communicator around a compressor, such as Allgather(...)"
+            )
+
+    def init(self, like: Tensor) -> Any:
+        memory = torch.zeros(like.shape, dtype=state_dtype(like), device=like.device)
+        return memory, self.method.init(memory)
+
+    @property
+    def needs_shape(self) -> bool:
+        return self.method.needs_shape
+
+    def facts(self, like: Tensor) -> Facts:
+        return self.method.facts(like)
+
+    def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        memory = torch.empty(like.shape, dtype=state_dtype(like), device="meta")
+        return self.method.traffic(memory, peer)

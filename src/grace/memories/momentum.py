@@ -1,0 +1,59 @@
+"""Each worker exchanges its momentum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from grace.collectives import Exchange
+from grace.errors import CompositionError, out_of_range
+from grace.knobs import as_call
+from grace.memories.base import Memory, swap_in, swap_out
+from grace.method import Exchanged, Method
+from grace.peer import Peer
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class Momentum(Memory[S]):
+    """Each worker exchanges its momentum instead of its gradient: ``m = beta m + (1 - beta) g``; exchange m.
+
+    With a majority vote this is SIGNUM. Use an optimizer without momentum of its own.
+
+    Args:
+        method: the method to wrap, with or without :class:`ErrorFeedback` inside.
+        beta: decay, in [0, 1).
+
+    State: float32, as large as the gradient. Reference: Bernstein et al., ICML 2018, section 3.
+    """
+
+    beta: float = 0.9
+
+    def __post_init__(self) -> None:
+        Memory.__post_init__(self)
+        if not 0 <= self.beta < 1:
+            raise out_of_range("Momentum", "beta", self.beta, "0 <= beta < 1")
+
+    def exchange(self, x: Tensor, state: tuple[Tensor, S], peer: Peer) -> Exchange[Exchanged[tuple[Tensor, S]]]:
+        memory, inner = state
+        m = swap_in(memory, peer)
+        torch.mul(memory, self.beta, out=m).add_(x, alpha=1 - self.beta)
+        lent = peer.scratch(tuple(x.shape), x, memory.dtype).copy_(m)
+        out = yield from self.method.exchange(lent, inner, peer)
+        if out.finite and bool(out.mean.isfinite().all()):
+            memory, m = m, memory
+        swap_out(m, peer)
+        return Exchanged(out.mean.to(x.dtype), None, (memory, out.state), out.finite)
+
+    def owed(self, state: tuple[Tensor, S]) -> Tensor | None:
+        return self.method.owed(state[1])
+
+    def with_memory(self) -> Method[Any]:
+        raise CompositionError(
+            f"{as_call(self)} sends a momentum, so what it did not send is not a part of the gradient; "
+            "put the memory inside: Momentum(ErrorFeedback(...))"
+        )
