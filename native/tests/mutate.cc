@@ -1,7 +1,8 @@
 // Drives a fuzz target where there is no libFuzzer: valid inputs, and the same with a few bytes changed.
 //
-//   fuzz_decoders [SECONDS [SEED]]     a crash names its run
-//   fuzz_decoders only RUN SEED        that run again
+//   fuzz_decoders [SECONDS [SEED]]         all decoders in turn
+//   fuzz_decoders payloads COUNT [SEED]    so many inputs for each decoder; a line each: name, inputs, refused
+//   fuzz_decoders only RUN SEED            that run again: a crash names its run
 #include <stdio.h>
 #include <time.h>
 
@@ -9,7 +10,8 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 extern "C" void __sanitizer_set_death_callback(void (*callback)()) __attribute__((weak));
-std::vector<uint8_t> valid_input(uint64_t seed);
+std::vector<const char*> decoder_names();
+std::vector<uint8_t> valid_input(size_t number, uint64_t seed);
 
 namespace {
 
@@ -34,9 +36,9 @@ void mutate(std::vector<uint8_t>& input, Dice& dice) {
     }
 }
 
-bool run() {  // whether the input was refused
-    Dice dice(seed << 32 ^ number_of_run);
-    std::vector<uint8_t> input = valid_input(dice.roll());
+bool run(size_t decoders) {  // whether the input was refused; run i is for decoder i modulo their number
+    Dice dice(seed << 40 ^ number_of_run);
+    std::vector<uint8_t> input = valid_input(number_of_run % decoders, dice.roll());
     for (int64_t changes = dice.below(5); changes > 0; changes--) mutate(input, dice);
     return LLVMFuzzerTestOneInput(input.data(), input.size()) != 0;
 }
@@ -45,16 +47,28 @@ bool run() {  // whether the input was refused
 
 int main(int argc, char** argv) {
     if (__sanitizer_set_death_callback) __sanitizer_set_death_callback(tell);
+    const std::vector<const char*> names = decoder_names();
+    const bool counted = argc >= 3 && !strcmp(argv[1], "payloads");
     if (argc == 4 && !strcmp(argv[1], "only")) {
         number_of_run = strtoull(argv[2], nullptr, 10), seed = strtoull(argv[3], nullptr, 10);
-        run();
+        run(names.size());
         return 0;
     }
-    const double seconds = argc > 1 ? atof(argv[1]) : 5;
-    if (argc > 2) seed = strtoull(argv[2], nullptr, 10);
-    unsigned long long refused = 0;
+    const double seconds = counted ? 1e12 : argc > 1 ? atof(argv[1]) : 5;
+    const unsigned long long most = counted ? strtoull(argv[2], nullptr, 10) * names.size() : ~0ull;
+    if (argc > 2 + counted) seed = strtoull(argv[2 + counted], nullptr, 10);
+    std::vector<unsigned long long> inputs(names.size()), refused(names.size());
     const clock_t start = clock();
-    for (; static_cast<double>(clock() - start) < seconds * CLOCKS_PER_SEC; number_of_run++) refused += run();
-    printf("%llu inputs, %llu refused\n", number_of_run, refused);
-    return number_of_run < 100 || refused == 0;  // a fuzz target that refuses nothing checks nothing
+    for (; number_of_run < most; number_of_run++) {
+        if (static_cast<double>(clock() - start) >= seconds * CLOCKS_PER_SEC) break;
+        const size_t decoder = number_of_run % names.size();
+        refused[decoder] += run(names.size()), inputs[decoder]++;
+    }
+    unsigned long long all_refused = 0;
+    for (size_t i = 0; i < names.size(); i++) {
+        all_refused += refused[i];
+        if (counted) printf("%s %llu %llu\n", names[i], inputs[i], refused[i]);
+    }
+    if (!counted) printf("%llu inputs, %llu refused\n", number_of_run, all_refused);
+    return number_of_run < 100 || all_refused == 0;  // a fuzz target that refuses nothing checks nothing
 }

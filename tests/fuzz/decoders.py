@@ -1,0 +1,114 @@
+"""Decoders alone: whatever the bytes, a :class:`~grace.errors.PayloadError` or numbers, and never more work than their size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import grace
+from grace import native
+from grace.compressor import Compressor
+from grace.errors import PayloadError
+from grace.random import Stream
+from tests.fuzz.damage import Payloads, damage
+from tests.fuzz.tally import Tally
+from tests.laws.cases import CASES
+
+ROWS = 64  # payloads that are decoded together
+SIZES = (1, 7, 37, 64, 300)  # numbers of a row
+# Decoders that copy a sender's numbers: an inf in the wire is an inf in the answer, and the exchange says so.
+COPIES = ("Identity", "FP16", "BF16", "RandomK")
+
+
+def compressors(names: Iterable[str] = ()) -> Mapping[str, Compressor]:
+    """Every compressor of the laws' list once, by the first string that makes it; with ``names`` those of these methods."""
+    wanted, out = set(names), dict[str, Compressor]()
+    for spec, method in CASES.items():
+        found = next((layer for layer in grace.layers(method) if isinstance(layer, Compressor)), None)
+        if found is not None and found not in out.values() and (not wanted or spec.partition(":")[0] in wanted):
+            out[spec] = found
+    return out
+
+
+class Decoder:
+    """One compressor under one backend of the kernels.
+
+    Args:
+        compressor: whose wires are damaged.
+        backend: as in ``GRACE_KERNELS``.
+        seed: what is drawn follows from it.
+    """
+
+    def __init__(self, compressor: Compressor, backend: str, seed: int = 0):
+        self.compressor, self.backend = compressor, backend
+        self.tally = Tally()
+        self._dice = np.random.default_rng(seed)
+        self._rng = Stream(1, compressor.id, "fuzz", None if compressor.randomness == "shared" else 0, 3)
+        self._valid: dict[int, tuple[Payloads, torch.dtype]] = {}
+        self._copies = type(compressor).__name__ in COPIES
+
+    def run(self, payloads: int) -> Tally:
+        """Decodes at least so many damaged payloads."""
+        with native.using(self.backend):
+            while self.tally.payloads < payloads:
+                self._round()
+        return self.tally
+
+    def _round(self) -> None:
+        n = int(self._dice.choice(SIZES))
+        if n not in self._valid:
+            self._valid[n] = self._encode(n)
+        valid, dtype = self._valid[n]
+        raw, damaged = damage(valid, self._dice)
+        self.tally.payloads += damaged
+        self._decode(raw, dtype, n, damaged)
+
+    def _decode(self, raw: Payloads, dtype: torch.dtype, n: int, damaged: int) -> None:
+        """Decodes rows together; where they are refused, halves of them, so that one bad row does not hide the others."""
+        if not self._accepts(raw, dtype, n):
+            half = len(raw) // 2
+            if damaged > 1 and half and self._dice.random() < 0.5:
+                for part in (raw[:half], raw[half:]):
+                    self._decode(part, dtype, n, damaged // 2)
+            else:
+                self.tally.refused += damaged
+
+    def _accepts(self, raw: Payloads, dtype: torch.dtype, n: int) -> bool:
+        wire = torch.from_numpy(raw[:, : raw.shape[1] // dtype.itemsize * dtype.itemsize].copy()).view(dtype)
+        out = torch.zeros(len(raw), n)
+        try:
+            with self.tally.watch():
+                if self._dice.random() < 0.5:
+                    self.compressor.decompress_add_(wire, out, 0.5, self._rng)
+                else:
+                    self.compressor.aggregate_([wire, wire], out, 0.5, self._rng)
+        except PayloadError:
+            return False
+        assert out.shape == (len(raw), n)
+        assert self._copies or bool(out.isfinite().all()), "an inf or NaN came out of codes and scales that were accepted"
+        return True
+
+    def _encode(self, n: int) -> tuple[Payloads, torch.dtype]:
+        """Valid wires of n numbers each, of several kinds of rows."""
+        wire = self.compressor.compress_(_rows(n, self._dice), self._rng, False)
+        raw = wire.contiguous().view(torch.uint8).view(ROWS, -1).numpy().copy()
+        for _ in range(3):  # the first is slower
+            before = self.tally.seconds
+            self.tally.usual = max(self.tally.usual, 1e-3)
+            assert self._accepts(raw, wire.dtype, n), "valid wires were refused"
+            usual = self.tally.seconds - before
+        self.tally.usual = max(self.tally.usual, usual)
+        return raw, wire.dtype
+
+
+def _rows(n: int, dice: np.random.Generator) -> Tensor:
+    """``[ROWS, n]``: usual numbers, many zeros, one sign, one magnitude, and all exponents."""
+    x = torch.from_numpy(dice.standard_normal((ROWS, n), dtype=np.float32))
+    kind = torch.arange(ROWS)[:, None] % 5
+    x = torch.where((kind == 1) & (x < 1), 0.0, x)
+    x = torch.where(kind == 2, -x.abs(), x)
+    x = torch.where(kind == 3, x.sign() * 4, x)
+    return torch.where(kind == 4, torch.ldexp(x, torch.from_numpy(dice.integers(-60, 60, (ROWS, n)))), x).contiguous()

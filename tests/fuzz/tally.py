@@ -1,0 +1,34 @@
+"""What a fuzzing run did, and the limits of what a payload may cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+_TIMES, _SECONDS = 50.0, 0.25  # beyond so many times what a valid one takes, plus this, a payload costs too much
+
+
+@dataclass(slots=True)
+class Tally:
+    """Of one target: payloads tried, payloads refused, processor seconds, and the dearest call beside a valid one's."""
+
+    payloads: int = 0
+    refused: int = 0
+    seconds: float = 0.0
+    usual: float = 0.0  # processor seconds of the dearest call with valid payloads
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Times one call.
+
+        Raises:
+            AssertionError: it took longer than the size of what it was given justifies.
+        """
+        start = time.thread_time()
+        yield
+        took = time.thread_time() - start
+        self.seconds += took
+        limit = _TIMES * self.usual + _SECONDS
+        assert took <= limit, f"{took:.2f} s of work for payloads whose valid kind takes {self.usual:.4f} s"
