@@ -9,7 +9,8 @@ from torch import Tensor
 import grace
 from grace.errors import ConfigurationError, PayloadError
 from grace.kernels import water_filling
-from grace.methods.atomosvd import AtomoSVD, Triples
+from grace.methods.atomosvd import AtomoSVD
+from grace.methods.common.triples import Triples
 from grace.peer import Peer
 from grace.random import Stream
 from tests.unit.methods.lowrank_helpers import (
