@@ -87,7 +87,7 @@ class ACPSGD(LowRank["ACPState | None"]):
         projection = Projection(m, l, basis / root, basis * root, transposed=bool(state.turn))
         out = yield from Allreduce(projection).exchange(x, None, peer)
         if not out.finite:
-            return Exchanged(out.mean, None, state, finite=False)
+            return Exchanged.poisoned(x, state)
         new.copy_(projection.factor)
         return Exchanged(out.mean, out.rest, state._replace(turn=1 - state.turn))
 

@@ -107,7 +107,7 @@ class GradiVeQ(Method["GradiVeQState | None"]):
         """A step without compression, from which the next U learns."""
         out = yield from DENSE.exchange(x, None, peer)
         if not (out.finite and bool(out.mean.isfinite().all())):
-            return Exchanged(out.mean.fill_(math.nan), None, state, finite=False)
+            return Exchanged.poisoned(x, state)
         K, d, N = self._sizes(x.numel())
         covariance = collect_covariance(out.mean.reshape(-1)[: N * K].view(N, K).float())
         if state.turn + 1 < self.collect:

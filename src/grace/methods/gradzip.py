@@ -102,13 +102,13 @@ class GradZip(LowRank["GradZipState | None"]):
             encode, _ = _bounded(ridge(given, self.lam))
             p = yield AllReduce(x.reshape(m, l).float() @ encode, donate=True)  # [m, r]
             if not bool(p.isfinite().all()):
-                return Exchanged(torch.full_like(x, math.nan), None, state, finite=False)
+                return Exchanged.poisoned(x, state)
             turn, given, found = 1, _unit(p), state.q
         encode, scale = _bounded(ridge(given, self.lam))
         projection = Projection(m, l, encode, given * scale, transposed=bool(turn))
         out = yield from Allreduce(projection).exchange(x, None, peer)
         if not out.finite:
-            return Exchanged(out.mean, None, state, finite=False)
+            return Exchanged.poisoned(x, state)
         if bool(projection.factor.any()):  # a zero gradient says nothing about where to look next
             found.copy_(projection.factor)
         return Exchanged(out.mean, out.rest, state._replace(turn=1 - turn))

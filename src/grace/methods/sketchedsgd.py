@@ -5,8 +5,7 @@ Letters: R rows of c columns in a sketch; k numbers that are sent; p2 candidates
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -76,26 +75,26 @@ class SketchedSGD(Method[None]):
     def exchange(self, x: Tensor, state: None, peer: Peer) -> Exchange[Exchanged[None]]:
         n = x.numel()
         if n == 0:
-            return Exchanged(x, x if peer.keep_rest else None, None)
+            return Exchanged(x, x if peer.lent.keep_rest else None, None)
         if n >= PRIME:
             raise InputError(f"sketchedsgd hashes fewer than {PRIME} elements, got {n}")
-        flat, room = x.reshape(-1), peer.scratch(n, x)
+        flat, room = x.reshape(-1), peer.lent.scratch(n, x)
         if self._sketches(n):
             sketch = Allreduce(CountSketch(self.rows, self._sizes(n)[0]))
-            plain = replace(peer, keep_rest=False, spare=None)
+            plain = peer.lending(keep_rest=False, spare=None)
             estimate = yield from sketch.exchange(room.copy_(flat), None, plain)
             if not estimate.finite:
-                return _poisoned(x)
+                return Exchanged.poisoned(x, None)
             index = select_topk(estimate.mean[None], self._sizes(n)[1])[0]  # [p2 k], the same on all ranks
         else:
             index = torch.arange(n, device=x.device)
         values = flat[index].float()
         exact = yield AllReduce(values)
         if not bool(exact.isfinite().all()):
-            return _poisoned(x)
+            return Exchanged.poisoned(x, None)
         top = select_topk(exact[None], count_kept(self.ratio, n))[0]  # [k]
         rest = None
-        if peer.keep_rest:
+        if peer.lent.keep_rest:
             flat[index[top]] -= values[top]
             rest = flat.view(x.shape)
         mean = room.zero_().index_copy_(0, index[top], exact[top])
@@ -125,7 +124,3 @@ class SketchedSGD(Method[None]):
         sizes = (self.rows * cols, candidates) if self._sketches(n) else (n,)
         ops = (AllReduce(torch.empty(size, device="meta")) for size in sizes)
         return sum((cost(op, peer.rank, peer.world) for op in ops), Traffic())
-
-
-def _poisoned(x: Tensor) -> Exchanged[None]:
-    return Exchanged(torch.full_like(x, math.nan), None, None, finite=False)

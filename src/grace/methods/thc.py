@@ -15,7 +15,6 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllGather, AllReduce, AllToAll, Exchange, Traffic, cost
-from grace.communicators import Loan
 from grace.errors import ConfigurationError, out_of_range
 from grace.facts import Facts
 from grace.kernels import (
@@ -30,6 +29,7 @@ from grace.kernels import (
     unpack,
 )
 from grace.kernels.finite import all_finite
+from grace.loan import Loan
 from grace.method import Exchanged, Method
 from grace.methods.common.integer_table import choose_table, count_sum_bits, round_to_table
 from grace.methods.common.rotation import check_block, rotate, rotate_back
@@ -100,7 +100,7 @@ class THC(Method[None]):
 
     def exchange(self, x: Tensor, state: None, peer: Peer) -> Exchange[Exchanged[None]]:
         if x.numel() == 0:
-            return Exchanged(x, x if peer.keep_rest else None, None)
+            return Exchanged(x, x if peer.lent.keep_rest else None, None)
         loan = Loan(x, peer)
         n, W, g, shared = x.numel(), peer.world, self.table[-1], peer.shared("THC")
         c, sum_bits = math.ceil(n / W), count_sum_bits(g, W)
@@ -112,7 +112,7 @@ class THC(Method[None]):
         norm = block_norm(y, self.block)  # [1, nb]
         norm = yield AllReduce(norm if finite else norm.fill_(math.inf), "max", donate=True)
         if not bool(norm.isfinite().all()):
-            return loan.poisoned()
+            return loan.poison(None)
         reach = self._reach(norm, n)
         z = y.new_zeros(1, W * c, dtype=torch.int64)
         z[:, :n] = round_to_table(self._levels(y, reach), self.table, peer.private("THC"))
@@ -121,9 +121,9 @@ class THC(Method[None]):
         sums = table[unpack(theirs, self.bits, c).long()].sum(dim=0, keepdim=True)  # [1, c]
         answer = yield AllGather(pack(sums, sum_bits)[0])  # [W, ceil(c sum_bits / 8)]
         total = wires.checked_index("sums", unpack(answer, sum_bits, c).long(), g * W + 1).view(1, -1)[:, :n]
-        if peer.keep_rest:
+        if peer.lent.keep_rest:
             rows.sub_(self._numbers(table[z[:, :n]], 1, reach, shared))
-        return loan.done(loan.room().copy_(self._numbers(total, W, reach, shared)[0]))
+        return loan.give_back(loan.make_room().copy_(self._numbers(total, W, reach, shared)[0]), None)
 
     def _reach(self, norm: Tensor, n: int) -> Tensor:
         """A ``[1, nb]``; 0 for blocks that are as good as zero."""

@@ -6,7 +6,7 @@ Letters: r the sum of gradients that were not sent; d the root of the sum v of t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -92,17 +92,17 @@ class VarSparse(Method[Memory]):
         return state._replace(seen=torch.hypot(seen, sample.to(seen.dtype) / samples))
 
     def exchange(self, x: Tensor, state: Memory, peer: Peer) -> Exchange[Exchanged[Memory]]:
-        r, d, lent = (peer.scratch(tuple(x.shape), x, state.r.dtype) for _ in range(3))
+        r, d, lent = (peer.lent.scratch(tuple(x.shape), x, state.r.dtype) for _ in range(3))
         torch.add(state.r, x, out=r)
         torch.hypot(state.d, x.to(d.dtype) if state.seen is None else state.seen, out=d)
         sure = r.abs() > math.sqrt(self.alpha) * d
         torch.mul(r, sure, out=lent)
         if not bool(r.isfinite().all()):
             lent.fill_(math.nan)  # an r too large for its type, too: all ranks then leave the step out
-        plain = replace(peer, keep_rest=True, spare=None)
+        plain = peer.lending(keep_rest=True, spare=None)
         out = yield from Allgather(PowersOfTwo(self.index)).exchange(lent, None, plain)
         if not out.finite:
-            return Exchanged(out.mean.to(x.dtype), None, state._replace(seen=None), finite=False)
+            return Exchanged.poisoned(x, state._replace(seen=None))
         assert out.rest is not None
         sent = sure & (out.rest != r)
         state.d.copy_(d.mul_(math.sqrt(self.zeta)).masked_fill_(sent, 0.0))

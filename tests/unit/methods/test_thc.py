@@ -8,6 +8,7 @@ import torch
 
 import grace
 from grace.errors import ConfigurationError, PayloadError
+from grace.lent import Lent
 from grace.method import Method
 from grace.methods.common.integer_table import round_to_table
 from grace.methods.common.rotation import rotate, rotate_back
@@ -70,7 +71,7 @@ def test_rounding_is_unbiased_between_neighbours(method: THC) -> None:
 
 def run(method: Method[None], xs: list[torch.Tensor], step: int = 0) -> list[torch.Tensor]:
     W = len(xs)
-    peers = [Peer(r, W, step, "tensor", 7, True) for r in range(W)]
+    peers = [Peer(r, W, step, "tensor", 7, lent=Lent(keep_rest=True)) for r in range(W)]
     outs = simulate([method.exchange(x.clone(), None, p) for x, p in zip(xs, peers, strict=True)])
     return [outs[0].mean, *(out.rest for out in outs)]
 
@@ -157,7 +158,7 @@ def test_a_sum_that_nobody_can_reach_is_refused() -> None:
 
 def test_state_is_whole_when_a_collective_fails() -> None:
     x = torch.ones(10)
-    exchange = THC().exchange(x.clone(), None, Peer(0, 2, keep_rest=True))
+    exchange = THC().exchange(x.clone(), None, Peer(0, 2, lent=Lent(keep_rest=True)))
     next(exchange)
     with pytest.raises(RuntimeError, match="gone"):
         exchange.throw(RuntimeError("gone"))
