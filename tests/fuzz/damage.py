@@ -20,7 +20,12 @@ _MOST = 4  # changes of one payload
 
 
 def damage(payloads: Payloads, dice: np.random.Generator) -> tuple[Payloads, int]:
-    """A damaged copy, and how many of its rows were damaged. One time in eight all are cut or lengthened alike."""
+    """A damaged copy, and how many of its rows were damaged.
+
+    One time in eight all are cut or lengthened alike. Otherwise one row, a quarter or all of them are changed in up to four
+    places, which are each row's own, or the same for all: a decoder that refuses a batch for one row's head would else
+    hardly ever see damaged codes behind good heads.
+    """
     out = payloads.copy()
     count, width = out.shape
     if dice.random() < 1 / 8:
@@ -28,16 +33,17 @@ def damage(payloads: Payloads, dice: np.random.Generator) -> tuple[Payloads, int
     if width == 0:
         return out, 0
     rows = np.flatnonzero(dice.random(count) < dice.choice([1 / count, 0.25, 1.0]))
+    alike = dice.random() < 0.5
     for _ in range(int(dice.integers(1, _MOST + 1))):
-        _change(out, rows, dice)
+        reach = min(width, _FRONT) if dice.random() < 0.5 else width
+        at = (dice.random(1 if alike else len(rows)) * reach).astype(np.intp)
+        _change(out, rows, np.broadcast_to(at, rows.shape), dice)
     return out, len(rows)
 
 
-def _change(out: Payloads, rows: npt.NDArray[np.intp], dice: np.random.Generator) -> None:
-    """One change of each of these rows, of one kind."""
+def _change(out: Payloads, rows: npt.NDArray[np.intp], at: npt.NDArray[np.intp], dice: np.random.Generator) -> None:
+    """One change of one kind in each of these rows, at these bytes."""
     width = out.shape[1]
-    reach = np.where(dice.random(len(rows)) < 0.5, min(width, _FRONT), width)
-    at = (dice.random(len(rows)) * reach).astype(np.intp)
     match int(dice.integers(4)):
         case 0:
             out[rows, at] ^= (1 << dice.integers(0, 8, len(rows))).astype(np.uint8)
@@ -45,11 +51,10 @@ def _change(out: Payloads, rows: npt.NDArray[np.intp], dice: np.random.Generator
             out[rows, at] = dice.integers(0, 256, len(rows), dtype=np.uint8)
         case 2:
             out[rows, at] = dice.choice(_BYTES, len(rows))
-        case _:
-            if width >= 4:
-                at = np.minimum(at // 4 * 4, width - 4)
-                words = dice.choice(_WORDS, len(rows)).view(np.uint8).reshape(-1, 4)
-                out[rows[:, None], at[:, None] + np.arange(4)] = words
+        case _ if width >= 4:
+            start = np.minimum(at // 4 * 4, width - 4)
+            words = dice.choice(_WORDS, len(rows)).view(np.uint8).reshape(-1, 4)
+            out[rows[:, None], start[:, None] + np.arange(4)] = words
 
 
 def _resized(out: Payloads, dice: np.random.Generator) -> Payloads:

@@ -17,7 +17,7 @@ from tests.fuzz.damage import Payloads, damage
 from tests.fuzz.tally import Tally
 from tests.laws.cases import CASES
 
-ROWS = 64  # payloads that are decoded together
+ROWS = 256  # payloads that are decoded together
 SIZES = (1, 7, 37, 64, 300)  # numbers of a row
 # Decoders that copy a sender's numbers: an inf in the wire is an inf in the answer, and the exchange says so.
 COPIES = ("Identity", "FP16", "BF16", "RandomK")
@@ -70,25 +70,30 @@ class Decoder:
         """Decodes rows together; where they are refused, halves of them, so that one bad row does not hide the others."""
         if not self._accepts(raw, dtype, n):
             half = len(raw) // 2
-            if damaged > 1 and half and self._dice.random() < 0.5:
+            if damaged > 1 and half and self._dice.random() < 0.25:
                 for part in (raw[:half], raw[half:]):
                     self._decode(part, dtype, n, damaged // 2)
             else:
                 self.tally.refused += damaged
 
     def _accepts(self, raw: Payloads, dtype: torch.dtype, n: int) -> bool:
-        wire = torch.from_numpy(raw[:, : raw.shape[1] // dtype.itemsize * dtype.itemsize].copy()).view(dtype)
+        whole = raw.shape[1] // dtype.itemsize
+        wire = torch.empty(len(raw), whole, dtype=dtype)
+        if whole:
+            wire.view(torch.uint8).copy_(torch.from_numpy(raw[:, : whole * dtype.itemsize]))
         out = torch.zeros(len(raw), n)
+        alone = self._dice.random() < 0.5
         try:
             with self.tally.watch():
-                if self._dice.random() < 0.5:
+                if alone:
                     self.compressor.decompress_add_(wire, out, 0.5, self._rng)
                 else:
                     self.compressor.aggregate_([wire, wire], out, 0.5, self._rng)
         except PayloadError:
             return False
         assert out.shape == (len(raw), n)
-        assert self._copies or bool(out.isfinite().all()), "an inf or NaN came out of codes and scales that were accepted"
+        # the sum of two that are near the largest number may overflow: the exchange looks at sums, see exchanges.py
+        assert self._copies or not alone or bool(out.isfinite().all()), "an inf or NaN came out of an accepted wire"
         return True
 
     def _encode(self, n: int) -> tuple[Payloads, torch.dtype]:
