@@ -34,7 +34,7 @@ from grace.methods.rht import checked_block, rotated, rotated_back
 from grace.random import Stream
 from grace.registry import register
 
-# the Lloyd-Max quantisers of the standard normal distribution: positive halves
+# the Lloyd-Max quantizers of the standard normal distribution: positive halves
 _CENTROIDS = {
     1: (0.7978846,),
     2: (0.4527800, 1.5104176),
@@ -138,7 +138,7 @@ class DRIVE(_Rotated):
 @register("eden", communicator="allgather", family="rotation", aliases=("edencompressor",))
 @dataclass(frozen=True, slots=True)
 class EDEN(_Rotated):
-    """EDEN: a randomly rotated block, quantised as if it were Gaussian, and one scale.
+    """EDEN: a randomly rotated block, quantized as if it were Gaussian, and one scale.
 
     ``C(x) = R^-1 (S c(z))`` with c(z) the centroids nearest to ``y sqrt(h) / |y|``, ``y = R x``, and
     ``S = |y|^2 / <c(z), y>`` (unbiased) or ``<c(z), y> / |c(z)|^2`` (mse)

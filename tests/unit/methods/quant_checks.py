@@ -1,4 +1,4 @@
-"""What the tests of the quantisers share."""
+"""What the tests of the quantizers share."""
 
 from __future__ import annotations
 
