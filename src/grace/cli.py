@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-_COMMAND_LINE = ("typer", "rich", "click", "shellingham")
+_COMMAND_LINE = ("typer", "rich", "click", "shellingham", "msgspec")
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ import grace
 from grace.adapters.groups import Granularity
 from grace.bench import suite
 from grace.bench.codecs.command import codecs
-from grace.bench.compare import Outcome, compare, document, succeeded, with_baseline
+from grace.bench.compare import Outcome, compare, document, plain, succeeded, with_baseline
 from grace.bench.config import RunConfig
 from grace.bench.doctor import doctor
 from grace.bench.explain import explanation, listing
@@ -25,6 +25,7 @@ from grace.bench.loading import target_of
 from grace.bench.report import tables
 from grace.bench.report.command import report
 from grace.bench.report.progress import Checklist, Reporter
+from grace.bench.results import encode
 from grace.bench.tasks import find_task
 from grace.errors import ConfigurationError, GraceError
 
@@ -140,7 +141,7 @@ def train(
         result = launch(config, out=out, on_progress=reporter.progressed)
         reporter.ended(Outcome(method, result=result))
     if as_json:
-        _write_json(result)
+        typer.echo(encode(result))
     else:
         _show(tables.comparison([Outcome(method, result=result)]))
 
@@ -180,12 +181,12 @@ def compare_(
     if results:
         from grace.bench.report.figures import draw
 
-        draw(results, out)
+        draw([plain(one) for one in results], out)
     if as_json:
         _write_json(document(outcomes))
     else:
         _show(tables.comparison(outcomes))
-        written = "results.json, summary.csv, curves.csv" + (", comparison.png, comparison.svg" if results else "")
+        written = "results.json, runs.csv, curves.csv" + (", comparison.png, comparison.svg" if results else "")
         typer.echo(f"In {out}: {written}", err=True)
     if len(results) < len(outcomes):
         failed = ", ".join(outcome.method for outcome in outcomes if outcome.result is None)

@@ -17,6 +17,7 @@ from grace.bench.external import Company, place
 from grace.bench.launch import Launcher, launch_all
 from grace.bench.network.links import seconds_of
 from grace.bench.report.runs import SweepReporter, link_table, prediction_table, sweep_table
+from grace.bench.results import Result, decode, encode
 from grace.bench.sweep import Ended, Plan, check, check_memory, sweep
 from grace.bench.trackers import TensorBoard, Tracker, Wandb
 from grace.errors import ConfigurationError, GraceError
@@ -130,7 +131,7 @@ def _sweep(
 
         def ended(run: Ended) -> None:
             reporter.ended(run)
-            if run.ok and not run.earlier:
+            if isinstance(run.document, Result) and not run.earlier:
                 for tracker in trackers:
                     tracker.log(run.file.stem, run.document)
 
@@ -139,7 +140,7 @@ def _sweep(
             command=list(sys.argv),
         )  # fmt: skip
     if as_json:
-        typer.echo(json.dumps([run.document for run in runs], indent=1, allow_nan=False))
+        typer.echo(encode([run.document for run in runs]))
     else:
         show(sweep_table([run.document for run in runs]))
         typer.echo(f"In {out}: runs/, runs.csv. Next: grace report {out}", err=True)
@@ -216,7 +217,7 @@ def predict(
     from grace.bench.network.forecast import forecast
     from grace.bench.network.links import link as link_of
 
-    documents = [json.loads(path.read_text()) for path in sorted((results / "runs").glob("*.json"))]
+    documents = [decode(path.read_bytes()) for path in sorted((results / "runs").glob("*.json"))]
     if not documents:
         raise ConfigurationError(f"{results} has no runs/*.json: run grace bench train --out {results} first")
     chosen = [link_of(name, latency) for name in _list(links)]
