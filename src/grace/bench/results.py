@@ -236,8 +236,8 @@ class _Head(Struct):
     version: Any = None
 
 
-def encode(document: Document | list[Document]) -> str:
-    """As JSON, indented."""
+def encode(document: Any) -> str:
+    """A document, or plain data, as JSON, indented; what is not finite is null."""
     return msgspec.json.format(msgspec.json.encode(document), indent=1).decode() + "\n"
 
 
