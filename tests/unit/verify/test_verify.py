@@ -106,7 +106,7 @@ def test_a_file(tmp_path, monkeypatch):
         (f"{OWN}:NeedsRatio", "NeedsRatio needs arguments: ratio"),
         (f"{OWN}:two", "two needs arguments: a"),
         (f"{OWN}:number", "3 is not a method"),
-        ("grace.method:Compressor", "Compressor lacks compress_"),
+        ("grace.compressor:Compressor", "Compressor lacks compress_"),
         ("grace.policy:Policy", "neither a subclass of grace.Compressor"),
         ("topkk", "did you mean 'topk'?"),
         ("topk:ratio=7", "0 < ratio <= 1"),
