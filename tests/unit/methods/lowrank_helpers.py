@@ -10,7 +10,7 @@ from torch import Tensor
 from grace.method import Exchanged, Method
 from grace.peer import Peer
 from grace.run.simulate import simulate
-from grace.run.traced import Tracer
+from grace.transports.traced import Tracer
 
 
 def rand(*shape: int, seed: int) -> Tensor:
@@ -28,7 +28,7 @@ def steps(
         peers = [Peer(r, world, t, "x", keep_rest=rest) for r in range(world)]
         tracers = [Tracer(r, world) for r in range(world)]
         runs = [
-            tracer.traced(method.exchange(x.clone(), state, peer))
+            tracer.trace(method.exchange(x.clone(), state, peer))
             for tracer, x, state, peer in zip(tracers, xs, states, peers, strict=True)
         ]
         outs.append(simulate(runs))
