@@ -11,6 +11,8 @@ from grace.compressor import Compressor
 from grace.errors import GraceError
 from grace.facts import Facts
 from grace.helpers import dequantize, desparsify, pack, quantize, sparsify, unpack
+from grace.lent import Lent
+from grace.loan import Loan
 from grace.memories import EF21, EF21M, DistEF, ErrorFeedback, Momentum, MomentumCorrection
 from grace.method import Exchanged, Method
 from grace.methods import (
@@ -98,6 +100,8 @@ __all__ = [
     "Handle",
     "Identity",
     "Inceptionn",
+    "Lent",
+    "Loan",
     "LocalSteps",
     "Lossless",
     "Method",

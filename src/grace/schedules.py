@@ -321,11 +321,9 @@ class Delayed(Method[Any]):
         if peer.step >= self.start:
             return (yield from self.method.exchange(x, state, peer))
         mean = yield AllReduce(x, "mean", donate=True)
-        finite = bool(mean.isfinite().all())
-        if not finite:
-            mean = mean.fill_(math.nan)
-        rest = torch.zeros_like(mean) if peer.keep_rest and finite else None
-        return Exchanged(mean, rest, state, finite)
+        if not bool(mean.isfinite().all()):
+            return Exchanged.poisoned(mean, state)
+        return Exchanged(mean, torch.zeros_like(mean) if peer.lent.keep_rest else None, state)
 
     def facts(self, like: Tensor) -> Facts:
         return self.method.facts(like)

@@ -19,7 +19,6 @@ from grace.communicators.allgather import Allgather
 from grace.communicators.allreduce import Allreduce
 from grace.communicators.base import Communicator
 from grace.communicators.broadcast import Broadcast
-from grace.communicators.loan import Loan
 from grace.communicators.parameter_server import ParameterServer
 from grace.communicators.scatter_reduce import ScatterReduce
 from grace.communicators.two_hops import TwoHops
@@ -29,7 +28,6 @@ __all__ = [
     "Allreduce",
     "Broadcast",
     "Communicator",
-    "Loan",
     "ParameterServer",
     "ScatterReduce",
     "TwoHops",

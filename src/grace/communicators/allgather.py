@@ -10,7 +10,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import AllGather, Exchange, Traffic
 from grace.communicators.base import Communicator, decoded, sealed, stand_in, traced
-from grace.communicators.loan import Loan
+from grace.loan import Loan
 from grace.method import Exchanged
 from grace.peer import Peer
 
@@ -25,7 +25,7 @@ class Allgather(Communicator):
         widths = yield from self._widths(wire, x.numel(), peer)
         gathered = yield AllGather(sealed(wire, finite, max(widths), peer)[0])  # [W, s]
         if not wires.all_finite(gathered):
-            return loan.poisoned()
+            return loan.poison(None)
         return decoded(self, loan, list(gathered[:, None]), widths, wire.dtype, peer)
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:

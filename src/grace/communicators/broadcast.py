@@ -11,7 +11,7 @@ from grace import wire as wires
 from grace.collectives import Broadcast as BroadcastOp
 from grace.collectives import Exchange, Traffic
 from grace.communicators.base import Communicator, decoded, sealed, stand_in, traced
-from grace.communicators.loan import Loan
+from grace.loan import Loan
 from grace.method import Exchanged
 from grace.peer import Peer
 
@@ -30,7 +30,7 @@ class Broadcast(Communicator):
             buf = mine if root == peer.rank else mine.new_zeros(1, wires.sealed_bytes(width))
             received.append((yield BroadcastOp(buf, root)))
         if not all(wires.all_finite(sealed) for sealed in received):
-            return loan.poisoned()
+            return loan.poison(None)
         return decoded(self, loan, received, widths, wire.dtype, peer)
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:

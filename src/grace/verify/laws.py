@@ -19,6 +19,7 @@ from torch import Tensor
 import grace
 from grace.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, Exchange, Permute, Traffic
 from grace.errors import CompositionError, PayloadError, TransportError
+from grace.lent import Lent
 from grace.memories import Memory
 from grace.method import Exchanged, Method
 from grace.peer import Peer
@@ -49,7 +50,7 @@ def run(
 
 
 def _peer(rank: int, world: int, step: int = 0, seed: int = 0, keep_rest: bool = False) -> Peer:
-    return Peer(rank, world, step, "w", seed, keep_rest, lr=LR, steps_per_epoch=STEPS_PER_EPOCH)
+    return Peer(rank, world, step, "w", seed, LR, STEPS_PER_EPOCH, Lent(keep_rest=keep_rest))
 
 
 def copied(x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from grace.compressor import Compressor
+from grace.lent import Lent
 from grace.method import Method
 from grace.peer import Peer
 from grace.run import simulate
@@ -67,7 +68,7 @@ def speed(method: Method[Any], numbers: int) -> Speed:
     add = _seconds(lambda: x.clone(), lambda y: y.add_(other), least=5)
     compressor = getattr(method, "compressor", None)
     if not isinstance(compressor, Compressor):
-        peer = Peer(0, 1, name="speed", keep_rest=True)
+        peer = Peer(0, 1, name="speed", lent=Lent(keep_rest=True))
         state = method.init(x)
         return Speed(x.numel(), _seconds(x.clone, lambda y: simulate([method.exchange(y, state, peer)])), None, add)
     peer = Peer(0, 1, name="speed")

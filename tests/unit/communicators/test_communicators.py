@@ -18,6 +18,7 @@ from grace.communicators.base import checked_widths
 from grace.compressor import Compressor
 from grace.errors import CompositionError, ConfigurationError, PayloadError
 from grace.facts import Facts
+from grace.lent import Lent
 from grace.method import Method
 from grace.policy import Policy
 from grace.random import Stream
@@ -56,7 +57,7 @@ class NonZeros(Compressor):
 
 
 def exchanged(method: Method[Any], xs: list[Tensor], **kwargs: Any) -> list[Any]:
-    peers = [Peer(r, len(xs), name="w", **kwargs) for r in range(len(xs))]
+    peers = [Peer(r, len(xs), name="w", lent=Lent(**kwargs)) for r in range(len(xs))]
     return simulate([method.exchange(x.clone(), method.init(x), p) for x, p in zip(xs, peers, strict=True)])
 
 
@@ -136,7 +137,7 @@ def test_an_empty_tensor_asks_for_nothing(communicator: Callable[[Compressor], M
     method = communicator(grace.Identity())
     x = torch.empty(0, 3)
     with pytest.raises(StopIteration) as stop:
-        next(method.exchange(x, None, Peer(0, 2, keep_rest=True)))
+        next(method.exchange(x, None, Peer(0, 2, lent=Lent(keep_rest=True))))
     assert stop.value.value.mean is x
     assert stop.value.value.rest is x
     assert method.traffic(x, Peer(0, 2)) == grace.Traffic()

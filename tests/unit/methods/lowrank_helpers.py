@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from grace.lent import Lent
 from grace.method import Exchanged, Method
 from grace.peer import Peer
 from grace.run.simulate import simulate
@@ -25,7 +26,7 @@ def steps(
     states = states or [method.init(x) for x in inputs[0]]
     outs = []
     for t, xs in enumerate(inputs, first):
-        peers = [Peer(r, world, t, "x", keep_rest=rest) for r in range(world)]
+        peers = [Peer(r, world, t, "x", lent=Lent(keep_rest=rest)) for r in range(world)]
         tracers = [Tracer(r, world) for r in range(world)]
         runs = [
             tracer.trace(method.exchange(x.clone(), state, peer))

@@ -14,6 +14,7 @@ from torch import Tensor
 import grace
 from grace.compressor import Compressor
 from grace.errors import ConfigurationError, PayloadError
+from grace.lent import Lent
 from grace.method import Method
 from grace.peer import Peer
 from grace.run.simulate import simulate
@@ -41,7 +42,7 @@ class Given:
 
 
 def peer(step: int = 0, rank: int = 0, world: int = 1) -> Peer:
-    return Peer(rank, world, step, "tensor", seed=7, keep_rest=True)
+    return Peer(rank, world, step, "tensor", seed=7, lent=Lent(keep_rest=True))
 
 
 def encoded(compressor: Compressor, rows: Tensor, step: int = 0) -> Tensor:

@@ -19,6 +19,7 @@ from grace.bench.codecs.clock import Case, nothing
 from grace.bench.codecs.goals import DECODE, ENCODE, FEEDBACK
 from grace.bench.codecs.room import WORKERS, Room
 from grace.collectives import Collective, Exchange
+from grace.lent import Lent
 from grace.method import Exchanged, Method
 from grace.peer import Peer
 from grace.run.simulate import simulate
@@ -84,7 +85,7 @@ class Replay(Case):
         return x.view(-1)[: m * l].view(m, l)
 
     def _peer(self, rank: int, workspace: Workspace | None, step: int = 1) -> Peer:
-        return Peer(rank, WORKERS, step=step, name="weight", workspace=workspace)
+        return Peer(rank, WORKERS, step=step, name="weight", lent=Lent(workspace=workspace))
 
 
 def cases(plain: Method[Any], feedback: Method[Any] | None, room: Room) -> list[Case]:
