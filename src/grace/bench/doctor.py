@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
 import platform
 import re
 import socket
-import sys
 import threading
 import warnings
 from importlib import metadata, util
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
-import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -27,26 +24,7 @@ from grace import native
 from grace.errors import ConfigurationError
 
 _DISTRIBUTION = "grace-dl"
-_WIDTH = 120  # where there is no terminal
 _PATIENCE = 2.0  # seconds for a name server
-
-
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON, and nothing else, to stdout.")] = False,
-) -> None:
-    """Show what is active on this machine, and why: kernels, threads, versions, transports, optional packages; warn of traps.
-
-    The exit status is 1 if what the environment variable GRACE_KERNELS asks for cannot be had.
-
-    Example: [bold]GRACE_KERNELS=native-avx2 grace doctor[/]
-    """
-    found = examine()
-    if as_json:
-        typer.echo(json.dumps(found, indent=2))
-    else:
-        Console(width=None if sys.stdout.isatty() else _WIDTH, soft_wrap=True).print(table(found))
-    if found["errors"]:
-        raise typer.Exit(1)
 
 
 def examine() -> dict[str, Any]:

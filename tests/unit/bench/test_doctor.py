@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import grace
 from grace import native
 from grace.bench import doctor
-from grace.bench.commands import app
+from grace.cli.app import app
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 import grace
-from grace.bench.commands import app
+from grace.cli.app import app
 from grace.errors import ConfigurationError, UnknownNameError
 from grace.verify import QUICK, Profile, verify
 from grace.verify.report import CHECKS

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from grace.bench.codecs import run
-from grace.bench.commands import app
+from grace.cli.app import app
 
 SMALL = ("--methods", "qsgd:bits=8", "--sizes", "1000", "--threads", "1", "--samples", "3")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import typer
 from rich.console import Console
@@ -19,10 +19,13 @@ from grace.bench.network.links import seconds_of
 from grace.bench.report.runs import SweepReporter, link_table, prediction_table, sweep_table
 from grace.bench.sweep import Ended, Plan, check, check_memory, sweep
 from grace.bench.trackers import TensorBoard, Tracker, Wandb
+from grace.cli.options import Json, folder
+from grace.cli.output import show, write_json
 from grace.errors import ConfigurationError, GraceError
 from grace.registry import split_methods
 
 _LAUNCHERS = ("auto", "local", "ray")
+_WIDTH = 240  # of a table of many columns, where there is no terminal
 
 
 def _list(text: str) -> list[str]:
@@ -38,7 +41,9 @@ def _numbers(text: str, option: str) -> list[int]:
 
 def train(
     methods: Annotated[str, typer.Option("--methods", "-m", help="Methods, with commas between.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder of results; a stopped sweep goes on where it was.")],
+    out: Annotated[
+        Path, typer.Option("--out", callback=folder, help="Folder of results; a stopped sweep goes on where it was.")
+    ],
     tasks: Annotated[str, typer.Option("--tasks", "--task", help="Tasks, with commas between.")] = "digits",
     workers: Annotated[
         str | None, typer.Option("--workers", "-w", help="Numbers of workers: 2,4. [default: 4]")
@@ -70,7 +75,7 @@ def train(
     ] = "auto",
     tensorboard: Annotated[Path | None, typer.Option("--tensorboard", help="Folder for TensorBoard.")] = None,
     wandb: Annotated[str | None, typer.Option("--wandb", help="Project at Weights & Biases.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON, and nothing else, to stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Train tasks with methods over links: every combination, and the baselines, one result file each.
 
@@ -139,9 +144,9 @@ def _sweep(
             command=list(sys.argv),
         )  # fmt: skip
     if as_json:
-        typer.echo(json.dumps([run.document for run in runs], indent=1, allow_nan=False))
+        write_json([run.document for run in runs])
     else:
-        show(sweep_table([run.document for run in runs]))
+        show(sweep_table([run.document for run in runs]), _WIDTH)
         typer.echo(f"In {out}: runs/, runs.csv. Next: grace report {out}", err=True)
     failed = [run for run in runs if not run.ok]
     if failed:
@@ -150,8 +155,8 @@ def _sweep(
 
 
 def smoke(
-    out: Annotated[Path, typer.Option("--out", help="Folder of results.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON, and nothing else, to stdout.")] = False,
+    out: Annotated[Path, typer.Option("--out", callback=folder, help="Folder of results.")],
+    as_json: Json = False,
 ) -> None:
     """Try the suite itself in less than a minute: two tasks, four methods, two workers, two links where permitted.
 
@@ -164,7 +169,7 @@ def smoke(
     with SweepReporter(Console(stderr=True), 0, bar=not as_json) as reporter:
         found = run(out, reporter)
     if as_json:
-        typer.echo(json.dumps(found, indent=1))
+        write_json(found)
     else:
         for line in found["checked"]:
             typer.echo(line)
@@ -178,7 +183,7 @@ def link(
     ] = "100mbit,1gbit,10gbit",
     latency: Annotated[str, typer.Option("--latency", help="Added to every link: 0.1ms, 50us. Needs netem.")] = "0",
     seconds: Annotated[float, typer.Option("--seconds", min=0.5, max=60, help="How long each is measured.")] = 2.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON, and nothing else, to stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure how fast links really are: one TCP connection between two workers, beside what was asked for.
 
@@ -192,9 +197,9 @@ def link(
         raise ConfigurationError("--link none is not a link that could be measured")
     rows = [measured(one, seconds) for one in chosen]
     if as_json:
-        typer.echo(json.dumps(rows, indent=1))
+        write_json(rows)
     else:
-        show(link_table(rows))
+        show(link_table(rows), _WIDTH)
 
 
 def predict(
@@ -205,7 +210,7 @@ def predict(
     latency: Annotated[str, typer.Option("--latency", help="One way, from one worker to another: 0.1ms.")] = "0",
     workers: Annotated[str, typer.Option("--workers", "-w", help="Numbers of workers.")] = "4,8,16",
     cores: Annotated[float, typer.Option("--cores", min=0.1, help="Cores of each worker.")] = 1.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON, and nothing else, to stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Predict step times on other links and with other numbers of workers, from what a sweep has measured.
 
@@ -222,12 +227,6 @@ def predict(
     chosen = [link_of(name, latency) for name in _list(links)]
     rows = [row for one in documents for row in forecast(one, chosen, _numbers(workers, "--workers"), cores)]
     if as_json:
-        typer.echo(json.dumps(rows, indent=1))
+        write_json(rows)
     else:
-        show(prediction_table(rows))
-
-
-def show(view: Any) -> None:
-    """On stdout; as wide as the text wants where there is no terminal, so that nothing is cut."""
-    console = Console()
-    Console(width=None if console.is_terminal else 240, highlight=False).print(view)
+        show(prediction_table(rows), _WIDTH)

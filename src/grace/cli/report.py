@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from grace.cli.options import Json
+from grace.cli.output import write_json
 
 
 def report(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Results: runs/*.json and, if there, codecs*.json.")],
     out: Annotated[Path | None, typer.Option("--out", help="The page's file; DIR/report.html by default.")] = None,
     figures: Annotated[bool, typer.Option("--figures/--no-figures", help="SVG and PNG files in DIR/figures.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON, and nothing else, to stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Draw results: one HTML page that needs no network, and its figures as SVG and PNG.
 
@@ -23,7 +25,7 @@ def report(
 
     done = write_report(directory, out, figures=figures)
     if as_json:
-        typer.echo(json.dumps(done, indent=1, allow_nan=False))
+        write_json(done)
         return
     files = f", {len(done['figures'])} files in {directory / 'figures'}" if done["figures"] else ""
     typer.echo(f"{done['page']}: {done['runs']} runs, {len(done['shown'])} figures{files}")

@@ -1,0 +1,22 @@
+"""What commands write to stdout."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import typer
+from rich.console import Console, RenderableType
+
+_WIDTH = 160  # where there is no terminal
+
+
+def show(view: RenderableType, width: int = _WIDTH, *, soft: bool = False) -> None:
+    """On stdout; ``width`` columns wide where there is no terminal, so that nothing is cut. ``soft``: lines may be longer."""
+    console = Console()
+    Console(width=None if console.is_terminal else width, highlight=False, soft_wrap=soft).print(view)
+
+
+def write_json(document: Any) -> None:
+    """A document, and nothing else."""
+    typer.echo(json.dumps(document, indent=1, allow_nan=False))
