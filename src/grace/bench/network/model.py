@@ -37,7 +37,7 @@ from torch import nn
 from grace.bench.network.links import Link
 from grace.bench.network.probe import Probe
 from grace.bench.results import CollectiveTerms, Prediction, Terms
-from grace.run.stats import Tally
+from grace.transports.timed import Tally
 
 if TYPE_CHECKING:
     from grace.bench.config import RunConfig
