@@ -71,9 +71,10 @@ class Conversation:
                         ops.append(next(run) if message is None else run.send(message))
                     except StopIteration as stop:
                         done[rank] = stop.value
-                if len(ops) < WORLD:  # ranks that were told different things may part: in a real job a rank then waits
-                    return list(done.values())
-                if len({(type(op), op.buf.shape, op.buf.dtype) for op in ops}) > 1:
+                if not ops:
+                    return [done[rank] for rank in range(WORLD)]
+                # ranks that were told different things may part; in a real job the transport then fails
+                if len(ops) < WORLD or len({(type(op), op.buf.shape, op.buf.dtype) for op in ops}) > 1:
                     raise PayloadError("the ranks part")
                 inbox = list(answers(ops))
                 if self._dice.random() < 0.5:

@@ -1,0 +1,52 @@
+"""What is fuzzed, by name, so that a process of its own can find it again."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+
+import torch
+
+from grace import native
+from tests.fuzz.decoders import Decoder, compressors
+from tests.fuzz.exchanges import Conversation
+from tests.laws.cases import CASES
+
+_CHUNK = 2000  # payloads between two looks at the clock
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one target: payloads damaged, payloads refused, processor seconds. ``failure`` is empty where all went well."""
+
+    target: str
+    backend: str
+    payloads: int
+    refused: int
+    seconds: float
+    failure: str = ""
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def names() -> list[tuple[str, str]]:
+    """Every (target, backend): decoders under the reference and, where it was built, native code; then exchanges."""
+    backends = ["reference", *(["native"] if len(native.available()) > 1 else [])]
+    decoders = [(f"decoder {spec}", backend) for spec in compressors() for backend in backends]
+    return decoders + [(f"exchange {spec}", backends[-1]) for spec in CASES]
+
+
+def fuzz(target: str, backend: str, payloads: int, seconds: float, seed: int) -> Outcome:
+    """Runs one target until so many payloads were damaged, or so much processor time is used up."""
+    torch.set_num_threads(1)
+    kind, _, spec = target.partition(" ")
+    one = Decoder(compressors()[spec], backend, seed) if kind == "decoder" else Conversation(CASES[spec], seed)
+    start, failure = time.process_time(), ""
+    try:
+        while one.tally.payloads < payloads and time.process_time() - start < seconds:
+            one.run(min(payloads, one.tally.payloads + _CHUNK))
+    except Exception as error:  # any: what is not a refusal is a finding
+        failure = f"{type(error).__name__}: {error} (seed {seed}, after {one.tally.payloads} payloads)"
+    tally = one.tally
+    return Outcome(target, backend, tally.payloads, tally.refused, time.process_time() - start, failure)
