@@ -265,8 +265,8 @@ def stub(package: str) -> str:
     """What a type checker sees of a package that finds its own modules: an ``__init__.pyi``."""
     found = vars(importlib.import_module(package))
     names = sorted(found["__all__"], key=_isort_key)
-    imports = sorted((found[name].__module__, _isort_key(name), name) for name in names)
-    lines = [f"from {module} import {name} as {name}" for module, _, name in imports]
+    imports = sorted((_isort_key(found[name].__module__), found[name].__module__, name) for name in names)
+    lines = [f"from {module} import {name} as {name}" for _, module, name in imports]
     listed = "".join(f'    "{name}",\n' for name in names)
     mark = "# Written by docs/generate.py (make docs): what type checkers see of the modules that this package finds.\n"
     return mark + "\n".join(lines) + f"\n\n__all__ = [\n{listed}]\n"
