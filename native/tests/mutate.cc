@@ -38,8 +38,10 @@ void mutate(std::vector<uint8_t>& input, Dice& dice) {
 
 bool run(size_t decoders) {  // whether the input was refused; run i is for decoder i modulo their number
     Dice dice(seed << 40 ^ number_of_run);
-    std::vector<uint8_t> input = valid_input(number_of_run % decoders, dice.roll());
+    const auto decoder = static_cast<uint8_t>(number_of_run % decoders);
+    std::vector<uint8_t> input = valid_input(decoder, dice.roll());
     for (int64_t changes = dice.below(5); changes > 0; changes--) mutate(input, dice);
+    input[0] = decoder;
     return LLVMFuzzerTestOneInput(input.data(), input.size()) != 0;
 }
 

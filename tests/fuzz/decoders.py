@@ -1,4 +1,4 @@
-"""Decoders alone: whatever the bytes, a :class:`~grace.errors.PayloadError` or numbers, and never more work than their size."""
+"""Decoders alone: whatever the bytes, a PayloadError or numbers, and never more work than their size justifies."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import grace
-from grace import native
+from grace import backends
 from grace.compressor import Compressor
 from grace.errors import PayloadError
 from grace.random import Stream
+from grace.wrapping import find_compressor
 from tests.fuzz.damage import Payloads, damage
 from tests.fuzz.tally import Tally
 from tests.laws.cases import CASES
 
-ROWS = 256  # payloads that are decoded together
+ROWS = 1024  # payloads that are decoded together
 SIZES = (1, 7, 37, 64, 300)  # numbers of a row
 # Decoders that copy a sender's numbers: an inf in the wire is an inf in the answer, and the exchange says so.
 COPIES = ("Identity", "FP16", "BF16", "RandomK")
@@ -27,7 +27,7 @@ def compressors(names: Iterable[str] = ()) -> Mapping[str, Compressor]:
     """Every compressor of the laws' list once, by the first string that makes it; with ``names`` those of these methods."""
     wanted, out = set(names), dict[str, Compressor]()
     for spec, method in CASES.items():
-        found = next((layer for layer in grace.layers(method) if isinstance(layer, Compressor)), None)
+        found = find_compressor(method)
         if found is not None and found not in out.values() and (not wanted or spec.partition(":")[0] in wanted):
             out[spec] = found
     return out
@@ -52,7 +52,7 @@ class Decoder:
 
     def run(self, payloads: int) -> Tally:
         """Decodes at least so many damaged payloads."""
-        with native.using(self.backend):
+        with backends.using(self.backend):
             while self.tally.payloads < payloads:
                 self._round()
         return self.tally

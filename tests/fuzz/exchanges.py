@@ -56,7 +56,9 @@ class Conversation:
                 self.tally.refused += 1
                 return
             for out in outs:
-                assert not grace.finite.known(out.finite) or bool(out.mean.isfinite().all()), "flagged finite, and is not"
+                assert not grace.finite.known(out.finite) or bool(out.mean.isfinite().all()), (
+                    "flagged finite, and is not"
+                )
             states = [out.state for out in outs]
 
     def _converse(self, runs: list[grace.collectives.Exchange[Exchanged[object]]]) -> list[Exchanged[object]]:

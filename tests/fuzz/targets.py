@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from grace import native
+from grace import backends
 from tests.fuzz.decoders import Decoder, compressors
 from tests.fuzz.exchanges import Conversation
 from tests.laws.cases import CASES
@@ -32,9 +32,9 @@ class Outcome:
 
 def names() -> list[tuple[str, str]]:
     """Every (target, backend): decoders under the reference and, where it was built, native code; then exchanges."""
-    backends = ["reference", *(["native"] if len(native.available()) > 1 else [])]
-    decoders = [(f"decoder {spec}", backend) for spec in compressors() for backend in backends]
-    return decoders + [(f"exchange {spec}", backends[-1]) for spec in CASES]
+    both = ["reference", *(["native"] if len(backends.available()) > 1 else [])]
+    decoders = [(f"decoder {spec}", backend) for spec in compressors() for backend in both]
+    return decoders + [(f"exchange {spec}", both[-1]) for spec in CASES]
 
 
 def fuzz(target: str, backend: str, payloads: int, seconds: float, seed: int) -> Outcome:

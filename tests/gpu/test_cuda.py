@@ -1,0 +1,100 @@
+"""What only a GPU can show: methods on CUDA tensors do what they do on the CPU, and nothing waits for the stream."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import grace
+from grace.method import Exchanged, Method
+from grace.refusals import Refusals
+from grace.run import simulate
+from grace.verify import laws
+from tests.laws.cases import CASES
+from tests.laws.test_unasked import QUIET, SPOILED, STEPS
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def go(method: Method[Any], steps: list[list[Tensor]], device: str) -> list[list[Exchanged[Any]]]:
+    """The results of all steps and ranks."""
+    there = [[x.to(device) for x in xs] for xs in steps]
+    states, out = [method.init(x) for x in there[0]], []
+    for step, xs in enumerate(there):
+        outs = laws.run(
+            method, xs, states, step=step, runner=lambda runs: simulate([Refusals().watch(run) for run in runs])
+        )
+        states = [one.state for one in outs]
+        out.append([Exchanged(one.mean.clone(), None, None, one.finite) for one in outs])
+    return out
+
+
+@pytest.mark.parametrize("spec", CASES)
+def test_means_are_those_of_the_cpu(spec: str) -> None:
+    """To rounding: sums have another order. Random numbers are the same, so that choices are."""
+    for step, (here, there) in enumerate(zip(go(CASES[spec], STEPS, "cpu"), go(CASES[spec], STEPS, "cuda"), strict=True)):
+        for one in there[1:]:
+            assert laws.same_bits(one.mean, there[0].mean), f"step {step}: ranks differ"
+        torch.testing.assert_close(there[0].mean.cpu(), here[0].mean, rtol=2e-4, atol=2e-5)
+
+
+@contextmanager
+def unsynchronised() -> Iterator[None]:
+    """Every wait for the stream is an error."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("spec", QUIET)
+def test_nothing_waits_for_the_stream(spec: str) -> None:
+    method = QUIET[spec]
+    there = [[x.cuda() for x in xs] for xs in SPOILED]
+    states = [method.init(x) for x in there[0]]
+    laws.run(method, there[0], states)  # what is made once and kept, such as tables, may be copied from the host
+    states, flags = [method.init(x) for x in there[0]], []
+    with unsynchronised():
+        for step, xs in enumerate(there):
+            outs = laws.run(
+                method, xs, states, step=step, runner=lambda runs: simulate([Refusals().watch(run) for run in runs])
+            )
+            states = [one.state for one in outs]
+            flags.append(outs[0].finite)
+    assert [bool(flag) for flag in flags] == [True, False, True, False]
+
+
+@pytest.fixture
+def one_worker() -> Iterator[None]:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29655", RANK="0", WORLD_SIZE="1")
+    dist.init_process_group("nccl")
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("spec", ["none", "bf16", "topk:ratio=0.1", "qsgd:bits=4", "powersgd:rank=2", "randomk"])
+def test_a_model_trains_over_nccl(spec: str, one_worker: None) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)).cuda()
+    ddp = torch.nn.parallel.DistributedDataParallel(model, device_ids=[0])
+    handle = grace.attach(ddp, spec)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    x, y, losses = torch.randn(256, 64, device="cuda"), torch.randint(10, (256,), device="cuda"), []
+    for _ in range(40):
+        loss = torch.nn.functional.cross_entropy(ddp(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert handle.stats.steps == 40
+    handle.detach()
