@@ -13,9 +13,9 @@ from grace.bench.codecs.compressors import compressor_of, stream
 from grace.bench.codecs.conversations import Replay
 from grace.bench.codecs.goals import CONSTANT, ELIAS_FANO, ELIAS_FANO_FEW, POWERSGD, SPARSE, ZEROS
 from grace.bench.codecs.room import Room
-from grace.codecs import indices
 from grace.kernels import select_topk
-from grace.methods.topk import kept
+from grace.methods.common import index_lists
+from grace.methods.common.counts import count_kept
 
 MATRIX = (4096, 1024)
 
@@ -46,9 +46,9 @@ def elias_fano(room: Room) -> list[tuple[Case, Coded]]:
     """Coding the indices of the largest 1 and 0.1 %."""
     out = []
     for name, ratio in ((ELIAS_FANO, 0.01), (ELIAS_FANO_FEW, 0.001)):
-        index = select_topk(room.x, kept(ratio, room.n))  # [1, k]
-        size = indices.encode(index, room.n, "elias-fano").numel()
-        case = Case(name, lambda index=index: indices.encode(index, room.n, "elias-fano"))  # type: ignore[misc]
+        index = select_topk(room.x, count_kept(ratio, room.n))  # [1, k]
+        size = index_lists.encode(index, room.n, "elias-fano").numel()
+        case = Case(name, lambda index=index: index_lists.encode(index, room.n, "elias-fano"))  # type: ignore[misc]
         out.append((case, Coded(index.numel(), size)))
     return out
 

@@ -6,12 +6,14 @@ from grace.methods.acpsgd import ACPSGD
 from grace.methods.adaq import AdaQ
 from grace.methods.atomo import Atomo
 from grace.methods.atomosvd import AtomoSVD
+from grace.methods.bf16 import BF16
 from grace.methods.blockrandomk import BlockRandomK
-from grace.methods.cast import BF16, FP16
 from grace.methods.dgc import DGC
-from grace.methods.eden import DRIVE, EDEN
+from grace.methods.drive import DRIVE
+from grace.methods.eden import EDEN
 from grace.methods.efsignsgd import EFSignSGD
 from grace.methods.fp8 import FP8
+from grace.methods.fp16 import FP16
 from grace.methods.gradiveq import GradiVeQ
 from grace.methods.gradzip import GradZip
 from grace.methods.gspar import GSpar

@@ -1,4 +1,7 @@
-"""Letters: M is m x l: m the first dimension, l all others flattened; r the rank; P is m x r, Q is l x r."""
+"""ACP-SGD: alternate compressed power-SGD (Zhang et al., ICDCS 2023).
+
+Letters: M is m x l: m the first dimension, l all others flattened; r the rank; P is m x r, Q is l x r.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from grace.communicators import Allreduce
 from grace.facts import Facts
 from grace.kernels import orthonormal
 from grace.method import Exchanged, Method
-from grace.methods.matrix import DENSE, LowRank, Projection
+from grace.methods.common.matrices import DENSE, LowRank, Projection
 from grace.peer import Peer
 from grace.random import Stream
 from grace.registry import register

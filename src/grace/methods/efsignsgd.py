@@ -1,3 +1,5 @@
+"""EF-SignSGD: error feedback fixes SignSGD (Karimireddy et al., ICML 2019)."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,4 +1,7 @@
-"""Letters: F is the largest number of the format, m its fraction bits, 2**least its smallest normal number."""
+"""FP8-LM: gradients in eight bits (Peng et al., 2023).
+
+Letters: F is the largest number of the format, m its fraction bits, 2**least its smallest normal number.
+"""
 
 from __future__ import annotations
 

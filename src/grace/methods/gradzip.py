@@ -1,4 +1,7 @@
-"""Letters: M is m x l: m the first dimension, l all others flattened; r the rank; P is m x r, Q is l x r."""
+"""GradZip: alternating matrix factorization (Cho et al., NeurIPS 2019 workshop).
+
+Letters: M is m x l: m the first dimension, l all others flattened; r the rank; P is m x r, Q is l x r.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from grace.errors import out_of_range
 from grace.facts import Facts
 from grace.kernels import ridge
 from grace.method import Exchanged, Method
-from grace.methods.matrix import DENSE, LowRank, Projection
+from grace.methods.common.matrices import DENSE, LowRank, Projection
 from grace.peer import Peer
 from grace.random import Stream
 from grace.registry import register

@@ -1,4 +1,7 @@
-"""Letters: a number's tag says how many bits it has: 0 none, 1 eight, 2 sixteen, 3 all thirty-two; r = ceil(p/2)."""
+"""INCEPTIONN: a network-centric co-design to accelerate training (Li et al., MICRO 2018).
+
+Letters: a number's tag says how many bits it has: 0 none, 1 eight, 2 sixteen, 3 all thirty-two; r = ceil(p/2).
+"""
 
 from __future__ import annotations
 

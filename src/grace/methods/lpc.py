@@ -1,3 +1,5 @@
+"""LPC: low-precision codes (Yu, Wu and Huang, AISTATS 2019)."""
+
 from __future__ import annotations
 
 import math

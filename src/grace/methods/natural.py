@@ -1,3 +1,5 @@
+"""Natural compression (Horvath et al., MSML 2022)."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,3 +1,5 @@
+"""No compression: the baseline of GRACE (Xu et al., ICDCS 2021)."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

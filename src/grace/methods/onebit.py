@@ -1,3 +1,5 @@
+"""1-bit SGD (Seide et al., Interspeech 2014)."""
+
 from __future__ import annotations
 
 import math

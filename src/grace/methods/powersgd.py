@@ -1,4 +1,7 @@
-"""Letters: M is m x l: m the first dimension, l all others flattened; r the rank; P is m x r, Q is l x r."""
+"""PowerSGD: practical low-rank gradient compression (Vogels, Karimireddy and Jaggi, NeurIPS 2019).
+
+Letters: M is m x l: m the first dimension, l all others flattened; r the rank; P is m x r, Q is l x r.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from grace.errors import out_of_range
 from grace.facts import Facts
 from grace.kernels import all_finite, split_low_rank
 from grace.method import Exchanged, Method
-from grace.methods.matrix import DENSE, LowRank
+from grace.methods.common.matrices import DENSE, LowRank
 from grace.peer import Peer
 from grace.random import Stream
 from grace.registry import register

@@ -1,3 +1,5 @@
+"""QSGD: gradient quantization and encoding (Alistarh et al., NeurIPS 2017)."""
+
 from __future__ import annotations
 
 import math

@@ -1,50 +1,24 @@
-"""Letters: h the length of a block; R its random rotation, H the orthonormal Hadamard transform, D random signs."""
+"""Randomized Hadamard transform, from DRIVE (Vargaftik et al., NeurIPS 2021) and QuIP (Chee et al., 2023).
+
+Letters: h the length of a block; R its random rotation, H the orthonormal Hadamard transform, D random signs.
+"""
 
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from grace.compressor import Compressor
 from grace.errors import CompositionError, out_of_range
 from grace.facts import Facts
-from grace.kernels import hadamard, unpack
 from grace.knobs import as_call
+from grace.methods.common.rotation import check_block, rotate, rotate_back
 from grace.random import Stream
 from grace.registry import method, register
 
 _ROUNDING = 1e-11  # the squared relative error of a rotation and its inverse in float32
-
-
-def rotated(rows: Tensor, shared: Stream, block: int, rounds: int = 1) -> Tensor:
-    """``R x = H D x`` for each row ``[b, n]``, as often as there are rounds, with other signs in each. A new tensor."""
-    for i in range(rounds):
-        rows = hadamard(rows * signs(rows, shared.fork(i)), block)
-    return rows
-
-
-def rotated_back(rows: Tensor, shared: Stream, block: int, rounds: int = 1) -> Tensor:
-    """The inverse of :func:`rotated`: ``D H y``. A new tensor."""
-    for i in reversed(range(rounds)):
-        rows = hadamard(rows, block).mul_(signs(rows, shared.fork(i)))
-    return rows
-
-
-def signs(rows: Tensor, stream: Stream) -> Tensor:
-    """D ``[1, n]``: +1 or -1 for each position, from the bits of the stream's words; the same for all rows."""
-    n = rows.shape[1]
-    words = stream.words(math.ceil(n / 64), rows.device).view(torch.uint8)
-    return unpack(words.view(1, -1), 1, n).to(rows.dtype).mul_(-2).add_(1)
-
-
-def checked_block(owner: str, block: int) -> None:
-    """Refuses what is not the length of a rotation."""
-    if not (isinstance(block, int) and 2 <= block <= 1 << 16 and block & (block - 1) == 0):
-        raise out_of_range(owner, "block", block, "2, 4, 8, ..., 65536")
 
 
 @register("rht", communicator="allgather", family="rotation", aliases=("rhtcompressor",))
@@ -82,7 +56,7 @@ class RHT(Compressor):
     rounds: int = 1
 
     def __post_init__(self) -> None:
-        checked_block("rht", self.block)
+        check_block("rht", self.block)
         if not (isinstance(self.rounds, int) and self.rounds in (1, 2)):
             raise out_of_range("rht", "rounds", self.rounds, "1, 2")
         inner = self.quantiser
@@ -104,7 +78,7 @@ class RHT(Compressor):
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         shared, inner = _shared(rng), self.quantiser
         own = shared if inner.randomness == "shared" else rng
-        wire = inner.compress_(rotated(rows, shared, self.block, self.rounds), own, False)
+        wire = inner.compress_(rotate(rows, shared, self.block, self.rounds), own, False)
         if keep_rest:
             self.decompress_add_(wire, rows, -1.0, shared)
         return wire
@@ -113,7 +87,7 @@ class RHT(Compressor):
         shared = _shared(rng)
         y = out.new_zeros(out.shape)
         self.quantiser.decompress_add_(wire, y, 1.0, shared)
-        out.add_(rotated_back(y, shared, self.block, self.rounds), alpha=scale)
+        out.add_(rotate_back(y, shared, self.block, self.rounds), alpha=scale)
 
     def facts(self, n: int) -> Facts:
         facts = self.quantiser.facts(n)

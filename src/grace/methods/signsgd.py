@@ -1,3 +1,5 @@
+"""signSGD with majority vote (Bernstein et al., ICML 2018 and ICLR 2019)."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence

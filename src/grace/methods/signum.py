@@ -1,3 +1,5 @@
+"""Signum: signSGD with momentum (Bernstein et al., ICML 2018)."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,3 +1,5 @@
+"""TernGrad: ternary gradients (Wen et al., NeurIPS 2017)."""
+
 from __future__ import annotations
 
 import math

@@ -1,3 +1,5 @@
+"""8-bit approximations for parallelism in deep learning (Dettmers, ICLR 2016)."""
+
 from __future__ import annotations
 
 import functools

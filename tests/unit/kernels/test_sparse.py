@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from grace import native
-from grace.codecs import CODES, sparse_wire
 from grace.errors import InputError, PayloadError
 from grace.kernels.indices import FIXED, decode_indices, encode_indices, layout
 from grace.kernels.sparse import DENSE, Part, sparse_sum
+from grace.methods.common import sparse_wire
+from grace.methods.common.index_lists import CODES
 from tests.unit.kernels.native_checks import TARGETS, needs_native, offset, same_bits, with_threads
 
 

@@ -10,7 +10,8 @@ import grace
 from grace.errors import ConfigurationError, PayloadError
 from grace.kernels import water_filling
 from grace.lent import Lent
-from grace.methods.atomosvd import AtomoSVD, Triples
+from grace.methods.atomosvd import AtomoSVD
+from grace.methods.common.triples import Triples
 from grace.peer import Peer
 from grace.random import Stream
 from tests.unit.methods.lowrank_helpers import (

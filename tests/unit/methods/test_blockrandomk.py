@@ -9,7 +9,7 @@ import grace
 from grace.errors import CompositionError, ConfigurationError
 from grace.lent import Lent
 from grace.methods import BlockRandomK
-from grace.methods.blockrandomk import Blocks
+from grace.methods.common.blocks import Blocks
 from grace.peer import Peer
 from grace.run.simulate import simulate
 from grace.run.traced import Tracer

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.codecs import sparse_wire
 from grace.kernels import pack, packed_bytes, unpack
+from grace.methods.common import sparse_wire
 
 
 def join(head: Tensor, index: Tensor, codes: Tensor, bits: int, n: int, code: str) -> Tensor:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.codecs import decode, encode, indices, take
 from grace.errors import PayloadError
 from grace.kernels import pack, packed_bytes, unpack
+from grace.methods.common import index_lists
+from grace.methods.common.index_lists import decode, encode, take
 from grace.random import Stream
 
 _DENSE = -1  # in place of the first count: all n values follow, and nothing else
@@ -29,7 +30,7 @@ def sample_(rows: Tensor, unit_of: Callable[[Tensor], float], rng: Stream, facto
     what is drawn, for that would be a bias.
     """
     chance = uniform32(rng, rows.numel(), rows.device).view(rows.shape)
-    return indices.pad([_sampled(row, unit_of, u, factor, code) for row, u in zip(rows, chance, strict=True)])
+    return index_lists.pad([_sampled(row, unit_of, u, factor, code) for row, u in zip(rows, chance, strict=True)])
 
 
 def _sampled(row: Tensor, unit_of: Callable[[Tensor], float], u: Tensor, factor: float, code: str) -> Tensor:
@@ -42,7 +43,7 @@ def _sampled(row: Tensor, unit_of: Callable[[Tensor], float], u: Tensor, factor:
     group2 = ((u < p) & ~sure).nonzero()[:, 0]
     k1 = group1.numel()
     expected = min(n - k1, int(p[~sure].sum(dtype=torch.float64).ceil()))
-    size = 4 * k1 + 4 + packed_bytes(expected, 1) + indices.most(n, k1, code) + indices.most(n, expected, code)
+    size = 4 * k1 + 4 + packed_bytes(expected, 1) + index_lists.most(n, k1, code) + index_lists.most(n, expected, code)
     if size >= 4 * n:
         return wires.join(_counts(row, _DENSE, 0), row[None] * factor)[0]
     fields = [_counts(row, k1, group2.numel()), row[None, group1] * factor]

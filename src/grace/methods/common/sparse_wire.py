@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.codecs import indices
 from grace.errors import PayloadError, out_of_range
 from grace.kernels import narrowed, pairs, sparse_sum, take_at_least, take_topk, topk_wire
 from grace.kernels.sparse import DENSE, LIST, Part
+from grace.methods.common import index_lists
 
 ValueType: TypeAlias = Literal["float32", "bfloat16"]
 Field: TypeAlias = tuple[str, torch.dtype, int]  # as in wire.split
@@ -39,7 +39,7 @@ def check_knobs(owner: str, index: str, values: str = "float32") -> None:
     Raises:
         ConfigurationError: an unknown code or type.
     """
-    indices.check_code(owner, index)
+    index_lists.check_code(owner, index)
     if values not in _DTYPES:
         raise out_of_range(owner, "values", values, ", ".join(map(repr, _DTYPES)))
 
@@ -47,7 +47,7 @@ def check_knobs(owner: str, index: str, values: str = "float32") -> None:
 # ---- any fields -----------------------------------------------------------------------------------------------------
 def join(fields: Sequence[Tensor], index: Tensor, n: int, code: str) -> Tensor:
     """Fields ``[b, f_i]``, wide ones in front, then the lists ``[b, k]``: one wire uint8 ``[b, w]``."""
-    return wires.join(*fields, indices.encode(index, n, code))
+    return wires.join(*fields, index_lists.encode(index, n, code))
 
 
 def split(wire: Tensor, fields: Sequence[Field], n: int, k: int, code: str, *, slack: bool = False) -> list[Tensor]:
@@ -61,13 +61,13 @@ def split(wire: Tensor, fields: Sequence[Field], n: int, k: int, code: str, *, s
         if dtype.is_floating_point and not bool(field.isfinite().all()):
             raise PayloadError(f"field {name!r} must be finite")
     at = sum(count * dtype.itemsize for _, dtype, count in fields)
-    return [*out, indices.decode(wire[:, at:], n, k, code, slack=slack)]
+    return [*out, index_lists.decode(wire[:, at:], n, k, code, slack=slack)]
 
 
 # ---- k pairs in each row --------------------------------------------------------------------------------------------
 def pairs_bytes(n: int, k: int, code: str, values: str) -> int | None:
     """Bytes of a wire of k pairs; None if they depend on the list."""
-    size = indices.size(n, k, code)
+    size = index_lists.size(n, k, code)
     return None if size is None else k * _DTYPES[values].itemsize + size
 
 
@@ -78,8 +78,8 @@ def topk_(
     :meth:`grace.Compressor.encode_`.
     """
     n, narrow = rows.shape[1], values == "bfloat16"
-    if not indices.varies(code):
-        return topk_wire(rows, k, indices.fixed(n, k, code), memory, rest, narrow=narrow)
+    if not index_lists.varies(code):
+        return topk_wire(rows, k, index_lists.fixed(n, k, code), memory, rest, narrow=narrow)
     index, sent, finite = take_topk(rows, k, memory, rest, narrow=narrow)
     return join([narrowed(sent) if narrow else sent], index.long(), n, code), finite
 
@@ -108,9 +108,9 @@ def sum_pairs(
 
 def _part(one: Tensor, values: int, codes: int, n: int, k: int, code: str) -> Part:
     """Of a row's wire ``[w]``, where its values and the codes of its k indices begin."""
-    if k and indices.varies(code):
-        return Part(one, values, codes, k, LIST, indices.take(one[None, codes:], n, k, code)[0][0])
-    return Part(one, values, codes, k, indices.fixed(n, k, code) if k else "raw")
+    if k and index_lists.varies(code):
+        return Part(one, values, codes, k, LIST, index_lists.take(one[None, codes:], n, k, code)[0][0])
+    return Part(one, values, codes, k, index_lists.fixed(n, k, code) if k else "raw")
 
 
 # ---- as many as there are -------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def at_least_(
         index, sent, finite = take_at_least(row, bound, e, left, strict=strict, narrow=narrow)
         out.append(_counted(row, left, index, sent, code, values))
         all_finite = all_finite and finite
-    return indices.pad(out), all_finite
+    return index_lists.pad(out), all_finite
 
 
 def counted_(
@@ -150,18 +150,18 @@ def counted_(
         if keep_rest:
             row[index.long()] = kept - sent
         out.append(_counted(row, row if keep_rest else None, index, sent, code, values))
-    return indices.pad(out)
+    return index_lists.pad(out)
 
 
 def _counted(row: Tensor, rest: Tensor | None, index: Tensor, sent: Tensor, code: str, values: str) -> Tensor:
     """The wire ``[w]`` that says ``sent [k]`` at ``index [k]``. ``rest`` is what is left of the row; None: it is whole."""
     n, k, dtype = row.numel(), index.numel(), _DTYPES[values]
-    if k * dtype.itemsize + indices.most(n, k, code) >= n * dtype.itemsize:
+    if k * dtype.itemsize + index_lists.most(n, k, code) >= n * dtype.itemsize:
         k, body = _DENSE, _dense(row, rest, index.long(), sent, dtype)
-    elif indices.varies(code):
+    elif index_lists.varies(code):
         body = join([sent[None].to(dtype)], index[None].long(), n, code)
     else:
-        body = pairs(index[None], sent[None], n, indices.fixed(n, k, code), narrow=values == "bfloat16")
+        body = pairs(index[None], sent[None], n, index_lists.fixed(n, k, code), narrow=values == "bfloat16")
     return wires.join(torch.tensor([[k]], dtype=torch.int32, device=row.device), body)[0]
 
 

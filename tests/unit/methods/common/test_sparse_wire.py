@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grace.codecs import CODES, sparse_wire, varies
 from grace.errors import ConfigurationError, PayloadError
 from grace.kernels import narrowed
+from grace.methods.common import sparse_wire
+from grace.methods.common.index_lists import CODES, varies
 
 N = 1003
 

@@ -25,10 +25,10 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from grace.codecs import varying
 from grace.errors import PayloadError, out_of_range
 from grace.kernels.indices import FIXED, checked_list, decode_indices, encode_indices, layout
 from grace.kernels.indices import index_bits as index_bits
+from grace.methods.common import gaps
 
 IndexCode: TypeAlias = Literal["raw", "bitmap", "delta", "elias-fano", "rice", "auto"]
 
@@ -42,8 +42,8 @@ class _Varying(NamedTuple):
 
 
 _VARYING = {
-    "delta": _Varying(varying.delta_most, varying.delta_encode, varying.delta_decode),
-    "rice": _Varying(varying.rice_most, varying.rice_encode, varying.rice_decode),
+    "delta": _Varying(gaps.delta_most, gaps.delta_encode, gaps.delta_decode),
+    "rice": _Varying(gaps.rice_most, gaps.rice_encode, gaps.rice_decode),
 }
 CODES: tuple[str, ...] = (*FIXED, *_VARYING, "auto")
 _MOST = 1 << 31

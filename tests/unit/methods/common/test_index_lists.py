@@ -8,9 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from grace.codecs import CODES, check_code, choose, decode, encode, index_bits, size, take, varies
-from grace.codecs.indices import most
 from grace.errors import ConfigurationError, PayloadError
+from grace.methods.common.index_lists import (
+    CODES,
+    check_code,
+    choose,
+    decode,
+    encode,
+    index_bits,
+    most,
+    size,
+    take,
+    varies,
+)
 
 FIXED = [code for code in CODES if not varies(code)]
 SHAPES = [(n, k) for n in (1, 2, 7, 128, 129, 300, 1000, 20001) for k in sorted({0, 1, n // 100, n // 3, n - 1, n})]
