@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grace.bench.codecs.run import SCHEMA, VERSION
+from grace.bench.codecs.bench import SCHEMA, VERSION
 from grace.errors import ConfigurationError
 
 _KEY = ("operation", "method", "size", "threads")
@@ -77,8 +77,8 @@ def read(path: Path) -> dict[str, Any]:
     found = (document.get("schema"), document.get("version")) if isinstance(document, dict) else None
     if found != (SCHEMA, VERSION):
         raise ConfigurationError(
-            f"baseline {path} is not a {SCHEMA} document of version {VERSION}; grace bench codecs --out DIR writes "
-            "one, DIR/codecs.json"
+            f"baseline {path} is not a {SCHEMA} document of version {VERSION}; python -m benchmarks.codecs --out DIR "
+            "writes one, DIR/codecs.json"
         )
     rows, environment = document.get("rows"), document.get("environment")
     if not isinstance(environment, dict) or not isinstance(rows, list) or not all(map(_legal, rows)):

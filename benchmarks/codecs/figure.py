@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from grace.bench.codecs.goals import OPERATIONS, RATIO, position
+from benchmarks.codecs.goals import RATIO, position
+from grace.bench.codecs.clock import OPERATIONS
 from grace.bench.codecs.plan import size_text
 from grace.bench.extras import need
 from grace.bench.scratch import write_atomically

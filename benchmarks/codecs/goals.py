@@ -5,24 +5,15 @@ Goals are multiples of ``torch y.add_(x)`` on equal buffers, cold, at any number
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
-from grace.registry import method, spell
+from grace.bench.codecs.clock import DECODE, ENCODE, FEEDBACK
+from grace.bench.codecs.plan import COLD, canonical
 
-ENCODE, FEEDBACK, DECODE = "encode", "encode with error feedback", "decode and sum"
-OPERATIONS = (ENCODE, FEEDBACK, DECODE)
 RATIO, MICROSECONDS, PER_INDEX, BITS, COPIES = "x add_", "us", "ns per index", "bits per index", "x memcpy"
 THRESHOLD = "threshold:v=10.7"  # keeps about 1 % of randn * exp(randn)
-SMALL, COLD = 4096, 1_000_000
+SMALL = 4096
 SPEEDUP = 15.0  # over plain torch code
-
-
-@functools.cache
-def canonical(name: str) -> str:
-    """One string for all that make the same method: the bare name where that is enough, else as ``spell`` writes it."""
-    made, bare = method(name), name.partition(":")[0]
-    return bare if method(bare) == made else spell(made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +26,7 @@ class Goal:
         value, stretch: what should be reached, and what a prototype has reached; in ``unit``.
         unit: of value and stretch.
         kernels: the kernels that it is for, where not for the best ones.
-        spare: more threads may take so many times as much.
+        spare: how many times as much several threads may take.
         at: the only size that it is for; without, all from 1,000,000 on.
     """
 

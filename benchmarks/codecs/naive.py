@@ -12,9 +12,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from grace.bench.codecs.clock import Case
-from grace.bench.codecs.goals import DECODE, ENCODE, FEEDBACK, THRESHOLD
-from grace.bench.codecs.room import WORKERS, Room
+from benchmarks.codecs.goals import THRESHOLD
+from grace.bench.codecs.clock import DECODE, ENCODE, FEEDBACK, Case
+from grace.bench.codecs.room import Room
 
 _SETUP_SECONDS = 0.5
 Payload = tuple[Tensor, Tensor]
@@ -58,7 +58,7 @@ def _signs() -> tuple[str, Encode, Decode]:
     return "mean, compare, a byte a sign", encode, lambda payload, like: payload[0] * (payload[1].float() * 2 - 1)
 
 
-def _quantised(bits: int) -> tuple[str, Encode, Decode]:
+def _quantized(bits: int) -> tuple[str, Encode, Decode]:
     s = 2 ** (bits - 1) - 1
 
     def encode(x: Tensor) -> Payload:
@@ -102,9 +102,9 @@ CODES: dict[str, Callable[[], tuple[str, Encode, Decode]]] = {
     THRESHOLD: lambda: _above(float(THRESHOLD.rpartition("=")[2])),
     "randomk": lambda: _random(0.01),
     "efsignsgd": _signs,
-    "qsgd:bits=8": lambda: _quantised(8),
-    "qsgd": lambda: _quantised(4),
-    "qsgd:bits=2": lambda: _quantised(2),
+    "qsgd:bits=8": lambda: _quantized(8),
+    "qsgd": lambda: _quantized(4),
+    "qsgd:bits=2": lambda: _quantized(2),
     "natural": _natural,
     "u8bit": _codebook,
 }
@@ -139,6 +139,6 @@ def case(operation: str, method: str, room: Room, payloads: int) -> Case | None:
                 received.append(encode(room.gradient(len(received)).view(-1)))
 
     def total() -> Tensor:
-        return sum((decode(payload, x) for payload in received), torch.zeros_like(x)) / WORKERS
+        return sum((decode(payload, x) for payload in received), torch.zeros_like(x)) / room.workers
 
     return Case(operation, total, prepare, "torch", what)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 import grace
+from benchmarks.codecs.goals import CONSTANT, ELIAS_FANO, ELIAS_FANO_FEW, POWERSGD, SPARSE, ZEROS
 from grace.bench.codecs.clock import Case
 from grace.bench.codecs.compressors import compressor_of, stream
 from grace.bench.codecs.conversations import Replay
-from grace.bench.codecs.goals import CONSTANT, ELIAS_FANO, ELIAS_FANO_FEW, POWERSGD, SPARSE, ZEROS
 from grace.bench.codecs.room import Room
 from grace.kernels import select_topk
 from grace.methods.common import index_lists
@@ -32,7 +32,7 @@ def degenerate(room: Room) -> list[Case]:
     """Top-k of 1 % where nearly all numbers are equal."""
     compressor = compressor_of(grace.method("topk", ratio=0.01, memory="none"))
     assert compressor is not None
-    rng = stream(compressor, 0)
+    rng = stream(compressor, 0, room)
 
     def sparse() -> None:
         room.rows.zero_()

@@ -6,22 +6,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from grace.bench.codecs.baseline import Change, Comparison
-from grace.bench.codecs.goals import DECODE, ENCODE, FEEDBACK, RATIO, SPEEDUP, position
+from benchmarks.codecs.baseline import Change, Comparison
+from benchmarks.codecs.goals import RATIO, SPEEDUP, position
 from grace.bench.codecs.plan import size_text
+from grace.bench.codecs.table import HEADINGS, footer, number, omissions, plain_table
 
-_HEADINGS = {ENCODE: "encode", FEEDBACK: "encode + memory", DECODE: "decode, sum"}
 _MOST_CHANGES = 20
-_BUSY = 0.5  # load for each core, above which times are doubtful
 
 
 def view(document: dict[str, Any], comparison: Comparison | None = None) -> RenderableType:
     """All that a person wants to see of it."""
     parts: list[RenderableType] = []
-    machine = document["environment"]
     for count in document["plan"]["threads"]:
         mine = [row for row in document["rows"] if row["threads"] == count]
         if mine:
@@ -30,24 +27,10 @@ def view(document: dict[str, Any], comparison: Comparison | None = None) -> Rend
     if lines:
         parts += [_goals(lines), _score(lines), Text()]
     parts += [_yardsticks(document["yardsticks"]), Text()]
-    parts += list(_omissions(document))
+    parts += list(omissions(document))
     if comparison is not None:
         parts += [Text(), _changes(comparison)]
-    if (load := machine.get("load_before") or 0.0) > _BUSY * machine["cores"]:
-        parts.append(
-            Text(
-                f"note: the machine was busy (load {load:.1f} on {machine['cores']} cores): measure again",
-                style="yellow",
-            )
-        )
-    parts.append(
-        Text(
-            f"{machine['kernels']} on {machine['processor']}, {machine['cores']} cores; torch {machine['torch']}; "
-            f"{document['seconds']:.0f} s",
-            style="dim",
-        )
-    )
-    return Group(*parts)
+    return Group(*parts, *footer(document))
 
 
 def goal_lines(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -64,17 +47,8 @@ def goal_lines(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
                     yield {**goal, **where, "kernels": other["kernels"], "times": {}}
 
 
-def number(value: float) -> str:
-    """Three digits, without an exponent."""
-    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
-
-
-def _plain_table(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
-
-
 def _goals(lines: Sequence[dict[str, Any]]) -> RenderableType:
-    table = _plain_table("goals")
+    table = plain_table("goals")
     table.add_column("row")
     for heading in (
         "elements",
@@ -120,14 +94,14 @@ def _score(lines: Sequence[dict[str, Any]]) -> RenderableType:
 
 def _methods(rows: Sequence[dict[str, Any]], count: int) -> RenderableType:
     """A line for each method; cold ones in multiples of ``add_``, small ones in microseconds."""
-    table = _plain_table(
+    table = plain_table(
         f"{count} thread{'s' if count > 1 else ''}: microseconds where marked us, else multiples of y.add_(x); medians"
     )
     table.add_column("method", no_wrap=True)
-    columns = sorted({(row["size"], list(_HEADINGS).index(row["operation"])) for row in rows if row["method"]})
-    names = list(_HEADINGS)
+    columns = sorted({(row["size"], list(HEADINGS).index(row["operation"])) for row in rows if row["method"]})
+    names = list(HEADINGS)
     for size, index in columns:
-        table.add_column(f"{size_text(size)}\n{_HEADINGS[names[index]]}", justify="right")
+        table.add_column(f"{size_text(size)}\n{HEADINGS[names[index]]}", justify="right")
     cells: dict[str, dict[tuple[int, int], Text]] = {}
     for row in rows:
         if row["method"] is None:
@@ -143,7 +117,7 @@ def _methods(rows: Sequence[dict[str, Any]], count: int) -> RenderableType:
 
 
 def _yardsticks(rows: Sequence[dict[str, Any]]) -> RenderableType:
-    table = _plain_table("yardsticks")
+    table = plain_table("yardsticks")
     for heading in ("operation", "elements", "threads", "microseconds", "x add_", "quartiles"):
         table.add_column(heading, justify="left" if heading == "operation" else "right")
     for row in rows:
@@ -154,24 +128,10 @@ def _yardsticks(rows: Sequence[dict[str, Any]]) -> RenderableType:
     return table
 
 
-def _omissions(document: dict[str, Any]) -> Iterator[RenderableType]:
-    """What is not in the tables, by reason."""
-    groups: dict[str, set[str]] = {}
-    for one in document["left_out"]:
-        slow = "more than the limit" in one["why"]
-        why = "a run takes longer than the limit" if slow else one["why"]
-        text = " ".join(part for part in (one["method"], one["operation"]) if part)
-        groups.setdefault(f"{size_text(one['size'])}: {why}", set()).add(text or "all")
-    for why, who in groups.items():
-        yield Text(f"left out, {why}: {', '.join(sorted(who))}", style="dim")
-    for one in document["failed"]:
-        yield Text(f"failed: {one['method']}, {one['size']} elements: {one['error']}", style="red")
-
-
 def _changes(comparison: Comparison) -> RenderableType:
     parts: list[RenderableType] = []
     for title, found in (("slower", comparison.slower()), ("faster", comparison.faster())):
-        table = _plain_table(f"{title} than the baseline, beyond the spread of both: {len(found)}")
+        table = plain_table(f"{title} than the baseline, beyond the spread of both: {len(found)}")
         for heading in ("operation", "method", "elements", "threads", "then", "now", "change"):
             table.add_column(heading, justify="left" if heading in ("operation", "method") else "right")
         for change in found[:_MOST_CHANGES]:

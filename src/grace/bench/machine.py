@@ -1,4 +1,4 @@
-"""This machine, as far as it bears on numbers: processor, cores, caches, memory, load, versions, threads."""
+"""The machine, as far as it bears on numbers: processor, cores, caches, memory, load, versions, threads."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def load() -> float:
     return float(psutil.getloadavg()[0])
 
 
-def is_busy(found: float | None) -> bool:
-    """Whether times are doubtful at this load; None: it is unknown."""
-    return found is not None and found > _BUSY * cores()
+def is_busy(load: float | None, cores: int) -> bool:
+    """Whether times are doubtful that were taken at this load; None: it is unknown."""
+    return load is not None and load > _BUSY * cores
 
 
 def processor() -> str:

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from grace.bench.codecs.baseline import compare, read
+from benchmarks.codecs.baseline import compare, read
 from grace.errors import ConfigurationError
-from tests.unit.bench.codecs.samples import document, row
+from tests.benchmarks.codecs.samples import document, row
 
 
 def test_slower_is_what_lies_beyond_the_spread_of_both():

@@ -6,20 +6,21 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from grace.bench.codecs import run
-from grace.cli.app import app
+from benchmarks.codecs.board import Board
+from benchmarks.codecs.command import app
+from grace.bench.codecs import bench
 
 SMALL = ("--methods", "qsgd:bits=8", "--sizes", "1000", "--threads", "1", "--samples", "3")
 
 
 def call(*arguments):
-    return CliRunner().invoke(app, ["bench", "codecs", *arguments])
+    return CliRunner().invoke(app, list(arguments))
 
 
 def test_help_has_an_example():
     done = call("--help")
     assert done.exit_code == 0
-    assert "Example: grace bench codecs" in " ".join(done.stdout.split())
+    assert "Example: python -m benchmarks.codecs" in " ".join(done.stdout.split())
     assert "--json" in done.stdout
 
 
@@ -75,11 +76,12 @@ def test_a_slower_run_fails_only_if_that_was_asked_for(before, tmp_path):
         (["--threads", "0"], 1, "threads=(0,) is out of range"),
         (["--samples", "1"], 1, "samples=1 is out of range"),
         (["--baseline", "/no/such/file.json"], 1, "cannot be read"),
-        (["--fail-slower", "5"], 2, "needs a --baseline"),
+        (["--fail-slower", "5"], 1, "needs a --baseline"),
+        (["--out", "/etc/passwd/timings"], 1, "/etc/passwd is not a folder"),
     ],
 )
 def test_errors_are_told_before_anything_is_measured(arguments, status, message, monkeypatch):
-    monkeypatch.setattr(run, "measure", lambda *_, **__: pytest.fail("measured"))
+    monkeypatch.setattr(Board, "measure", lambda *_, **__: pytest.fail("measured"))
     done = call(*arguments)
     assert done.exit_code == status, done.output
     assert message in done.stderr
@@ -88,7 +90,7 @@ def test_errors_are_told_before_anything_is_measured(arguments, status, message,
 
 
 def test_matplotlib_is_asked_for_before_anything_is_measured(monkeypatch, tmp_path):
-    monkeypatch.setattr(run, "measure", lambda *_, **__: pytest.fail("measured"))
+    monkeypatch.setattr(Board, "measure", lambda *_, **__: pytest.fail("measured"))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     done = call(*SMALL, "--out", str(tmp_path / "out"))
     assert done.exit_code == 1
@@ -100,7 +102,7 @@ def test_a_method_that_failed_gives_a_status(monkeypatch):
     def variants(name):
         raise ValueError("broken")
 
-    monkeypatch.setattr(run, "variants", variants)
+    monkeypatch.setattr(bench, "variants", variants)
     done = call(*SMALL)
     assert done.exit_code == 1
     assert "error: failed: qsgd:bits=8; the first: ValueError: broken" in done.stderr
@@ -116,14 +118,14 @@ def interrupt():
     ids=["ctrl-c", "sigterm"],
 )
 def test_what_was_measured_survives_an_interruption(end, status, monkeypatch, tmp_path):
-    real = run._method
+    real = Board.run_job
 
-    def method(bench, name, room, count):
-        real(bench, name, room, count)
+    def run_job(self, name, room, count):
+        real(self, name, room, count)
         if name == "topk":
             end()
 
-    monkeypatch.setattr(run, "_method", method)
+    monkeypatch.setattr(Board, "run_job", run_job)
     before = signal.getsignal(signal.SIGTERM)
     done = call(*SMALL[2:], "--methods", "qsgd:bits=8,topk,threshold", "--json", "--out", str(tmp_path))
     assert done.exit_code == status, done.output

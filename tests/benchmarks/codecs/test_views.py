@@ -3,10 +3,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from grace.bench.codecs.baseline import compare
-from grace.bench.codecs.figure import draw
-from grace.bench.codecs.table import number, view
-from tests.unit.bench.codecs.samples import document, goal, other, row
+from benchmarks.codecs.baseline import compare
+from benchmarks.codecs.figure import draw
+from benchmarks.codecs.table import view
+from grace.bench.codecs.table import number
+from tests.benchmarks.codecs.samples import document, goal, other, row
 
 
 def whole():

@@ -102,11 +102,16 @@ class Bench:
         """What a case of a compressor is compared with; sets the case's patience."""
         return []
 
-    def row_of(
-        self, case: Case, name: str, room: Room, count: int, timing: Timing, rivals: dict[Case, Timing]
-    ) -> Row:
+    def row_of(self, case: Case, name: str, room: Room, count: int, timing: Timing, rivals: dict[Case, Timing]) -> Row:
         """The row of a case."""
         return timed(case.operation, timing)
+
+    def place(self, name: str | None, size: int, count: int) -> Row:
+        """What a row says of where it was measured."""
+        return {
+            "operation": None, "method": name, "size": size, "threads": count, "kernels": self.kernels,
+            "cold": size >= COLD, "payloads": None,
+        }  # fmt: skip
 
     def more(self) -> dict[str, Any]:
         """What the document has beyond what was timed."""
@@ -155,12 +160,9 @@ class Bench:
             timing = timings.pop(case)
             if timing is not None:
                 told = {other: theirs for other, theirs in timings.items() if theirs is not None}
-                self.lists["rows"].append({
-                    "operation": case.operation, "method": name, "size": room.n, "threads": count,
-                    "kernels": self.kernels, "cold": room.n >= COLD,
-                    "payloads": payloads if case.operation == DECODE else None,
-                    **self.row_of(case, name, room, count, timing, told),
-                })  # fmt: skip
+                row = self.row_of(case, name, room, count, timing, told)
+                row["payloads"] = payloads if case.operation == DECODE else None
+                self.lists["rows"].append(self.place(name, room.n, count) | row)
         return None
 
     def _environment(self) -> dict[str, Any]:
@@ -182,7 +184,9 @@ class Bench:
             {"operation": operation, "method": name, "size": size, "threads": count, "why": why}
         )
 
-    def leave_slow(self, case: Case, name: str | None, size: int, count: int, seconds: float, takes: str = "takes") -> None:
+    def leave_slow(
+        self, case: Case, name: str | None, size: int, count: int, seconds: float, takes: str = "takes"
+    ) -> None:
         """Notes that a run of this case takes longer than its limit."""
         operation = case.operation if case.kernels is None else f"{case.operation} ({case.kernels})"
         shown = f"{seconds:.2g}" if seconds < 10 else f"{math.ceil(seconds):,}"

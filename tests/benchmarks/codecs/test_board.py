@@ -3,26 +3,28 @@ import json
 import pytest
 import torch
 
+from benchmarks.codecs.board import Board
+from benchmarks.codecs.goals import POWERSGD
+from benchmarks.codecs.plan import board_plan
 from grace import native
-from grace.bench.codecs import run
-from grace.bench.codecs.clock import Timing
-from grace.bench.codecs.goals import OPERATIONS, POWERSGD
-from grace.bench.codecs.plan import Plan
-from grace.bench.codecs.run import measure
+from grace.bench import machine
+from grace.bench.codecs import bench
+from grace.bench.codecs.clock import OPERATIONS, Clock, Timing
 
 NUMBERS = ("ratio", "low", "high", "microseconds")
 
 
 def small(methods, sizes="1000", **more):
-    return measure(Plan.of(methods, sizes, "1", 3, **more), eviction=1 << 16)
+    return Board(board_plan(methods, sizes, "1", 3, **more), eviction=1 << 16).measure()
 
 
 @pytest.fixture(scope="module")
 def cold():
     """At a size at which caches are emptied and goals hold."""
     told = []
-    plan = Plan.of("qsgd:bits=8", "1M", "1", 3, limit=20.0)
-    document = measure(plan, command=["grace"], eviction=1 << 16, progress=lambda *news: told.append(news))
+    plan = board_plan("qsgd:bits=8", "1M", "1", 3, limit=20.0)
+    bench = Board(plan, eviction=1 << 16)
+    document = bench.measure(command=["grace"], progress=lambda *news: told.append(news))
     return document, told
 
 
@@ -110,7 +112,7 @@ def test_what_has_a_goal_may_take_longer(monkeypatch):
         patience.update({(case.operation, case.kernels): case.patience for case in cases})
         return {case: Timing([1e-6] * 3, [1.0] * 3) for case in cases}
 
-    monkeypatch.setattr(run.Clock, "measure", measure)
+    monkeypatch.setattr(Clock, "measure", measure)
     small("topk", "1M")
     assert patience["encode", None] == 10
     assert patience["encode", "torch"] == 5
@@ -127,7 +129,7 @@ def test_what_was_slow_is_not_tried_on_larger_tensors():
 
 
 def test_a_size_that_does_not_fit_is_left_out(monkeypatch):
-    monkeypatch.setattr(run, "available_memory", lambda: 100_000)
+    monkeypatch.setattr(machine, "available_memory", lambda: 100_000)
     document = small("topk", "1000,1M")
     assert {row["size"] for row in document["rows"]} == {1000}
     (one,) = document["left_out"]
@@ -136,14 +138,14 @@ def test_a_size_that_does_not_fit_is_left_out(monkeypatch):
 
 
 def test_a_method_that_fails_does_not_end_the_others(monkeypatch):
-    real = run.variants
+    real = bench.variants
 
     def variants(name):
         if name == "topk":
             raise ValueError("broken")
         return real(name)
 
-    monkeypatch.setattr(run, "variants", variants)
+    monkeypatch.setattr(bench, "variants", variants)
     document = small("topk,qsgd")
     assert document["failed"] == [{"method": "topk", "size": 1000, "threads": 1, "error": "ValueError: broken"}]
     assert {row["method"] for row in document["rows"]} == {"qsgd"}
@@ -151,7 +153,7 @@ def test_a_method_that_fails_does_not_end_the_others(monkeypatch):
 
 def test_what_was_measured_is_told_after_each_method():
     kept = []
-    document = measure(Plan.of("topk,signsgd", "1000", "1", 3), eviction=1 << 16, keep=kept.append)
+    document = Board(board_plan("topk,signsgd", "1000", "1", 3), eviction=1 << 16).measure(keep=kept.append)
     found = [[row["method"] for row in one["rows"]] for one in kept]
     assert found == [[], [], ["signsgd"] * 2, ["signsgd"] * 2 + ["topk"] * 3]
     assert [one["complete"] for one in (*kept, document)] == [False] * 4 + [True]
@@ -160,6 +162,6 @@ def test_what_was_measured_is_told_after_each_method():
 
 def test_nobodys_random_numbers_or_threads_change():
     before, threads = torch.get_rng_state(), torch.get_num_threads()
-    measure(Plan.of("qsgd", "1000", "1,2", 3), eviction=1 << 16)
+    Board(board_plan("qsgd", "1000", "1,2", 3), eviction=1 << 16).measure()
     assert torch.equal(before, torch.get_rng_state())
     assert torch.get_num_threads() == threads
