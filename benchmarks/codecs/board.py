@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.codecs import naive, parts, rows
 from benchmarks.codecs.goals import goals_of
 from benchmarks.codecs.plan import PARTS, BoardPlan
-from grace import native
+from grace import backends
 from grace.bench.codecs import compressors
 from grace.bench.codecs.bench import Bench, Row
 from grace.bench.codecs.clock import Case, Timing
@@ -38,10 +38,10 @@ class Board(Bench):
         goals = [goal for size in (room.n, COLD) for goal in goals_of(case.operation, name, size)]
         if not goals:
             return []
-        backends = ["reference"] if self.kernels != "reference" else []
-        if any(goal.kernels in native.available() and goal.kernels != self.kernels for goal in goals):
-            backends.append("native-base")
-        out = [compressors.on(case, backend) for backend in backends]
+        chosen = ["reference"] if self.kernels != "reference" else []
+        if any(goal.kernels in backends.available() and goal.kernels != self.kernels for goal in goals):
+            chosen.append("native-base")
+        out = [compressors.on(case, backend) for backend in chosen]
         plain_torch = naive.case(case.operation, name, room, payloads or room.workers)
         if plain_torch is not None:
             out.append(plain_torch)

@@ -11,7 +11,7 @@ from grace.kernels.momentum import accelerate, forget_sent
 from grace.kernels.natural import natural, natural_bytes, natural_sum
 from grace.kernels.packing import pack, unpack
 from grace.kernels.quantiles import quantile_buckets
-from grace.kernels.quantise import MOST, block_divide, nearest
+from grace.kernels.quantize import MOST, block_divide, nearest
 from grace.kernels.reference import (
     block_count,
     block_sizes,
@@ -45,7 +45,7 @@ from grace.kernels.signs import (
 from grace.kernels.spans import Span, spans
 from grace.kernels.sparse import Part, pairs, sparse_sum, topk_wire
 from grace.kernels.statistics import block_abs_max, block_abs_mean, block_norm, block_sum
-from grace.kernels.stochastic import dequantise_sum, quantise, quantised_bytes
+from grace.kernels.stochastic import dequantize_sum, quantize, quantized_bytes
 from grace.kernels.subset import add_subset, take_subset
 
 __all__ = [
@@ -67,7 +67,7 @@ __all__ = [
     "codebook",
     "codebook_bytes",
     "codebook_sum",
-    "dequantise_sum",
+    "dequantize_sum",
     "forget_sent",
     "hadamard",
     "hash_coefficients",
@@ -87,8 +87,8 @@ __all__ = [
     "pairs",
     "polynomial_hash",
     "quantile_buckets",
-    "quantise",
-    "quantised_bytes",
+    "quantize",
+    "quantized_bytes",
     "ridge",
     "root_mean_square",
     "scaled_signs",

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from grace import native
+from grace import backends
 from grace.bench import machine
 from grace.bench.codecs import conversations
 from grace.bench.codecs.cases import cases_of, variants
@@ -35,7 +35,7 @@ class Bench:
 
     def __init__(self, plan: Plan, eviction: int | None = None):
         self.plan, self.clock = plan, Clock(plan.limit, eviction, plan.budget)
-        self.kernels, self.why = native.active()
+        self.kernels, self.why = backends.active()
         self.lists: dict[str, list[Row]] = {name: [] for name in ("yardsticks", "rows", "left_out", "failed")}
         self._slowest: dict[tuple[str, str, str | None], float] = {}  # seconds per element, so far
 

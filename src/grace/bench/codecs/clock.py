@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from grace import native
+from grace import backends
 from grace.bench import machine
 
 ENCODE, FEEDBACK, DECODE = OPERATIONS = "encode", "encode with error feedback", "decode and sum"
@@ -127,7 +127,7 @@ class Clock:
 
     def _sample(self, case: Case, clear: Callable[[], None], repeats: int) -> float:
         choice = case.kernels if case.kernels not in (None, "torch") else None
-        with native.using(choice) if choice else contextlib.nullcontext():
+        with backends.using(choice) if choice else contextlib.nullcontext():
             return statistics.median(case.seconds(clear) for _ in range(repeats))
 
 

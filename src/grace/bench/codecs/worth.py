@@ -26,7 +26,7 @@ from grace.method import Method
 from grace.peer import Peer
 from grace.registry import method
 from grace.run.simulate import simulate
-from grace.run.traced import Tracer
+from grace.transports.traced import Tracer
 
 CAST = "bf16"  # always measured: what it takes to cast belongs to an all-reduce in bf16
 _TRACED = 1 << 16  # numbers of the exchange that is counted where bytes depend on the data
@@ -131,7 +131,7 @@ def moved_bytes(method: Method[Any], room: Room) -> int:
     exchanges = []
     for tracer, peer in zip(tracers, peers, strict=True):
         x = small.gradient(peer.rank).view(-1)[: rows * columns].view(rows, columns)
-        exchanges.append(tracer.traced(method.exchange(x, method.init(x), peer)))
+        exchanges.append(tracer.trace(method.exchange(x, method.init(x), peer)))
     simulate(exchanges)
     return round(_busiest([tracer.traffic for tracer in tracers]) * room.n / small.n)
 
