@@ -15,9 +15,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register(
-    "efsignsgd", communicator="allgather", memory="residual", family="quantization", aliases=("efsignsgdcompressor",)
-)
+@register("efsignsgd", communicator="allgather", memory="residual", family="quantization")
 @dataclass(frozen=True, slots=True)
 class EFSignSGD(Fused):
     """Scaled signs, made to be used with error feedback.

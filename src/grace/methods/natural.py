@@ -15,7 +15,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("natural", communicator="allgather", family="quantization", aliases=("naturalcompressor",))
+@register("natural", communicator="allgather", family="quantization")
 @dataclass(frozen=True, slots=True)
 class Natural(Fused):
     """Natural compression: stochastic rounding to a power of two.

@@ -16,7 +16,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("onebit", communicator="allgather", memory="residual", family="quantization", aliases=("onebitcompressor",))
+@register("onebit", communicator="allgather", memory="residual", family="quantization")
 @dataclass(frozen=True, slots=True)
 class OneBit(Fused):
     """1-bit SGD: one bit says on which side of a threshold a number lies, and stands for the mean of that side.

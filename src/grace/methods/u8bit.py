@@ -18,7 +18,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("u8bit", communicator="allgather", memory="residual", family="quantization", aliases=("u8bitcompressor",))
+@register("u8bit", communicator="allgather", memory="residual", family="quantization")
 @dataclass(frozen=True, slots=True)
 class U8bit(Fused):
     """8-bit dynamic tree quantization: a sign and one of 128 magnitudes, denser towards zero over six decades.
