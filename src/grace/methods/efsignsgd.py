@@ -9,7 +9,7 @@ from torch import Tensor
 
 from grace.compressor import Fused
 from grace.facts import Facts
-from grace.kernels import block_count, packed_bytes, scaled_signs, scaled_signs_sum
+from grace.kernels import block_count, encode_signs, packed_bytes, sum_signs
 from grace.knobs import Count
 from grace.random import Stream
 from grace.registry import register
@@ -45,10 +45,10 @@ class EFSignSGD(Fused):
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
     ) -> tuple[Tensor, bool]:
-        return scaled_signs(rows, self.block, (rng.rank or 0) + rng.step, memory, rest)
+        return encode_signs(rows, self.block, (rng.rank or 0) + rng.step, memory, rest)
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
-        scaled_signs_sum(received, out, self.block, scale, add=add)
+        sum_signs(received, out, self.block, scale, add=add)
 
     def facts(self, n: int) -> Facts:
         payload = 4 * block_count(n, self.block) + packed_bytes(n, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 
@@ -58,7 +59,7 @@ class TernGrad(Compressor):
     @property
     def _ternary(self) -> QSGD:
         """One level of QSGD rounds to the same three values."""
-        return QSGD(levels=1, bucket=self.bucket, norm="linf", shrink=self.shrink)
+        return _make_ternary(self.bucket, self.shrink)
 
     def with_memory(self) -> Compressor:
         return replace(self, shrink=True)
@@ -85,3 +86,8 @@ class TernGrad(Compressor):
             delta = None if facts.contraction is None else facts.contraction * share
             return replace(facts, unbiased=False, variance=None, contraction=delta)
         return facts
+
+
+@functools.lru_cache
+def _make_ternary(bucket: int, shrink: bool) -> QSGD:
+    return QSGD(levels=1, bucket=bucket, norm="linf", shrink=shrink)
