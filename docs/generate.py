@@ -162,7 +162,7 @@ def _aliases(entry: Recipe) -> str:
 def _knobs(entry: Recipe, described: dict[str, str]) -> str:
     legal = describe_knobs(entry.factory)
     rows = [
-        [f"`{f.name}`", f"`{f.default}`", markdown(legal.get(f.name, "")), cell(described.get(f.name, ""))]
+        [f"`{f.name}`", f"`{f.default}`", markdown(legal.get(f.name, "as described")), cell(described.get(f.name, ""))]
         for f in dataclasses.fields(entry.factory)
     ]
     own = table(["knob", "default", "legal", "meaning"], rows) if rows else "None of its own."
