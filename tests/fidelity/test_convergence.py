@@ -25,7 +25,10 @@ from torch import Tensor
 import grace
 from grace.bench.optimizers import adjustment_for, set_momentum
 from grace.bench.tasks.digits import Digits
+from grace.compressor import Compressor
+from grace.memories import Memory
 from grace.policy import Policy
+from grace.registry import recipe
 from grace.run.simulator import Simulator
 
 W, L, SHAPE = 8, 4.0, (24, 24)
@@ -48,6 +51,29 @@ def distance(spec: str, gamma: float, steps: int = STEPS, *, decay: bool = False
         mean = simulator.step({"x": [a * (x - b) for a in curvatures]})["x"]
         x = x - gamma * (0.5 * (1 + math.cos(math.pi * step / steps)) if decay else 1.0) * mean
     return float((x - b).square().sum() / b.square().sum())
+
+
+def classify(spec: str) -> str:
+    """Which promise a method makes; it follows from what it declares."""
+    method = grace.method(spec)
+    facts = method.facts(torch.empty(SHAPE, device="meta"))
+    memory, core = grace.layers(method)[0], grace.layers(method)[-1]
+    if isinstance(core, Compressor) and core.aggregation == "majority":
+        return "votes"
+    if isinstance(memory, grace.MomentumCorrection | grace.EF21M):
+        return "momentum"
+    if facts.variance is not None and not isinstance(memory, Memory):
+        return "unbiased"
+    return "contractive" if facts.contraction is not None or isinstance(memory, Memory) else "ball"
+
+
+FIRST = [f"{name}:{knobs}" if (knobs := recipe(name).cases[0]) else name for name in grace.methods()]
+DERIVED = {spec: classify(spec) for spec in FIRST}
+
+
+def select(kind: str, *more: str) -> list[str]:
+    """The first cases of all methods of this class, and more of it."""
+    return list(dict.fromkeys([*more, *(spec for spec, one in DERIVED.items() if one == kind)]))
 
 
 # unbiased without a memory: gamma follows from the declared omega

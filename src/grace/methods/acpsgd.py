@@ -32,7 +32,7 @@ class ACPState(NamedTuple):
     turn: int
 
 
-@register("acpsgd", memory="residual", family="low rank")
+@register("acpsgd", memory="residual", family="low rank", cases=["rank=2,min_rate=0.1"])
 @dataclass(frozen=True, slots=True)
 class ACPSGD(LowRank["ACPState | None"]):
     """ACP-SGD: PowerSGD, with one of its two factors in each step, so that one round is enough.

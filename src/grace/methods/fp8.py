@@ -34,7 +34,7 @@ _FORMATS = {
 }
 
 
-@register("fp8", communicator="allgather", family="cast")
+@register("fp8", communicator="allgather", family="cast", cases=["block=32", "fmt=e5m2", "stochastic=true"])
 @dataclass(frozen=True, slots=True)
 class FP8(Compressor):
     """Gradients as 8-bit floats, scaled block by block to the full range of the format.

@@ -29,7 +29,12 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("lpc", communicator="allgather", family="quantization")
+@register(
+    "lpc",
+    communicator="allgather",
+    family="quantization",
+    cases=["block=32", "bits=2,clip=0.5", "bits=8,clip=0.9,memory=residual", "bits=3,shrink=true"],
+)
 @dataclass(frozen=True, slots=True)
 class LPC(Compressor):
     """LPC: fixed-point numbers of a few bits, whose unit is a share of the largest magnitude of a block.

@@ -17,7 +17,12 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("natural", communicator="allgather", family="quantization")
+@register(
+    "natural",
+    communicator="allgather",
+    family="quantization",
+    cases=["", "bits=9", "bits=4,block=16", "bits=4,memory=residual"],
+)
 @dataclass(frozen=True, slots=True)
 class Natural(Fused):
     """Natural compression: stochastic rounding to a power of two.

@@ -18,7 +18,22 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("qsgd", communicator="allgather", family="quantization")
+@register(
+    "qsgd",
+    communicator="allgather",
+    family="quantization",
+    cases=[
+        "bits=4,bucket=32",
+        "levels=1",
+        "bits=2,norm=l2",
+        "bits=3,bucket=7,norm=l2",
+        "bits=8",
+        "levels=5,memory=residual",
+        "bits=16,bucket=1",
+        "levels=4,shrink=true",
+    ],
+    recovers={"one hot": "bits=4"},
+)
 @dataclass(frozen=True, slots=True)
 class QSGD(Fused):
     """QSGD: stochastic rounding to s levels on each side of zero, relative to the norm of a bucket.

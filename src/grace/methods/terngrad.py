@@ -18,7 +18,12 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("terngrad", communicator="allgather", family="quantization")
+@register(
+    "terngrad",
+    communicator="allgather",
+    family="quantization",
+    cases=["bucket=32", "clip=2.5", "clip=1,memory=residual"],
+)
 @dataclass(frozen=True, slots=True)
 class TernGrad(Compressor):
     """TernGrad: three levels, -s, 0 and s, with s the largest magnitude of a bucket.
