@@ -6,10 +6,18 @@ from grace.kernels.codebook import Codebook, codebook, codebook_bytes, codebook_
 from grace.kernels.finite import all_finite, sum_finite
 from grace.kernels.hashing import PRIME, hash_coefficients, polynomial_hash, sketch_add_, sketch_hashes, sketch_query
 from grace.kernels.indices import index_bits
-from grace.kernels.matrices import orthonormal, ridge, split_low_rank, water_filling
+from grace.kernels.low_rank import (
+    add_low_rank_,
+    orthonormalize,
+    project_columns,
+    project_rows,
+    solve_ridge,
+    split_low_rank,
+)
 from grace.kernels.momentum import accelerate, forget_sent
 from grace.kernels.natural import natural, natural_bytes, natural_sum
 from grace.kernels.packing import pack, unpack
+from grace.kernels.portable import add_scaled_, cosine_and_sine, natural_log, sum_by_halves
 from grace.kernels.quantiles import quantile_buckets
 from grace.kernels.quantise import MOST, block_divide, nearest
 from grace.kernels.reference import (
@@ -55,6 +63,8 @@ __all__ = [
     "Part",
     "Span",
     "accelerate",
+    "add_low_rank_",
+    "add_scaled_",
     "add_subset",
     "all_finite",
     "block_abs_max",
@@ -67,6 +77,7 @@ __all__ = [
     "codebook",
     "codebook_bytes",
     "codebook_sum",
+    "cosine_and_sine",
     "dequantise_sum",
     "forget_sent",
     "hadamard",
@@ -76,20 +87,22 @@ __all__ = [
     "narrowed",
     "natural",
     "natural_bytes",
+    "natural_log",
     "natural_sum",
     "nearest",
     "ordered_sum",
-    "orthonormal",
+    "orthonormalize",
     "pack",
     "pack_trits",
     "packed_bytes",
     "packed_trits_bytes",
     "pairs",
     "polynomial_hash",
+    "project_columns",
+    "project_rows",
     "quantile_buckets",
     "quantise",
     "quantised_bytes",
-    "ridge",
     "root_mean_square",
     "scaled_signs",
     "scaled_signs_sum",
@@ -98,11 +111,13 @@ __all__ = [
     "sketch_add_",
     "sketch_hashes",
     "sketch_query",
+    "solve_ridge",
     "spans",
     "sparse_sum",
     "split_low_rank",
     "spread",
     "stochastic_round",
+    "sum_by_halves",
     "sum_finite",
     "take_at_least",
     "take_subset",
@@ -115,5 +130,4 @@ __all__ = [
     "votes",
     "votes_bytes",
     "votes_sum",
-    "water_filling",
 ]
