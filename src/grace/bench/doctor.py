@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 import grace
-from grace import native
+from grace import backends, native
 from grace.errors import ConfigurationError
 
 _DISTRIBUTION = "grace-dl"
@@ -62,13 +62,13 @@ def _kernels(errors: list[str]) -> dict[str, Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there is no library is told below
-            out["active"], out["why"] = native.active()
+            out["active"], out["why"] = backends.active()
     except ConfigurationError as error:
         errors.append(str(error))
     return {
         **out,
-        "asked": os.environ.get(native.VARIABLE) or None,
-        "available": native.available(),
+        "asked": os.environ.get(backends.VARIABLE) or None,
+        "available": backends.available(),
         "library": native.library(),
     }
 
@@ -107,7 +107,7 @@ def _extras() -> list[dict[str, str | None]]:
 def _warnings(kernels: dict[str, Any], threads: dict[str, int], transports: dict[str, Any]) -> list[str]:
     out = []
     if kernels["active"] == "reference":
-        what = kernels["library"] if kernels["asked"] is None else f"{native.VARIABLE}=reference asks for it"
+        what = kernels["library"] if kernels["asked"] is None else f"{backends.VARIABLE}=reference asks for it"
         out.append(f"the torch kernels are in use, which are many times slower: {what}")
     used = threads["torch"] * threads["local_workers"]
     if used > threads["cores"]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-_COMMAND_LINE = ("typer", "rich", "click", "shellingham", "psutil")
+_COMMAND_LINE = ("typer", "rich", "click", "shellingham", "msgspec", "psutil")
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ class Allgather(Communicator):
         wire, finite = self._encode(loan, peer)
         widths = yield from self._widths(wire, x.numel(), peer)
         gathered = yield AllGather(sealed(wire, finite, max(widths), peer)[0])  # [W, s]
-        if not wires.all_finite(gathered):
+        if not wires.read_headers(gathered, peer.step):
             return loan.poison(None)
         return decoded(self, loan, list(gathered[:, None]), widths, wire.dtype, peer)
 

@@ -29,7 +29,8 @@ class Broadcast(Communicator):
         for root, width in enumerate(widths):
             buf = mine if root == peer.rank else mine.new_zeros(1, wires.sealed_bytes(width))
             received.append((yield BroadcastOp(buf, root)))
-        if not all(wires.all_finite(sealed) for sealed in received):
+        seen = [wires.read_headers(one, peer.step, root) for root, one in enumerate(received)]
+        if not all(seen):
             return loan.poison(None)
         return decoded(self, loan, received, widths, wire.dtype, peer)
 

@@ -19,7 +19,7 @@ from grace.kernels.natural import natural, natural_bytes, natural_sum
 from grace.kernels.packing import pack, unpack
 from grace.kernels.portable import add_scaled_, cosine_and_sine, natural_log, sum_by_halves
 from grace.kernels.quantiles import quantile_buckets
-from grace.kernels.quantise import MOST, block_divide, nearest
+from grace.kernels.quantize import MOST, block_divide, nearest
 from grace.kernels.reference import (
     block_count,
     block_sizes,
@@ -53,7 +53,7 @@ from grace.kernels.signs import (
 from grace.kernels.spans import Span, spans
 from grace.kernels.sparse import Part, pairs, sparse_sum, topk_wire
 from grace.kernels.statistics import block_abs_max, block_abs_mean, block_norm, block_sum
-from grace.kernels.stochastic import dequantise_sum, quantise, quantised_bytes
+from grace.kernels.stochastic import dequantize_sum, quantize, quantized_bytes
 from grace.kernels.subset import add_subset, take_subset
 
 __all__ = [
@@ -78,7 +78,7 @@ __all__ = [
     "codebook_bytes",
     "codebook_sum",
     "cosine_and_sine",
-    "dequantise_sum",
+    "dequantize_sum",
     "forget_sent",
     "hadamard",
     "hash_coefficients",
@@ -101,8 +101,8 @@ __all__ = [
     "project_columns",
     "project_rows",
     "quantile_buckets",
-    "quantise",
-    "quantised_bytes",
+    "quantize",
+    "quantized_bytes",
     "root_mean_square",
     "scaled_signs",
     "scaled_signs_sum",

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grace import native
+from grace import backends, native
 from grace import wire as wires
 from grace.errors import InputError, PayloadError
 from grace.kernels import check
 from grace.kernels.encoding import LAYOUTS, Layout, encode
-from grace.kernels.quantise import nearest
+from grace.kernels.quantize import nearest
 from grace.kernels.reference import block_abs_max, block_count, spread
 from grace.kernels.spans import spans
 
@@ -90,7 +90,7 @@ def codebook(
 
     Rows, memory and rest are float32 ``[b, n]``, contiguous; block >= 1.
     """
-    fast = native.function(_ENCODE) if rows.is_cpu else None
+    fast = backends.function(_ENCODE) if rows.is_cpu else None
     if fast is None:
         return _codebook(rows, book, block, memory, rest)
     _, n = rows.shape
@@ -112,7 +112,7 @@ def codebook_sum(
         PayloadError: a length, scale or code that no sender writes; ``out`` is then undefined.
     """
     b, n = out.shape
-    fast = native.function(_DECODE) if out.device.type == "cpu" else None
+    fast = backends.function(_DECODE) if out.device.type == "cpu" else None
     if fast is None:
         if not add:
             out.zero_()

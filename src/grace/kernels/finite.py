@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from grace import native
+from grace import backends, native
 from grace.kernels import check
 
 _FINITE = native.declare("finite", native.P, native.N, native.I)
@@ -19,7 +19,7 @@ def all_finite(x: Tensor) -> bool:
     if x.numel() == 0:
         return True
     if x.dtype is torch.float32 and x.device.type == "cpu" and x.is_contiguous():
-        fast = native.function(_FINITE)
+        fast = backends.function(_FINITE)
         if fast is not None:
             return bool(fast(x.data_ptr(), x.numel(), native.threads()))
     low, high = torch.aminmax(x.detach())  # either is NaN if anything is
@@ -31,7 +31,7 @@ def sum_finite(x: Tensor, memory: Tensor | None, out: Tensor) -> bool:
 
     All are float32, contiguous and of one shape; ``out`` may be x or the memory.
     """
-    fast = native.function(_SUM) if x.device.type == "cpu" else None
+    fast = backends.function(_SUM) if x.device.type == "cpu" else None
     if fast is None:
         if memory is not None:
             torch.add(x, memory, out=out)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from grace import native
+from grace import backends, native
 from grace.errors import PayloadError
 from grace.kernels.packing import pack, unpack
 from grace.kernels.reference import packed_bytes
@@ -69,7 +69,7 @@ def encode_indices(index: Tensor, n: int, code: str) -> Tensor:
     Raises:
         PayloadError: a list that does not increase strictly, or leaves [0, n).
     """
-    fast = native.function(_ENCODE) if index.device.type == "cpu" and index.dtype == torch.int64 else None
+    fast = backends.function(_ENCODE) if index.device.type == "cpu" and index.dtype == torch.int64 else None
     if fast is None:
         return _SPECIFIED[code][0](checked_list(index, n), n)
     b, k = index.shape
@@ -90,7 +90,7 @@ def decode_indices(packed: Tensor, n: int, k: int, code: str) -> Tensor:
     number, low, width = layout(n, k, code)
     if w != width:
         raise PayloadError(f"field 'indices' of {w} bytes, but its codes need {width}")
-    fast = native.function(_DECODE) if packed.device.type == "cpu" and packed.dtype == torch.uint8 else None
+    fast = backends.function(_DECODE) if packed.device.type == "cpu" and packed.dtype == torch.uint8 else None
     if fast is None:
         return checked_list(_SPECIFIED[code][1](packed, n, k), n)
     if w > 1 and packed.stride(1) != 1:

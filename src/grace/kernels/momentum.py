@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grace import native
+from grace import backends, native
 from grace.kernels import check
 
 _ACCELERATE = native.declare(
@@ -22,7 +22,7 @@ def accelerate(x: Tensor, memory: Tensor, momentum: float, nesterov: bool, out: 
     """``memory [2, ...]``: u and v. ``out [2, ...]``: ``u' = m u + x, v' = v + u'``; nesterov: ``u' = m (u + x),
     v' = v + u' + x``. x may be of another floating type.
     """
-    fast = native.function(_ACCELERATE) if _plain(x, memory, out) else None
+    fast = backends.function(_ACCELERATE) if _plain(x, memory, out) else None
     if fast is not None:
         u, v = check.numbers("memory", memory, out.shape), 4 * x.numel()
         at = check.numbers("out", out)
@@ -39,7 +39,7 @@ def accelerate(x: Tensor, memory: Tensor, momentum: float, nesterov: bool, out: 
 
 def forget_sent(u: Tensor, v: Tensor, x: Tensor | None, rest: Tensor) -> None:
     """``u = 0`` where ``rest`` is not ``v + u`` (with x: ``v + u + x``). All of one shape."""
-    fast = native.function(_FORGET) if _plain(u, v, rest, *([] if x is None else [x])) else None
+    fast = backends.function(_FORGET) if _plain(u, v, rest, *([] if x is None else [x])) else None
     if fast is not None:
         shape = u.shape
         fast(

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from grace import native
+from grace import backends, native
 from grace import wire as wires
 from grace.errors import PayloadError
 from grace.kernels import check
@@ -55,7 +55,7 @@ def natural(
 
     Rows, memory and rest are float32 ``[b, n]``, contiguous; bits is 4, 8 or 9, block >= 1.
     """
-    fast = native.function(_ENCODE) if bits != 9 and rows.is_cpu else None
+    fast = backends.function(_ENCODE) if bits != 9 and rows.is_cpu else None
     if fast is None:
         return _natural(rows, bits, block, rng, memory, rest)
     _, n = rows.shape
@@ -76,7 +76,7 @@ def natural_sum(
         PayloadError: a length, exponent or code that no sender writes; ``out`` is then undefined.
     """
     b, n = out.shape
-    fast = native.function(_DECODE) if bits != 9 and out.device.type == "cpu" else None
+    fast = backends.function(_DECODE) if bits != 9 and out.device.type == "cpu" else None
     if fast is None:
         if not add:
             out.zero_()

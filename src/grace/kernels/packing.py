@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grace import native
+from grace import backends, native
 from grace.kernels import reference
 from grace.kernels.reference import packed_bytes
 
@@ -19,7 +19,7 @@ def pack(values: Tensor, bits: int) -> Tensor:
 
     Field j occupies bits [j bits, (j+1) bits) of a little-endian bit stream, zero padded to a byte.
     """
-    fast = native.function(_PACK) if values.device.type == "cpu" else None
+    fast = backends.function(_PACK) if values.device.type == "cpu" else None
     if fast is None:
         return reference.pack(values, bits)
     b, n = values.shape
@@ -33,7 +33,7 @@ def pack(values: Tensor, bits: int) -> Tensor:
 def unpack(packed: Tensor, bits: int, n: int) -> Tensor:
     """The inverse of :func:`pack`: uint8 ``[b, ceil(n bits / 8)]`` -> ``[b, n]`` uint8 (bits <= 8) or int64."""
     b, width = packed.shape
-    fast = native.function(_UNPACK) if packed.device.type == "cpu" else None
+    fast = backends.function(_UNPACK) if packed.device.type == "cpu" else None
     if fast is None or width < packed_bytes(n, bits) or packed.dtype != torch.uint8:
         return reference.unpack(packed, bits, n)
     if width > 1 and packed.stride(1) != 1:

@@ -166,7 +166,7 @@ def _over_blocks(rows: Tensor, block: int) -> Tensor:
     return _padded(rows, count * block).view(b, count, block)
 
 
-# ---- quantising -----------------------------------------------------------------------------------------------------
+# ---- quantizing -----------------------------------------------------------------------------------------------------
 def stochastic_round(y: Tensor, u: Tensor) -> Tensor:
     """floor(y) + [u < y - floor(y)] for y >= 0; a y within 1e-6 max(1, y) of an integer never moves."""
     near = y.round()

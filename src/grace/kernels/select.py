@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from grace import native
+from grace import backends, native
 from grace.kernels import check
 from grace.kernels.finite import all_finite
 from grace.kernels.reference import ordered_sum
@@ -39,14 +39,14 @@ def select_topk(rows: Tensor, k: int) -> Tensor:
     b, n = rows.shape
     if k == n or b == 0:
         return torch.arange(n, device=rows.device).expand(b, n)[:, :k]
-    if native.function(_TOPK) is None or not _fits(rows):
+    if backends.function(_TOPK) is None or not _fits(rows):
         return torch.stack([_select_row(row, k) for row in rows])
     return take_topk(rows.contiguous(), k)[0].long()
 
 
 def select_at_least(row: Tensor, bound: float, *, strict: bool = False) -> Tensor:
     """``[n]``, of any floating type -> int64, ascending: the places of all |x| >= bound (strict: > bound), and of all NaN."""
-    if native.function(_ABOVE) is None or not _fits(row):
+    if backends.function(_ABOVE) is None or not _fits(row):
         return _select_at_least(row, bound, strict)
     return _above(row.contiguous(), _key(bound, strict), False, None, None)[0].long()
 
@@ -61,7 +61,7 @@ def take_topk(
     ``[b, n]``, contiguous. If p is not finite, what is said and the rest mean nothing. 1 <= k <= n.
     """
     b, n = rows.shape
-    fast = native.function(_TOPK) if _fits(rows) else None
+    fast = backends.function(_TOPK) if _fits(rows) else None
     if fast is None:
         p = summed(rows, memory, rest)
         finite = all_finite(p)
@@ -89,7 +89,7 @@ def take_at_least(
     Infinite numbers and NaN are always among them.
     """
     bound = min(bound, _LARGEST) if strict else bound
-    if native.function(_ABOVE) is None or not _fits(row):
+    if backends.function(_ABOVE) is None or not _fits(row):
         p = summed(row, memory, rest)
         finite = all_finite(p)
         index = _select_at_least(p, bound, strict)
@@ -100,7 +100,7 @@ def take_at_least(
 def root_mean_square(row: Tensor, memory: Tensor | None = None) -> float:
     """Of ``row [n] + memory``, n >= 1, float32, contiguous: summed in float64, in the order of :func:`ordered_sum`."""
     n = row.numel()
-    fast = native.function(_SQUARES) if row.device.type == "cpu" else None
+    fast = backends.function(_SQUARES) if row.device.type == "cpu" else None
     if fast is None:
         total = 0.0
         for start in range(0, n, 32 * _PIECE):
@@ -160,7 +160,7 @@ def _key(bound: float, strict: bool) -> int:
 def _above(
     row: Tensor, key: int, narrow: bool, memory: Tensor | None, rest: Tensor | None
 ) -> tuple[Tensor, Tensor, bool]:
-    fast = native.function(_ABOVE)
+    fast = backends.function(_ABOVE)
     assert fast is not None
     n, where, finite = row.numel(), addresses(row, memory, rest), ctypes.c_int32()
     room = min(n, max(4096, n // 16))

@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from grace import native
+from grace import backends, native
 from grace import wire as wires
 from grace.errors import PayloadError
 from grace.kernels import check
@@ -112,7 +112,7 @@ def votes(
     if zero != "abstain":
         zeros = _ALL if zero == "plus" else _ODD - (phase & 1)
         return _encode(_VOTES, rows, rows.shape[1], zeros, 0.0, memory, rest)
-    fast = native.function(_ENCODE_TRITS) if rows.is_cpu else None
+    fast = backends.function(_ENCODE_TRITS) if rows.is_cpu else None
     if fast is None:
         return _encode_trits(rows, memory, rest)
     _, n = rows.shape
@@ -134,7 +134,7 @@ def majority(received: Sequence[Tensor], out: Tensor, zero: Zeros, weight: float
         PayloadError: a length or vote that no sender writes; ``out`` is then undefined.
     """
     weight = math.copysign(1.0, weight) if weight else 0.0
-    fast = native.function(_MAJORITY) if out.device.type == "cpu" else None
+    fast = backends.function(_MAJORITY) if out.device.type == "cpu" else None
     if zero == "abstain":
         _sum_trits(received, out, weight, add=False, majority=True)
     elif fast is None:
@@ -155,7 +155,7 @@ def _width(rule: int, n: int, block: int) -> int:
 def _encode(
     rule: int, rows: Tensor, block: int, zeros: int, tau: float, memory: Tensor | None, rest: Tensor | None
 ) -> tuple[Tensor, bool]:
-    fast = native.function(_ENCODE) if rows.is_cpu else None
+    fast = backends.function(_ENCODE) if rows.is_cpu else None
     if fast is None:
         return _encode_in_torch(rule, rows, block, zeros, tau, memory, rest)
     _, n = rows.shape
@@ -173,7 +173,7 @@ def _trits_layout(n: int) -> Layout:
 
 
 def _sum(rule: int, received: Sequence[Tensor], out: Tensor, block: int, weight: float, add: bool) -> None:
-    fast = native.function(_DECODE) if out.device.type == "cpu" else None
+    fast = backends.function(_DECODE) if out.device.type == "cpu" else None
     if fast is None:
         if not add:
             out.zero_()
@@ -192,7 +192,7 @@ def _sum(rule: int, received: Sequence[Tensor], out: Tensor, block: int, weight:
 
 
 def _sum_trits(received: Sequence[Tensor], out: Tensor, weight: float, *, add: bool, majority: bool) -> None:
-    fast = native.function(_DECODE_TRITS) if out.device.type == "cpu" else None
+    fast = backends.function(_DECODE_TRITS) if out.device.type == "cpu" else None
     if fast is None:
         if not add:
             out.zero_()

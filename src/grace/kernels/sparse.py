@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from grace import native
+from grace import backends, native
 from grace import wire as wires
 from grace.errors import InputError, PayloadError
 from grace.kernels import check
@@ -60,7 +60,7 @@ def topk_wire(
 ) -> tuple[Tensor, bool]:
     """The wires uint8 ``[b, w]`` of the k largest of ``rows + memory``, and whether that was finite: :func:`take_topk`."""
     b, n = rows.shape
-    fast = native.function(_WIRE) if rows.device.type == "cpu" else None
+    fast = backends.function(_WIRE) if rows.device.type == "cpu" else None
     if fast is None:
         index, sent, finite = take_topk(rows, k, memory, rest, narrow=narrow)
         return pairs(index, sent, n, code, narrow=narrow), finite
@@ -78,7 +78,7 @@ def topk_wire(
 def pairs(index: Tensor, sent: Tensor, n: int, code: str, *, narrow: bool) -> Tensor:
     """The wires ``[b, w]`` of values ``[b, k]`` at the places ``[b, k]``: ascending, below n, int32 or int64."""
     b, k = index.shape
-    fast = native.function(_PAIRS) if index.dtype is torch.int32 and sent.is_contiguous() else None
+    fast = backends.function(_PAIRS) if index.dtype is torch.int32 and sent.is_contiguous() else None
     if fast is None or b != 1:
         values = narrowed(sent) if narrow else sent
         return wires.join(values, encode_indices(index.long(), n, code)) if k else wires.join(values)
@@ -102,7 +102,7 @@ def sparse_sum(parts: Sequence[Part], out: Tensor, weight: float, *, narrow: boo
         _inside("values", part, part.values, (n if part.code == DENSE else part.k) * width)
         _inside("indices", part, part.codes, size)
         layouts.append((number, low))
-    fast = native.function(_SUM) if out.device.type == "cpu" else None
+    fast = backends.function(_SUM) if out.device.type == "cpu" else None
     if fast is None:
         if not add:
             out.zero_()

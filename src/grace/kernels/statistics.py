@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grace import native
+from grace import backends, native
 from grace.kernels import reference
 
 _STATISTICS = native.declare("block_statistics", native.P, native.N, native.N, native.N, native.I, native.P, native.I)
@@ -43,7 +43,7 @@ def _fast(kind: int, rows: Tensor, block: int, dtype: torch.dtype) -> Tensor | N
     """From the native kernel; None where the reference is to be used."""
     if rows.dtype is not torch.float32 or rows.device.type != "cpu" or rows.numel() == 0 or not rows.is_contiguous():
         return None
-    fast = native.function(_STATISTICS)
+    fast = backends.function(_STATISTICS)
     if fast is None:
         return None
     b, n = rows.shape

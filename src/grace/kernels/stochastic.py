@@ -1,4 +1,4 @@
-"""Stochastic quantisation to s levels on each side of zero, relative to the largest magnitude or the norm of a block.
+"""Stochastic quantization to s levels on each side of zero, relative to the largest magnitude or the norm of a block.
 
 A wire ``[b, w]`` holds a row's norms (float32 ``[nb]``), then its codes + s, packed: base 3 for s = 1, else as few bits as
 2 s + 1 values need. The torch functions below specify what the native kernel does, to the bit, for up to 8 bits.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from grace import native
+from grace import backends, native
 from grace import wire as wires
 from grace.errors import PayloadError
 from grace.kernels import check
@@ -41,22 +41,22 @@ if TYPE_CHECKING:
 _TINY, _SMALL, _UP = 2.0**-126, 2.0**-64, 2.0**60
 _MOST_NATIVE = 127  # levels: 8 bits
 _ENCODE = native.declare(
-    "quantise",
+    "quantize",
     *(native.P, native.P, native.P, native.N, native.N, native.N, native.P, native.N),
     *(native.I, native.I, native.I, native.F, native.U, native.U, native.U, native.I),
 )
 _DECODE = native.declare(
-    "dequantise_sum",
+    "dequantize_sum",
     *(native.P, native.N, native.P, native.N, native.N, native.I, native.I, native.F, native.I, native.I),
 )
 
 
-def quantised_bytes(n: int, s: int, block: int) -> int:
+def quantized_bytes(n: int, s: int, block: int) -> int:
     """Bytes of the wire of n numbers."""
     return 4 * block_count(n, block) + _code_bytes(n, s)
 
 
-def quantise(
+def quantize(
     rows: Tensor,
     s: int,
     block: int,
@@ -75,9 +75,9 @@ def quantise(
 
     Rows, memory and rest are float32 ``[b, n]``, contiguous; s is 1 to 32767, block >= 1.
     """
-    fast = native.function(_ENCODE) if s <= _MOST_NATIVE and rows.is_cpu else None
+    fast = backends.function(_ENCODE) if s <= _MOST_NATIVE and rows.is_cpu else None
     if fast is None:
-        return _quantise(rows, s, block, norm, shrink, rng, memory, rest)
+        return _quantize(rows, s, block, norm, shrink, rng, memory, rest)
     _, n = rows.shape
     return encode(fast, _layout(n, s, block, norm, shrink), rows, memory, rest, *rng.native_key())
 
@@ -85,10 +85,10 @@ def quantise(
 @functools.lru_cache(LAYOUTS)
 def _layout(n: int, s: int, block: int, norm: str, shrink: float) -> Layout:
     knobs = native.I(s), native.I(_bits(s) if s > 1 else 0), native.I(norm == "l2"), native.F(shrink)
-    return Layout(quantised_bytes(n, s, block), n, block, *knobs)
+    return Layout(quantized_bytes(n, s, block), n, block, *knobs)
 
 
-def dequantise_sum(
+def dequantize_sum(
     received: Sequence[Tensor], out: Tensor, s: int, block: int, weight: float, *, add: bool = False
 ) -> None:
     """Out ``[b, n]`` = (or, with ``add``, +=) weight times the sum of what the wires ``[b, w]`` say, in their order.
@@ -97,15 +97,15 @@ def dequantise_sum(
         PayloadError: a length, norm or code that no sender writes; ``out`` is then undefined.
     """
     b, n = out.shape
-    fast = native.function(_DECODE) if s <= _MOST_NATIVE and out.device.type == "cpu" else None
+    fast = backends.function(_DECODE) if s <= _MOST_NATIVE and out.device.type == "cpu" else None
     if fast is None:
         if not add:
             out.zero_()
         for wire in received:
-            _dequantise_add(wire, out, s, block, weight)
+            _dequantize_add(wire, out, s, block, weight)
         return
     W, at = len(received), check.numbers("out", out)
-    addresses = check.wire_rows(received, b, quantised_bytes(n, s, block))
+    addresses = check.wire_rows(received, b, quantized_bytes(n, s, block))
     for row in range(b):
         mine = check.pointers(addresses[row * W : (row + 1) * W])
         refused = fast(mine, W, at + 4 * n * row, n, block, s, _bits(s) if s > 1 else 0, weight, add, native.threads())
@@ -134,7 +134,7 @@ def _bytes(span: Span, s: int) -> slice:
 
 
 # ---- the specification ----------------------------------------------------------------------------------------------
-def _quantise(
+def _quantize(
     rows: Tensor,
     s: int,
     block: int,
@@ -185,7 +185,7 @@ def _rounded(y: Tensor, lane: Tensor) -> Tensor:
     return (y.abs().add_(0xFFFF - lane) >> 16).mul_(y.sign())
 
 
-def _dequantise_add(wire: Tensor, out: Tensor, s: int, block: int, weight: float) -> None:
+def _dequantize_add(wire: Tensor, out: Tensor, s: int, block: int, weight: float) -> None:
     b, n = out.shape
     fields = [("norms", torch.float32, block_count(n, block)), ("codes", torch.uint8, _code_bytes(n, s))]
     norms, codes = wires.split(wire, fields)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from grace import native
+from grace import backends, native
 from grace.errors import PayloadError
 from grace.kernels import check
 
@@ -36,7 +36,7 @@ def take_subset(rows: Tensor, k: int, rng: Stream, left: float | None = None) ->
     """
     b, n = rows.shape
     at = check.numbers("rows", rows) if rows.is_cpu else 0
-    fast = native.function(_TAKE) if rows.device.type == "cpu" and n <= _MOST_NATIVE else None
+    fast = backends.function(_TAKE) if rows.device.type == "cpu" and n <= _MOST_NATIVE else None
     if fast is None or not 0 <= k <= n:
         index = rng.subset(n, k, rows.device)
         taken = rows[:, index]
@@ -63,7 +63,7 @@ def add_subset(received: Sequence[Tensor], out: Tensor, weight: float, rng: Stre
             raise PayloadError(
                 f"payload of {list(wire.shape)} numbers ({wire.dtype}) for {b} rows of {n}; all must be float32 {[b, k]}"
             )
-    fast = native.function(_ADD) if out.device.type == "cpu" and n <= _MOST_NATIVE else None
+    fast = backends.function(_ADD) if out.device.type == "cpu" and n <= _MOST_NATIVE else None
     if fast is None:
         index = rng.subset(n, k, out.device).expand(b, k)
         for wire in received:

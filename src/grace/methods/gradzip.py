@@ -135,8 +135,8 @@ def _unit(factor: Tensor) -> Tensor:
 
 
 def _bounded(factor: Tensor) -> tuple[Tensor, float]:
-    """``[r, s]`` float64 -> float32 with rows of norm 1/sqrt(s) or less, so that a product with it cannot overflow, and what it
-    was divided by.
+    """``[r, s]`` float64 -> float32 with rows of norm 1/sqrt(s) or less, so that a product with it cannot overflow, and
+    what it was divided by.
     """
     scale = math.sqrt(factor.shape[1]) * float(sum_by_halves(factor.square()).max().sqrt()) or 1.0
     return (factor / scale).float(), scale

@@ -44,7 +44,8 @@ class PowerSGD(LowRank["Tensor | None"]):
     Differs from the paper:
         the rest of worker w is M_w - P (M_w^T P)^T, as in the authors' later library, not M_w minus the global
         approximation: the sum over workers is the same, but single memories do not random-walk. Orthogonalisation by
-        QR (Householder) instead of Gram-Schmidt; the columns of Q are normalised before they are used, which changes no result.
+        Householder's reflections instead of Gram-Schmidt; the columns of Q are normalised before they are used, which
+        changes no result.
     Example:
         >>> method("powersgd:rank=2")
         ErrorFeedback(method=PowerSGD(rank=2, warm_start=True, min_rate=2.0, start_step=0), beta=1.0, gamma=1.0)
@@ -119,8 +120,8 @@ class PowerSGD(LowRank["Tensor | None"]):
 
 
 def _unit_rows(q: Tensor) -> Tensor:
-    """The rows of q ``[r, l]`` scaled to norm 1/sqrt(l): a product with them neither overflows nor vanishes. A row that vanished is
-    left zero: what the product is made orthonormal with then has another direction in its place.
+    """The rows of q ``[r, l]`` scaled to norm 1/sqrt(l): a product with them neither overflows nor vanishes. A row that
+    vanished is left zero: the orthonormal basis of the product then has another direction in its place.
     """
     largest = q.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(q.dtype).tiny)
     unit = q / largest

@@ -21,7 +21,7 @@ from grace.registry import register
 @register("u8bit", communicator="allgather", memory="residual", family="quantization", aliases=("u8bitcompressor",))
 @dataclass(frozen=True, slots=True)
 class U8bit(Fused):
-    """8-bit dynamic tree quantisation: a sign and one of 128 magnitudes, denser towards zero over six decades.
+    """8-bit dynamic tree quantization: a sign and one of 128 magnitudes, denser towards zero over six decades.
 
     ``C(x)_i = s sgn(x_i) T[argmin_j |T[j] - |x_i|/s|]`` with ``s = max |x|`` of the block that holds i
 

@@ -260,7 +260,7 @@ def traffic(method: Method[Any], xs: Sequence[Tensor], keep_rest: bool = False) 
             states,
             step=step,
             keep_rest=keep_rest,
-            runner=lambda ex: simulate([t.traced(e) for t, e in zip(tracers, ex, strict=True)]),
+            runner=lambda ex: simulate([t.trace(e) for t, e in zip(tracers, ex, strict=True)]),
         )
         states = [out.state for out in outs]
         for rank, (x, tracer) in enumerate(zip(xs, tracers, strict=True)):

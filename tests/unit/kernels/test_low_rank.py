@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grace import native
+from grace import backends
 from grace.errors import InputError
 from grace.kernels import (
     add_low_rank_,
@@ -22,7 +22,7 @@ from grace.kernels import (
 from tests.unit.kernels.native_checks import TARGETS, needs_native, offset, same_bits, with_threads
 
 BACKENDS = ["reference", *TARGETS]
-# m, l, r: shorter and longer than a vector, a lane's turn, a piece of rows or columns, a task; more ranks than are taken at a time
+# m, l, r: shorter and longer than a vector, than what is summed at once, than a task; more ranks than are taken at a time
 SIZES = [
     (1, 1, 1), (3, 70, 2), (40, 1300, 4), (7, 64, 1), (513, 130, 5), (600, 1, 1), (17, 2100, 3), (300, 37, 11), (2, 5, 2),
     (1030, 33, 4), (64, 576, 8), (9, 1025, 7), (900, 700, 2),
@@ -38,7 +38,7 @@ def assert_one_result(compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor
     results = {}
     for backend in BACKENDS:
         for threads in (1, 3):
-            with native.using(backend), with_threads(threads):
+            with backends.using(backend), with_threads(threads):
                 results[backend, threads] = compute()
     first = results["reference", 1]
     for where, result in results.items():
@@ -55,16 +55,12 @@ def test_projections_of_rows_and_columns(m: int, l: int, r: int) -> None:
     torch.testing.assert_close(right.double(), p.double() @ x.double(), rtol=1e-5, atol=1e-4)
 
 
-def test_projections_of_nothing() -> None:
-    for m, l in ((0, 5), (5, 0)):
-        left, right = assert_one_result(
-            lambda: (
-                project_rows(torch.ones(m, l), torch.ones(2, l)),
-                project_columns(torch.ones(m, l), torch.ones(2, m)),
-            )  # noqa: B023
-        )
-        assert torch.equal(left, torch.zeros(2, m))
-        assert torch.equal(right, torch.zeros(2, l))
+@pytest.mark.parametrize(("m", "l"), [(0, 5), (5, 0)])
+def test_projections_of_nothing(m: int, l: int) -> None:
+    x, p, q = torch.ones(m, l), torch.ones(2, m), torch.ones(2, l)
+    left, right = assert_one_result(lambda: (project_rows(x, q), project_columns(x, p)))
+    assert torch.equal(left, torch.zeros(2, m))
+    assert torch.equal(right, torch.zeros(2, l))
 
 
 @pytest.mark.parametrize(("m", "l", "r"), SIZES)
@@ -149,6 +145,6 @@ def test_what_does_not_fit_is_an_error() -> None:
     with pytest.raises(InputError, match="p must be"):
         project_columns(x, p.double())
     with pytest.raises(InputError, match="q must be"):
-        add_low_rank_(x, p, rand(3, 6, seed=1))
+        add_low_rank_(x, p, rand(3, 6, seed=1), 1.0)
     with pytest.raises(InputError, match="7 rows of 4 numbers cannot be orthonormal"):
         orthonormalize(rand(7, 4, seed=1))

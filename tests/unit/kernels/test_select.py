@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grace import native
+from grace import backends
 from grace.errors import InputError
 from grace.kernels import select
 from tests.unit.kernels.native_checks import TARGETS, needs_native, offset, same_bits, with_threads
@@ -41,7 +41,7 @@ def taken(x: Tensor, k: int, mode: str, narrow: bool, choice: str, by: int = 0) 
     memory = offset((x.flip(0).nan_to_num() * 0.125)[None], by) if mode == "memory" else None
     rows = offset(x[None], by)
     rest = {"plain": None, "in place": rows}.get(mode, offset(torch.empty(1, x.numel()), by))
-    with native.using(choice):
+    with backends.using(choice):
         index, sent, finite = select.take_topk(rows, k, memory, rest, narrow=narrow)
     if not finite:  # what is said means nothing
         return [index.long(), torch.tensor(finite)]
@@ -108,7 +108,7 @@ def test_at_least(choice: str, strict: bool):
                 ) -> list[Tensor]:
                     row = offset(x, n % 3)
                     rest = row if memory is None and n % 2 else torch.empty_like(row)
-                    with native.using(which):
+                    with backends.using(which):
                         out = select.take_at_least(row, bound, memory, rest, strict=strict, narrow=n % 4 == 0)
                         plain = select.select_at_least(x, bound, strict=strict)
                     index, sent, finite = out
@@ -138,9 +138,9 @@ def test_root_mean_square(choice: str):
     for n in (*range(1, 71), 4095, 4097, 70_001):
         x, e = inputs(n)["heavy tails"], inputs(n)["few values"]
         for memory in (None, e):
-            with native.using(choice):
+            with backends.using(choice):
                 fast = select.root_mean_square(offset(x, n % 4), memory)
-            with native.using("reference"):
+            with backends.using("reference"):
                 assert select.root_mean_square(x, memory) == fast
             p = x if memory is None else x + memory
             assert fast == pytest.approx(float(p.double().square().mean().sqrt()), rel=1e-12)
@@ -160,6 +160,6 @@ def test_bfloat16_and_what_it_loses():
 def test_wrong_memory_is_refused_before_native_code():
     x = torch.randn(1, 100)
     for memory in (torch.zeros(1, 99), torch.zeros(1, 100, dtype=torch.float64), torch.zeros(100, 1).T[:, ::1].T):
-        if native.active()[0] != "reference":
+        if backends.active()[0] != "reference":
             with pytest.raises(InputError, match="memory"):
                 select.take_topk(x, 3, memory, torch.empty_like(x))

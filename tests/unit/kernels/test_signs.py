@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grace import native
+from grace import backends
 from grace.errors import InputError, PayloadError
 from grace.kernels import (
     majority,
@@ -24,7 +24,7 @@ from grace.kernels import (
     votes_sum,
 )
 
-ISAS = native.available()[1:]
+ISAS = backends.available()[1:]
 pytestmark = pytest.mark.skipif(not ISAS, reason="the native kernels were not built")
 Encode = Callable[[Tensor, int, Tensor | None, Tensor | None], tuple[Tensor, bool]]
 Decode = Callable[[list[Tensor], Tensor, int, float, bool], None]
@@ -99,10 +99,10 @@ def test_every_size_block_alignment_and_instruction_set(codec: str) -> None:
     for n in [*range(1, 71), 255, 1000]:
         block = (1, 3, 8, 16, 48, 4096, 10**12)[n % 7]
         x, memory = numbers(2, n, n % 5, n), numbers(2, n, (n + 1) % 5, n + 1)
-        with native.using("reference"):
+        with backends.using("reference"):
             want = everything(codec, x, memory, block, 18 if n % 10 == 0 else 3)
         for isa in ISAS:
-            with native.using(isa):
+            with backends.using(isa):
                 assert_same_bits(everything(codec, x, memory, block, 18 if n % 10 == 0 else 3), want)
 
 
@@ -113,10 +113,10 @@ def test_every_size_block_alignment_and_instruction_set(codec: str) -> None:
 )
 def test_large_rows_and_blocks(codec: str, b: int, n: int, block: int) -> None:
     x, memory = numbers(b, n, 1, 1), numbers(b, n, 0, 2)
-    with native.using("reference"):
+    with backends.using("reference"):
         want = everything(codec, x, memory, block, 3)
     for isa in ISAS:
-        with native.using(isa):
+        with backends.using(isa):
             assert_same_bits(everything(codec, x, memory, block, 3), want)
 
 
@@ -136,7 +136,7 @@ def test_the_number_of_threads_does_not_show(codec: str, block: int) -> None:
 @pytest.mark.parametrize("isa", ["reference", *ISAS])
 def test_values_by_hand(isa: str) -> None:
     x = torch.tensor([[1.0, -3.0, 0.0, -0.0, 4.0]])
-    with native.using(isa):
+    with backends.using(isa):
         rest = torch.empty_like(x)
         wire, _ = scaled_signs(x.clone(), 4, 0, None, rest)
         assert wire[0, :8].view(torch.float32).tolist() == [1, 4]
@@ -160,7 +160,7 @@ def test_values_by_hand(isa: str) -> None:
 @pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_noticed(codec: str, bad: float) -> None:
     for isa in ("reference", *ISAS):
-        with native.using(isa):
+        with backends.using(isa):
             for n, block, at in ((5, 8, 4), (70, 16, 0), (5000, 4096, 4999), (70_000, 69_000, 100)):
                 for with_memory in (False, True):
                     x, memory = torch.ones(1, n), torch.ones(1, n)
@@ -175,7 +175,7 @@ def test_what_is_not_finite_is_noticed(codec: str, bad: float) -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_corrupted_wires_are_refused_by_name(isa: str, bad: float) -> None:
     x, out = torch.ones(1, 300), torch.empty(1, 300)
-    with native.using(isa):
+    with backends.using(isa):
         for place, name in ((2, "lo"), (5, "hi")):
             good, wire = two_means(x, 0.0, 100)[0], two_means(x, 0.0, 100)[0]
             wire[0, :24].view(torch.float32)[place] = bad
@@ -200,7 +200,7 @@ def test_corrupted_wires_are_refused_by_name(isa: str, bad: float) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 def test_other_tensors_are_refused_before_native_code_runs(isa: str) -> None:
     x = torch.ones(2, 64)
-    with native.using(isa):
+    with backends.using(isa):
         for rows in (x.double(), x[:, ::2]):
             with pytest.raises(InputError, match="rows"):
                 scaled_signs(rows, 8, 0)
@@ -223,7 +223,7 @@ def test_statistics_of_blocks(name: str) -> None:
         for isa in ISAS:
             for threads in (1, 2):
                 torch.set_num_threads(threads)
-                with native.using(isa):
+                with backends.using(isa):
                     assert_same_bits([public(x, block)], [want])
     for odd in (math.nan, math.inf):
         x = torch.tensor([[1.0, odd, -2.0]])

@@ -5,8 +5,8 @@ import struct
 import pytest
 import torch
 
-from grace import native
-from grace.kernels.stochastic import dequantise_sum, quantise
+from grace import backends
+from grace.kernels.stochastic import dequantize_sum, quantize
 from grace.methods.qsgd import QSGD
 from tests.unit.kernels import block_codecs as check
 
@@ -34,15 +34,15 @@ def test_the_number_of_threads_changes_nothing(count: int) -> None:
         check.assert_agrees(QSGD(levels=s, bucket=block), (600_011,), rows=1, count=count)
 
 
-@pytest.mark.parametrize("target", native.available())
+@pytest.mark.parametrize("target", backends.available())
 @pytest.mark.parametrize("s", [*LEVELS, 255, 32767])
 def test_the_largest_number_zeros_and_signs_are_exact(s: int, target: str) -> None:
     x = check.numbers(5, 300)
-    with native.using(target):
+    with backends.using(target):
         out = torch.empty_like(x)
-        dequantise_sum([quantise(x, s, 300, "linf", 1.0, check.RNG)[0]], out, s, 300, 1.0)
+        dequantize_sum([quantize(x, s, 300, "linf", 1.0, check.RNG)[0]], out, s, 300, 1.0)
         minus = torch.empty_like(x)
-        dequantise_sum([quantise(-x, s, 300, "linf", 1.0, check.RNG)[0]], minus, s, 300, 1.0)
+        dequantize_sum([quantize(-x, s, 300, "linf", 1.0, check.RNG)[0]], minus, s, 300, 1.0)
     assert torch.equal(minus, -out)
     assert bool((out[x == 0] == 0).all())
     top = x.abs().amax(1)

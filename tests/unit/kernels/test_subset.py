@@ -7,12 +7,12 @@ import itertools
 import pytest
 import torch
 
-from grace import kernels, native
+from grace import backends, kernels, native
 from grace.random import Stream
 
 STREAM = Stream(3, "randomk", "w", None, 2**31 + 7)  # a step beyond int32
 SIZES = [*range(1, 71), 1000, 4095, 4096, 4097, 5001, 16385, 65537]
-FAST = [name for name in native.available() if name != "reference"]
+FAST = [name for name in backends.available() if name != "reference"]
 pytestmark = pytest.mark.skipif(not FAST, reason=native.library())
 
 
@@ -30,10 +30,10 @@ def bits(x: torch.Tensor) -> torch.Tensor:
 
 def same_everywhere(draw) -> None:
     """``draw`` returns the same bits whatever runs it."""
-    with native.using("reference"):
+    with backends.using("reference"):
         expected = draw()
     for name in FAST:
-        with native.using(name):
+        with backends.using(name):
             found = draw()
         for one, other in zip(expected, found, strict=True):
             assert (one.shape, one.dtype) == (other.shape, other.dtype)
@@ -86,7 +86,7 @@ def test_taking_and_adding(n: int, threads: None) -> None:
 def test_sums(n: int, offset: int, threads: None) -> None:
     x, memory = torch.randn(n + 3)[offset : n + offset], torch.randn(n)
     for name in FAST:
-        with native.using(name):
+        with backends.using(name):
             for added, expected in ((memory, x + memory), (None, x)):
                 out = torch.empty(n + 3)[3 - offset : 3 - offset + n]
                 assert kernels.sum_finite(x, added, out)

@@ -1,4 +1,4 @@
-"""What the tests of the quantisers share."""
+"""What the tests of the quantizers share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from grace.method import Method
 from grace.peer import Peer
 from grace.run.simulate import simulate
 from grace.run.simulator import Simulator
-from grace.run.traced import Tracer
+from grace.transports.traced import Tracer
 
 HUGE = 3e38
 torch.set_num_threads(1)
@@ -186,9 +186,7 @@ def assert_agrees_and_conserves(spec: str | Method[Any], n: int = 101, worlds: S
     for world in worlds:
         xs = gradients(world, n, 0)
         tracers = [Tracer(rank, world) for rank in range(world)]
-        runs = [
-            tracers[r].traced(inner.exchange(x.clone(), inner.init(x), peer(0, r, world))) for r, x in enumerate(xs)
-        ]
+        runs = [tracers[r].trace(inner.exchange(x.clone(), inner.init(x), peer(0, r, world))) for r, x in enumerate(xs)]
         outs = simulate(runs)
         for out in outs:
             assert torch.equal(out.mean, outs[0].mean)

@@ -12,7 +12,7 @@ from grace.methods import BlockRandomK
 from grace.methods.common.blocks import Blocks
 from grace.peer import Peer
 from grace.run.simulate import simulate
-from grace.run.traced import Tracer
+from grace.transports.traced import Tracer
 
 from . import sparse_checks as checks
 
@@ -99,9 +99,7 @@ def test_declared_traffic_is_traced_traffic(mode: str) -> None:
             like = torch.empty(101, device="meta")
             peers = [Peer(rank, world, step, "x", lent=Lent(keep_rest=True)) for rank in range(world)]
             tracers = [Tracer(rank, world) for rank in range(world)]
-            simulate(
-                [t.traced(method.exchange(torch.randn(101), None, p)) for t, p in zip(tracers, peers, strict=True)]
-            )
+            simulate([t.trace(method.exchange(torch.randn(101), None, p)) for t, p in zip(tracers, peers, strict=True)])
             assert [t.traffic for t in tracers] == [method.traffic(like, peer) for peer in peers]
 
 

@@ -96,7 +96,7 @@ def test_matrices_that_are_worth_it(shape: tuple[int, ...], compressed: bool):
     tracer = Tracer(0, 4)
     tracers = [tracer, *(Tracer(r, 4) for r in range(1, 4))]
     runs = [method.exchange(x.clone(), method.init(x), Peer(r, 4)) for r in range(4)]
-    outs = simulate([t.traced(run) for t, run in zip(tracers, runs, strict=True)])
+    outs = simulate([t.trace(run) for t, run in zip(tracers, runs, strict=True)])
     assert (method.init(x) is not None) is compressed
     if compressed:
         m, l = shape[0], math.prod(shape[1:])

@@ -15,7 +15,7 @@ from grace.methods.common.count_sketch import CountSketch
 from grace.methods.sketchedsgd import SketchedSGD
 from grace.peer import Peer
 from grace.run.simulate import simulate
-from grace.run.traced import Tracer
+from grace.transports.traced import Tracer
 
 from .helpers import UGLY, check_nothing_lost, coded, gradients, steps, stream
 
@@ -107,7 +107,7 @@ def test_agreement_conservation_and_traffic(n: int, world: int):
     steps(method, gradients(3, world, n), keep_rest=True)
     tracers = [Tracer(rank, world) for rank in range(world)]
     xs = gradients(1, world, n)[0]
-    simulate([t.traced(method.exchange(x, None, Peer(t.rank, world))) for t, x in zip(tracers, xs, strict=True)])
+    simulate([t.trace(method.exchange(x, None, Peer(t.rank, world))) for t, x in zip(tracers, xs, strict=True)])
     for rank, tracer in enumerate(tracers):
         assert tracer.traffic == method.traffic(torch.empty(n), Peer(rank, world))
     k = -(-n // 100)

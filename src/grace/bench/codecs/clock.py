@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from grace import native
+from grace import backends
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _USUAL = 32 << 20  # bytes of a last-level cache that nobody tells about
@@ -128,7 +128,7 @@ class Clock:
 
     def _sample(self, case: Case, clear: Callable[[], None], repeats: int) -> float:
         choice = case.kernels if case.kernels not in (None, "torch") else None
-        with native.using(choice) if choice else contextlib.nullcontext():
+        with backends.using(choice) if choice else contextlib.nullcontext():
             return statistics.median(case.seconds(clear) for _ in range(repeats))
 
 

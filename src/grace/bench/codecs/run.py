@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import grace
-from grace import native
+from grace import backends
 from grace.bench.codecs import compressors, conversations, naive, parts, rows
 from grace.bench.codecs.clock import Case, Clock, Timing, available_memory, threads
 from grace.bench.codecs.compressors import compressor_of
@@ -69,7 +69,7 @@ def measure(
         keep: gets the document as far as it is, after each method at each size: what interrupts a run leaves that.
     """
     start = time.monotonic()
-    bench = _Bench(plan, Clock(plan.limit, eviction, plan.budget), native.active()[0], native.available())
+    bench = _Bench(plan, Clock(plan.limit, eviction, plan.budget), backends.active()[0], backends.available())
     head = {
         "schema": SCHEMA,
         "version": VERSION,
@@ -112,7 +112,7 @@ def measure(
 
 def environment(clock: Clock) -> dict[str, Any]:
     """Where the measurement took place, as far as it bears on the numbers."""
-    active, why = native.active()
+    active, why = backends.active()
     return {
         "grace": grace.__version__,
         "python": platform.python_version(),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from grace.errors import InputError
 from grace.kernels.portable import sum_by_halves
 
 _SPAN, _LANES = 1024, 16  # of a row's sum
@@ -80,6 +81,7 @@ def _chunks(matrix: Tensor) -> Iterator[slice]:
 
 def orthonormalize(p: Tensor) -> Tensor:
     """See :func:`grace.kernels.low_rank.orthonormalize`."""
+    check_rows(p)
     r = len(p)
     largest = p.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)
     a = p.double() / largest.double()  # rows become the vectors of the reflections, and then the basis
@@ -101,6 +103,17 @@ def orthonormalize(p: Tensor) -> Tensor:
         unit[j] = 1
         a[j] = unit - taus[j] * a[j]
     return a.float()
+
+
+def check_rows(p: Tensor) -> None:
+    """P ``[r, m]``, whose rows are to become orthonormal.
+
+    Raises:
+        InputError: r > m.
+    """
+    r, m = p.shape
+    if r > m:
+        raise InputError(f"kernels: {r} rows of {m} numbers cannot be orthonormal; use at most as many rows as numbers")
 
 
 def _reflect(rows: Tensor, v: Tensor, tau: Tensor) -> None:

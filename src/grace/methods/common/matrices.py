@@ -88,7 +88,8 @@ class Projection(Compressor):
         factor = wire[:, : self.side * self.r].reshape(-1, self.side, self.r)
         matrix, tail = self._parts(out)
         for one, said in zip(matrix, factor.mT.contiguous(), strict=True):  # [m, l], [r, side]
-            add_low_rank_(one, *((self.decode, said) if self.transposed else (said, self.decode)), scale)
+            left, right = (self.decode, said) if self.transposed else (said, self.decode)
+            add_low_rank_(one, left, right, scale)
         add_scaled_(tail, wire[:, self.side * self.r :], scale)
         self.factor = factor[0]
 

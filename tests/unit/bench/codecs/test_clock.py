@@ -2,7 +2,7 @@ import gc
 
 import torch
 
-from grace import native
+from grace import backends
 from grace.bench.codecs.clock import Case, Clock, Timing, available_memory, last_level_cache, threads
 
 
@@ -73,11 +73,11 @@ def test_preparing_counts_for_the_budget_but_not_for_the_time():
 
 def test_a_case_runs_on_its_own_backend():
     seen = []
-    before = native.active()
-    case = Case("a", lambda: seen.append(native.active()[0]), kernels="reference")
+    before = backends.active()
+    case = Case("a", lambda: seen.append(backends.active()[0]), kernels="reference")
     Clock(10.0, eviction=1 << 12).measure(Case("yard", int), [case], 3, cold=False)
     assert set(seen) == {"reference"}
-    assert native.active() == before
+    assert backends.active() == before
 
 
 def test_threads_and_the_collector_are_as_before():

@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from grace import native
+from grace import backends
 from grace.bench.codecs import run
 from grace.bench.codecs.clock import Timing
 from grace.bench.codecs.goals import OPERATIONS, POWERSGD
@@ -35,7 +35,7 @@ def test_the_document_is_what_its_schema_says(cold):
         assert isinstance(row["operation"], str)
         assert row["method"] is None or isinstance(row["method"], str)
         assert row["threads"] == 1
-        assert row["kernels"] == native.active()[0]
+        assert row["kernels"] == backends.active()[0]
         assert row["cold"] is True
         assert all(isinstance(row[name], float) and row[name] > 0 for name in NUMBERS)
         assert row["low"] <= row["ratio"] <= row["high"]
@@ -52,8 +52,8 @@ def test_rows_with_a_goal_are_compared(cold):
     assert rows["encode"]["goal"] == 1.1
     assert rows["decode and sum"]["payloads"] == 8
     assert rows["encode"]["payloads"] is None
-    here = native.active()[0]
-    expected = {"torch", "reference", "native-base"} - {here} if len(native.available()) > 1 else {"torch"}
+    here = backends.active()[0]
+    expected = {"torch", "reference", "native-base"} - {here} if len(backends.available()) > 1 else {"torch"}
     assert {other["kernels"] for other in rows["encode"]["others"]} == expected
     for other in rows["encode"]["others"]:
         assert all(other[name] > 0 for name in NUMBERS)

@@ -5,7 +5,7 @@ namespace grace {
 namespace GRACE_TARGET {
 namespace {
 
-struct Quantiser {
+struct Quantizer {
     static constexpr int HEAD = 4;  // the norm, float32
     struct Stats {
         int32_t most;
@@ -86,7 +86,7 @@ struct Quantiser {
     }
 };
 
-struct Dequantiser {
+struct Dequantizer {
     static constexpr int HEAD = 4;
     typedef float Factor;
 
@@ -119,17 +119,17 @@ struct Dequantiser {
 }  // namespace GRACE_TARGET
 }  // namespace grace
 
-GRACE_EXPORT(quantise)(const float* x, const float* memory, float* rest, int64_t rows, int64_t n, int64_t block, uint8_t* wire,
+GRACE_EXPORT(quantize)(const float* x, const float* memory, float* rest, int64_t rows, int64_t n, int64_t block, uint8_t* wire,
                        int64_t stride, int s, int bits, int l2, float shrink, uint32_t k0, uint32_t k1, uint32_t step,
                        int threads) {
     using namespace grace::GRACE_TARGET;
-    const Quantiser codec = {s, bits, l2 != 0, shrink, {k0, k1, step}, n};
+    const Quantizer codec = {s, bits, l2 != 0, shrink, {k0, k1, step}, n};
     return encode_blocks(codec, Rows{x, memory, rest, rows, n, block}, wire, stride, threads);
 }
 
-GRACE_EXPORT(dequantise_sum)(const uint8_t* const* wires, int64_t W, float* out, int64_t n, int64_t block, int s, int bits,
+GRACE_EXPORT(dequantize_sum)(const uint8_t* const* wires, int64_t W, float* out, int64_t n, int64_t block, int s, int bits,
                              float weight, int accumulate, int threads) {
     using namespace grace::GRACE_TARGET;
-    const Dequantiser codec = {s, bits, weight};
+    const Dequantizer codec = {s, bits, weight};
     return decode_blocks(codec, wires, W, out, n, block, accumulate != 0, threads);
 }

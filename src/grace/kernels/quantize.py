@@ -1,4 +1,4 @@
-"""Operations that several quantisers share, in plain torch: the specification that faster versions must agree with.
+"""Operations that several quantizers share, in plain torch: the specification that faster versions must agree with.
 
 Letters: b rows of n numbers; blocks of B numbers, nb = ceil(n/B) of them per row, the last one shorter.
 """

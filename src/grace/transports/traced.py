@@ -16,7 +16,7 @@ class Tracer:
         self.rank, self.world = rank, world
         self.traffic = Traffic()
 
-    def traced(self, exchange: Exchange[T]) -> Exchange[T]:
+    def trace(self, exchange: Exchange[T]) -> Exchange[T]:
         """The same exchange, counted."""
         try:
             op = next(exchange)
