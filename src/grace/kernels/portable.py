@@ -13,7 +13,9 @@ import math
 import torch
 from torch import Tensor
 
-from grace.kernels.spans import spans
+from grace.kernels.spans import split_spans
+
+__all__ = ["add_scaled_", "cosine_and_sine", "natural_log", "sum_by_halves"]
 
 _LOG_2, _ROOT_HALF = 0.6931471805599453, 0.7071067811865476
 _LOG_TERMS = 12  # of 2 (s + s^3/3 + s^5/5 + ...) for |s| <= 0.172: the next one is below 2**-64
@@ -27,7 +29,7 @@ def add_scaled_(out: Tensor, x: Tensor, scale: float) -> Tensor:
     if not (out.is_contiguous() and x.is_contiguous()):
         return out.add_(x * scale)
     flat, other = out.view(1, -1), x.view(1, -1)
-    for span in spans(1, flat.shape[1]):
+    for span in split_spans(1, flat.shape[1]):
         flat[:, span.columns].add_(other[:, span.columns] * scale)
     return out
 

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from grace.dispatch import operation
 
+__all__ = ["add_low_rank_", "orthonormalize", "project_columns", "project_rows", "solve_ridge", "split_low_rank"]
+
 
 @operation
 def project_rows(matrix: Tensor, q: Tensor) -> Tensor:
@@ -79,6 +81,3 @@ def solve_ridge(p: Tensor, lam: float) -> Tensor:
     Raises:
         InputError: as :func:`project_rows`.
     """
-
-
-__all__ = ["add_low_rank_", "orthonormalize", "project_columns", "project_rows", "solve_ridge", "split_low_rank"]

@@ -1,4 +1,4 @@
-"""The native kernels."""
+"""The bindings of the native kernels for thin factors."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from torch import Tensor
 from grace import native
 from grace.kernels import check
 from grace.kernels.low_rank.reference import check_rows
+from grace.native import D, F, I, N, P
 
 for name in ("project_rows", "project_columns"):
-    native.declare(name, *[native.P] * 3, *[native.N] * 3, native.I)
-native.declare("split_low_rank", *[native.P] * 5, *[native.N] * 3, native.I)
-native.declare("add_low_rank", *[native.P] * 3, *[native.N] * 3, native.F, native.I)
-native.declare("orthonormalize", *[native.P] * 2, *[native.N] * 2, native.I)
-native.declare("solve_ridge", *[native.P] * 2, *[native.N] * 2, native.D, native.I)
+    native.declare(name, P, P, P, N, N, N, I)
+native.declare("split_low_rank", P, P, P, P, P, N, N, N, I)
+native.declare("add_low_rank", P, P, P, N, N, N, F, I)
+native.declare("orthonormalize", P, P, N, N, I)
+native.declare("solve_ridge", P, P, N, N, D, I)
 
 
 def project_rows(matrix: Tensor, q: Tensor) -> Tensor:
-    """See :func:`grace.kernels.low_rank.project_rows`."""
     (m, l), r = matrix.shape, q.shape[0]
     out = torch.empty(r, m)
     native.c.project_rows(
@@ -28,7 +28,6 @@ def project_rows(matrix: Tensor, q: Tensor) -> Tensor:
 
 
 def project_columns(matrix: Tensor, p: Tensor) -> Tensor:
-    """See :func:`grace.kernels.low_rank.project_columns`."""
     (m, l), r = matrix.shape, p.shape[0]
     out = torch.empty(r, l)
     native.c.project_columns(
@@ -38,7 +37,6 @@ def project_columns(matrix: Tensor, p: Tensor) -> Tensor:
 
 
 def split_low_rank(x: Tensor | None, p: Tensor, mine: Tensor, q: Tensor, out: Tensor) -> None:
-    """See :func:`grace.kernels.low_rank.split_low_rank`."""
     (r, m), l = p.shape, q.shape[1]
     native.c.split_low_rank(
         None if x is None else check.numbers("x", x, (m, l)),
@@ -51,14 +49,12 @@ def split_low_rank(x: Tensor | None, p: Tensor, mine: Tensor, q: Tensor, out: Te
 
 
 def add_low_rank_(out: Tensor, p: Tensor, q: Tensor, scale: float) -> None:
-    """See :func:`grace.kernels.low_rank.add_low_rank_`."""
     (m, l), r = out.shape, p.shape[0]
     given = check.numbers("out", out), check.numbers("p", p, (r, m)), check.numbers("q", q, (r, l))
     native.c.add_low_rank(*given, m, l, r, scale, native.threads())
 
 
 def orthonormalize(p: Tensor) -> Tensor:
-    """See :func:`grace.kernels.low_rank.orthonormalize`."""
     check_rows(p)
     r, m = p.shape
     out = torch.empty(r, m)
@@ -67,7 +63,6 @@ def orthonormalize(p: Tensor) -> Tensor:
 
 
 def solve_ridge(p: Tensor, lam: float) -> Tensor:
-    """See :func:`grace.kernels.low_rank.solve_ridge`."""
     r, m = p.shape
     out = torch.empty(r, m, dtype=torch.float64)
     native.c.solve_ridge(check.numbers("p", p), out.data_ptr(), r, m, lam, native.threads())

@@ -16,7 +16,6 @@ _CHUNK = 1 << 18  # numbers of a matrix at a time, about: temporary memory is sm
 
 
 def project_rows(matrix: Tensor, q: Tensor) -> Tensor:
-    """See :func:`grace.kernels.low_rank.project_rows`."""
     if not matrix.is_cpu:
         return q @ matrix.mT
     (m, l), r = matrix.shape, q.shape[0]
@@ -39,7 +38,6 @@ def _in_lanes(part: Tensor) -> Tensor:
 
 
 def project_columns(matrix: Tensor, p: Tensor) -> Tensor:
-    """See :func:`grace.kernels.low_rank.project_columns`."""
     if not matrix.is_cpu:
         return p @ matrix
     (m, l), r = matrix.shape, p.shape[0]
@@ -54,7 +52,6 @@ def project_columns(matrix: Tensor, p: Tensor) -> Tensor:
 
 
 def split_low_rank(x: Tensor | None, p: Tensor, mine: Tensor, q: Tensor, out: Tensor) -> None:
-    """See :func:`grace.kernels.low_rank.split_low_rank`."""
     for rows in _chunks(out):
         mean, rest = out[rows].zero_(), None if x is None else x[rows]
         for factor, of_mine, of_all in zip(p[:, rows, None], mine, q, strict=True):  # [rows, 1], [l], [l]
@@ -64,7 +61,6 @@ def split_low_rank(x: Tensor | None, p: Tensor, mine: Tensor, q: Tensor, out: Te
 
 
 def add_low_rank_(out: Tensor, p: Tensor, q: Tensor, scale: float) -> None:
-    """See :func:`grace.kernels.low_rank.add_low_rank_`."""
     for rows in _chunks(out):
         product = torch.zeros_like(out[rows])
         for factor, other in zip(p[:, rows, None], q, strict=True):
@@ -80,7 +76,6 @@ def _chunks(matrix: Tensor) -> Iterator[slice]:
 
 
 def orthonormalize(p: Tensor) -> Tensor:
-    """See :func:`grace.kernels.low_rank.orthonormalize`."""
     check_rows(p)
     r = len(p)
     largest = p.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)
@@ -123,7 +118,6 @@ def _reflect(rows: Tensor, v: Tensor, tau: Tensor) -> None:
 
 
 def solve_ridge(p: Tensor, lam: float) -> Tensor:
-    """See :func:`grace.kernels.low_rank.solve_ridge`."""
     r = p.shape[0]
     x = p.double()
     gram = torch.stack([sum_by_halves(row * x) for row in x])  # [r, r]
