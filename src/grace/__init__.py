@@ -63,8 +63,7 @@ from grace.registry import method, methods, register, spell
 from grace.run.simulator import Simulator
 from grace.schedules import Schedule
 from grace.transports.torch_distributed import init_process_group
-
-__version__ = "0.1.0"
+from grace.version import __version__ as __version__
 
 __all__ = [
     "ACPSGD",
