@@ -13,7 +13,8 @@
     |-- NonFiniteError (ArithmeticError)    an inf or NaN in a gradient, where the user asked for an error
     |-- AgreementError (RuntimeError)       ranks that differ
     |   |-- FingerprintMismatch             ... in their methods, policies or models, found at the start
-    |   `-- RoundMismatch                   ... in the collective that they ask for, found while running
+    |   |-- RoundMismatch                   ... in the collective that they ask for, found while running
+    |   `-- StepMismatch (PayloadError)     ... in the step that they are at, found in what they sent
     `-- TransportError (RuntimeError)       a collective that failed: a dead worker, a time-out, a refused operation
         `-- AbsentError                     ranks that did not come in time
 """
@@ -74,6 +75,10 @@ class FingerprintMismatch(AgreementError):
 
 class RoundMismatch(AgreementError):
     """Ranks that ask for different collectives in one round."""
+
+
+class StepMismatch(AgreementError, PayloadError):
+    """Ranks that are at different steps. A header that was damaged on its way reads the same."""
 
 
 class TransportError(GraceError, RuntimeError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import platform
 import re
 import socket
 import threading
@@ -19,8 +18,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-import grace
-from grace import native
+from grace import backends, native
+from grace.bench import machine
 from grace.errors import ConfigurationError
 
 _DISTRIBUTION = "grace-dl"
@@ -31,7 +30,7 @@ def examine() -> dict[str, Any]:
     """All that ``grace doctor --json`` writes."""
     errors: list[str] = []
     kernels = _kernels(errors)
-    threads = {"torch": torch.get_num_threads(), "cores": _cores(), "local_workers": _local_workers()}
+    threads = {"torch": torch.get_num_threads(), "cores": machine.cores(), "local_workers": _local_workers()}
     transports = {
         "gloo": dist.is_available() and dist.is_gloo_available(),
         "nccl": dist.is_available() and dist.is_nccl_available(),
@@ -41,13 +40,7 @@ def examine() -> dict[str, Any]:
     return {
         "schema": "grace.doctor",
         "version": 1,
-        "versions": {
-            "grace": grace.__version__,
-            "python": platform.python_version(),
-            "torch": str(torch.__version__),
-            "numpy": metadata.version("numpy"),
-            "system": f"{platform.system()} {platform.machine()}",
-        },
+        "versions": machine.versions(),
         "kernels": kernels,
         "threads": threads,
         "transports": transports,
@@ -62,20 +55,15 @@ def _kernels(errors: list[str]) -> dict[str, Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there is no library is told below
-            out["active"], out["why"] = native.active()
+            out["active"], out["why"] = backends.active()
     except ConfigurationError as error:
         errors.append(str(error))
     return {
         **out,
-        "asked": os.environ.get(native.VARIABLE) or None,
-        "available": native.available(),
+        "asked": os.environ.get(backends.VARIABLE) or None,
+        "available": backends.available(),
         "library": native.library(),
     }
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _local_workers() -> int:
@@ -107,7 +95,7 @@ def _extras() -> list[dict[str, str | None]]:
 def _warnings(kernels: dict[str, Any], threads: dict[str, int], transports: dict[str, Any]) -> list[str]:
     out = []
     if kernels["active"] == "reference":
-        what = kernels["library"] if kernels["asked"] is None else f"{native.VARIABLE}=reference asks for it"
+        what = kernels["library"] if kernels["asked"] is None else f"{backends.VARIABLE}=reference asks for it"
         out.append(f"the torch kernels are in use, which are many times slower: {what}")
     used = threads["torch"] * threads["local_workers"]
     if used > threads["cores"]:

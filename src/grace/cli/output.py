@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import typer
 from rich.console import Console, RenderableType
+
+from grace.bench.results import encode
 
 _WIDTH = 160  # where there is no terminal
 
@@ -19,4 +20,4 @@ def show(view: RenderableType, width: int = _WIDTH, *, soft: bool = False) -> No
 
 def write_json(document: Any) -> None:
     """A document, and nothing else."""
-    typer.echo(json.dumps(document, indent=1, allow_nan=False))
+    typer.echo(encode(document), nl=False)

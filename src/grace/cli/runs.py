@@ -8,7 +8,7 @@ from typing import Annotated, cast
 import typer
 from rich.console import Console
 
-from grace.bench.compare import Outcome, compare, document, succeeded, with_baseline
+from grace.bench.compare import Outcome, compare, document, plain, succeeded, with_baseline
 from grace.bench.config import RunConfig
 from grace.bench.extras import need
 from grace.bench.launch import launch
@@ -98,12 +98,12 @@ def compare_(
     if results:
         from grace.bench.report.figures import draw
 
-        draw(results, out)
+        draw([plain(one) for one in results], out)
     if as_json:
         write_json(document(outcomes))
     else:
         show(tables.comparison(outcomes))
-        written = "results.json, summary.csv, curves.csv" + (", comparison.png, comparison.svg" if results else "")
+        written = "results.json, runs.csv, curves.csv" + (", comparison.png, comparison.svg" if results else "")
         typer.echo(f"In {out}: {written}", err=True)
     if len(results) < len(outcomes):
         failed = ", ".join(outcome.method for outcome in outcomes if outcome.result is None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, cast
@@ -16,6 +15,7 @@ from grace.bench.external import Company, place
 from grace.bench.launch import Launcher, launch_all
 from grace.bench.network.links import seconds_of
 from grace.bench.report.runs import SweepReporter, link_table, prediction_table, sweep_table
+from grace.bench.results import Result, decode
 from grace.bench.sweep import Ended, Plan, check, check_memory, sweep
 from grace.bench.trackers import TensorBoard, Tracker, Wandb
 from grace.cli.options import Json, folder
@@ -135,7 +135,7 @@ def _sweep(
 
         def ended(run: Ended) -> None:
             reporter.ended(run)
-            if run.ok and not run.earlier:
+            if isinstance(run.document, Result) and not run.earlier:
                 for tracker in trackers:
                     tracker.log(run.file.stem, run.document)
 
@@ -189,13 +189,10 @@ def link(
 
     Example: [bold]grace bench link --link 1gbit[/]
     """
-    from grace.bench.network.links import link as link_of
+    from grace.bench.network.links import parse_links
     from grace.bench.network.throughput import measured
 
-    chosen = [link_of(name, latency) for name in _list(links)]
-    if not all(one.shaped for one in chosen):
-        raise ConfigurationError("--link none is not a link that could be measured")
-    rows = [measured(one, seconds) for one in chosen]
+    rows = [measured(one, seconds) for one in parse_links(links, latency)]
     if as_json:
         write_json(rows)
     else:
@@ -219,12 +216,12 @@ def predict(
     Example: [bold]grace bench predict results --links 1gbit --workers 4,16[/]
     """
     from grace.bench.network.forecast import forecast
-    from grace.bench.network.links import link as link_of
+    from grace.bench.network.links import parse_links
 
-    documents = [json.loads(path.read_text()) for path in sorted((results / "runs").glob("*.json"))]
+    documents = [decode(path.read_bytes()) for path in sorted((results / "runs").glob("*.json"))]
     if not documents:
         raise ConfigurationError(f"{results} has no runs/*.json: run grace bench train --out {results} first")
-    chosen = [link_of(name, latency) for name in _list(links)]
+    chosen = parse_links(links, latency)
     rows = [row for one in documents for row in forecast(one, chosen, _numbers(workers, "--workers"), cores)]
     if as_json:
         write_json(rows)

@@ -113,7 +113,7 @@ class Communicator(Method[Any]):
 def sealed(wire: Tensor, finite: bool, size: int, peer: Peer) -> Tensor:
     """Wires ``[b, w]`` as they travel, in scratch memory: nobody needs them once the exchange has ended."""
     out = peer.lent.scratch((wire.shape[0], wires.sealed_bytes(size)), wire, torch.uint8)
-    return wires.seal(wire, finite, size, out)
+    return wires.seal(wire, finite, peer.step, size, out)
 
 
 def decoded(

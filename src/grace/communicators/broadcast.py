@@ -14,8 +14,10 @@ from grace.communicators.base import Communicator, decoded, sealed, stand_in, tr
 from grace.loan import Loan
 from grace.method import Exchanged
 from grace.peer import Peer
+from grace.registry.recipes import register_communicator
 
 
+@register_communicator("broadcast")
 @dataclass(frozen=True, slots=True)
 class Broadcast(Communicator):
     """Each rank in turn broadcasts its wire: like Allgather, in W rounds, and without padding where sizes vary."""
@@ -29,7 +31,8 @@ class Broadcast(Communicator):
         for root, width in enumerate(widths):
             buf = mine if root == peer.rank else mine.new_zeros(1, wires.sealed_bytes(width))
             received.append((yield BroadcastOp(buf, root)))
-        if not all(wires.all_finite(sealed) for sealed in received):
+        seen = [wires.read_headers(one, peer.step, root) for root, one in enumerate(received)]
+        if not all(seen):
             return loan.poison(None)
         return decoded(self, loan, received, widths, wire.dtype, peer)
 

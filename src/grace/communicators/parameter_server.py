@@ -16,8 +16,10 @@ from grace.errors import ConfigurationError
 from grace.loan import Loan
 from grace.method import Exchanged
 from grace.peer import Peer
+from grace.registry.recipes import register_communicator
 
 
+@register_communicator("parameterserver")
 @dataclass(frozen=True, slots=True)
 class ParameterServer(TwoHops):
     """Everyone sends its wire to one rank, which averages, compresses again, and broadcasts that.
@@ -50,7 +52,8 @@ class ParameterServer(TwoHops):
         for rank in range(W):
             if rank != server:
                 inbox[rank] = yield Permute(mine, ((rank, server),))
-        finite = all(wires.all_finite(sealed) for sealed in inbox) if serving else True
+        seen = [wires.read_headers(one, peer.step, rank) for rank, one in enumerate(inbox)] if serving else []
+        finite = all(seen)
         total = peer.lent.scratch((1, n), x)  # the server's: the mean, then its second rounding
         if serving and finite:
             received = [wires.unseal(one, width, wire.dtype) for one, width in zip(inbox, widths, strict=True)]
@@ -65,7 +68,7 @@ class ParameterServer(TwoHops):
             else mine.new_zeros(1, wires.sealed_bytes(widths[server]))
         )
         answer = yield BroadcastOp(reply, server)
-        if not wires.all_finite(answer):
+        if not wires.read_headers(answer, peer.step, server):
             return loan.poison(state)
         if peer.lent.keep_rest and serving and not self.server_memory:
             loan.work.add_(total[0], alpha=W)

@@ -15,8 +15,10 @@ from grace.communicators.two_hops import TwoHops
 from grace.loan import Loan
 from grace.method import Exchanged
 from grace.peer import Peer
+from grace.registry.recipes import register_communicator
 
 
+@register_communicator("scatterreduce")
 @dataclass(frozen=True, slots=True)
 class ScatterReduce(TwoHops):
     """Two rounds, constant traffic: rank r averages chunk r, compresses it again, and sends that to everyone.
@@ -35,7 +37,7 @@ class ScatterReduce(TwoHops):
         wire, own_finite = self._encode(loan, peer, W)  # [W, w]
         widths = yield from self._widths(wire, c, peer)
         theirs = yield AllToAll(sealed(wire, own_finite, max(widths), peer))  # [W, s]: everyone's version of my chunk
-        finite = wires.all_finite(theirs)
+        finite = wires.read_headers(theirs, peer.step)
         chunk = peer.lent.scratch((1, c), x)
         if finite:
             received = [
@@ -47,7 +49,7 @@ class ScatterReduce(TwoHops):
         again = self._compress_again(chunk, state, peer)  # chunk: now my second rounding
         widths = yield from self._widths(again, c, peer)
         final = yield AllGather(sealed(again, finite, max(widths), peer)[0])  # [W, s]
-        if not wires.all_finite(final):
+        if not wires.read_headers(final, peer.step):
             return loan.poison(state)
         if peer.lent.keep_rest and not self.server_memory:
             loan.work.view(W, c)[peer.rank].add_(chunk[0], alpha=W)  # one worker's share of the mean is 1/W of it

@@ -8,10 +8,10 @@ from grace.methods.common.rotated_codes import RotatedCodes
 from grace.registry import register
 
 
-@register("eden", communicator="allgather", family="rotation", aliases=("edencompressor",))
+@register("eden", communicator="allgather", family="rotation")
 @dataclass(frozen=True, slots=True)
 class EDEN(RotatedCodes):
-    """EDEN: a randomly rotated block, quantised as if it were Gaussian, and one scale.
+    """EDEN: a randomly rotated block, quantized as if it were Gaussian, and one scale.
 
     ``C(x) = R^-1 (S c(z))`` with c(z) the centroids nearest to ``y sqrt(h) / |y|``, ``y = R x``, and
     ``S = |y|^2 / <c(z), y>`` (unbiased) or ``<c(z), y> / |c(z)|^2`` (mse)

@@ -21,7 +21,7 @@ from grace.registry import method, register
 _ROUNDING = 1e-11  # the squared relative error of a rotation and its inverse in float32
 
 
-@register("rht", communicator="allgather", family="rotation", aliases=("rhtcompressor",))
+@register("rht", communicator="allgather", family="rotation")
 @dataclass(frozen=True, slots=True)
 class RHT(Compressor):
     """Randomised Hadamard transform: rotates blocks at random before another compressor, and back behind it.
@@ -38,7 +38,7 @@ class RHT(Compressor):
         that of the inner compressor, and nothing else.
     Bias:
         that of the inner compressor: R is orthonormal, so that unbiasedness and every bound on the squared error carry
-        over. The largest number of a block becomes about |x| sqrt(2 ln h / h), which is what a quantiser that is
+        over. The largest number of a block becomes about |x| sqrt(2 ln h / h), which is what a quantizer that is
         scaled by it gains on heavy tails. Bounds for single elements, and sparsity, are lost.
     Differs from the paper:
         each worker's part is rotated back before the average, not the average once.
@@ -59,7 +59,7 @@ class RHT(Compressor):
         check_block("rht", self.block)
         if not (isinstance(self.rounds, int) and self.rounds in (1, 2)):
             raise out_of_range("rht", "rounds", self.rounds, "1, 2")
-        inner = self.quantiser
+        inner = self.quantizer
         if inner.varies or inner.aggregation == "majority":
             raise CompositionError(
                 f"rht rotates before a compressor of fixed size whose wires are averaged, such as qsgd or lpc, "
@@ -67,16 +67,16 @@ class RHT(Compressor):
             )
 
     @property
-    def quantiser(self) -> Compressor:
+    def quantizer(self) -> Compressor:
         """The inner compressor."""
         return _named(self.inner) if isinstance(self.inner, str) else self.inner
 
     def with_memory(self) -> Compressor:
-        inner = self.quantiser.with_memory()
-        return self if inner == self.quantiser else replace(self, inner=inner)
+        inner = self.quantizer.with_memory()
+        return self if inner == self.quantizer else replace(self, inner=inner)
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        shared, inner = _shared(rng), self.quantiser
+        shared, inner = _shared(rng), self.quantizer
         own = shared if inner.randomness == "shared" else rng
         wire = inner.compress_(rotate(rows, shared, self.block, self.rounds), own, False)
         if keep_rest:
@@ -86,11 +86,11 @@ class RHT(Compressor):
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         shared = _shared(rng)
         y = out.new_zeros(out.shape)
-        self.quantiser.decompress_add_(wire, y, 1.0, shared)
+        self.quantizer.decompress_add_(wire, y, 1.0, shared)
         out.add_(rotate_back(y, shared, self.block, self.rounds), alpha=scale)
 
     def facts(self, n: int) -> Facts:
-        facts = self.quantiser.facts(n)
+        facts = self.quantizer.facts(n)
         delta = None if facts.contraction is None else min(facts.contraction, 1 - _ROUNDING)
         omega = None if facts.variance is None else max(facts.variance, _ROUNDING)
         return replace(facts, contraction=delta, variance=omega, deterministic=False)

@@ -20,10 +20,10 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("sketch", communicator="allgather", memory="residual", family="hybrid", aliases=("sketchcompressor",))
+@register("sketch", communicator="allgather", memory="residual", family="hybrid")
 @dataclass(frozen=True, slots=True)
 class Sketch(Compressor):
-    """Quantile quantisation: quantiles cut the numbers into q buckets of equal size; a number becomes its bucket's mean.
+    """Quantile quantization: quantiles cut the numbers into q buckets of equal size; a number becomes its bucket's mean.
 
     ``C(x)_i = mean of bucket c_i``, where ``c_i = (number of edges <= x_i)`` and the edges are sorted x at the places
     ``floor(j n / q)``, j = 1 ... q-1, the one nearest to zero moved to zero

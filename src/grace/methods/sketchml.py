@@ -24,10 +24,10 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("sketchml", communicator="allgather", memory="residual", family="hybrid", aliases=("sketchmlcompressor",))
+@register("sketchml", communicator="allgather", memory="residual", family="hybrid")
 @dataclass(frozen=True, slots=True)
 class SketchML(Compressor):
-    """SketchML: of the non-zeros the places, and a sketch of quantised values. For gradients with many zeros.
+    """SketchML: of the non-zeros the places, and a sketch of quantized values. For gradients with many zeros.
 
     ``C(x)_i = mean of bucket m(i) if x_i is not 0, else 0``: q quantile buckets of the non-zeros as in ``sketch``, and
     m(i) is i's bucket as a MinMaxSketch tells it: the same or one nearer to zero, never across it

@@ -82,7 +82,7 @@ def test_names_and_compositions() -> None:
     assert grace.method("rht:inner=(qsgd:bits=2,bucket=64),block=128") == grace.Allgather(
         RHT("(qsgd:bits=2,bucket=64)", 128)
     )
-    assert RHT("(qsgd:bits=2,bucket=64)").quantiser == QSGD(bits=2, bucket=64)
+    assert RHT("(qsgd:bits=2,bucket=64)").quantizer == QSGD(bits=2, bucket=64)
     for text in ("rht", "rht:inner=lpc", "rht:inner=(qsgd:bits=2,bucket=64),block=128"):
         assert spell(grace.method(text)) == text
     assert RHT().with_memory() == RHT(QSGD(shrink=True))

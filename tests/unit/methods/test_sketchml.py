@@ -72,9 +72,9 @@ def test_magnitudes_shrink_and_no_sign_is_flipped(name: str, quantiles: int):
     x = shapes()[name] if name != "positive" else shapes()["heavy"].abs()
     decoded = coded(SketchML(quantiles), x)[1]
     assert torch.equal(decoded.sign(), x.sign())
-    quantised = torch.zeros_like(x)
-    quantised[x != 0] = coded(Sketch(quantiles), x[x != 0])[1]
-    assert (decoded.abs() <= quantised.abs()).all()
+    quantized = torch.zeros_like(x)
+    quantized[x != 0] = coded(Sketch(quantiles), x[x != 0])[1]
+    assert (decoded.abs() <= quantized.abs()).all()
 
 
 def test_most_buckets_survive():

@@ -33,7 +33,7 @@ from grace.kernels import (
 from grace.methods.common.rotation import check_block, rotate, rotate_back
 from grace.random import Stream
 
-# the Lloyd-Max quantisers of the standard normal distribution: positive halves
+# the Lloyd-Max quantizers of the standard normal distribution: positive halves
 _CENTROIDS = {
     1: (0.7978846,),
     2: (0.4527800, 1.5104176),

@@ -1,4 +1,4 @@
-"""A lossless stage for streams of symbols, such as quantised numbers: a well-kept compressor, or the bytes themselves.
+"""A lossless stage for streams of symbols, such as quantized numbers: a well-kept compressor, or the bytes themselves.
 
 A stream is one byte, the stage (0 raw, 1 zlib, 2 zstd), and the bytes of the stage. Raw is the escape: no stream is
 longer than its input by more than that byte. zlib is in Python; zstd needs the package ``zstandard``.
