@@ -16,6 +16,7 @@ from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.communicators import Allreduce
 from grace.facts import Facts
 from grace.kernels import orthonormalize
+from grace.knobs import Count, Positive
 from grace.method import Exchanged, Method
 from grace.methods.common.matrices import DENSE, LowRank, Projection
 from grace.peer import Peer
@@ -59,11 +60,8 @@ class ACPSGD(LowRank["ACPState | None"]):
         Learning", ICDCS 2023, arXiv 2306.08881.
     """
 
-    rank: int = 4
-    min_rate: float = 2.0
-
-    def __post_init__(self) -> None:
-        self._check("acpsgd")
+    rank: Count = 4
+    min_rate: Positive = 2.0
 
     def with_memory(self) -> Method[Any]:
         return self

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.communicators import Allreduce
-from grace.errors import out_of_range
 from grace.facts import Facts
 from grace.kernels import project_rows, solve_ridge, sum_by_halves
+from grace.knobs import Count, Positive, Range
 from grace.method import Exchanged, Method
 from grace.methods.common.matrices import DENSE, LowRank, Projection
 from grace.peer import Peer
@@ -65,17 +65,10 @@ class GradZip(LowRank["GradZipState | None"]):
         Large-scale Deep Learning", NeurIPS 2019 workshop on systems for machine learning.
     """
 
-    rank: int = 4
-    lam: float = 1e-3
-    min_rate: float = 2.0
+    rank: Count = 4
+    lam: Annotated[float, Range(1e-9, 1e3)] = 1e-3
+    min_rate: Positive = 2.0
     alternate: bool = False
-
-    def __post_init__(self) -> None:
-        self._check("gradzip")
-        if not 1e-9 <= self.lam <= 1e3:
-            raise out_of_range("gradzip", "lam", self.lam, "1e-9 <= lam <= 1e3")
-        if not isinstance(self.alternate, bool):
-            raise out_of_range("gradzip", "alternate", self.alternate, "True, False")
 
     def with_memory(self) -> Method[Any]:
         return self

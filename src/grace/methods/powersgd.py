@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Traffic, cost
-from grace.errors import out_of_range
 from grace.facts import Facts
 from grace.kernels import all_finite, orthonormalize, project_columns, project_rows, split_low_rank, sum_by_halves
+from grace.knobs import Count, Positive, Steps
 from grace.method import Exchanged, Method
 from grace.methods.common.matrices import DENSE, LowRank
 from grace.peer import Peer
@@ -55,17 +55,10 @@ class PowerSGD(LowRank["Tensor | None"]):
         Optimization", NeurIPS 2019, arXiv 1905.13727, algorithm 1.
     """
 
-    rank: int = 4
+    rank: Count = 4
     warm_start: bool = True
-    min_rate: float = 2.0
-    start_step: int = 0
-
-    def __post_init__(self) -> None:
-        self._check("powersgd")
-        if not isinstance(self.warm_start, bool):
-            raise out_of_range("powersgd", "warm_start", self.warm_start, "True, False")
-        if not (isinstance(self.start_step, int) and self.start_step >= 0):
-            raise out_of_range("powersgd", "start_step", self.start_step, "a whole number >= 0")
+    min_rate: Positive = 2.0
+    start_step: Steps = 0
 
     def with_memory(self) -> Method[Any]:
         return self

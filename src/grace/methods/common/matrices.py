@@ -13,7 +13,6 @@ from torch import Tensor
 
 from grace.communicators import Allreduce
 from grace.compressor import Compressor
-from grace.errors import out_of_range
 from grace.facts import Facts
 from grace.kernels import add_low_rank_, add_scaled_, project_columns, project_rows
 from grace.method import Method
@@ -27,17 +26,11 @@ DENSE = Allreduce(Identity())
 class LowRank(Method[S]):
     """A method of matrices. Tensors of fewer than two dimensions, and small ones, go uncompressed.
 
-    Subclasses are dataclasses with the fields ``rank`` and ``min_rate``.
+    Subclasses are dataclasses with the fields ``rank`` (:data:`grace.knobs.Count`) and ``min_rate`` (Positive).
     """
 
     rank: int
     min_rate: float
-
-    def _check(self, name: str) -> None:
-        if not (isinstance(self.rank, int) and self.rank >= 1):
-            raise out_of_range(name, "rank", self.rank, "a whole number >= 1")
-        if not 0 < self.min_rate < math.inf:
-            raise out_of_range(name, "min_rate", self.min_rate, "0 < min_rate < inf")
 
     @property
     def needs_shape(self) -> bool:
