@@ -51,11 +51,11 @@ _COMMANDS: list[Callable[..., None]] = [
     methods.list_, methods.explain, runs.train, runs.compare_, report, methods.verify, measure.doctor,
 ]  # fmt: skip
 _BENCH_COMMANDS: list[Callable[..., None]] = [
-    suite.train, suite.smoke, suite.link, suite.predict, codecs, measure.overhead,
+    runs.bench_train, suite.smoke, suite.link, suite.predict, codecs, measure.overhead,
 ]  # fmt: skip
 for group, commands in ((app, _COMMANDS), (bench, _BENCH_COMMANDS)):
     for command in commands:
-        group.command(command.__name__.rstrip("_"))(command)
+        group.command(command.__name__.removeprefix("bench_").rstrip("_"))(command)
 
 
 @app.callback(invoke_without_command=True)
