@@ -13,11 +13,13 @@ from grace.errors import out_of_range
 from grace.memories.error_feedback import ErrorFeedback
 from grace.method import Exchanged
 from grace.peer import Peer
+from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
 _EFState: TypeAlias = tuple[Any, ...]
 
 
+@register_memory("distef")
 @dataclass(frozen=True, slots=True)
 class DistEF(ErrorFeedback[S], Generic[S]):
     """Nesterov's momentum on each worker, in front of error feedback (dist-EF-SGD with blockwise momentum).

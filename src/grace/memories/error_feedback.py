@@ -17,11 +17,13 @@ from grace.learning_rate import lr_ratio
 from grace.memories.base import Memory
 from grace.method import Exchanged, Method
 from grace.peer import Peer
+from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
 _EFState: TypeAlias = tuple[Any, ...]  # memory, the method's state, and with follow_lr the last learning rate
 
 
+@register_memory("residual")
 @dataclass(frozen=True, slots=True)
 class ErrorFeedback(Memory[S]):
     """What was not sent this time is added to the gradient next time.

@@ -14,10 +14,12 @@ from grace.knobs import as_call
 from grace.memories.base import Memory
 from grace.method import Exchanged, Method
 from grace.peer import Peer
+from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
 
 
+@register_memory("momentum")
 @dataclass(frozen=True, slots=True)
 class Momentum(Memory[S]):
     """Each worker exchanges its momentum instead of its gradient: ``m = beta m + (1 - beta) g``; exchange m.

@@ -16,10 +16,12 @@ from grace.knobs import as_call
 from grace.memories.base import Memory
 from grace.method import Exchanged, Method
 from grace.peer import Peer
+from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
 
 
+@register_memory("dgc")
 @dataclass(frozen=True, slots=True)
 class MomentumCorrection(Memory[S]):
     """Momentum before compression: each worker accumulates velocities, and sends the accumulated ones that matter.

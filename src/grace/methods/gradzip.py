@@ -34,7 +34,7 @@ class GradZipState(NamedTuple):
     turn: int
 
 
-@register("gradzip", memory="residual", family="low rank", aliases=("gradzipcompressor",))
+@register("gradzip", memory="residual", family="low rank")
 @dataclass(frozen=True, slots=True)
 class GradZip(LowRank["GradZipState | None"]):
     """GradZip: two factors of the mean gradient by one step of alternating, regularised least squares.

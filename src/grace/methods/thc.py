@@ -38,7 +38,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("thc", memory="residual", family="rotation", aliases=("thccompressor",))
+@register("thc", memory="residual", family="rotation")
 @dataclass(frozen=True, slots=True)
 class THC(Method[None]):
     """THC: random rotation, then stochastic rounding to a table of integers that is the same for all, so that sums need

@@ -87,7 +87,7 @@ def test_a_stopped_sweep_goes_on_where_it_was(tmp_path):
     assert again.batches == [["qsgd"]]
     assert [one.earlier for one in runs] == [True, True, False]
     assert len(seen.runs) == 3
-    assert seen.told[3:] == ["started qsgd", "1/5", "ended qsgd"]
+    assert seen.told == ["ended none", "ended topk", "started qsgd", "1/5", "ended qsgd"]
 
 
 def test_a_failed_run_is_tried_again_and_a_broken_file_too(tmp_path):
