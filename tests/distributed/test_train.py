@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 OWN_TASK = '''
@@ -132,3 +133,38 @@ def test_no_worker_outlives_the_command(folder, ending):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     assert not left
+
+
+def processes_of(folder):
+    """Processes that were told of this folder; those that have ended are not, even if nobody has asked how."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if any(str(folder) in word for word in process.cmdline()):
+                found.append(process)
+    return found
+
+
+@pytest.mark.parametrize("workers_run", [False, True], ids=["before the workers run", "while they run"])
+def test_a_command_that_is_killed_leaves_no_process_and_no_folder_even_if_nobody_asks(folder, workers_run):
+    process = subprocess.Popen(
+        grace_command("train", "--task", "owntask:Slow", "--method", "none", "--workers", "2"), cwd=folder,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "TMPDIR": str(folder)},
+    )  # fmt: skip
+    started = "worker.*" if workers_run else "grace-*/launcher.log"
+    deadline = time.monotonic() + 100
+    while not list(folder.glob(started)):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert processes_of(folder)
+    os.kill(process.pid, signal.SIGKILL)  # and nobody waits for it: it stays in the table of processes
+    deadline = time.monotonic() + 60
+    while (left := [*processes_of(folder), *folder.glob("grace-*")]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for one in left:
+        if isinstance(one, psutil.Process):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+    process.wait()
+    assert left == []
