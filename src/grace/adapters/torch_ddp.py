@@ -7,7 +7,7 @@ enqueued on the current stream instead.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -155,11 +155,12 @@ class Handle(BaseHandle):
         self._check_attached()
         super().switch(method)
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Goes on where ``saved`` stopped, under the same method, model and number of workers.
+    def load_state_dict(self, saved: Any) -> None:
+        """Goes on where ``saved`` stopped, under the same method, model and number of workers. All ranks call it, each with
+        its own state; either all of them load, or none.
 
         Raises:
-            StateError: it does not fit; nothing has changed then.
+            StateError: one does not fit, or they do not belong together; on every rank. Nothing has changed then.
         """
         self._exchanger.load_state_dict(saved)
 
