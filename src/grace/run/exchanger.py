@@ -45,6 +45,7 @@ class Exchanger:
         check: compare all collectives between ranks before they start.
         counts_steps: whether a step here is a step of training; if not, call :meth:`count_step` for each of those.
         knobs: what else the ranks must have in common, by what it is.
+        absent: what a user can do about a tensor that did not come.
 
     Raises:
         ConfigurationError, InputError: a method that cannot work, nothing to exchange, an unsuitable tensor (by name).
@@ -67,6 +68,7 @@ class Exchanger:
         steps_per_epoch: int | None = None,
         counts_steps: bool = True,
         knobs: Mapping[str, object] | None = None,
+        absent: str = "Give zeros where there is no gradient",
     ):
         if not like:
             raise ConfigurationError("there is nothing to exchange: no parameter requires a gradient")
@@ -80,6 +82,7 @@ class Exchanger:
             "granularity": granularity, "bucket_bytes": bucket_bytes, "seed": seed, "nonfinite": nonfinite,
             "check": check, "steps_per_epoch": steps_per_epoch, **(knobs or {}),
         }  # fmt: skip
+        self._absent = absent
         policy = Policy.of(method)
         self._groups, group_policy = form_groups(self.like, policy, granularity, bucket_bytes)
         self.rank, self.world = transport.rank, transport.world
@@ -162,8 +165,7 @@ class Exchanger:
         if last and len(self._came) != len(self.like):
             absent = ", ".join(repr(name) for name in self.like if name not in self._came)
             raise InputError(
-                f"step {self._worker.step} ended without {absent}; every tensor takes part in every step: give zeros "
-                "where there is no gradient"
+                f"step {self._worker.step} ended without {absent}, and every tensor takes part in every step. {self._absent}"
             )
         means = self._exchange(ready) if ready else {}
         if last:
