@@ -15,7 +15,7 @@ from torch import Tensor
 from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.communicators import Allreduce
 from grace.facts import Facts
-from grace.kernels import orthonormal
+from grace.kernels import orthonormalize
 from grace.knobs import Count, Positive
 from grace.method import Exchanged, Method
 from grace.methods.common.matrices import DENSE, LowRank, Projection
@@ -80,8 +80,8 @@ class ACPSGD(LowRank["ACPState | None"]):
             return (yield from DENSE.exchange(x, None, peer))
         m, l, _ = self._sizes(x)
         old, new = (state.p, state.q) if state.turn else (state.q, state.p)
-        basis = orthonormal(old)
-        root = math.sqrt(len(basis))  # so that a product neither overflows nor vanishes
+        basis = orthonormalize(old.mT.contiguous())  # [r, m] or [r, l]
+        root = math.sqrt(len(old))  # so that a product neither overflows nor vanishes
         projection = Projection(m, l, basis / root, basis * root, transposed=bool(state.turn))
         out = yield from Allreduce(projection).exchange(x, None, peer)
         if not out.finite:

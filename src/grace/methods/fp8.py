@@ -15,7 +15,7 @@ from grace import wire as wires
 from grace.compressor import Compressor
 from grace.errors import PayloadError
 from grace.facts import Facts
-from grace.kernels import MOST, block_abs_max, block_count, block_divide, spread, stochastic_round
+from grace.kernels import MOST, add_scaled_, block_abs_max, block_count, block_divide, spread, stochastic_round
 from grace.knobs import Count
 from grace.random import Stream
 from grace.registry import register
@@ -90,7 +90,7 @@ class FP8(Compressor):
         value.mul_(spread(wires.checked_scale("scales", scales), n, self.block))
         if not bool(value.isfinite().all()):
             raise PayloadError("field 'scales' must be small enough for its codes")
-        out.add_(value, alpha=scale)
+        add_scaled_(out, value, scale)
 
     def facts(self, n: int) -> Facts:
         kind, payload = _FORMATS[self.fmt], n + 4 * block_count(n, self.block)

@@ -96,7 +96,8 @@ class GradiVeQ(Method["GradiVeQState | None"]):
             return (yield from self._collect(x, state, peer))
         K, _, N = self._sizes(x.numel())
         root = math.sqrt(K)  # so that a product neither overflows nor vanishes
-        projection = Projection(N, K, state.basis / root, state.basis * root)
+        basis = state.basis.mT.contiguous()  # [d, K]
+        projection = Projection(N, K, basis / root, basis * root)
         out = yield from Allreduce(projection).exchange(x, None, peer)
         turn = (state.turn + out.finite) % (self.collect + self.use)
         return Exchanged(out.mean, out.rest, state._replace(turn=turn), out.finite)

@@ -15,7 +15,7 @@ from grace import wire as wires
 from grace.compressor import Compressor
 from grace.errors import PayloadError
 from grace.facts import Facts
-from grace.kernels import pack, packed_bytes, unpack
+from grace.kernels import add_scaled_, pack, packed_bytes, unpack
 from grace.knobs import Range
 from grace.random import Stream
 from grace.registry import register
@@ -99,7 +99,7 @@ class Inceptionn(Compressor):
             value[tag == 1] = _signed(eight.to(torch.int32), 7).mul_(2.0 ** (unit - self._narrow))
             value[tag == 2] = _signed(unpack(words, 16, counts[1]).to(torch.int32), 15).mul_(2.0 ** (unit - _WIDE))
             value[tag == 3] = raw
-            row.add_(value, alpha=scale)
+            add_scaled_(row, value, scale)
 
     def facts(self, n: int) -> Facts:
         return Facts()

@@ -15,6 +15,7 @@ from grace.errors import PayloadError
 from grace.facts import Facts
 from grace.kernels import (
     MOST,
+    add_scaled_,
     block_abs_max,
     block_count,
     block_divide,
@@ -101,7 +102,7 @@ class LPC(Compressor):
         value = code.mul_(spread(wires.checked_scale("units", unit), n, self.block))
         if not bool(value.isfinite().all()):
             raise PayloadError("field 'units' must be small enough for its codes")
-        out.add_(value, alpha=scale)
+        add_scaled_(out, value, scale)
 
     def _omega(self, n: int) -> float:
         """The bound on the variance of a block, in units of the squared norm of what was not clipped away."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from grace.compressor import Compressor
 from grace.errors import CompositionError
 from grace.facts import Facts
+from grace.kernels import add_scaled_
 from grace.knobs import Rotation, as_call, check_knobs
 from grace.methods.common.rotation import rotate, rotate_back
 from grace.random import Stream
@@ -88,7 +89,7 @@ class RHT(Compressor):
         shared = _shared(rng)
         y = out.new_zeros(out.shape)
         self.quantizer.decompress_add_(wire, y, 1.0, shared)
-        out.add_(rotate_back(y, shared, self.block, self.rounds), alpha=scale)
+        add_scaled_(out, rotate_back(y, shared, self.block, self.rounds), scale)
 
     def facts(self, n: int) -> Facts:
         facts = self.quantizer.facts(n)

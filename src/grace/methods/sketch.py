@@ -14,7 +14,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.compressor import Compressor
 from grace.facts import Facts
-from grace.kernels import pack, packed_bytes, quantile_buckets, unpack
+from grace.kernels import add_scaled_, pack, packed_bytes, quantile_buckets, unpack
 from grace.knobs import Range, Share
 from grace.methods.common.buckets import SMALL, check_means, sample_columns
 from grace.random import Stream
@@ -73,7 +73,7 @@ class Sketch(Compressor):
         fields = [("means", torch.float32, q), ("codes", torch.uint8, packed_bytes(n, self.code_bits))]
         means, packed = wires.split(wire, fields)
         code = wires.checked_index("codes", unpack(packed, self.code_bits, n).long(), q)
-        out.add_(check_means(means).gather(1, code), alpha=scale)
+        add_scaled_(out, check_means(means).gather(1, code), scale)
 
     def facts(self, n: int) -> Facts:
         payload = 4 * self.quantiles + packed_bytes(n, self.code_bits)

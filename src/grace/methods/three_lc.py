@@ -15,7 +15,7 @@ from grace import wire as wires
 from grace.compressor import Compressor
 from grace.errors import PayloadError
 from grace.facts import Facts
-from grace.kernels import block_divide, packed_trits_bytes
+from grace.kernels import add_scaled_, block_divide, packed_trits_bytes
 from grace.knobs import Range
 from grace.methods.common.quartic import lengthen_runs, pack_quartic, shorten_runs, unpack_quartic
 from grace.random import Stream
@@ -90,7 +90,7 @@ class ThreeLC(Compressor):
                 if bool((packed > 242).any()):
                     raise PayloadError("field 'digits' must be in [0, 242]")
             value = unpack_quartic(packed, n).float().sub_(1).mul_(wires.checked_scale("scale", top))
-            row.add_(value, alpha=scale)
+            add_scaled_(row, value, scale)
 
     def facts(self, n: int) -> Facts:
         payload = None if self.zre else 4 + packed_trits_bytes(n)

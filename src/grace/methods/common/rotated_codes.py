@@ -18,6 +18,7 @@ from grace.errors import PayloadError
 from grace.facts import Facts
 from grace.kernels import (
     MOST,
+    add_scaled_,
     block_abs_max,
     block_count,
     block_divide,
@@ -90,7 +91,7 @@ class RotatedCodes(Compressor):
         y = centroid.mul_(spread(wires.checked_scale("scales", scales), n, self.block))
         if not bool(y.isfinite().all()):
             raise PayloadError("field 'scales' must be small enough for its codes")
-        out.add_(rotate_back(y, rng, self.block), alpha=scale)
+        add_scaled_(out, rotate_back(y, rng, self.block), scale)
 
     def facts(self, n: int) -> Facts:
         payload = 4 * block_count(n, self.block) + packed_bytes(n, self.code_bits)
