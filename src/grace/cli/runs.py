@@ -18,13 +18,13 @@ from grace.bench.external import Company, Place, find_place
 from grace.bench.extras import need
 from grace.bench.launch import Launcher, launch
 from grace.bench.network.links import seconds_of
-from grace.bench.plan import Plan, add_baseline, check, check_memory, parse_methods, parse_names, parse_numbers
+from grace.bench.plan import Plan, add_baseline, check, check_memory
 from grace.bench.report import tables
 from grace.bench.report.progress import SweepReporter
 from grace.bench.results import Failure, Result
 from grace.bench.sweep import Ended, sweep
 from grace.bench.trackers import TensorBoard, Tracker, Wandb
-from grace.cli.options import Json, folder
+from grace.cli.options import Json, folder, parse_methods, parse_names, parse_numbers
 from grace.cli.output import show, write_json
 from grace.errors import ConfigurationError, GraceError
 
