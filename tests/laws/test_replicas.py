@@ -16,7 +16,7 @@ from grace.collectives import Exchange
 from grace.kernels import split_low_rank
 from grace.method import Exchanged
 from grace.peer import Peer
-from grace.verify import replicas
+from grace.verify import laws, replicas
 from grace.verify.inputs import UGLY, Make, heavy, normal
 from tests.laws.cases import CASES
 from tests.laws.mutants import Wrapper
@@ -39,6 +39,17 @@ def test_replicas(spec: str):
 def test_replicas_of_large_tensors(spec: str):
     """Large enough for torch to share it among threads."""
     replicas.replicas(CASES[spec], ranks(normal(240, 170))[:3], steps=2)
+
+
+@pytest.mark.parametrize("spec", [spec for name, spec in LARGE.items() if name != "atomosvd"])
+def test_the_mean_does_not_depend_on_the_machine(spec: str):
+    """Where all ranks have the same one. Not promised: atomosvd, whose decompositions of a rank's own gradient are LAPACK's."""
+    xs, means = ranks(normal(200, 170))[:2], []
+    for backend in ("reference", backends.available()[-1]):
+        for threads in (1, 3):
+            with replicas.Machine(backend, threads).running():
+                means.append(laws.run(CASES[spec], xs)[0].mean)
+    assert all(laws.same_bits(means[0], mean) for mean in means[1:])
 
 
 def test_machines_differ():
