@@ -155,8 +155,7 @@ def _sweep(
 
 
 def smoke(
-    out: Annotated[Path, typer.Option("--out", callback=folder, help="Folder of results.")],
-    as_json: Json = False,
+    out: Annotated[Path, typer.Option("--out", callback=folder, help="Folder of results.")], as_json: Json = False
 ) -> None:
     """Try the suite itself in less than a minute: two tasks, four methods, two workers, two links where permitted.
 
