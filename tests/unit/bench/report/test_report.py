@@ -8,8 +8,9 @@ from grace.bench.config import RunConfig
 from grace.bench.record import failure_of
 from grace.bench.report.figures import draw
 from grace.bench.report.progress import Checklist, SweepReporter
-from grace.bench.report.tables import amount, comparison, overhead, share
+from grace.bench.report.tables import amount, comparison, share
 from grace.bench.sweep import Ended
+from grace.cli import overhead
 from tests.unit.bench.documents import document
 
 
@@ -49,7 +50,7 @@ def test_the_table_shows_methods_notes_and_failures():
 
 def test_overhead_is_shown_with_its_goal():
     row = {"operation": "step", "value": 1.05, "unit": "x", "low": 1.0, "high": 1.1, "goal": 1.1}
-    assert "<= 1.1" in text_of(overhead([row]))
+    assert "<= 1.1" in text_of(overhead.table([row]))
 
 
 @pytest.mark.parametrize(
