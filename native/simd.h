@@ -28,6 +28,11 @@
 #define GRACE_PASTE(a, b) GRACE_PASTE_(a, b)
 // A C function of this target: grace_topk_avx2.
 #define GRACE_EXPORT(name) extern "C" __attribute__((visibility("default"))) int64_t GRACE_PASTE(grace_##name, GRACE_TARGET)
+// Every one of them is declared here, for this target: a definition with another signature does not compile.
+typedef const uint8_t* const* Wires;
+#define GRACE_KERNEL(name, ...) GRACE_EXPORT(name)(__VA_ARGS__);
+#include "signatures.h"
+#undef GRACE_KERNEL
 #define GRACE_MEMBER __attribute__((always_inline)) inline
 #define GRACE_INLINE static inline __attribute__((always_inline))
 

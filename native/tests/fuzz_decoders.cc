@@ -56,30 +56,30 @@ struct Decoded {
 typedef std::vector<uint8_t> Input;
 void append(Input& to, const uint8_t* p, int64_t size) { to.insert(to.end(), p, p + size); }
 
-// ---- stochastic quantisation
-struct Quantised {
+// ---- stochastic quantization
+struct Quantized {
     int64_t n, block, W;
     Levels levels;
-    explicit Quantised(Feed& feed)
+    explicit Quantized(Feed& feed)
         : n(1 + feed.upto(5000)), block(1 + feed.upto(feed.byte() & 1 ? 70 : 6000)), W(1 + feed.upto(2)),
           levels(1 + static_cast<int>(feed.upto(126)), n, block) {}
 };
-Decoded decode_quantised(Feed& feed, int target) {
-    const Quantised q(feed);
+Decoded decode_quantized(Feed& feed, int target) {
+    const Quantized q(feed);
     std::vector<const uint8_t*> wires;
     for (int64_t w = 0; w < q.W; w++) wires.push_back(feed.bytes(q.levels.width));
     float* out = feed.array<float>(q.n);
     const int64_t code =
-        dequantise_sum[target](wires.data(), q.W, out, q.n, q.block, q.levels.s, q.levels.bits, 0.5f, 0, 1);
+        dequantize_sum[target](wires.data(), q.W, out, q.n, q.block, q.levels.s, q.levels.bits, 0.5f, 0, 1);
     return {code, out, 4 * q.n};
 }
-void encode_quantised(Feed& feed, Dice& dice, Input& to) {
-    const Quantised q(feed);
+void encode_quantized(Feed& feed, Dice& dice, Input& to) {
+    const Quantized q(feed);
     for (int64_t w = 0; w < q.W; w++) {
         float* x = feed.array<float>(q.n);
         for (int64_t i = 0; i < q.n; i++) x[i] = number(USUAL, dice);
         uint8_t* wire = feed.array<uint8_t>(q.levels.width);
-        quantise[0](x, nullptr, nullptr, 1, q.n, q.block, wire, q.levels.width, q.levels.s, q.levels.bits, 0, 1, 1, 2, 3, 1);
+        quantize[0](x, nullptr, nullptr, 1, q.n, q.block, wire, q.levels.width, q.levels.s, q.levels.bits, 0, 1, 1, 2, 3, 1);
         append(to, wire, q.levels.width);
     }
 }
@@ -218,7 +218,7 @@ struct Decoder {
     void (*encode)(Feed&, Dice&, Input&);
 };
 constexpr Decoder DECODERS[] = {
-    {"dequantise_sum", 9, decode_quantised, encode_quantised},
+    {"dequantize_sum", 9, decode_quantized, encode_quantized},
     {"one_bit_sum", 8, decode_blocked<ONE_BIT>, encode_blocked<ONE_BIT>},
     {"trit_votes_sum", 8, decode_blocked<VOTES>, encode_blocked<VOTES>},
     {"natural_sum", 8, decode_blocked<NATURAL>, encode_blocked<NATURAL>},

@@ -1,4 +1,4 @@
-// Every kernel: its C interface, and a case that calls it. A new kernel needs one GRACE_KERNEL, one case, one row in CASES.
+// Every kernel, and a case that calls it. A new kernel needs one case and one row in CASES.
 #pragma once
 
 #include "trial.h"
@@ -15,46 +15,11 @@ constexpr int TARGETS = 1;
     extern "C" int64_t grace_##name##_base(__VA_ARGS__); \
     static constexpr int64_t (*name[TARGETS])(__VA_ARGS__) = {grace_##name##_base};
 #endif
-typedef const uint8_t* const* Wires;
 
 extern "C" int64_t grace_best();
 
-GRACE_KERNEL(finite, const float*, int64_t, int)
-GRACE_KERNEL(sum_finite, const float*, const float*, float*, int64_t, int)
-GRACE_KERNEL(low_rank, float*, float*, const float*, const float*, const float*, int64_t, int64_t, int64_t, int)
-GRACE_KERNEL(accelerate, const float*, const float*, const float*, float, int, float*, float*, int64_t, int)
-GRACE_KERNEL(forget_sent, float*, const float*, const float*, const float*, int64_t, int)
-GRACE_KERNEL(words, uint32_t, uint32_t, uint32_t, int64_t, int64_t, uint32_t*, int)
-GRACE_KERNEL(uniform, uint32_t, uint32_t, uint32_t, int64_t, int64_t, float*, int)
-GRACE_KERNEL(subset, uint32_t, uint32_t, uint32_t, int64_t, int64_t, int64_t*, int)
-GRACE_KERNEL(take_subset, float*, int64_t, int64_t, int64_t, uint32_t, uint32_t, uint32_t, float*, int, float, int)
-GRACE_KERNEL(add_subset, Wires, int64_t, float*, int64_t, int64_t, uint32_t, uint32_t, uint32_t, float, int)
-GRACE_KERNEL(quantise, const float*, const float*, float*, int64_t, int64_t, int64_t, uint8_t*, int64_t, int, int, int, float,
-             uint32_t, uint32_t, uint32_t, int)
-GRACE_KERNEL(dequantise_sum, Wires, int64_t, float*, int64_t, int64_t, int, int, float, int, int)
-GRACE_KERNEL(topk, const float*, const float*, float*, int64_t, int64_t, int64_t, int, uint32_t*, float*, int)
-GRACE_KERNEL(topk_wire, const float*, const float*, float*, int64_t, int64_t, int64_t, int, int, int, uint8_t*, int64_t, int)
-GRACE_KERNEL(above, const float*, const float*, float*, int64_t, int, int, int64_t, uint32_t*, float*, int32_t*, int)
-GRACE_KERNEL(write_pairs, const uint32_t*, const float*, int64_t, int64_t, int, int, int, uint8_t*)
-GRACE_KERNEL(square_sum, const float*, const float*, int64_t, double*, int)
-GRACE_KERNEL(sparse_sum, Wires, Wires, const int64_t*, const int32_t*, const int32_t*, int64_t, float*, int64_t, int, float, int,
-             int)
-GRACE_KERNEL(pack, const void*, int, int64_t, int64_t, int, uint8_t*, int)
-GRACE_KERNEL(unpack, const uint8_t*, int64_t, int64_t, int64_t, int, void*, int, int)
-GRACE_KERNEL(encode_indices, const int64_t*, int64_t, int64_t, int64_t, int, int, uint8_t*, int64_t, int)
-GRACE_KERNEL(decode_indices, const uint8_t*, int64_t, int64_t, int64_t, int64_t, int, int, int64_t*, int)
-GRACE_KERNEL(one_bit, const float*, const float*, float*, int64_t, int64_t, int64_t, uint8_t*, int64_t, int, int, float, int)
-GRACE_KERNEL(one_bit_sum, Wires, int64_t, float*, int64_t, int64_t, int, float, int, int)
-GRACE_KERNEL(majority, Wires, int64_t, float*, int64_t, float, int)
-GRACE_KERNEL(trit_votes, const float*, const float*, float*, int64_t, int64_t, uint8_t*, int64_t, int)
-GRACE_KERNEL(trit_votes_sum, Wires, int64_t, float*, int64_t, float, int, int, int)
-GRACE_KERNEL(block_statistics, const float*, int64_t, int64_t, int64_t, int, void*, int)
-GRACE_KERNEL(natural, const float*, const float*, float*, int64_t, int64_t, int64_t, uint8_t*, int64_t, int, uint32_t, uint32_t,
-             uint32_t, int)
-GRACE_KERNEL(natural_sum, Wires, int64_t, float*, int64_t, int64_t, int, float, int, int)
-GRACE_KERNEL(codebook, const float*, const float*, float*, int64_t, int64_t, int64_t, uint8_t*, int64_t, const float*,
-             const float*, const uint8_t*, int)
-GRACE_KERNEL(codebook_sum, Wires, int64_t, float*, int64_t, int64_t, const float*, float, int, int)
+typedef const uint8_t* const* Wires;
+#include "../signatures.h"
 
 struct Key {
     uint32_t k0, k1, step;
@@ -65,7 +30,7 @@ struct Key {
 inline int64_t some_block(Dice& dice) { return dice.of<int64_t>({1, 2, 3, 7, 8, 16, 100, 256, 1000, 4096, 4097, 10000, 1 << 20}); }
 inline int64_t blocks(int64_t n, int64_t block) { return (n + block - 1) / block; }
 
-// Levels of the quantiser, the bits of its codes (0: base 3), and the bytes of a row's wire.
+// Levels of the quantizer, the bits of its codes (0: base 3), and the bytes of a row's wire.
 struct Levels {
     int s, bits;
     int64_t width;
@@ -134,7 +99,7 @@ inline void run_random_k(Trial& t) {
     if (t.kind == NOT_FINITE || t.kind == EXTREME) t.forget();  // what the bits of a NaN are is nobody's business
 }
 
-inline void run_quantise(Trial& t) {
+inline void run_quantize(Trial& t) {
     if (t.n == 0) return;
     const Key key(t.dice);
     const int64_t block = some_block(t.dice), rows = 1 + t.dice.below(3), W = 1 + t.dice.below(3);
@@ -144,13 +109,13 @@ inline void run_quantise(Trial& t) {
     const float* memory = has_memory ? t.numbers(rows * t.n) : nullptr;
     float* rest = has_memory ? t.room<float>(rows * t.n) : t.dice.coin() ? t.written(x, rows * t.n) : nullptr;
     uint8_t* wire = t.room<uint8_t>(rows * levels.width);
-    const int64_t all = quantise[t.target](x, memory, rest, rows, t.n, block, wire, levels.width, levels.s, levels.bits,
+    const int64_t all = quantize[t.target](x, memory, rest, rows, t.n, block, wire, levels.width, levels.s, levels.bits,
                                            t.dice.coin(), t.dice.coin() ? 1.0f : 0.3f, key.k0, key.k1, key.step, t.threads);
     t.returned(all);
     if (!all) return t.forget();
     std::vector<const uint8_t*> wires;
     for (int64_t w = 0; w < W; w++) wires.push_back(wire + w % rows * levels.width);
-    t.returned(dequantise_sum[t.target](wires.data(), W, t.numbers(t.n), t.n, block, levels.s, levels.bits, 0.5f,
+    t.returned(dequantize_sum[t.target](wires.data(), W, t.numbers(t.n), t.n, block, levels.s, levels.bits, 0.5f,
                                         t.dice.coin(), t.threads));
 }
 
@@ -392,7 +357,7 @@ constexpr Case CASES[] = {
     {" uniform ", run_uniform},
     {" subset ", run_subset},
     {" take_subset add_subset ", run_random_k},
-    {" quantise dequantise_sum ", run_quantise},
+    {" quantize dequantize_sum ", run_quantize},
     {" topk topk_wire sparse_sum ", run_topk},
     {" above ", run_above},
     {" write_pairs ", run_write_pairs},

@@ -13,14 +13,16 @@
     |-- NonFiniteError (ArithmeticError)    an inf or NaN in a gradient, where the user asked for an error
     |-- AgreementError (RuntimeError)       ranks that differ
     |   |-- FingerprintMismatch             ... in their methods, policies or models, found at the start
-    |   `-- RoundMismatch                   ... in the collective that they ask for, found while running
+    |   |-- RoundMismatch                   ... in the collective that they ask for, found while running
+    |   `-- StepMismatch (PayloadError)     ... in the step that they are at, found in what they sent
     `-- TransportError (RuntimeError)       a collective that failed: a dead worker, a time-out, a refused operation
+        `-- AbsentError                     ranks that did not come in time
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class GraceError(Exception):
@@ -71,8 +73,23 @@ class RoundMismatch(AgreementError):
     """Ranks that ask for different collectives in one round."""
 
 
+class StepMismatch(AgreementError, PayloadError):
+    """Ranks that are at different steps. A header that was damaged on its way reads the same."""
+
+
 class TransportError(GraceError, RuntimeError):
     """A collective that failed."""
+
+
+class AbsentError(TransportError):
+    """Ranks that did not come in time: ``ranks``, empty if nobody knows which."""
+
+    def __init__(self, ranks: Sequence[int], message: str):
+        super().__init__(message)
+        self.ranks = list(ranks)
+
+    def __reduce__(self) -> tuple[type[AbsentError], tuple[list[int], str]]:
+        return type(self), (self.ranks, str(self))
 
 
 def unknown(kind: str, given: str, legal: Iterable[str]) -> UnknownNameError:
@@ -86,3 +103,12 @@ def unknown(kind: str, given: str, legal: Iterable[str]) -> UnknownNameError:
 def out_of_range(owner: str, knob: str, given: object, legal: str) -> ConfigurationError:
     """The error for a knob outside its range."""
     return ConfigurationError(f"{owner}: {knob}={given!r} is out of range; legal: {legal}")
+
+
+def round_mismatch(asked: Sequence[str]) -> RoundMismatch:
+    """The error for ranks that ask for different things: who asked for what. ``asked`` is in the order of the ranks."""
+    ranks: dict[str, list[int]] = {}
+    for rank, what in enumerate(asked):
+        ranks.setdefault(what, []).append(rank)
+    told = "; ".join(f"ranks {who}: {what}" for what, who in ranks.items())
+    return RoundMismatch(f"ranks ask for different collectives: {told}")

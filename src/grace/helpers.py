@@ -1,7 +1,7 @@
 """Helpers for authors of methods: the survey's ``quantize``, ``sparsify``, ``pack`` and their inverses.
 
 They work on one tensor of any shape, on any device, and never touch the global random generator. Compressors of rows
-use the same kernels directly (``grace.kernels``, ``grace.codecs``).
+use the same kernels directly (``grace.kernels``, ``grace.methods.common``).
 """
 
 from __future__ import annotations

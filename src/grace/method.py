@@ -10,9 +10,11 @@ Letters: x is one worker's tensor of n numbers; W workers; rank r of W.
 from __future__ import annotations
 
 import abc
+import math
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
@@ -28,7 +30,7 @@ class Exchanged(Generic[S]):
     """What an exchange came to.
 
     mean: what every worker applies, like x; bit-identical on all ranks.
-    rest: x minus my share of mean (where peer.keep_rest): the average over ranks of x - rest is mean.
+    rest: x minus my share of mean (where peer.lent.keep_rest): the average over ranks of x - rest is mean.
     state: replaces the state that went in.
     finite: False if any rank saw an inf or NaN. Then mean is NaN throughout, on every rank, and memories stay as they were.
     """
@@ -37,6 +39,11 @@ class Exchanged(Generic[S]):
     rest: Tensor | None
     state: S
     finite: bool = True
+
+    @classmethod
+    def poisoned(cls, x: Tensor, state: S) -> Exchanged[S]:
+        """What a step comes to in which some rank saw an inf or NaN: a mean like x that is NaN throughout."""
+        return cls(torch.full_like(x, math.nan), None, state, finite=False)
 
 
 class Method(abc.ABC, Generic[S]):

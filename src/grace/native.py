@@ -1,80 +1,71 @@
 """The native kernels: a shared library with a plain C interface, loaded at first use.
 
-``GRACE_KERNELS`` forces one backend: ``reference`` (plain torch), ``native`` (the best instruction set of this processor), or
-``native-base``, ``native-avx2``, ``native-avx512``. Without it the native kernels are used where they were built.
+Which of its functions run is said by ``grace.backends``; the files ``native.py`` of the families call them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import os
-import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from grace.errors import ConfigurationError, out_of_range
+from grace.errors import ConfigurationError
 
 ISAS: Final = ("base", "avx2", "avx512")
-CHOICES: Final = ("reference", "native", *(f"native-{isa}" for isa in ISAS))
-VARIABLE: Final = "GRACE_KERNELS"
-_VERSION = 1  # of the C interface
 BAD_HEAD, BAD_CODE = -1, -2  # why a decoder refused
 _NAMES = ("libgrace_kernels.so", "libgrace_kernels.dylib")
 
 P, I, N, U, F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_uint32, ctypes.c_float
-_SIGNATURES: dict[str, tuple[Any, ...]] = {}
+_BY_NAME = {"int": I, "int64_t": N, "uint32_t": U, "float": F, "Wires": P}  # all others are pointers
+_signatures: dict[str, tuple[Any, ...]] = {}
 
 
 def declare(name: str, *types: Any) -> str:
-    """Says which arguments the C function ``grace_<name>_<isa>`` takes; it returns an int64. Returns the name."""
-    _SIGNATURES[name] = types
+    """Says which arguments ``c.NAME`` is called with. The first call compares that with what the library says it takes."""
+    _signatures[name] = types
     return name
 
 
-@dataclass(frozen=True, slots=True)
-class _Active:
-    """What runs: ``isa`` is None for the reference."""
+class Functions:
+    """The C functions ``grace_NAME_ISA`` of one instruction set, as attributes; each returns an int64.
 
-    isa: str | None
-    why: str
-    functions: dict[str, Any]
+    Args:
+        isa: one of :data:`ISAS`.
+
+    Raises:
+        ConfigurationError: when an attribute is read whose function is missing, or takes other arguments.
+    """
+
+    def __init__(self, isa: str):
+        self._isa = isa
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        library = _library()
+        assert not isinstance(library, str), library  # no backend is made without one
+        theirs, ours = interface(library).get(name), _signatures[name]
+        if theirs is None or tuple(map(_type, theirs)) != ours:
+            what = f"has no {name!r}" if theirs is None else f"has {name}({', '.join(theirs)}), called otherwise"
+            raise ConfigurationError(
+                f"the native library {library._name} is older than its sources: it {what}; run `make setup`, "
+                "or install Grace again"
+            )
+        bound = getattr(library, f"grace_{name}_{self._isa}")
+        bound.argtypes, bound.restype = ours, ctypes.c_int64
+        setattr(self, name, bound)
+        return bound  # type: ignore[no-any-return]
 
 
-_active: _Active | None = None
-
-
-def function(name: str) -> Callable[..., int] | None:
-    """The C function of this name, for the instruction set in use; None where the reference is to be used."""
-    active = _active or _activate(os.environ.get(VARIABLE) or None)
-    if active.isa is None:
-        return None
-    found: Callable[..., int] | None = active.functions.get(name)
-    return found if found is not None else _bind(active, name)
+c: Functions  # those in use; there are none before a backend was chosen, nor where nothing was built
 
 
 def threads() -> int:
     """How many threads a kernel may use: as many as torch."""
     return torch.get_num_threads()
-
-
-def active() -> tuple[str, str]:
-    """(what runs: "reference" or "native-<isa>", why)"""
-    now = _active or _activate(os.environ.get(VARIABLE) or None)
-    return ("reference" if now.isa is None else f"native-{now.isa}"), now.why
-
-
-def available() -> list[str]:
-    """What could be chosen here."""
-    found = _library()
-    if isinstance(found, str):
-        return ["reference"]
-    return ["reference", *(f"native-{isa}" for isa in ISAS[: int(found.grace_best()) + 1])]
 
 
 def library() -> str:
@@ -83,52 +74,25 @@ def library() -> str:
     return found if isinstance(found, str) else str(found._name)
 
 
-@contextlib.contextmanager
-def using(choice: str) -> Iterator[None]:
-    """Another backend for a while, in all threads. For tests and benchmarks.
+def isas() -> tuple[str, ...]:
+    """The instruction sets that this processor has, the best one last; none without a library."""
+    found = _library()
+    return () if isinstance(found, str) else ISAS[: int(found.grace_best()) + 1]
 
-    Raises:
-        ConfigurationError: it is unknown, was not built, or the processor cannot run it.
-    """
-    global _active
-    before = _active
+
+def interface(library: ctypes.CDLL) -> dict[str, tuple[str, ...]]:
+    """The functions of a library, and the C types of their arguments."""
     try:
-        _activate(choice)
-        yield
-    finally:
-        _active = before
+        text = library.grace_signatures
+    except AttributeError:  # older than that
+        return {}
+    text.restype = ctypes.c_char_p
+    lines = re.findall(r"^(\w+)\((.*)\)$", text().decode(), re.MULTILINE)
+    return {name: tuple(arguments.split(", ")) for name, arguments in lines}
 
 
-def _activate(choice: str | None) -> _Active:
-    global _active
-    if choice is not None and choice not in CHOICES:
-        raise out_of_range("kernels", VARIABLE, choice, ", ".join(CHOICES))
-    if choice == "reference":
-        _active = _Active(None, f"asked for ({VARIABLE})", {})
-        return _active
-    library = _library()
-    if isinstance(library, str):
-        if choice is not None:
-            raise ConfigurationError(f"{VARIABLE}={choice}, but {library}")
-        warnings.warn(f"Grace uses its slower torch kernels: {library}", stacklevel=3)
-        _active = _Active(None, library, {})
-        return _active
-    best = int(library.grace_best())
-    if choice is None or choice == "native":
-        isa, why = ISAS[best], "the best that this processor has"
-    else:
-        isa, why = choice.removeprefix("native-"), f"asked for ({VARIABLE})"
-        if ISAS.index(isa) > best:
-            raise ConfigurationError(f"{VARIABLE}={choice}, but this processor has no more than {ISAS[best]}")
-    _active = _Active(isa, why, {"": library})
-    return _active
-
-
-def _bind(active: _Active, name: str) -> Callable[..., int]:
-    bound = getattr(active.functions[""], f"grace_{name}_{active.isa}")
-    bound.argtypes, bound.restype = _SIGNATURES[name], ctypes.c_int64
-    active.functions[name] = bound
-    return bound  # type: ignore[no-any-return]
+def _type(name: str) -> Any:
+    return P if name.endswith("*") else _BY_NAME[name]
 
 
 _loaded: ctypes.CDLL | str | None = None
@@ -153,8 +117,6 @@ def _load() -> ctypes.CDLL | str:
                     library = ctypes.CDLL(str(file))
                 except OSError as error:
                     return f"the native library cannot be loaded: {error}"
-                library.grace_version.restype = library.grace_best.restype = ctypes.c_int64
-                if library.grace_version() != _VERSION:
-                    return "the native library is of another version of Grace; install Grace again"
+                library.grace_best.restype = ctypes.c_int64
                 return library
     return "the native library was not built; install Grace again where there is a C++ compiler"

@@ -19,7 +19,7 @@ from torch import Tensor
 from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.errors import CompositionError, ConfigurationError, out_of_range
 from grace.facts import Facts
-from grace.knobs import as_call
+from grace.knobs import as_call, spell_value
 from grace.method import Exchanged, Method
 from grace.peer import Peer
 
@@ -162,7 +162,7 @@ def _number(text: str) -> float:
 
 
 class Template(Protocol):
-    """What makes a method of knobs: a recipe of the registry. Hashable."""
+    """What makes a method of knobs: a template of the registry. Hashable."""
 
     @property
     def name(self) -> str:
@@ -200,7 +200,7 @@ class Scheduled(Method[Any]):
         return f"method({str(self)!r})"
 
     def __str__(self) -> str:
-        return f"{self.template.name}:" + ",".join(f"{knob}={value_text(value)}" for knob, value in self.knobs)
+        return f"{self.template.name}:" + ",".join(f"{knob}={spell_value(value)}" for knob, value in self.knobs)
 
     def at(self, step: int, steps_per_epoch: int | None = None) -> Method[Any]:
         """The method of one step."""
@@ -267,11 +267,6 @@ class Scheduled(Method[Any]):
         raise CompositionError(f"{self} is complete as it is; give it its memory as a knob: memory=residual")
 
 
-def value_text(value: object) -> str:
-    """A knob's value as strings spell it."""
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _worst(choose: Callable[[list[float]], float], bounds: list[float | None]) -> float | None:
     known = [bound for bound in bounds if bound is not None]
     return choose(known) if len(known) == len(bounds) else None
@@ -321,11 +316,9 @@ class Delayed(Method[Any]):
         if peer.step >= self.start:
             return (yield from self.method.exchange(x, state, peer))
         mean = yield AllReduce(x, "mean", donate=True)
-        finite = bool(mean.isfinite().all())
-        if not finite:
-            mean = mean.fill_(math.nan)
-        rest = torch.zeros_like(mean) if peer.keep_rest and finite else None
-        return Exchanged(mean, rest, state, finite)
+        if not bool(mean.isfinite().all()):
+            return Exchanged.poisoned(mean, state)
+        return Exchanged(mean, torch.zeros_like(mean) if peer.lent.keep_rest else None, state)
 
     def facts(self, like: Tensor) -> Facts:
         return self.method.facts(like)

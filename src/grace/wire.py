@@ -1,10 +1,10 @@
 """The only place that lays bytes out, and that takes them apart again.
 
-Wire format, version 1. All numbers are little-endian. A *wire* is what a compressor made of one row: its fields one
+Wire format, version 2. All numbers are little-endian. A *wire* is what a compressor made of one row: its fields one
 after the other. A *sealed* wire is what travels in gathers::
 
     byte 0      status: bit 0 is set if the sender saw an inf or NaN; the rest of the payload then means nothing
-    bytes 1-3   zero
+    bytes 1-3   the sender's step mod 2**24
     bytes 4-    the wire, then zeros up to a multiple of 4
 
 so that every sealed wire, and every 4-byte field in front of the smaller ones, is aligned.
@@ -18,12 +18,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from grace.errors import PayloadError
+from grace.errors import PayloadError, StepMismatch
 
-VERSION = 1  # of the wire format
+VERSION = 2  # of the wire format
 HEADER = 4
 ALIGNMENT = 4
-_STATUS = {0: True, 1: False}  # status byte -> finite
+STEPS = 1 << 24  # steps are sent modulo this
 
 if sys.byteorder != "little":  # pragma: no cover
     raise ImportError("Grace's wire format is little-endian, and so must be the machine")
@@ -93,18 +93,25 @@ def sealed_bytes(size: int) -> int:
     return HEADER + -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def seal(wire: Tensor, finite: bool, size: int | None = None, out: Tensor | None = None) -> Tensor:
-    """Wires ``[b, w]`` of any dtype -> sealed uint8 ``[b, sealed_bytes(size or w's bytes)]``: ``out``, if it is given."""
+def seal(wire: Tensor, finite: bool, step: int, size: int | None = None, out: Tensor | None = None) -> Tensor:
+    """Wires ``[b, w]`` of any dtype -> sealed uint8 ``[b, sealed_bytes(size or w's bytes)]``: ``out``, if it is given.
+
+    finite: whether the sender saw finite numbers only. step: the sender's.
+    """
     raw = wire.contiguous().view(torch.uint8).view(wire.shape[0], -1)
     width = raw.shape[1]
     if out is None:
         out = raw.new_empty(raw.shape[0], sealed_bytes(width if size is None else size))
-    out[:, :HEADER] = 0
+    out.view(torch.int32)[:, 0] = _header(finite, step)
     out[:, HEADER : HEADER + width] = raw
     out[:, HEADER + width :] = 0
-    if not finite:
-        out[:, 0] = 1
     return out
+
+
+def _header(finite: bool, step: int) -> int:
+    """The four bytes of a header, as an int32."""
+    unsigned = (step % STEPS) << 8 | (not finite)
+    return unsigned - (1 << 32) if unsigned >> 31 else unsigned
 
 
 def unseal(sealed: Tensor, width: int, dtype: torch.dtype) -> Tensor:
@@ -114,15 +121,27 @@ def unseal(sealed: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     return _typed(sealed[:, HEADER : HEADER + width], dtype)
 
 
-def all_finite(sealed: Tensor) -> bool:
+def read_headers(sealed: Tensor, step: int, sender: int = 0) -> bool:
     """Whether every sender of these sealed wires ``[b, s]`` saw finite numbers only.
 
+    step: the receiver's. sender: the rank that the first row came from; the others came from the ranks after it.
+
     Raises:
-        PayloadError: a header that no sender writes.
+        StepMismatch: a sender is at another step.
+        PayloadError: a status that no sender writes, or too few bytes.
     """
     if sealed.shape[1] < HEADER:
         raise PayloadError(f"truncated payload: field 'status' needs {HEADER} bytes of {sealed.shape[1]}")
-    worst = int(sealed[:, :HEADER].contiguous().view(torch.int32).max()) if sealed.shape[0] else 0
-    if worst not in _STATUS or bool((sealed[:, 1:HEADER] != 0).any()):
-        raise PayloadError(f"field 'status' must be 0 or 1, got header {sealed[:, :HEADER].amax(0).tolist()}")
-    return _STATUS[worst]
+    headers: list[int] = sealed[:, :HEADER].contiguous().view(torch.int32).view(-1).tolist()
+    if headers.count(_header(True, step)) == len(headers):
+        return True
+    for rank, header in enumerate(headers, sender):
+        if header & 0xFF not in (0, 1):
+            raise PayloadError(f"field 'status' of rank {rank} must be 0 or 1, got {header & 0xFF}")
+        if (theirs := header >> 8 & (STEPS - 1)) != step % STEPS:
+            raise StepMismatch(
+                f"rank {rank} sent its step {theirs}, this rank is at step {step % STEPS} (modulo 2**24): all ranks must make "
+                "the same steps. Give every rank equally many batches, load the same checkpoint on all, and let nothing "
+                "that only one rank knows decide whether a step is made"
+            )
+    return False

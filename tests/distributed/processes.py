@@ -87,3 +87,21 @@ def torchrun(script: Path, *args: str, workers: int, options: tuple[str, ...] = 
     return subprocess.run(
         [*command, str(script), *args], capture_output=True, text=True, timeout=SECONDS, env=env, check=False
     )
+
+
+def launch(script: Path, *args: str, workers: int, env: tuple[dict[str, str], ...] = ()) -> list[tuple[int, str]]:
+    """A script in processes of its own, without a launcher: exit status and output (of both kinds) of each rank.
+
+    ``env``: what each rank's environment has beside the usual.
+    """
+    port = str(free_port())
+    processes = []
+    for rank in range(workers):
+        mine = {"RANK": str(rank), "WORLD_SIZE": str(workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **mine, **(env[rank] if env else {})}
+        command = [sys.executable, str(script), *args]
+        processes.append(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+        )
+    outputs = [process.communicate(timeout=SECONDS)[0] for process in processes]
+    return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]

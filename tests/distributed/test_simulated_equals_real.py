@@ -12,9 +12,9 @@ from grace.method import Method
 from grace.policy import Policy
 from grace.run.drive import drive
 from grace.run.simulator import Simulator
-from grace.run.traced import Tracer
 from grace.run.worker import Worker
 from grace.transports.torch_distributed import TorchDistributed
+from grace.transports.traced import Tracer
 from tests.distributed.processes import Pool
 from tests.laws.cases import CASES
 
@@ -31,7 +31,7 @@ def real(rank: int, world: int, method: Method[Any]) -> tuple[list[dict[str, lis
     worker, tracer, transport = Worker(Policy([("*", method)]), rank, world), Tracer(rank, world), TorchDistributed()
     means = []
     for step in range(STEPS):
-        outs = drive(tracer.traced(worker.exchange(gradients(rank, step))), transport)
+        outs = drive(tracer.trace(worker.exchange(gradients(rank, step))), transport)
         means.append({name: out.mean.flatten().tolist() for name, out in outs.items()})
         worker.advance()
         worker.workspace.reset()

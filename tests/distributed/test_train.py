@@ -72,14 +72,14 @@ def test_compare_writes_everything_and_goes_on_after_a_failure(folder):
     assert "1 of 3 methods failed: powersgd" in done.stderr
     out = folder / "out"
     assert {path.name for path in out.iterdir()} == {
-        "runs", "results.json", "summary.csv", "curves.csv", "comparison.png", "comparison.svg",
+        "runs", "results.json", "runs.csv", "curves.csv", "comparison.png", "comparison.svg",
     }  # fmt: skip
     assert len(list((out / "runs").iterdir())) == 2
     none, topk = found["results"]
     assert none["traffic"]["relative_to_fp32"] == 1
     assert topk["traffic"]["relative_to_fp32"] < 0.5
     assert none["schema"] == "grace.result"
-    assert none["version"] == 2
+    assert none["version"] == 3
     assert none["replicas_agree"]
     assert [point["step"] for point in none["curve"]] == [0, 1, 2, 3, 4, 5, 6]
     assert none["curve"][-1]["sent_bytes"] == 6 * none["traffic"]["sent_bytes_per_step"]

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from grace.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, Permute, ReduceScatter
-from grace.errors import RoundMismatch, TransportError
-from grace.run.checked import Checked
+from grace.errors import FingerprintMismatch, RoundMismatch, TransportError
 from grace.run.simulate import answers
 from grace.transports.agreement import agree
+from grace.transports.checked import Checked
 from grace.transports.torch_distributed import TorchDistributed
 from tests.distributed.processes import Pool
 
@@ -84,13 +84,50 @@ def test_checked_names_what_each_rank_asked_for(pool: Pool) -> None:
 
 
 def late_rank(rank: int, world: int) -> str:
+    transport = TorchDistributed.beside()
+    if rank == world - 1:
+        return "did not come"
     try:
-        agree({"method": "topk"}, [*range(world), world], seconds=1.0)
+        agree({"method": "topk"}, transport, seconds=1.0)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "agreed"
 
 
-def test_a_rank_that_never_attaches_is_named(pool: Pool) -> None:
-    for message in pool.run(late_rank):
-        assert message.startswith(f"FingerprintMismatch: ranks [{pool.world}] did not attach Grace within 1 s")
+def afterwards(rank: int, world: int) -> list[str]:
+    transport = TorchDistributed.beside()
+    texts = transport.tell(f"text {rank}", seconds=20.0)
+    assert transport.run(AllReduce(torch.ones(2), "sum")).tolist() == [world, world]
+    transport.close()
+    with pytest.raises(TransportError, match="has left"):
+        transport.run(AllReduce(torch.ones(2), "sum"))
+    with pytest.raises(TransportError, match="has left"):
+        transport.tell("x", seconds=1.0)
+    return texts
+
+
+def test_a_rank_that_never_attaches_is_named_and_may_come_later(pool: Pool) -> None:
+    messages = pool.run(late_rank)
+    for message in messages[:-1]:
+        assert message.startswith(f"FingerprintMismatch: ranks [{pool.world - 1}] did not attach Grace within 1 s")
+    assert pool.run(afterwards) == [[f"text {rank}" for rank in range(pool.world)]] * pool.world
+
+
+def differing(rank: int, world: int) -> str:
+    with pytest.raises(FingerprintMismatch) as caught:
+        agree({"method": "topk" if rank else "qsgd"}, TorchDistributed.beside(), seconds=20.0)
+    return str(caught.value)
+
+
+def test_what_differs_is_told_on_every_rank(pool: Pool) -> None:
+    for message in pool.run(differing):
+        assert message.startswith("ranks are configured differently. method: qsgd on ranks [0], topk on ranks [1")
+
+
+def before_the_first_tell(rank: int, world: int) -> None:
+    with pytest.raises(TransportError, match="no group before its first tell"):
+        TorchDistributed.beside().run(AllReduce(torch.ones(2), "sum"))
+
+
+def test_a_group_of_its_own_needs_all_ranks(pair: Pool) -> None:
+    pair.run(before_the_first_tell)

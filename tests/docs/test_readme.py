@@ -54,7 +54,8 @@ for world in (1, 2, 3, 5):
         method = grace.method("blockmax:memory=none,block=16", communicator=communicator)
         for x in INPUTS:
             xs = [x * (r + 1) - x.flip(0) * r for r in range(world)]
-            outs = simulate([method.exchange(x.clone(), None, grace.Peer(r, world, keep_rest=True)) for r, x in enumerate(xs)])
+            peers = [grace.Peer(r, world).lending(keep_rest=True) for r in range(world)]
+            outs = simulate([method.exchange(x.clone(), None, peer) for x, peer in zip(xs, peers)])
             sent = sum(x.double() - out.rest.double() for x, out in zip(xs, outs)) / world
             mean = outs[0].mean
             assert all(torch.equal(out.mean, mean) for out in outs), "agreement"

@@ -253,7 +253,7 @@ class RestCosts(Wrapper):
     """Sends something else if the rest is wanted."""
 
     def exchange(self, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
-        out = yield from self.method.exchange(x * 2 if peer.keep_rest else x, state, peer)
+        out = yield from self.method.exchange(x * 2 if peer.lent.keep_rest else x, state, peer)
         return out
 
 

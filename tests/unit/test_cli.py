@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 import grace
-from grace.bench.commands import app
+from grace.cli.app import app
 
 runner = CliRunner()
 
@@ -55,6 +55,8 @@ def test_explain_as_json():
         (["train", "--method", "topk", "--task", "grace.bench.config:RunConfig"], 1, "not a subclass"),
         (["compare", "--methods", "topk,nome", "--out", "nowhere"], 1, "unknown method 'nome'"),
         (["train"], 2, "Missing option"),
+        (["train", "--method", "topk", "--workers", "many"], 2, "train --help"),
+        (["bench", "overhead", "--samples", "1"], 2, "bench overhead --help"),
         (["explain"], 2, "Missing argument"),
         (["nonsense"], 2, "No such command"),
     ],
@@ -65,6 +67,7 @@ def test_errors_are_one_message_and_a_status(arguments, status, message):
     assert message in done.stderr
     assert "Traceback" not in done.output
     assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", [["list"], ["explain"], ["train"], ["compare"], ["bench", "overhead"]])
@@ -73,6 +76,21 @@ def test_every_command_has_help_with_an_example(command):
     assert done.exit_code == 0
     assert f"Example: grace {' '.join(command)}" in " ".join(done.stdout.split())
     assert "--json" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["train", "--method", "topk"], ["compare", "--methods", "topk"], ["bench", "train", "--methods", "topk"]],
+    ids=lambda words: " ".join(words[:-2]),
+)
+def test_a_folder_that_cannot_be_written_is_told_before_anything_runs(command, tmp_path):
+    (tmp_path / "file").touch()
+    done = call(*command, "--out", str(tmp_path / "file" / "results"))
+    assert done.exit_code == 1
+    assert done.stderr.startswith("error: nothing can be written to ")
+    assert f"{tmp_path / 'file'} is not a folder; name another folder\n" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
 
 
 def test_the_version():

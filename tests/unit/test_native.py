@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
+import re
 import subprocess
 import sys
 import threading
@@ -14,12 +17,12 @@ import pytest
 import torch
 
 import grace
-from grace import kernels, native
+from grace import backends, kernels, native
 from grace.errors import ConfigurationError, InputError, PayloadError
 from grace.random import Stream
 
 STREAM = Stream(1, "test", "w", None, 2)
-BUILT = len(native.available()) > 1
+BUILT = len(backends.available()) > 1
 needs_native = pytest.mark.skipif(not BUILT, reason=native.library())
 LARGE = 3_000_000  # several threads work on as many numbers
 
@@ -27,38 +30,38 @@ LARGE = 3_000_000  # several threads work on as many numbers
 @pytest.fixture
 def undecided(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Nothing is chosen yet, and the environment says nothing."""
-    monkeypatch.setattr(native, "_active", None)
-    monkeypatch.delenv(native.VARIABLE, raising=False)
+    monkeypatch.setattr(backends, "current", None)
+    monkeypatch.delenv(backends.VARIABLE, raising=False)
     return monkeypatch
 
 
 def work() -> bytes:
     """Several kernels on several threads; the same bytes everywhere."""
     x = torch.arange(LARGE, dtype=torch.float32).sin_()[None]
-    wire, finite = kernels.quantise(x, 7, 256, "l2", 1.0, STREAM)
+    wire, finite = kernels.quantize(x, 7, 256, "l2", 1.0, STREAM)
     assert finite
     out = torch.empty_like(x)
-    kernels.dequantise_sum([wire, wire], out, 7, 256, 0.5)
+    kernels.dequantize_sum([wire, wire], out, 7, 256, 0.5)
     kernels.add_subset([kernels.take_subset(x, 50_000, STREAM)], out, 0.5, STREAM)
     return out.numpy().tobytes()
 
 
 # ---- the choice -----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("choice", native.CHOICES)
+@pytest.mark.parametrize("choice", backends.CHOICES)
 def test_every_choice_is_had_or_refused_with_a_reason(choice: str, undecided: pytest.MonkeyPatch) -> None:
-    undecided.setenv(native.VARIABLE, choice)
-    if choice in native.available() or (choice == "native" and BUILT):
-        name, why = native.active()
-        assert name == (choice if choice != "native" else native.available()[-1])
-        assert why == ("the best that this processor has" if choice == "native" else f"asked for ({native.VARIABLE})")
-        assert (native.function("finite") is None) == (choice == "reference")
+    undecided.setenv(backends.VARIABLE, choice)
+    if choice in backends.available() or (choice == "native" and BUILT):
+        name, why = backends.active()
+        assert name == (choice if choice != "native" else backends.available()[-1])
+        assert why == ("the best that this processor has" if choice == "native" else f"asked for ({backends.VARIABLE})")
+        assert (backends.backend().functions is None) == (choice == "reference")
     else:
         with pytest.raises(ConfigurationError, match=choice):
-            native.active()
+            backends.active()
 
 
 def test_an_unknown_choice_names_the_legal_ones(undecided: pytest.MonkeyPatch) -> None:
-    undecided.setenv(native.VARIABLE, "sse9")
+    undecided.setenv(backends.VARIABLE, "sse9")
     with pytest.raises(
         ConfigurationError, match=r"GRACE_KERNELS='sse9' .* reference, native, native-base, native-avx2"
     ):
@@ -66,8 +69,8 @@ def test_an_unknown_choice_names_the_legal_ones(undecided: pytest.MonkeyPatch) -
 
 
 def test_an_empty_variable_asks_for_nothing(undecided: pytest.MonkeyPatch) -> None:
-    undecided.setenv(native.VARIABLE, "")
-    assert native.active()[0] == native.available()[-1]
+    undecided.setenv(backends.VARIABLE, "")
+    assert backends.active()[0] == backends.available()[-1]
 
 
 def test_what_the_processor_cannot_run_is_refused(undecided: pytest.MonkeyPatch) -> None:
@@ -76,29 +79,63 @@ def test_what_the_processor_cannot_run_is_refused(undecided: pytest.MonkeyPatch)
             return 0
 
     undecided.setattr(native, "_loaded", OldMachine())
-    assert native.available() == ["reference", "native-base"]
+    assert backends.available() == ["reference", "native-base"]
     with pytest.raises(ConfigurationError, match="native-avx2, but this processor has no more than base"), \
-         native.using("native-avx2"):  # fmt: skip
+         backends.using("native-avx2"):  # fmt: skip
         pass
-    with native.using("native"):
-        assert native.active()[0] == "native-base"
+    with backends.using("native"):
+        assert backends.active()[0] == "native-base"
 
 
 def test_using_ends_with_its_block() -> None:
-    before = native.active()
-    with native.using("reference"):
-        assert native.active()[0] == "reference"
-    assert native.active() == before
-    with pytest.raises(ConfigurationError, match="legal"), native.using("fastest"):
+    before = backends.active()
+    with backends.using("reference"):
+        assert backends.active()[0] == "reference"
+    assert backends.active() == before
+    with pytest.raises(ConfigurationError, match="legal"), backends.using("fastest"):
         pass
-    assert native.active() == before
+    assert backends.active() == before
 
 
-def test_a_library_of_another_version_is_not_used(undecided: pytest.MonkeyPatch) -> None:
-    undecided.setattr(native, "_VERSION", -1)
-    found = native._load()
-    assert isinstance(found, str)
-    assert ("another version" if BUILT else "not built") in found
+class OldLibrary:
+    """A library whose sources had another list of functions, or none."""
+
+    _name = "libold.so"
+
+    def __init__(self, signatures: str | None):
+        if signatures is not None:
+            self.grace_signatures = type("Function", (), {"__call__": lambda _: signatures.encode()})()
+
+    def grace_best(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(("signatures", "told"), [
+    (None, "it has no 'finite'"),
+    ("sum_finite(const float*, const float*, float*, int64_t, int)\n", "it has no 'finite'"),
+    ("finite(const float*, int64_t)\n", "it has finite(const float*, int64_t), called otherwise"),
+    ("finite(const float*, int, int)\n", "it has finite(const float*, int, int), called otherwise"),
+])  # fmt: skip
+def test_a_library_older_than_its_sources_is_told(
+    undecided: pytest.MonkeyPatch, signatures: str | None, told: str
+) -> None:
+    undecided.setattr(native, "_loaded", OldLibrary(signatures))
+    expected = f"libold.so is older than its sources: {told}; run `make setup`, or install Grace again"
+    with pytest.raises(ConfigurationError, match=re.escape(expected)):
+        kernels.all_finite(torch.zeros(3))
+
+
+@needs_native
+def test_the_bindings_are_those_of_the_list() -> None:
+    """Every function of the library's list has a binding that passes what it takes, and the other way round."""
+    for module in pkgutil.walk_packages(grace.__path__, "grace."):
+        if module.name.endswith(".native"):
+            importlib.import_module(module.name)
+    library = native._library()
+    assert not isinstance(library, str)
+    assert native.interface(library).keys() == native._signatures.keys()
+    for name in native._signatures:
+        assert callable(getattr(native.Functions("base"), name))
 
 
 def test_a_file_that_is_no_library_is_told(undecided: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -116,20 +153,20 @@ import warnings
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import torch
-    from grace import native
-    from grace.kernels import all_finite, quantise
+    from grace import backends, native
+    from grace.kernels import all_finite, quantize
     from grace.random import Stream
     native._loaded = "nothing was built"
     assert all_finite(torch.zeros(5)) and all_finite(torch.zeros(5))
-    quantise(torch.ones(2, 9), 7, 4, "linf", 1.0, Stream(1, "m", "t", 0, 0))
+    quantize(torch.ones(2, 9), 7, 4, "linf", 1.0, Stream(1, "m", "t", 0, 0))
 said = [str(one.message) for one in caught if "Grace" in str(one.message)]
 assert said == ["Grace uses its slower torch kernels: nothing was built"], said
-assert native.active() == ("reference", "nothing was built")
+assert backends.active() == ("reference", "nothing was built")
 """
 
 
 def test_the_fallback_speaks_once() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != native.VARIABLE}
+    environment = {name: value for name, value in os.environ.items() if name != backends.VARIABLE}
     done = subprocess.run([sys.executable, "-c", SAID_ONCE], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -137,9 +174,9 @@ def test_the_fallback_speaks_once() -> None:
 def test_a_choice_without_a_library_is_an_error(undecided: pytest.MonkeyPatch) -> None:
     undecided.setattr(native, "_loaded", "nothing was built")
     with pytest.raises(ConfigurationError, match="GRACE_KERNELS=native-avx2, but nothing was built"), \
-         native.using("native-avx2"):  # fmt: skip
+         backends.using("native-avx2"):  # fmt: skip
         pass
-    with native.using("reference"), warnings.catch_warnings():
+    with backends.using("reference"), warnings.catch_warnings():
         warnings.simplefilter("error")
         assert kernels.all_finite(torch.zeros(3)), "the reference was asked for: nothing to warn of"
 
@@ -160,8 +197,8 @@ def test_several_python_threads_at_once() -> None:
 def test_a_call_releases_the_interpreter() -> None:
     """While one thread is inside native code another one goes on: it counts, and stops at the end of the call."""
     x, inside, counts = torch.zeros(LARGE), threading.Event(), []
-    finite = native.function("finite")
-    assert finite is not None
+    backends.active()
+    finite = native.c.finite
 
     def call() -> None:
         inside.set()
@@ -233,15 +270,15 @@ def test_workers_of_a_data_loader() -> None:
 
 # ---- bad arguments never reach native code --------------------------------------------------------------------------
 GOOD = torch.zeros(2, 12)
-WIRE = torch.zeros(2, kernels.quantised_bytes(12, 7, 4), dtype=torch.uint8)
+WIRE = torch.zeros(2, kernels.quantized_bytes(12, 7, 4), dtype=torch.uint8)
 
 
 def encode(rows: torch.Tensor = GOOD, memory: torch.Tensor | None = None, rest: torch.Tensor | None = None) -> None:
-    kernels.quantise(rows, 7, 4, "linf", 1.0, STREAM, memory, rest)
+    kernels.quantize(rows, 7, 4, "linf", 1.0, STREAM, memory, rest)
 
 
 def decode(wire: torch.Tensor = WIRE, out: torch.Tensor = GOOD) -> None:
-    kernels.dequantise_sum([wire], out, 7, 4, 1.0)
+    kernels.dequantize_sum([wire], out, 7, 4, 1.0)
 
 
 @needs_native
@@ -276,11 +313,8 @@ def test_a_wrong_argument_is_a_python_error(call: Callable[[], None], error: typ
 
 def test_another_device_takes_the_torch_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Addresses of another device never reach native code; tensors on the meta device have none at all."""
-
-    def never(name: str) -> None:
-        pytest.fail(f"{name} was asked for")
-
-    monkeypatch.setattr(native, "function", never)
+    backends.active()
+    monkeypatch.setattr(native, "c", None, raising=False)
     assert STREAM.words(0, "meta").device.type == "meta"  # of no words, so that nothing else is done, either
 
 

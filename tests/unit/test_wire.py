@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grace import wire as wires
-from grace.errors import PayloadError
+from grace.errors import PayloadError, StepMismatch
 
 FIELDS = [("scales", torch.float32, 2), ("counts", torch.int32, 1), ("codes", torch.uint8, 3)]
 
@@ -68,47 +68,61 @@ def test_oversize_wires_are_refused_unless_there_may_be_slack():
 @given(st.integers(0, 40), st.booleans(), st.integers(0, 9))
 def test_seal_and_unseal(width: int, finite: bool, padding: int):
     wire = (torch.arange(2 * width) % 251).to(torch.uint8).view(2, width)
-    sealed = wires.seal(wire, finite, width + padding)
+    sealed = wires.seal(wire, finite, 3, width + padding)
     assert sealed.shape[1] == wires.sealed_bytes(width + padding)
     assert sealed.shape[1] % wires.ALIGNMENT == 0
     assert int(sealed[:, wires.HEADER + width :].sum()) == 0, "padding is zero"
     assert torch.equal(wires.unseal(sealed, width, torch.uint8), wire)
-    assert wires.all_finite(sealed) is finite
+    assert wires.read_headers(sealed, 3) is finite
 
 
 def test_a_typed_wire_comes_back_typed():
     wire = torch.tensor([[1.0, math.pi]])
-    assert torch.equal(wires.unseal(wires.seal(wire, True), 8, torch.float32), wire)
+    assert torch.equal(wires.unseal(wires.seal(wire, True, 0), 8, torch.float32), wire)
     half = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float16)
-    assert torch.equal(wires.unseal(wires.seal(half, True), 6, torch.float16), half)
+    assert torch.equal(wires.unseal(wires.seal(half, True, 0), 6, torch.float16), half)
 
 
 @pytest.mark.parametrize(("width", "dtype"), [(13, torch.uint8), (6, torch.float32), (16, torch.float32)])
 def test_a_width_that_does_not_fit_is_refused(width: int, dtype: torch.dtype):
     with pytest.raises(PayloadError, match="cannot hold a wire"):
-        wires.unseal(wires.seal(torch.zeros(1, 12, dtype=torch.uint8), True), width, dtype)
+        wires.unseal(wires.seal(torch.zeros(1, 12, dtype=torch.uint8), True, 0), width, dtype)
 
 
-@pytest.mark.parametrize("byte", range(4))
 @pytest.mark.parametrize("value", [2, 3, 128, 255])
-def test_a_header_that_no_sender_writes_is_refused(byte: int, value: int):
-    sealed = wires.seal(torch.ones(3, 5, dtype=torch.uint8), True)
-    sealed[1, byte] = value
-    with pytest.raises(PayloadError, match="status"):
-        wires.all_finite(sealed)
+def test_a_status_that_no_sender_writes_is_refused(value: int):
+    sealed = wires.seal(torch.ones(3, 5, dtype=torch.uint8), True, 0)
+    sealed[1, 0] = value
+    with pytest.raises(PayloadError, match=f"'status' of rank 1 must be 0 or 1, got {value}"):
+        wires.read_headers(sealed, 0)
 
 
-@pytest.mark.parametrize("value", [1, 255])
-def test_the_spare_header_bytes_are_zero(value: int):
-    sealed = wires.seal(torch.ones(2, 5, dtype=torch.uint8), True)
-    sealed[0, 3] = value
-    with pytest.raises(PayloadError, match="status"):
-        wires.all_finite(sealed)
+@pytest.mark.parametrize("width", range(4))
+def test_a_header_that_was_cut_is_refused(width: int):
+    with pytest.raises(PayloadError, match="'status' needs 4 bytes"):
+        wires.read_headers(wires.seal(torch.ones(2, 5, dtype=torch.uint8), True, 0)[:, :width], 0)
+
+
+def test_a_sealed_wire_by_hand():
+    sealed = wires.seal(torch.tensor([[7, 8, 9]], dtype=torch.uint8), False, 0x030201)
+    assert bytes(sealed[0].tolist()).hex(" ") == "01 01 02 03 07 08 09 00"
+
+
+@pytest.mark.parametrize("finite", [True, False])
+@pytest.mark.parametrize("step", [0, 1, 255, 256, 2**15, 2**23 - 1, 2**23, 2**24 - 1, 2**24, 2**24 + 1, 2**40 + 5])
+def test_the_step_travels(step: int, finite: bool):
+    sealed = wires.seal(torch.ones(2, 5, dtype=torch.uint8), finite, step)
+    assert wires.read_headers(sealed, step) is finite
+    assert wires.read_headers(sealed, step + 2**24) is finite, "steps are compared modulo 2**24"
+    with pytest.raises(
+        StepMismatch, match=f"rank 5 sent its step {step % 2**24}, this rank is at step {(step + 1) % 2**24}"
+    ):
+        wires.read_headers(sealed, step + 1, sender=5)
 
 
 def test_one_bad_sender_is_enough():
-    sealed = torch.cat([wires.seal(torch.ones(1, 5, dtype=torch.uint8), finite) for finite in (True, False, True)])
-    assert not wires.all_finite(sealed)
+    sealed = torch.cat([wires.seal(torch.ones(1, 5, dtype=torch.uint8), finite, 0) for finite in (True, False, True)])
+    assert not wires.read_headers(sealed, 0)
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, -math.inf])

@@ -23,18 +23,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from grace.adapters.ranks import fingerprint, group_like, now
+from grace.adapters.ranks import fingerprint, now
 from grace.collectives import Broadcast
 from grace.errors import ConfigurationError, GraceError, StateError, out_of_range
 from grace.method import Method
 from grace.policy import Policy
-from grace.run.checked import Checked
-from grace.run.drive import Transport, drive
-from grace.run.stats import Stats, Timed
-from grace.run.traced import Tracer
+from grace.run.drive import drive
+from grace.run.stats import Stats
 from grace.run.worker import Worker, checked_tensor
 from grace.transports.agreement import agree
+from grace.transports.base import Transport
+from grace.transports.checked import Checked
+from grace.transports.timed import Timed
 from grace.transports.torch_distributed import TorchDistributed
+from grace.transports.traced import Tracer
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 
@@ -67,15 +69,16 @@ class LocalSteps:
         self._model, self._optimizer = model, optimizer
         self._parameters = _parameters(model, optimizer)
         self.every, self.warmup_steps = every, warmup_steps
-        home = group if group is not None else dist.group.WORLD
-        ranks = dist.get_process_group_ranks(home)
         policy = Policy.of(method)
         knobs = {"every": every, "warmup_steps": warmup_steps, "seed": seed, "check": check, "automatic": automatic}
-        agree(fingerprint(policy, self._parameters, {**knobs, "steps_per_epoch": steps_per_epoch}), ranks)
-        self._network = transport = TorchDistributed(group_like(home, ranks))
+        self._network = transport = TorchDistributed.beside(group)
+        try:
+            agree(fingerprint(policy, self._parameters, {**knobs, "steps_per_epoch": steps_per_epoch}), transport)
+        except BaseException:
+            transport.close()
+            raise
         self.rank, self.world = transport.rank, transport.world
-        device = next(iter(self._parameters.values())).device
-        self._transport = Timed(Checked(transport, device) if check else transport)
+        self._transport = Timed(Checked(transport) if check else transport)
         self._worker = Worker(policy, self.rank, self.world, seed=seed, steps_per_epoch=steps_per_epoch)
         self._worker.lr = 1.0  # delta is in units of the parameters: what a memory owes of it knows no learning rate
         self._tracer = Tracer(self.rank, self.world)
@@ -139,7 +142,7 @@ class LocalSteps:
         for name, p in self._parameters.items():
             buffer = worker.workspace.take(tuple(p.shape), p.dtype, p.device)
             deltas[name] = torch.sub(self._reference[name], p, out=buffer)
-        outs = drive(self._tracer.traced(worker.exchange(deltas)), self._transport)
+        outs = drive(self._tracer.trace(worker.exchange(deltas)), self._transport)
         for name, p in self._parameters.items():
             reference, out = self._reference[name], outs[name]
             moved = reference - out.mean

@@ -19,18 +19,19 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from grace.adapters.groups import Granularity, Group, carried, grouped
-from grace.adapters.ranks import fingerprint, group_like, now
+from grace.adapters.ranks import fingerprint, now
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError, StateError
 from grace.method import Method
 from grace.policy import Policy
-from grace.run.checked import Checked
 from grace.run.drive import drive
 from grace.run.lane import Lane
-from grace.run.stats import Stats, Timed
-from grace.run.traced import Tracer
+from grace.run.stats import Stats
 from grace.run.worker import NonFinite, Worker, checked_tensor
 from grace.transports.agreement import agree
+from grace.transports.checked import Checked
+from grace.transports.timed import Timed
 from grace.transports.torch_distributed import TorchDistributed
+from grace.transports.traced import Tracer
 
 
 class _Hook:
@@ -115,13 +116,16 @@ class Handle:
         self._granularity, self._nonfinite, self._check, self._seed = granularity, nonfinite, check, seed
         self._optimizer, self._steps_per_epoch = optimizer, steps_per_epoch
         self._bucket_bytes = int(model.bucket_bytes_cap)
-        self._ranks = dist.get_process_group_ranks(model.process_group)
         policy = Policy.of(method)
         self._groups, group_policy = grouped(self._parameters, policy, granularity, self._bucket_bytes)
-        self._agree(policy)
-        self._network = transport = TorchDistributed(group_like(model.process_group, self._ranks))
+        self._network = transport = TorchDistributed.beside(model.process_group)
+        try:
+            self._agree(policy)
+        except BaseException:
+            transport.close()
+            raise
         device = next(iter(self._parameters.values())).device
-        self._transport = Timed(Checked(transport, device) if check else transport)
+        self._transport = Timed(Checked(transport) if check else transport)
         self.rank, self.world = transport.rank, transport.world
         self._worker = Worker(
             group_policy, self.rank, self.world, seed=seed, nonfinite=nonfinite, steps_per_epoch=steps_per_epoch
@@ -139,7 +143,7 @@ class Handle:
     def _agree(self, policy: Policy) -> None:
         """All ranks compare everything that must not differ."""
         knobs = ("granularity", "seed", "nonfinite", "check", "steps_per_epoch")
-        agree(fingerprint(policy, self._parameters, {k: getattr(self, f"_{k}") for k in knobs}), self._ranks)
+        agree(fingerprint(policy, self._parameters, {k: getattr(self, f"_{k}") for k in knobs}), self._network)
 
     # ---- during the backward pass -----------------------------------------------------------------------------------
     def _accept(self, bucket: GradBucket) -> Future[Tensor]:
@@ -198,7 +202,7 @@ class Handle:
                 flat = worker.workspace.take(sum(group.sizes), like.dtype, like.device)
                 tensors[group.name] = torch.cat([parts[name].reshape(-1) for name in group.members], out=flat)
             stats.dense_bytes += tensors[group.name].numel() * tensors[group.name].element_size()
-        outs = drive(self._tracer.traced(worker.exchange(tensors)), self._transport)
+        outs = drive(self._tracer.trace(worker.exchange(tensors)), self._transport)
         for group, parts in ready:
             out = outs[group.name]
             stats.nonfinite += not out.finite

@@ -19,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 import grace
 from grace.adapters.groups import Granularity
 from grace.collectives import AllReduce, cost
-from grace.run.stats import Stats, Tally
+from grace.run.stats import Stats
+from grace.transports.timed import Tally
 
 NO_COMMUNICATION = "no-communication"
 BASELINES = (NO_COMMUNICATION, "ddp-fp32", "ddp-bf16", "ddp-powersgd")

@@ -10,10 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from grace.bench.config import RunConfig
 from grace.bench.launch import RunError, launch_all
-from grace.bench.results import curves_csv, file_name, summary_csv
+from grace.bench.record import file_name
+from grace.bench.results import Result, encode
 from grace.bench.scratch import write_atomically
+from grace.bench.table import curves_csv, table_csv
 from grace.registry import method, split_methods
 
 SCHEMA, VERSION = "grace.comparison", 1
@@ -25,7 +29,7 @@ class Outcome:
     """What became of one run: a result, or the error that ended it."""
 
     method: str
-    result: dict[str, Any] | None = None
+    result: Result | None = None
     error: str | None = None
 
 
@@ -52,7 +56,7 @@ def compare(
 ) -> list[Outcome]:
     """Runs ``config`` with each method. A method that fails is recorded, and the others go on.
 
-    Writes ``runs/*.json`` (each as it ends), ``results.json``, ``summary.csv`` and ``curves.csv`` into ``out``.
+    Writes ``runs/*.json`` (each as it ends), ``results.json``, ``runs.csv`` and ``curves.csv`` into ``out``.
     """
     configs = [dataclasses.replace(config, method=spec) for spec in methods]
     outcomes: list[Outcome] = []
@@ -72,7 +76,7 @@ def compare(
                 outcome = Outcome(one.method, error=str(found))
             else:
                 outcome = Outcome(one.method, result=found)
-                write_atomically(out / "runs" / file_name(one), json.dumps(found, indent=1, allow_nan=False) + "\n")
+                write_atomically(out / "runs" / file_name(one), encode(found))
             outcomes.append(outcome)
             if on_end is not None:
                 on_end(outcome)
@@ -84,16 +88,27 @@ def compare(
 def document(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """The comparison as one document."""
     failed = [{"method": outcome.method, "error": outcome.error} for outcome in outcomes if outcome.error is not None]
-    return {"schema": SCHEMA, "version": VERSION, "results": succeeded(outcomes), "failed": failed}
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "results": [msgspec.to_builtins(one) for one in succeeded(outcomes)],
+        "failed": failed,
+    }
 
 
-def succeeded(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def succeeded(outcomes: Sequence[Outcome]) -> list[Result]:
     """The results that there are."""
     return [outcome.result for outcome in outcomes if outcome.result is not None]
+
+
+def plain(result: Result) -> dict[str, Any]:
+    """A result as the figures read it: the metrics of an evaluation beside its step."""
+    curve = [{**msgspec.to_builtins(point), **point.metrics} for point in result.curve]
+    return {**msgspec.to_builtins(result), "curve": curve}
 
 
 def write(outcomes: Sequence[Outcome], out: Path) -> None:
     """The tables of what has ended so far."""
     write_atomically(out / "results.json", json.dumps(document(outcomes), indent=1, allow_nan=False) + "\n")
-    write_atomically(out / "summary.csv", summary_csv(succeeded(outcomes)))
+    write_atomically(out / "runs.csv", table_csv(succeeded(outcomes)))
     write_atomically(out / "curves.csv", curves_csv(succeeded(outcomes)))

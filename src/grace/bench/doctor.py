@@ -4,56 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
-import platform
 import re
 import socket
-import sys
 import threading
 import warnings
 from importlib import metadata, util
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
-import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-import grace
-from grace import native
+from grace import backends, native
+from grace.bench import machine
 from grace.errors import ConfigurationError
 
 _DISTRIBUTION = "grace-dl"
-_WIDTH = 120  # where there is no terminal
 _PATIENCE = 2.0  # seconds for a name server
-
-
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON, and nothing else, to stdout.")] = False,
-) -> None:
-    """Show what is active on this machine, and why: kernels, threads, versions, transports, optional packages; warn of traps.
-
-    The exit status is 1 if what the environment variable GRACE_KERNELS asks for cannot be had.
-
-    Example: [bold]GRACE_KERNELS=native-avx2 grace doctor[/]
-    """
-    found = examine()
-    if as_json:
-        typer.echo(json.dumps(found, indent=2))
-    else:
-        Console(width=None if sys.stdout.isatty() else _WIDTH, soft_wrap=True).print(table(found))
-    if found["errors"]:
-        raise typer.Exit(1)
 
 
 def examine() -> dict[str, Any]:
     """All that ``grace doctor --json`` writes."""
     errors: list[str] = []
     kernels = _kernels(errors)
-    threads = {"torch": torch.get_num_threads(), "cores": _cores(), "local_workers": _local_workers()}
+    threads = {"torch": torch.get_num_threads(), "cores": machine.cores(), "local_workers": _local_workers()}
     transports = {
         "gloo": dist.is_available() and dist.is_gloo_available(),
         "nccl": dist.is_available() and dist.is_nccl_available(),
@@ -63,13 +40,7 @@ def examine() -> dict[str, Any]:
     return {
         "schema": "grace.doctor",
         "version": 1,
-        "versions": {
-            "grace": grace.__version__,
-            "python": platform.python_version(),
-            "torch": str(torch.__version__),
-            "numpy": metadata.version("numpy"),
-            "system": f"{platform.system()} {platform.machine()}",
-        },
+        "versions": machine.versions(),
         "kernels": kernels,
         "threads": threads,
         "transports": transports,
@@ -84,20 +55,15 @@ def _kernels(errors: list[str]) -> dict[str, Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there is no library is told below
-            out["active"], out["why"] = native.active()
+            out["active"], out["why"] = backends.active()
     except ConfigurationError as error:
         errors.append(str(error))
     return {
         **out,
-        "asked": os.environ.get(native.VARIABLE) or None,
-        "available": native.available(),
+        "asked": os.environ.get(backends.VARIABLE) or None,
+        "available": backends.available(),
         "library": native.library(),
     }
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _local_workers() -> int:
@@ -129,7 +95,7 @@ def _extras() -> list[dict[str, str | None]]:
 def _warnings(kernels: dict[str, Any], threads: dict[str, int], transports: dict[str, Any]) -> list[str]:
     out = []
     if kernels["active"] == "reference":
-        what = kernels["library"] if kernels["asked"] is None else f"{native.VARIABLE}=reference asks for it"
+        what = kernels["library"] if kernels["asked"] is None else f"{backends.VARIABLE}=reference asks for it"
         out.append(f"the torch kernels are in use, which are many times slower: {what}")
     used = threads["torch"] * threads["local_workers"]
     if used > threads["cores"]:

@@ -12,11 +12,11 @@ import os
 import subprocess
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from grace.bench.config import RunConfig
 from grace.bench.launch import RunError
 from grace.bench.rendezvous import attend, store_of
+from grace.bench.results import Result
 from grace.errors import ConfigurationError
 
 _FIRST_PORT, _PORTS = 20000, 20000  # of which a Slurm job takes the one of its number
@@ -102,7 +102,7 @@ class Company:
         *,
         on_progress: Callable[[int, int, int], None] | None = None,
         command: list[str] | None = None,
-    ) -> Generator[dict[str, Any] | RunError, None, None]:
+    ) -> Generator[Result | RunError, None, None]:
         """Rank 0: see :class:`grace.bench.launch.Launcher`."""
         for index, config in enumerate(configs):
             self._say(json.dumps({"config": config.as_dict(), "command": command or []}))
@@ -112,7 +112,7 @@ class Company:
                     on_progress(index, done, steps)
 
             outcome = self._attend(config, progress, command or [])
-            yield outcome if isinstance(outcome, dict) else RunError(str(outcome))
+            yield outcome if isinstance(outcome, Result) else RunError(str(outcome))
 
     def follow(self) -> None:
         """Other ranks: do what rank 0 says until it has said that this was all."""
@@ -134,7 +134,7 @@ class Company:
 
     def _attend(
         self, config: RunConfig, progress: Callable[[int, int], None], command: list[str]
-    ) -> dict[str, Any] | str | None:
+    ) -> Result | str | None:
         name = f"run{self._next}"
         return attend(self._store, name, config, self.place.rank, on_progress=progress, command=command)
 

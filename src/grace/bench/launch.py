@@ -20,11 +20,12 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
 
 from grace.bench.config import RunConfig
 from grace.bench.network.namespaces import Network, environment
-from grace.bench.results import file_name
+from grace.bench.record import file_name
+from grace.bench.results import Result, decode, encode
 from grace.bench.scratch import Scratch, write_atomically
 from grace.errors import GraceError
 
@@ -41,7 +42,7 @@ class Launcher(Protocol):
         *,
         on_progress: Callable[[int, int, int], None] | None = None,
         command: list[str] | None = None,
-    ) -> Generator[dict[str, Any] | RunError, None, None]:
+    ) -> Generator[Result | RunError, None, None]:
         """Yields a result or an error for each."""
 
 
@@ -55,7 +56,7 @@ def launch(
     out: Path | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     command: list[str] | None = None,
-) -> dict[str, Any]:
+) -> Result:
     """Trains, and returns the result; with ``out`` it is also a file in that folder.
 
     No worker outlives this call, whatever ends it.
@@ -77,7 +78,7 @@ def launch(
     if isinstance(result, RunError):
         raise result
     if out is not None:
-        write_atomically(out / file_name(config), json.dumps(result, indent=1, allow_nan=False) + "\n")
+        write_atomically(out / file_name(config), encode(result))
     return result
 
 
@@ -86,7 +87,7 @@ def launch_all(
     *,
     on_progress: Callable[[int, int, int], None] | None = None,
     command: list[str] | None = None,
-) -> Generator[dict[str, Any] | RunError, None, None]:
+) -> Generator[Result | RunError, None, None]:
     """Trains one configuration after the other, and yields for each, as it ends, its result or the error that ended it.
 
     Args:
@@ -120,7 +121,7 @@ def _session(
     begin: int,
     on_progress: Callable[[int, int, int], None] | None,
     command: list[str],
-) -> Iterator[dict[str, Any] | RunError]:
+) -> Iterator[Result | RunError]:
     """Runs until one has failed, in one set of workers. Yields at least once."""
     folder = Path(tempfile.mkdtemp(prefix="grace-"))
     scratch, config = Scratch(folder), configs[0]
@@ -141,7 +142,8 @@ def _session(
                     if not scratch.result(index).exists():
                         yield RunError(status if isinstance(status, str) else _reason(one, scratch, status))
                         return
-                    result: dict[str, Any] = json.loads(scratch.result(index).read_text())
+                    result = decode(scratch.result(index).read_bytes())
+                    assert isinstance(result, Result)
                     yield result
                 _wait(
                     launcher, scratch, len(configs), config.timeout, seen, begin, on_progress

@@ -35,8 +35,9 @@ from grace.bench.scratch import write_atomically
 from grace.collectives import Collective
 from grace.errors import GraceError
 from grace.policy import Policy
-from grace.run.drive import Transport, drive
+from grace.run.drive import drive
 from grace.run.worker import Worker
+from grace.transports.base import Transport
 from grace.transports.torch_distributed import TorchDistributed, init_process_group
 
 WIDTH, DEPTH, BATCH = 1824, 3, 32  # 3 x (1824^2 + 1824) = 9,986,400 parameters

@@ -11,6 +11,7 @@ from typing import Any
 from grace.bench.config import RunConfig
 from grace.bench.extras import need
 from grace.bench.launch import RunError
+from grace.bench.results import Result
 from grace.errors import ConfigurationError
 
 _POLL_SECONDS = 0.5
@@ -37,7 +38,7 @@ class Worker:
         os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
         self._store = store_of(self.rank, world, timeout)
 
-    def run(self, index: int, config: dict[str, Any], command: list[str]) -> dict[str, Any] | str | None:
+    def run(self, index: int, config: dict[str, Any], command: list[str]) -> Result | str | None:
         """See :func:`grace.bench.rendezvous.attend`."""
         from grace.bench.rendezvous import attend
 
@@ -95,7 +96,7 @@ class Cluster:
         *,
         on_progress: Callable[[int, int, int], None] | None = None,
         command: list[str] | None = None,
-    ) -> Generator[dict[str, Any] | RunError, None, None]:
+    ) -> Generator[Result | RunError, None, None]:
         """See :class:`grace.bench.launch.Launcher`."""
         workers: list[Any] = []
         try:
@@ -106,10 +107,10 @@ class Cluster:
                     outcome = self._run(workers, index, config, on_progress, command or [])
                 except self.ray.exceptions.RayError as error:  # a worker has died
                     outcome = f"{config.method}: {error}"
-                if not isinstance(outcome, dict):
+                if not isinstance(outcome, Result):
                     self._stop(workers)
                     workers = []
-                yield outcome if isinstance(outcome, dict) else RunError(str(outcome))
+                yield outcome if isinstance(outcome, Result) else RunError(str(outcome))
         finally:
             self._stop(workers)
 
@@ -131,14 +132,14 @@ class Cluster:
         config: RunConfig,
         on_progress: Callable[[int, int, int], None] | None,
         command: list[str],
-    ) -> dict[str, Any] | str | None:
+    ) -> Result | str | None:
         running = [worker.run.remote(index, config.as_dict(), command) for worker in workers]
         left = running
         while left:
             _, left = self.ray.wait(left, num_returns=len(left), timeout=_POLL_SECONDS)
             if on_progress is not None and (seen := self.ray.get(workers[0].progress.remote()))[2]:
                 on_progress(*seen)
-        outcome: dict[str, Any] | str | None = self.ray.get(running)[0]
+        outcome: Result | str | None = self.ray.get(running)[0]
         return outcome
 
     def _stop(self, workers: list[Any]) -> None:

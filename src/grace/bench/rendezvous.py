@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from grace.bench.config import RunConfig
 from grace.bench.network.probe import Probe
+from grace.bench.results import Result
 from grace.bench.training import Training
 from grace.errors import GraceError, TransportError
 from grace.transports.torch_distributed import guard_exit
@@ -50,7 +51,7 @@ def attend(
     *,
     on_progress: Callable[[int, int], None],
     command: list[str],
-) -> dict[str, Any] | str | None:
+) -> Result | str | None:
     """Takes part in a run among workers that outlive it. All call this alike.
 
     Returns:

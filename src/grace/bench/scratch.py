@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grace.errors import GraceError, TransportError
+from grace.errors import ConfigurationError, GraceError, TransportError
 
 _KILLED = re.compile(r"rank\s*: (\d+) [^\n]*\n\s*exitcode\s*: -(\d+) ")  # a block of torchrun's report
 
@@ -32,6 +32,21 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
         raise
+
+
+def require_folder(path: Path) -> None:
+    """Checks that files can be written into this folder, by writing one; makes nothing that is not there yet.
+
+    Raises:
+        ConfigurationError: they cannot; says why.
+    """
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        why = f"{there} is not a folder" if not there.is_dir() else f"{there}: {error.strerror}"
+        raise ConfigurationError(f"nothing can be written to {path}: {why}; name another folder") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from grace.bench.extras import MissingExtraError, need
 from grace.bench.network.links import link
 from grace.bench.network.namespaces import why_not
 from grace.bench.report.runs import SweepReporter
-from grace.bench.schema import problems
+from grace.bench.results import SCHEMA, VERSION, DocumentError, Failure, Result, decode
 from grace.bench.sweep import Plan, check, sweep
 from grace.bench.tasks import Task
 
@@ -88,13 +87,16 @@ def run(out: Path, reporter: SweepReporter) -> dict[str, Any]:
         on_end=reporter.ended,
         command=["smoke"],
     )
-    wrong = [f"{one.file.name}: {one.document['error']}" for one in runs if not one.ok]
+    wrong = [f"{one.file.name}: {one.document.error}" for one in runs if isinstance(one.document, Failure)]
     for one in runs:
-        document = json.loads(one.file.read_text())
-        wrong += [f"{one.file.name}: {problem}" for problem in problems(document)]
-        if document["status"] == "ok" and document["kind"] == "method" and document["link"]["name"] != LINKS[0]:
+        try:
+            document = decode(one.file.read_bytes())
+        except DocumentError as error:
+            wrong.append(f"{one.file.name}: {error}")
+            continue
+        if isinstance(document, Result) and document.kind == "method" and document.link.name != LINKS[0]:
             wrong += _counted(one.file.name, document)
-    checked = [f"{len(runs)} runs, {len(links)} links: each document has the form of grace.result, version 2"]
+    checked = [f"{len(runs)} runs, {len(links)} links: each document has the form of {SCHEMA}, version {VERSION}"]
     if refused:
         checked.append(f"no link was made: {refused}")
     said, missing = _report(out, len(runs))
@@ -103,12 +105,13 @@ def run(out: Path, reporter: SweepReporter) -> dict[str, Any]:
     return {"checked": checked, "problems": wrong}
 
 
-def _counted(name: str, document: dict[str, Any]) -> list[str]:
+def _counted(name: str, document: Result) -> list[str]:
     """The interface must have counted at least what the collectives say they moved."""
-    told, seen = document["traffic"]["sent_bytes_per_step"], document["nic"]["sent_bytes_per_step"]
-    return (
-        [] if seen >= told else [f"{name}: the interface counted {seen:.0f} bytes a step, the collectives {told:.0f}"]
-    )
+    told = document.traffic.sent_bytes_per_step
+    seen = 0.0 if document.nic is None else document.nic.sent_bytes_per_step
+    if seen >= told:
+        return []
+    return [f"{name}: the interface counted {seen:.0f} bytes a step, the collectives {told:.0f}"]
 
 
 def _report(out: Path, runs: int) -> tuple[str, list[str]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import json
 import os
 import tempfile
 import time
@@ -22,9 +21,10 @@ from grace.bench.baselines import BASELINES, NO_COMMUNICATION
 from grace.bench.config import RunConfig
 from grace.bench.launch import Launcher, RunError, launch_all
 from grace.bench.network.namespaces import LinkError, why_not
-from grace.bench.results import failure_of, file_name
+from grace.bench.record import failure_of, file_name
+from grace.bench.results import Document, DocumentError, Result, decode, encode
 from grace.bench.scratch import write_atomically
-from grace.bench.table import write_table
+from grace.bench.table import write_tables
 from grace.bench.tasks import TASKS, find_task
 from grace.errors import ConfigurationError, GraceError
 
@@ -77,7 +77,7 @@ class Ended:
     """A run that has ended, now or in an earlier sweep."""
 
     config: RunConfig
-    document: dict[str, Any]
+    document: Document
     file: Path
     seconds: float = 0.0
     earlier: bool = False
@@ -85,15 +85,15 @@ class Ended:
     @property
     def ok(self) -> bool:
         """Whether it has a result."""
-        return bool(self.document["status"] == "ok")
+        return isinstance(self.document, Result)
 
 
 def finished(config: RunConfig, out: Path) -> Ended | None:
     """The run as an earlier sweep left it; None if it has to run."""
     file = out / "runs" / file_name(config)
-    with contextlib.suppress(OSError, ValueError):
-        document = json.loads(file.read_text())
-        if isinstance(document, dict) and document.get("version") == 2 and document.get("status") == "ok":
+    with contextlib.suppress(OSError, DocumentError):
+        document = decode(file.read_bytes())
+        if isinstance(document, Result):
             return Ended(config, document, file, earlier=True)
     return None
 
@@ -207,15 +207,15 @@ def sweep(
                 document = failure_of(config, str(outcome), command or []) if isinstance(outcome, RunError) else outcome
                 file = out / "runs" / file_name(config)
                 with _writing(out):
-                    write_atomically(file, json.dumps(document, indent=1, allow_nan=False) + "\n")
+                    write_atomically(file, encode(document))
                     ended[config] = Ended(config, document, file, time.monotonic() - since)
-                    write_table([one.document for one in ended.values()], out)
+                    write_tables([one.document for one in ended.values()], out)
                 if on_end is not None:
                     on_end(ended[config])
                 since = time.monotonic()
                 start(index + 1)
     with _writing(out):
-        write_table([ended[config].document for config in configs], out)
+        write_tables([ended[config].document for config in configs], out)
     return [ended[config] for config in configs]
 
 

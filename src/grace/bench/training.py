@@ -23,7 +23,8 @@ from grace.bench.network.model import predicted, shares_of
 from grace.bench.network.namespaces import INTERFACE
 from grace.bench.network.probe import Probe
 from grace.bench.optimizers import adjustment_for, set_momentum
-from grace.bench.results import environment, result_of
+from grace.bench.record import result_of
+from grace.bench.results import Optimizer, Point, Result
 from grace.bench.tasks import Task, find_task
 from grace.collectives import AllGather
 from grace.errors import AgreementError, ConfigurationError
@@ -36,7 +37,7 @@ _SILENT_MOST = 120  # steps of a run without communication: it is there for thei
 
 @dataclass(slots=True)
 class Measured:
-    """What a run has measured, for :func:`grace.bench.results.result_of`. Seconds, and bytes of one worker.
+    """What a run has measured, for :func:`grace.bench.record.result_of`. Seconds, and bytes of one worker.
 
     Attributes:
         all: counters of the whole run. steady: of the steady state alone. nic: what the interface counted in it.
@@ -81,7 +82,7 @@ class Training:
         self.task.steps = self.steps
         self.silent = config.method == NO_COMMUNICATION
 
-    def run(self, command: list[str]) -> dict[str, Any] | None:
+    def run(self, command: list[str]) -> Result | None:
         """Trains, evaluates, checks; the result on rank 0."""
         config, task = self.config, self.task
         measure.forget_peak()
@@ -97,7 +98,7 @@ class Training:
         dist.barrier()
         measure.forget_peak()
         trained = made(config.method, model, config.granularity, config.seed, self.rank, config.workers)
-        optimizer = self._optimizer(model, changes["momentum"])
+        optimizer = self._optimizer(model, changes.momentum)
         curve, measured = self._train(trained, optimizer, compute)
         if not self.silent:
             self._check_replicas(model)
@@ -111,7 +112,7 @@ class Training:
         if self.rank == 0:
             result = result_of(
                 config, task, model, measured, curve=curve, optimizer=changes, steps=self.steps,
-                epoch_steps=self.epoch_steps, command=command, machine=environment(config.threads),
+                epoch_steps=self.epoch_steps, command=command,
                 prediction=None if self.probe is None else predicted(self.probe, config, model, measured),
             )  # fmt: skip
         dist.barrier()
@@ -119,7 +120,7 @@ class Training:
         return result
 
     # ---- the optimizer ----------------------------------------------------------------------------------------------
-    def _adjusted(self, model: nn.Module) -> tuple[float, dict[str, Any]]:
+    def _adjusted(self, model: nn.Module) -> tuple[float, Optimizer]:
         """The factor on the task's learning rate, and where the optimizer departs from the task's for the method's sake."""
         optimizer = self.task.optimizer(model)
         peak = max(self.task.lr(step) for step in range(self.steps))
@@ -136,7 +137,7 @@ class Training:
         if momentum is None:
             momentum = optimizer.param_groups[0].get("momentum")
         name = type(optimizer).__name__
-        return scale, {"name": name, "peak_lr": peak * scale, "lr_scale": scale, "momentum": momentum, "why": why}
+        return scale, Optimizer(name, peak * scale, scale, momentum, why)
 
     def _optimizer(self, model: nn.Module, momentum: float | None) -> torch.optim.Optimizer:
         optimizer = self.task.optimizer(model)
@@ -159,13 +160,13 @@ class Training:
 
     def _train(
         self, trained: Exchanged | Silent | Plain, optimizer: torch.optim.Optimizer, compute: measure.Compute
-    ) -> tuple[list[dict[str, Any]], Measured]:
+    ) -> tuple[list[Point], Measured]:
         """The curve of evaluations (rank 0 only), and what was measured."""
         config, model = self.config, trained.model
         batches = self.task.batches(self.rank, config.workers, config.seed)
         steps = min(self.steps, _SILENT_MOST) if self.silent else self.steps
         marks = set() if self.silent else _marks(self.steps, config.evaluations)
-        curve, seconds, last_report = [], [], 0.0
+        curve, seconds, last_report = list[Point](), list[float](), 0.0
         steady, before, nic, cpu = measure.steady_from(steps), Counters(), None, 0.0
         if self.rank == 0 and not self.silent:
             curve.append(self._evaluated(model, 0, 0.0, 0, None))
@@ -204,12 +205,12 @@ class Training:
             peak=measure.peak_bytes(),
         )
 
-    def _evaluated(self, model: nn.Module, step: int, seconds: float, sent: int, loss: float | None) -> dict[str, Any]:
+    def _evaluated(self, model: nn.Module, step: int, seconds: float, sent: int, loss: float | None) -> Point:
         inner = getattr(model, "module", model)
         metrics = {name: _finite(value) for name, value in self.task.evaluate(inner).items()}
         train = None if loss is None else _finite(loss)
         epoch = step / self.epoch_steps
-        return {"epoch": epoch, "step": step, "seconds": seconds, "sent_bytes": sent, "train_loss": train, **metrics}
+        return Point(step, epoch, seconds, sent, train, metrics)
 
     def _check_replicas(self, model: nn.Module) -> None:
         """All workers must hold the same parameters, bit for bit.

@@ -19,6 +19,7 @@ from grace.bench.config import RunConfig
 from grace.bench.network.namespaces import INTERFACE, PORT, address
 from grace.bench.network.probe import probed
 from grace.bench.rendezvous import group, store_of
+from grace.bench.results import encode
 from grace.bench.scratch import Scratch, write_atomically
 from grace.bench.training import Training
 
@@ -43,7 +44,7 @@ def main() -> None:
                 training = Training(config, rank, functools.partial(scratch.report, index), probe)
                 result = training.run(asked["command"])
                 if result is not None:
-                    write_atomically(scratch.result(index), json.dumps(result, indent=1, allow_nan=False) + "\n")
+                    write_atomically(scratch.result(index), encode(result))
                 del training, result
                 dist.barrier()
             gc.collect()

@@ -10,11 +10,13 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import AllGather, Exchange, Traffic
 from grace.communicators.base import Communicator, decoded, sealed, stand_in, traced
-from grace.communicators.loan import Loan
+from grace.loan import Loan
 from grace.method import Exchanged
 from grace.peer import Peer
+from grace.registry.recipes import register_communicator
 
 
+@register_communicator("allgather")
 @dataclass(frozen=True, slots=True)
 class Allgather(Communicator):
     """Everyone sends its wire to everyone and decodes all of them, in the order of the ranks: traffic grows with W."""
@@ -24,8 +26,8 @@ class Allgather(Communicator):
         wire, finite = self._encode(loan, peer)
         widths = yield from self._widths(wire, x.numel(), peer)
         gathered = yield AllGather(sealed(wire, finite, max(widths), peer)[0])  # [W, s]
-        if not wires.all_finite(gathered):
-            return loan.poisoned()
+        if not wires.read_headers(gathered, peer.step):
+            return loan.poison(None)
         return decoded(self, loan, list(gathered[:, None]), widths, wire.dtype, peer)
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:

@@ -11,14 +11,16 @@ from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Traffic
 from grace.communicators.base import Communicator, stand_in, traced
-from grace.communicators.loan import Loan
 from grace.errors import CompositionError
 from grace.kernels.finite import all_finite
 from grace.knobs import as_call
+from grace.loan import Loan
 from grace.method import Exchanged, Method
 from grace.peer import Peer
+from grace.registry.recipes import register_communicator
 
 
+@register_communicator("allreduce")
 @dataclass(frozen=True, slots=True)
 class Allreduce(Communicator):
     """One round, constant traffic: the network sums the wires.
@@ -43,7 +45,7 @@ class Allreduce(Communicator):
         return Communicator.with_memory(self)
 
     def _exchange(self, x: Tensor, peer: Peer, state: Any) -> Exchange[Exchanged[Any]]:
-        if self.compressor.transparent and not peer.keep_rest:
+        if self.compressor.transparent and not peer.lent.keep_rest:
             answer = yield AllReduce(x, "mean", donate=True)
             return Exchanged(answer, None, None)
         loan = Loan(x, peer)
@@ -54,14 +56,14 @@ class Allreduce(Communicator):
             wire = torch.full_like(wire, math.nan)
         answer = yield AllReduce(wire, "sum" if self.compressor.predivide else "mean", donate=True)
         if not all_finite(answer):
-            return loan.poisoned()
-        if self.compressor.predivide and peer.keep_rest:
+            return loan.poison(None)
+        if self.compressor.predivide and peer.lent.keep_rest:
             loan.work.mul_(peer.world)
-        mean = loan.room()
+        mean = loan.make_room()
         self._aggregate([answer], mean.view(1, -1), peer, 1.0)
-        return loan.done(mean)
+        return loan.give_back(mean, None)
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
-        dtype = like.dtype if self.compressor.transparent and not peer.keep_rest else torch.uint8
+        dtype = like.dtype if self.compressor.transparent and not peer.lent.keep_rest else torch.uint8
         size = like.numel() if dtype == like.dtype else self.compressor.facts(like.numel()).payload
         return None if size is None else traced(peer, AllReduce(stand_in(size, dtype=dtype)))

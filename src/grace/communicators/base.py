@@ -11,11 +11,11 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllGather, Collective, Exchange, Traffic, cost
-from grace.communicators.loan import Loan
 from grace.compressor import Compressor
 from grace.errors import CompositionError, PayloadError
 from grace.facts import Facts
 from grace.knobs import as_call
+from grace.loan import Loan
 from grace.method import Exchanged, Method
 from grace.peer import Peer
 from grace.random import Stream
@@ -59,7 +59,7 @@ class Communicator(Method[Any]):
 
     def exchange(self, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
         if x.numel() == 0:
-            return Exchanged(x, x if peer.keep_rest else None, state)
+            return Exchanged(x, x if peer.lent.keep_rest else None, state)
         return (yield from self._exchange(x, peer, state))
 
     def _exchange(self, x: Tensor, peer: Peer, state: Any) -> Exchange[Exchanged[Any]]:
@@ -77,14 +77,14 @@ class Communicator(Method[Any]):
     def _encode(self, loan: Loan, peer: Peer, rows: int = 1) -> tuple[Tensor, bool]:
         """The loan's numbers and the memory, as so many rows -> wire ``[rows, w]``, and whether all were finite."""
         numbers, work = loan.numbers.view(rows, -1), loan.work.view(rows, -1)
-        memory = None if peer.memory is None else peer.memory.view(rows, -1)
+        memory = None if loan.memory is None else loan.memory.view(rows, -1)
         rng = self._stream(self.compressor, peer, 0)
-        return self.compressor.encode_(numbers, rng, memory, work if peer.keep_rest else None)
+        return self.compressor.encode_(numbers, rng, memory, work if peer.lent.keep_rest else None)
 
     def _compress(self, rows: Tensor, peer: Peer, hop: int = 0) -> Tensor:
         """Finite rows ``[b, n]`` -> wire ``[b, w]``."""
         compressor = self._at(hop)
-        return compressor.compress_(rows, self._stream(compressor, peer, hop), peer.keep_rest)
+        return compressor.compress_(rows, self._stream(compressor, peer, hop), peer.lent.keep_rest)
 
     def _aggregate(self, received: Sequence[Tensor], out: Tensor, peer: Peer, scale: float, hop: int = 0) -> None:
         """Out ``[b, n]`` = scale times the sum of what the wires say."""
@@ -112,19 +112,19 @@ class Communicator(Method[Any]):
 
 def sealed(wire: Tensor, finite: bool, size: int, peer: Peer) -> Tensor:
     """Wires ``[b, w]`` as they travel, in scratch memory: nobody needs them once the exchange has ended."""
-    out = peer.scratch((wire.shape[0], wires.sealed_bytes(size)), wire, torch.uint8)
-    return wires.seal(wire, finite, size, out)
+    out = peer.lent.scratch((wire.shape[0], wires.sealed_bytes(size)), wire, torch.uint8)
+    return wires.seal(wire, finite, peer.step, size, out)
 
 
 def decoded(
     method: Communicator, loan: Loan, sealed: list[Tensor], widths: list[int], dtype: torch.dtype, peer: Peer
 ) -> Exchanged[None]:
     """The aggregate of all ranks' wires, added up in the order of the ranks: the same bits everywhere."""
-    mean = loan.room()
+    mean = loan.make_room()
     vote = method.compressor.aggregation == "majority"
     received = [wires.unseal(one, width, dtype) for one, width in zip(sealed, widths, strict=True)]
     method._aggregate(received, mean.view(1, -1), peer, 1.0 if vote else 1 / peer.world)
-    return loan.done(mean)
+    return loan.give_back(mean, None)
 
 
 def checked_widths(widths: Tensor, n: int) -> list[int]:

@@ -11,11 +11,13 @@ from grace import wire as wires
 from grace.collectives import Broadcast as BroadcastOp
 from grace.collectives import Exchange, Traffic
 from grace.communicators.base import Communicator, decoded, sealed, stand_in, traced
-from grace.communicators.loan import Loan
+from grace.loan import Loan
 from grace.method import Exchanged
 from grace.peer import Peer
+from grace.registry.recipes import register_communicator
 
 
+@register_communicator("broadcast")
 @dataclass(frozen=True, slots=True)
 class Broadcast(Communicator):
     """Each rank in turn broadcasts its wire: like Allgather, in W rounds, and without padding where sizes vary."""
@@ -29,8 +31,9 @@ class Broadcast(Communicator):
         for root, width in enumerate(widths):
             buf = mine if root == peer.rank else mine.new_zeros(1, wires.sealed_bytes(width))
             received.append((yield BroadcastOp(buf, root)))
-        if not all(wires.all_finite(sealed) for sealed in received):
-            return loan.poisoned()
+        seen = [wires.read_headers(one, peer.step, root) for root, one in enumerate(received)]
+        if not all(seen):
+            return loan.poison(None)
         return decoded(self, loan, received, widths, wire.dtype, peer)
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:

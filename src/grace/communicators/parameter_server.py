@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -11,13 +11,15 @@ from grace import wire as wires
 from grace.collectives import Broadcast as BroadcastOp
 from grace.collectives import Exchange, Permute, Traffic
 from grace.communicators.base import sealed, stand_in, traced
-from grace.communicators.loan import Loan
 from grace.communicators.two_hops import TwoHops
 from grace.errors import ConfigurationError
+from grace.loan import Loan
 from grace.method import Exchanged
 from grace.peer import Peer
+from grace.registry.recipes import register_communicator
 
 
+@register_communicator("parameterserver")
 @dataclass(frozen=True, slots=True)
 class ParameterServer(TwoHops):
     """Everyone sends its wire to one rank, which averages, compresses again, and broadcasts that.
@@ -50,8 +52,9 @@ class ParameterServer(TwoHops):
         for rank in range(W):
             if rank != server:
                 inbox[rank] = yield Permute(mine, ((rank, server),))
-        finite = all(wires.all_finite(sealed) for sealed in inbox) if serving else True
-        total = peer.scratch((1, n), x)  # the server's: the mean, then its second rounding
+        seen = [wires.read_headers(one, peer.step, rank) for rank, one in enumerate(inbox)] if serving else []
+        finite = all(seen)
+        total = peer.lent.scratch((1, n), x)  # the server's: the mean, then its second rounding
         if serving and finite:
             received = [wires.unseal(one, width, wire.dtype) for one, width in zip(inbox, widths, strict=True)]
             self._aggregate(received, total, peer, 1 / W)
@@ -65,13 +68,13 @@ class ParameterServer(TwoHops):
             else mine.new_zeros(1, wires.sealed_bytes(widths[server]))
         )
         answer = yield BroadcastOp(reply, server)
-        if not wires.all_finite(answer):
-            return replace(loan.poisoned(), state=state)
-        if peer.keep_rest and serving and not self.server_memory:
+        if not wires.read_headers(answer, peer.step, server):
+            return loan.poison(state)
+        if peer.lent.keep_rest and serving and not self.server_memory:
             loan.work.add_(total[0], alpha=W)
-        mean = loan.room()
+        mean = loan.make_room()
         self._aggregate([wires.unseal(answer, widths[server], again.dtype)], mean.view(1, -1), peer, 1.0, hop=1)
-        return replace(loan.done(mean), state=self._committed(total, 0, x, state, peer) if serving else None)
+        return loan.give_back(mean, self._committed(total, 0, x, state, peer) if serving else None)
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         size = self._payload(like.numel())

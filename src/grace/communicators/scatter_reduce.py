@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -11,12 +11,14 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import AllGather, AllToAll, Exchange, Traffic
 from grace.communicators.base import sealed, stand_in, traced
-from grace.communicators.loan import Loan
 from grace.communicators.two_hops import TwoHops
+from grace.loan import Loan
 from grace.method import Exchanged
 from grace.peer import Peer
+from grace.registry.recipes import register_communicator
 
 
+@register_communicator("scatterreduce")
 @dataclass(frozen=True, slots=True)
 class ScatterReduce(TwoHops):
     """Two rounds, constant traffic: rank r averages chunk r, compresses it again, and sends that to everyone.
@@ -32,11 +34,11 @@ class ScatterReduce(TwoHops):
         loan = Loan(x, peer)
         if n != W * c:
             loan.pad(W * c)
-        wire, own_finite = self._encode(loan, loan.peer, W)  # [W, w]
+        wire, own_finite = self._encode(loan, peer, W)  # [W, w]
         widths = yield from self._widths(wire, c, peer)
         theirs = yield AllToAll(sealed(wire, own_finite, max(widths), peer))  # [W, s]: everyone's version of my chunk
-        finite = wires.all_finite(theirs)
-        chunk = peer.scratch((1, c), x)
+        finite = wires.read_headers(theirs, peer.step)
+        chunk = peer.lent.scratch((1, c), x)
         if finite:
             received = [
                 wires.unseal(one, width, wire.dtype) for one, width in zip(theirs[:, None], widths, strict=True)
@@ -47,14 +49,14 @@ class ScatterReduce(TwoHops):
         again = self._compress_again(chunk, state, peer)  # chunk: now my second rounding
         widths = yield from self._widths(again, c, peer)
         final = yield AllGather(sealed(again, finite, max(widths), peer)[0])  # [W, s]
-        if not wires.all_finite(final):
-            return replace(loan.poisoned(), state=state)
-        if peer.keep_rest and not self.server_memory:
+        if not wires.read_headers(final, peer.step):
+            return loan.poison(state)
+        if peer.lent.keep_rest and not self.server_memory:
             loan.work.view(W, c)[peer.rank].add_(chunk[0], alpha=W)  # one worker's share of the mean is 1/W of it
-        mean = loan.room()
+        mean = loan.make_room()
         for row, one, width in zip(mean.view(W, 1, c), final[:, None], widths, strict=True):
             self._aggregate([wires.unseal(one, width, again.dtype)], row, peer, 1.0, hop=1)
-        return replace(loan.done(mean), state=self._committed(chunk, peer.rank * c, x, state, peer))
+        return loan.give_back(mean, self._committed(chunk, peer.rank * c, x, state, peer))
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         size = self._payload(math.ceil(like.numel() / peer.world))

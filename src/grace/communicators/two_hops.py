@@ -69,7 +69,7 @@ class TwoHops(Communicator):
             if debt.numel() != average.numel():
                 raise StateError(f"a server memory of {debt.numel()} numbers does not fit {average.numel()}")
             average[0].add_(debt, alpha=1.0 if peer.lr is None else lr_ratio(last, peer.lr))
-        return self._compress(average, replace(peer, keep_rest=True), hop=1)
+        return self._compress(average, peer.lending(keep_rest=True), hop=1)
 
     def _committed(self, debt: Tensor, start: int, x: Tensor, state: Any, peer: Peer) -> Any:
         """The state after a step that left ``debt [1, c]``, of a chunk that begins at ``start``."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grace import native
+from grace import backends, native
 from grace.kernels import check
+
+__all__ = ["orthonormal", "ridge", "split_low_rank", "water_filling"]
 
 _LOW_RANK = native.declare("low_rank", *[native.P] * 5, *[native.N] * 3, native.I)
 
@@ -28,7 +30,7 @@ def split_low_rank(x: Tensor | None, p: Tensor, mine: Tensor, q: Tensor, out: Te
     Raises:
         InputError: another dtype, shape or memory layout.
     """
-    fast = native.function(_LOW_RANK) if out.device.type == "cpu" else None
+    fast = backends.function(_LOW_RANK) if out.device.type == "cpu" else None
     if fast is None:
         if x is not None:
             x.addmm_(p, mine, alpha=-1)

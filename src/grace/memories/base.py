@@ -23,17 +23,6 @@ def state_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def swap_in(memory: Tensor, peer: Peer) -> Tensor:
-    """Storage for the memory's successor."""
-    return torch.empty_like(memory) if peer.workspace is None else peer.workspace.swap_in(memory)
-
-
-def swap_out(memory: Tensor, peer: Peer) -> None:
-    """The memory that has a successor, or the successor that was not needed."""
-    if peer.workspace is not None:
-        peer.workspace.swap_out(memory)
-
-
 @dataclass(frozen=True, slots=True)
 class Memory(Method[Any], Generic[S]):
     """A method that wraps a method, and carries a tensor from step to step."""

@@ -10,15 +10,16 @@ from torch import Tensor
 
 from grace.collectives import Exchange
 from grace.errors import out_of_range
-from grace.memories.base import swap_in, swap_out
 from grace.memories.error_feedback import ErrorFeedback
 from grace.method import Exchanged
 from grace.peer import Peer
+from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
 _EFState: TypeAlias = tuple[Any, ...]
 
 
+@register_memory("distef")
 @dataclass(frozen=True, slots=True)
 class DistEF(ErrorFeedback[S], Generic[S]):
     """Nesterov's momentum on each worker, in front of error feedback (dist-EF-SGD with blockwise momentum).
@@ -48,14 +49,14 @@ class DistEF(ErrorFeedback[S], Generic[S]):
 
     def exchange(self, x: Tensor, state: _EFState, peer: Peer) -> Exchange[Exchanged[_EFState]]:
         velocity, feedback = state
-        m = swap_in(velocity, peer)
+        m = peer.lent.swap_in(velocity)
         torch.mul(velocity, self.mu, out=m).add_(x)
-        p = peer.scratch(tuple(x.shape), x, velocity.dtype)
+        p = peer.lent.scratch(tuple(x.shape), x, velocity.dtype)
         torch.mul(m, self.mu, out=p).add_(x)
         out = yield from ErrorFeedback.exchange(self, p, feedback, peer)
         if out.finite:
             velocity, m = m, velocity
-        swap_out(m, peer)
+        peer.lent.swap_out(m)
         return Exchanged(out.mean.to(x.dtype), None, (velocity, out.state), out.finite)
 
     def owed(self, state: _EFState) -> Tensor | None:

@@ -5,7 +5,6 @@ Letters: g a worker's gradient, h its estimate of it, H the mean of all h (the s
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -19,6 +18,7 @@ from grace.knobs import as_call
 from grace.memories.base import Memory, state_dtype
 from grace.method import Exchanged, Method
 from grace.peer import Peer
+from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
 _SAMPLE = (64, 64)  # a shape at which a method is asked whether it is a contraction
@@ -34,6 +34,7 @@ class EF21State(NamedTuple):
     inner: Any
 
 
+@register_memory("ef21")
 @dataclass(frozen=True, slots=True)
 class EF21(Memory[S], Generic[S]):
     """Workers send how their gradient differs from what they have sent so far; all apply the sum of what was sent.
@@ -84,12 +85,12 @@ class EF21(Memory[S], Generic[S]):
             return (yield from self._first(x, state, peer))
         local, shared, velocity, _, inner = state
         target = self._target(x, state, peer)
-        difference = peer.scratch(tuple(x.shape), x, local.dtype)
+        difference = peer.lent.scratch(tuple(x.shape), x, local.dtype)
         torch.sub(target, local, out=difference)
-        lent = peer.scratch(tuple(x.shape), x, local.dtype).copy_(difference)
-        out = yield from self.method.exchange(lent, inner, replace(peer, keep_rest=True, spare=None, lr=None))
+        lent = peer.lent.scratch(tuple(x.shape), x, local.dtype).copy_(difference)
+        out = yield from self.method.exchange(lent, inner, replace(peer, lr=None).lending(keep_rest=True, spare=None))
         if not out.finite:
-            return Exchanged(x.fill_(math.nan), None, state, finite=False)
+            return Exchanged.poisoned(x, state)
         assert out.rest is not None, f"{as_call(self.method)} did not keep the rest"
         local.add_(difference.sub_(out.rest))  # what was not sent is exactly zero here, and h keeps its bits
         shared.add_(out.mean)
@@ -98,10 +99,10 @@ class EF21(Memory[S], Generic[S]):
         return Exchanged(x.copy_(shared), None, state._replace(inner=out.state))
 
     def _first(self, x: Tensor, state: EF21State, peer: Peer) -> Exchange[Exchanged[EF21State]]:
-        mine = peer.scratch(tuple(x.shape), x, state.local.dtype).copy_(x)
+        mine = peer.lent.scratch(tuple(x.shape), x, state.local.dtype).copy_(x)
         mean = yield AllReduce(mine)
         if not bool(mean.isfinite().all()):
-            return Exchanged(x.fill_(math.nan), None, state, finite=False)
+            return Exchanged.poisoned(x, state)
         state.local.copy_(x)
         state.shared.copy_(mean)
         if state.velocity is not None:
@@ -118,12 +119,13 @@ class EF21(Memory[S], Generic[S]):
         if peer.step == 0:
             dense = torch.empty(like.shape, dtype=state_dtype(like), device="meta")
             return cost(AllReduce(dense), peer.rank, peer.world)
-        return Memory.traffic(self, like, replace(peer, keep_rest=True))
+        return Memory.traffic(self, like, peer.lending(keep_rest=True))
 
     def with_memory(self) -> Method[Any]:
         raise CompositionError(f"{as_call(self)} is a memory itself, whose error vanishes; use it alone")
 
 
+@register_memory("ef21m")
 @dataclass(frozen=True, slots=True)
 class EF21M(EF21[S], Generic[S]):
     """EF21 of a momentum (EF21-SGDM): converges with small batches too. Use an optimizer without momentum of its own.
@@ -157,5 +159,5 @@ class EF21M(EF21[S], Generic[S]):
 
     def _target(self, x: Tensor, state: EF21State, peer: Peer) -> Tensor:
         assert state.velocity is not None
-        v = peer.scratch(tuple(x.shape), x, state.local.dtype)
+        v = peer.lent.scratch(tuple(x.shape), x, state.local.dtype)
         return torch.mul(state.velocity, 1 - self.eta, out=v).add_(x, alpha=self.eta)

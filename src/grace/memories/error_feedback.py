@@ -14,14 +14,16 @@ from grace.errors import CompositionError, out_of_range
 from grace.kernels.finite import sum_finite
 from grace.knobs import as_call
 from grace.learning_rate import lr_ratio
-from grace.memories.base import Memory, swap_in, swap_out
+from grace.memories.base import Memory
 from grace.method import Exchanged, Method
 from grace.peer import Peer
+from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
 _EFState: TypeAlias = tuple[Any, ...]  # memory, the method's state, and with follow_lr the last learning rate
 
 
+@register_memory("residual")
 @dataclass(frozen=True, slots=True)
 class ErrorFeedback(Memory[S]):
     """What was not sent this time is added to the gradient next time.
@@ -62,10 +64,10 @@ class ErrorFeedback(Memory[S]):
         memory, inner, *last = state
         weight = self.beta * (lr_ratio(last[0], peer.lr) if last else 1.0)
         plain = x.dtype == torch.float32 and x.is_contiguous()
-        peer = replace(peer, keep_rest=True, spare=x if plain else None, lr=peer.lr if self.follow_lr else None)
-        rest = swap_in(memory, peer)  # the memory stays as it is until the exchange has succeeded
+        peer = replace(peer, lr=peer.lr if self.follow_lr else None).lending(keep_rest=True, spare=x if plain else None)
+        rest = peer.lent.swap_in(memory)  # the memory stays as it is until the exchange has succeeded
         if plain and self.method.adds_memory and self.gamma == weight == 1:
-            p, peer = x, replace(peer, memory=memory, rest=rest)
+            p, peer = x, peer.lending(memory=memory, rest=rest)
         elif plain and self.gamma == weight == 1 and x.device.type == "cpu":
             p = rest
             sum_finite(x, memory, rest)  # faster than torch.add; who uses p looks for inf and NaN
@@ -80,11 +82,11 @@ class ErrorFeedback(Memory[S]):
                 rest.copy_(out.rest)
             memory, rest = rest, memory
             last = [peer.lr] if last else []
-        swap_out(rest, peer)
+        peer.lent.swap_out(rest)
         return Exchanged(out.mean.to(x.dtype), None, (memory, out.state, *last), out.finite)
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
-        return Memory.traffic(self, like, replace(peer, keep_rest=True))
+        return Memory.traffic(self, like, peer.lending(keep_rest=True))
 
     def owed(self, state: _EFState) -> Tensor | None:
         memory: Tensor = state[0]

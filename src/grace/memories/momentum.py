@@ -11,13 +11,15 @@ from torch import Tensor
 from grace.collectives import Exchange
 from grace.errors import CompositionError, out_of_range
 from grace.knobs import as_call
-from grace.memories.base import Memory, swap_in, swap_out
+from grace.memories.base import Memory
 from grace.method import Exchanged, Method
 from grace.peer import Peer
+from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
 
 
+@register_memory("momentum")
 @dataclass(frozen=True, slots=True)
 class Momentum(Memory[S]):
     """Each worker exchanges its momentum instead of its gradient: ``m = beta m + (1 - beta) g``; exchange m.
@@ -40,13 +42,13 @@ class Momentum(Memory[S]):
 
     def exchange(self, x: Tensor, state: tuple[Tensor, S], peer: Peer) -> Exchange[Exchanged[tuple[Tensor, S]]]:
         memory, inner = state
-        m = swap_in(memory, peer)
+        m = peer.lent.swap_in(memory)
         torch.mul(memory, self.beta, out=m).add_(x, alpha=1 - self.beta)
-        lent = peer.scratch(tuple(x.shape), x, memory.dtype).copy_(m)
+        lent = peer.lent.scratch(tuple(x.shape), x, memory.dtype).copy_(m)
         out = yield from self.method.exchange(lent, inner, peer)
         if out.finite and bool(out.mean.isfinite().all()):
             memory, m = m, memory
-        swap_out(m, peer)
+        peer.lent.swap_out(m)
         return Exchanged(out.mean.to(x.dtype), None, (memory, out.state), out.finite)
 
     def owed(self, state: tuple[Tensor, S]) -> Tensor | None:

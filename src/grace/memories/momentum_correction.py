@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -13,13 +13,15 @@ from grace.collectives import Exchange, Traffic
 from grace.errors import CompositionError, out_of_range
 from grace.kernels import accelerate, forget_sent
 from grace.knobs import as_call
-from grace.memories.base import Memory, swap_in, swap_out
+from grace.memories.base import Memory
 from grace.method import Exchanged, Method
 from grace.peer import Peer
+from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
 
 
+@register_memory("dgc")
 @dataclass(frozen=True, slots=True)
 class MomentumCorrection(Memory[S]):
     """Momentum before compression: each worker accumulates velocities, and sends the accumulated ones that matter.
@@ -66,13 +68,13 @@ class MomentumCorrection(Memory[S]):
 
     def exchange(self, x: Tensor, state: tuple[Tensor, S], peer: Peer) -> Exchange[Exchanged[tuple[Tensor, S]]]:
         memory, inner = state
-        successor = swap_in(memory, peer)  # the memory stays as it is until the exchange has succeeded
+        successor = peer.lent.swap_in(memory)  # the memory stays as it is until the exchange has succeeded
         u, v = successor
         if self.clip is not None:
             _clip_(x, self.clip / math.sqrt(peer.world))
         accelerate(x, memory, self.momentum, self.nesterov, successor)
         spare = x if x.dtype == torch.float32 and x.is_contiguous() and not self.nesterov else None
-        out = yield from self.method.exchange(v, inner, replace(peer, keep_rest=True, spare=spare))
+        out = yield from self.method.exchange(v, inner, peer.lending(keep_rest=True, spare=spare))
         if out.finite:
             assert out.rest is not None, f"{as_call(self.method)} did not keep the rest"
             if out.rest.data_ptr() != v.data_ptr() or out.rest.dtype != v.dtype:
@@ -80,14 +82,14 @@ class MomentumCorrection(Memory[S]):
             if self.masking and not self._sends_all(x):
                 forget_sent(u, memory[1], x if self.nesterov else None, v)
             memory, successor = successor, memory
-        swap_out(successor, peer)
+        peer.lent.swap_out(successor)
         return Exchanged(out.mean.to(x.dtype), None, (memory, out.state), out.finite)
 
     def _sends_all(self, like: Tensor) -> bool:
         return like.numel() > 0 and self.method.facts(like).contraction == 1
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
-        return Memory.traffic(self, like, replace(peer, keep_rest=True))
+        return Memory.traffic(self, like, peer.lending(keep_rest=True))
 
     def owed(self, state: tuple[Tensor, S]) -> Tensor | None:
         """v: it has been earned; what the velocity would still add has not."""

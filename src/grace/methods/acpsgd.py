@@ -1,4 +1,7 @@
-"""Letters: M is m x l: m the first dimension, l all others flattened; r the rank; P is m x r, Q is l x r."""
+"""ACP-SGD: alternate compressed power-SGD (Zhang et al., ICDCS 2023).
+
+Letters: M is m x l: m the first dimension, l all others flattened; r the rank; P is m x r, Q is l x r.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from grace.communicators import Allreduce
 from grace.facts import Facts
 from grace.kernels import orthonormal
 from grace.method import Exchanged, Method
-from grace.methods.matrix import DENSE, LowRank, Projection
+from grace.methods.common.matrices import DENSE, LowRank, Projection
 from grace.peer import Peer
 from grace.random import Stream
 from grace.registry import register
@@ -28,7 +31,7 @@ class ACPState(NamedTuple):
     turn: int
 
 
-@register("acpsgd", memory="residual", family="low rank", aliases=("acpsgdcompressor",))
+@register("acpsgd", memory="residual", family="low rank")
 @dataclass(frozen=True, slots=True)
 class ACPSGD(LowRank["ACPState | None"]):
     """ACP-SGD: PowerSGD, with one of its two factors in each step, so that one round is enough.
@@ -84,7 +87,7 @@ class ACPSGD(LowRank["ACPState | None"]):
         projection = Projection(m, l, basis / root, basis * root, transposed=bool(state.turn))
         out = yield from Allreduce(projection).exchange(x, None, peer)
         if not out.finite:
-            return Exchanged(out.mean, None, state, finite=False)
+            return Exchanged.poisoned(x, state)
         new.copy_(projection.factor)
         return Exchanged(out.mean, out.rest, state._replace(turn=1 - state.turn))
 

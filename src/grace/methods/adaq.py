@@ -1,3 +1,5 @@
+"""AdaQ: adaptive quantization of gradients (Dryden et al., MLHPC 2016)."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -7,17 +9,18 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.codecs import IndexCode, coded_wire, indices, sparse_wire
 from grace.compressor import Compressor
 from grace.errors import out_of_range
 from grace.facts import Facts
 from grace.kernels import select_topk
-from grace.methods.topk import kept
+from grace.methods.common import coded_wire, index_lists, sparse_wire
+from grace.methods.common.counts import count_kept
+from grace.methods.common.index_lists import IndexCode
 from grace.random import Stream
 from grace.registry import register
 
 
-@register("adaq", communicator="allgather", memory="residual", family="hybrid", aliases=("adaqcompressor",))
+@register("adaq", communicator="allgather", memory="residual", family="hybrid")
 @dataclass(frozen=True, slots=True)
 class AdaQ(Compressor):
     """Adaptive thresholds: the largest positive and the largest negative numbers, each replaced by their mean.
@@ -74,7 +77,7 @@ class AdaQ(Compressor):
             encoded.append(coded_wire.join(means, index, values > 0, 1, row.numel(), self.index))
             if keep_rest:
                 row[index] -= torch.where(values > 0, means[0], -means[1])
-        return indices.pad(encoded)
+        return index_lists.pad(encoded)
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         head = ("means", torch.float32, 2)
@@ -91,9 +94,9 @@ class AdaQ(Compressor):
             return at
         size = row[at].abs()
         if self.sample == 0 or self.sample >= m:
-            return at[select_topk(size[None], kept(self.ratio, m))[0]]
+            return at[select_topk(size[None], count_kept(self.ratio, m))[0]]
         seen = size[rng.subset(m, self.sample, row.device)]
-        limit = seen.topk(kept(self.ratio, self.sample), sorted=False).values.amin()
+        limit = seen.topk(count_kept(self.ratio, self.sample), sorted=False).values.amin()
         return at[size >= limit]
 
     def facts(self, n: int) -> Facts:

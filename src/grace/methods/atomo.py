@@ -1,3 +1,5 @@
+"""ATOMO: atomic sparsification, entry-wise (Wang et al., NeurIPS 2018)."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -6,16 +8,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from grace.codecs import IndexCode, check_code
 from grace.compressor import Compressor
 from grace.errors import ConfigurationError, out_of_range
 from grace.facts import Facts
-from grace.methods.sampling import add_sampled_, sample_
+from grace.methods.common.index_lists import IndexCode, check_code
+from grace.methods.common.sampling import add_sampled_, sample_
 from grace.random import Stream
 from grace.registry import register
 
 
-@register("atomo", communicator="allgather", family="low rank", aliases=("atomocompressor",))
+@register("atomo", communicator="allgather", family="low rank")
 @dataclass(frozen=True, slots=True)
 class Atomo(Compressor):
     """Atomo, entry-wise: the unbiased sample of s numbers on average that has the least variance.

@@ -1,29 +1,31 @@
-"""Letters: nb blocks of B numbers, the last one shorter; kb of them are sent; a cycle has T = ceil(nb/kb) steps."""
+"""Block-random-k, from CSER (Xie et al., NeurIPS 2020); its leader mode, from ScaleCom (Chen et al., NeurIPS 2020).
+
+Letters: nb blocks of B numbers, the last one shorter; kb of them are sent; a cycle has T = ceil(nb/kb) steps.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from grace import codecs
-from grace import wire as wires
 from grace.collectives import AllReduce, Broadcast, Exchange, Traffic, cost
 from grace.communicators import Allreduce
-from grace.compressor import Compressor
 from grace.errors import CompositionError, ConfigurationError, out_of_range
 from grace.facts import Facts
-from grace.kernels import block_count, select_topk
+from grace.kernels import select_topk
 from grace.method import Exchanged, Method
-from grace.methods.topk import kept
+from grace.methods.common import index_lists
+from grace.methods.common.blocks import Blocks
+from grace.methods.common.counts import count_kept
+from grace.methods.common.positions import Positions
 from grace.peer import Peer
-from grace.random import Stream
 from grace.registry import register
 
 
-@register("blockrandomk", memory="residual", family="sparsification", aliases=("blockrandomkcompressor",))
+@register("blockrandomk", memory="residual", family="sparsification")
 @dataclass(frozen=True, slots=True)
 class BlockRandomK(Method[None]):
     """Block-random-k: the same blocks on all ranks, so that the network can sum them and copies are contiguous.
@@ -87,11 +89,11 @@ class BlockRandomK(Method[None]):
         if self.mode != "clt" or x.numel() == 0:
             return (yield from Allreduce(self._blocks).exchange(x, None, peer))
         n = x.numel()
-        k = kept(self.ratio, n)
+        k = count_kept(self.ratio, n)
         leader = peer.step % peer.world
-        mine = codecs.encode(select_topk(x.reshape(1, -1).float(), k), n, "auto")
+        mine = index_lists.encode(select_topk(x.reshape(1, -1).float(), k), n, "auto")
         packed = yield Broadcast(mine if peer.rank == leader else torch.zeros_like(mine), leader)
-        index = codecs.decode(packed, n, k, "auto")[0]
+        index = index_lists.decode(packed, n, k, "auto")[0]
         return (yield from Allreduce(Positions(index)).exchange(x, None, peer))
 
     @property
@@ -101,125 +103,15 @@ class BlockRandomK(Method[None]):
     def facts(self, like: Tensor) -> Facts:
         n = like.numel()
         if self.mode == "clt":
-            return Facts(contraction=0.0, payload=4 * kept(self.ratio, n) if n else 0)
+            return Facts(contraction=0.0, payload=4 * count_kept(self.ratio, n) if n else 0)
         return self._blocks.facts(n)
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         n = like.numel()
         if self.mode != "clt" or n == 0:
             return Allreduce(self._blocks).traffic(like, peer)
-        k = kept(self.ratio, n)
-        packed = torch.empty(1, codecs.size(n, k, "auto") or 0, dtype=torch.uint8, device="meta")
+        k = count_kept(self.ratio, n)
+        packed = torch.empty(1, index_lists.size(n, k, "auto") or 0, dtype=torch.uint8, device="meta")
         values = torch.empty(1, k, device="meta")
         ops = (Broadcast(packed, peer.step % peer.world), AllReduce(values))
         return sum((cost(op, peer.rank, peer.world) for op in ops), Traffic())
-
-
-@dataclass(frozen=True, slots=True)
-class Blocks(Compressor):
-    """The operator of modes random and cyclic; the wire is the values of the chosen blocks, then zeros."""
-
-    summable: ClassVar[bool] = True
-    randomness: ClassVar[Literal["shared", "private"]] = "shared"
-    ratio: float
-    block: int
-    cyclic: bool
-    scaled: bool
-
-    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        n = rows.shape[1]
-        whole, tail = self._places(n, rng, rows.device)
-        blocks, short = self._cut(rows)
-        wire = rows.new_zeros(rows.shape[0], self._width(n))
-        room, behind = self._cut_wire(wire, whole, tail)
-        torch.index_select(blocks, 1, whole, out=room)
-        behind.copy_(short[:, :tail])
-        if keep_rest:  # what the wire says is a x_i, so that (1 - a) x_i is left
-            left = 1 - self._factor(n)
-            blocks.index_copy_(1, whole, room * left)
-            short[:, :tail] *= left
-        return wire
-
-    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        n = out.shape[1]
-        (values,) = wires.split(wire.view(torch.uint8), [("values", torch.float32, self._width(n))])
-        whole, tail = self._places(n, rng, out.device)
-        blocks, short = self._cut(out)
-        said, behind = self._cut_wire(values * (scale * self._factor(n)), whole, tail)
-        blocks.index_add_(1, whole, said)
-        short[:, :tail] += behind
-
-    def _places(self, n: int, rng: Stream, device: torch.device) -> tuple[Tensor, int]:
-        """The chosen blocks of full size, ascending, and how many numbers of the short one behind them are chosen."""
-        chosen = self.chosen(n, rng, device).sort().values
-        full = n // self.block
-        whole = chosen[chosen < full]
-        return whole, n % self.block if whole.numel() < chosen.numel() else 0
-
-    def _cut(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows ``[b, n]`` as full blocks ``[b, nb, B]``, and the short one behind them ``[b, < B]``."""
-        b, n = rows.shape
-        at = n // self.block * self.block
-        return rows[:, :at].view(b, n // self.block, self.block), rows[:, at:]
-
-    def _cut_wire(self, wire: Tensor, whole: Tensor, tail: int) -> tuple[Tensor, Tensor]:
-        """What of a wire ``[b, w]`` belongs to the chosen full blocks, ``[b, m, B]``, and to the short one, ``[b, tail]``."""
-        at = whole.numel() * self.block
-        return wire[:, :at].view(wire.shape[0], whole.numel(), self.block), wire[:, at : at + tail]
-
-    def chosen(self, n: int, rng: Stream, device: torch.device) -> Tensor:
-        """The blocks of this step."""
-        count, kb = self._counts(n)
-        if not self.cyclic:
-            return rng.subset(count, kb, device)
-        at = rng.step % -(-count // kb) * kb
-        return self.order(count, replace(rng, step=0), device)[at : at + kb]
-
-    @staticmethod
-    def order(count: int, rng: Stream, device: torch.device) -> Tensor:
-        """A permutation of the blocks: all but one drawn in a random order, then the one that is missing."""
-        drawn = rng.subset(count, count - 1, device)
-        return torch.cat([drawn, count * (count - 1) // 2 - drawn.sum().view(1)])
-
-    def _counts(self, n: int) -> tuple[int, int]:
-        count = block_count(n, self.block)
-        return count, kept(self.ratio, count)
-
-    def _width(self, n: int) -> int:
-        return min(n, self._counts(n)[1] * self.block)
-
-    def _factor(self, n: int) -> float:
-        count, kb = self._counts(n)
-        return count / kb if self.scaled else 1.0
-
-    def facts(self, n: int) -> Facts:
-        if n == 0:
-            return Facts(payload=0)
-        (count, kb), payload = self._counts(n), 4 * self._width(n)
-        if kb == count:
-            return Facts(unbiased=True, contraction=1.0, variance=0.0, payload=payload)
-        if self.cyclic:
-            return Facts(contraction=0.0, deterministic=False, payload=payload)
-        if self.scaled:
-            return Facts(unbiased=True, variance=count / kb - 1, deterministic=False, payload=payload)
-        return Facts(contraction=kb / count, deterministic=False, payload=payload)
-
-
-@dataclass(frozen=True, slots=True)
-class Positions(Compressor):
-    """The operator of mode clt: the values at positions ``[k]`` that all ranks know."""
-
-    summable: ClassVar[bool] = True
-    index: Tensor
-
-    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        wire = rows[:, self.index]
-        if keep_rest:
-            rows[:, self.index] = 0.0
-        return wire
-
-    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        out[:, self.index] += wire * scale
-
-    def facts(self, n: int) -> Facts:
-        return Facts(contraction=0.0, payload=4 * self.index.numel())

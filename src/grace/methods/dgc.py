@@ -1,3 +1,5 @@
+"""DGC: deep gradient compression (Lin et al., ICLR 2018)."""
+
 from __future__ import annotations
 
 import math
@@ -7,12 +9,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from grace.codecs import IndexCode, sparse_wire
 from grace.compressor import Compressor
 from grace.errors import out_of_range
 from grace.facts import Facts
 from grace.kernels import select_topk, take_at_least, take_subset, take_topk
-from grace.methods.topk import kept
+from grace.methods.common import sparse_wire
+from grace.methods.common.counts import count_kept
+from grace.methods.common.index_lists import IndexCode
 from grace.random import Stream
 from grace.registry import register
 
@@ -20,7 +23,7 @@ _LOWER, _ROUNDS = 0.8, 10  # a threshold that keeps less than 0.8 k is lowered t
 _STAGES = 4  # of the warm-up
 
 
-@register("dgc", communicator="allgather", memory="dgc", family="sparsification", aliases=("dgccompressor",))
+@register("dgc", communicator="allgather", memory="dgc", family="sparsification")
 @dataclass(frozen=True, slots=True)
 class DGC(Compressor):
     """Deep Gradient Compression: the largest magnitudes, found by a threshold that a sample gives.
@@ -92,12 +95,12 @@ class DGC(Compressor):
     def _select(self, row: Tensor, ratio: float, rng: Stream) -> tuple[Tensor, Tensor]:
         """At least one and at most k places ``[k']`` of the row ``[n]``, ascending, and the numbers there."""
         n = row.numel()
-        k, seen = kept(ratio, n), self._sampled(n)
+        k, seen = count_kept(ratio, n), self._sampled(n)
         if seen == n:
             index, values, _ = take_topk(row[None], k)
             return index[0], values[0]
         sample = take_subset(row[None], seen, rng)[0].abs_()
-        limit = float(sample.topk(kept(ratio, seen), sorted=False).values.amin())
+        limit = float(sample.topk(count_kept(ratio, seen), sorted=False).values.amin())
         index, values, _ = take_at_least(row, limit)
         for _ in range(_ROUNDS):
             if index.numel() >= _LOWER * k:
@@ -114,7 +117,7 @@ class DGC(Compressor):
 
     def facts(self, n: int) -> Facts:
         exact = self._sampled(n) == n
-        contraction = kept(self.ratio, n) / n if exact else 1 / n
+        contraction = count_kept(self.ratio, n) / n if exact else 1 / n
         if self.values == "bfloat16":
             contraction *= sparse_wire.BF16_CONTRACTION
         return Facts(contraction=contraction, deterministic=exact)

@@ -1,4 +1,7 @@
-"""Letters: F is the largest number of the format, m its fraction bits, 2**least its smallest normal number."""
+"""FP8-LM: gradients in eight bits (Peng et al., 2023).
+
+Letters: F is the largest number of the format, m its fraction bits, 2**least its smallest normal number.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ _FORMATS = {
 }
 
 
-@register("fp8", communicator="allgather", family="cast", aliases=("fp8compressor",))
+@register("fp8", communicator="allgather", family="cast")
 @dataclass(frozen=True, slots=True)
 class FP8(Compressor):
     """Gradients as 8-bit floats, scaled block by block to the full range of the format.

@@ -1,4 +1,7 @@
-"""Letters: a tensor is N slices of K numbers and a tail shorter than K; U is K x d."""
+"""GradiVeQ: vector quantization for gradient aggregation (Yu et al., NeurIPS 2018).
+
+Letters: a tensor is N slices of K numbers and a tail shorter than K; U is K x d.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from grace.communicators import Allreduce
 from grace.errors import PayloadError, out_of_range
 from grace.facts import Facts
 from grace.method import Exchanged, Method
-from grace.methods.matrix import DENSE, Projection
+from grace.methods.common.matrices import DENSE, Projection
+from grace.methods.common.principal import collect_covariance, leading_components
 from grace.peer import Peer
 from grace.registry import register
 
@@ -27,7 +31,7 @@ class GradiVeQState(NamedTuple):
     turn: int
 
 
-@register("gradiveq", memory="residual", family="low rank", aliases=("gradiveqcompressor",))
+@register("gradiveq", memory="residual", family="low rank")
 @dataclass(frozen=True, slots=True)
 class GradiVeQ(Method["GradiVeQState | None"]):
     """GradiVeQ: slices of the gradient, projected on the principal components of the mean gradient of earlier steps.
@@ -103,14 +107,14 @@ class GradiVeQ(Method["GradiVeQState | None"]):
         """A step without compression, from which the next U learns."""
         out = yield from DENSE.exchange(x, None, peer)
         if not (out.finite and bool(out.mean.isfinite().all())):
-            return Exchanged(out.mean.fill_(math.nan), None, state, finite=False)
+            return Exchanged.poisoned(x, state)
         K, d, N = self._sizes(x.numel())
-        covariance = _covariance(out.mean.reshape(-1)[: N * K].view(N, K).float())
+        covariance = collect_covariance(out.mean.reshape(-1)[: N * K].view(N, K).float())
         if state.turn + 1 < self.collect:
             state.covariance.add_(covariance)
         else:
             covariance += state.covariance
-            mine = _leading(covariance, d) if peer.rank == 0 else torch.zeros_like(state.basis)
+            mine = leading_components(covariance, d) if peer.rank == 0 else torch.zeros_like(state.basis)
             basis = yield Broadcast(mine, 0)
             if not bool((basis.abs() <= 1.001).all()):
                 raise PayloadError("field 'basis' must hold parts of unit vectors, in [-1, 1]")
@@ -132,17 +136,3 @@ class GradiVeQ(Method["GradiVeQState | None"]):
         if dense is None or turn + 1 < self.collect:
             return dense
         return dense + cost(Broadcast(torch.empty(K, d, device="meta"), 0), peer.rank, peer.world)
-
-
-def _covariance(slices: Tensor) -> Tensor:
-    """``[N, K]`` -> ``[K, K]`` float64: slices^T slices, without overflow."""
-    largest = slices.abs().max().clamp_min(torch.finfo(slices.dtype).tiny)
-    unit = slices / largest
-    return (unit.mT @ unit).double() * largest.double().square()
-
-
-def _leading(covariance: Tensor, d: int) -> Tensor:
-    """``[K, K]`` -> ``[K, d]`` float32: the eigenvectors of the d largest eigenvalues, the largest first."""
-    scaled = covariance / covariance.diagonal().max().clamp_min(torch.finfo(torch.float64).tiny)
-    vectors: Tensor = torch.linalg.eigh(scaled).eigenvectors  # of ascending eigenvalues
-    return vectors[:, -d:].flip(1).float().contiguous()

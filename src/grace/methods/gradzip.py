@@ -1,4 +1,7 @@
-"""Letters: M is m x l: m the first dimension, l all others flattened; r the rank; P is m x r, Q is l x r."""
+"""GradZip: alternating matrix factorization (Cho et al., NeurIPS 2019 workshop).
+
+Letters: M is m x l: m the first dimension, l all others flattened; r the rank; P is m x r, Q is l x r.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from grace.errors import out_of_range
 from grace.facts import Facts
 from grace.kernels import ridge
 from grace.method import Exchanged, Method
-from grace.methods.matrix import DENSE, LowRank, Projection
+from grace.methods.common.matrices import DENSE, LowRank, Projection
 from grace.peer import Peer
 from grace.random import Stream
 from grace.registry import register
@@ -31,7 +34,7 @@ class GradZipState(NamedTuple):
     turn: int
 
 
-@register("gradzip", memory="residual", family="low rank", aliases=("gradzipcompressor",))
+@register("gradzip", memory="residual", family="low rank")
 @dataclass(frozen=True, slots=True)
 class GradZip(LowRank["GradZipState | None"]):
     """GradZip: two factors of the mean gradient by one step of alternating, regularised least squares.
@@ -99,13 +102,13 @@ class GradZip(LowRank["GradZipState | None"]):
             encode, _ = _bounded(ridge(given, self.lam))
             p = yield AllReduce(x.reshape(m, l).float() @ encode, donate=True)  # [m, r]
             if not bool(p.isfinite().all()):
-                return Exchanged(torch.full_like(x, math.nan), None, state, finite=False)
+                return Exchanged.poisoned(x, state)
             turn, given, found = 1, _unit(p), state.q
         encode, scale = _bounded(ridge(given, self.lam))
         projection = Projection(m, l, encode, given * scale, transposed=bool(turn))
         out = yield from Allreduce(projection).exchange(x, None, peer)
         if not out.finite:
-            return Exchanged(out.mean, None, state, finite=False)
+            return Exchanged.poisoned(x, state)
         if bool(projection.factor.any()):  # a zero gradient says nothing about where to look next
             found.copy_(projection.factor)
         return Exchanged(out.mean, out.rest, state._replace(turn=1 - turn))

@@ -1,3 +1,5 @@
+"""GSpar: gradient sparsification for communication-efficient optimization (Wangni et al., NeurIPS 2018)."""
+
 from __future__ import annotations
 
 import math
@@ -7,16 +9,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from grace.codecs import IndexCode, check_code
 from grace.compressor import Compressor
 from grace.errors import ConfigurationError, out_of_range
 from grace.facts import Facts
-from grace.methods.sampling import add_sampled_, sample_, unit_of_variance
+from grace.methods.common.index_lists import IndexCode, check_code
+from grace.methods.common.sampling import add_sampled_, sample_, unit_of_variance
 from grace.random import Stream
 from grace.registry import register
 
 
-@register("gspar", communicator="allgather", family="sparsification", aliases=("gsparcompressor",))
+@register("gspar", communicator="allgather", family="sparsification")
 @dataclass(frozen=True, slots=True)
 class GSpar(Compressor):
     """GSpar: keeps numbers at random, large ones more often, and makes up for the others.

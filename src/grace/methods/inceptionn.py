@@ -1,4 +1,7 @@
-"""Letters: a number's tag says how many bits it has: 0 none, 1 eight, 2 sixteen, 3 all thirty-two; r = ceil(p/2)."""
+"""INCEPTIONN: a network-centric co-design to accelerate training (Li et al., MICRO 2018).
+
+Letters: a number's tag says how many bits it has: 0 none, 1 eight, 2 sixteen, 3 all thirty-two; r = ceil(p/2).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from grace.registry import register
 _WIDE = 15  # fractional bits under tag 2
 
 
-@register("inceptionn", communicator="allgather", family="quantization", aliases=("inceptionncompressor",))
+@register("inceptionn", communicator="allgather", family="quantization")
 @dataclass(frozen=True, slots=True)
 class Inceptionn(Compressor):
     """INCEPTIONN: fixed-point numbers of 0, 8, 16 or 32 bits, as many as their size needs for an absolute error bound.

@@ -1,3 +1,5 @@
+"""Lossless stages: zlib (RFC 1950) and zstd (RFC 8878) behind any compressor."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -7,18 +9,18 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.codecs import indices, symbols
 from grace.compressor import Compressor
 from grace.errors import CompositionError, PayloadError
 from grace.facts import Facts
 from grace.knobs import as_call
+from grace.methods.common import index_lists, streams
 from grace.random import Stream
-from grace.registry import wrapper
+from grace.registry import register_wrapper
 
 _HEAD = [("raw", torch.int32, 1), ("coded", torch.int32, 1)]
 
 
-@wrapper("lossless")
+@register_wrapper("lossless")
 @dataclass(frozen=True, slots=True)
 class Lossless(Compressor):
     """Any compressor, with a lossless stage behind it: what it says stays the same, its wire becomes shorter.
@@ -50,13 +52,13 @@ class Lossless(Compressor):
 
     varies: ClassVar[bool] = True
     compressor: Compressor
-    stage: symbols.Stage = "zlib"
+    stage: streams.Stage = "zlib"
     level: int = 1
 
     def __post_init__(self) -> None:
         if not isinstance(self.compressor, Compressor):
             raise CompositionError(f"Lossless wraps a Compressor, got {as_call(self.compressor)}")
-        symbols.check_stage("Lossless", self.stage, self.level)
+        streams.check_stage("Lossless", self.stage, self.level)
 
     @property
     def randomness(self) -> Literal["shared", "private"]:  # type: ignore[override]  # the compressor's
@@ -80,10 +82,10 @@ class Lossless(Compressor):
         wire = self.compressor.compress_(rows, rng, keep_rest)
         out = []
         for row in wires.join(wire).cpu():
-            stream = symbols.shrink(row.numpy().tobytes(), self.stage, self.level)
+            stream = streams.shrink(row.numpy().tobytes(), self.stage, self.level)
             head = torch.tensor([[row.numel(), len(stream)]], dtype=torch.int32)
             out.append(wires.join(head, _tensor(stream)[None])[0])
-        return indices.pad(out).to(rows.device)
+        return index_lists.pad(out).to(rows.device)
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         expected = self.compressor.facts(out.shape[1]).payload
@@ -94,7 +96,7 @@ class Lossless(Compressor):
             if not 0 <= raw <= most or raw % dtype.itemsize or not 1 <= coded <= raw + 1:
                 raise PayloadError(f"fields 'raw' and 'coded' must be of at most {most} bytes, got {raw} and {coded}")
             *_, stream = wires.split(one, [*_HEAD, ("stream", torch.uint8, coded)], slack=True)
-            inner = _tensor(symbols.expand(stream[0].cpu().numpy().tobytes(), raw)).to(out.device)
+            inner = _tensor(streams.expand(stream[0].cpu().numpy().tobytes(), raw)).to(out.device)
             self.compressor.decompress_add_(inner.view(dtype)[None], row, scale, rng)
 
     def facts(self, n: int) -> Facts:

@@ -1,3 +1,5 @@
+"""No compression: the baseline of GRACE (Xu et al., ICDCS 2021)."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("none", communicator="allreduce", family="baseline", aliases=("nonecompressor",))
+@register("none", communicator="allreduce", family="baseline")
 @dataclass(frozen=True, slots=True)
 class Identity(Compressor):
     """No compression: the baseline, and the method of small tensors.

@@ -1,4 +1,7 @@
-"""Letters: M is m x l: m the first dimension, l all others flattened; r the rank; P is m x r, Q is l x r."""
+"""PowerSGD: practical low-rank gradient compression (Vogels, Karimireddy and Jaggi, NeurIPS 2019).
+
+Letters: M is m x l: m the first dimension, l all others flattened; r the rank; P is m x r, Q is l x r.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ from grace.errors import out_of_range
 from grace.facts import Facts
 from grace.kernels import all_finite, split_low_rank
 from grace.method import Exchanged, Method
-from grace.methods.matrix import DENSE, LowRank
+from grace.methods.common.matrices import DENSE, LowRank
 from grace.peer import Peer
 from grace.random import Stream
 from grace.registry import register
 
 
-@register("powersgd", memory="residual", family="low rank", aliases=("powersgdcompressor",))
+@register("powersgd", memory="residual", family="low rank")
 @dataclass(frozen=True, slots=True)
 class PowerSGD(LowRank["Tensor | None"]):
     """PowerSGD: the mean gradient, projected on a subspace of rank r that follows it by power iteration.
@@ -84,24 +87,24 @@ class PowerSGD(LowRank["Tensor | None"]):
         # with few columns.
         p = yield AllReduce(_unit_columns(q).mT.contiguous() @ matrix.mT, donate=True)
         if not all_finite(p):
-            return _poisoned(x, state)
+            return Exchanged.poisoned(x, state)
         p = torch.linalg.qr(p.mT).Q.contiguous()  # [m, r]
         mine = p.mT @ matrix
         q = yield AllReduce(mine)
         if not all_finite(q):
-            return _poisoned(x, state)
+            return Exchanged.poisoned(x, state)
         mean = self._room(x, matrix, peer)
-        split_low_rank(matrix if peer.keep_rest else None, p, mine, q, mean)
-        rest = matrix.view(x.shape) if peer.keep_rest else None
+        split_low_rank(matrix if peer.lent.keep_rest else None, p, mine, q, mean)
+        rest = matrix.view(x.shape) if peer.lent.keep_rest else None
         return Exchanged(mean.view(x.shape).to(x.dtype), rest, state.copy_(q.mT))
 
     def _room(self, x: Tensor, matrix: Tensor, peer: Peer) -> Tensor:
         """Where the mean goes: the matrix's own storage if nobody wants the rest."""
-        if not peer.keep_rest:
+        if not peer.lent.keep_rest:
             return matrix
-        if peer.spare is not None:
-            return torch.reshape(peer.spare, matrix.shape)
-        return peer.scratch((matrix.shape[0], matrix.shape[1]), x)
+        if peer.lent.spare is not None:
+            return torch.reshape(peer.lent.spare, matrix.shape)
+        return peer.lent.scratch((matrix.shape[0], matrix.shape[1]), x)
 
     def facts(self, like: Tensor) -> Facts:
         if not self._compresses(like):
@@ -125,7 +128,3 @@ def _unit_columns(q: Tensor) -> Tensor:
     unit = q / largest
     norm: Tensor = unit.norm(dim=0)  # at least 1, or 0
     return unit / (norm.clamp_min(0.5) * math.sqrt(q.shape[0]))
-
-
-def _poisoned(x: Tensor, state: Tensor | None) -> Exchanged[Tensor | None]:
-    return Exchanged(torch.full_like(x, math.nan), None, state, finite=False)

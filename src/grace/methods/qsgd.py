@@ -1,3 +1,5 @@
+"""QSGD: gradient quantization and encoding (Alistarh et al., NeurIPS 2017)."""
+
 from __future__ import annotations
 
 import math
@@ -10,12 +12,12 @@ from torch import Tensor
 from grace.compressor import Fused
 from grace.errors import ConfigurationError, out_of_range
 from grace.facts import Facts
-from grace.kernels import dequantise_sum, quantise, quantised_bytes
+from grace.kernels import dequantize_sum, quantize, quantized_bytes
 from grace.random import Stream
 from grace.registry import register
 
 
-@register("qsgd", communicator="allgather", family="quantization", aliases=("qsgdcompressor",))
+@register("qsgd", communicator="allgather", family="quantization")
 @dataclass(frozen=True, slots=True)
 class QSGD(Fused):
     """QSGD: stochastic rounding to s levels on each side of zero, relative to the norm of a bucket.
@@ -78,10 +80,10 @@ class QSGD(Fused):
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
     ) -> tuple[Tensor, bool]:
         shrink = 1 / (1 + self._omega(rows.shape[1])) if self.shrink else 1.0
-        return quantise(rows, self.s, self.bucket, self.norm, shrink, rng, memory, rest)
+        return quantize(rows, self.s, self.bucket, self.norm, shrink, rng, memory, rest)
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
-        dequantise_sum(received, out, self.s, self.bucket, scale, add=add)
+        dequantize_sum(received, out, self.s, self.bucket, scale, add=add)
 
     def _omega(self, n: int) -> float:
         """The bound on the variance of a bucket (paper, lemma 3.1; linf: of a uniform grid of step N/s)."""
@@ -91,7 +93,7 @@ class QSGD(Fused):
         return (math.sqrt(B) - 1) / 2 if s == 1 else min(B / (4 * s**2), (math.sqrt(B) - 1) / 2)
 
     def facts(self, n: int) -> Facts:
-        payload = quantised_bytes(n, self.s, self.bucket)
+        payload = quantized_bytes(n, self.s, self.bucket)
         omega = self._omega(n)
         if self.shrink:
             return Facts(contraction=1 / (1 + omega), deterministic=False, payload=payload)

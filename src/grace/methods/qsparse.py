@@ -1,3 +1,5 @@
+"""Qsparse-local-SGD: quantization after sparsification (Basu et al., NeurIPS 2019)."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -7,20 +9,21 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.codecs import IndexCode, check_code, size, sparse_wire, varies
 from grace.compressor import Compressor
 from grace.errors import out_of_range
 from grace.facts import Facts
 from grace.kernels import block_abs_mean, pack, packed_bytes, select_topk, unpack
+from grace.methods.common import sparse_wire
+from grace.methods.common.counts import count_kept
+from grace.methods.common.index_lists import IndexCode, check_code, size, varies
 from grace.methods.qsgd import QSGD
-from grace.methods.topk import kept
 from grace.random import Stream
 from grace.registry import register
 
 _TINY = torch.finfo(torch.float32).tiny
 
 
-@register("qsparse", communicator="allgather", memory="residual", family="hybrid", aliases=("qsparsecompressor",))
+@register("qsparse", communicator="allgather", memory="residual", family="hybrid")
 @dataclass(frozen=True, slots=True)
 class Qsparse(Compressor):
     """Qsparse: the k largest numbers, and of those only the signs, or a few bits.
@@ -74,7 +77,7 @@ class Qsparse(Compressor):
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         n = rows.shape[1]
-        k = kept(self.ratio, n)
+        k = count_kept(self.ratio, n)
         index = select_topk(rows, k)  # [b, k]
         values = rows.gather(1, index)
         if self.quant == "sign":
@@ -89,7 +92,7 @@ class Qsparse(Compressor):
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         n = out.shape[1]
-        k = kept(self.ratio, n)
+        k = count_kept(self.ratio, n)
         fields = [("codes", torch.uint8, self._codes_bytes(k))]
         inner, index = sparse_wire.split(wire, fields, n, k, self.index, slack=self.varies)
         values = out.new_zeros(out.shape[0], k)
@@ -109,7 +112,7 @@ class Qsparse(Compressor):
         return 4 + packed_bytes(k, 1) if self.quant == "sign" else self._quantizer(k).facts(k).payload or 0
 
     def facts(self, n: int) -> Facts:
-        k = kept(self.ratio, n)
+        k = count_kept(self.ratio, n)
         indices = size(n, k, self.index)
         payload = None if indices is None else self._codes_bytes(k) + indices
         if self.quant == "sign":

@@ -1,3 +1,5 @@
+"""Random-k, from "Sparsified SGD with Memory" (Stich, Cordonnier and Jaggi, NeurIPS 2018)."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -10,14 +12,12 @@ from grace.compressor import Compressor
 from grace.errors import CompositionError, PayloadError, out_of_range
 from grace.facts import Facts
 from grace.kernels import add_subset, take_subset
-from grace.methods.topk import kept
+from grace.methods.common.counts import count_kept
 from grace.random import Stream
 from grace.registry import register
 
 
-@register(
-    "randomk", communicator="allreduce", memory="residual", family="sparsification", aliases=("randomkcompressor",)
-)
+@register("randomk", communicator="allreduce", memory="residual", family="sparsification")
 @dataclass(frozen=True, slots=True)
 class RandomK(Compressor):
     """Random-k: k positions drawn at random, the same on all ranks, so that no index travels.
@@ -70,7 +70,9 @@ class RandomK(Compressor):
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         # what the wire says is a x_i, so that (1 - a) x_i is left
-        return take_subset(rows, kept(self.ratio, rows.shape[1]), rng, 1 - self._factor(rows) if keep_rest else None)
+        return take_subset(
+            rows, count_kept(self.ratio, rows.shape[1]), rng, 1 - self._factor(rows) if keep_rest else None
+        )
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         self._add([wire], out, scale, rng)
@@ -79,7 +81,7 @@ class RandomK(Compressor):
         self._add(received, out.zero_(), scale, rng)
 
     def _add(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream) -> None:
-        k = kept(self.ratio, out.shape[1])
+        k = count_kept(self.ratio, out.shape[1])
         if any(wire.shape[1] != k for wire in received):
             widths = [wire.shape[1] for wire in received]
             raise PayloadError(f"field 'values' must have {k} numbers, got {widths}")
@@ -87,10 +89,10 @@ class RandomK(Compressor):
 
     def _factor(self, rows: Tensor) -> float:
         n = rows.shape[1]
-        return n / kept(self.ratio, n) if self.scaled else 1.0
+        return n / count_kept(self.ratio, n) if self.scaled else 1.0
 
     def facts(self, n: int) -> Facts:
-        k = kept(self.ratio, n)
+        k = count_kept(self.ratio, n)
         if self.scaled:
             return Facts(unbiased=True, variance=n / k - 1, deterministic=k == n, payload=4 * k)
         return Facts(contraction=k / n, deterministic=k == n, payload=4 * k)

@@ -1,53 +1,27 @@
-"""Letters: h the length of a block; R its random rotation, H the orthonormal Hadamard transform, D random signs."""
+"""Randomized Hadamard transform, from DRIVE (Vargaftik et al., NeurIPS 2021) and QuIP (Chee et al., 2023).
+
+Letters: h the length of a block; R its random rotation, H the orthonormal Hadamard transform, D random signs.
+"""
 
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from grace.compressor import Compressor
 from grace.errors import CompositionError, out_of_range
 from grace.facts import Facts
-from grace.kernels import hadamard, unpack
 from grace.knobs import as_call
+from grace.methods.common.rotation import check_block, rotate, rotate_back
 from grace.random import Stream
 from grace.registry import method, register
 
 _ROUNDING = 1e-11  # the squared relative error of a rotation and its inverse in float32
 
 
-def rotated(rows: Tensor, shared: Stream, block: int, rounds: int = 1) -> Tensor:
-    """``R x = H D x`` for each row ``[b, n]``, as often as there are rounds, with other signs in each. A new tensor."""
-    for i in range(rounds):
-        rows = hadamard(rows * signs(rows, shared.fork(i)), block)
-    return rows
-
-
-def rotated_back(rows: Tensor, shared: Stream, block: int, rounds: int = 1) -> Tensor:
-    """The inverse of :func:`rotated`: ``D H y``. A new tensor."""
-    for i in reversed(range(rounds)):
-        rows = hadamard(rows, block).mul_(signs(rows, shared.fork(i)))
-    return rows
-
-
-def signs(rows: Tensor, stream: Stream) -> Tensor:
-    """D ``[1, n]``: +1 or -1 for each position, from the bits of the stream's words; the same for all rows."""
-    n = rows.shape[1]
-    words = stream.words(math.ceil(n / 64), rows.device).view(torch.uint8)
-    return unpack(words.view(1, -1), 1, n).to(rows.dtype).mul_(-2).add_(1)
-
-
-def checked_block(owner: str, block: int) -> None:
-    """Refuses what is not the length of a rotation."""
-    if not (isinstance(block, int) and 2 <= block <= 1 << 16 and block & (block - 1) == 0):
-        raise out_of_range(owner, "block", block, "2, 4, 8, ..., 65536")
-
-
-@register("rht", communicator="allgather", family="rotation", aliases=("rhtcompressor",))
+@register("rht", communicator="allgather", family="rotation")
 @dataclass(frozen=True, slots=True)
 class RHT(Compressor):
     """Randomised Hadamard transform: rotates blocks at random before another compressor, and back behind it.
@@ -64,7 +38,7 @@ class RHT(Compressor):
         that of the inner compressor, and nothing else.
     Bias:
         that of the inner compressor: R is orthonormal, so that unbiasedness and every bound on the squared error carry
-        over. The largest number of a block becomes about |x| sqrt(2 ln h / h), which is what a quantiser that is
+        over. The largest number of a block becomes about |x| sqrt(2 ln h / h), which is what a quantizer that is
         scaled by it gains on heavy tails. Bounds for single elements, and sparsity, are lost.
     Differs from the paper:
         each worker's part is rotated back before the average, not the average once.
@@ -82,10 +56,10 @@ class RHT(Compressor):
     rounds: int = 1
 
     def __post_init__(self) -> None:
-        checked_block("rht", self.block)
+        check_block("rht", self.block)
         if not (isinstance(self.rounds, int) and self.rounds in (1, 2)):
             raise out_of_range("rht", "rounds", self.rounds, "1, 2")
-        inner = self.quantiser
+        inner = self.quantizer
         if inner.varies or inner.aggregation == "majority":
             raise CompositionError(
                 f"rht rotates before a compressor of fixed size whose wires are averaged, such as qsgd or lpc, "
@@ -93,18 +67,18 @@ class RHT(Compressor):
             )
 
     @property
-    def quantiser(self) -> Compressor:
+    def quantizer(self) -> Compressor:
         """The inner compressor."""
         return _named(self.inner) if isinstance(self.inner, str) else self.inner
 
     def with_memory(self) -> Compressor:
-        inner = self.quantiser.with_memory()
-        return self if inner == self.quantiser else replace(self, inner=inner)
+        inner = self.quantizer.with_memory()
+        return self if inner == self.quantizer else replace(self, inner=inner)
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        shared, inner = _shared(rng), self.quantiser
+        shared, inner = _shared(rng), self.quantizer
         own = shared if inner.randomness == "shared" else rng
-        wire = inner.compress_(rotated(rows, shared, self.block, self.rounds), own, False)
+        wire = inner.compress_(rotate(rows, shared, self.block, self.rounds), own, False)
         if keep_rest:
             self.decompress_add_(wire, rows, -1.0, shared)
         return wire
@@ -112,11 +86,11 @@ class RHT(Compressor):
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         shared = _shared(rng)
         y = out.new_zeros(out.shape)
-        self.quantiser.decompress_add_(wire, y, 1.0, shared)
-        out.add_(rotated_back(y, shared, self.block, self.rounds), alpha=scale)
+        self.quantizer.decompress_add_(wire, y, 1.0, shared)
+        out.add_(rotate_back(y, shared, self.block, self.rounds), alpha=scale)
 
     def facts(self, n: int) -> Facts:
-        facts = self.quantiser.facts(n)
+        facts = self.quantizer.facts(n)
         delta = None if facts.contraction is None else min(facts.contraction, 1 - _ROUNDING)
         omega = None if facts.variance is None else max(facts.variance, _ROUNDING)
         return replace(facts, contraction=delta, variance=omega, deterministic=False)

@@ -1,4 +1,7 @@
-"""Letters: a = |x|; eta the threshold; M stages."""
+"""SIDCo: statistical-based gradient compression (Abdelmoniem et al., MLSys 2021).
+
+Letters: a = |x|; eta the threshold; M stages.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,16 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from grace.codecs import IndexCode, sparse_wire
 from grace.collectives import Exchange, Traffic
 from grace.communicators import Allgather
 from grace.errors import out_of_range
 from grace.facts import Facts
 from grace.method import Exchanged, Method
-from grace.methods.tails import QUANTILES, most_stages, threshold
+from grace.methods.common import sparse_wire
+from grace.methods.common.counts import count_kept
+from grace.methods.common.index_lists import IndexCode
+from grace.methods.common.tails import QUANTILES, most_stages, threshold
 from grace.methods.threshold import Threshold
-from grace.methods.topk import kept
 from grace.peer import Peer
 from grace.registry import register
 
@@ -36,7 +40,7 @@ class Search(NamedTuple):
     surplus: float = 0.0
 
 
-@register("sidco", memory="residual", family="sparsification", aliases=("sidcocompressor",))
+@register("sidco", memory="residual", family="sparsification")
 @dataclass(frozen=True, slots=True)
 class SIDCo(Method[Search]):
     """SIDCo: a threshold from the statistics of the gradient, refined on what exceeds it, instead of a selection.
@@ -111,7 +115,7 @@ class SIDCo(Method[Search]):
             return 1.0, None
         eta = threshold(a, self.ratio, state.stages, self.dist, self.first_ratio)
         eta = min(eta, float(torch.nextafter(top, torch.zeros_like(top))))  # at least the largest is kept
-        return max(eta, _LEAST), int((a > eta).sum()) / kept(self.ratio, a.numel())
+        return max(eta, _LEAST), int((a > eta).sum()) / count_kept(self.ratio, a.numel())
 
     def _next(self, state: Search, surplus: float | None) -> Search:
         """The state after a step: at the end of a period outside of 1 +- eps, M moves."""

@@ -1,8 +1,10 @@
-"""Letters: q buckets."""
+"""Quantile quantization, from SketchML (Jiang et al., SIGMOD 2018).
+
+Letters: q buckets.
+"""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -10,32 +12,18 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.compressor import Compressor
-from grace.errors import PayloadError, out_of_range
+from grace.errors import out_of_range
 from grace.facts import Facts
 from grace.kernels import pack, packed_bytes, quantile_buckets, unpack
+from grace.methods.common.buckets import SMALL, check_means, sample_columns
 from grace.random import Stream
 from grace.registry import register
 
-SMALL = 1 << 20  # up to here quantiles are exact
 
-
-def sampled(rows: Tensor, share: float, rng: Stream) -> Tensor:
-    """``rows [b, n]`` themselves; where n > SMALL a share of their columns, drawn at random."""
-    n = rows.shape[1]
-    return rows if n <= SMALL or share == 1 else rows[:, rng.subset(n, math.ceil(share * n), rows.device)]
-
-
-def checked_means(means: Tensor) -> Tensor:
-    """``means`` themselves, if they are finite."""
-    if not bool(means.isfinite().all()):
-        raise PayloadError("field 'means' must be finite")
-    return means
-
-
-@register("sketch", communicator="allgather", memory="residual", family="hybrid", aliases=("sketchcompressor",))
+@register("sketch", communicator="allgather", memory="residual", family="hybrid")
 @dataclass(frozen=True, slots=True)
 class Sketch(Compressor):
-    """Quantile quantisation: quantiles cut the numbers into q buckets of equal size; a number becomes its bucket's mean.
+    """Quantile quantization: quantiles cut the numbers into q buckets of equal size; a number becomes its bucket's mean.
 
     ``C(x)_i = mean of bucket c_i``, where ``c_i = (number of edges <= x_i)`` and the edges are sorted x at the places
     ``floor(j n / q)``, j = 1 ... q-1, the one nearest to zero moved to zero
@@ -80,7 +68,7 @@ class Sketch(Compressor):
         return (self.quantiles - 1).bit_length()
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        means, code, _ = quantile_buckets(rows, sampled(rows, self.sample, rng), self.quantiles, self.zero_edge)
+        means, code, _ = quantile_buckets(rows, sample_columns(rows, self.sample, rng), self.quantiles, self.zero_edge)
         wire = wires.join(means, pack(code, self.code_bits))
         if keep_rest:
             largest = torch.finfo(rows.dtype).max  # a bucket that mixes signs may be wider than that
@@ -92,7 +80,7 @@ class Sketch(Compressor):
         fields = [("means", torch.float32, q), ("codes", torch.uint8, packed_bytes(n, self.code_bits))]
         means, packed = wires.split(wire, fields)
         code = wires.checked_index("codes", unpack(packed, self.code_bits, n).long(), q)
-        out.add_(checked_means(means).gather(1, code), alpha=scale)
+        out.add_(check_means(means).gather(1, code), alpha=scale)
 
     def facts(self, n: int) -> Facts:
         payload = 4 * self.quantiles + packed_bytes(n, self.code_bits)

@@ -1,68 +1,29 @@
-"""Letters: R rows of c columns in a sketch; k numbers that are sent; p2 candidates for each of them."""
+"""Sketched-SGD: distributed SGD with sketching (Ivkin et al., NeurIPS 2019).
+
+Letters: R rows of c columns in a sketch; k numbers that are sent; p2 candidates for each of them.
+"""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from grace import wire as wires
 from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.communicators import Allreduce
-from grace.compressor import Compressor
 from grace.errors import InputError, out_of_range
 from grace.facts import Facts
-from grace.kernels import PRIME, select_topk, sketch_add_, sketch_hashes, sketch_query
+from grace.kernels import PRIME, select_topk
 from grace.method import Exchanged, Method
-from grace.methods.topk import kept
+from grace.methods.common.count_sketch import CountSketch
+from grace.methods.common.counts import count_kept
 from grace.peer import Peer
-from grace.random import Stream
 from grace.registry import register
 
 
-@dataclass(frozen=True, slots=True)
-class CountSketch(Compressor):
-    """A count sketch: linear, so that the network sums it; it decodes to an estimate of each number.
-
-    ``S[j, h_j(i)] += s_j(i) x_i;  C(x)_i = median over j of s_j(i) S[j, h_j(i)]``, with hashes h, s that ranks share
-
-    Sums are sent divided by the power of two above n: they cannot overflow, whatever x is. Wire: R c float32.
-    """
-
-    summable: ClassVar[bool] = True
-    randomness: ClassVar[Literal["shared", "private"]] = "shared"
-    rows: int
-    cols: int
-
-    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        b, n = rows.shape
-        sketch = torch.zeros(b, self.rows, self.cols, dtype=torch.float64, device=rows.device)
-        for piece, cells, signs in sketch_hashes(rng.words(3 * self.rows, rows.device), self.rows, n, self.cols):
-            sketch_add_(sketch, rows[:, piece], cells, signs)
-        wire = sketch.mul_(self._unit(n)).float().view(b, -1)
-        if keep_rest:
-            self.decompress_add_(wire, rows, -1.0, rng)
-        return wire
-
-    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        (b, n), largest = out.shape, torch.finfo(torch.float32).max
-        (cells_,) = wires.split(wire.view(torch.uint8), [("sketch", torch.float32, self.rows * self.cols)])
-        sketch = cells_.view(b, self.rows, self.cols)
-        for piece, cells, signs in sketch_hashes(rng.words(3 * self.rows, out.device), self.rows, n, self.cols):
-            estimate = sketch_query(sketch, cells, signs).double().mul_(1 / self._unit(n)).clamp_(-largest, largest)
-            out[:, piece].add_(estimate.float(), alpha=scale)
-
-    def _unit(self, n: int) -> float:
-        return 2.0 ** -n.bit_length()
-
-    def facts(self, n: int) -> Facts:
-        return Facts(deterministic=False, payload=4 * self.rows * self.cols)
-
-
-@register("sketchedsgd", memory="dgc", family="sparsification", aliases=("sketchedsgdcompressor",))
+@register("sketchedsgd", memory="dgc", family="sparsification")
 @dataclass(frozen=True, slots=True)
 class SketchedSGD(Method[None]):
     """Sketched-SGD: a summed count sketch finds the largest numbers of the mean; their exact values follow.
@@ -114,26 +75,26 @@ class SketchedSGD(Method[None]):
     def exchange(self, x: Tensor, state: None, peer: Peer) -> Exchange[Exchanged[None]]:
         n = x.numel()
         if n == 0:
-            return Exchanged(x, x if peer.keep_rest else None, None)
+            return Exchanged(x, x if peer.lent.keep_rest else None, None)
         if n >= PRIME:
             raise InputError(f"sketchedsgd hashes fewer than {PRIME} elements, got {n}")
-        flat, room = x.reshape(-1), peer.scratch(n, x)
+        flat, room = x.reshape(-1), peer.lent.scratch(n, x)
         if self._sketches(n):
             sketch = Allreduce(CountSketch(self.rows, self._sizes(n)[0]))
-            plain = replace(peer, keep_rest=False, spare=None)
+            plain = peer.lending(keep_rest=False, spare=None)
             estimate = yield from sketch.exchange(room.copy_(flat), None, plain)
             if not estimate.finite:
-                return _poisoned(x)
+                return Exchanged.poisoned(x, None)
             index = select_topk(estimate.mean[None], self._sizes(n)[1])[0]  # [p2 k], the same on all ranks
         else:
             index = torch.arange(n, device=x.device)
         values = flat[index].float()
         exact = yield AllReduce(values)
         if not bool(exact.isfinite().all()):
-            return _poisoned(x)
-        top = select_topk(exact[None], kept(self.ratio, n))[0]  # [k]
+            return Exchanged.poisoned(x, None)
+        top = select_topk(exact[None], count_kept(self.ratio, n))[0]  # [k]
         rest = None
-        if peer.keep_rest:
+        if peer.lent.keep_rest:
             flat[index[top]] -= values[top]
             rest = flat.view(x.shape)
         mean = room.zero_().index_copy_(0, index[top], exact[top])
@@ -141,7 +102,7 @@ class SketchedSGD(Method[None]):
 
     def _sizes(self, n: int) -> tuple[int, int]:
         """Columns of the sketch, candidates."""
-        k = kept(self.ratio, n)
+        k = count_kept(self.ratio, n)
         return self.cols * k, self.p2 * k
 
     def _sketches(self, n: int) -> bool:
@@ -163,7 +124,3 @@ class SketchedSGD(Method[None]):
         sizes = (self.rows * cols, candidates) if self._sketches(n) else (n,)
         ops = (AllReduce(torch.empty(size, device="meta")) for size in sizes)
         return sum((cost(op, peer.rank, peer.world) for op in ops), Traffic())
-
-
-def _poisoned(x: Tensor) -> Exchanged[None]:
-    return Exchanged(torch.full_like(x, math.nan), None, None, finite=False)

@@ -1,8 +1,10 @@
-"""Letters: q buckets, of which z hold negative numbers; k non-zeros; far: how many buckets lie between one and zero."""
+"""SketchML: accelerating training with data sketches (Jiang et al., SIGMOD 2018).
+
+Letters: q buckets, of which z hold negative numbers; k non-zeros; far: how many buckets lie between one and zero.
+"""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -10,20 +12,22 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.codecs import IndexCode, indices, minmax, sparse_wire
 from grace.compressor import Compressor
 from grace.errors import out_of_range
 from grace.facts import Facts
 from grace.kernels import pack, packed_bytes, quantile_buckets, unpack
-from grace.methods.sketch import SMALL, checked_means, sampled
+from grace.methods.common import index_lists, minmax_sketch, sparse_wire
+from grace.methods.common.bucket_groups import BucketGroups
+from grace.methods.common.buckets import SMALL, check_means, sample_columns
+from grace.methods.common.index_lists import IndexCode
 from grace.random import Stream
 from grace.registry import register
 
 
-@register("sketchml", communicator="allgather", memory="residual", family="hybrid", aliases=("sketchmlcompressor",))
+@register("sketchml", communicator="allgather", memory="residual", family="hybrid")
 @dataclass(frozen=True, slots=True)
 class SketchML(Compressor):
-    """SketchML: of the non-zeros the places, and a sketch of quantised values. For gradients with many zeros.
+    """SketchML: of the non-zeros the places, and a sketch of quantized values. For gradients with many zeros.
 
     ``C(x)_i = mean of bucket m(i) if x_i is not 0, else 0``: q quantile buckets of the non-zeros as in ``sketch``, and
     m(i) is i's bucket as a MinMaxSketch tells it: the same or one nearer to zero, never across it
@@ -81,7 +85,7 @@ class SketchML(Compressor):
                 index, values = self._decoded(wire[None], row.numel(), rng)
                 row[index] -= values
             encoded.append(wire)
-        return indices.pad(encoded)
+        return index_lists.pad(encoded)
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         for one, row in zip(wire[:, None], out, strict=True):  # [1, w], [n]
@@ -93,17 +97,14 @@ class SketchML(Compressor):
         k, q = index.numel(), self.quantiles
         if k == 0:
             return wires.join(values.new_zeros(1, 2, dtype=torch.int32), values.new_zeros(1, q))[0]
-        means, code, (z,) = quantile_buckets(values, sampled(values, self.sample, rng), q, True)
-        far = torch.where(code[0] < z, z - 1 - code[0], code[0] - z)  # [k]
-        below, above = self._sides(int(z))
-        group = torch.where(code[0] < z, far // below[1], far // above[1] + below[0])
-        number = torch.where(code[0] < z, far % below[1], far % above[1])
+        means, code, (z,) = quantile_buckets(values, sample_columns(values, self.sample, rng), q, True)
+        sides = BucketGroups.of(q, int(z), self.groups)
+        group, number = sides.locate(code[0])  # [k] each
         words = hashes.words(self.rows, index.device)
-        cells = minmax.encode(number, group, index, _widths(below, above), self.rows, self.share, words)
-        bits = (below[0] + above[0] - 1).bit_length()
+        cells = minmax_sketch.encode(number, group, index, sides.widths, self.rows, self.share, words)
         head = torch.tensor([[k, int(z)]], dtype=torch.int32, device=index.device)
-        places = indices.encode(index[None], n, self.index)
-        return wires.join(head, means, pack(group[None], bits), places, cells[None])[0]
+        places = index_lists.encode(index[None], n, self.index)
+        return wires.join(head, means, pack(group[None], sides.bits), places, cells[None])[0]
 
     def _decoded(self, one: Tensor, n: int, hashes: Stream) -> tuple[Tensor, Tensor]:
         """Wire ``[1, w]`` -> places ``[k]`` and values ``[k]``."""
@@ -112,30 +113,16 @@ class SketchML(Compressor):
         count, negative, means = wires.split(one, head, slack=True)
         k = int(wires.checked_index("count", count, n + 1))
         z = int(wires.checked_index("negative", negative, q + 1))
-        below, above = self._sides(z)
-        bits = (below[0] + above[0] - 1).bit_length()
-        packed = wires.split(one, [*head, ("groups", torch.uint8, packed_bytes(k, bits))], slack=True)[-1]
-        group = wires.checked_index("groups", unpack(packed, bits, k)[0].long(), below[0] + above[0])
+        sides = BucketGroups.of(q, z, self.groups)
+        packed = wires.split(one, [*head, ("groups", torch.uint8, packed_bytes(k, sides.bits))], slack=True)[-1]
+        group = wires.checked_index("groups", unpack(packed, sides.bits, k)[0].long(), sides.total)
         at = 8 + 4 * q + packed.shape[1]
-        (index,), used = indices.take(one[:, at:], n, k, self.index)
+        (index,), used = index_lists.take(one[:, at:], n, k, self.index)
         words = hashes.words(self.rows, one.device)
-        far = minmax.decode(one[0, at + used :], group, index, _widths(below, above), self.rows, self.share, words)
-        far += torch.where(group < below[0], group * below[1], (group - below[0]) * above[1])
-        code = wires.checked_index("cells", torch.where(group < below[0], z - 1 - far, z + far), q)
-        return index, checked_means(means)[0, code]
-
-    def _sides(self, z: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(groups, buckets of each) below zero, and above it; zero is always between two groups."""
-        q = self.quantiles
-        total = min(self.groups, q)
-        below = 0 if z == 0 else total if z == q else min(max(round(total * z / q), 1), total - 1)
-        above = total - below
-        return (below, math.ceil(z / max(1, below)) or 1), (above, math.ceil((q - z) / max(1, above)) or 1)
+        number = minmax_sketch.decode(one[0, at + used :], group, index, sides.widths, self.rows, self.share, words)
+        code = wires.checked_index("cells", sides.code_of(group, number), q)
+        return index, check_means(means)[0, code]
 
     def facts(self, n: int) -> Facts:
         no_hash = self.groups >= self.quantiles  # each bucket is a group of its own
         return Facts(deterministic=no_hash and (n <= SMALL or self.sample == 1))
-
-
-def _widths(below: tuple[int, int], above: tuple[int, int]) -> list[int]:
-    return [below[1]] * below[0] + [above[1]] * above[0]

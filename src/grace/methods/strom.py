@@ -1,3 +1,5 @@
+"""Strom's threshold quantization, from "Scalable Distributed DNN Training" (Strom, Interspeech 2015)."""
+
 from __future__ import annotations
 
 import math
@@ -8,15 +10,16 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.codecs import IndexCode, coded_wire, indices, sparse_wire
 from grace.compressor import Compressor
 from grace.errors import PayloadError, out_of_range
 from grace.facts import Facts
+from grace.methods.common import coded_wire, index_lists, sparse_wire
+from grace.methods.common.index_lists import IndexCode
 from grace.random import Stream
 from grace.registry import register
 
 
-@register("strom", communicator="allgather", memory="residual", family="hybrid", aliases=("stromcompressor",))
+@register("strom", communicator="allgather", memory="residual", family="hybrid")
 @dataclass(frozen=True, slots=True)
 class Strom(Compressor):
     """A fixed threshold, and one quantum for whatever exceeds it: only places and signs travel.
@@ -80,7 +83,7 @@ class Strom(Compressor):
             encoded.append(coded_wire.join(tau, index, codes, self.code_bits, row.numel(), self.index))
             if keep_rest:
                 row[index] -= torch.where(positive, level * tau, -level * tau)
-        return indices.pad(encoded)
+        return index_lists.pad(encoded)
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         for one, row in zip(wire[:, None], out, strict=True):  # [1, w], [n]

@@ -1,4 +1,6 @@
-"""Letters: n numbers, W workers; c = ceil(n/W) numbers of a worker's chunk; h the length of a block, nb blocks; T the
+"""THC: tensor homomorphic compression (Li et al., NSDI 2024).
+
+Letters: n numbers, W workers; c = ceil(n/W) numbers of a worker's chunk; h the length of a block, nb blocks; T the
 table of 2**bits integers from 0 to g; A the largest rotated number that is sent unclipped.
 """
 
@@ -13,7 +15,6 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllGather, AllReduce, AllToAll, Exchange, Traffic, cost
-from grace.communicators import Loan
 from grace.errors import ConfigurationError, out_of_range
 from grace.facts import Facts
 from grace.kernels import (
@@ -28,20 +29,16 @@ from grace.kernels import (
     unpack,
 )
 from grace.kernels.finite import all_finite
+from grace.loan import Loan
 from grace.method import Exchanged, Method
-from grace.methods.rht import checked_block, rotated, rotated_back
+from grace.methods.common.integer_table import choose_table, count_sum_bits, round_to_table
+from grace.methods.common.rotation import check_block, rotate, rotate_back
 from grace.peer import Peer
 from grace.random import Stream
 from grace.registry import register
 
-# bits: the table that minimises the variance for clip = 1/32
-_TABLES = {
-    3: (0, 3, 5, 7, 9, 11, 13, 16),
-    4: (0, 3, 5, 7, 9, 11, 13, 14, 16, 17, 19, 21, 23, 25, 27, 30),
-}
 
-
-@register("thc", memory="residual", family="rotation", aliases=("thccompressor",))
+@register("thc", memory="residual", family="rotation")
 @dataclass(frozen=True, slots=True)
 class THC(Method[None]):
     """THC: random rotation, then stochastic rounding to a table of integers that is the same for all, so that sums need
@@ -86,12 +83,12 @@ class THC(Method[None]):
             raise ConfigurationError("thc: bits=2 has no table; legal: bits=3, bits=4, or uniform=True")
         if not 1 / 1024 <= self.clip <= 1 / 16:
             raise out_of_range("thc", "clip", self.clip, "1/1024 <= clip <= 1/16")
-        checked_block("thc", self.block)
+        check_block("thc", self.block)
 
     @property
     def table(self) -> tuple[int, ...]:
         """T: from 0 to g."""
-        return tuple(range(1 << self.bits)) if self.uniform else _TABLES[self.bits]
+        return choose_table(self.bits, self.uniform)
 
     @property
     def reach(self) -> float:
@@ -103,30 +100,30 @@ class THC(Method[None]):
 
     def exchange(self, x: Tensor, state: None, peer: Peer) -> Exchange[Exchanged[None]]:
         if x.numel() == 0:
-            return Exchanged(x, x if peer.keep_rest else None, None)
+            return Exchanged(x, x if peer.lent.keep_rest else None, None)
         loan = Loan(x, peer)
         n, W, g, shared = x.numel(), peer.world, self.table[-1], peer.shared("THC")
-        c, sum_bits = math.ceil(n / W), _sum_bits(g, W)
+        c, sum_bits = math.ceil(n / W), count_sum_bits(g, W)
         rows = loan.work.view(1, n)
         finite = all_finite(rows)
         if not finite:
             rows.zero_()
-        y = rotated(rows, shared, self.block)
+        y = rotate(rows, shared, self.block)
         norm = block_norm(y, self.block)  # [1, nb]
         norm = yield AllReduce(norm if finite else norm.fill_(math.inf), "max", donate=True)
         if not bool(norm.isfinite().all()):
-            return loan.poisoned()
+            return loan.poison(None)
         reach = self._reach(norm, n)
         z = y.new_zeros(1, W * c, dtype=torch.int64)
-        z[:, :n] = self.rounded(self._levels(y, reach), peer.private("THC"))
+        z[:, :n] = round_to_table(self._levels(y, reach), self.table, peer.private("THC"))
         theirs = yield AllToAll(pack(z.view(W, c), self.bits))  # [W, ceil(c bits / 8)]: everyone's z of my chunk
         table = torch.tensor(self.table, device=x.device)
         sums = table[unpack(theirs, self.bits, c).long()].sum(dim=0, keepdim=True)  # [1, c]
         answer = yield AllGather(pack(sums, sum_bits)[0])  # [W, ceil(c sum_bits / 8)]
         total = wires.checked_index("sums", unpack(answer, sum_bits, c).long(), g * W + 1).view(1, -1)[:, :n]
-        if peer.keep_rest:
+        if peer.lent.keep_rest:
             rows.sub_(self._numbers(table[z[:, :n]], 1, reach, shared))
-        return loan.done(loan.room().copy_(self._numbers(total, W, reach, shared)[0]))
+        return loan.give_back(loan.make_room().copy_(self._numbers(total, W, reach, shared)[0]), None)
 
     def _reach(self, norm: Tensor, n: int) -> Tensor:
         """A ``[1, nb]``; 0 for blocks that are as good as zero."""
@@ -138,20 +135,10 @@ class THC(Method[None]):
         """V ``[1, n]`` in [0, g]: rotated numbers on the scale of the table."""
         return block_divide(y, reach, self.block)[1].clamp_(-1, 1).add_(1).mul_(self.table[-1] / 2)
 
-    def rounded(self, v: Tensor, rng: Stream) -> Tensor:
-        """Z ``[1, n]``: T[z] is one of v's neighbours in the table, up with probability (v - lo)/(hi - lo)."""
-        table = torch.tensor(self.table, dtype=v.dtype, device=v.device)
-        near = v.round()
-        v = torch.where((v - near).abs() <= 1e-6 * v.clamp_min(1.0), near, v)
-        low = torch.bucketize(v, table, right=True).sub_(1).clamp_(0, len(self.table) - 2)
-        lo, hi = table[low], table[low + 1]
-        u = rng.uniform(v.numel(), v.device).view(v.shape)
-        return low + (u * (hi - lo) < v - lo)
-
     def _numbers(self, sums: Tensor, count: int, reach: Tensor, shared: Stream) -> Tensor:
         """``[1, n]``: the mean of ``count`` workers whose table entries add up to ``sums``."""
         share = sums.double().mul_(2 / (count * self.table[-1])).sub_(1).float()  # in [-1, 1]
-        return rotated_back(share.mul_(spread(reach, sums.shape[1], self.block)), shared, self.block)
+        return rotate_back(share.mul_(spread(reach, sums.shape[1], self.block)), shared, self.block)
 
     def facts(self, like: Tensor) -> Facts:
         return Facts(deterministic=False)
@@ -162,11 +149,6 @@ class THC(Method[None]):
         W, c = peer.world, math.ceil(like.numel() / peer.world)
         norms = torch.empty(block_count(like.numel(), self.block), device="meta")
         codes = torch.empty(W, packed_bytes(c, self.bits), dtype=torch.uint8, device="meta")
-        sums = torch.empty(packed_bytes(c, _sum_bits(self.table[-1], W)), dtype=torch.uint8, device="meta")
+        sums = torch.empty(packed_bytes(c, count_sum_bits(self.table[-1], W)), dtype=torch.uint8, device="meta")
         ops = (AllReduce(norms, "max"), AllToAll(codes), AllGather(sums))
         return sum((cost(op, peer.rank, W) for op in ops), Traffic())
-
-
-def _sum_bits(g: int, world: int) -> int:
-    """ceil(log2(g W + 1)): bits of a sum of W entries."""
-    return (g * world).bit_length()

@@ -1,4 +1,7 @@
-"""Letters: n numbers; L = ceil(n/5) bytes of five digits each; a digit is 0, 1 or 2, for -1, 0 and 1."""
+"""3LC: lightweight and effective traffic compression (Lim, Andersen and Kaminsky, MLSys 2019).
+
+Letters: n numbers; L = ceil(n/5) bytes of five digits each; a digit is 0, 1 or 2, for -1, 0 and 1.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,13 @@ from grace import wire as wires
 from grace.compressor import Compressor
 from grace.errors import PayloadError, out_of_range
 from grace.facts import Facts
-from grace.kernels import block_divide, pack_trits, packed_trits_bytes, unpack_trits
+from grace.kernels import block_divide, packed_trits_bytes
+from grace.methods.common.quartic import lengthen_runs, pack_quartic, shorten_runs, unpack_quartic
 from grace.random import Stream
 from grace.registry import register
 
-_ZEROS = 121  # the byte of five zeros: 1 + 3 + 9 + 27 + 81
-_RUN = 241  # plus j: a run of j such bytes, 2 <= j <= 14
-_LONGEST = 14
 
-
-@register("3lc", communicator="allgather", memory="residual", family="hybrid", aliases=("threelccompressor",))
+@register("3lc", communicator="allgather", memory="residual", family="hybrid")
 @dataclass(frozen=True, slots=True)
 class ThreeLC(Compressor):
     """3LC: three values, -M, 0 and M, five to a byte, and runs of zeros shortened.
@@ -64,11 +64,11 @@ class ThreeLC(Compressor):
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         top = rows.abs().amax(dim=1, keepdim=True).mul_(self.s).clamp_max_(torch.finfo(torch.float32).max)
         scale, share = block_divide(rows, top, rows.shape[1])  # [b, 1], [b, n]
-        bytes_ = quartic(share.round_().add_(1))
+        bytes_ = pack_quartic(share.round_().add_(1))
         if self.zre:
             encoded = []
             for one, scale_one in zip(bytes_, scale[:, None], strict=True):
-                short = shortened(one)
+                short = shorten_runs(one)
                 count = torch.tensor([[short.numel()]], dtype=torch.int32, device=rows.device)
                 encoded.append(wires.join(scale_one, count, short[None])[0])
             wire = torch.nn.utils.rnn.pad_sequence(encoded, batch_first=True)
@@ -88,55 +88,14 @@ class ThreeLC(Compressor):
                 count = int(wires.split(one, head, slack=True)[1])
                 wires.checked_index("count", torch.tensor(count), L + 1)
                 top, _, short = wires.split(one, [*head, ("digits", torch.uint8, count)], slack=True)
-                packed = lengthened(short[0], L)[None]
+                packed = lengthen_runs(short[0], L)[None]
             else:
                 top, packed = wires.split(one, [*head, ("digits", torch.uint8, L)])
                 if bool((packed > 242).any()):
                     raise PayloadError("field 'digits' must be in [0, 242]")
-            value = from_quartic(packed, n).float().sub_(1).mul_(wires.checked_scale("scale", top))
+            value = unpack_quartic(packed, n).float().sub_(1).mul_(wires.checked_scale("scale", top))
             row.add_(value, alpha=scale)
 
     def facts(self, n: int) -> Facts:
         payload = None if self.zre else 4 + packed_trits_bytes(n)
         return Facts(contraction=self.s * (2 - self.s) / n, payload=payload)
-
-
-def quartic(digits: Tensor) -> Tensor:
-    """Digits ``[b, n]`` -> uint8 ``[b, L]``: byte j is 81 d0[j] + 27 d1[j] + 9 d2[j] + 3 d3[j] + d4[j], where d0 to d4
-    are the five parts of L digits; the last ones are filled with zeros (digit 1).
-    """
-    b, n = digits.shape
-    L = packed_trits_bytes(n)
-    parts = digits.new_ones(b, 5 * L)
-    parts[:, :n] = digits
-    return pack_trits(parts.view(b, 5, L).flip(1).transpose(1, 2).reshape(b, 5 * L))
-
-
-def from_quartic(packed: Tensor, n: int) -> Tensor:
-    """The inverse of :func:`quartic`, for bytes of at most 242."""
-    b, L = packed.shape
-    return unpack_trits(packed, 5 * L).reshape(b, L, 5).transpose(1, 2).flip(1).reshape(b, 5 * L)[:, :n]
-
-
-def shortened(packed: Tensor) -> Tensor:
-    """uint8 ``[L]`` -> ``[<= L]``: each run of j bytes of zeros as one byte for every 14, and one for what is left."""
-    zero = packed == _ZEROS
-    at = torch.arange(packed.numel(), device=packed.device)
-    before = torch.where(zero, -1, at).cummax(0).values  # the last other byte
-    behind = torch.where(zero, packed.numel(), at).flip(0).cummin(0).values.flip(0)  # the next one
-    place = (at - before - 1) % _LONGEST  # in its run
-    length = (behind - at).clamp_max_(_LONGEST)  # of the run that begins here
-    run = torch.where(length == 1, _ZEROS, length + _RUN).to(torch.uint8)
-    return torch.where(zero, run, packed)[~zero | (place == 0)]
-
-
-def lengthened(short: Tensor, size: int) -> Tensor:
-    """The inverse of :func:`shortened`, which must give ``size`` bytes.
-
-    Raises:
-        PayloadError: it does not.
-    """
-    length = (short.to(torch.int64) - _RUN).clamp_min_(1)
-    if int(length.sum()) != size:
-        raise PayloadError(f"field 'digits' must stand for {size} bytes, got {int(length.sum())}")
-    return torch.where(short > 242, _ZEROS, short).repeat_interleave(length)

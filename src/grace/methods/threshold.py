@@ -1,3 +1,5 @@
+"""Threshold-v, from "On the Discrepancy" (Dutta et al., AAAI 2020)."""
+
 from __future__ import annotations
 
 import math
@@ -7,18 +9,17 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from grace.codecs import IndexCode, sparse_wire
 from grace.compressor import Fused
 from grace.errors import out_of_range
 from grace.facts import Facts
 from grace.kernels import root_mean_square
+from grace.methods.common import sparse_wire
+from grace.methods.common.index_lists import IndexCode
 from grace.random import Stream
 from grace.registry import register
 
 
-@register(
-    "threshold", communicator="allgather", memory="residual", family="sparsification", aliases=("thresholdcompressor",)
-)
+@register("threshold", communicator="allgather", memory="residual", family="sparsification")
 @dataclass(frozen=True, slots=True)
 class Threshold(Fused):
     """Threshold-v: only the numbers whose magnitude exceeds v.

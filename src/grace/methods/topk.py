@@ -1,26 +1,23 @@
+"""Top-k, from "Sparse Communication for Distributed Gradient Descent" (Aji and Heafield, EMNLP 2017)."""
+
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from grace.codecs import IndexCode, sparse_wire, varies
-from grace.codecs import index_bits as index_bits
 from grace.compressor import Fused
 from grace.errors import out_of_range
 from grace.facts import Facts
+from grace.methods.common import sparse_wire
+from grace.methods.common.counts import count_kept
+from grace.methods.common.index_lists import IndexCode, varies
 from grace.random import Stream
 from grace.registry import register
 
 
-def kept(ratio: float, n: int) -> int:
-    """How many of n numbers a ratio keeps: ``max(1, ceil(ratio n))``; a ratio that is off by rounding does not count."""
-    return max(1, min(n, math.ceil(ratio * n - 1e-9 * n)))
-
-
-@register("topk", communicator="allgather", memory="residual", family="sparsification", aliases=("topkcompressor",))
+@register("topk", communicator="allgather", memory="residual", family="sparsification")
 @dataclass(frozen=True, slots=True)
 class TopK(Fused):
     """Top-k: only the k numbers of largest magnitude.
@@ -65,13 +62,13 @@ class TopK(Fused):
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
     ) -> tuple[Tensor, bool]:
-        return sparse_wire.topk_(rows, kept(self.ratio, rows.shape[1]), self.index, self.values, memory, rest)
+        return sparse_wire.topk_(rows, count_kept(self.ratio, rows.shape[1]), self.index, self.values, memory, rest)
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
-        k = kept(self.ratio, out.shape[1])
+        k = count_kept(self.ratio, out.shape[1])
         sparse_wire.sum_pairs(received, out, scale, k, self.index, self.values, add=add)
 
     def facts(self, n: int) -> Facts:
-        k = kept(self.ratio, n)
+        k = count_kept(self.ratio, n)
         exact = 1.0 if self.values == "float32" else sparse_wire.BF16_CONTRACTION
         return Facts(contraction=exact * k / n, payload=sparse_wire.pairs_bytes(n, k, self.index, self.values))

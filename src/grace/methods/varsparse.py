@@ -1,70 +1,27 @@
-"""Letters: r the sum of gradients that were not sent; d the root of the sum v of their squares; q an exponent."""
+"""Variance-based gradient compression (Tsuzuku, Imachi and Akiba, ICLR 2018 workshop).
+
+Letters: r the sum of gradients that were not sent; d the root of the sum v of their squares; q an exponent.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from grace.codecs import IndexCode, coded_wire, indices, sparse_wire
 from grace.collectives import Exchange, Traffic
 from grace.communicators import Allgather
-from grace.compressor import Compressor
-from grace.errors import PayloadError, out_of_range
+from grace.errors import out_of_range
 from grace.facts import Facts
 from grace.method import Exchanged, Method
+from grace.methods.common import sparse_wire
+from grace.methods.common.index_lists import IndexCode
+from grace.methods.common.powers_of_two import PowersOfTwo
 from grace.peer import Peer
-from grace.random import Stream
 from grace.registry import register
-
-_BIAS = 127  # of the exponent on the wire: 1 to 254 for 2**-126 to 2**127
-_SPAN = 7  # powers of two below the largest that can be sent
-
-
-@dataclass(frozen=True, slots=True)
-class PowersOfTwo(Compressor):
-    """Non-zeros as signed powers of two, in four bits each: the nearest, at most the largest magnitude's and at least
-    that over 2^7; smaller ones are not sent. Largest magnitudes below 2^-126 count as zero.
-
-    Wire: a count (int32), the largest exponent (uint8), for each number sent 4 bits and its index.
-    """
-
-    varies: ClassVar[bool] = True
-    index: IndexCode = "auto"
-
-    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        encoded = []
-        for row in rows:  # [n]
-            mantissa, exponent = row.abs().frexp()  # [0.5, 1) 2**exponent
-            largest = int(torch.where(row == 0, -1000, exponent).amax()) - 1
-            below = largest - (exponent - (mantissa < 0.75).to(exponent.dtype)).clamp_(max=largest)
-            sent = (row != 0) & (below <= _SPAN) & (largest > -_BIAS)
-            index = sent.nonzero()[:, 0]  # [k]
-            codes = below[index] | ((row[index] < 0) << 3)
-            head = torch.tensor([max(0, largest + _BIAS)], dtype=torch.uint8, device=row.device)
-            encoded.append(coded_wire.join(head, index, codes, 4, row.numel(), self.index))
-            if keep_rest:
-                row[index] -= _values(largest, codes)
-        return indices.pad(encoded)
-
-    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        for one, row in zip(wire[:, None], out, strict=True):  # [1, w], [n]
-            largest, index, codes = coded_wire.split(one, ("exponent", torch.uint8, 1), 4, row.numel(), self.index)
-            if int(largest) > 2 * _BIAS:
-                raise PayloadError(f"field 'exponent' must be at most {2 * _BIAS}, got {int(largest)}")
-            row.scatter_add_(0, index, _values(int(largest) - _BIAS, codes) * scale)
-
-    def facts(self, n: int) -> Facts:
-        return Facts()
-
-
-def _values(largest: int, codes: Tensor) -> Tensor:
-    powers = [2.0 ** (largest - below) for below in range(_SPAN + 1)]
-    size = torch.tensor(powers, dtype=torch.float32, device=codes.device)[codes & _SPAN]
-    return torch.where(codes >> 3 == 1, -size, size)
 
 
 class Memory(NamedTuple):
@@ -75,7 +32,7 @@ class Memory(NamedTuple):
     seen: Tensor | None
 
 
-@register("varsparse", family="sparsification", aliases=("variancecompressor", "varsparsecompressor"))
+@register("varsparse", family="sparsification", aliases=("variance",))
 @dataclass(frozen=True, slots=True)
 class VarSparse(Method[Memory]):
     """Variance-based sparsification: a number waits until its sum is sure, relative to the squares it is made of.
@@ -135,17 +92,17 @@ class VarSparse(Method[Memory]):
         return state._replace(seen=torch.hypot(seen, sample.to(seen.dtype) / samples))
 
     def exchange(self, x: Tensor, state: Memory, peer: Peer) -> Exchange[Exchanged[Memory]]:
-        r, d, lent = (peer.scratch(tuple(x.shape), x, state.r.dtype) for _ in range(3))
+        r, d, lent = (peer.lent.scratch(tuple(x.shape), x, state.r.dtype) for _ in range(3))
         torch.add(state.r, x, out=r)
         torch.hypot(state.d, x.to(d.dtype) if state.seen is None else state.seen, out=d)
         sure = r.abs() > math.sqrt(self.alpha) * d
         torch.mul(r, sure, out=lent)
         if not bool(r.isfinite().all()):
             lent.fill_(math.nan)  # an r too large for its type, too: all ranks then leave the step out
-        plain = replace(peer, keep_rest=True, spare=None)
+        plain = peer.lending(keep_rest=True, spare=None)
         out = yield from Allgather(PowersOfTwo(self.index)).exchange(lent, None, plain)
         if not out.finite:
-            return Exchanged(out.mean.to(x.dtype), None, state._replace(seen=None), finite=False)
+            return Exchanged.poisoned(x, state._replace(seen=None))
         assert out.rest is not None
         sent = sure & (out.rest != r)
         state.d.copy_(d.mul_(math.sqrt(self.zeta)).masked_fill_(sent, 0.0))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from grace.run.checked import Checked
-from grace.run.drive import Transport, drive
+from grace.run.drive import drive
 from grace.run.simulate import simulate
 from grace.run.simulator import Simulator
 from grace.run.together import Layouts, together
-from grace.run.traced import Tracer
 from grace.run.worker import Worker
+from grace.transports.base import Transport
+from grace.transports.checked import Checked
+from grace.transports.traced import Tracer
 
 __all__ = ["Checked", "Layouts", "Simulator", "Tracer", "Transport", "Worker", "drive", "simulate", "together"]

@@ -20,7 +20,7 @@ from grace.collectives import (
     ReduceScatter,
     signature,
 )
-from grace.errors import RoundMismatch
+from grace.errors import round_mismatch
 
 T = TypeVar("T")
 
@@ -52,21 +52,13 @@ def simulate(workers: Sequence[Exchange[T]]) -> list[T]:
         if len(set(asked)) > 1:
             for worker in workers:
                 worker.close()
-            raise RoundMismatch(mismatch(asked))
+            raise round_mismatch(asked)
         return [op for op in ops if op is not None]
 
     ops = advance([None] * len(workers))
     while ops:
         ops = advance(answers(ops))
     return [done[rank] for rank in range(len(workers))]
-
-
-def mismatch(asked: Sequence[str]) -> str:
-    """The text of a RoundMismatch: who asked for what."""
-    ranks: dict[str, list[int]] = {}
-    for rank, what in enumerate(asked):
-        ranks.setdefault(what, []).append(rank)
-    return "ranks ask for different collectives: " + "; ".join(f"ranks {who}: {what}" for what, who in ranks.items())
 
 
 def answers(ops: Sequence[Collective]) -> list[Tensor]:

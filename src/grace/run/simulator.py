@@ -12,8 +12,8 @@ from grace.errors import ConfigurationError, InputError, StateError
 from grace.method import Method
 from grace.policy import Policy
 from grace.run.simulate import simulate
-from grace.run.traced import Tracer
 from grace.run.worker import NonFinite, Worker
+from grace.transports.traced import Tracer
 
 
 class Simulator:
@@ -67,7 +67,7 @@ class Simulator:
         for worker in self.workers:
             worker.lr = lr
         runs = [
-            tracer.traced(worker.exchange({name: xs[worker.rank].clone() for name, xs in gradients.items()}))
+            tracer.trace(worker.exchange({name: xs[worker.rank].clone() for name, xs in gradients.items()}))
             for worker, tracer in zip(self.workers, self._tracers, strict=True)
         ]
         outs = simulate(runs)

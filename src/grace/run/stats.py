@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
-
-from grace.collectives import Collective, Traffic
-from grace.run.drive import Transport
-
-
-@dataclass(slots=True)
-class Tally:
-    """Collectives of one kind: how many, and the bytes of the buffers that they were asked for with."""
-
-    count: int = 0
-    bytes: int = 0
+from grace.collectives import Traffic
+from grace.transports.timed import Tally
 
 
 @dataclass(slots=True)
@@ -66,26 +55,3 @@ class Stats:
             "exchange_seconds_per_step": self.exchange_seconds / steps,
             "nonfinite": self.nonfinite,
         }
-
-
-class Timed:
-    """A transport that notes how long its collectives take."""
-
-    def __init__(self, transport: Transport):
-        self.transport = transport
-        self.rank, self.world = transport.rank, transport.world
-        self.seconds = 0.0
-        self.cpu_seconds = 0.0  # of this thread, in collectives
-        self.collectives: dict[str, Tally] = {}  # by kind
-
-    def run(self, op: Collective) -> Tensor:
-        """See :class:`grace.run.drive.Transport`."""
-        tally = self.collectives.setdefault(type(op).__name__, Tally())
-        tally.count += 1
-        tally.bytes += op.buf.numel() * op.buf.element_size()
-        start, cpu = time.perf_counter(), time.thread_time()
-        try:
-            return self.transport.run(op)
-        finally:
-            self.seconds += time.perf_counter() - start
-            self.cpu_seconds += time.thread_time() - cpu

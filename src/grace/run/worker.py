@@ -10,6 +10,7 @@ from torch import Tensor
 
 from grace.collectives import Exchange
 from grace.errors import ConfigurationError, InputError, NonFiniteError, StateError
+from grace.lent import Lent
 from grace.method import Exchanged, Method
 from grace.peer import Peer
 from grace.policy import Policy
@@ -107,9 +108,9 @@ class Worker:
             self.step,
             name,
             self.seed,
-            workspace=self.workspace,
-            lr=self.lr,
-            steps_per_epoch=self.steps_per_epoch,
+            self.lr,
+            self.steps_per_epoch,
+            Lent(workspace=self.workspace),
         )
 
     def _check_epochs(self, policy: Policy) -> None:

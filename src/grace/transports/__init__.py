@@ -1,1 +1,1 @@
-"""Transports: what moves bytes."""
+"""Transports: what moves bytes between ranks, and what stands around it to check, time and count."""

@@ -1,58 +1,37 @@
-"""Before anything is exchanged: all ranks compare how they were configured, over the store of the process group.
-
-The store needs no collective, so that ranks that differ find out without hanging in one, and no group is poisoned.
-"""
+"""Before anything is exchanged: all ranks compare how they were configured."""
 
 from __future__ import annotations
 
-import collections
-import datetime
-import hashlib
 import json
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-import torch.distributed as dist
-
-from grace.errors import FingerprintMismatch
+from grace.errors import AbsentError, FingerprintMismatch
+from grace.transports.base import Transport
 
 SECONDS = 45.0  # how long the slowest rank may take
-_attempts: collections.Counter[tuple[int, ...]] = collections.Counter()  # by ranks: not all are in every group
 
 
-def agree(fingerprint: Mapping[str, str], ranks: Sequence[int], *, seconds: float = SECONDS) -> None:
-    """Compares ``fingerprint`` with those of the other ``ranks`` (global), all of which must call this.
+def agree(fingerprint: Mapping[str, str], transport: Transport, *, seconds: float | None = None) -> None:
+    """Compares ``fingerprint`` with those of the other ranks of the transport, all of which must call this.
 
     Raises:
         FingerprintMismatch: on every rank, if two differ (the message says in what), or if a rank did not come in time.
+        TransportError: the ranks could not be reached.
     """
-    store = dist.distributed_c10d._get_default_store()
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    group = tuple(ranks)
-    _attempts[group] += 1
-    prefix = f"grace/{restart}/{hashlib.sha256(repr(group).encode()).hexdigest()[:16]}/{_attempts[group]}"
-    store.set(f"{prefix}/{dist.get_rank()}", json.dumps(dict(fingerprint)))
-    prints = {}
-    absent = []
-    deadline = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
-    for rank in ranks:
-        left = max(deadline - datetime.datetime.now(), datetime.timedelta(seconds=1))
-        try:
-            store.wait([f"{prefix}/{rank}"], left)
-        except RuntimeError:
-            absent.append(rank)
-        else:
-            prints[rank] = json.loads(store.get(f"{prefix}/{rank}"))
-    if absent:
+    limit = SECONDS if seconds is None else seconds
+    try:
+        texts = transport.tell(json.dumps(dict(fingerprint)), seconds=limit)
+    except AbsentError as error:
+        who = f"ranks {error.ranks}" if error.ranks else "some ranks"
         raise FingerprintMismatch(
-            f"ranks {absent} did not attach Grace within {seconds:.0f} s of rank {dist.get_rank()}: they failed earlier, "
-            "or attach another number of models"
-        )
-    if difference := differences(prints):
-        raise FingerprintMismatch(difference)
+            f"{who} did not attach Grace within {limit:.0f} s of rank {transport.rank}: they failed earlier, or attach "
+            "another number of models"
+        ) from error
+    if text := describe_differences({rank: json.loads(told) for rank, told in enumerate(texts)}):
+        raise FingerprintMismatch(f"ranks are configured differently. {text}")
 
 
-def differences(prints: Mapping[int, Mapping[str, str]], most: int = 5) -> str:
+def describe_differences(prints: Mapping[int, Mapping[str, str]], most: int = 5) -> str:
     """What differs between the ranks' fingerprints, in words; empty if nothing does."""
     found = []
     for key in dict.fromkeys(key for one in prints.values() for key in one):
@@ -61,7 +40,5 @@ def differences(prints: Mapping[int, Mapping[str, str]], most: int = 5) -> str:
             values.setdefault(one.get(key, "absent"), []).append(rank)
         if len(values) > 1:
             found.append(f"{key}: " + ", ".join(f"{value} on ranks {ranks}" for value, ranks in values.items()))
-    if not found:
-        return ""
     more = f"; and {len(found) - most} more" if len(found) > most else ""
-    return "ranks are configured differently. " + "; ".join(found[:most]) + more
+    return "; ".join(found[:most]) + more

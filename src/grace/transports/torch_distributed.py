@@ -7,20 +7,22 @@ The traps of that platform are guarded here, and nowhere else:
 - a collective that gloo refuses on one rank poisons the group for all: dtypes and operations are checked before
   anything is sent (:meth:`TorchDistributed.run`).
 - the store of torchrun's agent outlives a restart of the workers, with the addresses of the dead ones:
-  every attempt gets a prefix of its own (:func:`init_process_group`).
+  every attempt gets a prefix of its own (:func:`init_process_group`). A store that rank 0 keeps is new in every attempt,
+  and gets none: the launchers of several machines do not count attempts alike.
 """
 
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import datetime
 import functools
 import os
 import time
 import traceback
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -38,6 +40,7 @@ from grace.collectives import (
     signature,
 )
 from grace.errors import TransportError
+from grace.transports.store import tell_over_store
 
 _EXIT_SECONDS = 0.05
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -61,43 +64,82 @@ def init_process_group(backend: str = "gloo", *, timeout: datetime.timedelta | N
     """``torch.distributed.init_process_group`` for a worker under torchrun, safe for restarts on one machine."""
     env = os.environ
     guard_exit()
-    if "TORCHELASTIC_RESTART_COUNT" not in env:
+    prefix = _attempt()
+    if not prefix:
         dist.init_process_group(backend, timeout=timeout)
         return
     rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])
-    agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), world, is_master=rank == 0 and not agent)
-    prefixed = dist.PrefixStore(f"attempt{env['TORCHELASTIC_RESTART_COUNT']}", store)
-    dist.init_process_group(backend, store=prefixed, rank=rank, world_size=world, timeout=timeout)
+    store = dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), world, is_master=False)
+    dist.init_process_group(
+        backend, store=dist.PrefixStore(prefix, store), rank=rank, world_size=world, timeout=timeout
+    )
+
+
+def _attempt() -> str:
+    """A prefix for keys of this attempt, where a store outlives attempts: the one that torchrun's agent keeps."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return ""
+    return f"attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 class TorchDistributed:
     """A transport over one process group.
 
     Args:
-        group: the group; None is the default group.
+        group: the group; None is the default group. The transport takes it over, and :meth:`close` destroys it, unless
+            it is the default group and there was no error.
     """
+
+    _told: ClassVar[collections.Counter[tuple[int, ...]]] = (
+        collections.Counter()
+    )  # by ranks: not all are in every group
 
     def __init__(self, group: dist.ProcessGroup | None = None):
         guard_exit()
         self.group = group if group is not None else dist.group.WORLD
+        self._home = self.group  # of which this transport uses the store
         self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self._ranks = tuple(dist.get_process_group_ranks(self.group))
         self._closed = False
 
-    def close(self, error: BaseException | None = None) -> None:
-        """Leaves the group. Its connections close, so that ranks that wait for this one hear of it at once: gloo closes
-        them with the last reference to the group, and the frames of ``error`` may hold one.
+    @classmethod
+    def beside(cls, group: dist.ProcessGroup | None = None) -> TorchDistributed:
+        """A transport over the same ranks, with a process group of its own of the same backend and time-out. The first
+        :meth:`tell` makes that group, when all ranks are there and can; until then there is only the store.
         """
-        while error is not None:
-            traceback.clear_frames(error.__traceback__)
-            error = error.__cause__ or error.__context__
-        group, self.group, self._closed = self.group, None, True
-        if group is not None:
+        transport = cls(group)
+        transport.group = None
+        return transport
+
+    def tell(self, text: str, *, seconds: float) -> list[str]:
+        """See :class:`grace.transports.base.Transport`. It goes through the group's store."""
+        home = self._home
+        if self._closed or home is None:
+            raise TransportError(f"rank {self.rank} has left the group, and cannot tell anything")
+        count = self._told[self._ranks]
+        texts = tell_over_store(_store_of(home), f"grace/{_attempt()}/{count}", self.rank, self.world, text, seconds)
+        self._told[self._ranks] = count + 1  # only now: a rank that gave up takes the same place when it comes again
+        if self.group is None:
+            self.group = _group_like(home, self._ranks)
+        return texts
+
+    def close(self, error: BaseException | None = None) -> None:
+        """See :class:`grace.transports.base.Transport`. The group's connections close, so that ranks that wait for this
+        one hear of it: gloo closes them with the last reference to the group, and the frames of ``error`` may hold one.
+        """
+        seen = set()
+        cause = error
+        while cause is not None and id(cause) not in seen:
+            seen.add(id(cause))
+            traceback.clear_frames(cause.__traceback__)
+            cause = cause.__cause__ or cause.__context__
+        group, self.group, self._home, self._closed = self.group, None, None, True
+        if group is not None and (error is not None or group is not dist.group.WORLD):
             with contextlib.suppress(RuntimeError, ValueError, AssertionError):
                 dist.destroy_process_group(group)
 
     def run(self, op: Collective) -> Tensor:
-        """Performs one collective; see :class:`grace.run.drive.Transport`.
+        """Performs one collective; see :class:`grace.transports.base.Transport`.
 
         Raises:
             TransportError: a dtype or operation that the backend refuses (nothing was sent then), or a collective that
@@ -105,6 +147,10 @@ class TorchDistributed:
         """
         if self._closed:
             raise TransportError(f"rank {self.rank} has left the group, and cannot ask for {signature(op)}")
+        if self.group is None:
+            raise TransportError(
+                f"rank {self.rank} has no group before its first tell, and cannot ask for {signature(op)}"
+            )
         self._check(op)
         try:
             return self._run(op)
@@ -178,3 +224,23 @@ class TorchDistributed:
     def _global(self, rank: int) -> int:
         assert self.group is not None
         return dist.get_global_rank(self.group, rank)
+
+
+def _store_of(group: Any) -> dist.Store:
+    if hasattr(group, "get_group_store"):
+        store: dist.Store = group.get_group_store()
+        return store
+    return dist.distributed_c10d._get_process_group_store(group)  # before torch had a public name for it
+
+
+def _group_like(group: Any, ranks: Sequence[int]) -> Any:
+    """A new process group over the same ranks, with the same backend and time-out."""
+    everyone = len(ranks) == dist.get_world_size()
+    backend = dist.get_backend(group)
+    try:
+        timeout = group._get_backend(torch.device("cuda" if backend == "nccl" else "cpu")).options._timeout
+    except (AttributeError, RuntimeError):
+        timeout = None
+    return dist.new_group(
+        list(ranks), timeout=timeout, backend=backend, use_local_synchronization=not everyone, group_desc="grace"
+    )

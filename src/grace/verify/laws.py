@@ -19,11 +19,13 @@ from torch import Tensor
 import grace
 from grace.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, Exchange, Permute, Traffic
 from grace.errors import CompositionError, PayloadError, TransportError
+from grace.lent import Lent
 from grace.memories import Memory
 from grace.method import Exchanged, Method
 from grace.peer import Peer
 from grace.run import Simulator, Tracer, simulate, together
 from grace.run.simulate import answers
+from grace.wrapping import find_compressor, layers
 
 Runner = Callable[[list[Any]], list[Any]]
 TINY = 2.0**-140  # what may be lost below the normal numbers
@@ -49,7 +51,7 @@ def run(
 
 
 def _peer(rank: int, world: int, step: int = 0, seed: int = 0, keep_rest: bool = False) -> Peer:
-    return Peer(rank, world, step, "w", seed, keep_rest, lr=LR, steps_per_epoch=STEPS_PER_EPOCH)
+    return Peer(rank, world, step, "w", seed, LR, STEPS_PER_EPOCH, Lent(keep_rest=keep_rest))
 
 
 def copied(x: Tensor) -> Tensor:
@@ -99,8 +101,8 @@ def conserves(method: Method[Any]) -> bool:
     """Whether x - rest is promised to average to the mean: not under a vote, nor a sum that the network rounds, nor in a
     method that keeps a memory of its own and hands out no rest.
     """
-    compressor = getattr(method, "compressor", None)
-    if isinstance(compressor, grace.Compressor):
+    compressor = find_compressor(method)
+    if compressor is not None:
         narrow = isinstance(method, grace.Allreduce) and compressor.predivide
         return compressor.aggregation == "mean" and not narrow
     return method.owed(method.init(torch.zeros(2, 2))) is None or remembers(method) is not None
@@ -259,7 +261,7 @@ def traffic(method: Method[Any], xs: Sequence[Tensor], keep_rest: bool = False) 
             states,
             step=step,
             keep_rest=keep_rest,
-            runner=lambda ex: simulate([t.traced(e) for t, e in zip(tracers, ex, strict=True)]),
+            runner=lambda ex: simulate([t.trace(e) for t, e in zip(tracers, ex, strict=True)]),
         )
         states = [out.state for out in outs]
         for rank, (x, tracer) in enumerate(zip(xs, tracers, strict=True)):
@@ -273,12 +275,11 @@ def traffic(method: Method[Any], xs: Sequence[Tensor], keep_rest: bool = False) 
 
 def varies(method: Method[Any]) -> bool:
     """Whether the sizes of its wires depend on the data."""
-    inner = getattr(method, "method", None) or getattr(method, "compressor", None)
-    if isinstance(inner, Method):
-        return varies(inner)
-    if isinstance(inner, grace.Compressor):
-        return inner.varies
-    return bool(getattr(method, "varies", method.facts(torch.empty(64, 64, device="meta")).payload is None))
+    compressor = find_compressor(method)
+    if compressor is not None:
+        return compressor.varies
+    core = layers(method)[-1]
+    return bool(getattr(core, "varies", method.facts(torch.empty(64, 64, device="meta")).payload is None))
 
 
 def payload(compressor: grace.Compressor, rows: Tensor) -> None:

@@ -8,16 +8,16 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import grace
-from grace import native
+from grace import backends, native
 from grace.bench import doctor
-from grace.bench.commands import app
+from grace.cli.app import app
 
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """The choice of kernels is made anew, in an environment that says nothing."""
-    monkeypatch.setattr(native, "_active", None)
-    for name in (native.VARIABLE, "LOCAL_WORLD_SIZE"):
+    monkeypatch.setattr(backends, "current", None)
+    for name in (backends.VARIABLE, "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -35,13 +35,13 @@ def test_it_tells_what_is_active() -> None:
     assert (found["schema"], found["version"]) == ("grace.doctor", 1)
     assert found["versions"]["grace"] == grace.__version__
     assert found["versions"]["torch"] == torch.__version__
-    assert found["kernels"]["active"] == native.active()[0]
-    assert found["kernels"]["available"] == native.available()
+    assert found["kernels"]["active"] == backends.active()[0]
+    assert found["kernels"]["available"] == backends.available()
     assert found["threads"]["torch"] == torch.get_num_threads()
     assert found["threads"]["cores"] >= 1
     assert found["transports"]["gloo"] is True
     text = shown(found)
-    for expected in (native.active()[0], native.active()[1], torch.__version__, native.library(), "gloo"):
+    for expected in (backends.active()[0], backends.active()[1], torch.__version__, native.library(), "gloo"):
         assert expected in text
 
 
@@ -58,7 +58,7 @@ def test_extras_are_those_of_the_installed_package(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(("asked", "told"), [("fast", "legal: reference, native"), ("native-avx512", "was not built")])
 def test_what_cannot_be_had_is_an_error(asked: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(native.VARIABLE, asked)
+    monkeypatch.setenv(backends.VARIABLE, asked)
     monkeypatch.setattr(native, "_loaded", "the native library was not built")
     ran = CliRunner().invoke(app, ["doctor"])
     assert ran.exit_code == 1
@@ -79,7 +79,7 @@ def test_the_torch_kernels_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_too_many_threads_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_cores", lambda: 4)
+    monkeypatch.setattr(doctor.machine, "cores", lambda: 4)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert not any("threads for" in text for text in doctor.examine()["warnings"])
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")

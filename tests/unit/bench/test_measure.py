@@ -4,7 +4,7 @@ import torch
 from grace.bench import measure
 from grace.bench.baselines import Counters
 from grace.bench.smoke import Blobs
-from grace.run.stats import Tally
+from grace.transports.timed import Tally
 
 
 @pytest.mark.parametrize(("steps", "first"), [(1000, 900), (200, 100), (199, 99), (20, 10), (3, 1), (1, 0)])

@@ -1,6 +1,5 @@
 import dataclasses
 import errno
-import json
 
 import pytest
 from rich.console import Console
@@ -8,8 +7,9 @@ from rich.console import Console
 from grace.bench.baselines import BASELINES
 from grace.bench.config import RunConfig
 from grace.bench.launch import RunError
+from grace.bench.record import file_name
 from grace.bench.report.runs import SweepReporter, duration, link_table, prediction_table, sweep_table
-from grace.bench.results import file_name
+from grace.bench.results import decode
 from grace.bench.sweep import Plan, SpaceError, available_bytes, check, check_memory, finished, sweep
 from grace.bench.tasks.digits import Digits
 from grace.errors import ConfigurationError, UnknownNameError
@@ -57,11 +57,9 @@ def test_runs_share_workers_where_they_can(tmp_path):
 def test_a_failed_run_is_recorded_and_the_others_go_on(tmp_path):
     runs = sweep(small("none", "topk", "qsgd"), tmp_path, launcher=Fake("topk"), command=["grace", "bench"])
     assert [run.ok for run in runs] == [True, False, True]
-    failed = json.loads(runs[1].file.read_text())
-    assert failed["status"] == "failed"
-    assert failed["error"] == "topk: why"
-    assert failed["family"] == "sparsification"
-    assert failed["time"] is None
+    failed = decode(runs[1].file.read_bytes())
+    assert failed.error == "topk: why"
+    assert failed.family == "sparsification"
     lines = (tmp_path / "runs.csv").read_text().splitlines()
     assert len(lines) == 4
     assert "topk: why" in lines[2]

@@ -16,8 +16,9 @@ from grace import Allgather, Allreduce, Broadcast, ParameterServer, Peer, Scatte
 from grace.bench.overhead import allocated
 from grace.communicators.base import checked_widths
 from grace.compressor import Compressor
-from grace.errors import CompositionError, ConfigurationError, PayloadError
+from grace.errors import CompositionError, ConfigurationError, PayloadError, StepMismatch
 from grace.facts import Facts
+from grace.lent import Lent
 from grace.method import Method
 from grace.policy import Policy
 from grace.random import Stream
@@ -56,7 +57,7 @@ class NonZeros(Compressor):
 
 
 def exchanged(method: Method[Any], xs: list[Tensor], **kwargs: Any) -> list[Any]:
-    peers = [Peer(r, len(xs), name="w", **kwargs) for r in range(len(xs))]
+    peers = [Peer(r, len(xs), name="w", lent=Lent(**kwargs)) for r in range(len(xs))]
     return simulate([method.exchange(x.clone(), method.init(x), p) for x, p in zip(xs, peers, strict=True)])
 
 
@@ -136,7 +137,7 @@ def test_an_empty_tensor_asks_for_nothing(communicator: Callable[[Compressor], M
     method = communicator(grace.Identity())
     x = torch.empty(0, 3)
     with pytest.raises(StopIteration) as stop:
-        next(method.exchange(x, None, Peer(0, 2, keep_rest=True)))
+        next(method.exchange(x, None, Peer(0, 2, lent=Lent(keep_rest=True))))
     assert stop.value.value.mean is x
     assert stop.value.value.rest is x
     assert method.traffic(x, Peer(0, 2)) == grace.Traffic()
@@ -202,11 +203,12 @@ def test_a_width_of_ones_own_that_comes_back_changed_is_refused():
 
 
 @pytest.mark.parametrize("communicator", [Allgather, Broadcast])
-def test_a_spoiled_header_is_refused(communicator: Callable[[Compressor], Method[Any]]):
+@pytest.mark.parametrize("byte", [0, 2])
+def test_a_spoiled_header_is_refused(communicator: Callable[[Compressor], Method[Any]], byte: int):
     run = communicator(grace.TopK(ratio=0.5)).exchange(torch.arange(4.0), None, Peer(0, 1))
     answer = answers([next(run)])[0].clone()
-    answer.view(-1)[2] = 9
-    with pytest.raises(PayloadError, match="status"):
+    answer.view(-1)[byte] = 9
+    with pytest.raises(PayloadError, match="step 2304" if byte else "status"):
         run.send(answer)
 
 
@@ -218,6 +220,20 @@ def test_a_nan_stays_nan_and_sizes_stay_as_declared(communicator: Callable[[Comp
         assert not out.finite
         assert bool(out.mean.isnan().all())
         assert out.rest is None
+
+
+@pytest.mark.parametrize("spec", ["topk:memory=none", "topk", "threshold:v=0.5,memory=none", "qsgd", "signsgd"])
+@pytest.mark.parametrize("communicator", ["allgather", "broadcast", "scatterreduce", "parameterserver"])
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_ranks_that_are_one_step_apart_are_noticed(spec: str, communicator: str, late: int):
+    if spec == "signsgd" and communicator in ("scatterreduce", "parameterserver"):
+        pytest.skip("a vote is no average")
+    method = grace.method(f"{spec}{',' if ':' in spec else ':'}communicator={communicator}")
+    peers = [Peer(r, 3, 40 - (r == late), "w") for r in range(3)]
+    with pytest.raises(StepMismatch, match="make the same steps") as caught:
+        simulate([method.exchange(torch.ones(8), method.init(torch.ones(8)), p) for p in peers])
+    assert "step 39" in str(caught.value)
+    assert "step 40" in str(caught.value)
 
 
 def test_facts_of_what_is_compressed_twice():

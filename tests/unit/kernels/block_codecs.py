@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grace import native
+from grace import backends
 from grace.compressor import Fused
 from grace.errors import PayloadError
 from grace.random import Stream
@@ -56,11 +56,11 @@ def assert_agrees(
 ) -> None:
     for n in sizes:
         x, memory = numbers(rows, n), numbers(rows, n, 1) / 4
-        with native.using("reference"):
+        with backends.using("reference"):
             want = results(codec, x, memory)
         for target in TARGETS:
             for shift in shifts:
-                with native.using(target), threads(count):
+                with backends.using(target), threads(count):
                     got = results(codec, x, memory, shift)
                 for k, (a, b) in enumerate(zip(want, got, strict=True)):
                     assert torch.equal(a, b), (codec, n, target, shift, k)
@@ -68,8 +68,8 @@ def assert_agrees(
 
 def assert_flags_nonfinite(codec: Fused, sizes: Iterable[int] = (1, 17, 300, 5000)) -> None:
     """Wherever it is, in the numbers or in the memory; and the wire decodes, or is refused."""
-    for target in native.available():
-        with native.using(target):
+    for target in backends.available():
+        with backends.using(target):
             for n in sizes:
                 for bad in (torch.nan, torch.inf, -torch.inf):
                     for at in {0, n // 2, n - 1}:
@@ -90,14 +90,14 @@ def assert_refuses(codec: Fused, n: int, changes: Iterable[tuple[int, int]], mat
     for at, value in changes:
         wire = good.clone()
         wire[0, at] = value
-        for target in native.available():
-            with native.using(target), pytest.raises(PayloadError, match=match):
+        for target in backends.available():
+            with backends.using(target), pytest.raises(PayloadError, match=match):
                 codec.aggregate_([good, wire, good], torch.empty(1, n), 1.0, RNG)
 
 
 def assert_refuses_other_lengths(codec: Fused, n: int = 40) -> None:
     good = codec.encode_(numbers(2, n), RNG)[0]
-    for target in native.available():
+    for target in backends.available():
         for wire in (good[:, :-1], torch.cat((good, good), 1)):
-            with native.using(target), pytest.raises(PayloadError):
+            with backends.using(target), pytest.raises(PayloadError):
                 codec.aggregate_([good, wire], torch.empty(2, n), 1.0, RNG)

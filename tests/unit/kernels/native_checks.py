@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from grace import native
+from grace import backends
 
-TARGETS = native.available()[1:]
+TARGETS = backends.available()[1:]
 needs_native = pytest.mark.skipif(not TARGETS, reason="the native kernels were not built here")
 
 

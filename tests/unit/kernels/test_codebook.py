@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grace import native
+from grace import backends
 from grace.errors import InputError
-from grace.kernels import Codebook, codebook, nearest
+from grace.kernels import Codebook, encode_codebook, nearest
 from grace.methods.u8bit import U8bit, table
 from tests.unit.kernels import block_codecs as check
 
@@ -29,7 +29,7 @@ def test_the_number_of_threads_changes_nothing(count: int) -> None:
     check.assert_agrees(U8bit(), (600_011,), rows=1, count=count)
 
 
-@pytest.mark.parametrize("target", native.available())
+@pytest.mark.parametrize("target", backends.available())
 def test_the_search_is_exact_around_every_middle(target: str) -> None:
     for kind in ("tree", "bnb"):
         entries = table(kind)  # type: ignore[arg-type]
@@ -37,8 +37,8 @@ def test_the_search_is_exact_around_every_middle(target: str) -> None:
         middle = book.middle[:-1].view(torch.int32)
         near = torch.cat([(middle + d).view(torch.float32) for d in (-1, 0, 1)])
         x = torch.cat((near, entries, torch.tensor([1.0])))[None]
-        with native.using(target):
-            wire, _ = codebook(x, book, x.shape[1])
+        with backends.using(target):
+            wire, _ = encode_codebook(x, book, x.shape[1])
         assert torch.equal(wire[0, 4:].long(), nearest(x, entries)[0])
 
 

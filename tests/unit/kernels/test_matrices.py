@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grace import native
+from grace import backends
 from grace.errors import InputError
 from grace.kernels import orthonormal, ridge, split_low_rank
 from tests.unit.kernels.native_checks import TARGETS, needs_native, offset, same_bits, with_threads
@@ -47,7 +47,7 @@ def test_split_low_rank_is_its_products(target: str) -> None:
         x, p, mine, q = rand(m, l, seed=seed), rand(m, r, seed=9), rand(r, l, seed=10), rand(r, l, seed=11)
         got = []
         for threads in (1, 3):
-            with native.using(target), with_threads(threads):
+            with backends.using(target), with_threads(threads):
                 left, out = offset(x, threads), offset(torch.full_like(x, math.nan), 1)
                 split_low_rank(left, p, mine, q, out)
                 torch.testing.assert_close(left.double(), x.double() - p.double() @ mine.double(), rtol=1e-5, atol=1e-5)
@@ -63,7 +63,7 @@ def test_split_low_rank_has_the_same_bits_on_all_instruction_sets() -> None:
     x, p, mine, q = rand(37, 1111, seed=1), rand(37, 4, seed=2), rand(4, 1111, seed=3), rand(4, 1111, seed=4)
     got = []
     for target in TARGETS:
-        with native.using(target):
+        with backends.using(target):
             left, out = x.clone(), torch.empty_like(x)
             split_low_rank(left, p, mine, q, out)
             got.append((left, out))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grace import native
+from grace import backends
 from grace.errors import InputError
 from grace.kernels import accelerate, forget_sent
 from tests.unit.kernels.native_checks import TARGETS, needs_native, offset, same_bits, with_threads
@@ -34,10 +34,10 @@ def both(n: int, nesterov: bool, by: int = 0) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("target", TARGETS)
 def test_native_has_the_bits_of_torch(target: str, nesterov: bool) -> None:
     for n in SIZES:
-        with native.using("reference"):
+        with backends.using("reference"):
             expected = both(n, nesterov)
         for by, threads in ((0, 1), (1, 3)):
-            with native.using(target), with_threads(threads):
+            with backends.using(target), with_threads(threads):
                 assert all(same_bits(a, b) for a, b in zip(both(n, nesterov, by), expected, strict=True)), (n, by)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grace import native
-from grace.kernels import packing, reference
+from grace import backends
+from grace.kernels import packing
+from grace.kernels.packing import reference
 from tests.unit.kernels.native_checks import TARGETS, needs_native, with_threads
 
 
@@ -18,7 +19,7 @@ def test_every_width_and_size(choice: str, bits: int):
     for n in (*range(71), 1003):
         values = torch.randint(0, 1 << bits, (2, n), generator=generator)
         dtypes = [torch.int64, *([torch.uint8] if bits <= 8 else []), *([torch.int32] if bits < 32 else [])]
-        with native.using(choice):
+        with backends.using(choice):
             for dtype in (*dtypes, *([torch.bool] if bits == 1 else [])):
                 packed = packing.pack(values.to(dtype), bits)
                 assert torch.equal(packed, reference.pack(values, bits)), (n, dtype)

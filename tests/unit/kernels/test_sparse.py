@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from grace import native
-from grace.codecs import CODES, sparse_wire
+from grace import backends
 from grace.errors import InputError, PayloadError
-from grace.kernels.indices import FIXED, decode_indices, encode_indices, layout
-from grace.kernels.sparse import DENSE, Part, sparse_sum
+from grace.kernels.index_lists import FIXED, decode_indices, encode_indices, layout
+from grace.kernels.sparse import DENSE, Part, sum_sparse
+from grace.methods.common import sparse_wire
+from grace.methods.common.index_lists import CODES
 from tests.unit.kernels.native_checks import TARGETS, needs_native, offset, same_bits, with_threads
 
 
@@ -33,9 +34,9 @@ def test_codes_of_every_size(choice: str, code: str):
                 torch.randperm(n, generator=generator)[:k] if drawn is None else drawn[j].unique()[:k] for j in (0, 1)
             ]
             index = torch.stack([one.sort().values for one in lists])
-            with native.using("reference"):
+            with backends.using("reference"):
                 want = encode_indices(index, n, code)
-            with native.using(choice):
+            with backends.using(choice):
                 packed = encode_indices(index, n, code)
                 assert torch.equal(packed, want), (n, k)
                 assert packed.shape[1] == layout(n, k, code).size
@@ -59,7 +60,7 @@ def test_any_bytes_are_refused_or_a_legal_list(choice: str, code: str):
             noise[0, at] ^= 1 << int(torch.randint(0, 8, (), generator=generator))
         answers = []
         for which in (choice, "reference"):
-            with native.using(which):
+            with backends.using(which):
                 try:
                     answers.append(decode_indices(noise, n, k, code).tolist())
                 except PayloadError as error:
@@ -78,7 +79,7 @@ def test_wires_and_sums_agree(choice: str, values: str, code: str):
 
         def once(which: str, n: int = n, x: Tensor = x, memory: Tensor = memory, k: int = k) -> list[Tensor]:
             out, left = [], [torch.empty_like(x) for _ in range(2)]
-            with native.using(which):
+            with backends.using(which):
                 wire, finite = sparse_wire.topk_(x.clone(), k, code, values, memory, left[0])
                 bounds = [0.0 if n == 7 else 2.0, 1e9]
                 many, fine = sparse_wire.at_least_(x.clone(), bounds, code, values, memory, left[1])
@@ -109,7 +110,7 @@ def test_large_sums(threads: int):
         totals = []
         for which in (TARGETS[-1], "reference"):
             out = torch.full((1, n), 9.0)
-            with native.using(which):
+            with backends.using(which):
                 sparse_wire.sum_pairs(received, out, 1 / 3, k, "auto", "float32", add=False)
             totals.append(out)
     assert same_bits(*totals)
@@ -130,13 +131,13 @@ def test_more_wires_than_are_added_at_once():
 @pytest.mark.parametrize("choice", [*TARGETS, "reference"])
 def test_bad_parts(choice: str):
     wire = torch.arange(40, dtype=torch.uint8)
-    with native.using(choice):
+    with backends.using(choice):
         with pytest.raises(PayloadError, match="truncated payload: field 'values'"):
-            sparse_sum([Part(wire, 0, 0, 0, DENSE)], torch.zeros(11), 1.0, narrow=False)
+            sum_sparse([Part(wire, 0, 0, 0, DENSE)], torch.zeros(11), 1.0, narrow=False)
         with pytest.raises(PayloadError, match="truncated payload: field 'indices'"):
-            sparse_sum([Part(wire, 0, 39, 9, "raw")], torch.zeros(64), 1.0, narrow=False)
+            sum_sparse([Part(wire, 0, 39, 9, "raw")], torch.zeros(64), 1.0, narrow=False)
         with pytest.raises(InputError, match="side by side"):
-            sparse_sum([Part(wire[::2], 0, 0, 1, "raw")], torch.zeros(64), 1.0, narrow=False)
+            sum_sparse([Part(wire[::2], 0, 0, 1, "raw")], torch.zeros(64), 1.0, narrow=False)
         for narrow, number in ((False, [0, 0, 128, 127]), (True, [128, 255])):
             for k in range(1, 40):
                 bad = torch.zeros(200, dtype=torch.uint8)
@@ -145,7 +146,7 @@ def test_bad_parts(choice: str):
                 bad[width * (k - 1) : width * k] = torch.tensor(number, dtype=torch.uint8)
                 places = torch.arange(k)
                 with pytest.raises(PayloadError, match="'values' must be finite"):
-                    sparse_sum([Part(bad, 0, 0, k, "list", places)], torch.zeros(64), 1.0, narrow=narrow)
+                    sum_sparse([Part(bad, 0, 0, k, "list", places)], torch.zeros(64), 1.0, narrow=narrow)
         for wrong in ([3, 3], [5, 4], [3, 64], [-1, 2]):
             with pytest.raises(PayloadError, match="'indices'"):
-                sparse_sum([Part(wire, 0, 0, 2, "list", torch.tensor(wrong))], torch.zeros(64), 1.0, narrow=False)
+                sum_sparse([Part(wire, 0, 0, 2, "list", torch.tensor(wrong))], torch.zeros(64), 1.0, narrow=False)

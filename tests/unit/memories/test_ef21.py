@@ -16,7 +16,7 @@ from grace.method import Exchanged, Method
 from grace.peer import Peer
 from grace.run.simulate import simulate
 from grace.run.simulator import Simulator
-from grace.run.traced import Tracer
+from grace.transports.traced import Tracer
 
 ALL = "*"
 
@@ -140,7 +140,7 @@ def test_traffic_is_what_is_traced(spec: str) -> None:
     for t in range(2):
         tracers = [Tracer(r, 3) for r in range(3)]
         peers = [Peer(r, 3, t, "x") for r in range(3)]
-        runs = [tracers[r].traced(method.exchange(rand(50, 4, seed=r), states[r], peers[r])) for r in range(3)]
+        runs = [tracers[r].trace(method.exchange(rand(50, 4, seed=r), states[r], peers[r])) for r in range(3)]
         states = [out.state for out in simulate(runs)]
         assert [method.traffic(like, peer) for peer in peers] == [tracer.traffic for tracer in tracers]
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from grace.compressor import Compressor
 from grace.errors import PayloadError
+from grace.lent import Lent
 from grace.method import Exchanged, Method
 from grace.peer import Peer
 from grace.random import Stream
@@ -134,7 +135,7 @@ def steps(
     out = []
     before = torch.get_rng_state()
     for step, xs in enumerate(gradients, start=first):
-        peers = [Peer(rank, world, step, "x", 3, keep_rest) for rank in range(world)]
+        peers = [Peer(rank, world, step, "x", 3, lent=Lent(keep_rest=keep_rest)) for rank in range(world)]
         outs = simulate([method.exchange(x.clone(), states[p.rank], p) for x, p in zip(xs, peers, strict=True)])
         for one in outs:
             assert torch.equal(one.mean.view(torch.uint8), outs[0].mean.view(torch.uint8)), "agreement"

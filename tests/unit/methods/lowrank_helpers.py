@@ -7,10 +7,11 @@ import math
 import torch
 from torch import Tensor
 
+from grace.lent import Lent
 from grace.method import Exchanged, Method
 from grace.peer import Peer
 from grace.run.simulate import simulate
-from grace.run.traced import Tracer
+from grace.transports.traced import Tracer
 
 
 def rand(*shape: int, seed: int) -> Tensor:
@@ -25,10 +26,10 @@ def steps(
     states = states or [method.init(x) for x in inputs[0]]
     outs = []
     for t, xs in enumerate(inputs, first):
-        peers = [Peer(r, world, t, "x", keep_rest=rest) for r in range(world)]
+        peers = [Peer(r, world, t, "x", lent=Lent(keep_rest=rest)) for r in range(world)]
         tracers = [Tracer(r, world) for r in range(world)]
         runs = [
-            tracer.traced(method.exchange(x.clone(), state, peer))
+            tracer.trace(method.exchange(x.clone(), state, peer))
             for tracer, x, state, peer in zip(tracers, xs, states, peers, strict=True)
         ]
         outs.append(simulate(runs))

@@ -1,4 +1,4 @@
-"""What the tests of the quantisers share."""
+"""What the tests of the quantizers share."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from torch import Tensor
 import grace
 from grace.compressor import Compressor
 from grace.errors import ConfigurationError, PayloadError
+from grace.lent import Lent
+from grace.memories import Memory
 from grace.method import Method
 from grace.peer import Peer
 from grace.run.simulate import simulate
 from grace.run.simulator import Simulator
-from grace.run.traced import Tracer
+from grace.transports.traced import Tracer
 
 HUGE = 3e38
 torch.set_num_threads(1)
@@ -41,7 +43,7 @@ class Given:
 
 
 def peer(step: int = 0, rank: int = 0, world: int = 1) -> Peer:
-    return Peer(rank, world, step, "tensor", seed=7, keep_rest=True)
+    return Peer(rank, world, step, "tensor", seed=7, lent=Lent(keep_rest=True))
 
 
 def encoded(compressor: Compressor, rows: Tensor, step: int = 0) -> Tensor:
@@ -181,13 +183,11 @@ def gradients(world: int, n: int, step: int) -> list[Tensor]:
 def assert_agrees_and_conserves(spec: str | Method[Any], n: int = 101, worlds: Sequence[int] = (1, 2, 3, 8)) -> None:
     """All ranks have the same mean, which is the average of x - rest; bytes are those declared. Inner method only."""
     method = grace.method(spec)
-    inner = getattr(method, "method", method)
+    inner = method.method if isinstance(method, Memory) else method
     for world in worlds:
         xs = gradients(world, n, 0)
         tracers = [Tracer(rank, world) for rank in range(world)]
-        runs = [
-            tracers[r].traced(inner.exchange(x.clone(), inner.init(x), peer(0, r, world))) for r, x in enumerate(xs)
-        ]
+        runs = [tracers[r].trace(inner.exchange(x.clone(), inner.init(x), peer(0, r, world))) for r, x in enumerate(xs)]
         outs = simulate(runs)
         for out in outs:
             assert torch.equal(out.mean, outs[0].mean)

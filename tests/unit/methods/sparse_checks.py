@@ -11,6 +11,7 @@ from torch import Tensor
 
 from grace.compressor import Compressor
 from grace.errors import PayloadError
+from grace.lent import Lent
 from grace.method import Exchanged, Method
 from grace.peer import Peer
 from grace.random import Stream
@@ -118,7 +119,7 @@ def run(
     states = [method.init(x) for x in xs] if states is None else states
     return simulate(
         [
-            method.exchange(x.clone(), state, Peer(rank, world, step, "x", keep_rest=keep))
+            method.exchange(x.clone(), state, Peer(rank, world, step, "x", lent=Lent(keep_rest=keep)))
             for rank, (x, state) in enumerate(zip(xs, states, strict=True))
         ]
     )

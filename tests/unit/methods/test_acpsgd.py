@@ -5,6 +5,7 @@ import torch
 
 import grace
 from grace.errors import ConfigurationError
+from grace.lent import Lent
 from grace.methods.acpsgd import ACPSGD, ACPState
 from grace.peer import Peer
 from tests.unit.methods.lowrank_helpers import (
@@ -86,7 +87,7 @@ def test_sizes() -> None:
     assert (first.rounds, first.sent) == (1, 4 * 4 * 512)  # a ring of two moves each byte once
     assert (second.rounds, second.sent) == (1, 4 * 4 * 256)
     small = torch.zeros(16, 4)
-    assert method.traffic(small, Peer(0, 2, keep_rest=True)).sent == 4 * 64
+    assert method.traffic(small, Peer(0, 2, lent=Lent(keep_rest=True))).sent == 4 * 64
     assert method.init(small)[1] is None
     assert method.init(torch.zeros(5000))[1] is None
 

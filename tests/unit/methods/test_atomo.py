@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 import grace
-from grace.codecs import CODES
 from grace.errors import ConfigurationError
 from grace.methods import Atomo
 from grace.methods.atomo import unit_of_budget
+from grace.methods.common.index_lists import CODES
 
 from . import sparse_checks as checks
 

@@ -9,7 +9,9 @@ from torch import Tensor
 import grace
 from grace.errors import ConfigurationError, PayloadError
 from grace.kernels import water_filling
-from grace.methods.atomosvd import AtomoSVD, Triples
+from grace.lent import Lent
+from grace.methods.atomosvd import AtomoSVD
+from grace.methods.common.triples import Triples
 from grace.peer import Peer
 from grace.random import Stream
 from tests.unit.methods.lowrank_helpers import (
@@ -133,7 +135,7 @@ def test_the_authors_view_of_kernels() -> None:
 
 def test_small_and_flat_tensors_are_dense() -> None:
     for like in (torch.zeros(5000), torch.zeros(16, 4)):
-        peer = Peer(0, 2, keep_rest=True)
+        peer = Peer(0, 2, lent=Lent(keep_rest=True))
         assert grace.method("atomosvd").traffic(like, peer) == grace.method("none").traffic(like, peer)
         assert grace.method("atomosvd").facts(like).variance == 0
 

@@ -7,11 +7,12 @@ import torch
 
 import grace
 from grace.errors import CompositionError, ConfigurationError
+from grace.lent import Lent
 from grace.methods import BlockRandomK
-from grace.methods.blockrandomk import Blocks
+from grace.methods.common.blocks import Blocks
 from grace.peer import Peer
 from grace.run.simulate import simulate
-from grace.run.traced import Tracer
+from grace.transports.traced import Tracer
 
 from . import sparse_checks as checks
 
@@ -96,11 +97,9 @@ def test_declared_traffic_is_traced_traffic(mode: str) -> None:
     for world in (1, 2, 3):
         for step in range(12):  # with the short block and the short end of a cycle
             like = torch.empty(101, device="meta")
-            peers = [Peer(rank, world, step, "x", keep_rest=True) for rank in range(world)]
+            peers = [Peer(rank, world, step, "x", lent=Lent(keep_rest=True)) for rank in range(world)]
             tracers = [Tracer(rank, world) for rank in range(world)]
-            simulate(
-                [t.traced(method.exchange(torch.randn(101), None, p)) for t, p in zip(tracers, peers, strict=True)]
-            )
+            simulate([t.trace(method.exchange(torch.randn(101), None, p)) for t, p in zip(tracers, peers, strict=True)])
             assert [t.traffic for t in tracers] == [method.traffic(like, peer) for peer in peers]
 
 

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 
 from grace.errors import PayloadError
-from grace.methods.eden import DRIVE, EDEN
-from grace.methods.rht import rotated
+from grace.methods.common import rotation
+from grace.methods.common.rotation import rotate
+from grace.methods.drive import DRIVE
+from grace.methods.eden import EDEN
 from tests.unit.methods import quant_checks as check
 
 DISTORTION = {1: 0.3634, 2: 0.1175, 3: 0.03454, 4: 0.009497}  # of a standard normal number: Max, 1960
@@ -16,7 +16,7 @@ MSE = [DRIVE(block=64, scale="mse"), *(EDEN(block=64, scale="mse", bits=bits) fo
 
 
 def test_the_worked_example(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["grace.methods.rht"], "signs", lambda rows, stream: torch.tensor([[1.0, -1, 1, 1]]))
+    monkeypatch.setattr(rotation, "draw_signs", lambda rows, stream: torch.tensor([[1.0, -1, 1, 1]]))
     x = torch.tensor([1.0, 2, 3, 4])  # y = [3, 1, -4, 2]
     wire = check.encoded(DRIVE(block=4), x.view(1, -1))
     torch.testing.assert_close(wire[0, :4].clone().view(torch.float32), torch.tensor([3 / 0.7978846]))
@@ -30,7 +30,7 @@ def test_codes_are_the_nearest_centroids() -> None:
     x = torch.randn(1, 1024, generator=torch.Generator().manual_seed(0))
     compressor = EDEN(bits=2)
     wire = check.encoded(compressor, x)
-    y = rotated(x, check.peer().shared("EDEN"), 1024)[0] * 32 / x.norm()
+    y = rotate(x, check.peer().shared("EDEN"), 1024)[0] * 32 / x.norm()
     code = (y >= -0.9815988).long() + (y >= 0) + (y >= 0.9815988)
     assert torch.equal(wire[0, 4:], (code.view(-1, 4) << torch.tensor([0, 2, 4, 6])).sum(1).byte())
 

@@ -8,6 +8,7 @@ import torch
 import grace
 from grace.collectives import Broadcast
 from grace.errors import ConfigurationError, PayloadError
+from grace.lent import Lent
 from grace.methods.gradiveq import GradiVeQ, GradiVeQState
 from grace.peer import Peer
 from grace.run.simulator import Simulator
@@ -98,7 +99,7 @@ def test_non_finite(before: int) -> None:
 
 def test_sizes() -> None:
     method, like = grace.method("gradiveq"), torch.empty(1 << 20, device="meta")
-    sent = {step: method.traffic(like, Peer(0, 2, step, keep_rest=True)) for step in (0, 99, 100, 499, 500)}
+    sent = {step: method.traffic(like, Peer(0, 2, step, lent=Lent(keep_rest=True))) for step in (0, 99, 100, 499, 500)}
     dense = 4 << 20
     assert [(t.rounds, t.sent) for t in sent.values()] == [
         (1, dense),

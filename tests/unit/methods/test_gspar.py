@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 import grace
-from grace.codecs import CODES
 from grace.errors import ConfigurationError
 from grace.methods import GSpar
+from grace.methods.common.index_lists import CODES
+from grace.methods.common.sampling import uniform32, unit_of_variance
 from grace.methods.gspar import unit_of_count
-from grace.methods.sampling import uniform32, unit_of_variance
 from grace.random import Stream
 
 from . import sparse_checks as checks

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import grace
-from grace.codecs import symbols
 from grace.compressor import Compressor
 from grace.errors import CompositionError, ConfigurationError, PayloadError
 from grace.methods import BF16, QSGD, EFSignSGD, Lossless, RandomK, SignSGD, Threshold, TopK
+from grace.methods.common import streams
 
 from . import sparse_checks as checks
 
@@ -22,13 +22,13 @@ HAS_ZSTD = importlib.util.find_spec("zstandard") is not None
 
 def test_streams() -> None:
     for raw in (b"", b"a", b"abc" * 1000, bytes(range(256))):
-        stream = symbols.shrink(raw, "zlib", 6)
+        stream = streams.shrink(raw, "zlib", 6)
         assert len(stream) <= len(raw) + 1
-        assert symbols.expand(stream, len(raw)) == raw
+        assert streams.expand(stream, len(raw)) == raw
         for size in {0, len(raw) - 1, len(raw) + 1} - {-1, len(raw)}:
             with pytest.raises(PayloadError, match="stream"):
-                symbols.expand(stream, size)
-    assert symbols.shrink(bytes(range(256)), "zlib", 9)[0] == 0  # the raw escape
+                streams.expand(stream, size)
+    assert streams.shrink(bytes(range(256)), "zlib", 9)[0] == 0  # the raw escape
 
 
 @pytest.mark.parametrize(
@@ -37,23 +37,23 @@ def test_streams() -> None:
 )
 def test_streams_that_are_none_are_refused(stream: bytes) -> None:
     with pytest.raises(PayloadError, match="field"):
-        symbols.expand(stream, 3)
+        streams.expand(stream, 3)
 
 
 def test_a_bomb_is_not_unpacked() -> None:
     with pytest.raises(PayloadError, match="stream"):
-        symbols.expand(b"\x01" + zlib.compress(bytes(1 << 24)), 10)
+        streams.expand(b"\x01" + zlib.compress(bytes(1 << 24)), 10)
 
 
 @pytest.mark.skipif(not HAS_ZSTD, reason="needs the package zstandard")
 def test_zstd() -> None:
     raw = b"abc" * 1000
-    stream = symbols.shrink(raw, "zstd", 3)
+    stream = streams.shrink(raw, "zstd", 3)
     assert stream[0] == 2
-    assert symbols.expand(stream, len(raw)) == raw
+    assert streams.expand(stream, len(raw)) == raw
     for bad in (stream[:-1], stream + b"x", b"\x02" + raw[:50]):
         with pytest.raises(PayloadError, match="stream"):
-            symbols.expand(bad, len(raw))
+            streams.expand(bad, len(raw))
 
 
 @pytest.mark.parametrize("inner", INNER, ids=repr)
@@ -122,7 +122,7 @@ def test_a_missing_package_is_named() -> None:
     with pytest.raises(ConfigurationError, match="zstandard"):
         Lossless(QSGD(), stage="zstd")
     with pytest.raises(PayloadError, match="zstandard"):
-        symbols.expand(b"\x02abc", 3)
+        streams.expand(b"\x02abc", 3)
 
 
 def test_a_lossless_stage_is_a_knob_of_every_compressor():

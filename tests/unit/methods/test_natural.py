@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from grace import native
+from grace import backends
 from grace.errors import PayloadError
 from grace.methods.natural import Natural
 from tests.unit.methods import quant_checks as check
@@ -16,12 +16,12 @@ ALL = [Natural(), Natural(bits=9), Natural(bits=4), Natural(bits=4, block=7), Na
 @pytest.mark.parametrize("compressor", [Natural(), Natural(bits=9), Natural(bits=4)])
 def test_the_worked_example(compressor: Natural) -> None:
     rng = check.Given([0.3, 0.5, 0.9, 0.9])
-    with native.using("reference"):  # the native kernel draws its own numbers
+    with backends.using("reference"):  # the native kernel draws its own numbers
         wire = compressor.compress_(torch.tensor([[2.75, -0.3, 1, 0]]), rng, False)
     assert check.decoded(compressor, wire, 4).tolist() == [[4, -0.25, 1, 0]]
 
 
-@native.using("reference")
+@backends.using("reference")
 def test_the_layout_of_codes() -> None:
     x = torch.tensor([[2.75, -0.3, 1, 0]])
     rng = check.Given([0.3, 0.5, 0.9, 0.9])
@@ -35,7 +35,7 @@ def test_the_layout_of_codes() -> None:
     assert nine.tolist() == list(stream.to_bytes(5, "little"))
 
 
-@native.using("reference")
+@backends.using("reference")
 def test_below_the_range_the_smallest_power_or_nothing() -> None:
     x = torch.tensor([[1.0, 2.0**-8, -(2.0**-8), 2.0**-6, 1.5 * 2.0**-7]])
     got = check.decoded(

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 import grace
-from grace import Peer, PowerSGD
+from grace import Lent, Peer, PowerSGD
 from grace.errors import ConfigurationError
 from grace.run import Tracer, simulate
 
 
 def exchanged(method: Any, xs: list[Tensor], states: list[Any], step: int = 0, keep_rest: bool = False) -> list[Any]:
-    peers = [Peer(r, len(xs), step, "w", keep_rest=keep_rest) for r in range(len(xs))]
+    peers = [Peer(r, len(xs), step, "w", lent=Lent(keep_rest=keep_rest)) for r in range(len(xs))]
     return simulate([method.exchange(x.clone(), s, p) for x, s, p in zip(xs, states, peers, strict=True)])
 
 
@@ -27,7 +27,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 def test_by_hand():
     """M = [[3, 0], [4, 0]], Q = [1, 0]: P = [3, 4] ~ [.6, .8], Q = [5, 0]: M exactly."""
     method, m = PowerSGD(rank=1, min_rate=0.1), torch.tensor([[3.0, 0.0], [4.0, 0.0]])
-    run = method.exchange(m.clone(), torch.tensor([[1.0], [0.0]]), Peer(0, 1, keep_rest=True))
+    run = method.exchange(m.clone(), torch.tensor([[1.0], [0.0]]), Peer(0, 1, lent=Lent(keep_rest=True)))
     p = next(run).buf
     torch.testing.assert_close(p / p.norm(), torch.tensor([[0.6, 0.8]]))
     q = run.send(p.clone()).buf
@@ -96,7 +96,7 @@ def test_matrices_that_are_worth_it(shape: tuple[int, ...], compressed: bool):
     tracer = Tracer(0, 4)
     tracers = [tracer, *(Tracer(r, 4) for r in range(1, 4))]
     runs = [method.exchange(x.clone(), method.init(x), Peer(r, 4)) for r in range(4)]
-    outs = simulate([t.traced(run) for t, run in zip(tracers, runs, strict=True)])
+    outs = simulate([t.trace(run) for t, run in zip(tracers, runs, strict=True)])
     assert (method.init(x) is not None) is compressed
     if compressed:
         m, l = shape[0], math.prod(shape[1:])

@@ -1,17 +1,17 @@
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 
 import grace
 from grace.errors import CompositionError, ConfigurationError
+from grace.methods.common import rotation
+from grace.methods.common.rotation import draw_signs, rotate, rotate_back
 from grace.methods.efsignsgd import EFSignSGD
 from grace.methods.lpc import LPC
 from grace.methods.none import Identity
 from grace.methods.qsgd import QSGD
-from grace.methods.rht import RHT, rotated, rotated_back, signs
+from grace.methods.rht import RHT
 from grace.random import Stream
 from grace.registry import spell
 from tests.unit.methods import quant_checks as check
@@ -20,10 +20,10 @@ SHARED = Stream(1, "RHT", "x", None, 0)
 
 
 def test_the_worked_example(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["grace.methods.rht"], "signs", lambda rows, stream: torch.tensor([[1.0, -1, 1, 1]]))
+    monkeypatch.setattr(rotation, "draw_signs", lambda rows, stream: torch.tensor([[1.0, -1, 1, 1]]))
     x = torch.tensor([[1.0, 2, 3, 4]])
-    assert rotated(x, SHARED, 4).tolist() == [[3, 1, -4, 2]]
-    assert torch.equal(rotated_back(rotated(x, SHARED, 4), SHARED, 4), x)
+    assert rotate(x, SHARED, 4).tolist() == [[3, 1, -4, 2]]
+    assert torch.equal(rotate_back(rotate(x, SHARED, 4), SHARED, 4), x)
 
 
 @pytest.mark.parametrize("n", [1, 15, 16, 100, 1024, 2077])
@@ -31,15 +31,15 @@ def test_the_worked_example(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_keeps_the_norm_is_linear_and_comes_back(n: int, rounds: int) -> None:
     made = torch.Generator().manual_seed(n)
     x, z = torch.randn(2, n, generator=made), torch.randn(2, n, generator=made)
-    y = rotated(x, SHARED, 256, rounds)
+    y = rotate(x, SHARED, 256, rounds)
     torch.testing.assert_close(y.norm(dim=1), x.norm(dim=1), rtol=1e-6, atol=0)
-    torch.testing.assert_close(rotated_back(y, SHARED, 256, rounds), x, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(rotated(x + 2 * z, SHARED, 256), rotated(x, SHARED, 256) + 2 * rotated(z, SHARED, 256))
+    torch.testing.assert_close(rotate_back(y, SHARED, 256, rounds), x, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(rotate(x + 2 * z, SHARED, 256), rotate(x, SHARED, 256) + 2 * rotate(z, SHARED, 256))
 
 
 def test_signs_are_fair_alike_on_all_rows_and_new_in_each_step() -> None:
     x = torch.zeros(3, 9999)
-    first, again, later = (signs(x, Stream(1, "RHT", "x", None, step)) for step in (0, 0, 1))
+    first, again, later = (draw_signs(x, Stream(1, "RHT", "x", None, step)) for step in (0, 0, 1))
     assert first.shape == (1, 9999)
     assert set(first.unique().tolist()) == {-1, 1}
     assert torch.equal(first, again)
@@ -49,7 +49,7 @@ def test_signs_are_fair_alike_on_all_rows_and_new_in_each_step() -> None:
 
 def test_heavy_tails_lose_their_largest_number() -> None:
     x = check.inputs(1024)["one-hot"].view(1, -1)
-    torch.testing.assert_close(rotated(x, SHARED, 1024).abs(), torch.full((1, 1024), 3.7 / 32))
+    torch.testing.assert_close(rotate(x, SHARED, 1024).abs(), torch.full((1, 1024), 3.7 / 32))
     heavy = check.inputs(4096)["log-normal"]
     for bits in (2, 4):
         plain = (check.applied(QSGD(bits=bits, bucket=1024), heavy) - heavy).square().sum()
@@ -82,7 +82,7 @@ def test_names_and_compositions() -> None:
     assert grace.method("rht:inner=(qsgd:bits=2,bucket=64),block=128") == grace.Allgather(
         RHT("(qsgd:bits=2,bucket=64)", 128)
     )
-    assert RHT("(qsgd:bits=2,bucket=64)").quantiser == QSGD(bits=2, bucket=64)
+    assert RHT("(qsgd:bits=2,bucket=64)").quantizer == QSGD(bits=2, bucket=64)
     for text in ("rht", "rht:inner=lpc", "rht:inner=(qsgd:bits=2,bucket=64),block=128"):
         assert spell(grace.method(text)) == text
     assert RHT().with_memory() == RHT(QSGD(shrink=True))

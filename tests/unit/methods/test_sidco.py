@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import grace
-from grace.codecs import CODES
 from grace.errors import ConfigurationError
+from grace.methods.common.index_lists import CODES
+from grace.methods.common.tails import inverse_gamma_tail, most_stages, threshold
 from grace.methods.sidco import Search, SIDCo
-from grace.methods.tails import inverse_gamma_tail, most_stages, threshold
 
 from . import sparse_checks as checks
 

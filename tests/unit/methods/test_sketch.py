@@ -6,7 +6,8 @@ from torch import Tensor
 
 import grace
 from grace.errors import ConfigurationError, PayloadError
-from grace.methods.sketch import SMALL, Sketch
+from grace.methods.common.buckets import SMALL
+from grace.methods.sketch import Sketch
 
 from .helpers import (
     check_contraction,

@@ -9,11 +9,13 @@ from torch import Tensor
 import grace
 from grace.errors import CompositionError, ConfigurationError, PayloadError
 from grace.kernels import PRIME, hash_coefficients, polynomial_hash, sketch_add_, sketch_hashes, sketch_query
-from grace.methods import sketchedsgd
-from grace.methods.sketchedsgd import CountSketch, SketchedSGD
+from grace.lent import Lent
+from grace.methods.common import count_sketch
+from grace.methods.common.count_sketch import CountSketch
+from grace.methods.sketchedsgd import SketchedSGD
 from grace.peer import Peer
 from grace.run.simulate import simulate
-from grace.run.traced import Tracer
+from grace.transports.traced import Tracer
 
 from .helpers import UGLY, check_nothing_lost, coded, gradients, steps, stream
 
@@ -29,7 +31,7 @@ def test_sketch_of_the_specification():
 
 
 def test_vector_of_the_specification(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sketchedsgd, "sketch_hashes", lambda *_: iter([(slice(0, 4), CELLS, SIGNS)]))
+    monkeypatch.setattr(count_sketch, "sketch_hashes", lambda *_: iter([(slice(0, 4), CELLS, SIGNS)]))
     method = SketchedSGD(ratio=0.25, rows=1, cols=2, p2=2)
     (out,), _ = steps(method, [[VECTOR]], keep_rest=True)
     assert out.mean.tolist() == [0.0, 10.0, 0.0, 0.0]
@@ -90,7 +92,7 @@ def test_finds_heavy_hitters_of_the_mean(world: int):
 
 def test_sends_exact_means_and_keeps_the_others():
     x = torch.randn(4000, generator=torch.Generator().manual_seed(5))
-    peer = Peer(0, 1, keep_rest=True)
+    peer = Peer(0, 1, lent=Lent(keep_rest=True))
     out = simulate([SketchedSGD(0.005).exchange(x.clone(), None, peer)])[0]
     sent = out.mean != 0
     assert int(sent.sum()) == 20
@@ -105,7 +107,7 @@ def test_agreement_conservation_and_traffic(n: int, world: int):
     steps(method, gradients(3, world, n), keep_rest=True)
     tracers = [Tracer(rank, world) for rank in range(world)]
     xs = gradients(1, world, n)[0]
-    simulate([t.traced(method.exchange(x, None, Peer(t.rank, world))) for t, x in zip(tracers, xs, strict=True)])
+    simulate([t.trace(method.exchange(x, None, Peer(t.rank, world))) for t, x in zip(tracers, xs, strict=True)])
     for rank, tracer in enumerate(tracers):
         assert tracer.traffic == method.traffic(torch.empty(n), Peer(rank, world))
     k = -(-n // 100)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 import grace
-from grace.codecs import minmax
 from grace.errors import ConfigurationError
 from grace.kernels import PRIME
+from grace.methods.common import minmax_sketch
 from grace.methods.sketch import Sketch
 from grace.methods.sketchml import SketchML
 
@@ -37,7 +37,7 @@ def test_sketch_agrees_with_a_table_of_dictionaries(rows: int):
     keys, group, numbers = some_keys(200)
     words = stream().words(rows)
     ab = [((w & 0xFFFFFFFF) % PRIME) for w in words.view(-1).tolist()]
-    packed = minmax.encode(numbers, group, keys, [8, 8, 8], rows, 0.3, words)
+    packed = minmax_sketch.encode(numbers, group, keys, [8, 8, 8], rows, 0.3, words)
     expected = []
     for key, mine, _ in zip(keys.tolist(), group.tolist(), numbers.tolist(), strict=True):
         cols = math.ceil(0.3 * int((group == mine).sum()))
@@ -47,23 +47,23 @@ def test_sketch_agrees_with_a_table_of_dictionaries(rows: int):
 
         rivals = [(cells(int(i)), int(v)) for i, g, v in zip(keys, group, numbers, strict=True) if g == mine]
         expected.append(max(min(v for at, v in rivals if at[j] == cells(key)[j]) for j in range(rows)))
-    assert minmax.decode(packed, group, keys, [8, 8, 8], rows, 0.3, words).tolist() == expected
+    assert minmax_sketch.decode(packed, group, keys, [8, 8, 8], rows, 0.3, words).tolist() == expected
     assert all(e <= v for e, v in zip(expected, numbers.tolist(), strict=True))
 
 
 def test_sketch_without_collisions_is_exact():
     keys, group, numbers = some_keys(3)
     words = stream().words(16)
-    packed = minmax.encode(numbers, group, keys, [8, 8, 8], 16, 1.0, words)
-    assert torch.equal(minmax.decode(packed, group, keys, [8, 8, 8], 16, 1.0, words), numbers)
+    packed = minmax_sketch.encode(numbers, group, keys, [8, 8, 8], 16, 1.0, words)
+    assert torch.equal(minmax_sketch.decode(packed, group, keys, [8, 8, 8], 16, 1.0, words), numbers)
 
 
 def test_sketch_size():
     keys, _, numbers = some_keys(200)
     group = torch.arange(200) % 2
-    packed = minmax.encode(numbers % 5, group, keys, [5, 5], 2, 0.3, stream().words(2))
+    packed = minmax_sketch.encode(numbers % 5, group, keys, [5, 5], 2, 0.3, stream().words(2))
     assert packed.numel() == 2 * math.ceil(2 * 30 * 3 / 8)
-    assert minmax.encode(numbers * 0, group, keys, [1, 1], 2, 0.3, stream().words(2)).numel() == 0
+    assert minmax_sketch.encode(numbers * 0, group, keys, [1, 1], 2, 0.3, stream().words(2)).numel() == 0
 
 
 @pytest.mark.parametrize("quantiles", [2, 5, 16, 256])
@@ -72,9 +72,9 @@ def test_magnitudes_shrink_and_no_sign_is_flipped(name: str, quantiles: int):
     x = shapes()[name] if name != "positive" else shapes()["heavy"].abs()
     decoded = coded(SketchML(quantiles), x)[1]
     assert torch.equal(decoded.sign(), x.sign())
-    quantised = torch.zeros_like(x)
-    quantised[x != 0] = coded(Sketch(quantiles), x[x != 0])[1]
-    assert (decoded.abs() <= quantised.abs()).all()
+    quantized = torch.zeros_like(x)
+    quantized[x != 0] = coded(Sketch(quantiles), x[x != 0])[1]
+    assert (decoded.abs() <= quantized.abs()).all()
 
 
 def test_most_buckets_survive():

@@ -10,7 +10,8 @@ import torch
 
 import grace
 from grace.errors import ConfigurationError
-from grace.methods.topk import index_bits, kept
+from grace.methods.common.counts import count_kept
+from grace.methods.common.index_lists import index_bits
 from tests.unit.methods.tools import Fixed, hex_of, roundtrip, row, stream, wire_of
 
 
@@ -28,7 +29,7 @@ from tests.unit.methods.tools import Fixed, hex_of, roundtrip, row, stream, wire
     ],
 )
 def test_how_many_are_kept(ratio: float, n: int, k: int):
-    assert kept(ratio, n) == k
+    assert count_kept(ratio, n) == k
 
 
 @pytest.mark.parametrize(("n", "bits"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3), (4096, 12), (4097, 13), (2**32, 32)])
@@ -48,7 +49,7 @@ def test_topk_by_hand():
 
 @pytest.mark.parametrize(("ratio", "n"), [(0.01, 1000), (0.5, 7), (1.0, 33), (0.001, 10)])
 def test_size_of_topk(ratio: float, n: int):
-    k = kept(ratio, n)
+    k = count_kept(ratio, n)
     facts = grace.TopK(ratio=ratio, index="raw").facts(n)
     assert grace.TopK(ratio=ratio).facts(n).payload <= facts.payload
     assert facts.payload == 4 * k + math.ceil(k * index_bits(n) / 8)

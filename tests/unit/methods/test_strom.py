@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import grace
-from grace.codecs import coded_wire
 from grace.errors import ConfigurationError
+from grace.methods.common import coded_wire
 from grace.methods.strom import Strom
 
 from .helpers import (

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from grace import native
+from grace import backends
 from grace.methods.terngrad import TernGrad
 from tests.unit.methods import quant_checks as check
 
@@ -13,7 +13,7 @@ SPEC = torch.tensor([[0.5, -1, 0.25, 0]])
 
 
 def test_the_worked_example() -> None:
-    with native.using("reference"):  # the native kernel draws its own numbers
+    with backends.using("reference"):  # the native kernel draws its own numbers
         wire = TernGrad().compress_(SPEC.clone(), check.Given([0.4, 0.9, 0.3, 0.1]), False)
     assert check.decoded(TernGrad(), wire, 4).tolist() == [[1, -1, 0, 0]]
     assert wire[0, 4:].tolist() == [2 + 0 * 3 + 1 * 9 + 1 * 27]  # digits 2, 0, 1, 1

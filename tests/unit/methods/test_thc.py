@@ -8,8 +8,10 @@ import torch
 
 import grace
 from grace.errors import ConfigurationError, PayloadError
+from grace.lent import Lent
 from grace.method import Method
-from grace.methods.rht import rotated, rotated_back
+from grace.methods.common.integer_table import round_to_table
+from grace.methods.common.rotation import rotate, rotate_back
 from grace.methods.thc import THC
 from grace.peer import Peer
 from grace.run.simulate import simulate
@@ -49,7 +51,7 @@ def test_the_worked_example() -> None:
     reach = torch.tensor([[method.reach]])  # |y| / sqrt(h) = 1
     levels = [method._levels(torch.tensor([[y]]), reach) for y in (0.5, -1.0)]
     torch.testing.assert_close(torch.cat(levels), torch.tensor([[18.482], [8.036]]), rtol=0, atol=1e-3)
-    z = [method.rounded(v, check.Given([u])) for v, u in zip(levels, (0.5, 0.9), strict=True)]
+    z = [round_to_table(v, method.table, check.Given([u])) for v, u in zip(levels, (0.5, 0.9), strict=True)]
     assert [method.table[int(one)] for one in z] == [19, 7]
     mean = method._numbers(torch.tensor([[26]]), 2, reach, check.peer().shared("THC")).abs()
     torch.testing.assert_close(mean, torch.tensor([[0.2872]]), rtol=0, atol=1e-4)
@@ -58,16 +60,18 @@ def test_the_worked_example() -> None:
 @pytest.mark.parametrize("method", [THC(), THC(bits=3), THC(bits=2, uniform=True), THC(clip=1 / 512, uniform=True)])
 def test_rounding_is_unbiased_between_neighbours(method: THC) -> None:
     table = torch.tensor(method.table, dtype=torch.float32)
-    assert torch.equal(table[method.rounded(table.view(1, -1), check.peer().private("THC"))], table.view(1, -1))
+    assert torch.equal(
+        table[round_to_table(table.view(1, -1), method.table, check.peer().private("THC"))], table.view(1, -1)
+    )
     v = torch.linspace(0, float(table[-1]), 37).repeat(20_000, 1)
-    got = table[method.rounded(v.view(1, -1), check.peer().private("THC"))].view(v.shape)
+    got = table[round_to_table(v.view(1, -1), method.table, check.peer().private("THC"))].view(v.shape)
     assert float((got - v).abs().max()) < float(table.diff().max())
     assert float((got.mean(0) - v[0]).abs().max()) <= 6 * float(table.diff().max()) / 2 / math.sqrt(20_000)
 
 
 def run(method: Method[None], xs: list[torch.Tensor], step: int = 0) -> list[torch.Tensor]:
     W = len(xs)
-    peers = [Peer(r, W, step, "tensor", 7, True) for r in range(W)]
+    peers = [Peer(r, W, step, "tensor", 7, lent=Lent(keep_rest=True)) for r in range(W)]
     outs = simulate([method.exchange(x.clone(), None, p) for x, p in zip(xs, peers, strict=True)])
     return [outs[0].mean, *(out.rest for out in outs)]
 
@@ -96,8 +100,8 @@ def test_a_rest_is_the_number_minus_its_own_decoding() -> None:
     mean, rest = run(THC(block=64), x)
     torch.testing.assert_close(x[0] - rest, mean, rtol=0, atol=1e-6)
     shared = check.peer().shared("THC")
-    levels = rotated(mean.view(1, -1), shared, 64)
-    torch.testing.assert_close(rotated_back(levels, shared, 64)[0], mean, rtol=0, atol=1e-5)
+    levels = rotate(mean.view(1, -1), shared, 64)
+    torch.testing.assert_close(rotate_back(levels, shared, 64)[0], mean, rtol=0, atol=1e-5)
 
 
 def test_zeros_ones_and_edges() -> None:
@@ -154,7 +158,7 @@ def test_a_sum_that_nobody_can_reach_is_refused() -> None:
 
 def test_state_is_whole_when_a_collective_fails() -> None:
     x = torch.ones(10)
-    exchange = THC().exchange(x.clone(), None, Peer(0, 2, keep_rest=True))
+    exchange = THC().exchange(x.clone(), None, Peer(0, 2, lent=Lent(keep_rest=True)))
     next(exchange)
     with pytest.raises(RuntimeError, match="gone"):
         exchange.throw(RuntimeError("gone"))

@@ -5,7 +5,8 @@ import torch
 
 import grace
 from grace.errors import PayloadError
-from grace.methods.three_lc import ThreeLC, from_quartic, lengthened, quartic, shortened
+from grace.methods.common.quartic import lengthen_runs, pack_quartic, shorten_runs, unpack_quartic
+from grace.methods.three_lc import ThreeLC
 from tests.unit.methods import quant_checks as check
 
 ALL = [ThreeLC(s=s, zre=zre) for s in (1.0, 1.5, 1.9) for zre in (True, False)]
@@ -44,22 +45,22 @@ def test_runs_of_zeros() -> None:
         other = torch.randint(0, 243, (500,), generator=made, dtype=torch.uint8)
         cases.append(torch.where(zero, 121, other).to(torch.uint8))
     for packed in cases:
-        short = shortened(packed)
+        short = shorten_runs(packed)
         assert short.tolist() == by_hand(packed.tolist())
-        assert torch.equal(lengthened(short, packed.numel()), packed)
+        assert torch.equal(lengthen_runs(short, packed.numel()), packed)
         with pytest.raises(PayloadError, match="digits"):
-            lengthened(short, packed.numel() + 1)
+            lengthen_runs(short, packed.numel() + 1)
 
 
 def test_quartic_is_five_parts_with_descending_weights() -> None:
     made = torch.Generator().manual_seed(0)
     for n in (1, 4, 5, 6, 23):
         digits = torch.randint(0, 3, (2, n), generator=made)
-        packed = quartic(digits)
+        packed = pack_quartic(digits)
         L = -(-n // 5)
         filled = torch.cat((digits, torch.ones(2, 5 * L - n, dtype=digits.dtype)), 1).view(2, 5, L)
         assert torch.equal(packed.long(), (filled * torch.tensor([81, 27, 9, 3, 1]).view(1, 5, 1)).sum(1))
-        assert torch.equal(from_quartic(packed, n), digits.byte())
+        assert torch.equal(unpack_quartic(packed, n), digits.byte())
 
 
 def test_halves_round_to_zero_and_errors_stay_below_the_number() -> None:

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import grace
-from grace.codecs import CODES
 from grace.errors import ConfigurationError
 from grace.methods import Threshold
+from grace.methods.common.index_lists import CODES
 
 from . import sparse_checks as checks
 

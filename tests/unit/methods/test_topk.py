@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import grace
-from grace.codecs import CODES, varies
 from grace.errors import ConfigurationError
 from grace.methods import TopK
+from grace.methods.common.index_lists import CODES, varies
 
 from . import sparse_checks as checks
 

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 import grace
-from grace.codecs import coded_wire
 from grace.errors import CompositionError, ConfigurationError, PayloadError
-from grace.methods.varsparse import Memory, PowersOfTwo, VarSparse
+from grace.methods.common import coded_wire
+from grace.methods.common.powers_of_two import PowersOfTwo
+from grace.methods.varsparse import Memory, VarSparse
 from grace.peer import Peer
 from grace.run.simulate import simulate
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace import native
+from grace import backends
 from grace.compressor import Compressor
 from grace.peer import Peer
 from grace.random import Stream
@@ -53,7 +53,7 @@ def hex_of(wire: Tensor) -> str:
 
 def specified(rng: Any) -> AbstractContextManager[None]:
     """Native kernels draw from the key of a stream; where given numbers stand in for one, the reference is tested."""
-    return nullcontext() if isinstance(rng, Stream) else native.using("reference")
+    return nullcontext() if isinstance(rng, Stream) else backends.using("reference")
 
 
 def roundtrip(compressor: Compressor, x: Tensor, rng: Any = None) -> tuple[list[float], list[float]]:

@@ -48,7 +48,7 @@ class Plain(grace.Method):
         return self._result(x, mean, state, peer)
 
     def _result(self, x, mean, state, peer):
-        return grace.Exchanged(mean, torch.zeros_like(x) if peer.keep_rest else None, state)
+        return grace.Exchanged(mean, torch.zeros_like(x) if peer.lent.keep_rest else None, state)
 
     def facts(self, like):
         return grace.Facts(unbiased=True, contraction=1.0, variance=0.0, payload=4 * like.numel())
@@ -129,7 +129,7 @@ class ForgetsDonation(Plain):
         mean = yield AllReduce(x, "mean", donate=True)
         if not bool(mean.isfinite().all()):
             return grace.Exchanged(torch.full_like(mean, math.nan), None, state, finite=False)
-        return grace.Exchanged(mean.clone(), x - mean if peer.keep_rest else None, state)
+        return grace.Exchanged(mean.clone(), x - mean if peer.lent.keep_rest else None, state)
 
     def with_memory(self):
         raise CompositionError("no memory")

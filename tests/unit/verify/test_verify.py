@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 import grace
-from grace.bench.commands import app
+from grace.cli.app import app
 from grace.errors import ConfigurationError, UnknownNameError
 from grace.verify import QUICK, Profile, verify
 from grace.verify.report import CHECKS
@@ -106,7 +106,7 @@ def test_a_file(tmp_path, monkeypatch):
         (f"{OWN}:NeedsRatio", "NeedsRatio needs arguments: ratio"),
         (f"{OWN}:two", "two needs arguments: a"),
         (f"{OWN}:number", "3 is not a method"),
-        ("grace.method:Compressor", "Compressor lacks compress_"),
+        ("grace.compressor:Compressor", "Compressor lacks compress_"),
         ("grace.policy:Policy", "neither a subclass of grace.Compressor"),
         ("topkk", "did you mean 'topk'?"),
         ("topk:ratio=7", "0 < ratio <= 1"),

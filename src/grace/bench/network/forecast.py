@@ -8,35 +8,29 @@ from typing import Any
 from grace.bench.network.links import Link, link
 from grace.bench.network.model import Work, exchange_seconds, step_seconds
 from grace.bench.network.probe import Probe, Timing
+from grace.bench.results import Document, Result, Terms
 
 
-def forecast(
-    document: dict[str, Any], links: Sequence[Link], workers: Sequence[int], cores: float
-) -> list[dict[str, Any]]:
+def forecast(document: Document, links: Sequence[Link], workers: Sequence[int], cores: float) -> list[dict[str, Any]]:
     """One row for each link and number of workers; none for a run that failed or was not predicted itself.
 
     A worker computes and encodes as it did, on ``cores`` cores of its own. Its collectives grow with the workers as
     their algorithms do; decoding more workers' payloads is not counted.
     """
-    prediction = document["prediction"]
-    if document["status"] != "ok" or prediction is None:
+    if not isinstance(document, Result) or document.prediction is None or document.prediction.terms is None:
         return []
-    terms, world = prediction["terms"], document["workers"]
-    probe = Probe(link(document["link"]["name"], document["link"]["latency_seconds"] or 0.0), world, 0)
-    probe.cores = max(1, round(terms["cores_per_worker"] * world))
-    for kind, told in terms["collectives"].items():
-        seconds = [ms / 1000 for ms in told["probed_ms"]]
-        probe.timings[kind] = Timing(list(told["probed_bytes"]), seconds, told["cpu_ns_per_byte"] / 1e9)
-    measured = {
-        "workers": world,
-        "link": document["link"]["name"],
-        "step_ms": document["time"]["step_ms"]["median"],
-    }
+    terms, world = document.prediction.terms, document.workers
+    probe = Probe(link(document.link.name, document.link.latency_seconds or 0.0), world, 0)
+    probe.cores = max(1, round(terms.cores_per_worker * world))
+    for kind, told in terms.collectives.items():
+        seconds = [ms / 1000 for ms in told.probed_ms]
+        probe.timings[kind] = Timing(list(told.probed_bytes), seconds, told.cpu_ns_per_byte / 1e9)
+    measured = {"workers": world, "link": document.link.name, "step_ms": document.time.step_ms.median}
     return [
         {
-            "task": document["task"],
-            "method": document["method"],
-            "seed": document["seed"],
+            "task": document.task,
+            "method": document.method,
+            "seed": document.seed,
             "workers": count,
             "link": str(one),
             "step_ms": 1000 * step_seconds(_work(terms, probe, one, count, cores)),
@@ -47,21 +41,19 @@ def forecast(
     ]
 
 
-def _work(terms: dict[str, Any], probe: Probe, there: Link, world: int, cores: float) -> Work:
+def _work(terms: Terms, probe: Probe, there: Link, world: int, cores: float) -> Work:
     exchange = moving = 0.0
-    kinds = terms["collectives"]
+    kinds = terms.collectives
     for kind, told in kinds.items():
-        count, size = _grown(
-            kind, told["per_step"], told["bytes_per_step"] / told["per_step"], kinds, probe.world, world
-        )
-        exchange += exchange_seconds(probe, kind, count, size, terms["shares"], world, there)
-        moving += count * size * told["cpu_ns_per_byte"] / 1e9
+        count, size = _grown(kind, told.per_step, told.bytes_per_step / told.per_step, kinds, probe.world, world)
+        exchange += exchange_seconds(probe, kind, count, size, terms.shares, world, there)
+        moving += count * size * told.cpu_ns_per_byte / 1e9
     return Work(
-        compute=terms["compute_cpu_ms"] / 1000,
-        threads=terms["threads"],
-        ready=tuple(terms["ready"]),
-        shares=tuple(terms["shares"]),
-        codec=terms["codec_cpu_ms"] / 1000,
+        compute=terms.compute_cpu_ms / 1000,
+        threads=terms.threads,
+        ready=tuple(terms.ready),
+        shares=tuple(terms.shares),
+        codec=terms.codec_cpu_ms / 1000,
         exchange=exchange,
         moving=moving,
         cores=cores,

@@ -30,13 +30,14 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from grace.bench.network.links import Link
 from grace.bench.network.probe import Probe
-from grace.run.stats import Tally
+from grace.bench.results import CollectiveTerms, Prediction, Terms
+from grace.transports.timed import Tally
 
 if TYPE_CHECKING:
     from grace.bench.config import RunConfig
@@ -207,43 +208,39 @@ def bucket_readiness(ready: Sequence[tuple[float, int]], buckets: Sequence[int])
     return tuple(out)
 
 
-def predicted(probe: Probe, config: RunConfig, model: nn.Module, measured: Measured) -> dict[str, Any] | None:
+def predicted(probe: Probe, config: RunConfig, model: nn.Module, measured: Measured) -> Prediction:
     """The step time that the model predicts for a run, and how far it is from the measured one."""
     steps = len(measured.seconds)
     tallies = {kind: tally for kind, tally in measured.steady.collectives.items() if tally.count}
     work = work_of(probe, config, model, measured, tallies)
     predicted_step = step_seconds(work)
     found = statistics.median(measured.seconds)
-    return {
-        "step_ms": 1000 * predicted_step,
-        "relative_error": predicted_step / found - 1,
-        "terms": {
-            "compute_ms": 1000 * statistics.median(measured.compute.seconds),
-            "compute_cpu_ms": 1000 * work.compute,
-            "codec_cpu_ms": 1000 * work.codec,
-            "exchange_ms": 1000 * work.exchange,
-            "moving_cpu_ms": 1000 * work.moving,
-            "cores_per_worker": work.cores,
-            "threads": work.threads,
-            "ready": list(work.ready),
-            "shares": list(work.shares),
-            "collectives": {kind: _told(probe, kind, tally, steps, work.shares) for kind, tally in tallies.items()},
-        },
-    }  # fmt: skip
+    terms = Terms(
+        compute_ms=1000 * statistics.median(measured.compute.seconds),
+        compute_cpu_ms=1000 * work.compute,
+        codec_cpu_ms=1000 * work.codec,
+        exchange_ms=1000 * work.exchange,
+        moving_cpu_ms=1000 * work.moving,
+        cores_per_worker=work.cores,
+        threads=work.threads,
+        ready=list(work.ready),
+        shares=list(work.shares),
+        collectives={kind: _told(probe, kind, tally, steps, work.shares) for kind, tally in tallies.items()},
+    )
+    return Prediction(1000 * predicted_step, predicted_step / found - 1, terms)
 
 
-def _told(probe: Probe, kind: str, tally: Tally, steps: int, shares: Sequence[float]) -> dict[str, Any]:
-    """All that the model knew of one kind of collective, so that a document can predict other networks."""
+def _told(probe: Probe, kind: str, tally: Tally, steps: int, shares: Sequence[float]) -> CollectiveTerms:
     timing = probe.timings[kind]
-    return {
-        "per_step": tally.count / steps,
-        "bytes_per_step": tally.bytes / steps,
-        "ms_per_step": 1000 * exchange_seconds(probe, kind, tally.count / steps, tally.bytes / tally.count, shares),
-        "hop_us": 1e6 * timing.seconds[0] / max(1, hops(kind, probe.world)),
-        "probed_bytes": list(timing.sizes),
-        "probed_ms": [1000 * seconds for seconds in timing.seconds],
-        "cpu_ns_per_byte": 1e9 * timing.cpu,
-    }
+    return CollectiveTerms(
+        per_step=tally.count / steps,
+        bytes_per_step=tally.bytes / steps,
+        ms_per_step=1000 * exchange_seconds(probe, kind, tally.count / steps, tally.bytes / tally.count, shares),
+        hop_us=1e6 * timing.seconds[0] / max(1, hops(kind, probe.world)),
+        probed_bytes=list(timing.sizes),
+        probed_ms=[1000 * seconds for seconds in timing.seconds],
+        cpu_ns_per_byte=1e9 * timing.cpu,
+    )
 
 
 def work_of(probe: Probe, config: RunConfig, model: nn.Module, measured: Measured, tallies: dict[str, Tally]) -> Work:

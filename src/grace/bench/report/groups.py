@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grace.bench.report.read import NO_COMMUNICATION, Run
+from grace.bench.baselines import NO_COMMUNICATION
+from grace.bench.report.read import Run
 
 POINTS = 120  # of a curve, at most; a screen shows no more
 # What makes two runs different experiments rather than one with two seeds. The order is that of telling them apart.
@@ -147,15 +148,15 @@ def thin(values: Sequence[float | None], limit: int = POINTS) -> list[int]:
 def curve_of(runs: Sequence[Run], limit: int = POINTS) -> Curve:
     """The curve of runs that differ in their seed only."""
     metric, higher = runs[0].metric, runs[0].higher
-    by_step = [{float(point["step"]): point for point in run.curve} for run in runs]
+    by_step = [{float(point.step): point for point in run.curve} for run in runs]
     steps = sorted(set.intersection(*(set(points) for points in by_step)))
     rows = [[points[step] for points in by_step] for step in steps]
-    quality = [spread((point.get(metric) for point in row), higher=higher, strict=True) for row in rows]
+    quality = [spread((point.metrics.get(metric) for point in row), higher=higher, strict=True) for row in rows]
     kept = thin([one.median for one in quality], limit)
     return Curve(
         [steps[i] for i in kept],
-        [statistics.median(float(point["epoch"]) for point in rows[i]) for i in kept],
-        [statistics.median(float(point["seconds"]) for point in rows[i]) for i in kept],
+        [statistics.median(point.epoch for point in rows[i]) for i in kept],
+        [statistics.median(point.seconds for point in rows[i]) for i in kept],
         [quality[i] for i in kept],
         len(steps),
     )

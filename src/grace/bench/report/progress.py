@@ -60,8 +60,8 @@ class Reporter:
         if outcome.result is None:
             what = "failed"
         else:
-            final = outcome.result["final"]
-            what = f"{outcome.result['metric']} " + ("diverged" if final is None else f"{final:.4f}")
+            final = outcome.result.final
+            what = f"{outcome.result.metric} " + ("diverged" if final is None else f"{final:.4f}")
         self.console.print(
             f"{self.done}/{self.runs} {outcome.method}: {what} ({seconds:.0f} s)", highlight=False, markup=False
         )

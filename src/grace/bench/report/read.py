@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-import functools
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grace.errors import ConfigurationError, GraceError
-from grace.registry import parse, recipe
+import msgspec
 
-RESULT, CODECS, COMPARISON = "grace.result", "grace.codecs", "grace.comparison"
-VERSIONS = {RESULT: (1, 2), CODECS: (1,)}
-NO_COMMUNICATION = "no-communication"
-_LARGEST = 1e300
+from grace.bench.results import SCHEMA, Document, DocumentError, Failure, Point, decode, decode_as, short
+from grace.errors import ConfigurationError
+
+CODECS, COMPARISON = "grace.codecs", "grace.comparison"
+_CODECS_VERSION = 1
 REMEDY = "make results with: grace bench train --task digits --methods none,topk --out {directory}"
 
 
-class _Wrong(ValueError):
-    """A document that does not have the shape that its schema promises; the message names the field."""
+class CodecRow(msgspec.Struct, frozen=True):
+    """A timed row of a ``grace.codecs`` document: of a method, or of a kernel, which has none."""
+
+    operation: str
+    size: int
+    threads: int
+    method: str | None = None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    goal: float | None = None
+    microseconds: float | None = None
+
+
+class _Head(msgspec.Struct):
+    schema: Any = None
+
+
+class _Codecs(msgspec.Struct):
+    version: Any
+    rows: list[CodecRow]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +57,8 @@ class Run:
     latency_seconds: float | None
     transport: str
     granularity: str
-    machine: str
-    versions: str
+    machine: str = ""
+    versions: str = ""
     error: str | None = None
     steps: int = 0
     batch: int = 0
@@ -72,7 +88,7 @@ class Run:
     nic_sent: float | None = None
     peak_bytes: float | None = None
     predicted_ms: float | None = None
-    curve: tuple[Mapping[str, Any], ...] = ()
+    curve: tuple[Point, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +115,10 @@ def read(directory: Path) -> Found:
     for path in sorted([*directory.glob("*.json"), *(directory / "runs").glob("*.json")]):
         name = str(path.relative_to(directory))
         try:
-            document = _load(path)
-            if document["schema"] == RESULT:
-                found.runs.append(run_of(document, name))
-            elif document["schema"] == CODECS:
-                found.codecs.extend(codec_rows(document))
-        except (_Wrong, OSError) as error:
+            _read(path.read_bytes(), name, found)
+        except OSError as error:
+            found.skipped.append((name, error.strerror or str(error)))
+        except DocumentError as error:
             found.skipped.append((name, str(error)))
     if not found.runs and not found.codecs:
         reasons = "".join(f"\n  {name}: {why}" for name, why in found.skipped[:5])
@@ -113,194 +127,81 @@ def read(directory: Path) -> Found:
     return found
 
 
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_bytes(), parse_constant=_refuse)
-    except UnicodeDecodeError as error:
-        raise _Wrong(f"not text in UTF-8 (byte {error.start})") from error
-    except RecursionError as error:
-        raise _Wrong("nested too deeply to be a result") from error
-    except json.JSONDecodeError as error:
-        raise _Wrong(f"not JSON: {error.msg} in line {error.lineno}") from error
-    except _Wrong:
-        raise
-    except ValueError as error:  # an integer with too many digits
-        raise _Wrong(f"not a result: {error}") from error
-    if not isinstance(document, dict):
-        raise _Wrong(f"not a document of Grace: JSON, but of type {type(document).__name__}")
-    schema, version = document.get("schema"), document.get("version")
-    if schema == COMPARISON:  # repeats what runs/ holds
-        return document
-    if schema not in VERSIONS:
-        raise _Wrong(f"not a document of Grace: its schema is {_short(schema)}; legal: {', '.join(VERSIONS)}")
-    if version not in VERSIONS[schema]:
-        legal = " and ".join(map(str, VERSIONS[schema]))
-        raise _Wrong(
-            f"{schema} of version {_short(version)}; this Grace reads {legal}: read it with the one it is from"
-        )
-    return document
+def _read(text: bytes, name: str, found: Found) -> None:
+    schema = decode_as(text, _Head).schema
+    if schema == SCHEMA:
+        found.runs.append(run_of(decode(text), name))
+    elif schema == CODECS:
+        found.codecs.extend(codec_rows(text))
+    elif schema != COMPARISON:  # which repeats what runs/ holds
+        raise DocumentError(f"not a document of Grace: its schema is {short(schema)}; legal: {SCHEMA}, {CODECS}")
 
 
-def _refuse(constant: str) -> float:
-    raise _Wrong(f"{constant} is not JSON")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
-
-
-def _look(document: Mapping[str, Any], path: str) -> Any:
-    value: Any = document
-    for key in path.split("."):
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            raise _Wrong(f"{path}: {_short(value)} stands where an object should")
-        value = value.get(key)
-    return value
-
-
-def _number(document: Mapping[str, Any], path: str) -> float | None:
-    value = _look(document, path)
-    if value is None:
-        return None
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) <= _LARGEST:  # inf and NaN too
-        raise _Wrong(f"{path}: {_short(value)} is not a number")
-    return value
-
-
-def _text(document: Mapping[str, Any], path: str, default: str | None = None) -> str:
-    value = _look(document, path)
-    if value is None and default is not None:
-        return default
-    if not isinstance(value, str):
-        raise _Wrong(f"{path}: " + ("missing" if value is None else f"{_short(value)} is not text"))
-    return value
-
-
-def _count(document: Mapping[str, Any], path: str) -> int:
-    value = _number(document, path)
-    if value is None or value != int(value) or value < 0:
-        raise _Wrong(f"{path}: " + ("missing" if value is None else f"{value!r} is not a count"))
-    return int(value)
-
-
-def run_of(document: Mapping[str, Any], file: str) -> Run:
-    """The run of a ``grace.result`` document, version 1 or 2.
-
-    Raises:
-        ValueError: a field is missing or is of another type; the message names it.
-    """
-    method = _text(document, "method")
-    family = _text(document, "family", "") or _family(method)
-    cores, threads = _look(document, "environment.cores"), _look(document, "environment.threads_per_worker")
-    names = ("grace", "python", "torch")
-    command = _look(document, "command")
-    seed = _count(document, "seed")
+def run_of(one: Document, file: str) -> Run:
+    """The run of a document."""
     shared: dict[str, Any] = {
         "file": file,
-        "created": _text(document, "created", ""),
-        "command": " ".join(map(str, command)) if isinstance(command, list) else str(command or ""),
-        "task": _text(document, "task"),
-        "method": method,
-        "family": family,
-        "baseline": _text(document, "kind", "method") == "baseline" or family == "baseline",
-        "workers": _count(document, "workers"),
-        "seed": seed,
-        "link": _text(document, "link.name", "none"),
-        "bits_per_second": _number(document, "link.bits_per_second"),
-        "latency_seconds": _number(document, "link.latency_seconds"),
-        "transport": _text(document, "transport", "gloo"),
-        "granularity": _text(document, "granularity", "parameter"),
-        "machine": f"{_look(document, 'environment.system')}, {cores} cores, {threads} threads per worker",
-        "versions": ", ".join(f"{name} {_look(document, 'environment.' + name)}" for name in names),
+        "created": one.created,
+        "command": " ".join(one.command),
+        "task": one.task,
+        "method": one.method,
+        "family": one.family,
+        "baseline": one.kind == "baseline",
+        "workers": one.workers,
+        "seed": one.seed,
+        "link": one.link.name,
+        "bits_per_second": one.link.bits_per_second,
+        "latency_seconds": one.link.latency_seconds,
+        "transport": one.transport,
+        "granularity": one.granularity,
     }
-    if _text(document, "status", "ok") != "ok":
-        return Run(**shared, error=_text(document, "error", "no reason was recorded"))
-    return Run(**shared, **_measured(document, shared["workers"]))
+    if isinstance(one, Failure):
+        return Run(**shared, error=one.error)
+    where, times = one.environment, one.time
+    return Run(
+        **shared,
+        machine=f"{where.system}, {where.cores} cores, {where.threads_per_worker} threads per worker",
+        versions=f"grace {where.grace}, python {where.python}, torch {where.torch}",
+        steps=one.steps,
+        batch=one.batch_per_worker,
+        parameters=one.model.parameters,
+        metric=one.metric,
+        higher=one.better == "higher",
+        final=one.final,
+        best=one.best,
+        agree=one.replicas_agree,
+        adjusted=one.optimizer.why or "",
+        lr=one.optimizer.peak_lr,
+        data="" if one.data is None else one.data.name,
+        source="" if one.data is None else one.data.source,
+        procedural=one.data is not None and one.data.procedural,
+        paper_row=one.paper_row or "",
+        target=None if one.target is None else one.target.value,
+        target_seconds=None if one.target is None else one.target.seconds,
+        step_ms=times.step_ms.median,
+        compute_ms=times.compute_ms,
+        codec_ms=times.codec_ms,
+        exchange_ms=times.exchange_ms,
+        exposed_ms=times.exposed_ms,
+        throughput=times.samples_per_second,
+        total_seconds=times.total_seconds,
+        sent=one.traffic.sent_bytes_per_step,
+        relative=one.traffic.relative_to_fp32,
+        nic_sent=None if one.nic is None else one.nic.sent_bytes_per_step,
+        peak_bytes=None if one.memory is None else one.memory.peak_rss_bytes,
+        predicted_ms=None if one.prediction is None else one.prediction.step_ms,
+        curve=tuple(sorted(one.curve, key=lambda point: point.step)),
+    )
 
 
-def _measured(document: Mapping[str, Any], workers: int) -> dict[str, Any]:
-    metric, better = _text(document, "metric"), _text(document, "better")
-    if better not in ("higher", "lower"):
-        raise _Wrong(f"better: {better!r}; legal: higher, lower")
-    agree = _look(document, "replicas_agree")
-    batch, step_ms = _count(document, "batch_per_worker"), _number(document, "time.step_ms.median")
-    throughput = _number(document, "time.samples_per_second")
-    if throughput is None and step_ms:  # version 1 leaves this division to its reader
-        throughput = 1000 * batch * workers / step_ms
-    return {
-        "steps": _count(document, "steps"),
-        "batch": batch,
-        "parameters": _count(document, "model.parameters"),
-        "metric": metric,
-        "higher": better == "higher",
-        "final": _number(document, "final"),
-        "best": _number(document, "best"),
-        "agree": agree if isinstance(agree, bool) else None,
-        "adjusted": _text(document, "optimizer.why", ""),
-        "lr": _number(document, "optimizer.peak_lr"),
-        "data": _text(document, "data.name", ""),
-        "source": _text(document, "data.source", ""),
-        "procedural": bool(_look(document, "data.procedural")),
-        "paper_row": _text(document, "paper_row", ""),
-        "target": _number(document, "target.value"),
-        "target_seconds": _number(document, "target.seconds"),
-        "step_ms": step_ms,
-        **{name: _number(document, f"time.{name}") for name in ("compute_ms", "codec_ms", "exchange_ms", "exposed_ms")},
-        "throughput": throughput,
-        "total_seconds": _number(document, "time.total_seconds"),
-        "sent": _number(document, "traffic.sent_bytes_per_step"),
-        "relative": _number(document, "traffic.relative_to_fp32"),
-        "nic_sent": _number(document, "nic.sent_bytes_per_step"),
-        "peak_bytes": _number(document, "memory.peak_rss_bytes"),
-        "predicted_ms": _number(document, "prediction.step_ms"),
-        "curve": _curve(document, metric),
-    }
-
-
-def _curve(document: Mapping[str, Any], metric: str) -> tuple[Mapping[str, Any], ...]:
-    points = document.get("curve")
-    if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
-        raise _Wrong("curve: not a list of objects")
-    for index, point in enumerate(points):
-        for key in ("step", "epoch", "seconds", metric):
-            try:
-                value = _number(point, key)
-            except _Wrong as error:
-                raise _Wrong(f"curve[{index}].{error}") from error
-            if value is None and key != metric:
-                raise _Wrong(f"curve[{index}].{key}: missing")
-    return tuple(sorted(points, key=lambda point: float(point["step"])))
-
-
-def codec_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The timed rows of a ``grace.codecs`` document: of methods, and of kernels, whose method is empty.
+def codec_rows(text: bytes | str) -> list[dict[str, Any]]:
+    """The rows of a ``grace.codecs`` document that have a time; a kernel's method is empty.
 
     Raises:
-        ValueError: a field is missing or is of another type.
+        DocumentError: a field is missing or is of another type.
     """
-    rows = document.get("rows")
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise _Wrong("rows: not a list of objects")
-    out = []
-    for index, row in enumerate(rows):
-        try:
-            numbers = {name: _number(row, name) for name in ("ratio", "low", "high", "goal", "microseconds")}
-            names = {"operation": _text(row, "operation"), "method": _text(row, "method", "")}
-            counts = {"size": _count(row, "size"), "threads": _count(row, "threads")}
-        except _Wrong as error:
-            raise _Wrong(f"rows[{index}].{error}") from error
-        if numbers["ratio"] is not None or numbers["microseconds"] is not None:
-            out.append({**names, **counts, **numbers})
-    return out
-
-
-@functools.cache  # plug-ins are looked for in all installed packages each time
-def _family(method: str) -> str:
-    """Of a registered method; others, which version 1 does not describe, are ``other``."""
-    try:
-        return recipe(parse(method)[0]).family
-    except GraceError:
-        return "other"
+    document = decode_as(text, _Codecs)
+    if document.version != _CODECS_VERSION:
+        raise DocumentError(f"{CODECS} of version {short(document.version)}; this Grace reads {_CODECS_VERSION}")
+    timed = [row for row in document.rows if row.ratio is not None or row.microseconds is not None]
+    return [{**msgspec.structs.asdict(row), "method": row.method or ""} for row in timed]

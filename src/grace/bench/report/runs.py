@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from grace.bench.config import RunConfig
-from grace.bench.report.tables import amount, share
+from grace.bench.report.tables import amount, number, share
+from grace.bench.results import Document, Result
 from grace.bench.sweep import Ended
 
 
@@ -91,11 +92,11 @@ def named(run: Ended) -> str:
 
 def _told(run: Ended) -> str:
     document = run.document
-    if not run.ok:
-        return f"failed: {document['error'].strip().splitlines()[-1]}"
-    final, step = document["final"], document["time"]["step_ms"]["median"]
-    quality = "" if final is None else f"{document['metric']} {final:.4f}, "
-    return f"{quality}step {step:.1f} ms " + ("(finished earlier)" if run.earlier else f"({run.seconds:.0f} s)")
+    if not isinstance(document, Result):
+        return f"failed: {document.error.strip().splitlines()[-1]}"
+    quality = "" if document.final is None else f"{document.metric} {document.final:.4f}, "
+    took = "(finished earlier)" if run.earlier else f"({run.seconds:.0f} s)"
+    return f"{quality}step {document.time.step_ms.median:.1f} ms {took}"
 
 
 def duration(seconds: float) -> str:
@@ -113,28 +114,24 @@ def _table(*headings: str, left: int = 1) -> Table:
     return table
 
 
-def _number(value: float | None, digits: int = 1) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def sweep_table(documents: Sequence[dict[str, Any]]) -> RenderableType:
+def sweep_table(documents: Sequence[Document]) -> RenderableType:
     """One line for each run: what it was, its quality, its times, and what the link model had predicted."""
     table = _table(
         "task", "workers", "link", "method", "quality", "sent / step", "vs fp32", "compute ms", "codec ms", "exposed ms",
         "step ms", "predicted", "error", left=4,
     )  # fmt: skip
     for one in documents:
-        name = (one["task"], str(one["workers"]), one["link"]["name"])
-        if one["status"] != "ok":
-            table.add_row(*name, Text(one["method"], style="red"), Text("failed", style="red"))
+        name = (one.task, str(one.workers), one.link.name)
+        if not isinstance(one, Result):
+            table.add_row(*name, Text(one.method, style="red"), Text("failed", style="red"))
             continue
-        times, traffic, prediction = one["time"], one["traffic"], one["prediction"]
-        error = None if prediction is None else prediction["relative_error"]
+        times, traffic, prediction = one.time, one.traffic, one.prediction
+        error = None if prediction is None else prediction.relative_error
         table.add_row(
-            *name, Text(one["method"], style="dim" if one["kind"] == "baseline" else ""), _number(one["final"], 4),
-            amount(traffic["sent_bytes_per_step"]), share(traffic["relative_to_fp32"]), _number(times["compute_ms"]),
-            _number(times["codec_ms"]), _number(times["exposed_ms"]), _number(times["step_ms"]["median"]),
-            _number(None if prediction is None else prediction["step_ms"]), "-" if error is None else f"{100 * error:+.0f} %",
+            *name, Text(one.method, style="dim" if one.kind == "baseline" else ""), number(one.final, 4),
+            amount(traffic.sent_bytes_per_step), share(traffic.relative_to_fp32), number(times.compute_ms),
+            number(times.codec_ms), number(times.exposed_ms), number(times.step_ms.median),
+            number(None if prediction is None else prediction.step_ms), "-" if error is None else f"{100 * error:+.0f} %",
         )  # fmt: skip
     return table
 

@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from grace.bench.compare import Outcome, succeeded
-from grace.bench.results import row
 from grace.verify import Report
 
 
@@ -25,6 +24,11 @@ def amount(size: float | None) -> str:
             return f"{size:.{digits}f} {unit}"
         size /= 1000
     raise AssertionError("unreachable")
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """A number with so many digits; ``-`` where there is none."""
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def share(relative: float | None) -> str:
@@ -48,31 +52,29 @@ def comparison(outcomes: Sequence[Outcome]) -> RenderableType:
     notes: dict[str, str] = {}
     if results:
         first = results[0]
-        metric = first["metric"]
-        batch = first["batch_per_worker"]
-        model = max((result["model"] for result in results), key=lambda m: m["compressed_parameters"])
-        table = _table(f"{first['task']}: {first['workers']} workers, {first['steps']} steps, {batch} samples each")
+        metric = first.metric
+        model = max((result.model for result in results), key=lambda m: m.compressed_parameters)
+        size = f"{first.workers} workers, {first.steps} steps, {first.batch_per_worker} samples each"
+        table = _table(f"{first.task}: {size}")
         table.add_column("method")
         for heading in (f"test {metric}", "sent / step", "vs fp32", "codec ms", "exchange ms", "step ms (quartiles)"):
             table.add_column(heading, justify="right")
         for result in results:
-            line = row(result)
-            mark = ""
-            if line["optimizer"]:
-                mark = notes.setdefault(line["optimizer"], f" [{len(notes) + 1}]")
-            value = "diverged" if line[metric] is None else f"{line[metric]:.4f}"
-            relative = line["relative_to_fp32"]
+            why, times, step = result.optimizer.why, result.time, result.time.step_ms
+            mark = notes.setdefault(why, f" [{len(notes) + 1}]") if why else ""
+            value = "diverged" if result.final is None else f"{result.final:.4f}"
+            relative = result.traffic.relative_to_fp32
             table.add_row(
-                Text(line["method"]) + Text(mark, style="dim"), value, amount(line["sent_bytes_per_step"]),
+                Text(result.method) + Text(mark, style="dim"), value, amount(result.traffic.sent_bytes_per_step),
                 Text(share(relative), style="red" if relative is not None and relative > 1 else ""),
-                f"{line['codec_ms']:.2f}", f"{line['exchange_ms']:.2f}",
-                f"{line['step_ms']:.1f} ({line['step_ms_low']:.1f}-{line['step_ms_high']:.1f})",
+                number(times.codec_ms, 2), number(times.exchange_ms, 2),
+                f"{step.median:.1f} ({step.low:.1f}-{step.high:.1f})",
             )  # fmt: skip
         parts.append(table)
         legend = "sent: bytes that one worker's collectives moved; vs fp32: against a ring all-reduce of all gradients."
-        if model["compressed_parameters"]:
+        if model.compressed_parameters:
             legend += (
-                f" {model['compressed_parameters']:,} of {model['parameters']:,} parameters are compressed; tensors of "
+                f" {model.compressed_parameters:,} of {model.parameters:,} parameters are compressed; tensors of "
                 "fewer than 1,024 elements or fewer than two dimensions go uncompressed."
             )
         parts.append(Text(legend, style="dim"))

@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 
+from grace.bench.config import RunConfig
 from grace.bench.network.forecast import forecast
 from grace.bench.network.links import link
 from grace.bench.network.model import (
@@ -16,6 +17,9 @@ from grace.bench.network.model import (
     wire_bytes,
 )
 from grace.bench.network.probe import Probe, Timing
+from grace.bench.record import failure_of
+from grace.bench.results import CollectiveTerms, Prediction, Terms
+from tests.unit.bench.documents import document
 
 
 @pytest.mark.parametrize(
@@ -134,20 +138,13 @@ def test_buckets_are_ready_with_their_last_parameter():
     assert bucket_readiness([(0.4, 10)], [10]) == (0.4,)
 
 
-def document(kinds, world=4):
+def predicted(kinds, world=4):
     told = {
-        kind: {"per_step": count, "bytes_per_step": count * size, "probed_bytes": [4, 1_000_000],
-               "probed_ms": [0.0, 1000.0], "cpu_ns_per_byte": 0.0}
+        kind: CollectiveTerms(count, count * size, 0.0, 0.0, [4, 1_000_000], [0.0, 1000.0], 0.0)
         for kind, (count, size) in kinds.items()
-    }  # fmt: skip
-    terms = {
-        "compute_cpu_ms": 100.0, "codec_cpu_ms": 0.0, "cores_per_worker": 1.0, "threads": 1, "ready": [1.0], "shares": [1.0],
-        "collectives": told,
-    }  # fmt: skip
-    return {
-        "status": "ok", "task": "t", "method": "m", "seed": 0, "workers": world, "time": {"step_ms": {"median": 1.0}},
-        "link": {"name": "1gbit", "latency_seconds": 0.0}, "prediction": {"terms": terms},
-    }  # fmt: skip
+    }
+    terms = Terms(100.0, 100.0, 0.0, 0.0, 0.0, 1.0, 1, [1.0], [1.0], told)
+    return document(RunConfig("digits", "none", workers=world, link="1gbit"), prediction=Prediction(1.0, 0.0, terms))
 
 
 @pytest.mark.parametrize(
@@ -162,10 +159,10 @@ def document(kinds, world=4):
     ],
 )  # fmt: skip
 def test_forecasts_grow_as_the_algorithms_do(kinds, here, there):
-    rows = forecast(document(kinds), [link("1gbit")], [4, 8], 1.0)
+    rows = forecast(predicted(kinds), [link("1gbit")], [4, 8], 1.0)
     assert [row["step_ms"] for row in rows] == pytest.approx([100 + here, 100 + there], rel=1e-3)
     assert [row["workers"] for row in rows] == [4, 8]
 
 
 def test_a_failed_run_has_no_forecast():
-    assert forecast({"status": "failed", "prediction": None}, [link("1gbit")], [4], 1.0) == []
+    assert forecast(failure_of(RunConfig("digits", "none"), "", []), [link("1gbit")], [4], 1.0) == []

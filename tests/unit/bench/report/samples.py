@@ -7,6 +7,9 @@ import math
 import random
 from pathlib import Path
 
+from grace.bench.report import read
+from grace.bench.results import decode
+
 LINKS = {"none": None, "100mbit": 1e8, "1gbit": 1e9, "10gbit": 1e10, "25gbit": 2.5e10}
 METHODS = {  # family, bytes relative to fp32, accuracy at the end, milliseconds of its codec
     "none": ("baseline", 1.0, 0.93, 0.0),
@@ -105,6 +108,11 @@ def run(method="topk:ratio=0.01", *, task="digits", link="none", workers=4, seed
         "prediction": {"step_ms": predicted, "relative_error": predicted / step - 1, "terms": {}} if bits else None,
         "curve": curve, **changes,
     }  # fmt: skip
+
+
+def run_of(document, file="a.json"):
+    """The run of such a document, as the reader of a directory finds it."""
+    return read.run_of(decode(json.dumps(document)), file)
 
 
 def codecs(sizes=(4096, 262_144, 25_000_000), threads=(1, 2)):

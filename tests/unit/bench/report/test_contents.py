@@ -4,9 +4,9 @@ import math
 import pytest
 
 from grace.bench.report.contents import FIGURES, is_share, network_name, networks, page_document, report_of
-from grace.bench.report.read import Found, run_of
+from grace.bench.report.read import Found
 from grace.bench.report.style import sign
-from tests.unit.bench.report.samples import BASELINES, METHODS, codecs, run, sweep
+from tests.unit.bench.report.samples import BASELINES, METHODS, codecs, run, run_of, sweep
 
 
 def report(*documents, rows=()):

@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grace.bench.report.groups import curve_of, grouped, pareto, spread, thin
-from grace.bench.report.read import run_of
-from tests.unit.bench.report.samples import run
+from tests.unit.bench.report.samples import run, run_of
 
 
 def runs(*documents):

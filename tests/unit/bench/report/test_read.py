@@ -2,14 +2,15 @@ import json
 
 import pytest
 
-from grace.bench.report.read import codec_rows, read, run_of
+from grace.bench.report.read import codec_rows, read
 from grace.errors import ConfigurationError
-from tests.unit.bench.report.samples import codecs, run, write
-from tests.unit.bench.report.test_report import result
+from tests.unit.bench.report.samples import codecs, run, run_of, write
+from tests.unit.bench.report.test_report import plain_result
 
 
 def version_1(method="topk:ratio=0.01"):
-    old = result(method)
+    old = plain_result(method)
+    old["traffic"] |= {"received_bytes_per_step": 500.0, "fp32_allreduce_bytes_per_step": 400.0}
     return {
         **old, "schema": "grace.result", "version": 1, "granularity": "parameter", "command": ["grace", "compare"],
         "environment": {"cores": 2, "system": "Linux x86_64", "threads_per_worker": 1},
@@ -40,11 +41,11 @@ def test_a_directory_is_read_with_a_reason_for_every_file_that_is_not(tmp_path):
     assert len(found.codecs) == 2 * 2 * 13
     why = {name.removeprefix("runs/").removesuffix(".json"): reason for name, reason in found.skipped}
     for name, part in {
-        "cut": "not JSON", "bytes": "UTF-8", "list": "type list", "nan": "NaN is not JSON", "huge": "final",
-        "foreign": "schema is None; legal: grace.result, grace.codecs", "later": "version 99; this Grace reads 1 and 2",
-        "field": "time.step_ms.median: 'fast' is not a number", "kind": "time.step_ms.median: 3 stands where an object should",
-        "curve": "curve[0].seconds: missing", "seed": "seed: -1 is not a count", "folder": "directory",
-        "deep": "", "digits": "",
+        "cut": "not JSON", "bytes": "not JSON", "list": "expected `object`, got `array`", "nan": "not JSON", "huge": "final",
+        "foreign": "schema is None; legal: grace.result, grace.codecs", "later": "version 99; this Grace reads 1, 2, 3",
+        "field": "time.step_ms.median: expected `float`, got `str`", "kind": "time: expected `object`, got `int`",
+        "curve": "curve[0]: object missing required field `seconds`", "seed": "seed: expected `int` >= 0",
+        "folder": "directory", "deep": "", "digits": "",
     }.items():  # fmt: skip
         assert part in why.pop(name), name
     assert why == {}
@@ -95,7 +96,7 @@ def test_rows_of_codecs_without_a_time_are_left_out():
         {"operation": "copy", "method": None, "size": 5, "threads": 1, "ratio": 1.0},
         {"operation": "x", "size": 5, "threads": 1},
     ]
-    (row,) = codec_rows({"rows": rows})
+    (row,) = codec_rows(json.dumps({"version": 1, "rows": rows}))
     assert (row["method"], row["ratio"], row["microseconds"]) == ("", 1.0, None)
-    with pytest.raises(ValueError, match=r"rows\[0\].operation: missing"):
-        codec_rows({"rows": [{}]})
+    with pytest.raises(ValueError, match=r"rows\[0\]: object missing required field `operation`"):
+        codec_rows('{"version": 1, "rows": [{}]}')

@@ -4,12 +4,14 @@ import pytest
 from rich.console import Console
 
 from grace.bench.compare import Outcome
+from grace.bench.config import RunConfig
 from grace.bench.report.figures import draw
 from grace.bench.report.progress import Reporter
 from grace.bench.report.tables import amount, comparison, overhead, share
+from tests.unit.bench.documents import document
 
 
-def result(method="none", final=0.9, why=None, sent=5000):
+def plain_result(method="none", final=0.9, why=None, sent=5000):
     points = [
         {"epoch": float(k), "step": 10 * k, "seconds": k / 2, "sent_bytes": sent * k, "accuracy": final if k else 0.1}
         for k in range(3)
@@ -33,7 +35,8 @@ def text_of(view):
 
 def test_the_table_shows_methods_notes_and_failures():
     text = text_of(comparison([
-        Outcome("none", result=result()), Outcome("signsgd", result=result("signsgd", None, "lr x 0.02")),
+        Outcome("none", result=document(relative=1.5)),
+        Outcome("signsgd", result=document(RunConfig("digits", "signsgd"), final=None, why="lr x 0.02")),
         Outcome("bad", error="rank 0 failed"),
     ]))  # fmt: skip
     assert "signsgd [1]" in text
@@ -66,9 +69,9 @@ def test_shares(part, text):
 @pytest.mark.parametrize(
     "results",
     [
-        [result(), result("topk", 0.8, sent=50), result("signsgd", None, "lr x 0.02")],
-        [result(sent=0)],  # one worker sends nothing
-        [result(f"m{i}") for i in range(14)],
+        [plain_result(), plain_result("topk", 0.8, sent=50), plain_result("signsgd", None, "lr x 0.02")],
+        [plain_result(sent=0)],  # one worker sends nothing
+        [plain_result(f"m{i}") for i in range(14)],
     ],
 )
 def test_figures_are_drawn(tmp_path: Path, results):
@@ -78,8 +81,8 @@ def test_figures_are_drawn(tmp_path: Path, results):
 
 
 def test_the_same_results_give_the_same_figure(tmp_path):
-    first = [path.read_bytes() for path in draw([result(), result("topk")], tmp_path / "a")]
-    assert first == [path.read_bytes() for path in draw([result(), result("topk")], tmp_path / "b")]
+    first = [path.read_bytes() for path in draw([plain_result(), plain_result("topk")], tmp_path / "a")]
+    assert first == [path.read_bytes() for path in draw([plain_result(), plain_result("topk")], tmp_path / "b")]
 
 
 def test_without_a_terminal_progress_is_a_line_for_each_run(tmp_path):
@@ -87,6 +90,6 @@ def test_without_a_terminal_progress_is_a_line_for_each_run(tmp_path):
         with Reporter(Console(file=file, width=100), 1, bar=True) as reporter:
             reporter.started("none")
             reporter.progressed(1, 10)
-            reporter.ended(Outcome("none", result=result()))
+            reporter.ended(Outcome("none", result=document()))
         file.seek(0)
         assert file.read() == "1/1 none: accuracy 0.9000 (0 s)\n"

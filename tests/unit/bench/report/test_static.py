@@ -1,10 +1,10 @@
 import pytest
 
 from grace.bench.report.contents import report_of
-from grace.bench.report.read import Found, run_of
+from grace.bench.report.read import Found
 from grace.bench.report.static import _part, draw_report
 from grace.bench.report.style import RC
-from tests.unit.bench.report.samples import codecs, run
+from tests.unit.bench.report.samples import codecs, run, run_of
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from grace.bench.commands import app
 from grace.bench.report.write import write_report
+from grace.cli.app import app
 from grace.errors import ConfigurationError
 from tests.unit.bench.report.samples import run, write
 

@@ -1,0 +1,114 @@
+"""Which backend computes: plain torch, or what is faster on the tensors' device.
+
+``GRACE_KERNELS`` forces one: ``reference`` (plain torch on every device), ``native`` (on the CPU the best instruction set of
+this processor), or ``native-base``, ``native-avx2``, ``native-avx512``. Without it the native kernels are used where they were
+built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from grace import native
+from grace.errors import ConfigurationError, out_of_range
+
+CHOICES: Final = ("reference", "native", *(f"native-{isa}" for isa in native.ISAS))
+VARIABLE: Final = "GRACE_KERNELS"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Backend:
+    """What runs.
+
+    name: "reference" or "native-ISA", what runs on the CPU. why: the reason for it.
+    modules: the module of a family that serves a type of device; the reference serves those that are missing.
+    functions: the C functions of the instruction set; None for the reference.
+    chosen: what each operation runs, filled by ``grace.dispatch``.
+    """
+
+    name: str
+    why: str
+    modules: Mapping[str, str]
+    functions: native.Functions | None = None
+    chosen: dict[Any, Callable[..., Any]] = field(default_factory=dict)
+
+
+current: Backend | None = None  # None until something asks for it
+
+
+def backend() -> Backend:
+    """What runs; the first call chooses it.
+
+    Raises:
+        ConfigurationError: ``GRACE_KERNELS`` asks for what is unknown, was not built, or what the processor cannot run.
+    """
+    return current or _use(_choose(os.environ.get(VARIABLE) or None))
+
+
+def active() -> tuple[str, str]:
+    """(what runs on the CPU: "reference" or "native-ISA", why)"""
+    now = backend()
+    return now.name, now.why
+
+
+def available() -> list[str]:
+    """What could be chosen here."""
+    return ["reference", *(f"native-{isa}" for isa in native.isas())]
+
+
+@contextlib.contextmanager
+def using(choice: str) -> Iterator[None]:
+    """Another backend for a while, in all threads. For tests and benchmarks.
+
+    Raises:
+        ConfigurationError: it is unknown, was not built, or the processor cannot run it.
+    """
+    global current
+    before = current
+    try:
+        _use(_choose(choice))
+        yield
+    finally:
+        current = before
+        if before is not None:
+            _use(before)
+
+
+def _use(chosen: Backend) -> Backend:
+    global current
+    if chosen.functions is not None:
+        native.c = chosen.functions
+    current = chosen
+    return chosen
+
+
+def _choose(choice: str | None) -> Backend:
+    if choice is not None and choice not in CHOICES:
+        raise out_of_range("kernels", VARIABLE, choice, ", ".join(CHOICES))
+    if choice == "reference":
+        return Backend("reference", f"asked for ({VARIABLE})", {})
+    isas = native.isas()
+    if not isas:
+        why = native.library()
+        if choice is not None:
+            raise ConfigurationError(f"{VARIABLE}={choice}, but {why}")
+        warnings.warn(f"Grace uses its slower torch kernels: {why}", stacklevel=4)
+        return Backend("reference", why, {"cuda": "triton"})
+    if choice is None or choice == "native":
+        isa, why = isas[-1], "the best that this processor has"
+    else:
+        isa, why = choice.removeprefix("native-"), f"asked for ({VARIABLE})"
+        if isa not in isas:
+            raise ConfigurationError(f"{VARIABLE}={choice}, but this processor has no more than {isas[-1]}")
+    return Backend(f"native-{isa}", why, {"cpu": "native", "cuda": "triton"}, native.Functions(isa))
+
+
+def function(name: str) -> Callable[..., int] | None:
+    """The C function of this name, for the instruction set in use; None where the reference is to be used."""
+    functions = backend().functions
+    return None if functions is None else getattr(functions, name)

@@ -1,0 +1,24 @@
+"""The command ``grace``: thin commands over what the other packages do.
+
+``app`` puts the commands together; ``methods``, ``measure``, ``runs``, ``suite`` and ``report`` have one function for each
+command; ``options``, ``output`` and ``errors``
+are what they share. Results go to stdout, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+
+_COMMAND_LINE = ("typer", "rich", "click", "shellingham", "msgspec", "psutil")
+
+
+def main() -> None:
+    """Runs the command line; says how to install it where it is missing."""
+    try:
+        from grace.cli.app import run
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _COMMAND_LINE:
+            raise
+        sys.stderr.write(f"grace needs {error.name} for its command line: pip install 'grace-dl[cli]'\n")
+        sys.exit(1)
+    run()

@@ -1,0 +1,5 @@
+"""``python -m grace.cli``."""
+
+from grace.cli import main
+
+main()

@@ -1,0 +1,46 @@
+"""All commands."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+import grace
+from grace.cli import measure, methods, runs, suite
+from grace.cli.errors import Group
+from grace.cli.report import report
+
+app = typer.Typer(
+    cls=Group, no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False,
+    help="Gradient compression for distributed deep learning.",
+)  # fmt: skip
+bench = typer.Typer(no_args_is_help=True, help="Benchmarks: sweeps over links, and what Grace itself costs.")
+app.add_typer(bench, name="bench")
+_COMMANDS: list[Callable[..., None]] = [
+    methods.list_, methods.explain, runs.train, runs.compare_, report, methods.verify, measure.doctor,
+]  # fmt: skip
+_BENCH_COMMANDS: list[Callable[..., None]] = [
+    suite.train, suite.smoke, suite.link, suite.predict, measure.codecs, measure.overhead,
+]  # fmt: skip
+for group, commands in ((app, _COMMANDS), (bench, _BENCH_COMMANDS)):
+    for command in commands:
+        group.command(command.__name__.rstrip("_"))(command)
+
+
+@app.callback(invoke_without_command=True)
+def _main(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
+    if version:
+        typer.echo(f"grace {grace.__version__}")
+        raise typer.Exit
+
+
+def run() -> None:
+    """The command line, as a program."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
+        sys.exit(130)

@@ -1,0 +1,23 @@
+"""What commands write to stdout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from rich.console import Console, RenderableType
+
+from grace.bench.results import encode
+
+_WIDTH = 160  # where there is no terminal
+
+
+def show(view: RenderableType, width: int = _WIDTH, *, soft: bool = False) -> None:
+    """On stdout; ``width`` columns wide where there is no terminal, so that nothing is cut. ``soft``: lines may be longer."""
+    console = Console()
+    Console(width=None if console.is_terminal else width, highlight=False, soft_wrap=soft).print(view)
+
+
+def write_json(document: Any) -> None:
+    """A document, and nothing else."""
+    typer.echo(encode(document), nl=False)

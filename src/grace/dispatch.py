@@ -1,0 +1,74 @@
+"""One operation, several implementations: which of them runs is chosen once for each type of device.
+
+A family of operations is a package. Its ``__init__`` says what each operation is: a function with :func:`operation` above it,
+and a docstring for a body. Its modules hold functions of the same name and signature:
+
+- ``reference.py``: all of them, in plain torch, for any device. It specifies the others.
+- ``native.py``: those that have a native kernel, for the CPU.
+- ``triton.py``: those that have a Triton kernel, for CUDA. It is found where it is; nothing else has to change.
+
+A module that is missing, that lacks the operation, or whose package is not installed leaves the operation to the reference.
+An implementation may return ``NotImplemented`` before it has written anything: it does not take these arguments (a dtype, a
+number of bits), and the reference does.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from grace import backends
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def operation(signature: Callable[P, R]) -> Callable[P, R]:
+    """The operation of this name, signature and docstring in the family that is the package around it.
+
+    The device is that of its first argument that is annotated ``Tensor``.
+    """
+    parameters = list(inspect.signature(signature).parameters.values())
+    place = next(i for i, parameter in enumerate(parameters) if parameter.annotation == "Tensor")
+    name = parameters[place].name
+
+    @functools.wraps(signature)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        x: Any = args[place] if place < len(args) else kwargs[name]
+        chosen = (backends.current or backends.backend()).chosen
+        key = signature if x.is_cpu else (signature, x.device.type)
+        run = chosen.get(key)
+        if run is None:
+            run = chosen[key] = _implementation(signature, x.device.type)
+        out = run(*args, **kwargs)
+        return out if out is not NotImplemented else _find(signature, "reference")(*args, **kwargs)  # type: ignore
+
+    return call
+
+
+def _implementation(signature: Callable[..., Any], device: str) -> Callable[..., Any]:
+    """What runs an operation on a type of device, under the backend in use."""
+    module = backends.backend().modules.get(device)
+    faster = None if module is None else _find(signature, module)
+    found = faster or _find(signature, "reference")
+    assert found is not None, f"{signature.__module__}.reference has no {signature.__name__}"
+    return found
+
+
+@functools.cache
+def _find(signature: Callable[..., Any], module: str) -> Callable[..., Any] | None:
+    """A family's function of this name in its module of this name, if it has one."""
+    path = f"{signature.__module__}.{module}"
+    if importlib.util.find_spec(path) is None:
+        return None
+    try:
+        found = getattr(importlib.import_module(path), signature.__name__, None)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != module:
+            raise
+        return None  # a package of the module's name, such as triton, is not installed
+    return found if getattr(found, "__module__", None) == path else None  # another family's may be imported there

@@ -1,0 +1,23 @@
+"""The specification of finiteness, in plain torch."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def all_finite(x: Tensor) -> bool:
+    if x.numel() == 0:
+        return True
+    low, high = torch.aminmax(x.detach())  # either is NaN if anything is
+    return math.isfinite(low.item()) and math.isfinite(high.item())
+
+
+def sum_finite(x: Tensor, memory: Tensor | None, out: Tensor) -> bool:
+    if memory is not None:
+        torch.add(x, memory, out=out)
+    elif out is not x:
+        out.copy_(x)
+    return all_finite(out)

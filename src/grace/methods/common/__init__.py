@@ -1,0 +1,19 @@
+"""What several methods share: operators, fields of wires, matrices, rotations. No module here is a method of its own.
+
+==================  ================================================================================================
+index_lists, gaps   ascending lists of indices in few bytes, without loss
+sparse_wire         values or other fields, and an index list
+coded_wire          a few bits for each number that is sent, and an index list
+streams             zlib and zstd behind any wire
+counts              how many of n numbers a ratio keeps
+blocks, positions   sums of numbers that stand at the same places on all ranks
+sampling, tails     numbers kept with a probability of their own; thresholds from statistics
+buckets             quantile buckets: which numbers they are taken from; bucket_groups: neighbouring ones together
+count_sketch        a linear sketch of a vector; minmax_sketch: small numbers in fewer cells than keys
+cast                rounding to a 16-bit float
+powers_of_two       signed powers of two in four bits; quartic: five digits to a byte, runs of zeros
+rotation            random Hadamard rotations; rotated_codes: centroids of rotated blocks
+integer_table       stochastic rounding to a table of integers whose sums need no decoding
+matrices            a tensor as a matrix; triples: singular triples; principal: principal components
+==================  ================================================================================================
+"""

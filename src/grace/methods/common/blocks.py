@@ -1,0 +1,109 @@
+"""Whole blocks of a vector, the same on all ranks: blockrandomk.
+
+Letters: nb blocks of B numbers, the last one shorter; kb of them are sent; a cycle has T = ceil(nb/kb) steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from grace import wire as wires
+from grace.compressor import Compressor
+from grace.facts import Facts
+from grace.kernels import block_count
+from grace.methods.common.counts import count_kept
+from grace.random import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks(Compressor):
+    """Blocks drawn anew in each step, or in turn; the wire is the values of the chosen blocks, then zeros."""
+
+    summable: ClassVar[bool] = True
+    randomness: ClassVar[Literal["shared", "private"]] = "shared"
+    ratio: float
+    block: int
+    cyclic: bool
+    scaled: bool
+
+    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
+        n = rows.shape[1]
+        whole, tail = self._places(n, rng, rows.device)
+        blocks, short = self._cut(rows)
+        wire = rows.new_zeros(rows.shape[0], self._width(n))
+        room, behind = self._cut_wire(wire, whole, tail)
+        torch.index_select(blocks, 1, whole, out=room)
+        behind.copy_(short[:, :tail])
+        if keep_rest:  # what the wire says is a x_i, so that (1 - a) x_i is left
+            left = 1 - self._factor(n)
+            blocks.index_copy_(1, whole, room * left)
+            short[:, :tail] *= left
+        return wire
+
+    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
+        n = out.shape[1]
+        (values,) = wires.split(wire.view(torch.uint8), [("values", torch.float32, self._width(n))])
+        whole, tail = self._places(n, rng, out.device)
+        blocks, short = self._cut(out)
+        said, behind = self._cut_wire(values * (scale * self._factor(n)), whole, tail)
+        blocks.index_add_(1, whole, said)
+        short[:, :tail] += behind
+
+    def _places(self, n: int, rng: Stream, device: torch.device) -> tuple[Tensor, int]:
+        """The chosen blocks of full size, ascending, and how many numbers of the short one behind them are chosen."""
+        chosen = self.chosen(n, rng, device).sort().values
+        full = n // self.block
+        whole = chosen[chosen < full]
+        return whole, n % self.block if whole.numel() < chosen.numel() else 0
+
+    def _cut(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows ``[b, n]`` as full blocks ``[b, nb, B]``, and the short one behind them ``[b, < B]``."""
+        b, n = rows.shape
+        at = n // self.block * self.block
+        return rows[:, :at].view(b, n // self.block, self.block), rows[:, at:]
+
+    def _cut_wire(self, wire: Tensor, whole: Tensor, tail: int) -> tuple[Tensor, Tensor]:
+        """What of a wire ``[b, w]`` belongs to the chosen full blocks, ``[b, m, B]``, and to the short one, ``[b, tail]``."""
+        at = whole.numel() * self.block
+        return wire[:, :at].view(wire.shape[0], whole.numel(), self.block), wire[:, at : at + tail]
+
+    def chosen(self, n: int, rng: Stream, device: torch.device) -> Tensor:
+        """The blocks of this step."""
+        count, kb = self._counts(n)
+        if not self.cyclic:
+            return rng.subset(count, kb, device)
+        at = rng.step % -(-count // kb) * kb
+        return self.order(count, replace(rng, step=0), device)[at : at + kb]
+
+    @staticmethod
+    def order(count: int, rng: Stream, device: torch.device) -> Tensor:
+        """A permutation of the blocks: all but one drawn in a random order, then the one that is missing."""
+        drawn = rng.subset(count, count - 1, device)
+        return torch.cat([drawn, count * (count - 1) // 2 - drawn.sum().view(1)])
+
+    def _counts(self, n: int) -> tuple[int, int]:
+        count = block_count(n, self.block)
+        return count, count_kept(self.ratio, count)
+
+    def _width(self, n: int) -> int:
+        return min(n, self._counts(n)[1] * self.block)
+
+    def _factor(self, n: int) -> float:
+        count, kb = self._counts(n)
+        return count / kb if self.scaled else 1.0
+
+    def facts(self, n: int) -> Facts:
+        if n == 0:
+            return Facts(payload=0)
+        (count, kb), payload = self._counts(n), 4 * self._width(n)
+        if kb == count:
+            return Facts(unbiased=True, contraction=1.0, variance=0.0, payload=payload)
+        if self.cyclic:
+            return Facts(contraction=0.0, deterministic=False, payload=payload)
+        if self.scaled:
+            return Facts(unbiased=True, variance=count / kb - 1, deterministic=False, payload=payload)
+        return Facts(contraction=kb / count, deterministic=False, payload=payload)

@@ -1,0 +1,42 @@
+"""Rounding to a 16-bit float: what fp16 and bf16 share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from grace.compressor import Compressor
+from grace.facts import Facts
+from grace.kernels.spans import split_spans
+from grace.random import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Cast(Compressor):
+    """Rounding to ``dtype``, to nearest even."""
+
+    summable: ClassVar[bool] = True
+    predivide: ClassVar[bool] = True
+    dtype: ClassVar[torch.dtype]
+    relative_error: ClassVar[float]  # of a normal number
+
+    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
+        if not keep_rest:
+            return rows.to(self.dtype)
+        largest = torch.finfo(self.dtype).max  # a memory keeps what lies outside the range
+        wire = torch.empty_like(rows, dtype=self.dtype)
+        for span in split_spans(*rows.shape):
+            part = rows[span.row, span.columns]
+            wire[span.row, span.columns] = part.clamp(-largest, largest)
+            part.sub_(wire[span.row, span.columns].float())
+        return wire
+
+    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
+        for span in split_spans(*out.shape):
+            out[span.row, span.columns].add_(wire[span.row, span.columns].float(), alpha=scale)
+
+    def facts(self, n: int) -> Facts:
+        return Facts(contraction=1 - self.relative_error**2, payload=2 * n)

@@ -1,0 +1,105 @@
+"""What gspar and atomo share: keep each number with a probability of its own, make up for the others, and the wire.
+
+Letters: a = |x|; ``p = min(a / unit, 1)`` is the probability that a number is kept; k1 numbers have p = 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from grace import wire as wires
+from grace.errors import PayloadError
+from grace.kernels import pack, packed_bytes, unpack
+from grace.methods.common import index_lists
+from grace.methods.common.index_lists import decode, encode, take
+from grace.random import Stream
+
+_DENSE = -1  # in place of the first count: all n values follow, and nothing else
+_COUNTS = ("counts", torch.int32, 2)
+_FLOAT = torch.finfo(torch.float32)
+
+
+def sample_(rows: Tensor, unit_of: Callable[[Tensor], float], rng: Stream, factor: float, code: str) -> Tensor:
+    """Rows ``[b, n]`` -> wire ``[b, w]`` of factor times an unbiased sample; 1/lambda is ``unit_of(magnitudes)``.
+
+    A row is: k1 and k2 (int32); k1 values of which p = 1; the unit, if k2 > 0; the signs of k2 others; both lists of
+    indices. Or -1, 0 and all values, where the former would be expected to be larger: the choice does not depend on
+    what is drawn, for that would be a bias.
+    """
+    chance = uniform32(rng, rows.numel(), rows.device).view(rows.shape)
+    return index_lists.pad([_sampled(row, unit_of, u, factor, code) for row, u in zip(rows, chance, strict=True)])
+
+
+def _sampled(row: Tensor, unit_of: Callable[[Tensor], float], u: Tensor, factor: float, code: str) -> Tensor:
+    n = row.numel()
+    a = row.abs()
+    unit = a.new_tensor(min(max(unit_of(a), _FLOAT.tiny), _FLOAT.max)) if bool(a.any()) else a.new_tensor(_FLOAT.max)
+    p = a / unit
+    sure = a >= unit
+    group1 = sure.nonzero()[:, 0]
+    group2 = ((u < p) & ~sure).nonzero()[:, 0]
+    k1 = group1.numel()
+    expected = min(n - k1, int(p[~sure].sum(dtype=torch.float64).ceil()))
+    size = 4 * k1 + 4 + packed_bytes(expected, 1) + index_lists.most(n, k1, code) + index_lists.most(n, expected, code)
+    if size >= 4 * n:
+        return wires.join(_counts(row, _DENSE, 0), row[None] * factor)[0]
+    fields = [_counts(row, k1, group2.numel()), row[None, group1] * factor]
+    if group2.numel():
+        fields += [(unit * factor).view(1, 1), pack(row[None, group2] > 0, 1)]
+    return wires.join(*fields, encode(group1[None], n, code), encode(group2[None], n, code))[0]
+
+
+def add_sampled_(wire: Tensor, out: Tensor, scale: float, code: str) -> None:
+    """``out [b, n]`` += scale times what wires of :func:`sample_` say.
+
+    Raises:
+        PayloadError: as :meth:`grace.Compressor.decompress_add_`.
+    """
+    n = out.shape[1]
+    for one, row in zip(wire[:, None], out[:, None], strict=True):  # [1, w], [1, n]
+        k1, k2 = wires.split(one, [_COUNTS], slack=True)[0][0].tolist()
+        if (k1, k2) == (_DENSE, 0):
+            k1 = n
+        elif not (k1 >= 0 and k2 >= 0 and k1 + k2 <= n):
+            raise PayloadError(f"field 'counts' must be of at most {n} numbers, got {k1} and {k2}")
+        dense = k1 == n and k2 == 0
+        fields = [_COUNTS, ("values", torch.float32, k1)]
+        if k2:
+            fields += [("unit", torch.float32, 1), ("signs", torch.uint8, packed_bytes(k2, 1))]
+        _, values, *others = wires.split(one, fields, slack=True)
+        if not bool(values.isfinite().all()):
+            raise PayloadError("field 'values' must be finite")
+        if dense:
+            row.add_(values, alpha=scale)
+            continue
+        at = sum(count * dtype.itemsize for _, dtype, count in fields)
+        index, used = take(one[:, at:], n, k1, code)
+        row.scatter_add_(1, index, values * scale)
+        if k2:
+            unit, signs = others
+            index = decode(one[:, at + used :], n, k2, code, slack=True)
+            sign = unpack(signs, 1, k2).to(torch.float32).mul_(2).sub_(1)
+            row.scatter_add_(1, index, sign * (wires.checked_scale("unit", unit) * scale))
+
+
+def _counts(row: Tensor, k1: int, k2: int) -> Tensor:
+    return torch.tensor([[k1, k2]], dtype=torch.int32, device=row.device)
+
+
+def unit_of_variance(a: Tensor, epsilon: float) -> float:
+    """1/lambda with which the sample of magnitudes ``a [n]`` has variance ``epsilon sum a^2``: the fewest numbers."""
+    sizes = a.double().sort(descending=True).values
+    tail = sizes.flip(0).cumsum(0).flip(0)  # [n]: the sum of this and all smaller ones
+    squares = sizes.square().flip(0).cumsum(0).flip(0)
+    bound = epsilon * squares[0] + squares
+    first = int((sizes * tail <= bound).to(torch.uint8).argmax())  # numbers before it have p = 1; the smallest fits
+    return float(bound[first] / tail[first]) if tail[first] > 0 else float(a[a > 0].min())
+
+
+def uniform32(rng: Stream, n: int, device: torch.device) -> Tensor:
+    """``[n]`` float32 in (0, 1], 32 bits each, exact near 0: 16 bits would be a bias for probabilities of 0.001."""
+    words = rng.words((n + 1) // 2, device).view(-1)[:n]
+    return words.to(torch.float32).add_(0.5).mul_(2.0**-32).add_((words < 0).to(torch.float32))

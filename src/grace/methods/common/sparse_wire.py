@@ -1,0 +1,203 @@
+"""The wires of sparse methods, written once: fields of any kind, then a list of indices in one of the codes.
+
+Three layers; use the highest that fits:
+
+- :func:`at_least_` or :func:`counted_`, and :func:`sum_counted`: as many as there are in each row (threshold, sidco, dgc);
+- :func:`topk_` and :func:`sum_pairs`: k numbers per row, k known to both sides (top-k);
+- :func:`join` and :func:`split`: other fields than values, such as signs and a scale.
+
+Letters: b rows of n numbers, of which k are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from grace import wire as wires
+from grace.errors import PayloadError, out_of_range
+from grace.kernels import encode_pairs, encode_topk, round_to_bfloat16, sum_sparse, take_at_least, take_topk
+from grace.kernels.sparse import DENSE, LIST, Part
+from grace.methods.common import index_lists
+
+ValueType: TypeAlias = Literal["float32", "bfloat16"]
+Field: TypeAlias = tuple[str, torch.dtype, int]  # as in wire.split
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+BF16_CONTRACTION = 1 - 2.0**-18  # of rounding to 8 significant bits: an error of 2**-9 at most
+_DENSE = -1  # in place of the count: all n values follow, without indices
+_COUNT: Field = ("count", torch.int32, 1)
+_COUNT_BYTES = 4
+
+
+def check_knobs(owner: str, index: str, values: str = "float32") -> None:
+    """The knobs ``index`` and ``values`` of a method.
+
+    Raises:
+        ConfigurationError: an unknown code or type.
+    """
+    index_lists.check_code(owner, index)
+    if values not in _DTYPES:
+        raise out_of_range(owner, "values", values, ", ".join(map(repr, _DTYPES)))
+
+
+# ---- any fields -----------------------------------------------------------------------------------------------------
+def join(fields: Sequence[Tensor], index: Tensor, n: int, code: str) -> Tensor:
+    """Fields ``[b, f_i]``, wide ones in front, then the lists ``[b, k]``: one wire uint8 ``[b, w]``."""
+    return wires.join(*fields, index_lists.encode(index, n, code))
+
+
+def split(wire: Tensor, fields: Sequence[Field], n: int, k: int, code: str, *, slack: bool = False) -> list[Tensor]:
+    """The inverse of :func:`join`: each field ``[b, count]``, then the lists ``[b, k]``.
+
+    Raises:
+        PayloadError: a wire that is too short or too long, a number that is not finite, or an illegal list.
+    """
+    out = wires.split(wire, fields, slack=True)
+    for (name, dtype, _), field in zip(fields, out, strict=True):
+        if dtype.is_floating_point and not bool(field.isfinite().all()):
+            raise PayloadError(f"field {name!r} must be finite")
+    at = sum(count * dtype.itemsize for _, dtype, count in fields)
+    return [*out, index_lists.decode(wire[:, at:], n, k, code, slack=slack)]
+
+
+# ---- k pairs in each row --------------------------------------------------------------------------------------------
+def pairs_bytes(n: int, k: int, code: str, values: str) -> int | None:
+    """Bytes of a wire of k pairs; None if they depend on the list."""
+    size = index_lists.size(n, k, code)
+    return None if size is None else k * _DTYPES[values].itemsize + size
+
+
+def topk_(
+    rows: Tensor, k: int, code: str, values: str, memory: Tensor | None, rest: Tensor | None
+) -> tuple[Tensor, bool]:
+    """The k largest of ``rows [b, n] + memory`` -> (wire, whether that was finite); ``rest`` keeps what it does not say, as in
+    :meth:`grace.Compressor.encode_`.
+    """
+    n, narrow = rows.shape[1], values == "bfloat16"
+    if not index_lists.varies(code):
+        return encode_topk(rows, k, index_lists.fixed(n, k, code), memory, rest, narrow=narrow)
+    index, sent, finite = take_topk(rows, k, memory, rest, narrow=narrow)
+    return join([round_to_bfloat16(sent) if narrow else sent], index.long(), n, code), finite
+
+
+def sum_pairs(
+    received: Sequence[Tensor], out: Tensor, scale: float, k: int, code: str, values: str, *, add: bool
+) -> None:
+    """``out [b, n]`` = (or, with ``add``, +=) scale times the sum of what wires of :func:`topk_` say.
+
+    Raises:
+        PayloadError: a wire that is too short or too long, a number that is not finite, or an illegal list.
+    """
+    (b, n), at = out.shape, k * _DTYPES[values].itemsize
+    size = pairs_bytes(n, k, code, values)
+    for wire in received:
+        width = wire.shape[1]
+        if len(wire) != b or (size is not None and width != size):
+            cut = "truncated " if size is not None and width < size else ""
+            raise PayloadError(
+                f"{cut}payload of {len(wire)} times {width} bytes, but its fields end at {b} times {size}"
+            )
+    for j, row in enumerate(out):
+        parts = [_part(wire[j], 0, at, n, k, code) for wire in received]
+        sum_sparse(parts, row, scale, narrow=values == "bfloat16", add=add)
+
+
+def _part(one: Tensor, values: int, codes: int, n: int, k: int, code: str) -> Part:
+    """Of a row's wire ``[w]``, where its values and the codes of its k indices begin."""
+    if k and index_lists.varies(code):
+        return Part(one, values, codes, k, LIST, index_lists.take(one[None, codes:], n, k, code)[0][0])
+    return Part(one, values, codes, k, index_lists.fixed(n, k, code) if k else "raw")
+
+
+# ---- as many as there are -------------------------------------------------------------------------------------------
+def at_least_(
+    rows: Tensor,
+    bounds: Sequence[float],
+    code: str,
+    values: str,
+    memory: Tensor | None,
+    rest: Tensor | None,
+    *,
+    strict: bool = False,
+) -> tuple[Tensor, bool]:
+    """What reaches (strict: exceeds) its row's bound -> (wire of :func:`counted_`, whether ``rows + memory`` was finite), with
+    memory and rest as in :meth:`grace.Compressor.encode_`.
+    """
+    narrow, out, all_finite = values == "bfloat16", [], True
+    for j, (row, bound) in enumerate(zip(rows, bounds, strict=True)):
+        e, left = None if memory is None else memory[j], None if rest is None else rest[j]
+        index, sent, finite = take_at_least(row, bound, e, left, strict=strict, narrow=narrow)
+        out.append(_counted(row, left, index, sent, code, values))
+        all_finite = all_finite and finite
+    return index_lists.pad(out), all_finite
+
+
+def counted_(
+    rows: Tensor, selected: Sequence[tuple[Tensor, Tensor]], code: str, values: str, keep_rest: bool
+) -> Tensor:
+    """``selected[j]``: places ``[k_j]`` of row j, ascending, and the numbers there -> wire ``[b, w]``, with zeros behind
+    shorter rows; with ``keep_rest``, rows keep what it does not say.
+
+    A row is a count (int32), its values, its indices; or -1 and all its values, where that is not larger.
+    """
+    out = []
+    for row, (index, kept) in zip(rows, selected, strict=True):  # [n], [k], [k]
+        sent = round_to_bfloat16(kept).float() if values == "bfloat16" else kept
+        if keep_rest:
+            row[index.long()] = kept - sent
+        out.append(_counted(row, row if keep_rest else None, index, sent, code, values))
+    return index_lists.pad(out)
+
+
+def _counted(row: Tensor, rest: Tensor | None, index: Tensor, sent: Tensor, code: str, values: str) -> Tensor:
+    """The wire ``[w]`` that says ``sent [k]`` at ``index [k]``. ``rest`` is what is left of the row; None: it is whole."""
+    n, k, dtype = row.numel(), index.numel(), _DTYPES[values]
+    if k * dtype.itemsize + index_lists.most(n, k, code) >= n * dtype.itemsize:
+        k, body = _DENSE, _dense(row, rest, index.long(), sent, dtype)
+    elif index_lists.varies(code):
+        body = join([sent[None].to(dtype)], index[None].long(), n, code)
+    else:
+        body = encode_pairs(index[None], sent[None], n, index_lists.fixed(n, k, code), narrow=values == "bfloat16")
+    return wires.join(torch.tensor([[k]], dtype=torch.int32, device=row.device), body)[0]
+
+
+def _dense(row: Tensor, rest: Tensor | None, index: Tensor, sent: Tensor, dtype: torch.dtype) -> Tensor:
+    """All values ``[1, n]``, ``sent`` among them; rest keeps what they do not say."""
+    whole = row if rest is None else rest
+    body = round_to_bfloat16(whole) if dtype == torch.bfloat16 else whole.clone()
+    if rest is not None:
+        lost = rest[index]
+        rest.sub_(body)
+        rest[index] = lost
+        body[index] = sent.to(dtype)
+    return body[None]
+
+
+def sum_counted(received: Sequence[Tensor], out: Tensor, scale: float, code: str, values: str, *, add: bool) -> None:
+    """``out [b, n]`` = (or, with ``add``, +=) scale times the sum of what wires of :func:`counted_` say.
+
+    Raises:
+        PayloadError: as :func:`sum_pairs`; or a count that no sender writes.
+    """
+    n, width = out.shape[1], _DTYPES[values].itemsize
+    for wire in received:
+        if len(wire) != len(out):
+            raise PayloadError(f"payload of {len(wire)} rows, but there are {len(out)}")
+    for j, row in enumerate(out):
+        parts = []
+        for wire in received:
+            k = int(wires.split(wire[j : j + 1], [_COUNT], slack=True)[0])
+            if not _DENSE <= k <= n:
+                raise PayloadError(f"field 'count' must be in [0, {n + 1}), or {_DENSE}, got {k}")
+            if k == _DENSE:
+                parts.append(Part(wire[j], _COUNT_BYTES, 0, 0, DENSE))
+                continue
+            at = _COUNT_BYTES + k * width
+            if at > wire.shape[1]:
+                raise PayloadError(f"truncated payload: field 'values' needs {at} bytes of {wire.shape[1]}")
+            parts.append(_part(wire[j], _COUNT_BYTES, at, n, k, code))
+        sum_sparse(parts, row, scale, narrow=values == "bfloat16", add=add)

@@ -1,0 +1,77 @@
+"""A matrix as a random few of its singular triples: atomosvd.
+
+Letters: M is m x l; q = min(m, l) singular values; s the budget.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from grace import wire as wires
+from grace.compressor import Compressor
+from grace.errors import PayloadError
+from grace.facts import Facts
+from grace.kernels import water_filling
+from grace.random import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Triples(Compressor):
+    """Rows that are m x l matrices, as a random few of their singular triples."""
+
+    varies: ClassVar[bool] = True
+    m: int
+    l: int
+    budget: int
+    shrink: bool
+
+    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
+        encoded = []
+        for i, matrix in enumerate(rows.view(-1, self.m, self.l)):
+            largest = matrix.abs().max().clamp_min(torch.finfo(torch.float32).tiny)
+            u, sigma, vh = torch.linalg.svd(matrix / largest, full_matrices=False)
+            p = water_filling(sigma, self.budget)  # [q]
+            draw = rng.fork(i).words(len(p), rows.device)[:, 0].double().add_(2.0**31 + 0.5).mul_(2.0**-32)
+            keep = (draw < p).nonzero().view(-1)  # [k]
+            size = sigma[keep].double() * largest / (p[keep] * self._unit * (1 + self.omega if self.shrink else 1))
+            size = size.clamp_max_(torch.finfo(torch.float32).max).float()
+            count = torch.tensor([[len(keep)]], dtype=torch.int32, device=rows.device)
+            encoded.append(wires.join(count, size[None], u[:, keep].mT.reshape(1, -1), vh[keep].reshape(1, -1)))
+        wire = torch.nn.utils.rnn.pad_sequence([one[0] for one in encoded], batch_first=True)
+        if keep_rest:
+            self.decompress_add_(wire, rows, -1.0, rng)
+        return wire
+
+    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
+        m, l, head = self.m, self.l, ("count", torch.int32, 1)
+        for one, matrix in zip(wire[:, None], out.view(-1, m, l), strict=True):
+            count = wires.split(one, [head], slack=True)[0]
+            k = int(wires.checked_index("count", count, min(m, l) + 1))
+            fields = [("sizes", torch.float32, k), ("u", torch.float32, k * m), ("v", torch.float32, k * l)]
+            _, size, u, v = wires.split(one, [head, *fields], slack=True)
+            for name, vector in (("u", u), ("v", v)):
+                if not bool((vector.abs() <= 1.001).all()):
+                    raise PayloadError(f"field {name!r} must hold parts of unit vectors, in [-1, 1]")
+            left = u.view(k, m) * math.sqrt(m)
+            right = (v.view(k, l) * math.sqrt(l)) * wires.checked_scale("sizes", size).view(k, 1)
+            matrix.addmm_(left.mT, right, alpha=scale)
+
+    @property
+    def _unit(self) -> float:
+        """What sizes are measured in: the norm of a matrix of ones, so that no size overflows."""
+        return math.sqrt(self.m * self.l)
+
+    @property
+    def omega(self) -> float:
+        """Equal probabilities s/q have this variance, whatever M is; water-filling has the least that there is."""
+        return max(0.0, min(self.m, self.l) / self.budget - 1)
+
+    def facts(self, n: int) -> Facts:
+        if self.shrink:
+            return Facts(contraction=1 / (1 + self.omega), deterministic=False)
+        return Facts(unbiased=True, variance=self.omega, deterministic=False)

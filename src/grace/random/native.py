@@ -1,0 +1,31 @@
+"""The bindings of the native kernels that draw random numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from grace import native
+from grace.native import I, N, P, U
+
+if TYPE_CHECKING:
+    from grace.random import Stream
+
+_MOST = (1 << 32) - 1  # numbers of which a subset is drawn
+for _name in ("words", "uniform", "subset"):
+    native.declare(_name, U, U, U, N, N, P, I)
+
+
+def fill_words(out: Tensor, rng: Stream, first: int) -> None:
+    native.c.words(*rng.native_key(), first, len(out), out.data_ptr(), native.threads())
+
+
+def fill_uniform(out: Tensor, rng: Stream, first: int) -> None:
+    native.c.uniform(*rng.native_key(), first, out.numel(), out.data_ptr(), native.threads())
+
+
+def fill_subset(out: Tensor, rng: Stream, n: int) -> Any:
+    if n > _MOST:
+        return NotImplemented
+    return native.c.subset(*rng.native_key(), n, out.numel(), out.data_ptr(), native.threads())

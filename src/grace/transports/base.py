@@ -1,0 +1,66 @@
+"""What a transport is: what moves bytes between the ranks of a job, and tells them each other's texts."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from grace.collectives import Collective
+
+
+class Network(Protocol):
+    """What performs collectives: all that one exchange needs."""
+
+    def run(self, op: Collective) -> Tensor:
+        """Performs one collective with all ranks and returns its answer.
+
+        Raises:
+            TransportError: it failed, or the operation is one that this network refuses.
+        """
+
+
+class Transport(Network, Protocol):
+    """What moves bytes between ``world`` ranks, of which this is ``rank``.
+
+    One thread at a time uses it, and all ranks ask for the same things in the same order.
+    """
+
+    rank: int
+    world: int
+
+    def tell(self, text: str, *, seconds: float) -> list[str]:
+        """Everyone's text, in the order of the ranks; all ranks call it, and none returns before all can read it.
+
+        Unlike a collective it needs no tensors that match, so that ranks that differ can find out in what.
+
+        Raises:
+            AbsentError: some ranks did not come within ``seconds``; names them.
+            TransportError: the ranks could not be reached.
+        """
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Leaves the job. With an error, ranks that wait for this one hear of it at once, as a TransportError of theirs.
+
+        A second call does nothing.
+        """
+
+
+class Wrapper:
+    """A transport around a transport, to derive from: it passes everything on."""
+
+    def __init__(self, transport: Transport):
+        self.transport = transport
+        self.rank, self.world = transport.rank, transport.world
+
+    def run(self, op: Collective) -> Tensor:
+        """See :class:`Transport`."""
+        return self.transport.run(op)
+
+    def tell(self, text: str, *, seconds: float) -> list[str]:
+        """See :class:`Transport`."""
+        return self.transport.tell(text, seconds=seconds)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """See :class:`Transport`."""
+        self.transport.close(error)

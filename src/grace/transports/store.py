@@ -1,0 +1,65 @@
+"""Telling texts over a store of ``torch.distributed``: it needs no collective, so that ranks that differ find out without
+hanging in one, and no group is poisoned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import time
+
+import torch.distributed as dist
+
+from grace.errors import AbsentError, TransportError
+
+
+def tell_over_store(store: dist.Store, prefix: str, rank: int, world: int, text: str, seconds: float) -> list[str]:
+    """Everyone's text, in the order of the ranks. All ranks call it with one ``prefix``, which is theirs alone.
+
+    It ends only when all have read: whoever leaves then, and takes the store along, leaves nobody behind without an
+    answer. A rank that gives up takes its text back, so that one that comes later does not take it for an answer.
+
+    Raises:
+        AbsentError: ranks that did not come within ``seconds``, or that came and gave up.
+        TransportError: the store is gone.
+    """
+    deadline = time.monotonic() + seconds
+    mine = f"{prefix}/{rank}"
+    keys = [f"{prefix}/{other}" for other in range(world)]
+    try:
+        store.set(mine, text)
+        absent = [other for other, key in enumerate(keys) if not _appears(store, key, deadline)]
+        if absent:
+            store.delete_key(mine)
+            raise AbsentError(absent, f"ranks {absent} did not come within {seconds:.0f} s of rank {rank}")
+        texts = [store.get(key).decode() for key in keys]
+        readers = store.add(f"{prefix}/readers", 1)
+    except AbsentError:
+        raise
+    except RuntimeError as error:  # torch has no narrower class in all versions
+        raise TransportError(
+            f"rank {rank} of {world} has lost the store of the process group: the process that keeps it (rank 0's, or the "
+            f"launcher's) has ended; its own error says why. torch says: {error}"
+        ) from error
+    all_have_read = True
+    with contextlib.suppress(RuntimeError):  # the store is gone, but all had come
+        if readers == world:
+            store.set(f"{prefix}/read", "")
+        else:
+            all_have_read = _appears(store, f"{prefix}/read", time.monotonic() + seconds)
+        store.delete_key(mine)
+    if not all_have_read:
+        raise AbsentError([], f"some of {world} ranks did not hear of all others within {seconds:.0f} s")
+    return texts
+
+
+def _appears(store: dist.Store, key: str, deadline: float) -> bool:
+    """Whether the key is there, at the latest at the deadline."""
+    left = deadline - time.monotonic()
+    if left <= 0.001:
+        return bool(store.check([key]))
+    try:
+        store.wait([key], datetime.timedelta(seconds=left))
+    except dist.DistStoreError:  # the time has passed
+        return False
+    return True

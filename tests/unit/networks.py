@@ -1,0 +1,91 @@
+"""Networks without a network: of one, and of threads in this process."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from torch import Tensor
+
+from grace.collectives import Collective
+from grace.errors import TransportError
+from grace.run.simulate import answers
+
+
+class Loopback:
+    """A network of one, that fails in round ``fail_at``."""
+
+    rank, world = 0, 1
+
+    def __init__(self, fail_at: int = -1):
+        self.left = fail_at
+        self.asked: list[Collective] = []
+
+    def run(self, op: Collective) -> Tensor:
+        if self.left == 0:
+            raise TransportError("a worker died")
+        self.left -= 1
+        self.asked.append(op)
+        return answers([op])[0]
+
+    def tell(self, text: str, *, seconds: float) -> list[str]:
+        return [text]
+
+    def close(self, error: BaseException | None = None) -> None:
+        self.closed = True
+        self.error = error
+
+
+class Threads:
+    """A network of threads in this process."""
+
+    def __init__(self, world: int):
+        self.ops: list[Any] = [None] * world
+        self.texts: list[Any] = [None] * world
+        self.barrier = threading.Barrier(world, timeout=30)
+
+    def member(self, rank: int) -> Any:
+        hub = self
+
+        class Member:
+            world = len(hub.ops)
+
+            def __init__(self) -> None:
+                self.rank = rank
+
+            def run(self, op: Collective) -> Tensor:
+                hub.ops[rank] = op
+                hub.barrier.wait()
+                answer = answers(list(hub.ops))[rank]
+                hub.barrier.wait()
+                return answer
+
+            def tell(self, text: str, *, seconds: float) -> list[str]:
+                hub.texts[rank] = text
+                hub.barrier.wait(seconds)
+                texts = list(hub.texts)
+                hub.barrier.wait(seconds)
+                return texts
+
+            def close(self, error: BaseException | None = None) -> None:
+                if error is not None:
+                    hub.barrier.abort()
+
+        return Member()
+
+
+def in_threads(world: int, job: Any) -> list[Any]:
+    hub, results = Threads(world), [None] * world
+
+    def work(rank: int) -> None:
+        try:
+            results[rank] = job(hub.member(rank), rank)
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
