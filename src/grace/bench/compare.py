@@ -101,12 +101,6 @@ def succeeded(outcomes: Sequence[Outcome]) -> list[Result]:
     return [outcome.result for outcome in outcomes if outcome.result is not None]
 
 
-def plain(result: Result) -> dict[str, Any]:
-    """A result as the figures read it: the metrics of an evaluation beside its step."""
-    curve = [{**msgspec.to_builtins(point), **point.metrics} for point in result.curve]
-    return {**msgspec.to_builtins(result), "curve": curve}
-
-
 def write(outcomes: Sequence[Outcome], out: Path) -> None:
     """The tables of what has ended so far."""
     write_atomically(out / "results.json", json.dumps(document(outcomes), indent=1, allow_nan=False) + "\n")

@@ -9,12 +9,13 @@ import typer
 from rich.console import Console
 
 from grace.adapters.groups import Granularity
-from grace.bench.compare import Outcome, compare, document, plain, succeeded, with_baseline
+from grace.bench.compare import Outcome, compare, document, succeeded, with_baseline
 from grace.bench.config import RunConfig
-from grace.bench.extras import need
 from grace.bench.launch import launch
 from grace.bench.report import tables
+from grace.bench.report.files import draw_comparison
 from grace.bench.report.progress import Reporter
+from grace.bench.report.render import renderer
 from grace.bench.tasks import find_task
 from grace.cli.options import Json, folder
 from grace.cli.output import show, write_json
@@ -89,16 +90,14 @@ def compare_(
         task, "none", workers, steps, epochs, seed, cast("Granularity", granularity), lr, data=data, timeout=timeout
     )
     find_task(task)
-    need("matplotlib", extra="bench")  # now, not after minutes of training
+    renderer()  # now, not after minutes of training
     with Reporter(Console(stderr=True), len(chosen), bar=not as_json) as reporter:
         outcomes = compare(
             config, chosen, out, on_start=reporter.started, on_progress=reporter.progressed, on_end=reporter.ended
         )
     results = succeeded(outcomes)
     if results:
-        from grace.bench.report.figures import draw
-
-        draw([plain(one) for one in results], out)
+        draw_comparison(results, out)
     if as_json:
         write_json(document(outcomes))
     else:

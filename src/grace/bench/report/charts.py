@@ -1,8 +1,9 @@
 """The figures, each described once: Vega-Lite documents without data, for the page and for files.
 
-Rows come from the dataset ``rows``: those of :mod:`grace.bench.report.contents`, with the look of their method
-(``stroke fill shape dash width``), an ``opacity``, a ``name``, and in the page what a pointer is told (``about``). A measure of
-a row is ``NAME``, its range over seeds ``NAME_low`` and ``NAME_high``. Colours and fonts come from :mod:`grace.bench.report.theme`.
+The dataset ``rows`` has those of :mod:`grace.bench.report.contents`, with the look of their method (``stroke``, ``fill``,
+``shape``, ``dash``, ``width``), an ``opacity``, a ``name``, and in the page what a pointer is told (``about``). A measure
+is a field ``NAME``; ``NAME_low`` and ``NAME_high`` are its range over seeds, where there is one. Colours and fonts are those
+of :mod:`grace.bench.report.theme`.
 """
 
 from __future__ import annotations
@@ -31,10 +32,20 @@ MARK = {
     "shape": {"field": "shape", "type": "nominal", "scale": None},
     "tooltip": {"field": "about"},
 }
-ON_PAGE_ONLY = {"hover", "labels"}  # layers: what a pointer finds, and names, which Vega places where there is room on a screen
+ON_PAGE_ONLY = {
+    "hover",
+    "labels",
+}  # layers: what a pointer finds, and names, which Vega places where there is room on a screen
 
 
 def _figure(layers: list[Spec], says: str, height: int | Spec = 380) -> Spec:
+    """A figure of layers that share their axes: what the first of them says of an axis need not be said again."""
+    for axis in ("x", "y"):
+        for layer in [one for one in layers if "field" in one["encoding"].get(axis, {})][1:]:
+            kept = ("field", "type", "title", "sort", "stack")
+            layer["encoding"][axis] = {
+                key: layer["encoding"][axis][key] for key in kept if key in layer["encoding"][axis]
+            }
     return {"description": says, "height": height, "data": {"name": "rows"}, "layer": layers}
 
 
@@ -46,7 +57,12 @@ def _number(field: str, title: str | None, *, text: str | None = None, zero: boo
     else:
         out["scale"] = {"type": "log", "nice": False, "padding": 18}
         ends = f"extent(pluck(data('rows'), '{field}'))"
-        out["axis"] = {"labelExpr": text, "values": {"expr": f"{ends}[1] < 6 * {ends}[0] ? {_ticks(1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)} : {_ticks(1, 2, 3, 5)}"}}
+        out["axis"] = {
+            "labelExpr": text,
+            "values": {
+                "expr": f"{ends}[1] < 6 * {ends}[0] ? {_ticks(1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)} : {_ticks(1, 2, 3, 5)}"
+            },
+        }
     return out
 
 
@@ -70,14 +86,22 @@ def _range(axis: str, own: Spec, other: Spec) -> Spec:
     return {
         "transform": [{"filter": f"isValid(datum.{low}) && isValid(datum.{high})"}],
         "mark": {"type": "rule", "style": "spread", "clip": True, "aria": False},
-        "encoding": {axis: {**own, "field": low}, f"{axis}2": {"field": high}, "y" if axis == "x" else "x": other, **_STROKE, **_OPACITY},
-    }  # fmt: skip
+        "encoding": {
+            axis: {**own, "field": low},
+            f"{axis}2": {"field": high},
+            "y" if axis == "x" else "x": other,
+            **_STROKE,
+            **_OPACITY,
+        },
+    }
 
 
 def _points(x: Spec, y: Spec, *, ranges: str = "xy", size: int = 90) -> list[Spec]:
     both = {"x": (x, y), "y": (y, x)}
-    x_said, y_said = (f"format(datum['{one['field']}'], '.3~s')" if one["type"] == "quantitative" else f"datum['{one['field']}']"
-                      for one in (x, y))  # fmt: skip
+    x_said, y_said = (
+        f"format(datum['{one['field']}'], '.3~s')" if one["type"] == "quantitative" else f"datum['{one['field']}']"
+        for one in (x, y)
+    )
     said = f"datum.name + ': ' + {x_said} + ' {x['title']}, ' + {y_said} + ' {y['title']}'"
     return [_range(axis, *both[axis]) for axis in ranges] + [{
         "name": "points",
@@ -115,8 +139,11 @@ def curves(task: Mapping[str, Any], x: str, title: str, *, text: str | None = No
         kept = more + (f" && datum.{x} > 0" if text else "")
         return [{"flatten": [f"curve.{name}" for name in names], "as": list(names)}, {"filter": kept}]
 
-    here = ("{'here': format(datum.quality, '%s'), 'epoch': format(datum.epoch, '.3~g'), 'seconds': format(datum.seconds, '.3~s')}"
-            % (".1%" if task["share"] else ".4~g"))  # fmt: skip
+    form = ".1%" if task["share"] else ".4~g"
+    here = (
+        f"{{'here': format(datum.quality, '{form}'), 'epoch': format(datum.epoch, '.3~g'), "
+        "'seconds': format(datum.seconds, '.3~s')}"
+    )
     layers: list[Spec] = [
         {
             "transform": [{"filter": "isValid(datum.curve.low) && datum.opacity == 1"},
@@ -155,9 +182,10 @@ def curves(task: Mapping[str, Any], x: str, title: str, *, text: str | None = No
         at = {"datum": task["target"]}
         text_ = {"value": f"target {quality_text(task['target'], task)}"}
         layers += [
-            {"data": {"values": [{}]}, "mark": {"type": "rule", "style": "goal", "aria": False}, "encoding": {"y": at}},
-            {"data": {"values": [{}]}, "mark": {"type": "text", "style": "small", "align": "left", "dx": 4, "dy": -6, "clip": True},
-             "encoding": {"y": at, "x": {"value": 0}, "text": text_}},
+            {"data": {"values": [{}]}, "encoding": {"y": at},
+             "mark": {"type": "rule", "style": "goal", "aria": False, "clip": True}},
+            {"data": {"values": [{}]}, "encoding": {"y": at, "x": {"value": 0}, "text": text_},
+             "mark": {"type": "text", "style": "small", "align": "left", "dx": 4, "dy": -6, "clip": True}},
         ]  # fmt: skip
     says = f"Lines of test {task['metric']} against {title}, one for each method."
     return {**_figure(layers, says), "params": [{"name": "whole", "value": False}]}
@@ -169,8 +197,8 @@ def tradeoff(task: Mapping[str, Any], measure: str, title: str, *, text: str | N
     x, y = _number(measure, title, text=text), _quality(task, "final", "final test")
     front: Spec = {
         "transform": [
-            {"joinaggregate": [{"op": "distinct", "field": "link", "as": "links"}, {"op": "distinct", "field": "workers", "as": "counts"}]},
-            {"filter": f"datum.front_{measure} && datum.links * datum.counts == 1"},
+            {"joinaggregate": [{"op": "distinct", "field": key, "as": f"{key}_count"} for key in ("link", "workers")]},
+            {"filter": f"datum.front_{measure} && datum.link_count * datum.workers_count == 1"},
         ],
         "mark": {"type": "line", "style": "front", "clip": True, "aria": False},
         "encoding": {"x": x, "y": y},
@@ -210,8 +238,8 @@ def step_time(task: Mapping[str, Any]) -> Spec:
         ],
         "mark": {"type": "bar", "height": {"band": 0.7}},
         "encoding": {
-            "y": y, "x": {**x, "field": "ms", "stack": "zero"}, "order": {"field": "order", "type": "quantitative"}, **_OPACITY,
-            "color": {"field": "part", "type": "nominal", "sort": list(parts)}, "tooltip": {"field": "about"},
+            "y": y, "x": {**x, "field": "ms", "stack": "zero"}, "order": {"field": "order", "type": "quantitative"},
+            "color": {"field": "part", "type": "nominal", "sort": list(parts)}, **_OPACITY, "tooltip": {"field": "about"},
             "description": {"field": "said"},
         },
     }  # fmt: skip
@@ -236,13 +264,17 @@ def step_time(task: Mapping[str, Any]) -> Spec:
 # ---- survey, figures 9 and 10 ----
 def links(task: Mapping[str, Any]) -> Spec:
     """Throughput over every network, from slow to fast."""
-    x = {
+    x: Spec = {
         "field": "network", "type": "ordinal", "title": "link, slow to fast", "sort": {"field": "link", "op": "min"},
         "axis": {"labelAngle": 0, "grid": True},
     }  # fmt: skip
     y = _number("throughput", "samples per second, all workers", zero=True)
-    detail = [one for one in LINE["detail"] if one["field"] != "link"]
-    line: Spec = {"name": "lines", "mark": {"type": "line", "aria": False}, "encoding": {"x": x, "y": y, **LINE, "detail": detail}}
+    detail = [{"field": "label"}, {"field": "workers"}]
+    line: Spec = {
+        "name": "lines",
+        "mark": {"type": "line", "aria": False},
+        "encoding": {"x": x, "y": y, **LINE, "detail": detail},
+    }
     says = f"Lines of samples per second of {task['name']} against the link, one for each method."
     return _figure([line, *_points(x, y, ranges="y", size=60)], says, 440)
 
@@ -250,7 +282,10 @@ def links(task: Mapping[str, Any]) -> Spec:
 # ---- the link model ----
 def prediction(task: Mapping[str, Any]) -> Spec:
     """The predicted step against the measured one, with the diagonal and 15 % around it."""
-    x, y = (_number(f"{name}_ms", f"{word} step, ms", text=_PLAIN) for name, word in (("step", "measured"), ("predicted", "predicted")))
+    x, y = (
+        _number(f"{name}_ms", f"{word} step, ms", text=_PLAIN)
+        for name, word in (("step", "measured"), ("predicted", "predicted"))
+    )
     ends: list[Spec] = [
         {"fold": ["step_ms", "predicted_ms"], "as": ["which", "ms"]},
         {"aggregate": [{"op": "min", "field": "ms", "as": "from"}, {"op": "max", "field": "ms", "as": "to"}]},
@@ -277,26 +312,37 @@ def codecs(unit: str) -> Spec:
     """Boxes of the quartiles of codecs: rows of ``name``, ``kind`` and, for the unit ``time`` (microseconds) or ``ratio``
     (multiples of ``y.add_(x)``), its median and quartiles: ``time``, ``time_low``, ``time_high``.
     """  # fmt: skip
-    title, text = {"time": ("time of one tensor", _TIME), "ratio": ("multiples of y.add_(x) of the same size", _PLAIN)}[unit]
+    title, text = {"time": ("time of one tensor", _TIME), "ratio": ("multiples of y.add_(x) of the same size", _PLAIN)}[
+        unit
+    ]
     cost: list[Spec] = [
         {"filter": f"datum.{unit} > 0"},
         {"joinaggregate": [{"op": "sum", "field": unit, "as": "cost"}], "groupby": ["name"]},
         {"calculate": f"datum.name + ' ' + datum.kind + ': ' + format(datum.{unit}, '.3~s')", "as": "said"},
     ]
-    y = {"field": "name", "type": "nominal", "title": None, "sort": {"field": "cost", "op": "max"}, "axis": {"grid": True}}
+    y: Spec = {
+        "field": "name",
+        "type": "nominal",
+        "title": None,
+        "sort": {"field": "cost", "op": "max"},
+        "axis": {"grid": True},
+    }
     x = _number(unit, title, text=text)
-    each = {"y": y, "yOffset": {"field": "kind", "type": "nominal"}, "color": {"field": "kind", "type": "nominal"},
+    each: Spec = {"y": y, "yOffset": {"field": "kind", "type": "nominal"}, "color": {"field": "kind", "type": "nominal"},
             "tooltip": {"field": "about"}}  # fmt: skip
     box: Spec = {
         "mark": {"type": "bar", "style": "quartiles", "aria": False},
         "encoding": {**each, "x": {**x, "field": f"{unit}_low"}, "x2": {"field": f"{unit}_high"}},
     }
+    del each["color"]
     middle: Spec = {
         "name": "points",
         "mark": {"type": "tick", "style": "measured", "thickness": 2},
-        "encoding": {key: value for key, value in each.items() if key != "color"} | {"x": x, "description": {"field": "said"}},
+        "encoding": {**each, "x": x, "description": {"field": "said"}},
     }
-    out = _figure([box, middle], "Boxes of the time of codecs, for each method and operation.", {"step": 26, "for": "position"})
+    out = _figure(
+        [box, middle], "Boxes of the time of codecs, for each method and operation.", {"step": 26, "for": "position"}
+    )
     return {**out, "transform": cost}
 
 

@@ -23,7 +23,7 @@ _MEASURES = (
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure of the report. ``shows`` says which groups are in it; ``command`` makes the data without which it is left out."""
+    """A figure of the report. ``shows``: whether a group is in it; ``command``: makes the data without which it is missing."""
 
     name: str
     title: str
@@ -259,7 +259,9 @@ def _row(group: Group) -> dict[str, Any]:
     for name in _MEASURES:
         value: Spread = getattr(group, name)
         out[name] = _short(value.median)
-        if several or name == "final":  # of which axes begin and end at the range
+        if name == "final" or {value.low, value.high} != {
+            value.median
+        }:  # axes begin and end at the ranges of qualities
             out |= {f"{name}_low": _short(value.low), f"{name}_high": _short(value.high)}
     return out
 
@@ -271,8 +273,8 @@ def codec_row(row: Mapping[str, Any]) -> dict[str, Any]:
     scale = time / ratio if time is not None and ratio else None
     out = {key: row[key] for key in ("operation", "method", "size", "threads", "goal")}
     out |= {"name": row["method"] or row["operation"], "kind": row["operation"] if row["method"] else "kernel"}
-    for unit, values in (("ratio", [ratio, *edges]),
-                         ("time", [time, *(time if scale is None or edge is None else scale * edge for edge in edges)])):  # fmt: skip
+    times = [time, *(time if scale is None or edge is None else scale * edge for edge in edges)]
+    for unit, values in (("ratio", [ratio, *edges]), ("time", times)):
         out |= dict(zip((unit, f"{unit}_low", f"{unit}_high"), map(_short, values), strict=True))
     return out
 

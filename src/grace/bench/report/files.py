@@ -10,10 +10,12 @@ from typing import Any
 
 from grace.bench.report import charts
 from grace.bench.report.charts import Spec
-from grace.bench.report.contents import Report, page_document
+from grace.bench.report.contents import page_document, report_of
+from grace.bench.report.read import Found, run_of
 from grace.bench.report.render import save
 from grace.bench.report.tables import share
 from grace.bench.report.theme import config
+from grace.bench.results import Result
 
 _WIDTH = 330  # pixels of a panel
 _ONE_PANEL = {"links": 620, "prediction": 520}  # of all networks
@@ -21,7 +23,7 @@ _TITLES = {
     "quality-epoch-time": "quality against epochs and against time",
     "quality-throughput": "quality against throughput; the broad line is the Pareto front",
     "quality-bytes": "quality against bytes sent; the broad line is the Pareto front",
-    "step-time": "where the time of a step goes; the tick is the measured step, the dashed line the step without communication",
+    "step-time": "where the time of a step goes (tick: the measured step; dashed: without communication)",
     "links": "transports and links",
     "prediction": "what the link model predicts; the band is \u00b1 15 %",
 }
@@ -43,21 +45,24 @@ def draw_report(document: Mapping[str, Any], out: Path) -> list[Path]:
         for name, plots in task["charts"].items():
             shown = [row for row in rows if name in row["figures"]]
             if name in names and shown and (name != "links" or len({row["link"] for row in rows}) > 1):
-                figure = _sheet(look, f"{task['name']}: {_TITLES[name]}", _notes(shown, task), _panels(name, plots, shown),
-                                [] if name == "step-time" else _entries(shown, document), columns=2 if len(plots) == 2 else 4)  # fmt: skip
-                written += save(figure, out / f"{task['name']}-{name}")
+                title, panels = f"{task['name']}: {_TITLES[name]}", _panels(name, plots, shown)
+                entries = [] if name == "step-time" else _entries(shown, document)
+                columns = len(plots) if len(plots) > 1 else 4
+                figure = _sheet(look, title, _notes(shown, task), panels, entries, columns=columns)
+                written += save(figure, out, f"{task['name']}-{name}")
     if "codec-latency" in names:
-        written += draw_codecs(document["codecs"], out / "codec-latency")
+        written += draw_codecs(document["codecs"], out, "codec-latency")
     return written
 
 
-def draw_comparison(report: Report, out: Path) -> list[Path]:
+def draw_comparison(results: Sequence[Result], out: Path) -> list[Path]:
     """Writes ``comparison.svg`` and ``.png`` into ``out``: what the same quality costs in epochs, in bytes and in time.
 
     Args:
-        report: of runs of one task on one network, one for each method.
+        results: of one task on one network, one for each method.
         out: a directory.
     """
+    report = report_of(Found([run_of(one, file=one.method) for one in results]))
     document = page_document(report, str(out))
     (task,) = document["tasks"]
     rows = [_seen(row, document) for row in document["groups"]]
@@ -77,17 +82,18 @@ def draw_comparison(report: Report, out: Path) -> list[Path]:
         notes.append("* learning rate or momentum is not the task's own; the results say why")
     titles = ("per epoch: what compression loses", "per byte: what it saves", "per second: what it costs here")
     panels = [(title, plot, rows) for title, plot in zip(titles, charts.of_comparison(task), strict=True)
-              if "sent" not in title or first.workers > 1]  # fmt: skip
+              if "byte" not in title or any(row["sent"] for row in rows)]  # fmt: skip  # one worker sends nothing
     title = f"{task['name']}: test {task['metric']} against epochs, bytes and time"
-    return save(_sheet(document["config"]["light"], title, notes, panels, rows), out / "comparison")
+    return save(_sheet(document["config"]["light"], title, notes, panels, rows), out, "comparison")
 
 
-def draw_codecs(rows: Sequence[Mapping[str, Any]], stem: Path) -> list[Path]:
-    """Writes the time of codecs with the fewest threads as ``stem.svg`` and ``.png``, with a panel for each size.
+def draw_codecs(rows: Sequence[Mapping[str, Any]], out: Path, name: str) -> list[Path]:
+    """Writes the time of codecs with the fewest threads as ``name.svg`` and ``.png``, with a panel for each size.
 
     Args:
         rows: as :func:`grace.bench.report.contents.codec_row` makes them.
-        stem: of the files.
+        out: a directory.
+        name: of the files.
     """
     threads = min(row["threads"] for row in rows)
     unit = "time" if all(row["time"] is not None for row in rows) else "ratio"
@@ -96,7 +102,7 @@ def draw_codecs(rows: Sequence[Mapping[str, Any]], stem: Path) -> list[Path]:
         members = [dict(row) for row in rows if (row["size"], row["threads"]) == (size, threads)]
         panels.append((f"{size:,} elements", charts.codecs(unit), members))
     title = f"Codec latency with {threads} thread{'s' if threads > 1 else ''}: median and quartiles"
-    return save(_sheet(config("light"), title, [], panels, []), stem)
+    return save(_sheet(config("light"), title, [], panels, []), out, name)
 
 
 Panel = tuple[str, Spec, list[Row]]  # its title, what it shows, of which rows
@@ -106,7 +112,14 @@ def _seen(row: Mapping[str, Any], document: Mapping[str, Any]) -> Row:
     """A row with the look of its method and the name of its network; the page does the same."""
     method = document["methods"][row["method"]]
     own = {key: value for key, value in method.items() if key not in ("name", *document["config"])}
-    return {**row, **own, **method["light"], "opacity": 1, "name": row["label"], "network": document["links"][row["link"]]}
+    return {
+        **row,
+        **own,
+        **method["light"],
+        "opacity": 1,
+        "name": row["label"],
+        "network": document["links"][row["link"]],
+    }
 
 
 def _panels(name: str, plots: Sequence[Spec], rows: Sequence[Row]) -> list[Panel]:
@@ -135,7 +148,9 @@ def _notes(rows: Sequence[Row], task: Mapping[str, Any]) -> list[str]:
 def _entries(rows: Sequence[Row], document: Mapping[str, Any]) -> list[Row]:
     """Of the legend: each method once, in the order of all."""
     found = {row["method"]: row for row in rows}
-    return [{**found[index], "text": method["name"]} for index, method in enumerate(document["methods"]) if index in found]
+    return [
+        {**found[index], "text": method["name"]} for index, method in enumerate(document["methods"]) if index in found
+    ]
 
 
 def _sheet(
@@ -160,9 +175,17 @@ def _panel(index: int, title: str, plot: Spec, rows: Sequence[Row]) -> Spec:
     own: Spec = json.loads(json.dumps(plot).replace("data('rows')", f"data('rows{index}')"))
     own.pop("params", None)
     layers = [layer for layer in own["layer"] if layer.get("name") not in charts.ON_PAGE_ONLY]
-    own["layer"] = [{key: layer[key] for key in layer if key != "name"} for layer in layers]  # a name is for one panel only
+    own["layer"] = [
+        {key: layer[key] for key in layer if key != "name"} for layer in layers
+    ]  # a name is for one panel only
     height = 290 if isinstance(own["height"], int) else own["height"]
-    return {"width": _WIDTH, **own, "height": height, "title": title, "data": {"name": f"rows{index}", "values": list(rows)}}
+    return {
+        "width": _WIDTH,
+        **own,
+        "height": height,
+        "title": title,
+        "data": {"name": f"rows{index}", "values": list(rows)},
+    }
 
 
 def _legend(entries: Sequence[Row], width: int) -> Spec:
@@ -176,7 +199,7 @@ def _legend(entries: Sequence[Row], width: int) -> Spec:
         for at, entry in enumerate(entries)
     ]
     down = -(-len(entries) // across)
-    place = {
+    place: Spec = {
         axis: {"type": "quantitative", "axis": None, "scale": {"domain": ends, "nice": False}}
         for axis, ends in (("x", [0, width]), ("y", [-0.5, down - 0.5]))
     }
@@ -184,7 +207,10 @@ def _legend(entries: Sequence[Row], width: int) -> Spec:
 
     def layer(mark: Spec, shift: int, **more: Any) -> Spec:
         return {
-            "transform": [{"calculate": f"datum.left + {shift}", "as": "at"}, {"calculate": "datum.left + 34", "as": "end"}],
+            "transform": [
+                {"calculate": f"datum.left + {shift}", "as": "at"},
+                {"calculate": "datum.left + 34", "as": "end"},
+            ],
             "mark": {"aria": False, **mark},
             "encoding": {"x": {**place["x"], "field": "at"}, "y": y, **more},
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import re
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ def renderer() -> Any:
     return need("vl_convert", extra="bench")
 
 
-def save(figure: Spec, stem: Path) -> list[Path]:
-    """Writes a Vega-Lite document as ``stem.svg`` and ``stem.png``; the same document gives the same files.
+def save(figure: Spec, out: Path, name: str) -> list[Path]:
+    """Writes a Vega-Lite document as ``name.svg`` and ``name.png`` into ``out``; the same document gives the same files.
 
     Raises:
         MissingExtraError: vl-convert is not installed.
@@ -33,14 +34,17 @@ def save(figure: Spec, stem: Path) -> list[Path]:
     """
     own = renderer()
     svg = own.vega_to_svg(_clip_once(own.vegalite_to_vega(figure)), allowed_base_urls=[])
-    paths = [stem.with_name(re.sub(r"[^A-Za-z0-9._-]+", "_", f"{stem.name}.{kind}")) for kind in ("svg", "png")]
+    names: dict[str, str] = {}  # Vega counts its frames over all figures of a process
+    svg = re.sub(r"\bclip\d+\b", lambda found: names.setdefault(found[0], f"clip{len(names)}"), svg)
+    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(figure["description"])}" ', 1)
+    paths = [out / re.sub(r"[^A-Za-z0-9._-]+", "_", f"{name}.{kind}") for kind in ("svg", "png")]
     write_atomically(paths[0], svg)
     write_atomically(paths[1], own.svg_to_png(svg, scale=_DENSITY))
     return paths
 
 
 def _clip_once(vega: Spec) -> Spec:
-    """Cuts all lines of a panel with one frame, where Vega-Lite gives each its own: a PNG takes a second instead of a minute."""
+    """Cuts all lines of a panel with one frame, where Vega-Lite gives each its own: a PNG takes seconds, not minutes."""
     for at, mark in enumerate(vega.get("marks", [])):
         if mark.get("name", "").endswith("_pathgroup"):
             clips = [line.pop("clip", False) for line in mark["marks"]]

@@ -61,6 +61,8 @@ def test_every_figure_is_drawn_and_only_when_it_comes_into_view(page):
         "return [...document.querySelectorAll('.figure')].map((one) => one.querySelectorAll('svg.marks path').length)"
     )
     assert min(paths) > 10
+    said = page.js("return [...document.querySelectorAll('.plot')].map((one) => one.getAttribute('aria-label'))")
+    assert min(map(len, said)) > 20
     assert points(page, "quality-throughput") == [TRAINED]  # the limit is not among them
     assert points(page, "quality-epoch-time") == [TRAINED] * 2
 
@@ -199,7 +201,8 @@ def test_procedural_data_are_marked_on_every_figure_that_shows_them(page):
         return page.js(
             "return [...document.querySelectorAll('.figure')].filter((one) => !one.querySelector('.procedural').hidden &&"
             " [...one.querySelectorAll('.plot')].every((plot) =>"
-            " [...plot.querySelectorAll('text')].some((note) => note.textContent.startsWith('procedural')))).map((one) => one.dataset.figure)"
+            " [...plot.querySelectorAll('text')].some((note) => note.textContent.startsWith('procedural'))))"
+            ".map((one) => one.dataset.figure)"
         )
 
     assert marked() == []

@@ -54,9 +54,9 @@ function signed(value) {
   return `${text === "0.0" ? "" : value > 0 ? "+" : "\u2212"}${text}\u00a0%`;
 }
 
-// "91.7 – 93.1 %", only where there are several seeds: a unit that both ends have is said once
+// "91.7 – 93.1 %", only where seeds differ: a unit that both ends have is said once
 function range(group, key, text) {
-  if (group.seeds < 2) return "";
+  if (!(`${key}_low` in group)) return "";
   const [least, most] = ["low", "high"].map((end) => text(group[`${key}_${end}`]));
   const [first, unit] = least.split("\u00a0");
   return least === most ? "" : `${unit && most.endsWith(`\u00a0${unit}`) ? first : least}\u2009\u2013\u2009${most}`;
