@@ -11,7 +11,7 @@ from grace.kernels.finite import *
 from grace.kernels.hashing import *
 from grace.kernels.index_lists import *
 from grace.kernels.levels import *
-from grace.kernels.matrices import *
+from grace.kernels.low_rank import *
 from grace.kernels.momentum import *
 from grace.kernels.packing import *
 from grace.kernels.powers import *
@@ -23,3 +23,4 @@ from grace.kernels.spans import *
 from grace.kernels.sparse import *
 from grace.kernels.statistics import *
 from grace.kernels.subsets import *
+from grace.portable import *

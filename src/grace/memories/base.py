@@ -11,7 +11,7 @@ from torch import Tensor
 from grace.collectives import Traffic
 from grace.errors import CompositionError
 from grace.facts import Facts
-from grace.knobs import as_call
+from grace.knobs import as_call, check_knobs
 from grace.method import Method
 from grace.peer import Peer
 
@@ -30,6 +30,7 @@ class Memory(Method[Any], Generic[S]):
     method: Method[S]
 
     def __post_init__(self) -> None:
+        check_knobs(self)
         if not isinstance(self.method, Method):
             raise CompositionError(
                 f"{type(self).__name__} wraps a Method, got {as_call(self.method)}; "

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from grace.collectives import Exchange
-from grace.errors import CompositionError, out_of_range
-from grace.knobs import as_call
+from grace.errors import CompositionError
+from grace.knobs import Range, as_call
 from grace.memories.base import Memory
 from grace.method import Exchanged, Method
 from grace.peer import Peer
@@ -33,12 +33,7 @@ class Momentum(Memory[S]):
     State: float32, as large as the gradient. Reference: Bernstein et al., ICML 2018, section 3.
     """
 
-    beta: float = 0.9
-
-    def __post_init__(self) -> None:
-        Memory.__post_init__(self)
-        if not 0 <= self.beta < 1:
-            raise out_of_range("Momentum", "beta", self.beta, "0 <= beta < 1")
+    beta: Annotated[float, Range(0, below=1)] = 0.9
 
     def exchange(self, x: Tensor, state: tuple[Tensor, S], peer: Peer) -> Exchange[Exchanged[tuple[Tensor, S]]]:
         memory, inner = state

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from grace.compressor import Compressor
 from grace.facts import Facts
+from grace.kernels import add_scaled_
 from grace.random import Stream
 from grace.registry import register
 
@@ -45,7 +46,7 @@ class Identity(Compressor):
         return wire
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        out.add_(wire, alpha=scale)
+        add_scaled_(out, wire, scale)
 
     def facts(self, n: int) -> Facts:
         return Facts(unbiased=True, contraction=1.0, variance=0.0, payload=4 * n)

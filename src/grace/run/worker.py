@@ -24,7 +24,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 VERSION = 1
 
 
-def checked_tensor(name: str, x: Tensor) -> None:
+def check_tensor(name: str, x: Tensor) -> None:
     """Refuses what Grace does not exchange.
 
     Raises:
@@ -126,7 +126,7 @@ class Worker:
         held = self._states.get(name)
         if held is None or held[0] is not method:
             if held is None or held[0] != method:
-                checked_tensor(name, x)
+                check_tensor(name, x)
                 if held is not None:
                     self._keep_owed(name, *held)
                 held = (method, method.init(x))
@@ -141,7 +141,8 @@ class Worker:
     def _handle_nonfinite(self, results: dict[str, Exchanged[Any]]) -> None:
         bad = [name for name, out in results.items() if not (out.finite and bool(out.mean.isfinite().all()))]
         if bad and self.nonfinite == "error":
-            raise NonFiniteError(f"step {self.step}: an inf or NaN in the gradients of {', '.join(map(repr, bad))}")
+            where = ", ".join(map(repr, bad))
+            raise NonFiniteError(f"step {self.step}: an inf or NaN in the gradients of {where}", bad)
         for name in bad:
             results[name].mean.zero_()
 
