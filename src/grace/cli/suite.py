@@ -20,8 +20,7 @@ _WIDTH = 240  # of a table of many columns, where there is no terminal
 
 
 def smoke(
-    out: Annotated[Path, typer.Option("--out", callback=folder, help="Folder of results.")],
-    as_json: Json = False,
+    out: Annotated[Path, typer.Option("--out", callback=folder, help="Folder of results.")], as_json: Json = False
 ) -> None:
     """Try the suite itself in less than a minute: two tasks, four methods, two workers, two links where permitted.
 
