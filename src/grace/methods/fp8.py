@@ -14,7 +14,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.compressor import Compressor
 from grace.errors import PayloadError
-from grace.facts import Facts
+from grace.facts import ROUNDING_BIAS, Facts
 from grace.kernels import MOST, add_scaled_, block_abs_max, block_count, block_divide, spread, stochastic_round
 from grace.knobs import Count
 from grace.random import Stream
@@ -100,7 +100,7 @@ class FP8(Compressor):
         )  # half a spacing each, in units of the largest number
         if self.stochastic:
             omega = unit**2 / (4 * (1 + unit)) + near_zero
-            return Facts(unbiased=True, variance=omega, contraction=1 - omega, deterministic=False, payload=payload)
+            return Facts(unbiased=True, variance=omega, contraction=1 - omega, deterministic=False, payload=payload, bias=ROUNDING_BIAS)
         return Facts(contraction=1 - (unit / 2) ** 2 - near_zero, payload=payload)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.compressor import Compressor
 from grace.errors import PayloadError
-from grace.facts import Facts
+from grace.facts import ROUNDING_BIAS, Facts
 from grace.kernels import (
     MOST,
     add_scaled_,
@@ -123,4 +123,5 @@ class LPC(Compressor):
             return Facts(contraction=self.clip / (1 + omega), deterministic=False, payload=payload)
         if self.clip < 1:
             return Facts(deterministic=False, payload=payload)
-        return Facts(unbiased=True, variance=omega, deterministic=False, payload=payload)
+        bias = ROUNDING_BIAS / self.q + 1e-6  # numbers that close to a grid point are taken for it
+        return Facts(unbiased=True, variance=omega, deterministic=False, payload=payload, bias=bias)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from grace.compressor import Fused
 from grace.errors import out_of_range
-from grace.facts import Facts
+from grace.facts import ROUNDING_BIAS, Facts
 from grace.kernels import encode_powers, powers_bytes, sum_powers
 from grace.knobs import Count, check_knobs
 from grace.random import Stream
@@ -75,4 +75,4 @@ class Natural(Fused):
         block = self._block(n)
         omega = 1 / 8 + (min(n, block) / 4096 if self.bits == 4 else 0)
         payload = powers_bytes(n, self.bits, block)
-        return Facts(unbiased=True, variance=omega, contraction=1 - omega, deterministic=False, payload=payload)
+        return Facts(unbiased=True, variance=omega, contraction=1 - omega, deterministic=False, payload=payload, bias=ROUNDING_BIAS)
