@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
 ROUNDING_BIAS = 2.0**-17  # of rounding up or down at random by 16 bits: half of the last, in steps of the grid
 
 

@@ -53,7 +53,8 @@ class LPC(Compressor):
     Bias:
         clip = 1: unbiased, omega = min(B/(4 q^2), (sqrt(B)-1)/2). clip < 1: biased by what
         exceeds the range, with a variance of at most d^2/4 for each number. With ``shrink`` biased, delta =
-        clip/(1+omega). Exact for grid points and zeros, if clip = 1.
+        clip/(1+omega). Exact for grid points and zeros, if clip = 1. Random numbers have 16 bits: a mean is off by at most
+        2^-17 d, and what is smaller than that is always 0.
     Differs from the paper:
         the operator only: variance reduction (a second gradient, of a snapshot) and double sampling are matters of the
         training loop. The paper has one d for the whole vector. The code -2^(bits-1) is used only where clip < 1.

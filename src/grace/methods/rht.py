@@ -95,7 +95,8 @@ class RHT(Compressor):
         facts = self.quantizer.facts(n)
         delta = None if facts.contraction is None else min(facts.contraction, 1 - _ROUNDING)
         omega = None if facts.variance is None else max(facts.variance, _ROUNDING)
-        return replace(facts, contraction=delta, variance=omega, deterministic=False)
+        bias = facts.bias * min(n, self.block)  # a number is made of all of its block
+        return replace(facts, contraction=delta, variance=omega, deterministic=False, bias=bias)
 
 
 def _shared(rng: Stream) -> Stream:
