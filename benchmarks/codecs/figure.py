@@ -10,7 +10,7 @@ from benchmarks.codecs.goals import RATIO, position
 from grace.bench.codecs.clock import OPERATIONS
 from grace.bench.codecs.plan import size_text
 from grace.bench.report.render import save
-from grace.bench.report.theme import config
+from grace.bench.report.theme import COLOURS, config
 from grace.registry import recipe
 
 _KINDS = {"reference": "reference kernels", "torch": "plain torch code"}  # rivals that are shown
@@ -71,9 +71,12 @@ def _methods(document: Row, rows: Sequence[Row]) -> Row:
         ticks = [_tick(row["method"], row["goal"], row["ratio"] <= row["goal"]) for row in mine if row["goal"]]
         rivals = [rival for row in mine for rival in _rivals(row, row["method"])]
         title = operation + (f" {payloads} workers" if payloads else "")
-        panels.append(_panel(title, order, boxes, ticks, rivals, labels=operation == OPERATIONS[0]))
+        place = OPERATIONS.index(operation)
+        panels.append(_panel(title, order, boxes, ticks, rivals, labels=place == 0, legend=place == 2))
     what = "caches emptied before each sample" if first["cold"] else "small: caches warm, the Python call included"
-    return _sheet(f"Codecs at {size_text(first['size'])} elements", document, f"{_count(first['threads'])}; {what}", panels)
+    return _sheet(
+        f"Codecs at {size_text(first['size'])} elements", document, f"{_count(first['threads'])}; {what}", panels
+    )
 
 
 def _goals(document: Row, pairs: Sequence[tuple[Row, Row]]) -> Row:
@@ -87,7 +90,7 @@ def _goals(document: Row, pairs: Sequence[tuple[Row, Row]]) -> Row:
     ]
     rivals = [rival for goal, row in pairs for rival in _rivals(row, goal["row"])]
     met, size = sum(goal["met"] for goal, _ in pairs), size_text(pairs[0][0]["size"])
-    panel = _panel("", order, boxes, ticks, rivals, labels=True, width=640)
+    panel = _panel("", order, boxes, ticks, rivals, width=640)
     title = f"{met} of {len(pairs)} goals met at {size} elements"
     return _sheet(title, document, "caches emptied before each sample", [panel])
 
@@ -115,8 +118,16 @@ def _rivals(row: Row, name: str) -> list[Row]:
 
 
 def _panel(
-    title: str, order: Sequence[str], boxes: list[Row], ticks: list[Row], rivals: list[Row], *, labels: bool, width: int = 330
-) -> Row:  # fmt: skip
+    title: str,
+    order: Sequence[str],
+    boxes: list[Row],
+    ticks: list[Row],
+    rivals: list[Row],
+    *,
+    labels: bool = True,
+    legend: bool = True,
+    width: int = 330,
+) -> Row:
     """Quartiles, the whole range, the median; goals as ticks, rivals as hollow points; a line where one addition lies."""
     several = len({box["kind"] for box in boxes if box["kind"].endswith(("thread", "threads"))}) > 1
     y: Row = {"field": "name", "type": "nominal", "sort": list(order), "title": None, "scale": {"domain": list(order)}}
@@ -124,33 +135,35 @@ def _panel(
     place: Row = {"y": y, **({"yOffset": {"field": "kind", "type": "nominal"}} if several else {})}
     x: Row = {
         "field": "ratio", "type": "quantitative", "title": "multiples of y.add_(x)",
-        "scale": {"type": "log", "nice": False, "padding": 12}, "axis": {"labelExpr": "format(datum.value, '~s')"},
+        "scale": {"type": "log", "nice": False, "padding": 12}, "axis": {"labelExpr": "format(datum.value, ',~g')"},
     }  # fmt: skip
-    colour: Row = {"field": "kind", "type": "nominal", "legend": {"orient": "bottom"}}
+    shown = {"orient": "right", "direction": "vertical"} if legend else None  # one for all panels
+    colours = {"range": list(COLOURS)} if not several else {}
+    colour: Row = {"field": "kind", "type": "nominal", "legend": shown, "scale": colours}
     marks: Row = {
-        "field": "what", "type": "nominal", "legend": {"orient": "bottom"},
+        "field": "what", "type": "nominal", "legend": shown,
         "scale": {"domain": list(_GOALS), "range": ["#228833", "#BB3322", "#999999"]},
     }  # fmt: skip
     shape: Row = {
-        "field": "what", "type": "nominal", "legend": {"orient": "bottom"},
+        "field": "what", "type": "nominal", "legend": shown,
         "scale": {"domain": list(_KINDS.values()), "range": ["diamond", "cross"]},
     }  # fmt: skip
-    low, high = {**x, "field": "low"}, {"field": "high"}
+
+    def mark(kind: Row, **encoding: Any) -> Row:
+        return {"mark": kind, "encoding": {**place, **encoding}}
+
     layers: list[Row] = [
-        {"data": {"values": [{"one": 1}]}, "mark": {"type": "rule", "style": "diagonal"}, "encoding": {"x": {**x, "field": "one"}}},
-        {"mark": {"type": "rule"}, "encoding": {**place, "x": {**x, "field": "least"}, "x2": {"field": "most"}, "color": colour}},
-        {"mark": {"type": "bar", "style": "quartiles"}, "encoding": {**place, "x": low, "x2": high, "color": colour}},
-        {"mark": {"type": "tick", "style": "measured", "thickness": 1.6}, "encoding": {**place, "x": x}},
+        {"data": {"values": [{"one": 1}]}, "mark": {"type": "rule", "style": "diagonal"},
+         "encoding": {"x": {**x, "field": "one"}}},
+        mark({"type": "rule"}, x={**x, "field": "least"}, x2={"field": "most"}, color={**colour, "legend": None}),
+        mark({"type": "bar", "style": "quartiles"}, x={**x, "field": "low"}, x2={"field": "high"}, color=colour),
+        mark({"type": "tick", "style": "measured", "thickness": 1.6}, x=x),
     ]  # fmt: skip
     if rivals:
-        layers.append({
-            "data": {"values": rivals}, "mark": {"type": "point", "size": 26, "color": "#666666"},
-            "encoding": {"y": y, "x": x, "shape": shape},
-        })  # fmt: skip
+        point = {"type": "point", "size": 34, "filled": False, "strokeWidth": 1, "color": "#666666"}
+        layers.append({"data": {"values": rivals}, "mark": point, "encoding": {"y": y, "x": x, "shape": shape}})
     if ticks:
-        layers.append({
-            "data": {"values": ticks}, "mark": {"type": "tick", "thickness": 2.4}, "encoding": {**place, "x": x, "color": marks},
-        })  # fmt: skip
+        layers.append({"data": {"values": ticks}, **mark({"type": "tick", "thickness": 2.4}, x=x, color=marks)})
     return {
         "width": width, "height": {"step": 17 if several else 20, "for": "offset" if several else "position"}, "title": title,
         "data": {"values": boxes}, "layer": layers, "resolve": {"scale": {"color": "independent"}},
@@ -165,5 +178,5 @@ def _sheet(title: str, document: Row, what: str, panels: list[Row]) -> Row:
     )
     return {
         "title": {"text": title, "subtitle": says, "fontSize": 15}, "description": f"{title}. {says}",
-        "hconcat": panels, "padding": 14, "spacing": 8, "config": config("light"),
+        "hconcat": panels, "resolve": {"scale": {"x": "shared", "color": "independent", "shape": "independent"}}, "padding": 14, "spacing": 8, "config": config("light"),
     }  # fmt: skip

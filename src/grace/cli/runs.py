@@ -249,4 +249,3 @@ def _tell_failures(runs: Sequence[Ended], what: str, hint: str = "") -> None:
     if failed:
         names = ", ".join(dict.fromkeys(run.config.method for run in failed))
         raise GraceError(f"{len(failed)} of {len(runs)} {what} failed: {names}{hint}")
-

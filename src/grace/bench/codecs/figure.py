@@ -56,8 +56,9 @@ def _bars(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _panel(size: int, bars: Sequence[dict[str, Any]], links: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    best = {"field": "end", "op": "max", "order": "descending"}
     each = {
-        "y": {"field": "method", "type": "nominal", "title": None, "sort": {"field": "end", "op": "max", "order": "descending"}},
+        "y": {"field": "method", "type": "nominal", "title": None, "sort": best},
         "yOffset": {"field": "than", "type": "nominal", "sort": "descending"},
     }  # fmt: skip
     x = {
