@@ -64,15 +64,16 @@ def _methods(document: Row, rows: Sequence[Row]) -> Row:
     cost = {row["method"]: row["ratio"] for row in reversed(rows)}  # the first operation's: encoding
     order, first = sorted(cost, key=lambda name: cost[name]), rows[0]
     panels = []
-    for operation in OPERATIONS:
+    shown = [operation for operation in OPERATIONS if any(row["operation"] == operation for row in rows)]
+    for operation in shown:
         mine = [row for row in rows if row["operation"] == operation]
         payloads = max((row["payloads"] or 0 for row in mine), default=0)
         boxes = [_box(row, row["method"], recipe(row["method"].partition(":")[0]).family) for row in mine]
         ticks = [_tick(row["method"], row["goal"], row["ratio"] <= row["goal"]) for row in mine if row["goal"]]
         rivals = [rival for row in mine for rival in _rivals(row, row["method"])]
         title = operation + (f" {payloads} workers" if payloads else "")
-        place = OPERATIONS.index(operation)
-        panels.append(_panel(title, order, boxes, ticks, rivals, labels=place == 0, legend=place == 2))
+        ends = {"labels": operation == shown[0], "legend": operation == shown[-1]}
+        panels.append(_panel(title, order, boxes, ticks, rivals, **ends))
     what = "caches emptied before each sample" if first["cold"] else "small: caches warm, the Python call included"
     return _sheet(
         f"Codecs at {size_text(first['size'])} elements", document, f"{_count(first['threads'])}; {what}", panels
@@ -178,5 +179,6 @@ def _sheet(title: str, document: Row, what: str, panels: list[Row]) -> Row:
     )
     return {
         "title": {"text": title, "subtitle": says, "fontSize": 15}, "description": f"{title}. {says}",
-        "hconcat": panels, "resolve": {"scale": {"x": "shared", "color": "independent", "shape": "independent"}}, "padding": 14, "spacing": 8, "config": config("light"),
+        "hconcat": panels, "resolve": {"scale": {"x": "shared", "color": "independent", "shape": "independent"}},
+        "padding": 14, "spacing": 8, "config": config("light"),
     }  # fmt: skip

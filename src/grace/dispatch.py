@@ -38,25 +38,25 @@ def operation(signature: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(signature)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        x: Any = args[place] if place < len(args) else kwargs[name]
-        chosen = (backends.current or backends.backend()).chosen
-        key = signature if x.is_cpu else (signature, x.device.type)
-        run = chosen.get(key)
-        if run is None:
-            run = chosen[key] = _implementation(signature, x.device.type)
+        try:
+            x: Any = args[place]
+            run = backends.current.chosen[signature if x.is_cpu else (signature, x.device.type)]
+        except (IndexError, KeyError):  # the tensor has its name in front of it, or this is the first call
+            run = _choose(signature, args[place] if place < len(args) else kwargs[name])
         out = run(*args, **kwargs)
         return out if out is not NotImplemented else _find(signature, "reference")(*args, **kwargs)  # type: ignore
 
     return call
 
 
-def _implementation(signature: Callable[..., Any], device: str) -> Callable[..., Any]:
-    """What runs an operation on a type of device, under the backend in use."""
-    module = backends.backend().modules.get(device)
+def _choose(signature: Callable[..., Any], x: Any) -> Callable[..., Any]:
+    """What runs an operation on the device of this tensor, under the backend in use; remembered there."""
+    backend = backends.backend()
+    module = backend.modules.get(x.device.type)
     faster = None if module is None else _find(signature, module)
     found = faster or _find(signature, "reference")
     assert found is not None, f"{signature.__module__}.reference has no {signature.__name__}"
-    return found
+    return backend.chosen.setdefault(signature if x.is_cpu else (signature, x.device.type), found)
 
 
 @functools.cache

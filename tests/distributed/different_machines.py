@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import grace
 from grace.policy import Policy
 from grace.run.drive import drive
 from grace.run.worker import Worker
@@ -76,7 +77,7 @@ def main(what: str = "") -> None:
     rank, world, transport = dist.get_rank(), dist.get_world_size(), TorchDistributed()
     found = {}
     for spec in specs:
-        worker, means = Worker(Policy([("*", CASES[spec])]), rank, world), []
+        worker, means = Worker(Policy([("*", CASES.get(spec) or grace.method(spec))]), rank, world), []
         for step in range(STEPS):
             outs = drive(worker.exchange(gradients(rank, step)), transport)
             means += [out.mean.clone() for out in outs.values()]

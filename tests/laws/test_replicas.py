@@ -43,7 +43,7 @@ def test_replicas_of_large_tensors(spec: str):
 
 @pytest.mark.parametrize("spec", [spec for name, spec in LARGE.items() if name != "atomosvd"])
 def test_the_mean_does_not_depend_on_the_machine(spec: str):
-    """Where all ranks have the same. Not promised: atomosvd, whose decompositions of a rank's own gradient are LAPACK's."""
+    """Where all ranks have the same one. Not promised of atomosvd: LAPACK decomposes a rank's own gradient."""
     xs, means = ranks(normal(200, 170))[:2], []
     for backend in ("reference", backends.available()[-1]):
         for threads in (1, 3):

@@ -28,7 +28,7 @@ LARGE = 3_000_000  # several threads work on as many numbers
 @pytest.fixture
 def undecided(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Nothing is chosen yet, and the environment says nothing."""
-    monkeypatch.setattr(backends, "current", None)
+    monkeypatch.setattr(backends, "current", backends.UNDECIDED)
     monkeypatch.delenv(backends.VARIABLE, raising=False)
     return monkeypatch
 
