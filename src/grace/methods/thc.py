@@ -40,7 +40,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("thc", memory="residual", family="rotation")
+@register("thc", memory="residual", family="rotation", cases=["block=16", "bits=3"])
 @dataclass(frozen=True, slots=True)
 class THC(Method[None]):
     """THC: random rotation, then stochastic rounding to a table of integers that is the same for all, so that sums need

@@ -18,7 +18,13 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("u8bit", communicator="allgather", memory="residual", family="quantization")
+@register(
+    "u8bit",
+    communicator="allgather",
+    memory="residual",
+    family="quantization",
+    cases=["block=32", "", "block=7,map=bnb"],
+)
 @dataclass(frozen=True, slots=True)
 class U8bit(Fused):
     """8-bit dynamic tree quantization: a sign and one of 128 magnitudes, denser towards zero over six decades.
