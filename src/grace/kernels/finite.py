@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from grace import backends, native
+from grace import backends, finite, native
+from grace.finite import Flag
 from grace.kernels import check
 
 _FINITE = native.declare("finite", native.P, native.N, native.I)
 _SUM = native.declare("sum_finite", native.P, native.P, native.P, native.N, native.I)
 
 
-def all_finite(x: Tensor) -> bool:
+def all_finite(x: Tensor) -> Flag:
     """Whether there is no inf or NaN in x, of any floating type and shape: one pass, without a temporary of x's size."""
-    if x.numel() == 0:
-        return True
     if x.dtype is torch.float32 and x.device.type == "cpu" and x.is_contiguous():
         fast = backends.function(_FINITE)
         if fast is not None:
             return bool(fast(x.data_ptr(), x.numel(), native.threads()))
-    low, high = torch.aminmax(x.detach())  # either is NaN if anything is
-    return math.isfinite(low.item()) and math.isfinite(high.item())
+    return finite.all_finite(x)
 
 
-def sum_finite(x: Tensor, memory: Tensor | None, out: Tensor) -> bool:
+def sum_finite(x: Tensor, memory: Tensor | None, out: Tensor) -> Flag:
     """``out = x + memory`` (or x, where there is none), and whether all of it is finite, in one pass.
 
     All are float32, contiguous and of one shape; ``out`` may be x or the memory.
@@ -38,10 +34,10 @@ def sum_finite(x: Tensor, memory: Tensor | None, out: Tensor) -> bool:
         elif out is not x:
             out.copy_(x)
         return all_finite(out)
-    finite = fast(
+    answer = fast(
         check.numbers("x", x),
         None if memory is None else check.numbers("memory", memory, x.shape),
         check.numbers("out", out, x.shape),
         *(x.numel(), native.threads()),
     )
-    return bool(finite)
+    return bool(answer)

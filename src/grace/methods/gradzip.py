@@ -16,6 +16,7 @@ from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.communicators import Allreduce
 from grace.errors import out_of_range
 from grace.facts import Facts
+from grace.finite import all_finite, known
 from grace.kernels import ridge
 from grace.method import Exchanged, Method
 from grace.methods.common.matrices import DENSE, LowRank, Projection
@@ -101,13 +102,13 @@ class GradZip(LowRank["GradZipState | None"]):
         if found is None:  # both factors in this step
             encode, _ = _bounded(ridge(given, self.lam))
             p = yield AllReduce(x.reshape(m, l).float() @ encode, donate=True)  # [m, r]
-            if not bool(p.isfinite().all()):
+            if not known(all_finite(p)):
                 return Exchanged.poisoned(x, state)
             turn, given, found = 1, _unit(p), state.q
         encode, scale = _bounded(ridge(given, self.lam))
         projection = Projection(m, l, encode, given * scale, transposed=bool(turn))
         out = yield from Allreduce(projection).exchange(x, None, peer)
-        if not out.finite:
+        if not known(out.finite):  # which factor the next step sends depends on it
             return Exchanged.poisoned(x, state)
         if bool(projection.factor.any()):  # a zero gradient says nothing about where to look next
             found.copy_(projection.factor)

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from grace import wire as wires
 from grace.compressor import Compressor
 from grace.facts import Facts
 from grace.random import Stream
@@ -45,6 +46,7 @@ class Identity(Compressor):
         return wire
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
+        wires.check_shape("numbers", wire, out.shape)
         out.add_(wire, alpha=scale)
 
     def facts(self, n: int) -> Facts:

@@ -15,9 +15,11 @@ from torch import Tensor
 from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.errors import out_of_range
 from grace.facts import Facts
+from grace.finite import both, fill_unless_, store_
 from grace.kernels import all_finite, split_low_rank
+from grace.loan import narrow
 from grace.method import Exchanged, Method
-from grace.methods.common.matrices import DENSE, LowRank
+from grace.methods.common.matrices import DENSE, LowRank, product_fits
 from grace.peer import Peer
 from grace.random import Stream
 from grace.registry import register
@@ -86,17 +88,24 @@ class PowerSGD(LowRank["Tensor | None"]):
         # Factors are transposed, [r, m] and [r, l]: BLAS multiplies few rows with a matrix many times faster than a matrix
         # with few columns.
         p = yield AllReduce(_unit_columns(q).mT.contiguous() @ matrix.mT, donate=True)
-        if not all_finite(p):
+        finite = all_finite(p)
+        if finite is False:
             return Exchanged.poisoned(x, state)
+        p = fill_unless_(finite, p, 0.0)
         p = torch.linalg.qr(p.mT).Q.contiguous()  # [m, r]
         mine = p.mT @ matrix
-        q = yield AllReduce(mine)
-        if not all_finite(q):
+        fits = product_fits(p, mine)
+        q = yield AllReduce(mine if fits is True else fill_unless_(fits, mine.clone(), math.nan))
+        finite = both(finite, all_finite(q))
+        if finite is False:
             return Exchanged.poisoned(x, state)
         mean = self._room(x, matrix, peer)
         split_low_rank(matrix if peer.lent.keep_rest else None, p, mine, q, mean)
         rest = matrix.view(x.shape) if peer.lent.keep_rest else None
-        return Exchanged(mean.view(x.shape).to(x.dtype), rest, state.copy_(q.mT))
+        mean, finite = narrow(
+            fill_unless_(finite, mean, math.nan), x.dtype, finite, matrix if rest is not None else None
+        )
+        return Exchanged(mean.view(x.shape), rest, store_(finite, q.mT, state), finite)
 
     def _room(self, x: Tensor, matrix: Tensor, peer: Peer) -> Tensor:
         """Where the mean goes: the matrix's own storage if nobody wants the rest."""

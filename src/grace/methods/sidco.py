@@ -16,6 +16,7 @@ from grace.collectives import Exchange, Traffic
 from grace.communicators import Allgather
 from grace.errors import out_of_range
 from grace.facts import Facts
+from grace.finite import known
 from grace.method import Exchanged, Method
 from grace.methods.common import sparse_wire
 from grace.methods.common.counts import count_kept
@@ -105,7 +106,7 @@ class SIDCo(Method[Search]):
         eta, surplus = self._threshold(x, state)
         inner = Threshold(eta, index=self.index, values=self.values)
         out = yield from Allgather(inner).exchange(x, None, peer)
-        return Exchanged(out.mean, out.rest, self._next(state, surplus) if out.finite else state, out.finite)
+        return Exchanged(out.mean, out.rest, self._next(state, surplus) if known(out.finite) else state, out.finite)
 
     def _threshold(self, x: Tensor, state: Search) -> tuple[float, float | None]:
         """The threshold, and kept/wanted; None if x is zero or not finite."""

@@ -15,12 +15,23 @@ from grace.communicators import Allreduce
 from grace.compressor import Compressor
 from grace.errors import out_of_range
 from grace.facts import Facts
+from grace.finite import Flag, both, flag
 from grace.method import Method
 from grace.methods.none import Identity
 from grace.random import Stream
 
 S = TypeVar("S")
 DENSE = Allreduce(Identity())
+
+
+def product_fits(p: Tensor, q: Tensor) -> Flag:
+    """Whether no number of a product of these factors is larger than a quarter of the largest float32: then neither it, nor
+    the mean of several such products, nor what they leave of a matrix overflows.
+
+    p and q are both ``[..., r, *]`` or ``[..., *, r]``, with r the smallest side.
+    """
+    r = min(*p.shape[-2:], *q.shape[-2:])
+    return flag(p.abs().amax().double() * q.abs().amax() * r <= torch.finfo(torch.float32).max / 4)
 
 
 class LowRank(Method[S]):
@@ -73,6 +84,13 @@ class Projection(Compressor):
         self.m, self.l, self.encode, self.decode, self.transposed = m, l, encode, decode, transposed
         self.side, self.r = (l if transposed else m), encode.shape[1]
         self.factor = encode.new_empty(0, self.r)
+
+    def encode_(
+        self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
+    ) -> tuple[Tensor, Flag]:
+        """As :meth:`grace.Compressor.encode_`; a product that may overflow counts as not finite."""
+        wire, finite = Compressor.encode_(self, rows, rng, memory, rest)
+        return wire, both(finite, product_fits(wire[:, : self.side * self.r].view(-1, self.r), self.decode))
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         matrix, tail = self._parts(rows)
