@@ -6,6 +6,7 @@ Run by ``make docs``. A test compares what is checked in with what this makes.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
 import re
 from pathlib import Path
@@ -21,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ELEMENTS = 1_000_000  # of the matrix whose numbers are shown: 1000 x 1000
 LIKE = torch.empty(1000, 1000, device="meta")
 SECTIONS = ("Args", "Wire", "Bias", "Differs from the paper", "Example", "Reference")
+DISCOVERED = ("grace.communicators", "grace.memories", "grace.methods")  # packages that find their own modules
 WORLDS = (2, 4, 8, 16)
 START, END = "<!-- methods: written by docs/generate.py -->", "<!-- end of methods -->"
 
@@ -153,7 +155,8 @@ def _sentence(text: str) -> str:
 
 
 def _aliases(entry: Recipe) -> str:
-    return f" Other names: {', '.join(f'`{a}`' for a in entry.aliases)}." if entry.aliases else ""
+    names = [name for name in (entry.factory.__name__, *entry.aliases) if name.lower() != entry.name]
+    return f" Other names: {', '.join(f'`{name}`' for name in names)}." if names else ""
 
 
 def _knobs(entry: Recipe, described: dict[str, str]) -> str:
@@ -227,7 +230,8 @@ list, `grace explain topk` one method's page.
 {table(head, rows)}
 
 - *recipe*: what the name alone stands for, with all knobs at their defaults. The communicator and the memory can be
-  replaced: `"topk:communicator=scatterreduce"`, `"topk:memory=none"`.
+  replaced: `"topk:communicator=scatterreduce"`, `"topk:memory=none"`. Names are read without regard to case, `-` and `_`, and
+  the names of classes are names too, GRACE's included: `TopK`, `top-k`, `TopKCompressor`.
 - *bits per element*: what one worker encodes, for a matrix of 1000 x 1000; uncompressed it is 32. What travels
   depends on the communicator as well: see the page of each method.
 - *rounds*: collectives, one after the other, with four workers. All tensors of a bucket share them.
@@ -257,6 +261,23 @@ def own_methods() -> list[str]:
     return sorted(own, key=lambda name: (rank.get(recipe(name).family, len(families)), recipe(name).family, name))
 
 
+def stub(package: str) -> str:
+    """What a type checker sees of a package that finds its own modules: an ``__init__.pyi``."""
+    found = vars(importlib.import_module(package))
+    names = sorted(found["__all__"], key=_isort_key)
+    imports = sorted((_isort_key(found[name].__module__), found[name].__module__, name) for name in names)
+    lines = [f"from {module} import {name} as {name}" for _, module, name in imports]
+    listed = "".join(f'    "{name}",\n' for name in names)
+    mark = "# Written by docs/generate.py (make docs): what type checkers see of the modules that this package finds.\n"
+    return mark + "\n".join(lines) + f"\n\n__all__ = [\n{listed}]\n"
+
+
+def _isort_key(name: str) -> tuple[bool, list[tuple[bool, int, str]]]:
+    """CONSTANTS before Classes, and numbers by their size."""
+    parts = re.findall(r"\d+|\D+", name)
+    return not name.isupper(), [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
+
+
 def _written(text: str) -> str:
     return text.rstrip() + "\n"
 
@@ -265,6 +286,8 @@ def generated() -> dict[Path, str]:
     """Every generated file and its text. README.md is generated between two marks."""
     pages = {ROOT / "docs/methods" / f"{name}.md": page(name) for name in own_methods()}
     pages[ROOT / "docs/methods/index.md"] = index()
+    for package in DISCOVERED:
+        pages[ROOT / "src" / package.replace(".", "/") / "__init__.pyi"] = stub(package)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     before, _, rest = readme.partition(START)
     _, mark, after = rest.partition(END)

@@ -8,7 +8,6 @@ well, and the flag then selects: the mean or NaN, a memory's successor or the me
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator
 from typing import TypeAlias
 
@@ -38,16 +37,6 @@ def cpu_as_accelerator() -> Iterator[None]:
 def flag(answer: Tensor) -> Flag:
     """What a 0-d bool tensor says: a bool where the host may read it, else the tensor."""
     return bool(answer) if on_host(answer.device) else answer
-
-
-def all_finite(x: Tensor) -> Flag:
-    """Whether there is no inf or NaN in x, of any floating type and shape, without a temporary of x's size."""
-    if x.numel() == 0:
-        return True
-    low, high = torch.aminmax(x.detach())  # either is NaN if anything is
-    if on_host(x.device):
-        return math.isfinite(low.item()) and math.isfinite(high.item())
-    return low.isfinite() & high.isfinite()
 
 
 def both(a: Flag, b: Flag) -> Flag:

@@ -17,3 +17,8 @@ def as_call(instance: object) -> str:
         elif value != field.default:
             parts.append(f"{field.name}={as_call(value)}")
     return f"{type(instance).__name__}({', '.join(parts)})"
+
+
+def spell_value(value: object) -> str:
+    """A knob's value as strings spell it."""
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -21,7 +21,7 @@ from grace.errors import CompositionError, ConfigurationError, out_of_range
 from grace.facts import Facts
 from grace.finite import fill_unless_
 from grace.kernels.finite import all_finite
-from grace.knobs import as_call
+from grace.knobs import as_call, spell_value
 from grace.method import Exchanged, Method
 from grace.peer import Peer
 
@@ -164,7 +164,7 @@ def _number(text: str) -> float:
 
 
 class Template(Protocol):
-    """What makes a method of knobs: a recipe of the registry. Hashable."""
+    """What makes a method of knobs: a template of the registry. Hashable."""
 
     @property
     def name(self) -> str:
@@ -202,7 +202,7 @@ class Scheduled(Method[Any]):
         return f"method({str(self)!r})"
 
     def __str__(self) -> str:
-        return f"{self.template.name}:" + ",".join(f"{knob}={value_text(value)}" for knob, value in self.knobs)
+        return f"{self.template.name}:" + ",".join(f"{knob}={spell_value(value)}" for knob, value in self.knobs)
 
     def at(self, step: int, steps_per_epoch: int | None = None) -> Method[Any]:
         """The method of one step."""
@@ -267,11 +267,6 @@ class Scheduled(Method[Any]):
 
     def with_memory(self) -> Method[Any]:
         raise CompositionError(f"{self} is complete as it is; give it its memory as a knob: memory=residual")
-
-
-def value_text(value: object) -> str:
-    """A knob's value as strings spell it."""
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _worst(choose: Callable[[list[float]], float], bounds: list[float | None]) -> float | None:

@@ -26,8 +26,9 @@ from tests.laws.cases import CASES
 @pytest.fixture
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is gone after it."""
-    monkeypatch.setattr(registry, "_recipes", dict(registry._recipes))
-    monkeypatch.setattr(registry, "_aliases", dict(registry._aliases))
+    for table in (registry.METHODS, registry.MEMORIES, registry.COMMUNICATORS):
+        for part in ("_entries", "_classes", "_aliases"):
+            monkeypatch.setattr(table, part, dict(getattr(table, part)))
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,20 @@ def test_what_is_not_a_method(wrong: object, hint: str):
 
 @pytest.mark.parametrize("name", grace.methods())
 def test_every_alias_makes_the_same(name: str):
-    for alias in registry.recipe(name).aliases:
+    entry = registry.recipe(name)
+    for alias in (entry.factory.__name__, name.upper(), f"{name}Compressor", *entry.aliases):
         assert grace.method(alias) == grace.method(name)
-        assert alias not in grace.methods()
+        assert alias == name or alias not in grace.methods()
+
+
+@pytest.mark.parametrize("alias", ["TopK", "top-k", "Top_K", "topkcompressor", "TopKCompressor"])
+def test_names_are_read_without_regard_to_case_and_hyphens(alias: str):
+    assert grace.spell(grace.method(f"{alias}:ratio=0.02")) == "topk:ratio=0.02"
+
+
+def test_names_of_memories_and_communicators():
+    assert grace.method("topk:memory=ErrorFeedback,communicator=all-gather") == grace.method("topk")
+    assert grace.method("topk:memory=DGCMemory") == grace.method("topk:memory=dgc")
 
 
 @pytest.mark.parametrize(
@@ -193,6 +205,67 @@ def test_spell_is_the_inverse(spec: str):
     assert grace.spell(grace.method(text)) == text
 
 
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("topk:memory.beta=0.9", "topk:beta=0.9"),
+        ("topk:communicator=parameterserver,communicator.server=1", "topk:communicator=parameterserver,server=1"),
+        ("qsgd:memory=residual,memory.beta=0.5,lossless=zlib", "qsgd:lossless=zlib,memory=residual,beta=0.5"),
+        ("topk:memory.beta=linear(0.5->1.0, 10 steps)", None),
+    ],
+)
+def test_a_knob_may_name_its_layer(text: str, plain: str | None):
+    made = grace.method(text)
+    assert plain is None or made == grace.method(plain)
+    assert grace.method(grace.spell(made)) == made
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_knob_that_layers_share():
+    @grace.register("shared", communicator="parameterserver", memory="residual")
+    @dataclass(frozen=True)
+    class Shared(Zero):
+        beta: float = 2.0
+        server: int = 7
+
+    made = grace.method("shared:beta=3.0,memory.beta=0.5,communicator.server=1")
+    assert made == grace.ErrorFeedback(grace.ParameterServer(Shared(beta=3.0), server=1), beta=0.5)
+    assert grace.spell(made) == "shared:beta=3.0,communicator.server=1,memory.beta=0.5"
+    assert grace.method(grace.spell(made)) == made
+    assert grace.method("shared", **{"memory.beta": 0.5}) == grace.ErrorFeedback(
+        grace.ParameterServer(Shared()), beta=0.5
+    )
+
+
+def test_the_level_of_a_wrapper_can_be_spelled():
+    made = grace.method("qsgd:lossless=zlib,lossless.level=6")
+    assert made == grace.Allgather(grace.Lossless(grace.QSGD(), "zlib", 6))
+    assert grace.spell(made) == "qsgd:lossless=zlib,lossless.level=6"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("topk:memory.bet=0.9", "unknown knob of topk 'memory.bet'; did you mean 'memory.beta'"),
+        ("topk:memory=none,memory.beta=0.9", "unknown knob of topk 'memory.beta'"),
+        ("topk:optimizer.beta=0.9", "unknown knob of topk 'optimizer.beta'"),
+        ("topk:beta=0.9,memory.beta=0.8", "knobs given twice: beta and memory.beta"),
+        ("powersgd:communicator.server=1", "unknown knob of powersgd 'communicator.server'"),
+    ],
+)
+def test_layers_that_cannot_be_read(text: str, message: str):
+    with pytest.raises(ConfigurationError) as raised:
+        grace.method(text)
+    assert message in str(raised.value)
+
+
+def test_layers_of_a_method():
+    method = grace.method("qsgd:memory=residual,lossless=zlib,start=3")
+    assert [type(layer).__name__ for layer in grace.layers(method)] == [
+        "Delayed", "ErrorFeedback", "Allgather", "Lossless", "QSGD",
+    ]  # fmt: skip
+
+
 def test_spell_of_what_has_no_string_is_its_repr():
     nested = grace.Momentum(grace.method("topk"))
     assert grace.spell(nested) == "Momentum(ErrorFeedback(Allgather(TopK())))"
@@ -251,6 +324,16 @@ from dataclasses import dataclass
 import grace
 from tests.unit.test_registry import Zero
 
+@grace.register_memory("theirmemory")
+@dataclass(frozen=True)
+class TheirMemory(grace.Momentum):
+    """Somebody else's memory."""
+
+@grace.register_communicator("theirgather")
+@dataclass(frozen=True)
+class TheirGather(grace.Allgather):
+    """Somebody else's communicator."""
+
 @grace.register("thirdparty", communicator="allgather")
 @dataclass(frozen=True)
 class Theirs(Zero):
@@ -270,6 +353,8 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean: None) -> I
     (info / "entry_points.txt").write_text(
         "[grace.methods]\nthirdparty = grace_thirdparty:Theirs\nbroken = grace_broken:Method\n"
         "silent = grace_silent:Nothing\n"
+        "[grace.memories]\ntheirmemory = grace_thirdparty:TheirMemory\n"
+        "[grace.communicators]\ntheirgather = grace_thirdparty:TheirGather\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
@@ -284,6 +369,13 @@ def test_methods_of_installed_packages():
     made = grace.method("thirdparty:level=7")
     assert type(made.compressor).__module__ == "grace_thirdparty"  # type: ignore[attr-defined]
     assert grace.spell(made) == "thirdparty:level=7"
+
+
+@pytest.mark.usefixtures("installed")
+def test_memories_and_communicators_of_installed_packages():
+    made = grace.method("topk:memory=theirmemory,memory.beta=0.5,communicator=theirgather")
+    assert [type(layer).__module__ for layer in grace.layers(made)][:2] == ["grace_thirdparty", "grace_thirdparty"]
+    assert grace.spell(made) == "topk:communicator=theirgather,beta=0.5,memory=theirmemory"
 
 
 @pytest.mark.usefixtures("installed")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import platform
 import re
 import socket
 import threading
@@ -19,8 +18,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-import grace
 from grace import backends, native
+from grace.bench import machine
 from grace.errors import ConfigurationError
 
 _DISTRIBUTION = "grace-dl"
@@ -31,7 +30,7 @@ def examine() -> dict[str, Any]:
     """All that ``grace doctor --json`` writes."""
     errors: list[str] = []
     kernels = _kernels(errors)
-    threads = {"torch": torch.get_num_threads(), "cores": _cores(), "local_workers": _local_workers()}
+    threads = {"torch": torch.get_num_threads(), "cores": machine.cores(), "local_workers": _local_workers()}
     transports = {
         "gloo": dist.is_available() and dist.is_gloo_available(),
         "nccl": dist.is_available() and dist.is_nccl_available(),
@@ -41,13 +40,7 @@ def examine() -> dict[str, Any]:
     return {
         "schema": "grace.doctor",
         "version": 1,
-        "versions": {
-            "grace": grace.__version__,
-            "python": platform.python_version(),
-            "torch": str(torch.__version__),
-            "numpy": metadata.version("numpy"),
-            "system": f"{platform.system()} {platform.machine()}",
-        },
+        "versions": machine.versions(),
         "kernels": kernels,
         "threads": threads,
         "transports": transports,
@@ -71,11 +64,6 @@ def _kernels(errors: list[str]) -> dict[str, Any]:
         "available": backends.available(),
         "library": native.library(),
     }
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _local_workers() -> int:

@@ -9,6 +9,7 @@ import torch
 
 from grace.compressor import Compressor
 from grace.method import Method
+from grace.wrapping import layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,7 @@ MAJORITY = Adjustment("the update is the sign of a vote, +-1 for each element, w
 
 def adjustment_for(method: Method[Any]) -> Adjustment | None:
     """What this method needs of the optimizer; None, as for most: nothing."""
-    layer: Any = method
-    while inner := getattr(layer, "method", None) or getattr(layer, "compressor", None):
-        layer = inner
+    layer = layers(method)[-1]
     return MAJORITY if isinstance(layer, Compressor) and layer.aggregation == "majority" else None
 
 

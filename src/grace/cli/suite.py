@@ -189,13 +189,10 @@ def link(
 
     Example: [bold]grace bench link --link 1gbit[/]
     """
-    from grace.bench.network.links import link as link_of
+    from grace.bench.network.links import parse_links
     from grace.bench.network.throughput import measured
 
-    chosen = [link_of(name, latency) for name in _list(links)]
-    if not all(one.shaped for one in chosen):
-        raise ConfigurationError("--link none is not a link that could be measured")
-    rows = [measured(one, seconds) for one in chosen]
+    rows = [measured(one, seconds) for one in parse_links(links, latency)]
     if as_json:
         write_json(rows)
     else:
@@ -219,12 +216,12 @@ def predict(
     Example: [bold]grace bench predict results --links 1gbit --workers 4,16[/]
     """
     from grace.bench.network.forecast import forecast
-    from grace.bench.network.links import link as link_of
+    from grace.bench.network.links import parse_links
 
     documents = [decode(path.read_bytes()) for path in sorted((results / "runs").glob("*.json"))]
     if not documents:
         raise ConfigurationError(f"{results} has no runs/*.json: run grace bench train --out {results} first")
-    chosen = [link_of(name, latency) for name in _list(links)]
+    chosen = parse_links(links, latency)
     rows = [row for one in documents for row in forecast(one, chosen, _numbers(workers, "--workers"), cores)]
     if as_json:
         write_json(rows)

@@ -15,20 +15,9 @@ Letters: n numbers, w bytes of one wire, W workers, rank r; c = ceil(n/W) number
 
 from __future__ import annotations
 
-from grace.communicators.allgather import Allgather
-from grace.communicators.allreduce import Allreduce
-from grace.communicators.base import Communicator
-from grace.communicators.broadcast import Broadcast
-from grace.communicators.parameter_server import ParameterServer
-from grace.communicators.scatter_reduce import ScatterReduce
-from grace.communicators.two_hops import TwoHops
+from grace.discovery import import_classes
+from grace.method import Method
 
-__all__ = [
-    "Allgather",
-    "Allreduce",
-    "Broadcast",
-    "Communicator",
-    "ParameterServer",
-    "ScatterReduce",
-    "TwoHops",
-]
+_found = import_classes(__name__, __path__, Method)
+globals().update(_found)
+__all__ = sorted(_found)

@@ -13,8 +13,10 @@ from grace.communicators.base import Communicator, seal, stand_in, sum_costs
 from grace.loan import Loan
 from grace.method import Exchanged
 from grace.peer import Peer
+from grace.registry.recipes import register_communicator
 
 
+@register_communicator("allgather")
 @dataclass(frozen=True, slots=True)
 class Allgather(Communicator):
     """Everyone sends its wire to everyone and decodes all of them, in the order of the ranks: traffic grows with W."""

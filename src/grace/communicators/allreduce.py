@@ -18,8 +18,10 @@ from grace.knobs import as_call
 from grace.loan import Loan
 from grace.method import Exchanged, Method
 from grace.peer import Peer
+from grace.registry.recipes import register_communicator
 
 
+@register_communicator("allreduce")
 @dataclass(frozen=True, slots=True)
 class Allreduce(Communicator):
     """One round, constant traffic: the network sums the wires.

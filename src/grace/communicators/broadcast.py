@@ -14,8 +14,10 @@ from grace.communicators.base import Communicator, read_all_headers, seal, stand
 from grace.loan import Loan
 from grace.method import Exchanged
 from grace.peer import Peer
+from grace.registry.recipes import register_communicator
 
 
+@register_communicator("broadcast")
 @dataclass(frozen=True, slots=True)
 class Broadcast(Communicator):
     """Each rank in turn broadcasts its wire: like Allgather, in W rounds, and without padding where sizes vary."""

@@ -17,8 +17,10 @@ from grace.finite import Flag, both, fill_unless_
 from grace.loan import Loan
 from grace.method import Exchanged
 from grace.peer import Peer
+from grace.registry.recipes import register_communicator
 
 
+@register_communicator("parameterserver")
 @dataclass(frozen=True, slots=True)
 class ParameterServer(TwoHops):
     """Everyone sends its wire to one rank, which averages, compresses again, and broadcasts that.

@@ -16,8 +16,10 @@ from grace.finite import both, fill_unless_
 from grace.loan import Loan
 from grace.method import Exchanged
 from grace.peer import Peer
+from grace.registry.recipes import register_communicator
 
 
+@register_communicator("scatterreduce")
 @dataclass(frozen=True, slots=True)
 class ScatterReduce(TwoHops):
     """Two rounds, constant traffic: rank r averages chunk r, compresses it again, and sends that to everyone.

@@ -32,6 +32,20 @@ def numbers(name: str, x: Tensor, shape: Sequence[int] | None = None) -> int:
     return x.data_ptr()
 
 
+def same_shape(rows: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[int, int | None, int | None]:
+    """The addresses of these tensors, of one shape.
+
+    Raises:
+        InputError: another type or shape, or not contiguous.
+    """
+    shape = rows.shape
+    return (
+        numbers("rows", rows),
+        None if memory is None else numbers("memory", memory, shape),
+        None if rest is None else numbers("rest", rest, shape),
+    )
+
+
 def wire_rows(wires: Sequence[Tensor], rows: int, width: int) -> list[int]:
     """The addresses of the rows of these uint8 wires ``[rows, width]``: those of the first row, then of the second, ...
 

@@ -8,6 +8,8 @@ from torch import Tensor
 from grace import backends, native
 from grace.kernels import check
 
+__all__ = ["orthonormal", "ridge", "split_low_rank", "water_filling"]
+
 _LOW_RANK = native.declare("low_rank", *[native.P] * 5, *[native.N] * 3, native.I)
 
 

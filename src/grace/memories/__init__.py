@@ -7,11 +7,9 @@ was before.
 
 from __future__ import annotations
 
-from grace.memories.base import Memory
-from grace.memories.distef import DistEF
-from grace.memories.ef21 import EF21, EF21M
-from grace.memories.error_feedback import ErrorFeedback
-from grace.memories.momentum import Momentum
-from grace.memories.momentum_correction import MomentumCorrection
+from grace.discovery import import_classes
+from grace.method import Method
 
-__all__ = ["EF21", "EF21M", "DistEF", "ErrorFeedback", "Memory", "Momentum", "MomentumCorrection"]
+_found = import_classes(__name__, __path__, Method)
+globals().update(_found)
+__all__ = sorted(_found)

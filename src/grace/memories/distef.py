@@ -15,6 +15,7 @@ from grace.memories.base import forget_overflowing_
 from grace.memories.error_feedback import ErrorFeedback, FeedbackState
 from grace.method import Exchanged
 from grace.peer import Peer
+from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
 
@@ -26,6 +27,7 @@ class DistEFState(NamedTuple):
     feedback: FeedbackState
 
 
+@register_memory("distef")
 @dataclass(frozen=True, slots=True)
 class DistEF(ErrorFeedback[S], Generic[S]):
     """Nesterov's momentum on each worker, in front of error feedback (dist-EF-SGD with blockwise momentum).

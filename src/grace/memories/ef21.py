@@ -22,6 +22,7 @@ from grace.loan import narrow
 from grace.memories.base import Memory, state_dtype
 from grace.method import Exchanged, Method
 from grace.peer import Peer
+from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
 _SAMPLE = (64, 64)  # a shape at which a method is asked whether it is a contraction
@@ -37,6 +38,7 @@ class EF21State(NamedTuple):
     inner: Any
 
 
+@register_memory("ef21")
 @dataclass(frozen=True, slots=True)
 class EF21(Memory[S], Generic[S]):
     """Workers send how their gradient differs from what they have sent so far; all apply the sum of what was sent.
@@ -132,6 +134,7 @@ class EF21(Memory[S], Generic[S]):
         raise CompositionError(f"{as_call(self)} is a memory itself, whose error vanishes; use it alone")
 
 
+@register_memory("ef21m")
 @dataclass(frozen=True, slots=True)
 class EF21M(EF21[S], Generic[S]):
     """EF21 of a momentum (EF21-SGDM): converges with small batches too. Use an optimizer without momentum of its own.

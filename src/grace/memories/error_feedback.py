@@ -19,6 +19,7 @@ from grace.loan import narrow
 from grace.memories.base import Memory, drop_overflow_
 from grace.method import Exchanged, Method
 from grace.peer import Peer
+from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
 
@@ -33,6 +34,7 @@ class FeedbackState(NamedTuple):
     lr: Rate | None = None
 
 
+@register_memory("residual")
 @dataclass(frozen=True, slots=True)
 class ErrorFeedback(Memory[S]):
     """What was not sent this time is added to the gradient next time.

@@ -17,6 +17,7 @@ from grace.loan import narrow
 from grace.memories.base import Memory, forget_overflowing_
 from grace.method import Exchanged, Method
 from grace.peer import Peer
+from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
 
@@ -28,6 +29,7 @@ class MomentumState(NamedTuple):
     inner: Any
 
 
+@register_memory("momentum")
 @dataclass(frozen=True, slots=True)
 class Momentum(Memory[S]):
     """Each worker exchanges its momentum instead of its gradient: ``m = beta m + (1 - beta) g``; exchange m.

@@ -18,6 +18,7 @@ from grace.loan import narrow
 from grace.memories.base import Memory, forget_overflowing_
 from grace.method import Exchanged, Method
 from grace.peer import Peer
+from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
 
@@ -29,6 +30,7 @@ class CorrectionState(NamedTuple):
     inner: Any
 
 
+@register_memory("dgc")
 @dataclass(frozen=True, slots=True)
 class MomentumCorrection(Memory[S]):
     """Momentum before compression: each worker accumulates velocities, and sends the accumulated ones that matter.

@@ -32,7 +32,7 @@ class ACPState(NamedTuple):
     turn: int
 
 
-@register("acpsgd", memory="residual", family="low rank", aliases=("acpsgdcompressor",))
+@register("acpsgd", memory="residual", family="low rank")
 @dataclass(frozen=True, slots=True)
 class ACPSGD(LowRank["ACPState | None"]):
     """ACP-SGD: PowerSGD, with one of its two factors in each step, so that one round is enough.

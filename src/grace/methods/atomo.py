@@ -17,7 +17,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("atomo", communicator="allgather", family="low rank", aliases=("atomocompressor",))
+@register("atomo", communicator="allgather", family="low rank")
 @dataclass(frozen=True, slots=True)
 class Atomo(Compressor):
     """Atomo, entry-wise: the unbiased sample of s numbers on average that has the least variance.

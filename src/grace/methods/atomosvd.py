@@ -22,7 +22,7 @@ from grace.peer import Peer
 from grace.registry import register
 
 
-@register("atomosvd", family="low rank", aliases=("atomosvdcompressor", "spectralatomocompressor"))
+@register("atomosvd", family="low rank", aliases=("spectralatomo",))
 @dataclass(frozen=True, slots=True)
 class AtomoSVD(LowRank[None]):
     """Spectral ATOMO: a random few singular triples of each worker's gradient, as many as the budget in the mean.

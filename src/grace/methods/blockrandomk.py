@@ -25,7 +25,7 @@ from grace.peer import Peer
 from grace.registry import register
 
 
-@register("blockrandomk", memory="residual", family="sparsification", aliases=("blockrandomkcompressor",))
+@register("blockrandomk", memory="residual", family="sparsification")
 @dataclass(frozen=True, slots=True)
 class BlockRandomK(Method[None]):
     """Block-random-k: the same blocks on all ranks, so that the network can sum them and copies are contiguous.

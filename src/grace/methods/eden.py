@@ -8,7 +8,7 @@ from grace.methods.common.rotated_codes import RotatedCodes
 from grace.registry import register
 
 
-@register("eden", communicator="allgather", family="rotation", aliases=("edencompressor",))
+@register("eden", communicator="allgather", family="rotation")
 @dataclass(frozen=True, slots=True)
 class EDEN(RotatedCodes):
     """EDEN: a randomly rotated block, quantized as if it were Gaussian, and one scale.

@@ -33,7 +33,7 @@ _FORMATS = {
 }
 
 
-@register("fp8", communicator="allgather", family="cast", aliases=("fp8compressor",))
+@register("fp8", communicator="allgather", family="cast")
 @dataclass(frozen=True, slots=True)
 class FP8(Compressor):
     """Gradients as 8-bit floats, scaled block by block to the full range of the format.

@@ -34,7 +34,7 @@ class GradiVeQState(NamedTuple):
     turn: int
 
 
-@register("gradiveq", memory="residual", family="low rank", aliases=("gradiveqcompressor",))
+@register("gradiveq", memory="residual", family="low rank")
 @dataclass(frozen=True, slots=True)
 class GradiVeQ(Method["GradiVeQState | None"]):
     """GradiVeQ: slices of the gradient, projected on the principal components of the mean gradient of earlier steps.

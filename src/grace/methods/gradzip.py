@@ -16,8 +16,8 @@ from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.communicators import Allreduce
 from grace.errors import out_of_range
 from grace.facts import Facts
-from grace.finite import all_finite, known
-from grace.kernels import ridge
+from grace.finite import known
+from grace.kernels import all_finite, ridge
 from grace.method import Exchanged, Method
 from grace.methods.common.matrices import DENSE, LowRank, Projection
 from grace.peer import Peer
@@ -35,7 +35,7 @@ class GradZipState(NamedTuple):
     turn: int
 
 
-@register("gradzip", memory="residual", family="low rank", aliases=("gradzipcompressor",))
+@register("gradzip", memory="residual", family="low rank")
 @dataclass(frozen=True, slots=True)
 class GradZip(LowRank["GradZipState | None"]):
     """GradZip: two factors of the mean gradient by one step of alternating, regularised least squares.

@@ -18,7 +18,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("gspar", communicator="allgather", family="sparsification", aliases=("gsparcompressor",))
+@register("gspar", communicator="allgather", family="sparsification")
 @dataclass(frozen=True, slots=True)
 class GSpar(Compressor):
     """GSpar: keeps numbers at random, large ones more often, and makes up for the others.

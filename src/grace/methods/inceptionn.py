@@ -22,7 +22,7 @@ from grace.registry import register
 _WIDE = 15  # fractional bits under tag 2
 
 
-@register("inceptionn", communicator="allgather", family="quantization", aliases=("inceptionncompressor",))
+@register("inceptionn", communicator="allgather", family="quantization")
 @dataclass(frozen=True, slots=True)
 class Inceptionn(Compressor):
     """INCEPTIONN: fixed-point numbers of 0, 8, 16 or 32 bits, as many as their size needs for an absolute error bound.

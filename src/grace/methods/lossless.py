@@ -15,12 +15,12 @@ from grace.facts import Facts
 from grace.knobs import as_call
 from grace.methods.common import index_lists, streams
 from grace.random import Stream
-from grace.registry import wrapper
+from grace.registry import register_wrapper
 
 _HEAD = [("raw", torch.int32, 1), ("coded", torch.int32, 1)]
 
 
-@wrapper("lossless")
+@register_wrapper("lossless")
 @dataclass(frozen=True, slots=True)
 class Lossless(Compressor):
     """Any compressor, with a lossless stage behind it: what it says stays the same, its wire becomes shorter.

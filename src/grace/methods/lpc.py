@@ -27,7 +27,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("lpc", communicator="allgather", family="quantization", aliases=("lpccompressor",))
+@register("lpc", communicator="allgather", family="quantization")
 @dataclass(frozen=True, slots=True)
 class LPC(Compressor):
     """LPC: fixed-point numbers of a few bits, whose unit is a share of the largest magnitude of a block.

@@ -10,12 +10,12 @@ from torch import Tensor
 from grace.compressor import Fused
 from grace.errors import out_of_range
 from grace.facts import Facts
-from grace.kernels import natural, natural_bytes, natural_sum
+from grace.kernels import encode_powers, powers_bytes, sum_powers
 from grace.random import Stream
 from grace.registry import register
 
 
-@register("natural", communicator="allgather", family="quantization", aliases=("naturalcompressor",))
+@register("natural", communicator="allgather", family="quantization")
 @dataclass(frozen=True, slots=True)
 class Natural(Fused):
     """Natural compression: stochastic rounding to a power of two.
@@ -62,13 +62,13 @@ class Natural(Fused):
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
     ) -> tuple[Tensor, bool]:
-        return natural(rows, self.bits, self._block(rows.shape[1]), rng, memory, rest)
+        return encode_powers(rows, self.bits, self._block(rows.shape[1]), rng, memory, rest)
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
-        natural_sum(received, out, self.bits, self._block(out.shape[1]), scale, add=add)
+        sum_powers(received, out, self.bits, self._block(out.shape[1]), scale, add=add)
 
     def facts(self, n: int) -> Facts:
         block = self._block(n)
         omega = 1 / 8 + (min(n, block) / 4096 if self.bits == 4 else 0)
-        payload = natural_bytes(n, self.bits, block)
+        payload = powers_bytes(n, self.bits, block)
         return Facts(unbiased=True, variance=omega, contraction=1 - omega, deterministic=False, payload=payload)

@@ -11,12 +11,12 @@ from torch import Tensor
 from grace.compressor import Fused
 from grace.errors import out_of_range
 from grace.facts import Facts
-from grace.kernels import block_count, packed_bytes, two_means, two_means_sum
+from grace.kernels import block_count, encode_two_means, packed_bytes, sum_two_means
 from grace.random import Stream
 from grace.registry import register
 
 
-@register("onebit", communicator="allgather", memory="residual", family="quantization", aliases=("onebitcompressor",))
+@register("onebit", communicator="allgather", memory="residual", family="quantization")
 @dataclass(frozen=True, slots=True)
 class OneBit(Fused):
     """1-bit SGD: one bit says on which side of a threshold a number lies, and stands for the mean of that side.
@@ -55,10 +55,10 @@ class OneBit(Fused):
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
     ) -> tuple[Tensor, bool]:
-        return two_means(rows, self.tau, self.group, memory, rest)
+        return encode_two_means(rows, self.tau, self.group, memory, rest)
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
-        two_means_sum(received, out, self.group, scale, add=add)
+        sum_two_means(received, out, self.group, scale, add=add)
 
     def facts(self, n: int) -> Facts:
         # with another threshold a side may hold numbers of both signs, whose mean is 0

@@ -25,7 +25,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("powersgd", memory="residual", family="low rank", aliases=("powersgdcompressor",))
+@register("powersgd", memory="residual", family="low rank")
 @dataclass(frozen=True, slots=True)
 class PowerSGD(LowRank["Tensor | None"]):
     """PowerSGD: the mean gradient, projected on a subspace of rank r that follows it by power iteration.

@@ -17,7 +17,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("qsgd", communicator="allgather", family="quantization", aliases=("qsgdcompressor",))
+@register("qsgd", communicator="allgather", family="quantization")
 @dataclass(frozen=True, slots=True)
 class QSGD(Fused):
     """QSGD: stochastic rounding to s levels on each side of zero, relative to the norm of a bucket.

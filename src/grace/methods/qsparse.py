@@ -23,7 +23,7 @@ from grace.registry import register
 _TINY = torch.finfo(torch.float32).tiny
 
 
-@register("qsparse", communicator="allgather", memory="residual", family="hybrid", aliases=("qsparsecompressor",))
+@register("qsparse", communicator="allgather", memory="residual", family="hybrid")
 @dataclass(frozen=True, slots=True)
 class Qsparse(Compressor):
     """Qsparse: the k largest numbers, and of those only the signs, or a few bits.

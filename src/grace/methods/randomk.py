@@ -17,9 +17,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register(
-    "randomk", communicator="allreduce", memory="residual", family="sparsification", aliases=("randomkcompressor",)
-)
+@register("randomk", communicator="allreduce", memory="residual", family="sparsification")
 @dataclass(frozen=True, slots=True)
 class RandomK(Compressor):
     """Random-k: k positions drawn at random, the same on all ranks, so that no index travels.

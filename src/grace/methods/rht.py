@@ -21,7 +21,7 @@ from grace.registry import method, register
 _ROUNDING = 1e-11  # the squared relative error of a rotation and its inverse in float32
 
 
-@register("rht", communicator="allgather", family="rotation", aliases=("rhtcompressor",))
+@register("rht", communicator="allgather", family="rotation")
 @dataclass(frozen=True, slots=True)
 class RHT(Compressor):
     """Randomised Hadamard transform: rotates blocks at random before another compressor, and back behind it.

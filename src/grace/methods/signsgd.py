@@ -11,12 +11,12 @@ from torch import Tensor
 from grace.compressor import Compressor, Fused
 from grace.errors import CompositionError, out_of_range
 from grace.facts import Facts
-from grace.kernels import majority, votes, votes_bytes, votes_sum
+from grace.kernels import encode_votes, sum_votes, take_majority, votes_bytes
 from grace.random import Stream
 from grace.registry import register
 
 
-@register("signsgd", communicator="allgather", family="quantization", aliases=("signsgdcompressor",))
+@register("signsgd", communicator="allgather", family="quantization")
 @dataclass(frozen=True, slots=True)
 class SignSGD(Fused):
     """SignSGD with majority vote: one bit per element, and the sign of the sum of signs.
@@ -57,13 +57,13 @@ class SignSGD(Fused):
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
     ) -> tuple[Tensor, bool]:
-        return votes(rows, self.zero, (rng.rank or 0) + rng.step, memory, rest)
+        return encode_votes(rows, self.zero, (rng.rank or 0) + rng.step, memory, rest)
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
-        votes_sum(received, out, self.zero, scale, add=add)
+        sum_votes(received, out, self.zero, scale, add=add)
 
     def aggregate_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream) -> None:
-        majority(received, out, self.zero, scale)
+        take_majority(received, out, self.zero, scale)
 
     def facts(self, n: int) -> Facts:
         return Facts(payload=votes_bytes(n, self.zero))

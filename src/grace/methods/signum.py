@@ -8,7 +8,7 @@ from grace.methods.signsgd import SignSGD
 from grace.registry import register
 
 
-@register("signum", communicator="allgather", memory="momentum", family="quantization", aliases=("signumcompressor",))
+@register("signum", communicator="allgather", memory="momentum", family="quantization")
 @dataclass(frozen=True, slots=True)
 class Signum(SignSGD):
     """SIGNUM: the majority vote of the signs of each worker's momentum.

@@ -20,7 +20,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("sketch", communicator="allgather", memory="residual", family="hybrid", aliases=("sketchcompressor",))
+@register("sketch", communicator="allgather", memory="residual", family="hybrid")
 @dataclass(frozen=True, slots=True)
 class Sketch(Compressor):
     """Quantile quantization: quantiles cut the numbers into q buckets of equal size; a number becomes its bucket's mean.

@@ -27,7 +27,7 @@ from grace.peer import Peer
 from grace.registry import register
 
 
-@register("sketchedsgd", memory="dgc", family="sparsification", aliases=("sketchedsgdcompressor",))
+@register("sketchedsgd", memory="dgc", family="sparsification")
 @dataclass(frozen=True, slots=True)
 class SketchedSGD(Method[None]):
     """Sketched-SGD: a summed count sketch finds the largest numbers of the mean; their exact values follow.

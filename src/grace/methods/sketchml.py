@@ -24,7 +24,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("sketchml", communicator="allgather", memory="residual", family="hybrid", aliases=("sketchmlcompressor",))
+@register("sketchml", communicator="allgather", memory="residual", family="hybrid")
 @dataclass(frozen=True, slots=True)
 class SketchML(Compressor):
     """SketchML: of the non-zeros the places, and a sketch of quantized values. For gradients with many zeros.

@@ -16,7 +16,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("terngrad", communicator="allgather", family="quantization", aliases=("terngradcompressor",))
+@register("terngrad", communicator="allgather", family="quantization")
 @dataclass(frozen=True, slots=True)
 class TernGrad(Compressor):
     """TernGrad: three levels, -s, 0 and s, with s the largest magnitude of a bucket.

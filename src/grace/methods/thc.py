@@ -41,7 +41,7 @@ from grace.registry import register
 _LARGEST = torch.finfo(torch.float32).max / 8  # a norm of which neither a number that it bounds nor its rest overflows
 
 
-@register("thc", memory="residual", family="rotation", aliases=("thccompressor",))
+@register("thc", memory="residual", family="rotation")
 @dataclass(frozen=True, slots=True)
 class THC(Method[None]):
     """THC: random rotation, then stochastic rounding to a table of integers that is the same for all, so that sums need

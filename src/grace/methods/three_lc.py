@@ -20,7 +20,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("3lc", communicator="allgather", memory="residual", family="hybrid", aliases=("threelccompressor",))
+@register("3lc", communicator="allgather", memory="residual", family="hybrid")
 @dataclass(frozen=True, slots=True)
 class ThreeLC(Compressor):
     """3LC: three values, -M, 0 and M, five to a byte, and runs of zeros shortened.

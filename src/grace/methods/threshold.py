@@ -19,9 +19,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register(
-    "threshold", communicator="allgather", memory="residual", family="sparsification", aliases=("thresholdcompressor",)
-)
+@register("threshold", communicator="allgather", memory="residual", family="sparsification")
 @dataclass(frozen=True, slots=True)
 class Threshold(Fused):
     """Threshold-v: only the numbers whose magnitude exceeds v.

@@ -17,7 +17,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("topk", communicator="allgather", memory="residual", family="sparsification", aliases=("topkcompressor",))
+@register("topk", communicator="allgather", memory="residual", family="sparsification")
 @dataclass(frozen=True, slots=True)
 class TopK(Fused):
     """Top-k: only the k numbers of largest magnitude.

@@ -13,12 +13,12 @@ from torch import Tensor
 from grace.compressor import Fused
 from grace.errors import out_of_range
 from grace.facts import Facts
-from grace.kernels import Codebook, codebook, codebook_bytes, codebook_sum
+from grace.kernels import Codebook, codebook_bytes, encode_codebook, sum_codebook
 from grace.random import Stream
 from grace.registry import register
 
 
-@register("u8bit", communicator="allgather", memory="residual", family="quantization", aliases=("u8bitcompressor",))
+@register("u8bit", communicator="allgather", memory="residual", family="quantization")
 @dataclass(frozen=True, slots=True)
 class U8bit(Fused):
     """8-bit dynamic tree quantization: a sign and one of 128 magnitudes, denser towards zero over six decades.
@@ -58,10 +58,10 @@ class U8bit(Fused):
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
     ) -> tuple[Tensor, bool]:
-        return codebook(rows, _book(self.map), self.block, memory, rest)
+        return encode_codebook(rows, _book(self.map), self.block, memory, rest)
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
-        codebook_sum(received, out, _book(self.map), self.block, scale, add=add)
+        sum_codebook(received, out, _book(self.map), self.block, scale, add=add)
 
     def facts(self, n: int) -> Facts:
         delta = (1.0 if self.map == "tree" else 0.9999) / min(n, self.block)

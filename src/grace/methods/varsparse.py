@@ -34,7 +34,7 @@ class Memory(NamedTuple):
     seen: Tensor | None
 
 
-@register("varsparse", family="sparsification", aliases=("variancecompressor", "varsparsecompressor"))
+@register("varsparse", family="sparsification", aliases=("variance",))
 @dataclass(frozen=True, slots=True)
 class VarSparse(Method[Memory]):
     """Variance-based sparsification: a number waits until its sum is sure, relative to the squares it is made of.

@@ -25,6 +25,7 @@ from grace.method import Exchanged, Method
 from grace.peer import Peer
 from grace.run import Simulator, Tracer, simulate, together
 from grace.run.simulate import answers
+from grace.wrapping import find_compressor, layers
 
 Runner = Callable[[list[Any]], list[Any]]
 TINY = 2.0**-140  # what may be lost below the normal numbers
@@ -100,8 +101,8 @@ def conserves(method: Method[Any]) -> bool:
     """Whether x - rest is promised to average to the mean: not under a vote, nor a sum that the network rounds, nor in a
     method that keeps a memory of its own and hands out no rest.
     """
-    compressor = getattr(method, "compressor", None)
-    if isinstance(compressor, grace.Compressor):
+    compressor = find_compressor(method)
+    if compressor is not None:
         narrow = isinstance(method, grace.Allreduce) and compressor.predivide
         return compressor.aggregation == "mean" and not narrow
     return method.owed(method.init(torch.zeros(2, 2))) is None or remembers(method) is not None
@@ -274,12 +275,11 @@ def traffic(method: Method[Any], xs: Sequence[Tensor], keep_rest: bool = False) 
 
 def varies(method: Method[Any]) -> bool:
     """Whether the sizes of its wires depend on the data."""
-    inner = getattr(method, "method", None) or getattr(method, "compressor", None)
-    if isinstance(inner, Method):
-        return varies(inner)
-    if isinstance(inner, grace.Compressor):
-        return inner.varies
-    return bool(getattr(method, "varies", method.facts(torch.empty(64, 64, device="meta")).payload is None))
+    compressor = find_compressor(method)
+    if compressor is not None:
+        return compressor.varies
+    core = layers(method)[-1]
+    return bool(getattr(core, "varies", method.facts(torch.empty(64, 64, device="meta")).payload is None))
 
 
 def payload(compressor: grace.Compressor, rows: Tensor) -> None:

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace.compressor import Compressor
 from grace.lent import Lent
 from grace.method import Method
 from grace.peer import Peer
 from grace.run import simulate
+from grace.wrapping import find_compressor
 
 _DIRECTIONS = 8  # random ones, beside those that a method is likely to be biased along
 _SPEED_SECONDS = 0.4  # a codec that takes longer is timed once
@@ -66,8 +66,8 @@ def speed(method: Method[Any], numbers: int) -> Speed:
     x = torch.randn(side, side, generator=torch.Generator().manual_seed(3))
     other = torch.ones_like(x)
     add = _seconds(lambda: x.clone(), lambda y: y.add_(other), least=5)
-    compressor = getattr(method, "compressor", None)
-    if not isinstance(compressor, Compressor):
+    compressor = find_compressor(method)
+    if compressor is None:
         peer = Peer(0, 1, name="speed", lent=Lent(keep_rest=True))
         state = method.init(x)
         return Speed(x.numel(), _seconds(x.clone, lambda y: simulate([method.exchange(y, state, peer)])), None, add)

@@ -12,9 +12,10 @@ from grace.errors import CompositionError, ConfigurationError
 from grace.knobs import as_call
 from grace.memories import Memory
 from grace.method import Method
-from grace.registry import COMMUNICATORS, recipe
+from grace.registry import COMMUNICATORS, recipe_of
 from grace.schedules import Delayed, Scheduled
 from grace.verify import laws
+from grace.wrapping import find_compressor
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,7 @@ class Subject:
     @property
     def compressor(self) -> Compressor | None:
         """That of the core, if it has one."""
-        found = getattr(self.core, "compressor", None)
-        return found if isinstance(found, Compressor) else None
+        return find_compressor(self.core)
 
     @property
     def conserves(self) -> bool:
@@ -87,9 +87,8 @@ def _made(given: object) -> Method[Any] | Compressor:
             f"{name} needs arguments: {', '.join(needed)}; give them defaults, or name an instance or a function that "
             "takes none and returns one"
         )
-    if isinstance(given, type) and (entry := _recipe(given)):
-        built: Method[Any] = entry.build({})
-        return built
+    if isinstance(given, type) and (entry := recipe_of(given)):
+        return grace.method(entry.name)
     made = given()
     if isinstance(made, type):
         raise ConfigurationError(f"{name} returns a class, {made.__name__}; it should return a method")
@@ -106,18 +105,12 @@ def _needed(given: Any) -> list[str]:
     return [p.name for p in parameters if p.kind in plain and p.default is inspect.Parameter.empty]
 
 
-def _recipe(given: type) -> Any:
-    """That of a class that was registered."""
-    entries = (recipe(name) for name in grace.methods())
-    return next((entry for entry in entries if entry.factory is given), None)
-
-
 def _around(compressor: Compressor) -> tuple[Method[Any], str]:
     """The first communicator that takes it, and error feedback if that is legal."""
     reasons = []
-    for name, communicator in COMMUNICATORS.items():
+    for name in COMMUNICATORS.names():
         try:
-            bare: Method[Any] = communicator(compressor)
+            bare: Method[Any] = COMMUNICATORS.find(name)(compressor)
         except CompositionError as error:
             reasons.append(f"{name}: {error}")
             continue

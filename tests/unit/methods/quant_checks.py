@@ -15,6 +15,7 @@ import grace
 from grace.compressor import Compressor
 from grace.errors import ConfigurationError, PayloadError
 from grace.lent import Lent
+from grace.memories import Memory
 from grace.method import Method
 from grace.peer import Peer
 from grace.run.simulate import simulate
@@ -182,7 +183,7 @@ def gradients(world: int, n: int, step: int) -> list[Tensor]:
 def assert_agrees_and_conserves(spec: str | Method[Any], n: int = 101, worlds: Sequence[int] = (1, 2, 3, 8)) -> None:
     """All ranks have the same mean, which is the average of x - rest; bytes are those declared. Inner method only."""
     method = grace.method(spec)
-    inner = getattr(method, "method", method)
+    inner = method.method if isinstance(method, Memory) else method
     for world in worlds:
         xs = gradients(world, n, 0)
         tracers = [Tracer(rank, world) for rank in range(world)]

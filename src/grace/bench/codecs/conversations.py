@@ -15,9 +15,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from grace.bench.codecs.clock import Case, nothing
-from grace.bench.codecs.goals import DECODE, ENCODE, FEEDBACK
-from grace.bench.codecs.room import WORKERS, Room
+from grace.bench.codecs.clock import DECODE, ENCODE, FEEDBACK, Case, nothing
+from grace.bench.codecs.room import Room
 from grace.collectives import Collective, Exchange
 from grace.lent import Lent
 from grace.method import Exchanged, Method
@@ -25,7 +24,7 @@ from grace.peer import Peer
 from grace.run.simulate import simulate
 from grace.workspace import Workspace
 
-COPIES = 4 * WORKERS  # tensors of the size that are alive at once, as a bound
+COPIES = 4  # tensors of the size for each worker that are alive at once, as a bound
 
 
 @dataclass(slots=True, eq=False)
@@ -65,14 +64,16 @@ class Replay(Case):
     def _record(self) -> None:
         """Two steps of all workers: the first fills the memories, the second is kept."""
         assert self.method is not None
-        states = [self.method.init(self._gradient(worker)) for worker in range(WORKERS)]
+        assert self.room is not None
+        workers = range(self.room.workers)
+        states = [self.method.init(self._gradient(worker)) for worker in workers]
         answers: list[Tensor] = []
         for step in range(2):
             answers = []
             self.state = copied(states[0])
             runs: list[Exchange[Exchanged[Any]]] = [
                 self.method.exchange(self._gradient(worker), states[worker], self._peer(worker, None, step))
-                for worker in range(WORKERS)
+                for worker in workers
             ]
             runs[0] = _recorded(runs[0], answers)
             states = [out.state for out in simulate(runs)]
@@ -85,7 +86,8 @@ class Replay(Case):
         return x.view(-1)[: m * l].view(m, l)
 
     def _peer(self, rank: int, workspace: Workspace | None, step: int = 1) -> Peer:
-        return Peer(rank, WORKERS, step=step, name="weight", lent=Lent(workspace=workspace))
+        assert self.room is not None
+        return Peer(rank, self.room.workers, step=step, name="weight", lent=Lent(workspace=workspace))
 
 
 def cases(plain: Method[Any], feedback: Method[Any] | None, room: Room) -> list[Case]:

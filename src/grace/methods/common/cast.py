@@ -11,7 +11,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.compressor import Compressor
 from grace.facts import Facts
-from grace.kernels.spans import spans
+from grace.kernels.spans import split_spans
 from grace.random import Stream
 
 
@@ -30,7 +30,7 @@ class Cast(Compressor):
             return rows.to(self.dtype)
         largest = torch.finfo(self.dtype).max  # a memory keeps what lies outside the range
         wire = torch.empty_like(rows, dtype=self.dtype)
-        for span in spans(*rows.shape):
+        for span in split_spans(*rows.shape):
             part = rows[span.row, span.columns]
             wire[span.row, span.columns] = part.clamp(-largest, largest)
             part.sub_(wire[span.row, span.columns].float())
@@ -38,7 +38,7 @@ class Cast(Compressor):
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         wires.check_shape("numbers", wire, out.shape)
-        for span in spans(*out.shape):
+        for span in split_spans(*out.shape):
             out[span.row, span.columns].add_(wire[span.row, span.columns].float(), alpha=scale)
 
     def facts(self, n: int) -> Facts:

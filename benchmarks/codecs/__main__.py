@@ -1,0 +1,5 @@
+"""``python -m benchmarks.codecs``."""
+
+from benchmarks.codecs.command import main
+
+main()

@@ -1,0 +1,112 @@
+"""A recipe and knobs -> a method: a compressor, what is put behind it, its communicator, its memory, its schedule.
+
+A knob belongs to the first of these layers that has a field of its name: the method, its communicator, its memory. Where
+two layers share a name, or to be plain, the layer is spelled: ``memory.beta``, ``communicator.server``, ``lossless.level``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from grace.errors import CompositionError, ConfigurationError, unknown
+from grace.method import Method
+from grace.registry.recipes import COMMUNICATORS, MEMORIES, WRAPPERS, Recipe
+from grace.schedules import Delayed, Schedule, Scheduled
+from grace.wrapping import own_fields
+
+Knobs: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What makes the method of one step for :class:`grace.schedules.Scheduled`."""
+
+    recipe: Recipe
+
+    @property
+    def name(self) -> str:
+        """The registered name."""
+        return self.recipe.name
+
+    def build(self, knobs: Knobs) -> Method[Any]:
+        """The method with these knobs."""
+        return build(self.recipe, knobs)
+
+
+def build(entry: Recipe, knobs: Knobs) -> Method[Any]:
+    """The recipe with these knobs; with a delay or schedules around it, if there are such among the knobs.
+
+    Raises:
+        UnknownNameError: an unknown knob, communicator or memory; names the nearest.
+        ConfigurationError: a knob out of range, or an impossible composition.
+    """
+    if "start" in knobs and "start" not in own_fields(entry.factory):
+        rest = {knob: value for knob, value in knobs.items() if knob != "start"}
+        return Delayed(build(entry, rest), knobs["start"])
+    if any(Schedule.is_one(value) for value in knobs.values()):
+        given = {knob: Schedule.of(value) if Schedule.is_one(value) else value for knob, value in knobs.items()}
+        return Scheduled(Template(entry), tuple(given.items()))
+    return _compose(entry, dict(knobs))
+
+
+def _compose(entry: Recipe, knobs: Knobs) -> Method[Any]:
+    layers = _choose_layers(entry, knobs)
+    given = _distribute(entry, knobs, layers)
+    built: Any = None
+    for label, factory in layers.items():
+        inner = () if built is None else (built,)
+        built = _construct(factory, given[label], *inner)
+    result: Method[Any] = built
+    return result
+
+
+def _choose_layers(entry: Recipe, knobs: Knobs) -> dict[str, type]:
+    """The classes of a method's layers by what strings call them, innermost first; takes the knobs that choose them."""
+    layers = {"method": entry.factory}
+    for knob, factory in WRAPPERS.items():
+        if knob not in knobs:
+            continue
+        if entry.communicator is None:
+            raise CompositionError(f"{entry.name} holds its own exchange, and {knob} is for compressors")
+        layers[knob] = factory
+        knobs[f"{knob}.{own_fields(factory)[0]}"] = knobs.pop(knob)
+    communicator = knobs.pop("communicator", entry.communicator)
+    if entry.communicator is not None:
+        layers["communicator"] = COMMUNICATORS.find(communicator)
+    elif communicator is not None:
+        raise CompositionError(f"{entry.name} holds its own exchange and takes no communicator, got {communicator!r}")
+    memory = knobs.pop("memory", entry.memory)
+    if memory not in (None, "none"):  # the word "none" parses to None
+        if memory not in MEMORIES:
+            raise unknown("memory", str(memory), {*MEMORIES.names(), "none"})
+        layers["memory"] = MEMORIES.find(memory)
+    return layers
+
+
+def _distribute(entry: Recipe, knobs: Knobs, layers: dict[str, type]) -> dict[str, Knobs]:
+    """Each layer's own knobs."""
+    given: dict[str, Knobs] = {label: {} for label in layers}
+    owners: dict[str, str] = {}
+    for label in ("memory", "communicator", "method"):  # the method's own knobs win
+        if label in layers:
+            owners.update(dict.fromkeys(own_fields(layers[label]), label))
+    for knob, value in knobs.items():
+        label, dot, name = knob.rpartition(".")
+        label = label if dot else owners.get(knob, "")
+        if label not in layers or name not in own_fields(layers[label]):
+            legal = {*owners, *WRAPPERS, "communicator", "memory", "start"}
+            legal |= {f"{one}.{field}" for one in layers if one != "method" for field in own_fields(layers[one])}
+            raise unknown(f"knob of {entry.name}", knob, legal if dot else {one for one in legal if "." not in one})
+        if name in given[label]:
+            raise ConfigurationError(f"{entry.name}: knobs given twice: {name} and {label}.{name}")
+        given[label][name] = value
+    return given
+
+
+def _construct(factory: type, own: Knobs, *inner: Any) -> Any:
+    try:
+        return factory(*inner, **own)
+    except TypeError as error:
+        text = ", ".join(f"{knob}={value!r}" for knob, value in own.items())
+        raise ConfigurationError(f"{factory.__name__}: {text}: {error}") from error

@@ -1,0 +1,106 @@
+"""A table of names: what is registered under them, here or by an installed package."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+from grace.errors import ConfigurationError, unknown
+
+E = TypeVar("E")
+_NAME = re.compile(r"[a-z0-9][a-z0-9_]*")
+
+
+class Names(Generic[E]):
+    """Entries by name. Case, ``-`` and ``_`` do not matter when a name is looked up, nor does the suffix ``Compressor``,
+    ``Memory`` or ``Communicator`` that GRACE's classes have: ``TopK``, ``top-k`` and ``TopKCompressor`` are ``topk``.
+
+    The name of an entry's class is a name, too, unless another entry has it.
+
+    Args:
+        kind: what the entries are, for errors: "method", "memory", "communicator".
+        suffix: what a name may end in.
+        group: the entry points of installed packages; their values name a class that registers itself when it is imported.
+    """
+
+    def __init__(self, kind: str, suffix: str, group: str):
+        self.kind, self.suffix, self.group = kind, suffix, group
+        self._entries: dict[str, E] = {}
+        self._classes: dict[str, type] = {}
+        self._aliases: dict[str, str] = {}  # squashed -> name
+
+    def add(self, name: str, entry: E, factory: type, aliases: Iterable[str] = ()) -> None:
+        """Registers an entry. The same class may register again: a module that is reloaded.
+
+        Raises:
+            ConfigurationError: a name that is not lower case, or that another class has.
+        """
+        for label in (name, *aliases):
+            if not _NAME.fullmatch(label):
+                raise ConfigurationError(f"{self.kind} name {label!r}: legal are lower-case letters, digits and '_'")
+            taken = self._classes.get(self._aliases.get(self._squash(label), ""))
+            if taken is not None and qualified_name(taken) != qualified_name(factory):
+                raise ConfigurationError(f"{self.kind} name {label!r} is taken by {qualified_name(taken)}")
+        self._entries[name], self._classes[name] = entry, factory
+        self._aliases.update({self._squash(label): name for label in (name, *aliases)})
+        self._aliases.setdefault(self._squash(factory.__name__), name)
+
+    def find(self, name: object) -> E:
+        """The entry of this name.
+
+        Raises:
+            UnknownNameError: nobody registered it; names the nearest.
+            ConfigurationError: an installed package has it, but cannot be loaded.
+        """
+        text = self._squash(str(name))
+        if text not in self._aliases and name in self._points():
+            self._load(str(name))
+        if text not in self._aliases:
+            raise unknown(self.kind, str(name), self.names())
+        return self._entries[self._aliases[text]]
+
+    def __contains__(self, name: object) -> bool:
+        return self._squash(str(name)) in self._aliases or name in self._points()
+
+    def names(self) -> tuple[str, ...]:
+        """All names, those of installed packages included, in alphabetical order."""
+        return tuple(sorted(self._entries.keys() | self._points().keys()))
+
+    def name_of(self, factory: type) -> str | None:
+        """The name under which exactly this class is registered."""
+        return next((name for name, one in self._classes.items() if one is factory), None)
+
+    def copy(self) -> Names[E]:
+        """Another table with the same entries."""
+        twin: Names[E] = Names(self.kind, self.suffix, self.group)
+        twin._entries.update(self._entries)
+        twin._classes.update(self._classes)
+        twin._aliases.update(self._aliases)
+        return twin
+
+    def _squash(self, name: str) -> str:
+        text = re.sub(r"[-_\s]", "", name.lower())
+        return text.removesuffix(self.suffix) or text
+
+    def _points(self) -> dict[str, importlib.metadata.EntryPoint]:
+        return {point.name: point for point in importlib.metadata.entry_points(group=self.group)}
+
+    def _load(self, name: str) -> None:
+        point = self._points()[name]
+        try:
+            point.load()
+        except Exception as error:
+            raise ConfigurationError(
+                f"{self.kind} {name!r} of entry point {point.value!r} does not load: {error}"
+            ) from error
+        if name not in self._entries:
+            raise ConfigurationError(
+                f"entry point {point.value!r} loads, but does not register a {self.kind} named {name!r}"
+            )
+
+
+def qualified_name(factory: type) -> str:
+    """Where a class is from."""
+    return f"{factory.__module__}.{factory.__qualname__}"

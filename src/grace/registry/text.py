@@ -1,0 +1,180 @@
+"""Strings <-> methods: ``"topk:ratio=0.01,memory=none"``. Strict: what is not known is an error."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from typing import Any
+
+from grace.compressor import Compressor
+from grace.errors import ConfigurationError
+from grace.knobs import as_call, spell_value
+from grace.method import Method
+from grace.registry.composition import Knobs, build
+from grace.registry.recipes import COMMUNICATORS, MEMORIES, WRAPPERS, Recipe, recipe, recipe_of
+from grace.schedules import Delayed, Scheduled
+from grace.wrapping import Layer, layers, own_fields
+
+_WORDS = {"true": True, "false": False, "none": None}
+
+
+def method(spec: str | Method[Any], **knobs: Any) -> Method[Any]:
+    """The survey's recipe for a registered method, with these knobs.
+
+    Args:
+        spec: a name, or a name with knobs, ``"topk:ratio=0.01,communicator=allgather,memory=none"``; a
+            :class:`~grace.Method` is returned as it is.
+        knobs: the fields of the method's class; ``communicator`` (allreduce, allgather, broadcast, scatterreduce,
+            parameterserver) and its fields; ``memory`` (none, residual, momentum, dgc, distef, ef21, ef21m) and its
+            fields, such as ``beta``; ``lossless`` (zlib, zstd), a stage behind a compressor; ``start``, the first step
+            that is compressed. A field that two layers share is spelled with its layer: ``memory.beta``,
+            ``communicator.server``. A number may follow the step or epoch, such as ``ratio=warmup(0.25->0.001, 4 epochs)``,
+            see :class:`grace.schedules.Schedule`.
+
+    Raises:
+        UnknownNameError: an unknown method, knob, communicator or memory; names the nearest.
+        ConfigurationError: a knob out of range, or an impossible composition.
+
+    Example:
+        >>> method("topk", ratio=0.02)
+        ErrorFeedback(method=Allgather(compressor=TopK(ratio=0.02, index='auto', values='float32')),
+                      beta=1.0, gamma=1.0)
+        >>> method("topk:memory.beta=0.9") == method("topk:beta=0.9")
+        True
+    """
+    if isinstance(spec, Method):
+        if knobs:
+            raise ConfigurationError(f"knobs {sorted(knobs)} go with a name; {as_call(spec)} is complete as it is")
+        return spec
+    if not isinstance(spec, str):
+        hint = "; put a communicator around it, such as Allgather(...)" if isinstance(spec, Compressor) else ""
+        raise ConfigurationError(f"a method is a name or a grace.Method, got {spec!r}{hint}")
+    name, given = parse(spec)
+    if twice := given.keys() & knobs.keys():
+        raise ConfigurationError(f"knobs given twice: {', '.join(sorted(twice))}")
+    return build(recipe(name), {**given, **knobs})
+
+
+# ---- reading --------------------------------------------------------------------------------------------------------
+def parse(text: str) -> tuple[str, Knobs]:
+    """``"topk:ratio=0.01,memory=none"`` -> ``("topk", {"ratio": 0.01, "memory": None})``.
+
+    Values are numbers, ``true``, ``false``, ``none`` or words. Commas within parentheses do not separate.
+
+    Raises:
+        ConfigurationError: it does not parse, or a knob occurs twice.
+    """
+    name, _, rest = text.strip().partition(":")
+    knobs: Knobs = {}
+    for part in split_commas(rest) if rest else []:
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not key or not value:
+            raise ConfigurationError(
+                f"{text!r}: expected knob=value after ':', got {part!r}; for example topk:ratio=0.01"
+            )
+        if key in knobs:
+            raise ConfigurationError(f"{text!r}: knob {key!r} is given twice")
+        knobs[key] = _read_value(value)
+    return name, knobs
+
+
+def split_commas(text: str) -> list[str]:
+    """Splits at the commas that are not within parentheses."""
+    parts, depth = [""], 0
+    for char in text:
+        depth += (char == "(") - (char == ")")
+        if char == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return [part.strip() for part in parts]
+
+
+def split_methods(text: str) -> list[str]:
+    """``"none,topk:ratio=0.01,memory=none,qsgd"`` -> the three methods: a part that is a knob belongs to the one before."""
+    out: list[str] = []
+    for part in split_commas(text):
+        head = part.partition(":")[0]
+        if out and "=" in head:
+            out[-1] += "," + part
+        elif part:
+            out.append(part)
+    return out
+
+
+def _read_value(text: str) -> Any:
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    try:
+        number = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    return number if isinstance(number, int | float) else text
+
+
+# ---- writing --------------------------------------------------------------------------------------------------------
+def spell(method: Method[Any]) -> str:
+    """The string that makes this method, with knobs at their defaults left out; its ``repr`` if there is none.
+
+    Example:
+        >>> spell(Allgather(recipe("topk").factory(ratio=0.02)))
+        'topk:ratio=0.02,memory=none'
+    """
+    if isinstance(method, Scheduled):
+        return str(method)
+    if isinstance(method, Delayed):
+        text = spell(method.method)
+        text = f"{text}{',' if ':' in text else ':'}start={method.start}"
+    else:
+        *outer, core = layers(method)
+        entry = recipe_of(type(core))
+        knobs = None if entry is None else _describe(entry, core, outer)
+        if entry is None or knobs is None:
+            return as_call(method)
+        pairs = ",".join(f"{knob}={spell_value(value)}" for knob, value in knobs.items())
+        text = f"{entry.name}:{pairs}" if pairs else entry.name
+    return text if _reads(text, method) else as_call(method)
+
+
+def _describe(entry: Recipe, core: Layer, outer: list[Layer]) -> Knobs | None:
+    """The knobs that make these layers around the core; None if none do."""
+    knobs = _changed(core)
+    hidden = set(own_fields(type(core)))  # names that would be read as a knob of a layer further in
+    memory = "none"
+    for layer in reversed(outer):
+        factory, changed = type(layer), _changed(layer)
+        wrapper = next((knob for knob, one in WRAPPERS.items() if one is factory), None)
+        if wrapper is not None:
+            first = own_fields(factory)[0]
+            knobs[wrapper] = getattr(layer, first)
+            knobs |= {f"{wrapper}.{knob}": value for knob, value in changed.items() if knob != first}
+        elif (communicator := COMMUNICATORS.name_of(factory)) is not None:
+            knobs |= {f"communicator.{k}" if k in hidden else k: value for k, value in changed.items()}
+            hidden.update(own_fields(factory))
+            if communicator != entry.communicator:
+                knobs["communicator"] = communicator
+        elif (found := MEMORIES.name_of(factory)) is not None and memory == "none":
+            memory = found
+            knobs |= {f"memory.{k}" if k in hidden else k: value for k, value in changed.items()}
+        else:
+            return None
+    if memory != entry.memory:
+        knobs["memory"] = memory
+    return knobs
+
+
+def _changed(layer: Layer) -> Knobs:
+    """The knobs of a layer that are not at their defaults."""
+    own = own_fields(type(layer))
+    defaults = {field.name: field.default for field in dataclasses.fields(type(layer)) if field.name in own}  # type: ignore[arg-type]
+    values = {name: (getattr(layer, name), default) for name, default in defaults.items()}
+    return {name: value for name, (value, default) in values.items() if value != default}
+
+
+def _reads(text: str, method: Method[Any]) -> bool:
+    """Whether this string makes this method."""
+    try:
+        name, knobs = parse(text)
+        return build(recipe(name), knobs) == method
+    except ConfigurationError:
+        return False

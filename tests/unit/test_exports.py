@@ -1,0 +1,30 @@
+"""Names: everything public is in ``__all__``, and type checkers see what there is at run time."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+
+import grace
+
+PACKAGES = ("grace.communicators", "grace.memories", "grace.methods")
+
+
+def test_everything_public_is_exported():
+    public = {
+        name for name, value in vars(grace).items() if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
+    assert public - {"annotations"} == set(grace.__all__)
+    assert len(grace.__all__) == len(set(grace.__all__))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_everything_that_is_registered_is_exported(package: str):
+    found = sys.modules[package]
+    tables = (grace.registry.METHODS, grace.registry.MEMORIES, grace.registry.COMMUNICATORS)
+    classes = {one for table in tables for one in table._classes.values()}
+    mine = {one.__name__: one for one in classes if one.__module__.rpartition(".")[0] == package}
+    assert set(mine) <= set(found.__all__)
+    assert all(getattr(grace, name) is one for name, one in mine.items())
