@@ -12,7 +12,7 @@ from grace.collectives import Exchange
 from grace.errors import out_of_range
 from grace.finite import choose_
 from grace.memories.base import forget_overflowing_
-from grace.memories.error_feedback import ErrorFeedback, FeedbackState
+from grace.memories.error_feedback import ErrorFeedback, FeedbackState, FollowingState
 from grace.method import Exchanged
 from grace.peer import Peer
 from grace.registry.recipes import register_memory
@@ -24,7 +24,7 @@ class DistEFState(NamedTuple):
     """velocity: m, like the gradient, float32 or float64. feedback: of :class:`ErrorFeedback`, with e."""
 
     velocity: Tensor
-    feedback: FeedbackState
+    feedback: FeedbackState | FollowingState
 
 
 @register_memory("distef")

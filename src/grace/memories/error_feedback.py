@@ -25,13 +25,18 @@ S = TypeVar("S")
 
 
 class FeedbackState(NamedTuple):
-    """memory: e, like the gradient, float32 or float64. inner: the method's state. lr: with ``follow_lr`` the learning rate
-    that e is in units of, 0 if it is empty; else None.
-    """
+    """memory: e, like the gradient, float32 or float64. inner: the method's state."""
 
     memory: Tensor
     inner: Any
-    lr: Rate | None = None
+
+
+class FollowingState(NamedTuple):
+    """As :class:`FeedbackState`, with ``follow_lr``. lr: the learning rate that e is in units of; 0 while it is empty."""
+
+    memory: Tensor
+    inner: Any
+    lr: Rate
 
 
 @register_memory("residual")
@@ -52,7 +57,7 @@ class ErrorFeedback(Memory[S]):
 
     Where the gradient is bf16 or f16, what the cast of the mean loses was computed and is not applied: every worker owes it.
 
-    State: :class:`FeedbackState`; e is float32, as large as the gradient.
+    State: :class:`FeedbackState`, with ``follow_lr`` :class:`FollowingState`; e is float32, as large as the gradient.
     References: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019.
     """
 
@@ -72,10 +77,11 @@ class ErrorFeedback(Memory[S]):
 
     def init(self, like: Tensor) -> Any:
         memory, inner = Memory.init(self, like)
-        return FeedbackState(memory, inner, 0.0 if self.follow_lr else None)
+        return FollowingState(memory, inner, 0.0) if self.follow_lr else FeedbackState(memory, inner)
 
     def exchange(self, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
-        memory, inner, last = state
+        memory, inner, *lrs = state
+        last = lrs[0] if lrs else None
         applied_as = peer.lent.applied_as or x.dtype
         weight = self.beta if last is None else self.beta * lr_ratio(last, peer.lr)
         plain = x.dtype == torch.float32 and x.is_contiguous()
@@ -107,7 +113,8 @@ class ErrorFeedback(Memory[S]):
         if finite is not True:
             drop_overflow_(memory)
         peer.lent.swap_out(rest)
-        return Exchanged(mean, None, FeedbackState(memory, out.state, last), finite)
+        after = FeedbackState(memory, out.state) if last is None else FollowingState(memory, out.state, last)
+        return Exchanged(mean, None, after, finite)
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         return Memory.traffic(self, like, peer.lending(keep_rest=True))
