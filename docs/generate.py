@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import grace
-from grace.knobs import as_call
+from grace.knobs import as_call, describe_knobs
 from grace.registry import Recipe, documentation, recipe
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -160,10 +160,12 @@ def _aliases(entry: Recipe) -> str:
 
 
 def _knobs(entry: Recipe, described: dict[str, str]) -> str:
+    legal = describe_knobs(entry.factory)
     rows = [
-        [f"`{f.name}`", f"`{f.default}`", cell(described.get(f.name, ""))] for f in dataclasses.fields(entry.factory)
+        [f"`{f.name}`", f"`{f.default}`", markdown(legal.get(f.name, "as described")), cell(described.get(f.name, ""))]
+        for f in dataclasses.fields(entry.factory)
     ]
-    own = table(["knob", "default", "meaning"], rows) if rows else "None of its own."
+    own = table(["knob", "default", "legal", "meaning"], rows) if rows else "None of its own."
     around = []
     if entry.communicator is not None:
         around.append(f"`communicator` (here `{entry.communicator}`)")

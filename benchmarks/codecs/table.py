@@ -11,7 +11,8 @@ from rich.text import Text
 from benchmarks.codecs.baseline import Change, Comparison
 from benchmarks.codecs.goals import RATIO, SPEEDUP, position
 from grace.bench.codecs.plan import size_text
-from grace.bench.codecs.table import HEADINGS, footer, number, omissions, plain_table
+from grace.bench.codecs.table import HEADINGS, footer, number, omissions
+from grace.bench.report.tables import plain_table
 
 _MOST_CHANGES = 20
 

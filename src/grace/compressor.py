@@ -14,6 +14,7 @@ from torch import Tensor
 from grace.facts import Facts
 from grace.finite import Flag, fill_unless_
 from grace.kernels.finite import all_finite, sum_finite
+from grace.knobs import check_knobs
 from grace.random import Stream
 
 
@@ -38,6 +39,10 @@ class Compressor(abc.ABC):
     predivide: ClassVar[bool] = False
     transparent: ClassVar[bool] = False
     overflows: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Checks the knobs against their annotations; what overrides it calls :func:`grace.knobs.check_knobs` first."""
+        check_knobs(self)
 
     @abc.abstractmethod
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:

@@ -21,6 +21,7 @@ from grace.collectives import Exchange, Traffic
 from grace.errors import CompositionError
 from grace.facts import Facts
 from grace.finite import Flag
+from grace.knobs import check_knobs
 from grace.peer import Peer
 
 S = TypeVar("S")
@@ -50,6 +51,10 @@ class Exchanged(Generic[S]):
 
 class Method(abc.ABC, Generic[S]):
     """Averages one tensor over the workers. Subclasses are frozen dataclasses: their fields are the knobs."""
+
+    def __post_init__(self) -> None:
+        """Checks the knobs against their annotations; what overrides it calls :func:`grace.knobs.check_knobs` first."""
+        check_knobs(self)
 
     @property
     def needs_shape(self) -> bool:

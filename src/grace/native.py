@@ -20,8 +20,9 @@ ISAS: Final = ("base", "avx2", "avx512")
 BAD_HEAD, BAD_CODE = -1, -2  # why a decoder refused
 _NAMES = ("libgrace_kernels.so", "libgrace_kernels.dylib")
 
-P, I, N, U, F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_uint32, ctypes.c_float
-_BY_NAME = {"int": I, "int64_t": N, "uint32_t": U, "float": F, "Wires": P}  # all others are pointers
+P, I, N, U = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_uint32
+F, D = ctypes.c_float, ctypes.c_double
+_BY_NAME = {"int": I, "int64_t": N, "uint32_t": U, "float": F, "double": D, "Wires": P}  # all others are pointers
 _signatures: dict[str, tuple[Any, ...]] = {}
 
 

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Traffic, cost
-from grace.errors import CompositionError, ConfigurationError, out_of_range
+from grace.errors import CompositionError, ConfigurationError
 from grace.facts import Facts
 from grace.finite import fill_unless_
 from grace.kernels.finite import all_finite
-from grace.knobs import as_call, spell_value
+from grace.knobs import Steps, as_call, check_knobs, spell_value
 from grace.method import Exchanged, Method
 from grace.peer import Peer
 
@@ -295,13 +295,12 @@ class Delayed(Method[Any]):
     """
 
     method: Method[Any]
-    start: int = 0
+    start: Steps = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method):
             raise CompositionError(f"Delayed wraps a Method, got {as_call(self.method)}")
-        if not (isinstance(self.start, int) and self.start >= 0):
-            raise out_of_range("Delayed", "start", self.start, "a whole number >= 0 of steps")
+        check_knobs(self)
 
     @property
     def needs_shape(self) -> bool:

@@ -17,8 +17,8 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 import grace
-from grace.adapters.groups import Granularity
 from grace.collectives import AllReduce, cost
+from grace.run.groups import Granularity
 from grace.run.stats import Stats
 from grace.transports.timed import Tally
 

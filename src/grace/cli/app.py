@@ -9,9 +9,14 @@ from typing import Annotated
 import typer
 
 import grace
-from grace.cli import measure, methods, runs, suite
+from grace.cli import runs, suite
+from grace.cli.codecs import codecs
+from grace.cli.doctor import doctor
 from grace.cli.errors import Group
+from grace.cli.explain import explain, list_
+from grace.cli.overhead import overhead
 from grace.cli.report import report
+from grace.cli.verify import verify
 
 app = typer.Typer(
     cls=Group, no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False,
@@ -20,10 +25,10 @@ app = typer.Typer(
 bench = typer.Typer(no_args_is_help=True, help="Benchmarks: sweeps over links, and what Grace itself costs.")
 app.add_typer(bench, name="bench")
 _COMMANDS: list[Callable[..., None]] = [
-    methods.list_, methods.explain, runs.train, runs.compare_, report, methods.verify, measure.doctor,
+    list_, explain, runs.train, runs.compare_, report, verify, doctor,
 ]  # fmt: skip
 _BENCH_COMMANDS: list[Callable[..., None]] = [
-    suite.train, suite.smoke, suite.link, suite.predict, measure.codecs, measure.overhead,
+    suite.train, suite.smoke, suite.link, suite.predict, codecs, overhead,
 ]  # fmt: skip
 for group, commands in ((app, _COMMANDS), (bench, _BENCH_COMMANDS)):
     for command in commands:

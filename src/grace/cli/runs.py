@@ -8,7 +8,6 @@ from typing import Annotated, cast
 import typer
 from rich.console import Console
 
-from grace.adapters.groups import Granularity
 from grace.bench.compare import Outcome, compare, document, plain, succeeded, with_baseline
 from grace.bench.config import RunConfig
 from grace.bench.extras import need
@@ -18,6 +17,7 @@ from grace.bench.report.progress import Reporter
 from grace.bench.tasks import find_task
 from grace.cli.options import Json, folder
 from grace.cli.output import show, write_json
+from grace.run.groups import Granularity
 
 TaskName = Annotated[str, typer.Option("--task", help="digits, or a task of your own: module:Class.")]
 Workers = Annotated[int, typer.Option("--workers", "-w", help="Worker processes on this machine.")]

@@ -9,7 +9,6 @@ from typing import Annotated, cast
 import typer
 from rich.console import Console
 
-from grace.adapters.groups import Granularity
 from grace.bench.baselines import BASELINES
 from grace.bench.config import RunConfig
 from grace.bench.external import Company, place
@@ -23,6 +22,7 @@ from grace.cli.options import Json, folder
 from grace.cli.output import show, write_json
 from grace.errors import ConfigurationError, GraceError
 from grace.registry import split_methods
+from grace.run.groups import Granularity
 
 _LAUNCHERS = ("auto", "local", "ray")
 _WIDTH = 240  # of a table of many columns, where there is no terminal

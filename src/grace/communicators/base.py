@@ -16,7 +16,7 @@ from grace.errors import CompositionError, PayloadError
 from grace.facts import Facts
 from grace.finite import Flag, both
 from grace.kernels.finite import all_finite
-from grace.knobs import as_call
+from grace.knobs import as_call, check_knobs
 from grace.loan import Loan
 from grace.method import Exchanged, Method
 from grace.peer import Peer
@@ -32,6 +32,7 @@ class Communicator(Method[Any]):
     averages: ClassVar[bool] = False  # cannot take a majority vote
 
     def __post_init__(self) -> None:
+        check_knobs(self)
         name = type(self).__name__
         if not isinstance(self.compressor, Compressor):
             raise CompositionError(f"{name} takes a Compressor, got {as_call(self.compressor)}")

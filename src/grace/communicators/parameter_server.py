@@ -36,9 +36,9 @@ class ParameterServer(TwoHops):
     server: int = 0
 
     def __post_init__(self) -> None:
-        TwoHops.__post_init__(self)
-        if not (isinstance(self.server, int) and self.server >= 0):
+        if not (type(self.server) is int and self.server >= 0):
             raise ConfigurationError(f"ParameterServer: server={self.server!r} is not a rank; legal: 0 to W-1")
+        TwoHops.__post_init__(self)
 
     def _exchange(self, x: Tensor, peer: Peer, state: Any) -> Exchange[Exchanged[Any]]:
         W, n, server = peer.world, x.numel(), self.server

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from grace.communicators.base import Communicator
 from grace.compressor import Compressor
-from grace.errors import StateError, out_of_range
+from grace.errors import StateError
 from grace.facts import Facts
 from grace.finite import Flag, store_
 from grace.kernels.finite import all_finite
@@ -55,8 +55,6 @@ class TwoHops(Communicator):
 
     def __post_init__(self) -> None:
         Communicator.__post_init__(self)
-        if not isinstance(self.server_memory, bool):
-            raise out_of_range(type(self).__name__, "server_memory", self.server_memory, "True, False")
         self._at(1)  # a compressor that no memory may wrap is refused here
 
     def _at(self, hop: int) -> Compressor:

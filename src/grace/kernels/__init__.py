@@ -11,9 +11,10 @@ from grace.kernels.finite import *
 from grace.kernels.hashing import *
 from grace.kernels.index_lists import *
 from grace.kernels.levels import *
-from grace.kernels.matrices import *
+from grace.kernels.low_rank import *
 from grace.kernels.momentum import *
 from grace.kernels.packing import *
+from grace.kernels.portable import *
 from grace.kernels.powers import *
 from grace.kernels.quantiles import *
 from grace.kernels.rotation import *

@@ -13,7 +13,7 @@ from grace.errors import CompositionError
 from grace.facts import Facts
 from grace.finite import Flag, either, fill_unless_, flag, on_host
 from grace.kernels.finite import all_finite
-from grace.knobs import as_call
+from grace.knobs import as_call, check_knobs
 from grace.method import Method
 from grace.peer import Peer
 
@@ -51,6 +51,7 @@ class Memory(Method[Any], Generic[S]):
     method: Method[S]
 
     def __post_init__(self) -> None:
+        check_knobs(self)
         if not isinstance(self.method, Method):
             raise CompositionError(
                 f"{type(self).__name__} wraps a Method, got {as_call(self.method)}; "

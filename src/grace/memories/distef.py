@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from grace.collectives import Exchange
-from grace.errors import out_of_range
 from grace.finite import choose_
+from grace.knobs import Range
 from grace.memories.base import forget_overflowing_
 from grace.memories.error_feedback import ErrorFeedback, FeedbackState, FollowingState
 from grace.method import Exchanged
@@ -45,12 +45,7 @@ class DistEF(ErrorFeedback[S], Generic[S]):
     Distributed Blockwise Momentum SGD with Error-Feedback", NeurIPS 2019, arXiv 1905.10936, algorithm 3.
     """
 
-    mu: float = 0.9
-
-    def __post_init__(self) -> None:
-        ErrorFeedback.__post_init__(self)
-        if not 0 <= self.mu < 1:
-            raise out_of_range("DistEF", "mu", self.mu, "0 <= mu < 1")
+    mu: Annotated[float, Range(0, below=1)] = 0.9
 
     def init(self, like: Tensor) -> Any:
         state = ErrorFeedback.init(self, like)

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Traffic, cost
-from grace.errors import CompositionError, out_of_range
+from grace.errors import CompositionError
 from grace.facts import Facts
 from grace.finite import fill_unless_, known, store_
 from grace.kernels.finite import all_finite
-from grace.knobs import as_call
+from grace.knobs import Share, as_call
 from grace.loan import narrow
 from grace.memories.base import Memory, state_dtype
 from grace.method import Exchanged, Method
@@ -155,12 +155,7 @@ class EF21M(EF21[S], Generic[S]):
         Fatkhullin, Tyurin and Richtarik, "Momentum Provably Improves Error Feedback!", NeurIPS 2023, arXiv 2305.15155.
     """
 
-    eta: float = 0.1
-
-    def __post_init__(self) -> None:
-        EF21.__post_init__(self)
-        if not 0 < self.eta <= 1:
-            raise out_of_range("EF21M", "eta", self.eta, "0 < eta <= 1")
+    eta: Share = 0.1
 
     @property
     def _follows_at_once(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -10,10 +9,10 @@ import torch
 from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
-from grace.errors import CompositionError, out_of_range
+from grace.errors import CompositionError
 from grace.finite import choose_
 from grace.kernels.finite import sum_finite
-from grace.knobs import as_call
+from grace.knobs import Positive, Share, as_call
 from grace.learning_rate import Rate, choose_rate, lr_ratio
 from grace.loan import narrow
 from grace.memories.base import Memory, drop_overflow_
@@ -61,18 +60,12 @@ class ErrorFeedback(Memory[S]):
     References: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019.
     """
 
-    beta: float = 1.0
-    gamma: float = 1.0
+    beta: Share = 1.0
+    gamma: Positive = 1.0
     follow_lr: bool = field(default=False, repr=False)  # off, it does not show
 
     def __post_init__(self) -> None:
         Memory.__post_init__(self)
-        if not 0 < self.beta <= 1:
-            raise out_of_range("ErrorFeedback", "beta", self.beta, "0 < beta <= 1")
-        if not 0 < self.gamma < math.inf:
-            raise out_of_range("ErrorFeedback", "gamma", self.gamma, "0 < gamma < inf")
-        if not isinstance(self.follow_lr, bool):
-            raise out_of_range("ErrorFeedback", "follow_lr", self.follow_lr, "True, False")
         object.__setattr__(self, "method", self.method.with_memory())
 
     def init(self, like: Tensor) -> Any:

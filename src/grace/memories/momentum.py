@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from grace.collectives import Exchange
-from grace.errors import CompositionError, out_of_range
+from grace.errors import CompositionError
 from grace.finite import both, choose_
 from grace.kernels.finite import all_finite
-from grace.knobs import as_call
+from grace.knobs import Range, as_call
 from grace.loan import narrow
 from grace.memories.base import Memory, forget_overflowing_
 from grace.method import Exchanged, Method
@@ -45,12 +45,7 @@ class Momentum(Memory[S]):
     State: :class:`MomentumState`; m is float32, as large as the gradient. Reference: Bernstein et al., ICML 2018, section 3.
     """
 
-    beta: float = 0.9
-
-    def __post_init__(self) -> None:
-        Memory.__post_init__(self)
-        if not 0 <= self.beta < 1:
-            raise out_of_range("Momentum", "beta", self.beta, "0 <= beta < 1")
+    beta: Annotated[float, Range(0, below=1)] = 0.9
 
     def init(self, like: Tensor) -> MomentumState:
         return MomentumState(*Memory.init(self, like))

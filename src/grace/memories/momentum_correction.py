@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
-from grace.errors import CompositionError, out_of_range
+from grace.errors import CompositionError
 from grace.finite import choose_, on_host
 from grace.kernels import accelerate, forget_sent
-from grace.knobs import as_call
+from grace.knobs import Positive, Range, as_call
 from grace.loan import narrow
 from grace.memories.base import Memory, forget_overflowing_
 from grace.method import Exchanged, Method
@@ -56,20 +56,13 @@ class MomentumCorrection(Memory[S]):
     Distributed Training", ICLR 2018, arXiv 1712.01887, sections 3.2 and 3.3.
     """
 
-    momentum: float = 0.9
+    momentum: Annotated[float, Range(0, below=1)] = 0.9
     nesterov: bool = False
     masking: bool = True
-    clip: float | None = None
+    clip: Positive | None = None
 
     def __post_init__(self) -> None:
         Memory.__post_init__(self)
-        if not 0 <= self.momentum < 1:
-            raise out_of_range("MomentumCorrection", "momentum", self.momentum, "0 <= momentum < 1")
-        for knob in ("nesterov", "masking"):
-            if not isinstance(getattr(self, knob), bool):
-                raise out_of_range("MomentumCorrection", knob, getattr(self, knob), "True, False")
-        if self.clip is not None and not 0 < self.clip < math.inf:
-            raise out_of_range("MomentumCorrection", "clip", self.clip, "0 < clip < inf, or None")
         object.__setattr__(self, "method", self.method.with_memory())
 
     def init(self, like: Tensor) -> CorrectionState:

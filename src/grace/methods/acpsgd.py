@@ -16,7 +16,8 @@ from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.communicators import Allreduce
 from grace.facts import Facts
 from grace.finite import known
-from grace.kernels import orthonormal
+from grace.kernels import orthonormalize
+from grace.knobs import Count, Positive
 from grace.method import Exchanged, Method
 from grace.methods.common.matrices import DENSE, LowRank, Projection
 from grace.peer import Peer
@@ -60,11 +61,8 @@ class ACPSGD(LowRank["ACPState | None"]):
         Learning", ICDCS 2023, arXiv 2306.08881.
     """
 
-    rank: int = 4
-    min_rate: float = 2.0
-
-    def __post_init__(self) -> None:
-        self._check("acpsgd")
+    rank: Count = 4
+    min_rate: Positive = 2.0
 
     def with_memory(self) -> Method[Any]:
         return self
@@ -83,8 +81,8 @@ class ACPSGD(LowRank["ACPState | None"]):
             return (yield from DENSE.exchange(x, None, peer))
         m, l, _ = self._sizes(x)
         old, new = (state.p, state.q) if state.turn else (state.q, state.p)
-        basis = orthonormal(old)
-        root = math.sqrt(len(basis))  # so that a product neither overflows nor vanishes
+        basis = orthonormalize(old.mT.contiguous())  # [r, m] or [r, l]
+        root = math.sqrt(len(old))  # so that a product neither overflows nor vanishes
         projection = Projection(m, l, basis / root, basis * root, transposed=bool(state.turn))
         out = yield from Allreduce(projection).exchange(x, None, peer)
         if not known(out.finite):  # which factor the next step sends depends on it

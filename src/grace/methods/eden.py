@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from grace.knobs import Range
 from grace.methods.common.rotated_codes import RotatedCodes
 from grace.registry import register
 
@@ -37,7 +39,7 @@ class EDEN(RotatedCodes):
         Distributed Mean Estimation for Federated Learning", ICML 2022, arXiv 2108.08842.
     """
 
-    bits: int = 4
+    bits: Annotated[int, Range(1, 4)] = 4
 
     @property
     def code_bits(self) -> int:

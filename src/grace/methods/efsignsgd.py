@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from grace.compressor import Fused
-from grace.errors import out_of_range
 from grace.facts import Facts
 from grace.kernels import block_count, encode_signs, packed_bytes, sum_signs
+from grace.knobs import Count
 from grace.random import Stream
 from grace.registry import register
 
@@ -40,11 +40,7 @@ class EFSignSGD(Fused):
         ICML 2019, arXiv 1901.09847, algorithm 2.
     """
 
-    block: int = 4096
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.block, int) and self.block >= 1):
-            raise out_of_range("efsignsgd", "block", self.block, "a whole number >= 1")
+    block: Count = 4096
 
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.compressor import Compressor
-from grace.errors import PayloadError, out_of_range
+from grace.errors import PayloadError
 from grace.facts import Facts
-from grace.kernels import MOST, block_abs_max, block_count, block_divide, spread, stochastic_round
+from grace.kernels import MOST, add_scaled_, block_abs_max, block_count, block_divide, spread, stochastic_round
+from grace.knobs import Count
 from grace.random import Stream
 from grace.refusals import refuse_unless
 from grace.registry import register
@@ -64,16 +65,8 @@ class FP8(Compressor):
     """
 
     fmt: Literal["e4m3", "e5m2"] = "e4m3"
-    block: int = 512
+    block: Count = 512
     stochastic: bool = False
-
-    def __post_init__(self) -> None:
-        if self.fmt not in _FORMATS:
-            raise out_of_range("fp8", "fmt", self.fmt, "'e4m3', 'e5m2'")
-        if not (isinstance(self.block, int) and self.block >= 1):
-            raise out_of_range("fp8", "block", self.block, "a whole number >= 1")
-        if not isinstance(self.stochastic, bool):
-            raise out_of_range("fp8", "stochastic", self.stochastic, "True, False")
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         kind = _FORMATS[self.fmt]
@@ -96,7 +89,7 @@ class FP8(Compressor):
         refuse_unless(value.isfinite().all(), lambda: PayloadError("field 'codes' must be finite numbers"))
         value.mul_(spread(wires.checked_scale("scales", scales), n, self.block))
         refuse_unless(value.isfinite().all(), lambda: PayloadError("field 'scales' must be small enough for its codes"))
-        out.add_(value, alpha=scale)
+        add_scaled_(out, value, scale)
 
     def facts(self, n: int) -> Facts:
         kind, payload = _FORMATS[self.fmt], n + 4 * block_count(n, self.block)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from grace.errors import PayloadError, out_of_range
 from grace.facts import Facts
 from grace.finite import both, known
 from grace.kernels.finite import all_finite
+from grace.knobs import Count, Range, check_knobs
 from grace.method import Exchanged, Method
 from grace.methods.common.matrices import DENSE, Projection
 from grace.methods.common.principal import collect_covariance, leading_components
@@ -65,16 +66,13 @@ class GradiVeQ(Method["GradiVeQState | None"]):
         Training", NeurIPS 2018, arXiv 1811.03617.
     """
 
-    length: int = 512
-    dims: int = 64
-    collect: int = 100
-    use: int = 400
+    length: Annotated[int, Range(least=2)] = 512
+    dims: Count = 64
+    collect: Count = 100
+    use: Count = 400
 
     def __post_init__(self) -> None:
-        for knob, least in (("length", 2), ("dims", 1), ("collect", 1), ("use", 1)):
-            given = getattr(self, knob)
-            if not (isinstance(given, int) and given >= least):
-                raise out_of_range("gradiveq", knob, given, f"a whole number >= {least}")
+        check_knobs(self)
         if self.dims >= self.length:
             raise out_of_range("gradiveq", "dims", self.dims, f"1 <= dims < length={self.length}")
 
@@ -101,7 +99,8 @@ class GradiVeQ(Method["GradiVeQState | None"]):
             return (yield from self._collect(x, state, peer))
         K, _, N = self._sizes(x.numel())
         root = math.sqrt(K)  # so that a product neither overflows nor vanishes
-        projection = Projection(N, K, state.basis / root, state.basis * root)
+        basis = state.basis.mT.contiguous()  # [d, K]
+        projection = Projection(N, K, basis / root, basis * root)
         out = yield from Allreduce(projection).exchange(x, None, peer)
         turn = (state.turn + known(out.finite)) % (self.collect + self.use)
         return Exchanged(out.mean, out.rest, state._replace(turn=turn), out.finite)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from grace import wire as wires
 from grace.compressor import Compressor
-from grace.errors import PayloadError, out_of_range
+from grace.errors import PayloadError
 from grace.facts import Facts
 from grace.kernels import (
     MOST,
+    add_scaled_,
     block_abs_max,
     block_count,
     block_divide,
@@ -23,6 +25,7 @@ from grace.kernels import (
     stochastic_round,
     unpack,
 )
+from grace.knobs import Count, Range, Share
 from grace.random import Stream
 from grace.refusals import refuse_unless
 from grace.registry import register
@@ -59,20 +62,10 @@ class LPC(Compressor):
         AISTATS 2019, arXiv 1901.08924.
     """
 
-    bits: int = 4
-    clip: float = 1.0
-    block: int = 1024
+    bits: Annotated[int, Range(2, 8)] = 4
+    clip: Share = 1.0
+    block: Count = 1024
     shrink: bool = False
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.bits, int) and 2 <= self.bits <= 8):
-            raise out_of_range("lpc", "bits", self.bits, "2, 3, ..., 8")
-        if not 0 < self.clip <= 1:
-            raise out_of_range("lpc", "clip", self.clip, "0 < clip <= 1")
-        if not (isinstance(self.block, int) and self.block >= 1):
-            raise out_of_range("lpc", "block", self.block, "a whole number >= 1")
-        if not isinstance(self.shrink, bool):
-            raise out_of_range("lpc", "shrink", self.shrink, "True, False")
 
     @property
     def q(self) -> int:
@@ -111,7 +104,7 @@ class LPC(Compressor):
             )
         value = code.mul_(spread(wires.checked_scale("units", unit), n, self.block))
         refuse_unless(value.isfinite().all(), lambda: PayloadError("field 'units' must be small enough for its codes"))
-        out.add_(value, alpha=scale)
+        add_scaled_(out, value, scale)
 
     def _omega(self, n: int) -> float:
         """The bound on the variance of a block, in units of the squared norm of what was not clipped away."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
@@ -11,6 +12,7 @@ from grace.compressor import Fused
 from grace.errors import out_of_range
 from grace.facts import Facts
 from grace.kernels import encode_powers, powers_bytes, sum_powers
+from grace.knobs import Count, check_knobs
 from grace.random import Stream
 from grace.registry import register
 
@@ -45,14 +47,11 @@ class Natural(Fused):
         2022, arXiv 1905.10988.
     """
 
-    bits: int = 8
-    block: int | None = None
+    bits: Literal[4, 8, 9] = 8
+    block: Count | None = None
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.bits, int) and self.bits in (4, 8, 9)):
-            raise out_of_range("natural", "bits", self.bits, "4, 8, 9")
-        if not (self.block is None or (isinstance(self.block, int) and self.block >= 1)):
-            raise out_of_range("natural", "block", self.block, "a whole number >= 1, or none")
+        check_knobs(self)
         if self.bits == 4 and self.block is not None and self.block > 2048:  # so that omega < 1
             raise out_of_range("natural", "block", self.block, "at most 2048 with bits=4")
 

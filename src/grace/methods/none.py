@@ -10,6 +10,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.compressor import Compressor
 from grace.facts import Facts
+from grace.kernels import add_scaled_
 from grace.random import Stream
 from grace.registry import register
 
@@ -47,7 +48,7 @@ class Identity(Compressor):
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         wires.check_shape("numbers", wire, out.shape)
-        out.add_(wire, alpha=scale)
+        add_scaled_(out, wire, scale)
 
     def facts(self, n: int) -> Facts:
         return Facts(unbiased=True, contraction=1.0, variance=0.0, payload=4 * n)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from grace.compressor import Fused
-from grace.errors import out_of_range
 from grace.facts import Facts
 from grace.kernels import block_count, encode_two_means, packed_bytes, sum_two_means
+from grace.knobs import Count
 from grace.random import Stream
 from grace.registry import register
 
@@ -44,13 +43,7 @@ class OneBit(Fused):
     """
 
     tau: float = 0.0
-    group: int = 1024
-
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.tau):
-            raise out_of_range("onebit", "tau", self.tau, "a finite number")
-        if not (isinstance(self.group, int) and self.group >= 1):
-            raise out_of_range("onebit", "group", self.group, "a whole number >= 1")
+    group: Count = 1024
 
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor
 
 from grace.compressor import Fused
-from grace.errors import ConfigurationError, out_of_range
+from grace.errors import ConfigurationError
 from grace.facts import Facts
 from grace.kernels import dequantize_sum, quantize, quantized_bytes
+from grace.knobs import Count, Range, check_knobs
 from grace.random import Stream
 from grace.registry import register
 
@@ -48,25 +49,16 @@ class QSGD(Fused):
         Encoding", NeurIPS 2017, arXiv 1610.02132, sections 3.1 and 4.
     """
 
-    bits: int | None = None
-    levels: int | None = None
-    bucket: int = 256
+    bits: Annotated[int, Range(2, 16)] | None = None
+    levels: Annotated[int, Range(1, 32767)] | None = None
+    bucket: Count = 256
     norm: Literal["linf", "l2"] = "linf"
     shrink: bool = False
 
     def __post_init__(self) -> None:
+        check_knobs(self)
         if self.bits is not None and self.levels is not None:
             raise ConfigurationError(f"qsgd: give bits or levels, not both (bits={self.bits}, levels={self.levels})")
-        if self.bits is not None and not (isinstance(self.bits, int) and 2 <= self.bits <= 16):
-            raise out_of_range("qsgd", "bits", self.bits, "2, 3, ..., 16")
-        if self.levels is not None and not (isinstance(self.levels, int) and 1 <= self.levels <= 32767):
-            raise out_of_range("qsgd", "levels", self.levels, "1, 2, ..., 32767")
-        if not (isinstance(self.bucket, int) and self.bucket >= 1):
-            raise out_of_range("qsgd", "bucket", self.bucket, "a whole number >= 1")
-        if self.norm not in ("linf", "l2"):
-            raise out_of_range("qsgd", "norm", self.norm, "'linf', 'l2'")
-        if not isinstance(self.shrink, bool):
-            raise out_of_range("qsgd", "shrink", self.shrink, "True, False")
 
     @property
     def s(self) -> int:

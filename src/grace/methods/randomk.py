@@ -9,9 +9,10 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from grace.compressor import Compressor
-from grace.errors import CompositionError, PayloadError, out_of_range
+from grace.errors import CompositionError, PayloadError
 from grace.facts import Facts
 from grace.kernels import add_subset, take_subset
+from grace.knobs import Share
 from grace.methods.common.counts import count_kept
 from grace.random import Stream
 from grace.registry import register
@@ -43,14 +44,8 @@ class RandomK(Compressor):
 
     summable: ClassVar[bool] = True
     randomness: ClassVar[Literal["shared", "private"]] = "shared"
-    ratio: float = 0.01
+    ratio: Share = 0.01
     scale: bool | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
-            raise out_of_range("randomk", "ratio", self.ratio, "0 < ratio <= 1")
-        if not (self.scale is None or isinstance(self.scale, bool)):
-            raise out_of_range("randomk", "scale", self.scale, "True, False, None")
 
     @property
     def scaled(self) -> bool:

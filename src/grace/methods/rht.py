@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from torch import Tensor
 
 from grace.compressor import Compressor
-from grace.errors import CompositionError, out_of_range
+from grace.errors import CompositionError
 from grace.facts import Facts
-from grace.knobs import as_call
-from grace.methods.common.rotation import check_block, rotate, rotate_back
+from grace.kernels import add_scaled_
+from grace.knobs import Rotation, as_call, check_knobs
+from grace.methods.common.rotation import rotate, rotate_back
 from grace.random import Stream
 from grace.registry import method, register
 
@@ -52,13 +54,13 @@ class RHT(Compressor):
     """
 
     inner: Compressor | str = "qsgd"
-    block: int = 1024
-    rounds: int = 1
+    block: Rotation = 1024
+    rounds: Literal[1, 2] = 1
 
     def __post_init__(self) -> None:
-        check_block("rht", self.block)
-        if not (isinstance(self.rounds, int) and self.rounds in (1, 2)):
-            raise out_of_range("rht", "rounds", self.rounds, "1, 2")
+        check_knobs(self)
+        if not isinstance(self.inner, Compressor | str):
+            raise CompositionError(f"rht: inner={self.inner!r} is not a compressor; legal: a Compressor, or its name")
         inner = self.quantizer
         if inner.varies or inner.aggregation == "majority":
             raise CompositionError(
@@ -87,7 +89,7 @@ class RHT(Compressor):
         shared = _shared(rng)
         y = out.new_zeros(out.shape)
         self.quantizer.decompress_add_(wire, y, 1.0, shared)
-        out.add_(rotate_back(y, shared, self.block, self.rounds), alpha=scale)
+        add_scaled_(out, rotate_back(y, shared, self.block, self.rounds), scale)
 
     def facts(self, n: int) -> Facts:
         facts = self.quantizer.facts(n)

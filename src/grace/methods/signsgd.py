@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from grace.compressor import Compressor, Fused
-from grace.errors import CompositionError, out_of_range
+from grace.errors import CompositionError
 from grace.facts import Facts
 from grace.kernels import encode_votes, sum_votes, take_majority, votes_bytes
 from grace.random import Stream
@@ -43,10 +43,6 @@ class SignSGD(Fused):
 
     aggregation: ClassVar[Literal["mean", "majority"]] = "majority"
     zero: Literal["parity", "abstain", "plus"] = "parity"
-
-    def __post_init__(self) -> None:
-        if self.zero not in ("parity", "abstain", "plus"):
-            raise out_of_range("signsgd", "zero", self.zero, "'parity', 'abstain', 'plus'")
 
     def with_memory(self) -> Compressor:
         raise CompositionError(

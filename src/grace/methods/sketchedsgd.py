@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.communicators import Allreduce
-from grace.errors import InputError, out_of_range
+from grace.errors import InputError
 from grace.facts import Facts
 from grace.finite import Flag, both, fill_unless_
 from grace.kernels import PRIME, select_topk
 from grace.kernels.finite import all_finite
+from grace.knobs import Count, Odd, Share
 from grace.loan import narrow
 from grace.method import Exchanged, Method
 from grace.methods.common.count_sketch import CountSketch
@@ -59,19 +60,10 @@ class SketchedSGD(Method[None]):
         NeurIPS 2019, arXiv 1903.04488, algorithms 1 and 2.
     """
 
-    ratio: float = 0.001
-    rows: int = 5
-    cols: int = 4
-    p2: int = 4
-
-    def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
-            raise out_of_range("sketchedsgd", "ratio", self.ratio, "0 < ratio <= 1")
-        if not (isinstance(self.rows, int) and self.rows >= 1 and self.rows % 2):
-            raise out_of_range("sketchedsgd", "rows", self.rows, "1, 3, 5, ...")
-        for knob in ("cols", "p2"):
-            if not (isinstance(getattr(self, knob), int) and getattr(self, knob) >= 1):
-                raise out_of_range("sketchedsgd", knob, getattr(self, knob), "a whole number >= 1")
+    ratio: Share = 0.001
+    rows: Annotated[int, Odd()] = 5
+    cols: Count = 4
+    p2: Count = 4
 
     def with_memory(self) -> Method[Any]:
         return self

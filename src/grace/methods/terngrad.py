@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 
@@ -11,6 +12,7 @@ from grace.compressor import Compressor
 from grace.errors import out_of_range
 from grace.facts import Facts
 from grace.kernels import block_norm, block_sizes, spread
+from grace.knobs import Count, check_knobs
 from grace.methods.qsgd import QSGD
 from grace.random import Stream
 from grace.registry import register
@@ -46,21 +48,18 @@ class TernGrad(Compressor):
     """
 
     clip: float = 0.0
-    bucket: int = 1024
+    bucket: Count = 1024
     shrink: bool = False
 
     def __post_init__(self) -> None:
-        if not (self.clip == 0 or 1 <= self.clip < math.inf):
+        check_knobs(self)
+        if not (self.clip == 0 or self.clip >= 1):
             raise out_of_range("terngrad", "clip", self.clip, "0 (off), or 1 <= clip < inf")
-        if not (isinstance(self.bucket, int) and self.bucket >= 1):
-            raise out_of_range("terngrad", "bucket", self.bucket, "a whole number >= 1")
-        if not isinstance(self.shrink, bool):
-            raise out_of_range("terngrad", "shrink", self.shrink, "True, False")
 
     @property
     def _ternary(self) -> QSGD:
         """One level of QSGD rounds to the same three values."""
-        return QSGD(levels=1, bucket=self.bucket, norm="linf", shrink=self.shrink)
+        return _make_ternary(self.bucket, self.shrink)
 
     def with_memory(self) -> Compressor:
         return replace(self, shrink=True)
@@ -87,3 +86,8 @@ class TernGrad(Compressor):
             delta = None if facts.contraction is None else facts.contraction * share
             return replace(facts, unbiased=False, variance=None, contraction=delta)
         return facts
+
+
+@functools.lru_cache
+def _make_ternary(bucket: int, shrink: bool) -> QSGD:
+    return QSGD(levels=1, bucket=bucket, norm="linf", shrink=shrink)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllGather, AllReduce, AllToAll, Exchange, Traffic, cost
-from grace.errors import ConfigurationError, out_of_range
+from grace.errors import ConfigurationError
 from grace.facts import Facts
 from grace.finite import fill_unless_, flag
 from grace.kernels import (
@@ -30,10 +31,11 @@ from grace.kernels import (
     unpack,
 )
 from grace.kernels.finite import all_finite
+from grace.knobs import Range, Rotation, check_knobs
 from grace.loan import Loan
 from grace.method import Exchanged, Method
 from grace.methods.common.integer_table import choose_table, count_sum_bits, round_to_table
-from grace.methods.common.rotation import check_block, rotate, rotate_back
+from grace.methods.common.rotation import rotate, rotate_back
 from grace.peer import Peer
 from grace.random import Stream
 from grace.registry import register
@@ -72,21 +74,15 @@ class THC(Method[None]):
         Homomorphic Compression", NSDI 2024, arXiv 2302.08545.
     """
 
-    bits: int = 4
-    clip: float = 1 / 32
+    bits: Literal[2, 3, 4] = 4
+    clip: Annotated[float, Range(1 / 1024, 1 / 16)] = 1 / 32
     uniform: bool = False
-    block: int = 1024
+    block: Rotation = 1024
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.bits, int) and self.bits in (2, 3, 4)):
-            raise out_of_range("thc", "bits", self.bits, "2, 3, 4")
-        if not isinstance(self.uniform, bool):
-            raise out_of_range("thc", "uniform", self.uniform, "True, False")
+        check_knobs(self)
         if self.bits == 2 and not self.uniform:
             raise ConfigurationError("thc: bits=2 has no table; legal: bits=3, bits=4, or uniform=True")
-        if not 1 / 1024 <= self.clip <= 1 / 16:
-            raise out_of_range("thc", "clip", self.clip, "1/1024 <= clip <= 1/16")
-        check_block("thc", self.block)
 
     @property
     def table(self) -> tuple[int, ...]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from grace.compressor import Fused
-from grace.errors import out_of_range
 from grace.facts import Facts
+from grace.knobs import Share
 from grace.methods.common import sparse_wire
 from grace.methods.common.counts import count_kept
 from grace.methods.common.index_lists import IndexCode, varies
@@ -46,14 +46,9 @@ class TopK(Fused):
         memory: Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018, arXiv 1809.07599.
     """
 
-    ratio: float = 0.01
+    ratio: Share = 0.01
     index: IndexCode = "auto"
     values: sparse_wire.ValueType = "float32"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
-            raise out_of_range("topk", "ratio", self.ratio, "0 < ratio <= 1")
-        sparse_wire.check_knobs("topk", self.index, self.values)
 
     @property
     def varies(self) -> bool:  # type: ignore[override]  # here it depends on a knob

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from grace.compressor import Fused
-from grace.errors import out_of_range
 from grace.facts import Facts
 from grace.kernels import Codebook, codebook_bytes, encode_codebook, sum_codebook
+from grace.knobs import Count
 from grace.random import Stream
 from grace.registry import register
 
@@ -46,14 +46,8 @@ class U8bit(Fused):
         the author's clusterNet.
     """
 
-    block: int = 2048
+    block: Count = 2048
     map: Literal["tree", "bnb"] = "tree"
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.block, int) and self.block >= 1):
-            raise out_of_range("u8bit", "block", self.block, "a whole number >= 1")
-        if self.map not in ("tree", "bnb"):
-            raise out_of_range("u8bit", "map", self.map, "'tree', 'bnb'")
 
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None

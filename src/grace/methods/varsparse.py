@@ -14,12 +14,11 @@ from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
 from grace.communicators import Allgather
-from grace.errors import out_of_range
 from grace.facts import Facts
 from grace.finite import known, store_
+from grace.knobs import Positive, Share
 from grace.loan import narrow
 from grace.method import Exchanged, Method
-from grace.methods.common import sparse_wire
 from grace.methods.common.index_lists import IndexCode
 from grace.methods.common.powers_of_two import PowersOfTwo
 from grace.peer import Peer
@@ -70,19 +69,10 @@ class VarSparse(Method[Memory]):
         2018 workshop, arXiv 1802.06058.
     """
 
-    alpha: float = 1.5
-    zeta: float = 0.999
+    alpha: Positive = 1.5
+    zeta: Share = 0.999
     keep_error: bool = True
     index: IndexCode = "auto"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.alpha < math.inf:
-            raise out_of_range("varsparse", "alpha", self.alpha, "0 < alpha < inf")
-        if not 0 < self.zeta <= 1:
-            raise out_of_range("varsparse", "zeta", self.zeta, "0 < zeta <= 1")
-        if not isinstance(self.keep_error, bool):
-            raise out_of_range("varsparse", "keep_error", self.keep_error, "True, False")
-        sparse_wire.check_knobs("varsparse", self.index)
 
     def init(self, like: Tensor) -> Memory:
         r = torch.zeros(like.shape, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from grace.compressor import Compressor
 from grace.errors import ConfigurationError
+from grace.knobs import name_owner
 from grace.registry.names import Names
 
 C = TypeVar("C", bound=type)
@@ -76,6 +77,7 @@ def register(
             COMMUNICATORS.find(communicator)
         if memory != "none":
             MEMORIES.find(memory)
+        name_owner(factory, name)
         exact = tuple((recovers or {}).items())
         METHODS.add(name, Recipe(name, factory, communicator, memory, family, aliases, cases, exact), factory, aliases)
         return factory

@@ -27,7 +27,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 VERSION = 1
 
 
-def checked_tensor(name: str, x: Tensor) -> None:
+def check_tensor(name: str, x: Tensor) -> None:
     """Refuses what Grace does not exchange.
 
     Raises:
@@ -140,7 +140,7 @@ class Worker:
         held = self._states.get(name)
         if held is None or held[0] is not method:
             if held is None or held[0] != method:
-                checked_tensor(name, x)
+                check_tensor(name, x)
                 if held is not None:
                     self._keep_owed(name, *held)
                 held = (method, method.init(x))
@@ -186,7 +186,8 @@ class Worker:
         """Notes the tensors of a step that were not finite."""
         self.nonfinite_seen += len(bad)
         if bad and self.nonfinite == "error":
-            raise NonFiniteError(f"step {step}: an inf or NaN in the gradients of {', '.join(map(repr, bad))}")
+            where = ", ".join(map(repr, bad))
+            raise NonFiniteError(f"step {step}: an inf or NaN in the gradients of {where}", bad)
 
     def advance(self) -> None:
         """The step has ended."""

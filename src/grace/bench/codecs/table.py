@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from grace.bench import machine
 from grace.bench.codecs.clock import DECODE, ENCODE, FEEDBACK
 from grace.bench.codecs.plan import size_text
-from grace.bench.report.tables import amount, share
+from grace.bench.report.tables import amount, plain_table, share
 
 HEADINGS = {ENCODE: "encode", FEEDBACK: "encode + memory", DECODE: "decode, sum"}
 _NOTE = (
@@ -73,11 +72,6 @@ def _times(factor: float) -> Text:
 
 
 # ---- what other tables of such documents have too -------------------------------------------------------------------
-def plain_table(title: str) -> Table:
-    """A table without lines."""
-    return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
-
-
 def number(value: float) -> str:
     """Three digits, without an exponent."""
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"

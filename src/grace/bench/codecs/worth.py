@@ -18,9 +18,8 @@ from grace.bench.codecs.cases import variants
 from grace.bench.codecs.clock import DECODE, ENCODE, FEEDBACK
 from grace.bench.codecs.plan import YARDSTICKS, Plan, by_family
 from grace.bench.codecs.room import Room
-from grace.bench.explain import ring_bytes
 from grace.bench.network.links import Link
-from grace.bench.network.model import line_seconds
+from grace.bench.network.model import line_seconds, wire_bytes
 from grace.collectives import Traffic
 from grace.method import Method
 from grace.peer import Peer
@@ -83,7 +82,7 @@ class WorthBench(Bench):
         for (name, size, count), operations in found.items():
             cast = found.get((CAST, size, count), {})
             if (name, size) in self._moved and (codec := _codec_seconds(name, operations)) is not None:
-                whole = ring_bytes(size, 4, self.plan.workers)
+                whole = wire_bytes("AllReduce", 4 * size, self.plan.workers)
                 dense = {"fp32": Cost(0.0, whole), CAST: Cost(_codec_seconds(CAST, cast) or 0.0, whole / 2)}
                 row = self._row(Cost(codec, self._moved[name, size]), dense)
                 rows.append({"method": name, "size": size, "threads": count, **row})

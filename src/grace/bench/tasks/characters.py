@@ -33,6 +33,9 @@ class GPT2(SuiteTask):
         tokens: rows of the embedding. context: tokens of a window. windows: that are evaluated.
     """
 
+    name = "gpt2_small"
+    about = "GPT-2 small on text; not in the survey"
+    model_size = 124_439_808, 148
     metric = "bits_per_byte"
     better: Literal["higher", "lower"] = "lower"
     batch, epochs, clip = 8, 1, 1.0
@@ -107,6 +110,9 @@ class GPT2(SuiteTask):
 class GPTSmall(GPT2):
     """Four layers of width 128 on bytes, windows of 128."""
 
+    name = "gpt_small"
+    about = "transformer on the bytes of Python's standard library: real data"
+    model_size = 842_496, 52
     four_worker_steps = 400
     tokens, context, layers, heads, width = _BYTES, 128, 4, 4, 128
     rate, warm = 2e-3, 20

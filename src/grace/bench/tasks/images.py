@@ -24,13 +24,14 @@ class ImageTask(SuiteTask):
     """Cross-entropy and SGD with momentum; top-1 on the test set.
 
     Attributes:
-        size: pixels of a side. classes: of the model. peak: the largest learning rate.
+        size: pixels of a side. channels: of an image. classes: of the model. peak: the largest learning rate.
         embedded: images of the embedded set to train and to test with.
     """
 
     metric = "top1"
     local_decay = 1e-4
     size: ClassVar[int] = 32
+    channels: ClassVar[int] = 3
     classes: ClassVar[int] = 11
     peak: ClassVar[float] = 0.1
     momentum: ClassVar[float] = 0.9
@@ -45,7 +46,7 @@ class ImageTask(SuiteTask):
             yield self.pictures.training(index, random)
 
     def synthetic_batch(self, random: np.random.RandomState) -> Batch:
-        images = random.standard_normal((self.batch, 3, self.size, self.size)).astype(np.float32)
+        images = random.standard_normal((self.batch, self.channels, self.size, self.size)).astype(np.float32)
         return torch.from_numpy(images), torch.from_numpy(random.randint(0, self.classes, self.batch))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -58,7 +59,7 @@ class ImageTask(SuiteTask):
     def measured(self, model: nn.Module) -> dict[str, float]:
         pairs = [(model(images), labels) for images, labels in self.pictures.testing()]
         logits, labels = torch.cat([logits for logits, _ in pairs]), torch.cat([labels for _, labels in pairs])
-        return {"top1": metrics.top1(logits, labels), "loss": functional.cross_entropy(logits, labels).item()}
+        return {self.metric: metrics.top1(logits, labels), "loss": functional.cross_entropy(logits, labels).item()}
 
 
 class CifarTask(ImageTask):

@@ -29,6 +29,9 @@ class NCF(SuiteTask):
         embedded: users and items of the embedded set.
     """
 
+    name = "ncf"
+    about = "recommendation on MovieLens-20M"
+    model_size = 31_832_577, 10
     paper_row = "NCF / MovieLens-20M"
     target = 0.9598
     metric = "hr10"
@@ -97,6 +100,9 @@ class NCF(SuiteTask):
 class NCFSmall(NCF):
     """Tables of 6,000 users and 2,000 items, a quarter of the widths, no dropout."""
 
+    name = "ncf_small"
+    about = "recommendation, on latent feedback"
+    model_size = 390_801, 10
     batch, batch_in_all, four_worker_steps = 1024, 0, 1500
     users, items, factors, layers, dropout = 6_000, 2_000, 16, (64, 64, 32, 16), 0.0
     target = 0.54

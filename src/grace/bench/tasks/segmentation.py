@@ -31,6 +31,9 @@ class UNet(SuiteTask):
         kind: the class of DAGM2007, 1 to 10. size: pixels of a side.
     """
 
+    name = "unet"
+    about = "U-Net for the defects of DAGM2007"
+    model_size = 1_850_305, 46
     paper_row = "U-Net / DAGM2007"
     target = 0.964
     metric = "paper_iou"
@@ -93,6 +96,9 @@ class UNet(SuiteTask):
 class UNetSmall(UNet):
     """A quarter of the channels, 128 x 128 pixels, a fiercer learning rate."""
 
+    name = "unet_small"
+    about = "U-Net with a quarter of the channels, on textures with defects"
+    model_size = 116_017, 46
     batch, iterations, four_worker_steps = 4, 0, 400
     kind, size, rate = 5, 128, 1e-3
     first, downs, bottom, last = 8, (8, 16, 32), 64, 8

@@ -41,6 +41,8 @@ class SuiteTask(Task):
     """A task of the suite. Subclasses are numbers and the methods below that are abstract.
 
     Attributes:
+        name: by which it is found; without one a class is no task. about: what it is, in one line.
+        model_size: parameters and gradient vectors (tensors) of its model.
         batch_in_all: where the original fixes the batch of all workers together; ``load`` divides it. 0: it does not.
         iterations: where the original fixes the steps of a run whatever the number of workers. 0: it does not.
         four_worker_steps: of a small task, the steps of a run with 4 workers, which set its epochs.
@@ -48,6 +50,9 @@ class SuiteTask(Task):
         slots: tensors of the parameters' size that the optimizer keeps.
     """
 
+    name: ClassVar[str]
+    about: ClassVar[str]
+    model_size: ClassVar[tuple[int, int]]
     batch_in_all: ClassVar[int] = 0
     iterations: ClassVar[int] = 0
     four_worker_steps: ClassVar[int] = 0

@@ -41,6 +41,9 @@ class LSTM(SuiteTask):
         test_words: of the test text, so many are used; 0: all.
     """
 
+    name = "lstm_ptb"
+    about = "LSTM on Penn Treebank"
+    model_size = 19_775_200, 7
     paper_row = "LSTM / PTB"
     target = 100.17
     metric = "perplexity"
@@ -123,6 +126,9 @@ def _streams(text: Array, rows: int) -> Tensor:
 class LSTMSmall(LSTM):
     """2,000 words and a width of 200, no dropout."""
 
+    name = "lstm_small"
+    about = "LSTM on the words of Python's standard library: real data"
+    model_size = 1_443_600, 7
     four_worker_steps = 500
     words, hidden, dropout, bound, test_words = 2_000, 200, 0.0, 0.1, 40_000
     target = 20.0

@@ -11,7 +11,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.compressor import Compressor
 from grace.facts import Facts
-from grace.kernels.spans import split_spans
+from grace.kernels import add_scaled_, split_spans
 from grace.random import Stream
 
 
@@ -39,7 +39,7 @@ class Cast(Compressor):
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         wires.check_shape("numbers", wire, out.shape)
         for span in split_spans(*out.shape):
-            out[span.row, span.columns].add_(wire[span.row, span.columns].float(), alpha=scale)
+            add_scaled_(out[span.row, span.columns], wire[span.row, span.columns].float(), scale)
 
     def facts(self, n: int) -> Facts:
         return Facts(contraction=1 - self.relative_error**2, payload=2 * n)

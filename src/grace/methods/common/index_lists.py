@@ -49,16 +49,6 @@ CODES: tuple[str, ...] = (*FIXED, *_VARYING, "auto")
 _MOST = 1 << 31
 
 
-def check_code(owner: str, code: str) -> None:
-    """For knobs called ``index``.
-
-    Raises:
-        ConfigurationError: an unknown code.
-    """
-    if code not in CODES:
-        raise out_of_range(owner, "index", code, ", ".join(map(repr, CODES)))
-
-
 def varies(code: str) -> bool:
     """Whether the size of this code depends on the list."""
     return code in _VARYING

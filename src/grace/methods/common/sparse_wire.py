@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.errors import PayloadError, out_of_range
+from grace.errors import PayloadError
 from grace.kernels import encode_pairs, encode_topk, round_to_bfloat16, sum_sparse, take_at_least, take_topk
 from grace.kernels.sparse import DENSE, LIST, Part
 from grace.methods.common import index_lists
@@ -31,17 +31,6 @@ BF16_CONTRACTION = 1 - 2.0**-18  # of rounding to 8 significant bits: an error o
 _DENSE = -1  # in place of the count: all n values follow, without indices
 _COUNT: Field = ("count", torch.int32, 1)
 _COUNT_BYTES = 4
-
-
-def check_knobs(owner: str, index: str, values: str = "float32") -> None:
-    """The knobs ``index`` and ``values`` of a method.
-
-    Raises:
-        ConfigurationError: an unknown code or type.
-    """
-    index_lists.check_code(owner, index)
-    if values not in _DTYPES:
-        raise out_of_range(owner, "values", values, ", ".join(map(repr, _DTYPES)))
 
 
 # ---- any fields -----------------------------------------------------------------------------------------------------

@@ -10,10 +10,10 @@ from grace.bench.codecs.plan import plan_of
 from grace.bench.codecs.room import Room
 from grace.bench.codecs.table import view
 from grace.bench.codecs.worth import Cost, WorthBench, break_even, moved_bytes
-from grace.bench.explain import ring_bytes
 from grace.bench.network.links import link, parse_links
 from grace.bench.network.model import line_seconds
 from grace.cli.app import app
+from grace.cli.explain import ring_bytes
 from tests.benchmarks.codecs.test_views import line_of, text_of
 
 SMALL = ("--methods", "topk,qsgd", "--sizes", "4K", "--threads", "1", "--samples", "3")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import grace
 from grace.errors import ConfigurationError, PayloadError
 from grace.kernels import round_to_bfloat16
 from grace.methods.common import sparse_wire
@@ -76,4 +77,4 @@ def test_numbers_that_are_not_finite_and_counts_out_of_range_are_refused() -> No
 
 def test_knobs() -> None:
     with pytest.raises(ConfigurationError, match="values='float16'"):
-        sparse_wire.check_knobs("topk", "raw", "float16")
+        grace.TopK(index="raw", values="float16")  # type: ignore[arg-type]

@@ -7,20 +7,13 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
+from filelock import FileLock
 
 from grace.bench.tasks.embedded.chunks import Array
-
-try:
-    import fcntl
-except ImportError:  # Windows: workers that start together build the same data, each for itself
-    _fcntl: ModuleType | None = None
-else:
-    _fcntl = fcntl
 
 _HASHED = 12
 
@@ -49,7 +42,7 @@ def cached(name: str, key: object, build: Callable[[], dict[str, Array]]) -> dic
         try:
             folder = cache_folder() / f"{name}-{_hashed(key)}"
             folder.parent.mkdir(parents=True, exist_ok=True)
-            held.enter_context(_locked(folder.with_suffix(".lock")))
+            held.enter_context(FileLock(folder.with_suffix(".lock")))  # torch depends on it
         except (OSError, RuntimeError):  # RuntimeError: a user without a home
             return build()
         found = _read(folder)
@@ -61,15 +54,6 @@ def _hashed(key: object) -> str:
     for program in sorted(Path(__file__).parent.glob("*.py")):
         found.update(program.read_bytes())  # a changed program makes other data
     return found.hexdigest()[:_HASHED]
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Held by one process at a time; the system frees it when that process ends, however it ends."""
-    with path.open("w") as file:
-        if _fcntl is not None:
-            _fcntl.flock(file, _fcntl.LOCK_EX)
-        yield
 
 
 def _read(folder: Path) -> dict[str, Array] | None:

@@ -50,7 +50,6 @@ def test_writing_to_what_is_returned_changes_no_file(folder):
     assert np.array_equal(cache.cached("set", 1, Builder())["x"], np.arange(10))
 
 
-@pytest.mark.skipif(cache._fcntl is None, reason="without flock each process builds for itself")
 def test_of_several_that_ask_at_once_one_builds(folder):
     """Threads stand for processes, which take seconds to start: each opens the lock for itself, as a process would."""
     build, barrier = Builder(), threading.Barrier(4)

@@ -14,16 +14,35 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from grace import backends, native
 from grace.bench import machine
+from grace.cli.options import Json
+from grace.cli.output import show, write_json
 from grace.errors import ConfigurationError
 
 _DISTRIBUTION = "grace-dl"
 _PATIENCE = 2.0  # seconds for a name server
+
+
+def doctor(as_json: Json = False) -> None:
+    """Show what is active on this machine, and why: kernels, threads, versions, transports, optional packages; warn of traps.
+
+    The exit status is 1 if what the environment variable GRACE_KERNELS asks for cannot be had.
+
+    Example: [bold]GRACE_KERNELS=native-avx2 grace doctor[/]
+    """
+    found = examine()
+    if as_json:
+        write_json(found)
+    else:
+        show(table(found), soft=True)
+    if found["errors"]:
+        raise typer.Exit(1)
 
 
 def examine() -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import grace
 from grace import backends, native
-from grace.bench import doctor
+from grace.cli import doctor
 from grace.cli.app import app
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 import grace
-from grace.bench.explain import explanation, ring_bytes, sections_of, traffic_row, warnings_of
+from grace.cli.explain import describe, ring_bytes, sections_of, traffic_row, warnings_of
 
 
 def test_sections_of_a_docstring():
@@ -35,6 +35,6 @@ def test_a_root_that_sends_more_counts():
 
 
 def test_facts_are_those_of_the_method():
-    fact = explanation("topk:ratio=0.5")["facts"][0]
+    fact = describe("topk:ratio=0.5")["facts"][0]
     assert fact["contraction"] == 0.5
     assert not fact["unbiased"]

@@ -1,46 +1,24 @@
-"""The commands about methods: ``grace list``, ``explain`` and ``verify``."""
+"""``grace verify``: the laws on one method."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
 
-from grace.bench.explain import explanation, listing
 from grace.bench.loading import target_of
-from grace.bench.report import tables
 from grace.bench.report.progress import Checklist
+from grace.bench.report.tables import plain_table
 from grace.cli.options import Json
 from grace.cli.output import show, write_json
 from grace.errors import ConfigurationError
+from grace.verify import Report
 
-
-def list_(as_json: Json = False) -> None:
-    """List the registered methods.
-
-    Example: [bold]grace list[/]
-    """
-    rows = listing()
-    if as_json:
-        write_json(rows)
-    else:
-        show(tables.listing(rows))
-
-
-def explain(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="A method, with knobs after a colon.")],
-    as_json: Json = False,
-) -> None:
-    """Explain a method: what it sends, what it promises, and its bytes beside a dense all-reduce.
-
-    Example: [bold]grace explain topk:ratio=0.01[/]
-    """
-    found = explanation(method)
-    if as_json:
-        write_json(found)
-    else:
-        show(tables.explanation(found))
+_MARKS = {
+    "holds": ("holds", "green"), "broken": ("BROKEN", "bold red"), "not promised": ("-", "dim"), "told": ("told", "dim")
+}  # fmt: skip
 
 
 def verify(
@@ -76,7 +54,32 @@ def verify(
     if as_json:
         write_json(report.document())
     else:
-        show(tables.verification(report))
+        show(table(report))
     if not report.holds:
         typer.echo(f"error: {report.method} breaks {', '.join(report.broken)}", err=True)
         raise typer.Exit(1)
+
+
+def table(report: Report) -> RenderableType:
+    """The laws, and what became of them."""
+    parts: list[RenderableType] = [Text(report.method, style="bold")]
+    if report.recipe != report.method:
+        parts.append(Text(report.recipe, style="dim"))
+    if report.wrapped:
+        parts.append(Text(f"verified {report.wrapped}", style="dim"))
+    lines = plain_table()
+    lines.add_column("law", no_wrap=True)
+    lines.add_column("verdict", no_wrap=True)
+    lines.add_column("measured")
+    lines.add_column("declared")
+    for finding in report.findings:
+        word, style = _MARKS[finding.verdict]
+        text = "; ".join(filter(None, (finding.measured, finding.detail)))
+        lines.add_row(Text(finding.law), Text(word, style=style), Text(text), Text(finding.declared))
+    parts += [Text(), lines, Text()]
+    count = sum(finding.verdict == "holds" for finding in report.findings)
+    verdict = f"{count} laws hold" if report.holds else f"broken: {', '.join(report.broken)}"
+    parts.append(
+        Text(f"{verdict} ({report.profile}, {report.seconds:.1f} s)", style="green" if report.holds else "red")
+    )
+    return Group(*parts)

@@ -1,14 +1,13 @@
 """What is exchanged as one tensor: each parameter (layer-wise), each bucket, or the whole model.
 
-The groups are fixed when Grace is attached, so that state is keyed by names that last, whatever DistributedDataParallel
-does with its buckets.
+The groups are fixed at the start, so that state is keyed by names that last, whatever a toolkit does with its buckets.
 """
 
 from __future__ import annotations
 
 import glob
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -20,6 +19,7 @@ from grace.method import Method
 from grace.policy import Policy
 from grace.registry import method as make_method
 from grace.registry import spell
+from grace.workspace import Workspace
 
 Granularity: TypeAlias = Literal["parameter", "bucket", "model"]
 _NONE = make_method("none")
@@ -43,6 +43,14 @@ class Group:
         first = parameters[self.members[0]]
         return first.detach() if len(self.members) == 1 else first.new_empty(sum(self.sizes))
 
+    def join(self, parts: Mapping[str, Tensor], workspace: Workspace) -> Tensor:
+        """The group's tensor, of its members' parts: the part itself, if there is only one."""
+        if len(self.members) == 1:
+            return parts[self.members[0]]
+        like = parts[self.members[0]]
+        flat = workspace.take(sum(self.sizes), like.dtype, like.device)
+        return torch.cat([parts[name].reshape(-1) for name in self.members], out=flat)
+
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """The members' parts of the group's tensor."""
         if len(self.members) == 1:
@@ -51,7 +59,7 @@ class Group:
         return {name: part.view(shape) for name, part, shape in zip(self.members, parts, self.shapes, strict=True)}
 
 
-def grouped(
+def form_groups(
     parameters: Mapping[str, Tensor], policy: Policy, granularity: Granularity, bucket_bytes: int
 ) -> tuple[list[Group], Policy]:
     """The groups of these parameters, in their order, and the policy for them.
@@ -95,7 +103,7 @@ def grouped(
     return groups, Policy(rules)
 
 
-def carried(owed: Mapping[str, Tensor], old: list[Group], new: list[Group]) -> dict[str, Tensor]:
+def regroup(owed: Mapping[str, Tensor], old: Sequence[Group], new: Sequence[Group]) -> dict[str, Tensor]:
     """What is owed for old groups, for new ones: memories outlive a change of the groups."""
     parts: dict[str, Tensor] = {}
     for group in old:
