@@ -61,7 +61,9 @@ class Allreduce(Communicator):
         if self.compressor.predivide and peer.lent.keep_rest:
             loan.work.mul_(peer.world)
         mean = loan.make_room()
-        self._aggregate([answer], mean.view(1, -1), peer, 1.0)
+        finite = self._decode([answer], mean.view(1, -1), peer, 1.0, finite)
+        if finite is False:
+            return loan.poison(None)
         return loan.give_back(mean, None, finite)
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:

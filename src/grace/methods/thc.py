@@ -18,7 +18,7 @@ from grace import wire as wires
 from grace.collectives import AllGather, AllReduce, AllToAll, Exchange, Traffic, cost
 from grace.errors import ConfigurationError
 from grace.facts import Facts
-from grace.finite import fill_unless_, flag
+from grace.finite import fill_unless_
 from grace.kernels import (
     MOST,
     block_count,
@@ -39,8 +39,6 @@ from grace.methods.common.rotation import rotate, rotate_back
 from grace.peer import Peer
 from grace.random import Stream
 from grace.registry import register
-
-_LARGEST = torch.finfo(torch.float32).max / 8  # a norm of which neither a number that it bounds nor its rest overflows
 
 
 @register("thc", memory="residual", family="rotation")
@@ -109,7 +107,7 @@ class THC(Method[None]):
         y = rotate(rows, shared, self.block)
         norm = block_norm(y, self.block)  # [1, nb]
         norm = yield AllReduce(fill_unless_(finite, norm, math.inf), "max", donate=True)
-        finite = flag((norm <= _LARGEST).all())
+        finite = all_finite(norm)
         if finite is False:
             return loan.poison(None)
         fill_unless_(finite, norm, 0.0)

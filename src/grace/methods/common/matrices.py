@@ -15,7 +15,7 @@ from grace.communicators import Allreduce
 from grace.compressor import Compressor
 from grace.facts import Facts
 from grace.finite import Flag, both, flag
-from grace.kernels import add_low_rank_, add_scaled_, project_columns, project_rows
+from grace.kernels import add_low_rank_, add_scaled_, all_finite, project_columns, project_rows
 from grace.method import Method
 from grace.methods.none import Identity
 from grace.random import Stream
@@ -25,13 +25,11 @@ DENSE = Allreduce(Identity())
 
 
 def product_fits(p: Tensor, q: Tensor) -> Flag:
-    """Whether no number of a product of these factors is larger than a quarter of the largest float32: then neither it, nor
-    the mean of several such products, nor what they leave of a matrix overflows.
-
-    p and q are both ``[..., r, *]`` or ``[..., *, r]``, with r the smallest side.
+    """Whether the product of these factors, ``[r, m]`` and ``[r, l]``, is surely at most half the largest float32: then
+    neither it, nor the mean of several such products, overflows.
     """
-    r = min(*p.shape[-2:], *q.shape[-2:])
-    return flag(p.abs().amax().double() * q.abs().amax() * r <= torch.finfo(torch.float32).max / 4)
+    most = p.abs().amax(dim=1).double() @ q.abs().amax(dim=1).double()
+    return flag(most <= torch.finfo(torch.float32).max / 2)
 
 
 class LowRank(Method[S]):
@@ -73,6 +71,7 @@ class Projection(Compressor):
     """
 
     summable: ClassVar[bool] = True
+    overflows: ClassVar[bool] = True
 
     def __init__(self, m: int, l: int, encode: Tensor, decode: Tensor, *, transposed: bool = False):
         self.m, self.l, self.encode, self.decode, self.transposed = m, l, encode, decode, transposed
@@ -82,9 +81,12 @@ class Projection(Compressor):
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
     ) -> tuple[Tensor, Flag]:
-        """As :meth:`grace.Compressor.encode_`; a product that may overflow counts as not finite."""
+        """As :meth:`grace.Compressor.encode_`; where the product overflows, rows count as not finite."""
         wire, finite = Compressor.encode_(self, rows, rng, memory, rest)
-        return wire, both(finite, product_fits(wire[:, : self.side * self.r].view(-1, self.r), self.decode))
+        if rest is None:
+            return wire, finite
+        fits = product_fits(wire[:, : self.side * self.r].view(-1, self.r).mT, self.decode)
+        return wire, both(finite, fits if fits is True else all_finite(rest))
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         matrix, tail = self._parts(rows)
