@@ -106,9 +106,3 @@ def _choose(choice: str | None) -> Backend:
         if isa not in isas:
             raise ConfigurationError(f"{VARIABLE}={choice}, but this processor has no more than {isas[-1]}")
     return Backend(f"native-{isa}", why, {"cpu": "native", "cuda": "triton"}, native.Functions(isa))
-
-
-def function(name: str) -> Callable[..., int] | None:
-    """The C function of this name, for the instruction set in use; None where the reference is to be used."""
-    functions = backend().functions
-    return None if functions is None else getattr(functions, name)

@@ -26,10 +26,9 @@ _BY_NAME = {"int": I, "int64_t": N, "uint32_t": U, "float": F, "double": D, "Wir
 _signatures: dict[str, tuple[Any, ...]] = {}
 
 
-def declare(name: str, *types: Any) -> str:
+def declare(name: str, *types: Any) -> None:
     """Says which arguments ``c.NAME`` is called with. The first call compares that with what the library says it takes."""
     _signatures[name] = types
-    return name
 
 
 class Functions:
@@ -46,9 +45,12 @@ class Functions:
         self._isa = isa
 
     def __getattr__(self, name: str) -> Callable[..., int]:
+        ours = _signatures.get(name)
+        if ours is None:
+            raise AttributeError(f"no file has declared a native kernel {name!r}")
         library = _library()
         assert not isinstance(library, str), library  # no backend is made without one
-        theirs, ours = interface(library).get(name), _signatures[name]
+        theirs = interface(library).get(name)
         if theirs is None or tuple(map(_type, theirs)) != ours:
             what = f"has no {name!r}" if theirs is None else f"has {name}({', '.join(theirs)}), called otherwise"
             raise ConfigurationError(

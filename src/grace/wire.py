@@ -1,4 +1,7 @@
-"""The only place that lays bytes out, and that takes them apart again.
+"""Fields side by side, and the header in front of them: how bytes are laid out, and taken apart again.
+
+Every wire is specified with what is here: in a method, or in the reference of a kernel. Native kernels write and read whole
+wires in one pass, without it; tests compare their bytes with the reference's.
 
 Wire format, version 2. All numbers are little-endian. A *wire* is what a compressor made of one row: its fields one
 after the other. A *sealed* wire is what travels in gathers::

@@ -1,7 +1,7 @@
 """What the golden bytes are made of: whole numbers and powers of two, and streams that are whole numbers too.
 
-Nothing here depends on a libm or on the order of a sum, so that the bytes are the same on every machine. (PowerSGD's
-first subspace comes from Box-Muller and its factors from a QR: its numbers are compared to a tolerance.)
+Nothing here depends on a libm or on an order of sums that is not fixed, so that the bytes are the same on every machine.
+(Singular vectors and eigenvectors, of atomosvd and gradiveq, are LAPACK's: their numbers are compared to a tolerance.)
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ from tests.golden.golden import COMPRESSORS, FILE, METHODS, conversation, decode
 
 GOLDEN = json.loads(FILE.read_text())
 
+BY_LAPACK = ("atomosvd", "gradiveq")  # decompose what one rank alone has: its bits are those of the machine
+
 
 def test_every_method_has_golden_bytes():
     assert {name.partition(":")[0] for name in GOLDEN} == set(grace.methods())
@@ -33,7 +35,10 @@ def test_the_conversation_is_the_same(name: str):
     now = conversation(METHODS[name])
     assert now.keys() == GOLDEN[name].keys()
     for part, expected in GOLDEN[name].items():
-        torch.testing.assert_close(torch.tensor(now[part]), torch.tensor(expected), rtol=1e-4, atol=1e-4)
+        if name.partition(":")[0] in BY_LAPACK:
+            torch.testing.assert_close(torch.tensor(now[part]), torch.tensor(expected), rtol=1e-4, atol=1e-4)
+        else:
+            assert now[part] == expected
 
 
 def test_the_input_is_portable():

@@ -26,9 +26,9 @@ class Hook:
 
     of: ClassVar[weakref.WeakKeyDictionary[DistributedDataParallel, Hook]] = weakref.WeakKeyDictionary()
 
-    def __init__(self, model: DistributedDataParallel):
+    def __init__(self, group: dist.ProcessGroup | None = None):
         self.taker: Taker | None = None
-        self.group = model.process_group
+        self.group = group if group is not None else dist.group.WORLD
         self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
 
     @classmethod
@@ -40,13 +40,17 @@ class Hook:
         """
         hook = cls.of.get(model)
         if hook is None:
-            hook = cls(model)
+            hook = cls(model.process_group)
             try:
                 model.register_comm_hook(hook, _call)
             except RuntimeError as error:
                 raise ConfigurationError(f"this model already has a communication hook of its own: {error}") from error
             cls.of[model] = hook
         return hook
+
+    def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
+        """A copied or pickled model has no taker, and the default group: so does DistributedDataParallel itself."""
+        return Hook, ()
 
     def run(self, bucket: GradBucket) -> Future[Tensor]:
         """One bucket."""

@@ -169,26 +169,32 @@ class LocalSteps(BaseHandle):
         }
 
     @torch.no_grad()
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Goes on where ``saved`` stopped: it writes the model's parameters as well.
+    def load_state_dict(self, saved: Any) -> None:
+        """Goes on where ``saved`` stopped: it writes the model's parameters as well. All ranks call it, each with its own
+        state; either all of them load, or none.
 
         Raises:
-            StateError: it does not fit; nothing has changed then.
+            StateError: one does not fit, or they do not belong together; on every rank. Nothing has changed then.
         """
-        if missing := {"steps", "taken", "reference", "local"} - set(saved if isinstance(saved, Mapping) else ()):
-            raise StateError(f"not a state of local steps: it lacks {', '.join(sorted(missing))}")
-        steps, taken = saved["steps"], saved["taken"]
-        if not 0 <= taken < self.every:
-            raise StateError(f"the state is {taken} steps into a window; this run's have every={self.every}")
-        check_fits("x_ref", saved["reference"], self._reference)
-        local = saved["reference"]
-        if taken:
-            check_fits("replica", local := saved["local"], self._parameters)
-        self._exchanger.load_state_dict(saved)
+        self._exchanger.load_state_dict(saved, also=self._read)
+        self._steps, self._taken = saved["steps"], saved["taken"]
         for name, p in self._parameters.items():
             self._reference[name].copy_(saved["reference"][name])
-            p.copy_(local[name])
-        self._steps, self._taken = steps, taken
+            p.copy_(saved["local" if self._taken else "reference"][name])
+
+    def _read(self, saved: Mapping[str, Any]) -> dict[str, object]:
+        """What all ranks must have in common of a state; raises a StateError where it does not fit."""
+        if missing := {"steps", "taken", "reference", "local"} - saved.keys():
+            raise StateError(f"not a state of local steps: it lacks {', '.join(sorted(missing))}")
+        steps, taken = saved["steps"], saved["taken"]
+        if type(steps) is not int or steps < 0:
+            raise StateError(f"the state counts {steps!r} steps; legal: a whole number >= 0")
+        if type(taken) is not int or not 0 <= taken < self.every:
+            raise StateError(f"the state is {taken!r} steps into a window; this run's have every={self.every}")
+        check_fits("x_ref", saved["reference"], self._reference)
+        if taken:
+            check_fits("replica", saved["local"], self._parameters)
+        return {"steps": steps, "steps into the window": taken}
 
     def detach(self) -> None:
         """The optimizer goes on alone. Within a window the replicas stay different: call :meth:`sync` before."""

@@ -7,7 +7,7 @@ enqueued on the current stream instead.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -68,6 +68,7 @@ class Handle(BaseHandle):
         layout = ("find_unused_parameters", "static_graph")  # with the size, what decides DDP's buckets
         exchanger = Exchanger(
             trained, method, transport, bucket_bytes=int(model.bucket_bytes_cap),
+            absent="DistributedDataParallel does not exchange what was frozen when it wrapped the model: unfreeze before",
             knobs={name: getattr(model, name) for name in layout}, **options,
         )  # fmt: skip
         super().__init__(exchanger)
@@ -82,10 +83,9 @@ class Handle(BaseHandle):
     def accept(self, bucket: GradBucket) -> Future[Tensor]:
         """Takes a bucket of gradients; the future holds the buffer once the means are in it."""
         if not self._watching:
-            self._watching = True
+            self._watching = _at_the_end_of_backward(self._surface)
             if self._optimizer is not None:
                 self.lr = float(self._optimizer.param_groups[0]["lr"])
-            _at_the_end_of_backward(self._surface)
         buffer, gradients = bucket.buffer(), {}
         try:
             gradients = self._gradients(bucket)
@@ -97,6 +97,10 @@ class Handle(BaseHandle):
             self._job(ticket, gradients, last)
         else:
             self._lane.submit(lambda: self._job(ticket, gradients, last))
+        if not self._watching:  # this rank has joined early, and gives zeros while others go on
+            if self._lane is not None:
+                self._lane.drain()
+            self._raise()
         return ticket.future
 
     def _gradients(self, bucket: GradBucket) -> dict[str, Tensor]:
@@ -155,11 +159,12 @@ class Handle(BaseHandle):
         self._check_attached()
         super().switch(method)
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Goes on where ``saved`` stopped, under the same method, model and number of workers.
+    def load_state_dict(self, saved: Any) -> None:
+        """Goes on where ``saved`` stopped, under the same method, model and number of workers. All ranks call it, each with
+        its own state; either all of them load, or none.
 
         Raises:
-            StateError: it does not fit; nothing has changed then.
+            StateError: one does not fit, or they do not belong together; on every rank. Nothing has changed then.
         """
         self._exchanger.load_state_dict(saved)
 
@@ -227,5 +232,10 @@ def attach(
     )
 
 
-def _at_the_end_of_backward(callback: Any) -> None:
-    torch.autograd.Variable._execution_engine.queue_callback(callback)
+def _at_the_end_of_backward(callback: Callable[[], None]) -> bool:
+    """Whether there is a backward pass, at the end of which ``callback`` will be called."""
+    try:
+        torch.autograd.Variable._execution_engine.queue_callback(callback)
+    except RuntimeError:  # outside of a backward pass: in DistributedDataParallel's join()
+        return False
+    return True

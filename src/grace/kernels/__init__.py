@@ -14,7 +14,6 @@ from grace.kernels.levels import *
 from grace.kernels.low_rank import *
 from grace.kernels.momentum import *
 from grace.kernels.packing import *
-from grace.kernels.portable import *
 from grace.kernels.powers import *
 from grace.kernels.quantiles import *
 from grace.kernels.rotation import *
@@ -24,3 +23,4 @@ from grace.kernels.spans import *
 from grace.kernels.sparse import *
 from grace.kernels.statistics import *
 from grace.kernels.subsets import *
+from grace.portable import *

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from grace import native
 from grace.dispatch import operation
-from grace.kernels.portable import cosine_and_sine, natural_log
+from grace.portable import cosine_and_sine, natural_log
 
 _SHARED = 0xFFFFFFFF  # the rank field of a shared stream
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,12 +15,14 @@ from grace.collectives import Broadcast
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError, StateError
 from grace.method import Method
 from grace.policy import Policy
+from grace.registry import spell
 from grace.run.drive import drive
 from grace.run.fingerprint import fingerprint
 from grace.run.groups import Granularity, Group, form_groups, regroup
+from grace.run.saved import WorkerState
 from grace.run.stats import Stats
 from grace.run.worker import NonFinite, Worker, check_tensor
-from grace.transports.agreement import agree
+from grace.transports.agreement import agree, compare_loads
 from grace.transports.base import Transport
 from grace.transports.checked import Checked
 from grace.transports.timed import Timed
@@ -43,6 +45,7 @@ class Exchanger:
         check: compare all collectives between ranks before they start.
         counts_steps: whether a step here is a step of training; if not, call :meth:`count_step` for each of those.
         knobs: what else the ranks must have in common, by what it is.
+        absent: what a user can do about a tensor that did not come.
 
     Raises:
         ConfigurationError, InputError: a method that cannot work, nothing to exchange, an unsuitable tensor (by name).
@@ -65,6 +68,7 @@ class Exchanger:
         steps_per_epoch: int | None = None,
         counts_steps: bool = True,
         knobs: Mapping[str, object] | None = None,
+        absent: str = "Give zeros where there is no gradient",
     ):
         if not like:
             raise ConfigurationError("there is nothing to exchange: no parameter requires a gradient")
@@ -78,6 +82,7 @@ class Exchanger:
             "granularity": granularity, "bucket_bytes": bucket_bytes, "seed": seed, "nonfinite": nonfinite,
             "check": check, "steps_per_epoch": steps_per_epoch, **(knobs or {}),
         }  # fmt: skip
+        self._absent = absent
         policy = Policy.of(method)
         self._groups, group_policy = form_groups(self.like, policy, granularity, bucket_bytes)
         self.rank, self.world = transport.rank, transport.world
@@ -127,7 +132,8 @@ class Exchanger:
 
         Raises:
             InputError: an unknown name, another shape or dtype, a name that comes twice or not at all.
-            NonFiniteError: with ``nonfinite="error"``, on all ranks. The rest of the step is left out; the next may go on.
+            NonFiniteError: with ``nonfinite="error"``, on all ranks. The rest of the step is left out; the next may go on. On
+                an accelerator it comes with the next step.
             GraceError: another thread is in a step, or the exchanger is closed.
             TransportError, RoundMismatch, PayloadError, or what a method raises: memories are what they were before this
                 call, and the exchanger has ended: the other ranks hear of it.
@@ -137,8 +143,7 @@ class Exchanger:
             raise GraceError("another thread is in a step: exchanges need one order, which all ranks share")
         try:
             return self._step(tensors, last, into or {})
-        except NonFiniteError as error:  # all ranks raise it, in step
-            self.stats.nonfinite += len(error.tensors)
+        except NonFiniteError:  # all ranks raise it, in step
             self._spoiled = not last
             self._forget_parts()
             raise
@@ -160,8 +165,7 @@ class Exchanger:
         if last and len(self._came) != len(self.like):
             absent = ", ".join(repr(name) for name in self.like if name not in self._came)
             raise InputError(
-                f"step {self._worker.step} ended without {absent}; every tensor takes part in every step: give zeros "
-                "where there is no gradient"
+                f"step {self._worker.step} ended without {absent}, and every tensor takes part in every step. {self._absent}"
             )
         means = self._exchange(ready) if ready else {}
         if last:
@@ -200,11 +204,14 @@ class Exchanger:
             parts = {name: self._waiting.pop(name) for name in group.members}
             targets.update({name: target for name, (_, target) in parts.items()})
             tensors[group.name] = group.join({name: x for name, (x, _) in parts.items()}, worker.workspace)
-        outs = drive(self._tracer.trace(worker.exchange(tensors)), self._timed)
+        seen = worker.nonfinite_seen
+        try:
+            outs = drive(self._tracer.trace(worker.exchange(tensors)), self._timed)
+        finally:
+            stats.nonfinite += worker.nonfinite_seen - seen
         means = {}
         for group in ready:
             out = outs[group.name]
-            stats.nonfinite += not out.finite
             for name, mean in group.split(out.mean).items():
                 target = targets[name]
                 if target is not None and target.data_ptr() != mean.data_ptr():
@@ -284,20 +291,47 @@ class Exchanger:
         groups = {group.name: list(group.members) for group in self._groups}
         return {**self._worker.state_dict(), "granularity": self.granularity, "groups": groups}
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Goes on where ``saved`` stopped, under the same method, tensors and number of workers.
+    def load_state_dict(
+        self, saved: Any, also: Callable[[Mapping[str, Any]], Mapping[str, object]] | None = None
+    ) -> None:
+        """Goes on where ``saved`` stopped, under the same method, tensors and number of workers. All ranks call it, each
+        with its own state; either all of them load, or none.
+
+        Args:
+            saved: what :meth:`state_dict` gave.
+            also: reads what an adapter has put beside it, without changing anything, and returns what all ranks must have
+                in common of that, by what it is.
 
         Raises:
-            StateError: it does not fit; nothing has changed then.
+            StateError: on every rank, if one cannot load its state, if the states do not belong together, or if some
+                ranks do not load. Nothing has changed then.
         """
+        mine: StateError | None = None
+        common: dict[str, str] = {}
+        try:
+            state = self._read(saved)
+            common = {"step": str(state.step), "seed": str(state.seed)}
+            common.update({f"method of {name}": spell(method) for name, (method, _) in state.states.items()})
+            common.update({what: repr(value) for what, value in (also(saved) if also else {}).items()})
+        except StateError as error:
+            mine = error
+        problem = compare_loads(self._transport, None if mine is None else str(mine), common)
+        if mine is not None:
+            raise mine
+        if problem:
+            raise StateError(problem)
+        self._worker.adopt(state)
+
+    def _read(self, saved: Any) -> WorkerState:
         groups = {group.name: list(group.members) for group in self._groups}
-        if saved.get("groups") != groups:
+        if not isinstance(saved, Mapping) or saved.get("groups") != groups:
+            was = saved.get("granularity") if isinstance(saved, Mapping) else saved
             raise StateError(
-                f"the state was saved with granularity={saved.get('granularity')!r} and other groups of parameters; "
+                f"the state was saved with granularity={was!r} and other groups of parameters; "
                 f"this is granularity={self.granularity!r}"
             )
         like = {name: torch.empty(x.shape, dtype=x.dtype) if x.is_meta else x for name, x in self.like.items()}
-        self._worker.load_state_dict(saved, {group.name: group.like(like) for group in self._groups})
+        return self._worker.read_state(saved, {group.name: group.like(like) for group in self._groups})
 
     def close(self, error: BaseException | None = None) -> None:
         """Leaves the job. With an error, the other ranks hear of it, and every later step raises it."""

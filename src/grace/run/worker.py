@@ -9,22 +9,20 @@ import torch
 from torch import Tensor
 
 from grace.collectives import Exchange
-from grace.errors import ConfigurationError, InputError, NonFiniteError, StateError
+from grace.errors import ConfigurationError, InputError, NonFiniteError
 from grace.finite import both, fill_unless_, on_host
 from grace.kernels.finite import all_finite
 from grace.lent import Lent
 from grace.method import Exchanged, Method
 from grace.peer import Peer
 from grace.policy import Policy
-from grace.registry import method as make_method
-from grace.registry import spell
 from grace.run.outlook import Outlook
+from grace.run.saved import WorkerState
 from grace.run.together import Layouts, together
 from grace.workspace import Workspace
 
 NonFinite: TypeAlias = Literal["propagate", "skip", "error"]
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-VERSION = 1
 
 
 def check_tensor(name: str, x: Tensor) -> None:
@@ -197,56 +195,23 @@ class Worker:
     # ---- checkpoints ------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on, as plain containers of tensors. Each rank has its own."""
-        return {
-            "version": VERSION,
-            "rank": self.rank,
-            "world": self.world,
-            "step": self.step,
-            "seed": self.seed,
-            "policy": repr(self.policy),
-            "methods": {name: spell(method) for name, (method, _) in self._states.items()},
-            "states": {name: _plain(state) for name, (_, state) in self._states.items()},
-            "owed": {name: owed.clone() for name, owed in self._owed.items()},
-        }
+        return WorkerState(self.step, self.seed, self._states, self._owed).save(self.rank, self.world, self.policy)
 
-    def load_state_dict(self, saved: Mapping[str, Any], like: Mapping[str, Tensor]) -> None:
-        """Goes on where ``saved`` stopped. ``like`` has a tensor for every name that may occur.
+    def read_state(self, saved: Any, like: Mapping[str, Tensor]) -> WorkerState:
+        """What ``saved`` says; nothing changes. ``like`` has a tensor for every name that may occur.
 
         Raises:
-            StateError: another version, rank or number of workers; tensors or methods that are not this run's. Nothing
-                has changed then.
+            StateError: damaged, or of another version, rank, policy or number of workers, or of other tensors.
         """
-        missing = {"version", "rank", "world", "step", "seed", "policy", "methods", "states", "owed"} - set(saved)
-        if missing:
-            raise StateError(f"not a Grace state: it lacks {', '.join(sorted(missing))}")
-        for key, mine in (("version", VERSION), ("rank", self.rank), ("world", self.world)):
-            if saved[key] != mine:
-                raise StateError(f"the state is of {key} {saved[key]}, this is {key} {mine}; each rank loads its own")
-        if saved["policy"] != repr(self.policy):
-            raise StateError(f"the state was saved under {saved['policy']}, this is {self.policy!r}; load, then switch")
-        states: dict[str, tuple[Method[Any], Any]] = {}
-        for name, plain in saved["states"].items():
-            if name not in like:
-                raise StateError(f"the state has a tensor {name!r} that this run has not")
-            method = self._spelled(name, saved["methods"][name])
-            states[name] = (method, _filled(name, method.init(like[name]), plain))
-        if strange := saved["owed"].keys() - like.keys():
-            raise StateError(f"the state owes to tensors that this run has not: {', '.join(sorted(strange))}")
-        owed = {
-            name: _filled(name, torch.zeros_like(like[name], dtype=x.dtype), x) for name, x in saved["owed"].items()
-        }
-        self._states, self._owed = states, owed
-        self.step, self.seed = int(saved["step"]), int(saved["seed"])
+        return WorkerState.read(saved, self.rank, self.world, self.policy, like)
 
-    def _spelled(self, name: str, text: str) -> Method[Any]:
-        """The method that a state belongs to: one of the policy, or, after a switch, one that it had before."""
-        for rule in self.policy.rules:
-            if isinstance(rule.method, Method) and spell(rule.method) == text:
-                return rule.method
-        try:
-            return make_method(text)
-        except ConfigurationError as error:
-            raise StateError(f"{name!r} was saved under {text}, which is neither in the policy nor a name") from error
+    def adopt(self, state: WorkerState) -> None:
+        """Goes on from there."""
+        self.step, self.seed, self._states, self._owed = state.step, state.seed, state.states, state.owed
+
+    def load_state_dict(self, saved: Any, like: Mapping[str, Tensor]) -> None:
+        """Goes on where ``saved`` stopped; see :meth:`read_state`. If it raises, nothing has changed."""
+        self.adopt(self.read_state(saved, like))
 
     def switch(self, policy: Policy) -> None:
         """From the next exchange on another policy holds. What memories owe is added to the next gradient."""
@@ -263,27 +228,3 @@ class Worker:
     def owe(self, owed: Mapping[str, Tensor]) -> None:
         """Adds this to the next gradients."""
         self._owed.update(owed)
-
-
-def _plain(state: Any) -> Any:
-    """A state as tuples, tensors and numbers; tensors are copied."""
-    if isinstance(state, Tensor):
-        return state.clone()
-    return tuple(_plain(part) for part in state) if isinstance(state, tuple) else state
-
-
-def _filled(name: str, fresh: Any, plain: Any) -> Any:
-    """``plain`` in the shape of ``fresh``, which is a state that ``init`` just made."""
-    if isinstance(fresh, Tensor):
-        if not isinstance(plain, Tensor) or plain.shape != fresh.shape or plain.dtype != fresh.dtype:
-            was = f"{plain.dtype} {tuple(plain.shape)}" if isinstance(plain, Tensor) else repr(plain)
-            raise StateError(f"the state of {name!r} should hold {fresh.dtype} {tuple(fresh.shape)}, got {was}")
-        return fresh.copy_(plain)
-    if isinstance(fresh, tuple):
-        if not isinstance(plain, tuple | list) or len(plain) != len(fresh):
-            raise StateError(f"the state of {name!r} should have {len(fresh)} parts, got {plain!r}")
-        parts = [_filled(name, f, p) for f, p in zip(fresh, plain, strict=True)]
-        return type(fresh)(*parts) if hasattr(fresh, "_fields") else tuple(parts)
-    if (fresh is None and isinstance(plain, Tensor)) or (fresh is not None and plain is None):
-        raise StateError(f"the state of {name!r} should be {fresh!r}, got {plain!r}")
-    return _plain(plain)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import grace
 from grace import Allgather, Allreduce, Broadcast, ParameterServer, Peer, ScatterReduce
-from grace.bench.overhead import allocated
+from grace.bench.overhead import list_allocations
 from grace.communicators.base import check_widths
 from grace.compressor import Compressor
 from grace.errors import CompositionError, ConfigurationError, PayloadError, StepMismatch
@@ -262,4 +262,4 @@ def test_sealed_wires_are_not_allocated_afresh_at_each_step():
     for _ in range(3):
         exchange()
     wire = grace.method("qsgd:bits=8,bucket=1024,memory=none").facts(x).payload
-    assert [size for size in allocated(exchange) if wire <= size < 4 * x.numel()] == [wire]
+    assert [size for size in list_allocations(exchange) if wire <= size < 4 * x.numel()] == [wire]

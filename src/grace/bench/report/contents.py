@@ -5,14 +5,15 @@ from __future__ import annotations
 import datetime
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import grace
+from grace.bench.report import charts
 from grace.bench.report.groups import Group, Spread, grouped
 from grace.bench.report.read import Found, Run
-from grace.bench.report.style import COLOURS, COLOURS_ON_DARK, MARKERS, Sign, sign
+from grace.bench.report.theme import TONES, Sign, config, sign
 
 _MEASURES = (
     "final", "best", "throughput", "step_ms", "compute_ms", "codec_ms", "exchange_ms", "exposed_ms", "sent", "relative",
@@ -22,14 +23,23 @@ _MEASURES = (
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure of the report. ``command`` makes the data without which it is left out."""
+    """A figure of the report. ``shows``: whether a group is in it; ``command``: makes the data without which it is missing."""
 
     name: str
     title: str
     survey: str
     needs: str
     command: str
-    has_data: Callable[[Report], bool]
+    shows: Callable[[Group], bool]
+
+    def has_data(self, report: Report) -> bool:
+        """Whether there is anything to draw."""
+        if self.name == "codec-latency":
+            return bool(report.found.codecs)
+        members = [group for group in report.groups if self.shows(group)]
+        if self.name == "links":
+            return any(len(networks([g for g in members if g.first.task == task])) > 1 for task in report.tasks)
+        return bool(members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +72,6 @@ class Report:
         return sorted({group.first.task for group in self.groups})
 
 
-def _trained(report: Report) -> list[Group]:
-    return [group for group in report.groups if not group.reference]
-
-
 Network = tuple[str, float, str]  # a link, its latency in seconds, a transport
 
 
@@ -96,55 +102,42 @@ def is_share(metric: str) -> bool:
     return re.search(r"accuracy|^top\d|^hr\d|iou|dice|recall", metric) is not None
 
 
+_TRAIN = "grace bench train --task digits --methods none,topk {more}--out {{directory}}".format
 FIGURES = (
     Figure(
         "quality-epoch-time", "Quality against epochs and against time", "1",
-        "runs that evaluate the model more than once",
-        "grace bench train --task digits --methods none,topk --out {directory}",
-        lambda report: any(
-            sum(value.median is not None for value in group.curve.quality) > 1 for group in _trained(report)
-        ),
+        "runs that evaluate the model more than once", _TRAIN(more=""),
+        lambda group: not group.reference and sum(value.median is not None for value in group.curve.quality) > 1,
     ),
     Figure(
         "quality-throughput", "Quality against throughput", "6",
-        "runs with a final quality and a throughput",
-        "grace bench train --task digits --methods none,topk --out {directory}",
-        lambda report: any(
-            group.final.median is not None and group.throughput.median is not None for group in _trained(report)
-        ),
+        "runs with a final quality and a throughput", _TRAIN(more=""),
+        lambda group: not group.reference and None not in (group.final.median, group.throughput.median),
     ),
     Figure(
         "quality-bytes", "Quality against bytes sent", "7",
-        "runs of two workers or more with a final quality",
-        "grace bench train --task digits --methods none,topk --workers 2 --out {directory}",
-        lambda report: any(group.final.median is not None and group.sent.median for group in _trained(report)),
+        "runs of two workers or more with a final quality", _TRAIN(more="--workers 2 "),
+        lambda group: not group.reference and group.final.median is not None and bool(group.sent.median),
     ),
     Figure(
         "codec-latency", "Codec latency", "8",
-        "timings of the codecs, codecs*.json",
-        "grace bench codecs --json > {directory}/codecs.json",
-        lambda report: bool(report.found.codecs),
+        "timings of the codecs, codecs*.json", "grace bench codecs --json > {directory}/codecs.json",
+        lambda group: False,
     ),
     Figure(
         "step-time", "Where the time of a step goes", "",
-        "runs with a step time",
-        "grace bench train --task digits --methods none,topk --out {directory}",
-        lambda report: any(group.step_ms.median is not None for group in report.groups),
+        "runs with a step time", _TRAIN(more=""),
+        lambda group: group.step_ms.median is not None,
     ),
     Figure(
         "links", "Transports and links", "9 and 10",
-        "runs of one task over two links or transports",
-        "grace bench train --task digits --methods none,topk --link 1gbit,10gbit --out {directory}",
-        lambda report: any(
-            len(networks([g for g in report.groups if g.first.task == task and g.throughput.median is not None])) > 1
-            for task in report.tasks
-        ),
+        "runs of one task over two links or transports", _TRAIN(more="--link 1gbit,10gbit "),
+        lambda group: group.throughput.median is not None,
     ),
     Figure(
         "prediction", "What the link model predicts", "",
-        "runs with a prediction, as over a shaped link",
-        "grace bench train --task digits --methods none,topk --link 1gbit --out {directory}",
-        lambda report: any(group.prediction_error.median is not None for group in report.groups),
+        "runs with a prediction, as over a shaped link", _TRAIN(more="--link 1gbit "),
+        lambda group: group.prediction_error.median is not None,
     ),
 )  # fmt: skip
 
@@ -166,7 +159,11 @@ def _fp32_first(name: str) -> tuple[int, str]:
 
 
 def page_document(report: Report, directory: str) -> dict[str, Any]:
-    """The report as the page reads it: indices instead of repeated names, four significant digits of each number."""
+    """All that is drawn, by the page and by :mod:`grace.bench.report.files`: rows, and the figures without them.
+
+    Indices stand for repeated names, and numbers have four significant digits. A row is described in
+    :mod:`grace.bench.report.charts`.
+    """
     firsts = [group.first for group in report.groups]
     links = networks(report.groups)
     families = sorted({first.family for first in firsts}, key=lambda name: (name != "baseline", name))
@@ -177,13 +174,12 @@ def page_document(report: Report, directory: str) -> dict[str, Any]:
         "directory": directory,
         "written": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="minutes"),
         "runs": sum(len(group.runs) for group in report.groups),
-        "palette": {"light": COLOURS, "dark": COLOURS_ON_DARK, "markers": MARKERS},
+        "config": {tone: config(tone) for tone in TONES},
         "tasks": [_task(name, report) for name in tasks],
         "links": [network_name(one, links) for one in links],
         "families": families,
         "methods": [
-            {"name": name, "colour": own.colour, "dash": own.dash, "marker": own.marker}
-            for name, own in report.signs.items()
+            {"name": name, **own.shape, **{tone: own.paint(tone) for tone in TONES}} for name, own in report.signs.items()
         ],
         "groups": [
             {
@@ -191,14 +187,12 @@ def page_document(report: Report, directory: str) -> dict[str, Any]:
                 "link": links.index(network(first)),
                 "family": families.index(first.family),
                 "method": methods.index(first.method),
-                **_group(group),
+                **_row(group),
             }
             for group, first in zip(report.groups, firsts, strict=True)
         ],
-        "codecs": [
-            {key: _short(value) if isinstance(value, float) else value for key, value in row.items()}
-            for row in report.found.codecs
-        ],
+        "codecs": [codec_row(row) for row in report.found.codecs],
+        "codec_charts": {unit: [charts.codecs(unit)] for unit in ("time", "ratio")},
         "failed": [
             {"file": run.file, "task": run.task, "method": run.method, "link": run.link, "workers": run.workers,
              "seed": run.seed, "error": run.error, "command": run.command}
@@ -222,7 +216,7 @@ def command_for(figure: Figure, directory: str) -> str:
 def _task(name: str, report: Report) -> dict[str, Any]:
     runs = [run for group in report.groups for run in group.runs if run.task == name]
     targets = {run.target for run in runs if run.target is not None}
-    return {
+    task = {
         "name": name,
         "metric": runs[0].metric,
         "higher": runs[0].higher,
@@ -233,42 +227,55 @@ def _task(name: str, report: Report) -> dict[str, Any]:
         "row": ", ".join(sorted({run.paper_row for run in runs if run.paper_row})),
         "parameters": sorted({run.parameters for run in runs}),
     }
+    return {**task, "charts": charts.of_task(task)}
 
 
-def _group(group: Group) -> dict[str, Any]:
+def _row(group: Group) -> dict[str, Any]:
     first, curve = group.first, group.curve
-    spread_out = len(group.runs) > 1
+    several = len(group.runs) > 1
     out: dict[str, Any] = {
         "label": group.label,
         "reference": group.reference,
         "baseline": first.baseline,
         "workers": first.workers,
         "transport": first.transport,
-        "seeds": [run.seed for run in group.runs],
-        "steps": first.steps,
+        "seeds": len(group.runs),
         "procedural": first.procedural,
         "adjusted": first.adjusted,
         "reached": group.reached,
         "disagree": sum(run.agree is False for run in group.runs),
-        "front": {"throughput": group.front_throughput, "sent": group.front_sent},
+        "front_throughput": group.front_throughput,
+        "front_sent": group.front_sent,
         "evaluations": curve.evaluations,
-        "files": [run.file for run in group.runs],
+        "figures": [figure.name for figure in FIGURES if figure.shows(group)],
         "curve": {
             "epoch": [_short(x) for x in curve.epoch],
             "seconds": [_short(x) for x in curve.seconds],
             "quality": [_short(value.median) for value in curve.quality],
         },
     }
-    if spread_out:
-        out["curve"] |= {
-            "low": [_short(value.low) for value in curve.quality],
-            "high": [_short(value.high) for value in curve.quality],
-        }
+    if several:
+        out["curve"] |= {end: [_short(getattr(value, end)) for value in curve.quality] for end in ("low", "high")}
     for name in _MEASURES:
         value: Spread = getattr(group, name)
-        out[name] = (
-            [_short(value.median), _short(value.low), _short(value.high)] if spread_out else [_short(value.median)]
-        )
+        out[name] = _short(value.median)
+        if name == "final" or {value.low, value.high} != {
+            value.median
+        }:  # axes begin and end at the ranges of qualities
+            out |= {f"{name}_low": _short(value.low), f"{name}_high": _short(value.high)}
+    return out
+
+
+def codec_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a timing: the median and the quartiles as multiples of an addition, and in microseconds."""
+    ratio, low, high, time = (row[key] for key in ("ratio", "low", "high", "microseconds"))
+    edges = [ratio if edge is None else edge for edge in (low, high)]
+    scale = time / ratio if time is not None and ratio else None
+    out = {key: row[key] for key in ("operation", "method", "size", "threads", "goal")}
+    out |= {"name": row["method"] or row["operation"], "kind": row["operation"] if row["method"] else "kernel"}
+    times = [time, *(time if scale is None or edge is None else scale * edge for edge in edges)]
+    for unit, values in (("ratio", [ratio, *edges]), ("time", times)):
+        out |= dict(zip((unit, f"{unit}_low", f"{unit}_high"), map(_short, values), strict=True))
     return out
 
 

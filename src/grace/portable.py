@@ -13,10 +13,9 @@ import math
 import torch
 from torch import Tensor
 
-from grace.kernels.spans import split_spans
-
 __all__ = ["add_scaled_", "cosine_and_sine", "natural_log", "sum_by_halves"]
 
+_CHUNK = 1 << 17  # numbers at a time: what is temporary stays in the cache
 _LOG_2, _ROOT_HALF = 0.6931471805599453, 0.7071067811865476
 _LOG_TERMS = 12  # of 2 (s + s^3/3 + s^5/5 + ...) for |s| <= 0.172: the next one is below 2**-64
 _ANGLE_TERMS = 10  # of the series of sine and cosine for angles up to pi/4: the next one is below 2**-64
@@ -28,9 +27,10 @@ def add_scaled_(out: Tensor, x: Tensor, scale: float) -> Tensor:
         return out.add_(x, alpha=scale)
     if not (out.is_contiguous() and x.is_contiguous()):
         return out.add_(x * scale)
-    flat, other = out.view(1, -1), x.view(1, -1)
-    for span in split_spans(1, flat.shape[1]):
-        flat[:, span.columns].add_(other[:, span.columns] * scale)
+    flat, other = out.view(-1), x.view(-1)
+    for start in range(0, flat.numel(), _CHUNK):
+        piece = slice(start, start + _CHUNK)
+        flat[piece].add_(other[piece] * scale)
     return out
 
 
