@@ -34,8 +34,16 @@ class ServerDebt(NamedTuple):
 
     @classmethod
     def read(cls, state: Any) -> ServerDebt | None:
-        """From a state that was saved as a plain tuple."""
-        return None if state is None else cls(*state)
+        """From a state that was saved as a plain tuple.
+
+        Raises:
+            StateError: it is something else.
+        """
+        if state is None or isinstance(state, cls):
+            return state
+        if not isinstance(state, tuple) or len(state) != len(cls._fields) or not isinstance(state[0], Tensor):
+            raise StateError(f"a server memory should be {', '.join(cls._fields)}, got {state!r}")
+        return cls(*state)
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,6 +180,12 @@ class Worker:
         for step, names in bad.items():
             self._count(step, names)
 
+    def _catch_up(self) -> None:
+        """Waits for what an accelerator has found so far."""
+        self._learn()
+        self._outlook.send()
+        self._learn()
+
     def _count(self, step: int, bad: list[str]) -> None:
         """Notes the tensors of a step that were not finite."""
         self.nonfinite_seen += len(bad)
@@ -195,6 +201,7 @@ class Worker:
     # ---- checkpoints ------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on, as plain containers of tensors. Each rank has its own."""
+        self._catch_up()
         return WorkerState(self.step, self.seed, self._states, self._owed).save(self.rank, self.world, self.policy)
 
     def read_state(self, saved: Any, like: Mapping[str, Tensor]) -> WorkerState:
@@ -208,6 +215,7 @@ class Worker:
     def adopt(self, state: WorkerState) -> None:
         """Goes on from there."""
         self.step, self.seed, self._states, self._owed = state.step, state.seed, state.states, state.owed
+        self._outlook = Outlook()
 
     def load_state_dict(self, saved: Any, like: Mapping[str, Tensor]) -> None:
         """Goes on where ``saved`` stopped; see :meth:`read_state`. If it raises, nothing has changed."""
@@ -220,6 +228,7 @@ class Worker:
 
     def settle(self) -> dict[str, Tensor]:
         """Ends all methods and returns what they owe, by name; they start afresh."""
+        self._catch_up()
         for name, held in self._states.items():
             self._keep_owed(name, *held)
         owed, self._owed, self._states = self._owed, {}, {}

@@ -75,7 +75,7 @@ def test_what_is_refused_poisons_the_step_and_is_raised_with_the_next():
         return answer
 
     assert step(worker, X, spoil).isnan().all()
-    assert torch.equal(worker.state_dict()["states"]["w"][0], before)
+    assert torch.equal(worker._states["w"][1].memory, before)
     with pytest.raises(PayloadError, match="norms"):
         step(worker, X)
 
