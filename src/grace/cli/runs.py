@@ -16,7 +16,7 @@ from grace.bench.config import RunConfig
 from grace.bench.external import Company, Place, find_place
 from grace.bench.launch import Launcher, launch
 from grace.bench.network.links import seconds_of
-from grace.bench.plan import Plan, add_baseline, check, check_memory, parse_methods, parse_names, parse_numbers
+from grace.bench.plan import Plan, add_baseline, check, check_memory
 from grace.bench.report import tables
 from grace.bench.report.files import draw_comparison
 from grace.bench.report.progress import SweepReporter
@@ -24,7 +24,7 @@ from grace.bench.report.render import renderer
 from grace.bench.results import Failure, Result
 from grace.bench.sweep import Ended, sweep
 from grace.bench.trackers import TensorBoard, Tracker, Wandb
-from grace.cli.options import Json, folder
+from grace.cli.options import Json, folder, parse_methods, parse_names, parse_numbers
 from grace.cli.output import show, write_json
 from grace.errors import ConfigurationError, GraceError
 

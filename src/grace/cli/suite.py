@@ -8,11 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from grace.bench.plan import parse_numbers
 from grace.bench.report import tables
 from grace.bench.report.progress import SweepReporter
 from grace.bench.results import decode
-from grace.cli.options import Json, folder
+from grace.cli.options import Json, folder, parse_numbers
 from grace.cli.output import show, write_json
 from grace.errors import ConfigurationError, GraceError
 
