@@ -13,10 +13,10 @@ PIP    := $(BIN)/python -m pip
 DEMO   := none,bf16,fp16,qsgd:bits=4,signsgd,efsignsgd,topk:ratio=0.01,randomk:ratio=0.01,threshold:v=3,relative=true,powersgd:rank=2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test native-test lint docs clean
+.PHONY: help setup demo test native-test bench-codecs lint docs goldens clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## .venv with Grace and all that its tests need; redone when pyproject.toml, constraints.txt or native/ change
 
@@ -37,14 +37,20 @@ test: lint ## everything that must pass: style, types, tests
 native-test: setup ## the native kernels under sanitizers, and a short fuzzing of their decoders
 	PATH="$(CURDIR)/$(BIN):$$PATH" native/tests/run.sh
 
+bench-codecs: setup ## what codecs take, beside goals, reference kernels and plain torch; in timings/ (six minutes, idle machine)
+	$(BIN)/python -m benchmarks.codecs --out timings
+
 lint: setup ## style and types only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+goldens: setup ## adds the golden bytes of methods that have none
+	$(BIN)/python -m tests.golden.make
+
 docs: setup ## writes the generated pages of docs/ anew
 	$(BIN)/python docs/generate.py
 
 clean: ## removes what make made, .venv included
-	rm -rf $(VENV) demo dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) demo timings dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +

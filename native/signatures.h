@@ -6,7 +6,12 @@
 
 GRACE_KERNEL(finite, const float*, int64_t, int)
 GRACE_KERNEL(sum_finite, const float*, const float*, float*, int64_t, int)
-GRACE_KERNEL(low_rank, float*, float*, const float*, const float*, const float*, int64_t, int64_t, int64_t, int)
+GRACE_KERNEL(split_low_rank, float*, float*, const float*, const float*, const float*, int64_t, int64_t, int64_t, int)
+GRACE_KERNEL(add_low_rank, float*, const float*, const float*, int64_t, int64_t, int64_t, float, int)
+GRACE_KERNEL(project_rows, const float*, const float*, float*, int64_t, int64_t, int64_t, int)
+GRACE_KERNEL(project_columns, const float*, const float*, float*, int64_t, int64_t, int64_t, int)
+GRACE_KERNEL(orthonormalize, const float*, float*, int64_t, int64_t, int)
+GRACE_KERNEL(solve_ridge, const float*, double*, int64_t, int64_t, double, int)
 GRACE_KERNEL(accelerate, const float*, const float*, const float*, float, int, float*, float*, int64_t, int)
 GRACE_KERNEL(forget_sent, float*, const float*, const float*, const float*, int64_t, int)
 GRACE_KERNEL(words, uint32_t, uint32_t, uint32_t, int64_t, int64_t, uint32_t*, int)

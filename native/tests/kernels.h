@@ -52,11 +52,22 @@ inline void run_sum_finite(Trial& t) {
 }
 
 inline void run_low_rank(Trial& t) {
-    const int64_t l = t.dice.of<int64_t>({1, 7, 16, 100, 1024, 1300}), m = t.n / l, r = 1 + t.dice.below(5);
-    float* rest = t.dice.coin() ? t.written(t.numbers(m * l), m * l) : nullptr;
-    const float *p = t.numbers(m * r), *mine = t.numbers(r * l), *q = t.numbers(r * l);
-    t.returned(low_rank[t.target](rest, t.room<float>(m * l), p, mine, q, m, l, r, t.threads));
+    const int64_t l = t.dice.of<int64_t>({1, 7, 16, 100, 1024, 1300}), m = t.n / l, r = 1 + t.dice.below(9);
+    float *rest = t.dice.coin() ? t.written(t.numbers(m * l), m * l) : nullptr, *out = t.room<float>(m * l);
+    const float *p = t.numbers(r * m), *mine = t.numbers(r * l), *q = t.numbers(r * l);
+    t.returned(split_low_rank[t.target](rest, out, p, mine, q, m, l, r, t.threads));
+    t.returned(project_rows[t.target](out, q, t.room<float>(r * m), m, l, r, t.threads));
+    t.returned(project_columns[t.target](out, p, t.room<float>(r * l), m, l, r, t.threads));
+    t.returned(add_low_rank[t.target](out, p, mine, m, l, r, 0.3f, t.threads));
     if (t.kind == NOT_FINITE || t.kind == EXTREME) t.forget();  // which NaN comes of two is not the same everywhere
+}
+
+inline void run_orthonormal(Trial& t) {
+    const int64_t m = 1 + t.dice.below(t.n < 5000 ? t.n + 1 : 5000), r = 1 + t.dice.below(m < 9 ? m : 9);
+    const float* p = t.numbers(r * m);
+    t.returned(orthonormalize[t.target](p, t.room<float>(r * m), r, m, t.threads));
+    t.returned(solve_ridge[t.target](p, t.room<double>(r * m), r, m, 0.01, t.threads));
+    if (t.kind == NOT_FINITE) t.forget();  // which NaN comes of two is not the same everywhere
 }
 
 inline void run_momentum(Trial& t) {
@@ -351,7 +362,8 @@ struct Case {
 constexpr Case CASES[] = {
     {" finite ", run_finite},
     {" sum_finite ", run_sum_finite},
-    {" low_rank ", run_low_rank},
+    {" split_low_rank project_rows project_columns add_low_rank ", run_low_rank},
+    {" orthonormalize solve_ridge ", run_orthonormal},
     {" accelerate forget_sent ", run_momentum},
     {" words ", run_words},
     {" uniform ", run_uniform},

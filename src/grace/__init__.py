@@ -24,9 +24,8 @@ from grace.registry import method, methods, register, register_communicator, reg
 from grace.run.simulator import Simulator
 from grace.schedules import Schedule
 from grace.transports.torch_distributed import init_process_group
+from grace.version import __version__ as __version__
 from grace.wrapping import layers
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Compressor",

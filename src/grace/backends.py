@@ -38,7 +38,8 @@ class Backend:
     chosen: dict[Any, Callable[..., Any]] = field(default_factory=dict)
 
 
-current: Backend | None = None  # None until something asks for it
+UNDECIDED: Final = Backend("", "nothing has asked for a kernel yet", {})
+current = UNDECIDED
 
 
 def backend() -> Backend:
@@ -47,7 +48,7 @@ def backend() -> Backend:
     Raises:
         ConfigurationError: ``GRACE_KERNELS`` asks for what is unknown, was not built, or what the processor cannot run.
     """
-    return current or _use(_choose(os.environ.get(VARIABLE) or None))
+    return current if current is not UNDECIDED else _use(_choose(os.environ.get(VARIABLE) or None))
 
 
 def active() -> tuple[str, str]:
@@ -68,15 +69,12 @@ def using(choice: str) -> Iterator[None]:
     Raises:
         ConfigurationError: it is unknown, was not built, or the processor cannot run it.
     """
-    global current
     before = current
     try:
         _use(_choose(choice))
         yield
     finally:
-        current = before
-        if before is not None:
-            _use(before)
+        _use(before)
 
 
 def _use(chosen: Backend) -> Backend:
@@ -106,9 +104,3 @@ def _choose(choice: str | None) -> Backend:
         if isa not in isas:
             raise ConfigurationError(f"{VARIABLE}={choice}, but this processor has no more than {isas[-1]}")
     return Backend(f"native-{isa}", why, {"cpu": "native", "cuda": "triton"}, native.Functions(isa))
-
-
-def function(name: str) -> Callable[..., int] | None:
-    """The C function of this name, for the instruction set in use; None where the reference is to be used."""
-    functions = backend().functions
-    return None if functions is None else getattr(functions, name)

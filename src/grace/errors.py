@@ -58,7 +58,11 @@ class StateError(GraceError, ValueError):
 
 
 class NonFiniteError(GraceError, ArithmeticError):
-    """An inf or NaN in some rank's gradient (``nonfinite="error"``)."""
+    """An inf or NaN in some rank's gradient (``nonfinite="error"``); ``tensors`` names where."""
+
+    def __init__(self, message: str, tensors: Sequence[str] = ()):
+        super().__init__(message)
+        self.tensors = list(tensors)
 
 
 class AgreementError(GraceError, RuntimeError):

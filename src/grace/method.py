@@ -20,6 +20,8 @@ from torch import Tensor
 from grace.collectives import Exchange, Traffic
 from grace.errors import CompositionError
 from grace.facts import Facts
+from grace.finite import Flag
+from grace.knobs import check_knobs
 from grace.peer import Peer
 
 S = TypeVar("S")
@@ -33,12 +35,13 @@ class Exchanged(Generic[S]):
     rest: x minus my share of mean (where peer.lent.keep_rest): the average over ranks of x - rest is mean.
     state: replaces the state that went in.
     finite: False if any rank saw an inf or NaN. Then mean is NaN throughout, on every rank, and memories stay as they were.
+        A bool on the CPU; on an accelerator a 0-d bool tensor that the host need not read (``grace.finite``).
     """
 
     mean: Tensor
     rest: Tensor | None
     state: S
-    finite: bool = True
+    finite: Flag = True
 
     @classmethod
     def poisoned(cls, x: Tensor, state: S) -> Exchanged[S]:
@@ -48,6 +51,10 @@ class Exchanged(Generic[S]):
 
 class Method(abc.ABC, Generic[S]):
     """Averages one tensor over the workers. Subclasses are frozen dataclasses: their fields are the knobs."""
+
+    def __post_init__(self) -> None:
+        """Checks the knobs against their annotations; what overrides it calls :func:`grace.knobs.check_knobs` first."""
+        check_knobs(self)
 
     @property
     def needs_shape(self) -> bool:

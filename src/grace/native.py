@@ -20,15 +20,15 @@ ISAS: Final = ("base", "avx2", "avx512")
 BAD_HEAD, BAD_CODE = -1, -2  # why a decoder refused
 _NAMES = ("libgrace_kernels.so", "libgrace_kernels.dylib")
 
-P, I, N, U, F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_uint32, ctypes.c_float
-_BY_NAME = {"int": I, "int64_t": N, "uint32_t": U, "float": F, "Wires": P}  # all others are pointers
+P, I, N, U = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_uint32
+F, D = ctypes.c_float, ctypes.c_double
+_BY_NAME = {"int": I, "int64_t": N, "uint32_t": U, "float": F, "double": D, "Wires": P}  # all others are pointers
 _signatures: dict[str, tuple[Any, ...]] = {}
 
 
-def declare(name: str, *types: Any) -> str:
+def declare(name: str, *types: Any) -> None:
     """Says which arguments ``c.NAME`` is called with. The first call compares that with what the library says it takes."""
     _signatures[name] = types
-    return name
 
 
 class Functions:
@@ -45,11 +45,16 @@ class Functions:
         self._isa = isa
 
     def __getattr__(self, name: str) -> Callable[..., int]:
+        ours = _signatures.get(name)
+        if ours is None:
+            raise AttributeError(f"no file has declared a native kernel {name!r}")
         library = _library()
         assert not isinstance(library, str), library  # no backend is made without one
-        theirs, ours = interface(library).get(name), _signatures[name]
+        listed = interface(library)
+        theirs = listed.get(name)
         if theirs is None or tuple(map(_type, theirs)) != ours:
-            what = f"has no {name!r}" if theirs is None else f"has {name}({', '.join(theirs)}), called otherwise"
+            found = f"{name}({', '.join(theirs)}), called otherwise" if theirs else f"no {name!r}"
+            what = f"has {found}" if listed else "does not say what it has"
             raise ConfigurationError(
                 f"the native library {library._name} is older than its sources: it {what}; run `make setup`, "
                 "or install Grace again"

@@ -128,5 +128,11 @@ class Policy:
                 self._cache[key] = found
         return found
 
+    def __eq__(self, other: object) -> bool:
+        return self.rules == other.rules if isinstance(other, Policy) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.rules)
+
     def __repr__(self) -> str:
         return f"Policy({'; '.join(map(str, self.rules))})"

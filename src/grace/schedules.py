@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Traffic, cost
-from grace.errors import CompositionError, ConfigurationError, out_of_range
+from grace.errors import CompositionError, ConfigurationError
 from grace.facts import Facts
-from grace.knobs import as_call, spell_value
+from grace.finite import fill_unless_
+from grace.kernels.finite import all_finite
+from grace.knobs import Steps, as_call, check_knobs, spell_value
 from grace.method import Exchanged, Method
 from grace.peer import Peer
 
@@ -136,7 +138,10 @@ class Schedule:
         share = (math.floor(time) if self.kind == "warmup" else time) / length
         if share >= 1:
             return last
-        value = first + (last - first) * share if self.kind == "linear" else first * (last / first) ** share
+        if self.kind == "linear":
+            value = first + (last - first) * share
+        else:
+            value = float(f"{first * (last / first) ** share:.12g}")  # the last digits differ between libraries of mathematics
         value = min(max(value, min(first, last)), max(first, last))
         return round(value) if self.whole else value
 
@@ -293,13 +298,12 @@ class Delayed(Method[Any]):
     """
 
     method: Method[Any]
-    start: int = 0
+    start: Steps = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method):
             raise CompositionError(f"Delayed wraps a Method, got {as_call(self.method)}")
-        if not (isinstance(self.start, int) and self.start >= 0):
-            raise out_of_range("Delayed", "start", self.start, "a whole number >= 0 of steps")
+        check_knobs(self)
 
     @property
     def needs_shape(self) -> bool:
@@ -316,9 +320,11 @@ class Delayed(Method[Any]):
         if peer.step >= self.start:
             return (yield from self.method.exchange(x, state, peer))
         mean = yield AllReduce(x, "mean", donate=True)
-        if not bool(mean.isfinite().all()):
+        finite = all_finite(mean)
+        if finite is False:
             return Exchanged.poisoned(mean, state)
-        return Exchanged(mean, torch.zeros_like(mean) if peer.lent.keep_rest else None, state)
+        fill_unless_(finite, mean, math.nan)
+        return Exchanged(mean, torch.zeros_like(mean) if peer.lent.keep_rest else None, state, finite)
 
     def facts(self, like: Tensor) -> Facts:
         return self.method.facts(like)

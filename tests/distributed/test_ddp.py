@@ -20,7 +20,9 @@ from grace.errors import (
     NonFiniteError,
     StateError,
 )
+from grace.transports.torch_distributed import TorchDistributed
 from tests.distributed.processes import Pool
+from tests.unit.networks import Loopback
 
 SHORT = {"gradiveq": "gradiveq:collect=1,use=5"}  # by default it collects for 100 steps
 METHODS = [
@@ -302,6 +304,22 @@ def test_a_detached_model_is_plain_and_can_be_attached_again(pool: Pool) -> None
     pool.run(detaching)
 
 
+def given_transport(rank: int, world: int) -> None:
+    net, plain = model(), model()
+    handle = grace.attach(net, "none", transport=TorchDistributed(dist.new_group()))
+    assert torch.equal(weights(train(net, rank, range(3))), weights(train(plain, rank, range(3))))
+    handle.detach()
+    if world > 2:
+        return
+    other = model()
+    with pytest.raises(ConfigurationError, match=r"rank and world \(0, 1\) are not those of the model's group"):
+        grace.attach(other, "none", transport=Loopback())
+
+
+def test_over_a_transport_that_is_given(pool: Pool) -> None:
+    pool.run(given_transport)
+
+
 # ---- bad input ------------------------------------------------------------------------------------------------------
 def nonfinite(rank: int, world: int, spec: str, value: float) -> None:
     net = model()
@@ -360,6 +378,8 @@ def nonfinite_options(rank: int, world: int) -> None:
         else:
             with pytest.raises(NonFiniteError, match=r"step 0.*'head.weight'"):
                 nn.functional.cross_entropy(net(x), y).backward()
+            assert handle.stats.nonfinite == 1
+            assert handle.error is None, "the next step may go on"
         handle.detach()
 
 

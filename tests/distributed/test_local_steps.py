@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import grace
 from grace.adapters.local_steps import LocalSteps, local
 from grace.errors import ConfigurationError, FingerprintMismatch, GraceError, InputError, StateError, TransportError
+from grace.transports.torch_distributed import TorchDistributed
 from tests.distributed.processes import Pool
 
 SIZES = ((48, 30), (48,), (5, 48), (5,))
@@ -459,6 +460,46 @@ def dtypes(rank: int, world: int, name: str, spec: str) -> None:
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float64"])
 def test_dtypes_and_strides(pair: Pool, name: str, spec: str) -> None:
     pair.run(dtypes, name, spec)
+
+
+def small_moves(rank: int, world: int, spec: str) -> None:
+    """Rank 0 moves by one unit in the last place of bfloat16 in each window, the others stay: the average moves by less."""
+    net = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
+    with torch.no_grad():
+        net.weight.fill_(1.0)
+    optimizer = sgd(net)
+    handle = local(net, optimizer, grace.Policy([("*", spec)]), every=1, automatic=False)
+    unit = 2.0**-8  # between bfloat16's numbers just below 1
+    for _ in range(64):
+        if rank == 0:
+            net.weight.data.sub_(unit)
+        handle.step()
+        assert alike(net, world)
+    assert float(net.weight) == pytest.approx(1 - 64 * unit / world, abs=unit)
+    assert handle.state_dict()["reference"]["weight"].dtype == torch.float32
+    handle.detach()
+
+
+@pytest.mark.parametrize("spec", ["none", "topk:ratio=1"])
+def test_moves_that_are_too_small_for_one_rounding_add_up(pair: Pool, spec: str) -> None:
+    pair.run(small_moves, spec)
+
+
+def other_transport(rank: int, world: int) -> None:
+    """Any transport does: here one over a group of the user's."""
+    net = model(rank)
+    optimizer = sgd(net)
+    transport = TorchDistributed(dist.new_group())
+    handle = local(net, optimizer, "topk:ratio=0.1", every=2, transport=transport)
+    train(net, optimizer, rank, range(4))
+    assert alike(net, world)
+    handle.detach()
+    with pytest.raises(ConfigurationError, match="give one of them"):
+        local(net, optimizer, "topk", every=2, group=dist.group.WORLD, transport=transport)
+
+
+def test_over_a_transport_that_is_given(pool: Pool) -> None:
+    pool.run(other_transport)
 
 
 def part_of_the_ranks(rank: int, world: int) -> None:

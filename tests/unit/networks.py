@@ -18,7 +18,8 @@ class Loopback:
     rank, world = 0, 1
 
     def __init__(self, fail_at: int = -1):
-        self.left = fail_at
+        self.left, self.closed = fail_at, False
+        self.error: BaseException | None = None
         self.asked: list[Collective] = []
 
     def run(self, op: Collective) -> Tensor:

@@ -42,6 +42,7 @@ def family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder.mkdir()
     (folder / "__init__.py").write_text(FAMILY)
     (folder / "reference.py").write_text(REFERENCE)
+    dispatch._find.cache_clear()
     with backends.using(backends.available()[-1]):
         yield folder
     for name in [name for name in sys.modules if name.startswith("a_family")]:
@@ -97,6 +98,28 @@ def test_a_triton_kernel_is_one_file(family: Path, monkeypatch: pytest.MonkeyPat
     assert ops.double(1, torch.empty(1, device="meta")) == "a_family.triton 1 1", "and back again"
 
 
+def test_a_triton_kernel_joins_a_family_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file in its folder; here another folder stands in for it."""
+    from grace.kernels import block_abs_max, block_sum, statistics
+
+    (tmp_path / "triton.py").write_text(
+        "def block_abs_max(rows, block): return 'fast' if block > 1 else NotImplemented\n"
+    )
+    monkeypatch.setattr(statistics, "__path__", [*statistics.__path__, str(tmp_path)])
+    importlib.invalidate_caches()
+    dispatch._find.cache_clear()
+    pretend(monkeypatch, meta="triton", cpu="native")
+    x = torch.empty(2, 6, device="meta")
+    try:
+        assert block_abs_max(x, 3) == "fast"  # type: ignore[comparison-overlap]
+        assert block_abs_max(x, 1).shape == (2, 6)
+        assert block_sum(x, 3).shape == (2, 2)
+    finally:
+        sys.modules.pop("grace.kernels.statistics.triton", None)
+        vars(statistics).pop("triton", None)
+        dispatch._find.cache_clear()
+
+
 def test_cuda_is_served_by_triton_unless_the_reference_is_asked_for() -> None:
     for choice in backends.available():
         with backends.using(choice):
@@ -140,7 +163,7 @@ def test_every_operation_has_a_reference_and_every_implementation_its_signature(
         for signature in (f.__wrapped__ for f in own if hasattr(f, "__wrapped__") and not hasattr(f, "cache_info")):
             assert signature.__doc__
             assert dispatch._find(signature, "reference") is not None, signature
-            for module in ("reference", "native"):
+            for module in ("reference", "native", "triton"):
                 implementation = dispatch._find(signature, module)
                 if implementation is not None:
                     assert parameters(implementation) == parameters(signature), (signature, module)

@@ -1,4 +1,4 @@
-"""How the native kernels are found, chosen, called and shared between threads and processes; not what they compute."""
+"""How the native kernels are found, called and shared between threads and processes; not what they compute."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import importlib
 import os
 import pkgutil
 import re
-import subprocess
 import sys
 import threading
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,7 +28,7 @@ LARGE = 3_000_000  # several threads work on as many numbers
 @pytest.fixture
 def undecided(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Nothing is chosen yet, and the environment says nothing."""
-    monkeypatch.setattr(backends, "current", None)
+    monkeypatch.setattr(backends, "current", backends.UNDECIDED)
     monkeypatch.delenv(backends.VARIABLE, raising=False)
     return monkeypatch
 
@@ -46,57 +44,7 @@ def work() -> bytes:
     return out.numpy().tobytes()
 
 
-# ---- the choice -----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("choice", backends.CHOICES)
-def test_every_choice_is_had_or_refused_with_a_reason(choice: str, undecided: pytest.MonkeyPatch) -> None:
-    undecided.setenv(backends.VARIABLE, choice)
-    if choice in backends.available() or (choice == "native" and BUILT):
-        name, why = backends.active()
-        assert name == (choice if choice != "native" else backends.available()[-1])
-        assert why == ("the best that this processor has" if choice == "native" else f"asked for ({backends.VARIABLE})")
-        assert (backends.backend().functions is None) == (choice == "reference")
-    else:
-        with pytest.raises(ConfigurationError, match=choice):
-            backends.active()
-
-
-def test_an_unknown_choice_names_the_legal_ones(undecided: pytest.MonkeyPatch) -> None:
-    undecided.setenv(backends.VARIABLE, "sse9")
-    with pytest.raises(
-        ConfigurationError, match=r"GRACE_KERNELS='sse9' .* reference, native, native-base, native-avx2"
-    ):
-        kernels.all_finite(torch.zeros(3))
-
-
-def test_an_empty_variable_asks_for_nothing(undecided: pytest.MonkeyPatch) -> None:
-    undecided.setenv(backends.VARIABLE, "")
-    assert backends.active()[0] == backends.available()[-1]
-
-
-def test_what_the_processor_cannot_run_is_refused(undecided: pytest.MonkeyPatch) -> None:
-    class OldMachine:
-        def grace_best(self) -> int:
-            return 0
-
-    undecided.setattr(native, "_loaded", OldMachine())
-    assert backends.available() == ["reference", "native-base"]
-    with pytest.raises(ConfigurationError, match="native-avx2, but this processor has no more than base"), \
-         backends.using("native-avx2"):  # fmt: skip
-        pass
-    with backends.using("native"):
-        assert backends.active()[0] == "native-base"
-
-
-def test_using_ends_with_its_block() -> None:
-    before = backends.active()
-    with backends.using("reference"):
-        assert backends.active()[0] == "reference"
-    assert backends.active() == before
-    with pytest.raises(ConfigurationError, match="legal"), backends.using("fastest"):
-        pass
-    assert backends.active() == before
-
-
+# ---- the library -----------------------------------------------------------------------------------------------------
 class OldLibrary:
     """A library whose sources had another list of functions, or none."""
 
@@ -111,7 +59,7 @@ class OldLibrary:
 
 
 @pytest.mark.parametrize(("signatures", "told"), [
-    (None, "it has no 'finite'"),
+    (None, "it does not say what it has"),
     ("sum_finite(const float*, const float*, float*, int64_t, int)\n", "it has no 'finite'"),
     ("finite(const float*, int64_t)\n", "it has finite(const float*, int64_t), called otherwise"),
     ("finite(const float*, int, int)\n", "it has finite(const float*, int, int), called otherwise"),
@@ -145,40 +93,6 @@ def test_a_file_that_is_no_library_is_told(undecided: pytest.MonkeyPatch, tmp_pa
     found = native._load()
     assert isinstance(found, str)
     assert "cannot be loaded" in found
-
-
-# ---- without a library ----------------------------------------------------------------------------------------------
-SAID_ONCE = """
-import warnings
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    import torch
-    from grace import backends, native
-    from grace.kernels import all_finite, quantize
-    from grace.random import Stream
-    native._loaded = "nothing was built"
-    assert all_finite(torch.zeros(5)) and all_finite(torch.zeros(5))
-    quantize(torch.ones(2, 9), 7, 4, "linf", 1.0, Stream(1, "m", "t", 0, 0))
-said = [str(one.message) for one in caught if "Grace" in str(one.message)]
-assert said == ["Grace uses its slower torch kernels: nothing was built"], said
-assert backends.active() == ("reference", "nothing was built")
-"""
-
-
-def test_the_fallback_speaks_once() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != backends.VARIABLE}
-    done = subprocess.run([sys.executable, "-c", SAID_ONCE], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_choice_without_a_library_is_an_error(undecided: pytest.MonkeyPatch) -> None:
-    undecided.setattr(native, "_loaded", "nothing was built")
-    with pytest.raises(ConfigurationError, match="GRACE_KERNELS=native-avx2, but nothing was built"), \
-         backends.using("native-avx2"):  # fmt: skip
-        pass
-    with backends.using("reference"), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert kernels.all_finite(torch.zeros(3)), "the reference was asked for: nothing to warn of"
 
 
 # ---- threads and processes ------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -109,3 +110,12 @@ def test_repr_is_what_ranks_compare():
     policy = Policy([Rule("*.bias", "none", max_ndim=1), ("*", "topk:ratio=0.5")])
     assert repr(policy) == "Policy('*.bias' -> none max_ndim=1; '*' -> topk:ratio=0.5)"
     assert repr(Policy([Rule("*", "none", max_size=0), ("*", "topk")])) != repr(Policy([("*", "none"), ("*", "topk")]))
+
+
+def test_policies_compare_by_their_rules_also_after_pickling() -> None:
+    policy = Policy([("*.bias", "none"), ("*", "topk:ratio=0.02")])
+    twin = pickle.loads(pickle.dumps(policy))
+    assert twin == policy
+    assert hash(twin) == hash(policy)
+    assert policy != Policy([("*", "topk:ratio=0.02")])
+    assert policy != "topk"

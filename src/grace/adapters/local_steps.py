@@ -5,6 +5,8 @@ Each rank trains a replica of its own with a plain optimizer; no gradient is exc
 ``delta = x_ref - x_local;  x_ref -= mean over ranks of what the method sent of delta;  x_local = x_ref``
 
 so that the replicas are the same bits again. delta is in units of the parameters: the learning rate is in it already.
+Where parameters are 16 bits wide, x_ref and delta are float32: x_local starts at x_ref rounded, and delta is counted from
+there, so that moves too small for one rounding add up in x_ref.
 Basu et al., "Qsparse-local-SGD", NeurIPS 2019, arXiv 1906.02367; with ``warmup_steps``, post-local SGD: Lin et al.,
 "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020, arXiv 1808.07217.
 
@@ -23,25 +25,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from grace.adapters.ranks import fingerprint, now
-from grace.collectives import Broadcast
+from grace.adapters.handle import BaseHandle
+from grace.adapters.trained import check_fits, trained_parameters
 from grace.errors import ConfigurationError, GraceError, StateError, out_of_range
 from grace.method import Method
 from grace.policy import Policy
-from grace.run.drive import drive
-from grace.run.stats import Stats
-from grace.run.worker import Worker, checked_tensor
-from grace.transports.agreement import agree
+from grace.run.exchanger import Exchanger
 from grace.transports.base import Transport
-from grace.transports.checked import Checked
-from grace.transports.timed import Timed
 from grace.transports.torch_distributed import TorchDistributed
-from grace.transports.traced import Tracer
-
-_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 
 
-class LocalSteps:
+class LocalSteps(BaseHandle):
     """Local steps at work on one model and its optimizer. Made by :func:`local`; all ranks call its methods alike."""
 
     _held: ClassVar[weakref.WeakSet[torch.optim.Optimizer]] = weakref.WeakSet()
@@ -54,11 +48,10 @@ class LocalSteps:
         *,
         every: int,
         warmup_steps: int = 0,
-        seed: int = 0,
-        check: bool = False,
-        steps_per_epoch: int | None = None,
         automatic: bool = True,
         group: dist.ProcessGroup | None = None,
+        transport: Transport | None = None,
+        **options: Any,
     ):
         if type(every) is not int or every < 1:
             raise out_of_range("local", "every", every, "a whole number >= 1")
@@ -67,42 +60,27 @@ class LocalSteps:
         if optimizer in self._held:
             raise ConfigurationError("this optimizer already takes local steps; use handle.detach() first")
         self._model, self._optimizer = model, optimizer
-        self._parameters = _parameters(model, optimizer)
+        self._parameters = trained_parameters(model, optimizer)
         self.every, self.warmup_steps = every, warmup_steps
-        policy = Policy.of(method)
-        knobs = {"every": every, "warmup_steps": warmup_steps, "seed": seed, "check": check, "automatic": automatic}
-        self._network = transport = TorchDistributed.beside(group)
-        try:
-            agree(fingerprint(policy, self._parameters, {**knobs, "steps_per_epoch": steps_per_epoch}), transport)
-        except BaseException:
-            transport.close()
-            raise
-        self.rank, self.world = transport.rank, transport.world
-        self._transport = Timed(Checked(transport) if check else transport)
-        self._worker = Worker(policy, self.rank, self.world, seed=seed, steps_per_epoch=steps_per_epoch)
-        self._worker.lr = 1.0  # delta is in units of the parameters: what a memory owes of it knows no learning rate
-        self._tracer = Tracer(self.rank, self.world)
-        self._error: BaseException | None = None
-        self._steps = self._taken = 0  # since the start; since the ranks last synchronised
-        self.stats = Stats(self.world, collectives=self._transport.collectives)
-        for p in model.parameters():
-            self._start_alike(p, transport)
+        knobs = {"every": every, "warmup_steps": warmup_steps, "automatic": automatic}
         self._reference = {
-            name: p.detach().clone(memory_format=torch.contiguous_format) for name, p in self._parameters.items()
+            name: torch.empty(p.shape, dtype=torch.promote_types(p.dtype, torch.float32), device=p.device)
+            for name, p in self._parameters.items()
         }
+        if group is not None and transport is not None:
+            raise ConfigurationError("group= and transport= both say which ranks take part; give one of them")
+        transport = transport or TorchDistributed.beside(group)
+        super().__init__(Exchanger(self._reference, method, transport, counts_steps=False, knobs=knobs, **options))
+        self.lr = 1.0  # delta is in units of the parameters: what a memory owes of it knows no learning rate
+        self._steps = self._taken = 0  # since the start; since the ranks last synchronised
+        self._exchanger.start_alike(model.parameters())
+        for name, p in self._parameters.items():
+            self._reference[name].copy_(p.detach())
         self._hook: RemovableHandle | None = None
         if automatic:
             self._hook = optimizer.register_step_post_hook(lambda *_: self.step())
         self._open = True
         self._held.add(optimizer)
-
-    @staticmethod
-    @torch.no_grad()
-    def _start_alike(p: Tensor, transport: Transport) -> None:
-        """Rank 0's numbers for all, as DistributedDataParallel begins; whatever the dtype, as bytes."""
-        if p.numel():
-            mine = p.detach().contiguous().view(-1).view(torch.uint8)
-            p.copy_(transport.run(Broadcast(mine, 0)).view(p.dtype).view(p.shape))
 
     # ---- during training --------------------------------------------------------------------------------------------
     def step(self) -> None:
@@ -112,11 +90,11 @@ class LocalSteps:
         self._check_open()
         self._steps += 1
         self._taken += 1
-        self.stats.steps += 1
-        self.stats.dense_bytes += sum(p.numel() * p.element_size() for p in self._parameters.values())
+        self._exchanger.count_step(sum(p.numel() * p.element_size() for p in self._parameters.values()))
         if self._taken >= self.every or self._steps <= self.warmup_steps:
             self.sync()
 
+    @torch.no_grad()
     def sync(self) -> None:
         """Ends the window now, for instance before an evaluation or at the end of training. Nothing to do between windows.
 
@@ -127,38 +105,29 @@ class LocalSteps:
         if self.synchronised:
             return
         try:
-            self._synchronise()
+            trained_parameters(self._model, self._optimizer, known=self._parameters)
         except BaseException as error:
-            self._error = error
-            self._network.close(error)  # ranks that wait for this one hear of it
+            self._exchanger.close(error)  # ranks that wait for this one hear of it
             raise
-        self._taken = 0
-
-    @torch.no_grad()
-    def _synchronise(self) -> None:
-        _parameters(self._model, self._optimizer, known=self._parameters)
-        stats, worker, start = self.stats, self._worker, now(self._transport)
-        deltas = {}
+        counted, spoiled = self.stats.nonfinite, 0
+        means = self._exchanger.step({name: self._delta(name, p) for name, p in self._parameters.items()})
         for name, p in self._parameters.items():
-            buffer = worker.workspace.take(tuple(p.shape), p.dtype, p.device)
-            deltas[name] = torch.sub(self._reference[name], p, out=buffer)
-        outs = drive(self._tracer.trace(worker.exchange(deltas)), self._transport)
-        for name, p in self._parameters.items():
-            reference, out = self._reference[name], outs[name]
-            moved = reference - out.mean
-            if out.finite and bool(moved.isfinite().all()):
+            reference = self._reference[name]
+            moved = reference - means[name]
+            if bool(moved.isfinite().all()):
                 reference.copy_(moved)
             else:  # on all ranks alike
-                stats.nonfinite += 1
+                spoiled += 1
                 self._heal(p)
             p.copy_(reference)
-        worker.workspace.reset()
-        worker.advance()
-        stats.traffic = self._tracer.traffic
-        end = now(self._transport)
-        stats.exchange_seconds += end[1] - start[1]
-        stats.codec_seconds += (end[0] - start[0]) - (end[1] - start[1])
-        stats.cpu_seconds += end[2] - start[2]
+        self.stats.nonfinite = counted + spoiled
+        self._taken = 0
+
+    def _delta(self, name: str, p: Tensor) -> Tensor:
+        """How far this replica has moved: x_ref, as it was rounded to the parameter, minus the parameter."""
+        reference = self._reference[name]
+        start = reference if reference.dtype == p.dtype else reference.to(p.dtype).to(reference.dtype)
+        return torch.sub(start, p, out=self._exchanger.take(reference))
 
     def _heal(self, p: Tensor) -> None:
         """Zeroes what the optimizer holds for this parameter and is not finite: kept, it would poison each window."""
@@ -192,7 +161,7 @@ class LocalSteps:
         """
         local = {} if self.synchronised else {name: p.detach().clone() for name, p in self._parameters.items()}
         return {
-            **self._worker.state_dict(),
+            **super().state_dict(),
             "steps": self._steps,
             "taken": self._taken,
             "reference": {name: x.clone() for name, x in self._reference.items()},
@@ -200,25 +169,32 @@ class LocalSteps:
         }
 
     @torch.no_grad()
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Goes on where ``saved`` stopped: it writes the model's parameters as well.
+    def load_state_dict(self, saved: Any) -> None:
+        """Goes on where ``saved`` stopped: it writes the model's parameters as well. All ranks call it, each with its own
+        state; either all of them load, or none.
 
         Raises:
-            StateError: it does not fit; nothing has changed then.
+            StateError: one does not fit, or they do not belong together; on every rank. Nothing has changed then.
         """
-        if missing := {"steps", "taken", "reference", "local"} - set(saved):
-            raise StateError(f"not a state of local steps: it lacks {', '.join(sorted(missing))}")
-        steps, taken = int(saved["steps"]), int(saved["taken"])
-        if not 0 <= taken < self.every:
-            raise StateError(f"the state is {taken} steps into a window; this run's have every={self.every}")
-        local = saved["local"] if taken else saved["reference"]
-        for what, tensors in (("x_ref", saved["reference"]), ("replica", local)):
-            _check_fits(what, tensors, self._parameters)
-        self._worker.load_state_dict(saved, self._reference)
+        self._exchanger.load_state_dict(saved, also=self._read)
+        self._steps, self._taken = saved["steps"], saved["taken"]
         for name, p in self._parameters.items():
             self._reference[name].copy_(saved["reference"][name])
-            p.copy_(local[name])
-        self._steps, self._taken = steps, taken
+            p.copy_(saved["local" if self._taken else "reference"][name])
+
+    def _read(self, saved: Mapping[str, Any]) -> dict[str, object]:
+        """What all ranks must have in common of a state; raises a StateError where it does not fit."""
+        if missing := {"steps", "taken", "reference", "local"} - saved.keys():
+            raise StateError(f"not a state of local steps: it lacks {', '.join(sorted(missing))}")
+        steps, taken = saved["steps"], saved["taken"]
+        if type(steps) is not int or steps < 0:
+            raise StateError(f"the state counts {steps!r} steps; legal: a whole number >= 0")
+        if type(taken) is not int or not 0 <= taken < self.every:
+            raise StateError(f"the state is {taken!r} steps into a window; this run's have every={self.every}")
+        check_fits("x_ref", saved["reference"], self._reference)
+        if taken:
+            check_fits("replica", saved["local"], self._parameters)
+        return {"steps": steps, "steps into the window": taken}
 
     def detach(self) -> None:
         """The optimizer goes on alone. Within a window the replicas stay different: call :meth:`sync` before."""
@@ -228,16 +204,16 @@ class LocalSteps:
         self._held.discard(self._optimizer)
         if self._hook is not None:
             self._hook.remove()
-        self._network.close()
+        self._exchanger.close()
 
     def _check_open(self) -> None:
         if not self._open:
             raise GraceError("this handle is detached; call local(...) again")
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
     def __repr__(self) -> str:
-        return f"<LocalSteps rank {self.rank} of {self.world}, every {self.every} steps: {self._worker.policy}>"
+        return f"<LocalSteps rank {self.rank} of {self.world}, every {self.every} steps: {self._exchanger.policy}>"
 
 
 def local(
@@ -252,6 +228,7 @@ def local(
     steps_per_epoch: int | None = None,
     automatic: bool = True,
     group: dist.ProcessGroup | None = None,
+    transport: Transport | None = None,
 ) -> LocalSteps:
     """From now on each rank makes ``every`` steps of its own, then the ranks exchange what has changed. All call it alike.
 
@@ -269,7 +246,8 @@ def local(
         steps_per_epoch: synchronisations in an epoch, for schedules that count epochs.
         automatic: whether the optimizer's hook counts steps. If not, call ``handle.step()`` after each: with a gradient
             scaler, which may skip a step on one rank alone.
-        group: the ranks; by default all.
+        group: the ranks; by default all. They get a process group of their own beside it.
+        transport: between the ranks, in place of such a group.
 
     Returns:
         A handle: ``stats``, ``synchronised``, ``sync()``, ``model``, ``state_dict()``, ``load_state_dict(s)``,
@@ -291,53 +269,5 @@ def local(
         steps_per_epoch=steps_per_epoch,
         automatic=automatic,
         group=group,
+        transport=transport,
     )
-
-
-def _parameters(
-    model: nn.Module, optimizer: torch.optim.Optimizer, known: Mapping[str, Tensor] | None = None
-) -> dict[str, nn.Parameter]:
-    """What the optimizer trains, by the model's names; no others than ``known``, where that is given.
-
-    Raises:
-        ConfigurationError: a wrapped model, an optimizer of parameters that are not the model's, or not known.
-    """
-    for module in model.modules():
-        if wrapper := {base.__name__ for base in type(module).__mro__} & set(_WRAPPERS):
-            raise ConfigurationError(
-                f"local steps take a plain module, got {wrapper.pop()}, which exchanges or splits parameters itself; "
-                "pass the module before it is wrapped, and train that"
-            )
-    trained = {p for one in optimizer.param_groups for p in one["params"] if p.requires_grad}
-    named = {name: p for name, p in model.named_parameters() if p in trained}
-    if len(named) != len(trained):
-        raise ConfigurationError(
-            f"the optimizer trains {len(trained) - len(named)} parameters that are not the model's; "
-            "make one optimizer for one model"
-        )
-    if not named:
-        raise ConfigurationError("the optimizer trains no parameter; make it with model.parameters()")
-    if known is not None and (new := named.keys() - known.keys()):
-        raise ConfigurationError(
-            f"the optimizer trains {', '.join(map(repr, sorted(new)))}, which it did not when local steps began; "
-            "synchronise, detach, change it, and begin again"
-        )
-    for name, p in named.items():
-        checked_tensor(name, p)
-    return named
-
-
-def _check_fits(what: str, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
-    """Refuses saved tensors that are not like the parameters.
-
-    Raises:
-        StateError: which does not fit.
-    """
-    if strange := tensors.keys() ^ parameters.keys():
-        raise StateError(f"the {what} that was saved has other parameters: {', '.join(sorted(strange))}")
-    for name, x in tensors.items():
-        p = parameters[name]
-        if x.shape != p.shape or x.dtype != p.dtype:
-            raise StateError(
-                f"the {what} of {name!r} should be {p.dtype} {tuple(p.shape)}, got {x.dtype} {tuple(x.shape)}"
-            )

@@ -7,86 +7,38 @@ enqueued on the current stream instead.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import GradBucket
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from grace.adapters.groups import Granularity, Group, carried, grouped
-from grace.adapters.ranks import fingerprint, now
-from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError, StateError
+from grace.adapters.ddp_hook import Hook
+from grace.adapters.handle import BaseHandle
+from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError
 from grace.method import Method
 from grace.policy import Policy
-from grace.run.drive import drive
+from grace.run.exchanger import Exchanger
+from grace.run.groups import Granularity
 from grace.run.lane import Lane
-from grace.run.stats import Stats
-from grace.run.worker import NonFinite, Worker, checked_tensor
-from grace.transports.agreement import agree
-from grace.transports.checked import Checked
-from grace.transports.timed import Timed
+from grace.run.worker import NonFinite
+from grace.transports.base import Transport
 from grace.transports.torch_distributed import TorchDistributed
-from grace.transports.traced import Tracer
-
-
-class _Hook:
-    """The hook of one model. DistributedDataParallel takes a hook only once, and keeps it: this one stays, and hands
-    buckets to whichever handle is attached, or sums them as DistributedDataParallel would.
-    """
-
-    of: ClassVar[weakref.WeakKeyDictionary[DistributedDataParallel, _Hook]] = weakref.WeakKeyDictionary()
-
-    def __init__(self, model: DistributedDataParallel):
-        self.handle: Handle | None = None
-        self.group = model.process_group
-        self.world = dist.get_world_size(self.group)
-
-    @classmethod
-    def on(cls, model: DistributedDataParallel) -> _Hook:
-        """The hook of this model, registered if need be."""
-        hook = cls.of.get(model)
-        if hook is None:
-            hook = cls(model)
-            try:
-                model.register_comm_hook(hook, _call)
-            except RuntimeError as error:
-                raise ConfigurationError(f"this model already has a communication hook of its own: {error}") from error
-            cls.of[model] = hook
-        return hook
-
-    def run(self, bucket: GradBucket) -> Future[Tensor]:
-        """One bucket."""
-        if self.handle is not None:
-            return self.handle._accept(bucket)
-        work = dist.all_reduce(bucket.buffer().mul_(1 / self.world), group=self.group, async_op=True)
-        assert work is not None
-        future: Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
-        return future
-
-
-def _call(hook: _Hook, bucket: GradBucket) -> Future[Tensor]:
-    """Torch insists on a parameter that is named ``bucket`` and annotated so."""
-    return hook.run(bucket)
-
-
-_call.__annotations__ = {"bucket": GradBucket, "return": Future[Tensor]}  # torch compares objects, not strings
 
 
 class _Ticket:
-    """A bucket that waits for its groups."""
+    """A bucket that waits for its means."""
 
-    def __init__(self, buffer: Tensor, waiting: set[str]):
-        self.buffer, self.waiting = buffer, waiting
+    def __init__(self, buffer: Tensor, names: set[str]):
+        self.buffer, self.waiting = buffer, names
         devices: list[int | str | torch.device] | None = [buffer.device] if buffer.is_cuda else None
         self.future: Future[Tensor] = Future(devices=devices)
 
 
-class Handle:
+class Handle(BaseHandle):
     """Grace at work on one model. Made by :func:`attach`; all ranks call its methods alike."""
 
     def __init__(
@@ -94,135 +46,101 @@ class Handle:
         model: DistributedDataParallel,
         method: Policy | Method[Any] | str,
         *,
-        granularity: Granularity = "parameter",
-        seed: int = 0,
-        nonfinite: NonFinite = "propagate",
-        check: bool = False,
         optimizer: torch.optim.Optimizer | None = None,
-        steps_per_epoch: int | None = None,
+        transport: Transport | None = None,
+        **options: Any,
     ):
         if not isinstance(model, DistributedDataParallel):
             raise ConfigurationError(
                 f"attach takes a DistributedDataParallel model, got {type(model).__name__}; "
                 "wrap it: grace.attach(DistributedDataParallel(model), ...)"
             )
-        self._parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
-        self._names = {p: name for name, p in self._parameters.items()}
-        for name, p in self._parameters.items():
-            checked_tensor(name, p)
-        self._hook = _Hook.on(model)
-        if self._hook.handle is not None:
+        named = {n: p for n, p in model.module.named_parameters() if n not in model.parameters_to_ignore}
+        self._names = {p: name for name, p in named.items()}
+        trained = {name: p for name, p in named.items() if p.requires_grad}
+        self._hook = Hook.on(model)
+        if self._hook.taker is not None:
             raise ConfigurationError("Grace is attached to this model; use handle.switch(...) or handle.detach() first")
-        self._granularity, self._nonfinite, self._check, self._seed = granularity, nonfinite, check, seed
-        self._optimizer, self._steps_per_epoch = optimizer, steps_per_epoch
-        self._bucket_bytes = int(model.bucket_bytes_cap)
-        policy = Policy.of(method)
-        self._groups, group_policy = grouped(self._parameters, policy, granularity, self._bucket_bytes)
-        self._network = transport = TorchDistributed.beside(model.process_group)
-        try:
-            self._agree(policy)
-        except BaseException:
-            transport.close()
-            raise
-        device = next(iter(self._parameters.values())).device
-        self._transport = Timed(Checked(transport) if check else transport)
-        self.rank, self.world = transport.rank, transport.world
-        self._worker = Worker(
-            group_policy, self.rank, self.world, seed=seed, nonfinite=nonfinite, steps_per_epoch=steps_per_epoch
-        )
-        self._tracer = Tracer(self.rank, self.world)
-        self._lane = None if device.type == "cuda" else Lane("grace-exchange")
-        self._error: BaseException | None = None
-        self._arrived: dict[str, Tensor] = {}  # gradients of groups that are not complete
+        transport = transport or TorchDistributed.beside(model.process_group)
+        place, group = (transport.rank, transport.world), (self._hook.rank, self._hook.world)
+        if place != group:
+            raise ConfigurationError(f"transport: rank and world {place} are not those of the model's group, {group}")
+        layout = ("find_unused_parameters", "static_graph")  # with the size, what decides DDP's buckets
+        exchanger = Exchanger(
+            trained, method, transport, bucket_bytes=int(model.bucket_bytes_cap),
+            absent="DistributedDataParallel does not exchange what was frozen when it wrapped the model: unfreeze before",
+            knobs={name: getattr(model, name) for name in layout}, **options,
+        )  # fmt: skip
+        super().__init__(exchanger)
+        self._optimizer = optimizer
+        self._lane = None if next(iter(trained.values())).is_cuda else Lane("grace-exchange")
         self._tickets: list[_Ticket] = []
+        self._error: BaseException | None = None  # of this backward pass, for the user's thread
         self._watching = False
-        self._group_of = {member: group for group in self._groups for member in group.members}
-        self.stats = Stats(self.world, collectives=self._transport.collectives)
-        self._hook.handle = self
-
-    def _agree(self, policy: Policy) -> None:
-        """All ranks compare everything that must not differ."""
-        knobs = ("granularity", "seed", "nonfinite", "check", "steps_per_epoch")
-        agree(fingerprint(policy, self._parameters, {k: getattr(self, f"_{k}") for k in knobs}), self._network)
+        self._hook.taker = self
 
     # ---- during the backward pass -----------------------------------------------------------------------------------
-    def _accept(self, bucket: GradBucket) -> Future[Tensor]:
+    def accept(self, bucket: GradBucket) -> Future[Tensor]:
         """Takes a bucket of gradients; the future holds the buffer once the means are in it."""
         if not self._watching:
-            self._watching = True
+            self._watching = _at_the_end_of_backward(self._surface)
             if self._optimizer is not None:
                 self.lr = float(self._optimizer.param_groups[0]["lr"])
-            _at_the_end_of_backward(self._surface)
-        buffer = bucket.buffer()
-        members = [self._names[p] for p in bucket.parameters()]
-        ticket = _Ticket(buffer, {self._group_of[name].name for name in members})
-        if buffer.is_sparse:
-            names = ", ".join(map(repr, members))
-            self._fail(InputError(f"the gradient of {names} is sparse; make the layer with sparse=False"))
-        ready = []
-        for name, gradient in zip(members, [] if buffer.is_sparse else bucket.gradients(), strict=False):
-            self._arrived[name] = gradient
-            group = self._group_of[name]
-            if all(member in self._arrived for member in group.members):
-                ready.append((group, {member: self._arrived.pop(member) for member in group.members}))
+        buffer, gradients = bucket.buffer(), {}
+        try:
+            gradients = self._gradients(bucket)
+        except InputError as error:
+            self._fail(error)
+        ticket = _Ticket(buffer, set(gradients))
         last = bucket.is_last()
         if self._lane is None:
-            self._job(ticket, ready, last)
+            self._job(ticket, gradients, last)
         else:
-            self._lane.submit(lambda: self._job(ticket, ready, last))
+            self._lane.submit(lambda: self._job(ticket, gradients, last))
+        if not self._watching:  # this rank has joined early, and gives zeros while others go on
+            if self._lane is not None:
+                self._lane.drain()
+            self._raise()
         return ticket.future
 
-    def _job(self, ticket: _Ticket, ready: list[tuple[Group, dict[str, Tensor]]], last: bool) -> None:
+    def _gradients(self, bucket: GradBucket) -> dict[str, Tensor]:
+        """The bucket's gradients by name, without those of parameters that were frozen before Grace was attached."""
+        parameters = bucket.parameters()
+        for p in parameters:
+            if p not in self._names:
+                raise InputError(
+                    f"a gradient of {tuple(p.shape)} belongs to no parameter of the model: it was replaced"
+                )
+        names = [self._names[p] for p in parameters]
+        if bucket.buffer().is_sparse:
+            text = ", ".join(map(repr, names))
+            raise InputError(f"the gradient of {text} is sparse; make the layer with sparse=False")
+        pairs = zip(names, bucket.gradients(), strict=True)
+        return {name: gradient for name, gradient in pairs if name in self._exchanger.like}
+
+    def _job(self, ticket: _Ticket, gradients: dict[str, Tensor], last: bool) -> None:
         """Exchanges what has become complete. Runs in the lane; an error is kept for the user's thread."""
         self._tickets.append(ticket)  # here, so that only the lane's thread touches the list
+        done: Collection[str] = ()
         try:
-            if self._error is None and ready:
-                self._exchange(ready)
+            if self._exchanger.error is None:
+                done = self._exchanger.step(gradients, last=last, into=gradients)
         except BaseException as error:
             self._fail(error)
-        done = {group.name for group, _ in ready}
-        for ticket in self._tickets:
-            ticket.waiting -= done
+        for one in self._tickets:
+            one.waiting.difference_update(done)
         finished = [t for t in self._tickets if last or self._error is not None or not t.waiting]
         self._tickets = [t for t in self._tickets if t not in finished]
-        if last:
-            self._worker.advance()
-            self.stats.steps += 1
-        for ticket in finished:
-            ticket.future.set_result(ticket.buffer)
-
-    def _exchange(self, ready: list[tuple[Group, dict[str, Tensor]]]) -> None:
-        stats, worker, start = self.stats, self._worker, now(self._transport)
-        tensors = {}
-        for group, parts in ready:
-            if len(parts) == 1:
-                tensors[group.name] = parts[group.members[0]]
-            else:
-                like = parts[group.members[0]]
-                flat = worker.workspace.take(sum(group.sizes), like.dtype, like.device)
-                tensors[group.name] = torch.cat([parts[name].reshape(-1) for name in group.members], out=flat)
-            stats.dense_bytes += tensors[group.name].numel() * tensors[group.name].element_size()
-        outs = drive(self._tracer.trace(worker.exchange(tensors)), self._transport)
-        for group, parts in ready:
-            out = outs[group.name]
-            stats.nonfinite += not out.finite
-            for name, mean in group.split(out.mean).items():
-                if mean.data_ptr() != parts[name].data_ptr():
-                    parts[name].copy_(mean)
-        worker.workspace.reset()
-        stats.traffic = self._tracer.traffic
-        end = now(self._transport)
-        stats.exchange_seconds += end[1] - start[1]
-        stats.codec_seconds += (end[0] - start[0]) - (end[1] - start[1])
-        stats.cpu_seconds += end[2] - start[2]
+        for one in finished:
+            one.future.set_result(one.buffer)
 
     # ---- errors -----------------------------------------------------------------------------------------------------
     def _fail(self, error: BaseException) -> None:
-        """Keeps the first error, and leaves the group, so that ranks that wait for this one hear of it."""
+        """Keeps the first error, and leaves the job, so that ranks that wait for this one hear of it."""
         if self._error is None:
             self._error = error
-            if not isinstance(error, NonFiniteError):  # all ranks have found that one, in step
-                self._network.close(error)
+        if not isinstance(error, NonFiniteError):  # all ranks have found that one, in step
+            self._exchanger.close(error)
 
     def _surface(self) -> None:
         """Runs when the backward pass ends. DistributedDataParallel waits for its buckets in a callback that was
@@ -232,77 +150,36 @@ class Handle:
 
     def _raise(self) -> None:
         self._watching = False
-        error = self._error
-        if isinstance(error, NonFiniteError):
-            self._error = None  # the next step may be finite
+        error, self._error = self._exchanger.error or self._error, None
         if error is not None:
             raise error
 
     # ---- for the user -----------------------------------------------------------------------------------------------
-    @property
-    def lr(self) -> float | None:
-        """The learning rate of the coming step, the same on all ranks, for memories that follow it. Set it before each
-        backward pass, or attach with ``optimizer=``.
-        """
-        return self._worker.lr
-
-    @lr.setter
-    def lr(self, lr: float | None) -> None:
-        self._worker.lr = lr
-
     def switch(self, method: Policy | Method[Any] | str) -> None:
-        """From the next step on another method or policy. What memories owe is added to the next gradients.
+        self._check_attached()
+        super().switch(method)
+
+    def load_state_dict(self, saved: Any) -> None:
+        """Goes on where ``saved`` stopped, under the same method, model and number of workers. All ranks call it, each with
+        its own state; either all of them load, or none.
 
         Raises:
-            FingerprintMismatch: the ranks switch to different methods.
+            StateError: one does not fit, or they do not belong together; on every rank. Nothing has changed then.
         """
-        self._open()
-        policy = Policy.of(method)
-        groups, group_policy = grouped(self._parameters, policy, self._granularity, self._bucket_bytes)
-        self._agree(policy)
-        if groups == self._groups:
-            self._worker.switch(group_policy)
-        else:
-            owed = carried(self._worker.settle(), self._groups, groups)
-            self._worker.switch(group_policy)
-            self._worker.owe(owed)
-        self._groups = groups
-        self._group_of = {member: group for group in groups for member in group.members}
-
-    def state_dict(self) -> dict[str, Any]:
-        """What the next step depends on. Each rank saves and loads its own."""
-        groups = {group.name: list(group.members) for group in self._groups}
-        return {**self._worker.state_dict(), "granularity": self._granularity, "groups": groups}
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Goes on where ``saved`` stopped, under the same method, model and number of workers.
-
-        Raises:
-            StateError: it does not fit; nothing has changed then.
-        """
-        groups = {group.name: list(group.members) for group in self._groups}
-        if saved.get("groups") != groups:
-            raise StateError(
-                f"the state was saved with granularity={saved.get('granularity')!r} and other groups of parameters; "
-                f"this is granularity={self._granularity!r}"
-            )
-        self._worker.load_state_dict(saved, {group.name: group.like(self._parameters) for group in self._groups})
+        self._exchanger.load_state_dict(saved)
 
     def detach(self) -> None:
         """The model goes on without compression, as DistributedDataParallel alone would."""
-        if self._hook.handle is not self:
+        if self._hook.taker is not self:
             return
-        self._hook.handle = None
+        self._hook.taker = None
         if self._lane is not None:
             self._lane.close()
-        self._network.close()
+        self._exchanger.close()
 
-    def _open(self) -> None:
-        if self._hook.handle is not self:
+    def _check_attached(self) -> None:
+        if self._hook.taker is not self:
             raise GraceError("this handle is detached; attach again")
-
-    def __repr__(self) -> str:
-        return f"<grace.Handle rank {self.rank} of {self.world}: {self._worker.policy}>"
 
 
 def attach(
@@ -315,6 +192,7 @@ def attach(
     check: bool = False,
     optimizer: torch.optim.Optimizer | None = None,
     steps_per_epoch: int | None = None,
+    transport: Transport | None = None,
 ) -> Handle:
     """Exchanges this model's gradients with a compression method from now on. All ranks call it alike.
 
@@ -331,6 +209,7 @@ def attach(
         optimizer: where memories that follow the learning rate (``follow_lr=true``) read it: that of its first group of
             parameters. Only the ratio between steps counts, so one group speaks for all that follow one schedule.
         steps_per_epoch: synchronised steps in an epoch, for schedules that count epochs.
+        transport: between the ranks of the model's process group; by default a process group of its own beside that.
 
     Returns:
         A handle: ``stats``, ``state_dict()``, ``load_state_dict(s)``, ``switch(method)``, ``detach()``.
@@ -349,8 +228,14 @@ def attach(
         check=check,
         optimizer=optimizer,
         steps_per_epoch=steps_per_epoch,
+        transport=transport,
     )
 
 
-def _at_the_end_of_backward(callback: Any) -> None:
-    torch.autograd.Variable._execution_engine.queue_callback(callback)
+def _at_the_end_of_backward(callback: Callable[[], None]) -> bool:
+    """Whether there is a backward pass, at the end of which ``callback`` will be called."""
+    try:
+        torch.autograd.Variable._execution_engine.queue_callback(callback)
+    except RuntimeError:  # outside of a backward pass: in DistributedDataParallel's join()
+        return False
+    return True

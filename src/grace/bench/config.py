@@ -7,11 +7,11 @@ import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from grace.adapters.groups import Granularity
 from grace.bench.baselines import BASELINES
 from grace.bench.network.links import Link, link
 from grace.errors import out_of_range
 from grace.registry import method
+from grace.run.groups import Granularity
 
 MOST_WORKERS = 256
 SYNTHETIC = "synthetic"

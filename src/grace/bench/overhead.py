@@ -14,24 +14,21 @@ Three questions, and how they are answered:
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.nn.parallel import DistributedDataParallel
 
 import grace
+from grace.bench import machine
 from grace.bench.results import quartiles
-from grace.bench.scratch import write_atomically
 from grace.collectives import Collective
 from grace.errors import GraceError
 from grace.policy import Policy
@@ -44,14 +41,13 @@ WIDTH, DEPTH, BATCH = 1824, 3, 32  # 3 x (1824^2 + 1824) = 9,986,400 parameters
 TENSORS, NUMBERS = 200, 64  # of the machinery's measurement
 MEMORY_METHODS = ("none", "bf16", "topk", "efsignsgd", "qsgd", "powersgd")
 _WARM_STEPS = 3
-_SECONDS = 540.0
 
 
 def measure(samples: int) -> list[dict[str, Any]]:
     """All rows: operation, value (a median), unit, low and high (quartiles), goal.
 
     Raises:
-        GraceError: the two processes failed or did not end in time.
+        GraceError: the two processes failed.
     """
     return [*_in_two_processes(samples), machinery(samples)]
 
@@ -71,41 +67,27 @@ def _row(operation: str, values: list[float], unit: str, goal: float) -> dict[st
 
 # ---- time and memory, in two processes ------------------------------------------------------------------------------
 def _in_two_processes(samples: int) -> list[dict[str, Any]]:
-    threads = max(1, (os.cpu_count() or 1) // 2)
-    env = {**os.environ, "OMP_NUM_THREADS": str(threads), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     with tempfile.TemporaryDirectory(prefix="grace-") as folder:
-        out = Path(folder) / "rows.json"
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        arguments = ["-m", "grace.bench.overhead", str(out), str(samples)]
-        process = subprocess.Popen(
-            [*launcher, *arguments], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
+        config = LaunchConfig(
+            min_nodes=1, max_nodes=1, nproc_per_node=2, rdzv_backend="c10d", rdzv_endpoint="localhost:0",
+            max_restarts=0, logs_specs=DefaultLogsSpecs(folder, redirects=Std.ALL), run_id="grace",
+        )  # fmt: skip
         try:
-            text, _ = process.communicate(timeout=_SECONDS)
-        except subprocess.TimeoutExpired as error:
-            raise GraceError(f"the two processes did not end within {_SECONDS:.0f} s") from error
-        finally:
-            if process.poll() is None:
-                process.terminate()  # the launcher ends its workers
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(10)
-                process.kill()
-        if process.returncode != 0 or not out.exists():
-            raise GraceError(f"the two processes failed:\n{text.decode(errors='replace').strip()}")
-        rows: list[dict[str, Any]] = json.loads(out.read_text())
+            rows: list[dict[str, Any]] = elastic_launch(config, _worker)(samples)[0]
+        except ChildFailedError as error:
+            raise GraceError(f"the two processes failed: {error}") from error
         return rows
 
 
-def _worker(out: Path, samples: int) -> None:
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
+def _worker(samples: int) -> list[dict[str, Any]]:
+    """All rows of the two processes; rank 0's count."""
+    torch.set_num_threads(max(1, machine.cores() // 2))
     init_process_group()
-    rows = [_step_ratio(samples)]
     transport = TorchDistributed()
-    rows += [_allocations(method, transport) for method in MEMORY_METHODS]
-    if transport.rank == 0:
-        write_atomically(out, json.dumps(rows))
+    rows = [_step_ratio(samples), *(_allocations(method, transport) for method in MEMORY_METHODS)]
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+    return rows
 
 
 def _step_ratio(samples: int) -> dict[str, Any]:
@@ -168,11 +150,11 @@ def _allocations(method: str, transport: Transport) -> dict[str, Any]:
         if step < _WARM_STEPS:
             exchange()
         else:
-            counts.append(float(sum(size >= limit for size in allocated(exchange))))
+            counts.append(float(sum(size >= limit for size in list_allocations(exchange))))
     return _row(f"allocations of half the gradient or more per step, {method}", counts, "", 0)
 
 
-def allocated(run: Callable[[], None]) -> list[int]:
+def list_allocations(run: Callable[[], None]) -> list[int]:
     """Sizes in bytes of what this thread allocates with torch while ``run`` runs."""
     with torch.autograd.profiler.profile(profile_memory=True) as profile:
         run()
@@ -193,9 +175,7 @@ class _Echo:
 
 def machinery(samples: int) -> dict[str, Any]:
     """Microseconds per tensor of an exchange that does nothing."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with machine.threads(1):
         worker, network = Worker(Policy([("*", "none")]), 0, 2), _Echo()
         tensors = {f"layer{i}.weight": torch.zeros(NUMBERS) for i in range(TENSORS)}
         costs = []
@@ -206,10 +186,4 @@ def machinery(samples: int) -> dict[str, Any]:
             worker.advance()
             if sample >= _WARM_STEPS:
                 costs.append(1e6 * (time.thread_time() - start) / TENSORS)
-    finally:
-        torch.set_num_threads(threads)
     return _row(f"machinery per tensor and step, {TENSORS} tensors of {NUMBERS} numbers", costs, "us", 15.0)
-
-
-if __name__ == "__main__":
-    _worker(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,7 +1,7 @@
 """The command ``grace``: thin commands over what the other packages do.
 
-``app`` puts the commands together; ``methods``, ``measure``, ``runs``, ``suite`` and ``report`` have one function for each
-command; ``options`` and ``output`` are what they share. Results go to stdout, everything else to stderr.
+``app`` puts the commands together; ``options``, ``output`` and ``errors`` are what they share; every other module has a
+command or two. Results go to stdout, everything else to stderr.
 """
 
 from __future__ import annotations

@@ -2,4 +2,5 @@
 
 from grace.cli import main
 
-main()
+if __name__ == "__main__":  # not in processes that it spawns
+    main()

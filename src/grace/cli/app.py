@@ -1,61 +1,38 @@
-"""All commands, and how their errors are told: in one line, with a status."""
+"""All commands."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 import grace
-from grace.bench.codecs.command import codecs
-from grace.cli import measure, methods, runs, suite
+from grace.cli import runs, suite
+from grace.cli.codecs import codecs
+from grace.cli.doctor import doctor
+from grace.cli.errors import Group
+from grace.cli.explain import explain, list_
+from grace.cli.overhead import overhead
 from grace.cli.report import report
-from grace.errors import GraceError
-
-# typer brings a copy of click, or depends on it, by version; its errors are those of either.
-_UsageError: Any = typer.BadParameter.__mro__[1]
-
-
-class _Group(TyperGroup):
-    """Errors that Grace raises on purpose are told in a line, without a traceback; so are words that no command takes."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except _UsageError as error:
-            where = " ".join(["grace", *(error.ctx.command_path.split()[1:] if error.ctx else [])])
-            raise _fail(f"{error.format_message().rstrip('.')}; see {where} --help", 2) from error
-        except GraceError as error:
-            raise _fail(str(error), 1) from error
-        except OSError as error:
-            if error.filename is None:
-                raise  # nothing that a user can mend
-            raise _fail(f"{error.filename}: {error.strerror}", 1) from error
-
-
-def _fail(message: str, status: int) -> typer.Exit:
-    typer.echo(f"error: {message}", err=True)
-    return typer.Exit(status)
-
+from grace.cli.verify import verify
 
 app = typer.Typer(
-    cls=_Group, no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False,
+    cls=Group, no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False,
     help="Gradient compression for distributed deep learning.",
 )  # fmt: skip
 bench = typer.Typer(no_args_is_help=True, help="Benchmarks: sweeps over links, and what Grace itself costs.")
 app.add_typer(bench, name="bench")
 _COMMANDS: list[Callable[..., None]] = [
-    methods.list_, methods.explain, runs.train, runs.compare_, report, methods.verify, measure.doctor,
+    list_, explain, runs.train, runs.compare_, report, verify, doctor,
 ]  # fmt: skip
 _BENCH_COMMANDS: list[Callable[..., None]] = [
-    suite.train, suite.smoke, suite.link, suite.predict, codecs, measure.overhead,
+    runs.bench_train, suite.smoke, suite.link, suite.predict, codecs, overhead,
 ]  # fmt: skip
 for group, commands in ((app, _COMMANDS), (bench, _BENCH_COMMANDS)):
     for command in commands:
-        group.command(command.__name__.rstrip("_"))(command)
+        group.command(command.__name__.removeprefix("bench_").rstrip("_"))(command)
 
 
 @app.callback(invoke_without_command=True)

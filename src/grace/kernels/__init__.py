@@ -1,119 +1,26 @@
-"""Coarse operations on rows of numbers, the hot paths of the methods. ``reference`` specifies each of them."""
+"""Coarse operations on rows of numbers, the hot paths of the methods: a folder for each family of them.
+
+``grace.dispatch`` says what a family's files are, and which of them runs.
+"""
 
 from __future__ import annotations
 
-from grace.kernels.codebook import Codebook, codebook, codebook_bytes, codebook_sum
-from grace.kernels.finite import all_finite, sum_finite
-from grace.kernels.hashing import PRIME, hash_coefficients, polynomial_hash, sketch_add_, sketch_hashes, sketch_query
-from grace.kernels.indices import index_bits
-from grace.kernels.matrices import orthonormal, ridge, split_low_rank, water_filling
-from grace.kernels.momentum import accelerate, forget_sent
-from grace.kernels.natural import natural, natural_bytes, natural_sum
-from grace.kernels.packing import pack, unpack
-from grace.kernels.quantiles import quantile_buckets
-from grace.kernels.quantize import MOST, block_divide, nearest
-from grace.kernels.reference import (
-    block_count,
-    block_sizes,
-    ordered_sum,
-    pack_trits,
-    packed_bytes,
-    packed_trits_bytes,
-    spread,
-    stochastic_round,
-    unpack_trits,
-)
-from grace.kernels.rotation import hadamard
-from grace.kernels.select import (
-    narrowed,
-    root_mean_square,
-    select_at_least,
-    select_topk,
-    take_at_least,
-    take_topk,
-)
-from grace.kernels.signs import (
-    majority,
-    scaled_signs,
-    scaled_signs_sum,
-    two_means,
-    two_means_sum,
-    votes,
-    votes_bytes,
-    votes_sum,
-)
-from grace.kernels.spans import Span, spans
-from grace.kernels.sparse import Part, pairs, sparse_sum, topk_wire
-from grace.kernels.statistics import block_abs_max, block_abs_mean, block_norm, block_sum
-from grace.kernels.stochastic import dequantize_sum, quantize, quantized_bytes
-from grace.kernels.subset import add_subset, take_subset
-
-__all__ = [
-    "MOST",
-    "PRIME",
-    "Codebook",
-    "Part",
-    "Span",
-    "accelerate",
-    "add_subset",
-    "all_finite",
-    "block_abs_max",
-    "block_abs_mean",
-    "block_count",
-    "block_divide",
-    "block_norm",
-    "block_sizes",
-    "block_sum",
-    "codebook",
-    "codebook_bytes",
-    "codebook_sum",
-    "dequantize_sum",
-    "forget_sent",
-    "hadamard",
-    "hash_coefficients",
-    "index_bits",
-    "majority",
-    "narrowed",
-    "natural",
-    "natural_bytes",
-    "natural_sum",
-    "nearest",
-    "ordered_sum",
-    "orthonormal",
-    "pack",
-    "pack_trits",
-    "packed_bytes",
-    "packed_trits_bytes",
-    "pairs",
-    "polynomial_hash",
-    "quantile_buckets",
-    "quantize",
-    "quantized_bytes",
-    "ridge",
-    "root_mean_square",
-    "scaled_signs",
-    "scaled_signs_sum",
-    "select_at_least",
-    "select_topk",
-    "sketch_add_",
-    "sketch_hashes",
-    "sketch_query",
-    "spans",
-    "sparse_sum",
-    "split_low_rank",
-    "spread",
-    "stochastic_round",
-    "sum_finite",
-    "take_at_least",
-    "take_subset",
-    "take_topk",
-    "topk_wire",
-    "two_means",
-    "two_means_sum",
-    "unpack",
-    "unpack_trits",
-    "votes",
-    "votes_bytes",
-    "votes_sum",
-    "water_filling",
-]
+from grace.kernels.blocks import *
+from grace.kernels.codebook import *
+from grace.kernels.finite import *
+from grace.kernels.hashing import *
+from grace.kernels.index_lists import *
+from grace.kernels.levels import *
+from grace.kernels.low_rank import *
+from grace.kernels.momentum import *
+from grace.kernels.packing import *
+from grace.kernels.powers import *
+from grace.kernels.quantiles import *
+from grace.kernels.rotation import *
+from grace.kernels.selection import *
+from grace.kernels.signs import *
+from grace.kernels.spans import *
+from grace.kernels.sparse import *
+from grace.kernels.statistics import *
+from grace.kernels.subsets import *
+from grace.portable import *

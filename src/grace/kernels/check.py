@@ -10,6 +10,8 @@ from torch import Tensor
 
 from grace.errors import InputError, PayloadError
 
+_FLOAT32 = torch.float32  # a global is found faster than an attribute of torch
+
 
 def numbers(name: str, x: Tensor, shape: Sequence[int] | None = None) -> int:
     """The address of a contiguous float32 tensor in the processor's memory, of this shape where it is given.
@@ -17,12 +19,7 @@ def numbers(name: str, x: Tensor, shape: Sequence[int] | None = None) -> int:
     Raises:
         InputError: it is something else.
     """
-    if (
-        x.dtype is not torch.float32
-        or not x.is_contiguous()
-        or not x.is_cpu
-        or (shape is not None and x.shape != shape)
-    ):
+    if x.dtype is not _FLOAT32 or not x.is_contiguous() or not x.is_cpu or (shape is not None and x.shape != shape):
         wanted = "contiguous float32" + ("" if shape is None else f" {list(shape)}")
         order = ("" if x.is_contiguous() else ", not contiguous") + ("" if x.is_cpu else f", on {x.device}")
         raise InputError(
@@ -30,6 +27,20 @@ def numbers(name: str, x: Tensor, shape: Sequence[int] | None = None) -> int:
             f"use {'.cpu()' if not x.is_cpu else ''}.float().contiguous()"
         )
     return x.data_ptr()
+
+
+def same_shape(rows: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[int, int | None, int | None]:
+    """The addresses of these tensors, of one shape.
+
+    Raises:
+        InputError: another type or shape, or not contiguous.
+    """
+    shape = rows.shape
+    return (
+        numbers("rows", rows),
+        None if memory is None else numbers("memory", memory, shape),
+        None if rest is None else numbers("rest", rest, shape),
+    )
 
 
 def wire_rows(wires: Sequence[Tensor], rows: int, width: int) -> list[int]:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+__all__ = ["Span", "split_spans"]
+
 CHUNK = 1 << 17  # numbers in a piece, about: smaller ones cost more in calls, larger ones leave the cache
 _GROUP = 40  # a piece starts at a whole byte, for bits and for trits
 
@@ -48,7 +50,7 @@ class Span:
         return self.stop - self.start
 
 
-def spans(rows: int, n: int, block: int = 1) -> Iterator[Span]:
+def split_spans(rows: int, n: int, block: int = 1) -> Iterator[Span]:
     """The pieces of ``rows`` rows of n numbers, in order."""
     unit = math.lcm(max(1, min(block, n)), _GROUP)
     size = max(1, CHUNK // unit) * unit

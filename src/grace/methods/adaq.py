@@ -10,17 +10,17 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.compressor import Compressor
-from grace.errors import out_of_range
 from grace.facts import Facts
 from grace.kernels import select_topk
-from grace.methods.common import coded_wire, index_lists, sparse_wire
+from grace.knobs import Share, Steps
+from grace.methods.common import coded_wire, index_lists
 from grace.methods.common.counts import count_kept
 from grace.methods.common.index_lists import IndexCode
 from grace.random import Stream
 from grace.registry import register
 
 
-@register("adaq", communicator="allgather", memory="residual", family="hybrid")
+@register("adaq", communicator="allgather", memory="residual", family="hybrid", cases=["ratio=0.2"])
 @dataclass(frozen=True, slots=True)
 class AdaQ(Compressor):
     """Adaptive thresholds: the largest positive and the largest negative numbers, each replaced by their mean.
@@ -52,19 +52,10 @@ class AdaQ(Compressor):
     """
 
     varies: ClassVar[bool] = True
-    ratio: float = 0.01
-    sample: int = 0
+    ratio: Share = 0.01
+    sample: Steps = 0
     joint: bool = False
     index: IndexCode = "auto"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
-            raise out_of_range("adaq", "ratio", self.ratio, "0 < ratio <= 1")
-        if not (isinstance(self.sample, int) and self.sample >= 0):
-            raise out_of_range("adaq", "sample", self.sample, "a whole number >= 0")
-        if not isinstance(self.joint, bool):
-            raise out_of_range("adaq", "joint", self.joint, "True, False")
-        sparse_wire.check_knobs("adaq", self.index)
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         encoded = []

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from grace.compressor import Compressor
-from grace.errors import ConfigurationError, out_of_range
+from grace.errors import ConfigurationError
 from grace.facts import Facts
-from grace.methods.common.index_lists import IndexCode, check_code
+from grace.knobs import Range, Share, check_knobs
+from grace.methods.common.index_lists import IndexCode
 from grace.methods.common.sampling import add_sampled_, sample_
 from grace.random import Stream
 from grace.registry import register
 
 
-@register("atomo", communicator="allgather", family="low rank")
+@register("atomo", communicator="allgather", family="low rank", cases=["ratio=0.3"])
 @dataclass(frozen=True, slots=True)
 class Atomo(Compressor):
     """Atomo, entry-wise: the unbiased sample of s numbers on average that has the least variance.
@@ -49,19 +50,15 @@ class Atomo(Compressor):
     """
 
     varies: ClassVar[bool] = True
-    budget: float | None = None
-    ratio: float | None = None
+    budget: Annotated[float, Range(least=1)] | None = None
+    ratio: Share | None = None
     index: IndexCode = "auto"
     shrink: bool = False
 
     def __post_init__(self) -> None:
+        check_knobs(self)
         if self.budget is not None and self.ratio is not None:
             raise ConfigurationError(f"atomo: give budget={self.budget} or ratio={self.ratio}, not both")
-        if self.budget is not None and not 1 <= self.budget < float("inf"):
-            raise out_of_range("atomo", "budget", self.budget, "1 <= budget < inf")
-        if self.ratio is not None and not 0 < self.ratio <= 1:
-            raise out_of_range("atomo", "ratio", self.ratio, "0 < ratio <= 1")
-        check_code("atomo", self.index)
 
     def with_memory(self) -> Compressor:
         return replace(self, shrink=True)

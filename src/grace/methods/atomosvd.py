@@ -13,8 +13,8 @@ from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
 from grace.communicators import Allgather
-from grace.errors import out_of_range
 from grace.facts import Facts
+from grace.knobs import Count, Positive
 from grace.method import Exchanged, Method
 from grace.methods.common.matrices import DENSE, LowRank
 from grace.methods.common.triples import Triples
@@ -22,7 +22,7 @@ from grace.peer import Peer
 from grace.registry import register
 
 
-@register("atomosvd", family="low rank", aliases=("spectralatomo",))
+@register("atomosvd", family="low rank", aliases=("spectralatomo",), cases=["rank=2,min_rate=0.1"])
 @dataclass(frozen=True, slots=True)
 class AtomoSVD(LowRank[None]):
     """Spectral ATOMO: a random few singular triples of each worker's gradient, as many as the budget in the mean.
@@ -53,17 +53,10 @@ class AtomoSVD(LowRank[None]):
         Sparsification", NeurIPS 2018, arXiv 1806.04090.
     """
 
-    rank: int = 3
+    rank: Count = 3
     view: Literal["matrix", "atomo"] = "matrix"
-    min_rate: float = 2.0
+    min_rate: Positive = 2.0
     shrink: bool = False
-
-    def __post_init__(self) -> None:
-        self._check("atomosvd")
-        if self.view not in ("matrix", "atomo"):
-            raise out_of_range("atomosvd", "view", self.view, "'matrix', 'atomo'")
-        if not isinstance(self.shrink, bool):
-            raise out_of_range("atomosvd", "shrink", self.shrink, "True, False")
 
     def with_memory(self) -> Method[Any]:
         return replace(self, shrink=True)

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from grace.collectives import AllReduce, Broadcast, Exchange, Traffic, cost
 from grace.communicators import Allreduce
-from grace.errors import CompositionError, ConfigurationError, out_of_range
+from grace.errors import CompositionError, ConfigurationError
 from grace.facts import Facts
 from grace.kernels import select_topk
+from grace.knobs import Count, Share, check_knobs
 from grace.method import Exchanged, Method
 from grace.methods.common import index_lists
 from grace.methods.common.blocks import Blocks
@@ -25,7 +26,12 @@ from grace.peer import Peer
 from grace.registry import register
 
 
-@register("blockrandomk", memory="residual", family="sparsification")
+@register(
+    "blockrandomk",
+    memory="residual",
+    family="sparsification",
+    cases=["ratio=0.3,block=8", "ratio=0.3,block=8,mode=cyclic", "ratio=0.2,block=4,mode=clt"],
+)
 @dataclass(frozen=True, slots=True)
 class BlockRandomK(Method[None]):
     """Block-random-k: the same blocks on all ranks, so that the network can sum them and copies are contiguous.
@@ -56,20 +62,13 @@ class BlockRandomK(Method[None]):
         2007.13221; clt: Chen et al., "ScaleCom", NeurIPS 2020, arXiv 2104.11125.
     """
 
-    ratio: float = 0.015625
-    block: int = 1024
+    ratio: Share = 0.015625
+    block: Count = 1024
     mode: Literal["random", "cyclic", "clt"] = "random"
     scale: bool | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
-            raise out_of_range("blockrandomk", "ratio", self.ratio, "0 < ratio <= 1")
-        if not (isinstance(self.block, int) and self.block >= 1):
-            raise out_of_range("blockrandomk", "block", self.block, "a whole number >= 1")
-        if self.mode not in ("random", "cyclic", "clt"):
-            raise out_of_range("blockrandomk", "mode", self.mode, "'random', 'cyclic', 'clt'")
-        if not (self.scale is None or isinstance(self.scale, bool)):
-            raise out_of_range("blockrandomk", "scale", self.scale, "True, False, None")
+        check_knobs(self)
         if self.scale and self.mode != "random":
             raise ConfigurationError(f"blockrandomk: scale=True makes only mode='random' unbiased, not {self.mode!r}")
 

@@ -10,9 +10,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from grace.compressor import Compressor
-from grace.errors import out_of_range
 from grace.facts import Facts
 from grace.kernels import select_topk, take_at_least, take_subset, take_topk
+from grace.knobs import Share, Steps
 from grace.methods.common import sparse_wire
 from grace.methods.common.counts import count_kept
 from grace.methods.common.index_lists import IndexCode
@@ -23,7 +23,13 @@ _LOWER, _ROUNDS = 0.8, 10  # a threshold that keeps less than 0.8 k is lowered t
 _STAGES = 4  # of the warm-up
 
 
-@register("dgc", communicator="allgather", memory="dgc", family="sparsification")
+@register(
+    "dgc",
+    communicator="allgather",
+    memory="dgc",
+    family="sparsification",
+    cases=["ratio=0.2", "ratio=0.2,memory=residual"],
+)
 @dataclass(frozen=True, slots=True)
 class DGC(Compressor):
     """Deep Gradient Compression: the largest magnitudes, found by a threshold that a sample gives.
@@ -60,19 +66,11 @@ class DGC(Compressor):
     """
 
     varies: ClassVar[bool] = True
-    ratio: float = 0.001
-    sample: float = 0.01
-    warmup: int = 0
+    ratio: Share = 0.001
+    sample: Share = 0.01
+    warmup: Steps = 0
     index: IndexCode = "auto"
     values: sparse_wire.ValueType = "float32"
-
-    def __post_init__(self) -> None:
-        for knob in ("ratio", "sample"):
-            if not 0 < getattr(self, knob) <= 1:
-                raise out_of_range("dgc", knob, getattr(self, knob), f"0 < {knob} <= 1")
-        if not (isinstance(self.warmup, int) and self.warmup >= 0):
-            raise out_of_range("dgc", "warmup", self.warmup, "a whole number >= 0")
-        sparse_wire.check_knobs("dgc", self.index, self.values)
 
     def ratio_at(self, step: int) -> float:
         """The ratio that holds in this step."""

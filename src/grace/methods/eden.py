@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from grace.knobs import Range
 from grace.methods.common.rotated_codes import RotatedCodes
 from grace.registry import register
 
 
-@register("eden", communicator="allgather", family="rotation")
+@register("eden", communicator="allgather", family="rotation", cases=["block=16", "bits=2,scale=mse,memory=residual"])
 @dataclass(frozen=True, slots=True)
 class EDEN(RotatedCodes):
     """EDEN: a randomly rotated block, quantized as if it were Gaussian, and one scale.
@@ -37,7 +39,7 @@ class EDEN(RotatedCodes):
         Distributed Mean Estimation for Federated Learning", ICML 2022, arXiv 2108.08842.
     """
 
-    bits: int = 4
+    bits: Annotated[int, Range(1, 4)] = 4
 
     @property
     def code_bits(self) -> int:

@@ -8,14 +8,21 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from grace.compressor import Fused
-from grace.errors import out_of_range
 from grace.facts import Facts
-from grace.kernels import block_count, packed_bytes, scaled_signs, scaled_signs_sum
+from grace.kernels import block_count, encode_signs, packed_bytes, sum_signs
+from grace.knobs import Count
 from grace.random import Stream
 from grace.registry import register
 
 
-@register("efsignsgd", communicator="allgather", memory="residual", family="quantization")
+@register(
+    "efsignsgd",
+    communicator="allgather",
+    memory="residual",
+    family="quantization",
+    cases=["block=32", "", "block=1", "block=7,beta=0.9,gamma=0.5"],
+    recovers={"one magnitude": "memory=none"},
+)
 @dataclass(frozen=True, slots=True)
 class EFSignSGD(Fused):
     """Scaled signs, made to be used with error feedback.
@@ -40,19 +47,15 @@ class EFSignSGD(Fused):
         ICML 2019, arXiv 1901.09847, algorithm 2.
     """
 
-    block: int = 4096
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.block, int) and self.block >= 1):
-            raise out_of_range("efsignsgd", "block", self.block, "a whole number >= 1")
+    block: Count = 4096
 
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
     ) -> tuple[Tensor, bool]:
-        return scaled_signs(rows, self.block, (rng.rank or 0) + rng.step, memory, rest)
+        return encode_signs(rows, self.block, (rng.rank or 0) + rng.step, memory, rest)
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
-        scaled_signs_sum(received, out, self.block, scale, add=add)
+        sum_signs(received, out, self.block, scale, add=add)
 
     def facts(self, n: int) -> Facts:
         payload = 4 * block_count(n, self.block) + packed_bytes(n, 1)

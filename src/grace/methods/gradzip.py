@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.communicators import Allreduce
-from grace.errors import out_of_range
 from grace.facts import Facts
-from grace.kernels import ridge
+from grace.finite import known
+from grace.kernels import all_finite, project_rows, solve_ridge, sum_by_halves
+from grace.knobs import Count, Positive, Range
 from grace.method import Exchanged, Method
 from grace.methods.common.matrices import DENSE, LowRank, Projection
 from grace.peer import Peer
@@ -34,7 +35,9 @@ class GradZipState(NamedTuple):
     turn: int
 
 
-@register("gradzip", memory="residual", family="low rank")
+@register(
+    "gradzip", memory="residual", family="low rank", cases=["rank=2,min_rate=0.1", "rank=2,min_rate=0.1,alternate=true"]
+)
 @dataclass(frozen=True, slots=True)
 class GradZip(LowRank["GradZipState | None"]):
     """GradZip: two factors of the mean gradient by one step of alternating, regularised least squares.
@@ -65,17 +68,10 @@ class GradZip(LowRank["GradZipState | None"]):
         Large-scale Deep Learning", NeurIPS 2019 workshop on systems for machine learning.
     """
 
-    rank: int = 4
-    lam: float = 1e-3
-    min_rate: float = 2.0
+    rank: Count = 4
+    lam: Annotated[float, Range(1e-9, 1e3)] = 1e-3
+    min_rate: Positive = 2.0
     alternate: bool = False
-
-    def __post_init__(self) -> None:
-        self._check("gradzip")
-        if not 1e-9 <= self.lam <= 1e3:
-            raise out_of_range("gradzip", "lam", self.lam, "1e-9 <= lam <= 1e3")
-        if not isinstance(self.alternate, bool):
-            raise out_of_range("gradzip", "alternate", self.alternate, "True, False")
 
     def with_memory(self) -> Method[Any]:
         return self
@@ -97,17 +93,18 @@ class GradZip(LowRank["GradZipState | None"]):
         given, found = (state.p, state.q) if turn else (state.q, state.p)
         assert given is not None
         fresh = peer.shared("gradzip").normal(given.numel(), x.device).view(given.shape)
-        given = _unit(given).add_(fresh, alpha=_FRESH)
+        given = (_unit(given) + fresh * _FRESH).mT.contiguous()  # [r, m] or [r, l]
         if found is None:  # both factors in this step
-            encode, _ = _bounded(ridge(given, self.lam))
-            p = yield AllReduce(x.reshape(m, l).float() @ encode, donate=True)  # [m, r]
-            if not bool(p.isfinite().all()):
+            encode, _ = _bounded(solve_ridge(given, self.lam))
+            matrix = x.reshape(m, l).float().contiguous()
+            p = yield AllReduce(project_rows(matrix, encode).mT.contiguous(), donate=True)  # [m, r]
+            if not known(all_finite(p)):
                 return Exchanged.poisoned(x, state)
-            turn, given, found = 1, _unit(p), state.q
-        encode, scale = _bounded(ridge(given, self.lam))
+            turn, given, found = 1, _unit(p).mT.contiguous(), state.q
+        encode, scale = _bounded(solve_ridge(given, self.lam))
         projection = Projection(m, l, encode, given * scale, transposed=bool(turn))
         out = yield from Allreduce(projection).exchange(x, None, peer)
-        if not out.finite:
+        if not known(out.finite):  # which factor the next step sends depends on it
             return Exchanged.poisoned(x, state)
         if bool(projection.factor.any()):  # a zero gradient says nothing about where to look next
             found.copy_(projection.factor)
@@ -134,8 +131,8 @@ def _unit(factor: Tensor) -> Tensor:
 
 
 def _bounded(factor: Tensor) -> tuple[Tensor, float]:
-    """``[s, r]`` float64 -> float32 with columns of norm 1/sqrt(s) or less, so that a product with it cannot overflow, and
+    """``[r, s]`` float64 -> float32 with rows of norm 1/sqrt(s) or less, so that a product with it cannot overflow, and
     what it was divided by.
     """
-    scale = math.sqrt(factor.shape[0]) * float(factor.norm(dim=0).max()) or 1.0
-    return (factor / scale).float(), scale
+    scale = math.sqrt(factor.shape[1]) * float(sum_by_halves(factor.square()).max().sqrt()) or 1.0
+    return (factor * (1 / scale)).float(), scale

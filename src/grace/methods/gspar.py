@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -10,15 +9,16 @@ import torch
 from torch import Tensor
 
 from grace.compressor import Compressor
-from grace.errors import ConfigurationError, out_of_range
+from grace.errors import ConfigurationError
 from grace.facts import Facts
-from grace.methods.common.index_lists import IndexCode, check_code
+from grace.knobs import Positive, Share, Steps, check_knobs
+from grace.methods.common.index_lists import IndexCode
 from grace.methods.common.sampling import add_sampled_, sample_, unit_of_variance
 from grace.random import Stream
 from grace.registry import register
 
 
-@register("gspar", communicator="allgather", family="sparsification")
+@register("gspar", communicator="allgather", family="sparsification", cases=["ratio=0.3", "ratio=0.2,index=rice"])
 @dataclass(frozen=True, slots=True)
 class GSpar(Compressor):
     """GSpar: keeps numbers at random, large ones more often, and makes up for the others.
@@ -51,22 +51,16 @@ class GSpar(Compressor):
     """
 
     varies: ClassVar[bool] = True
-    ratio: float | None = None
-    epsilon: float | None = None
-    rounds: int = 4
+    ratio: Share | None = None
+    epsilon: Positive | None = None
+    rounds: Steps = 4
     index: IndexCode = "auto"
     shrink: bool = False
 
     def __post_init__(self) -> None:
+        check_knobs(self)
         if self.ratio is not None and self.epsilon is not None:
             raise ConfigurationError(f"gspar: give ratio={self.ratio} or epsilon={self.epsilon}, not both")
-        if self.ratio is not None and not 0 < self.ratio <= 1:
-            raise out_of_range("gspar", "ratio", self.ratio, "0 < ratio <= 1")
-        if self.epsilon is not None and not 0 < self.epsilon < math.inf:
-            raise out_of_range("gspar", "epsilon", self.epsilon, "0 < epsilon < inf")
-        if not (isinstance(self.rounds, int) and self.rounds >= 0):
-            raise out_of_range("gspar", "rounds", self.rounds, "a whole number >= 0")
-        check_code("gspar", self.index)
 
     def with_memory(self) -> Compressor:
         return replace(self, shrink=True)

@@ -6,23 +6,24 @@ Letters: a number's tag says how many bits it has: 0 none, 1 eight, 2 sixteen, 3
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from grace import wire as wires
 from grace.compressor import Compressor
-from grace.errors import PayloadError, out_of_range
+from grace.errors import PayloadError
 from grace.facts import Facts
-from grace.kernels import pack, packed_bytes, unpack
+from grace.kernels import add_scaled_, pack, packed_bytes, unpack
+from grace.knobs import Range
 from grace.random import Stream
 from grace.registry import register
 
 _WIDE = 15  # fractional bits under tag 2
 
 
-@register("inceptionn", communicator="allgather", family="quantization")
+@register("inceptionn", communicator="allgather", family="quantization", cases=["", "p=6,relative=false", "p=14"])
 @dataclass(frozen=True, slots=True)
 class Inceptionn(Compressor):
     """INCEPTIONN: fixed-point numbers of 0, 8, 16 or 32 bits, as many as their size needs for an absolute error bound.
@@ -52,14 +53,8 @@ class Inceptionn(Compressor):
     """
 
     varies: ClassVar[bool] = True
-    p: int = 10
+    p: Annotated[int, Range(6, 14)] = 10
     relative: bool = True
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.p, int) and 6 <= self.p <= 14):
-            raise out_of_range("inceptionn", "p", self.p, "6, 7, ..., 14")
-        if not isinstance(self.relative, bool):
-            raise out_of_range("inceptionn", "relative", self.relative, "True, False")
 
     @property
     def _narrow(self) -> int:
@@ -104,7 +99,7 @@ class Inceptionn(Compressor):
             value[tag == 1] = _signed(eight.to(torch.int32), 7).mul_(2.0 ** (unit - self._narrow))
             value[tag == 2] = _signed(unpack(words, 16, counts[1]).to(torch.int32), 15).mul_(2.0 ** (unit - _WIDE))
             value[tag == 3] = raw
-            row.add_(value, alpha=scale)
+            add_scaled_(row, value, scale)
 
     def facts(self, n: int) -> Facts:
         return Facts()

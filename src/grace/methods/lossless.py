@@ -12,7 +12,7 @@ from grace import wire as wires
 from grace.compressor import Compressor
 from grace.errors import CompositionError, PayloadError
 from grace.facts import Facts
-from grace.knobs import as_call
+from grace.knobs import as_call, check_knobs
 from grace.methods.common import index_lists, streams
 from grace.random import Stream
 from grace.registry import register_wrapper
@@ -58,6 +58,7 @@ class Lossless(Compressor):
     def __post_init__(self) -> None:
         if not isinstance(self.compressor, Compressor):
             raise CompositionError(f"Lossless wraps a Compressor, got {as_call(self.compressor)}")
+        check_knobs(self)
         streams.check_stage("Lossless", self.stage, self.level)
 
     @property

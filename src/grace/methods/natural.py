@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
 from grace.compressor import Fused
 from grace.errors import out_of_range
-from grace.facts import Facts
-from grace.kernels import natural, natural_bytes, natural_sum
+from grace.facts import ROUNDING_BIAS, Facts
+from grace.kernels import encode_powers, powers_bytes, sum_powers
+from grace.knobs import Count, check_knobs
 from grace.random import Stream
 from grace.registry import register
 
 
-@register("natural", communicator="allgather", family="quantization")
+@register(
+    "natural",
+    communicator="allgather",
+    family="quantization",
+    cases=["", "bits=9", "bits=4,block=16", "bits=4,memory=residual"],
+)
 @dataclass(frozen=True, slots=True)
 class Natural(Fused):
     """Natural compression: stochastic rounding to a power of two.
@@ -31,8 +38,9 @@ class Natural(Fused):
         the exponent (int8) of each block's range, but for 9 bits, then the codes, packed: bits n + 8 ceil(n/block) bits,
         one round.
     Bias:
-        unbiased; omega = 1/8, for 4 bits 1/8 + B/4096: a number below the range becomes the smallest power in it, or 0.
-        As omega < 1, delta = 1 - omega, and a memory is legal as it is. Exact for 0 and powers of two in the range.
+        unbiased, but for 2^-17 of each number, as random numbers have 16 bits; omega = 1/8, for 4 bits 1/8 + B/4096: a
+        number below the range becomes the smallest power in it, or 0. As omega < 1, delta = 1 - omega, and a memory is
+        legal as it is. Exact for 0 and powers of two in the range.
     Differs from the paper:
         8 and 4 bits. Subnormal numbers become 0 where the range reaches down to them, and numbers above 2**127
         become 2**127. No natural dithering.
@@ -45,14 +53,11 @@ class Natural(Fused):
         2022, arXiv 1905.10988.
     """
 
-    bits: int = 8
-    block: int | None = None
+    bits: Literal[4, 8, 9] = 8
+    block: Count | None = None
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.bits, int) and self.bits in (4, 8, 9)):
-            raise out_of_range("natural", "bits", self.bits, "4, 8, 9")
-        if not (self.block is None or (isinstance(self.block, int) and self.block >= 1)):
-            raise out_of_range("natural", "block", self.block, "a whole number >= 1, or none")
+        check_knobs(self)
         if self.bits == 4 and self.block is not None and self.block > 2048:  # so that omega < 1
             raise out_of_range("natural", "block", self.block, "at most 2048 with bits=4")
 
@@ -62,13 +67,20 @@ class Natural(Fused):
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
     ) -> tuple[Tensor, bool]:
-        return natural(rows, self.bits, self._block(rows.shape[1]), rng, memory, rest)
+        return encode_powers(rows, self.bits, self._block(rows.shape[1]), rng, memory, rest)
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
-        natural_sum(received, out, self.bits, self._block(out.shape[1]), scale, add=add)
+        sum_powers(received, out, self.bits, self._block(out.shape[1]), scale, add=add)
 
     def facts(self, n: int) -> Facts:
         block = self._block(n)
         omega = 1 / 8 + (min(n, block) / 4096 if self.bits == 4 else 0)
-        payload = natural_bytes(n, self.bits, block)
-        return Facts(unbiased=True, variance=omega, contraction=1 - omega, deterministic=False, payload=payload)
+        payload = powers_bytes(n, self.bits, block)
+        return Facts(
+            unbiased=True,
+            variance=omega,
+            contraction=1 - omega,
+            deterministic=False,
+            payload=payload,
+            bias=ROUNDING_BIAS,
+        )

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from grace.compressor import Fused
-from grace.errors import out_of_range
 from grace.facts import Facts
-from grace.kernels import block_count, packed_bytes, two_means, two_means_sum
+from grace.kernels import block_count, encode_two_means, packed_bytes, sum_two_means
+from grace.knobs import Count
 from grace.random import Stream
 from grace.registry import register
 
 
-@register("onebit", communicator="allgather", memory="residual", family="quantization")
+@register(
+    "onebit",
+    communicator="allgather",
+    memory="residual",
+    family="quantization",
+    cases=["group=32", "group=7,tau=0.1", "group=16,communicator=scatterreduce,server_memory=true"],
+)
 @dataclass(frozen=True, slots=True)
 class OneBit(Fused):
     """1-bit SGD: one bit says on which side of a threshold a number lies, and stands for the mean of that side.
@@ -44,21 +49,15 @@ class OneBit(Fused):
     """
 
     tau: float = 0.0
-    group: int = 1024
-
-    def __post_init__(self) -> None:
-        if not math.isfinite(self.tau):
-            raise out_of_range("onebit", "tau", self.tau, "a finite number")
-        if not (isinstance(self.group, int) and self.group >= 1):
-            raise out_of_range("onebit", "group", self.group, "a whole number >= 1")
+    group: Count = 1024
 
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
     ) -> tuple[Tensor, bool]:
-        return two_means(rows, self.tau, self.group, memory, rest)
+        return encode_two_means(rows, self.tau, self.group, memory, rest)
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
-        two_means_sum(received, out, self.group, scale, add=add)
+        sum_two_means(received, out, self.group, scale, add=add)
 
     def facts(self, n: int) -> Facts:
         # with another threshold a side may hold numbers of both signs, whose mean is 0

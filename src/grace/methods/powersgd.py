@@ -13,17 +13,25 @@ import torch
 from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Traffic, cost
-from grace.errors import out_of_range
 from grace.facts import Facts
-from grace.kernels import all_finite, split_low_rank
+from grace.finite import both, fill_unless_, store_
+from grace.kernels import all_finite, orthonormalize, project_columns, project_rows, split_low_rank, sum_by_halves
+from grace.knobs import Count, Positive, Steps
+from grace.loan import narrow
 from grace.method import Exchanged, Method
-from grace.methods.common.matrices import DENSE, LowRank
+from grace.methods.common.matrices import DENSE, LowRank, product_fits
 from grace.peer import Peer
 from grace.random import Stream
 from grace.registry import register
 
 
-@register("powersgd", memory="residual", family="low rank")
+@register(
+    "powersgd",
+    memory="residual",
+    family="low rank",
+    cases=["rank=2,min_rate=0.1", "rank=1,min_rate=0.1,warm_start=false", "start_step=1,min_rate=0.1", ""],
+    recovers={"rank one": "rank=1,min_rate=0.1,memory=none"},
+)
 @dataclass(frozen=True, slots=True)
 class PowerSGD(LowRank["Tensor | None"]):
     """PowerSGD: the mean gradient, projected on a subspace of rank r that follows it by power iteration.
@@ -44,7 +52,8 @@ class PowerSGD(LowRank["Tensor | None"]):
     Differs from the paper:
         the rest of worker w is M_w - P (M_w^T P)^T, as in the authors' later library, not M_w minus the global
         approximation: the sum over workers is the same, but single memories do not random-walk. Orthogonalisation by
-        QR instead of Gram-Schmidt; the columns of Q are normalised before they are used, which changes no result.
+        Householder's reflections instead of Gram-Schmidt; the columns of Q are normalised before they are used, which
+        changes no result.
     Example:
         >>> method("powersgd:rank=2")
         ErrorFeedback(method=PowerSGD(rank=2, warm_start=True, min_rate=2.0, start_step=0), beta=1.0, gamma=1.0)
@@ -54,17 +63,10 @@ class PowerSGD(LowRank["Tensor | None"]):
         Optimization", NeurIPS 2019, arXiv 1905.13727, algorithm 1.
     """
 
-    rank: int = 4
+    rank: Count = 4
     warm_start: bool = True
-    min_rate: float = 2.0
-    start_step: int = 0
-
-    def __post_init__(self) -> None:
-        self._check("powersgd")
-        if not isinstance(self.warm_start, bool):
-            raise out_of_range("powersgd", "warm_start", self.warm_start, "True, False")
-        if not (isinstance(self.start_step, int) and self.start_step >= 0):
-            raise out_of_range("powersgd", "start_step", self.start_step, "a whole number >= 0")
+    min_rate: Positive = 2.0
+    start_step: Steps = 0
 
     def with_memory(self) -> Method[Any]:
         return self
@@ -83,20 +85,24 @@ class PowerSGD(LowRank["Tensor | None"]):
         m, l, r = self._sizes(x)
         q = state if self.warm_start else peer.shared("powersgd").normal(l * r, x.device).view(l, r)
         matrix = x.reshape(m, l).float().contiguous()
-        # Factors are transposed, [r, m] and [r, l]: BLAS multiplies few rows with a matrix many times faster than a matrix
-        # with few columns.
-        p = yield AllReduce(_unit_columns(q).mT.contiguous() @ matrix.mT, donate=True)
-        if not all_finite(p):
+        p = yield AllReduce(project_rows(matrix, _unit_rows(q.mT.contiguous())), donate=True)  # [r, m]
+        finite = all_finite(p)
+        if finite is False:
             return Exchanged.poisoned(x, state)
-        p = torch.linalg.qr(p.mT).Q.contiguous()  # [m, r]
-        mine = p.mT @ matrix
-        q = yield AllReduce(mine)
-        if not all_finite(q):
+        p = orthonormalize(fill_unless_(finite, p.contiguous(), 0.0))
+        mine = project_columns(matrix, p)  # [r, l]
+        fits = product_fits(p, mine)
+        q = yield AllReduce(mine if fits is True else fill_unless_(fits, mine.clone(), math.nan))
+        finite = both(finite, all_finite(q))
+        if finite is False:
             return Exchanged.poisoned(x, state)
         mean = self._room(x, matrix, peer)
-        split_low_rank(matrix if peer.lent.keep_rest else None, p, mine, q, mean)
+        split_low_rank(matrix if peer.lent.keep_rest else None, p, mine, q.contiguous(), mean)
         rest = matrix.view(x.shape) if peer.lent.keep_rest else None
-        return Exchanged(mean.view(x.shape).to(x.dtype), rest, state.copy_(q.mT))
+        mean, finite = narrow(
+            fill_unless_(finite, mean, math.nan), x.dtype, finite, matrix if rest is not None else None
+        )
+        return Exchanged(mean.view(x.shape), rest, store_(finite, q.mT, state), finite)
 
     def _room(self, x: Tensor, matrix: Tensor, peer: Peer) -> Tensor:
         """Where the mean goes: the matrix's own storage if nobody wants the rest."""
@@ -120,11 +126,11 @@ class PowerSGD(LowRank["Tensor | None"]):
         return sum((cost(AllReduce(side), peer.rank, peer.world) for side in sides), Traffic())
 
 
-def _unit_columns(q: Tensor) -> Tensor:
-    """The columns of q ``[l, r]`` scaled to norm 1/sqrt(l): a product with them neither overflows nor vanishes. A column
-    that vanished is left zero: the QR of the product then completes it with another direction.
+def _unit_rows(q: Tensor) -> Tensor:
+    """The rows of q ``[r, l]`` scaled to norm 1/sqrt(l): a product with them neither overflows nor vanishes. A row that
+    vanished is left zero: the orthonormal basis of the product then has another direction in its place.
     """
-    largest = q.abs().amax(dim=0).clamp_min(torch.finfo(q.dtype).tiny)
+    largest = q.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(q.dtype).tiny)
     unit = q / largest
-    norm: Tensor = unit.norm(dim=0)  # at least 1, or 0
-    return unit / (norm.clamp_min(0.5) * math.sqrt(q.shape[0]))
+    norm = sum_by_halves(unit.double().square()).sqrt().float()[:, None]  # at least 1, or 0
+    return unit / (norm.clamp_min(0.5) * math.sqrt(q.shape[1]))

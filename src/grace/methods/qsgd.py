@@ -5,19 +5,35 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor
 
 from grace.compressor import Fused
-from grace.errors import ConfigurationError, out_of_range
-from grace.facts import Facts
+from grace.errors import ConfigurationError
+from grace.facts import ROUNDING_BIAS, Facts
 from grace.kernels import dequantize_sum, quantize, quantized_bytes
+from grace.knobs import Count, Range, check_knobs
 from grace.random import Stream
 from grace.registry import register
 
 
-@register("qsgd", communicator="allgather", family="quantization")
+@register(
+    "qsgd",
+    communicator="allgather",
+    family="quantization",
+    cases=[
+        "bits=4,bucket=32",
+        "levels=1",
+        "bits=2,norm=l2",
+        "bits=3,bucket=7,norm=l2",
+        "bits=8",
+        "levels=5,memory=residual",
+        "bits=16,bucket=1",
+        "levels=4,shrink=true",
+    ],
+    recovers={"one hot": "bits=4"},
+)
 @dataclass(frozen=True, slots=True)
 class QSGD(Fused):
     """QSGD: stochastic rounding to s levels on each side of zero, relative to the norm of a bucket.
@@ -36,7 +52,8 @@ class QSGD(Fused):
         s = 1 five codes to a byte: 1.6 n bits. One round.
     Bias:
         unbiased; omega = min(B/s^2, sqrt(B)/s) for l2, min(B/(4 s^2), (sqrt(B)-1)/2 if s = 1) for linf. With
-        ``shrink``: biased, delta = 1/(1+omega).
+        ``shrink``: biased, delta = 1/(1+omega). Random numbers have 16 bits: a mean is off by at most 2^-17 N/s, and what is
+        smaller than that is always 0.
     Differs from the paper:
         fixed-width codes instead of Elias coding. A bucket whose norm is below 2**-126 is sent as zero.
     Example:
@@ -48,25 +65,16 @@ class QSGD(Fused):
         Encoding", NeurIPS 2017, arXiv 1610.02132, sections 3.1 and 4.
     """
 
-    bits: int | None = None
-    levels: int | None = None
-    bucket: int = 256
+    bits: Annotated[int, Range(2, 16)] | None = None
+    levels: Annotated[int, Range(1, 32767)] | None = None
+    bucket: Count = 256
     norm: Literal["linf", "l2"] = "linf"
     shrink: bool = False
 
     def __post_init__(self) -> None:
+        check_knobs(self)
         if self.bits is not None and self.levels is not None:
             raise ConfigurationError(f"qsgd: give bits or levels, not both (bits={self.bits}, levels={self.levels})")
-        if self.bits is not None and not (isinstance(self.bits, int) and 2 <= self.bits <= 16):
-            raise out_of_range("qsgd", "bits", self.bits, "2, 3, ..., 16")
-        if self.levels is not None and not (isinstance(self.levels, int) and 1 <= self.levels <= 32767):
-            raise out_of_range("qsgd", "levels", self.levels, "1, 2, ..., 32767")
-        if not (isinstance(self.bucket, int) and self.bucket >= 1):
-            raise out_of_range("qsgd", "bucket", self.bucket, "a whole number >= 1")
-        if self.norm not in ("linf", "l2"):
-            raise out_of_range("qsgd", "norm", self.norm, "'linf', 'l2'")
-        if not isinstance(self.shrink, bool):
-            raise out_of_range("qsgd", "shrink", self.shrink, "True, False")
 
     @property
     def s(self) -> int:
@@ -97,4 +105,6 @@ class QSGD(Fused):
         omega = self._omega(n)
         if self.shrink:
             return Facts(contraction=1 / (1 + omega), deterministic=False, payload=payload)
-        return Facts(unbiased=True, variance=omega, deterministic=False, payload=payload)
+        most = math.sqrt(min(n, self.bucket)) if self.norm == "l2" else 1.0  # of N, in units of the largest number
+        bias = most * ROUNDING_BIAS / self.s
+        return Facts(unbiased=True, variance=omega, deterministic=False, payload=payload, bias=bias)

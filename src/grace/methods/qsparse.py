@@ -13,9 +13,10 @@ from grace.compressor import Compressor
 from grace.errors import out_of_range
 from grace.facts import Facts
 from grace.kernels import block_abs_mean, pack, packed_bytes, select_topk, unpack
+from grace.knobs import Share, check_knobs
 from grace.methods.common import sparse_wire
 from grace.methods.common.counts import count_kept
-from grace.methods.common.index_lists import IndexCode, check_code, size, varies
+from grace.methods.common.index_lists import IndexCode, size, varies
 from grace.methods.qsgd import QSGD
 from grace.random import Stream
 from grace.registry import register
@@ -23,7 +24,9 @@ from grace.registry import register
 _TINY = torch.finfo(torch.float32).tiny
 
 
-@register("qsparse", communicator="allgather", memory="residual", family="hybrid")
+@register(
+    "qsparse", communicator="allgather", memory="residual", family="hybrid", cases=["ratio=0.2", "ratio=0.2,quant=3"]
+)
 @dataclass(frozen=True, slots=True)
 class Qsparse(Compressor):
     """Qsparse: the k largest numbers, and of those only the signs, or a few bits.
@@ -54,19 +57,15 @@ class Qsparse(Compressor):
         Computations", NeurIPS 2019, arXiv 1906.02367, lemmas 1 to 3.
     """
 
-    ratio: float = 0.01
+    ratio: Share = 0.01
     quant: Literal["sign"] | int = "sign"
     scaled: bool = False
     index: IndexCode = "auto"
 
     def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
-            raise out_of_range("qsparse", "ratio", self.ratio, "0 < ratio <= 1")
+        check_knobs(self)
         if self.quant != "sign" and not (type(self.quant) is int and 1 <= self.quant < 1 << 15):
             raise out_of_range("qsparse", "quant", self.quant, "'sign', 1, 2, ..., 32767")
-        if not isinstance(self.scaled, bool):
-            raise out_of_range("qsparse", "scaled", self.scaled, "True, False")
-        check_code("qsparse", self.index)
 
     @property
     def varies(self) -> bool:  # type: ignore[override]  # here it depends on a knob

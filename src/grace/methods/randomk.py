@@ -9,15 +9,23 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from grace.compressor import Compressor
-from grace.errors import CompositionError, PayloadError, out_of_range
+from grace.errors import CompositionError, PayloadError
 from grace.facts import Facts
 from grace.kernels import add_subset, take_subset
+from grace.knobs import Share
 from grace.methods.common.counts import count_kept
 from grace.random import Stream
 from grace.registry import register
 
 
-@register("randomk", communicator="allreduce", memory="residual", family="sparsification")
+@register(
+    "randomk",
+    communicator="allreduce",
+    memory="residual",
+    family="sparsification",
+    cases=["ratio=0.3", "ratio=1", "ratio=0.001", "ratio=0.5,scale=true,memory=none", "scale=false,memory=none"],
+    recovers={"whole": "ratio=1,memory=none"},
+)
 @dataclass(frozen=True, slots=True)
 class RandomK(Compressor):
     """Random-k: k positions drawn at random, the same on all ranks, so that no index travels.
@@ -43,14 +51,8 @@ class RandomK(Compressor):
 
     summable: ClassVar[bool] = True
     randomness: ClassVar[Literal["shared", "private"]] = "shared"
-    ratio: float = 0.01
+    ratio: Share = 0.01
     scale: bool | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
-            raise out_of_range("randomk", "ratio", self.ratio, "0 < ratio <= 1")
-        if not (self.scale is None or isinstance(self.scale, bool)):
-            raise out_of_range("randomk", "scale", self.scale, "True, False, None")
 
     @property
     def scaled(self) -> bool:

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from torch import Tensor
 
 from grace.compressor import Compressor
-from grace.errors import CompositionError, out_of_range
+from grace.errors import CompositionError
 from grace.facts import Facts
-from grace.knobs import as_call
-from grace.methods.common.rotation import check_block, rotate, rotate_back
+from grace.kernels import add_scaled_
+from grace.knobs import Rotation, as_call, check_knobs
+from grace.methods.common.rotation import rotate, rotate_back
 from grace.random import Stream
 from grace.registry import method, register
 
 _ROUNDING = 1e-11  # the squared relative error of a rotation and its inverse in float32
 
 
-@register("rht", communicator="allgather", family="rotation")
+@register("rht", communicator="allgather", family="rotation", cases=["block=16", "inner=(lpc:bits=3,block=8),rounds=2"])
 @dataclass(frozen=True, slots=True)
 class RHT(Compressor):
     """Randomised Hadamard transform: rotates blocks at random before another compressor, and back behind it.
@@ -52,13 +54,13 @@ class RHT(Compressor):
     """
 
     inner: Compressor | str = "qsgd"
-    block: int = 1024
-    rounds: int = 1
+    block: Rotation = 1024
+    rounds: Literal[1, 2] = 1
 
     def __post_init__(self) -> None:
-        check_block("rht", self.block)
-        if not (isinstance(self.rounds, int) and self.rounds in (1, 2)):
-            raise out_of_range("rht", "rounds", self.rounds, "1, 2")
+        check_knobs(self)
+        if not isinstance(self.inner, Compressor | str):
+            raise CompositionError(f"rht: inner={self.inner!r} is not a compressor; legal: a Compressor, or its name")
         inner = self.quantizer
         if inner.varies or inner.aggregation == "majority":
             raise CompositionError(
@@ -87,13 +89,14 @@ class RHT(Compressor):
         shared = _shared(rng)
         y = out.new_zeros(out.shape)
         self.quantizer.decompress_add_(wire, y, 1.0, shared)
-        out.add_(rotate_back(y, shared, self.block, self.rounds), alpha=scale)
+        add_scaled_(out, rotate_back(y, shared, self.block, self.rounds), scale)
 
     def facts(self, n: int) -> Facts:
         facts = self.quantizer.facts(n)
         delta = None if facts.contraction is None else min(facts.contraction, 1 - _ROUNDING)
         omega = None if facts.variance is None else max(facts.variance, _ROUNDING)
-        return replace(facts, contraction=delta, variance=omega, deterministic=False)
+        bias = facts.bias * min(n, self.block)  # a number is made of all of its block
+        return replace(facts, contraction=delta, variance=omega, deterministic=False, bias=bias)
 
 
 def _shared(rng: Stream) -> Stream:

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
 from grace.communicators import Allgather
-from grace.errors import out_of_range
 from grace.facts import Facts
+from grace.finite import known
+from grace.knobs import Count, Positive, Range, Share
 from grace.method import Exchanged, Method
 from grace.methods.common import sparse_wire
 from grace.methods.common.counts import count_kept
 from grace.methods.common.index_lists import IndexCode
-from grace.methods.common.tails import QUANTILES, most_stages, threshold
+from grace.methods.common.tails import most_stages, threshold
 from grace.methods.threshold import Threshold
 from grace.peer import Peer
 from grace.registry import register
@@ -40,7 +41,7 @@ class Search(NamedTuple):
     surplus: float = 0.0
 
 
-@register("sidco", memory="residual", family="sparsification")
+@register("sidco", memory="residual", family="sparsification", cases=["ratio=0.2"])
 @dataclass(frozen=True, slots=True)
 class SIDCo(Method[Search]):
     """SIDCo: a threshold from the statistics of the gradient, refined on what exceeds it, instead of a selection.
@@ -74,26 +75,13 @@ class SIDCo(Method[Search]):
     """
 
     varies: ClassVar[bool] = True
-    ratio: float = 0.01
+    ratio: Share = 0.01
     dist: Literal["exp", "gpareto", "gamma"] = "exp"
-    first_ratio: float = 0.25
-    eps: float = 0.2
-    period: int = 5
+    first_ratio: Annotated[float, Range(above=0, below=1)] = 0.25
+    eps: Positive = 0.2
+    period: Count = 5
     index: IndexCode = "auto"
     values: sparse_wire.ValueType = "float32"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
-            raise out_of_range("sidco", "ratio", self.ratio, "0 < ratio <= 1")
-        if self.dist not in QUANTILES:
-            raise out_of_range("sidco", "dist", self.dist, ", ".join(map(repr, QUANTILES)))
-        if not 0 < self.first_ratio < 1:
-            raise out_of_range("sidco", "first_ratio", self.first_ratio, "0 < first_ratio < 1")
-        if not self.eps > 0:
-            raise out_of_range("sidco", "eps", self.eps, "eps > 0")
-        if not (isinstance(self.period, int) and self.period >= 1):
-            raise out_of_range("sidco", "period", self.period, "a whole number >= 1")
-        sparse_wire.check_knobs("sidco", self.index, self.values)
 
     def with_memory(self) -> SIDCo:
         return self
@@ -105,7 +93,7 @@ class SIDCo(Method[Search]):
         eta, surplus = self._threshold(x, state)
         inner = Threshold(eta, index=self.index, values=self.values)
         out = yield from Allgather(inner).exchange(x, None, peer)
-        return Exchanged(out.mean, out.rest, self._next(state, surplus) if out.finite else state, out.finite)
+        return Exchanged(out.mean, out.rest, self._next(state, surplus) if known(out.finite) else state, out.finite)
 
     def _threshold(self, x: Tensor, state: Search) -> tuple[float, float | None]:
         """The threshold, and kept/wanted; None if x is zero or not finite."""

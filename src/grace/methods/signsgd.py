@@ -9,14 +9,14 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from grace.compressor import Compressor, Fused
-from grace.errors import CompositionError, out_of_range
+from grace.errors import CompositionError
 from grace.facts import Facts
-from grace.kernels import majority, votes, votes_bytes, votes_sum
+from grace.kernels import encode_votes, sum_votes, take_majority, votes_bytes
 from grace.random import Stream
 from grace.registry import register
 
 
-@register("signsgd", communicator="allgather", family="quantization")
+@register("signsgd", communicator="allgather", family="quantization", cases=["", "zero=abstain", "zero=plus"])
 @dataclass(frozen=True, slots=True)
 class SignSGD(Fused):
     """SignSGD with majority vote: one bit per element, and the sign of the sum of signs.
@@ -44,10 +44,6 @@ class SignSGD(Fused):
     aggregation: ClassVar[Literal["mean", "majority"]] = "majority"
     zero: Literal["parity", "abstain", "plus"] = "parity"
 
-    def __post_init__(self) -> None:
-        if self.zero not in ("parity", "abstain", "plus"):
-            raise out_of_range("signsgd", "zero", self.zero, "'parity', 'abstain', 'plus'")
-
     def with_memory(self) -> Compressor:
         raise CompositionError(
             "signsgd sends signs without a scale, and a memory of their error would grow without bound; "
@@ -57,13 +53,13 @@ class SignSGD(Fused):
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
     ) -> tuple[Tensor, bool]:
-        return votes(rows, self.zero, (rng.rank or 0) + rng.step, memory, rest)
+        return encode_votes(rows, self.zero, (rng.rank or 0) + rng.step, memory, rest)
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
-        votes_sum(received, out, self.zero, scale, add=add)
+        sum_votes(received, out, self.zero, scale, add=add)
 
     def aggregate_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream) -> None:
-        majority(received, out, self.zero, scale)
+        take_majority(received, out, self.zero, scale)
 
     def facts(self, n: int) -> Facts:
         return Facts(payload=votes_bytes(n, self.zero))

@@ -6,21 +6,22 @@ Letters: q buckets.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from grace import wire as wires
 from grace.compressor import Compressor
-from grace.errors import out_of_range
 from grace.facts import Facts
-from grace.kernels import pack, packed_bytes, quantile_buckets, unpack
+from grace.kernels import add_scaled_, pack, packed_bytes, quantile_buckets, unpack
+from grace.knobs import Range, Share
 from grace.methods.common.buckets import SMALL, check_means, sample_columns
 from grace.random import Stream
 from grace.registry import register
 
 
-@register("sketch", communicator="allgather", memory="residual", family="hybrid")
+@register("sketch", communicator="allgather", memory="residual", family="hybrid", cases=["quantiles=8"])
 @dataclass(frozen=True, slots=True)
 class Sketch(Compressor):
     """Quantile quantization: quantiles cut the numbers into q buckets of equal size; a number becomes its bucket's mean.
@@ -50,17 +51,9 @@ class Sketch(Compressor):
         doi 10.1145/3183713.3196894, section 3.2.
     """
 
-    quantiles: int = 16
+    quantiles: Annotated[int, Range(2, 256)] = 16
     zero_edge: bool = True
-    sample: float = 0.01
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.quantiles, int) and 2 <= self.quantiles <= 256):
-            raise out_of_range("sketch", "quantiles", self.quantiles, "2, 3, ..., 256")
-        if not isinstance(self.zero_edge, bool):
-            raise out_of_range("sketch", "zero_edge", self.zero_edge, "True, False")
-        if not 0 < self.sample <= 1:
-            raise out_of_range("sketch", "sample", self.sample, "0 < sample <= 1")
+    sample: Share = 0.01
 
     @property
     def code_bits(self) -> int:
@@ -80,7 +73,7 @@ class Sketch(Compressor):
         fields = [("means", torch.float32, q), ("codes", torch.uint8, packed_bytes(n, self.code_bits))]
         means, packed = wires.split(wire, fields)
         code = wires.checked_index("codes", unpack(packed, self.code_bits, n).long(), q)
-        out.add_(check_means(means).gather(1, code), alpha=scale)
+        add_scaled_(out, check_means(means).gather(1, code), scale)
 
     def facts(self, n: int) -> Facts:
         payload = 4 * self.quantiles + packed_bytes(n, self.code_bits)

@@ -5,17 +5,22 @@ Letters: R rows of c columns in a sketch; k numbers that are sent; p2 candidates
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.communicators import Allreduce
-from grace.errors import InputError, out_of_range
+from grace.errors import InputError
 from grace.facts import Facts
+from grace.finite import Flag, both, fill_unless_
 from grace.kernels import PRIME, select_topk
+from grace.kernels.finite import all_finite
+from grace.knobs import Count, Odd, Share
+from grace.loan import narrow
 from grace.method import Exchanged, Method
 from grace.methods.common.count_sketch import CountSketch
 from grace.methods.common.counts import count_kept
@@ -23,7 +28,7 @@ from grace.peer import Peer
 from grace.registry import register
 
 
-@register("sketchedsgd", memory="dgc", family="sparsification")
+@register("sketchedsgd", memory="dgc", family="sparsification", cases=["ratio=0.1"])
 @dataclass(frozen=True, slots=True)
 class SketchedSGD(Method[None]):
     """Sketched-SGD: a summed count sketch finds the largest numbers of the mean; their exact values follow.
@@ -55,19 +60,10 @@ class SketchedSGD(Method[None]):
         NeurIPS 2019, arXiv 1903.04488, algorithms 1 and 2.
     """
 
-    ratio: float = 0.001
-    rows: int = 5
-    cols: int = 4
-    p2: int = 4
-
-    def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
-            raise out_of_range("sketchedsgd", "ratio", self.ratio, "0 < ratio <= 1")
-        if not (isinstance(self.rows, int) and self.rows >= 1 and self.rows % 2):
-            raise out_of_range("sketchedsgd", "rows", self.rows, "1, 3, 5, ...")
-        for knob in ("cols", "p2"):
-            if not (isinstance(getattr(self, knob), int) and getattr(self, knob) >= 1):
-                raise out_of_range("sketchedsgd", knob, getattr(self, knob), "a whole number >= 1")
+    ratio: Share = 0.001
+    rows: Annotated[int, Odd()] = 5
+    cols: Count = 4
+    p2: Count = 4
 
     def with_memory(self) -> Method[Any]:
         return self
@@ -78,19 +74,22 @@ class SketchedSGD(Method[None]):
             return Exchanged(x, x if peer.lent.keep_rest else None, None)
         if n >= PRIME:
             raise InputError(f"sketchedsgd hashes fewer than {PRIME} elements, got {n}")
+        finite: Flag = True
         flat, room = x.reshape(-1), peer.lent.scratch(n, x)
         if self._sketches(n):
             sketch = Allreduce(CountSketch(self.rows, self._sizes(n)[0]))
             plain = peer.lending(keep_rest=False, spare=None)
             estimate = yield from sketch.exchange(room.copy_(flat), None, plain)
-            if not estimate.finite:
+            finite = estimate.finite
+            if finite is False:
                 return Exchanged.poisoned(x, None)
             index = select_topk(estimate.mean[None], self._sizes(n)[1])[0]  # [p2 k], the same on all ranks
         else:
             index = torch.arange(n, device=x.device)
         values = flat[index].float()
         exact = yield AllReduce(values)
-        if not bool(exact.isfinite().all()):
+        finite = both(finite, all_finite(exact))
+        if finite is False:
             return Exchanged.poisoned(x, None)
         top = select_topk(exact[None], count_kept(self.ratio, n))[0]  # [k]
         rest = None
@@ -98,7 +97,8 @@ class SketchedSGD(Method[None]):
             flat[index[top]] -= values[top]
             rest = flat.view(x.shape)
         mean = room.zero_().index_copy_(0, index[top], exact[top])
-        return Exchanged(mean.view(x.shape).to(x.dtype), rest, None)
+        mean, finite = narrow(fill_unless_(finite, mean, math.nan), x.dtype, finite)
+        return Exchanged(mean.view(x.shape), rest, None, finite)
 
     def _sizes(self, n: int) -> tuple[int, int]:
         """Columns of the sketch, candidates."""

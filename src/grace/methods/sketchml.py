@@ -6,17 +6,17 @@ Letters: q buckets, of which z hold negative numbers; k non-zeros; far: how many
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from grace import wire as wires
 from grace.compressor import Compressor
-from grace.errors import out_of_range
 from grace.facts import Facts
 from grace.kernels import pack, packed_bytes, quantile_buckets, unpack
-from grace.methods.common import index_lists, minmax_sketch, sparse_wire
+from grace.knobs import Range, Share
+from grace.methods.common import index_lists, minmax_sketch
 from grace.methods.common.bucket_groups import BucketGroups
 from grace.methods.common.buckets import SMALL, check_means, sample_columns
 from grace.methods.common.index_lists import IndexCode
@@ -24,7 +24,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("sketchml", communicator="allgather", memory="residual", family="hybrid")
+@register("sketchml", communicator="allgather", memory="residual", family="hybrid", cases=["", "memory=residual"])
 @dataclass(frozen=True, slots=True)
 class SketchML(Compressor):
     """SketchML: of the non-zeros the places, and a sketch of quantized values. For gradients with many zeros.
@@ -59,22 +59,12 @@ class SketchML(Compressor):
 
     varies: ClassVar[bool] = True
     randomness: ClassVar[Literal["shared", "private"]] = "shared"  # both sides hash
-    quantiles: int = 16
-    groups: int = 8
-    rows: int = 2
-    share: float = 0.3
-    sample: float = 0.01
+    quantiles: Annotated[int, Range(2, 256)] = 16
+    groups: Annotated[int, Range(2, 256)] = 8
+    rows: Annotated[int, Range(1, 16)] = 2
+    share: Share = 0.3
+    sample: Share = 0.01
     index: IndexCode = "auto"
-
-    def __post_init__(self) -> None:
-        for knob, least, most in (("quantiles", 2, 256), ("groups", 2, 256), ("rows", 1, 16)):
-            value = getattr(self, knob)
-            if not (isinstance(value, int) and least <= value <= most):
-                raise out_of_range("sketchml", knob, value, f"{least}, ..., {most}")
-        for knob in ("share", "sample"):
-            if not 0 < getattr(self, knob) <= 1:
-                raise out_of_range("sketchml", knob, getattr(self, knob), f"0 < {knob} <= 1")
-        sparse_wire.check_knobs("sketchml", self.index)
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         encoded = []

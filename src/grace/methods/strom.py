@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from grace import wire as wires
 from grace.compressor import Compressor
-from grace.errors import PayloadError, out_of_range
+from grace.errors import PayloadError
 from grace.facts import Facts
-from grace.methods.common import coded_wire, index_lists, sparse_wire
+from grace.knobs import Positive, Range
+from grace.methods.common import coded_wire, index_lists
 from grace.methods.common.index_lists import IndexCode
 from grace.random import Stream
 from grace.registry import register
 
 
-@register("strom", communicator="allgather", memory="residual", family="hybrid")
+@register("strom", communicator="allgather", memory="residual", family="hybrid", cases=["tau=0.3,relative=false", ""])
 @dataclass(frozen=True, slots=True)
 class Strom(Compressor):
     """A fixed threshold, and one quantum for whatever exceeds it: only places and signs travel.
@@ -51,19 +51,10 @@ class Strom(Compressor):
     """
 
     varies: ClassVar[bool] = True
-    tau: float = 2.0
+    tau: Positive = 2.0
     relative: bool = True
-    quanta: int = 1
+    quanta: Annotated[int, Range(1, 1 << 16)] = 1
     index: IndexCode = "auto"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.tau < math.inf:
-            raise out_of_range("strom", "tau", self.tau, "0 < tau < inf")
-        if not isinstance(self.relative, bool):
-            raise out_of_range("strom", "relative", self.relative, "True, False")
-        if not (isinstance(self.quanta, int) and 1 <= self.quanta <= 1 << 16):
-            raise out_of_range("strom", "quanta", self.quanta, "1, 2, ..., 65536")
-        sparse_wire.check_knobs("strom", self.index)
 
     @property
     def code_bits(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 
@@ -11,12 +12,18 @@ from grace.compressor import Compressor
 from grace.errors import out_of_range
 from grace.facts import Facts
 from grace.kernels import block_norm, block_sizes, spread
+from grace.knobs import Count, check_knobs
 from grace.methods.qsgd import QSGD
 from grace.random import Stream
 from grace.registry import register
 
 
-@register("terngrad", communicator="allgather", family="quantization")
+@register(
+    "terngrad",
+    communicator="allgather",
+    family="quantization",
+    cases=["bucket=32", "clip=2.5", "clip=1,memory=residual"],
+)
 @dataclass(frozen=True, slots=True)
 class TernGrad(Compressor):
     """TernGrad: three levels, -s, 0 and s, with s the largest magnitude of a bucket.
@@ -31,7 +38,8 @@ class TernGrad(Compressor):
         one s (float32) for each bucket, then five values to a byte: 1.6 n + 32 ceil(n/bucket) bits, one round.
     Bias:
         without clipping unbiased; omega = (sqrt(B)-1)/2. With clipping biased where it clips. With ``shrink`` biased;
-        delta = min(1, clip/sqrt(B))/(1+omega). Exact for zeros and one magnitude.
+        delta = min(1, clip/sqrt(B))/(1+omega). Exact for zeros and one magnitude. Numbers below 2^-17 s are always 0: random
+        numbers have 16 bits.
     Differs from the paper:
         the paper has one s for a layer, shares it over workers, and clips at 2.5 standard deviations about the mean,
         which would send a constant as 0; the official code's default is not to clip. Which layers to leave uncompressed
@@ -46,21 +54,18 @@ class TernGrad(Compressor):
     """
 
     clip: float = 0.0
-    bucket: int = 1024
+    bucket: Count = 1024
     shrink: bool = False
 
     def __post_init__(self) -> None:
-        if not (self.clip == 0 or 1 <= self.clip < math.inf):
+        check_knobs(self)
+        if not (self.clip == 0 or self.clip >= 1):
             raise out_of_range("terngrad", "clip", self.clip, "0 (off), or 1 <= clip < inf")
-        if not (isinstance(self.bucket, int) and self.bucket >= 1):
-            raise out_of_range("terngrad", "bucket", self.bucket, "a whole number >= 1")
-        if not isinstance(self.shrink, bool):
-            raise out_of_range("terngrad", "shrink", self.shrink, "True, False")
 
     @property
     def _ternary(self) -> QSGD:
         """One level of QSGD rounds to the same three values."""
-        return QSGD(levels=1, bucket=self.bucket, norm="linf", shrink=self.shrink)
+        return _make_ternary(self.bucket, self.shrink)
 
     def with_memory(self) -> Compressor:
         return replace(self, shrink=True)
@@ -85,5 +90,10 @@ class TernGrad(Compressor):
             # <x, clipped x> >= share |x|^2, as no magnitude exceeds sqrt(B) times the root mean square
             share = min(1.0, self.clip / math.sqrt(min(n, self.bucket)))
             delta = None if facts.contraction is None else facts.contraction * share
-            return replace(facts, unbiased=False, variance=None, contraction=delta)
+            return replace(facts, unbiased=False, variance=None, contraction=delta, bias=0.0)
         return facts
+
+
+@functools.lru_cache
+def _make_ternary(bucket: int, shrink: bool) -> QSGD:
+    return QSGD(levels=1, bucket=bucket, norm="linf", shrink=shrink)

@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllGather, AllReduce, AllToAll, Exchange, Traffic, cost
-from grace.errors import ConfigurationError, out_of_range
+from grace.errors import ConfigurationError
 from grace.facts import Facts
+from grace.finite import fill_unless_
 from grace.kernels import (
     MOST,
     block_count,
@@ -29,16 +31,17 @@ from grace.kernels import (
     unpack,
 )
 from grace.kernels.finite import all_finite
+from grace.knobs import Range, Rotation, check_knobs
 from grace.loan import Loan
 from grace.method import Exchanged, Method
 from grace.methods.common.integer_table import choose_table, count_sum_bits, round_to_table
-from grace.methods.common.rotation import check_block, rotate, rotate_back
+from grace.methods.common.rotation import rotate, rotate_back
 from grace.peer import Peer
 from grace.random import Stream
 from grace.registry import register
 
 
-@register("thc", memory="residual", family="rotation")
+@register("thc", memory="residual", family="rotation", cases=["block=16", "bits=3"])
 @dataclass(frozen=True, slots=True)
 class THC(Method[None]):
     """THC: random rotation, then stochastic rounding to a table of integers that is the same for all, so that sums need
@@ -69,21 +72,15 @@ class THC(Method[None]):
         Homomorphic Compression", NSDI 2024, arXiv 2302.08545.
     """
 
-    bits: int = 4
-    clip: float = 1 / 32
+    bits: Literal[2, 3, 4] = 4
+    clip: Annotated[float, Range(1 / 1024, 1 / 16)] = 1 / 32
     uniform: bool = False
-    block: int = 1024
+    block: Rotation = 1024
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.bits, int) and self.bits in (2, 3, 4)):
-            raise out_of_range("thc", "bits", self.bits, "2, 3, 4")
-        if not isinstance(self.uniform, bool):
-            raise out_of_range("thc", "uniform", self.uniform, "True, False")
+        check_knobs(self)
         if self.bits == 2 and not self.uniform:
             raise ConfigurationError("thc: bits=2 has no table; legal: bits=3, bits=4, or uniform=True")
-        if not 1 / 1024 <= self.clip <= 1 / 16:
-            raise out_of_range("thc", "clip", self.clip, "1/1024 <= clip <= 1/16")
-        check_block("thc", self.block)
 
     @property
     def table(self) -> tuple[int, ...]:
@@ -93,7 +90,7 @@ class THC(Method[None]):
     @property
     def reach(self) -> float:
         """t: A in units of the root mean square."""
-        return NormalDist().inv_cdf(1 - self.clip / 2)
+        return round(NormalDist().inv_cdf(1 - self.clip / 2), 12)  # the last digits differ between libraries of mathematics
 
     def with_memory(self) -> Method[None]:
         return self
@@ -106,13 +103,14 @@ class THC(Method[None]):
         c, sum_bits = math.ceil(n / W), count_sum_bits(g, W)
         rows = loan.work.view(1, n)
         finite = all_finite(rows)
-        if not finite:
-            rows.zero_()
+        fill_unless_(finite, rows, 0.0)
         y = rotate(rows, shared, self.block)
         norm = block_norm(y, self.block)  # [1, nb]
-        norm = yield AllReduce(norm if finite else norm.fill_(math.inf), "max", donate=True)
-        if not bool(norm.isfinite().all()):
+        norm = yield AllReduce(fill_unless_(finite, norm, math.inf), "max", donate=True)
+        finite = all_finite(norm)
+        if finite is False:
             return loan.poison(None)
+        fill_unless_(finite, norm, 0.0)
         reach = self._reach(norm, n)
         z = y.new_zeros(1, W * c, dtype=torch.int64)
         z[:, :n] = round_to_table(self._levels(y, reach), self.table, peer.private("THC"))
@@ -123,7 +121,7 @@ class THC(Method[None]):
         total = wires.checked_index("sums", unpack(answer, sum_bits, c).long(), g * W + 1).view(1, -1)[:, :n]
         if peer.lent.keep_rest:
             rows.sub_(self._numbers(table[z[:, :n]], 1, reach, shared))
-        return loan.give_back(loan.make_room().copy_(self._numbers(total, W, reach, shared)[0]), None)
+        return loan.give_back(loan.make_room().copy_(self._numbers(total, W, reach, shared)[0]), None, finite)
 
     def _reach(self, norm: Tensor, n: int) -> Tensor:
         """A ``[1, nb]``; 0 for blocks that are as good as zero."""

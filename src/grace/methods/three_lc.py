@@ -6,21 +6,24 @@ Letters: n numbers; L = ceil(n/5) bytes of five digits each; a digit is 0, 1 or 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from grace import wire as wires
 from grace.compressor import Compressor
-from grace.errors import PayloadError, out_of_range
+from grace.errors import PayloadError
 from grace.facts import Facts
-from grace.kernels import block_divide, packed_trits_bytes
+from grace.kernels import add_scaled_, block_divide, packed_trits_bytes
+from grace.knobs import Range
 from grace.methods.common.quartic import lengthen_runs, pack_quartic, shorten_runs, unpack_quartic
 from grace.random import Stream
+from grace.refusals import refuse_unless
 from grace.registry import register
 
 
-@register("3lc", communicator="allgather", memory="residual", family="hybrid")
+@register("3lc", communicator="allgather", memory="residual", family="hybrid", cases=["", "zre=false", "s=1.7"])
 @dataclass(frozen=True, slots=True)
 class ThreeLC(Compressor):
     """3LC: three values, -M, 0 and M, five to a byte, and runs of zeros shortened.
@@ -47,14 +50,8 @@ class ThreeLC(Compressor):
         Learning", MLSys 2019, arXiv 1802.07389.
     """
 
-    s: float = 1.0
+    s: Annotated[float, Range(1, below=2)] = 1.0
     zre: bool = True
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.s < 2:
-            raise out_of_range("3lc", "s", self.s, "1 <= s < 2")
-        if not isinstance(self.zre, bool):
-            raise out_of_range("3lc", "zre", self.zre, "True, False")
 
     @property
     def varies(self) -> bool:  # type: ignore[override]
@@ -91,10 +88,9 @@ class ThreeLC(Compressor):
                 packed = lengthen_runs(short[0], L)[None]
             else:
                 top, packed = wires.split(one, [*head, ("digits", torch.uint8, L)])
-                if bool((packed > 242).any()):
-                    raise PayloadError("field 'digits' must be in [0, 242]")
+                refuse_unless((packed <= 242).all(), lambda: PayloadError("field 'digits' must be in [0, 242]"))
             value = unpack_quartic(packed, n).float().sub_(1).mul_(wires.checked_scale("scale", top))
-            row.add_(value, alpha=scale)
+            add_scaled_(row, value, scale)
 
     def facts(self, n: int) -> Facts:
         payload = None if self.zre else 4 + packed_trits_bytes(n)

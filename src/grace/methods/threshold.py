@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,16 +9,23 @@ from typing import ClassVar
 from torch import Tensor
 
 from grace.compressor import Fused
-from grace.errors import out_of_range
 from grace.facts import Facts
 from grace.kernels import root_mean_square
+from grace.knobs import Positive
 from grace.methods.common import sparse_wire
 from grace.methods.common.index_lists import IndexCode
 from grace.random import Stream
 from grace.registry import register
 
 
-@register("threshold", communicator="allgather", memory="residual", family="sparsification")
+@register(
+    "threshold",
+    communicator="allgather",
+    memory="residual",
+    family="sparsification",
+    cases=["v=0.5", "v=1e-6", "v=1e6", "v=1.5,relative=true"],
+    recovers={"sparse": "v=0.5,memory=none"},
+)
 @dataclass(frozen=True, slots=True)
 class Threshold(Fused):
     """Threshold-v: only the numbers whose magnitude exceeds v.
@@ -50,17 +56,10 @@ class Threshold(Fused):
     """
 
     varies: ClassVar[bool] = True
-    v: float = 0.01
+    v: Positive = 0.01
     relative: bool = False
     index: IndexCode = "auto"
     values: sparse_wire.ValueType = "float32"
-
-    def __post_init__(self) -> None:
-        if not (0 < self.v < math.inf):
-            raise out_of_range("threshold", "v", self.v, "0 < v < inf")
-        if not isinstance(self.relative, bool):
-            raise out_of_range("threshold", "relative", self.relative, "True, False")
-        sparse_wire.check_knobs("threshold", self.index, self.values)
 
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from grace.compressor import Fused
-from grace.errors import out_of_range
 from grace.facts import Facts
+from grace.knobs import Share
 from grace.methods.common import sparse_wire
 from grace.methods.common.counts import count_kept
 from grace.methods.common.index_lists import IndexCode, varies
@@ -17,7 +17,14 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("topk", communicator="allgather", memory="residual", family="sparsification")
+@register(
+    "topk",
+    communicator="allgather",
+    memory="residual",
+    family="sparsification",
+    cases=["ratio=0.2", "ratio=1", "ratio=0.001,index=raw", "ratio=0.1,index=rice", "ratio=0.3,values=bfloat16"],
+    recovers={"sparse": "ratio=0.03,memory=none"},
+)
 @dataclass(frozen=True, slots=True)
 class TopK(Fused):
     """Top-k: only the k numbers of largest magnitude.
@@ -46,14 +53,9 @@ class TopK(Fused):
         memory: Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018, arXiv 1809.07599.
     """
 
-    ratio: float = 0.01
+    ratio: Share = 0.01
     index: IndexCode = "auto"
     values: sparse_wire.ValueType = "float32"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
-            raise out_of_range("topk", "ratio", self.ratio, "0 < ratio <= 1")
-        sparse_wire.check_knobs("topk", self.index, self.values)
 
     @property
     def varies(self) -> bool:  # type: ignore[override]  # here it depends on a knob

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
 from grace.communicators import Allgather
-from grace.errors import out_of_range
 from grace.facts import Facts
+from grace.finite import known, store_
+from grace.knobs import Positive, Share
+from grace.loan import narrow
 from grace.method import Exchanged, Method
-from grace.methods.common import sparse_wire
 from grace.methods.common.index_lists import IndexCode
 from grace.methods.common.powers_of_two import PowersOfTwo
 from grace.peer import Peer
@@ -68,19 +69,10 @@ class VarSparse(Method[Memory]):
         2018 workshop, arXiv 1802.06058.
     """
 
-    alpha: float = 1.5
-    zeta: float = 0.999
+    alpha: Positive = 1.5
+    zeta: Share = 0.999
     keep_error: bool = True
     index: IndexCode = "auto"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.alpha < math.inf:
-            raise out_of_range("varsparse", "alpha", self.alpha, "0 < alpha < inf")
-        if not 0 < self.zeta <= 1:
-            raise out_of_range("varsparse", "zeta", self.zeta, "0 < zeta <= 1")
-        if not isinstance(self.keep_error, bool):
-            raise out_of_range("varsparse", "keep_error", self.keep_error, "True, False")
-        sparse_wire.check_knobs("varsparse", self.index)
 
     def init(self, like: Tensor) -> Memory:
         r = torch.zeros(like.shape, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
@@ -101,13 +93,15 @@ class VarSparse(Method[Memory]):
             lent.fill_(math.nan)  # an r too large for its type, too: all ranks then leave the step out
         plain = peer.lending(keep_rest=True, spare=None)
         out = yield from Allgather(PowersOfTwo(self.index)).exchange(lent, None, plain)
-        if not out.finite:
+        if not known(out.finite):
             return Exchanged.poisoned(x, state._replace(seen=None))
         assert out.rest is not None
         sent = sure & (out.rest != r)
         state.d.copy_(d.mul_(math.sqrt(self.zeta)).masked_fill_(sent, 0.0))
-        state.r.copy_(torch.where(sent, out.rest if self.keep_error else 0.0, r))
-        return Exchanged(out.mean.to(x.dtype), None, Memory(state.r, state.d, None))
+        left = torch.where(sent, out.rest if self.keep_error else 0.0, r)
+        mean, finite = narrow(out.mean, x.dtype, True, left)
+        store_(finite, left, state.r)
+        return Exchanged(mean, None, Memory(state.r, state.d, None), finite)
 
     def owed(self, state: Memory) -> Tensor | None:
         return state.r

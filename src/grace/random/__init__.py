@@ -21,6 +21,7 @@ from torch import Tensor
 
 from grace import native
 from grace.dispatch import operation
+from grace.portable import cosine_and_sine, natural_log
 
 _SHARED = 0xFFFFFFFF  # the rank field of a shared stream
 
@@ -104,9 +105,9 @@ class Stream:
         """``[n]`` float32 standard normal numbers (Box-Muller on pairs of 32-bit words)."""
         words = self.words(math.ceil(n / 2), device).to(torch.float64)
         unit = words.add_(2.0**31 + 0.5).mul_(2.0**-32)  # [g, 2] in (0, 1)
-        radius = unit[:, 0].log().mul_(-2).sqrt_()
-        angle = unit[:, 1] * (2 * math.pi)
-        return torch.stack((radius * angle.cos(), radius * angle.sin()), dim=1).view(-1)[:n].float()
+        radius = natural_log(unit[:, 0]).mul_(-2).sqrt_()
+        cosine, sine = cosine_and_sine(unit[:, 1])
+        return torch.stack((radius * cosine, radius * sine), dim=1).view(-1)[:n].float()
 
     def subset(self, n: int, k: int, device: torch.device | str = "cpu") -> Tensor:
         """``[k]`` int64: k distinct positions out of n, every position equally likely; all of them in order if k = n."""

@@ -4,30 +4,44 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable
+from typing import TypeAlias
+
+_Jobs: TypeAlias = "queue.SimpleQueue[Callable[[], None] | None]"
 
 
 class Lane:
     """A first-in-first-out thread. Collectives started from it keep their order on all ranks, whatever thread asks.
 
-    A job reports its own errors: one that escapes ends the lane's thread and is printed by ``threading.excepthook``.
+    A job reports its own errors: one that escapes ends the lane's thread and is printed by ``threading.excepthook``. The
+    thread ends with the lane, closed or dropped.
     """
 
     def __init__(self, name: str):
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._jobs: _Jobs = queue.SimpleQueue()
+        self._thread = threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True)
         self._thread.start()
+        weakref.finalize(self, self._jobs.put, None)
 
     def submit(self, job: Callable[[], None]) -> None:
         """Does ``job`` after all that was submitted before."""
         self._jobs.put(job)
+
+    def drain(self) -> None:
+        """Returns when all is done that was submitted."""
+        done = threading.Event()
+        self._jobs.put(done.set)
+        done.wait()
 
     def close(self, seconds: float = 10.0) -> None:
         """Ends the thread after what was submitted."""
         self._jobs.put(None)
         self._thread.join(seconds)
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-            del job  # so that an idle lane keeps no gradients alive
+
+def _work(jobs: _Jobs) -> None:
+    """Does jobs until None comes. It knows the queue only: a thread that held its lane would keep it for ever."""
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # so that an idle lane keeps no gradients alive

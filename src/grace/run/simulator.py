@@ -98,7 +98,8 @@ class Simulator:
         Raises:
             StateError: it does not fit.
         """
-        found = len(saved["workers"]) if "workers" in saved else 0
+        workers = saved.get("workers") if isinstance(saved, Mapping) else None
+        found = len(workers) if isinstance(workers, list) else 0
         if found != self.world:
             raise StateError(f"the state is of {found} simulated workers, these are {self.world}")
         for worker, one in zip(self.workers, saved["workers"], strict=True):

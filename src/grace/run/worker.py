@@ -9,22 +9,23 @@ import torch
 from torch import Tensor
 
 from grace.collectives import Exchange
-from grace.errors import ConfigurationError, InputError, NonFiniteError, StateError
+from grace.errors import ConfigurationError, InputError, NonFiniteError
+from grace.finite import both, fill_unless_, on_host
+from grace.kernels.finite import all_finite
 from grace.lent import Lent
 from grace.method import Exchanged, Method
 from grace.peer import Peer
 from grace.policy import Policy
-from grace.registry import method as make_method
-from grace.registry import spell
+from grace.run.outlook import Outlook
+from grace.run.saved import WorkerState
 from grace.run.together import Layouts, together
 from grace.workspace import Workspace
 
 NonFinite: TypeAlias = Literal["propagate", "skip", "error"]
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-VERSION = 1
 
 
-def checked_tensor(name: str, x: Tensor) -> None:
+def check_tensor(name: str, x: Tensor) -> None:
     """Refuses what Grace does not exchange.
 
     Raises:
@@ -46,10 +47,12 @@ class Worker:
         rank, world: who this is.
         seed: of all random streams; the same on all ranks.
         nonfinite: what becomes of a tensor in which some rank saw an inf or NaN: its mean is NaN ("propagate", so
-            that loss scaling sees it), 0 ("skip"), or NonFiniteError is raised ("error").
+            that loss scaling sees it), 0 ("skip"), or NonFiniteError is raised ("error"): on an accelerator one step
+            later, since the host does not wait for the answer.
         steps_per_epoch: for schedules that count epochs.
 
-    ``lr`` is the learning rate of the coming step, for memories that follow it; set it before each step.
+    ``lr`` is the learning rate of the coming step, for memories that follow it; set it before each step. ``nonfinite_seen``
+    counts tensors and steps in which some rank saw an inf or NaN; on an accelerator the last step is not among them.
     """
 
     def __init__(
@@ -75,11 +78,19 @@ class Worker:
         self._layouts = Layouts()
         self._states: dict[str, tuple[Method[Any], Any]] = {}
         self._owed: dict[str, Tensor] = {}  # left by a former method, to be added to the next gradient
+        self.nonfinite_seen = 0
+        self._outlook = Outlook()
 
     def exchange(self, tensors: Mapping[str, Tensor]) -> Exchange[dict[str, Exchanged[Any]]]:
         """Averages these tensors over the workers in as few collectives as possible. The tensors are donated; the
         means may live in the worker's workspace, so copy them before the next exchange.
+
+        Raises:
+            NonFiniteError: under ``nonfinite="error"``.
+            PayloadError: what came from the network is not what it should be. On an accelerator both may be of the step
+                before.
         """
+        self._learn()
         names = list(tensors)
         runs = []
         for name, x in tensors.items():
@@ -87,18 +98,19 @@ class Worker:
             if name in self._owed:
                 x.add_(self._owed[name])
             runs.append(method.exchange(x, state, self._peer(name)))
+        exchange = together(runs, self._layouts, self.workspace)
         try:
-            outs = yield from together(runs, self._layouts, self.workspace)
+            if all(on_host(x.device) for x in tensors.values()):
+                outs = yield from exchange
+            else:
+                outs = yield from self._outlook.refusals.watch(exchange)
         except BaseException:
             self.workspace.forget()  # states are what they were
             raise
         for name, out in zip(names, outs, strict=True):
             self._states[name] = (self._states[name][0], out.state)
-            if name in self._owed and out.finite and bool(out.mean.isfinite().all()):
-                del self._owed[name]
         results = dict(zip(names, outs, strict=True))
-        if self.nonfinite != "propagate":
-            self._handle_nonfinite(results)
+        self._judge(results)
         return results
 
     def _peer(self, name: str) -> Peer:
@@ -126,7 +138,7 @@ class Worker:
         held = self._states.get(name)
         if held is None or held[0] is not method:
             if held is None or held[0] != method:
-                checked_tensor(name, x)
+                check_tensor(name, x)
                 if held is not None:
                     self._keep_owed(name, *held)
                 held = (method, method.init(x))
@@ -138,70 +150,76 @@ class Worker:
         if owed is not None:
             self._owed[name] = self._owed[name] + owed if name in self._owed else owed.clone()
 
-    def _handle_nonfinite(self, results: dict[str, Exchanged[Any]]) -> None:
-        bad = [name for name, out in results.items() if not (out.finite and bool(out.mean.isfinite().all()))]
+    def _judge(self, results: dict[str, Exchanged[Any]]) -> None:
+        """What follows from whether the results are finite: at once where the host knows, else at the next step."""
+        bad = []
+        for name, out in results.items():
+            finite = out.finite
+            if self.nonfinite != "propagate" or name in self._owed:
+                finite = both(finite, all_finite(out.mean))
+            if self.nonfinite == "skip":
+                fill_unless_(finite, out.mean, 0.0)
+            if isinstance(finite, Tensor):
+                self._outlook.flags.append((self.step, name, finite))
+            elif finite:
+                self._owed.pop(name, None)
+            else:
+                bad.append(name)
+        self._count(self.step, bad)
+
+    def _learn(self) -> None:
+        """What an accelerator found in the steps before this one."""
+        if not self._outlook.ready:
+            return
+        bad: dict[int, list[str]] = {}
+        for step, name, finite in self._outlook.read():
+            if finite:
+                self._owed.pop(name, None)
+            else:
+                bad.setdefault(step, []).append(name)
+        for step, names in bad.items():
+            self._count(step, names)
+
+    def _catch_up(self) -> None:
+        """Waits for what an accelerator has found so far."""
+        self._learn()
+        self._outlook.send()
+        self._learn()
+
+    def _count(self, step: int, bad: list[str]) -> None:
+        """Notes the tensors of a step that were not finite."""
+        self.nonfinite_seen += len(bad)
         if bad and self.nonfinite == "error":
-            raise NonFiniteError(f"step {self.step}: an inf or NaN in the gradients of {', '.join(map(repr, bad))}")
-        for name in bad:
-            results[name].mean.zero_()
+            where = ", ".join(map(repr, bad))
+            raise NonFiniteError(f"step {step}: an inf or NaN in the gradients of {where}", bad)
 
     def advance(self) -> None:
         """The step has ended."""
         self.step += 1
+        self._outlook.send()
 
     # ---- checkpoints ------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on, as plain containers of tensors. Each rank has its own."""
-        return {
-            "version": VERSION,
-            "rank": self.rank,
-            "world": self.world,
-            "step": self.step,
-            "seed": self.seed,
-            "policy": repr(self.policy),
-            "methods": {name: spell(method) for name, (method, _) in self._states.items()},
-            "states": {name: _plain(state) for name, (_, state) in self._states.items()},
-            "owed": {name: owed.clone() for name, owed in self._owed.items()},
-        }
+        self._catch_up()
+        return WorkerState(self.step, self.seed, self._states, self._owed).save(self.rank, self.world, self.policy)
 
-    def load_state_dict(self, saved: Mapping[str, Any], like: Mapping[str, Tensor]) -> None:
-        """Goes on where ``saved`` stopped. ``like`` has a tensor for every name that may occur.
+    def read_state(self, saved: Any, like: Mapping[str, Tensor]) -> WorkerState:
+        """What ``saved`` says; nothing changes. ``like`` has a tensor for every name that may occur.
 
         Raises:
-            StateError: another version, rank or number of workers; tensors or methods that are not this run's. Nothing
-                has changed then.
+            StateError: damaged, or of another version, rank, policy or number of workers, or of other tensors.
         """
-        missing = {"version", "rank", "world", "step", "seed", "policy", "methods", "states", "owed"} - set(saved)
-        if missing:
-            raise StateError(f"not a Grace state: it lacks {', '.join(sorted(missing))}")
-        for key, mine in (("version", VERSION), ("rank", self.rank), ("world", self.world)):
-            if saved[key] != mine:
-                raise StateError(f"the state is of {key} {saved[key]}, this is {key} {mine}; each rank loads its own")
-        if saved["policy"] != repr(self.policy):
-            raise StateError(f"the state was saved under {saved['policy']}, this is {self.policy!r}; load, then switch")
-        states: dict[str, tuple[Method[Any], Any]] = {}
-        for name, plain in saved["states"].items():
-            if name not in like:
-                raise StateError(f"the state has a tensor {name!r} that this run has not")
-            method = self._spelled(name, saved["methods"][name])
-            states[name] = (method, _filled(name, method.init(like[name]), plain))
-        if strange := saved["owed"].keys() - like.keys():
-            raise StateError(f"the state owes to tensors that this run has not: {', '.join(sorted(strange))}")
-        owed = {
-            name: _filled(name, torch.zeros_like(like[name], dtype=x.dtype), x) for name, x in saved["owed"].items()
-        }
-        self._states, self._owed = states, owed
-        self.step, self.seed = int(saved["step"]), int(saved["seed"])
+        return WorkerState.read(saved, self.rank, self.world, self.policy, like)
 
-    def _spelled(self, name: str, text: str) -> Method[Any]:
-        """The method that a state belongs to: one of the policy, or, after a switch, one that it had before."""
-        for rule in self.policy.rules:
-            if isinstance(rule.method, Method) and spell(rule.method) == text:
-                return rule.method
-        try:
-            return make_method(text)
-        except ConfigurationError as error:
-            raise StateError(f"{name!r} was saved under {text}, which is neither in the policy nor a name") from error
+    def adopt(self, state: WorkerState) -> None:
+        """Goes on from there."""
+        self.step, self.seed, self._states, self._owed = state.step, state.seed, state.states, state.owed
+        self._outlook = Outlook()
+
+    def load_state_dict(self, saved: Any, like: Mapping[str, Tensor]) -> None:
+        """Goes on where ``saved`` stopped; see :meth:`read_state`. If it raises, nothing has changed."""
+        self.adopt(self.read_state(saved, like))
 
     def switch(self, policy: Policy) -> None:
         """From the next exchange on another policy holds. What memories owe is added to the next gradient."""
@@ -210,6 +228,7 @@ class Worker:
 
     def settle(self) -> dict[str, Tensor]:
         """Ends all methods and returns what they owe, by name; they start afresh."""
+        self._catch_up()
         for name, held in self._states.items():
             self._keep_owed(name, *held)
         owed, self._owed, self._states = self._owed, {}, {}
@@ -218,27 +237,3 @@ class Worker:
     def owe(self, owed: Mapping[str, Tensor]) -> None:
         """Adds this to the next gradients."""
         self._owed.update(owed)
-
-
-def _plain(state: Any) -> Any:
-    """A state as tuples, tensors and numbers; tensors are copied."""
-    if isinstance(state, Tensor):
-        return state.clone()
-    return tuple(_plain(part) for part in state) if isinstance(state, tuple) else state
-
-
-def _filled(name: str, fresh: Any, plain: Any) -> Any:
-    """``plain`` in the shape of ``fresh``, which is a state that ``init`` just made."""
-    if isinstance(fresh, Tensor):
-        if not isinstance(plain, Tensor) or plain.shape != fresh.shape or plain.dtype != fresh.dtype:
-            was = f"{plain.dtype} {tuple(plain.shape)}" if isinstance(plain, Tensor) else repr(plain)
-            raise StateError(f"the state of {name!r} should hold {fresh.dtype} {tuple(fresh.shape)}, got {was}")
-        return fresh.copy_(plain)
-    if isinstance(fresh, tuple):
-        if not isinstance(plain, tuple | list) or len(plain) != len(fresh):
-            raise StateError(f"the state of {name!r} should have {len(fresh)} parts, got {plain!r}")
-        parts = [_filled(name, f, p) for f, p in zip(fresh, plain, strict=True)]
-        return type(fresh)(*parts) if hasattr(fresh, "_fields") else tuple(parts)
-    if (fresh is None and isinstance(plain, Tensor)) or (fresh is not None and plain is None):
-        raise StateError(f"the state of {name!r} should be {fresh!r}, got {plain!r}")
-    return _plain(plain)

@@ -1,4 +1,4 @@
-"""Before anything is exchanged: all ranks compare how they were configured."""
+"""What ranks compare before they go on: their configurations at the start, and their states when they load."""
 
 from __future__ import annotations
 
@@ -29,6 +29,30 @@ def agree(fingerprint: Mapping[str, str], transport: Transport, *, seconds: floa
         ) from error
     if text := describe_differences({rank: json.loads(told) for rank, told in enumerate(texts)}):
         raise FingerprintMismatch(f"ranks are configured differently. {text}")
+
+
+def compare_loads(transport: Transport, problem: str | None, common: Mapping[str, str]) -> str:
+    """Before a state is loaded: all ranks tell whether they can load theirs, and what the states must have in common.
+
+    Args:
+        transport: between the ranks.
+        problem: why this rank cannot load its state; None if it can.
+        common: by what it is; the same on all ranks, if their states belong together.
+
+    Returns:
+        Why no rank may load, in words; empty if all can.
+    """
+    try:
+        texts = transport.tell(json.dumps({"problem": problem, "common": dict(common)}), seconds=SECONDS)
+    except AbsentError as error:
+        who = f"ranks {error.ranks}" if error.ranks else "some ranks"
+        return f"{who} did not load a state within {SECONDS:.0f} s: all ranks load, each its own; nothing has changed"
+    told = [json.loads(text) for text in texts]
+    for rank, one in enumerate(told):
+        if one["problem"] is not None:
+            return f"rank {rank} cannot load its state, so no rank does: {one['problem']}"
+    text = describe_differences({rank: one["common"] for rank, one in enumerate(told)})
+    return f"the states do not belong together, so no rank loads. {text}" if text else ""
 
 
 def describe_differences(prints: Mapping[int, Mapping[str, str]], most: int = 5) -> str:

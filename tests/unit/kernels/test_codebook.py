@@ -5,7 +5,7 @@ import torch
 
 from grace import backends
 from grace.errors import InputError
-from grace.kernels import Codebook, codebook, nearest
+from grace.kernels import Codebook, encode_codebook, nearest
 from grace.methods.u8bit import U8bit, table
 from tests.unit.kernels import block_codecs as check
 
@@ -38,7 +38,7 @@ def test_the_search_is_exact_around_every_middle(target: str) -> None:
         near = torch.cat([(middle + d).view(torch.float32) for d in (-1, 0, 1)])
         x = torch.cat((near, entries, torch.tensor([1.0])))[None]
         with backends.using(target):
-            wire, _ = codebook(x, book, x.shape[1])
+            wire, _ = encode_codebook(x, book, x.shape[1])
         assert torch.equal(wire[0, 4:].long(), nearest(x, entries)[0])
 
 

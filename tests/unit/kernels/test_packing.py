@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from grace import backends
-from grace.kernels import packing, reference
+from grace.kernels import packing
+from grace.kernels.packing import reference
 from tests.unit.kernels.native_checks import TARGETS, needs_native, with_threads
 
 

@@ -13,15 +13,15 @@ from torch import Tensor
 from grace import backends
 from grace.errors import InputError, PayloadError
 from grace.kernels import (
-    majority,
-    scaled_signs,
-    scaled_signs_sum,
+    encode_signs,
+    encode_two_means,
+    encode_votes,
     statistics,
-    two_means,
-    two_means_sum,
-    votes,
+    sum_signs,
+    sum_two_means,
+    sum_votes,
+    take_majority,
     votes_bytes,
-    votes_sum,
 )
 
 ISAS = backends.available()[1:]
@@ -31,17 +31,17 @@ Decode = Callable[[list[Tensor], Tensor, int, float, bool], None]
 
 CODECS: dict[str, tuple[Encode, Decode]] = {
     "signs": (
-        lambda x, block, memory, rest: scaled_signs(x, block, block, memory, rest),
-        lambda wires, out, block, weight, add: scaled_signs_sum(wires, out, block, weight, add=add),
+        lambda x, block, memory, rest: encode_signs(x, block, block, memory, rest),
+        lambda wires, out, block, weight, add: sum_signs(wires, out, block, weight, add=add),
     ),
     "two means": (
-        lambda x, block, memory, rest: two_means(x, 0.125, block, memory, rest),
-        lambda wires, out, block, weight, add: two_means_sum(wires, out, block, weight, add=add),
+        lambda x, block, memory, rest: encode_two_means(x, 0.125, block, memory, rest),
+        lambda wires, out, block, weight, add: sum_two_means(wires, out, block, weight, add=add),
     ),
     **{
         zero: (
-            lambda x, block, memory, rest, zero=zero: votes(x, zero, block, memory, rest),  # type: ignore[misc]
-            lambda wires, out, block, weight, add, zero=zero: votes_sum(wires, out, zero, weight, add=add),  # type: ignore[misc]
+            lambda x, block, memory, rest, zero=zero: encode_votes(x, zero, block, memory, rest),  # type: ignore[misc]
+            lambda wires, out, block, weight, add, zero=zero: sum_votes(wires, out, zero, weight, add=add),  # type: ignore[misc]
         )
         for zero in ("parity", "plus", "abstain")
     },
@@ -83,7 +83,7 @@ def everything(codec: str, x: Tensor, memory: Tensor, block: int, most_wires: in
             out.append(total)
         if codec in ("parity", "plus", "abstain"):
             total = torch.full_like(x, math.nan)
-            majority(wires[:count], total, codec, 1.0)  # type: ignore[arg-type]
+            take_majority(wires[:count], total, codec, 1.0)  # type: ignore[arg-type]
             out.append(total)
     return out
 
@@ -138,21 +138,21 @@ def test_values_by_hand(isa: str) -> None:
     x = torch.tensor([[1.0, -3.0, 0.0, -0.0, 4.0]])
     with backends.using(isa):
         rest = torch.empty_like(x)
-        wire, _ = scaled_signs(x.clone(), 4, 0, None, rest)
+        wire, _ = encode_signs(x.clone(), 4, 0, None, rest)
         assert wire[0, :8].view(torch.float32).tolist() == [1, 4]
         assert wire[0, 8:].tolist() == [0b11001]  # the zero at position 3 is positive
         assert rest.tolist() == [[0, -2, 1, -1, 0]]
-        assert scaled_signs(x, 4, 1)[0][0, 8:].tolist() == [0b10101]
-        assert two_means(x, 0.0, 5)[0][0, :8].view(torch.float32).tolist() == [-3, 1.25]
-        assert votes(x, "plus", 0)[0].tolist() == [[0b11101]]
-        assert votes(x, "abstain", 0)[0].tolist() == [[2 + 0 + 9 + 27 + 2 * 81]]
+        assert encode_signs(x, 4, 1)[0][0, 8:].tolist() == [0b10101]
+        assert encode_two_means(x, 0.0, 5)[0][0, :8].view(torch.float32).tolist() == [-3, 1.25]
+        assert encode_votes(x, "plus", 0)[0].tolist() == [[0b11101]]
+        assert encode_votes(x, "abstain", 0)[0].tolist() == [[2 + 0 + 9 + 27 + 2 * 81]]
         out = torch.empty_like(x)
-        wires = [votes(v, "plus", 0)[0] for v in (x, -x, torch.full_like(x, -1.0))]
-        majority(wires, out, "plus", 1.0)
+        wires = [encode_votes(v, "plus", 0)[0] for v in (x, -x, torch.full_like(x, -1.0))]
+        take_majority(wires, out, "plus", 1.0)
         assert out.tolist() == [[-1, -1, 1, 1, -1]]
-        majority(wires[:2], out, "plus", 1.0)
+        take_majority(wires[:2], out, "plus", 1.0)
         assert out.tolist() == [[0, 0, 1, 1, 0]]
-        majority(wires, out, "plus", -2.0)
+        take_majority(wires, out, "plus", -2.0)
         assert out.tolist() == [[1, 1, -1, -1, 1]]
 
 
@@ -177,24 +177,24 @@ def test_corrupted_wires_are_refused_by_name(isa: str, bad: float) -> None:
     x, out = torch.ones(1, 300), torch.empty(1, 300)
     with backends.using(isa):
         for place, name in ((2, "lo"), (5, "hi")):
-            good, wire = two_means(x, 0.0, 100)[0], two_means(x, 0.0, 100)[0]
+            good, wire = encode_two_means(x, 0.0, 100)[0], encode_two_means(x, 0.0, 100)[0]
             wire[0, :24].view(torch.float32)[place] = bad
             with pytest.raises(PayloadError, match=f"'{name}'"):
-                two_means_sum([good, wire], out, 100, 1.0)
-        wire = scaled_signs(x, 100, 0)[0]
+                sum_two_means([good, wire], out, 100, 1.0)
+        wire = encode_signs(x, 100, 0)[0]
         for scale in (bad, -1.0):
             wire[0, :12].view(torch.float32)[1] = scale
             with pytest.raises(PayloadError, match="'scales'"):
-                scaled_signs_sum([wire], out, 100, 1.0)
-        wire = votes(x, "abstain", 0)[0]
+                sum_signs([wire], out, 100, 1.0)
+        wire = encode_votes(x, "abstain", 0)[0]
         wire[0, 59] = 243
         with pytest.raises(PayloadError, match="'votes'"):
-            votes_sum([wire], out, "abstain", 1.0)
+            sum_votes([wire], out, "abstain", 1.0)
         with pytest.raises(PayloadError, match="'votes'"):
-            majority([wire], out, "abstain", 1.0)
+            take_majority([wire], out, "abstain", 1.0)
         for width in (votes_bytes(300, "parity") - 1, votes_bytes(300, "parity") + 1):
             with pytest.raises(PayloadError, match="payload"):
-                majority([torch.zeros(1, width, dtype=torch.uint8)], out, "parity", 1.0)
+                take_majority([torch.zeros(1, width, dtype=torch.uint8)], out, "parity", 1.0)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -203,19 +203,19 @@ def test_other_tensors_are_refused_before_native_code_runs(isa: str) -> None:
     with backends.using(isa):
         for rows in (x.double(), x[:, ::2]):
             with pytest.raises(InputError, match="rows"):
-                scaled_signs(rows, 8, 0)
+                encode_signs(rows, 8, 0)
         with pytest.raises(InputError, match="memory"):
-            two_means(x, 0.0, 8, x[:1], x.clone())
+            encode_two_means(x, 0.0, 8, x[:1], x.clone())
         with pytest.raises(InputError, match="rest"):
-            votes(x, "abstain", 0, None, x[:1])
+            encode_votes(x, "abstain", 0, None, x[:1])
         with pytest.raises(InputError, match="out"):
-            majority([votes(x, "plus", 0)[0]], x.double(), "plus", 1.0)
+            take_majority([encode_votes(x, "plus", 0)[0]], x.double(), "plus", 1.0)
 
 
 @pytest.mark.parametrize("name", ["block_abs_max", "block_abs_mean", "block_norm", "block_sum"])
 def test_statistics_of_blocks(name: str) -> None:
     public = getattr(statistics, name)
-    specified = getattr(importlib.import_module("grace.kernels.reference"), name)
+    specified = getattr(importlib.import_module("grace.kernels.statistics.reference"), name)
     cases = [(2, n, (1, 3, 16, 4096, 10**12)[n % 5]) for n in range(1, 71)]
     for b, n, block in [*cases, (1, 20_011, 4096), (2, 9_000, 5001), (1, 150_003, 70_001), (1, 600_000, 1000)]:
         x = numbers(b, n, n % 3, n).contiguous()

@@ -8,10 +8,9 @@ from torch import Tensor
 
 import grace
 from grace.errors import ConfigurationError, PayloadError
-from grace.kernels import water_filling
 from grace.lent import Lent
 from grace.methods.atomosvd import AtomoSVD
-from grace.methods.common.triples import Triples
+from grace.methods.common.triples import Triples, fill_with_water
 from grace.peer import Peer
 from grace.random import Stream
 from tests.unit.methods.lowrank_helpers import (
@@ -48,15 +47,15 @@ def stream(step: int) -> Stream:
     [([6.0, 1, 1], 2, [1, 0.5, 0.5]), ([4.0, 1, 1, 2], 2, [1, 0.25, 0.25, 0.5]), ([3.0, 0, 2], 2, [1, 0, 1]),
      ([0.0, 0], 1, [0, 0]), ([1.0, 1, 1, 1], 2, [0.5] * 4), ([5.0], 3, [1]), ([1e-40, 1e-40], 1, [0.5, 0.5])],
 )  # fmt: skip
-def test_water_filling(sizes: list[float], budget: int, expected: list[float]) -> None:
-    got = water_filling(torch.tensor(sizes, dtype=torch.float64), budget)
+def test_fill_with_water(sizes: list[float], budget: int, expected: list[float]) -> None:
+    got = fill_with_water(torch.tensor(sizes, dtype=torch.float64), budget)
     torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float64))
 
 
-def test_water_filling_spends_the_budget() -> None:
+def test_fill_with_water_spends_the_budget() -> None:
     for seed in range(20):
         sizes = rand(30, seed=seed).exp()
-        p = water_filling(sizes, 7)
+        p = fill_with_water(sizes, 7)
         assert float(p.sum()) == pytest.approx(7)
         assert 0 < float(p.min()) <= float(p.max()) <= 1
         rest = p < 1
@@ -95,7 +94,7 @@ def test_unbiased_with_the_declared_variance(make: object) -> None:
         total += out[0].double()
         squares += float((out.view(6, 5) - x).square().sum())
     sigma = torch.linalg.svdvals(x.double())
-    p = water_filling(sigma, 2)
+    p = fill_with_water(sigma, 2)
     variance = float((sigma.square() / p).sum() - sigma.square().sum())
     assert squares / draws == pytest.approx(variance, rel=0.15)
     assert variance <= triples.facts(30).variance * float(sigma.square().sum()) * (1 + 1e-9)

@@ -7,7 +7,7 @@ import torch
 
 import grace
 from grace.errors import ConfigurationError
-from grace.kernels import ridge
+from grace.kernels import solve_ridge
 from grace.methods.gradzip import GradZip, GradZipState
 from grace.peer import Peer
 from tests.unit.methods.lowrank_helpers import (
@@ -28,9 +28,9 @@ SHAPE = (12, 3, 5)
 def test_the_vector() -> None:
     """The absolute regulariser 1 is relative 1 for Q and 0.16 for P."""
     matrix = torch.tensor([[3.0, 0.0], [4.0, 0.0]], dtype=torch.float64)
-    p = matrix @ ridge(torch.tensor([[1.0], [0.0]]), 1.0)
+    p = matrix @ solve_ridge(torch.tensor([[1.0, 0.0]]), 1.0).mT
     torch.testing.assert_close(p, torch.tensor([[1.5], [2.0]], dtype=torch.float64))
-    q = matrix.mT @ ridge(p, 1 / 6.25)
+    q = matrix.mT @ solve_ridge(p.mT.float().contiguous(), 1 / 6.25).mT
     torch.testing.assert_close(q, torch.tensor([[12.5 / 7.25], [0.0]], dtype=torch.float64))
     product = torch.tensor([[2.586, 0.0], [3.448, 0.0]], dtype=torch.float64)
     torch.testing.assert_close(p @ q.mT, product, rtol=0, atol=1e-3)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import grace
 from grace.compressor import Compressor
 from grace.errors import PayloadError
-from grace.kernels import spans
+from grace.kernels import split_spans
 from tests.golden.golden import COMPRESSORS
 from tests.unit.methods.tools import roundtrip, row, stream, wire_of
 
@@ -75,8 +75,8 @@ def test_pieces_do_not_show(name: str, monkeypatch: pytest.MonkeyPatch):
         return [wire, rest, out]
 
     whole = once()
-    monkeypatch.setitem(spans.__globals__, "CHUNK", 80)
-    monkeypatch.setattr("grace.kernels.select.CHUNK", 80)
+    monkeypatch.setitem(split_spans.__globals__, "CHUNK", 80)
+    monkeypatch.setattr("grace.kernels.selection.reference.CHUNK", 80)
     for a, b in zip(whole, once(), strict=True):
         assert torch.equal(a, b)
 

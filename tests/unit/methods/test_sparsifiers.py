@@ -149,7 +149,7 @@ def test_rows_of_different_lengths():
         (grace.TopK, {"ratio": 1.01}, r"topk: ratio=1\.01 is out of range"),
         (grace.TopK, {"ratio": math.nan}, "topk: ratio=nan is out of range"),
         (grace.RandomK, {"ratio": -0.5}, r"randomk: ratio=-0\.5 is out of range; legal: 0 < ratio <= 1"),
-        (grace.RandomK, {"scale": "x"}, "randomk: scale='x' is out of range; legal: True, False, None"),
+        (grace.RandomK, {"scale": "x"}, "randomk: scale='x' is out of range; legal: True, False, or none"),
         (grace.Threshold, {"v": 0.0}, r"threshold: v=0\.0 is out of range; legal: 0 < v < inf"),
         (grace.Threshold, {"v": math.inf}, "threshold: v=inf is out of range"),
         (grace.Threshold, {"v": math.nan}, "threshold: v=nan is out of range"),

@@ -9,14 +9,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from grace import backends
+from grace.bench import machine
 
-_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-_USUAL = 32 << 20  # bytes of a last-level cache that nobody tells about
+ENCODE, FEEDBACK, DECODE = OPERATIONS = "encode", "encode with error feedback", "decode and sum"
 _LEAST = 256 << 20  # a virtual machine may tell of less than there is
 _WARM_SECONDS, _MOST_REPEATS = 2e-3, 25  # of one sample of a small case
 
@@ -31,7 +30,7 @@ class Case:
 
     operation: what it is called. run: what is timed. prepare: what is done before, untimed.
     kernels: the backend it runs on, None for the one in use; "torch" for plain torch code. what: how that goes about it.
-    patience: so many times the limit is a run allowed to take.
+    patience: how many times the limit a run may take.
     """
 
     operation: str
@@ -70,8 +69,8 @@ class Clock:
 
     def __init__(self, limit: float, eviction: int | None = None, budget: float = math.inf):
         self.limit, self.budget = limit, budget
-        self.cache = last_level_cache()
-        free = available_memory()
+        self.cache = machine.last_level_cache()
+        free = machine.available_memory()
         self.eviction = eviction or min(max(4 * self.cache, _LEAST), max(free // 4, 1 << 20))
         self._buffer = torch.zeros(self.eviction // 4)
 
@@ -148,32 +147,3 @@ def _steady() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    """So many threads for torch and the kernels, for a while."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def last_level_cache() -> int:
-    """Bytes of the largest cache of this processor, as the system tells; 32 MiB where it does not."""
-    sizes = []
-    for file in _CACHES.glob("index*/size"):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            text = file.read_text().strip()
-            sizes.append(int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[text[-1]])
-    return max(sizes, default=_USUAL)
-
-
-def available_memory() -> int:
-    """Bytes that could be allocated, as the system tells; 4 GiB where it does not."""
-    with contextlib.suppress(OSError, StopIteration, ValueError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
-    return 4 << 30

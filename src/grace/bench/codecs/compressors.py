@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from grace.bench.codecs.clock import Case
-from grace.bench.codecs.goals import DECODE, ENCODE, FEEDBACK
-from grace.bench.codecs.room import WORKERS, Room
+from grace.bench.codecs.clock import DECODE, ENCODE, FEEDBACK, Case
+from grace.bench.codecs.room import Room
 from grace.communicators import Allreduce
 from grace.compressor import Compressor
 from grace.method import Method
@@ -36,23 +36,23 @@ def cases(plain: Method[Any], feedback: Method[Any] | None, room: Room) -> list[
     with_memory = compressor_of(feedback)
     if with_memory is not None:
         out.append(Case(FEEDBACK, _encoder(with_memory, room, remember=True), room.restore))
-    return [*out, _decoder(compressor, room, payloads(plain))]
+    return [*out, _decoder(compressor, room, payloads(plain, room))]
 
 
-def payloads(method: Method[Any]) -> int:
+def payloads(method: Method[Any], room: Room) -> int:
     """How many wires one worker decodes: one where the network has summed them."""
-    return 1 if isinstance(method, Allreduce) else WORKERS
+    return 1 if isinstance(method, Allreduce) else room.workers
 
 
-def stream(compressor: Compressor, rank: int) -> Stream:
+def stream(compressor: Compressor, rank: int, room: Room) -> Stream:
     """The stream that a communicator hands to the compressor of this worker."""
-    peer = Peer(rank, WORKERS, step=1, name="weight")
+    peer = Peer(rank, room.workers, step=1, name="weight")
     shared = compressor.randomness == "shared"
     return peer.shared(compressor.id) if shared else peer.private(compressor.id).fork(0)
 
 
 def _encoder(compressor: Compressor, room: Room, *, remember: bool = False) -> Callable[[], object]:
-    rng = stream(compressor, 0)
+    rng = stream(compressor, 0, room)
     memory, rest = (room.memory, room.rest) if remember else (None, None)
     return lambda: compressor.encode_(room.rows, rng, memory, rest)
 
@@ -60,17 +60,16 @@ def _encoder(compressor: Compressor, room: Room, *, remember: bool = False) -> C
 def _decoder(compressor: Compressor, room: Room, count: int) -> Case:
     """Decodes the wires of so many workers, and adds them up. They are made when they are first needed."""
     wires: list[Tensor] = []
-    scale = 1.0 if compressor.aggregation == "majority" else 1 / WORKERS
-    rng = Peer(0, WORKERS, step=1, name="weight").shared(compressor.id)
+    scale = 1.0 if compressor.aggregation == "majority" else 1 / room.workers
+    rng = Peer(0, room.workers, step=1, name="weight").shared(compressor.id)
 
     def prepare() -> None:
         start = time.perf_counter()
         while len(wires) < count:
             if len(wires) >= 2 and time.perf_counter() - start > _SETUP_SECONDS:
-                made = list(wires)
-                wires.extend(made[i % len(made)] for i in range(len(made), count))
+                wires.extend(itertools.islice(itertools.cycle(list(wires)), count - len(wires)))
             else:
-                rng = stream(compressor, len(wires))
+                rng = stream(compressor, len(wires), room)
                 wires.append(compressor.encode_(room.gradient(len(wires)), rng)[0])
 
     return Case(DECODE, lambda: compressor.aggregate_(wires, room.out, scale, rng), prepare)

@@ -15,9 +15,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from grace.bench.codecs.clock import Case, nothing
-from grace.bench.codecs.goals import DECODE, ENCODE, FEEDBACK
-from grace.bench.codecs.room import WORKERS, Room
+from grace.bench.codecs.clock import DECODE, ENCODE, FEEDBACK, Case, nothing
+from grace.bench.codecs.room import Room
 from grace.collectives import Collective, Exchange
 from grace.lent import Lent
 from grace.method import Exchanged, Method
@@ -25,7 +24,7 @@ from grace.peer import Peer
 from grace.run.simulate import simulate
 from grace.workspace import Workspace
 
-COPIES = 4 * WORKERS  # tensors of the size that are alive at once, as a bound
+COPIES = 4  # tensors of the size for each worker that are alive at once, as a bound
 
 
 @dataclass(slots=True, eq=False)
@@ -47,34 +46,36 @@ class Replay(Case):
         if self.answers is None:
             self._record()
         assert self.answers is not None
-        x, state = self._gradient(0), copied(self.state)
+        x, state = self._gradient(0), copy_state(self.state)
         answers = [answer.clone() for answer in self.answers]
         exchange = self.method.exchange(x, state, self._peer(0, self.workspace))
         clear()
-        before, after = _timed(lambda: next(exchange)), 0.0
+        before, after = _time(lambda: next(exchange)), 0.0
         for i, answer in enumerate(answers):
             if i < len(answers) - 1:
-                before += _timed(lambda answer=answer: exchange.send(answer))  # type: ignore[misc]
+                before += _time(lambda answer=answer: exchange.send(answer))  # type: ignore[misc]
                 continue
             if self.part == "decode":
                 clear()
-            after = _timed(lambda answer=answer: exchange.send(answer))  # type: ignore[misc]
+            after = _time(lambda answer=answer: exchange.send(answer))  # type: ignore[misc]
         self.workspace.reset()
         return {"encode": before, "decode": after, "all": before + after}[self.part]
 
     def _record(self) -> None:
         """Two steps of all workers: the first fills the memories, the second is kept."""
         assert self.method is not None
-        states = [self.method.init(self._gradient(worker)) for worker in range(WORKERS)]
+        assert self.room is not None
+        workers = range(self.room.workers)
+        states = [self.method.init(self._gradient(worker)) for worker in workers]
         answers: list[Tensor] = []
         for step in range(2):
             answers = []
-            self.state = copied(states[0])
+            self.state = copy_state(states[0])
             runs: list[Exchange[Exchanged[Any]]] = [
                 self.method.exchange(self._gradient(worker), states[worker], self._peer(worker, None, step))
-                for worker in range(WORKERS)
+                for worker in workers
             ]
-            runs[0] = _recorded(runs[0], answers)
+            runs[0] = _tap(runs[0], answers)
             states = [out.state for out in simulate(runs)]
         self.answers = answers
 
@@ -85,7 +86,8 @@ class Replay(Case):
         return x.view(-1)[: m * l].view(m, l)
 
     def _peer(self, rank: int, workspace: Workspace | None, step: int = 1) -> Peer:
-        return Peer(rank, WORKERS, step=step, name="weight", lent=Lent(workspace=workspace))
+        assert self.room is not None
+        return Peer(rank, self.room.workers, step=step, name="weight", lent=Lent(workspace=workspace))
 
 
 def cases(plain: Method[Any], feedback: Method[Any] | None, room: Room) -> list[Case]:
@@ -97,19 +99,17 @@ def cases(plain: Method[Any], feedback: Method[Any] | None, room: Room) -> list[
     return [*out, Replay(DECODE, method=plain, room=room, shape=shape, part="decode")]
 
 
-def copied(state: Any) -> Any:
+def copy_state(state: Any) -> Any:
     """A state whose tensors are copies."""
     if isinstance(state, Tensor):
         return state.clone()
     if isinstance(state, tuple):
-        parts = [copied(part) for part in state]
+        parts = [copy_state(part) for part in state]
         return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
     return state
 
 
-def _recorded(
-    exchange: Exchange[Exchanged[Any]], answers: list[Tensor]
-) -> Generator[Collective, Tensor, Exchanged[Any]]:
+def _tap(exchange: Exchange[Exchanged[Any]], answers: list[Tensor]) -> Generator[Collective, Tensor, Exchanged[Any]]:
     """The same exchange; copies of the network's answers are added to ``answers``."""
     try:
         op = next(exchange)
@@ -122,7 +122,7 @@ def _recorded(
         return result
 
 
-def _timed(advance: Callable[[], object]) -> float:
+def _time(advance: Callable[[], object]) -> float:
     """Seconds to the exchange's next collective, or its end."""
     start = time.perf_counter()
     with contextlib.suppress(StopIteration):

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 from dataclasses import dataclass
 
-from grace.bench.codecs.goals import GOALS, canonical
+from grace.bench import machine
+from grace.bench.codecs.room import WORKERS
 from grace.errors import ConfigurationError, out_of_range
-from grace.registry import methods, recipe, split_methods
+from grace.registry import method, methods, recipe, spell, split_methods
 
 COLD = 1_000_000  # from this size on caches are emptied before every sample; smaller tensors are measured warm
-LARGE = 4_000_000  # from this size on only methods with a goal are measured, unless methods were named
-YARDSTICKS, PARTS = "yardsticks", "parts"  # jobs that are no method
+YARDSTICKS = "yardsticks"  # a job that is no method
 _UNITS = {"": 1, "K": 1024, "M": 1_000_000}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([KM]?)")
+_SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)([KM]?)")
 _MOST = 1_000_000_000
 
 
@@ -25,101 +24,92 @@ class Plan:
 
     Args:
         methods: in their canonical form, each once.
-        named: whether somebody asked for just these; then all are measured at all sizes.
         sizes: numbers in a tensor, ascending, each 1 to 1,000,000,000.
-        threads: ascending, each >= 1.
+        threads: ascending, each 1 to 1,024.
         samples: of each case, 3 to 1,000.
         limit: a case of which one run takes more seconds than this is left out, > 0.
         budget: seconds that the samples of a case may take together, > 0; what would take longer is sampled less often.
+        workers: that exchange, 2 to 256: so many wires are decoded.
     """
 
     methods: tuple[str, ...]
-    named: bool
     sizes: tuple[int, ...]
     threads: tuple[int, ...]
     samples: int = 9
     limit: float = 1.0
     budget: float = 0.5
+    workers: int = WORKERS
 
     def __post_init__(self) -> None:
-        for knob, values, legal, most in (
-            ("sizes", self.sizes, f"1 to {_MOST:,}", _MOST),
-            ("threads", self.threads, "1 to 1,024", 1024),
-        ):
+        for knob, values, most in (("sizes", self.sizes, _MOST), ("threads", self.threads, 1024)):
             if not values or not all(1 <= value <= most for value in values):
-                raise out_of_range("codecs", knob, values, legal)
+                raise out_of_range("codecs", knob, values, f"1 to {most:,}")
+        if not self.methods:
+            raise out_of_range("codecs", "methods", "", "one method or more, with commas between")
         if not 3 <= self.samples <= 1000:
             raise out_of_range("codecs", "samples", self.samples, "3 to 1,000")
+        if not 2 <= self.workers <= 256:
+            raise out_of_range("codecs", "workers", self.workers, "2 to 256")
         for knob, seconds in (("limit", self.limit), ("budget", self.budget)):
             if not seconds > 0:
                 raise out_of_range("codecs", knob, seconds, "seconds > 0")
 
-    @classmethod
-    def of(
-        cls,
-        chosen: str | None = None,
-        sizes: str | None = None,
-        threads: str | None = None,
-        samples: int | None = None,
-        *,
-        limit: float | None = None,
-        budget: float | None = None,
-        quick: bool = False,
-    ) -> Plan:
-        """From the words of the command line; what is None takes its default, which is smaller with ``quick``.
-
-        Args:
-            chosen: methods with commas between; "goals" stands for those that have a goal, "all" for these and all registered.
-            sizes: such as "4K,6.5M".
-            threads: such as "1,2".
-            samples: of each case.
-            limit: seconds of one run.
-            budget: seconds of all samples of a case.
-            quick: whether defaults are small.
-
-        Raises:
-            ConfigurationError: a method, size or number that is not legal.
-        """
-        words = split_methods(chosen or ("goals" if quick else "all"))
-        goals = [goal.method for goal in GOALS if goal.method is not None]
-        groups = {"goals": goals, "all": [*goals, *methods()]}
-        found = dict.fromkeys(canonical(name) for word in words for name in groups.get(word, [word]))
-        cores = os.cpu_count() or 1
-        return cls(
-            methods=tuple(sorted(found, key=lambda name: (_family(name), name))),
-            named=chosen is not None and "all" not in words,
-            sizes=tuple(sorted(set(parse_sizes(sizes or ("4K,1M" if quick else "4K,256K,1M,6.5M,25M"))))),
-            threads=tuple(sorted(set(_counts(threads)))) if threads else (1,) if quick or cores == 1 else (1, 2),
-            samples=samples if samples is not None else 3 if quick else 9,
-            limit=limit if limit is not None else 0.5 if quick else 1.0,
-            budget=budget if budget is not None else 0.5,
-        )
-
-    def covers(self, name: str, size: int, threads: int) -> bool:
-        """Whether this method is measured at this size, with so many threads. Methods without a goal are only for smaller
-        tensors and the fewest threads, unless they were named: so that a run takes minutes.
-        """
-        modest = size < LARGE and threads == self.threads[0]
-        return self.named or modest or _has_goal(name)
-
     def jobs(self, size: int, threads: int) -> list[tuple[str, float]]:
         """What is measured at this size, with so many threads, in this order, and about how many seconds each takes."""
-        names = [name for name in self.methods if self.covers(name, size, threads)]
-        return [(name, self._seconds(name, size)) for name in (YARDSTICKS, PARTS, *names)]
+        often, millions = self.samples / 9, size / 1e6
+        each = often * min(0.15 + 1.3 * millions, 6 * self.budget)
+        return [(YARDSTICKS, often * (0.1 + 0.03 * millions)), *((name, each) for name in self.methods)]
 
     def seconds(self) -> float:
         """About how long all of it takes, on two cores of a server; other machines differ by a factor of two or more."""
         return sum(seconds for count in self.threads for size in self.sizes for _, seconds in self.jobs(size, count))
 
-    def _seconds(self, name: str, size: int) -> float:
-        millions, often = size / 1e6, self.samples / 9
-        if name == YARDSTICKS:
-            return often * (0.1 + 0.03 * millions)
-        if name == PARTS:
-            return often * (0.8 + 0.15 * millions) if size >= COLD else 0.0
-        if _has_goal(name):  # the most of it for what it is compared with
-            return min(1.5 * millions, 2.5 * self.budget + 0.2 * millions) + often * (0.2 + 0.04 * millions)
-        return often * min(0.15 + 1.3 * millions, 6 * self.budget)
+
+def plan_of(
+    chosen: str | None = None,
+    sizes: str = "256K,1M,10M",
+    threads: str | None = None,
+    samples: int = 5,
+    *,
+    limit: float = 1.0,
+    budget: float = 0.25,
+    workers: int = WORKERS,
+) -> Plan:
+    """A plan from the words of the command line.
+
+    Args:
+        chosen: methods with commas between; None: all that are registered.
+        sizes: such as "4K,6.5M".
+        threads: such as "1,2"; None: as many as there are cores.
+        samples: of each case.
+        limit: seconds of one run.
+        budget: seconds of all samples of a case.
+        workers: that exchange.
+
+    Raises:
+        ConfigurationError: a method, size or number that is not legal.
+    """
+    counts = parse_counts(threads) if threads else [machine.cores()]
+    names = methods() if chosen is None else split_methods(chosen)
+    return Plan(by_family(names), ascending(parse_sizes(sizes)), ascending(counts), samples, limit, budget, workers)
+
+
+def by_family(names: list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    """Each method once, in its canonical form, beside its kin."""
+    found = {canonical(name) for name in names}
+    return tuple(sorted(found, key=lambda name: (recipe(name.partition(":")[0]).family, name)))
+
+
+@functools.cache
+def canonical(name: str) -> str:
+    """One string for all that make the same method: the bare name where that is enough, else as ``spell`` writes it."""
+    made, bare = method(name), name.partition(":")[0]
+    return bare if method(bare) == made else spell(made)
+
+
+def ascending(numbers: list[int]) -> tuple[int, ...]:
+    """Each number once."""
+    return tuple(sorted(set(numbers)))
 
 
 def parse_sizes(text: str) -> list[int]:
@@ -147,19 +137,15 @@ def size_text(size: int) -> str:
     return f"{size // 1024}K" if size >= 1024 and size % 1024 == 0 else str(size)
 
 
-def _counts(text: str) -> list[int]:
+def parse_counts(text: str) -> list[int]:
+    """``"1,2"`` -> ``[1, 2]``.
+
+    Raises:
+        ConfigurationError: not such a list.
+    """
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
         raise ConfigurationError(
             f"codecs: threads {text!r} are not whole numbers with commas between; legal: such as 1,2"
         ) from error
-
-
-@functools.cache
-def _has_goal(name: str) -> bool:
-    return any(goal.is_about(name) for goal in GOALS)
-
-
-def _family(name: str) -> str:
-    return recipe(name.partition(":")[0]).family

@@ -1,160 +1,83 @@
-"""The document on a terminal: goals first, then all methods, then what has changed."""
+"""The document on a terminal: what methods take, and on which links they are worth it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from grace.bench.codecs.baseline import Change, Comparison
-from grace.bench.codecs.goals import DECODE, ENCODE, FEEDBACK, RATIO, SPEEDUP, position
+from grace.bench import machine
+from grace.bench.codecs.clock import DECODE, ENCODE, FEEDBACK
 from grace.bench.codecs.plan import size_text
+from grace.bench.report.tables import amount, plain_table, share
 
-_HEADINGS = {ENCODE: "encode", FEEDBACK: "encode + memory", DECODE: "decode, sum"}
-_MOST_CHANGES = 20
-_BUSY = 0.5  # load for each core, above which times are doubtful
+HEADINGS = {ENCODE: "encode", FEEDBACK: "encode + memory", DECODE: "decode, sum"}
+_NOTE = (
+    "In ms, medians. Faster: the link speed below which encoding, moving and decoding take less time than a ring "
+    "all-reduce; memory included where the recipe has one; nothing overlaps. Links: times faster than the better of the two."
+)
 
 
-def view(document: dict[str, Any], comparison: Comparison | None = None) -> RenderableType:
+def view(document: dict[str, Any]) -> RenderableType:
     """All that a person wants to see of it."""
     parts: list[RenderableType] = []
-    machine = document["environment"]
     for count in document["plan"]["threads"]:
-        mine = [row for row in document["rows"] if row["threads"] == count]
-        if mine:
-            parts += [_methods(mine, count), Text()]
-    lines = sorted(goal_lines(document), key=lambda line: (line["size"], line["threads"], position(line["row"])))
-    if lines:
-        parts += [_goals(lines), _score(lines), Text()]
-    parts += [_yardsticks(document["yardsticks"]), Text()]
-    parts += list(_omissions(document))
-    if comparison is not None:
-        parts += [Text(), _changes(comparison)]
-    if (load := machine.get("load_before") or 0.0) > _BUSY * machine["cores"]:
-        parts.append(
-            Text(
-                f"note: the machine was busy (load {load:.1f} on {machine['cores']} cores): measure again",
-                style="yellow",
-            )
-        )
-    parts.append(
-        Text(
-            f"{machine['kernels']} on {machine['processor']}, {machine['cores']} cores; torch {machine['torch']}; "
-            f"{document['seconds']:.0f} s",
-            style="dim",
-        )
-    )
-    return Group(*parts)
+        for size in document["plan"]["sizes"]:
+            place = {"size": size, "threads": count}
+            rows = [row for row in document["rows"] if place.items() <= row.items()]
+            if rows:
+                worth = {row["method"]: row for row in document["worth"] if place.items() <= row.items()}
+                parts += [_table(rows, worth, document["plan"]["workers"]), Text()]
+    if parts:
+        parts += [Text(_NOTE, style="dim"), Text()]
+    return Group(*parts, *omissions(document), *footer(document))
 
 
-def goal_lines(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every goal that was measured: its numbers, and where they come from."""
-    for row in document["rows"]:
-        where = {"size": row["size"], "threads": row["threads"], "method": row["method"]}
-        others = {other["kernels"]: other for other in row["others"]}
-        times = {name: others[name]["times"] for name in ("reference", "torch") if name in others}
-        for goal in row["goals"]:
-            yield {**goal, **where, "kernels": row["kernels"], "times": times if goal["unit"] == RATIO else {}}
-        for other in row["others"]:
-            for goal in other["goals"]:
-                if goal["unit"] == RATIO:
-                    yield {**goal, **where, "kernels": other["kernels"], "times": {}}
+def _table(rows: list[dict[str, Any]], worth: dict[str, dict[str, Any]], workers: int) -> RenderableType:
+    size, count = rows[0]["size"], rows[0]["threads"]
+    table = plain_table(f"{size_text(size)} elements, {workers} workers, {count} thread{'s' if count > 1 else ''}")
+    table.add_column("method", no_wrap=True)
+    links = [one["link"] for row in worth.values() for one in row["links"]]
+    for heading in (
+        *HEADINGS.values(), "moved", "vs fp32", "faster than fp32", "faster than bf16", *dict.fromkeys(links)
+    ):  # fmt: skip
+        table.add_column(heading, justify="right")
+    for name in dict.fromkeys(row["method"] for row in rows):
+        times = {row["operation"]: number(row["microseconds"] / 1000) for row in rows if row["method"] == name}
+        cells = [Text(times.get(operation, "-")) for operation in HEADINGS]
+        if row := worth.get(name):
+            cells += [Text(amount(row["moved_bytes"])), Text(share(row["relative_to_fp32"]))]
+            cells += [_speed(row[f"faster_than_{dense}_below"]) for dense in ("fp32", "bf16")]
+            cells += [_times(one["speedup"]) for one in row["links"]]
+        table.add_row(name, *cells)
+    return table
 
 
+def _speed(bits: float | None) -> Text:
+    """The speed of a link below which something holds."""
+    if bits == 0:
+        return Text("never", style="red")
+    if bits is None:
+        return Text("always", style="green")
+    for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
+        if bits >= size or unit == "kbit/s":
+            return Text(f"< {number(bits / size)} {unit}")
+    raise AssertionError("unreachable")
+
+
+def _times(factor: float) -> Text:
+    return Text(f"{number(factor)}x", style="green" if factor > 1 else "red")
+
+
+# ---- what other tables of such documents have too -------------------------------------------------------------------
 def number(value: float) -> str:
     """Three digits, without an exponent."""
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
 
 
-def _plain_table(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
-
-
-def _goals(lines: Sequence[dict[str, Any]]) -> RenderableType:
-    table = _plain_table("goals")
-    table.add_column("row")
-    for heading in (
-        "elements",
-        "threads",
-        "measured",
-        "quartiles",
-        "unit",
-        "goal",
-        "",
-        "vs reference",
-        "vs torch code",
-    ):
-        table.add_column(heading, justify="left" if heading in ("unit", "") else "right", no_wrap=True)
-    last = None
-    for line in lines:
-        place = (size_text(line["size"]), str(line["threads"]))
-        if last not in (None, place):
-            table.add_section()
-        met = line["met"]
-        beyond = met and line["stretch"] is not None and line["value"] <= line["stretch"]
-        table.add_row(
-            line["row"], *place, Text(number(line["value"]), style="green" if met else "red"),
-            f"{number(line['low'])} to {number(line['high'])}", Text(line["unit"], style="dim"), number(line["goal"]),
-            Text("met, and stretch" if beyond else "met" if met else "not met", style="green" if met else "red"),
-            *(_times(line["times"].get(name), name) for name in ("reference", "torch")),
-        )  # fmt: skip
-        last = place
-    return table
-
-
-def _times(factor: float | None, name: str) -> Text:
-    """How often slower the other code is; plain torch code should be so by far."""
-    if factor is None:
-        return Text()
-    style = "" if name != "torch" else "green" if factor >= SPEEDUP else "red"
-    return Text(f"{number(factor)}x", style=style)
-
-
-def _score(lines: Sequence[dict[str, Any]]) -> RenderableType:
-    met = sum(line["met"] for line in lines)
-    return Text(f"{met} of {len(lines)} goals met", style="green" if met == len(lines) else "red")
-
-
-def _methods(rows: Sequence[dict[str, Any]], count: int) -> RenderableType:
-    """A line for each method; cold ones in multiples of ``add_``, small ones in microseconds."""
-    table = _plain_table(
-        f"{count} thread{'s' if count > 1 else ''}: microseconds where marked us, else multiples of y.add_(x); medians"
-    )
-    table.add_column("method", no_wrap=True)
-    columns = sorted({(row["size"], list(_HEADINGS).index(row["operation"])) for row in rows if row["method"]})
-    names = list(_HEADINGS)
-    for size, index in columns:
-        table.add_column(f"{size_text(size)}\n{_HEADINGS[names[index]]}", justify="right")
-    cells: dict[str, dict[tuple[int, int], Text]] = {}
-    for row in rows:
-        if row["method"] is None:
-            continue
-        goal = next((goal for goal in row["goals"]), None)
-        style = "" if goal is None else "green" if goal["met"] else "red"
-        shown = number(row["ratio"]) if row["cold"] else f"{number(row['microseconds'])} us"
-        place = (row["size"], names.index(row["operation"]))
-        cells.setdefault(row["method"], {})[place] = Text(shown, style=style)
-    for name, found in cells.items():
-        table.add_row(name, *(found.get(place, Text("-", style="dim")) for place in columns))
-    return table
-
-
-def _yardsticks(rows: Sequence[dict[str, Any]]) -> RenderableType:
-    table = _plain_table("yardsticks")
-    for heading in ("operation", "elements", "threads", "microseconds", "x add_", "quartiles"):
-        table.add_column(heading, justify="left" if heading == "operation" else "right")
-    for row in rows:
-        table.add_row(
-            row["operation"], size_text(row["size"]), str(row["threads"]), number(row["microseconds"]),
-            number(row["ratio"]), f"{number(row['low'])} to {number(row['high'])}",
-        )  # fmt: skip
-    return table
-
-
-def _omissions(document: dict[str, Any]) -> Iterator[RenderableType]:
+def omissions(document: dict[str, Any]) -> Iterator[RenderableType]:
     """What is not in the tables, by reason."""
     groups: dict[str, set[str]] = {}
     for one in document["left_out"]:
@@ -168,32 +91,14 @@ def _omissions(document: dict[str, Any]) -> Iterator[RenderableType]:
         yield Text(f"failed: {one['method']}, {one['size']} elements: {one['error']}", style="red")
 
 
-def _changes(comparison: Comparison) -> RenderableType:
-    parts: list[RenderableType] = []
-    for title, found in (("slower", comparison.slower()), ("faster", comparison.faster())):
-        table = _plain_table(f"{title} than the baseline, beyond the spread of both: {len(found)}")
-        for heading in ("operation", "method", "elements", "threads", "then", "now", "change"):
-            table.add_column(heading, justify="left" if heading in ("operation", "method") else "right")
-        for change in found[:_MOST_CHANGES]:
-            table.add_row(*_cells(change), style="red" if title == "slower" else "green")
-        if found:
-            parts.append(table)
-        if len(found) > _MOST_CHANGES:
-            parts.append(Text(f"... and {len(found) - _MOST_CHANGES} more", style="dim"))
-    same = len(comparison.changes) - len(comparison.slower()) - len(comparison.faster())
-    parts.append(
-        Text(
-            f"against the baseline: {len(comparison.slower())} slower, {len(comparison.faster())} faster, {same} within "
-            f"the spread; {len(comparison.new)} only now, {len(comparison.missing)} only then"
-        )
+def footer(document: dict[str, Any]) -> Iterator[RenderableType]:
+    """The machine, and whether it had something else to do."""
+    found = document["environment"]
+    if machine.is_busy(found.get("load_before"), found["cores"]):
+        text = f"note: the machine was busy (load {found['load_before']:.1f} on {found['cores']} cores): measure again"
+        yield Text(text, style="yellow")
+    yield Text(
+        f"{found['kernels']} on {found['processor']}, {found['cores']} cores; torch {found['torch']}; "
+        f"{document['seconds']:.0f} s",
+        style="dim",
     )
-    for name, (then, now) in comparison.differs.items():
-        parts.append(Text(f"note: {name} was {then}, now {now}", style="yellow"))
-    return Group(*parts)
-
-
-def _cells(change: Change) -> list[str]:
-    return [
-        change.operation, change.method or "", size_text(change.size), str(change.threads), number(change.then),
-        number(change.now), f"{change.percent:+.0f} %",
-    ]  # fmt: skip

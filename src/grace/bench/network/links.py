@@ -66,6 +66,18 @@ def link(text: str, latency: str | float = 0.0) -> Link:
     return Link(name, rate, seconds)
 
 
+def parse_links(text: str, latency: str | float = 0.0) -> list[Link]:
+    """The links of names with commas between, each once.
+
+    Raises:
+        ConfigurationError: one is no link, or none is named.
+    """
+    found = list(dict.fromkeys(link(name, latency) for name in text.split(",") if name.strip()))
+    if not found or not all(one.shaped for one in found):
+        raise ConfigurationError(f"links {text!r}: name one or more speeds, with commas between, such as 1gbit,10gbit")
+    return found
+
+
 def seconds_of(text: str) -> float:
     """Seconds of "0.1ms", "50us", "1s"; "0" is none.
 

@@ -17,7 +17,7 @@ from grace.bench.tasks.embedded.chunks import Array, stream
 from grace.bench.tasks.embedded.stdlib import stdlib_bytes
 from grace.bench.tasks.files import text as files
 from grace.bench.tasks.schedules import warm_cosine
-from grace.bench.tasks.suite import Loaded, SuiteTask, loaded
+from grace.bench.tasks.suite import Loaded, SuiteTask
 from grace.errors import DataError
 
 Batch = tuple[Tensor, Tensor]
@@ -33,6 +33,9 @@ class GPT2(SuiteTask):
         tokens: rows of the embedding. context: tokens of a window. windows: that are evaluated.
     """
 
+    name = "gpt2_small"
+    about = "GPT-2 small on text; not in the survey"
+    model_size = 124_439_808, 148
     metric = "bits_per_byte"
     better: Literal["higher", "lower"] = "lower"
     batch, epochs, clip = 8, 1, 1.0
@@ -61,7 +64,7 @@ class GPT2(SuiteTask):
             if len(self.text[part]) <= self.context + 1:
                 size = len(self.text[part])
                 raise DataError(f"the {part} text has {size} tokens; {self.context + 2} and more make a window")
-        return loaded(name, self.text, len(self.text["train"]) // self.context)
+        return Loaded.of(name, self.text, len(self.text["train"]) // self.context)
 
     def model(self) -> nn.Module:
         return models.GPT(self.tokens, self.context, self.layers, self.heads, self.width)
@@ -94,7 +97,7 @@ class GPT2(SuiteTask):
     def lr(self, step: int) -> float:
         return warm_cosine(step, self.steps, self.rate, self.warm, floor=0.1)
 
-    def measured(self, model: nn.Module) -> dict[str, float]:
+    def measure(self, model: nn.Module) -> dict[str, float]:
         test = self.text["test"]
         starts = np.linspace(0, len(test) - self.context - 1, self.windows).astype(int)
         nats = 0.0
@@ -107,6 +110,9 @@ class GPT2(SuiteTask):
 class GPTSmall(GPT2):
     """Four layers of width 128 on bytes, windows of 128."""
 
+    name = "gpt_small"
+    about = "transformer on the bytes of Python's standard library: real data"
+    model_size = 842_496, 52
     four_worker_steps = 400
     tokens, context, layers, heads, width = _BYTES, 128, 4, 4, 128
     rate, warm = 2e-3, 20

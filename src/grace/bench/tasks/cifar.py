@@ -10,7 +10,7 @@ from torch import nn
 from grace.bench.tasks import models
 from grace.bench.tasks.images import CifarTask
 from grace.bench.tasks.pictures import Augmentation
-from grace.bench.tasks.schedules import interpolated, piecewise
+from grace.bench.tasks.schedules import interpolate, piecewise
 
 
 class _Stepped(CifarTask):
@@ -27,6 +27,9 @@ class _Stepped(CifarTask):
 class ResNet20(_Stepped):
     """ResNet-20 v2 on CIFAR-10."""
 
+    name = "resnet20"
+    about = "ResNet-20 v2 on CIFAR-10"
+    model_size = 269_467, 51
     paper_row = "ResNet-20 / CIFAR-10"
     target = 0.9086
     widths: ClassVar[Sequence[int]] = (16, 32, 64)
@@ -40,6 +43,9 @@ class ResNet20(_Stepped):
 class ResNet20Small(ResNet20):
     """Half the channels; norms that forget within a short run."""
 
+    name = "resnet20_small"
+    about = "ResNet-20 with half the channels, on shapes"
+    model_size = 67_890, 51
     batch, four_worker_steps, embedded = 32, 500, (10_000, 2_000)
     widths, classes, decay, eps = (8, 16, 32), 10, 0.9, 1e-5
     target = 0.88
@@ -48,6 +54,9 @@ class ResNet20Small(ResNet20):
 class DenseNet40(_Stepped):
     """DenseNet-40 (k = 12) on CIFAR-10."""
 
+    name = "densenet40_k12"
+    about = "DenseNet-40 (k = 12) on CIFAR-10"
+    model_size = 357_491, 158
     paper_row = "DenseNet40-K12 / CIFAR-10"
     target = 0.9207
     growth: ClassVar[int] = 12
@@ -61,6 +70,9 @@ class DenseNet40(_Stepped):
 class DenseNetSmall(DenseNet40):
     """Three stages of four layers, k = 8."""
 
+    name = "densenet_small"
+    about = "DenseNet with 12 layers (k = 8), on shapes"
+    model_size = 25_018, 62
     batch, four_worker_steps, embedded = 32, 400, (10_000, 2_000)
     growth, layers, stem, classes = 8, (4, 4, 4), 8, 10
     nesterov = True  # a short run gets further with it
@@ -70,6 +82,9 @@ class DenseNetSmall(DenseNet40):
 class ResNet9(CifarTask):
     """The DAWNBench network on CIFAR-10; its own schedule, normalisation and cutout."""
 
+    name = "resnet9"
+    about = "ResNet-9 on CIFAR-10"
+    model_size = 6_573_120, 25
     paper_row = "ResNet-9 / CIFAR-10"
     target = 0.9167
     batch_in_all = 512
@@ -83,12 +98,15 @@ class ResNet9(CifarTask):
         return models.ResNet9(self.widths, self.classes)
 
     def lr(self, step: int) -> float:
-        return interpolated(step, self.steps, self.peak, (0, 5 / 24, 1), (0, 1, 0))
+        return interpolate(step, self.steps, self.peak, (0, 5 / 24, 1), (0, 1, 0))
 
 
 class ResNet9Small(ResNet9):
     """An eighth of the channels."""
 
+    name = "resnet9_small"
+    about = "ResNet-9 with an eighth of the channels, on shapes"
+    model_size = 103_944, 25
     batch, batch_in_all, four_worker_steps, embedded = 32, 0, 400, (10_000, 2_000)
     augmentation = Augmentation(reflect=True, cutout=8)
     widths = (8, 16, 32, 64)
@@ -98,6 +116,9 @@ class ResNet9Small(ResNet9):
 class VGG16(_Stepped):
     """VGG16 on CIFAR-10."""
 
+    name = "vgg16_cifar"
+    about = "VGG16 on CIFAR-10"
+    model_size = 14_982_987, 30
     paper_row = "VGG16 / CIFAR-10"
     target = 0.8632
     widths: ClassVar[Sequence[int]] = (64, 128, 256, 512, 512)
@@ -111,6 +132,9 @@ class VGG16(_Stepped):
 class VGG16Small(VGG16):
     """A quarter of the channels and less; started with twice the variance, for a short run."""
 
+    name = "vgg16_small"
+    about = "VGG16 with a quarter of the channels and less, on shapes"
+    model_size = 335_386, 30
     batch, four_worker_steps, embedded = 32, 800, (10_000, 2_000)
     widths, hidden, classes, scale = (16, 32, 64, 64, 64), 64, 10, 2.0
     peak, marks = 0.02, (0.7, 0.9)

@@ -15,6 +15,9 @@ from grace.bench.tasks.schedules import piecewise
 class ResNet50(ImageNetTask):
     """ResNet-50 v1 on ImageNet. The peak learning rate is for each 256 images of all workers."""
 
+    name = "resnet50"
+    about = "ResNet-50 v1 on ImageNet"
+    model_size = 25_559_081, 161
     paper_row = "ResNet-50 / ImageNet"
     target = 0.7537
     batch, epochs = 64, 90
@@ -36,6 +39,9 @@ class ResNet50(ImageNetTask):
 class ResNet50Small(ResNet50):
     """A quarter of the width, one block in each stage, 64 x 64 pixels and 40 classes."""
 
+    name = "resnet50_small"
+    about = "ResNet with four bottlenecks, on shapes with textures"
+    model_size = 527_417, 53
     batch, four_worker_steps = 32, 500
     size, classes, width, blocks = 64, 41, 16, (1, 1, 1, 1)
     per_256, marks = 0.2, (0.5, 0.8, 0.94)
@@ -46,6 +52,9 @@ class ResNet50Small(ResNet50):
 class VGG19(ImageNetTask):
     """VGG-19 on ImageNet."""
 
+    name = "vgg19"
+    about = "VGG-19 on ImageNet"
+    model_size = 143_671_337, 38
     paper_row = "VGG19 / ImageNet"
     target = 0.6890
     batch, epochs = 64, 90
@@ -70,6 +79,9 @@ class VGG19(ImageNetTask):
 class VGG11Small(VGG19):
     """Eight convolutions of a quarter of the channels and less, 64 x 64 pixels and 40 classes, no dropout."""
 
+    name = "vgg11_small"
+    about = "VGG with eight convolutions, on shapes with textures"
+    model_size = 623_497, 22
     batch, four_worker_steps = 32, 600
     local_decay = 1e-4
     size, classes = 64, 41

@@ -14,7 +14,7 @@ from torch.nn import functional
 from grace.bench.tasks import metrics, models
 from grace.bench.tasks.embedded.feedback import feedback
 from grace.bench.tasks.files.movielens import movielens
-from grace.bench.tasks.suite import Loaded, SuiteTask, epochs_of, loaded
+from grace.bench.tasks.suite import Loaded, SuiteTask, epochs_of
 
 Batch = tuple[Tensor, Tensor, Tensor]
 _USERS_AT_ONCE = 5000  # when evaluating
@@ -29,6 +29,9 @@ class NCF(SuiteTask):
         embedded: users and items of the embedded set.
     """
 
+    name = "ncf"
+    about = "recommendation on MovieLens-20M"
+    model_size = 31_832_577, 10
     paper_row = "NCF / MovieLens-20M"
     target = 0.9598
     metric = "hr10"
@@ -54,7 +57,7 @@ class NCF(SuiteTask):
         self.users, self.items = max(self.users, len(self.held)), max(self.items, self.touched)
         self.candidates = None
         name = "latent feedback" if root is None else "MovieLens-20M"
-        return loaded(name, arrays, len(self.pairs) * (1 + self.negatives), procedural=root is None)
+        return Loaded.of(name, arrays, len(self.pairs) * (1 + self.negatives), procedural=root is None)
 
     def model(self) -> nn.Module:
         return models.NCF(self.users, self.items, self.factors, self.layers, self.dropout)
@@ -82,7 +85,7 @@ class NCF(SuiteTask):
     def lr(self, step: int) -> float:
         return self.rate
 
-    def measured(self, model: nn.Module) -> dict[str, float]:
+    def measure(self, model: nn.Module) -> dict[str, float]:
         if self.candidates is None:  # only the worker that evaluates draws them
             untouched = metrics.negatives(self.pairs, self.held, self.touched)
             self.candidates = torch.from_numpy(np.concatenate([untouched, self.held[:, None]], axis=1))
@@ -97,6 +100,9 @@ class NCF(SuiteTask):
 class NCFSmall(NCF):
     """Tables of 6,000 users and 2,000 items, a quarter of the widths, no dropout."""
 
+    name = "ncf_small"
+    about = "recommendation, on latent feedback"
+    model_size = 390_801, 10
     batch, batch_in_all, four_worker_steps = 1024, 0, 1500
     users, items, factors, layers, dropout = 6_000, 2_000, 16, (64, 64, 32, 16), 0.0
     target = 0.54

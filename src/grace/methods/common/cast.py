@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from grace import wire as wires
 from grace.compressor import Compressor
 from grace.facts import Facts
-from grace.kernels.spans import spans
+from grace.kernels import add_scaled_, split_spans
 from grace.random import Stream
 
 
@@ -20,6 +21,7 @@ class Cast(Compressor):
 
     summable: ClassVar[bool] = True
     predivide: ClassVar[bool] = True
+    overflows: ClassVar[bool] = True
     dtype: ClassVar[torch.dtype]
     relative_error: ClassVar[float]  # of a normal number
 
@@ -28,15 +30,16 @@ class Cast(Compressor):
             return rows.to(self.dtype)
         largest = torch.finfo(self.dtype).max  # a memory keeps what lies outside the range
         wire = torch.empty_like(rows, dtype=self.dtype)
-        for span in spans(*rows.shape):
+        for span in split_spans(*rows.shape):
             part = rows[span.row, span.columns]
             wire[span.row, span.columns] = part.clamp(-largest, largest)
             part.sub_(wire[span.row, span.columns].float())
         return wire
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        for span in spans(*out.shape):
-            out[span.row, span.columns].add_(wire[span.row, span.columns].float(), alpha=scale)
+        wires.check_shape("numbers", wire, out.shape)
+        for span in split_spans(*out.shape):
+            add_scaled_(out[span.row, span.columns], wire[span.row, span.columns].float(), scale)
 
     def facts(self, n: int) -> Facts:
         return Facts(contraction=1 - self.relative_error**2, payload=2 * n)

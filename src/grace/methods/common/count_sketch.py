@@ -11,7 +11,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.compressor import Compressor
 from grace.facts import Facts
-from grace.kernels import sketch_add_, sketch_hashes, sketch_query
+from grace.kernels import add_scaled_, sketch_add_, sketch_hashes, sketch_query
 from grace.random import Stream
 
 
@@ -45,7 +45,7 @@ class CountSketch(Compressor):
         sketch = cells_.view(b, self.rows, self.cols)
         for piece, cells, signs in sketch_hashes(rng.words(3 * self.rows, out.device), self.rows, n, self.cols):
             estimate = sketch_query(sketch, cells, signs).double().mul_(1 / self._unit(n)).clamp_(-largest, largest)
-            out[:, piece].add_(estimate.float(), alpha=scale)
+            add_scaled_(out[:, piece], estimate.float(), scale)
 
     def _unit(self, n: int) -> float:
         return 2.0 ** -n.bit_length()

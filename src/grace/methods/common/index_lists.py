@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from grace.errors import PayloadError, out_of_range
-from grace.kernels.indices import FIXED, checked_list, decode_indices, encode_indices, layout
-from grace.kernels.indices import index_bits as index_bits
+from grace.kernels.index_lists import FIXED, check_list, decode_indices, encode_indices, layout
+from grace.kernels.index_lists import index_bits as index_bits
 from grace.methods.common import gaps
 
 IndexCode: TypeAlias = Literal["raw", "bitmap", "delta", "elias-fano", "rice", "auto"]
@@ -47,16 +47,6 @@ _VARYING = {
 }
 CODES: tuple[str, ...] = (*FIXED, *_VARYING, "auto")
 _MOST = 1 << 31
-
-
-def check_code(owner: str, code: str) -> None:
-    """For knobs called ``index``.
-
-    Raises:
-        ConfigurationError: an unknown code.
-    """
-    if code not in CODES:
-        raise out_of_range(owner, "index", code, ", ".join(map(repr, CODES)))
 
 
 def varies(code: str) -> bool:
@@ -99,7 +89,7 @@ def encode(index: Tensor, n: int, code: str) -> Tensor:
     if most(n, k, code) == 0 or b == 0:
         return torch.zeros(b, 0, dtype=torch.uint8, device=index.device)
     if varies(code):
-        return pad([_VARYING[code].encode(one, n) for one in checked_list(index, n)])
+        return pad([_VARYING[code].encode(one, n) for one in check_list(index, n)])
     return encode_indices(index, n, fixed(n, k, code))
 
 
@@ -136,7 +126,7 @@ def take(packed: Tensor, n: int, k: int, code: str) -> tuple[Tensor, int]:
         return decode(packed, n, k, code, slack=True), most(n, k, code)
     most(n, k, code)
     index, used = _VARYING[code].decode(packed[0].contiguous(), n, k)
-    return checked_list(index[None], n), used
+    return check_list(index[None], n), used
 
 
 def pad(rows: list[Tensor]) -> Tensor:

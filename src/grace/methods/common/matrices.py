@@ -13,8 +13,9 @@ from torch import Tensor
 
 from grace.communicators import Allreduce
 from grace.compressor import Compressor
-from grace.errors import out_of_range
 from grace.facts import Facts
+from grace.finite import Flag, both, flag
+from grace.kernels import add_low_rank_, add_scaled_, all_finite, project_columns, project_rows
 from grace.method import Method
 from grace.methods.none import Identity
 from grace.random import Stream
@@ -23,20 +24,22 @@ S = TypeVar("S")
 DENSE = Allreduce(Identity())
 
 
+def product_fits(p: Tensor, q: Tensor) -> Flag:
+    """Whether the product of these factors, ``[r, m]`` and ``[r, l]``, is surely at most half the largest float32: then
+    neither it, nor the mean of several such products, overflows.
+    """
+    most = p.abs().amax(dim=1).double() @ q.abs().amax(dim=1).double()
+    return flag(most <= torch.finfo(torch.float32).max / 2)
+
+
 class LowRank(Method[S]):
     """A method of matrices. Tensors of fewer than two dimensions, and small ones, go uncompressed.
 
-    Subclasses are dataclasses with the fields ``rank`` and ``min_rate``.
+    Subclasses are dataclasses with the fields ``rank`` (:data:`grace.knobs.Count`) and ``min_rate`` (Positive).
     """
 
     rank: int
     min_rate: float
-
-    def _check(self, name: str) -> None:
-        if not (isinstance(self.rank, int) and self.rank >= 1):
-            raise out_of_range(name, "rank", self.rank, "a whole number >= 1")
-        if not 0 < self.min_rate < math.inf:
-            raise out_of_range(name, "min_rate", self.min_rate, "0 < min_rate < inf")
 
     @property
     def needs_shape(self) -> bool:
@@ -61,23 +64,34 @@ class Projection(Compressor):
 
     Args:
         m, l: the matrix's sides.
-        encode, decode: E and D, ``[l, r]``; transposed ``[m, r]``.
+        encode, decode: E and D, as rows: ``[r, l]``; transposed ``[r, m]``.
         transposed: which of the two maps.
 
     ``factor`` is the last factor that was decoded, after an exchange the mean of all, valid until the exchange has ended.
     """
 
     summable: ClassVar[bool] = True
+    overflows: ClassVar[bool] = True
 
     def __init__(self, m: int, l: int, encode: Tensor, decode: Tensor, *, transposed: bool = False):
         self.m, self.l, self.encode, self.decode, self.transposed = m, l, encode, decode, transposed
-        self.side, self.r = (l if transposed else m), encode.shape[1]
+        self.side, self.r = (l if transposed else m), encode.shape[0]
         self.factor = encode.new_empty(0, self.r)
+
+    def encode_(
+        self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
+    ) -> tuple[Tensor, Flag]:
+        """As :meth:`grace.Compressor.encode_`; where the product overflows, rows count as not finite."""
+        wire, finite = Compressor.encode_(self, rows, rng, memory, rest)
+        if rest is None:
+            return wire, finite
+        fits = product_fits(wire[:, : self.side * self.r].view(-1, self.r).mT, self.decode)
+        return wire, both(finite, fits if fits is True else all_finite(rest))
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         matrix, tail = self._parts(rows)
-        factor = torch.matmul(matrix.mT if self.transposed else matrix, self.encode)  # [b, side, r]
-        flat = factor.reshape(rows.shape[0], -1)
+        project = project_columns if self.transposed else project_rows
+        flat = torch.stack([project(one, self.encode).mT.reshape(-1) for one in matrix])  # [b, side r]
         wire = torch.cat((flat, tail), dim=1) if tail.shape[1] else flat
         if keep_rest:
             self.decompress_add_(wire, rows, -1.0, rng)
@@ -86,9 +100,10 @@ class Projection(Compressor):
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         factor = wire[:, : self.side * self.r].reshape(-1, self.side, self.r)
         matrix, tail = self._parts(out)
-        left, right = (self.decode.expand(len(factor), -1, -1), factor) if self.transposed else (factor, self.decode)
-        matrix.baddbmm_(left, right.mT.expand(len(factor), -1, -1), alpha=scale)
-        tail.add_(wire[:, self.side * self.r :], alpha=scale)
+        for one, said in zip(matrix, factor.mT.contiguous(), strict=True):  # [m, l], [r, side]
+            left, right = (self.decode, said) if self.transposed else (said, self.decode)
+            add_low_rank_(one, left, right, scale)
+        add_scaled_(tail, wire[:, self.side * self.r :], scale)
         self.factor = factor[0]
 
     def _parts(self, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.compressor import Compressor
-from grace.errors import PayloadError, out_of_range
+from grace.errors import PayloadError
 from grace.facts import Facts
 from grace.kernels import (
     MOST,
+    add_scaled_,
     block_abs_max,
     block_count,
     block_divide,
@@ -30,8 +31,10 @@ from grace.kernels import (
     spread,
     unpack,
 )
-from grace.methods.common.rotation import check_block, rotate, rotate_back
+from grace.knobs import Rotation
+from grace.methods.common.rotation import rotate, rotate_back
 from grace.random import Stream
+from grace.refusals import refuse_unless
 
 # the Lloyd-Max quantizers of the standard normal distribution: positive halves
 _CENTROIDS = {
@@ -47,16 +50,8 @@ class RotatedCodes(Compressor):
     """The codes of a rotated block, and one scale. Subclasses say how many bits a code has."""
 
     randomness: ClassVar[Literal["shared", "private"]] = "shared"
-    block: int = 1024
+    block: Rotation = 1024
     scale: Literal["unbiased", "mse"] = "unbiased"
-
-    def __post_init__(self) -> None:
-        owner = type(self).__name__.lower()
-        check_block(owner, self.block)
-        if self.scale not in ("unbiased", "mse"):
-            raise out_of_range(owner, "scale", self.scale, "'unbiased', 'mse'")
-        if not (isinstance(self.code_bits, int) and self.code_bits in _CENTROIDS):
-            raise out_of_range(owner, "bits", self.code_bits, "1, 2, 3, 4")
 
     @property
     def code_bits(self) -> int:
@@ -95,9 +90,8 @@ class RotatedCodes(Compressor):
         scales, packed = wires.split(wire, fields)
         centroid = _book(bits).to(out.device)[unpack(packed, bits, n).long()]
         y = centroid.mul_(spread(wires.checked_scale("scales", scales), n, self.block))
-        if not bool(y.isfinite().all()):
-            raise PayloadError("field 'scales' must be small enough for its codes")
-        out.add_(rotate_back(y, rng, self.block), alpha=scale)
+        refuse_unless(y.isfinite().all(), lambda: PayloadError("field 'scales' must be small enough for its codes"))
+        add_scaled_(out, rotate_back(y, rng, self.block), scale)
 
     def facts(self, n: int) -> Facts:
         payload = 4 * block_count(n, self.block) + packed_bytes(n, self.code_bits)

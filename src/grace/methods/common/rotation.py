@@ -10,7 +10,6 @@ import math
 import torch
 from torch import Tensor
 
-from grace.errors import out_of_range
 from grace.kernels import hadamard, unpack
 from grace.random import Stream
 
@@ -34,13 +33,3 @@ def draw_signs(rows: Tensor, stream: Stream) -> Tensor:
     n = rows.shape[1]
     words = stream.words(math.ceil(n / 64), rows.device).view(torch.uint8)
     return unpack(words.view(1, -1), 1, n).to(rows.dtype).mul_(-2).add_(1)
-
-
-def check_block(owner: str, block: int) -> None:
-    """The knob ``block`` of a method.
-
-    Raises:
-        ConfigurationError: not the length of a rotation.
-    """
-    if not (isinstance(block, int) and 2 <= block <= 1 << 16 and block & (block - 1) == 0):
-        raise out_of_range(owner, "block", block, "2, 4, 8, ..., 65536")

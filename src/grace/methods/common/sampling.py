@@ -12,7 +12,7 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.errors import PayloadError
-from grace.kernels import pack, packed_bytes, unpack
+from grace.kernels import add_scaled_, pack, packed_bytes, unpack
 from grace.methods.common import index_lists
 from grace.methods.common.index_lists import decode, encode, take
 from grace.random import Stream
@@ -73,7 +73,7 @@ def add_sampled_(wire: Tensor, out: Tensor, scale: float, code: str) -> None:
         if not bool(values.isfinite().all()):
             raise PayloadError("field 'values' must be finite")
         if dense:
-            row.add_(values, alpha=scale)
+            add_scaled_(row, values, scale)
             continue
         at = sum(count * dtype.itemsize for _, dtype, count in fields)
         index, used = take(one[:, at:], n, k1, code)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.errors import PayloadError, out_of_range
-from grace.kernels import narrowed, pairs, sparse_sum, take_at_least, take_topk, topk_wire
+from grace.errors import PayloadError
+from grace.kernels import encode_pairs, encode_topk, round_to_bfloat16, sum_sparse, take_at_least, take_topk
 from grace.kernels.sparse import DENSE, LIST, Part
 from grace.methods.common import index_lists
 
@@ -31,17 +31,6 @@ BF16_CONTRACTION = 1 - 2.0**-18  # of rounding to 8 significant bits: an error o
 _DENSE = -1  # in place of the count: all n values follow, without indices
 _COUNT: Field = ("count", torch.int32, 1)
 _COUNT_BYTES = 4
-
-
-def check_knobs(owner: str, index: str, values: str = "float32") -> None:
-    """The knobs ``index`` and ``values`` of a method.
-
-    Raises:
-        ConfigurationError: an unknown code or type.
-    """
-    index_lists.check_code(owner, index)
-    if values not in _DTYPES:
-        raise out_of_range(owner, "values", values, ", ".join(map(repr, _DTYPES)))
 
 
 # ---- any fields -----------------------------------------------------------------------------------------------------
@@ -79,9 +68,9 @@ def topk_(
     """
     n, narrow = rows.shape[1], values == "bfloat16"
     if not index_lists.varies(code):
-        return topk_wire(rows, k, index_lists.fixed(n, k, code), memory, rest, narrow=narrow)
+        return encode_topk(rows, k, index_lists.fixed(n, k, code), memory, rest, narrow=narrow)
     index, sent, finite = take_topk(rows, k, memory, rest, narrow=narrow)
-    return join([narrowed(sent) if narrow else sent], index.long(), n, code), finite
+    return join([round_to_bfloat16(sent) if narrow else sent], index.long(), n, code), finite
 
 
 def sum_pairs(
@@ -103,7 +92,7 @@ def sum_pairs(
             )
     for j, row in enumerate(out):
         parts = [_part(wire[j], 0, at, n, k, code) for wire in received]
-        sparse_sum(parts, row, scale, narrow=values == "bfloat16", add=add)
+        sum_sparse(parts, row, scale, narrow=values == "bfloat16", add=add)
 
 
 def _part(one: Tensor, values: int, codes: int, n: int, k: int, code: str) -> Part:
@@ -146,7 +135,7 @@ def counted_(
     """
     out = []
     for row, (index, kept) in zip(rows, selected, strict=True):  # [n], [k], [k]
-        sent = narrowed(kept).float() if values == "bfloat16" else kept
+        sent = round_to_bfloat16(kept).float() if values == "bfloat16" else kept
         if keep_rest:
             row[index.long()] = kept - sent
         out.append(_counted(row, row if keep_rest else None, index, sent, code, values))
@@ -161,14 +150,14 @@ def _counted(row: Tensor, rest: Tensor | None, index: Tensor, sent: Tensor, code
     elif index_lists.varies(code):
         body = join([sent[None].to(dtype)], index[None].long(), n, code)
     else:
-        body = pairs(index[None], sent[None], n, index_lists.fixed(n, k, code), narrow=values == "bfloat16")
+        body = encode_pairs(index[None], sent[None], n, index_lists.fixed(n, k, code), narrow=values == "bfloat16")
     return wires.join(torch.tensor([[k]], dtype=torch.int32, device=row.device), body)[0]
 
 
 def _dense(row: Tensor, rest: Tensor | None, index: Tensor, sent: Tensor, dtype: torch.dtype) -> Tensor:
     """All values ``[1, n]``, ``sent`` among them; rest keeps what they do not say."""
     whole = row if rest is None else rest
-    body = narrowed(whole) if dtype == torch.bfloat16 else whole.clone()
+    body = round_to_bfloat16(whole) if dtype == torch.bfloat16 else whole.clone()
     if rest is not None:
         lost = rest[index]
         rest.sub_(body)
@@ -200,4 +189,4 @@ def sum_counted(received: Sequence[Tensor], out: Tensor, scale: float, code: str
             if at > wire.shape[1]:
                 raise PayloadError(f"truncated payload: field 'values' needs {at} bytes of {wire.shape[1]}")
             parts.append(_part(wire[j], _COUNT_BYTES, at, n, k, code))
-        sparse_sum(parts, row, scale, narrow=values == "bfloat16", add=add)
+        sum_sparse(parts, row, scale, narrow=values == "bfloat16", add=add)

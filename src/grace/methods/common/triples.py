@@ -16,7 +16,7 @@ from grace import wire as wires
 from grace.compressor import Compressor
 from grace.errors import PayloadError
 from grace.facts import Facts
-from grace.kernels import water_filling
+from grace.kernels import add_low_rank_
 from grace.random import Stream
 
 
@@ -25,6 +25,7 @@ class Triples(Compressor):
     """Rows that are m x l matrices, as a random few of their singular triples."""
 
     varies: ClassVar[bool] = True
+    overflows: ClassVar[bool] = True
     m: int
     l: int
     budget: int
@@ -35,7 +36,7 @@ class Triples(Compressor):
         for i, matrix in enumerate(rows.view(-1, self.m, self.l)):
             largest = matrix.abs().max().clamp_min(torch.finfo(torch.float32).tiny)
             u, sigma, vh = torch.linalg.svd(matrix / largest, full_matrices=False)
-            p = water_filling(sigma, self.budget)  # [q]
+            p = fill_with_water(sigma, self.budget)  # [q]
             draw = rng.fork(i).words(len(p), rows.device)[:, 0].double().add_(2.0**31 + 0.5).mul_(2.0**-32)
             keep = (draw < p).nonzero().view(-1)  # [k]
             size = sigma[keep].double() * largest / (p[keep] * self._unit * (1 + self.omega if self.shrink else 1))
@@ -59,7 +60,7 @@ class Triples(Compressor):
                     raise PayloadError(f"field {name!r} must hold parts of unit vectors, in [-1, 1]")
             left = u.view(k, m) * math.sqrt(m)
             right = (v.view(k, l) * math.sqrt(l)) * wires.checked_scale("sizes", size).view(k, 1)
-            matrix.addmm_(left.mT, right, alpha=scale)
+            add_low_rank_(matrix, left.contiguous(), right.contiguous(), scale)
 
     @property
     def _unit(self) -> float:
@@ -75,3 +76,20 @@ class Triples(Compressor):
         if self.shrink:
             return Facts(contraction=1 / (1 + self.omega), deterministic=False)
         return Facts(unbiased=True, variance=self.omega, deterministic=False)
+
+
+def fill_with_water(sizes: Tensor, budget: float) -> Tensor:
+    """``[n]`` sizes >= 0 -> ``[n]`` float64 probabilities with sum ``min(budget, non-zeros)``: proportional to the sizes,
+    but at most 1; what is cut off goes to the others. The least variance that so many random picks can have.
+    """
+    order = sizes.double().argsort(descending=True, stable=True)
+    ordered = sizes.double()[order]
+    ordered = ordered / ordered[:1].clamp_min(torch.finfo(torch.float64).tiny)
+    total = ordered.flip(0).cumsum(0).flip(0)  # [n]: the sum of this one and all smaller ones
+    room = (budget - torch.arange(len(ordered), dtype=torch.float64, device=sizes.device)).clamp_min(0.0)
+    sure = ((ordered * room >= total) & (ordered > 0)).to(torch.int64).cumprod(0)  # a prefix
+    first = int(sure.sum())
+    p = torch.ones_like(ordered)
+    if first < len(ordered):
+        p[first:] = ordered[first:] * (room[first] / total[first].clamp_min(torch.finfo(torch.float64).tiny))
+    return torch.empty_like(p).scatter_(0, order, p.clamp_max_(1.0))

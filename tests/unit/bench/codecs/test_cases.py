@@ -6,12 +6,11 @@ import pytest
 import torch
 
 import grace
-from grace.bench.codecs import compressors, conversations, naive, parts
-from grace.bench.codecs.clock import nothing
-from grace.bench.codecs.conversations import Replay, copied
-from grace.bench.codecs.goals import DECODE, ENCODE, FEEDBACK, GOALS, OPERATIONS, THRESHOLD, canonical
+from grace.bench.codecs import compressors
+from grace.bench.codecs.cases import cases_of, variants
+from grace.bench.codecs.clock import DECODE, ENCODE, FEEDBACK, OPERATIONS, nothing
+from grace.bench.codecs.conversations import Replay, copy_state
 from grace.bench.codecs.room import WORKERS, Room
-from grace.bench.codecs.run import variants
 from grace.collectives import AllReduce
 from grace.facts import Facts
 from grace.method import Exchanged, Method
@@ -29,8 +28,7 @@ def by_name(cases):
 @pytest.mark.parametrize("name", [name for name in grace.methods() if name != "none"])
 def test_every_method_can_be_timed(name, room):
     plain, feedback = variants(name)
-    make = compressors.cases if compressors.compressor_of(plain) is not None else conversations.cases
-    cases = by_name(make(plain, feedback, room))
+    cases = by_name(cases_of(plain, feedback, room)[0])
     assert set(OPERATIONS) - set(cases) <= {FEEDBACK}
     assert (FEEDBACK in cases) == (feedback is not None)
     assert all(case.seconds(nothing) >= 0 for case in cases.values())
@@ -56,9 +54,9 @@ def test_a_compressors_cases_encode_remember_and_decode(room):
 
 
 def test_what_the_network_sums_is_decoded_once(room):
-    assert compressors.payloads(variants("randomk")[0]) == 1
-    assert compressors.payloads(variants("fp16")[0]) == 1
-    assert compressors.payloads(variants("qsgd")[0]) == WORKERS
+    assert compressors.payloads(variants("randomk")[0], room) == 1
+    assert compressors.payloads(variants("fp16")[0], room) == 1
+    assert compressors.payloads(variants("qsgd")[0], room) == WORKERS
 
 
 def test_a_majority_is_decoded_to_signs(room):
@@ -119,80 +117,7 @@ def test_a_replay_is_the_second_step_of_worker_0_again_and_again(room):
 
 def test_states_are_copied_whole():
     state = (torch.ones(2), (None, 3.0, torch.zeros(1)))
-    twin = copied(state)
+    twin = copy_state(state)
     assert twin[1][:2] == (None, 3.0)
     twin[0].zero_()
     assert torch.equal(state[0], torch.ones(2))
-
-
-def test_index_coding_knows_its_bits():
-    room = Room(100_000)
-    (one, few), (_, fewer) = parts.elias_fano(room)
-    one.seconds(nothing)
-    assert (few.count, fewer.count) == (1000, 100)
-    assert 8.0 < 8 * few.size / few.count < 8.7
-    assert 11.0 < 8 * fewer.size / fewer.count < 12.6
-
-
-def test_degenerate_inputs_are_what_they_are_called(room):
-    zeros, constant, sparse = parts.degenerate(room)
-    for case, check in (
-        (zeros, lambda rows: not rows.any()),
-        (constant, lambda rows: len(rows.unique()) == 1 and bool(rows.all())),
-        (sparse, lambda rows: int(rows.count_nonzero()) == 41),
-    ):
-        case.prepare()
-        assert check(room.rows), case.operation
-        case.seconds(nothing)
-
-
-def test_powersgd_takes_a_whole_step(monkeypatch):
-    monkeypatch.setattr(parts, "MATRIX", (64, 32))
-    step, copy, size = parts.powersgd()
-    assert size == 64 * 32
-    assert step.seconds(nothing) > 0
-    assert copy.seconds(nothing) > 0
-    assert [tuple(answer.shape) for answer in step.answers] == [(4, 64), (4, 32)]
-
-
-# ---- naive torch code -----------------------------------------------------------------------------------------------
-def test_every_method_with_a_goal_has_a_counterpart():
-    named = {canonical(goal.method) for goal in GOALS if goal.method is not None}
-    assert named == set(naive.CODES)
-
-
-@pytest.mark.parametrize("name", sorted(naive.CODES))
-def test_naive_code_says_nearly_the_same_as_the_codec(name, room):
-    x = room.x.view(-1)
-    _, encode, decode = naive.CODES[name]()
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        said = decode(encode(x), x)
-    if name in ("topk", "topk:ratio=0.001", THRESHOLD, "randomk"):
-        kept = said != 0
-        assert torch.equal(said[kept], x[kept])
-        share = {"topk:ratio=0.001": 0.001}.get(name, 0.01)
-        assert share / 2 < kept.float().mean() < 2 * share
-        if name.startswith("topk"):
-            assert x[kept].abs().min() > x[~kept].abs().max()
-    elif name == "natural":
-        factor = said / x
-        assert factor.min() >= 0.499
-        assert factor.max() <= 2.001
-    elif name == "efsignsgd":
-        assert torch.equal(said.sign(), x.sign())
-    else:
-        coarse = {"qsgd:bits=8": 1 / 127, "qsgd": 1 / 7, "qsgd:bits=2": 1.0, "u8bit": 0.06}[name]
-        assert (said - x).abs().max() <= 1.001 * coarse * x.abs().max()
-
-
-def test_naive_code_decodes_and_sums_and_remembers(room):
-    decode = naive.case(DECODE, "topk", room, WORKERS)
-    decode.prepare()
-    summed = decode.run()
-    by_name(compressors.cases(*variants("topk"), room))[DECODE].seconds(nothing)
-    same = (summed - room.out.view(-1)).abs() <= 1e-5
-    assert same.float().mean() > 0.98  # int() keeps one number less than ceil()
-    payload, rest = naive.case(FEEDBACK, "topk", room, WORKERS).run()
-    assert torch.equal(rest[payload[1]], torch.zeros(payload[1].numel()))
-    assert naive.case(ENCODE, "sketchml", room, WORKERS) is None

@@ -16,16 +16,18 @@ def digits():
 
 
 def test_the_test_set_is_every_fifth_sample(digits):
-    assert len(digits.test_labels) == 359 or len(digits.test_labels) == 360
-    assert len(digits.labels) + len(digits.test_labels) == 1797
+    assert len(digits.pictures.test_labels) == 359 or len(digits.pictures.test_labels) == 360
+    assert len(digits.pictures.labels) + len(digits.pictures.test_labels) == 1797
 
 
 def test_the_data_are_scikit_learns(digits):
     from sklearn.datasets import load_digits
 
     theirs = load_digits()
-    assert torch.equal(digits.test_labels, torch.from_numpy(theirs.target[4::5]))
-    assert torch.equal(digits.test_images[:, 0], torch.from_numpy(theirs.images[4::5]).float() / 8 - 1)
+    assert torch.equal(digits.pictures.test_labels, torch.from_numpy(theirs.target[4::5]))
+    assert torch.equal(digits.pictures.test_images[:, 0], torch.from_numpy(theirs.images[4::5]).byte())
+    images = torch.cat([images for images, _ in digits.pictures.testing()])
+    assert torch.equal(images[:, 0], torch.from_numpy(theirs.images[4::5]).float() / 8 - 1)
 
 
 def test_the_model_is_as_documented(digits):
@@ -42,7 +44,7 @@ def test_workers_share_one_permutation_and_split_it(digits):
     ]
     flat = torch.cat(seen).flatten(1)
     assert len(flat) == 4 * steps * digits.batch
-    everything = digits.images.flatten(1)
+    everything = digits.pictures.images.flatten(1) / 8 - 1
     positions = [(everything == one).all(1).nonzero()[0].item() for one in flat]
     assert len(set(positions)) == len(torch.unique(flat, dim=0))
 

@@ -6,12 +6,19 @@ from grace.errors import ConfigurationError, UnknownNameError
 
 
 def test_every_task_tells_what_it_is():
-    for name, entry in TASKS.items():
+    for name, kind in TASKS.items():
         task = find_task(name)
         assert isinstance(task, Task)
-        assert "\n" not in entry.about
-        assert len(entry.about) < 100
-        assert type(task).__doc__
+        assert type(task) is kind
+        assert "\n" not in kind.about
+        assert len(kind.about) < 100
+        assert kind.__doc__
+
+
+def test_a_task_without_a_name_of_its_own_is_not_listed():
+    named = {task for task in TASKS.values() if "name" in vars(task)}
+    assert named == set(TASKS.values())
+    assert not any(type(find_task(name)).__name__.startswith("_") for name in TASKS)
 
 
 def test_the_surveys_nine_rows_come_in_two_sizes():

@@ -13,14 +13,13 @@ from grace.bench.tasks.memory import saved_bytes
 from grace.bench.tasks.suite import SuiteTask, epochs_of
 from grace.errors import ConfigurationError, DataError
 
-SMALL = ["digits", *(name for name in TASKS if name.endswith("_small") and name not in ("gpt2_small", "digits_small"))]
+SMALL = [name for name, task in TASKS.items() if task.four_worker_steps or name == "digits"]
 FULL = [name for name in TASKS if name not in (*SMALL, "digits_small")]
 # What makes a small task smaller still.
 CUT = {
     **{name: {"embedded": (160, 40), "batch": 8} for name in SMALL if name.startswith(("resnet", "densenet", "vgg"))},
     "ncf_small": {"embedded": (60, 200), "batch": 64},
     "lstm_small": {"batch": 4, "length": 5, "test_words": 2_000},
-    "digits": {},
     "unet_small": {"size": 32},
     "gpt_small": {"batch": 2, "context": 16, "windows": 4},
 }
@@ -28,7 +27,7 @@ CUT = {
 
 def cut(name):
     whole = type(find_task(name))
-    return type(f"Cut{whole.__name__}", (whole,), CUT[name])()
+    return type(f"Cut{whole.__name__}", (whole,), CUT.get(name, {}))()
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -58,7 +57,7 @@ def test_one_step(name):
     info = task.data_info()
     assert info["source"] == "embedded"
     assert len(info["digest"]) == 16
-    assert info["procedural"] == (name not in ("digits", "lstm_small", "gpt_small"))
+    assert info["procedural"] == ("real data" not in task.about)
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import grace
 from grace.errors import ConfigurationError, PayloadError
 from grace.methods.common.index_lists import (
     CODES,
-    check_code,
     choose,
     decode,
     encode,
@@ -209,7 +209,7 @@ def test_raw_refuses_an_index_of_n_and_more() -> None:
 
 def test_knobs_and_sizes_out_of_range() -> None:
     with pytest.raises(ConfigurationError, match="elias-fano"):
-        check_code("topk", "elias")
+        grace.TopK(index="elias")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError):
         size(10, 11, "raw")
     with pytest.raises(ConfigurationError):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+import grace
 from grace.errors import ConfigurationError, PayloadError
-from grace.kernels import narrowed
+from grace.kernels import round_to_bfloat16
 from grace.methods.common import sparse_wire
 from grace.methods.common.index_lists import CODES, varies
 
@@ -32,7 +33,8 @@ def test_pairs_say_the_selected_numbers_and_leave_the_rest(code: str, values: st
     sparse_wire.sum_pairs([wire], out, 1.0, 10, code, values, add=True)
     assert torch.equal(out + rest, x)
     assert torch.equal(
-        out.gather(1, index), narrowed(x.gather(1, index)).float() if values == "bfloat16" else x.gather(1, index)
+        out.gather(1, index),
+        round_to_bfloat16(x.gather(1, index)).float() if values == "bfloat16" else x.gather(1, index),
     )
     assert int((out != 0).sum()) == 30
 
@@ -56,7 +58,7 @@ def test_counted_takes_any_number_and_goes_dense_where_that_is_smaller(code: str
 
 def test_bfloat16_never_rounds_up_to_infinity() -> None:
     huge = torch.tensor([torch.finfo(torch.float32).max, -torch.finfo(torch.float32).max, 1e-45])
-    assert bool(narrowed(huge).isfinite().all())
+    assert bool(round_to_bfloat16(huge).isfinite().all())
 
 
 def test_numbers_that_are_not_finite_and_counts_out_of_range_are_refused() -> None:
@@ -75,4 +77,4 @@ def test_numbers_that_are_not_finite_and_counts_out_of_range_are_refused() -> No
 
 def test_knobs() -> None:
     with pytest.raises(ConfigurationError, match="values='float16'"):
-        sparse_wire.check_knobs("topk", "raw", "float16")
+        grace.TopK(index="raw", values="float16")  # type: ignore[arg-type]

@@ -7,20 +7,13 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
+from filelock import FileLock
 
 from grace.bench.tasks.embedded.chunks import Array
-
-try:
-    import fcntl
-except ImportError:  # Windows: workers that start together build the same data, each for itself
-    _fcntl: ModuleType | None = None
-else:
-    _fcntl = fcntl
 
 _HASHED = 12
 
@@ -33,7 +26,7 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "grace"
 
 
-def cached(name: str, key: object, build: Callable[[], dict[str, Array]]) -> dict[str, Array]:
+def load_or_build(name: str, key: object, build: Callable[[], dict[str, Array]]) -> dict[str, Array]:
     """What ``build`` returns, from the cache if it is there.
 
     Of several processes that ask at once, one builds and the others wait for it. An entry is there whole or not at all.
@@ -47,29 +40,20 @@ def cached(name: str, key: object, build: Callable[[], dict[str, Array]]) -> dic
     """
     with contextlib.ExitStack() as held:
         try:
-            folder = cache_folder() / f"{name}-{_hashed(key)}"
+            folder = cache_folder() / f"{name}-{_hash(key)}"
             folder.parent.mkdir(parents=True, exist_ok=True)
-            held.enter_context(_locked(folder.with_suffix(".lock")))
+            held.enter_context(FileLock(folder.with_suffix(".lock")))  # torch depends on it
         except (OSError, RuntimeError):  # RuntimeError: a user without a home
             return build()
         found = _read(folder)
-        return _built(folder, build) if found is None else found
+        return _build(folder, build) if found is None else found
 
 
-def _hashed(key: object) -> str:
+def _hash(key: object) -> str:
     found = hashlib.sha256(repr((key, np.__version__)).encode())
     for program in sorted(Path(__file__).parent.glob("*.py")):
         found.update(program.read_bytes())  # a changed program makes other data
     return found.hexdigest()[:_HASHED]
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Held by one process at a time; the system frees it when that process ends, however it ends."""
-    with path.open("w") as file:
-        if _fcntl is not None:
-            _fcntl.flock(file, _fcntl.LOCK_EX)
-        yield
 
 
 def _read(folder: Path) -> dict[str, Array] | None:
@@ -84,7 +68,7 @@ def _read(folder: Path) -> dict[str, Array] | None:
         return None
 
 
-def _built(folder: Path, build: Callable[[], dict[str, Array]]) -> dict[str, Array]:
+def _build(folder: Path, build: Callable[[], dict[str, Array]]) -> dict[str, Array]:
     arrays = build()
     try:
         scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))

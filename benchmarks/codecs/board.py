@@ -1,0 +1,94 @@
+"""Measures a plan beside goals and rivals."""
+
+from __future__ import annotations
+
+from benchmarks.codecs import naive, parts, rows
+from benchmarks.codecs.goals import goals_of
+from benchmarks.codecs.plan import PARTS, BoardPlan
+from grace import backends
+from grace.bench.codecs import compressors
+from grace.bench.codecs.bench import Bench, Row
+from grace.bench.codecs.clock import Case, Timing
+from grace.bench.codecs.plan import COLD
+from grace.bench.codecs.room import Room
+
+_PATIENCE = {
+    None: 10.0,
+    "native-base": 10.0,
+    "torch": 5.0,
+    "reference": 1.0,
+}  # what has a goal, and its rivals, may be slow
+
+
+class Board(Bench):
+    """Times the methods of a plan, what they are compared with, and parts that are no method."""
+
+    plan: BoardPlan
+
+    def run_job(self, name: str, room: Room, count: int) -> None:
+        if name == PARTS:
+            self._measure_parts(room, count)
+        else:
+            super().run_job(name, room, count)
+
+    def rivals_of(self, case: Case, name: str, room: Room, payloads: int | None) -> list[Case]:
+        """Where there is a goal: the reference kernels, the baseline instruction set, and naive torch code."""
+        if goals_of(case.operation, name, room.n):
+            case.patience = _PATIENCE[None]
+        goals = [goal for size in (room.n, COLD) for goal in goals_of(case.operation, name, size)]
+        if not goals:
+            return []
+        chosen = ["reference"] if self.kernels != "reference" else []
+        if any(goal.kernels in backends.available() and goal.kernels != self.kernels for goal in goals):
+            chosen.append("native-base")
+        out = [compressors.on(case, backend) for backend in chosen]
+        plain_torch = naive.case(case.operation, name, room, payloads or room.workers)
+        if plain_torch is not None:
+            out.append(plain_torch)
+        for other in out:
+            other.patience = _PATIENCE[other.kernels]
+        return out
+
+    def row_of(self, case: Case, name: str, room: Room, count: int, timing: Timing, rivals: dict[Case, Timing]) -> Row:
+        goals = goals_of(case.operation, name, room.n)
+        row = rows.row(case.operation, timing, goals, count)
+        row["others"] = [rows.other(other, theirs, timing, goals, count) for other, theirs in rivals.items()]
+        return row
+
+    def _measure_parts(self, room: Room, count: int) -> None:
+        if room.n < COLD:
+            return
+        coded = dict(parts.elias_fano(room))
+        cases = [*parts.degenerate(room), *coded]
+        for case in cases:
+            case.patience = _PATIENCE[None]
+        found = self.clock.measure(room.add(), cases, self.plan.samples, cold=True)
+        for case, timing in found.items():
+            self._add_part(case, timing, room.n, count, coded=coded.get(case))
+        if room.n == max(self.plan.sizes):
+            self._measure_powersgd(count)
+
+    def _measure_powersgd(self, count: int) -> None:
+        step, copy, size = parts.powersgd()
+        step.patience = _PATIENCE[None]
+        by_sum = self.clock.measure(Room(size).add(), [step], self.plan.samples, cold=True)[step]
+        by_copy = self.clock.measure(copy, [step], self.plan.samples, cold=True)[step]
+        self._add_part(step, by_sum if isinstance(by_copy, Timing) else by_copy, size, count, copies=by_copy)
+
+    def _add_part(
+        self,
+        case: Case,
+        timing: Timing | float,
+        size: int,
+        count: int,
+        *,
+        coded: parts.Coded | None = None,
+        copies: Timing | float | None = None,
+    ) -> None:
+        if not isinstance(timing, Timing):
+            return self.leave_slow(case, None, size, count, timing)
+        assert not isinstance(copies, float)
+        goals = goals_of(case.operation, None, size)
+        row = rows.row(case.operation, timing, goals, count, coded=coded, copies=copies)
+        self.lists["rows"].append(self.place(None, size, count) | row)
+        return None

@@ -1,0 +1,144 @@
+"""The same work as it is usually written in torch: what the kernels are compared with.
+
+These do less than the codecs: codes are not packed, indices not coded, one scale serves the whole tensor, random numbers
+come from torch's global generator, nothing is checked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from benchmarks.codecs.goals import THRESHOLD
+from grace.bench.codecs.clock import DECODE, ENCODE, FEEDBACK, Case
+from grace.bench.codecs.room import Room
+
+_SETUP_SECONDS = 0.5
+Payload = tuple[Tensor, Tensor]
+Encode = Callable[[Tensor], Payload]
+Decode = Callable[[Payload, Tensor], Tensor]  # payload, like -> numbers
+
+
+def _top(ratio: float) -> tuple[str, Encode, Decode]:
+    def encode(x: Tensor) -> Payload:
+        index = x.abs().topk(max(1, int(ratio * x.numel())), sorted=False).indices
+        return x[index], index
+
+    return "torch.topk, indices as int64", encode, _scatter
+
+
+def _scatter(payload: Payload, like: Tensor) -> Tensor:
+    values, index = payload
+    return torch.zeros_like(like).scatter_(0, index, values)
+
+
+def _above(limit: float) -> tuple[str, Encode, Decode]:
+    def encode(x: Tensor) -> Payload:
+        index = (x.abs() > limit).nonzero().view(-1)
+        return x[index], index
+
+    return "abs, compare, nonzero, index", encode, _scatter
+
+
+def _random(ratio: float) -> tuple[str, Encode, Decode]:
+    def encode(x: Tensor) -> Payload:
+        index = torch.randperm(x.numel())[: max(1, int(ratio * x.numel()))]
+        return x[index], index
+
+    return "torch.randperm, index", encode, _scatter
+
+
+def _signs() -> tuple[str, Encode, Decode]:
+    def encode(x: Tensor) -> Payload:
+        return x.abs().mean(), (x >= 0).to(torch.uint8)
+
+    return "mean, compare, a byte a sign", encode, lambda payload, like: payload[0] * (payload[1].float() * 2 - 1)
+
+
+def _quantize(bits: int) -> tuple[str, Encode, Decode]:
+    s = 2 ** (bits - 1) - 1
+
+    def encode(x: Tensor) -> Payload:
+        norm = x.abs().max()
+        level = s * x.abs() / norm
+        low = level.floor()
+        level = low + (torch.rand_like(x) < level - low)
+        return norm, (x.sign() * level).to(torch.int8)
+
+    return "rand, floor, a byte a code", encode, lambda payload, like: payload[0] / s * payload[1].float()
+
+
+def _natural() -> tuple[str, Encode, Decode]:
+    def encode(x: Tensor) -> Payload:
+        mantissa, exponent = torch.frexp(x)
+        up = torch.rand_like(x) < mantissa.abs() * 2 - 1
+        return (x < 0), (exponent - 1 + up).clamp_(-127, 127).to(torch.int8)
+
+    def decode(payload: Payload, like: Tensor) -> Tensor:
+        sign, exponent = payload
+        return torch.ldexp(torch.where(sign, -1.0, 1.0), exponent)
+
+    return "frexp, rand, a byte an exponent", encode, decode
+
+
+def _codebook() -> tuple[str, Encode, Decode]:
+    table = torch.cat([torch.zeros(1), torch.logspace(-6, 0, 127)])
+    table = torch.cat([-table.flip(0)[:-1], table])  # [255]
+    middle = (table[1:] + table[:-1]) / 2
+
+    def encode(x: Tensor) -> Payload:
+        scale = x.abs().max()
+        return scale, torch.bucketize(x / scale, middle, out_int32=True).to(torch.uint8)
+
+    return "torch.bucketize", encode, lambda payload, like: table[payload[1].int()] * payload[0]
+
+
+CODES: dict[str, Callable[[], tuple[str, Encode, Decode]]] = {
+    "topk": lambda: _top(0.01),
+    "topk:ratio=0.001": lambda: _top(0.001),
+    THRESHOLD: lambda: _above(float(THRESHOLD.rpartition("=")[2])),
+    "randomk": lambda: _random(0.01),
+    "efsignsgd": _signs,
+    "qsgd:bits=8": lambda: _quantize(8),
+    "qsgd": lambda: _quantize(4),
+    "qsgd:bits=2": lambda: _quantize(2),
+    "natural": _natural,
+    "u8bit": _codebook,
+}
+
+
+def case(operation: str, method: str, room: Room, payloads: int) -> Case | None:
+    """The counterpart of an operation of this method; None where there is none."""
+    if method not in CODES:
+        return None
+    what, encode, decode = CODES[method]()
+    x, memory = room.x.view(-1), room.memory.view(-1)
+    if operation == ENCODE:
+        return Case(operation, lambda: encode(x), kernels="torch", what=what)
+    if operation == FEEDBACK:
+
+        def feedback() -> tuple[Payload, Tensor]:
+            p = x + memory
+            payload = encode(p)
+            return payload, p - decode(payload, p)
+
+        return Case(operation, feedback, kernels="torch", what=what)
+    if operation != DECODE:
+        return None
+    received: list[Payload] = []
+
+    def prepare() -> None:
+        start = time.perf_counter()
+        while len(received) < payloads:
+            if len(received) >= 2 and time.perf_counter() - start > _SETUP_SECONDS:
+                received.append(received[len(received) - 2])  # as the codecs' own slow wires
+            else:
+                received.append(encode(room.gradient(len(received)).view(-1)))
+
+    def total() -> Tensor:
+        return sum((decode(payload, x) for payload in received), torch.zeros_like(x)) / room.workers
+
+    return Case(operation, total, prepare, "torch", what)

@@ -1,0 +1,67 @@
+"""Rows of the document: what was timed, as numbers, beside the goals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.codecs.goals import BITS, COPIES, MICROSECONDS, PER_INDEX, RATIO, SPEEDUP, Goal
+from benchmarks.codecs.parts import Coded
+from grace.bench.codecs.bench import Row, short, summarize
+from grace.bench.codecs.clock import Case, Timing
+from grace.bench.results import quartiles
+
+
+def row(
+    operation: str,
+    timing: Timing,
+    goals: Sequence[Goal],
+    threads: int,
+    *,
+    coded: Coded | None = None,
+    copies: Timing | None = None,
+) -> Row:
+    """One row, whose ``others`` are still to be filled with what it is compared with.
+
+    ``coded``: the list of indices that was coded; ``copies``: the same operation in multiples of memcpy.
+    """
+    units = {RATIO: timing.ratios, MICROSECONDS: [1e6 * s for s in timing.seconds]}
+    if coded is not None:
+        units[PER_INDEX] = [1e9 * seconds / coded.count for seconds in timing.seconds]
+        units[BITS] = [8 * coded.size / coded.count]
+    if copies is not None:
+        units[COPIES] = copies.ratios
+    reached = [judge_goal(goal, units[goal.unit], threads) for goal in goals if goal.kernels is None]
+    first = next((found["goal"] for found in reached if found["unit"] == RATIO), None)
+    return {**summarize(operation, timing), "goal": first, "goals": reached, "others": []}
+
+
+def other(case: Case, timing: Timing, against: Timing, goals: Sequence[Goal], threads: int) -> Row:
+    """What a row is compared with: the same work on another backend. ``times`` is how often slower it is."""
+    out = summarize(case.what or "the same", timing)
+    name = out.pop("operation")
+    if len(timing.ratios) == len(against.ratios):
+        times = quartiles([a / b for a, b in zip(timing.ratios, against.ratios, strict=True)])["median"]
+    else:  # samples that were not taken side by side
+        times = quartiles(timing.ratios)["median"] / quartiles(against.ratios)["median"]
+    reached = [judge_goal(goal, timing.ratios, threads) for goal in goals if goal.kernels == case.kernels]
+    if case.kernels == "torch":
+        faster = Goal("times faster than torch code", "", None, SPEEDUP)
+        reached.append({**_target(faster, SPEEDUP), "unit": "times", "value": short(times), "met": times >= SPEEDUP})
+    return {"kernels": case.kernels, "what": name, **out, "times": short(times), "goals": reached}
+
+
+def judge_goal(goal: Goal, values: Sequence[float], threads: int) -> Row:
+    """A goal, and what was reached."""
+    found = quartiles(values)
+    limit = goal.limit(threads)
+    return {
+        **_target(goal, limit),
+        "value": short(found["median"]),
+        "low": short(found["low"]),
+        "high": short(found["high"]),
+        "met": found["median"] <= limit,
+    }
+
+
+def _target(goal: Goal, limit: float) -> Row:
+    return {"row": goal.row, "unit": goal.unit, "goal": short(limit), "stretch": goal.stretch}

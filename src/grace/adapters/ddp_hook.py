@@ -1,0 +1,70 @@
+"""The communication hook of a DistributedDataParallel model, which takes one only once and keeps it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import ClassVar, Protocol
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import GradBucket
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from grace.errors import ConfigurationError
+
+
+class Taker(Protocol):
+    """Whoever exchanges buckets."""
+
+    def accept(self, bucket: GradBucket) -> Future[Tensor]:
+        """Takes a bucket of gradients; the future holds its buffer once the means are in it."""
+
+
+class Hook:
+    """Hands buckets to its ``taker``, or, while there is none, sums them as DistributedDataParallel would."""
+
+    of: ClassVar[weakref.WeakKeyDictionary[DistributedDataParallel, Hook]] = weakref.WeakKeyDictionary()
+
+    def __init__(self, group: dist.ProcessGroup | None = None):
+        self.taker: Taker | None = None
+        self.group = group if group is not None else dist.group.WORLD
+        self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
+
+    @classmethod
+    def on(cls, model: DistributedDataParallel) -> Hook:
+        """The hook of this model, registered if need be.
+
+        Raises:
+            ConfigurationError: the model has another hook.
+        """
+        hook = cls.of.get(model)
+        if hook is None:
+            hook = cls(model.process_group)
+            try:
+                model.register_comm_hook(hook, _call)
+            except RuntimeError as error:
+                raise ConfigurationError(f"this model already has a communication hook of its own: {error}") from error
+            cls.of[model] = hook
+        return hook
+
+    def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
+        """A copied or pickled model has no taker, and the default group: so does DistributedDataParallel itself."""
+        return Hook, ()
+
+    def run(self, bucket: GradBucket) -> Future[Tensor]:
+        """One bucket."""
+        if self.taker is not None:
+            return self.taker.accept(bucket)
+        work = dist.all_reduce(bucket.buffer().mul_(1 / self.world), group=self.group, async_op=True)
+        assert work is not None
+        future: Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
+        return future
+
+
+def _call(hook: Hook, bucket: GradBucket) -> Future[Tensor]:
+    """Torch insists on a parameter that is named ``bucket`` and annotated so."""
+    return hook.run(bucket)
+
+
+_call.__annotations__ = {"bucket": GradBucket, "return": Future[Tensor]}  # torch compares objects, not strings

@@ -1,0 +1,88 @@
+"""The machine, as far as it bears on numbers: processor, cores, caches, memory, load, versions, threads."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+
+import grace
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")  # psutil knows no caches,
+_PROCESSORS = Path("/proc/cpuinfo")  # and no processor by name
+_CONTROL_GROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"))
+_USUAL_CACHE = 32 << 20  # bytes of a last-level cache that nobody tells about
+_BUSY = 0.5  # load for each core, above which times are doubtful
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    process = psutil.Process()
+    if hasattr(process, "cpu_affinity"):  # not on macOS
+        return len(process.cpu_affinity())
+    return psutil.cpu_count() or 1
+
+
+def available_memory() -> int:
+    """Bytes that could be allocated: of the machine, and of the control group where it sets a limit."""
+    free = int(psutil.virtual_memory().available)
+    with contextlib.suppress(OSError, ValueError):  # "max" is no number: no limit
+        limit, used = (int(path.read_text()) for path in _CONTROL_GROUP)
+        free = min(free, limit - used)
+    return free
+
+
+def load() -> float:
+    """Processes that ran or wanted to, on average over the last minute."""
+    return float(psutil.getloadavg()[0])
+
+
+def is_busy(load: float | None, cores: int) -> bool:
+    """Whether times are doubtful that were taken at this load; None: it is unknown."""
+    return load is not None and load > _BUSY * cores
+
+
+def processor() -> str:
+    """The name of the processor."""
+    with contextlib.suppress(OSError):
+        for line in _PROCESSORS.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"
+
+
+def last_level_cache() -> int:
+    """Bytes of the largest cache of this processor, as the system tells; 32 MiB where it does not."""
+    sizes = []
+    for file in _CACHES.glob("index*/size"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            text = file.read_text().strip()
+            sizes.append(int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[text[-1]])
+    return max(sizes, default=_USUAL_CACHE)
+
+
+def versions() -> dict[str, str]:
+    """Of all that results depend on."""
+    return {
+        "grace": grace.__version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads for torch and the kernels, for a while."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,63 @@
+"""``grace bench codecs``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from grace.cli.options import Json, folder
+from grace.cli.output import show, write_json
+
+
+def codecs(
+    methods: Annotated[
+        str | None, typer.Option("--methods", "-m", help="Methods, with commas between. [default: all]")
+    ] = None,
+    sizes: Annotated[
+        str, typer.Option("--sizes", help="Elements, with commas between; K is 1,024, M 1,000,000.")
+    ] = "256K,1M,10M",
+    links: Annotated[
+        str, typer.Option("--links", "--link", help="Speeds, with commas between.")
+    ] = "100mbit,1gbit,10gbit",
+    workers: Annotated[int, typer.Option("--workers", "-w", help="Workers that exchange, 2 to 256.")] = 4,
+    threads: Annotated[
+        str | None, typer.Option("--threads", help="Numbers of threads, with commas between. [default: all cores]")
+    ] = None,
+    samples: Annotated[int, typer.Option("--samples", help="Samples of each case, 3 to 1,000.")] = 5,
+    limit: Annotated[float, typer.Option("--limit", help="Seconds of one run; what takes longer is left out.")] = 1.0,
+    out: Annotated[
+        Path | None, typer.Option("--out", callback=folder, help="Folder for codecs.json and figures.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure how long each method takes on this machine, and say on which links it is worth that.
+
+    Encoding, encoding with error feedback, decoding and summing, on tensors of your sizes; bytes; and the speed of a link
+    below which a method is faster than an all-reduce in fp32 and in bf16.
+
+    Example: [bold]grace bench codecs --methods topk,qsgd,powersgd --sizes 1M,25M --links 1gbit,10gbit[/]
+    """
+    from grace.bench.codecs.figure import draw
+    from grace.bench.codecs.plan import plan_of
+    from grace.bench.codecs.session import judge, run, write_document
+    from grace.bench.codecs.table import view
+    from grace.bench.codecs.worth import WorthBench
+    from grace.bench.network.links import parse_links
+    from grace.bench.report.render import renderer
+
+    plan = plan_of(methods, sizes, threads, samples, limit=limit, workers=workers)
+    if out is not None:
+        renderer()  # now, not after minutes
+    document, stop = run(WorthBench(plan, parse_links(links)), out, "grace")
+    if out is not None:
+        write_document(document, out)
+        names = ["codecs.json", *(path.name for path in draw(document, out))]
+        typer.echo(f"In {out}: {', '.join(names)}", err=True)
+    if as_json:
+        write_json(document)
+    else:
+        show(view(document))
+    if status := judge(document, stop):
+        raise typer.Exit(status)

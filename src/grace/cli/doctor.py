@@ -1,0 +1,194 @@
+"""``grace doctor``: what is active on this machine, why, and what is known to go wrong with it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import re
+import socket
+import threading
+import warnings
+from importlib import metadata, util
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from grace import backends, native
+from grace.bench import machine
+from grace.cli.options import Json
+from grace.cli.output import show, write_json
+from grace.errors import ConfigurationError
+
+_DISTRIBUTION = "grace-dl"
+_PATIENCE = 2.0  # seconds for a name server
+
+
+def doctor(as_json: Json = False) -> None:
+    """Show what is active on this machine, and why: kernels, threads, versions, transports, optional packages; warn of traps.
+
+    The exit status is 1 if what the environment variable GRACE_KERNELS asks for cannot be had.
+
+    Example: [bold]GRACE_KERNELS=native-avx2 grace doctor[/]
+    """
+    found = examine()
+    if as_json:
+        write_json(found)
+    else:
+        show(table(found), soft=True)
+    if found["errors"]:
+        raise typer.Exit(1)
+
+
+def examine() -> dict[str, Any]:
+    """All that ``grace doctor --json`` writes."""
+    errors: list[str] = []
+    kernels = _kernels(errors)
+    threads = {"torch": torch.get_num_threads(), "cores": machine.cores(), "local_workers": _local_workers()}
+    transports = {
+        "gloo": dist.is_available() and dist.is_gloo_available(),
+        "nccl": dist.is_available() and dist.is_nccl_available(),
+        "mpi": dist.is_available() and dist.is_mpi_available(),
+        "cuda_devices": torch.cuda.device_count(),
+    }
+    return {
+        "schema": "grace.doctor",
+        "version": 1,
+        "versions": machine.versions(),
+        "kernels": kernels,
+        "threads": threads,
+        "transports": transports,
+        "extras": _extras(),
+        "warnings": _warnings(kernels, threads, transports),
+        "errors": errors,
+    }
+
+
+def _kernels(errors: list[str]) -> dict[str, Any]:
+    out: dict[str, Any] = {"active": None, "why": None}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there is no library is told below
+            out["active"], out["why"] = backends.active()
+    except ConfigurationError as error:
+        errors.append(str(error))
+    return {
+        **out,
+        "asked": os.environ.get(backends.VARIABLE) or None,
+        "available": backends.available(),
+        "library": native.library(),
+    }
+
+
+def _local_workers() -> int:
+    """Workers on this machine, as a launcher such as torchrun says; 1 without one."""
+    text = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return int(text) if text.isdecimal() and int(text) > 0 else 1
+
+
+def _extras() -> list[dict[str, str | None]]:
+    """The optional packages that an extra of Grace would install, and which version of each is there."""
+    try:
+        wanted = metadata.requires(_DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        return []
+    out = []
+    for line in wanted:
+        name = re.match(r"[\w.-]+", line)
+        extra = re.search(r"extra\s*==\s*[\"']([\w-]+)", line)
+        if name is None or extra is None or extra[1] == "dev" or name[0] == _DISTRIBUTION:
+            continue
+        try:
+            version = metadata.version(name[0])
+        except metadata.PackageNotFoundError:
+            version = None
+        out.append({"extra": extra[1], "package": name[0], "version": version})
+    return out
+
+
+def _warnings(kernels: dict[str, Any], threads: dict[str, int], transports: dict[str, Any]) -> list[str]:
+    out = []
+    if kernels["active"] == "reference":
+        what = kernels["library"] if kernels["asked"] is None else f"{backends.VARIABLE}=reference asks for it"
+        out.append(f"the torch kernels are in use, which are many times slower: {what}")
+    used = threads["torch"] * threads["local_workers"]
+    if used > threads["cores"]:
+        share = max(1, threads["cores"] // threads["local_workers"])
+        out.append(
+            f"{used} threads for {threads['cores']} cores: workers take each other's time; set OMP_NUM_THREADS={share}"
+        )
+    if not transports["gloo"]:
+        out.append("this torch has no gloo: nothing can be exchanged between processes on CPUs")
+    elif not os.environ.get("GLOO_SOCKET_IFNAME") and not _resolves(socket.gethostname()):
+        out.append(
+            f"the host name {socket.gethostname()!r} has no address, and gloo looks for one; set GLOO_SOCKET_IFNAME to "
+            "the network interface that workers reach each other by"
+        )
+    broken = _broken("torchvision")
+    if broken:
+        out.append(
+            "torchvision is installed, but cannot be imported, and neither can what imports it (timm, torchmetrics, "
+            f"lightning): {broken}; install the build that belongs to this torch"
+        )
+    return out
+
+
+def _resolves(host: str) -> bool:
+    """Whether a name has an address; False, too, where nobody answers."""
+    found: list[Any] = []
+
+    def look() -> None:
+        with contextlib.suppress(OSError):
+            found.extend(socket.getaddrinfo(host, None))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(_PATIENCE)
+    return bool(found)
+
+
+def _broken(module: str) -> str | None:
+    """Why a package that is there cannot be imported."""
+    if util.find_spec(module) is None:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module(module)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return None
+
+
+def table(found: dict[str, Any]) -> RenderableType:
+    """What was found, for a terminal."""
+    versions, kernels, threads, transports = (found[key] for key in ("versions", "kernels", "threads", "transports"))
+    lines = Table(box=None, show_header=False, pad_edge=False)
+    lines.add_column(style="dim")
+    lines.add_column()
+    lines.add_row("grace", versions["grace"])
+    lines.add_row("python", f"{versions['python']}, torch {versions['torch']}, numpy {versions['numpy']}")
+    lines.add_row("system", versions["system"])
+    lines.add_row("kernels", Text(f"{kernels['active']}: {kernels['why']}" if kernels["active"] else "none"))
+    lines.add_row("", Text(f"to be had: {', '.join(kernels['available'])}", "dim"))
+    lines.add_row("", Text(str(kernels["library"]), "dim"))
+    lines.add_row("threads", f"{threads['torch']} of torch and the kernels, {threads['cores']} cores")
+    there = [name for name in ("gloo", "nccl", "mpi") if transports[name]]
+    lines.add_row("transports", f"{', '.join(there) or 'none'}; CUDA devices: {transports['cuda_devices']}")
+    for extra in dict.fromkeys(one["extra"] for one in found["extras"]):
+        packages = [one for one in found["extras"] if one["extra"] == extra]
+        text = Text(", ").join(
+            Text(f"{one['package']} {one['version']}")
+            if one["version"]
+            else Text(f"{one['package']} missing", "yellow")
+            for one in packages
+        )
+        lines.add_row(Text(f"[{extra}]"), text)
+    notes = [Text(f"warning: {text}", "yellow") for text in found["warnings"]]
+    notes += [Text(f"error: {text}", "red") for text in found["errors"]]
+    return Group(lines, *notes)

@@ -1,0 +1,85 @@
+"""``grace verify``: the laws on one method."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from grace.bench.loading import target_of
+from grace.bench.report.progress import Checklist
+from grace.bench.report.tables import plain_table
+from grace.cli.options import Json
+from grace.cli.output import show, write_json
+from grace.errors import ConfigurationError
+from grace.verify import Report
+
+_MARKS = {
+    "holds": ("holds", "green"), "broken": ("BROKEN", "bold red"), "not promised": ("-", "dim"), "told": ("told", "dim")
+}  # fmt: skip
+
+
+def verify(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="METHOD", help="module:Class, file.py:Class, or a method with its knobs, such as topk:ratio=0.01."
+        ),
+    ],
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer draws and inputs.")] = False,
+    thorough: Annotated[bool, typer.Option("--thorough", help="More draws, inputs and workers; minutes.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Verify a method: runs the laws on it, and tells what holds. Yours, or a registered one.
+
+    METHOD is a Compressor (the first communicator that takes it goes around it), a Method, or a function that returns one.
+    The exit status is 0 if all laws hold, 1 if one is broken, 2 if there is no such method.
+
+    Example: [bold]grace verify my_method.py:MyMethod[/]
+    """
+    from grace.verify import NORMAL, QUICK, THOROUGH, verify
+
+    if quick and thorough:
+        raise typer.BadParameter("--quick or --thorough, not both")
+    profile = QUICK if quick else THOROUGH if thorough else NORMAL
+    try:
+        given = target_of(target)
+        with Checklist(Console(stderr=True)) as checklist:
+            report = verify(given, profile, checklist.begin)
+    except ConfigurationError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    if as_json:
+        write_json(report.document())
+    else:
+        show(table(report))
+    if not report.holds:
+        typer.echo(f"error: {report.method} breaks {', '.join(report.broken)}", err=True)
+        raise typer.Exit(1)
+
+
+def table(report: Report) -> RenderableType:
+    """The laws, and what became of them."""
+    parts: list[RenderableType] = [Text(report.method, style="bold")]
+    if report.recipe != report.method:
+        parts.append(Text(report.recipe, style="dim"))
+    if report.wrapped:
+        parts.append(Text(f"verified {report.wrapped}", style="dim"))
+    lines = plain_table()
+    lines.add_column("law", no_wrap=True)
+    lines.add_column("verdict", no_wrap=True)
+    lines.add_column("measured")
+    lines.add_column("declared")
+    for finding in report.findings:
+        word, style = _MARKS[finding.verdict]
+        text = "; ".join(filter(None, (finding.measured, finding.detail)))
+        lines.add_row(Text(finding.law), Text(word, style=style), Text(text), Text(finding.declared))
+    parts += [Text(), lines, Text()]
+    count = sum(finding.verdict == "holds" for finding in report.findings)
+    verdict = f"{count} laws hold" if report.holds else f"broken: {', '.join(report.broken)}"
+    parts.append(
+        Text(f"{verdict} ({report.profile}, {report.seconds:.1f} s)", style="green" if report.holds else "red")
+    )
+    return Group(*parts)

@@ -1,0 +1,49 @@
+"""Rows in blocks: b rows of n numbers; blocks of B numbers, nb = ceil(n/B) of them per row, the last one shorter."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = ["block_count", "block_sizes", "spread"]
+
+
+def block_count(n: int, block: int) -> int:
+    """How many blocks cover n numbers."""
+    return math.ceil(n / block)
+
+
+def block_sizes(n: int, block: int, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """``[nb]``: the sizes of the blocks of n numbers."""
+    sizes = torch.full((block_count(n, block),), float(block), dtype=dtype, device=like.device)
+    if n % block:
+        sizes[-1] = n % block
+    return sizes
+
+
+def spread(scales: Tensor, n: int, block: int) -> Tensor:
+    """``[b, nb]`` -> ``[b, n]``: each block's number at each of its positions."""
+    return scales.repeat_interleave(max(1, min(block, n)), dim=1)[:, :n]
+
+
+def clip_block(rows: Tensor, block: int) -> int:
+    """The block that makes the same blocks of these rows ``[b, n]``, without padding beyond a row's end."""
+    return max(1, min(block, rows.shape[1]))
+
+
+def split_blocks(rows: Tensor, block: int) -> Tensor:
+    """``[b, n]`` -> ``[b, nb, B]``, zeros behind the end (neutral for magnitudes and sums)."""
+    b, n = rows.shape
+    count = block_count(n, block)
+    return pad(rows, count * block).view(b, count, block)
+
+
+def pad(rows: Tensor, n: int) -> Tensor:
+    """``rows [b, <= n]`` with zeros up to n columns, contiguous."""
+    if rows.shape[1] == n:
+        return rows.contiguous()
+    out = rows.new_zeros(rows.shape[0], n)
+    out[:, : rows.shape[1]] = rows
+    return out

@@ -1,0 +1,74 @@
+"""How native kernels that write wires, and those that add them up, are called: what they have in common is checked here.
+
+Letters: b rows of n numbers; blocks of B numbers; W wires of w bytes for each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grace import native
+from grace.kernels.check import numbers, pointers, wire_rows
+
+_UINT8 = torch.uint8  # globals are found faster than attributes of torch
+LAYOUTS = 4096  # that a kernel remembers: a model has fewer shapes of tensors
+
+
+class Layout:
+    """What a C function gets that is the same at every step, as C numbers: making them takes longer than a call does.
+
+    Args:
+        width: w.
+        n, block: n and B; without blocks ``block`` is None.
+        knobs: what comes next, as numbers of ctypes.
+    """
+
+    __slots__ = ("knobs", "sizes", "tail", "width")
+
+    def __init__(self, width: int, n: int, block: int | None, *knobs: Any):
+        self.width = width
+        self.sizes = (native.N(n),) if block is None else (native.N(n), native.N(block))
+        self.knobs = knobs
+        self.tail = (native.N(width), *knobs)
+
+
+def encode(
+    kernel: Callable[..., int], layout: Layout, rows: Tensor, memory: Tensor | None, rest: Tensor | None, *more: Any
+) -> tuple[Tensor, bool]:
+    """Calls ``kernel(rows, memory, rest, b, n, B, wire, w, *knobs, *more, threads)``: (wire ``[b, w]`` uint8,
+    whether rows + memory was finite).
+
+    Raises:
+        InputError: rows, memory or rest are not float32 ``[b, n]``, contiguous, on the CPU.
+    """
+    shape = rows.shape
+    at = numbers("rows", rows)
+    memory_at = None if memory is None else numbers("memory", memory, shape)
+    rest_at = None if rest is None else numbers("rest", rest, shape)
+    b = shape[0]
+    wire = torch.empty(b, layout.width, dtype=_UINT8)
+    finite = kernel(
+        at, memory_at, rest_at, b, *layout.sizes, wire.data_ptr(), *layout.tail, *more, torch.get_num_threads()
+    )
+    return wire, finite != 0
+
+
+def decode(kernel: Callable[..., int], layout: Layout, received: Sequence[Tensor], out: Tensor, *more: Any) -> int:
+    """Calls ``kernel(wires, W, out, n, B, *knobs, *more, threads)`` for each row of out: 0, or why a wire was refused.
+
+    Raises:
+        InputError: out is not float32 ``[b, n]``, contiguous, on the CPU; a wire is not uint8.
+        PayloadError: a wire is not ``[b, w]``.
+    """
+    (b, n), W, at = out.shape, len(received), numbers("out", out)
+    addresses, threads = wire_rows(received, b, layout.width), native.threads()
+    for row in range(b):
+        wires = pointers(addresses[row * W : (row + 1) * W])
+        refused = kernel(wires, W, at + 4 * n * row, *layout.sizes, *layout.knobs, *more, threads)
+        if refused:
+            return refused
+    return 0

@@ -1,0 +1,53 @@
+"""Codes of 8 bits: a sign, and the nearest of 128 magnitudes, in units of the largest magnitude of a block.
+
+A wire ``[b, w]`` holds a row's scales (float32 ``[nb]``), then a byte for each number: 128 for a minus, and the
+position of the magnitude.
+
+Letters: b rows of n numbers; blocks of B numbers, nb = ceil(n/B) of them per row, the last one shorter; W workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from grace.dispatch import operation
+from grace.kernels.blocks import block_count
+from grace.kernels.codebook.book import Codebook
+
+__all__ = ["Codebook", "codebook_bytes", "encode_codebook", "sum_codebook"]
+
+SIGN = 0x80  # alone it is minus zero, which no sender writes
+BAD_SCALE = "field 'scales' must be finite and not negative"
+BAD_CODE = f"field 'codes' must not be {SIGN}, a minus zero"
+
+
+def codebook_bytes(n: int, block: int) -> int:
+    """Bytes of the wire of n numbers."""
+    return n + 4 * block_count(n, block)
+
+
+@operation
+def encode_codebook(
+    rows: Tensor, book: Codebook, block: int, memory: Tensor | None = None, rest: Tensor | None = None
+) -> tuple[Tensor, bool]:
+    """``p = rows + memory`` -> (wire ``[b, w]`` uint8, whether p was finite).
+
+    Number i becomes the magnitude nearest to ``|p_i| / N``, at most 1, of two that are equally near the smaller one, with its
+    sign; N is the largest magnitude of its block, 0 where that is below 2**-126. ``rest``, which may be ``rows``, becomes p
+    minus what the wire says. If p is not finite, wire and rest mean nothing.
+
+    Rows, memory and rest are float32 ``[b, n]``, contiguous; block >= 1.
+    """
+
+
+@operation
+def sum_codebook(
+    received: Sequence[Tensor], out: Tensor, book: Codebook, block: int, weight: float, *, add: bool = False
+) -> None:
+    """Out ``[b, n]`` = (or, with ``add``, +=) weight times the sum of what the wires ``[b, w]`` say, in their order.
+
+    Raises:
+        PayloadError: a length, scale or code that no sender writes; ``out`` is then undefined.
+    """

@@ -1,0 +1,42 @@
+"""The bindings of the native kernels for codebooks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from grace import native
+from grace.errors import PayloadError
+from grace.kernels.calling import LAYOUTS, Layout, decode, encode
+from grace.kernels.codebook import BAD_CODE, BAD_SCALE, Codebook, codebook_bytes
+from grace.native import F, I, N, P
+
+native.declare("codebook", P, P, P, N, N, N, P, N, P, P, P, I)
+native.declare("codebook_sum", P, N, P, N, N, P, F, I, I)
+
+
+def encode_codebook(
+    rows: Tensor, book: Codebook, block: int, memory: Tensor | None = None, rest: Tensor | None = None
+) -> tuple[Tensor, bool]:
+    return encode(native.c.codebook, _encoding(rows.shape[1], book, block), rows, memory, rest)
+
+
+def sum_codebook(
+    received: Sequence[Tensor], out: Tensor, book: Codebook, block: int, weight: float, *, add: bool = False
+) -> None:
+    refused = decode(native.c.codebook_sum, _decoding(out.shape[1], book, block), received, out, weight, add)
+    if refused:
+        raise PayloadError(BAD_SCALE if refused == native.BAD_HEAD else BAD_CODE)
+
+
+@functools.lru_cache(LAYOUTS)
+def _encoding(n: int, book: Codebook, block: int) -> Layout:
+    tables = (P(table.data_ptr()) for table in (book.entries, book.middle, book.floor))
+    return Layout(codebook_bytes(n, block), n, block, *tables)
+
+
+@functools.lru_cache(LAYOUTS)
+def _decoding(n: int, book: Codebook, block: int) -> Layout:
+    return Layout(codebook_bytes(n, block), n, block, P(book.entries.data_ptr()))

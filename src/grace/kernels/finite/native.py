@@ -1,0 +1,32 @@
+"""The bindings of the native kernels that look for inf and NaN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grace import native
+from grace.kernels import check
+from grace.native import I, N, P
+
+native.declare("finite", P, N, I)
+native.declare("sum_finite", P, P, P, N, I)
+
+
+def all_finite(x: Tensor) -> Any:
+    if x.dtype is not torch.float32 or not x.is_contiguous():
+        return NotImplemented
+    n = x.numel()
+    return n == 0 or bool(native.c.finite(x.data_ptr(), n, native.threads()))
+
+
+def sum_finite(x: Tensor, memory: Tensor | None, out: Tensor) -> bool:
+    finite = native.c.sum_finite(
+        check.numbers("x", x),
+        None if memory is None else check.numbers("memory", memory, x.shape),
+        check.numbers("out", out, x.shape),
+        *(x.numel(), native.threads()),
+    )
+    return bool(finite)

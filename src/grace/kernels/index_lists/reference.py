@@ -1,0 +1,70 @@
+"""The specification of index lists, in plain torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from grace.kernels.index_lists import WRONG_BITS, check_list, check_width, elias_fano_split, explain, index_bits
+from grace.kernels.packing import pack, packed_bytes, unpack
+from grace.kernels.places import find_set
+from grace.refusals import refuse_unless
+
+
+def encode_indices(index: Tensor, n: int, code: str) -> Tensor:
+    return _CODES[code][0](check_list(index, n), n)
+
+
+def decode_indices(packed: Tensor, n: int, k: int, code: str) -> Tensor:
+    check_width(packed, n, k, code)
+    return check_list(_CODES[code][1](packed, n, k), n)
+
+
+def _raw_encode(index: Tensor, n: int) -> Tensor:
+    return pack(index, index_bits(n))
+
+
+def _raw_decode(packed: Tensor, n: int, k: int) -> Tensor:
+    return unpack(packed, index_bits(n), k).long()
+
+
+def _bitmap_encode(index: Tensor, n: int) -> Tensor:
+    return pack(_bits(index, n), 1)
+
+
+def _bitmap_decode(packed: Tensor, n: int, k: int) -> Tensor:
+    return _set_bits(packed, n, k)
+
+
+def _elias_fano_encode(index: Tensor, n: int) -> Tensor:
+    """First the l low bits of each, packed; then a bit stream in which bit ``(i_j >> l) + j`` is set for the j-th."""
+    k = index.shape[1]
+    low, size = elias_fano_split(n, k)
+    high = pack(_bits((index >> low) + torch.arange(k, device=index.device), size), 1)
+    return torch.cat([pack(index & ((1 << low) - 1), low), high], dim=1) if low else high
+
+
+def _elias_fano_decode(packed: Tensor, n: int, k: int) -> Tensor:
+    low, _ = elias_fano_split(n, k)
+    at = packed_bytes(k, low)
+    index = (_set_bits(packed[:, at:], n, k) - torch.arange(k, device=packed.device)) << low
+    return index | unpack(packed[:, :at], low, k) if low else index
+
+
+_CODES = {
+    "raw": (_raw_encode, _raw_decode),
+    "bitmap": (_bitmap_encode, _bitmap_decode),
+    "elias-fano": (_elias_fano_encode, _elias_fano_decode),
+}
+
+
+def _bits(index: Tensor, size: int) -> Tensor:
+    """``[b, k]`` -> ``[b, size]`` uint8: ones at these places."""
+    return torch.zeros(index.shape[0], size, dtype=torch.uint8, device=index.device).scatter_(1, index, 1)
+
+
+def _set_bits(packed: Tensor, n: int, k: int) -> Tensor:
+    """``[b, w]`` bytes -> ``[b, k]``: the places of the bits that are set, k in each row."""
+    bits = unpack(packed, 1, 8 * packed.shape[1])
+    refuse_unless((bits.sum(dim=1) == k).all(), lambda: explain(WRONG_BITS, n, k))
+    return find_set(bits, k)

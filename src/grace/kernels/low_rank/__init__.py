@@ -1,0 +1,83 @@
+"""Thin factors of large matrices: products with them, orthonormal bases, ridge regression.
+
+A factor is held as r rows: p ``[r, m]`` and q ``[r, l]`` for a matrix M ``[m, l]`` that is about ``P Q^T = p^T q``. All
+tensors are float32 and contiguous.
+
+Ranks compute most of this from what they share, so that one bit of difference would stay in their models. All sums have
+one fixed order, and no product is contracted with a sum: the native kernels give the bits that ``reference`` specifies, on
+every instruction set and for any number of threads.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from grace.dispatch import operation
+
+__all__ = ["add_low_rank_", "orthonormalize", "project_columns", "project_rows", "solve_ridge", "split_low_rank"]
+
+
+@operation
+def project_rows(matrix: Tensor, q: Tensor) -> Tensor:
+    """``[m, l]`` and ``[r, l]`` -> ``[r, m]``: ``(M Q)^T``, the left factor to a given right one.
+
+    Number j of 1,024 of a row goes to lane j mod 16, which adds in order; then the upper half of the lanes is added to the
+    lower, four times; then what each 1,024 numbers gave is added in order. On other devices than the CPU it is torch's
+    product: a worker computes it of a matrix that nobody else has.
+
+    Raises:
+        InputError: another dtype, shape or memory layout.
+    """
+
+
+@operation
+def project_columns(matrix: Tensor, p: Tensor) -> Tensor:
+    """``[m, l]`` and ``[r, m]`` -> ``[r, l]``: ``P^T M``, the right factor to a given left one.
+
+    256 rows are added in order, then what each 256 rows gave. On other devices than the CPU it is torch's product.
+
+    Raises:
+        InputError: as :func:`project_rows`.
+    """
+
+
+@operation
+def split_low_rank(x: Tensor | None, p: Tensor, mine: Tensor, q: Tensor, out: Tensor) -> None:
+    """``x -= p^T mine``, what is left of a worker's matrix (None: nobody wants it), and ``out = p^T q``, the mean: one pass.
+
+    x and out ``[m, l]``, p ``[r, m]``, mine and q ``[r, l]``. ``out`` must not overlap the others. Both add up in the order
+    of r, ``out`` from zero.
+
+    Raises:
+        InputError: as :func:`project_rows`.
+    """
+
+
+@operation
+def add_low_rank_(out: Tensor, p: Tensor, q: Tensor, scale: float) -> None:
+    """``out += scale (p^T q)``: ``[m, l]``, ``[r, m]``, ``[r, l]``. The product adds up in the order of r, from zero.
+
+    Raises:
+        InputError: as :func:`project_rows`.
+    """
+
+
+@operation
+def orthonormalize(p: Tensor) -> Tensor:
+    """``[r, m]``, r <= m, finite -> ``[r, m]``: orthonormal rows, whose span holds p's rows; where p has fewer directions than
+    rows, others complete it. Householder's reflections in float64, with LAPACK's signs; sums by halves.
+
+    Raises:
+        InputError: as :func:`project_rows`, or r > m.
+    """
+
+
+@operation
+def solve_ridge(p: Tensor, lam: float) -> Tensor:
+    """``[r, m]``, finite -> ``[r, m]`` float64: ``(P^T P + lam t I)^-1 P^T`` with ``t = trace(P^T P) / r``; 0 for 0.
+
+    Cholesky's decomposition in float64; sums by halves.
+
+    Raises:
+        InputError: as :func:`project_rows`.
+    """

@@ -1,0 +1,41 @@
+"""The bindings of the native kernels for momentum correction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grace import native
+from grace.kernels import check
+from grace.native import F, I, N, P
+
+native.declare("accelerate", P, P, P, F, I, P, P, N, I)
+native.declare("forget_sent", P, P, P, P, N, I)
+
+
+def accelerate(x: Tensor, memory: Tensor, momentum: float, nesterov: bool, out: Tensor) -> Any:
+    if not _plain(x, memory, out):
+        return NotImplemented
+    n, u, at = x.numel(), check.numbers("memory", memory, out.shape), check.numbers("out", out)
+    v, x_at = u + 4 * n, check.numbers("x", x, out.shape[1:])
+    return native.c.accelerate(x_at, u, v, momentum, nesterov, at, at + 4 * n, n, native.threads())
+
+
+def forget_sent(u: Tensor, v: Tensor, x: Tensor | None, rest: Tensor) -> Any:
+    if not _plain(u, v, rest, *([] if x is None else [x])):
+        return NotImplemented
+    shape = u.shape
+    return native.c.forget_sent(
+        check.numbers("u", u),
+        check.numbers("v", v, shape),
+        None if x is None else check.numbers("x", x, shape),
+        check.numbers("rest", rest, shape),
+        *(u.numel(), native.threads()),
+    )
+
+
+def _plain(*tensors: Tensor) -> bool:
+    """Whether native code takes them."""
+    return all(t.dtype is torch.float32 and t.is_cpu and t.is_contiguous() for t in tensors)

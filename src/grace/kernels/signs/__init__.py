@@ -1,0 +1,96 @@
+"""One bit for each number: signs with the mean magnitude of their block, two means, or bare votes.
+
+A wire ``[b, w]`` holds what the bits of each block stand for (float32 ``[nb]`` or twice that; nothing for votes), then
+the bits, packed. Votes may also abstain: then they are digits 0, 1, 2 in base 3, five to a byte.
+
+Letters: b rows of n numbers; blocks of B numbers, nb = ceil(n/B) of them per row, the last one shorter; W workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+from torch import Tensor
+
+from grace.dispatch import operation
+from grace.kernels.packing import packed_bytes, packed_trits_bytes
+
+__all__ = [
+    "Zeros",
+    "encode_signs",
+    "encode_two_means",
+    "encode_votes",
+    "sum_signs",
+    "sum_two_means",
+    "sum_votes",
+    "take_majority",
+    "votes_bytes",
+]
+
+Zeros: TypeAlias = Literal["parity", "plus", "abstain"]
+
+
+def votes_bytes(n: int, zero: Zeros) -> int:
+    """Bytes of the wire of n numbers' votes."""
+    return packed_trits_bytes(n) if zero == "abstain" else packed_bytes(n, 1)
+
+
+@operation
+def encode_signs(
+    rows: Tensor, block: int, phase: int, memory: Tensor | None = None, rest: Tensor | None = None
+) -> tuple[Tensor, bool]:
+    """``p = rows + memory`` -> (wire ``[b, w]`` uint8, whether p was finite).
+
+    Number i of p becomes ``sgn(p_i) |p|_1 / B``, with the sum over its block; a zero at position i of its row is positive
+    if i + ``phase`` is odd. ``rest``, which may be ``rows``, becomes p minus what the wire says. If p is not finite, wire
+    and rest mean nothing.
+
+    Rows, memory and rest are float32 ``[b, n]``, contiguous; block >= 1.
+    """
+
+
+@operation
+def sum_signs(received: Sequence[Tensor], out: Tensor, block: int, weight: float, *, add: bool = False) -> None:
+    """Out ``[b, n]`` = (or, with ``add``, +=) weight times the sum of what the wires ``[b, w]`` say, in their order.
+
+    Raises:
+        PayloadError: a length or scale that no sender writes; ``out`` is then undefined.
+    """
+
+
+@operation
+def encode_two_means(
+    rows: Tensor, tau: float, block: int, memory: Tensor | None = None, rest: Tensor | None = None
+) -> tuple[Tensor, bool]:
+    """As :func:`encode_signs`, but number i becomes the mean of the numbers of its block on its side of the threshold,
+    which belongs to the upper one: ``p >= tau``.
+    """
+
+
+@operation
+def sum_two_means(received: Sequence[Tensor], out: Tensor, block: int, weight: float, *, add: bool = False) -> None:
+    """As :func:`sum_signs`, for the wires of :func:`encode_two_means`."""
+
+
+@operation
+def encode_votes(
+    rows: Tensor, zero: Zeros, phase: int, memory: Tensor | None = None, rest: Tensor | None = None
+) -> tuple[Tensor, bool]:
+    """As :func:`encode_signs`, but without scales: number i becomes 1 or -1. A zero counts as it does there ("parity"), as
+    1 ("plus"), or it becomes 0 ("abstain").
+    """
+
+
+@operation
+def sum_votes(received: Sequence[Tensor], out: Tensor, zero: Zeros, weight: float, *, add: bool = False) -> None:
+    """As :func:`sum_signs`, for the wires of :func:`encode_votes`."""
+
+
+@operation
+def take_majority(received: Sequence[Tensor], out: Tensor, zero: Zeros, weight: float) -> None:
+    """Out ``[b, n]`` = the sign of weight times the sum of the votes: -1, 0 or 1; a tie is 0.
+
+    Raises:
+        PayloadError: a length or vote that no sender writes; ``out`` is then undefined.
+    """

@@ -1,0 +1,38 @@
+"""Wires of values and indices: written from a selection, and summed straight into a dense vector.
+
+A wire holds k values (float32 or bfloat16), then the code of their indices (``grace.kernels.index_lists``).
+
+Letters: b rows of n numbers, of which k are kept; W wires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from grace.dispatch import operation
+from grace.kernels.sparse.parts import DENSE, LIST, Part
+
+__all__ = ["DENSE", "LIST", "Part", "encode_pairs", "encode_topk", "sum_sparse"]
+
+
+@operation
+def encode_topk(
+    rows: Tensor, k: int, code: str, memory: Tensor | None, rest: Tensor | None, *, narrow: bool
+) -> tuple[Tensor, bool]:
+    """The wires uint8 ``[b, w]`` of the k largest of ``rows + memory``, and whether that was finite: :func:`take_topk`."""
+
+
+@operation
+def encode_pairs(index: Tensor, sent: Tensor, n: int, code: str, *, narrow: bool) -> Tensor:
+    """The wires ``[b, w]`` of values ``[b, k]`` at the places ``[b, k]``: ascending, below n, int32 or int64."""
+
+
+@operation
+def sum_sparse(parts: Sequence[Part], out: Tensor, weight: float, *, narrow: bool, add: bool = False) -> None:
+    """Out ``[n]`` = (or, with ``add``, +=) weight times the sum of what the parts say, added in their order.
+
+    Raises:
+        PayloadError: too short a wire, values that are not finite, or an illegal list; ``out`` is then undefined.
+    """

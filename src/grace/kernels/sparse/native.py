@@ -1,0 +1,65 @@
+"""The bindings of the native kernels for sparse wires."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grace import native
+from grace.errors import PayloadError
+from grace.kernels import check
+from grace.kernels.index_lists import layout, refuse
+from grace.kernels.sparse import Part
+from grace.kernels.sparse.parts import BAD_VALUES, check_parts
+from grace.native import F, I, N, P
+
+_NOT_FINITE = -1
+native.declare("topk_wire", P, P, P, N, N, N, I, I, I, P, N, I)
+native.declare("write_pairs", P, P, N, N, I, I, I, P)
+native.declare("sparse_sum", P, P, P, P, P, N, P, N, I, F, I, I)
+
+
+def encode_topk(
+    rows: Tensor, k: int, code: str, memory: Tensor | None, rest: Tensor | None, *, narrow: bool
+) -> tuple[Tensor, bool]:
+    b, n = rows.shape
+    number, low, size = layout(n, k, code)
+    width = k * (2 if narrow else 4) + size
+    wire = torch.empty(b, width, dtype=torch.uint8)
+    tensors = check.same_shape(rows, memory, rest)
+    done = native.c.topk_wire(*tensors, b, n, k, narrow, number, low, wire.data_ptr(), width, native.threads())
+    if done < 0:
+        refuse(done, n, k)
+    return wire, bool(done)
+
+
+def encode_pairs(index: Tensor, sent: Tensor, n: int, code: str, *, narrow: bool) -> Any:
+    b, k = index.shape
+    if b != 1 or index.dtype is not torch.int32 or not sent.is_contiguous():
+        return NotImplemented
+    number, low, size = layout(n, k, code)
+    wire = torch.empty(b, k * (2 if narrow else 4) + size, dtype=torch.uint8)
+    native.c.write_pairs(index.data_ptr(), sent.data_ptr(), k, n, narrow, number, low, wire.data_ptr())
+    return wire
+
+
+def sum_sparse(parts: Sequence[Part], out: Tensor, weight: float, *, narrow: bool, add: bool = False) -> None:
+    n, W = out.numel(), len(parts)
+    layouts = check_parts(parts, n, narrow=narrow)
+    lists = [None if part.places is None else part.places.to(torch.int32).contiguous() for part in parts]
+    codes = [p.wire.data_ptr() + p.codes if i is None else i.data_ptr() for p, i in zip(parts, lists, strict=True)]
+    why = native.c.sparse_sum(
+        check.pointers([part.wire.data_ptr() + part.values for part in parts]),
+        check.pointers(codes),
+        (ctypes.c_int64 * W)(*[part.k for part in parts]),
+        (ctypes.c_int32 * W)(*[number for number, _ in layouts]),
+        (ctypes.c_int32 * W)(*[low for _, low in layouts]),
+        *(W, check.numbers("out", out), n, narrow, weight, add, native.threads()),
+    )
+    if why == _NOT_FINITE:
+        raise PayloadError(BAD_VALUES)
+    refuse(why, n, parts[0].k if parts else 0)

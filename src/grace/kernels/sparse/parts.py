@@ -1,0 +1,57 @@
+"""What one sparse wire says about one row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from grace.errors import InputError, PayloadError
+from grace.kernels.index_lists import FIXED, layout
+
+LIST: Final = "list"  # in place of a code: the indices are there
+DENSE: Final = "dense"  # in place of a code: all n values, without indices
+NUMBERS = {name: number for number, name in enumerate((*FIXED, LIST, DENSE))}  # in native code
+BAD_VALUES = "field 'values' must be finite"
+
+
+class Part(NamedTuple):
+    """What one wire says about one row.
+
+    wire: uint8 ``[w]``, bytes side by side; its values begin at byte ``values``, the code of its k indices at ``codes``.
+    code: of :data:`grace.kernels.index_lists.FIXED`; or LIST, with ``places [k]`` (int32 or int64) instead of
+        codes; or DENSE.
+    """
+
+    wire: Tensor
+    values: int
+    codes: int
+    k: int
+    code: str
+    places: Tensor | None = None
+
+
+def check_parts(parts: Sequence[Part], n: int, *, narrow: bool) -> list[tuple[int, int]]:
+    """For each part its code's number in native code and the low bits that are packed, if its fields lie inside its wire.
+
+    Raises:
+        InputError: a wire that is not uint8 ``[w]``, bytes side by side.
+        PayloadError: too short a wire.
+    """
+    width, out = 2 if narrow else 4, []
+    for part in parts:
+        number, low, size = layout(n, part.k, part.code) if part.code in FIXED else (NUMBERS[part.code], 0, 0)
+        _check_inside("values", part, part.values, (n if part.code == DENSE else part.k) * width)
+        _check_inside("indices", part, part.codes, size)
+        out.append((number, low))
+    return out
+
+
+def _check_inside(name: str, part: Part, at: int, size: int) -> None:
+    wire = part.wire
+    if wire.dtype is not torch.uint8 or wire.ndim != 1 or (wire.numel() > 1 and wire.stride(0) != 1):
+        raise InputError(f"kernels: a wire must be uint8 [w] with bytes side by side, got {wire.dtype} {wire.shape}")
+    if at + size > wire.numel():
+        raise PayloadError(f"truncated payload: field {name!r} needs bytes {at} to {at + size} of {wire.numel()}")

@@ -1,0 +1,54 @@
+"""The specification of sparse wires, in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from grace import wire as wires
+from grace.errors import PayloadError
+from grace.finite import Flag
+from grace.kernels.index_lists import check_list, decode_indices, encode_indices, layout
+from grace.kernels.selection import round_to_bfloat16, take_topk
+from grace.kernels.sparse import DENSE, Part
+from grace.kernels.sparse.parts import BAD_VALUES, check_parts
+from grace.refusals import refuse_unless
+
+
+def encode_topk(
+    rows: Tensor, k: int, code: str, memory: Tensor | None, rest: Tensor | None, *, narrow: bool
+) -> tuple[Tensor, Flag]:
+    index, sent, finite = take_topk(rows, k, memory, rest, narrow=narrow)
+    return encode_pairs(index, sent, rows.shape[1], code, narrow=narrow), finite
+
+
+def encode_pairs(index: Tensor, sent: Tensor, n: int, code: str, *, narrow: bool) -> Tensor:
+    values = round_to_bfloat16(sent) if narrow else sent
+    return wires.join(values, encode_indices(index.long(), n, code)) if index.shape[1] else wires.join(values)
+
+
+def sum_sparse(parts: Sequence[Part], out: Tensor, weight: float, *, narrow: bool, add: bool = False) -> None:
+    check_parts(parts, out.numel(), narrow=narrow)
+    if not add:
+        out.zero_()
+    for part in parts:
+        _add(part, out, weight, narrow)
+
+
+def _add(part: Part, out: Tensor, weight: float, narrow: bool) -> None:
+    n, dtype = out.numel(), torch.bfloat16 if narrow else torch.float32
+    count = n if part.code == DENSE else part.k
+    (values,) = wires.split(part.wire[None, part.values :], [("values", dtype, count)], slack=True)
+    refuse_unless(values.isfinite().all(), lambda: PayloadError(BAD_VALUES))
+    said = values[0].float() * weight
+    if part.code == DENSE:
+        out.add_(said)
+    elif part.k:
+        if part.places is not None:
+            index = check_list(part.places[None].long(), n)
+        else:
+            end = part.codes + layout(n, part.k, part.code).size
+            index = decode_indices(part.wire[None, part.codes : end], n, part.k, part.code)
+        out.scatter_add_(0, index[0], said)

@@ -1,0 +1,40 @@
+"""One number for each block of each row, or for a whole row.
+
+Sums are formed in float64, always in the same order: number i of a piece of 4,096 goes to lane i mod 16; each lane adds in
+order; then the upper half of the lanes is added to the lower, four times; then the pieces of a block are added in order.
+
+Letters: b rows of n numbers; blocks of B numbers, nb = ceil(n/B) of them per row, the last one shorter.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from grace.dispatch import operation
+
+__all__ = ["block_abs_max", "block_abs_mean", "block_norm", "block_sum", "root_mean_square"]
+
+
+@operation
+def block_abs_max(rows: Tensor, block: int) -> Tensor:
+    """``[b, n]`` -> ``[b, nb]``: the largest magnitude of each block; NaN if it holds one."""
+
+
+@operation
+def block_abs_mean(rows: Tensor, block: int) -> Tensor:
+    """``[b, n]`` -> float32 ``[b, nb]``: the mean magnitude of each block."""
+
+
+@operation
+def block_norm(rows: Tensor, block: int) -> Tensor:
+    """``[b, n]`` -> float32 ``[b, nb]``: the Euclidean norm of each block, without overflow or underflow on the way."""
+
+
+@operation
+def block_sum(rows: Tensor, block: int) -> Tensor:
+    """``[b, n]`` (any dtype) -> float64 ``[b, nb]``: the sum of each block."""
+
+
+@operation
+def root_mean_square(row: Tensor, memory: Tensor | None = None) -> float:
+    """Of ``row [n] + memory``, n >= 1, float32, contiguous: the root of the mean square."""

@@ -1,0 +1,123 @@
+"""What is exchanged as one tensor: each parameter (layer-wise), each bucket, or the whole model.
+
+The groups are fixed at the start, so that state is keyed by names that last, whatever a toolkit does with its buckets.
+"""
+
+from __future__ import annotations
+
+import glob
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from grace.errors import CompositionError, ConfigurationError
+from grace.method import Method
+from grace.policy import Policy
+from grace.registry import method as make_method
+from grace.registry import spell
+from grace.workspace import Workspace
+
+Granularity: TypeAlias = Literal["parameter", "bucket", "model"]
+_NONE = make_method("none")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Parameters that are exchanged as one flat tensor; one alone keeps its shape."""
+
+    name: str
+    members: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Elements of each member."""
+        return [math.prod(shape) for shape in self.shapes]
+
+    def like(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """A tensor like the group's."""
+        first = parameters[self.members[0]]
+        return first.detach() if len(self.members) == 1 else first.new_empty(sum(self.sizes))
+
+    def join(self, parts: Mapping[str, Tensor], workspace: Workspace) -> Tensor:
+        """The group's tensor, of its members' parts: the part itself, if there is only one."""
+        if len(self.members) == 1:
+            return parts[self.members[0]]
+        like = parts[self.members[0]]
+        flat = workspace.take(sum(self.sizes), like.dtype, like.device)
+        return torch.cat([parts[name].reshape(-1) for name in self.members], out=flat)
+
+    def split(self, flat: Tensor) -> dict[str, Tensor]:
+        """The members' parts of the group's tensor."""
+        if len(self.members) == 1:
+            return {self.members[0]: flat}
+        parts = torch.split(flat, self.sizes)
+        return {name: part.view(shape) for name, part, shape in zip(self.members, parts, self.shapes, strict=True)}
+
+
+def form_groups(
+    parameters: Mapping[str, Tensor], policy: Policy, granularity: Granularity, bucket_bytes: int
+) -> tuple[list[Group], Policy]:
+    """The groups of these parameters, in their order, and the policy for them.
+
+    The policy given is for parameters. A group holds parameters of one method, dtype and device; what goes
+    uncompressed stays alone. The policy returned is for groups.
+
+    Raises:
+        ConfigurationError: an unknown granularity, or rules that follow the step where groups must stay as they are.
+        CompositionError: a method that needs a matrix, in groups that are flat.
+    """
+    if granularity not in ("parameter", "bucket", "model"):
+        raise ConfigurationError(f"granularity={granularity!r} is unknown; legal: 'parameter', 'bucket', 'model'")
+    if granularity == "parameter":
+        return [Group(name, (name,), (tuple(p.shape),)) for name, p in parameters.items()], policy
+    if not policy.timeless:
+        raise ConfigurationError(
+            f"granularity={granularity!r} cannot follow rules with steps; use granularity='parameter'"
+        )
+    open_: dict[tuple[Any, ...], list[str]] = {}
+    filled: dict[tuple[Any, ...], int] = {}
+    members: list[tuple[list[str], Method[Any]]] = []
+    for name, p in reversed(list(parameters.items())):  # about the order in which gradients become ready
+        method = policy.method_for(name, p, 0)
+        if method == _NONE:
+            members.append(([name], method))
+            continue
+        if method.needs_shape:
+            raise CompositionError(f"{spell(method)} needs the shape of {name!r}; use granularity='parameter'")
+        key = (method, p.dtype, p.device)
+        if key not in open_ or (granularity == "bucket" and filled[key] >= bucket_bytes):
+            open_[key], filled[key] = [], 0
+            members.append((open_[key], method))
+        open_[key].append(name)
+        filled[key] += p.numel() * p.element_size()
+    groups, rules = [], []
+    for index, (names, method) in enumerate(members):
+        label = names[0] if method == _NONE else f"{granularity}.{index}"
+        groups.append(Group(label, tuple(names), tuple(tuple(parameters[name].shape) for name in names)))
+        rules.append((glob.escape(label), method))
+    return groups, Policy(rules)
+
+
+def regroup(owed: Mapping[str, Tensor], old: Sequence[Group], new: Sequence[Group]) -> dict[str, Tensor]:
+    """What is owed for old groups, for new ones: memories outlive a change of the groups."""
+    parts: dict[str, Tensor] = {}
+    for group in old:
+        if group.name in owed:
+            parts.update(group.split(owed[group.name]))
+    out = {}
+    for group in new:
+        mine = [parts.get(name) for name in group.members]
+        if all(part is None for part in mine):
+            continue
+        like = next(part for part in mine if part is not None)
+        flat = [
+            like.new_zeros(size) if part is None else part.reshape(-1)
+            for part, size in zip(mine, group.sizes, strict=True)
+        ]
+        out[group.name] = torch.cat(flat) if len(flat) > 1 else flat[0].view(group.shapes[0])
+    return out

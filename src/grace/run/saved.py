@@ -1,0 +1,168 @@
+"""A worker's state in plain containers of tensors, and back: nothing that was read from a file is taken on trust."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grace.errors import ConfigurationError, StateError
+from grace.method import Method
+from grace.policy import Policy
+from grace.registry import method as make_method
+from grace.registry import spell
+
+VERSION = 2  # of the state
+_KEYS = {
+    "version": int, "rank": int, "world": int, "step": int, "seed": int, "policy": str, "methods": Mapping,
+    "states": Mapping, "owed": Mapping, "checksum": int,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """What a worker goes on from. states: method and state by tensor. owed: left by former methods, by tensor."""
+
+    step: int
+    seed: int
+    states: dict[str, tuple[Method[Any], Any]]
+    owed: dict[str, Tensor]
+
+    def save(self, rank: int, world: int, policy: Policy) -> dict[str, Any]:
+        """Plain containers; tensors are copied."""
+        states = {name: _copy(state) for name, (_, state) in self.states.items()}
+        owed = {name: x.clone() for name, x in self.owed.items()}
+        who = {"version": VERSION, "rank": rank, "world": world, "step": self.step, "seed": self.seed}
+        return {
+            **who,
+            "policy": repr(policy),
+            "methods": {name: spell(method) for name, (method, _) in self.states.items()},
+            "states": states,
+            "owed": owed,
+            "checksum": _checksum(who, states, owed),
+        }
+
+    @classmethod
+    def read(cls, saved: Any, rank: int, world: int, policy: Policy, like: Mapping[str, Tensor]) -> WorkerState:
+        """The inverse of :meth:`save`. ``like`` has a tensor for every name that may occur.
+
+        Raises:
+            StateError: damaged, or of another version, rank, number of workers or policy; of tensors that are not here.
+        """
+        _check_form(saved)
+        for key, mine in (("version", VERSION), ("rank", rank), ("world", world)):
+            if saved[key] != mine:
+                raise StateError(f"the state is of {key} {saved[key]}, this is {key} {mine}; each rank loads its own")
+        if saved["policy"] != repr(policy):
+            raise StateError(f"the state was saved under {saved['policy']}, this is {policy!r}; load, then switch")
+        states: dict[str, tuple[Method[Any], Any]] = {}
+        for name, plain in saved["states"].items():
+            if name not in like:
+                raise StateError(f"the state has a tensor {name!r} that this run has not")
+            method = _find_method(name, saved["methods"].get(name), policy)
+            states[name] = (method, fill(name, method.init(like[name]), plain))
+        if absent := saved["methods"].keys() - states.keys():
+            raise StateError(f"the state lacks what it has a method for: {', '.join(sorted(map(repr, absent)))}")
+        if strange := saved["owed"].keys() - like.keys():
+            raise StateError(f"the state owes to tensors that this run has not: {', '.join(sorted(map(str, strange)))}")
+        owed = {}
+        for name, x in saved["owed"].items():
+            dtype = torch.promote_types(like[name].dtype, torch.float32)
+            if isinstance(x, Tensor) and x.dtype in (like[name].dtype, dtype):
+                dtype = x.dtype
+            owed[name] = fill(name, torch.zeros_like(like[name], dtype=dtype), x)
+        who = {key: saved[key] for key in ("version", "rank", "world", "step", "seed")}
+        if saved["checksum"] != _checksum(who, saved["states"], saved["owed"]):
+            raise StateError(
+                f"the tensors of this state are not those that rank {rank} saved with it: the file is damaged, or it holds "
+                "those of several ranks. torch.distributed.checkpoint keeps one rank's tensors of each name: give it "
+                "handle.checkpoint() instead of handle.state_dict()"
+            )
+        return cls(saved["step"], saved["seed"], states, owed)
+
+
+def _check_form(saved: Any) -> None:
+    """Raises a StateError unless this has the keys of a state, with values of the right types."""
+    if not isinstance(saved, Mapping):
+        raise StateError(f"not a Grace state: a dictionary is needed, got {type(saved).__name__}")
+    if missing := _KEYS.keys() - saved.keys():
+        raise StateError(f"not a Grace state: it lacks {', '.join(sorted(missing))}")
+    for key, kind in _KEYS.items():
+        value = saved[key]
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise StateError(f"not a Grace state: its {key} should be {kind.__name__}, got {value!r}")
+    if saved["step"] < 0:
+        raise StateError(f"not a Grace state: its step should be at least 0, got {saved['step']}")
+
+
+def _find_method(name: str, text: object, policy: Policy) -> Method[Any]:
+    """The method that a state belongs to: one of the policy, or, after a switch, one that it had before."""
+    for rule in policy.rules:
+        if isinstance(rule.method, Method) and spell(rule.method) == text:
+            return rule.method
+    if not isinstance(text, str):
+        raise StateError(f"{name!r} was saved under {text!r}, which is not the text of a method")
+    try:
+        return make_method(text)
+    except ConfigurationError as error:
+        raise StateError(f"{name!r} was saved under {text}, which is neither in the policy nor a name") from error
+
+
+def fill(name: str, fresh: Any, plain: Any) -> Any:
+    """``plain`` in the shape of ``fresh``, which is a state that ``init`` just made.
+
+    Raises:
+        StateError: it does not fit.
+    """
+    if isinstance(fresh, Tensor):
+        if not isinstance(plain, Tensor) or plain.shape != fresh.shape or plain.dtype != fresh.dtype:
+            was = f"{plain.dtype} {tuple(plain.shape)}" if isinstance(plain, Tensor) else repr(plain)
+            raise StateError(f"the state of {name!r} should hold {fresh.dtype} {tuple(fresh.shape)}, got {was}")
+        return fresh.copy_(plain)
+    if isinstance(fresh, tuple):
+        if not isinstance(plain, tuple | list) or len(plain) != len(fresh):
+            raise StateError(f"the state of {name!r} should have {len(fresh)} parts, got {plain!r}")
+        parts = [fill(name, f, p) for f, p in zip(fresh, plain, strict=True)]
+        return type(fresh)(*parts) if hasattr(fresh, "_fields") else tuple(parts)
+    if isinstance(fresh, float) and isinstance(plain, Tensor) and plain.ndim == 0:
+        return float(plain)  # an accelerator's number that the host had not read
+    if fresh is None and isinstance(plain, tuple | list):
+        return _copy(tuple(plain))  # what a server owes, which begins with the first exchange
+    number = isinstance(fresh, int | float) and isinstance(plain, int | float)
+    if not (number or type(plain) is type(fresh)):
+        raise StateError(f"the state of {name!r} should be {fresh!r}, got {plain!r}")
+    return plain
+
+
+def _copy(state: Any) -> Any:
+    """A state as tuples, tensors and numbers; tensors are copied."""
+    if isinstance(state, Tensor):
+        return state.clone()
+    return tuple(_copy(part) for part in state) if isinstance(state, tuple) else state
+
+
+def _checksum(who: Mapping[str, Any], states: Mapping[str, Any], owed: Mapping[str, Any]) -> int:
+    """Binds tensors to who saved them, whatever container they have travelled in."""
+    total = zlib.crc32(repr(sorted(who.items())).encode())
+    for label, leaf in (*_leaves("states", states), *_leaves("owed", owed)):
+        if isinstance(leaf, Tensor):
+            total = zlib.crc32(label.encode(), total)
+            total = zlib.crc32(leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data, total)
+        else:
+            total = zlib.crc32(f"{label} {leaf!r}".encode(), total)
+    return total
+
+
+def _leaves(label: str, part: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(part, Mapping):
+        for key in sorted(part):
+            yield from _leaves(f"{label}/{key}", part[key])
+    elif isinstance(part, tuple | list):
+        for index, one in enumerate(part):
+            yield from _leaves(f"{label}/{index}", one)
+    else:
+        yield label, part

@@ -1,0 +1,183 @@
+"""What users of DistributedDataParallel do beside the ordinary: uneven inputs, frozen parameters, copied, dropped models."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import pickle
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import grace
+from grace.errors import ConfigurationError, FingerprintMismatch, InputError
+from tests.distributed.processes import Pool
+from tests.distributed.test_ddp import Net, assert_replicas_agree, batch, model, train, weights
+
+
+# ---- uneven inputs --------------------------------------------------------------------------------------------------
+def joining(rank: int, world: int, spec: str) -> list[int]:
+    """Rank r has r batches more than rank 0: those that have ended give zeros, as under torch's own hooks."""
+    net, plain = model(), model()
+    handle = grace.attach(net, spec)
+    with net.join():
+        train(net, rank, range(2 + rank))
+    assert_replicas_agree(net, world)
+    if spec == "none":
+        plain.register_comm_hook(None, _torchs_hook)
+        with plain.join():
+            train(plain, rank, range(2 + rank))
+        torch.testing.assert_close(weights(net), weights(plain), atol=1e-6, rtol=1e-6)
+    train(net, rank, range(2))  # and together again
+    steps = handle.stats.steps
+    handle.detach()
+    return [steps]
+
+
+def _torchs_hook(state: object, bucket: Any) -> Any:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    return default_hooks.allreduce_hook(None, bucket)
+
+
+_torchs_hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}
+
+
+@pytest.mark.parametrize("spec", ["none", "topk:ratio=0.1", "powersgd"])
+def test_uneven_inputs(pool: Pool, spec: str) -> None:
+    assert pool.run(joining, spec) == [[2 + pool.world - 1 + 2]] * pool.world
+
+
+# ---- parameters that are frozen, ignored, or come too late -------------------------------------------------------------
+def frozen(rank: int, world: int) -> None:
+    net = model(find_unused_parameters=True)
+    net.module.extra.requires_grad_(False)  # behind DistributedDataParallel's back
+    before = net.module.extra.weight.clone()
+    handle = grace.attach(net, "topk:ratio=0.1")
+    train(net, rank, range(3))
+    assert_replicas_agree(net, world)
+    assert torch.equal(net.module.extra.weight, before)
+    handle.detach()
+
+    nothing = model()
+    nothing.requires_grad_(False)
+    with pytest.raises(ConfigurationError, match="no parameter requires a gradient"):
+        grace.attach(nothing, "topk")
+
+
+def test_parameters_that_were_frozen_after_wrapping(pair: Pool) -> None:
+    pair.run(frozen)
+
+
+def ignored(rank: int, world: int, granularity: str) -> None:
+    torch.manual_seed(7)
+    net = Net()
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["extra.weight"])
+    ddp = DistributedDataParallel(net, bucket_cap_mb=0.03)
+    handle = grace.attach(ddp, "topk:ratio=0.1", granularity=granularity)
+    train(ddp, rank, range(3))
+    others = nn.ParameterList([p for name, p in net.named_parameters() if name != "extra.weight"])
+    assert_replicas_agree(others, world)
+    handle.detach()
+
+
+@pytest.mark.parametrize("granularity", ["parameter", "model"])
+def test_parameters_that_are_ignored_stay_local(pair: Pool, granularity: str) -> None:
+    pair.run(ignored, granularity)
+
+
+def too_late(rank: int, world: int, granularity: str) -> None:
+    torch.manual_seed(7)
+    net = Net()
+    net.extra.requires_grad_(False)
+    ddp = DistributedDataParallel(net, bucket_cap_mb=0.03)
+    net.extra.requires_grad_(True)
+    handle = grace.attach(ddp, "topk:ratio=0.1", granularity=granularity)
+    with pytest.raises(InputError, match=r"ended without 'extra.weight', 'extra.bias'.*unfreeze before"):
+        train(ddp, rank, range(1))
+    handle.detach()
+
+
+@pytest.mark.parametrize("granularity", ["parameter", "bucket", "model"])
+def test_a_parameter_that_never_arrives_is_named(pair: Pool, granularity: str) -> None:
+    pair.run(too_late, granularity)
+
+
+# ---- ranks that differ ------------------------------------------------------------------------------------------------
+class Turned(nn.Module):
+    """Two layers, registered in another order on rank 1."""
+
+    def __init__(self, rank: int):
+        super().__init__()
+        for name in ("first", "second") if rank == 0 else ("second", "first"):
+            self.add_module(name, nn.Linear(8, 8))
+
+
+def differing(rank: int, world: int) -> list[str]:
+    messages = []
+    sizes = DistributedDataParallel(Net(), bucket_cap_mb=1 + rank)
+    finding = DistributedDataParallel(Net(), find_unused_parameters=rank == 1)
+    for net in (DistributedDataParallel(Turned(rank)), sizes, finding):
+        with pytest.raises(FingerprintMismatch) as caught:
+            grace.attach(net, "topk")
+        messages.append(str(caught.value))
+    return messages
+
+
+def test_order_and_buckets_are_compared(pair: Pool) -> None:
+    for messages in pair.run(differing):
+        assert "place of parameter first.weight: 0 on ranks [0], 2 on ranks [1]" in messages[0]
+        assert "bucket_bytes: 1048576 on ranks [0], 2097152 on ranks [1]" in messages[1]
+        assert "find_unused_parameters: False on ranks [0], True on ranks [1]" in messages[2]
+
+
+# ---- models that are dropped or copied --------------------------------------------------------------------------------
+def dropped(rank: int, world: int) -> None:
+    def train_one() -> None:
+        net = model()
+        grace.attach(net, "topk")
+        nn.functional.cross_entropy(net(batch(rank, 0)[0]), batch(rank, 0)[1]).backward()
+
+    def count() -> tuple[int, int, int]:
+        gc.collect()
+        dist.barrier()
+        return threading.active_count(), len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+    train_one()
+    count()
+    before = count()
+    for _ in range(10):
+        train_one()
+        gc.collect()
+    after = count()
+    assert all(now <= then + 4 for now, then in zip(after, before, strict=True)), f"{before} became {after}"
+
+
+def test_dropped_models_leave_nothing_behind(pair: Pool) -> None:
+    pair.run(dropped)
+
+
+def copies(rank: int, world: int) -> None:
+    net = model()
+    handle = grace.attach(net, "topk:ratio=0.1")
+    train(net, rank, range(1))
+    for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        steps = handle.stats.steps
+        train(twin, rank, range(1))
+        assert handle.stats.steps == steps, "a copy is not attached"
+        assert_replicas_agree(twin, world)
+        other = grace.attach(twin, "topk:ratio=0.1")
+        train(twin, rank, range(2))
+        assert other.stats.steps == 2
+        other.detach()
+    handle.detach()
+
+
+def test_a_model_can_be_copied_while_attached(pair: Pool) -> None:
+    pair.run(copies)

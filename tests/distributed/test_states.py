@@ -1,0 +1,115 @@
+"""States that are loaded: all ranks or none, and only states that belong together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import grace
+from grace.errors import StateError
+from grace.transports import agreement
+from tests.distributed.processes import Pool
+from tests.distributed.test_ddp import assert_replicas_agree, model, train, weights
+from tests.distributed.test_local_steps import model as plain_model
+from tests.distributed.test_local_steps import sgd
+from tests.distributed.test_local_steps import train as train_locally
+
+RANDOM = "randomk:ratio=0.1,memory=none"  # its streams are shared: ranks at different steps send different positions
+
+
+def belonging(rank: int, world: int) -> list[str]:
+    """States of different steps, seeds, methods; one that is damaged; a rank that does not load."""
+    net = model()
+    handle = grace.attach(net, RANDOM)
+    train(net, rank, range(2))
+    early = handle.state_dict()
+    train(net, rank, range(2, 4))
+    late = handle.state_dict()
+    messages = []
+
+    def refused(saved: Any, loads: bool = True) -> None:
+        before = handle.state_dict()
+        if loads:
+            with pytest.raises(StateError) as caught:
+                handle.load_state_dict(saved)
+            messages.append(str(caught.value))
+        after = handle.state_dict()
+        assert after["step"] == before["step"]
+        assert after["checksum"] == before["checksum"], "nothing should have changed"
+
+    refused(early if rank == 0 else late)
+    refused(None if rank == 0 else late)
+    agreement.SECONDS = 1.0
+    try:
+        refused(early, loads=rank == 0)
+    finally:
+        agreement.SECONDS = 45.0
+    train(net, rank, range(4, 6))
+    assert_replicas_agree(net, world)
+    handle.load_state_dict(early)
+    train(net, rank, range(2))
+    assert_replicas_agree(net, world)
+    handle.detach()
+    return messages
+
+
+def test_either_all_ranks_load_or_none(pair: Pool) -> None:
+    first, second = pair.run(belonging)
+    for messages in (first, second):
+        assert (
+            "the states do not belong together, so no rank loads. step: 2 on ranks [0], 4 on ranks [1]" in messages[0]
+        )
+    assert "this is granularity" in first[1]
+    assert "rank 0 cannot load its state, so no rank does" in second[1]
+    assert "ranks [1] did not load a state within 1 s" in first[2]
+    assert len(second) == 2
+
+
+def of_local_steps(rank: int, world: int) -> str:
+    net = plain_model()
+    optimizer = sgd(net)
+    handle = grace.local(net, optimizer, "topk:ratio=0.1", every=3)
+    train_locally(net, optimizer, rank, range(1))
+    first = handle.state_dict()
+    train_locally(net, optimizer, rank, range(1, 2))
+    second = handle.state_dict()
+    for wrong, message in (
+        ({**second, "taken": "1"}, "steps into a window"), ({**second, "steps": -1}, "legal: a whole number"),
+        ({**second, "reference": None}, "should be tensors by name"), ([], "granularity"),
+    ):  # fmt: skip
+        with pytest.raises(StateError, match=message):
+            handle.load_state_dict(wrong)
+    with pytest.raises(StateError) as caught:
+        handle.load_state_dict(first if rank == 0 else second)
+    assert handle.state_dict()["taken"] == 2
+    handle.detach()
+    return str(caught.value)
+
+
+def test_windows_belong_together(pair: Pool) -> None:
+    for message in pair.run(of_local_steps):
+        assert "steps: 1 on ranks [0], 2 on ranks [1]; steps into the window: 1 on ranks [0], 2 on ranks [1]" in message
+
+
+def mixed(rank: int, world: int) -> None:
+    """What a file gives that keeps one rank's tensors for all, as torch.distributed.checkpoint does with equal keys."""
+    net = model()
+    handle = grace.attach(net, "topk:ratio=0.05")
+    train(net, rank, range(2))
+    mine = handle.state_dict()
+    states: list[Any] = [None] * world
+    torch.distributed.all_gather_object(states, mine)
+    with pytest.raises(StateError, match=r"handle.checkpoint\(\)" if rank else "rank 1 cannot load"):
+        handle.load_state_dict({**mine, "states": states[0]["states"]})
+    with pytest.raises(StateError, match="each rank loads its own" if rank else "rank 1 cannot load"):
+        handle.load_state_dict(states[0])
+    before = weights(net)
+    handle.load_state_dict(mine)
+    assert torch.equal(weights(net), before)
+    handle.detach()
+
+
+def test_a_state_of_another_rank_is_never_loaded_silently(pair: Pool) -> None:
+    pair.run(mixed)

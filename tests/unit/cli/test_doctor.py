@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+import grace
+from grace import backends, native
+from grace.cli import doctor
+from grace.cli.app import app
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice of kernels is made anew, in an environment that says nothing."""
+    monkeypatch.setattr(backends, "current", backends.UNDECIDED)
+    for name in (backends.VARIABLE, "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def shown(found: dict[str, object]) -> str:
+    console = Console(width=300)
+    with console.capture() as capture:
+        console.print(doctor.table(found))
+    return capture.get()
+
+
+def test_it_tells_what_is_active() -> None:
+    ran = CliRunner().invoke(app, ["doctor", "--json"])
+    assert ran.exit_code == 0, ran.output
+    found = json.loads(ran.stdout)
+    assert (found["schema"], found["version"]) == ("grace.doctor", 1)
+    assert found["versions"]["grace"] == grace.__version__
+    assert found["versions"]["torch"] == torch.__version__
+    assert found["kernels"]["active"] == backends.active()[0]
+    assert found["kernels"]["available"] == backends.available()
+    assert found["threads"]["torch"] == torch.get_num_threads()
+    assert found["threads"]["cores"] >= 1
+    assert found["transports"]["gloo"] is True
+    text = shown(found)
+    for expected in (backends.active()[0], backends.active()[1], torch.__version__, native.library(), "gloo"):
+        assert expected in text
+
+
+def test_extras_are_those_of_the_installed_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = ["torch>=2.6", 'rich>=13; extra == "cli"', "no-such-package>=1 ; extra == 'zstd'",
+              'grace-dl[cli]; extra == "bench"', 'pytest; extra == "dev"']  # fmt: skip
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: wanted)
+    extras = doctor.examine()["extras"]
+    assert [(one["extra"], one["package"], bool(one["version"])) for one in extras] == [
+        ("cli", "rich", True), ("zstd", "no-such-package", False),
+    ]  # fmt: skip
+    assert "no-such-package missing" in shown(doctor.examine())
+
+
+@pytest.mark.parametrize(("asked", "told"), [("fast", "legal: reference, native"), ("native-avx512", "was not built")])
+def test_what_cannot_be_had_is_an_error(asked: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(backends.VARIABLE, asked)
+    monkeypatch.setattr(native, "_loaded", "the native library was not built")
+    ran = CliRunner().invoke(app, ["doctor"])
+    assert ran.exit_code == 1
+    assert told in ran.stdout
+    found = doctor.examine()
+    assert found["kernels"]["active"] is None
+    assert found["kernels"]["asked"] == asked
+
+
+def test_the_torch_kernels_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_loaded", "the native library was not built")
+    found = doctor.examine()
+    assert found["kernels"] == {"active": "reference", "why": "the native library was not built", "asked": None,
+                                "available": ["reference"], "library": "the native library was not built"}  # fmt: skip
+    assert any("slower: the native library was not built" in text for text in found["warnings"])
+    assert found["errors"] == [], "nothing was asked for"
+    assert "slower" in shown(found)
+
+
+def test_too_many_threads_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.machine, "cores", lambda: 4)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert not any("threads for" in text for text in doctor.examine()["warnings"])
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert any("8 threads for 4 cores" in text and "OMP_NUM_THREADS=1" in text for text in doctor.examine()["warnings"])
+
+
+def test_a_host_without_an_address_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_resolves", lambda host: False)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    assert any("GLOO_SOCKET_IFNAME" in text for text in doctor.examine()["warnings"])
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert not any("GLOO_SOCKET_IFNAME" in text for text in doctor.examine()["warnings"])
+
+
+def test_a_package_that_cannot_be_imported_is_told() -> None:
+    assert doctor._broken("no_such_module") is None, "what is not there is not broken"
+    assert doctor._broken("json") is None
+
+
+def test_a_package_that_is_there_but_broken(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('operator nms does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert any("RuntimeError: operator nms does not exist" in text for text in doctor.examine()["warnings"])

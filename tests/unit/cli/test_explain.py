@@ -1,0 +1,40 @@
+import pytest
+
+import grace
+from grace.cli.explain import describe, ring_bytes, sections_of, traffic_row, warnings_of
+
+
+def test_sections_of_a_docstring():
+    found = sections_of("One line.\n\nAn equation.\n\nArgs:\n    a: first\n        more.\nBias:\n    none.")
+    assert found == {"": "One line.\n\nAn equation.", "Args": "a: first\n    more.", "Bias": "none."}
+
+
+def test_none_moves_what_a_ring_all_reduce_moves():
+    line = traffic_row(grace.method("none"), (1024, 1024), 4)
+    assert line["sent_bytes"] == ring_bytes(1 << 20, 4, 4)
+    assert line["relative_to_fp32"] == 1
+    assert line["relative_to_bf16"] == 2
+
+
+@pytest.mark.parametrize(("method", "world", "said"), [("topk:ratio=0.5", 2, False), ("topk:ratio=0.5", 8, True)])
+def test_more_than_dense_is_said(method, world, said):
+    line = traffic_row(grace.method(method), (1024, 1024), world)
+    assert any("fp32" in warning for warning in warnings_of([line])) == said
+
+
+def test_traffic_that_depends_on_the_data_is_not_invented():
+    assert traffic_row(grace.method("threshold"), (1024, 1024), 4)["sent_bytes"] is None
+
+
+def test_a_root_that_sends_more_counts():
+    lone = grace.method("topk:communicator=parameterserver")
+    line = traffic_row(lone, (1024, 1024), 8)
+    assert (
+        line["sent_bytes"] > traffic_row(grace.method("topk:communicator=scatterreduce"), (1024, 1024), 8)["sent_bytes"]
+    )
+
+
+def test_facts_are_those_of_the_method():
+    fact = describe("topk:ratio=0.5")["facts"][0]
+    assert fact["contraction"] == 0.5
+    assert not fact["unbiased"]

@@ -1,0 +1,64 @@
+"""Elementary operations that every machine rounds alike."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from grace.kernels import add_scaled_, cosine_and_sine, natural_log, sum_by_halves
+
+
+def rand(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("scale", [1.0, -1.0, 0.5, 1 / 3])
+@pytest.mark.parametrize("shape", [(0,), (1,), (3, 5), (2, 150_000)])
+def test_a_scaled_sum_rounds_the_product_first(scale: float, shape: tuple[int, ...]):
+    out, x = rand(*shape, seed=1), rand(*shape, seed=2)
+    product = x * scale
+    assert torch.equal(add_scaled_(out.clone(), x, scale), out + product)
+
+
+def test_a_scaled_sum_of_what_is_not_contiguous():
+    out, x = rand(5, 4, seed=1).mT, rand(4, 5, seed=2)
+    expected = out + x * 0.3
+    assert torch.equal(add_scaled_(out, x, 0.3), expected)
+
+
+@pytest.mark.parametrize(("values", "expected"), [([], 0), ([3], 3), ([1, 2, 4], 7), ([1, 2, 3, 4, 5], 15)])
+def test_sums(values: list[int], expected: int):
+    assert float(sum_by_halves(torch.tensor(values, dtype=torch.float64))) == expected
+
+
+def test_the_order_of_a_sum():
+    """(a + c) + (b + d)"""
+    a, b, c, d = 1.0, 2.0**53, 1.0, -(2.0**53)
+    assert float(sum_by_halves(torch.tensor([a, b, c, d], dtype=torch.float64))) == (a + c) + (b + d) == 2.0
+    assert float(sum_by_halves(torch.tensor([[a, c, b, d], [a, b, d, c]], dtype=torch.float64))[0]) == 1.0
+
+
+def test_logarithms():
+    x = torch.cat(
+        [
+            torch.linspace(1e-9, 3, 10_001, dtype=torch.float64),
+            torch.tensor([1.0, 2.0**-1000, 1 - 2.0**-33], dtype=torch.float64),
+        ]
+    )
+    expected = torch.tensor([math.log(v) for v in x.tolist()], dtype=torch.float64)
+    torch.testing.assert_close(natural_log(x), expected, rtol=4e-16, atol=2e-16)
+    assert float(natural_log(torch.ones(1, dtype=torch.float64))) == 0
+
+
+def test_cosines_and_sines():
+    edges = torch.tensor([1 / 8, 3 / 8, 1 - 2.0**-33], dtype=torch.float64)
+    turns = torch.cat([torch.linspace(0, 1, 10_001, dtype=torch.float64), edges])
+    cosine, sine = cosine_and_sine(turns)
+    angles = [2 * math.pi * v for v in turns.tolist()]
+    expected = torch.tensor([[math.cos(a), math.sin(a)] for a in angles], dtype=torch.float64)
+    torch.testing.assert_close(torch.stack([cosine, sine], 1), expected, rtol=0, atol=1.5e-15)  # 2 pi v is rounded, too
+    torch.testing.assert_close(cosine.square() + sine.square(), torch.ones_like(turns), rtol=0, atol=1e-15)
+    exact = cosine_and_sine(torch.tensor([0, 0.25, 0.5, 0.75], dtype=torch.float64))
+    assert torch.equal(torch.stack(exact), torch.tensor([[1, 0, -1, 0], [0, 1, 0, -1]]).double())
