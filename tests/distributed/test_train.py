@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 OWN_TASK = '''
@@ -65,17 +66,18 @@ def test_compare_writes_everything_and_goes_on_after_a_failure(folder):
     done = run("compare", "--task", "digits", *arguments, "--out", "out", "--json", cwd=folder)
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)
-    assert [result["method"] for result in found["results"]] == ["none", "topk:ratio=0.05"]
-    assert found["failed"][0]["method"] == "powersgd"
-    assert "CompositionError" in found["failed"][0]["error"]
-    assert "Traceback" not in found["failed"][0]["error"]
+    assert [(one["method"], one["status"]) for one in found] == [
+        ("none", "ok"), ("powersgd", "failed"), ("topk:ratio=0.05", "ok"),
+    ]  # fmt: skip
+    assert "CompositionError" in found[1]["error"]
+    assert "Traceback" not in found[1]["error"]
     assert "1 of 3 methods failed: powersgd" in done.stderr
     out = folder / "out"
     assert {path.name for path in out.iterdir()} == {
-        "runs", "results.json", "runs.csv", "curves.csv", "comparison.png", "comparison.svg",
+        "runs", "runs.csv", "curves.csv", "comparison.png", "comparison.svg",
     }  # fmt: skip
-    assert len(list((out / "runs").iterdir())) == 2
-    none, topk = found["results"]
+    assert len(list((out / "runs").iterdir())) == 3
+    none, _, topk = found
     assert none["traffic"]["relative_to_fp32"] == 1
     assert topk["traffic"]["relative_to_fp32"] < 0.5
     assert none["schema"] == "grace.result"
@@ -90,7 +92,7 @@ def test_train_says_when_the_optimizer_is_not_the_tasks_own(folder):
     done = run("train", "--method", "signsgd", "--workers", "2", "--steps", "2", "--out", "out", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "[1] lr x 0.02, momentum 0" in done.stdout
-    (path,) = (folder / "out").iterdir()
+    (path,) = (folder / "out" / "runs").iterdir()
     result = json.loads(path.read_text())
     assert result["optimizer"]["peak_lr"] == pytest.approx(0.002)
     assert result["optimizer"]["momentum"] == 0
@@ -131,3 +133,38 @@ def test_no_worker_outlives_the_command(folder, ending):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     assert not left
+
+
+def processes_of(folder):
+    """Processes that were told of this folder; those that have ended are not, even if nobody has asked how."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if any(str(folder) in word for word in process.cmdline()):
+                found.append(process)
+    return found
+
+
+@pytest.mark.parametrize("workers_run", [False, True], ids=["before the workers run", "while they run"])
+def test_a_command_that_is_killed_leaves_no_process_and_no_folder_even_if_nobody_asks(folder, workers_run):
+    process = subprocess.Popen(
+        grace_command("train", "--task", "owntask:Slow", "--method", "none", "--workers", "2"), cwd=folder,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "TMPDIR": str(folder)},
+    )  # fmt: skip
+    started = "worker.*" if workers_run else "grace-*/launcher.log"
+    deadline = time.monotonic() + 100
+    while not list(folder.glob(started)):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert processes_of(folder)
+    os.kill(process.pid, signal.SIGKILL)  # and nobody waits for it: it stays in the table of processes
+    deadline = time.monotonic() + 60
+    while (left := [*processes_of(folder), *folder.glob("grace-*")]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for one in left:
+        if isinstance(one, psutil.Process):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+    process.wait()
+    assert left == []

@@ -7,24 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import os
 import subprocess
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from grace.bench.config import RunConfig
-from grace.bench.launch import RunError
-from grace.bench.rendezvous import attend, store_of
-from grace.bench.results import Result
+from grace.bench.rendezvous import attend, open_store
+from grace.bench.results import Document, decode_as, encode
+from grace.bench.worker import Job
 from grace.errors import ConfigurationError
 
 _FIRST_PORT, _PORTS = 20000, 20000  # of which a Slurm job takes the one of its number
-_END = "end"
 _BYE_SECONDS = 10.0
-_PATIENCE = (
-    30 * 24 * 3600.0
-)  # seconds that a worker waits for rank 0 to say what is next: rank 0 ends it, not the clock
+_PATIENCE = datetime.timedelta(days=30)  # that a worker waits for what is next: rank 0 ends it, not the clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +33,7 @@ class Place:
     port: int
 
 
-def place(environment: Mapping[str, str] | None = None) -> Place | None:
+def find_place(environment: Mapping[str, str] | None = None) -> Place | None:
     """The place of this process, if torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) or a Slurm step (SLURM_PROCID,
     SLURM_STEP_NUM_TASKS) has started it; None if it stands alone.
 
@@ -53,15 +49,14 @@ def place(environment: Mapping[str, str] | None = None) -> Place | None:
             )
         return Place(int(env["RANK"]), int(env["WORLD_SIZE"]), env["MASTER_ADDR"], int(env["MASTER_PORT"]))
     if int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        address = env.get("MASTER_ADDR") or _first_host(
-            env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", "")
-        )
+        nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", "")
+        address = env.get("MASTER_ADDR") or _find_first_host(nodes)
         port = int(env.get("MASTER_PORT") or _FIRST_PORT + int(env.get("SLURM_JOB_ID", "0")) % _PORTS)
         return Place(int(env["SLURM_PROCID"]), int(env["SLURM_STEP_NUM_TASKS"]), address, port)
     return None
 
 
-def _first_host(nodes: str) -> str:
+def _find_first_host(nodes: str) -> str:
     """The first of ``node[01-04]``: Slurm's own tool knows."""
     try:
         done = subprocess.run(
@@ -73,15 +68,15 @@ def _first_host(nodes: str) -> str:
 
 
 class Company:
-    """The workers that were started together. Context manager; on rank 0 a launcher for :func:`grace.bench.sweep.sweep`."""
+    """The workers that were started together; on rank 0 its :meth:`lead` is a :class:`grace.bench.launch.Launcher`."""
 
     def __init__(self, place: Place, timeout: float):
         os.environ.update(MASTER_ADDR=place.address, MASTER_PORT=str(place.port))
-        self.place, self._store = place, store_of(place.rank, place.world, timeout)
+        self.place, self._store = place, open_store(place.rank, place.world, timeout)
         self._next = 0
 
     def check(self, configs: Sequence[RunConfig]) -> None:
-        """Whether these workers can run all of them.
+        """Checks that these workers can run all of them.
 
         Raises:
             ConfigurationError: another number of workers, or a link, which only workers of one's own can have.
@@ -97,53 +92,45 @@ class Company:
                 )
 
     def lead(
-        self,
-        configs: Sequence[RunConfig],
-        *,
-        on_progress: Callable[[int, int, int], None] | None = None,
-        command: list[str] | None = None,
-    ) -> Generator[Result | RunError, None, None]:
-        """Rank 0: see :class:`grace.bench.launch.Launcher`."""
-        for index, config in enumerate(configs):
-            self._say(json.dumps({"config": config.as_dict(), "command": command or []}))
-
-            def progress(done: int, steps: int, index: int = index) -> None:
-                if on_progress is not None:
-                    on_progress(index, done, steps)
-
-            outcome = self._attend(config, progress, command or [])
-            yield outcome if isinstance(outcome, Result) else RunError(str(outcome))
+        self, configs: Sequence[RunConfig], *, on_progress: Callable[[int, int], None], command: list[str]
+    ) -> Generator[Document, None, None]:
+        """Rank 0: trains."""
+        for config in configs:
+            self._say(Job([config], command))
+            document = self._attend(config, on_progress, command)
+            assert document is not None
+            yield document
 
     def follow(self) -> None:
         """Other ranks: do what rank 0 says until it has said that this was all."""
-        while (said := self._hear()) != _END:
-            asked = json.loads(said)
-            self._attend(RunConfig(**asked["config"]), lambda done, steps: None, asked["command"])
+        while (job := self._hear()).configs:
+            self._attend(job.configs[0], lambda done, steps: None, job.command)
         self._store.set(f"bye/{self.place.rank}", "")
 
     @contextlib.contextmanager
-    def led(self) -> Iterator[None]:
+    def end_together(self) -> Iterator[None]:
         """On rank 0, around all that it does: whatever ends it, the others hear of it."""
         try:
             yield
         finally:
-            self._say(_END)
+            self._say(Job([], []))
             others = [f"bye/{rank}" for rank in range(1, self.place.world)]
             with contextlib.suppress(RuntimeError):  # this process may have the store: the others must have read it
                 self._store.wait(others, datetime.timedelta(seconds=_BYE_SECONDS))
 
     def _attend(
-        self, config: RunConfig, progress: Callable[[int, int], None], command: list[str]
-    ) -> Result | str | None:
+        self, config: RunConfig, on_progress: Callable[[int, int], None], command: list[str]
+    ) -> Document | None:
         name = f"run{self._next}"
-        return attend(self._store, name, config, self.place.rank, on_progress=progress, command=command)
+        return attend(self._store, name, config, self.place.rank, on_progress=on_progress, command=command)
 
-    def _say(self, text: str) -> None:
+    def _say(self, job: Job) -> None:
         self._next += 1
-        self._store.set(f"next/{self._next}", text)
+        self._store.set(f"next/{self._next}", encode(job))
 
-    def _hear(self) -> str:
+    def _hear(self) -> Job:
         self._next += 1
         key = f"next/{self._next}"
-        self._store.wait([key], datetime.timedelta(seconds=_PATIENCE))
-        return str(self._store.get(key).decode())
+        self._store.wait([key], _PATIENCE)
+        job: Job = decode_as(self._store.get(key), Job)
+        return job

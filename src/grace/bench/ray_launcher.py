@@ -10,8 +10,8 @@ from typing import Any
 
 from grace.bench.config import RunConfig
 from grace.bench.extras import need
-from grace.bench.launch import RunError
-from grace.bench.results import Result
+from grace.bench.record import failure_of
+from grace.bench.results import Document, Failure
 from grace.errors import ConfigurationError
 
 _POLL_SECONDS = 0.5
@@ -21,10 +21,10 @@ class Worker:
     """One worker, in a process of Ray's."""
 
     def __init__(self, rank: int):
-        self.rank, self.done = rank, (0, 0, 0)
+        self.rank, self.done = rank, (0, 0)
         self._store: Any = None
 
-    def address(self) -> tuple[str, int]:
+    def find_address(self) -> tuple[str, int]:
         """Where rank 0 can be reached, and a port that is free there."""
         util = need("ray.util", extra="ray")
         with socket.socket() as free:
@@ -33,27 +33,29 @@ class Worker:
 
     def join(self, address: str, port: int, world: int, timeout: float) -> None:
         """Meets the others."""
-        from grace.bench.rendezvous import store_of
+        from grace.bench.rendezvous import open_store
 
         os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
-        self._store = store_of(self.rank, world, timeout)
+        self._store = open_store(self.rank, world, timeout)
 
-    def run(self, index: int, config: dict[str, Any], command: list[str]) -> Result | str | None:
+    def attend(self, name: str, config: RunConfig, command: list[str]) -> Document | None:
         """See :func:`grace.bench.rendezvous.attend`."""
         from grace.bench.rendezvous import attend
 
-        def progress(done: int, steps: int) -> None:
-            self.done = (index, done, steps)
+        self.done = (0, 0)
 
-        return attend(self._store, f"run{index}", RunConfig(**config), self.rank, on_progress=progress, command=command)
+        def progress(*done: int) -> None:
+            self.done = (done[0], done[1])
 
-    def progress(self) -> tuple[int, int, int]:
-        """The run, its steps that are done, and all."""
+        return attend(self._store, name, config, self.rank, on_progress=progress, command=command)
+
+    def progress(self) -> tuple[int, int]:
+        """The steps that are done, and all."""
         return self.done
 
 
 class Cluster:
-    """A launcher for :func:`grace.bench.sweep.sweep` on an existing Ray cluster.
+    """A Ray cluster; its :meth:`launch` is a :class:`grace.bench.launch.Launcher`.
 
     Args:
         address: of the cluster; "auto" finds the one of this machine, or RAY_ADDRESS.
@@ -73,7 +75,7 @@ class Cluster:
             ) from error
 
     def check(self, configs: Sequence[RunConfig]) -> None:
-        """Whether the cluster can run all of them.
+        """Checks that the cluster can run all of them.
 
         Raises:
             ConfigurationError: a link, which only workers of one's own can have, or more workers than it has cores for.
@@ -91,56 +93,43 @@ class Cluster:
                 )
 
     def launch(
-        self,
-        configs: Sequence[RunConfig],
-        *,
-        on_progress: Callable[[int, int, int], None] | None = None,
-        command: list[str] | None = None,
-    ) -> Generator[Result | RunError, None, None]:
-        """See :class:`grace.bench.launch.Launcher`."""
+        self, configs: Sequence[RunConfig], *, on_progress: Callable[[int, int], None], command: list[str]
+    ) -> Generator[Document, None, None]:
+        """Trains; a run that fails costs its workers."""
         workers: list[Any] = []
         try:
             for index, config in enumerate(configs):
-                if not workers:
-                    workers = self._started(config)
+                workers = workers or self._start(config)
+                running = [worker.attend.remote(f"run{index}", config, command) for worker in workers]
                 try:
-                    outcome = self._run(workers, index, config, on_progress, command or [])
+                    document: Document = self._wait(workers[0], running, on_progress)
                 except self.ray.exceptions.RayError as error:  # a worker has died
-                    outcome = f"{config.method}: {error}"
-                if not isinstance(outcome, Result):
+                    document = failure_of(config, f"{config.method}: {error}", command)
+                if isinstance(document, Failure):
                     self._stop(workers)
                     workers = []
-                yield outcome if isinstance(outcome, Result) else RunError(str(outcome))
+                yield document
         finally:
             self._stop(workers)
 
-    def _started(self, config: RunConfig) -> list[Any]:
+    def _start(self, config: RunConfig) -> list[Any]:
         environment = {"OMP_NUM_THREADS": str(config.threads), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-        made = self.ray.remote(Worker).options(
+        actor = self.ray.remote(Worker).options(
             num_cpus=config.threads, scheduling_strategy="SPREAD", max_concurrency=2,
             runtime_env={"env_vars": environment},
         )  # fmt: skip
-        workers = [made.remote(rank) for rank in range(config.workers)]
-        address, port = self.ray.get(workers[0].address.remote())
+        workers = [actor.remote(rank) for rank in range(config.workers)]
+        address, port = self.ray.get(workers[0].find_address.remote())
         self.ray.get([worker.join.remote(address, port, config.workers, config.timeout) for worker in workers])
         return workers
 
-    def _run(
-        self,
-        workers: list[Any],
-        index: int,
-        config: RunConfig,
-        on_progress: Callable[[int, int, int], None] | None,
-        command: list[str],
-    ) -> Result | str | None:
-        running = [worker.run.remote(index, config.as_dict(), command) for worker in workers]
+    def _wait(self, first: Any, running: list[Any], on_progress: Callable[[int, int], None]) -> Any:
         left = running
         while left:
             _, left = self.ray.wait(left, num_returns=len(left), timeout=_POLL_SECONDS)
-            if on_progress is not None and (seen := self.ray.get(workers[0].progress.remote()))[2]:
+            if (seen := self.ray.get(first.progress.remote()))[1]:
                 on_progress(*seen)
-        outcome: Result | str | None = self.ray.get(running)[0]
-        return outcome
+        return self.ray.get(running)[0]
 
     def _stop(self, workers: list[Any]) -> None:
         for worker in workers:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import datetime
 import gc
-import json
 import os
 import traceback
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
 import torch.distributed as dist
 
 from grace.bench.config import RunConfig
 from grace.bench.network.probe import Probe
-from grace.bench.results import Result
+from grace.bench.record import failure_of
+from grace.bench.results import Document, Result
 from grace.bench.training import Training
 from grace.errors import GraceError, TransportError
 from grace.transports.torch_distributed import guard_exit
@@ -23,7 +23,15 @@ from grace.transports.torch_distributed import guard_exit
 _GRACE_SECONDS = 60.0  # beyond the run's own time-out, for the slowest worker to say how it ended
 
 
-def store_of(rank: int, world: int, timeout: float) -> dist.Store:
+class Ending(msgspec.Struct):
+    """How a worker's part in a run ended. ``consequence``: of another worker's error."""
+
+    rank: int
+    error: str | None = None
+    consequence: bool = False
+
+
+def open_store(rank: int, world: int, timeout: float) -> dist.Store:
     """The store at MASTER_ADDR and MASTER_PORT, over which workers find each other; rank 0 has it, or torchrun's agent."""
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return dist.TCPStore(
@@ -33,7 +41,7 @@ def store_of(rank: int, world: int, timeout: float) -> dist.Store:
 
 
 @contextlib.contextmanager
-def group(store: dist.Store, name: str, rank: int, config: RunConfig) -> Iterator[None]:
+def _group(store: dist.Store, name: str, rank: int, config: RunConfig) -> Iterator[None]:
     """The default process group, for one run: what one leaves behind, dead connections even, is not the next one's."""
     guard_exit()
     named = dist.PrefixStore(name, store)
@@ -51,54 +59,64 @@ def attend(
     *,
     on_progress: Callable[[int, int], None],
     command: list[str],
-) -> Result | str | None:
-    """Takes part in a run among workers that outlive it. All call this alike.
+) -> Document | None:
+    """Takes part in a run. All workers call this alike, and outlive it.
 
     Returns:
-        On rank 0 the result, or why the run failed: the first error of any rank, a lost connection only if there is no
+        On rank 0 the run's document: a failure tells the first error of any rank, a lost connection only if there is no
         other. None on other ranks.
     """
-    result, mine = None, None
+    result: Result | None = None
+    mine = Ending(rank)
     try:
-        with group(store, name, rank, config):
-            training = Training(config, rank, on_progress, _probe(config))
+        with _group(store, name, rank, config):
+            training = Training(config, rank, on_progress, _find_probe(config))
             result = training.run(command)
             del training
             dist.barrier()
     except Exception as error:
-        mine = _described(rank, error)
+        mine = _describe(rank, error)
         traceback.clear_frames(error.__traceback__)  # they hold the group, and with it connections others wait on
         error.__traceback__ = None
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError, ValueError, AssertionError):
                 dist.destroy_process_group()
     gc.collect()
-    store.set(f"{name}/outcome/{rank}", json.dumps(mine))
+    store.set(f"{name}/ending/{rank}", msgspec.json.encode(mine).decode())
     if rank != 0:
         return None
     wait = datetime.timedelta(seconds=config.timeout + _GRACE_SECONDS)
-    keys = [f"{name}/outcome/{other}" for other in range(config.workers)]
+    keys = [f"{name}/ending/{other}" for other in range(config.workers)]
     try:
         store.wait(keys, wait)
     except RuntimeError:
-        return f"{config.method}: a worker did not say within {wait.total_seconds():.0f} s how the run ended"
-    errors = [found for key in keys if (found := json.loads(store.get(key))) is not None]
-    if not errors:
+        said = f"{config.method}: a worker did not say within {wait.total_seconds():.0f} s how the run ended"
+        return failure_of(config, said, command)
+    endings = [msgspec.json.decode(store.get(key), type=Ending) for key in keys]
+    first = find_cause(endings)
+    if first is None:
         return result
-    first = min(errors, key=lambda e: bool(e["consequence"]))
-    return f"{config.method}: rank {first['rank']} of {config.workers} failed: {first['text']}"
+    return failure_of(config, f"{config.method}: rank {first.rank} of {config.workers} failed: {first.error}", command)
 
 
-def _probe(config: RunConfig) -> Probe | None:
-    """None where it is not known how many workers share a machine's cores."""
+def _find_probe(config: RunConfig) -> Probe | None:
+    """Of this run's own: others may have come to use the machine, or left it. None where it is not known how many workers
+    share a machine's cores.
+    """
     local = os.environ.get("LOCAL_WORLD_SIZE")
     if local is None:
         return None
     return Probe(config.network, config.workers, (os.cpu_count() or 1) * config.workers // int(local))
 
 
-def _described(rank: int, error: BaseException) -> dict[str, Any]:
+def find_cause(endings: Sequence[Ending]) -> Ending | None:
+    """What ended a run: an error, or a lost connection only if there is no other; None if nothing did."""
+    return min((one for one in endings if one.error is not None), key=lambda one: one.consequence, default=None)
+
+
+def _describe(rank: int, error: BaseException) -> Ending:
+    """An error that Grace raises on purpose says enough by its message."""
     expected = isinstance(error, GraceError)
     text = f"{type(error).__name__}: {error}" if expected else "".join(traceback.format_exception(error)).rstrip()
-    consequence = isinstance(error, TransportError) or "gloo" in str(error).lower()
-    return {"rank": rank, "text": text, "consequence": consequence}
+    # torch has no class of its own for gloo's lost connections
+    return Ending(rank, text, isinstance(error, TransportError) or "gloo" in str(error).lower())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ from torch.nn import functional
 from grace.bench.extras import MissingExtraError, need
 from grace.bench.network.links import link
 from grace.bench.network.namespaces import why_not
-from grace.bench.report.runs import SweepReporter
+from grace.bench.plan import Plan, check, check_memory
+from grace.bench.record import file_name
 from grace.bench.results import SCHEMA, VERSION, DocumentError, Failure, Result, decode
-from grace.bench.sweep import Plan, check, sweep
+from grace.bench.sweep import Watcher, sweep
 from grace.bench.tasks import Task
 
 METHODS = ("none", "topk:ratio=0.01", "qsgd:bits=4", "powersgd:rank=2")
@@ -70,32 +73,26 @@ class Blobs(Task):
         return {"name": "blobs", "procedural": True, "digest": "", "source": "embedded"}
 
 
-def run(out: Path, reporter: SweepReporter) -> dict[str, Any]:
+def run(out: Path, watch: Callable[[int], AbstractContextManager[Watcher]]) -> dict[str, Any]:
     """What was checked, and what is wrong: lists of lines. The baselines run once, on one task without links."""
     refused = why_not(link(LINKS[1]))
     links = LINKS[:1] if refused else LINKS
     common = {"steps": STEPS, "evaluations": 2, "timeout": 60.0}
     methods = Plan(TASKS, METHODS, (WORKERS,), links, baselines=(), common=common).runs()
     configs = [*Plan(TASKS[:1], (), (WORKERS,), LINKS[:1], common=common).runs(), *methods]
-    reporter.runs = len(configs)
-    check(configs, out)
-    runs = sweep(
-        configs,
-        out,
-        on_start=reporter.started,
-        on_progress=reporter.progressed,
-        on_end=reporter.ended,
-        command=["smoke"],
-    )
-    wrong = [f"{one.file.name}: {one.document.error}" for one in runs if isinstance(one.document, Failure)]
+    check(configs)
+    check_memory(configs)
+    with watch(len(configs)) as watcher:
+        runs = sweep(configs, out, watcher, command=["smoke"])
+    wrong = [f"{file_name(one.config)}: {one.document.error}" for one in runs if isinstance(one.document, Failure)]
     for one in runs:
         try:
-            document = decode(one.file.read_bytes())
+            document = decode((out / "runs" / file_name(one.config)).read_bytes())
         except DocumentError as error:
-            wrong.append(f"{one.file.name}: {error}")
+            wrong.append(f"{file_name(one.config)}: {error}")
             continue
         if isinstance(document, Result) and document.kind == "method" and document.link.name != LINKS[0]:
-            wrong += _counted(one.file.name, document)
+            wrong += _counted(file_name(one.config), document)
     checked = [f"{len(runs)} runs, {len(links)} links: each document has the form of {SCHEMA}, version {VERSION}"]
     if refused:
         checked.append(f"no link was made: {refused}")

@@ -28,11 +28,11 @@ _COMMANDS: list[Callable[..., None]] = [
     list_, explain, runs.train, runs.compare_, report, verify, doctor,
 ]  # fmt: skip
 _BENCH_COMMANDS: list[Callable[..., None]] = [
-    suite.train, suite.smoke, suite.link, suite.predict, codecs, overhead,
+    runs.bench_train, suite.smoke, suite.link, suite.predict, codecs, overhead,
 ]  # fmt: skip
 for group, commands in ((app, _COMMANDS), (bench, _BENCH_COMMANDS)):
     for command in commands:
-        group.command(command.__name__.rstrip("_"))(command)
+        group.command(command.__name__.removeprefix("bench_").rstrip("_"))(command)
 
 
 @app.callback(invoke_without_command=True)

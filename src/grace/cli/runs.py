@@ -1,82 +1,125 @@
-"""The commands ``grace train`` and ``grace compare``."""
+"""The commands that train: ``grace train``, ``grace compare`` and ``grace bench train``. All are sweeps."""
 
 from __future__ import annotations
 
+import inspect
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 
-from grace.bench.compare import Outcome, compare, document, plain, succeeded, with_baseline
+from grace.bench.baselines import BASELINES
 from grace.bench.config import RunConfig
+from grace.bench.external import Company, Place, find_place
 from grace.bench.extras import need
-from grace.bench.launch import launch
+from grace.bench.launch import Launcher, launch
+from grace.bench.network.links import seconds_of
+from grace.bench.plan import Plan, add_baseline, check, check_memory, parse_methods, parse_names, parse_numbers
 from grace.bench.report import tables
-from grace.bench.report.progress import Reporter
-from grace.bench.tasks import find_task
+from grace.bench.report.progress import SweepReporter
+from grace.bench.results import Failure, Result
+from grace.bench.sweep import Ended, sweep
+from grace.bench.trackers import TensorBoard, Tracker, Wandb
 from grace.cli.options import Json, folder
 from grace.cli.output import show, write_json
-from grace.run.groups import Granularity
+from grace.errors import ConfigurationError, GraceError
 
-TaskName = Annotated[str, typer.Option("--task", help="digits, or a task of your own: module:Class.")]
-Workers = Annotated[int, typer.Option("--workers", "-w", help="Worker processes on this machine.")]
-Steps = Annotated[int | None, typer.Option("--steps", help="Length in steps; by default the task's.")]
-Epochs = Annotated[float | None, typer.Option("--epochs", help="Length in epochs instead.")]
+_LAUNCHERS = ("auto", "local", "ray")
+_COMMON = ("steps", "epochs", "evaluations", "batch", "lr", "data", "granularity", "timeout")
+_WIDTH = 240  # of a table of many columns, where there is no terminal
+C = TypeVar("C", bound=Callable[..., None])
+
+Task = Annotated[str, typer.Option("--task", help="digits, or a task of your own: module:Class.")]
+Methods = Annotated[str, typer.Option("--methods", "-m", help="Methods, with commas between.")]
+Workers = Annotated[int | None, typer.Option("--workers", "-w", help="Worker processes; 4 by default.")]
+Link = Annotated[str, typer.Option("--link", help="none, 100mbit, 1gbit, 10gbit, 25gbit, or any such speed.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of the model, the data's order and the method.")]
-Rate = Annotated[float | None, typer.Option("--lr", help="Peak learning rate, instead of what suits task and method.")]
-Data = Annotated[str | None, typer.Option("--data", help="Directory of the official files; embedded data without.")]
-Grains = Annotated[
-    str, typer.Option("--granularity", help="What is compressed as one tensor: parameter, bucket or model.")
+Out = Annotated[
+    Path, typer.Option("--out", callback=folder, help="Folder of results; what is finished in it does not run again.")
 ]
-Timeout = Annotated[float, typer.Option("--timeout", help="Seconds without progress after which a run is stopped.")]
 
 
+def _options(
+    steps: Annotated[int | None, typer.Option("--steps", help="Length in steps; by default the task's.")] = None,
+    epochs: Annotated[float | None, typer.Option("--epochs", help="Length in epochs instead.")] = None,
+    evaluations: Annotated[int, typer.Option("--evaluations", help="How many times the test set is evaluated.")] = 15,
+    batch: Annotated[int | None, typer.Option("--batch", help="Samples of one worker and step.")] = None,
+    lr: Annotated[
+        float | None, typer.Option("--lr", help="Peak learning rate, instead of what suits task and method.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data", help="Folder of the official files, or synthetic: random batches; embedded data without."
+        ),
+    ] = None,
+    granularity: Annotated[
+        str, typer.Option("--granularity", help="What is compressed as one tensor: parameter, bucket or model.")
+    ] = "parameter",
+    latency: Annotated[str, typer.Option("--latency", help="Added to every link: 0.1ms, 50us. Needs netem.")] = "0",
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="Threads of each worker; its share of the cores by default.")
+    ] = None,
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds without progress that end a run.")] = 300.0,
+    launcher: Annotated[
+        str,
+        typer.Option("--launcher", help="auto (this machine, or the torchrun or Slurm job one is in), local, or ray."),
+    ] = "auto",
+    tensorboard: Annotated[
+        Path | None, typer.Option("--tensorboard", callback=folder, help="Folder for TensorBoard.")
+    ] = None,
+    wandb: Annotated[str | None, typer.Option("--wandb", help="Project at Weights & Biases.")] = None,
+    as_json: Json = False,
+) -> None:
+    """The options that all commands here have: what runs share, and how they are run."""
+
+
+def _with_options(command: C) -> C:
+    """Gives a command the options that all have; it finds them in its keyword arguments."""
+    own, shared = (inspect.signature(one, eval_str=True).parameters.values() for one in (command, _options))
+    both = [one for one in own if one.kind is not one.VAR_KEYWORD] + list(shared)
+    both.sort(key=lambda one: one.default is not one.empty)
+    command.__signature__ = inspect.Signature(both)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in both}
+    return command
+
+
+@_with_options
 def train(
     method: Annotated[str, typer.Option("--method", "-m", help="The method, such as topk:ratio=0.01.")],
-    task: TaskName = "digits",
-    workers: Workers = 4,
-    steps: Steps = None,
-    epochs: Epochs = None,
+    task: Task = "digits",
+    workers: Workers = None,
+    link: Link = "none",
     seed: Seed = 0,
-    granularity: Grains = "parameter",
-    lr: Rate = None,
-    data: Data = None,
-    timeout: Timeout = 300.0,
-    out: Annotated[Path | None, typer.Option("--out", callback=folder, help="Folder for the result (JSON).")] = None,
-    as_json: Json = False,
+    out: Annotated[Path | None, typer.Option("--out", callback=folder, help="Folder for the result.")] = None,
+    **options: Any,
 ) -> None:
     """Train a task with one method, in real worker processes.
 
     Example: [bold]grace train --task digits --method topk:ratio=0.01 --workers 4[/]
     """
-    config = RunConfig(
-        task, method, workers, steps, epochs, seed, cast("Granularity", granularity), lr, data=data, timeout=timeout
-    )
-    find_task(task)  # an unknown task is told before any process starts
-    with Reporter(Console(stderr=True), 1, bar=not as_json) as reporter:
-        reporter.started(method)
-        result = launch(config, out=out, on_progress=reporter.progressed)
-        reporter.ended(Outcome(method, result=result))
-    if as_json:
-        write_json(result)
+    (run,) = _sweep(_plan([task], [method], workers, [link], [seed], options), out, options)
+    if isinstance(run.document, Failure):
+        raise GraceError(run.document.error)
+    if options["as_json"]:
+        write_json(run.document)
     else:
-        show(tables.comparison([Outcome(method, result=result)]))
+        show(tables.comparison([run.document]))
 
 
+@_with_options
 def compare_(
     methods: Annotated[str, typer.Option("--methods", "-m", help="Methods with commas between; none is always added.")],
-    out: Annotated[Path, typer.Option("--out", callback=folder, help="Folder for results, tables and figures.")],
-    task: TaskName = "digits",
-    workers: Workers = 4,
-    steps: Steps = None,
-    epochs: Epochs = None,
+    out: Out,
+    task: Task = "digits",
+    workers: Workers = None,
+    link: Link = "none",
     seed: Seed = 0,
-    granularity: Grains = "parameter",
-    lr: Rate = None,
-    data: Data = None,
-    timeout: Timeout = 300.0,
-    as_json: Json = False,
+    **options: Any,
 ) -> None:
     """Compare methods on a task: a table, CSV and JSON, and figures.
 
@@ -84,28 +127,133 @@ def compare_(
 
     Example: [bold]grace compare --task digits --methods bf16,topk:ratio=0.01,powersgd:rank=2 --workers 4 --out demo[/]
     """
-    chosen = with_baseline(methods)
-    config = RunConfig(
-        task, "none", workers, steps, epochs, seed, cast("Granularity", granularity), lr, data=data, timeout=timeout
-    )
-    find_task(task)
     need("matplotlib", extra="bench")  # now, not after minutes of training
-    with Reporter(Console(stderr=True), len(chosen), bar=not as_json) as reporter:
-        outcomes = compare(
-            config, chosen, out, on_start=reporter.started, on_progress=reporter.progressed, on_end=reporter.ended
-        )
-    results = succeeded(outcomes)
+    plan = _plan([task], add_baseline(parse_methods(methods)), workers, [link], [seed], options)
+    runs = _sweep(plan, out, options)
+    results = [run.document for run in runs if isinstance(run.document, Result)]
     if results:
         from grace.bench.report.figures import draw
 
-        draw([plain(one) for one in results], out)
-    if as_json:
-        write_json(document(outcomes))
+        draw([_plain(one) for one in results], out)
+    view = tables.comparison([run.document for run in runs])
+    figures = ", comparison.png, comparison.svg" if results else ""
+    _tell(runs, view, options, f"In {out}: runs/, runs.csv, curves.csv{figures}")
+    _tell_failures(runs, "methods")
+
+
+@_with_options
+def bench_train(
+    methods: Methods,
+    out: Out,
+    tasks: Annotated[str, typer.Option("--tasks", "--task", help="Tasks, with commas between.")] = "digits",
+    workers: Annotated[
+        str | None, typer.Option("--workers", "-w", help="Numbers of workers: 2,4; 4 by default.")
+    ] = None,
+    links: Annotated[
+        str, typer.Option("--links", "--link", help="none, 100mbit, 1gbit, 10gbit, 25gbit, or any such speed.")
+    ] = "none",
+    seeds: Annotated[str, typer.Option("--seeds", "--seed", help="Seeds, with commas between.")] = "0",
+    baselines: Annotated[
+        str, typer.Option("--baselines", help="What runs beside the methods; '' is nothing.")
+    ] = ",".join(BASELINES),
+    **options: Any,
+) -> None:
+    """Train tasks with methods over links: every combination, and the baselines, one result file each.
+
+    Run the same command again to go on where it stopped. A run that fails is recorded, and the others go on.
+
+    Example: [bold]grace bench train --tasks lstm_small --methods topk:ratio=0.01,qsgd --links 1gbit --out results[/]
+    """
+    counts = None if workers is None else parse_numbers(workers, "--workers")
+    plan = _plan(
+        parse_names(tasks, "--tasks"), parse_methods(methods), counts, parse_names(links, "--links"),
+        parse_numbers(seeds, "--seeds"), options, parse_names(baselines, "--baselines") if baselines else (),
+    )  # fmt: skip
+    runs = _sweep(plan, out, options)
+    view = tables.sweep([run.document for run in runs])
+    _tell(runs, view, options, f"In {out}: runs/, runs.csv, curves.csv. Next: grace report {out}", _WIDTH)
+    _tell_failures(runs, "runs", ". The same command tries them again")
+
+
+def _plan(
+    tasks: Sequence[str],
+    methods: Sequence[str],
+    workers: Sequence[int] | int | None,
+    links: Sequence[str],
+    seeds: Sequence[int],
+    options: dict[str, Any],
+    baselines: Sequence[str] = (),
+) -> Plan:
+    """What is to be run, not yet checked. Where workers are there already, their number is the default."""
+    if options["launcher"] not in _LAUNCHERS:
+        raise ConfigurationError(f"launcher {options['launcher']!r} is unknown; legal: {', '.join(_LAUNCHERS)}")
+    if workers is None:
+        here = _find_place(options)
+        workers = 4 if here is None else here.world
+    common = {name: options[name] for name in _COMMON}
+    common |= {"latency": seconds_of(options["latency"]), "cores": options["threads"]}
+    counts = [workers] if isinstance(workers, int) else workers
+    return Plan(tasks, methods, counts, links, seeds, baselines, common)
+
+
+def _find_place(options: dict[str, Any]) -> Place | None:
+    return find_place() if options["launcher"] == "auto" else None
+
+
+def _sweep(plan: Plan, out: Path | None, options: dict[str, Any]) -> list[Ended]:
+    """Runs the plan: in workers of one's own, in those of the job that this process is a part of, or on a Ray cluster."""
+    if (here := _find_place(options)) is not None:
+        company = Company(here, options["timeout"])
+        if here.rank:
+            company.follow()
+            raise typer.Exit  # rank 0 does the rest
+        with company.end_together():
+            return _sweep_with(company.lead, company.check, plan, out, options)
+    if options["launcher"] == "ray":
+        from grace.bench.ray_launcher import Cluster
+
+        cluster = Cluster()
+        return _sweep_with(cluster.launch, cluster.check, plan, out, options)
+    return _sweep_with(launch, check_memory, plan, out, options)
+
+
+def _sweep_with(
+    launcher: Launcher,
+    check_workers: Callable[[Sequence[RunConfig]], None],
+    plan: Plan,
+    out: Path | None,
+    options: dict[str, Any],
+) -> list[Ended]:
+    configs = plan.runs()
+    check(configs)
+    check_workers(configs)
+    trackers: list[Tracker] = []
+    if options["tensorboard"] is not None:
+        trackers.append(TensorBoard(options["tensorboard"]))
+    if options["wandb"] is not None:
+        trackers.append(Wandb(options["wandb"], out or Path()))
+    with SweepReporter(Console(stderr=True), len(configs), bar=not options["as_json"]) as reporter:
+        return sweep(configs, out, reporter, command=list(sys.argv), launcher=launcher, trackers=trackers)
+
+
+def _tell(
+    runs: Sequence[Ended], view: RenderableType, options: dict[str, Any], written: str, width: int | None = None
+) -> None:
+    if options["as_json"]:
+        write_json([run.document for run in runs])
     else:
-        show(tables.comparison(outcomes))
-        written = "results.json, runs.csv, curves.csv" + (", comparison.png, comparison.svg" if results else "")
-        typer.echo(f"In {out}: {written}", err=True)
-    if len(results) < len(outcomes):
-        failed = ", ".join(outcome.method for outcome in outcomes if outcome.result is None)
-        typer.echo(f"error: {len(outcomes) - len(results)} of {len(outcomes)} methods failed: {failed}", err=True)
-        raise typer.Exit(1)
+        show(view, width)
+        typer.echo(written, err=True)
+
+
+def _tell_failures(runs: Sequence[Ended], what: str, hint: str = "") -> None:
+    failed = [run for run in runs if not run.ok]
+    if failed:
+        names = ", ".join(dict.fromkeys(run.config.method for run in failed))
+        raise GraceError(f"{len(failed)} of {len(runs)} {what} failed: {names}{hint}")
+
+
+def _plain(result: Result) -> dict[str, Any]:
+    """A result as the figure reads it: the metrics of an evaluation beside its step."""
+    curve = [{**msgspec.to_builtins(point), **point.metrics} for point in result.curve]
+    return {**msgspec.to_builtins(result), "curve": curve}

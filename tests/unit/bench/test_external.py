@@ -3,7 +3,7 @@ import subprocess
 import pytest
 
 from grace.bench.config import RunConfig
-from grace.bench.external import Company, Place, place
+from grace.bench.external import Company, Place, find_place
 from grace.errors import ConfigurationError
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
@@ -11,28 +11,28 @@ SLURM = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_JOB_ID": "4000
 
 
 def test_alone():
-    assert place({}) is None
-    assert place({"SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}) is None  # a batch script, not a step
-    assert place({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}) is None
+    assert find_place({}) is None
+    assert find_place({"SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}) is None  # a batch script, not a step
+    assert find_place({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}) is None
 
 
 def test_torchrun():
-    assert place(TORCHRUN) == Place(1, 4, "node1", 29500)
+    assert find_place(TORCHRUN) == Place(1, 4, "node1", 29500)
 
 
 def test_half_of_torchruns_variables():
     with pytest.raises(ConfigurationError, match="MASTER_ADDR and MASTER_PORT"):
-        place({"RANK": "0", "WORLD_SIZE": "2"})
+        find_place({"RANK": "0", "WORLD_SIZE": "2"})
 
 
 def test_slurm_with_an_address():
-    assert place({**SLURM, "MASTER_ADDR": "n1"}) == Place(3, 4, "n1", 20007)
+    assert find_place({**SLURM, "MASTER_ADDR": "n1"}) == Place(3, 4, "n1", 20007)
 
 
 def test_slurm_asks_for_the_first_machine(monkeypatch):
     done = subprocess.CompletedProcess([], 0, "n1\nn2\n", "")
     monkeypatch.setattr(subprocess, "run", lambda command, **_: done if command[-1] == "n[1-2]" else None)
-    assert place(SLURM).address == "n1"
+    assert find_place(SLURM).address == "n1"
 
 
 def test_slurm_without_its_tool(monkeypatch):
@@ -41,7 +41,7 @@ def test_slurm_without_its_tool(monkeypatch):
 
     monkeypatch.setattr(subprocess, "run", absent)
     with pytest.raises(ConfigurationError, match="set MASTER_ADDR"):
-        place(SLURM)
+        find_place(SLURM)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 import os
+import threading
 
 import pytest
 
 from grace.bench.scratch import Scratch, write_atomically
-from grace.errors import TransportError
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -20,29 +20,39 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_the_cause_is_told_before_its_consequences(tmp_path):
+def test_progress_is_read_as_it_was_reported(tmp_path):
     scratch = Scratch(tmp_path)
-    scratch.fail(0, TransportError("connection lost"))
-    scratch.fail(1, ValueError("the cause"))
-    error = scratch.error()
-    assert error is not None
-    assert error.rank == 1
-    assert "the cause" in str(error)
+    assert scratch.read_progress() is None
+    scratch.report(1, 20, 50)
+    assert scratch.read_progress() == (1, 20, 50)
 
 
-REPORT = """Failures:
-[1]:
-  rank      : 0 (local_rank: 0)
-  exitcode  : 1 (pid: 4710)
-Root Cause (first observed failure):
-[0]:
-  rank      : 1 (local_rank: 1)
-  exitcode  : {} (pid: 4711)  (SIGNAL)
-"""
-
-
-@pytest.mark.parametrize(("status", "killed"), [(-9, (1, "SIGKILL")), (-11, (1, "SIGSEGV")), (-15, None), (1, None)])
-def test_a_worker_that_was_killed_is_found_in_the_launchers_report(tmp_path, status, killed):
+def test_the_tail_is_the_workers_or_else_the_launchers(tmp_path):
     scratch = Scratch(tmp_path)
-    scratch.log.write_text(REPORT.format(status))
-    assert scratch.killed() == killed
+    assert scratch.read_tail() == ""
+    scratch.log.write_text("launcher")
+    assert scratch.read_tail() == "launcher"
+    folder = scratch.logs / "0"
+    folder.mkdir(parents=True)
+    (folder / "stderr.log").write_text("one\ntwo\n")
+    assert scratch.read_tail(1) == "two"
+
+
+def test_who_watches_leaves_once_nobody_holds_the_lifeline(tmp_path):
+    scratch, left = Scratch(tmp_path), threading.Event()
+    os.mkfifo(scratch.lifeline)
+    line = os.open(scratch.lifeline, os.O_RDWR)
+    scratch.watch(left.set)
+    assert not left.wait(0.2)
+    os.close(line)
+    assert left.wait(10)
+
+
+def test_who_comes_too_late_leaves_at_once(tmp_path):
+    scratch, left = Scratch(tmp_path), threading.Event()
+    os.mkfifo(scratch.lifeline)
+    scratch.watch(left.set)
+    assert left.wait(10)
+    gone = threading.Event()
+    Scratch(tmp_path / "gone").watch(gone.set)
+    assert gone.wait(10)

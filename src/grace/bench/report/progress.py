@@ -1,88 +1,39 @@
-"""Progress of runs: a bar with the time left on a terminal, a plain line for each run elsewhere."""
+"""Progress of long work: a bar with the time left on a terminal, a plain line for each run elsewhere."""
 
 from __future__ import annotations
 
 import time
 from types import TracebackType
+from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn
 
-from grace.bench.compare import Outcome
+from grace.bench.config import RunConfig
+from grace.bench.results import Failure
+from grace.bench.sweep import Ended
+
+Own = TypeVar("Own", bound="Bar")
 
 
-class Reporter:
-    """Context manager whose methods are the callbacks of ``launch`` and ``compare``.
+class Bar:
+    """Context manager with a bar on a terminal, and nothing elsewhere.
 
     Args:
         console: where to; usually stderr, so that stdout is left to results.
-        runs: how many runs there will be.
-        bar: whether to draw; False writes lines only.
+        shown: whether to draw at all.
     """
 
-    def __init__(self, console: Console, runs: int, *, bar: bool):
-        self.console, self.runs, self.done = console, runs, 0
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
-        self._method, self._since = "", 0.0
-        if bar and console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"),
-                TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console, transient=True,
-            )  # fmt: skip
-
-    def __enter__(self) -> Reporter:
-        if self._bar is not None:
-            self._task = self._bar.add_task("", total=self.runs)
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def started(self, method: str) -> None:
-        """A run begins."""
-        self._method, self._since = method, time.monotonic()
-        self._draw(0.0, "starting")
-
-    def progressed(self, done: int, steps: int) -> None:
-        """So many steps of this run are done."""
-        self._draw(done / steps, f"step {done}/{steps}")
-
-    def ended(self, outcome: Outcome) -> None:
-        """A run has ended, one way or the other."""
-        self.done += 1
-        self._draw(0.0, "")
-        seconds = time.monotonic() - self._since
-        if outcome.result is None:
-            what = "failed"
-        else:
-            final = outcome.result.final
-            what = f"{outcome.result.metric} " + ("diverged" if final is None else f"{final:.4f}")
-        self.console.print(
-            f"{self.done}/{self.runs} {outcome.method}: {what} ({seconds:.0f} s)", highlight=False, markup=False
-        )
-
-    def _draw(self, fraction: float, doing: str) -> None:
-        if self._bar is not None and self._task is not None:
-            label = f"[bold]{self._method}[/] ({min(self.done + 1, self.runs)} of {self.runs}) {doing}"
-            self._bar.update(self._task, completed=self.done + fraction, description=label)
-
-
-class Checklist:
-    """Context manager that shows which of several checks runs: a bar on a terminal, nothing elsewhere."""
-
-    def __init__(self, console: Console):
+    def __init__(self, console: Console, *, shown: bool = True):
+        self.console = console
         self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f} of {task.total:.0f}"),
-            TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal,
+            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"),
+            console=console, transient=True, disable=not (shown and console.is_terminal),
         )  # fmt: skip
-        self._task = self._bar.add_task("")
+        self._task = self._bar.add_task("", note="")
 
-    def __enter__(self) -> Checklist:
+    def __enter__(self: Own) -> Own:
         self._bar.start()
         return self
 
@@ -91,6 +42,75 @@ class Checklist:
     ) -> None:
         self._bar.stop()
 
+    def draw(self, done: float, total: float, label: str, note: str) -> None:
+        """Shows that so much of the total is done, with a label before the bar and a note after it."""
+        self._bar.update(self._task, completed=done, total=total, description=label, note=note)
+
+
+class Checklist(Bar):
+    """Shows which of several checks runs."""
+
     def began(self, done: int, checks: int, name: str) -> None:
         """The next check begins."""
-        self._bar.update(self._task, completed=done, total=checks, description=name)
+        self.draw(done, checks, name, f"{done} of {checks}")
+
+
+class SweepReporter(Bar):
+    """Tells of a sweep, see :class:`grace.bench.sweep.Watcher`; ``runs``: how many there are, finished ones included."""
+
+    def __init__(self, console: Console, runs: int, *, bar: bool):
+        super().__init__(console, shown=bar)
+        self.runs, self.done = runs, 0
+        self._earlier, self._label, self._began = 0, "", time.monotonic()
+
+    def started(self, config: RunConfig) -> None:
+        """A run begins."""
+        self._label = escape(f"{config.task} {config.method} x{config.workers} {config.network}")
+        self._draw(0.0, "starting")
+
+    def progressed(self, done: int, steps: int) -> None:
+        """So many steps of this run are done."""
+        self._draw(done / steps, f"step {done}/{steps}")
+
+    def ended(self, run: Ended) -> None:
+        """A run has ended, one way or the other, or had ended before."""
+        self.done += 1
+        self._earlier += run.earlier
+        self._draw(0.0, "")
+        line = f"{self.done}/{self.runs} {name_run(run.config)}: {_tell(run)}"
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def left(self, fraction: float = 0.0) -> str:
+        """The time left, if runs go on as they went: ``12 min left``; empty before anything is known."""
+        ran = self.done - self._earlier + fraction
+        if ran < 0.05 or self.done >= self.runs:
+            return ""
+        return f"{duration((time.monotonic() - self._began) / ran * (self.runs - self.done - fraction))} left"
+
+    def _draw(self, fraction: float, doing: str) -> None:
+        label = f"[bold]{self._label}[/] ({min(self.done + 1, self.runs)} of {self.runs}) {doing}"
+        self.draw(self.done + fraction, max(1, self.runs), label, self.left(fraction))
+
+
+def name_run(config: RunConfig) -> str:
+    """Which run it is, in a line."""
+    return f"{config.task} {config.method}, {config.workers} workers, {config.network}, seed {config.seed}"
+
+
+def _tell(run: Ended) -> str:
+    document = run.document
+    if isinstance(document, Failure):
+        return f"failed: {document.error.strip().splitlines()[-1]}"
+    took = "(finished earlier)" if run.earlier else f"({run.seconds:.0f} s)"
+    quality = ""
+    if document.curve:
+        quality = f"{document.metric} " + ("diverged, " if document.final is None else f"{document.final:.4f}, ")
+    return f"{quality}step {document.time.step_ms.median:.1f} ms {took}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: ``45 s``, ``12 min``, ``2 h 5 min``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from grace.bench.compare import Outcome, succeeded
+from grace.bench.results import Document, Failure, Result
 
 
 def amount(size: float | None) -> str:
@@ -38,46 +39,85 @@ def share(relative: float | None) -> str:
     return f"{percent:,.0f} %" if percent >= 99.95 else f"{percent:.3g} %"
 
 
-def plain_table(title: str | None = None) -> Table:
-    """A table without lines."""
-    return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
+def plain_table(title: str | None = None, headings: Sequence[str] = (), *, left: int = 1) -> Table:
+    """A table without lines; the first columns are aligned left, numbers right."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if index < left else "right")
+    return table
 
 
-def comparison(outcomes: Sequence[Outcome]) -> RenderableType:
+def comparison(documents: Sequence[Document]) -> RenderableType:
     """One line for each method, and what one must know to read it."""
-    results = succeeded(outcomes)
-    parts: list[RenderableType] = []
-    notes: dict[str, str] = {}
-    if results:
-        first = results[0]
-        metric = first.metric
-        model = max((result.model for result in results), key=lambda m: m.compressed_parameters)
-        size = f"{first.workers} workers, {first.steps} steps, {first.batch_per_worker} samples each"
-        table = plain_table(f"{first.task}: {size}")
-        table.add_column("method")
-        for heading in (f"test {metric}", "sent / step", "vs fp32", "codec ms", "exchange ms", "step ms (quartiles)"):
-            table.add_column(heading, justify="right")
-        for result in results:
-            why, times, step = result.optimizer.why, result.time, result.time.step_ms
-            mark = notes.setdefault(why, f" [{len(notes) + 1}]") if why else ""
-            value = "diverged" if result.final is None else f"{result.final:.4f}"
-            relative = result.traffic.relative_to_fp32
-            table.add_row(
-                Text(result.method) + Text(mark, style="dim"), value, amount(result.traffic.sent_bytes_per_step),
-                Text(share(relative), style="red" if relative is not None and relative > 1 else ""),
-                number(times.codec_ms, 2), number(times.exchange_ms, 2),
-                f"{step.median:.1f} ({step.low:.1f}-{step.high:.1f})",
-            )  # fmt: skip
-        parts.append(table)
-        legend = "sent: bytes that one worker's collectives moved; vs fp32: against a ring all-reduce of all gradients."
-        if model.compressed_parameters:
-            legend += (
-                f" {model.compressed_parameters:,} of {model.parameters:,} parameters are compressed; tensors of "
-                "fewer than 1,024 elements or fewer than two dimensions go uncompressed."
-            )
-        parts.append(Text(legend, style="dim"))
-        parts += [Text(f"{mark.strip()} {why}", style="dim") for why, mark in notes.items()]
-    for outcome in outcomes:
-        if outcome.error is not None:
-            parts.append(Text(f"failed: {outcome.error}", style="red"))
+    results = [one for one in documents if isinstance(one, Result)]
+    parts: list[RenderableType] = [_comparison(results)] if results else []
+    parts += [Text(f"failed: {one.error}", style="red") for one in documents if isinstance(one, Failure)]
     return Group(*parts)
+
+
+def _comparison(results: Sequence[Result]) -> RenderableType:
+    first, notes = results[0], dict[str, str]()
+    size = f"{first.workers} workers, {first.steps} steps, {first.batch_per_worker} samples each"
+    quality = f"test {first.metric}"
+    headings = ("method", quality, "sent / step", "vs fp32", "codec ms", "exchange ms", "step ms (quartiles)")
+    table = plain_table(f"{first.task}: {size}", headings)
+    for one in results:
+        why, times, step, relative = one.optimizer.why, one.time, one.time.step_ms, one.traffic.relative_to_fp32
+        mark = notes.setdefault(why, f" [{len(notes) + 1}]") if why else ""
+        table.add_row(
+            Text(one.method) + Text(mark, style="dim"), "diverged" if one.final is None else f"{one.final:.4f}",
+            amount(one.traffic.sent_bytes_per_step),
+            Text(share(relative), style="red" if relative is not None and relative > 1 else ""),
+            number(times.codec_ms, 2), number(times.exchange_ms, 2),
+            f"{step.median:.1f} ({step.low:.1f}-{step.high:.1f})",
+        )  # fmt: skip
+    legend = "sent: bytes that one worker's collectives moved; vs fp32: against a ring all-reduce of all gradients."
+    model = max((one.model for one in results), key=lambda model: model.compressed_parameters)
+    if model.compressed_parameters:
+        legend += (
+            f" {model.compressed_parameters:,} of {model.parameters:,} parameters are compressed; tensors of "
+            "fewer than 1,024 elements or fewer than two dimensions go uncompressed."
+        )
+    told = [Text(f"{mark.strip()} {why}", style="dim") for why, mark in notes.items()]
+    return Group(table, Text(legend, style="dim"), *told)
+
+
+def sweep(documents: Sequence[Document]) -> RenderableType:
+    """One line for each run: what it was, its quality, its times, and what the link model had predicted."""
+    headings = ("task", "workers", "link", "method", "quality", "sent / step", "vs fp32", "compute ms", "codec ms",
+                "exposed ms", "step ms", "predicted", "error")  # fmt: skip
+    table = plain_table(headings=headings, left=4)
+    for one in documents:
+        name = (one.task, str(one.workers), one.link.name)
+        if not isinstance(one, Result):
+            table.add_row(*name, Text(one.method, style="red"), Text("failed", style="red"))
+            continue
+        times, traffic, prediction = one.time, one.traffic, one.prediction
+        error = None if prediction is None else prediction.relative_error
+        table.add_row(
+            *name, Text(one.method, style="dim" if one.kind == "baseline" else ""), number(one.final, 4),
+            amount(traffic.sent_bytes_per_step), share(traffic.relative_to_fp32), number(times.compute_ms),
+            number(times.codec_ms), number(times.exposed_ms), number(times.step_ms.median),
+            number(None if prediction is None else prediction.step_ms), "-" if error is None else f"{100 * error:+.0f} %",
+        )  # fmt: skip
+    return table
+
+
+def links(rows: Sequence[dict[str, Any]]) -> RenderableType:
+    """Speeds asked for and measured."""
+    table = plain_table(headings=("link", "asked Mbit/s", "measured Mbit/s", "difference"))
+    for row in rows:
+        asked, found = row["asked_bits_per_second"] / 1e6, row["measured_bits_per_second"] / 1e6
+        table.add_row(row["link"], f"{asked:,.0f}", f"{found:,.1f}", f"{100 * row['relative_error']:+.1f} %")
+    return table
+
+
+def predictions(rows: Sequence[dict[str, Any]]) -> RenderableType:
+    """What the link model predicts."""
+    headings = ("task", "method", "workers", "link", "predicted step ms", "measured")
+    table = plain_table(headings=headings, left=2)
+    for row in rows:
+        measured = row["measured"]
+        found = f"{measured['step_ms']:.1f} ({measured['workers']} workers, {measured['link']})"
+        table.add_row(row["task"], row["method"], str(row["workers"]), row["link"], f"{row['step_ms']:.1f}", found)
+    return table

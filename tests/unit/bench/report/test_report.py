@@ -1,13 +1,16 @@
+import io
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from grace.bench.compare import Outcome
 from grace.bench.config import RunConfig
+from grace.bench.record import failure_of
 from grace.bench.report.figures import draw
-from grace.bench.report.progress import Reporter
-from grace.bench.report.tables import amount, comparison, overhead, share
+from grace.bench.report.progress import Checklist, SweepReporter
+from grace.bench.report.tables import amount, comparison, share
+from grace.bench.sweep import Ended
+from grace.cli import overhead
 from tests.unit.bench.documents import document
 
 
@@ -34,10 +37,9 @@ def text_of(view):
 
 
 def test_the_table_shows_methods_notes_and_failures():
+    signs = RunConfig("digits", "signsgd")
     text = text_of(comparison([
-        Outcome("none", result=document(relative=1.5)),
-        Outcome("signsgd", result=document(RunConfig("digits", "signsgd"), final=None, why="lr x 0.02")),
-        Outcome("bad", error="rank 0 failed"),
+        document(relative=1.5), document(signs, final=None, why="lr x 0.02"), failure_of(signs, "rank 0 failed", []),
     ]))  # fmt: skip
     assert "signsgd [1]" in text
     assert "[1] lr x 0.02" in text
@@ -48,7 +50,7 @@ def test_the_table_shows_methods_notes_and_failures():
 
 def test_overhead_is_shown_with_its_goal():
     row = {"operation": "step", "value": 1.05, "unit": "x", "low": 1.0, "high": 1.1, "goal": 1.1}
-    assert "<= 1.1" in text_of(overhead([row]))
+    assert "<= 1.1" in text_of(overhead.table([row]))
 
 
 @pytest.mark.parametrize(
@@ -87,9 +89,19 @@ def test_the_same_results_give_the_same_figure(tmp_path):
 
 def test_without_a_terminal_progress_is_a_line_for_each_run(tmp_path):
     with open(tmp_path / "log", "w+") as file:
-        with Reporter(Console(file=file, width=100), 1, bar=True) as reporter:
-            reporter.started("none")
+        with SweepReporter(Console(file=file, width=100), 1, bar=True) as reporter:
+            run = Ended(RunConfig("digits", "none"), document(), seconds=2.0)
+            reporter.started(run.config)
             reporter.progressed(1, 10)
-            reporter.ended(Outcome("none", result=document()))
+            reporter.ended(run)
         file.seek(0)
-        assert file.read() == "1/1 none: accuracy 0.9000 (0 s)\n"
+        assert file.read() == "1/1 digits none, 4 workers, none, seed 0: accuracy 0.9000, step 3.0 ms (2 s)\n"
+
+
+def test_on_a_terminal_progress_is_a_bar():
+    console = Console(force_terminal=True, record=True, width=120, file=io.StringIO())
+    with Checklist(console) as checklist:
+        checklist.began(1, 7, "agreement")
+        checklist._bar.refresh()
+    assert "agreement" in console.file.getvalue()
+    assert "1 of 7" in console.file.getvalue()

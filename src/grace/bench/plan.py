@@ -1,0 +1,154 @@
+"""What a sweep is: tasks x methods x workers x links x seeds, and whether this machine can run it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from grace.bench.baselines import BASELINES, NO_COMMUNICATION
+from grace.bench.config import RunConfig
+from grace.bench.network.namespaces import LinkError, why_not
+from grace.bench.tasks import TASKS, find_task
+from grace.errors import ConfigurationError
+from grace.registry import method, split_methods
+
+_CGROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a sweep is.
+
+    Attributes:
+        tasks, methods, workers, links, seeds: every combination is a run. baselines: run beside the methods.
+        common: what all runs share: the fields of :class:`grace.bench.config.RunConfig` that are not named above.
+    """
+
+    tasks: Sequence[str]
+    methods: Sequence[str]
+    workers: Sequence[int] = (4,)
+    links: Sequence[str] = ("none",)
+    seeds: Sequence[int] = (0,)
+    baselines: Sequence[str] = BASELINES
+    common: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def runs(self) -> list[RunConfig]:
+        """All runs, those that can share workers side by side; baselines first. The limit is measured once, not per seed.
+
+        Raises:
+            ConfigurationError: one of them cannot be.
+        """
+        found: dict[RunConfig, None] = {}
+        for workers in self.workers:
+            for link in self.links:
+                common = self.common if link != "none" else {**self.common, "latency": 0.0}
+                for task in self.tasks:
+                    for name in (*self.baselines, *self.methods):
+                        for seed in self.seeds[:1] if name == NO_COMMUNICATION else self.seeds:
+                            config = RunConfig(task=task, method=name, workers=workers, link=link, seed=seed, **common)
+                            found[config] = None
+        return list(found)
+
+
+def add_baseline(methods: Sequence[str]) -> list[str]:
+    """The methods, each once, uncompressed training first.
+
+    Raises:
+        UnknownNameError, ConfigurationError: one of them is no method.
+    """
+    kept: dict[str, str] = {}
+    for spec in ["none", *methods]:
+        kept.setdefault(repr(method(spec)), spec)
+    return list(kept.values())
+
+
+def parse_methods(text: str) -> list[str]:
+    """The methods of ``"topk:ratio=0.01,qsgd"``.
+
+    Raises:
+        ConfigurationError: it names none.
+    """
+    found = [name for name in split_methods(text) if name]
+    if not found:
+        raise ConfigurationError(f"methods {text!r} names none; legal: methods with commas between, such as topk,qsgd")
+    return found
+
+
+def parse_names(text: str, what: str) -> list[str]:
+    """Names with commas between, each once.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    found = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not found:
+        raise ConfigurationError(f"{what} {text!r} names none; legal: one or more, with commas between")
+    return found
+
+
+def parse_numbers(text: str, what: str) -> list[int]:
+    """Whole numbers with commas between.
+
+    Raises:
+        ConfigurationError: there is none, or one is no whole number.
+    """
+    names = parse_names(text, what)
+    try:
+        return [int(name) for name in names]
+    except ValueError as error:
+        raise ConfigurationError(f"{what} {text!r}: expected whole numbers with commas between") from error
+
+
+def check(configs: Sequence[RunConfig]) -> None:
+    """Finds out what can be known before anything starts.
+
+    Raises:
+        UnknownNameError: an unknown task.
+        LinkError: a link that this machine cannot make.
+    """
+    for task in dict.fromkeys(config.task for config in configs):
+        find_task(task)
+    for network in dict.fromkeys(config.network for config in configs if config.network.shaped):
+        if (refused := why_not(network)) is not None:
+            raise LinkError(refused)
+
+
+def check_memory(configs: Sequence[RunConfig], available: int | None = None) -> None:
+    """Checks that the workers of each run fit into this machine's memory, as far as their tasks can tell.
+
+    Raises:
+        ConfigurationError: they do not; says how many would.
+    """
+    free = find_available_memory() if available is None else available
+    for task, batch, workers in dict.fromkeys((config.task, config.batch, config.workers) for config in configs):
+        need = _worker_bytes(task, batch, workers)
+        if need * workers > free:
+            fit = free // need
+            raise ConfigurationError(
+                f"{workers} workers of {task} need at least {workers * need / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free: "
+                + (f"at most {fit} workers fit" if fit else "not even one worker fits")
+            )
+
+
+def _worker_bytes(name: str, batch: int | None, workers: int) -> int:
+    """What a worker needs; 0 where that is not known."""
+    task = find_task(name)
+    task.workers = workers
+    task.batch = batch or task.batch
+    # the suite's way tries out the loss, here and not in a worker: a user's own task must ask for that
+    return task.worker_bytes() if name in TASKS or "worker_bytes" in vars(type(task)) else 0
+
+
+def find_available_memory() -> int:
+    """Bytes that processes could still take: of the machine, and of the control group where it sets a limit."""
+    free = int(psutil.virtual_memory().available)
+    with contextlib.suppress(OSError, ValueError):  # "max" is no number: no limit
+        limit, used = (int(path.read_text()) for path in _CGROUP)
+        free = min(free, limit - used)
+    return free
