@@ -14,6 +14,7 @@ from grace.compressor import Compressor
 from grace.errors import StateError
 from grace.facts import Facts
 from grace.learning_rate import lr_ratio
+from grace.method import label_parts
 from grace.peer import Peer
 
 
@@ -47,6 +48,12 @@ class TwoHops(Communicator):
             return replace(once, payload=None)
         unbiased = once.unbiased and not self.server_memory
         return replace(once, unbiased=unbiased, contraction=None, variance=None, payload=None)
+
+    def kinds(self, state: Any) -> Any:
+        if state is None:
+            return "own"
+        _, *rest = state
+        return ("chunk", *(label_parts(part, "own") for part in rest))
 
     def owed(self, state: Any) -> Tensor | None:
         """The server's debt, times W: one worker's share of a mean is 1/W of it."""

@@ -54,5 +54,8 @@ class DistEF(ErrorFeedback[S], Generic[S]):
         peer.lent.swap_out(m)
         return Exchanged(out.mean.to(x.dtype), None, (velocity, out.state), out.finite)
 
+    def kinds(self, state: _EFState) -> Any:
+        return ("own", ErrorFeedback.kinds(self, state[1]))
+
     def owed(self, state: _EFState) -> Tensor | None:
         return ErrorFeedback.owed(self, state[1])

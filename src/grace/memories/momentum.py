@@ -46,6 +46,9 @@ class Momentum(Memory[S]):
         peer.lent.swap_out(m)
         return Exchanged(out.mean.to(x.dtype), None, (memory, out.state), out.finite)
 
+    def kinds(self, state: tuple[Tensor, S]) -> Any:
+        return ("own", self.method.kinds(state[1]))
+
     def owed(self, state: tuple[Tensor, S]) -> Tensor | None:
         return self.method.owed(state[1])
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -98,6 +98,9 @@ class VarSparse(Method[Memory]):
         state.d.copy_(d.mul_(math.sqrt(self.zeta)).masked_fill_(sent, 0.0))
         state.r.copy_(torch.where(sent, out.rest if self.keep_error else 0.0, r))
         return Exchanged(out.mean.to(x.dtype), None, Memory(state.r, state.d, None))
+
+    def kinds(self, state: Memory) -> Any:
+        return ("debt", "own", "own")
 
     def owed(self, state: Memory) -> Tensor | None:
         return state.r
