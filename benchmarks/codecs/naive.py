@@ -27,10 +27,10 @@ def _top(ratio: float) -> tuple[str, Encode, Decode]:
         index = x.abs().topk(max(1, int(ratio * x.numel())), sorted=False).indices
         return x[index], index
 
-    return "torch.topk, indices as int64", encode, _scattered
+    return "torch.topk, indices as int64", encode, _scatter
 
 
-def _scattered(payload: Payload, like: Tensor) -> Tensor:
+def _scatter(payload: Payload, like: Tensor) -> Tensor:
     values, index = payload
     return torch.zeros_like(like).scatter_(0, index, values)
 
@@ -40,7 +40,7 @@ def _above(limit: float) -> tuple[str, Encode, Decode]:
         index = (x.abs() > limit).nonzero().view(-1)
         return x[index], index
 
-    return "abs, compare, nonzero, index", encode, _scattered
+    return "abs, compare, nonzero, index", encode, _scatter
 
 
 def _random(ratio: float) -> tuple[str, Encode, Decode]:
@@ -48,7 +48,7 @@ def _random(ratio: float) -> tuple[str, Encode, Decode]:
         index = torch.randperm(x.numel())[: max(1, int(ratio * x.numel()))]
         return x[index], index
 
-    return "torch.randperm, index", encode, _scattered
+    return "torch.randperm, index", encode, _scatter
 
 
 def _signs() -> tuple[str, Encode, Decode]:
@@ -58,7 +58,7 @@ def _signs() -> tuple[str, Encode, Decode]:
     return "mean, compare, a byte a sign", encode, lambda payload, like: payload[0] * (payload[1].float() * 2 - 1)
 
 
-def _quantized(bits: int) -> tuple[str, Encode, Decode]:
+def _quantize(bits: int) -> tuple[str, Encode, Decode]:
     s = 2 ** (bits - 1) - 1
 
     def encode(x: Tensor) -> Payload:
@@ -102,9 +102,9 @@ CODES: dict[str, Callable[[], tuple[str, Encode, Decode]]] = {
     THRESHOLD: lambda: _above(float(THRESHOLD.rpartition("=")[2])),
     "randomk": lambda: _random(0.01),
     "efsignsgd": _signs,
-    "qsgd:bits=8": lambda: _quantized(8),
-    "qsgd": lambda: _quantized(4),
-    "qsgd:bits=2": lambda: _quantized(2),
+    "qsgd:bits=8": lambda: _quantize(8),
+    "qsgd": lambda: _quantize(4),
+    "qsgd:bits=2": lambda: _quantize(2),
     "natural": _natural,
     "u8bit": _codebook,
 }

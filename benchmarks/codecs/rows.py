@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from benchmarks.codecs.goals import BITS, COPIES, MICROSECONDS, PER_INDEX, RATIO, SPEEDUP, Goal
 from benchmarks.codecs.parts import Coded
-from grace.bench.codecs.bench import Row, short, timed
+from grace.bench.codecs.bench import Row, short, summarize
 from grace.bench.codecs.clock import Case, Timing
 from grace.bench.results import quartiles
 
@@ -30,27 +30,27 @@ def row(
         units[BITS] = [8 * coded.size / coded.count]
     if copies is not None:
         units[COPIES] = copies.ratios
-    reached = [judged(goal, units[goal.unit], threads) for goal in goals if goal.kernels is None]
+    reached = [judge_goal(goal, units[goal.unit], threads) for goal in goals if goal.kernels is None]
     first = next((found["goal"] for found in reached if found["unit"] == RATIO), None)
-    return {**timed(operation, timing), "goal": first, "goals": reached, "others": []}
+    return {**summarize(operation, timing), "goal": first, "goals": reached, "others": []}
 
 
 def other(case: Case, timing: Timing, against: Timing, goals: Sequence[Goal], threads: int) -> Row:
     """What a row is compared with: the same work on another backend. ``times`` is how often slower it is."""
-    out = timed(case.what or "the same", timing)
+    out = summarize(case.what or "the same", timing)
     name = out.pop("operation")
     if len(timing.ratios) == len(against.ratios):
         times = quartiles([a / b for a, b in zip(timing.ratios, against.ratios, strict=True)])["median"]
     else:  # samples that were not taken side by side
         times = quartiles(timing.ratios)["median"] / quartiles(against.ratios)["median"]
-    reached = [judged(goal, timing.ratios, threads) for goal in goals if goal.kernels == case.kernels]
+    reached = [judge_goal(goal, timing.ratios, threads) for goal in goals if goal.kernels == case.kernels]
     if case.kernels == "torch":
         faster = Goal("times faster than torch code", "", None, SPEEDUP)
         reached.append({**_target(faster, SPEEDUP), "unit": "times", "value": short(times), "met": times >= SPEEDUP})
     return {"kernels": case.kernels, "what": name, **out, "times": short(times), "goals": reached}
 
 
-def judged(goal: Goal, values: Sequence[float], threads: int) -> Row:
+def judge_goal(goal: Goal, values: Sequence[float], threads: int) -> Row:
     """A goal, and what was reached."""
     found = quartiles(values)
     limit = goal.limit(threads)

@@ -1,4 +1,4 @@
-"""Beside the ordinary use of DistributedDataParallel: uneven inputs, frozen parameters, copied and dropped models."""
+"""What users of DistributedDataParallel do beside the ordinary: uneven inputs, frozen parameters, copied, dropped models."""
 
 from __future__ import annotations
 

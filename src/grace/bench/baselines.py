@@ -19,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 import grace
 from grace.collectives import AllReduce, cost
 from grace.run.groups import Granularity
-from grace.run.stats import Stats
 from grace.transports.timed import Tally
 
 NO_COMMUNICATION = "no-communication"
@@ -59,17 +58,41 @@ class Counters:
         )  # fmt: skip
 
 
-class Exchanged:
-    """A model whose gradients a registered method exchanges. ``model`` is what the loss is computed with."""
+class Silent:
+    """A model that every worker trains for itself: nothing is exchanged. The limit for the time of a step.
+
+    ``model`` is what the loss is computed with. Of all classes here, all ranks make one alike, and call :meth:`step` after
+    each step.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+
+    def count(self) -> Counters:
+        """What was moved and spent so far."""
+        return Counters(codec=0.0, codec_cpu=0.0, exchange=0.0)
+
+    def bucket_bytes(self) -> list[int]:
+        """Sizes of the buckets, in the order in which they become ready."""
+        return []
+
+    def step(self) -> None:
+        """A step has ended."""
+
+    def close(self) -> None:
+        """Leaves the model as it was, where it outlives the run."""
+
+
+class Exchanged(Silent):
+    """A model whose gradients a registered method exchanges."""
 
     def __init__(self, model: nn.Module, method: str, granularity: Granularity, seed: int):
-        self.model: nn.Module = DistributedDataParallel(model, gradient_as_bucket_view=True)
-        assert isinstance(self.model, DistributedDataParallel)
-        self._handle = grace.attach(self.model, method, granularity=granularity, seed=seed)
+        ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        super().__init__(ddp)
+        self._handle = grace.attach(ddp, method, granularity=granularity, seed=seed)
 
-    def counters(self) -> Counters:
-        """See :class:`Counters`."""
-        stats: Stats = self._handle.stats
+    def count(self) -> Counters:
+        stats = self._handle.stats
         kinds = {kind: Tally(tally.count, tally.bytes) for kind, tally in list(stats.collectives.items())}
         return Counters(
             stats.traffic.rounds, stats.traffic.sent, stats.traffic.received, stats.codec_seconds, stats.cpu_seconds,
@@ -77,45 +100,19 @@ class Exchanged:
         )  # fmt: skip
 
     def bucket_bytes(self) -> list[int]:
-        """Sizes of the buckets, in the order in which they become ready."""
         return _bucket_bytes(self.model)
 
-    def step(self) -> None:
-        """A step has ended."""
-
     def close(self) -> None:
-        """Leaves the model as it was."""
         self._handle.detach()
 
 
-class Silent:
-    """No communication at all: every worker trains a model of its own. The limit for the time of a step."""
-
-    def __init__(self, model: nn.Module):
-        self.model = model
-
-    def counters(self) -> Counters:
-        """See :class:`Counters`."""
-        return Counters(codec=0.0, codec_cpu=0.0, exchange=0.0)
-
-    def bucket_bytes(self) -> list[int]:
-        """None are exchanged."""
-        return []
-
-    def step(self) -> None:
-        """A step has ended."""
-
-    def close(self) -> None:
-        """Nothing to leave."""
-
-
-class Plain:
+class Plain(Silent):
     """DistributedDataParallel as it comes, or with one of torch's hooks. Counts what torch's all-reduces move."""
 
     def __init__(self, model: nn.Module, name: str, rank: int, world: int):
         size = _ONE_BUCKET_MB if name == "ddp-powersgd" else None
         ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=size)
-        self.model: nn.Module = ddp
+        super().__init__(ddp)
         self.name, self.rank, self.world = name, rank, world
         self._size = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
         self._count = Counters(codec=0.0 if name == "ddp-fp32" else None)
@@ -131,18 +128,16 @@ class Plain:
             )
             ddp.register_comm_hook(self._state, _powersgd)
 
-    def counters(self) -> Counters:
-        """See :class:`Counters`."""
+    def count(self) -> Counters:
         return self._count - Counters(codec=0.0)
 
     def bucket_bytes(self) -> list[int]:
-        """Sizes of the buckets, in the order in which they become ready."""
         return _bucket_bytes(self.model)
 
     def step(self) -> None:
         """Counts one step's all-reduces."""
         if not self._final:
-            self._final = bool(_logged(self.model).get("has_rebuilt_buckets"))
+            self._final = bool(_read_log(self.model).get("has_rebuilt_buckets"))
             self._sizes = self.bucket_bytes() or [self._size]
         sizes = self._sizes
         if self.name == "ddp-bf16":
@@ -162,11 +157,8 @@ class Plain:
             tally.count += 1
             tally.bytes += size
 
-    def close(self) -> None:
-        """A hook stays on its model; the model ends with the run."""
 
-
-def _logged(model: nn.Module) -> dict[str, Any]:
+def _read_log(model: nn.Module) -> dict[str, Any]:
     """What DistributedDataParallel says of itself."""
     assert isinstance(model, DistributedDataParallel)
     data: dict[str, Any] = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
@@ -174,7 +166,7 @@ def _logged(model: nn.Module) -> dict[str, Any]:
 
 
 def _bucket_bytes(model: nn.Module) -> list[int]:
-    data = _logged(model)
+    data = _read_log(model)
     text = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
     return [int(size) for size in str(text).split(",") if size.strip()]
 
@@ -193,10 +185,8 @@ for _hook in (_bf16, _powersgd):  # torch compares objects, not strings
     _hook.__annotations__ = {**_hook.__annotations__, "bucket": GradBucket, "return": Future[Tensor]}
 
 
-def made(
-    method: str, model: nn.Module, granularity: Granularity, seed: int, rank: int, world: int
-) -> Exchanged | Silent | Plain:
-    """The model under a method or a baseline. All ranks call this alike, and :meth:`step` after each step."""
+def connect(method: str, model: nn.Module, granularity: Granularity, seed: int, rank: int, world: int) -> Silent:
+    """The model under a method or a baseline."""
     if method == NO_COMMUNICATION:
         return Silent(model)
     if method in BASELINES:

@@ -15,6 +15,7 @@ import grace
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")  # psutil knows no caches,
 _PROCESSORS = Path("/proc/cpuinfo")  # and no processor by name
+_CONTROL_GROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"))
 _USUAL_CACHE = 32 << 20  # bytes of a last-level cache that nobody tells about
 _BUSY = 0.5  # load for each core, above which times are doubtful
 
@@ -28,8 +29,12 @@ def cores() -> int:
 
 
 def available_memory() -> int:
-    """Bytes that could be allocated."""
-    return int(psutil.virtual_memory().available)
+    """Bytes that could be allocated: of the machine, and of the control group where it sets a limit."""
+    free = int(psutil.virtual_memory().available)
+    with contextlib.suppress(OSError, ValueError):  # "max" is no number: no limit
+        limit, used = (int(path.read_text()) for path in _CONTROL_GROUP)
+        free = min(free, limit - used)
+    return free
 
 
 def load() -> float:

@@ -150,11 +150,11 @@ def _allocations(method: str, transport: Transport) -> dict[str, Any]:
         if step < _WARM_STEPS:
             exchange()
         else:
-            counts.append(float(sum(size >= limit for size in allocated(exchange))))
+            counts.append(float(sum(size >= limit for size in list_allocations(exchange))))
     return _row(f"allocations of half the gradient or more per step, {method}", counts, "", 0)
 
 
-def allocated(run: Callable[[], None]) -> list[int]:
+def list_allocations(run: Callable[[], None]) -> list[int]:
     """Sizes in bytes of what this thread allocates with torch while ``run`` runs."""
     with torch.autograd.profiler.profile(profile_memory=True) as profile:
         run()

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import psutil
-
+from grace.bench import machine
 from grace.bench.baselines import BASELINES, NO_COMMUNICATION
 from grace.bench.config import RunConfig
 from grace.bench.network.namespaces import LinkError, why_not
 from grace.bench.tasks import TASKS, find_task
 from grace.errors import ConfigurationError
-from grace.registry import method, split_methods
-
-_CGROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"))
+from grace.registry import method
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,43 +63,6 @@ def add_baseline(methods: Sequence[str]) -> list[str]:
     return list(kept.values())
 
 
-def parse_methods(text: str) -> list[str]:
-    """The methods of ``"topk:ratio=0.01,qsgd"``.
-
-    Raises:
-        ConfigurationError: it names none.
-    """
-    found = [name for name in split_methods(text) if name]
-    if not found:
-        raise ConfigurationError(f"methods {text!r} names none; legal: methods with commas between, such as topk,qsgd")
-    return found
-
-
-def parse_names(text: str, what: str) -> list[str]:
-    """Names with commas between, each once.
-
-    Raises:
-        ConfigurationError: there is none.
-    """
-    found = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if not found:
-        raise ConfigurationError(f"{what} {text!r} names none; legal: one or more, with commas between")
-    return found
-
-
-def parse_numbers(text: str, what: str) -> list[int]:
-    """Whole numbers with commas between.
-
-    Raises:
-        ConfigurationError: there is none, or one is no whole number.
-    """
-    names = parse_names(text, what)
-    try:
-        return [int(name) for name in names]
-    except ValueError as error:
-        raise ConfigurationError(f"{what} {text!r}: expected whole numbers with commas between") from error
-
-
 def check(configs: Sequence[RunConfig]) -> None:
     """Finds out what can be known before anything starts.
 
@@ -125,7 +83,7 @@ def check_memory(configs: Sequence[RunConfig], available: int | None = None) -> 
     Raises:
         ConfigurationError: they do not; says how many would.
     """
-    free = find_available_memory() if available is None else available
+    free = machine.available_memory() if available is None else available
     for task, batch, workers in dict.fromkeys((config.task, config.batch, config.workers) for config in configs):
         need = _worker_bytes(task, batch, workers)
         if need * workers > free:
@@ -143,12 +101,3 @@ def _worker_bytes(name: str, batch: int | None, workers: int) -> int:
     task.batch = batch or task.batch
     # the suite's way tries out the loss, here and not in a worker: a user's own task must ask for that
     return task.worker_bytes() if name in TASKS or "worker_bytes" in vars(type(task)) else 0
-
-
-def find_available_memory() -> int:
-    """Bytes that processes could still take: of the machine, and of the control group where it sets a limit."""
-    free = int(psutil.virtual_memory().available)
-    with contextlib.suppress(OSError, ValueError):  # "max" is no number: no limit
-        limit, used = (int(path.read_text()) for path in _CGROUP)
-        free = min(free, limit - used)
-    return free

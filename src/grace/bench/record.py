@@ -7,37 +7,18 @@ import datetime
 import hashlib
 import json
 import os
-import platform
 import re
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 from torch import nn
 
 import grace
+from grace.bench import machine, results
 from grace.bench.config import RunConfig
-from grace.bench.results import (
-    Data,
-    Environment,
-    Failure,
-    Link,
-    Memory,
-    Model,
-    Nic,
-    Optimizer,
-    Point,
-    Prediction,
-    Quartiles,
-    Result,
-    Target,
-    Times,
-    Traffic,
-    quartiles,
-)
+from grace.bench.results import Failure, Point, Quartiles, Result, quartiles
 from grace.bench.tasks import Task
 from grace.knobs import as_call
 from grace.policy import Policy
@@ -49,18 +30,10 @@ if TYPE_CHECKING:
 _TCP = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
-def environment(threads: int) -> Environment:
+def find_environment(threads: int) -> results.Environment:
     """Where a run takes place, as far as it bears on the numbers."""
-    return Environment(
-        grace=grace.__version__,
-        python=platform.python_version(),
-        torch=str(torch.__version__),
-        numpy=np.__version__,
-        system=f"{platform.system()} {platform.machine()}",
-        cores=os.cpu_count(),
-        threads_per_worker=threads,
-        tcp=_TCP.read_text().strip() if _TCP.exists() else None,
-    )
+    tcp = _TCP.read_text().strip() if _TCP.exists() else None
+    return results.Environment(**machine.versions(), cores=os.cpu_count(), threads_per_worker=threads, tcp=tcp)
 
 
 def _identity(config: RunConfig, command: list[str]) -> dict[str, Any]:
@@ -76,7 +49,7 @@ def _identity(config: RunConfig, command: list[str]) -> dict[str, Any]:
         "workers": config.workers,
         "seed": config.seed,
         "granularity": config.granularity,
-        "link": Link(link.name, link.bits_per_second, link.latency if link.shaped else None),
+        "link": results.Link(link.name, link.bits_per_second, link.latency if link.shaped else None),
         "config": config.as_dict(),
         "command": command,
     }
@@ -94,59 +67,59 @@ def result_of(
     measured: Measured,
     *,
     curve: list[Point],
-    optimizer: Optimizer,
+    optimizer: results.Optimizer,
     steps: int,
     epoch_steps: int,
     command: list[str],
-    prediction: Prediction | None,
+    prediction: results.Prediction | None,
 ) -> Result:
     """The document of one run whose replicas, if it has replicas, have been found equal."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    compressed = _compressed(config, trained)
+    compressed = _find_compressed(config, trained)
     size = sum(p.numel() for p in trained.values())
     fp32 = 2 * (config.workers - 1) / config.workers * 4 * size
     values = [value for point in curve if (value := point.metrics[task.metric]) is not None]
     ran, moved = len(measured.seconds), measured.steady
     return Result(
         **_identity(config, command),
-        environment=environment(config.threads),
-        data=Data(**task.data_info()),
+        environment=find_environment(config.threads),
+        data=results.Data(**task.data_info()),
         paper_row=task.paper_row,
         optimizer=optimizer,
         steps=steps,
         steps_per_epoch=epoch_steps,
         batch_per_worker=task.batch,
-        model=Model(size, len(trained), sum(p.numel() for p in compressed), len(compressed)),
+        model=results.Model(size, len(trained), sum(p.numel() for p in compressed), len(compressed)),
         metric=task.metric,
         better=task.better,
         final=curve[-1].metrics[task.metric] if curve else None,
         best=(max if task.better == "higher" else min)(values, default=None),
-        target=reached(task, curve),
+        target=find_target(task, curve),
         replicas_agree=None if not curve else True,
         nonfinite=measured.all.nonfinite,
-        traffic=Traffic(
+        traffic=results.Traffic(
             rounds_per_step=moved.rounds / ran,
             sent_bytes_per_step=moved.sent / ran,
             received_bytes_per_step=moved.received / ran,
             fp32_allreduce_bytes_per_step=fp32,
             relative_to_fp32=moved.sent / ran / fp32 if fp32 else None,
         ),
-        nic=None if measured.nic is None else Nic(measured.nic.sent / ran, measured.nic.received / ran),
+        nic=None if measured.nic is None else results.Nic(measured.nic.sent / ran, measured.nic.received / ran),
         time=times_of(measured, config.workers * task.samples_per_batch),
-        memory=Memory(measured.peak),
+        memory=results.Memory(measured.peak),
         prediction=prediction,
         curve=curve,
     )
 
 
-def _compressed(config: RunConfig, trained: dict[str, nn.Parameter]) -> list[nn.Parameter]:
+def _find_compressed(config: RunConfig, trained: dict[str, nn.Parameter]) -> list[nn.Parameter]:
     if config.kind == "baseline":
         return []
     policy, none = Policy.of(grace.method(config.method)), grace.method("none")
     return [p for name, p in trained.items() if policy.method_for(name, p, 0) != none]
 
 
-def times_of(measured: Measured, samples: int) -> Times:
+def times_of(measured: Measured, samples: int) -> results.Times:
     """The steady state; ``samples``: of all workers, in a step."""
     steps, steady = len(measured.seconds), measured.steady
     step, compute = (
@@ -157,7 +130,7 @@ def times_of(measured: Measured, samples: int) -> Times:
     def per_step(seconds: float | None) -> float | None:
         return None if seconds is None else 1000 * seconds / steps
 
-    return Times(
+    return results.Times(
         step_ms=step,
         codec_ms=per_step(steady.codec),
         exchange_ms=per_step(steady.exchange),
@@ -168,7 +141,7 @@ def times_of(measured: Measured, samples: int) -> Times:
     )
 
 
-def reached(task: Task, curve: Sequence[Point]) -> Target | None:
+def find_target(task: Task, curve: Sequence[Point]) -> results.Target | None:
     """When the task's target was first met at an evaluation; null where it was not."""
     if task.target is None:
         return None
@@ -176,8 +149,8 @@ def reached(task: Task, curve: Sequence[Point]) -> Target | None:
     for point in curve:
         value = point.metrics[task.metric]
         if value is not None and sign * value >= sign * task.target:
-            return Target(task.target, point.seconds, point.epoch, point.step)
-    return Target(task.target)
+            return results.Target(task.target, point.seconds, point.epoch, point.step)
+    return results.Target(task.target)
 
 
 _NAMED = {"task", "method", "workers", "seed", "granularity", "link", "latency", "timeout"}

@@ -16,7 +16,7 @@ from torch import nn
 
 import grace
 from grace.bench import measure
-from grace.bench.baselines import NO_COMMUNICATION, Counters, Exchanged, Plain, Silent, made
+from grace.bench.baselines import NO_COMMUNICATION, Counters, Silent, connect
 from grace.bench.config import SYNTHETIC, RunConfig
 from grace.bench.network.interface import Counted, counted
 from grace.bench.network.model import predicted, shares_of
@@ -72,13 +72,13 @@ class Training:
     ):
         self.config, self.rank, self.on_progress, self.probe = config, rank, on_progress, probe
         torch.set_num_threads(config.threads)
-        self.task = loaded(config)
+        self.task = load_task(config)
         self.epoch_steps = self.task.steps_per_epoch(config.workers)
         if self.epoch_steps < 1:
             raise ConfigurationError(
                 f"task {config.task!r} has too few samples for {config.workers} workers of {self.task.batch} each"
             )
-        self.steps = steps_of(config, self.task)
+        self.steps = count_steps(config, self.task)
         self.task.steps = self.steps
         self.silent = config.method == NO_COMMUNICATION
 
@@ -89,16 +89,16 @@ class Training:
         torch.manual_seed(config.seed)
         model = task.model()
         torch.manual_seed(config.seed * MOST + self.rank + 1)  # dropout differs between workers
-        _decay(task, model)
-        self.scale, changes = self._adjusted(model)
+        _add_decay(task, model)
+        self.scale, changes = self._adjust_optimizer(model)
         trial = task.batches(self.rank, config.workers, config.seed)
         dist.barrier()
         compute = measure.Compute(task, model, trial, self._step)
         del trial
         dist.barrier()
         measure.forget_peak()
-        trained = made(config.method, model, config.granularity, config.seed, self.rank, config.workers)
-        optimizer = self._optimizer(model, changes.momentum)
+        trained = connect(config.method, model, config.granularity, config.seed, self.rank, config.workers)
+        optimizer = self._make_optimizer(model, changes.momentum)
         curve, measured = self._train(trained, optimizer, compute)
         if not self.silent:
             self._check_replicas(model)
@@ -120,7 +120,7 @@ class Training:
         return result
 
     # ---- the optimizer ----------------------------------------------------------------------------------------------
-    def _adjusted(self, model: nn.Module) -> tuple[float, Optimizer]:
+    def _adjust_optimizer(self, model: nn.Module) -> tuple[float, Optimizer]:
         """The factor on the task's learning rate, and where the optimizer departs from the task's for the method's sake."""
         optimizer = self.task.optimizer(model)
         peak = max(self.task.lr(step) for step in range(self.steps))
@@ -139,7 +139,7 @@ class Training:
         name = type(optimizer).__name__
         return scale, Optimizer(name, peak * scale, scale, momentum, why)
 
-    def _optimizer(self, model: nn.Module, momentum: float | None) -> torch.optim.Optimizer:
+    def _make_optimizer(self, model: nn.Module, momentum: float | None) -> torch.optim.Optimizer:
         optimizer = self.task.optimizer(model)
         if momentum is not None:
             set_momentum(optimizer, momentum)
@@ -159,23 +159,23 @@ class Training:
         return loss
 
     def _train(
-        self, trained: Exchanged | Silent | Plain, optimizer: torch.optim.Optimizer, compute: measure.Compute
+        self, trained: Silent, optimizer: torch.optim.Optimizer, compute: measure.Compute
     ) -> tuple[list[Point], Measured]:
         """The curve of evaluations (rank 0 only), and what was measured."""
         config, model = self.config, trained.model
         batches = self.task.batches(self.rank, config.workers, config.seed)
         steps = min(self.steps, _SILENT_MOST) if self.silent else self.steps
-        marks = set() if self.silent else _marks(self.steps, config.evaluations)
+        marks = set() if self.silent else _evaluation_steps(self.steps, config.evaluations)
         curve, seconds, last_report = list[Point](), list[float](), 0.0
         steady, before, nic, cpu = measure.steady_from(steps), Counters(), None, 0.0
         if self.rank == 0 and not self.silent:
-            curve.append(self._evaluated(model, 0, 0.0, 0, None))
+            curve.append(self._evaluate(model, 0, 0.0, 0, None))
         model.train()
         for step in range(steps):
             batch = next(batches)  # another's work, as a loader's processes do it: not of this step
             if step == steady:
                 dist.barrier()
-                before, nic, cpu = trained.counters(), counted(INTERFACE), 0.0
+                before, nic, cpu = trained.count(), counted(INTERFACE), 0.0
             start, spent = time.perf_counter(), time.process_time()
             loss = self._step(model, optimizer, batch, step)
             now = time.perf_counter()
@@ -188,13 +188,13 @@ class Training:
                     self.on_progress(step + 1, steps)
                     last_report = now
                 if marked:
-                    sent = trained.counters().sent
-                    curve.append(self._evaluated(model, step + 1, sum(seconds), sent, loss.item()))
+                    sent = trained.count().sent
+                    curve.append(self._evaluate(model, step + 1, sum(seconds), sent, loss.item()))
             if marked:
                 dist.barrier()  # so that waiting for rank 0's evaluation is nobody's step time
         return curve, Measured(
-            all=trained.counters(),
-            steady=trained.counters() - before,
+            all=trained.count(),
+            steady=trained.count() - before,
             nic=_between(nic, counted(INTERFACE)) if config.network.shaped else None,
             silent=self.silent,
             seconds=seconds[steady:],
@@ -205,10 +205,10 @@ class Training:
             peak=measure.peak_bytes(),
         )
 
-    def _evaluated(self, model: nn.Module, step: int, seconds: float, sent: int, loss: float | None) -> Point:
+    def _evaluate(self, model: nn.Module, step: int, seconds: float, sent: int, loss: float | None) -> Point:
         inner = getattr(model, "module", model)
-        metrics = {name: _finite(value) for name, value in self.task.evaluate(inner).items()}
-        train = None if loss is None else _finite(loss)
+        metrics = {name: _none_unless_finite(value) for name, value in self.task.evaluate(inner).items()}
+        train = None if loss is None else _none_unless_finite(loss)
         epoch = step / self.epoch_steps
         return Point(step, epoch, seconds, sent, train, metrics)
 
@@ -228,7 +228,7 @@ class Training:
             raise AgreementError(f"after {self.steps} steps the parameters of ranks {differ} are not those of rank 0")
 
 
-def loaded(config: RunConfig) -> Task:
+def load_task(config: RunConfig) -> Task:
     """The task with its data, as this run wants it."""
     task = find_task(config.task)
     task.workers = config.workers
@@ -241,7 +241,7 @@ def loaded(config: RunConfig) -> Task:
     return task
 
 
-def steps_of(config: RunConfig, task: Task) -> int:
+def count_steps(config: RunConfig, task: Task) -> int:
     """How many steps a run has."""
     if config.steps is not None:
         return config.steps
@@ -250,7 +250,7 @@ def steps_of(config: RunConfig, task: Task) -> int:
     return task.default_steps(config.workers)
 
 
-def _marks(steps: int, evaluations: int) -> set[int]:
+def _evaluation_steps(steps: int, evaluations: int) -> set[int]:
     """The steps after which the test set is evaluated."""
     return {max(1, round(steps * k / evaluations)) for k in range(1, evaluations + 1)}
 
@@ -261,7 +261,7 @@ def _between(before: Counted | None, after: Counted | None) -> Counted | None:
     return Counted(after.sent - before.sent, after.received - before.received)
 
 
-def _decay(task: Task, model: nn.Module) -> None:
+def _add_decay(task: Task, model: nn.Module) -> None:
     """Adds the L2 term to the local gradients, before DistributedDataParallel sees them."""
     if not task.local_decay:
         return
@@ -269,5 +269,5 @@ def _decay(task: Task, model: nn.Module) -> None:
         p.register_hook(lambda gradient, p=p: gradient.add(p.detach(), alpha=task.local_decay))  # type: ignore[no-untyped-call]
 
 
-def _finite(value: float) -> float | None:
+def _none_unless_finite(value: float) -> float | None:
     return value if math.isfinite(value) else None

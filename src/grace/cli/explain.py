@@ -107,10 +107,10 @@ def sections_of(text: str) -> dict[str, str]:
             lines = found.setdefault(heading[1], [])
         else:
             lines.append(line)
-    return {name: _dedented(block) for name, block in found.items() if any(block)}
+    return {name: _dedent(block) for name, block in found.items() if any(block)}
 
 
-def _dedented(lines: list[str]) -> str:
+def _dedent(lines: list[str]) -> str:
     margin = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
     return "\n".join(line[margin:].rstrip() for line in lines).strip()
 

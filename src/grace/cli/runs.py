@@ -8,23 +8,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import msgspec
 import typer
 from rich.console import Console, RenderableType
 
 from grace.bench.baselines import BASELINES
 from grace.bench.config import RunConfig
 from grace.bench.external import Company, Place, find_place
-from grace.bench.extras import need
 from grace.bench.launch import Launcher, launch
 from grace.bench.network.links import seconds_of
-from grace.bench.plan import Plan, add_baseline, check, check_memory, parse_methods, parse_names, parse_numbers
+from grace.bench.plan import Plan, add_baseline, check, check_memory
 from grace.bench.report import tables
+from grace.bench.report.files import draw_comparison
 from grace.bench.report.progress import SweepReporter
+from grace.bench.report.render import renderer
 from grace.bench.results import Failure, Result
 from grace.bench.sweep import Ended, sweep
 from grace.bench.trackers import TensorBoard, Tracker, Wandb
-from grace.cli.options import Json, folder
+from grace.cli.options import Json, folder, parse_methods, parse_names, parse_numbers
 from grace.cli.output import show, write_json
 from grace.errors import ConfigurationError, GraceError
 
@@ -127,14 +127,12 @@ def compare_(
 
     Example: [bold]grace compare --task digits --methods bf16,topk:ratio=0.01,powersgd:rank=2 --workers 4 --out demo[/]
     """
-    need("matplotlib", extra="bench")  # now, not after minutes of training
+    renderer()  # now, not after minutes of training
     plan = _plan([task], add_baseline(parse_methods(methods)), workers, [link], [seed], options)
     runs = _sweep(plan, out, options)
     results = [run.document for run in runs if isinstance(run.document, Result)]
     if results:
-        from grace.bench.report.figures import draw
-
-        draw([_plain(one) for one in results], out)
+        draw_comparison(results, out)
     view = tables.comparison([run.document for run in runs])
     figures = ", comparison.png, comparison.svg" if results else ""
     _tell(runs, view, options, f"In {out}: runs/, runs.csv, curves.csv{figures}")
@@ -251,9 +249,3 @@ def _tell_failures(runs: Sequence[Ended], what: str, hint: str = "") -> None:
     if failed:
         names = ", ".join(dict.fromkeys(run.config.method for run in failed))
         raise GraceError(f"{len(failed)} of {len(runs)} {what} failed: {names}{hint}")
-
-
-def _plain(result: Result) -> dict[str, Any]:
-    """A result as the figure reads it: the metrics of an evaluation beside its step."""
-    curve = [{**msgspec.to_builtins(point), **point.metrics} for point in result.curve]
-    return {**msgspec.to_builtins(result), "curve": curve}

@@ -8,11 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from grace.bench.plan import parse_numbers
 from grace.bench.report import tables
 from grace.bench.report.progress import SweepReporter
 from grace.bench.results import decode
-from grace.cli.options import Json, folder
+from grace.cli.options import Json, folder, parse_numbers
 from grace.cli.output import show, write_json
 from grace.errors import ConfigurationError, GraceError
 
@@ -20,8 +19,7 @@ _WIDTH = 240  # of a table of many columns, where there is no terminal
 
 
 def smoke(
-    out: Annotated[Path, typer.Option("--out", callback=folder, help="Folder of results.")],
-    as_json: Json = False,
+    out: Annotated[Path, typer.Option("--out", callback=folder, help="Folder of results.")], as_json: Json = False
 ) -> None:
     """Try the suite itself in less than a minute: two tasks, four methods, two workers, two links where permitted.
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.communicators import Allreduce
 from grace.facts import Facts
+from grace.finite import known
 from grace.kernels import orthonormalize
 from grace.knobs import Count, Positive
 from grace.method import Exchanged, Method, label_parts
@@ -32,7 +33,7 @@ class ACPState(NamedTuple):
     turn: int
 
 
-@register("acpsgd", memory="residual", family="low rank")
+@register("acpsgd", memory="residual", family="low rank", cases=["rank=2,min_rate=0.1"])
 @dataclass(frozen=True, slots=True)
 class ACPSGD(LowRank["ACPState | None"]):
     """ACP-SGD: PowerSGD, with one of its two factors in each step, so that one round is enough.
@@ -47,7 +48,9 @@ class ACPSGD(LowRank["ACPState | None"]):
         dimensions go uncompressed.
     Bias:
         biased: an orthogonal projection of the mean, so that its error never exceeds the mean. Exact from the second
-        step on where the mean keeps to one space of dimension r or less. Made to be used with a memory.
+        step on where the mean keeps to one space of dimension r or less. Made to be used with a memory, under which a
+        direction waits up to l/r steps for its turn: where the curvature is at most L and no direction stands out, steps
+        above 2 r / (L l) diverge. The basis of powersgd follows what is owed, and bears larger ones.
     Differs from the paper:
         orthogonalisation by QR. The turn is counted in finite steps of the tensor. Traffic is declared as if there had
         been no others.
@@ -82,9 +85,9 @@ class ACPSGD(LowRank["ACPState | None"]):
         old, new = (state.p, state.q) if state.turn else (state.q, state.p)
         basis = orthonormalize(old.mT.contiguous())  # [r, m] or [r, l]
         root = math.sqrt(len(old))  # so that a product neither overflows nor vanishes
-        projection = Projection(m, l, basis / root, basis * root, transposed=bool(state.turn))
+        projection = Projection(m, l, basis * (1 / root), basis * root, transposed=bool(state.turn))
         out = yield from Allreduce(projection).exchange(x, None, peer)
-        if not out.finite:
+        if not known(out.finite):  # which factor the next step sends depends on it
             return Exchanged.poisoned(x, state)
         new.copy_(projection.factor)
         return Exchanged(out.mean, out.rest, state._replace(turn=1 - state.turn))

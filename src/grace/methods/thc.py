@@ -18,6 +18,7 @@ from grace import wire as wires
 from grace.collectives import AllGather, AllReduce, AllToAll, Exchange, Traffic, cost
 from grace.errors import ConfigurationError
 from grace.facts import Facts
+from grace.finite import fill_unless_
 from grace.kernels import (
     MOST,
     block_count,
@@ -40,7 +41,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("thc", memory="residual", family="rotation")
+@register("thc", memory="residual", family="rotation", cases=["block=16", "bits=3"])
 @dataclass(frozen=True, slots=True)
 class THC(Method[None]):
     """THC: random rotation, then stochastic rounding to a table of integers that is the same for all, so that sums need
@@ -89,7 +90,9 @@ class THC(Method[None]):
     @property
     def reach(self) -> float:
         """t: A in units of the root mean square."""
-        return NormalDist().inv_cdf(1 - self.clip / 2)
+        return round(
+            NormalDist().inv_cdf(1 - self.clip / 2), 12
+        )  # the last digits differ between libraries of mathematics
 
     def with_memory(self) -> Method[None]:
         return self
@@ -102,13 +105,14 @@ class THC(Method[None]):
         c, sum_bits = math.ceil(n / W), count_sum_bits(g, W)
         rows = loan.work.view(1, n)
         finite = all_finite(rows)
-        if not finite:
-            rows.zero_()
+        fill_unless_(finite, rows, 0.0)
         y = rotate(rows, shared, self.block)
         norm = block_norm(y, self.block)  # [1, nb]
-        norm = yield AllReduce(norm if finite else norm.fill_(math.inf), "max", donate=True)
-        if not bool(norm.isfinite().all()):
+        norm = yield AllReduce(fill_unless_(finite, norm, math.inf), "max", donate=True)
+        finite = all_finite(norm)
+        if finite is False:
             return loan.poison(None)
+        fill_unless_(finite, norm, 0.0)
         reach = self._reach(norm, n)
         z = y.new_zeros(1, W * c, dtype=torch.int64)
         z[:, :n] = round_to_table(self._levels(y, reach), self.table, peer.private("THC"))
@@ -119,7 +123,7 @@ class THC(Method[None]):
         total = wires.checked_index("sums", unpack(answer, sum_bits, c).long(), g * W + 1).view(1, -1)[:, :n]
         if peer.lent.keep_rest:
             rows.sub_(self._numbers(table[z[:, :n]], 1, reach, shared))
-        return loan.give_back(loan.make_room().copy_(self._numbers(total, W, reach, shared)[0]), None)
+        return loan.give_back(loan.make_room().copy_(self._numbers(total, W, reach, shared)[0]), None, finite)
 
     def _reach(self, norm: Tensor, n: int) -> Tensor:
         """A ``[1, nb]``; 0 for blocks that are as good as zero."""

@@ -145,6 +145,8 @@ def fill(name: str, fresh: Any, plain: Any) -> Any:
             raise StateError(f"the state of {name!r} should have {len(fresh)} parts, got {plain!r}")
         parts = [fill(name, f, p) for f, p in zip(fresh, plain, strict=True)]
         return type(fresh)(*parts) if hasattr(fresh, "_fields") else tuple(parts)
+    if isinstance(fresh, float) and isinstance(plain, Tensor) and plain.ndim == 0:
+        return float(plain)  # an accelerator's number that the host had not read
     if fresh is None and isinstance(plain, tuple | list):  # a state that begins with the first exchange
         return _copy(_as_tuples(name, plain))
     number = isinstance(fresh, int | float) and isinstance(plain, int | float)

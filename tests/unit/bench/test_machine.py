@@ -27,3 +27,13 @@ def test_threads_are_as_before():
     with machine.threads(before + 1):
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
+
+
+def test_free_memory_is_what_the_machine_or_its_control_group_leaves(monkeypatch, tmp_path):
+    limit, used = tmp_path / "max", tmp_path / "current"
+    limit.write_text("3000\n")
+    used.write_text("1000\n")
+    monkeypatch.setattr(machine, "_CONTROL_GROUP", (limit, used))
+    assert machine.available_memory() == 2000
+    limit.write_text("max\n")
+    assert machine.available_memory() > 10**6

@@ -1,7 +1,7 @@
 import pytest
 
 from grace.bench.config import RunConfig
-from grace.bench.record import file_name, reached
+from grace.bench.record import file_name, find_target
 from grace.bench.results import Target
 from grace.bench.tasks.digits import Digits
 from grace.errors import ConfigurationError
@@ -24,11 +24,11 @@ class Targeted(Digits):
 
 def test_the_target_is_reached_at_the_first_evaluation_that_has_it():
     curve = [point(value, step) for step, value in enumerate([None, 0.4, 0.6, 0.7])]
-    assert reached(Targeted(), curve) == Target(0.5, 0.4, 0.2, 2)
-    assert reached(Targeted(), curve[:2]) == Target(0.5)
+    assert find_target(Targeted(), curve) == Target(0.5, 0.4, 0.2, 2)
+    assert find_target(Targeted(), curve[:2]) == Target(0.5)
     lower = Targeted()
     lower.better = "lower"
-    assert reached(lower, curve).step == 1
+    assert find_target(lower, curve).step == 1
     untargeted = Digits()
     if untargeted.target is None:
-        assert reached(untargeted, curve) is None
+        assert find_target(untargeted, curve) is None

@@ -109,8 +109,8 @@ def test_without_its_extra_the_command_says_what_to_install(missing):
     assert done.stdout == ""
 
 
-def test_compare_says_that_matplotlib_is_missing_before_it_trains(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+def test_compare_says_that_vl_convert_is_missing_before_it_trains(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
     done = call("compare", "--methods", "topk", "--out", str(tmp_path / "out"))
     assert done.exit_code == 1
     assert "pip install 'grace-dl[bench]'" in done.stderr

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import grace
 from grace import Allgather, Allreduce, Broadcast, ParameterServer, Peer, ScatterReduce
-from grace.bench.overhead import allocated
-from grace.communicators.base import checked_widths
+from grace.bench.overhead import list_allocations
+from grace.communicators.base import check_widths
 from grace.compressor import Compressor
 from grace.errors import CompositionError, ConfigurationError, PayloadError, StepMismatch
 from grace.facts import Facts
@@ -181,8 +181,8 @@ def test_the_baseline_sums_in_the_gradients_own_dtype():
 @pytest.mark.parametrize("widths", [[-1, 3], [5, 10_000], [2**62, 0]])
 def test_widths_are_checked(widths: list[int]):
     with pytest.raises(PayloadError, match=r"field 'width' of rank \d"):
-        checked_widths(torch.tensor(widths), 10)
-    assert checked_widths(torch.tensor([0, 64 * 10 + 4096]), 10) == [0, 4736]
+        check_widths(torch.tensor(widths), 10)
+    assert check_widths(torch.tensor([0, 64 * 10 + 4096]), 10) == [0, 4736]
 
 
 def test_a_peer_that_lies_about_its_width():
@@ -262,4 +262,4 @@ def test_sealed_wires_are_not_allocated_afresh_at_each_step():
     for _ in range(3):
         exchange()
     wire = grace.method("qsgd:bits=8,bucket=1024,memory=none").facts(x).payload
-    assert [size for size in allocated(exchange) if wire <= size < 4 * x.numel()] == [wire]
+    assert [size for size in list_allocations(exchange) if wire <= size < 4 * x.numel()] == [wire]

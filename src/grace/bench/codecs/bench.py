@@ -104,7 +104,7 @@ class Bench:
 
     def row_of(self, case: Case, name: str, room: Room, count: int, timing: Timing, rivals: dict[Case, Timing]) -> Row:
         """The row of a case."""
-        return timed(case.operation, timing)
+        return summarize(case.operation, timing)
 
     def place(self, name: str | None, size: int, count: int) -> Row:
         """What a row says of where it was measured."""
@@ -132,7 +132,7 @@ class Bench:
         for case, timing in found.items():
             if isinstance(timing, Timing):
                 where = {"size": room.n, "threads": count, "cold": cold}
-                self.lists["yardsticks"].append({**timed(case.operation, timing), **where})
+                self.lists["yardsticks"].append({**summarize(case.operation, timing), **where})
 
     def _measure_method(self, name: str, room: Room, count: int) -> None:
         """All operations of one method, with what they are compared with, in one interleaved measurement."""
@@ -224,7 +224,7 @@ class Bench:
         return None
 
 
-def timed(operation: str, timing: Timing) -> Row:
+def summarize(operation: str, timing: Timing) -> Row:
     """The numbers of one case: ``ratio`` with its quartiles ``low`` and ``high``, and its median in microseconds."""
     ratio = quartiles(timing.ratios)
     return {

@@ -46,18 +46,18 @@ class Replay(Case):
         if self.answers is None:
             self._record()
         assert self.answers is not None
-        x, state = self._gradient(0), copied(self.state)
+        x, state = self._gradient(0), copy_state(self.state)
         answers = [answer.clone() for answer in self.answers]
         exchange = self.method.exchange(x, state, self._peer(0, self.workspace))
         clear()
-        before, after = _timed(lambda: next(exchange)), 0.0
+        before, after = _time(lambda: next(exchange)), 0.0
         for i, answer in enumerate(answers):
             if i < len(answers) - 1:
-                before += _timed(lambda answer=answer: exchange.send(answer))  # type: ignore[misc]
+                before += _time(lambda answer=answer: exchange.send(answer))  # type: ignore[misc]
                 continue
             if self.part == "decode":
                 clear()
-            after = _timed(lambda answer=answer: exchange.send(answer))  # type: ignore[misc]
+            after = _time(lambda answer=answer: exchange.send(answer))  # type: ignore[misc]
         self.workspace.reset()
         return {"encode": before, "decode": after, "all": before + after}[self.part]
 
@@ -70,12 +70,12 @@ class Replay(Case):
         answers: list[Tensor] = []
         for step in range(2):
             answers = []
-            self.state = copied(states[0])
+            self.state = copy_state(states[0])
             runs: list[Exchange[Exchanged[Any]]] = [
                 self.method.exchange(self._gradient(worker), states[worker], self._peer(worker, None, step))
                 for worker in workers
             ]
-            runs[0] = _recorded(runs[0], answers)
+            runs[0] = _tap(runs[0], answers)
             states = [out.state for out in simulate(runs)]
         self.answers = answers
 
@@ -99,19 +99,17 @@ def cases(plain: Method[Any], feedback: Method[Any] | None, room: Room) -> list[
     return [*out, Replay(DECODE, method=plain, room=room, shape=shape, part="decode")]
 
 
-def copied(state: Any) -> Any:
+def copy_state(state: Any) -> Any:
     """A state whose tensors are copies."""
     if isinstance(state, Tensor):
         return state.clone()
     if isinstance(state, tuple):
-        parts = [copied(part) for part in state]
+        parts = [copy_state(part) for part in state]
         return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
     return state
 
 
-def _recorded(
-    exchange: Exchange[Exchanged[Any]], answers: list[Tensor]
-) -> Generator[Collective, Tensor, Exchanged[Any]]:
+def _tap(exchange: Exchange[Exchanged[Any]], answers: list[Tensor]) -> Generator[Collective, Tensor, Exchanged[Any]]:
     """The same exchange; copies of the network's answers are added to ``answers``."""
     try:
         op = next(exchange)
@@ -124,7 +122,7 @@ def _recorded(
         return result
 
 
-def _timed(advance: Callable[[], object]) -> float:
+def _time(advance: Callable[[], object]) -> float:
     """Seconds to the exchange's next collective, or its end."""
     start = time.perf_counter()
     with contextlib.suppress(StopIteration):

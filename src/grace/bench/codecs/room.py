@@ -49,7 +49,4 @@ class Room:
     def yardsticks(self) -> list[Case]:
         """What stands beside it: a copy by the C library, and a sum, which only reads."""
         to, size = self.out.data_ptr(), 4 * self.n
-        return [
-            Case("memcpy", lambda: ctypes.memmove(to, self.x.data_ptr(), size)),
-            Case("sum", lambda: self.x.sum()),
-        ]
+        return [Case("memcpy", lambda: ctypes.memmove(to, self.x.data_ptr(), size)), Case("sum", lambda: self.x.sum())]

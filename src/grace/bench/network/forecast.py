@@ -45,7 +45,7 @@ def _work(terms: Terms, probe: Probe, there: Link, world: int, cores: float) -> 
     exchange = moving = 0.0
     kinds = terms.collectives
     for kind, told in kinds.items():
-        count, size = _grown(kind, told.per_step, told.bytes_per_step / told.per_step, kinds, probe.world, world)
+        count, size = _grow(kind, told.per_step, told.bytes_per_step / told.per_step, kinds, probe.world, world)
         exchange += exchange_seconds(probe, kind, count, size, terms.shares, world, there)
         moving += count * size * told.cpu_ns_per_byte / 1e9
     return Work(
@@ -60,7 +60,7 @@ def _work(terms: Terms, probe: Probe, there: Link, world: int, cores: float) -> 
     )
 
 
-def _grown(kind: str, count: float, size: float, kinds: dict[str, Any], before: int, after: int) -> tuple[float, float]:
+def _grow(kind: str, count: float, size: float, kinds: dict[str, Any], before: int, after: int) -> tuple[float, float]:
     """How many collectives of this kind there are, and of what size, with other numbers of workers: an all-gather beside an
     all-to-all carries chunks; each worker sends the server a message; without a server each worker broadcasts.
     """

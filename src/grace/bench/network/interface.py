@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
-_COUNTERS = Path("/proc/self/net/dev")  # of the namespace that this process is in; /sys shows the one it was mounted in
+import psutil
 
 
 class Counted(NamedTuple):
@@ -16,14 +15,6 @@ class Counted(NamedTuple):
 
 
 def counted(interface: str) -> Counted | None:
-    """The counters of an interface; None if this process sees none of that name."""
-    try:
-        lines = _COUNTERS.read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        name, colon, numbers = line.partition(":")
-        if colon and name.strip() == interface:
-            columns = numbers.split()
-            return Counted(sent=int(columns[8]), received=int(columns[0]))
-    return None
+    """The counters of an interface, in the network namespace of this process; None if it sees none of that name."""
+    found = psutil.net_io_counters(pernic=True, nowrap=False).get(interface)
+    return None if found is None else Counted(found.bytes_sent, found.bytes_recv)

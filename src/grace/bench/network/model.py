@@ -225,12 +225,12 @@ def predicted(probe: Probe, config: RunConfig, model: nn.Module, measured: Measu
         threads=work.threads,
         ready=list(work.ready),
         shares=list(work.shares),
-        collectives={kind: _told(probe, kind, tally, steps, work.shares) for kind, tally in tallies.items()},
+        collectives={kind: _describe(probe, kind, tally, steps, work.shares) for kind, tally in tallies.items()},
     )
     return Prediction(1000 * predicted_step, predicted_step / found - 1, terms)
 
 
-def _told(probe: Probe, kind: str, tally: Tally, steps: int, shares: Sequence[float]) -> CollectiveTerms:
+def _describe(probe: Probe, kind: str, tally: Tally, steps: int, shares: Sequence[float]) -> CollectiveTerms:
     timing = probe.timings[kind]
     return CollectiveTerms(
         per_step=tally.count / steps,

@@ -122,7 +122,7 @@ class Network:
     def _delay(self, pid: int) -> None:
         """Latency, on the sender's side only: once on the way from one worker to another."""
         delay = f"qdisc add dev {INTERFACE} parent 1:1 netem limit 100000 delay {1e6 * self.link.latency:.0f}us"
-        if said := self._refused(pid, "tc", [delay]):
+        if said := self._try(pid, "tc", [delay]):
             raise LinkError(
                 f"this kernel cannot add latency: it has no netem queue (tc says: {said}). Leave --latency out, or load the "
                 "module where there is one: modprobe sch_netem"
@@ -170,10 +170,10 @@ class Network:
 
     def _batch(self, pid: int, tool: str, lines: Sequence[str]) -> None:
         """Runs lines of ``ip`` or ``tc`` in a namespace."""
-        if said := self._refused(pid, tool, lines):
+        if said := self._try(pid, tool, lines):
             raise LinkError(f"the link {self.link} cannot be made: {tool} says: {said}. {_REMEDY}")
 
-    def _refused(self, pid: int, tool: str, lines: Sequence[str]) -> str:
+    def _try(self, pid: int, tool: str, lines: Sequence[str]) -> str:
         """What the tool says if it fails; else nothing."""
         done = subprocess.run(
             [*self._into(pid), tool, "-batch", "-"], input="\n".join(lines), text=True, capture_output=True,

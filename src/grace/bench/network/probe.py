@@ -101,20 +101,20 @@ class Probe:
         for one in (*(least for least in SIZES if least < size), max(SIZES[0], math.ceil(size / 4) * 4)):
             if any(abs(one - known) <= _NEAR * known for known in timing.sizes):
                 continue
-            if timing.sizes and self._expected(timing, one) > _MOST_SECONDS:
+            if timing.sizes and self._estimate(timing, one) > _MOST_SECONDS:
                 break
-            seconds, cpu = self._timed(transport, kind, one)
+            seconds, cpu = self._time(transport, kind, one)
             at = bisect.bisect_left(timing.sizes, one)
             timing.sizes.insert(at, one)
             timing.seconds.insert(at, seconds)
             if one >= _SMALL and at == len(timing.sizes) - 1:
                 timing.cpu = cpu / one
 
-    def _expected(self, timing: Timing, size: int) -> float:
+    def _estimate(self, timing: Timing, size: int) -> float:
         line = 0.0 if self.link.bits_per_second is None else 8 * size / self.link.bits_per_second
         return max(line, timing.seconds[-1] * size / timing.sizes[-1] if timing.sizes[-1] >= _SMALL else 0.0)
 
-    def _timed(self, transport: TorchDistributed, kind: str, size: int) -> tuple[float, float]:
+    def _time(self, transport: TorchDistributed, kind: str, size: int) -> tuple[float, float]:
         """Seconds (of the slowest worker; the median of some) and processor seconds (their mean) of one."""
         buf = torch.zeros(max(self.world, size // 4))
         found = []

@@ -21,7 +21,7 @@ def measured(link: Link, seconds: float = 2.0, streams: int = 1) -> dict[str, An
         LinkError: the link cannot be made, or nothing arrived.
     """
     with Network(link, 2) as network:
-        rate = _pumped(network, seconds)
+        rate = _pump(network, seconds)
     asked = link.bits_per_second
     assert asked is not None
     return {
@@ -30,7 +30,7 @@ def measured(link: Link, seconds: float = 2.0, streams: int = 1) -> dict[str, An
     }  # fmt: skip
 
 
-def _pumped(network: Network, seconds: float) -> float:
+def _pump(network: Network, seconds: float) -> float:
     python = [sys.executable, "-I", "-S", _PUMP]  # isolated: no site packages, so that it starts at once
     receiver = subprocess.Popen(
         [*network.enter(1), *python, "receive"], stdout=subprocess.PIPE, text=True, env=environment()

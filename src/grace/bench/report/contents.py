@@ -5,31 +5,37 @@ from __future__ import annotations
 import datetime
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import grace
-from grace.bench.report.groups import Group, Spread, grouped
-from grace.bench.report.read import Found, Run
-from grace.bench.report.style import COLOURS, COLOURS_ON_DARK, MARKERS, Sign, sign
-
-_MEASURES = (
-    "final", "best", "throughput", "step_ms", "compute_ms", "codec_ms", "exchange_ms", "exposed_ms", "sent", "relative",
-    "nic_sent", "peak_bytes", "total_seconds", "target_seconds", "predicted_ms", "prediction_error",
-)  # fmt: skip
+from grace.bench.report import charts
+from grace.bench.report.groups import MEASURES, Group, group_runs, result_of
+from grace.bench.report.read import Found
+from grace.bench.report.theme import TONES, Sign, config, sign
+from grace.bench.results import Failure, Result
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure of the report. ``command`` makes the data without which it is left out."""
+    """A figure of the report. ``shows``: whether a group is in it; ``command``: makes the data without which it is missing."""
 
     name: str
     title: str
     survey: str
     needs: str
     command: str
-    has_data: Callable[[Report], bool]
+    shows: Callable[[Group], bool]
+
+    def has_data(self, report: Report) -> bool:
+        """Whether there is anything to draw."""
+        if self.name == "codec-latency":
+            return bool(report.found.codecs)
+        members = [group for group in report.groups if self.shows(group)]
+        if self.name == "links":
+            return any(len(networks([g for g in members if g.first.task == task])) > 1 for task in report.tasks)
+        return bool(members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +48,9 @@ class Report:
     signs: dict[str, Sign]
 
     @property
-    def failed(self) -> list[Run]:
-        """The runs that ended with an error."""
-        return [run for run in self.found.runs if run.error is not None]
+    def failed(self) -> list[tuple[str, Failure]]:
+        """The runs that ended with an error, by their files."""
+        return [(run.file, run.document) for run in self.found.runs if isinstance(run.document, Failure)]
 
     @property
     def figures(self) -> list[Figure]:
@@ -62,21 +68,17 @@ class Report:
         return sorted({group.first.task for group in self.groups})
 
 
-def _trained(report: Report) -> list[Group]:
-    return [group for group in report.groups if not group.reference]
-
-
 Network = tuple[str, float, str]  # a link, its latency in seconds, a transport
 
 
-def network(run: Run) -> Network:
+def network(run: Result) -> Network:
     """What a run was sent over."""
-    return run.link, run.latency_seconds or 0.0, run.transport
+    return run.link.name, run.link.latency_seconds or 0.0, run.transport
 
 
 def networks(groups: Sequence[Group]) -> list[Network]:
     """From the slowest to the fastest; a link without a limit is the fastest."""
-    speeds = {network(group.first): group.first.bits_per_second or math.inf for group in groups}
+    speeds = {network(group.first): group.first.link.bits_per_second or math.inf for group in groups}
     return sorted(speeds, key=lambda one: (speeds[one], -one[1], one))
 
 
@@ -91,69 +93,72 @@ def network_name(one: Network, among: Sequence[Network]) -> str:
     return ", ".join(parts)
 
 
+def is_baseline(run: Result) -> bool:
+    """Whether it is no method of the survey, but what one would use without them; uncompressed training too."""
+    return run.family == "baseline"
+
+
+def describe_machine(run: Result) -> str:
+    """Where it ran."""
+    where = run.environment
+    return f"{where.system}, {where.cores} cores, {where.threads_per_worker} threads per worker"
+
+
+def _describe_versions(run: Result) -> str:
+    where = run.environment
+    return f"grace {where.grace}, python {where.python}, torch {where.torch}"
+
+
 def is_share(metric: str) -> bool:
     """Whether this metric is a part of one, to be told in per cent: accuracies, hit rates, overlaps."""
     return re.search(r"accuracy|^top\d|^hr\d|iou|dice|recall", metric) is not None
 
 
+_TRAIN = "grace bench train --task digits --methods none,topk {more}--out {{directory}}".format
 FIGURES = (
     Figure(
         "quality-epoch-time", "Quality against epochs and against time", "1",
-        "runs that evaluate the model more than once",
-        "grace bench train --task digits --methods none,topk --out {directory}",
-        lambda report: any(
-            sum(value.median is not None for value in group.curve.quality) > 1 for group in _trained(report)
-        ),
+        "runs that evaluate the model more than once", _TRAIN(more=""),
+        lambda group: not group.reference and sum(value.median is not None for value in group.curve.quality) > 1,
     ),
     Figure(
         "quality-throughput", "Quality against throughput", "6",
-        "runs with a final quality and a throughput",
-        "grace bench train --task digits --methods none,topk --out {directory}",
-        lambda report: any(
-            group.final.median is not None and group.throughput.median is not None for group in _trained(report)
-        ),
+        "runs with a final quality and a throughput", _TRAIN(more=""),
+        lambda group: not group.reference and None not in (group.median("final"), group.median("throughput")),
     ),
     Figure(
         "quality-bytes", "Quality against bytes sent", "7",
-        "runs of two workers or more with a final quality",
-        "grace bench train --task digits --methods none,topk --workers 2 --out {directory}",
-        lambda report: any(group.final.median is not None and group.sent.median for group in _trained(report)),
+        "runs of two workers or more with a final quality", _TRAIN(more="--workers 2 "),
+        lambda group: not group.reference and group.median("final") is not None and bool(group.median("sent")),
     ),
     Figure(
         "codec-latency", "Codec latency", "8",
-        "timings of the codecs, codecs*.json",
-        "grace bench codecs --json > {directory}/codecs.json",
-        lambda report: bool(report.found.codecs),
+        "timings of the codecs, codecs*.json", "grace bench codecs --json > {directory}/codecs.json",
+        lambda group: False,
     ),
     Figure(
         "step-time", "Where the time of a step goes", "",
-        "runs with a step time",
-        "grace bench train --task digits --methods none,topk --out {directory}",
-        lambda report: any(group.step_ms.median is not None for group in report.groups),
+        "runs with a step time", _TRAIN(more=""),
+        lambda group: group.median("step_ms") is not None,
     ),
     Figure(
         "links", "Transports and links", "9 and 10",
-        "runs of one task over two links or transports",
-        "grace bench train --task digits --methods none,topk --link 1gbit,10gbit --out {directory}",
-        lambda report: any(
-            len(networks([g for g in report.groups if g.first.task == task and g.throughput.median is not None])) > 1
-            for task in report.tasks
-        ),
+        "runs of one task over two links or transports", _TRAIN(more="--link 1gbit,10gbit "),
+        lambda group: group.median("throughput") is not None,
     ),
     Figure(
         "prediction", "What the link model predicts", "",
-        "runs with a prediction, as over a shaped link",
-        "grace bench train --task digits --methods none,topk --link 1gbit --out {directory}",
-        lambda report: any(group.prediction_error.median is not None for group in report.groups),
+        "runs with a prediction, as over a shaped link", _TRAIN(more="--link 1gbit "),
+        lambda group: group.median("prediction_error") is not None,
     ),
 )  # fmt: skip
 
 
 def report_of(found: Found) -> Report:
     """Groups the runs and gives every method its sign."""
-    groups, older = grouped(found.runs)
+    groups, older = group_runs(found.runs)
     names = sorted({group.first.method for group in groups} | {row["method"] for row in found.codecs if row["method"]})
-    baselines = {group.first.method for group in groups if group.first.baseline}
+    baselines = {group.first.method for group in groups if is_baseline(group.first)}
     ordinary = [name for name in names if name not in baselines]
     signs = {name: sign(k, baseline=True) for k, name in enumerate(sorted(baselines, key=_fp32_first))}
     signs |= {name: sign(k) for k, name in enumerate(ordinary)}
@@ -166,7 +171,11 @@ def _fp32_first(name: str) -> tuple[int, str]:
 
 
 def page_document(report: Report, directory: str) -> dict[str, Any]:
-    """The report as the page reads it: indices instead of repeated names, four significant digits of each number."""
+    """All that is drawn, by the page and by :mod:`grace.bench.report.files`: rows, and the figures without them.
+
+    Indices stand for repeated names, and numbers have four significant digits. A row is described in
+    :mod:`grace.bench.report.charts`.
+    """
     firsts = [group.first for group in report.groups]
     links = networks(report.groups)
     families = sorted({first.family for first in firsts}, key=lambda name: (name != "baseline", name))
@@ -177,13 +186,12 @@ def page_document(report: Report, directory: str) -> dict[str, Any]:
         "directory": directory,
         "written": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="minutes"),
         "runs": sum(len(group.runs) for group in report.groups),
-        "palette": {"light": COLOURS, "dark": COLOURS_ON_DARK, "markers": MARKERS},
+        "config": {tone: config(tone) for tone in TONES},
         "tasks": [_task(name, report) for name in tasks],
         "links": [network_name(one, links) for one in links],
         "families": families,
         "methods": [
-            {"name": name, "colour": own.colour, "dash": own.dash, "marker": own.marker}
-            for name, own in report.signs.items()
+            {"name": name, **own.shape, **{tone: own.paint(tone) for tone in TONES}} for name, own in report.signs.items()
         ],
         "groups": [
             {
@@ -191,18 +199,16 @@ def page_document(report: Report, directory: str) -> dict[str, Any]:
                 "link": links.index(network(first)),
                 "family": families.index(first.family),
                 "method": methods.index(first.method),
-                **_group(group),
+                **_row(group),
             }
             for group, first in zip(report.groups, firsts, strict=True)
         ],
-        "codecs": [
-            {key: _short(value) if isinstance(value, float) else value for key, value in row.items()}
-            for row in report.found.codecs
-        ],
+        "codecs": [codec_row(row) for row in report.found.codecs],
+        "codec_charts": {unit: [charts.codecs(unit)] for unit in ("time", "ratio")},
         "failed": [
-            {"file": run.file, "task": run.task, "method": run.method, "link": run.link, "workers": run.workers,
-             "seed": run.seed, "error": run.error, "command": run.command}
-            for run in report.failed
+            {"file": file, "task": run.task, "method": run.method, "link": run.link.name, "workers": run.workers,
+             "seed": run.seed, "error": run.error, "command": " ".join(run.command)}
+            for file, run in report.failed
         ],
         "skipped": [{"file": file, "why": why} for file, why in report.skipped],
         "figures": [{"name": one.name, "title": one.title, "survey": one.survey} for one in report.figures],
@@ -210,7 +216,7 @@ def page_document(report: Report, directory: str) -> dict[str, Any]:
             {"title": one.title, "survey": one.survey, "needs": one.needs, "command": command_for(one, directory)}
             for one in report.missing
         ],
-        "machines": sorted({f"{first.machine}; {first.versions}" for first in firsts}),
+        "machines": sorted({f"{describe_machine(first)}; {_describe_versions(first)}" for first in firsts}),
     }  # fmt: skip
 
 
@@ -220,55 +226,69 @@ def command_for(figure: Figure, directory: str) -> str:
 
 
 def _task(name: str, report: Report) -> dict[str, Any]:
-    runs = [run for group in report.groups for run in group.runs if run.task == name]
-    targets = {run.target for run in runs if run.target is not None}
-    return {
+    runs = [result_of(run) for group in report.groups for run in group.runs if run.document.task == name]
+    targets = {run.target.value for run in runs if run.target is not None}
+    data = [run.data for run in runs if run.data is not None]
+    task = {
         "name": name,
         "metric": runs[0].metric,
-        "higher": runs[0].higher,
+        "higher": runs[0].better == "higher",
         "share": is_share(runs[0].metric),
         "target": targets.pop() if len(targets) == 1 else None,
-        "data": ", ".join(sorted({run.data for run in runs if run.data})),
-        "procedural": any(run.procedural for run in runs),
+        "data": ", ".join(sorted({one.name for one in data if one.name})),
+        "procedural": any(one.procedural for one in data),
         "row": ", ".join(sorted({run.paper_row for run in runs if run.paper_row})),
-        "parameters": sorted({run.parameters for run in runs}),
+        "parameters": sorted({run.model.parameters for run in runs}),
     }
+    return {**task, "charts": charts.of_task(task)}
 
 
-def _group(group: Group) -> dict[str, Any]:
+def _row(group: Group) -> dict[str, Any]:
     first, curve = group.first, group.curve
-    spread_out = len(group.runs) > 1
+    several = len(group.runs) > 1
     out: dict[str, Any] = {
         "label": group.label,
         "reference": group.reference,
-        "baseline": first.baseline,
+        "baseline": is_baseline(first),
         "workers": first.workers,
         "transport": first.transport,
-        "seeds": [run.seed for run in group.runs],
-        "steps": first.steps,
-        "procedural": first.procedural,
-        "adjusted": first.adjusted,
+        "seeds": len(group.runs),
+        "procedural": first.data is not None and first.data.procedural,
+        "adjusted": first.optimizer.why or "",
         "reached": group.reached,
-        "disagree": sum(run.agree is False for run in group.runs),
-        "front": {"throughput": group.front_throughput, "sent": group.front_sent},
+        "disagree": sum(result_of(run).replicas_agree is False for run in group.runs),
+        "front_throughput": group.front_throughput,
+        "front_sent": group.front_sent,
         "evaluations": curve.evaluations,
-        "files": [run.file for run in group.runs],
+        "figures": [figure.name for figure in FIGURES if figure.shows(group)],
         "curve": {
             "epoch": [_short(x) for x in curve.epoch],
             "seconds": [_short(x) for x in curve.seconds],
             "quality": [_short(value.median) for value in curve.quality],
         },
     }
-    if spread_out:
-        out["curve"] |= {
-            "low": [_short(value.low) for value in curve.quality],
-            "high": [_short(value.high) for value in curve.quality],
-        }
-    for name in _MEASURES:
-        value: Spread = getattr(group, name)
-        out[name] = (
-            [_short(value.median), _short(value.low), _short(value.high)] if spread_out else [_short(value.median)]
-        )
+    if several:
+        out["curve"] |= {end: [_short(getattr(value, end)) for value in curve.quality] for end in ("low", "high")}
+    for name in MEASURES:
+        value = group.measures[name]
+        out[name] = _short(value.median)
+        if name == "final" or {value.low, value.high} != {
+            value.median
+        }:  # axes begin and end at the ranges of qualities
+            out |= {f"{name}_low": _short(value.low), f"{name}_high": _short(value.high)}
+    return out
+
+
+def codec_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a timing: the median and the quartiles as multiples of an addition, and in microseconds."""
+    ratio, low, high, time = (row[key] for key in ("ratio", "low", "high", "microseconds"))
+    edges = [ratio if edge is None else edge for edge in (low, high)]
+    scale = time / ratio if time is not None and ratio else None
+    out = {key: row[key] for key in ("operation", "method", "size", "threads", "goal")}
+    out |= {"name": row["method"] or row["operation"], "kind": row["operation"] if row["method"] else "kernel"}
+    times = [time, *(time if scale is None or edge is None else scale * edge for edge in edges)]
+    for unit, values in (("ratio", [ratio, *edges]), ("time", times)):
+        out |= dict(zip((unit, f"{unit}_low", f"{unit}_high"), map(_short, values), strict=True))
     return out
 
 

@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from grace.bench.extras import need
-from grace.bench.report.contents import Report, command_for, page_document, report_of
+from grace.bench.report.contents import command_for, page_document, report_of
 from grace.bench.report.read import read
+from grace.bench.report.render import runtime
+from grace.bench.report.theme import TONES, tone_rule
 from grace.bench.scratch import write_atomically
 from grace.errors import ConfigurationError
 
 _SCRIPTS = ("core.js", "figures.js", "table.js", "main.js")
 
 
-def page(report: Report, directory: str) -> str:
-    """The page as text. Everything is in it: styles, data, the plotting library.
+def page(document: Mapping[str, Any]) -> str:
+    """The page as text. Everything is in it: styles, data, Vega.
 
     Raises:
-        MissingExtraError: plotly is not installed.
+        MissingExtraError: vl-convert is not installed.
     """
-    library: str = need("plotly.offline", extra="report").get_plotlyjs()
     parts = files("grace.bench.report") / "page"
 
     def text(name: str) -> str:
         return (parts / name).read_text(encoding="utf-8")
 
-    data = json.dumps(page_document(report, directory), separators=(",", ":"), allow_nan=False)
+    data = json.dumps(document, separators=(",", ":"), allow_nan=False)
     fill = {
+        "tones": "\n".join(tone_rule(tone) for tone in TONES),
         "css": text("page.css"),
         "data": data.replace("<", "\\u003c"),  # so that no name in a result can end the element
         "script": "\n".join(text(name) for name in _SCRIPTS),
-        "plotly": library,
+        "vega": runtime().replace("</script", "<\\/script"),
     }
     head, *rest = text("page.html").split("{{")
     out = [head]
@@ -53,18 +55,19 @@ def write_report(directory: Path, out: Path | None = None, *, figures: bool = Tr
 
     Raises:
         ConfigurationError: nothing to report, or a place that cannot be written.
-        MissingExtraError: plotly or matplotlib is not installed.
+        MissingExtraError: vl-convert is not installed.
     """
     report = report_of(read(directory))
     out = out or directory / "report.html"
-    text = page(report, str(directory))
+    document = page_document(report, str(directory))
+    text = page(document)
     drawn: list[Path] = []
     try:
         write_atomically(out, text)
         if figures:
-            from grace.bench.report.static import draw_report
+            from grace.bench.report.files import draw_report
 
-            drawn = draw_report(report, directory / "figures")
+            drawn = draw_report(document, directory / "figures")
     except OSError as error:
         raise ConfigurationError(
             f"cannot write {error.filename or out}: {error.strerror}; name another place for the page with --out, and leave "
@@ -74,7 +77,7 @@ def write_report(directory: Path, out: Path | None = None, *, figures: bool = Tr
         "page": str(out),
         "bytes": len(text.encode()),
         "runs": sum(len(group.runs) for group in report.groups),
-        "failed": [{"file": run.file, "method": run.method, "error": run.error} for run in report.failed],
+        "failed": [{"file": file, "method": run.method, "error": run.error} for file, run in report.failed],
         "skipped": [{"file": name, "reason": why} for name, why in report.skipped],
         "shown": [figure.name for figure in report.figures],
         "missing": [

@@ -17,7 +17,7 @@ from grace.bench.tasks.embedded.chunks import Array, stream
 from grace.bench.tasks.embedded.stdlib import stdlib_bytes
 from grace.bench.tasks.files import text as files
 from grace.bench.tasks.schedules import warm_cosine
-from grace.bench.tasks.suite import Loaded, SuiteTask, loaded
+from grace.bench.tasks.suite import Loaded, SuiteTask
 from grace.errors import DataError
 
 Batch = tuple[Tensor, Tensor]
@@ -64,7 +64,7 @@ class GPT2(SuiteTask):
             if len(self.text[part]) <= self.context + 1:
                 size = len(self.text[part])
                 raise DataError(f"the {part} text has {size} tokens; {self.context + 2} and more make a window")
-        return loaded(name, self.text, len(self.text["train"]) // self.context)
+        return Loaded.of(name, self.text, len(self.text["train"]) // self.context)
 
     def model(self) -> nn.Module:
         return models.GPT(self.tokens, self.context, self.layers, self.heads, self.width)
@@ -97,7 +97,7 @@ class GPT2(SuiteTask):
     def lr(self, step: int) -> float:
         return warm_cosine(step, self.steps, self.rate, self.warm, floor=0.1)
 
-    def measured(self, model: nn.Module) -> dict[str, float]:
+    def measure(self, model: nn.Module) -> dict[str, float]:
         test = self.text["test"]
         starts = np.linspace(0, len(test) - self.context - 1, self.windows).astype(int)
         nats = 0.0

@@ -10,7 +10,7 @@ from torch import nn
 from grace.bench.tasks import models
 from grace.bench.tasks.images import CifarTask
 from grace.bench.tasks.pictures import Augmentation
-from grace.bench.tasks.schedules import interpolated, piecewise
+from grace.bench.tasks.schedules import interpolate, piecewise
 
 
 class _Stepped(CifarTask):
@@ -98,7 +98,7 @@ class ResNet9(CifarTask):
         return models.ResNet9(self.widths, self.classes)
 
     def lr(self, step: int) -> float:
-        return interpolated(step, self.steps, self.peak, (0, 5 / 24, 1), (0, 1, 0))
+        return interpolate(step, self.steps, self.peak, (0, 5 / 24, 1), (0, 1, 0))
 
 
 class ResNet9Small(ResNet9):

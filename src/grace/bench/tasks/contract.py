@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypedDict
@@ -131,8 +130,3 @@ class Task(abc.ABC):
         norms = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
         own = {id(p) for module in model.modules() if isinstance(module, norms) for p in module.parameters()}
         return [p for p in model.parameters() if p.requires_grad and id(p) not in own]
-
-
-def nothing_learned(metric: str) -> dict[str, float]:
-    """What ``evaluate`` says of a model that saw synthetic batches: no number is honest."""
-    return {metric: math.nan}

@@ -14,7 +14,7 @@ from grace.bench.tasks.embedded.chunks import Array
 from grace.bench.tasks.images import Batch, ImageTask
 from grace.bench.tasks.pictures import ArrayPictures, Augmentation
 from grace.bench.tasks.schedules import warm_cosine
-from grace.bench.tasks.suite import Loaded, loaded
+from grace.bench.tasks.suite import Loaded
 from grace.errors import DataError
 
 _TEST_EVERY = 5  # every fifth sample is a test sample
@@ -79,7 +79,7 @@ class Digits(ImageTask):
         arrays = {"images": images[~test], "labels": labels[~test]}
         arrays |= {"test_images": images[test], "test_labels": labels[test]}
         self.pictures = ArrayPictures(arrays, self.augmentation, self.size)
-        return loaded("digits", {"table": table}, len(arrays["labels"]))
+        return Loaded.of("digits", {"table": table}, len(arrays["labels"]))
 
     def model(self) -> nn.Module:
         first, *_, last = self.widths

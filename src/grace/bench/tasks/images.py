@@ -15,7 +15,7 @@ from grace.bench.tasks import metrics
 from grace.bench.tasks.embedded.shapes import shapes
 from grace.bench.tasks.files.cifar10 import cifar10
 from grace.bench.tasks.pictures import ArrayPictures, Augmentation, FolderPictures, Pictures
-from grace.bench.tasks.suite import Loaded, SuiteTask, epochs_of, loaded
+from grace.bench.tasks.suite import Loaded, SuiteTask, epochs_of
 
 Batch = tuple[Tensor, Tensor]
 
@@ -56,7 +56,7 @@ class ImageTask(SuiteTask):
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=self.peak, momentum=self.momentum, nesterov=self.nesterov)
 
-    def measured(self, model: nn.Module) -> dict[str, float]:
+    def measure(self, model: nn.Module) -> dict[str, float]:
         pairs = [(model(images), labels) for images, labels in self.pictures.testing()]
         logits, labels = torch.cat([logits for logits, _ in pairs]), torch.cat([labels for _, labels in pairs])
         return {self.metric: metrics.top1(logits, labels), "loss": functional.cross_entropy(logits, labels).item()}
@@ -71,7 +71,7 @@ class CifarTask(ImageTask):
         arrays = shapes(*self.embedded) if root is None else cifar10(root)
         self.pictures = ArrayPictures(arrays, self.augmentation, self.size)
         name = "shapes" if root is None else "CIFAR-10"
-        return loaded(name, arrays, len(arrays["labels"]), procedural=root is None)
+        return Loaded.of(name, arrays, len(arrays["labels"]), procedural=root is None)
 
 
 class ImageNetTask(ImageTask):
@@ -89,7 +89,7 @@ class ImageNetTask(ImageTask):
         if root is None:
             arrays = shapes(*self.embedded, size=64, classes=40, noise=0.04)
             self.pictures = ArrayPictures(arrays, self.augmentation, self.size, first=1)
-            return loaded("shapes with textures", arrays, len(arrays["labels"]), procedural=True)
+            return Loaded.of("shapes with textures", arrays, len(arrays["labels"]), procedural=True)
         folder = FolderPictures(root, self.size, self.classes - 1)
         self.pictures = folder
         return Loaded("ImageNet", False, len(folder.train.files), folder.digest)

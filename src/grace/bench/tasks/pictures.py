@@ -71,14 +71,14 @@ class ArrayPictures:
 
     def training(self, index: Array, random: np.random.RandomState) -> tuple[Tensor, Tensor]:
         at = torch.from_numpy(index.astype(np.int64))
-        return self._sized(self._augmented(self.images[at], random)), self.labels[at]
+        return self._resize(self._augment(self.images[at], random)), self.labels[at]
 
     def testing(self) -> Iterator[tuple[Tensor, Tensor]]:
         parts = torch.split(self.test_images, _TEST_BATCH), torch.split(self.test_labels, _TEST_BATCH)
         for images, labels in zip(*parts, strict=True):
-            yield self._sized((images.float() - self.mean) / self.std), labels
+            yield self._resize((images.float() - self.mean) / self.std), labels
 
-    def _augmented(self, images: Tensor, random: np.random.RandomState) -> Tensor:
+    def _augment(self, images: Tensor, random: np.random.RandomState) -> Tensor:
         how, (n, channels, h, w) = self.augmentation, images.shape
         wide = functional.pad(images.float(), (how.pad,) * 4, mode="reflect" if how.reflect else "constant")
         dy, dx = torch.from_numpy(random.randint(0, 2 * how.pad + 1, (2, n)))
@@ -96,14 +96,14 @@ class ArrayPictures:
             x.masked_fill_((y_in[:, :, None] & x_in[:, None, :])[:, None], 0)
         return x
 
-    def _sized(self, images: Tensor) -> Tensor:
+    def _resize(self, images: Tensor) -> Tensor:
         if images.shape[-1] == self.size:
             return images
         return functional.interpolate(images, size=(self.size, self.size), mode="bilinear", align_corners=False)
 
 
 class FolderPictures:
-    """ImageNet's folders, decoded as they are needed by threads of the worker.
+    """ImageNet's folders, decode as they are needed by threads of the worker.
 
     Args:
         root: holds ``train`` and ``val``.
@@ -122,10 +122,10 @@ class FolderPictures:
     def training(self, index: Array, random: np.random.RandomState) -> tuple[Tensor, Tensor]:
         seeds = random.randint(0, 1 << 31, len(index))
 
-        def decoded(at: int, seed: int) -> Array:
+        def decode(at: int, seed: int) -> Array:
             return self.train.training(at, np.random.RandomState(seed), self.size)
 
-        images = list(self.pool.map(decoded, index.tolist(), seeds.tolist()))
+        images = list(self.pool.map(decode, index.tolist(), seeds.tolist()))
         return torch.from_numpy(np.stack(images)), torch.tensor([self.train.files[at][1] for at in index])
 
     def testing(self) -> Iterator[tuple[Tensor, Tensor]]:

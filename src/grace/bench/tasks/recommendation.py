@@ -14,7 +14,7 @@ from torch.nn import functional
 from grace.bench.tasks import metrics, models
 from grace.bench.tasks.embedded.feedback import feedback
 from grace.bench.tasks.files.movielens import movielens
-from grace.bench.tasks.suite import Loaded, SuiteTask, epochs_of, loaded
+from grace.bench.tasks.suite import Loaded, SuiteTask, epochs_of
 
 Batch = tuple[Tensor, Tensor, Tensor]
 _USERS_AT_ONCE = 5000  # when evaluating
@@ -57,7 +57,7 @@ class NCF(SuiteTask):
         self.users, self.items = max(self.users, len(self.held)), max(self.items, self.touched)
         self.candidates = None
         name = "latent feedback" if root is None else "MovieLens-20M"
-        return loaded(name, arrays, len(self.pairs) * (1 + self.negatives), procedural=root is None)
+        return Loaded.of(name, arrays, len(self.pairs) * (1 + self.negatives), procedural=root is None)
 
     def model(self) -> nn.Module:
         return models.NCF(self.users, self.items, self.factors, self.layers, self.dropout)
@@ -85,7 +85,7 @@ class NCF(SuiteTask):
     def lr(self, step: int) -> float:
         return self.rate
 
-    def measured(self, model: nn.Module) -> dict[str, float]:
+    def measure(self, model: nn.Module) -> dict[str, float]:
         if self.candidates is None:  # only the worker that evaluates draws them
             untouched = metrics.negatives(self.pairs, self.held, self.touched)
             self.candidates = torch.from_numpy(np.concatenate([untouched, self.held[:, None]], axis=1))

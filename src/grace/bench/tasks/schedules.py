@@ -17,10 +17,10 @@ def piecewise(step: int, steps: int, base: float, marks: Sequence[float], factor
     return base * factor ** sum(step >= int(mark * steps) for mark in marks)
 
 
-def interpolated(step: int, steps: int, base: float, marks: Sequence[float], values: Sequence[float]) -> float:
+def interpolate(step: int, steps: int, base: float, marks: Sequence[float], values: Sequence[float]) -> float:
     """``base`` times what lies between the values at the marks.
 
-    >>> [round(interpolated(step, 100, 0.4, (0, 0.2, 1), (0, 1, 0)), 6) for step in (0, 10, 20, 60)]
+    >>> [round(interpolate(step, 100, 0.4, (0, 0.2, 1), (0, 1, 0)), 6) for step in (0, 10, 20, 60)]
     [0.0, 0.2, 0.4, 0.2]
     """
     return base * float(np.interp(step, [mark * steps for mark in marks], values))

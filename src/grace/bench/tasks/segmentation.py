@@ -15,7 +15,7 @@ from grace.bench.tasks import metrics, models
 from grace.bench.tasks.embedded.defects import defects
 from grace.bench.tasks.files.dagm import dagm
 from grace.bench.tasks.rmsprop import TensorFlowRMSprop
-from grace.bench.tasks.suite import Loaded, SuiteTask, epochs_of, loaded, tensor
+from grace.bench.tasks.suite import Loaded, SuiteTask, epochs_of, tensor
 
 Batch = tuple[Tensor, Tensor]
 _DICE_FROM = 0.3
@@ -54,7 +54,7 @@ class UNet(SuiteTask):
         self.images, self.masks = tensor(arrays["images"]), tensor(arrays["masks"])
         self.test_images, self.test_masks = tensor(arrays["test_images"]), tensor(arrays["test_masks"])
         name = "textures with defects" if root is None else f"DAGM2007 class {self.kind}"
-        return loaded(name, arrays, len(self.images), procedural=root is None)
+        return Loaded.of(name, arrays, len(self.images), procedural=root is None)
 
     def model(self) -> nn.Module:
         return models.UNet(self.first, self.downs, self.bottom, self.last)
@@ -86,7 +86,7 @@ class UNet(SuiteTask):
         power: float = 0.8 ** (_PERIODS * step // max(1, self.steps))
         return self.rate * power
 
-    def measured(self, model: nn.Module) -> dict[str, float]:
+    def measure(self, model: nn.Module) -> dict[str, float]:
         parts = [
             model(x[:, None].float() / 127.5 - 1).sigmoid()[:, 0] for x in torch.split(self.test_images, _TEST_BATCH)
         ]

@@ -16,7 +16,7 @@ from grace.bench.tasks.embedded.chunks import Array
 from grace.bench.tasks.embedded.stdlib import stdlib_words
 from grace.bench.tasks.files.ptb import ptb
 from grace.bench.tasks.models.lstm import State
-from grace.bench.tasks.suite import Loaded, SuiteTask, loaded
+from grace.bench.tasks.suite import Loaded, SuiteTask
 from grace.errors import DataError
 
 _RUN_EPOCHS = 25  # of the survey's run
@@ -68,7 +68,7 @@ class LSTM(SuiteTask):
                 f"the test text of {self.words} known words has {test}; {self.rows + 1} and more are needed"
             )
         name = "standard library words" if root is None else "Penn Treebank"
-        return loaded(name, self.text, len(self.text["train"]) // self.length)
+        return Loaded.of(name, self.text, len(self.text["train"]) // self.length)
 
     def model(self) -> nn.Module:
         return models.LSTMLanguageModel(self.words, self.hidden, dropout=self.dropout, bound=self.bound)
@@ -105,7 +105,7 @@ class LSTM(SuiteTask):
         power: float = 0.8 ** max(0, epoch + 1 - _CONSTANT_EPOCHS)
         return self.rate * power
 
-    def measured(self, model: nn.Module) -> dict[str, float]:
+    def measure(self, model: nn.Module) -> dict[str, float]:
         text = self.text["test"][: self.test_words or None]
         streams = _streams(text, self.rows)
         state, nats, count = None, 0.0, 0

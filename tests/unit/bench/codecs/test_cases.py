@@ -9,7 +9,7 @@ import grace
 from grace.bench.codecs import compressors
 from grace.bench.codecs.cases import cases_of, variants
 from grace.bench.codecs.clock import DECODE, ENCODE, FEEDBACK, OPERATIONS, nothing
-from grace.bench.codecs.conversations import Replay, copied
+from grace.bench.codecs.conversations import Replay, copy_state
 from grace.bench.codecs.room import WORKERS, Room
 from grace.collectives import AllReduce
 from grace.facts import Facts
@@ -117,7 +117,7 @@ def test_a_replay_is_the_second_step_of_worker_0_again_and_again(room):
 
 def test_states_are_copied_whole():
     state = (torch.ones(2), (None, 3.0, torch.zeros(1)))
-    twin = copied(state)
+    twin = copy_state(state)
     assert twin[1][:2] == (None, 3.0)
     twin[0].zero_()
     assert torch.equal(state[0], torch.ones(2))

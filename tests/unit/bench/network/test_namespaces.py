@@ -118,8 +118,8 @@ def test_where_namespaces_are_not_permitted_the_error_says_so(monkeypatch):
 
 
 def test_counters_of_an_interface(tmp_path, monkeypatch):
-    file = tmp_path / "dev"
-    file.write_text("Inter-| x\n face | y\n  eth0: 100 1 0 0 0 0 0 0 200 2 0 0 0 0 0 0\n")
-    monkeypatch.setattr("grace.bench.network.interface._COUNTERS", file)
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "dev").write_text("Inter-| x\n face | y\n  eth0: 100 1 0 0 0 0 0 0 200 2 0 0 0 0 0 0\n")
+    monkeypatch.setattr("psutil.PROCFS_PATH", str(tmp_path))
     assert counted("eth0") == (200, 100)
     assert counted("eth1") is None

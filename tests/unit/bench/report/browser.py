@@ -74,7 +74,7 @@ class Page:
             self.until("return document.getElementById(arguments[0]).dataset.fresh === 'true'", f"figure-{name}")
             assert self.js(
                 "const all = [...document.querySelectorAll('#' + arguments[0] + ' .plot')];"
-                "return all.every((one) => one.querySelector('.main-svg'))",
+                "return all.every((one) => one.querySelector('svg.marks'))",
                 f"figure-{name}",
             )
         return names

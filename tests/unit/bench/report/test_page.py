@@ -44,23 +44,25 @@ def page(open_browser, report):
 
 
 def points(page, name):
-    """How many traces with a name each plot of a figure has, once it shows what is selected."""
+    """How many methods each plot of a figure marks, once it shows what is selected."""
     page.figures()
     return page.js(
-        "return [...document.querySelectorAll('#figure-' + arguments[0] + ' .js-plotly-plot')]"
-        ".map((plot) => plot.data.filter((trace) => trace.name && trace.name !== 'Pareto front').length)",
+        "return [...document.querySelectorAll('#figure-' + arguments[0] + ' .plot')]"
+        ".map((plot) => plot.querySelectorAll('.points_marks path').length)",
         name,
     )
 
 
 def test_every_figure_is_drawn_and_only_when_it_comes_into_view(page):
-    assert page.js("return document.querySelector('#figure-prediction .main-svg')") is None
+    assert page.js("return document.querySelector('#figure-prediction svg')") is None
     assert page.figures() == [figure.name for figure in FIGURES]
     assert page.js("return document.getElementById('missing')") is None
     paths = page.js(
-        "return [...document.querySelectorAll('.figure')].map((one) => one.querySelectorAll('.main-svg path').length)"
+        "return [...document.querySelectorAll('.figure')].map((one) => one.querySelectorAll('svg.marks path').length)"
     )
     assert min(paths) > 10
+    said = page.js("return [...document.querySelectorAll('.plot')].map((one) => one.getAttribute('aria-label'))")
+    assert min(map(len, said)) > 20
     assert points(page, "quality-throughput") == [TRAINED]  # the limit is not among them
     assert points(page, "quality-epoch-time") == [TRAINED] * 2
 
@@ -126,9 +128,9 @@ def test_headings_sort_both_ways_and_what_is_missing_stays_last(page):
 def test_the_parts_of_a_step_add_up_to_it(page):
     page.figures()
     ends = page.js(
-        "const { data } = document.querySelector('#figure-step-time .js-plotly-plot');"
-        "const bars = data.filter((one) => one.type === 'bar'), steps = data.find((one) => one.type === 'scatter').x;"
-        "return steps.map((step, at) => [step, bars.reduce((sum, bar) => sum + (bar.x[at] ?? 0), 0)])"
+        "const sums = {}; for (const bar of document.querySelectorAll('#figure-step-time .parts_marks path')) {"
+        " const { name, ms, step_ms } = bar.__data__.datum; (sums[name] ??= [step_ms, 0])[1] += ms; }"
+        "return Object.values(sums)"
     )
     assert len(ends) == TRAINED + 1
     assert all(total == pytest.approx(step, rel=0.05) for step, total in ends)  # sums of medians over seeds
@@ -138,9 +140,9 @@ def test_methods_are_singled_out_everywhere(page):
     page.figures()
     index = page.js("return document.querySelector('.chip[data-method]').dataset.method")
     page.click(f".chip[data-method='{index}']")
-    plot = "document.querySelector('#figure-quality-throughput .js-plotly-plot')"
     page.figures()
-    assert page.js(f"return {plot}.data.filter((one) => one.opacity < 1).length") == TRAINED - 1
+    faint = "return document.querySelectorAll('#figure-quality-throughput .points_marks path[opacity=\"0.13\"]').length"
+    assert page.js(faint) == TRAINED - 1
     assert page.js("return document.querySelectorAll('tr.faint').length") == len(page.column("method")) - 1
     page.click("#legend .plain")
     assert page.js("return document.querySelectorAll('tr.faint').length") == 0
@@ -148,9 +150,11 @@ def test_methods_are_singled_out_everywhere(page):
 
 def test_hover_tells_the_numbers(page):
     page.figures()
-    text = page.js(
-        "const plot = document.querySelector('#figure-quality-throughput .js-plotly-plot');"
-        "return plot.data.find((one) => one.name === 'topk:ratio=0.01').hovertext"
+    text = page.until(
+        "const marks = [...document.querySelectorAll('#figure-quality-throughput .points_marks path')];"
+        "const mark = marks.find((one) => one.__data__.datum.name === 'topk:ratio=0.01'), box = mark.getBoundingClientRect();"
+        "mark.dispatchEvent(new PointerEvent('pointermove', { bubbles: true, clientX: box.x + 3, clientY: box.y + 3 }));"
+        "return document.querySelector('#vg-tooltip-element.visible')?.textContent"
     )
     for part in ("accuracy", "2 seeds", "samples/s", "sends", "of fp32", "90.0"):
         assert part in text
@@ -159,16 +163,16 @@ def test_hover_tells_the_numbers(page):
 def test_light_and_dark(open_browser, report):
     page = open_browser
     ground = "return getComputedStyle(document.body).backgroundColor"
-    ink = "return document.querySelector('#figure-quality-throughput .js-plotly-plot').layout.font.color"
+    ink = "return document.querySelector('#figure-quality-throughput .role-axis-title text').getAttribute('fill')"
     page.open(report, dark=True)
     page.js("localStorage.clear()")
     page.open(report, dark=True)
     page.figures()
-    assert (page.js(ground), page.js(ink)) == ("rgb(18, 21, 27)", "#e7eaf0")
+    assert (page.js(ground), page.js(ink)) == ("rgb(18, 21, 27)", "#a2abbb")
     page.click("#theme")
     page.figures()
     assert page.js(ground) == "rgb(246, 247, 249)"
-    assert page.js(ink) == "#1d2330"
+    assert page.js(ink) == "#5b6475"
     page.open(report, dark=True)  # the choice is kept
     assert page.js(ground) == "rgb(246, 247, 249)"
     page.js("localStorage.clear()")
@@ -185,7 +189,7 @@ def test_the_page_never_scrolls_sideways(page, report, width):
     page.figures()
     assert page.js("return document.documentElement.scrollWidth <= window.innerWidth")
     wide = page.js(
-        "return [...document.querySelectorAll('body *:not(.scroll *):not(#js-plotly-tester)')]"
+        "return [...document.querySelectorAll('body *:not(.scroll *)')]"
         ".filter((one) => one.getBoundingClientRect().width > window.innerWidth).map((one) => one.outerHTML.slice(0, 80))"
     )
     assert wide == []
@@ -196,8 +200,9 @@ def test_procedural_data_are_marked_on_every_figure_that_shows_them(page):
         page.figures()
         return page.js(
             "return [...document.querySelectorAll('.figure')].filter((one) => !one.querySelector('.procedural').hidden &&"
-            " [...one.querySelectorAll('.js-plotly-plot')].every((plot) =>"
-            " plot.layout.annotations.some((note) => note.text.startsWith('procedural')))).map((one) => one.dataset.figure)"
+            " [...one.querySelectorAll('.plot')].every((plot) =>"
+            " [...plot.querySelectorAll('text')].some((note) => note.textContent.startsWith('procedural'))))"
+            ".map((one) => one.dataset.figure)"
         )
 
     assert marked() == []
@@ -219,9 +224,10 @@ def test_failures_strangers_and_notes_are_listed(page):
 
 def test_the_codecs_figure_has_its_own_choices(page):
     page.figures()
-    unit = "return document.querySelector('#figure-codec-latency .js-plotly-plot').layout.xaxis.title.text"
+    unit = "return document.querySelector('#figure-codec-latency .role-axis-title text').textContent"
     assert page.js(unit) == "time of one tensor"
     page.choose("select[data-codec='unit']", "relative to a sum")
+    page.figures()
     assert "y.add_(x)" in page.js(unit)
     page.choose("select[data-codec='size']", "4,096")
     assert "4,096 elements" in page.js("return document.querySelector('#figure-codec-latency .note').textContent")
@@ -232,7 +238,7 @@ def test_on_paper_all_figures_are_drawn_in_light_colours(page, report):
     page.js(
         "window.seen = null; window.addEventListener('beforeprint', () => {"
         " const figures = [...document.querySelectorAll('.figure')];"
-        " window.seen = [document.documentElement.dataset.theme, figures.every((one) => one.querySelector('.main-svg'))]; });"
+        " window.seen = [document.documentElement.dataset.theme, figures.every((one) => one.querySelector('svg.marks'))]; });"
     )
     made = page.driver.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True, "printBackground": True})
     assert page.js("return window.seen") == ["light", True]
@@ -281,6 +287,6 @@ def test_a_thousand_runs_open_quickly(open_browser, tmp_path):
     times = []
     while len(times) < 3 and (not times or min(times) >= 3):
         times.append(open_browser.open(tmp_path / "report.html"))
-        open_browser.until("return document.querySelectorAll('#figure-quality-epoch-time .main-svg').length")
+        open_browser.until("return document.querySelectorAll('#figure-quality-epoch-time svg.marks').length")
     assert min(times) < 3, times
     assert open_browser.messages() == []

@@ -1,32 +1,15 @@
 import io
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from grace.bench.config import RunConfig
 from grace.bench.record import failure_of
-from grace.bench.report.figures import draw
 from grace.bench.report.progress import Checklist, SweepReporter
 from grace.bench.report.tables import amount, comparison, share
 from grace.bench.sweep import Ended
 from grace.cli import overhead
 from tests.unit.bench.documents import document
-
-
-def plain_result(method="none", final=0.9, why=None, sent=5000):
-    points = [
-        {"epoch": float(k), "step": 10 * k, "seconds": k / 2, "sent_bytes": sent * k, "accuracy": final if k else 0.1}
-        for k in range(3)
-    ]
-    return {
-        "task": "digits", "method": method, "workers": 2, "metric": "accuracy", "better": "higher", "final": final,
-        "best": final, "steps": 20, "batch_per_worker": 32, "seed": 0, "environment": {"cores": 2},
-        "optimizer": {"why": why}, "curve": points,
-        "model": {"parameters": 10, "tensors": 2, "compressed_parameters": 5, "compressed_tensors": 1},
-        "traffic": {"sent_bytes_per_step": 500.0, "relative_to_fp32": 1.5, "rounds_per_step": 1.0},
-        "time": {"step_ms": {"median": 1.0, "low": 0.5, "high": 2.0}, "codec_ms": 0.1, "exchange_ms": 0.2},
-    }  # fmt: skip
 
 
 def text_of(view):
@@ -68,32 +51,13 @@ def test_shares(part, text):
     assert share(part) == text
 
 
-@pytest.mark.parametrize(
-    "results",
-    [
-        [plain_result(), plain_result("topk", 0.8, sent=50), plain_result("signsgd", None, "lr x 0.02")],
-        [plain_result(sent=0)],  # one worker sends nothing
-        [plain_result(f"m{i}") for i in range(14)],
-    ],
-)
-def test_figures_are_drawn(tmp_path: Path, results):
-    png, svg = draw(results, tmp_path)
-    assert png.read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in svg.read_text()[:1000]
-
-
-def test_the_same_results_give_the_same_figure(tmp_path):
-    first = [path.read_bytes() for path in draw([plain_result(), plain_result("topk")], tmp_path / "a")]
-    assert first == [path.read_bytes() for path in draw([plain_result(), plain_result("topk")], tmp_path / "b")]
-
-
 def test_without_a_terminal_progress_is_a_line_for_each_run(tmp_path):
     with open(tmp_path / "log", "w+") as file:
         with SweepReporter(Console(file=file, width=100), 1, bar=True) as reporter:
             run = Ended(RunConfig("digits", "none"), document(), seconds=2.0)
-            reporter.started(run.config)
-            reporter.progressed(1, 10)
-            reporter.ended(run)
+            reporter.begin_run(run.config)
+            reporter.show_steps(1, 10)
+            reporter.end_run(run)
         file.seek(0)
         assert file.read() == "1/1 digits none, 4 workers, none, seed 0: accuracy 0.9000, step 3.0 ms (2 s)\n"
 
@@ -101,7 +65,7 @@ def test_without_a_terminal_progress_is_a_line_for_each_run(tmp_path):
 def test_on_a_terminal_progress_is_a_bar():
     console = Console(force_terminal=True, record=True, width=120, file=io.StringIO())
     with Checklist(console) as checklist:
-        checklist.began(1, 7, "agreement")
+        checklist.begin(1, 7, "agreement")
         checklist._bar.refresh()
     assert "agreement" in console.file.getvalue()
     assert "1 of 7" in console.file.getvalue()

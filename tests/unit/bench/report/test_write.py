@@ -17,7 +17,7 @@ def test_the_page_holds_everything_and_asks_for_nothing(tmp_path):
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert done["page"] == str(tmp_path / "report.html")
     assert done["bytes"] == len(text.encode())
-    own, _, library = text.partition("/**\n* plotly.js")
+    own, _, library = text.partition('<script type="module">')
     assert library
     assert nasty not in text
     assert not re.search(r"<(link|script|img|iframe)[^>]*\b(src|href)=\"(?!data:)", own)

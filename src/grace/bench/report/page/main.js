@@ -2,65 +2,21 @@
 // Filters, legend, theme, printing; figures are drawn when they come into view.
 
 const cards = []; // the elements of the figures; data-fresh says whether one shows what is selected
-let ready = false; // Plotly is there
-const canHover = window.matchMedia("(hover: hover)").matches;
-
-function layoutOf(more, { height, rows = false }) {
-  const small = narrow();
-  return {
-    height: rows ? height : state.printing ? 270 : small ? Math.min(height, 360) : height,
-    margin: { l: small ? 8 : 12, r: small ? 8 : 16, t: 12, b: 8, pad: 2 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: css("--ink") }, showlegend: false, hovermode: "closest",
-    hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--ink"), size: 12 }, align: "left" },
-    modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--quiet"), activecolor: css("--accent") },
-    dragmode: window.matchMedia("(pointer: coarse)").matches ? false : "zoom", ...more,
-    ...(state.printing ? { autosize: false } : { autosize: true }),
-  };
-}
-
-function drawFigure(card) {
-  const name = card.dataset.figure;
-  const spec = FIGURES[name];
-  const area = card.querySelector(".plots");
-  if (spec.controls && !card.querySelector(".controls")) area.before(spec.controls(() => drawFigure(card)));
-  const built = spec.plots.map((plot) => plot());
-  const [of, count] = [built[0].of ?? 0, built[0].drawn ?? built[0].groups.length];
-  card.querySelector(".note").textContent = spec.note() + (of > count
-    ? ` Drawn are ${count} of ${of.toLocaleString("en")}: what is singled out, baselines, the Pareto fronts, and then the best.` : "");
-  const isEmpty = built.every((one) => one.empty ?? (!one.groups.length || !one.traces.length));
-  const procedural = name !== "codec-latency" && built.some((one) => one.groups.some((group) => group.procedural));
-  const badge = card.querySelector(".procedural");
-  badge.hidden = !procedural || isEmpty;
-  badge.textContent = `procedural data${task().data ? `: ${task().data}` : ""}`;
-  if (isEmpty) {
-    for (const plot of area.querySelectorAll(".js-plotly-plot")) Plotly.purge(plot);
-    area.replaceChildren(el("p", { class: "empty" }, "Nothing in this selection has the data for this figure."));
-  } else {
-    if (area.children.length !== built.length || !area.querySelector(".plot")) area.replaceChildren(...built.map(() => el("div", { class: "plot" })));
-    built.forEach((one, k) => {
-      const marks = procedural ? [{ text: badge.textContent, xref: "paper", yref: "paper", x: 1, y: 1, xanchor: "right", yanchor: one.rows ? "top" : "bottom", showarrow: false, font: { size: 10, color: css("--note") } }] : [];
-      const layout = layoutOf({ ...one.layout, annotations: [...(one.layout.annotations || []), ...marks] }, one);
-      if (procedural) layout.margin.t = 20;
-      if (state.printing) layout.width = built.length > 1 ? 314 : 640; // of A4; the browser lays out for paper only after this
-      area.children[k].classList.remove("waiting");
-      Plotly.react(area.children[k], one.traces, layout, {
-        displaylogo: false, responsive: !state.printing, displayModeBar: canHover && !narrow() && !state.printing ? "hover" : false,
-        modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]], // named, so that none can be there that uses a network
-        toImageButtonOptions: { format: "svg", filename: `${task().name}-${name}` },
-      });
-    });
-  }
-  card.dataset.fresh = "true";
-}
+let ready = false; // Vega is there
 
 const isNear = (card) => {
   const box = card.getBoundingClientRect();
   return box.bottom > -300 && box.top < window.innerHeight + 300;
 };
 
+function draw(card) {
+  card.dataset.fresh = "soon";
+  drawFigure(card);
+}
+
 function drawVisible() {
   if (!ready) return;
-  for (const card of cards) if (card.dataset.fresh !== "true" && (state.printing || isNear(card))) drawFigure(card);
+  for (const card of cards) if (card.dataset.fresh === "false" && (state.printing || isNear(card))) draw(card);
 }
 
 // What depends on the selection, other than the figures
@@ -150,10 +106,11 @@ function card(title, note, ...children) {
 function drawRest() {
   const figures = document.getElementById("figures");
   for (const { name, title, survey } of DATA.figures) {
-    const made = el("section", { class: "card figure", id: `figure-${name}`, "data-figure": name },
+    const made = el("section", { class: "card figure", id: `figure-${name}`, "data-figure": name, "data-fresh": "false" },
       el("h2", {}, title, survey ? el("span", { class: "tag" }, `survey, figure ${survey}`) : null, el("span", { class: "tag procedural", hidden: true })),
-      el("p", { class: "note" }, "\u00a0"),
-      el("div", { class: FIGURES[name].plots.length > 1 ? "plots two" : "plots" }, ...FIGURES[name].plots.map(() => el("div", { class: "plot waiting" }))));
+      el("p", { class: "note" }, "\u00a0"));
+    if (name === "codec-latency") made.append(codecControls(() => draw(made)));
+    made.append(el("div", { class: name === "quality-epoch-time" ? "plots two waiting" : "plots waiting" }));
     figures.append(made);
     cards.push(made);
   }
@@ -164,7 +121,7 @@ function drawRest() {
       `${run.method} \u00b7 ${run.task} \u00b7 ${run.workers} workers \u00b7 link ${run.link} \u00b7 seed ${run.seed}`, run.error, run.command]))), { id: "failed" }));
   }
   const notes = unique(DATA.groups.filter((group) => group.adjusted).map((group) => `${group.label}: ${group.adjusted}`));
-  const split = unique(DATA.groups.filter((group) => group.disagree && !group.reference).map((group) => `${group.label}: replicas differ at the end in ${group.disagree} of ${group.seeds.length} runs`));
+  const split = unique(DATA.groups.filter((group) => group.disagree && !group.reference).map((group) => `${group.label}: replicas differ at the end in ${group.disagree} of ${group.seeds} runs`));
   if (notes.length + split.length) {
     appendix.append(Object.assign(card("Notes on methods", "Learning rate or momentum is not the task's own, or workers did not stay equal.", el("ul", { class: "quiet" }, ...[...split, ...notes].map((text) => el("li", {}, text)))), { id: "notes" }));
   }
@@ -201,6 +158,15 @@ document.getElementById("theme").addEventListener("click", () => {
 });
 preferred.addEventListener("change", () => { applyTheme(); drawAll(); });
 
+// ---- a window of another width ----
+let [width, later] = [window.innerWidth, null];
+window.addEventListener("resize", () => {
+  if (window.innerWidth === width || state.printing) return;
+  width = window.innerWidth;
+  clearTimeout(later);
+  later = setTimeout(drawAll, 150);
+});
+
 // ---- paper ----
 function printing(on) {
   if (state.printing === on) return;
@@ -225,7 +191,7 @@ if (DATA.groups.length) {
 document.addEventListener("DOMContentLoaded", () => {
   ready = true;
   const seen = new IntersectionObserver((entries) => {
-    for (const entry of entries) if (entry.isIntersecting && entry.target.dataset.fresh !== "true") drawFigure(entry.target);
+    for (const entry of entries) if (entry.isIntersecting && entry.target.dataset.fresh === "false") draw(entry.target);
   }, { rootMargin: "300px" });
   for (const figure of cards) seen.observe(figure);
   document.documentElement.dataset.ready = "true";

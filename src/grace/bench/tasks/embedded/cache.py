@@ -26,7 +26,7 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "grace"
 
 
-def cached(name: str, key: object, build: Callable[[], dict[str, Array]]) -> dict[str, Array]:
+def load_or_build(name: str, key: object, build: Callable[[], dict[str, Array]]) -> dict[str, Array]:
     """What ``build`` returns, from the cache if it is there.
 
     Of several processes that ask at once, one builds and the others wait for it. An entry is there whole or not at all.
@@ -40,16 +40,16 @@ def cached(name: str, key: object, build: Callable[[], dict[str, Array]]) -> dic
     """
     with contextlib.ExitStack() as held:
         try:
-            folder = cache_folder() / f"{name}-{_hashed(key)}"
+            folder = cache_folder() / f"{name}-{_hash(key)}"
             folder.parent.mkdir(parents=True, exist_ok=True)
             held.enter_context(FileLock(folder.with_suffix(".lock")))  # torch depends on it
         except (OSError, RuntimeError):  # RuntimeError: a user without a home
             return build()
         found = _read(folder)
-        return _built(folder, build) if found is None else found
+        return _build(folder, build) if found is None else found
 
 
-def _hashed(key: object) -> str:
+def _hash(key: object) -> str:
     found = hashlib.sha256(repr((key, np.__version__)).encode())
     for program in sorted(Path(__file__).parent.glob("*.py")):
         found.update(program.read_bytes())  # a changed program makes other data
@@ -68,7 +68,7 @@ def _read(folder: Path) -> dict[str, Array] | None:
         return None
 
 
-def _built(folder: Path, build: Callable[[], dict[str, Array]]) -> dict[str, Array]:
+def _build(folder: Path, build: Callable[[], dict[str, Array]]) -> dict[str, Array]:
     arrays = build()
     try:
         scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from grace.bench.tasks.embedded.cache import cached
+from grace.bench.tasks.embedded.cache import load_or_build
 from grace.bench.tasks.embedded.chunks import Array, stream
 from grace.bench.tasks.embedded.shapes import smooth
 
@@ -40,7 +40,7 @@ def defects(
         test_images, test_masks = (np.stack([pair[k] for pair in second]) for k in range(2))
         return {"images": images, "masks": masks, "test_images": test_images, "test_masks": test_masks}
 
-    return cached(f"defects{size}", (kind, size, train, test, test_defective, seed), build)
+    return load_or_build(f"defects{size}", (kind, size, train, test, test_defective, seed), build)
 
 
 def defect_image(index: int, kind: int, size: int, defective: bool, seed: int) -> tuple[Array, Array]:
@@ -50,7 +50,7 @@ def defect_image(index: int, kind: int, size: int, defective: bool, seed: int) -
     light = 0.35 * smooth(random, 1, size, 2)[0]
     mask = np.zeros((size, size), bool)
     if defective:
-        texture, mask = _spoilt(random, texture, size, kind)
+        texture, mask = _spoil(random, texture, size, kind)
     image = texture + light + 0.25 * random.standard_normal((size, size))
     return np.clip(127.5 + 36 * image, 0, 255).astype(np.uint8), mask.astype(np.uint8) * 255
 
@@ -70,7 +70,7 @@ def _texture(random: np.random.RandomState, size: int, kind: int) -> Array:
     return found
 
 
-def _spoilt(random: np.random.RandomState, texture: Array, size: int, kind: int) -> tuple[Array, Array]:
+def _spoil(random: np.random.RandomState, texture: Array, size: int, kind: int) -> tuple[Array, Array]:
     """The texture with a defect of the kind's style, and the ellipse around it."""
     other = _texture(random, size, kind % 10 + 1)
     long, ratio = random.uniform(0.09, 0.20) * size, random.uniform(0.3, 0.7)

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from grace.bench.tasks.embedded.cache import cached
+from grace.bench.tasks.embedded.cache import load_or_build
 from grace.bench.tasks.embedded.chunks import Array, stream
 
 CHUNK = 1000
@@ -37,7 +37,7 @@ def feedback(users: int, items: int, seed: int = 13) -> dict[str, Array]:
                 held.append(int(drawn[-1]))
         return {"pairs": np.concatenate(pairs).astype(np.int64), "held": np.array(held, np.int64)}
 
-    return cached("feedback", (users, items, seed), build)
+    return load_or_build("feedback", (users, items, seed), build)
 
 
 def _unit(x: Array) -> Array:

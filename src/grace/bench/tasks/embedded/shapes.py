@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from grace.bench.tasks.embedded.cache import cached
+from grace.bench.tasks.embedded.cache import load_or_build
 from grace.bench.tasks.embedded.chunks import Array, stream
 
 CHUNK = 250
@@ -66,7 +66,7 @@ def shapes(
         first, second = (_part(start, n, size, classes, noise, seed) for start, n in ((0, train), (_TEST, test)))
         return {"images": first[0], "labels": first[1], "test_images": second[0], "test_labels": second[1]}
 
-    return cached(f"shapes{size}", (train, test, size, classes, noise, seed), build)
+    return load_or_build(f"shapes{size}", (train, test, size, classes, noise, seed), build)
 
 
 def _part(start: int, n: int, size: int, classes: int, noise: float, seed: int) -> tuple[Array, Array]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from grace.bench.tasks.embedded.cache import cached
+from grace.bench.tasks.embedded.cache import load_or_build
 from grace.bench.tasks.embedded.chunks import Array
 from grace.errors import DataError
 
@@ -38,7 +38,7 @@ PARTS = ("train", "valid", "test")
 
 def stdlib_bytes() -> dict[str, Array]:
     """The text as UTF-8, uint8: ``train``, ``valid`` and ``test``."""
-    return cached("stdlib-bytes", _version(), _bytes)
+    return load_or_build("stdlib-bytes", _version(), _bytes)
 
 
 def stdlib_words(vocabulary: int) -> dict[str, Array]:
@@ -51,7 +51,7 @@ def stdlib_words(vocabulary: int) -> dict[str, Array]:
         ids = {word: number for number, (word, _) in enumerate(frequent, start=1)}
         return {part: np.array([ids.get(word, 0) for word in text], np.int32) for part, text in words.items()}
 
-    return cached("stdlib-words", (vocabulary, _version()), build)
+    return load_or_build("stdlib-words", (vocabulary, _version()), build)
 
 
 def _version() -> tuple[str, str]:

@@ -31,14 +31,14 @@ def cifar10(root: Path) -> dict[str, Array]:
     Raises:
         DataError: files that are not there or not of the form.
     """
-    for below, end, read in (("cifar-10-batches-py", "", _pickled), ("cifar-10-batches-bin", ".bin", _binary)):
+    for below, end, read in (("cifar-10-batches-py", "", _read_pickle), ("cifar-10-batches-bin", ".bin", _read_binary)):
         for folder in (root, root / below):
             if (folder / f"{_TRAIN[0]}{end}").is_file():
-                return _both(folder, end, read)
+                return _read_parts(folder, end, read)
     raise CIFAR10.missing(root / "cifar-10-batches-py" / _TRAIN[0])
 
 
-def _both(folder: Path, end: str, read: Callable[[Path], tuple[Array, Array]]) -> dict[str, Array]:
+def _read_parts(folder: Path, end: str, read: Callable[[Path], tuple[Array, Array]]) -> dict[str, Array]:
     found: dict[str, Array] = {}
     for prefix, names in (("", _TRAIN), ("test_", _TEST)):
         parts = []
@@ -54,7 +54,7 @@ def _both(folder: Path, end: str, read: Callable[[Path], tuple[Array, Array]]) -
     return found
 
 
-def _binary(path: Path) -> tuple[Array, Array]:
+def _read_binary(path: Path) -> tuple[Array, Array]:
     """Records of a label's byte and 3,072 pixels, plane by plane."""
     records = np.fromfile(path, np.uint8)
     if not records.size or records.size % (1 + _PIXELS):
@@ -63,7 +63,7 @@ def _binary(path: Path) -> tuple[Array, Array]:
     return records[:, 1:], records[:, 0]
 
 
-def _pickled(path: Path) -> tuple[Array, Array]:
+def _read_pickle(path: Path) -> tuple[Array, Array]:
     try:
         with path.open("rb") as file:
             found = _ArraysOnly(file, encoding="bytes").load()

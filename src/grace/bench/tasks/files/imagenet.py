@@ -80,7 +80,7 @@ class ImageFolder:
                 pixels = np.asarray(rgb.resize((size, size), pillow.Resampling.BILINEAR, box=box), np.float32)
         except (OSError, SyntaxError, ValueError) as error:  # Pillow's for damaged files
             raise IMAGENET.malformed(path, str(error)) from error
-        return _scaled(pixels[:, ::-1] if random.randint(2) else pixels)
+        return _scale(pixels[:, ::-1] if random.randint(2) else pixels)
 
     def evaluation(self, index: int, size: int) -> Array:
         """float32 ``[3, s, s]``, -1 to 1: the centre."""
@@ -96,7 +96,7 @@ class ImageFolder:
                 pixels = np.asarray(rgb.crop((x, y, x + size, y + size)), np.float32)
         except (OSError, SyntaxError, ValueError) as error:  # Pillow's for damaged files
             raise IMAGENET.malformed(path, str(error)) from error
-        return _scaled(pixels)
+        return _scale(pixels)
 
 
 def _crop(width: int, height: int, random: np.random.RandomState) -> tuple[int, int, int, int]:
@@ -111,6 +111,6 @@ def _crop(width: int, height: int, random: np.random.RandomState) -> tuple[int, 
     return x, y, x + w, y + h
 
 
-def _scaled(pixels: Array) -> Array:
+def _scale(pixels: Array) -> Array:
     found: Array = np.ascontiguousarray(pixels.transpose(2, 0, 1)) / np.float32(127.5) - np.float32(1)
     return found

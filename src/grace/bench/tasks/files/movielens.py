@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from grace.bench.tasks.embedded.cache import cached
+from grace.bench.tasks.embedded.cache import load_or_build
 from grace.bench.tasks.embedded.chunks import Array
 from grace.bench.tasks.files.finding import Published
 from grace.errors import DataError
@@ -33,7 +33,7 @@ def movielens(root: Path) -> dict[str, Array]:
     path = MOVIELENS.folder(root, "ratings.csv", ["ml-20m"]) / "ratings.csv"
     state = path.stat()
     key = (str(path.resolve()), state.st_size, state.st_mtime_ns)
-    return cached("movielens", key, lambda: _implicit(path))  # 20 million lines: workers parse them once
+    return load_or_build("movielens", key, lambda: _implicit(path))  # 20 million lines: workers parse them once
 
 
 def _implicit(path: Path) -> dict[str, Array]:
@@ -41,7 +41,7 @@ def _implicit(path: Path) -> dict[str, Array]:
     keep = np.bincount(user)[user] >= FEWEST
     if not keep.any():
         raise MOVIELENS.malformed(path, f"no user has {FEWEST} ratings or more")
-    user, item, when = _renumbered(user[keep]), _renumbered(item[keep]), when[keep]
+    user, item, when = _renumber(user[keep]), _renumber(item[keep]), when[keep]
     order = np.lexsort((np.arange(len(when)), when, user))
     user, item = user[order], item[order]
     _, first = np.unique(user * (item.max() + 1) + item, return_index=True)  # a pair counts once
@@ -72,7 +72,7 @@ def _ratings(path: Path) -> tuple[Array, Array, Array]:
     return table[:, 0], table[:, 1], table[:, 2]
 
 
-def _renumbered(ids: Array) -> Array:
+def _renumber(ids: Array) -> Array:
     """0, 1, ... in the order of first appearance."""
     values, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
     rank = np.empty(len(values), np.int64)

@@ -29,7 +29,7 @@ def entries(folder):
 
 def test_built_once_and_the_same_afterwards(folder):
     build = Builder()
-    first, second = cache.cached("set", 1, build), cache.cached("set", 1, build)
+    first, second = cache.load_or_build("set", 1, build), cache.load_or_build("set", 1, build)
     assert build.calls == 1
     for name, array in Builder()().items():
         for found in (first, second):
@@ -39,15 +39,15 @@ def test_built_once_and_the_same_afterwards(folder):
 
 def test_another_key_is_another_entry(folder):
     build = Builder()
-    cache.cached("set", (1, "a"), build)
-    cache.cached("set", (1, "b"), build)
+    cache.load_or_build("set", (1, "a"), build)
+    cache.load_or_build("set", (1, "b"), build)
     assert build.calls == 2
     assert len(entries(folder)) == 2
 
 
 def test_writing_to_what_is_returned_changes_no_file(folder):
-    cache.cached("set", 1, Builder())["x"][:] = 7
-    assert np.array_equal(cache.cached("set", 1, Builder())["x"], np.arange(10))
+    cache.load_or_build("set", 1, Builder())["x"][:] = 7
+    assert np.array_equal(cache.load_or_build("set", 1, Builder())["x"], np.arange(10))
 
 
 def test_of_several_that_ask_at_once_one_builds(folder):
@@ -56,7 +56,7 @@ def test_of_several_that_ask_at_once_one_builds(folder):
 
     def ask(_):
         barrier.wait(60)
-        return cache.cached("set", 1, build)
+        return cache.load_or_build("set", 1, build)
 
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(ask, range(4)))
@@ -66,12 +66,12 @@ def test_of_several_that_ask_at_once_one_builds(folder):
 
 @pytest.mark.parametrize("damage", [b"", b"no array"])
 def test_a_damaged_entry_is_built_again(folder, damage):
-    cache.cached("set", 1, Builder())
+    cache.load_or_build("set", 1, Builder())
     (folder / entries(folder)[0] / "x.npy").write_bytes(damage)
     build = Builder()
-    assert np.array_equal(cache.cached("set", 1, build)["x"], np.arange(10))
+    assert np.array_equal(cache.load_or_build("set", 1, build)["x"], np.arange(10))
     assert build.calls == 1
-    assert np.array_equal(cache.cached("set", 1, build)["x"], np.arange(10))
+    assert np.array_equal(cache.load_or_build("set", 1, build)["x"], np.arange(10))
     assert build.calls == 1
 
 
@@ -80,7 +80,7 @@ def test_a_build_that_fails_leaves_nothing(folder):
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        cache.cached("set", 1, build)
+        cache.load_or_build("set", 1, build)
     assert entries(folder) == []
 
 
@@ -90,7 +90,7 @@ def test_a_full_disk_is_no_error(folder, monkeypatch):
 
     monkeypatch.setattr(np, "save", full)
     build = Builder()
-    assert np.array_equal(cache.cached("set", 1, build)["x"], np.arange(10))
+    assert np.array_equal(cache.load_or_build("set", 1, build)["x"], np.arange(10))
     assert build.calls == 1
     assert entries(folder) == []
 
@@ -98,7 +98,7 @@ def test_a_full_disk_is_no_error(folder, monkeypatch):
 def test_a_folder_that_cannot_be_made_is_no_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("GRACE_CACHE", str(tmp_path / "file" / "cache"))
-    assert np.array_equal(cache.cached("set", 1, Builder())["x"], np.arange(10))
+    assert np.array_equal(cache.load_or_build("set", 1, Builder())["x"], np.arange(10))
 
 
 def test_where_it_is(monkeypatch, tmp_path):
@@ -115,8 +115,8 @@ def test_a_changed_program_makes_a_new_entry(folder, monkeypatch, tmp_path):
     copy.mkdir()
     shutil.copy(cache.__file__, copy / "cache.py")
     monkeypatch.setattr(cache, "__file__", str(copy / "cache.py"))
-    before = cache._hashed(1)
-    assert cache._hashed(1) == before
+    before = cache._hash(1)
+    assert cache._hash(1) == before
     with (copy / "cache.py").open("a") as file:
         file.write("# changed\n")
-    assert cache._hashed(1) != before
+    assert cache._hash(1) != before

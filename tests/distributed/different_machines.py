@@ -1,0 +1,92 @@
+"""A worker that prints what each method's means were; started with other kernels, threads and instruction sets on each rank.
+
+Its argument is nothing, for one case of each method; ``all``, for all cases; or the name of a mutant.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import grace
+from grace.policy import Policy
+from grace.run.drive import drive
+from grace.run.worker import Worker
+from grace.transports.torch_distributed import TorchDistributed
+from tests.laws.cases import CASES
+
+STEPS = 3
+SHAPES = {"matrix": (240, 170), "conv": (8, 3, 3, 3), "vector": (1000,)}
+FIRST = {spec.partition(":")[0]: spec for spec in reversed(CASES)}  # of each method
+SPECS = [*FIRST.values(), "powersgd:rank=1,min_rate=0.1,warm_start=false", "gradzip:rank=2,min_rate=0.1,alternate=true"]
+
+
+def gradients(rank: int, step: int) -> dict[str, Tensor]:
+    drawn = torch.Generator().manual_seed(1000 * step + rank)
+    return {name: torch.randn(shape, generator=drawn) for name, shape in SHAPES.items()}
+
+
+def digest(means: list[Tensor]) -> str:
+    """Of all their bits."""
+    out = hashlib.blake2b(digest_size=8)
+    for mean in means:
+        out.update(mean.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return out.hexdigest()
+
+
+def orthonormalize_by_lapack(p: Tensor) -> Tensor:
+    return torch.linalg.qr(p.mT).Q.mT.contiguous()
+
+
+def split_by_blas(x: Tensor | None, p: Tensor, mine: Tensor, q: Tensor, out: Tensor) -> None:
+    if x is not None:
+        x -= p.mT @ mine
+    torch.mm(p.mT, q, out=out)
+
+
+def add_contracted(out: Tensor, x: Tensor, scale: float) -> None:
+    out.add_(x, alpha=scale)
+
+
+# name: the method, and what it computes otherwise
+MUTANTS: dict[str, tuple[str, dict[str, Callable[..., Any]]]] = {
+    "blas": ("powersgd", {"orthonormalize": orthonormalize_by_lapack, "split_low_rank": split_by_blas}),
+    "contracted": ("lpc", {"add_scaled_": add_contracted}),
+}
+
+
+def main(what: str = "") -> None:
+    specs = list(CASES) if what == "all" else SPECS
+    if what in MUTANTS:
+        name, functions = MUTANTS[what]
+        module = importlib.import_module(f"grace.methods.{name}")
+        for function, mutant in functions.items():
+            assert hasattr(module, function)
+            setattr(module, function, mutant)
+        specs = [FIRST[name]]
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=100))
+    rank, world, transport = dist.get_rank(), dist.get_world_size(), TorchDistributed()
+    found = {}
+    for spec in specs:
+        worker, means = Worker(Policy([("*", CASES.get(spec) or grace.method(spec))]), rank, world), []
+        for step in range(STEPS):
+            outs = drive(worker.exchange(gradients(rank, step)), transport)
+            means += [out.mean.clone() for out in outs.values()]
+            worker.advance()
+            worker.workspace.reset()
+        found[spec] = digest(means)
+    sys.stdout.write(f"\nDIGESTS {json.dumps(found)}\n")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
