@@ -14,7 +14,7 @@ from benchmarks.codecs.figure import draw
 from benchmarks.codecs.plan import board_plan
 from benchmarks.codecs.table import view
 from grace.bench.codecs.session import judge, run, write_document
-from grace.bench.extras import need
+from grace.bench.report.render import renderer
 from grace.cli.errors import Command
 from grace.cli.options import Json, folder
 from grace.cli.output import show, write_json
@@ -65,7 +65,7 @@ def codecs(
     plan = board_plan(methods, sizes, threads, samples, limit=limit, budget=budget, quick=quick)
     then = read(baseline) if baseline is not None else None  # now, not after minutes
     if out is not None:
-        need("matplotlib", extra="bench")
+        renderer()
     document, stop = run(Board(plan), out, _PROGRAM)
     found = compare(document, then) if then is not None else None
     document["baseline"] = None if found is None else {"file": str(baseline), **found.document()}

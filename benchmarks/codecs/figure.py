@@ -1,88 +1,46 @@
-"""Figures of a document: all methods at one size, and what has a goal. Box plots, in multiples of ``y.add_(x)``."""
+"""Figures of a document: all methods at one size, and what has a goal. Boxes of quartiles, in multiples of ``y.add_(x)``."""
 
 from __future__ import annotations
 
-import io
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.codecs.goals import RATIO, position
 from grace.bench.codecs.clock import OPERATIONS
 from grace.bench.codecs.plan import size_text
-from grace.bench.extras import need
-from grace.bench.scratch import write_atomically
+from grace.bench.report.charts import Spec, tick_values
+from grace.bench.report.render import save
+from grace.bench.report.theme import COLOURS, TONES, config
 from grace.registry import recipe
 
-# Paul Tol's "bright" scheme, chosen apart for the colour-blind.
-_FAMILIES = {
-    "quantization": "#4477AA",
-    "sparsification": "#EE6677",
-    "hybrid": "#AA3377",
-    "low rank": "#228833",
-    "rotation": "#CC9933",
-    "cast": "#66CCEE",
-}
-_OTHER, _INK, _MUTED, _FAINT = "#777777", "#222222", "#555555", "#e4e4e4"
-_MET, _MISSED = "#228833", "#BB3322"
-_STYLE: Any = {
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "axes.edgecolor": "#aaaaaa",
-    "axes.labelcolor": _INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "text.color": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-    "svg.hashsalt": "grace",  # the same document gives the same file
-}
-_ROW = 0.235  # inches
-_OTHERS = {"reference": ("D", "reference kernels"), "torch": ("x", "plain torch code")}
-_TITLES = ("encode", "encode with error feedback", "decode and sum")
+Row = dict[str, Any]
+
+_FAMILIES = dict(
+    zip(("quantization", "sparsification", "low rank", "hybrid", "cast", "rotation"), COLOURS, strict=False)
+)
+_OTHER = "#777777"
+_GOALS = {"goal, met": "#228833", "goal, not met": "#BB3322", "stretch": "#999999"}
+_KERNELS = {"reference": ("diamond", "reference kernels"), "torch": ("cross", "plain torch code")}
+_TITLES = dict(zip(OPERATIONS, ("encode", "encode with error feedback", "decode and sum"), strict=True))
 
 
-def draw(document: dict[str, Any], out: Path) -> list[Path]:
-    """Writes ``codecs`` and, where goals were measured, ``codecs-goals`` into ``out``, each as PNG and SVG.
+def draw(document: Row, out: Path) -> list[Path]:
+    """Writes ``codecs`` and, where goals were measured, ``codecs-goals`` into ``out``, each as SVG and PNG.
 
     Raises:
-        MissingExtraError: matplotlib is not installed.
+        MissingExtraError: vl-convert is not installed.
     """
-    need("matplotlib", extra="bench")
     paths: list[Path] = []
     methods, goals = _method_rows(document), _goal_rows(document)
     if methods:
-        paths += _save(lambda figure: _methods(figure, document, methods), out / "codecs")
+        paths += save(_methods(document, methods), out, "codecs")
     if goals:
-        paths += _save(lambda figure: _goals(figure, document, goals), out / "codecs-goals")
+        paths += save(_goals(document, goals), out, "codecs-goals")
     return paths
 
 
-def _save(compose: Callable[[Any], None], stem: Path) -> list[Path]:
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    paths = []
-    with rc_context(_STYLE):
-        figure = Figure()
-        FigureCanvasAgg(figure)
-        compose(figure)
-        for kind in ("png", "svg"):
-            buffer = io.BytesIO()
-            figure.savefig(buffer, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
-            path = stem.with_name(f"{stem.name}.{kind}")
-            write_atomically(path, buffer.getvalue())
-            paths.append(path)
-    return paths
-
-
-def _method_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
+def _method_rows(document: Row) -> list[Row]:
     """Those of all methods, with the fewest threads, at the largest size at which at least half of them were measured."""
     rows = [row for row in document["rows"] if row["method"] is not None]
     if not rows:
@@ -96,7 +54,7 @@ def _method_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [row for row in rows if (row["size"], row["threads"]) == (size, threads)]
 
 
-def _goal_rows(document: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def _goal_rows(document: Row) -> list[tuple[Row, Row]]:
     """(goal, row or other) at the largest size at which there are such, in the order of the goals."""
     pairs = [
         ({**goal, "size": row["size"], "threads": row["threads"], "others": row["others"]}, part)
@@ -110,33 +68,142 @@ def _goal_rows(document: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str,
     return sorted(found, key=lambda pair: position(pair[0]["row"]))
 
 
-# ---- all methods ----------------------------------------------------------------------------------------------------
-def _methods(figure: Any, document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
+def _methods(document: Row, rows: Sequence[Row]) -> Spec:
     cost = {row["method"]: row["ratio"] for row in reversed(rows)}  # the first operation's: encoding
-    names = sorted(cost, key=lambda name: -cost[name])
-    bottom, top = 0.95, 0.9  # inches
-    height = _ROW * len(names) + bottom + top
-    figure.set_size_inches(12.5, height)
-    axes = figure.subplots(1, 3, sharex=True, sharey=True)
-    figure.subplots_adjust(left=0.135, right=0.985, wspace=0.05, bottom=bottom / height, top=1 - top / height)
-    for axis, operation, title in zip(axes, OPERATIONS, _TITLES, strict=True):
-        _ground(axis, len(names), narrow=_decades(rows) < 3.5)
-        for row in (row for row in rows if row["operation"] == operation):
-            at = names.index(row["method"])
-            for other in row["others"]:
-                if other["kernels"] in _OTHERS:
-                    _marker(axis, other["ratio"], at, other["kernels"])
-            _box(axis, row["samples"], at, _colour(row["method"]), 0.62)
-            if row["goal"] is not None:
-                _tick(axis, row["goal"], at, _MET if row["ratio"] <= row["goal"] else _MISSED)
-        payloads = {row["payloads"] for row in rows if row["operation"] == operation and row["payloads"]}
-        axis.set_title(title + (f" {max(payloads)} workers" if payloads else ""))
-        axis.set_xlabel("multiples of y.add_(x)")
-    axes[0].set_yticks(range(len(names)), names)
-    _legend(figure, sorted({_family(name) for name in names}, key=[*_FAMILIES, "other"].index), rows)
+    names = sorted(cost, key=lambda name: float(cost[name]))
+    panels: list[tuple[str, Marks]] = []
+    for operation, title in _TITLES.items():
+        own = [row for row in rows if row["operation"] == operation]
+        payloads = {row["payloads"] for row in own if row["payloads"]}
+        boxes = [_box(row["method"], row, _family(row["method"])) for row in own]
+        ticks = [
+            _tick(row["method"], row["goal"], row["ratio"] <= row["goal"]) for row in own if row["goal"] is not None
+        ]
+        if own:
+            marks = Marks(boxes, ticks, [mark for row in own for mark in _others(row["method"], row)])
+            panels.append((title + (f" {max(payloads)} workers" if payloads else ""), marks))
+    scales = _Scales([marks for _, marks in panels], names, _FAMILIES | {"other": _OTHER})
+    plots: list[Spec] = []
+    for title, marks in panels:
+        layers = scales.layers(marks, labels=not plots)
+        plots.append({"title": title, "width": 300, "height": {"step": 17}, "layer": layers})
     first = rows[0]
     what = "caches emptied before each sample" if first["cold"] else "small: caches warm, the Python call included"
-    _heading(figure, height, f"Codecs at {size_text(first['size'])} elements", document, first["threads"], what)
+    threads = f"; {first['threads']} thread" + ("s" if first["threads"] > 1 else "")
+    body = {
+        "hconcat": plots,
+        "resolve": {"scale": dict.fromkeys(("x", "y", "color", "fill", "stroke", "shape"), "shared")},
+    }
+    return _sheet(f"Codecs at {size_text(first['size'])} elements", document, threads, what, body)
+
+
+def _goals(document: Row, pairs: Sequence[tuple[Row, Row]]) -> Spec:
+    names = list(dict.fromkeys(goal["row"] for goal, _ in pairs))
+    counts = sorted({goal["threads"] for goal, _ in pairs})
+    words = [f"{count} thread{'s' if count > 1 else ''}" for count in counts]
+    boxes, ticks, marks = [], [], []
+    for goal, row in pairs:
+        word = words[counts.index(goal["threads"])]
+        boxes.append(_box(goal["row"], row, word))
+        ticks.append({**_tick(goal["row"], goal["goal"], goal["met"]), "kind": word})
+        if goal["stretch"] is not None:
+            ticks.append({"name": goal["row"], "at": goal["stretch"], "goal": "stretch", "kind": word})
+        if goal["threads"] == counts[0]:
+            marks += _others(goal["row"], row)
+    colours = dict(zip(words, (COLOURS[k] for k in (0, 5, 3, 4)), strict=False))
+    own = Marks(boxes, ticks, marks)
+    layers = _Scales([own], names, colours, beside=words).layers(own)
+    met = sum(goal["met"] for goal, _ in pairs)
+    title = f"{met} of {len(pairs)} goals met at {size_text(pairs[0][0]['size'])} elements"
+    body = {"width": 560, "height": {"step": 26, "for": "position"}, "layer": layers}
+    return _sheet(title, document, "", "caches emptied before each sample", body)
+
+
+class Marks(NamedTuple):
+    """What one panel shows, each with the ``name`` of its row."""
+
+    boxes: list[Row]
+    goals: list[Row]
+    others: list[Row]
+
+
+def _box(name: str, row: Row, kind: str) -> Row:
+    return {"name": name, "kind": kind, **{key: row[key] for key in ("ratio", "low", "high")}}
+
+
+def _tick(name: str, goal: float, met: bool) -> Row:
+    return {"name": name, "at": goal, "goal": "goal, met" if met else "goal, not met"}
+
+
+def _others(name: str, row: Row) -> list[Row]:
+    found = [other for other in row.get("others", ()) if other["kernels"] in _KERNELS]
+    return [{"name": name, "at": other["ratio"], "kernels": _KERNELS[other["kernels"]][1]} for other in found]
+
+
+class _Scales:
+    """What the panels of a figure share: axes and legends of what any of them shows.
+
+    Args:
+        panels: what is shown.
+        names: of the rows, from the top.
+        colours: of kinds of boxes.
+        beside: kinds that lie beside each other in a row.
+    """
+
+    def __init__(
+        self, panels: Sequence[Marks], names: Sequence[str], colours: Mapping[str, str], *, beside: Sequence[str] = ()
+    ):
+        boxes = [row for panel in panels for row in panel.boxes]
+        ticks = [row for panel in panels for row in panel.goals]
+        others = [row for panel in panels for row in panel.others]
+        ends = [row[key] for row in boxes for key in ("low", "high")] + [row["at"] for row in (*ticks, *others)]
+        steps = (1, 3) if max(ends) > 100 * min(ends) else (1, 2, 3, 5)
+        self.x: Spec = {
+            "type": "quantitative", "title": "multiples of y.add_(x)", "scale": {"type": "log", "nice": False, "padding": 10},
+            "axis": {"values": tick_values(*steps), "labelExpr": "format(datum.value, datum.value < 1000 ? '~g' : '~s')"},
+        }  # fmt: skip
+        self.y: Spec = {"field": "name", "type": "nominal", "title": None, "scale": {"domain": list(names)}}
+        self.beside = {"yOffset": {"field": "kind", "scale": {"domain": list(beside)}}} if beside else {}
+        self.kind = _channel("kind", colours, boxes)
+        self.goal = {**_channel("goal", _GOALS, ticks), "legend": {"symbolType": "stroke", "symbolStrokeWidth": 2.5}}
+        self.kernels = _channel("kernels", {word: shape for shape, word in _KERNELS.values()}, others)
+
+    def layers(self, marks: Marks, *, labels: bool = True) -> list[Spec]:
+        """A line where one addition lies, boxes with their medians, goals, and other kernels."""
+        y = {**self.y, "axis": {"grid": True, **({} if labels else {"labels": False})}}
+        said = "datum.name + ', ' + datum.kind + ': ' + format(datum.ratio, '.3~g')"
+
+        def layer(rows: Sequence[Row], field: str, mark: Spec, **more: Any) -> Spec:
+            encoding = {"x": {**self.x, "field": field}, **({"y": y} if rows else {}), **more}
+            return {
+                "data": {"values": list(rows) or [{field: 1}]},
+                "mark": {"aria": False, **mark},
+                "encoding": encoding,
+            }
+
+        median = layer(marks.boxes, "ratio", {"type": "tick", "style": "measured", "thickness": 1.5, "size": 10, "aria": True},
+                       **self.beside, description={"field": "said"})  # fmt: skip
+        out = [
+            layer((), "at", {"type": "rule", "style": "diagonal"}),
+            layer(marks.boxes, "low", {"type": "bar", "style": "quartiles", "height": {"band": 0.75}}, x2={"field": "high"},
+                  color=self.kind, **self.beside),
+            {**median, "transform": [{"calculate": said, "as": "said"}]},
+        ]  # fmt: skip
+        if marks.goals:
+            out.append(
+                layer(
+                    marks.goals, "at", {"type": "tick", "thickness": 2}, stroke=self.goal, fill=self.goal, **self.beside
+                )
+            )
+        if marks.others:
+            look = {"type": "point", "size": 32, "color": TONES["light"]["quiet"], "fill": "white", "opacity": 1}
+            out.append(layer(marks.others, "at", look, shape=self.kernels))
+        return out
+
+
+def _channel(field: str, looks: Mapping[str, str], rows: Sequence[Row]) -> Spec:
+    used = [word for word in looks if any(row[field] == word for row in rows)]
+    return {"field": field, "type": "nominal", "scale": {"domain": used, "range": [looks[word] for word in used]}}
 
 
 def _family(name: str) -> str:
@@ -144,127 +211,17 @@ def _family(name: str) -> str:
     return found if found in _FAMILIES else "other"
 
 
-def _colour(name: str) -> str:
-    return _FAMILIES.get(_family(name), _OTHER)
-
-
-def _legend(figure: Any, families: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    handles: list[Any] = [
-        Patch(facecolor=_FAMILIES.get(name, _OTHER), alpha=0.75, label=name, linewidth=0) for name in families
-    ]
-    shown = {other["kernels"] for row in rows for other in row["others"]}
-    for kind, (marker, label) in _OTHERS.items():
-        if kind in shown:
-            handles.append(Line2D([], [], linestyle="", label=label, **_look(marker)))
-    if any(row["goal"] is not None for row in rows):
-        for colour, label in ((_MET, "goal, met"), (_MISSED, "goal, not met")):
-            handles.append(Line2D([], [], linestyle="", marker="|", markersize=9, markeredgewidth=2.2, color=colour, label=label))  # fmt: skip  # noqa: E501
-    figure.legend(handles=handles, loc="lower center", ncols=len(handles), frameon=False, fontsize=8.5,
-                  handletextpad=0.5, columnspacing=1.6)  # fmt: skip
-
-
-# ---- goals ----------------------------------------------------------------------------------------------------------
-def _goals(figure: Any, document: dict[str, Any], pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> None:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    names = list(reversed(list(dict.fromkeys(goal["row"] for goal, _ in pairs))))
-    counts = sorted({goal["threads"] for goal, _ in pairs})
-    bottom, top = 0.95, 0.75
-    height = 1.3 * _ROW * len(names) + bottom + top
-    figure.set_size_inches(10.5, height)
-    axis = figure.subplots()
-    figure.subplots_adjust(left=0.285, right=0.98, bottom=bottom / height, top=1 - top / height)
-    _ground(axis, len(names), narrow=True)
-    colours = ("#4477AA", "#CC9933", "#AA3377", "#66CCEE")
-    thick = 0.78 / len(counts)
-    for goal, row in pairs:
-        index = counts.index(goal["threads"])
-        at = names.index(goal["row"]) + thick * ((len(counts) - 1) / 2 - index)
-        if "others" in row and index == 0:
-            for other in row["others"]:
-                if other["kernels"] in _OTHERS:
-                    _marker(axis, other["ratio"], names.index(goal["row"]), other["kernels"])
-        _box(axis, row["samples"], at, colours[index % 4], 0.82 * thick)
-        _tick(axis, goal["goal"], at, _MET if goal["met"] else _MISSED, thick / 2)
-        if goal["stretch"] is not None:
-            _tick(axis, goal["stretch"], at, "#999999", thick / 2.6, 1.2)
-    axis.set_yticks(range(len(names)), names)
-    axis.set_xlabel("multiples of y.add_(x)")
-    handles: list[Any] = [
-        Patch(facecolor=colours[i % 4], alpha=0.75, linewidth=0, label=f"{count} thread" + ("s" if count > 1 else ""))
-        for i, count in enumerate(counts)
-    ]
-    for colour, label in ((_MET, "goal, met"), (_MISSED, "goal, not met"), ("#999999", "stretch")):
-        handles.append(Line2D([], [], linestyle="", marker="|", markersize=9, markeredgewidth=2.2, color=colour, label=label))  # fmt: skip  # noqa: E501
-    shown = {other["kernels"] for _, row in pairs for other in row.get("others", [])}
-    handles += [Line2D([], [], linestyle="", label=label, **_look(marker)) for kind, (marker, label) in _OTHERS.items()
-                if kind in shown]  # fmt: skip
-    figure.legend(handles=handles, loc="lower center", ncols=len(handles), frameon=False, fontsize=8.5,
-                  handletextpad=0.5, columnspacing=1.6)  # fmt: skip
-    met = sum(goal["met"] for goal, _ in pairs)
-    title = f"{met} of {len(pairs)} goals met at {size_text(pairs[0][0]['size'])} elements"
-    _heading(figure, height, title, document, None, "caches emptied before each sample")
-
-
-# ---- pieces ---------------------------------------------------------------------------------------------------------
-def _ground(axis: Any, count: int, *, narrow: bool) -> None:
-    """Stripes, a logarithmic axis of plain numbers, and the line where one addition lies. ``narrow``: few decades."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    for at in range(0, count, 2):
-        axis.axhspan(at - 0.5, at + 0.5, color="#f6f6f6", linewidth=0, zorder=0)
-    axis.set_ylim(-0.6, count - 0.4)
-    axis.set_xscale("log")
-    axis.xaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 3.0) if narrow else (1.0,)))
-    axis.xaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: f"{value / 1000:g}k" if value >= 1000 else f"{value:g}")
-    )
-    axis.xaxis.set_minor_formatter(NullFormatter())
-    axis.grid(axis="x", color=_FAINT, linewidth=0.6)
-    axis.set_axisbelow(True)
-    axis.axvline(1.0, color=_INK, linewidth=1.0, zorder=1)
-    axis.tick_params(axis="y", length=0)
-
-
-def _decades(rows: Sequence[dict[str, Any]]) -> float:
-    """Powers of ten between the shortest and the longest."""
-    ratios = [row["ratio"] for row in rows]
-    return math.log10(max(ratios) / min(ratios))
-
-
-def _box(axis: Any, samples: Sequence[float], at: float, colour: str, width: float) -> None:
-    axis.boxplot(
-        [samples], positions=[at], widths=width, orientation="horizontal", manage_ticks=False, patch_artist=True,
-        showfliers=False, showcaps=False, zorder=3,
-        boxprops={"facecolor": colour, "alpha": 0.75, "edgecolor": colour, "linewidth": 1.0},
-        medianprops={"color": _INK, "linewidth": 1.3, "solid_capstyle": "butt"},
-        whiskerprops={"color": colour, "linewidth": 1.0},
-    )  # fmt: skip
-
-
-def _look(marker: str) -> dict[str, Any]:
-    return {"marker": marker, "markersize": 4.2, "color": _MUTED, "markerfacecolor": "white", "markeredgewidth": 1.0}
-
-
-def _marker(axis: Any, ratio: float, at: float, kind: str) -> None:
-    axis.plot([ratio], [at], linestyle="", zorder=5, **_look(_OTHERS[kind][0]))
-
-
-def _tick(axis: Any, ratio: float, at: float, colour: str, half: float = 0.42, width: float = 2.2) -> None:
-    axis.plot([ratio, ratio], [at - half, at + half], color=colour, linewidth=width, solid_capstyle="butt", zorder=4)
-
-
-def _heading(figure: Any, height: float, title: str, document: dict[str, Any], threads: int | None, what: str) -> None:
+def _sheet(title: str, document: Row, threads: str, what: str, body: Spec) -> Spec:
     machine = document["environment"]
-    count = "" if threads is None else f"; {threads} thread" + ("s" if threads > 1 else "")
-    figure.text(0.012, 1 - 0.26 / height, title, size=13, weight="bold", va="center")
-    figure.text(
-        0.012, 1 - 0.5 / height,
-        f"{machine['processor']}, {machine['cores']} cores, {machine['kernels']}, torch {machine['torch']}{count}; "
+    said = [
+        f"{machine['processor']}, {machine['cores']} cores, {machine['kernels']}, torch {machine['torch']}{threads}",
         f"data randn * exp(randn); {what}; boxes are quartiles, the line in them is the median",
-        size=8.5, color=_MUTED, va="center",
-    )  # fmt: skip
+    ]
+    look = config("light")
+    return {
+        **body,
+        "title": {"text": title, "subtitle": said, "fontSize": 15},
+        "description": f"{title}. {'; '.join(said)}",
+        "padding": 12,
+        "config": {**look, "legend": {**look["legend"], "orient": "bottom"}},
+    }

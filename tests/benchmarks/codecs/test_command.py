@@ -89,9 +89,9 @@ def test_errors_are_told_before_anything_is_measured(arguments, status, message,
     assert done.stdout == ""
 
 
-def test_matplotlib_is_asked_for_before_anything_is_measured(monkeypatch, tmp_path):
+def test_vl_convert_is_asked_for_before_anything_is_measured(monkeypatch, tmp_path):
     monkeypatch.setattr(Board, "measure", lambda *_, **__: pytest.fail("measured"))
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
     done = call(*SMALL, "--out", str(tmp_path / "out"))
     assert done.exit_code == 1
     assert "pip install 'grace-dl[bench]'" in done.stderr
