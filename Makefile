@@ -13,7 +13,7 @@ PIP    := $(BIN)/python -m pip
 DEMO   := none,bf16,fp16,qsgd:bits=4,signsgd,efsignsgd,topk:ratio=0.01,randomk:ratio=0.01,threshold:v=3,relative=true,powersgd:rank=2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test native-test bench-codecs lint docs clean
+.PHONY: help setup demo test native-test bench-codecs lint docs goldens clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ lint: setup ## style and types only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+goldens: setup ## adds the golden bytes of methods that have none
+	$(BIN)/python -m tests.golden.make
 
 docs: setup ## writes the generated pages of docs/ anew
 	$(BIN)/python docs/generate.py

@@ -142,7 +142,7 @@ def page(name: str) -> str:
     out += [f"The name `{name}` stands for `{composition(name)}`." + _aliases(entry)]
     out += ["## Knobs", _knobs(entry, arguments(parts.get("Args", "")))]
     out += ["## On the wire", _sentence(markdown(parts["Wire"])), _traffic(made)]
-    out += ["## Bias and bound", _sentence(markdown(parts["Bias"]))]
+    out += ["## Bias and bound", _sentence(markdown(parts["Bias"])) + _bias(made)]
     out += ["## Where it differs from the paper", _sentence(markdown(parts["Differs from the paper"]))]
     out += ["## Example", _example(parts["Example"])]
     out += ["## Reference", markdown(parts["Reference"])]
@@ -172,6 +172,12 @@ def _knobs(entry: Recipe, described: dict[str, str]) -> str:
     around.append(f"`memory` (here `{entry.memory}`)")
     pages = "[communicators](../concepts/methods-and-communicators.md) and [memories](../concepts/memories.md)"
     return f"{own}\n\nAnd what goes around it: {' and '.join(around)}, each with knobs of its own; see {pages}."
+
+
+def _bias(method: grace.Method[Any]) -> str:
+    """What is declared of an unbiased method whose random numbers have few bits."""
+    bias = method.facts(LIKE).bias
+    return f" Declared (`facts(...).bias`): at most {bias:.1e} of the largest number for each element." if bias else ""
 
 
 def _traffic(method: grace.Method[Any]) -> str:

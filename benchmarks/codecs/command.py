@@ -65,7 +65,7 @@ def codecs(
     plan = board_plan(methods, sizes, threads, samples, limit=limit, budget=budget, quick=quick)
     then = read(baseline) if baseline is not None else None  # now, not after minutes
     if out is not None:
-        renderer()
+        renderer()  # now, not after minutes
     document, stop = run(Board(plan), out, _PROGRAM)
     found = compare(document, then) if then is not None else None
     document["baseline"] = None if found is None else {"file": str(baseline), **found.document()}

@@ -38,7 +38,8 @@ class Backend:
     chosen: dict[Any, Callable[..., Any]] = field(default_factory=dict)
 
 
-current: Backend | None = None  # None until something asks for it
+UNDECIDED: Final = Backend("", "nothing has asked for a kernel yet", {})
+current = UNDECIDED
 
 
 def backend() -> Backend:
@@ -47,7 +48,7 @@ def backend() -> Backend:
     Raises:
         ConfigurationError: ``GRACE_KERNELS`` asks for what is unknown, was not built, or what the processor cannot run.
     """
-    return current or _use(_choose(os.environ.get(VARIABLE) or None))
+    return current if current is not UNDECIDED else _use(_choose(os.environ.get(VARIABLE) or None))
 
 
 def active() -> tuple[str, str]:
@@ -68,15 +69,12 @@ def using(choice: str) -> Iterator[None]:
     Raises:
         ConfigurationError: it is unknown, was not built, or the processor cannot run it.
     """
-    global current
     before = current
     try:
         _use(_choose(choice))
         yield
     finally:
-        current = before
-        if before is not None:
-            _use(before)
+        _use(before)
 
 
 def _use(chosen: Backend) -> Backend:

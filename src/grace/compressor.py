@@ -52,6 +52,9 @@ class Compressor(abc.ABC):
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         """float32 out ``[b, n]`` += scale times what wire ``[b, w]`` says.
 
+        All ranks must come to the same bits: write ``out.add_(x * scale)``, not ``out.add_(x, alpha=scale)``, which some
+        processors round once and others twice (``grace.portable``).
+
         Raises:
             PayloadError: a length, index or scale that no sender writes. ``out`` is then undefined, nothing else is.
         """

@@ -38,23 +38,31 @@ def operation(signature: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(signature)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        x: Any = args[place] if place < len(args) else kwargs[name]
-        chosen = (backends.current or backends.backend()).chosen
-        key = signature if x.is_cpu else (signature, x.device.type)
-        run = chosen.get(key)
+        try:
+            x: Any = args[place]
+            run: Any = backends.current.chosen[signature if x.is_cpu else (signature, x.device.type)]
+        except (IndexError, KeyError):  # the tensor has its name in front of it, or this is the first call
+            run = None
         if run is None:
-            run = chosen[key] = _implementation(signature, x.device.type)
-        out = run(*args, **kwargs)
-        return out if out is not NotImplemented else _find(signature, "reference")(*args, **kwargs)  # type: ignore
+            run = _choose(signature, args[place] if place < len(args) else kwargs[name])
+        out: R = run(*args, **kwargs)
+        if out is NotImplemented:
+            out = _reference(signature)(*args, **kwargs)
+        return out
 
     return call
 
 
-def _implementation(signature: Callable[..., Any], device: str) -> Callable[..., Any]:
-    """What runs an operation on a type of device, under the backend in use."""
-    module = backends.backend().modules.get(device)
-    faster = None if module is None else _find(signature, module)
-    found = faster or _find(signature, "reference")
+def _choose(signature: Callable[..., Any], x: Any) -> Callable[..., Any]:
+    """What runs an operation on the device of this tensor, under the backend in use; remembered there."""
+    backend = backends.backend()
+    module = backend.modules.get(x.device.type)
+    found = (None if module is None else _find(signature, module)) or _reference(signature)
+    return backend.chosen.setdefault(signature if x.is_cpu else (signature, x.device.type), found)
+
+
+def _reference(signature: Callable[..., Any]) -> Callable[..., Any]:
+    found = _find(signature, "reference")
     assert found is not None, f"{signature.__module__}.reference has no {signature.__name__}"
     return found
 

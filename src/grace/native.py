@@ -50,9 +50,11 @@ class Functions:
             raise AttributeError(f"no file has declared a native kernel {name!r}")
         library = _library()
         assert not isinstance(library, str), library  # no backend is made without one
-        theirs = interface(library).get(name)
+        listed = interface(library)
+        theirs = listed.get(name)
         if theirs is None or tuple(map(_type, theirs)) != ours:
-            what = f"has no {name!r}" if theirs is None else f"has {name}({', '.join(theirs)}), called otherwise"
+            found = f"{name}({', '.join(theirs)}), called otherwise" if theirs else f"no {name!r}"
+            what = f"has {found}" if listed else "does not say what it has"
             raise ConfigurationError(
                 f"the native library {library._name} is older than its sources: it {what}; run `make setup`, "
                 "or install Grace again"

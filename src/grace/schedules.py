@@ -136,7 +136,12 @@ class Schedule:
         share = (math.floor(time) if self.kind == "warmup" else time) / length
         if share >= 1:
             return last
-        value = first + (last - first) * share if self.kind == "linear" else first * (last / first) ** share
+        if self.kind == "linear":
+            value = first + (last - first) * share
+        else:
+            value = float(
+                f"{first * (last / first) ** share:.12g}"
+            )  # the last digits differ between libraries of mathematics
         value = min(max(value, min(first, last)), max(first, last))
         return round(value) if self.whole else value
 

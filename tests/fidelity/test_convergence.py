@@ -25,7 +25,10 @@ from torch import Tensor
 import grace
 from grace.bench.optimizers import adjustment_for, set_momentum
 from grace.bench.tasks.digits import Digits
+from grace.compressor import Compressor
+from grace.memories import Memory
 from grace.policy import Policy
+from grace.registry import recipe
 from grace.run.simulator import Simulator
 
 W, L, SHAPE = 8, 4.0, (24, 24)
@@ -48,6 +51,20 @@ def distance(spec: str, gamma: float, steps: int = STEPS, *, decay: bool = False
         mean = simulator.step({"x": [a * (x - b) for a in curvatures]})["x"]
         x = x - gamma * (0.5 * (1 + math.cos(math.pi * step / steps)) if decay else 1.0) * mean
     return float((x - b).square().sum() / b.square().sum())
+
+
+def classify(spec: str) -> str:
+    """Which promise a method makes; it follows from what it declares."""
+    method = grace.method(spec)
+    facts = method.facts(torch.empty(SHAPE, device="meta"))
+    memory, core = grace.layers(method)[0], grace.layers(method)[-1]
+    if isinstance(core, Compressor) and core.aggregation == "majority":
+        return "votes"
+    if isinstance(memory, grace.MomentumCorrection | grace.EF21M):
+        return "momentum"
+    if facts.variance is not None and not isinstance(memory, Memory):
+        return "unbiased"
+    return "contractive" if facts.contraction is not None or isinstance(memory, Memory) else "ball"
 
 
 # unbiased without a memory: gamma follows from the declared omega
@@ -111,9 +128,28 @@ def test_absolute_errors_and_votes_come_close(spec: str, gamma: float) -> None:
     assert distance(spec, gamma, 3 * STEPS, decay=True) <= 2e-3
 
 
-def test_every_method_is_in_a_class() -> None:
-    named = {spec.partition(":")[0] for spec in (*UNBIASED, *CONTRACTIVE, *MOMENTUM, *(spec for spec, _ in BALL))}
-    assert set(grace.methods()) == named
+# A method that none of the lists above names is run with its first case, in the class that its facts put it into.
+NAMED = {spec.partition(":")[0] for spec in (*UNBIASED, *CONTRACTIVE, *MOMENTUM, *(spec for spec, _ in BALL))}
+OTHERS = [f"{name}:{recipe(name).cases[0]}".rstrip(":") for name in grace.methods() if name not in NAMED]
+TESTS = {
+    "unbiased": test_unbiased_methods_converge_linearly,
+    "contractive": test_contractive_methods_converge_linearly,
+    "momentum": test_methods_with_momentum_converge,
+    "ball": lambda spec: test_absolute_errors_and_votes_come_close(spec, 1 / (2 * L)),
+    "votes": lambda spec: test_absolute_errors_and_votes_come_close(spec, 0.4),
+}
+
+
+@pytest.mark.parametrize("spec", OTHERS)
+def test_methods_that_no_list_names_converge_as_they_declare(spec: str) -> None:
+    TESTS[classify(spec)](spec)
+
+
+@pytest.mark.parametrize(
+    ("specs", "kind"), [(UNBIASED, "unbiased"), (MOMENTUM, "momentum"), (["signsgd", "signum"], "votes")]
+)
+def test_classes_follow_from_what_is_declared(specs: list[str], kind: str) -> None:
+    assert {classify(spec) for spec in specs} == {kind}
 
 
 def test_what_diverges_without_its_memory_is_told_apart() -> None:

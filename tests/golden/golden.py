@@ -6,83 +6,55 @@ Nothing here depends on a libm or on an order of sums that is not fixed, so that
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import grace
 from grace.compressor import Compressor
+from grace.knobs import spell_value
+from grace.method import Method
 from grace.peer import Peer
 from grace.random import Stream
+from grace.registry import parse, recipe
 from grace.run.simulate import answers
+from grace.wrapping import own_fields
 
 FILE = Path(__file__).with_name("golden.json")
 
-COMPRESSORS: dict[str, Compressor] = {
-    "none": grace.Identity(),
-    "fp16": grace.FP16(),
-    "bf16": grace.BF16(),
-    "efsignsgd": grace.EFSignSGD(),
-    "efsignsgd:block=8": grace.EFSignSGD(block=8),
-    "qsgd": grace.QSGD(),
-    "qsgd:bits=8,bucket=16": grace.QSGD(bits=8, bucket=16),
-    "qsgd:levels=1": grace.QSGD(levels=1),
-    "qsgd:levels=4": grace.QSGD(levels=4),
-    "qsgd:bits=3,bucket=16,norm=l2,shrink=true": grace.QSGD(bits=3, bucket=16, norm="l2", shrink=True),
-    "randomk:ratio=0.25": grace.RandomK(ratio=0.25),
-    "randomk:ratio=0.25,scale=false": grace.RandomK(ratio=0.25, scale=False),
-    "signsgd": grace.SignSGD(),
-    "signsgd:zero=abstain": grace.SignSGD(zero="abstain"),
-    "signsgd:zero=plus": grace.SignSGD(zero="plus"),
-    "threshold:v=4": grace.Threshold(v=4.0),
-    "threshold:v=100": grace.Threshold(v=100.0),
-    "threshold:v=0.1": grace.Threshold(v=0.1),
-    "topk:ratio=0.125": grace.TopK(ratio=0.125, index="raw"),
-    **{
-        f"topk:ratio=0.125,index={code}": grace.TopK(0.125, index=code)
-        for code in ("bitmap", "delta", "elias-fano", "rice")
-    },
-    "topk:ratio=0.125,values=bfloat16": grace.TopK(ratio=0.125, values="bfloat16"),
-    "3lc": grace.ThreeLC(),
-    "3lc:zre=false": grace.ThreeLC(zre=False),
-    "adaq:ratio=0.25": grace.AdaQ(ratio=0.25),
-    "atomo:ratio=0.25": grace.Atomo(ratio=0.25),
-    "dgc:ratio=0.125": grace.DGC(ratio=0.125),
-    "drive:block=16": grace.DRIVE(block=16),
-    "eden:bits=2,block=16": grace.EDEN(bits=2, block=16),
-    "fp8:block=16": grace.FP8(block=16),
-    "fp8:block=16,fmt=e5m2": grace.FP8(block=16, fmt="e5m2"),
-    "gspar:ratio=0.25": grace.GSpar(ratio=0.25),
-    "inceptionn": grace.Inceptionn(),
-    "lpc:block=16": grace.LPC(block=16),
-    "natural": grace.Natural(),
-    "natural:bits=4,block=16": grace.Natural(bits=4, block=16),
-    "natural:bits=9": grace.Natural(bits=9),
-    "onebit:group=16": grace.OneBit(group=16),
-    "qsparse:ratio=0.25": grace.Qsparse(ratio=0.25),
-    "qsparse:ratio=0.25,quant=3": grace.Qsparse(ratio=0.25, quant=3),
-    "rht:block=16": grace.RHT(block=16),
-    "signum": grace.Signum(),
-    "sketch:quantiles=4": grace.Sketch(quantiles=4),
-    "sketchml": grace.SketchML(),
-    "strom:tau=2,relative=false": grace.Strom(tau=2.0, relative=False),
-    "terngrad:bucket=16": grace.TernGrad(bucket=16),
-    "u8bit:block=16": grace.U8bit(block=16),
-}
-METHODS = {
-    "powersgd:rank=2": grace.PowerSGD(rank=2, min_rate=0.1),
-    "acpsgd:rank=2": grace.ACPSGD(rank=2, min_rate=0.1),
-    "atomosvd:rank=2": grace.AtomoSVD(rank=2, min_rate=0.1),
-    "blockrandomk:ratio=0.25,block=8": grace.BlockRandomK(ratio=0.25, block=8),
-    "gradiveq:length=8,dims=2,collect=1": grace.GradiVeQ(length=8, dims=2, collect=1),
-    "gradzip:rank=2": grace.GradZip(rank=2, min_rate=0.1),
-    "sidco:ratio=0.25": grace.SIDCo(ratio=0.25),
-    "sketchedsgd:ratio=0.1": grace.SketchedSGD(ratio=0.1),
-    "thc:block=16": grace.THC(block=16),
-    "varsparse": grace.VarSparse(),
-}
+GOLDEN: dict[str, dict[str, Any]] = json.loads(FILE.read_text())
+
+
+def core(spec: str) -> Method[Any] | Compressor:
+    """The class itself with these knobs, without a communicator and a memory."""
+    name, knobs = parse(spec)
+    made: Method[Any] | Compressor = recipe(name).factory(**knobs)
+    return made
+
+
+CORES = {spec: core(spec) for spec in GOLDEN}
+COMPRESSORS = {spec: one for spec, one in CORES.items() if isinstance(one, Compressor)}
+METHODS = {spec: one for spec, one in CORES.items() if isinstance(one, Method)}
+
+
+def example(name: str) -> str:
+    """What a method's golden bytes are made with: its first case, but for what goes around it."""
+    entry = recipe(name)
+    knobs = parse(f"{name}:{entry.cases[0]}" if entry.cases[0] else name)[1]
+    own = {knob: value for knob, value in knobs.items() if knob in own_fields(entry.factory)}
+    text = ",".join(f"{knob}={spell_value(value)}" for knob, value in own.items())
+    return f"{name}:{text}" if text else name
+
+
+def record(spec: str) -> dict[str, Any]:
+    """What is kept of it: its wire and what that says, or its conversation."""
+    one = core(spec)
+    if isinstance(one, Method):
+        return conversation(one)
+    wire = bytes(encoded(one).tolist())
+    return {"wire": wire.hex(), "decoded": decoded(one, wire)}
 
 
 def numbers(n: int = 37) -> Tensor:

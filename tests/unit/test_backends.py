@@ -19,7 +19,7 @@ BUILT = len(backends.available()) > 1
 @pytest.fixture
 def undecided(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Nothing is chosen yet, and the environment says nothing."""
-    monkeypatch.setattr(backends, "current", None)
+    monkeypatch.setattr(backends, "current", backends.UNDECIDED)
     monkeypatch.delenv(backends.VARIABLE, raising=False)
     return monkeypatch
 

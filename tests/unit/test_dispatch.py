@@ -163,7 +163,7 @@ def test_every_operation_has_a_reference_and_every_implementation_its_signature(
         for signature in (f.__wrapped__ for f in own if hasattr(f, "__wrapped__") and not hasattr(f, "cache_info")):
             assert signature.__doc__
             assert dispatch._find(signature, "reference") is not None, signature
-            for module in ("reference", "native"):
+            for module in ("reference", "native", "triton"):
                 implementation = dispatch._find(signature, module)
                 if implementation is not None:
                     assert parameters(implementation) == parameters(signature), (signature, module)

@@ -28,7 +28,7 @@ LARGE = 3_000_000  # several threads work on as many numbers
 @pytest.fixture
 def undecided(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Nothing is chosen yet, and the environment says nothing."""
-    monkeypatch.setattr(backends, "current", None)
+    monkeypatch.setattr(backends, "current", backends.UNDECIDED)
     monkeypatch.delenv(backends.VARIABLE, raising=False)
     return monkeypatch
 
@@ -59,7 +59,7 @@ class OldLibrary:
 
 
 @pytest.mark.parametrize(("signatures", "told"), [
-    (None, "it has no 'finite'"),
+    (None, "it does not say what it has"),
     ("sum_finite(const float*, const float*, float*, int64_t, int)\n", "it has no 'finite'"),
     ("finite(const float*, int64_t)\n", "it has finite(const float*, int64_t), called otherwise"),
     ("finite(const float*, int, int)\n", "it has finite(const float*, int, int), called otherwise"),

@@ -39,16 +39,22 @@ def codecs(
 
     Example: [bold]grace bench codecs --methods topk,qsgd,powersgd --sizes 1M,25M --links 1gbit,10gbit[/]
     """
+    from grace.bench.codecs.figure import draw
     from grace.bench.codecs.plan import plan_of
     from grace.bench.codecs.session import judge, run, write_document
     from grace.bench.codecs.table import view
     from grace.bench.codecs.worth import WorthBench
     from grace.bench.network.links import parse_links
+    from grace.bench.report.render import renderer
 
     plan = plan_of(methods, sizes, threads, samples, limit=limit, workers=workers)
+    if out is not None:
+        renderer()  # now, not after minutes
     document, stop = run(WorthBench(plan, parse_links(links)), out, "grace")
     if out is not None:
         write_document(document, out)
+        names = ["codecs.json", *(path.name for path in draw(document, out))]
+        typer.echo(f"In {out}: {', '.join(names)}", err=True)
     if as_json:
         write_json(document)
     else:

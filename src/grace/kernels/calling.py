@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from grace import native
-from grace.kernels import check
+from grace.kernels.check import numbers, pointers, wire_rows
 
+_UINT8 = torch.uint8  # globals are found faster than attributes of torch
 LAYOUTS = 4096  # that a kernel remembers: a model has fewer shapes of tensors
 
 
@@ -45,11 +46,11 @@ def encode(
         InputError: rows, memory or rest are not float32 ``[b, n]``, contiguous, on the CPU.
     """
     shape = rows.shape
-    at = check.numbers("rows", rows)
-    memory_at = None if memory is None else check.numbers("memory", memory, shape)
-    rest_at = None if rest is None else check.numbers("rest", rest, shape)
-    b, _ = shape
-    wire = torch.empty(b, layout.width, dtype=torch.uint8)
+    at = numbers("rows", rows)
+    memory_at = None if memory is None else numbers("memory", memory, shape)
+    rest_at = None if rest is None else numbers("rest", rest, shape)
+    b = shape[0]
+    wire = torch.empty(b, layout.width, dtype=_UINT8)
     finite = kernel(
         at, memory_at, rest_at, b, *layout.sizes, wire.data_ptr(), *layout.tail, *more, torch.get_num_threads()
     )
@@ -63,10 +64,10 @@ def decode(kernel: Callable[..., int], layout: Layout, received: Sequence[Tensor
         InputError: out is not float32 ``[b, n]``, contiguous, on the CPU; a wire is not uint8.
         PayloadError: a wire is not ``[b, w]``.
     """
-    (b, n), W, at = out.shape, len(received), check.numbers("out", out)
-    addresses, threads = check.wire_rows(received, b, layout.width), native.threads()
+    (b, n), W, at = out.shape, len(received), numbers("out", out)
+    addresses, threads = wire_rows(received, b, layout.width), native.threads()
     for row in range(b):
-        wires = check.pointers(addresses[row * W : (row + 1) * W])
+        wires = pointers(addresses[row * W : (row + 1) * W])
         refused = kernel(wires, W, at + 4 * n * row, *layout.sizes, *layout.knobs, *more, threads)
         if refused:
             return refused

@@ -32,7 +32,7 @@ class ACPState(NamedTuple):
     turn: int
 
 
-@register("acpsgd", memory="residual", family="low rank")
+@register("acpsgd", memory="residual", family="low rank", cases=["rank=2,min_rate=0.1"])
 @dataclass(frozen=True, slots=True)
 class ACPSGD(LowRank["ACPState | None"]):
     """ACP-SGD: PowerSGD, with one of its two factors in each step, so that one round is enough.
@@ -47,7 +47,9 @@ class ACPSGD(LowRank["ACPState | None"]):
         dimensions go uncompressed.
     Bias:
         biased: an orthogonal projection of the mean, so that its error never exceeds the mean. Exact from the second
-        step on where the mean keeps to one space of dimension r or less. Made to be used with a memory.
+        step on where the mean keeps to one space of dimension r or less. Made to be used with a memory, under which a
+        direction waits up to l/r steps for its turn: where the curvature is at most L and no direction stands out, steps
+        above 2 r / (L l) diverge. The basis of powersgd follows what is owed, and bears larger ones.
     Differs from the paper:
         orthogonalisation by QR. The turn is counted in finite steps of the tensor. Traffic is declared as if there had
         been no others.

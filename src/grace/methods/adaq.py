@@ -20,7 +20,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("adaq", communicator="allgather", memory="residual", family="hybrid")
+@register("adaq", communicator="allgather", memory="residual", family="hybrid", cases=["ratio=0.2"])
 @dataclass(frozen=True, slots=True)
 class AdaQ(Compressor):
     """Adaptive thresholds: the largest positive and the largest negative numbers, each replaced by their mean.

@@ -18,7 +18,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("atomo", communicator="allgather", family="low rank")
+@register("atomo", communicator="allgather", family="low rank", cases=["ratio=0.3"])
 @dataclass(frozen=True, slots=True)
 class Atomo(Compressor):
     """Atomo, entry-wise: the unbiased sample of s numbers on average that has the least variance.

@@ -22,7 +22,7 @@ from grace.peer import Peer
 from grace.registry import register
 
 
-@register("atomosvd", family="low rank", aliases=("spectralatomo",))
+@register("atomosvd", family="low rank", aliases=("spectralatomo",), cases=["rank=2,min_rate=0.1"])
 @dataclass(frozen=True, slots=True)
 class AtomoSVD(LowRank[None]):
     """Spectral ATOMO: a random few singular triples of each worker's gradient, as many as the budget in the mean.

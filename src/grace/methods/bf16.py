@@ -12,7 +12,7 @@ from grace.methods.common.cast import Cast
 from grace.registry import register
 
 
-@register("bf16", communicator="allreduce", family="cast")
+@register("bf16", communicator="allreduce", family="cast", recovers={"whole": "communicator=allgather"})
 @dataclass(frozen=True, slots=True)
 class BF16(Cast):
     """Gradients as bfloat16: float32's range, 8 bits of precision.

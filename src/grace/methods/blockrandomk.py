@@ -26,7 +26,12 @@ from grace.peer import Peer
 from grace.registry import register
 
 
-@register("blockrandomk", memory="residual", family="sparsification")
+@register(
+    "blockrandomk",
+    memory="residual",
+    family="sparsification",
+    cases=["ratio=0.3,block=8", "ratio=0.3,block=8,mode=cyclic", "ratio=0.2,block=4,mode=clt"],
+)
 @dataclass(frozen=True, slots=True)
 class BlockRandomK(Method[None]):
     """Block-random-k: the same blocks on all ranks, so that the network can sum them and copies are contiguous.

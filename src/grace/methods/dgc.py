@@ -23,7 +23,13 @@ _LOWER, _ROUNDS = 0.8, 10  # a threshold that keeps less than 0.8 k is lowered t
 _STAGES = 4  # of the warm-up
 
 
-@register("dgc", communicator="allgather", memory="dgc", family="sparsification")
+@register(
+    "dgc",
+    communicator="allgather",
+    memory="dgc",
+    family="sparsification",
+    cases=["ratio=0.2", "ratio=0.2,memory=residual"],
+)
 @dataclass(frozen=True, slots=True)
 class DGC(Compressor):
     """Deep Gradient Compression: the largest magnitudes, found by a threshold that a sample gives.

@@ -8,7 +8,7 @@ from grace.methods.common.rotated_codes import RotatedCodes
 from grace.registry import register
 
 
-@register("drive", communicator="allgather", family="rotation")
+@register("drive", communicator="allgather", family="rotation", cases=["block=16", "scale=mse"])
 @dataclass(frozen=True, slots=True)
 class DRIVE(RotatedCodes):
     """DRIVE: the signs of a randomly rotated block, and one scale.

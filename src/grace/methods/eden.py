@@ -10,7 +10,7 @@ from grace.methods.common.rotated_codes import RotatedCodes
 from grace.registry import register
 
 
-@register("eden", communicator="allgather", family="rotation")
+@register("eden", communicator="allgather", family="rotation", cases=["block=16", "bits=2,scale=mse,memory=residual"])
 @dataclass(frozen=True, slots=True)
 class EDEN(RotatedCodes):
     """EDEN: a randomly rotated block, quantized as if it were Gaussian, and one scale.

@@ -15,7 +15,14 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("efsignsgd", communicator="allgather", memory="residual", family="quantization")
+@register(
+    "efsignsgd",
+    communicator="allgather",
+    memory="residual",
+    family="quantization",
+    cases=["block=32", "", "block=1", "block=7,beta=0.9,gamma=0.5"],
+    recovers={"one magnitude": "memory=none"},
+)
 @dataclass(frozen=True, slots=True)
 class EFSignSGD(Fused):
     """Scaled signs, made to be used with error feedback.

@@ -12,7 +12,7 @@ from grace.methods.common.cast import Cast
 from grace.registry import register
 
 
-@register("fp16", communicator="allreduce", family="cast")
+@register("fp16", communicator="allreduce", family="cast", recovers={"whole": ""})
 @dataclass(frozen=True, slots=True)
 class FP16(Cast):
     """Gradients as IEEE half precision.

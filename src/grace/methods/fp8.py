@@ -14,7 +14,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.compressor import Compressor
 from grace.errors import PayloadError
-from grace.facts import Facts
+from grace.facts import ROUNDING_BIAS, Facts
 from grace.kernels import MOST, add_scaled_, block_abs_max, block_count, block_divide, spread, stochastic_round
 from grace.knobs import Count
 from grace.random import Stream
@@ -34,7 +34,7 @@ _FORMATS = {
 }
 
 
-@register("fp8", communicator="allgather", family="cast")
+@register("fp8", communicator="allgather", family="cast", cases=["block=32", "fmt=e5m2", "stochastic=true"])
 @dataclass(frozen=True, slots=True)
 class FP8(Compressor):
     """Gradients as 8-bit floats, scaled block by block to the full range of the format.
@@ -50,7 +50,8 @@ class FP8(Compressor):
     Bias:
         to nearest: biased; relative error at most 2^-4 (e4m3) or 2^-3 (e5m2), near zero absolute error at most 2^-10 s
         or 2^-17 s: delta = 1 - 2^-8 or 1 - 2^-6, less the latter. Stochastic: unbiased; omega = u^2/(4 (1+u)) with
-        u = 1/8 or 1/4, plus B times the variance near zero.
+        u = 1/8 or 1/4, plus B times the variance near zero; random numbers have 16 bits, which leaves a bias of at most 2^-17
+        of a step.
     Differs from the paper:
         one scale for a block, not for a tensor, so that small layers of a bucket survive. No scale shared by the ranks,
         and no automatic factor for head-room: nothing is summed in 8 bits.
@@ -100,7 +101,14 @@ class FP8(Compressor):
         )  # half a spacing each, in units of the largest number
         if self.stochastic:
             omega = unit**2 / (4 * (1 + unit)) + near_zero
-            return Facts(unbiased=True, variance=omega, contraction=1 - omega, deterministic=False, payload=payload)
+            return Facts(
+                unbiased=True,
+                variance=omega,
+                contraction=1 - omega,
+                deterministic=False,
+                payload=payload,
+                bias=ROUNDING_BIAS,
+            )
         return Facts(contraction=1 - (unit / 2) ** 2 - near_zero, payload=payload)
 
 

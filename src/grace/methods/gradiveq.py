@@ -32,7 +32,7 @@ class GradiVeQState(NamedTuple):
     turn: int
 
 
-@register("gradiveq", memory="residual", family="low rank")
+@register("gradiveq", memory="residual", family="low rank", cases=["length=8,dims=2,collect=2,use=3"])
 @dataclass(frozen=True, slots=True)
 class GradiVeQ(Method["GradiVeQState | None"]):
     """GradiVeQ: slices of the gradient, projected on the principal components of the mean gradient of earlier steps.

@@ -34,7 +34,9 @@ class GradZipState(NamedTuple):
     turn: int
 
 
-@register("gradzip", memory="residual", family="low rank")
+@register(
+    "gradzip", memory="residual", family="low rank", cases=["rank=2,min_rate=0.1", "rank=2,min_rate=0.1,alternate=true"]
+)
 @dataclass(frozen=True, slots=True)
 class GradZip(LowRank["GradZipState | None"]):
     """GradZip: two factors of the mean gradient by one step of alternating, regularised least squares.

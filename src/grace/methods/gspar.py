@@ -18,7 +18,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("gspar", communicator="allgather", family="sparsification")
+@register("gspar", communicator="allgather", family="sparsification", cases=["ratio=0.3", "ratio=0.2,index=rice"])
 @dataclass(frozen=True, slots=True)
 class GSpar(Compressor):
     """GSpar: keeps numbers at random, large ones more often, and makes up for the others.

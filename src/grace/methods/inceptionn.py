@@ -23,7 +23,7 @@ from grace.registry import register
 _WIDE = 15  # fractional bits under tag 2
 
 
-@register("inceptionn", communicator="allgather", family="quantization")
+@register("inceptionn", communicator="allgather", family="quantization", cases=["", "p=6,relative=false", "p=14"])
 @dataclass(frozen=True, slots=True)
 class Inceptionn(Compressor):
     """INCEPTIONN: fixed-point numbers of 0, 8, 16 or 32 bits, as many as their size needs for an absolute error bound.

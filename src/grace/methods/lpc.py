@@ -12,7 +12,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.compressor import Compressor
 from grace.errors import PayloadError
-from grace.facts import Facts
+from grace.facts import ROUNDING_BIAS, Facts
 from grace.kernels import (
     MOST,
     add_scaled_,
@@ -30,7 +30,12 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("lpc", communicator="allgather", family="quantization")
+@register(
+    "lpc",
+    communicator="allgather",
+    family="quantization",
+    cases=["block=32", "bits=2,clip=0.5", "bits=8,clip=0.9,memory=residual", "bits=3,shrink=true"],
+)
 @dataclass(frozen=True, slots=True)
 class LPC(Compressor):
     """LPC: fixed-point numbers of a few bits, whose unit is a share of the largest magnitude of a block.
@@ -48,7 +53,8 @@ class LPC(Compressor):
     Bias:
         clip = 1: unbiased, omega = min(B/(4 q^2), (sqrt(B)-1)/2). clip < 1: biased by what
         exceeds the range, with a variance of at most d^2/4 for each number. With ``shrink`` biased, delta =
-        clip/(1+omega). Exact for grid points and zeros, if clip = 1.
+        clip/(1+omega). Exact for grid points and zeros, if clip = 1. Random numbers have 16 bits: a mean is off by at most
+        2^-17 d, and what is smaller than that is always 0.
     Differs from the paper:
         the operator only: variance reduction (a second gradient, of a snapshot) and double sampling are matters of the
         training loop. The paper has one d for the whole vector. The code -2^(bits-1) is used only where clip < 1.
@@ -118,4 +124,5 @@ class LPC(Compressor):
             return Facts(contraction=self.clip / (1 + omega), deterministic=False, payload=payload)
         if self.clip < 1:
             return Facts(deterministic=False, payload=payload)
-        return Facts(unbiased=True, variance=omega, deterministic=False, payload=payload)
+        bias = ROUNDING_BIAS / self.q + 1e-6  # numbers that close to a grid point are taken for it
+        return Facts(unbiased=True, variance=omega, deterministic=False, payload=payload, bias=bias)

@@ -10,14 +10,19 @@ from torch import Tensor
 
 from grace.compressor import Fused
 from grace.errors import out_of_range
-from grace.facts import Facts
+from grace.facts import ROUNDING_BIAS, Facts
 from grace.kernels import encode_powers, powers_bytes, sum_powers
 from grace.knobs import Count, check_knobs
 from grace.random import Stream
 from grace.registry import register
 
 
-@register("natural", communicator="allgather", family="quantization")
+@register(
+    "natural",
+    communicator="allgather",
+    family="quantization",
+    cases=["", "bits=9", "bits=4,block=16", "bits=4,memory=residual"],
+)
 @dataclass(frozen=True, slots=True)
 class Natural(Fused):
     """Natural compression: stochastic rounding to a power of two.
@@ -33,8 +38,9 @@ class Natural(Fused):
         the exponent (int8) of each block's range, but for 9 bits, then the codes, packed: bits n + 8 ceil(n/block) bits,
         one round.
     Bias:
-        unbiased; omega = 1/8, for 4 bits 1/8 + B/4096: a number below the range becomes the smallest power in it, or 0.
-        As omega < 1, delta = 1 - omega, and a memory is legal as it is. Exact for 0 and powers of two in the range.
+        unbiased, but for 2^-17 of each number, as random numbers have 16 bits; omega = 1/8, for 4 bits 1/8 + B/4096: a
+        number below the range becomes the smallest power in it, or 0. As omega < 1, delta = 1 - omega, and a memory is
+        legal as it is. Exact for 0 and powers of two in the range.
     Differs from the paper:
         8 and 4 bits. Subnormal numbers become 0 where the range reaches down to them, and numbers above 2**127
         become 2**127. No natural dithering.
@@ -70,4 +76,11 @@ class Natural(Fused):
         block = self._block(n)
         omega = 1 / 8 + (min(n, block) / 4096 if self.bits == 4 else 0)
         payload = powers_bytes(n, self.bits, block)
-        return Facts(unbiased=True, variance=omega, contraction=1 - omega, deterministic=False, payload=payload)
+        return Facts(
+            unbiased=True,
+            variance=omega,
+            contraction=1 - omega,
+            deterministic=False,
+            payload=payload,
+            bias=ROUNDING_BIAS,
+        )

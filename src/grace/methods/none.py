@@ -14,7 +14,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("none", communicator="allreduce", family="baseline")
+@register("none", communicator="allreduce", family="baseline", recovers={"whole": ""})
 @dataclass(frozen=True, slots=True)
 class Identity(Compressor):
     """No compression: the baseline, and the method of small tensors.

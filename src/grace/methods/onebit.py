@@ -15,7 +15,13 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("onebit", communicator="allgather", memory="residual", family="quantization")
+@register(
+    "onebit",
+    communicator="allgather",
+    memory="residual",
+    family="quantization",
+    cases=["group=32", "group=7,tau=0.1", "group=16,communicator=scatterreduce,server_memory=true"],
+)
 @dataclass(frozen=True, slots=True)
 class OneBit(Fused):
     """1-bit SGD: one bit says on which side of a threshold a number lies, and stands for the mean of that side.

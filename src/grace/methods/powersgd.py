@@ -23,7 +23,13 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("powersgd", memory="residual", family="low rank")
+@register(
+    "powersgd",
+    memory="residual",
+    family="low rank",
+    cases=["rank=2,min_rate=0.1", "rank=1,min_rate=0.1,warm_start=false", "start_step=1,min_rate=0.1", ""],
+    recovers={"rank one": "rank=1,min_rate=0.1,memory=none"},
+)
 @dataclass(frozen=True, slots=True)
 class PowerSGD(LowRank["Tensor | None"]):
     """PowerSGD: the mean gradient, projected on a subspace of rank r that follows it by power iteration.

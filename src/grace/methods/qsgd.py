@@ -11,14 +11,29 @@ from torch import Tensor
 
 from grace.compressor import Fused
 from grace.errors import ConfigurationError
-from grace.facts import Facts
+from grace.facts import ROUNDING_BIAS, Facts
 from grace.kernels import dequantize_sum, quantize, quantized_bytes
 from grace.knobs import Count, Range, check_knobs
 from grace.random import Stream
 from grace.registry import register
 
 
-@register("qsgd", communicator="allgather", family="quantization")
+@register(
+    "qsgd",
+    communicator="allgather",
+    family="quantization",
+    cases=[
+        "bits=4,bucket=32",
+        "levels=1",
+        "bits=2,norm=l2",
+        "bits=3,bucket=7,norm=l2",
+        "bits=8",
+        "levels=5,memory=residual",
+        "bits=16,bucket=1",
+        "levels=4,shrink=true",
+    ],
+    recovers={"one hot": "bits=4"},
+)
 @dataclass(frozen=True, slots=True)
 class QSGD(Fused):
     """QSGD: stochastic rounding to s levels on each side of zero, relative to the norm of a bucket.
@@ -37,7 +52,8 @@ class QSGD(Fused):
         s = 1 five codes to a byte: 1.6 n bits. One round.
     Bias:
         unbiased; omega = min(B/s^2, sqrt(B)/s) for l2, min(B/(4 s^2), (sqrt(B)-1)/2 if s = 1) for linf. With
-        ``shrink``: biased, delta = 1/(1+omega).
+        ``shrink``: biased, delta = 1/(1+omega). Random numbers have 16 bits: a mean is off by at most 2^-17 N/s, and what is
+        smaller than that is always 0.
     Differs from the paper:
         fixed-width codes instead of Elias coding. A bucket whose norm is below 2**-126 is sent as zero.
     Example:
@@ -89,4 +105,6 @@ class QSGD(Fused):
         omega = self._omega(n)
         if self.shrink:
             return Facts(contraction=1 / (1 + omega), deterministic=False, payload=payload)
-        return Facts(unbiased=True, variance=omega, deterministic=False, payload=payload)
+        most = math.sqrt(min(n, self.bucket)) if self.norm == "l2" else 1.0  # of N, in units of the largest number
+        bias = most * ROUNDING_BIAS / self.s
+        return Facts(unbiased=True, variance=omega, deterministic=False, payload=payload, bias=bias)

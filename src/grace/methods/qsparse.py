@@ -24,7 +24,9 @@ from grace.registry import register
 _TINY = torch.finfo(torch.float32).tiny
 
 
-@register("qsparse", communicator="allgather", memory="residual", family="hybrid")
+@register(
+    "qsparse", communicator="allgather", memory="residual", family="hybrid", cases=["ratio=0.2", "ratio=0.2,quant=3"]
+)
 @dataclass(frozen=True, slots=True)
 class Qsparse(Compressor):
     """Qsparse: the k largest numbers, and of those only the signs, or a few bits.

@@ -18,7 +18,14 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("randomk", communicator="allreduce", memory="residual", family="sparsification")
+@register(
+    "randomk",
+    communicator="allreduce",
+    memory="residual",
+    family="sparsification",
+    cases=["ratio=0.3", "ratio=1", "ratio=0.001", "ratio=0.5,scale=true,memory=none", "scale=false,memory=none"],
+    recovers={"whole": "ratio=1,memory=none"},
+)
 @dataclass(frozen=True, slots=True)
 class RandomK(Compressor):
     """Random-k: k positions drawn at random, the same on all ranks, so that no index travels.

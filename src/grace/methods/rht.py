@@ -23,7 +23,7 @@ from grace.registry import method, register
 _ROUNDING = 1e-11  # the squared relative error of a rotation and its inverse in float32
 
 
-@register("rht", communicator="allgather", family="rotation")
+@register("rht", communicator="allgather", family="rotation", cases=["block=16", "inner=(lpc:bits=3,block=8),rounds=2"])
 @dataclass(frozen=True, slots=True)
 class RHT(Compressor):
     """Randomised Hadamard transform: rotates blocks at random before another compressor, and back behind it.
@@ -95,7 +95,8 @@ class RHT(Compressor):
         facts = self.quantizer.facts(n)
         delta = None if facts.contraction is None else min(facts.contraction, 1 - _ROUNDING)
         omega = None if facts.variance is None else max(facts.variance, _ROUNDING)
-        return replace(facts, contraction=delta, variance=omega, deterministic=False)
+        bias = facts.bias * min(n, self.block)  # a number is made of all of its block
+        return replace(facts, contraction=delta, variance=omega, deterministic=False, bias=bias)
 
 
 def _shared(rng: Stream) -> Stream:

@@ -40,7 +40,7 @@ class Search(NamedTuple):
     surplus: float = 0.0
 
 
-@register("sidco", memory="residual", family="sparsification")
+@register("sidco", memory="residual", family="sparsification", cases=["ratio=0.2"])
 @dataclass(frozen=True, slots=True)
 class SIDCo(Method[Search]):
     """SIDCo: a threshold from the statistics of the gradient, refined on what exceeds it, instead of a selection.

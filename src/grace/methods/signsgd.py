@@ -16,7 +16,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("signsgd", communicator="allgather", family="quantization")
+@register("signsgd", communicator="allgather", family="quantization", cases=["", "zero=abstain", "zero=plus"])
 @dataclass(frozen=True, slots=True)
 class SignSGD(Fused):
     """SignSGD with majority vote: one bit per element, and the sign of the sum of signs.

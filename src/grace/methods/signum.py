@@ -8,7 +8,9 @@ from grace.methods.signsgd import SignSGD
 from grace.registry import register
 
 
-@register("signum", communicator="allgather", memory="momentum", family="quantization")
+@register(
+    "signum", communicator="allgather", memory="momentum", family="quantization", cases=["", "zero=abstain,beta=0.5"]
+)
 @dataclass(frozen=True, slots=True)
 class Signum(SignSGD):
     """SIGNUM: the majority vote of the signs of each worker's momentum.

@@ -21,7 +21,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("sketch", communicator="allgather", memory="residual", family="hybrid")
+@register("sketch", communicator="allgather", memory="residual", family="hybrid", cases=["quantiles=8"])
 @dataclass(frozen=True, slots=True)
 class Sketch(Compressor):
     """Quantile quantization: quantiles cut the numbers into q buckets of equal size; a number becomes its bucket's mean.

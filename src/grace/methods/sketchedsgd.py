@@ -24,7 +24,7 @@ from grace.peer import Peer
 from grace.registry import register
 
 
-@register("sketchedsgd", memory="dgc", family="sparsification")
+@register("sketchedsgd", memory="dgc", family="sparsification", cases=["ratio=0.1"])
 @dataclass(frozen=True, slots=True)
 class SketchedSGD(Method[None]):
     """Sketched-SGD: a summed count sketch finds the largest numbers of the mean; their exact values follow.

@@ -24,7 +24,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("sketchml", communicator="allgather", memory="residual", family="hybrid")
+@register("sketchml", communicator="allgather", memory="residual", family="hybrid", cases=["", "memory=residual"])
 @dataclass(frozen=True, slots=True)
 class SketchML(Compressor):
     """SketchML: of the non-zeros the places, and a sketch of quantized values. For gradients with many zeros.

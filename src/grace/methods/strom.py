@@ -19,7 +19,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("strom", communicator="allgather", memory="residual", family="hybrid")
+@register("strom", communicator="allgather", memory="residual", family="hybrid", cases=["tau=0.3,relative=false", ""])
 @dataclass(frozen=True, slots=True)
 class Strom(Compressor):
     """A fixed threshold, and one quantum for whatever exceeds it: only places and signs travel.

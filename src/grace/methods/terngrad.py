@@ -18,7 +18,12 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("terngrad", communicator="allgather", family="quantization")
+@register(
+    "terngrad",
+    communicator="allgather",
+    family="quantization",
+    cases=["bucket=32", "clip=2.5", "clip=1,memory=residual"],
+)
 @dataclass(frozen=True, slots=True)
 class TernGrad(Compressor):
     """TernGrad: three levels, -s, 0 and s, with s the largest magnitude of a bucket.
@@ -33,7 +38,8 @@ class TernGrad(Compressor):
         one s (float32) for each bucket, then five values to a byte: 1.6 n + 32 ceil(n/bucket) bits, one round.
     Bias:
         without clipping unbiased; omega = (sqrt(B)-1)/2. With clipping biased where it clips. With ``shrink`` biased;
-        delta = min(1, clip/sqrt(B))/(1+omega). Exact for zeros and one magnitude.
+        delta = min(1, clip/sqrt(B))/(1+omega). Exact for zeros and one magnitude. Numbers below 2^-17 s are always 0: random
+        numbers have 16 bits.
     Differs from the paper:
         the paper has one s for a layer, shares it over workers, and clips at 2.5 standard deviations about the mean,
         which would send a constant as 0; the official code's default is not to clip. Which layers to leave uncompressed
@@ -84,7 +90,7 @@ class TernGrad(Compressor):
             # <x, clipped x> >= share |x|^2, as no magnitude exceeds sqrt(B) times the root mean square
             share = min(1.0, self.clip / math.sqrt(min(n, self.bucket)))
             delta = None if facts.contraction is None else facts.contraction * share
-            return replace(facts, unbiased=False, variance=None, contraction=delta)
+            return replace(facts, unbiased=False, variance=None, contraction=delta, bias=0.0)
         return facts
 
 

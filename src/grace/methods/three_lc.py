@@ -22,7 +22,7 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("3lc", communicator="allgather", memory="residual", family="hybrid")
+@register("3lc", communicator="allgather", memory="residual", family="hybrid", cases=["", "zre=false", "s=1.7"])
 @dataclass(frozen=True, slots=True)
 class ThreeLC(Compressor):
     """3LC: three values, -M, 0 and M, five to a byte, and runs of zeros shortened.

@@ -18,7 +18,14 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("threshold", communicator="allgather", memory="residual", family="sparsification")
+@register(
+    "threshold",
+    communicator="allgather",
+    memory="residual",
+    family="sparsification",
+    cases=["v=0.5", "v=1e-6", "v=1e6", "v=1.5,relative=true"],
+    recovers={"sparse": "v=0.5,memory=none"},
+)
 @dataclass(frozen=True, slots=True)
 class Threshold(Fused):
     """Threshold-v: only the numbers whose magnitude exceeds v.

@@ -17,7 +17,14 @@ from grace.random import Stream
 from grace.registry import register
 
 
-@register("topk", communicator="allgather", memory="residual", family="sparsification")
+@register(
+    "topk",
+    communicator="allgather",
+    memory="residual",
+    family="sparsification",
+    cases=["ratio=0.2", "ratio=1", "ratio=0.001,index=raw", "ratio=0.1,index=rice", "ratio=0.3,values=bfloat16"],
+    recovers={"sparse": "ratio=0.03,memory=none"},
+)
 @dataclass(frozen=True, slots=True)
 class TopK(Fused):
     """Top-k: only the k numbers of largest magnitude.

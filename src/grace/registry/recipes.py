@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -51,8 +51,8 @@ def register(
     memory: str = "none",
     family: str = "other",
     aliases: tuple[str, ...] = (),
-    cases: tuple[str, ...] = ("",),
-    recovers: dict[str, str] | None = None,
+    cases: Sequence[str] = ("",),
+    recovers: Mapping[str, str] | None = None,
 ) -> Callable[[C], C]:
     """Class decorator: gives a :class:`~grace.Compressor` or :class:`~grace.Method` a name and a recipe.
 
@@ -62,8 +62,9 @@ def register(
         memory: the one around it by default, such as "residual".
         family: of methods that work alike.
         aliases: more names; the class's name, other cases and hyphens are understood without.
-        cases: knobs with which tests and laws run it, as strings; the first is also its golden example.
-        recovers: kinds of input (:data:`grace.verify.exact.KINDS`) that come back exactly, and the knobs for that, such as
+        cases: knobs with which laws, goldens and other tests run it, small enough for tensors of 50 numbers; the first,
+            which should be typical, with most of them.
+        recovers: kinds of input (:mod:`grace.verify.exact`) that come back exactly, and the knobs for that, such as
             ``{"sparse": "ratio=0.03,memory=none"}``.
 
     Raises:
@@ -73,13 +74,19 @@ def register(
     def decorate(factory: C) -> C:
         if issubclass(factory, Compressor) != (communicator is not None):
             raise ConfigurationError(f"{name}: a Compressor's recipe names a communicator, a Method's does not")
+        if isinstance(cases, str) or not cases:
+            raise ConfigurationError(
+                f"{name}: cases={cases!r}; legal: a list of at least one string of knobs, such as ['']"
+            )
         if communicator is not None:
             COMMUNICATORS.find(communicator)
         if memory != "none":
             MEMORIES.find(memory)
         name_owner(factory, name)
         exact = tuple((recovers or {}).items())
-        METHODS.add(name, Recipe(name, factory, communicator, memory, family, aliases, cases, exact), factory, aliases)
+        METHODS.add(
+            name, Recipe(name, factory, communicator, memory, family, aliases, tuple(cases), exact), factory, aliases
+        )
         return factory
 
     return decorate

@@ -89,7 +89,7 @@ def test_errors_are_told_before_anything_is_measured(arguments, status, message,
     assert done.stdout == ""
 
 
-def test_vl_convert_is_asked_for_before_anything_is_measured(monkeypatch, tmp_path):
+def test_what_draws_is_asked_for_before_anything_is_measured(monkeypatch, tmp_path):
     monkeypatch.setattr(Board, "measure", lambda *_, **__: pytest.fail("measured"))
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     done = call(*SMALL, "--out", str(tmp_path / "out"))

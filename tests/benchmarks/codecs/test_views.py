@@ -84,7 +84,7 @@ def test_numbers(value, text):
 
 def test_figures_are_drawn(tmp_path: Path):
     paths = draw(whole(), tmp_path)
-    assert [path.name for path in paths] == ["codecs.png", "codecs.svg", "codecs-goals.png", "codecs-goals.svg"]
+    assert [path.name for path in paths] == ["codecs.svg", "codecs.png", "codecs-goals.svg", "codecs-goals.png"]
     for path in paths:
         if path.suffix == ".png":
             assert path.read_bytes().startswith(b"\x89PNG")

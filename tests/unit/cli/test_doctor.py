@@ -16,7 +16,7 @@ from grace.cli.app import app
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """The choice of kernels is made anew, in an environment that says nothing."""
-    monkeypatch.setattr(backends, "current", None)
+    monkeypatch.setattr(backends, "current", backends.UNDECIDED)
     for name in (backends.VARIABLE, "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
 

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
 
 import grace
 from grace.errors import ConfigurationError
@@ -96,3 +99,71 @@ def test_sizes() -> None:
 def test_knobs(knob: dict) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(knob))):
         ACPSGD(**knob)
+
+
+# ---- the step that it bears -----------------------------------------------------------------------------------------
+# Least squares of 8 workers, 64 x 40 numbers each, 30 outputs: the largest curvature is L = 1.58. Under error feedback a
+# direction waits T steps until a basis of rank r contains it, and is then sent T times its gradient, all of them from where
+# it stood. Its error is multiplied by 1 - lr T L in T steps, so that a step above 2 / (T L) diverges, whatever the code. On
+# a flat spectrum no direction is preferred and T is about l/r = 30/4: the bound is 0.17.
+INPUTS = torch.randn(8, 64, 40, generator=torch.Generator().manual_seed(0))
+TRUTH = torch.randn(40, 30, generator=torch.Generator().manual_seed(1))
+
+
+def descend(lr: float, average: Callable[[Tensor], Tensor], steps: int = 60) -> float:
+    """The loss after so many steps, relative to where it started; ``average`` makes an update of gradients [8, 40, 30]."""
+    weight, truth = torch.zeros(40, 30), TRUTH
+    for _ in range(steps):
+        weight = weight - lr * average(INPUTS.mT @ (INPUTS @ (weight - truth)) / 64)
+    return float((INPUTS @ (weight - truth)).square().mean() / (INPUTS @ truth).square().mean())
+
+
+class Paper:
+    """Algorithm 1 of the paper, line by line: M gradients, E memories, P and Q factors."""
+
+    def __init__(self, rank: int, seed: int):
+        made = torch.Generator().manual_seed(seed)
+        self.P, self.Q = torch.randn(40, rank, generator=made), torch.randn(30, rank, generator=made)
+        self.E, self.step = torch.zeros(8, 40, 30), 0
+
+    def __call__(self, M: Tensor) -> Tensor:
+        self.step += 1
+        if self.step % 2 == 1:
+            self.Q = torch.linalg.qr(self.Q).Q
+            P = (M + self.E) @ self.Q
+            self.E = self.E + M - P @ self.Q.mT
+            self.P = P.mean(0)
+        else:
+            self.P = torch.linalg.qr(self.P).Q
+            Q = (M + self.E).mT @ self.P
+            self.E = self.E + M - self.P @ Q.mT
+            self.Q = Q.mean(0)
+        return self.P @ self.Q.mT
+
+
+@pytest.mark.parametrize(("lr", "low", "high"), [(0.05, 1e-3, 6e-3), (0.1, 3e-4, 3e-3), (0.2, 1.5, 10.0)])
+def test_it_bears_the_step_that_the_paper_bears(lr: float, low: float, high: float) -> None:
+    """The paper's algorithm, written out anew, converges and diverges where this one does."""
+    for seed in range(3):
+        assert low < descend(lr, Paper(4, seed)) < high
+    simulator = grace.Simulator("acpsgd:rank=4", 8)
+    assert low < descend(lr, lambda M: simulator.step({"w": list(M)})["w"]) < high
+
+
+def test_a_direction_that_waits_diverges_beyond_the_bound() -> None:
+    """The argument in its purest form: directions served in turn, every T-th step, without any low rank in it."""
+    curvature = float(torch.linalg.eigvalsh((INPUTS.mT @ INPUTS / 64).mean(0))[-1])
+    assert curvature == pytest.approx(1.58, abs=0.05)
+    T = 8
+    for lr, grows in ((0.9 * 2 / (T * curvature), False), (1.1 * 2 / (T * curvature), True)):
+        error, owed = 1.0, 0.0
+        for step in range(20 * T):
+            owed += curvature * error
+            if step % T == T - 1:
+                error, owed = error - lr * owed, 0.0
+        assert (abs(error) > 1) == grows
+
+
+def test_power_sgd_bears_more_because_its_basis_follows_what_is_owed() -> None:
+    simulator = grace.Simulator("powersgd:rank=4", 8)
+    assert descend(0.2, lambda M: simulator.step({"w": list(M)})["w"]) < 1e-3

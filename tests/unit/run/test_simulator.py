@@ -106,9 +106,8 @@ def test_seeds():
     assert not torch.equal(first(1), first(2))
 
 
-# Error feedback waits about l/r steps for what a rank-r projection leaves behind, and this problem has a flat spectrum (l/r is
-# 7.5, the curvature 1.6): 0.2 is too large for acpsgd, whose basis is a step old, and all the more for a random basis; the
-# paper's algorithm written out anew diverges alike. powersgd's basis follows the residual, and bears it.
+# acpsgd, atomosvd: a direction waits l/r = 7.5 steps for its turn, so that a step above 2 r / (L l) = 0.17 diverges here, in
+# the paper's own algorithm too: tests/unit/methods/test_acpsgd.py shows both.
 # What keeps 1 % or less needs a smaller step than is taken here, and so do votes and what has a momentum of its own.
 MILD = {name: f"{name}:ratio=0.3" for name in ("randomk", "gspar", "atomo", "dgc", "sketchedsgd")}
 SMALL_STEP = {"signsgd": 0.02, "signum": 0.02, "dgc": 0.02, "sketchedsgd": 0.02, "acpsgd": 0.05, "atomosvd": 0.05}

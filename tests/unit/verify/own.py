@@ -31,7 +31,7 @@ class Half(grace.Compressor):
         k = self._k(out.shape[1])
         if wire.shape[1] != k or not bool(wire.isfinite().all()):
             raise PayloadError("field 'values' must be finite, and half as many as the numbers")
-        out[:, :k].add_(wire, alpha=scale)
+        out[:, :k].add_(wire * scale)
 
     def facts(self, n):
         return grace.Facts(contraction=0.0, payload=4 * self._k(n))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from grace import native
 from grace.kernels import check
-from grace.kernels.calling import Layout, decode
+from grace.kernels.calling import LAYOUTS, Layout, decode
 from grace.kernels.subsets import check_wires
 from grace.native import F, I, N, P, U
 
@@ -37,6 +38,11 @@ def add_subset(received: Sequence[Tensor], out: Tensor, weight: float, rng: Stre
     n, k = out.shape[1], check_wires(received, out)
     if n > _MOST:
         return NotImplemented
-    layout = Layout(4 * k, n, None, N(k))
     wires = [wire.contiguous().view(torch.uint8) for wire in received]
-    return decode(native.c.add_subset, layout, wires, out, *rng.native_key(), weight) or None
+    decode(native.c.add_subset, _layout(n, k), wires, out, *rng.native_key(), weight)
+    return None
+
+
+@functools.lru_cache(LAYOUTS)
+def _layout(n: int, k: int) -> Layout:
+    return Layout(4 * k, n, None, N(k))

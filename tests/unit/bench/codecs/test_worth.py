@@ -6,6 +6,7 @@ from typer.testing import CliRunner
 import grace
 from grace.bench.codecs.bench import Bench
 from grace.bench.codecs.clock import OPERATIONS
+from grace.bench.codecs.figure import draw
 from grace.bench.codecs.plan import plan_of
 from grace.bench.codecs.room import Room
 from grace.bench.codecs.table import view
@@ -99,12 +100,22 @@ def test_the_table_says_where_it_is_worth_it(document):
     assert line_of(text_of(view(document)), "the machine was busy (load 9.0 on 2 cores)")
 
 
-def test_the_command_writes_json_and_a_file(tmp_path):
+def test_the_figure_says_never_where_nothing_is_gained(document, tmp_path):
+    document["worth"][0].update(faster_than_fp32_below=0.0, faster_than_bf16_below=None)
+    svg, png = draw(document, tmp_path)
+    assert png.read_bytes().startswith(b"\x89PNG")
+    for words in ("than fp32", "than bf16", ">never<", "4K elements", "8K elements", ">1gbit<", "topk"):
+        assert words in svg.read_text()
+    assert draw({**document, "worth": []}, tmp_path) == []
+
+
+def test_the_command_writes_json_and_files(tmp_path):
     done = call(*SMALL, "--json", "--out", str(tmp_path))
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
     assert document == json.loads((tmp_path / "codecs.json").read_text())
     assert done.stderr.startswith("measuring 3 methods: about 1 s\n")
+    assert {path.name for path in tmp_path.iterdir()} == {"codecs.json", "codecs.svg", "codecs.png"}
     assert {row["method"] for row in document["worth"]} == {"bf16", "qsgd", "topk"}
 
 
