@@ -26,7 +26,7 @@ def renderer() -> Any:
 
 
 def save(figure: Spec, out: Path, name: str) -> list[Path]:
-    """Writes a Vega-Lite document as ``name.png`` and ``name.svg`` into ``out``; the same document gives the same files.
+    """Writes a Vega-Lite document as ``name.svg`` and ``name.png`` into ``out``; the same document gives the same files.
 
     Raises:
         MissingExtraError: vl-convert is not installed.
@@ -37,9 +37,9 @@ def save(figure: Spec, out: Path, name: str) -> list[Path]:
     names: dict[str, str] = {}  # Vega counts its frames over all figures of a process
     svg = re.sub(r"\bclip\d+\b", lambda found: names.setdefault(found[0], f"clip{len(names)}"), svg)
     svg = svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(figure["description"])}" ', 1)
-    paths = [out / re.sub(r"[^A-Za-z0-9._-]+", "_", f"{name}.{kind}") for kind in ("png", "svg")]
-    write_atomically(paths[0], own.svg_to_png(svg, scale=_DENSITY))
-    write_atomically(paths[1], svg)
+    paths = [out / re.sub(r"[^A-Za-z0-9._-]+", "_", f"{name}.{kind}") for kind in ("svg", "png")]
+    write_atomically(paths[0], svg)
+    write_atomically(paths[1], own.svg_to_png(svg, scale=_DENSITY))
     return paths
 
 

@@ -78,7 +78,7 @@ def result(method="none", final=0.9, **changes):
     ],
 )
 def test_a_comparison_is_drawn_with_what_each_came_to(tmp_path, results):
-    png, svg = draw_comparison(results, tmp_path)
+    svg, png = draw_comparison(results, tmp_path)
     assert png.read_bytes().startswith(b"\x89PNG")
     text = svg.read_text()
     assert all(f">{one.method}{'*' if one.optimizer.why else ''}</" in text for one in results)
@@ -90,7 +90,7 @@ def test_a_comparison_is_drawn_with_what_each_came_to(tmp_path, results):
 def test_what_sends_nothing_has_no_panel_of_bytes(tmp_path):
     one = result()
     nothing = msgspec.structs.replace(one.traffic, sent_bytes_per_step=0.0)
-    _, svg = draw_comparison([msgspec.structs.replace(one, traffic=nothing)], tmp_path)
+    svg, _ = draw_comparison([msgspec.structs.replace(one, traffic=nothing)], tmp_path)
     assert "what it saves" not in svg.read_text()
 
 
