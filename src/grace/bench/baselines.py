@@ -137,7 +137,7 @@ class Plain(Silent):
     def step(self) -> None:
         """Counts one step's all-reduces."""
         if not self._final:
-            self._final = bool(_logged(self.model).get("has_rebuilt_buckets"))
+            self._final = bool(_read_log(self.model).get("has_rebuilt_buckets"))
             self._sizes = self.bucket_bytes() or [self._size]
         sizes = self._sizes
         if self.name == "ddp-bf16":
@@ -158,7 +158,7 @@ class Plain(Silent):
             tally.bytes += size
 
 
-def _logged(model: nn.Module) -> dict[str, Any]:
+def _read_log(model: nn.Module) -> dict[str, Any]:
     """What DistributedDataParallel says of itself."""
     assert isinstance(model, DistributedDataParallel)
     data: dict[str, Any] = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
@@ -166,7 +166,7 @@ def _logged(model: nn.Module) -> dict[str, Any]:
 
 
 def _bucket_bytes(model: nn.Module) -> list[int]:
-    data = _logged(model)
+    data = _read_log(model)
     text = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
     return [int(size) for size in str(text).split(",") if size.strip()]
 

@@ -75,7 +75,7 @@ def result_of(
 ) -> Result:
     """The document of one run whose replicas, if it has replicas, have been found equal."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    compressed = _compressed(config, trained)
+    compressed = _find_compressed(config, trained)
     size = sum(p.numel() for p in trained.values())
     fp32 = 2 * (config.workers - 1) / config.workers * 4 * size
     values = [value for point in curve if (value := point.metrics[task.metric]) is not None]
@@ -112,7 +112,7 @@ def result_of(
     )
 
 
-def _compressed(config: RunConfig, trained: dict[str, nn.Parameter]) -> list[nn.Parameter]:
+def _find_compressed(config: RunConfig, trained: dict[str, nn.Parameter]) -> list[nn.Parameter]:
     if config.kind == "baseline":
         return []
     policy, none = Policy.of(grace.method(config.method)), grace.method("none")

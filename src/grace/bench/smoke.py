@@ -92,7 +92,7 @@ def run(out: Path, watch: Callable[[int], AbstractContextManager[Watcher]]) -> d
             wrong.append(f"{file_name(one.config)}: {error}")
             continue
         if isinstance(document, Result) and document.kind == "method" and document.link.name != LINKS[0]:
-            wrong += _counted(file_name(one.config), document)
+            wrong += _check_counts(file_name(one.config), document)
     checked = [f"{len(runs)} runs, {len(links)} links: each document has the form of {SCHEMA}, version {VERSION}"]
     if refused:
         checked.append(f"no link was made: {refused}")
@@ -102,7 +102,7 @@ def run(out: Path, watch: Callable[[int], AbstractContextManager[Watcher]]) -> d
     return {"checked": checked, "problems": wrong}
 
 
-def _counted(name: str, document: Result) -> list[str]:
+def _check_counts(name: str, document: Result) -> list[str]:
     """The interface must have counted at least what the collectives say they moved."""
     told = document.traffic.sent_bytes_per_step
     seen = 0.0 if document.nic is None else document.nic.sent_bytes_per_step

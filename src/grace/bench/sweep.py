@@ -47,13 +47,13 @@ class Ended:
 class Watcher(Protocol):
     """What is told of a sweep while it goes on."""
 
-    def started(self, config: RunConfig) -> None:
+    def begin_run(self, config: RunConfig) -> None:
         """A run begins."""
 
-    def progressed(self, done: int, steps: int) -> None:
+    def show_steps(self, done: int, steps: int) -> None:
         """So many steps of this run are done."""
 
-    def ended(self, run: Ended) -> None:
+    def end_run(self, run: Ended) -> None:
         """A run has ended, one way or the other, or had ended before."""
 
 
@@ -95,11 +95,11 @@ def sweep(
     for config in configs:
         if out is not None and (found := find_finished(config, out)) is not None:
             ended[config] = found
-            watcher.ended(found)
+            watcher.end_run(found)
     for batch in _batch([config for config in configs if config not in ended]):
-        watcher.started(batch[0])
+        watcher.begin_run(batch[0])
         since = time.monotonic()
-        with contextlib.closing(launcher(batch, on_progress=watcher.progressed, command=command)) as documents:
+        with contextlib.closing(launcher(batch, on_progress=watcher.show_steps, command=command)) as documents:
             # documents first: so they are asked once more, and their workers end by themselves
             for index, (document, config) in enumerate(zip(documents, batch, strict=True), 1):
                 file = None if out is None else out / "runs" / file_name(config)
@@ -111,10 +111,10 @@ def sweep(
                 if isinstance(document, Result):
                     for tracker in trackers:
                         tracker.log(Path(file_name(config)).stem, document)
-                watcher.ended(ended[config])
+                watcher.end_run(ended[config])
                 since = time.monotonic()
                 if index < len(batch):
-                    watcher.started(batch[index])
+                    watcher.begin_run(batch[index])
     runs = [ended[config] for config in configs]
     if out is not None:
         with _writing(out):

@@ -47,7 +47,7 @@ def verify(
     try:
         given = target_of(target)
         with Checklist(Console(stderr=True)) as checklist:
-            report = verify(given, profile, checklist.began)
+            report = verify(given, profile, checklist.begin)
     except ConfigurationError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error

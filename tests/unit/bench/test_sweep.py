@@ -33,13 +33,13 @@ class Seen:
     def __init__(self):
         self.told, self.runs = [], []
 
-    def started(self, config):
+    def begin_run(self, config):
         self.told.append(f"started {config.method}")
 
-    def progressed(self, done, steps):
+    def show_steps(self, done, steps):
         self.told.append(f"{done}/{steps}")
 
-    def ended(self, run):
+    def end_run(self, run):
         self.told.append(f"ended {run.config.method}")
         self.runs.append(run)
 
@@ -149,9 +149,9 @@ def test_time_left(tmp_path, monkeypatch):
         reporter = SweepReporter(Console(file=nowhere), 4, bar=False)
         assert reporter.left() == ""
         (one,) = run(small("none"), tmp_path, Fake())
-        reporter.ended(dataclasses.replace(one, earlier=True))  # took no time
+        reporter.end_run(dataclasses.replace(one, earlier=True))  # took no time
         assert reporter.left() == ""
         now[0] = 100.0
-        reporter.ended(one)
+        reporter.end_run(one)
         assert reporter.left() == "3 min left"
     assert [duration(s) for s in (45, 720, 7500)] == ["45 s", "12 min", "2 h 5 min"]

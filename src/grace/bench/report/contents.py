@@ -11,14 +11,10 @@ from typing import Any
 
 import grace
 from grace.bench.report import charts
-from grace.bench.report.groups import Group, Spread, grouped
-from grace.bench.report.read import Found, Run
+from grace.bench.report.groups import MEASURES, Group, group_runs, result_of
+from grace.bench.report.read import Found
 from grace.bench.report.theme import TONES, Sign, config, sign
-
-_MEASURES = (
-    "final", "best", "throughput", "step_ms", "compute_ms", "codec_ms", "exchange_ms", "exposed_ms", "sent", "relative",
-    "nic_sent", "peak_bytes", "total_seconds", "target_seconds", "predicted_ms", "prediction_error",
-)  # fmt: skip
+from grace.bench.results import Failure, Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +48,9 @@ class Report:
     signs: dict[str, Sign]
 
     @property
-    def failed(self) -> list[Run]:
-        """The runs that ended with an error."""
-        return [run for run in self.found.runs if run.error is not None]
+    def failed(self) -> list[tuple[str, Failure]]:
+        """The runs that ended with an error, by their files."""
+        return [(run.file, run.document) for run in self.found.runs if isinstance(run.document, Failure)]
 
     @property
     def figures(self) -> list[Figure]:
@@ -75,14 +71,14 @@ class Report:
 Network = tuple[str, float, str]  # a link, its latency in seconds, a transport
 
 
-def network(run: Run) -> Network:
+def network(run: Result) -> Network:
     """What a run was sent over."""
-    return run.link, run.latency_seconds or 0.0, run.transport
+    return run.link.name, run.link.latency_seconds or 0.0, run.transport
 
 
 def networks(groups: Sequence[Group]) -> list[Network]:
     """From the slowest to the fastest; a link without a limit is the fastest."""
-    speeds = {network(group.first): group.first.bits_per_second or math.inf for group in groups}
+    speeds = {network(group.first): group.first.link.bits_per_second or math.inf for group in groups}
     return sorted(speeds, key=lambda one: (speeds[one], -one[1], one))
 
 
@@ -95,6 +91,22 @@ def network_name(one: Network, among: Sequence[Network]) -> str:
     if len({other[2] for other in among}) > 1:
         parts.append(transport)
     return ", ".join(parts)
+
+
+def is_baseline(run: Result) -> bool:
+    """Whether it is no method of the survey, but what one would use without them; uncompressed training too."""
+    return run.family == "baseline"
+
+
+def describe_machine(run: Result) -> str:
+    """Where it ran."""
+    where = run.environment
+    return f"{where.system}, {where.cores} cores, {where.threads_per_worker} threads per worker"
+
+
+def _describe_versions(run: Result) -> str:
+    where = run.environment
+    return f"grace {where.grace}, python {where.python}, torch {where.torch}"
 
 
 def is_share(metric: str) -> bool:
@@ -112,12 +124,12 @@ FIGURES = (
     Figure(
         "quality-throughput", "Quality against throughput", "6",
         "runs with a final quality and a throughput", _TRAIN(more=""),
-        lambda group: not group.reference and None not in (group.final.median, group.throughput.median),
+        lambda group: not group.reference and None not in (group.median("final"), group.median("throughput")),
     ),
     Figure(
         "quality-bytes", "Quality against bytes sent", "7",
         "runs of two workers or more with a final quality", _TRAIN(more="--workers 2 "),
-        lambda group: not group.reference and group.final.median is not None and bool(group.sent.median),
+        lambda group: not group.reference and group.median("final") is not None and bool(group.median("sent")),
     ),
     Figure(
         "codec-latency", "Codec latency", "8",
@@ -127,26 +139,26 @@ FIGURES = (
     Figure(
         "step-time", "Where the time of a step goes", "",
         "runs with a step time", _TRAIN(more=""),
-        lambda group: group.step_ms.median is not None,
+        lambda group: group.median("step_ms") is not None,
     ),
     Figure(
         "links", "Transports and links", "9 and 10",
         "runs of one task over two links or transports", _TRAIN(more="--link 1gbit,10gbit "),
-        lambda group: group.throughput.median is not None,
+        lambda group: group.median("throughput") is not None,
     ),
     Figure(
         "prediction", "What the link model predicts", "",
         "runs with a prediction, as over a shaped link", _TRAIN(more="--link 1gbit "),
-        lambda group: group.prediction_error.median is not None,
+        lambda group: group.median("prediction_error") is not None,
     ),
 )  # fmt: skip
 
 
 def report_of(found: Found) -> Report:
     """Groups the runs and gives every method its sign."""
-    groups, older = grouped(found.runs)
+    groups, older = group_runs(found.runs)
     names = sorted({group.first.method for group in groups} | {row["method"] for row in found.codecs if row["method"]})
-    baselines = {group.first.method for group in groups if group.first.baseline}
+    baselines = {group.first.method for group in groups if is_baseline(group.first)}
     ordinary = [name for name in names if name not in baselines]
     signs = {name: sign(k, baseline=True) for k, name in enumerate(sorted(baselines, key=_fp32_first))}
     signs |= {name: sign(k) for k, name in enumerate(ordinary)}
@@ -194,9 +206,9 @@ def page_document(report: Report, directory: str) -> dict[str, Any]:
         "codecs": [codec_row(row) for row in report.found.codecs],
         "codec_charts": {unit: [charts.codecs(unit)] for unit in ("time", "ratio")},
         "failed": [
-            {"file": run.file, "task": run.task, "method": run.method, "link": run.link, "workers": run.workers,
-             "seed": run.seed, "error": run.error, "command": run.command}
-            for run in report.failed
+            {"file": file, "task": run.task, "method": run.method, "link": run.link.name, "workers": run.workers,
+             "seed": run.seed, "error": run.error, "command": " ".join(run.command)}
+            for file, run in report.failed
         ],
         "skipped": [{"file": file, "why": why} for file, why in report.skipped],
         "figures": [{"name": one.name, "title": one.title, "survey": one.survey} for one in report.figures],
@@ -204,7 +216,7 @@ def page_document(report: Report, directory: str) -> dict[str, Any]:
             {"title": one.title, "survey": one.survey, "needs": one.needs, "command": command_for(one, directory)}
             for one in report.missing
         ],
-        "machines": sorted({f"{first.machine}; {first.versions}" for first in firsts}),
+        "machines": sorted({f"{describe_machine(first)}; {_describe_versions(first)}" for first in firsts}),
     }  # fmt: skip
 
 
@@ -214,18 +226,19 @@ def command_for(figure: Figure, directory: str) -> str:
 
 
 def _task(name: str, report: Report) -> dict[str, Any]:
-    runs = [run for group in report.groups for run in group.runs if run.task == name]
-    targets = {run.target for run in runs if run.target is not None}
+    runs = [result_of(run) for group in report.groups for run in group.runs if run.document.task == name]
+    targets = {run.target.value for run in runs if run.target is not None}
+    data = [run.data for run in runs if run.data is not None]
     task = {
         "name": name,
         "metric": runs[0].metric,
-        "higher": runs[0].higher,
+        "higher": runs[0].better == "higher",
         "share": is_share(runs[0].metric),
         "target": targets.pop() if len(targets) == 1 else None,
-        "data": ", ".join(sorted({run.data for run in runs if run.data})),
-        "procedural": any(run.procedural for run in runs),
+        "data": ", ".join(sorted({one.name for one in data if one.name})),
+        "procedural": any(one.procedural for one in data),
         "row": ", ".join(sorted({run.paper_row for run in runs if run.paper_row})),
-        "parameters": sorted({run.parameters for run in runs}),
+        "parameters": sorted({run.model.parameters for run in runs}),
     }
     return {**task, "charts": charts.of_task(task)}
 
@@ -236,14 +249,14 @@ def _row(group: Group) -> dict[str, Any]:
     out: dict[str, Any] = {
         "label": group.label,
         "reference": group.reference,
-        "baseline": first.baseline,
+        "baseline": is_baseline(first),
         "workers": first.workers,
         "transport": first.transport,
         "seeds": len(group.runs),
-        "procedural": first.procedural,
-        "adjusted": first.adjusted,
+        "procedural": first.data is not None and first.data.procedural,
+        "adjusted": first.optimizer.why or "",
         "reached": group.reached,
-        "disagree": sum(run.agree is False for run in group.runs),
+        "disagree": sum(result_of(run).replicas_agree is False for run in group.runs),
         "front_throughput": group.front_throughput,
         "front_sent": group.front_sent,
         "evaluations": curve.evaluations,
@@ -256,8 +269,8 @@ def _row(group: Group) -> dict[str, Any]:
     }
     if several:
         out["curve"] |= {end: [_short(getattr(value, end)) for value in curve.quality] for end in ("low", "high")}
-    for name in _MEASURES:
-        value: Spread = getattr(group, name)
+    for name in MEASURES:
+        value = group.measures[name]
         out[name] = _short(value.median)
         if name == "final" or {value.low, value.high} != {
             value.median

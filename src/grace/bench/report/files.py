@@ -10,8 +10,8 @@ from typing import Any
 
 from grace.bench.report import charts
 from grace.bench.report.charts import Spec
-from grace.bench.report.contents import page_document, report_of
-from grace.bench.report.read import Found, run_of
+from grace.bench.report.contents import describe_machine, page_document, report_of
+from grace.bench.report.read import Found, Run
 from grace.bench.report.render import save
 from grace.bench.report.tables import share
 from grace.bench.report.theme import config
@@ -62,7 +62,7 @@ def draw_comparison(results: Sequence[Result], out: Path) -> list[Path]:
         results: of one task on one network, one for each method.
         out: a directory.
     """
-    report = report_of(Found([run_of(one, file=one.method) for one in results]))
+    report = report_of(Found([Run(one.method, one) for one in results]))
     document = page_document(report, str(out))
     (task,) = document["tasks"]
     rows = [_seen(row, document) for row in document["groups"]]
@@ -73,10 +73,10 @@ def draw_comparison(results: Sequence[Result], out: Path) -> list[Path]:
     worst = -math.inf if task["higher"] else math.inf
     rows.sort(key=lambda row: worst if row["final"] is None else row["final"], reverse=task["higher"])
     first = report.groups[0].first
+    workers = f"{first.workers} worker{'s' if first.workers != 1 else ''}"
     notes = [
-        f"{first.workers} worker{'s' if first.workers != 1 else ''}, {first.transport}, {first.machine}; {first.steps} steps; "
-        f"seed {first.seed}; {'higher' if task['higher'] else 'lower'} is better. "
-        "One run each: differences of a point or so are chance."
+        f"{workers}, {first.transport}, {describe_machine(first)}; {first.steps} steps; seed {first.seed}; "
+        f"{'higher' if task['higher'] else 'lower'} is better. One run each: differences of a point or so are chance."
     ]  # fmt: skip
     if any(row["adjusted"] for row in rows):
         notes.append("* learning rate or momentum is not the task's own; the results say why")

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from grace.bench.baselines import NO_COMMUNICATION
 from grace.bench.report.read import Run
+from grace.bench.results import Result
 
 POINTS = 120  # of a curve, at most; a screen shows no more
+MEASURES = {  # of a group, and the columns of the table of runs that they are from
+    "final": "final", "best": "best", "throughput": "samples_per_second", "step_ms": "step_ms",
+    "compute_ms": "compute_ms", "codec_ms": "codec_ms", "exchange_ms": "exchange_ms", "exposed_ms": "exposed_ms",
+    "sent": "sent_bytes_per_step", "relative": "relative_to_fp32", "nic_sent": "nic_sent_bytes_per_step",
+    "peak_bytes": "peak_rss_bytes", "total_seconds": "total_seconds", "target_seconds": "target_seconds",
+    "predicted_ms": "predicted_step_ms", "prediction_error": "prediction_error",
+}  # fmt: skip
+_STRICT = ("final", "best", "target_seconds")  # where nothing is worse than any number
 # What makes two runs different experiments rather than one with two seeds. The order is that of telling them apart.
-_PLACE = ("task", "workers", "link", "bits_per_second", "latency_seconds", "transport")
-_SETTINGS = ("granularity", "steps", "batch", "lr", "data", "source", "parameters", "metric", "machine")
-_UNITS = {"steps": "{} steps", "batch": "batch {}", "lr": "lr {:g}", "parameters": "{} parameters"}
+_PLACE = ("task", "workers", "link", "link_bits_per_second", "link_latency_seconds", "transport")
+_SETTINGS = {
+    "granularity": "{}", "steps": "{} steps", "batch_per_worker": "batch {}", "optimizer_peak_lr": "lr {:g}", "data": "{}",
+    "data_source": "{}", "parameters": "{} parameters", "metric": "{}", "environment_system": "{}",
+    "environment_cores": "{} cores", "environment_threads_per_worker": "{} threads per worker",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,36 +55,31 @@ class Group:
 
     runs: tuple[Run, ...]
     label: str
-    final: Spread
-    best: Spread
-    throughput: Spread
-    step_ms: Spread
-    compute_ms: Spread
-    codec_ms: Spread
-    exchange_ms: Spread
-    exposed_ms: Spread
-    sent: Spread
-    relative: Spread
-    nic_sent: Spread
-    peak_bytes: Spread
-    total_seconds: Spread
-    target_seconds: Spread
+    measures: Mapping[str, Spread]
     reached: int
-    predicted_ms: Spread
-    prediction_error: Spread
     curve: Curve
     front_throughput: bool = False
     front_sent: bool = False
 
     @property
-    def first(self) -> Run:
+    def first(self) -> Result:
         """Any of its runs, for what they share."""
-        return self.runs[0]
+        return result_of(self.runs[0])
+
+    def median(self, measure: str) -> float | None:
+        """Over the seeds."""
+        return self.measures[measure].median
 
     @property
     def reference(self) -> bool:
         """Whether it exchanges nothing: the limit for speed, but no way to train."""
         return self.first.method == NO_COMMUNICATION
+
+
+def result_of(run: Run) -> Result:
+    """The result of a run that has one."""
+    assert isinstance(run.document, Result)
+    return run.document
 
 
 def spread(values: Iterable[float | None], *, higher: bool = True, strict: bool = False) -> Spread:
@@ -147,8 +153,9 @@ def thin(values: Sequence[float | None], limit: int = POINTS) -> list[int]:
 
 def curve_of(runs: Sequence[Run], limit: int = POINTS) -> Curve:
     """The curve of runs that differ in their seed only."""
-    metric, higher = runs[0].metric, runs[0].higher
-    by_step = [{float(point.step): point for point in run.curve} for run in runs]
+    results = [result_of(run) for run in runs]
+    metric, higher = results[0].metric, results[0].better == "higher"
+    by_step = [{float(point.step): point for point in one.curve} for one in results]
     steps = sorted(set.intersection(*(set(points) for points in by_step)))
     rows = [[points[step] for points in by_step] for step in steps]
     quality = [spread((point.metrics.get(metric) for point in row), higher=higher, strict=True) for row in rows]
@@ -162,101 +169,77 @@ def curve_of(runs: Sequence[Run], limit: int = POINTS) -> Curve:
     )
 
 
-def grouped(runs: Sequence[Run]) -> tuple[list[Group], list[tuple[str, str]]]:
+def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[tuple[str, str]]]:
     """Groups of the runs that succeeded, and the files left out: of two runs that differ in nothing, the older."""
-    latest: dict[tuple[object, ...], Run] = {}
-    for run in sorted((run for run in runs if run.error is None), key=lambda run: run.created):
-        latest[_key(run), run.seed] = run
+    there = [run for run in runs if isinstance(run.document, Result)]
+    latest = {(*_key(run), run.document.seed): run for run in sorted(there, key=lambda run: run.document.created)}
     kept = {run.file for run in latest.values()}
-    older = [(run.file, "a newer run of the same configuration and seed is there") for run in runs
-             if run.error is None and run.file not in kept]  # fmt: skip
+    newer = "a newer run of the same configuration and seed is there"
+    older = [(run.file, newer) for run in there if run.file not in kept]
     experiments: dict[tuple[object, ...], list[Run]] = {}
     for run in latest.values():
         experiments.setdefault(_key(run), []).append(run)
-    labels = _labels([repeats[0] for repeats in experiments.values()])
+    labels = _label([repeats[0] for repeats in experiments.values()])
     groups = [
-        _group(sorted(repeats, key=lambda run: run.seed), label)
+        _group(sorted(repeats, key=lambda run: run.document.seed), label)
         for repeats, label in zip(experiments.values(), labels, strict=True)
     ]
-    return _marked(groups), older
+    return _mark_fronts(groups), older
 
 
 def _key(run: Run) -> tuple[object, ...]:
-    return tuple(getattr(run, name) for name in (*_PLACE, "method", "baseline", *_SETTINGS))
+    return tuple(run.row[name] for name in (*_PLACE, "method", "kind", *_SETTINGS))
 
 
 def place(run: Run) -> tuple[object, ...]:
     """Where methods compete: one task on one network with so many workers."""
-    return tuple(getattr(run, name) for name in _PLACE)
+    return tuple(run.row[name] for name in _PLACE)
 
 
-def _labels(runs: Sequence[Run]) -> list[str]:
+def _label(runs: Sequence[Run]) -> list[str]:
     """The method's name, with the settings in which others of this name at the same place differ."""
     namesakes: dict[tuple[object, ...], list[Run]] = {}
     for run in runs:
-        namesakes.setdefault((place(run), run.method), []).append(run)
+        namesakes.setdefault((place(run), run.document.method), []).append(run)
     labels = []
     for run in runs:
-        others = namesakes[place(run), run.method]
-        differ = [name for name in _SETTINGS if len({getattr(other, name) for other in others}) > 1]
-        said = [_UNITS.get(name, "{}").format(value) for name in differ if (value := getattr(run, name)) is not None]
-        labels.append(run.method + (f" ({', '.join(said)})" if said else ""))
+        others = namesakes[place(run), run.document.method]
+        differ = [name for name in _SETTINGS if len({other.row[name] for other in others}) > 1]
+        said = [_SETTINGS[name].format(value) for name in differ if (value := run.row[name]) is not None]
+        labels.append(run.document.method + (f" ({', '.join(said)})" if said else ""))
     return labels
 
 
 def _group(runs: list[Run], label: str) -> Group:
-    higher = runs[0].higher
-
-    errors = [
-        run.predicted_ms / run.step_ms - 1 if run.predicted_ms is not None and run.step_ms else None for run in runs
-    ]
-    measures: dict[str, Any] = {
-        name: spread(getattr(run, name) for run in runs)
-        for name in (
-            "throughput", "step_ms", "compute_ms", "codec_ms", "exchange_ms", "exposed_ms", "sent", "relative", "nic_sent",
-            "peak_bytes", "total_seconds", "predicted_ms",
-        )
-    }  # fmt: skip
-    return Group(
-        tuple(runs),
-        label,
-        final=spread((run.final for run in runs), higher=higher, strict=True),
-        best=spread((run.best for run in runs), higher=higher, strict=True),
-        target_seconds=spread((run.target_seconds for run in runs), higher=False, strict=True),
-        reached=sum(run.target_seconds is not None for run in runs),
-        prediction_error=spread(errors),
-        curve=curve_of(runs),
-        **measures,
-    )
+    higher = result_of(runs[0]).better == "higher"
+    measures = {}
+    for name, column in MEASURES.items():
+        up = higher if name in ("final", "best") else name != "target_seconds"
+        measures[name] = spread((run.row[column] for run in runs), higher=up, strict=name in _STRICT)
+    reached = sum(run.row["target_seconds"] is not None for run in runs)
+    return Group(tuple(runs), label, measures, reached, curve_of(runs))
 
 
-def _marked(groups: list[Group]) -> list[Group]:
-    """With those on the fronts of their place marked: quality against throughput, and against bytes."""
+def _mark_fronts(groups: list[Group]) -> list[Group]:
+    """Marks those on the fronts of their place: quality against throughput, and against bytes."""
     places: dict[tuple[object, ...], list[int]] = {}
     for index, group in enumerate(groups):
-        if group.final.median is not None and not group.reference:
-            places.setdefault((place(group.first), group.first.metric), []).append(index)
+        if group.median("final") is not None and not group.reference:
+            places.setdefault((place(group.runs[0]), group.first.metric), []).append(index)
     marks: dict[str, set[int]] = {}
-    costs: dict[str, Callable[[Group], float | None]] = {
-        "front_throughput": lambda group: None if (value := group.throughput.median) is None else -value,
-        "front_sent": lambda group: group.sent.median,
-    }
-    for name, cost in costs.items():
-        marks[name] = set()
+    for measure, sign in (("throughput", -1), ("sent", 1)):
+        marks[measure] = set()
         for members in places.values():
-            there = [
-                (i, c, q)
-                for i in members
-                if (c := cost(groups[i])) is not None and (q := _value(groups[i])) is not None
-            ]
-            marks[name] |= {there[k][0] for k in pareto([(c, q) for _, c, q in there])}
+            there = [i for i in members if groups[i].median(measure) is not None]
+            points = [(sign * (groups[i].median(measure) or 0.0), _quality(groups[i])) for i in there]
+            marks[measure] |= {there[k] for k in pareto(points)}
     return [
-        dataclasses.replace(group, front_throughput=i in marks["front_throughput"], front_sent=i in marks["front_sent"])
+        dataclasses.replace(group, front_throughput=i in marks["throughput"], front_sent=i in marks["sent"])
         for i, group in enumerate(groups)
     ]
 
 
-def _value(group: Group) -> float | None:
+def _quality(group: Group) -> float:
     """Final quality, such that more is better."""
-    final = group.final.median
-    return final if final is None or group.first.higher else -final
+    final = group.median("final") or 0.0
+    return final if group.first.better == "higher" else -final

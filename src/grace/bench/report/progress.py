@@ -50,7 +50,7 @@ class Bar:
 class Checklist(Bar):
     """Shows which of several checks runs."""
 
-    def began(self, done: int, checks: int, name: str) -> None:
+    def begin(self, done: int, checks: int, name: str) -> None:
         """The next check begins."""
         self.draw(done, checks, name, f"{done} of {checks}")
 
@@ -63,16 +63,16 @@ class SweepReporter(Bar):
         self.runs, self.done = runs, 0
         self._earlier, self._label, self._began = 0, "", time.monotonic()
 
-    def started(self, config: RunConfig) -> None:
+    def begin_run(self, config: RunConfig) -> None:
         """A run begins."""
         self._label = escape(f"{config.task} {config.method} x{config.workers} {config.network}")
         self._draw(0.0, "starting")
 
-    def progressed(self, done: int, steps: int) -> None:
+    def show_steps(self, done: int, steps: int) -> None:
         """So many steps of this run are done."""
         self._draw(done / steps, f"step {done}/{steps}")
 
-    def ended(self, run: Ended) -> None:
+    def end_run(self, run: Ended) -> None:
         """A run has ended, one way or the other, or had ended before."""
         self.done += 1
         self._earlier += run.earlier

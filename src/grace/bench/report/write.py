@@ -77,7 +77,7 @@ def write_report(directory: Path, out: Path | None = None, *, figures: bool = Tr
         "page": str(out),
         "bytes": len(text.encode()),
         "runs": sum(len(group.runs) for group in report.groups),
-        "failed": [{"file": run.file, "method": run.method, "error": run.error} for run in report.failed],
+        "failed": [{"file": file, "method": run.method, "error": run.error} for file, run in report.failed],
         "skipped": [{"file": name, "reason": why} for name, why in report.skipped],
         "shown": [figure.name for figure in report.figures],
         "missing": [

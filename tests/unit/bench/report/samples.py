@@ -112,7 +112,7 @@ def run(method="topk:ratio=0.01", *, task="digits", link="none", workers=4, seed
 
 def run_of(document, file="a.json"):
     """The run of such a document, as the reader of a directory finds it."""
-    return read.run_of(decode(json.dumps(document)), file)
+    return read.Run(file, decode(json.dumps(document)))
 
 
 def codecs(sizes=(4096, 262_144, 25_000_000), threads=(1, 2)):

@@ -3,7 +3,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grace.bench.report.groups import curve_of, grouped, pareto, spread, thin
+from grace.bench.report.groups import curve_of, group_runs, pareto, spread, thin
 from tests.unit.bench.report.samples import run, run_of
 
 
@@ -60,10 +60,10 @@ def test_thinning_keeps_the_ends_and_the_extremes(values, limit):
 def test_seeds_make_one_group_and_everything_else_makes_another():
     changes = [{}, {"seed": 1}, {"seed": 2}, {"link": "1gbit"}, {"workers": 2}, {"task": "other"}, {"granularity": "model"},
                {"steps": 10}, {"transport": "mpi"}]  # fmt: skip
-    groups, older = grouped(runs(*(run(**change) for change in changes)))
+    groups, older = group_runs(runs(*(run(**change) for change in changes)))
     assert older == []
     assert sorted(len(group.runs) for group in groups) == [1, 1, 1, 1, 1, 1, 3]
-    labels = {group.label for group in groups if group.first.link == "none" and group.first.workers == 4
+    labels = {group.label for group in groups if group.first.link.name == "none" and group.first.workers == 4
               and group.first.task == "digits" and group.first.transport == "gloo"}  # fmt: skip
     said = ("parameter, 400 steps", "model, 400 steps", "parameter, 10 steps")
     assert labels == {f"topk:ratio=0.01 ({one})" for one in said}
@@ -71,23 +71,24 @@ def test_seeds_make_one_group_and_everything_else_makes_another():
 
 def test_medians_over_seeds_are_those_of_the_runs():
     given_runs = runs(*(run(seed=seed, link="1gbit") for seed in (0, 1, 2)))
-    group = only(grouped(given_runs)[0])
-    assert group.final.median == sorted(one.final for one in given_runs)[1]
-    assert (group.final.low, group.final.high) == (min(r.final for r in given_runs), max(r.final for r in given_runs))
-    assert group.step_ms.median == sorted(one.step_ms for one in given_runs)[1]
-    errors = sorted(one.predicted_ms / one.step_ms - 1 for one in given_runs)
-    assert group.prediction_error.median == errors[1]
+    group = only(group_runs(given_runs)[0])
+    finals = sorted(one.document.final for one in given_runs)
+    assert group.measures["final"].median == finals[1]
+    assert (group.measures["final"].low, group.measures["final"].high) == (finals[0], finals[-1])
+    assert group.measures["step_ms"].median == sorted(one.row["step_ms"] for one in given_runs)[1]
+    errors = sorted(one.row["predicted_step_ms"] / one.row["step_ms"] - 1 for one in given_runs)
+    assert group.measures["prediction_error"].median == errors[1]
 
 
 def test_a_newer_run_of_the_same_seed_replaces_the_older():
     old, new = run(created="2026-01-01T00:00:00+00:00", final=0.1), run(created="2026-02-01T00:00:00+00:00", final=0.2)
-    groups, older = grouped(runs(new, old))
-    assert only(groups).final.median == 0.2
+    groups, older = group_runs(runs(new, old))
+    assert only(groups).measures["final"].median == 0.2
     assert [name for name, _ in older] == ["1.json"]
 
 
 def test_failed_runs_are_in_no_group():
-    assert grouped(runs(run(error="no")))[0] == []
+    assert group_runs(runs(run(error="no")))[0] == []
 
 
 def test_time_to_target_counts_seeds_that_missed_it_as_worst():
@@ -95,11 +96,11 @@ def test_time_to_target_counts_seeds_that_missed_it_as_worst():
         return run(seed=seed) | {"target": {"value": 0.9, "seconds": seconds, "epoch": None, "step": None}}
 
     def group(*times):
-        return only(grouped(runs(*(document(k, time) for k, time in enumerate(times))))[0])
+        return only(group_runs(runs(*(document(k, time) for k, time in enumerate(times))))[0])
 
-    assert (group(3.0, 1.0, 2.0).target_seconds.median, group(3.0, 1.0, 2.0).reached) == (2.0, 3)
-    assert (group(3.0, 1.0, None).target_seconds.median, group(3.0, 1.0, None).reached) == (3.0, 2)
-    assert group(3.0, None, None).target_seconds.median is None
+    assert (group(3.0, 1.0, 2.0).measures["target_seconds"].median, group(3.0, 1.0, 2.0).reached) == (2.0, 3)
+    assert (group(3.0, 1.0, None).measures["target_seconds"].median, group(3.0, 1.0, None).reached) == (3.0, 2)
+    assert group(3.0, None, None).measures["target_seconds"].median is None
 
 
 def test_a_curve_is_over_the_evaluations_that_all_seeds_have():
@@ -115,7 +116,7 @@ def test_a_diverged_run_leaves_a_gap_in_its_curve_and_is_on_no_front():
     document = run(final=None)
     for point in document["curve"][10:]:
         point["accuracy"] = None
-    group = only(grouped(runs(document))[0])
+    group = only(group_runs(runs(document))[0])
     assert [value.median is None for value in group.curve.quality] == [False] * 10 + [True] * 15
     assert not group.front_throughput
     assert not group.front_sent
@@ -131,7 +132,7 @@ def test_fronts_are_marked_within_a_place_in_both_directions_and_never_for_the_l
         return {group.first.method for group in groups if getattr(group, name)}
 
     for lower, sign in ((False, 1), (True, -1)):
-        groups, _ = grouped(runs(
+        groups, _ = group_runs(runs(
             document("none", 10, sign * 5, 100, lower=lower), document("dgc", 20, sign * 4, 10, lower=lower),
             document("onebit", 15, sign * 3, 10, lower=lower), document("no-communication", 99, sign * 9, 0, lower=lower),
             document("eden", 99, sign * 9, 1, link="1gbit", lower=lower),
@@ -144,5 +145,5 @@ def test_labels_tell_all_groups_of_a_place_apart():
     documents = [
         run(granularity=grain, steps=steps) for grain, steps in itertools.product(("parameter", "model"), (10, 20))
     ]
-    labels = [group.label for group in grouped(runs(*documents))[0]]
+    labels = [group.label for group in group_runs(runs(*documents))[0]]
     assert len(set(labels)) == 4

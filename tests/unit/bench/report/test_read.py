@@ -2,18 +2,27 @@ import json
 
 import pytest
 
+from grace.bench.report.contents import is_baseline
 from grace.bench.report.read import codec_rows, read
 from grace.errors import ConfigurationError
 from tests.unit.bench.report.samples import codecs, run, run_of, write
-from tests.unit.bench.report.test_report import plain_result
 
 
 def version_1(method="topk:ratio=0.01"):
-    old = plain_result(method)
-    old["traffic"] |= {"received_bytes_per_step": 500.0, "fp32_allreduce_bytes_per_step": 400.0}
+    """As the first release wrote it: no link, no baselines, no times but these."""
+    points = [{"epoch": k, "step": 10 * k, "seconds": k / 2, "sent_bytes": 0, "train_loss": None, "accuracy": 0.9}
+              for k in range(3)]  # fmt: skip
     return {
-        **old, "schema": "grace.result", "version": 1, "granularity": "parameter", "command": ["grace", "compare"],
-        "environment": {"cores": 2, "system": "Linux x86_64", "threads_per_worker": 1},
+        "schema": "grace.result", "version": 1, "created": "2026-01-01T00:00:00+00:00", "command": ["grace", "compare"],
+        "environment": {"cores": 2, "system": "Linux x86_64", "threads_per_worker": 1}, "task": "digits",
+        "method": method, "recipe": method, "workers": 2, "seed": 0, "granularity": "parameter",
+        "optimizer": {"name": "SGD", "peak_lr": 0.1, "lr_scale": 1.0, "momentum": 0.9, "why": None}, "steps": 20,
+        "steps_per_epoch": 10, "batch_per_worker": 32, "metric": "accuracy", "better": "higher", "final": 0.9, "best": 0.9,
+        "model": {"parameters": 10, "tensors": 2, "compressed_parameters": 5, "compressed_tensors": 1},
+        "replicas_agree": True, "nonfinite": 0, "curve": points,
+        "traffic": {"rounds_per_step": 1.0, "sent_bytes_per_step": 500.0, "received_bytes_per_step": 500.0,
+                    "fp32_allreduce_bytes_per_step": 400.0, "relative_to_fp32": 1.25},
+        "time": {"step_ms": {"median": 1.0, "low": 0.5, "high": 2.0}, "codec_ms": 0.1, "exchange_ms": 0.2},
     }  # fmt: skip
 
 
@@ -36,8 +45,8 @@ def test_a_directory_is_read_with_a_reason_for_every_file_that_is_not(tmp_path):
     (tmp_path / "results.json").write_text('{"schema": "grace.comparison", "version": 1}')  # repeats the runs
     (runs / "folder.json").mkdir()
     found = read(tmp_path)
-    assert [one.method for one in found.runs] == ["topk:ratio=0.01", "qsgd:bits=4"]
-    assert found.runs[1].error == "rank 0: RuntimeError: no space left"
+    assert [one.document.method for one in found.runs] == ["topk:ratio=0.01", "qsgd:bits=4"]
+    assert found.runs[1].document.error == "rank 0: RuntimeError: no space left"
     assert len(found.codecs) == 2 * 2 * 13
     why = {name.removeprefix("runs/").removesuffix(".json"): reason for name, reason in found.skipped}
     for name, part in {
@@ -72,23 +81,29 @@ def test_what_is_no_directory_is_an_error(tmp_path, name):
 
 
 def test_version_1_is_read_too():
-    one = run_of(version_1(), "a.json")
-    assert (one.family, one.baseline, one.link, one.transport) == ("sparsification", False, "none", "gloo")
-    assert one.throughput == 1000 * 32 * 2 / 1.0  # samples of a step over its time
+    one = run_of(version_1()).document
+    assert (one.family, one.kind, one.link.name, one.transport) == ("sparsification", "method", "none", "gloo")
+    assert one.time.samples_per_second == 1000 * 32 * 2 / 1.0  # samples of a step over its time
     assert one.target is None
-    assert one.predicted_ms is None
-    assert run_of(version_1("none"), "b.json").baseline
-    assert run_of(version_1("mine:Method"), "c.json").family == "other"
+    assert one.prediction is None
+    assert is_baseline(run_of(version_1("none")).document)
+    assert run_of(version_1("mine:Method")).document.family == "other"
 
 
 def test_version_2_is_read_whole():
     document = run("ddp-bf16", link="1gbit", procedural=True, seed=7)
-    one = run_of(document, "a.json")
-    assert (one.baseline, one.family, one.link, one.bits_per_second, one.seed) == (True, "baseline", "1gbit", 1e9, 7)
-    assert (one.procedural, one.data, one.target) == (True, "shapes", 0.9)
-    assert one.exposed_ms == document["time"]["exposed_ms"]
-    assert one.predicted_ms == document["prediction"]["step_ms"]
+    one = run_of(document).document
+    assert is_baseline(one)
+    assert (one.family, one.link.name, one.link.bits_per_second, one.seed) == ("baseline", "1gbit", 1e9, 7)
+    assert (one.data.procedural, one.data.name, one.target.value) == (True, "shapes", 0.9)
+    assert one.time.exposed_ms == document["time"]["exposed_ms"]
+    assert one.prediction.step_ms == document["prediction"]["step_ms"]
     assert len(one.curve) == 25
+
+
+def test_uncompressed_training_is_a_baseline_of_the_report():
+    assert is_baseline(run_of(run("none")).document)
+    assert not is_baseline(run_of(run("dgc")).document)
 
 
 def test_rows_of_codecs_without_a_time_are_left_out():

@@ -55,9 +55,9 @@ def test_without_a_terminal_progress_is_a_line_for_each_run(tmp_path):
     with open(tmp_path / "log", "w+") as file:
         with SweepReporter(Console(file=file, width=100), 1, bar=True) as reporter:
             run = Ended(RunConfig("digits", "none"), document(), seconds=2.0)
-            reporter.started(run.config)
-            reporter.progressed(1, 10)
-            reporter.ended(run)
+            reporter.begin_run(run.config)
+            reporter.show_steps(1, 10)
+            reporter.end_run(run)
         file.seek(0)
         assert file.read() == "1/1 digits none, 4 workers, none, seed 0: accuracy 0.9000, step 3.0 ms (2 s)\n"
 
@@ -65,7 +65,7 @@ def test_without_a_terminal_progress_is_a_line_for_each_run(tmp_path):
 def test_on_a_terminal_progress_is_a_bar():
     console = Console(force_terminal=True, record=True, width=120, file=io.StringIO())
     with Checklist(console) as checklist:
-        checklist.began(1, 7, "agreement")
+        checklist.begin(1, 7, "agreement")
         checklist._bar.refresh()
     assert "agreement" in console.file.getvalue()
     assert "1 of 7" in console.file.getvalue()
