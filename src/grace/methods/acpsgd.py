@@ -85,7 +85,7 @@ class ACPSGD(LowRank["ACPState | None"]):
         old, new = (state.p, state.q) if state.turn else (state.q, state.p)
         basis = orthonormalize(old.mT.contiguous())  # [r, m] or [r, l]
         root = math.sqrt(len(old))  # so that a product neither overflows nor vanishes
-        projection = Projection(m, l, basis / root, basis * root, transposed=bool(state.turn))
+        projection = Projection(m, l, basis * (1 / root), basis * root, transposed=bool(state.turn))
         out = yield from Allreduce(projection).exchange(x, None, peer)
         if not known(out.finite):  # which factor the next step sends depends on it
             return Exchanged.poisoned(x, state)

@@ -100,7 +100,7 @@ class GradiVeQ(Method["GradiVeQState | None"]):
         K, _, N = self._sizes(x.numel())
         root = math.sqrt(K)  # so that a product neither overflows nor vanishes
         basis = state.basis.mT.contiguous()  # [d, K]
-        projection = Projection(N, K, basis / root, basis * root)
+        projection = Projection(N, K, basis * (1 / root), basis * root)
         out = yield from Allreduce(projection).exchange(x, None, peer)
         turn = (state.turn + known(out.finite)) % (self.collect + self.use)
         return Exchanged(out.mean, out.rest, state._replace(turn=turn), out.finite)

@@ -135,4 +135,4 @@ def _bounded(factor: Tensor) -> tuple[Tensor, float]:
     what it was divided by.
     """
     scale = math.sqrt(factor.shape[1]) * float(sum_by_halves(factor.square()).max().sqrt()) or 1.0
-    return (factor / scale).float(), scale
+    return (factor * (1 / scale)).float(), scale
