@@ -13,7 +13,6 @@ from grace.method import Exchanged, Method
 from grace.refusals import Refusals
 from grace.run import simulate
 from grace.verify import laws
-from grace.verify.running import clone_state
 
 _ASKING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "is_nonzero")
 
@@ -66,6 +65,6 @@ def _go(
     for step, xs in enumerate(steps):
         outs = laws.run(method, xs, states, step=step, runner=runner)
         states = [one.state for one in outs]
-        copies = [clone_state(state) for state in states]
+        copies = [laws.clone_state(state) for state in states]
         out.append([Exchanged(one.mean, None, copy, one.finite) for one, copy in zip(outs, copies, strict=True)])
     return out
