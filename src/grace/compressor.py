@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from grace.facts import Facts
+from grace.finite import Flag, fill_unless_
 from grace.kernels.finite import all_finite, sum_finite
 from grace.knobs import check_knobs
 from grace.random import Stream
@@ -28,6 +29,7 @@ class Compressor(abc.ABC):
     aggregation: "mean" of what was decoded, or "majority": the sign of the sum of votes.
     predivide: the wire is narrow: rows are divided by W before they are encoded, so that the sum cannot overflow.
     transparent: a wire is the rows themselves, whatever their dtype.
+    overflows: finite numbers may come back as an inf; such a step counts as one that was not finite.
     """
 
     summable: ClassVar[bool] = False
@@ -36,6 +38,7 @@ class Compressor(abc.ABC):
     aggregation: ClassVar[Literal["mean", "majority"]] = "mean"
     predivide: ClassVar[bool] = False
     transparent: ClassVar[bool] = False
+    overflows: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Checks the knobs against their annotations; what overrides it calls :func:`grace.knobs.check_knobs` first."""
@@ -79,7 +82,7 @@ class Compressor(abc.ABC):
 
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
-    ) -> tuple[Tensor, bool]:
+    ) -> tuple[Tensor, Flag]:
         """``p = rows + memory``, float32 ``[b, n]`` each -> (wire ``[b, w]``, whether p is finite).
 
         ``rest``, which must be there if ``memory`` is, and may be ``rows`` if it is not, becomes p minus what the wire says;
@@ -90,8 +93,7 @@ class Compressor(abc.ABC):
         else:
             finite = sum_finite(rows, memory, rest)
             rows = rest
-        if not finite:
-            rows.zero_()
+        fill_unless_(finite, rows, 0.0)
         return self.compress_(rows, rng, rest is not None), finite
 
     def aggregate_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream) -> None:
@@ -121,7 +123,7 @@ class Fused(Compressor):
     @abc.abstractmethod
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
-    ) -> tuple[Tensor, bool]: ...
+    ) -> tuple[Tensor, Flag]: ...
 
     @abc.abstractmethod
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:

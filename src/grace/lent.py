@@ -18,6 +18,8 @@ class Lent:
     memory, rest: only for methods that take them (:attr:`grace.Method.adds_memory`), and only together, each like x,
         float32 and contiguous. ``memory`` is to be added to x first, and is not written. ``rest`` is storage for what was
         not sent, which becomes :attr:`grace.Exchanged.rest`. x's own storage is then free for the mean.
+    applied_as: the dtype that the mean will be cast to before it is applied, where that is not x's: what the cast loses is
+        owed, too. None: x's.
     spare: storage like x (same shape, float32, contiguous) that the method may overwrite, for instance with the mean.
     workspace: memory that is free again after the exchange; None allocates.
 
@@ -29,6 +31,7 @@ class Lent:
     rest: Tensor | None = None
     spare: Tensor | None = None
     workspace: Workspace | None = None
+    applied_as: torch.dtype | None = None
 
     def scratch(self, shape: int | tuple[int, ...], like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """An uninitialised tensor on ``like``'s device, valid until the exchange has ended."""

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from grace.finite import Flag, both, fill_unless_
+from grace.kernels.finite import all_finite
 from grace.method import Exchanged
 from grace.peer import Peer
 
 S = TypeVar("S")
+
+
+def narrow(mean: Tensor, dtype: torch.dtype, finite: Flag, rest: Tensor | None = None) -> tuple[Tensor, Flag]:
+    """The mean in the dtype that it is applied in, and whether it was and is finite.
+
+    ``rest``, of the mean's dtype, which may be wider, learns what the cast loses: it was computed, and is not applied.
+    """
+    if mean.dtype == dtype:
+        return mean, finite
+    cast = mean.to(dtype)
+    if dtype.itemsize < mean.element_size():
+        finite = both(finite, all_finite(cast))  # a finite number may be too large for a narrow one
+        fill_unless_(finite, cast, math.nan)
+        if rest is not None:
+            rest.add_(mean - cast)
+    return cast, finite
 
 
 class Loan:
@@ -86,13 +105,15 @@ class Loan:
             return spare.view(-1)
         return self.lent.scratch(self.work.numel(), self.x)
 
-    def give_back(self, mean: Tensor, state: S) -> Exchanged[S]:
-        """The result: ``mean [n]`` or longer, and the rest if it is wanted."""
+    def give_back(self, mean: Tensor, state: S, finite: Flag = True) -> Exchanged[S]:
+        """The result: ``mean [n]`` or longer, and the rest if it is wanted. Unless ``finite``, the mean becomes NaN."""
         n, kept = self.x.numel(), None
+        fill_unless_(finite, mean, math.nan)
         if self.lent.keep_rest:
             rest = self.work[:n]
-            kept = (rest if self._low is None else rest + self._low).view(self.x.shape)
-        return Exchanged(mean[:n].view(self.x.shape).to(self.x.dtype), kept, state)
+            kept = rest if self._low is None else rest + self._low
+        cast, finite = narrow(mean[:n], self.x.dtype, finite, kept)
+        return Exchanged(cast.view(self.x.shape), None if kept is None else kept.view(self.x.shape), state, finite)
 
     def poison(self, state: S) -> Exchanged[S]:
         """The result of a step in which some rank saw an inf or NaN."""

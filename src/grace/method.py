@@ -20,6 +20,7 @@ from torch import Tensor
 from grace.collectives import Exchange, Traffic
 from grace.errors import CompositionError
 from grace.facts import Facts
+from grace.finite import Flag
 from grace.knobs import check_knobs
 from grace.peer import Peer
 
@@ -34,12 +35,13 @@ class Exchanged(Generic[S]):
     rest: x minus my share of mean (where peer.lent.keep_rest): the average over ranks of x - rest is mean.
     state: replaces the state that went in.
     finite: False if any rank saw an inf or NaN. Then mean is NaN throughout, on every rank, and memories stay as they were.
+        A bool on the CPU; on an accelerator a 0-d bool tensor that the host need not read (``grace.finite``).
     """
 
     mean: Tensor
     rest: Tensor | None
     state: S
-    finite: bool = True
+    finite: Flag = True
 
     @classmethod
     def poisoned(cls, x: Tensor, state: S) -> Exchanged[S]:

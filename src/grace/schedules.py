@@ -19,6 +19,8 @@ from torch import Tensor
 from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.errors import CompositionError, ConfigurationError
 from grace.facts import Facts
+from grace.finite import fill_unless_
+from grace.kernels.finite import all_finite
 from grace.knobs import Steps, as_call, check_knobs, spell_value
 from grace.method import Exchanged, Method
 from grace.peer import Peer
@@ -320,9 +322,11 @@ class Delayed(Method[Any]):
         if peer.step >= self.start:
             return (yield from self.method.exchange(x, state, peer))
         mean = yield AllReduce(x, "mean", donate=True)
-        if not bool(mean.isfinite().all()):
+        finite = all_finite(mean)
+        if finite is False:
             return Exchanged.poisoned(mean, state)
-        return Exchanged(mean, torch.zeros_like(mean) if peer.lent.keep_rest else None, state)
+        fill_unless_(finite, mean, math.nan)
+        return Exchanged(mean, torch.zeros_like(mean) if peer.lent.keep_rest else None, state, finite)
 
     def facts(self, like: Tensor) -> Facts:
         return self.method.facts(like)

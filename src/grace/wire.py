@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 
 from grace.errors import PayloadError, StepMismatch
+from grace.finite import Flag, on_host
+from grace.refusals import refuse_unless
 
 VERSION = 2  # of the wire format
 HEADER = 4
@@ -68,26 +70,47 @@ def _typed(piece: Tensor, dtype: torch.dtype) -> Tensor:
     return flat.view(dtype).view(piece.shape[0], piece.shape[1] // dtype.itemsize)
 
 
+def check_shape(name: str, field: Tensor, shape: Sequence[int]) -> None:
+    """Compares a field's shape with what it should be: a smaller one would be broadcast.
+
+    Raises:
+        PayloadError: they differ; names the field.
+    """
+    if tuple(field.shape) != tuple(shape):
+        raise PayloadError(f"field {name!r} must have the shape {tuple(shape)}, got {tuple(field.shape)}")
+
+
 def checked_scale(name: str, scale: Tensor) -> Tensor:
-    """``scale`` itself, if every number in it is finite and not negative.
+    """``scale`` itself; every number in it has to be finite and not negative.
 
     Raises:
         PayloadError: otherwise; names the field.
     """
-    if not bool(((scale >= 0) & (scale <= torch.finfo(scale.dtype).max)).all()):
-        raise PayloadError(f"field {name!r} must be finite and not negative, got {scale.flatten()[:4].tolist()}...")
+    fine = ((scale >= 0) & (scale <= torch.finfo(scale.dtype).max)).all()
+    refuse_unless(fine, lambda: PayloadError(f"field {name!r} must be finite and not negative{_some(scale)}"))
     return scale
 
 
 def checked_index(name: str, index: Tensor, n: int) -> Tensor:
-    """``index`` itself, if every number in it is in [0, n).
+    """``index`` itself; every number in it has to be in [0, n). On an accelerator, where that is told later, clamped to it.
 
     Raises:
         PayloadError: otherwise; names the field.
     """
-    if index.numel() and not (int(index.min()) >= 0 and int(index.max()) < n):
-        raise PayloadError(f"field {name!r} must be in [0, {n}), got {int(index.min())} to {int(index.max())}")
-    return index
+    if index.numel() == 0:
+        return index
+    low, high = index.aminmax()
+    refuse_unless(
+        (low >= 0) & (high < n), lambda: PayloadError(f"field {name!r} must be in [0, {n}){_some(low, high)}")
+    )
+    return index if on_host(index.device) else index.clamp(0, n - 1)
+
+
+def _some(*values: Tensor) -> str:
+    """Numbers for an error, where the host may read them."""
+    if not on_host(values[0].device):
+        return ""
+    return f", got {', '.join(str(number) for value in values for number in value.flatten()[:4].tolist())}..."
 
 
 # ---- sealed wires ---------------------------------------------------------------------------------------------------
@@ -96,16 +119,20 @@ def sealed_bytes(size: int) -> int:
     return HEADER + -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def seal(wire: Tensor, finite: bool, step: int, size: int | None = None, out: Tensor | None = None) -> Tensor:
+def seal(wire: Tensor, finite: Flag, step: int, size: int | None = None, out: Tensor | None = None) -> Tensor:
     """Wires ``[b, w]`` of any dtype -> sealed uint8 ``[b, sealed_bytes(size or w's bytes)]``: ``out``, if it is given.
 
-    finite: whether the sender saw finite numbers only. step: the sender's.
+    finite: whether the sender saw finite numbers only: a bool, or a 0-d bool tensor. step: the sender's.
     """
     raw = wire.contiguous().view(torch.uint8).view(wire.shape[0], -1)
     width = raw.shape[1]
     if out is None:
         out = raw.new_empty(raw.shape[0], sealed_bytes(width if size is None else size))
-    out.view(torch.int32)[:, 0] = _header(finite, step)
+    headers = out.view(torch.int32)[:, 0]
+    if isinstance(finite, Tensor):
+        headers.copy_(_header(False, step) - finite.to(torch.int32))  # the status is the lowest bit
+    else:
+        headers.fill_(_header(finite, step))
     out[:, HEADER : HEADER + width] = raw
     out[:, HEADER + width :] = 0
     return out
@@ -124,7 +151,7 @@ def unseal(sealed: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     return _typed(sealed[:, HEADER : HEADER + width], dtype)
 
 
-def read_headers(sealed: Tensor, step: int, sender: int = 0) -> bool:
+def read_headers(sealed: Tensor, step: int, sender: int = 0) -> Flag:
     """Whether every sender of these sealed wires ``[b, s]`` saw finite numbers only.
 
     step: the receiver's. sender: the rank that the first row came from; the others came from the ranks after it.
@@ -135,16 +162,29 @@ def read_headers(sealed: Tensor, step: int, sender: int = 0) -> bool:
     """
     if sealed.shape[1] < HEADER:
         raise PayloadError(f"truncated payload: field 'status' needs {HEADER} bytes of {sealed.shape[1]}")
-    headers: list[int] = sealed[:, :HEADER].contiguous().view(torch.int32).view(-1).tolist()
-    if headers.count(_header(True, step)) == len(headers):
+    found = sealed[:, :HEADER].contiguous().view(torch.int32).view(-1)
+    good, bad = _header(True, step), _header(False, step)
+    if not on_host(sealed.device):
+        finite, legal = found == good, (found == good) | (found == bad)
+        refuse_unless(legal.all(), lambda: _explain(found.tolist(), step, sender))
+        return finite.all()
+    headers: list[int] = found.tolist()
+    if headers.count(good) == len(headers):
         return True
+    if any(header not in (good, bad) for header in headers):
+        raise _explain(headers, step, sender)
+    return False
+
+
+def _explain(headers: list[int], step: int, sender: int) -> PayloadError:
+    """The error for headers of which one is not what it should be."""
     for rank, header in enumerate(headers, sender):
         if header & 0xFF not in (0, 1):
-            raise PayloadError(f"field 'status' of rank {rank} must be 0 or 1, got {header & 0xFF}")
+            return PayloadError(f"field 'status' of rank {rank} must be 0 or 1, got {header & 0xFF}")
         if (theirs := header >> 8 & (STEPS - 1)) != step % STEPS:
-            raise StepMismatch(
+            return StepMismatch(
                 f"rank {rank} sent its step {theirs}, this rank is at step {step % STEPS} (modulo 2**24): all ranks must make "
                 "the same steps. Give every rank equally many batches, load the same checkpoint on all, and let nothing "
                 "that only one rank knows decide whether a step is made"
             )
-    return False
+    raise AssertionError("the headers are as they should be")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllGather, Exchange, Traffic
-from grace.communicators.base import Communicator, decoded, sealed, stand_in, traced
+from grace.communicators.base import Communicator, seal, stand_in, sum_costs
 from grace.loan import Loan
 from grace.method import Exchanged
 from grace.peer import Peer
@@ -25,11 +25,10 @@ class Allgather(Communicator):
         loan = Loan(x, peer)
         wire, finite = self._encode(loan, peer)
         widths = yield from self._widths(wire, x.numel(), peer)
-        gathered = yield AllGather(sealed(wire, finite, max(widths), peer)[0])  # [W, s]
-        if not wires.read_headers(gathered, peer.step):
-            return loan.poison(None)
-        return decoded(self, loan, list(gathered[:, None]), widths, wire.dtype, peer)
+        gathered = yield AllGather(seal(wire, finite, max(widths), peer)[0])  # [W, s]
+        finite = wires.read_headers(gathered, peer.step)
+        return self._give_back(loan, list(gathered[:, None]), widths, wire.dtype, finite, peer)
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         size = self._payload(like.numel())
-        return None if size is None else traced(peer, AllGather(stand_in(size)))
+        return None if size is None else sum_costs(peer, AllGather(stand_in(size)))

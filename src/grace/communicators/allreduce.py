@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Traffic
-from grace.communicators.base import Communicator, stand_in, traced
+from grace.communicators.base import Communicator, stand_in, sum_costs
 from grace.errors import CompositionError
+from grace.finite import fill_unless_
 from grace.kernels.finite import all_finite
 from grace.knobs import as_call
 from grace.loan import Loan
@@ -52,18 +53,20 @@ class Allreduce(Communicator):
         if self.compressor.predivide:  # never with a memory: see with_memory
             loan.numbers.mul_(1 / peer.world)
         wire, finite = self._encode(loan, peer)
-        if not finite:
-            wire = torch.full_like(wire, math.nan)
+        fill_unless_(finite, wire, math.nan)
         answer = yield AllReduce(wire, "sum" if self.compressor.predivide else "mean", donate=True)
-        if not all_finite(answer):
+        finite = all_finite(answer)
+        if finite is False:
             return loan.poison(None)
         if self.compressor.predivide and peer.lent.keep_rest:
             loan.work.mul_(peer.world)
         mean = loan.make_room()
-        self._aggregate([answer], mean.view(1, -1), peer, 1.0)
-        return loan.give_back(mean, None)
+        finite = self._decode([answer], mean.view(1, -1), peer, 1.0, finite)
+        if finite is False:
+            return loan.poison(None)
+        return loan.give_back(mean, None, finite)
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         dtype = like.dtype if self.compressor.transparent and not peer.lent.keep_rest else torch.uint8
         size = like.numel() if dtype == like.dtype else self.compressor.facts(like.numel()).payload
-        return None if size is None else traced(peer, AllReduce(stand_in(size, dtype=dtype)))
+        return None if size is None else sum_costs(peer, AllReduce(stand_in(size, dtype=dtype)))

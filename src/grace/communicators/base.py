@@ -14,11 +14,14 @@ from grace.collectives import AllGather, Collective, Exchange, Traffic, cost
 from grace.compressor import Compressor
 from grace.errors import CompositionError, PayloadError
 from grace.facts import Facts
+from grace.finite import Flag, both
+from grace.kernels.finite import all_finite
 from grace.knobs import as_call, check_knobs
 from grace.loan import Loan
 from grace.method import Exchanged, Method
 from grace.peer import Peer
 from grace.random import Stream
+from grace.refusals import decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ class Communicator(Method[Any]):
         shared = compressor.randomness == "shared"
         return peer.shared(compressor.id) if shared else peer.private(compressor.id).fork(hop)
 
-    def _encode(self, loan: Loan, peer: Peer, rows: int = 1) -> tuple[Tensor, bool]:
+    def _encode(self, loan: Loan, peer: Peer, rows: int = 1) -> tuple[Tensor, Flag]:
         """The loan's numbers and the memory, as so many rows -> wire ``[rows, w]``, and whether all were finite."""
         numbers, work = loan.numbers.view(rows, -1), loan.work.view(rows, -1)
         memory = None if loan.memory is None else loan.memory.view(rows, -1)
@@ -92,6 +95,30 @@ class Communicator(Method[Any]):
         compressor = self._at(hop)
         compressor.aggregate_(received, out, scale, peer.shared(compressor.id))
 
+    def _decode(
+        self, received: Sequence[Tensor], out: Tensor, peer: Peer, scale: float, finite: Flag, hop: int = 0
+    ) -> Flag:
+        """As :meth:`_aggregate`, of wires that mean something only if ``finite``: whether out is finite and says that."""
+        finite = decode(finite, lambda: self._aggregate(received, out, peer, scale, hop))
+        return both(finite, all_finite(out)) if self._at(hop).overflows and finite is not False else finite
+
+    def _give_back(
+        self, loan: Loan, sealed: list[Tensor], widths: list[int], dtype: torch.dtype, finite: Flag, peer: Peer
+    ) -> Exchanged[Any]:
+        """The aggregate of all ranks' sealed wires, added up in the order of the ranks: the same bits everywhere. Where not
+        all saw finite numbers, NaN.
+        """
+        if finite is False:
+            return loan.poison(None)
+        mean = loan.make_room()
+        vote = self.compressor.aggregation == "majority"
+        received = [wires.unseal(one, width, dtype) for one, width in zip(sealed, widths, strict=True)]
+        scale = 1.0 if vote else 1 / peer.world
+        finite = self._decode(received, mean.view(1, -1), peer, scale, finite)
+        if finite is False:
+            return loan.poison(None)
+        return loan.give_back(mean, None, finite)
+
     def _payload(self, n: int) -> int | None:
         """Bytes of the sealed wire of n numbers; None if they vary."""
         size = self.compressor.facts(n).payload
@@ -103,7 +130,7 @@ class Communicator(Method[Any]):
         if not self.compressor.varies:
             return [width] * peer.world
         answer = yield AllGather(torch.tensor([width], dtype=torch.int64, device=wire.device))
-        widths = checked_widths(answer.view(-1), n)
+        widths = check_widths(answer.view(-1), n)
         if widths[peer.rank] != width:
             raise PayloadError(
                 f"field 'width' of rank {peer.rank}, this one, came back as {widths[peer.rank]}, not {width}"
@@ -111,24 +138,21 @@ class Communicator(Method[Any]):
         return widths
 
 
-def sealed(wire: Tensor, finite: bool, size: int, peer: Peer) -> Tensor:
+def seal(wire: Tensor, finite: Flag, size: int, peer: Peer) -> Tensor:
     """Wires ``[b, w]`` as they travel, in scratch memory: nobody needs them once the exchange has ended."""
     out = peer.lent.scratch((wire.shape[0], wires.sealed_bytes(size)), wire, torch.uint8)
     return wires.seal(wire, finite, peer.step, size, out)
 
 
-def decoded(
-    method: Communicator, loan: Loan, sealed: list[Tensor], widths: list[int], dtype: torch.dtype, peer: Peer
-) -> Exchanged[None]:
-    """The aggregate of all ranks' wires, added up in the order of the ranks: the same bits everywhere."""
-    mean = loan.make_room()
-    vote = method.compressor.aggregation == "majority"
-    received = [wires.unseal(one, width, dtype) for one, width in zip(sealed, widths, strict=True)]
-    method._aggregate(received, mean.view(1, -1), peer, 1.0 if vote else 1 / peer.world)
-    return loan.give_back(mean, None)
+def read_all_headers(received: Sequence[Tensor], peer: Peer) -> Flag:
+    """Whether all ranks, of which each one sent one of these sealed wires ``[1, s]``, saw finite numbers only."""
+    finite: Flag = True
+    for rank, one in enumerate(received):
+        finite = both(finite, wires.read_headers(one, peer.step, rank))
+    return finite
 
 
-def checked_widths(widths: Tensor, n: int) -> list[int]:
+def check_widths(widths: Tensor, n: int) -> list[int]:
     """Widths of wires of n numbers, as they came from the network.
 
     Raises:
@@ -142,7 +166,7 @@ def checked_widths(widths: Tensor, n: int) -> list[int]:
     return out
 
 
-def traced(peer: Peer, *ops: Collective) -> Traffic:
+def sum_costs(peer: Peer, *ops: Collective) -> Traffic:
     """What one worker moves for these collectives."""
     return sum((cost(op, peer.rank, peer.world) for op in ops), Traffic())
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import Broadcast as BroadcastOp
 from grace.collectives import Exchange, Traffic
-from grace.communicators.base import Communicator, decoded, sealed, stand_in, traced
+from grace.communicators.base import Communicator, read_all_headers, seal, stand_in, sum_costs
 from grace.loan import Loan
 from grace.method import Exchanged
 from grace.peer import Peer
@@ -26,18 +26,18 @@ class Broadcast(Communicator):
         loan = Loan(x, peer)
         wire, finite = self._encode(loan, peer)
         widths = yield from self._widths(wire, x.numel(), peer)
-        mine = sealed(wire, finite, widths[peer.rank], peer)
+        mine = seal(wire, finite, widths[peer.rank], peer)
         received = []
         for root, width in enumerate(widths):
             buf = mine if root == peer.rank else mine.new_zeros(1, wires.sealed_bytes(width))
             received.append((yield BroadcastOp(buf, root)))
-        seen = [wires.read_headers(one, peer.step, root) for root, one in enumerate(received)]
-        if not all(seen):
-            return loan.poison(None)
-        return decoded(self, loan, received, widths, wire.dtype, peer)
+        finite = read_all_headers(received, peer)
+        return self._give_back(loan, received, widths, wire.dtype, finite, peer)
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         size = self._payload(like.numel())
         return (
-            None if size is None else traced(peer, *(BroadcastOp(stand_in(size), root) for root in range(peer.world)))
+            None
+            if size is None
+            else sum_costs(peer, *(BroadcastOp(stand_in(size), root) for root in range(peer.world)))
         )

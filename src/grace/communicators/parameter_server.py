@@ -10,9 +10,10 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import Broadcast as BroadcastOp
 from grace.collectives import Exchange, Permute, Traffic
-from grace.communicators.base import sealed, stand_in, traced
+from grace.communicators.base import read_all_headers, seal, stand_in, sum_costs
 from grace.communicators.two_hops import TwoHops
 from grace.errors import ConfigurationError
+from grace.finite import Flag, both, fill_unless_
 from grace.loan import Loan
 from grace.method import Exchanged
 from grace.peer import Peer
@@ -47,38 +48,40 @@ class ParameterServer(TwoHops):
         loan = Loan(x, peer)
         wire, own_finite = self._encode(loan, peer)
         widths = yield from self._widths(wire, n, peer)
-        mine = sealed(wire, own_finite, max(widths), peer)
+        mine = seal(wire, own_finite, max(widths), peer)
         inbox = [mine] * W
         for rank in range(W):
             if rank != server:
                 inbox[rank] = yield Permute(mine, ((rank, server),))
-        seen = [wires.read_headers(one, peer.step, rank) for rank, one in enumerate(inbox)] if serving else []
-        finite = all(seen)
+        finite: Flag = read_all_headers(inbox, peer) if serving else False
         total = peer.lent.scratch((1, n), x)  # the server's: the mean, then its second rounding
-        if serving and finite:
-            received = [wires.unseal(one, width, wire.dtype) for one, width in zip(inbox, widths, strict=True)]
-            self._aggregate(received, total, peer, 1 / W)
-        else:
-            total.zero_()
+        received = [wires.unseal(one, width, wire.dtype) for one, width in zip(inbox, widths, strict=True)]
+        finite = self._decode(received, total, peer, 1 / W, finite)
+        fill_unless_(finite, total, 0.0)
         again = self._compress_again(total, state, peer)  # other ranks' only gives the shape
+        if serving:
+            finite = both(finite, self._keep_debt(total, loan.work, peer))
         widths = yield from self._widths(again, n, peer)
         reply = (
-            sealed(again, finite, widths[server], peer)
+            seal(again, finite, widths[server], peer)
             if serving
             else mine.new_zeros(1, wires.sealed_bytes(widths[server]))
         )
         answer = yield BroadcastOp(reply, server)
-        if not wires.read_headers(answer, peer.step, server):
+        finite = wires.read_headers(answer, peer.step, server)
+        if finite is False:
             return loan.poison(state)
-        if peer.lent.keep_rest and serving and not self.server_memory:
-            loan.work.add_(total[0], alpha=W)
         mean = loan.make_room()
-        self._aggregate([wires.unseal(answer, widths[server], again.dtype)], mean.view(1, -1), peer, 1.0, hop=1)
-        return loan.give_back(mean, self._committed(total, 0, x, state, peer) if serving else None)
+        said = wires.unseal(answer, widths[server], again.dtype)
+        finite = self._decode([said], mean.view(1, -1), peer, 1.0, finite, hop=1)
+        if finite is False:
+            return loan.poison(state)
+        state = self._commit(total, 0, x, state, finite, peer) if serving else None
+        return loan.give_back(mean, state, finite)
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         size = self._payload(like.numel())
         if size is None:
             return None
         up = [Permute(stand_in(size), ((rank, self.server),)) for rank in range(peer.world) if rank != self.server]
-        return traced(peer, *up, BroadcastOp(stand_in(size), self.server))
+        return sum_costs(peer, *up, BroadcastOp(stand_in(size), self.server))

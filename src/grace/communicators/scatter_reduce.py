@@ -10,8 +10,9 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllGather, AllToAll, Exchange, Traffic
-from grace.communicators.base import sealed, stand_in, traced
+from grace.communicators.base import seal, stand_in, sum_costs
 from grace.communicators.two_hops import TwoHops
+from grace.finite import both, fill_unless_
 from grace.loan import Loan
 from grace.method import Exchanged
 from grace.peer import Peer
@@ -36,28 +37,29 @@ class ScatterReduce(TwoHops):
             loan.pad(W * c)
         wire, own_finite = self._encode(loan, peer, W)  # [W, w]
         widths = yield from self._widths(wire, c, peer)
-        theirs = yield AllToAll(sealed(wire, own_finite, max(widths), peer))  # [W, s]: everyone's version of my chunk
+        theirs = yield AllToAll(seal(wire, own_finite, max(widths), peer))  # [W, s]: everyone's version of my chunk
         finite = wires.read_headers(theirs, peer.step)
         chunk = peer.lent.scratch((1, c), x)
-        if finite:
-            received = [
-                wires.unseal(one, width, wire.dtype) for one, width in zip(theirs[:, None], widths, strict=True)
-            ]
-            self._aggregate(received, chunk, peer, 1 / W)
-        else:
-            chunk.zero_()
+        received = [wires.unseal(one, width, wire.dtype) for one, width in zip(theirs[:, None], widths, strict=True)]
+        finite = self._decode(received, chunk, peer, 1 / W, finite)
+        fill_unless_(finite, chunk, 0.0)
         again = self._compress_again(chunk, state, peer)  # chunk: now my second rounding
+        finite = both(finite, self._keep_debt(chunk, loan.work.view(W, c)[peer.rank], peer))
         widths = yield from self._widths(again, c, peer)
-        final = yield AllGather(sealed(again, finite, max(widths), peer)[0])  # [W, s]
-        if not wires.read_headers(final, peer.step):
+        final = yield AllGather(seal(again, finite, max(widths), peer)[0])  # [W, s]
+        finite = wires.read_headers(final, peer.step)
+        if finite is False:
             return loan.poison(state)
-        if peer.lent.keep_rest and not self.server_memory:
-            loan.work.view(W, c)[peer.rank].add_(chunk[0], alpha=W)  # one worker's share of the mean is 1/W of it
         mean = loan.make_room()
-        for row, one, width in zip(mean.view(W, 1, c), final[:, None], widths, strict=True):
-            self._aggregate([wires.unseal(one, width, again.dtype)], row, peer, 1.0, hop=1)
-        return loan.give_back(mean, self._committed(chunk, peer.rank * c, x, state, peer))
+        received = [wires.unseal(one, width, again.dtype) for one, width in zip(final[:, None], widths, strict=True)]
+        for row, one in zip(mean.view(W, 1, c), received, strict=True):
+            finite = self._decode([one], row, peer, 1.0, finite, hop=1)
+        if finite is False:
+            return loan.poison(state)
+        return loan.give_back(mean, self._commit(chunk, peer.rank * c, x, state, finite, peer), finite)
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         size = self._payload(math.ceil(like.numel() / peer.world))
-        return None if size is None else traced(peer, AllToAll(stand_in(peer.world, size)), AllGather(stand_in(size)))
+        return (
+            None if size is None else sum_costs(peer, AllToAll(stand_in(peer.world, size)), AllGather(stand_in(size)))
+        )

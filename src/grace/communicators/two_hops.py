@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,8 +13,37 @@ from grace.communicators.base import Communicator
 from grace.compressor import Compressor
 from grace.errors import StateError
 from grace.facts import Facts
-from grace.learning_rate import lr_ratio
+from grace.finite import Flag, store_
+from grace.kernels.finite import all_finite
+from grace.learning_rate import Rate, choose_rate, lr_ratio, scale
 from grace.peer import Peer
+
+
+class ServerDebt(NamedTuple):
+    """What the owner of a chunk owes.
+
+    debt: ``[c]`` float32, in units of the mean; zeros where the chunk reaches beyond the tensor. start: where the chunk
+    begins in the flat tensor. world: W. shape: of the tensor. lr: the learning rate that it is in units of; 0 if unknown.
+    """
+
+    debt: Tensor
+    start: int
+    world: int
+    shape: tuple[int, ...]
+    lr: Rate
+
+    @classmethod
+    def read(cls, state: Any) -> ServerDebt | None:
+        """From a state that was saved as a plain tuple.
+
+        Raises:
+            StateError: it is something else.
+        """
+        if state is None or isinstance(state, cls):
+            return state
+        if not isinstance(state, tuple) or len(state) != len(cls._fields) or not isinstance(state[0], Tensor):
+            raise StateError(f"a server memory should be {', '.join(cls._fields)}, got {state!r}")
+        return cls(*state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +54,8 @@ class TwoHops(Communicator):
     ``server_memory`` the owner keeps it to itself, for the next average (server error feedback):
     ``a = mean + d;  send C(a);  d = a - C(a)``. Where ``peer.lr`` is given, d follows the learning rate.
 
-    State: None before the first exchange, which learns W from its peer, and where there is no server memory; then
-    (d, where it begins in the tensor, W, shape, last learning rate). d is float32.
+    State: a :class:`ServerDebt`; None before the first exchange, which learns W from its peer, and where there is no server
+    memory.
     """
 
     averages: ClassVar[bool] = True
@@ -50,9 +79,10 @@ class TwoHops(Communicator):
 
     def owed(self, state: Any) -> Tensor | None:
         """The server's debt, times W: one worker's share of a mean is 1/W of it."""
-        if state is None:
+        held = ServerDebt.read(state)
+        if held is None:
             return None
-        debt, start, world, shape, _ = state
+        debt, start, world, shape, _ = held
         out: Tensor = debt.new_zeros(math.prod(shape))
         mine = out[start : start + debt.numel()]
         torch.mul(debt[: mine.numel()], world, out=mine)
@@ -62,18 +92,27 @@ class TwoHops(Communicator):
         """``average [1, c]`` plus what is owed -> wire; leaves the new debt in ``average``."""
         if not self.server_memory:
             return self._compress(average, peer, hop=1)
-        if state is not None:
-            debt, *_, last = state
-            if debt.numel() != average.numel():
-                raise StateError(f"a server memory of {debt.numel()} numbers does not fit {average.numel()}")
-            average[0].add_(debt, alpha=1.0 if peer.lr is None else lr_ratio(last, peer.lr))
+        if (held := ServerDebt.read(state)) is not None:
+            if held.debt.numel() != average.numel():
+                raise StateError(f"a server memory of {held.debt.numel()} numbers does not fit {average.numel()}")
+            average[0].add_(scale(held.debt, 1.0 if peer.lr is None else lr_ratio(held.lr, peer.lr)))
         return self._compress(average, peer.lending(keep_rest=True), hop=1)
 
-    def _committed(self, debt: Tensor, start: int, x: Tensor, state: Any, peer: Peer) -> Any:
+    def _keep_debt(self, debt: Tensor, rest: Tensor, peer: Peer) -> Flag:
+        """Adds my second rounding ``debt [1, c]`` to my rest of this chunk, ``[c]``, unless the server memory keeps it:
+        whether what is kept is finite. One worker's share of a mean is 1/W of it.
+        """
+        if self.server_memory:
+            return all_finite(debt)
+        return all_finite(rest.add_(debt[0], alpha=peer.world)) if peer.lent.keep_rest else True
+
+    def _commit(self, debt: Tensor, start: int, x: Tensor, state: Any, finite: Flag, peer: Peer) -> ServerDebt | None:
         """The state after a step that left ``debt [1, c]``, of a chunk that begins at ``start``."""
-        if not self.server_memory or peer.lr == 0:  # with a learning rate of 0 nothing was applied
-            return state
+        held = ServerDebt.read(state)
+        if not self.server_memory or peer.lr == 0 or finite is False:  # with a learning rate of 0 nothing was applied
+            return held
         debt = debt[0]
         debt[max(0, x.numel() - start) :] = 0  # padding
-        kept = debt.clone() if state is None else state[0].copy_(debt)
-        return (kept, start, peer.world, tuple(x.shape), peer.lr or 0.0)
+        if held is None:
+            held = ServerDebt(torch.zeros_like(debt), start, peer.world, tuple(x.shape), 0.0)
+        return held._replace(debt=store_(finite, debt, held.debt), lr=choose_rate(finite, peer.lr or 0.0, held.lr))

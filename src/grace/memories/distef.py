@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeAlias, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from grace.collectives import Exchange
+from grace.finite import choose_
 from grace.knobs import Range
-from grace.memories.error_feedback import ErrorFeedback
+from grace.memories.base import forget_overflowing_
+from grace.memories.error_feedback import ErrorFeedback, FeedbackState, FollowingState
 from grace.method import Exchanged
 from grace.peer import Peer
 from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
-_EFState: TypeAlias = tuple[Any, ...]
+
+
+class DistEFState(NamedTuple):
+    """velocity: m, like the gradient, float32 or float64. feedback: of :class:`ErrorFeedback`, with e."""
+
+    velocity: Tensor
+    feedback: FeedbackState | FollowingState
 
 
 @register_memory("distef")
@@ -32,27 +40,31 @@ class DistEF(ErrorFeedback[S], Generic[S]):
         method, beta, gamma, follow_lr: as in :class:`ErrorFeedback`.
         mu: decay of the momentum, in [0, 1).
 
-    State: m and e, float32, each as large as the gradient. Reference: Zheng, Huang and Kwok, "Communication-Efficient
+    State: :class:`DistEFState`; m and e are float32, each as large as the gradient.
+    Reference: Zheng, Huang and Kwok, "Communication-Efficient
     Distributed Blockwise Momentum SGD with Error-Feedback", NeurIPS 2019, arXiv 1905.10936, algorithm 3.
     """
 
     mu: Annotated[float, Range(0, below=1)] = 0.9
 
-    def init(self, like: Tensor) -> _EFState:
+    def init(self, like: Tensor) -> Any:
         state = ErrorFeedback.init(self, like)
-        return torch.zeros_like(state[0]), state
+        return DistEFState(torch.zeros_like(state.memory), state)
 
-    def exchange(self, x: Tensor, state: _EFState, peer: Peer) -> Exchange[Exchanged[_EFState]]:
+    def exchange(self, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
         velocity, feedback = state
         m = peer.lent.swap_in(velocity)
         torch.mul(velocity, self.mu, out=m).add_(x)
         p = peer.lent.scratch(tuple(x.shape), x, velocity.dtype)
         torch.mul(m, self.mu, out=p).add_(x)
-        out = yield from ErrorFeedback.exchange(self, p, feedback, peer)
-        if out.finite:
-            velocity, m = m, velocity
+        applied_as = peer.lent.applied_as or x.dtype
+        out = yield from ErrorFeedback.exchange(self, p, feedback, peer.lending(applied_as=applied_as))
+        if out.finite is not True:
+            forget_overflowing_(out.finite, velocity, self.gamma * self.mu**2, out.state.memory)
+        if out.finite is not False:
+            velocity, m = choose_(out.finite, m, velocity), velocity
         peer.lent.swap_out(m)
-        return Exchanged(out.mean.to(x.dtype), None, (velocity, out.state), out.finite)
+        return Exchanged(out.mean, None, DistEFState(velocity, out.state), out.finite)
 
-    def owed(self, state: _EFState) -> Tensor | None:
+    def owed(self, state: Any) -> Tensor | None:
         return ErrorFeedback.owed(self, state[1])

@@ -5,6 +5,7 @@ Letters: g a worker's gradient, h its estimate of it, H the mean of all h (the s
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -14,7 +15,10 @@ from torch import Tensor
 from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.errors import CompositionError
 from grace.facts import Facts
+from grace.finite import fill_unless_, known, store_
+from grace.kernels.finite import all_finite
 from grace.knobs import Share, as_call
+from grace.loan import narrow
 from grace.memories.base import Memory, state_dtype
 from grace.method import Exchanged, Method
 from grace.peer import Peer
@@ -89,19 +93,24 @@ class EF21(Memory[S], Generic[S]):
         torch.sub(target, local, out=difference)
         lent = peer.lent.scratch(tuple(x.shape), x, local.dtype).copy_(difference)
         out = yield from self.method.exchange(lent, inner, replace(peer, lr=None).lending(keep_rest=True, spare=None))
-        if not out.finite:
+        if out.finite is False:
             return Exchanged.poisoned(x, state)
         assert out.rest is not None, f"{as_call(self.method)} did not keep the rest"
-        local.add_(difference.sub_(out.rest))  # what was not sent is exactly zero here, and h keeps its bits
-        shared.add_(out.mean)
+        applied = torch.add(shared, out.mean, out=peer.lent.scratch(tuple(x.shape), x, shared.dtype))
+        mean, finite = narrow(applied, peer.lent.applied_as or x.dtype, out.finite)
+        # what was not sent is exactly zero here, and h keeps its bits
+        store_(finite, difference.sub_(out.rest).add_(local), local)
+        store_(finite, applied, shared)
         if velocity is not None:
-            velocity.copy_(target)
-        return Exchanged(x.copy_(shared), None, state._replace(inner=out.state))
+            store_(finite, target, velocity)
+        if finite is False:
+            return Exchanged.poisoned(x, state)
+        return Exchanged(fill_unless_(finite, mean, math.nan), None, state._replace(inner=out.state), finite)
 
     def _first(self, x: Tensor, state: EF21State, peer: Peer) -> Exchange[Exchanged[EF21State]]:
         mine = peer.lent.scratch(tuple(x.shape), x, state.local.dtype).copy_(x)
         mean = yield AllReduce(mine)
-        if not bool(mean.isfinite().all()):
+        if not known(all_finite(mean)):  # what the next step sends depends on it; once in a run
             return Exchanged.poisoned(x, state)
         state.local.copy_(x)
         state.shared.copy_(mean)

@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
 from grace.errors import CompositionError
+from grace.finite import choose_
 from grace.kernels.finite import sum_finite
 from grace.knobs import Positive, Share, as_call
-from grace.learning_rate import lr_ratio
-from grace.memories.base import Memory
+from grace.learning_rate import Rate, choose_rate, lr_ratio
+from grace.loan import narrow
+from grace.memories.base import Memory, drop_overflow_
 from grace.method import Exchanged, Method
 from grace.peer import Peer
 from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
-_EFState: TypeAlias = tuple[Any, ...]  # memory, the method's state, and with follow_lr the last learning rate
+
+
+class FeedbackState(NamedTuple):
+    """memory: e, like the gradient, float32 or float64. inner: the method's state."""
+
+    memory: Tensor
+    inner: Any
+
+
+class FollowingState(NamedTuple):
+    """As :class:`FeedbackState`, with ``follow_lr``. lr: the learning rate that e is in units of; 0 while it is empty."""
+
+    memory: Tensor
+    inner: Any
+    lr: Rate
 
 
 @register_memory("residual")
@@ -38,7 +54,10 @@ class ErrorFeedback(Memory[S]):
         gamma: weight of the gradient, > 0 and finite.
         follow_lr: whether e follows the learning rate; then :attr:`grace.Peer.lr` must say what it is.
 
-    State: float32, as large as the gradient. References: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019.
+    Where the gradient is bf16 or f16, what the cast of the mean loses was computed and is not applied: every worker owes it.
+
+    State: :class:`FeedbackState`, with ``follow_lr`` :class:`FollowingState`; e is float32, as large as the gradient.
+    References: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019.
     """
 
     beta: Share = 1.0
@@ -49,39 +68,51 @@ class ErrorFeedback(Memory[S]):
         Memory.__post_init__(self)
         object.__setattr__(self, "method", self.method.with_memory())
 
-    def init(self, like: Tensor) -> _EFState:
+    def init(self, like: Tensor) -> Any:
         memory, inner = Memory.init(self, like)
-        return (memory, inner, 0.0) if self.follow_lr else (memory, inner)
+        return FollowingState(memory, inner, 0.0) if self.follow_lr else FeedbackState(memory, inner)
 
-    def exchange(self, x: Tensor, state: _EFState, peer: Peer) -> Exchange[Exchanged[_EFState]]:
-        memory, inner, *last = state
-        weight = self.beta * (lr_ratio(last[0], peer.lr) if last else 1.0)
+    def exchange(self, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
+        memory, inner, *lrs = state
+        last = lrs[0] if lrs else None
+        applied_as = peer.lent.applied_as or x.dtype
+        weight = self.beta if last is None else self.beta * lr_ratio(last, peer.lr)
         plain = x.dtype == torch.float32 and x.is_contiguous()
-        peer = replace(peer, lr=peer.lr if self.follow_lr else None).lending(keep_rest=True, spare=x if plain else None)
+        peer = replace(peer, lr=peer.lr if self.follow_lr else None).lending(
+            keep_rest=True, spare=x if plain else None, applied_as=None
+        )
         rest = peer.lent.swap_in(memory)  # the memory stays as it is until the exchange has succeeded
-        if plain and self.method.adds_memory and self.gamma == weight == 1:
+        whole = isinstance(weight, float) and self.gamma == weight == 1
+        if plain and self.method.adds_memory and whole:
             p, peer = x, peer.lending(memory=memory, rest=rest)
-        elif plain and self.gamma == weight == 1 and x.device.type == "cpu":
+        elif plain and whole and x.device.type == "cpu":
             p = rest
             sum_finite(x, memory, rest)  # faster than torch.add; who uses p looks for inf and NaN
+        elif isinstance(weight, Tensor):
+            p = torch.mul(memory, weight, out=rest).add_(x, alpha=self.gamma)
         elif self.gamma == 1:
             p = torch.add(x, memory, alpha=weight, out=rest)
         else:
             p = torch.mul(x, self.gamma, out=rest).add_(memory, alpha=weight)
         out = yield from self.method.exchange(p, inner, peer)
-        if out.finite and (not last or peer.lr):
+        if out.finite is not False:
             assert out.rest is not None, f"{as_call(self.method)} did not keep the rest"
             if out.rest.data_ptr() != rest.data_ptr() or out.rest.dtype != rest.dtype:
                 rest.copy_(out.rest)
-            memory, rest = rest, memory
-            last = [peer.lr] if last else []
+        mean, finite = narrow(out.mean, applied_as, out.finite, rest)
+        if finite is not False and (last is None or peer.lr):  # with a learning rate of 0 nothing was applied
+            memory, rest = choose_(finite, rest, memory), memory
+            last = None if last is None else choose_rate(finite, peer.lr or 0.0, last)
+        if finite is not True:
+            drop_overflow_(memory)
         peer.lent.swap_out(rest)
-        return Exchanged(out.mean.to(x.dtype), None, (memory, out.state, *last), out.finite)
+        after = FeedbackState(memory, out.state) if last is None else FollowingState(memory, out.state, last)
+        return Exchanged(mean, None, after, finite)
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         return Memory.traffic(self, like, peer.lending(keep_rest=True))
 
-    def owed(self, state: _EFState) -> Tensor | None:
+    def owed(self, state: Any) -> Tensor | None:
         memory: Tensor = state[0]
         inner = self.method.owed(state[1])
         return memory if inner is None else memory + inner

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from grace.collectives import Exchange
 from grace.errors import CompositionError
+from grace.finite import both, choose_
+from grace.kernels.finite import all_finite
 from grace.knobs import Range, as_call
-from grace.memories.base import Memory
+from grace.loan import narrow
+from grace.memories.base import Memory, forget_overflowing_
 from grace.method import Exchanged, Method
 from grace.peer import Peer
 from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
+
+
+class MomentumState(NamedTuple):
+    """velocity: m, like the gradient, float32 or float64. inner: the method's state."""
+
+    velocity: Tensor
+    inner: Any
 
 
 @register_memory("momentum")
@@ -30,23 +40,32 @@ class Momentum(Memory[S]):
         method: the method to wrap, with or without :class:`ErrorFeedback` inside.
         beta: decay, in [0, 1).
 
-    State: float32, as large as the gradient. Reference: Bernstein et al., ICML 2018, section 3.
+    Under bf16 or f16 gradients what the cast of the mean loses is owed by a memory inside; without one it is lost.
+
+    State: :class:`MomentumState`; m is float32, as large as the gradient. Reference: Bernstein et al., ICML 2018, section 3.
     """
 
     beta: Annotated[float, Range(0, below=1)] = 0.9
 
-    def exchange(self, x: Tensor, state: tuple[Tensor, S], peer: Peer) -> Exchange[Exchanged[tuple[Tensor, S]]]:
+    def init(self, like: Tensor) -> MomentumState:
+        return MomentumState(*Memory.init(self, like))
+
+    def exchange(self, x: Tensor, state: MomentumState, peer: Peer) -> Exchange[Exchanged[MomentumState]]:
         memory, inner = state
         m = peer.lent.swap_in(memory)
         torch.mul(memory, self.beta, out=m).add_(x, alpha=1 - self.beta)
         lent = peer.lent.scratch(tuple(x.shape), x, memory.dtype).copy_(m)
-        out = yield from self.method.exchange(lent, inner, peer)
-        if out.finite and bool(out.mean.isfinite().all()):
-            memory, m = m, memory
+        out = yield from self.method.exchange(lent, inner, peer.lending(applied_as=peer.lent.applied_as or x.dtype))
+        mean, finite = narrow(out.mean, peer.lent.applied_as or x.dtype, out.finite)
+        kept = both(finite, all_finite(mean))
+        if kept is not True:
+            forget_overflowing_(kept, memory, self.beta, self.method.owed(out.state))
+        if kept is not False:
+            memory, m = choose_(kept, m, memory), memory
         peer.lent.swap_out(m)
-        return Exchanged(out.mean.to(x.dtype), None, (memory, out.state), out.finite)
+        return Exchanged(mean, None, MomentumState(memory, out.state), finite)
 
-    def owed(self, state: tuple[Tensor, S]) -> Tensor | None:
+    def owed(self, state: MomentumState) -> Tensor | None:
         return self.method.owed(state[1])
 
     def with_memory(self) -> Method[Any]:

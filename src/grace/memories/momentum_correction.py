@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
 from grace.errors import CompositionError
+from grace.finite import choose_, on_host
 from grace.kernels import accelerate, forget_sent
 from grace.knobs import Positive, Range, as_call
-from grace.memories.base import Memory
+from grace.loan import narrow
+from grace.memories.base import Memory, forget_overflowing_
 from grace.method import Exchanged, Method
 from grace.peer import Peer
 from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
+
+
+class CorrectionState(NamedTuple):
+    """memory: ``[2, ...]``: u and v, each like the gradient, float32 or float64. inner: the method's state."""
+
+    memory: Tensor
+    inner: Any
 
 
 @register_memory("dgc")
@@ -40,7 +49,8 @@ class MomentumCorrection(Memory[S]):
         masking: forget the velocity of what was sent, so that a stale one does not carry on.
         clip: each worker's gradient is cut to the norm clip / sqrt(W), per tensor, > 0 and finite; None: it is not.
 
-    State: u and v ``[2, ...]``, float32, each as large as the gradient; as much again is borrowed during an exchange.
+    State: :class:`CorrectionState`; u and v are float32, each as large as the gradient; as much again is borrowed
+    during an exchange.
     Differs from the paper: gradients are clipped per tensor, as in the authors' code, not over the whole model.
     Reference: Lin, Han, Mao, Wang and Dally, "Deep Gradient Compression: Reducing the Communication Bandwidth for
     Distributed Training", ICLR 2018, arXiv 1712.01887, sections 3.2 and 3.3.
@@ -55,11 +65,11 @@ class MomentumCorrection(Memory[S]):
         Memory.__post_init__(self)
         object.__setattr__(self, "method", self.method.with_memory())
 
-    def init(self, like: Tensor) -> tuple[Tensor, S]:
+    def init(self, like: Tensor) -> CorrectionState:
         v, inner = Memory.init(self, like)
-        return torch.stack([torch.zeros_like(v), v]), inner
+        return CorrectionState(torch.stack([torch.zeros_like(v), v]), inner)
 
-    def exchange(self, x: Tensor, state: tuple[Tensor, S], peer: Peer) -> Exchange[Exchanged[tuple[Tensor, S]]]:
+    def exchange(self, x: Tensor, state: CorrectionState, peer: Peer) -> Exchange[Exchanged[CorrectionState]]:
         memory, inner = state
         successor = peer.lent.swap_in(memory)  # the memory stays as it is until the exchange has succeeded
         u, v = successor
@@ -67,16 +77,21 @@ class MomentumCorrection(Memory[S]):
             _clip_(x, self.clip / math.sqrt(peer.world))
         accelerate(x, memory, self.momentum, self.nesterov, successor)
         spare = x if x.dtype == torch.float32 and x.is_contiguous() and not self.nesterov else None
-        out = yield from self.method.exchange(v, inner, peer.lending(keep_rest=True, spare=spare))
-        if out.finite:
+        out = yield from self.method.exchange(v, inner, peer.lending(keep_rest=True, spare=spare, applied_as=None))
+        finite = out.finite
+        if finite is not False:
             assert out.rest is not None, f"{as_call(self.method)} did not keep the rest"
             if out.rest.data_ptr() != v.data_ptr() or out.rest.dtype != v.dtype:
                 v.copy_(out.rest)
             if self.masking and not self._sends_all(x):
                 forget_sent(u, memory[1], x if self.nesterov else None, v)
-            memory, successor = successor, memory
+        mean, finite = narrow(out.mean, peer.lent.applied_as or x.dtype, finite, v)
+        if finite is not True:
+            forget_overflowing_(finite, memory[0], self.momentum, memory[1])
+        if finite is not False:
+            memory, successor = choose_(finite, successor, memory), memory
         peer.lent.swap_out(successor)
-        return Exchanged(out.mean.to(x.dtype), None, (memory, out.state), out.finite)
+        return Exchanged(mean, None, CorrectionState(memory, out.state), finite)
 
     def _sends_all(self, like: Tensor) -> bool:
         return like.numel() > 0 and self.method.facts(like).contraction == 1
@@ -84,7 +99,7 @@ class MomentumCorrection(Memory[S]):
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         return Memory.traffic(self, like, peer.lending(keep_rest=True))
 
-    def owed(self, state: tuple[Tensor, S]) -> Tensor | None:
+    def owed(self, state: CorrectionState) -> Tensor | None:
         """v: it has been earned; what the velocity would still add has not."""
         return state[0][1]
 
@@ -94,6 +109,8 @@ class MomentumCorrection(Memory[S]):
 
 def _clip_(x: Tensor, limit: float) -> None:
     """Scales x to a norm of at most ``limit``. An x with an inf or NaN is left as it is, for others to find."""
-    norm = float(torch.linalg.vector_norm(x, dtype=torch.float64))
-    if limit < norm < math.inf:
-        x.mul_(limit / norm)
+    norm = torch.linalg.vector_norm(x, dtype=torch.float64)
+    if not on_host(x.device):
+        x.mul_(torch.where((norm > limit) & (norm < math.inf), limit / norm, 1.0))
+    elif limit < float(norm) < math.inf:
+        x.mul_(limit / float(norm))

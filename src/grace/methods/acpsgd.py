@@ -15,6 +15,7 @@ from torch import Tensor
 from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.communicators import Allreduce
 from grace.facts import Facts
+from grace.finite import known
 from grace.kernels import orthonormalize
 from grace.knobs import Count, Positive
 from grace.method import Exchanged, Method
@@ -84,9 +85,9 @@ class ACPSGD(LowRank["ACPState | None"]):
         old, new = (state.p, state.q) if state.turn else (state.q, state.p)
         basis = orthonormalize(old.mT.contiguous())  # [r, m] or [r, l]
         root = math.sqrt(len(old))  # so that a product neither overflows nor vanishes
-        projection = Projection(m, l, basis / root, basis * root, transposed=bool(state.turn))
+        projection = Projection(m, l, basis * (1 / root), basis * root, transposed=bool(state.turn))
         out = yield from Allreduce(projection).exchange(x, None, peer)
-        if not out.finite:
+        if not known(out.finite):  # which factor the next step sends depends on it
             return Exchanged.poisoned(x, state)
         new.copy_(projection.factor)
         return Exchanged(out.mean, out.rest, state._replace(turn=1 - state.turn))

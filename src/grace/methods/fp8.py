@@ -18,6 +18,7 @@ from grace.facts import ROUNDING_BIAS, Facts
 from grace.kernels import MOST, add_scaled_, block_abs_max, block_count, block_divide, spread, stochastic_round
 from grace.knobs import Count
 from grace.random import Stream
+from grace.refusals import refuse_unless
 from grace.registry import register
 
 
@@ -86,11 +87,9 @@ class FP8(Compressor):
             wire, [("scales", torch.float32, block_count(n, self.block)), ("codes", torch.uint8, n)]
         )
         value = codes.contiguous().view(kind.dtype).float()
-        if not bool(value.isfinite().all()):
-            raise PayloadError("field 'codes' must be finite numbers")
+        refuse_unless(value.isfinite().all(), lambda: PayloadError("field 'codes' must be finite numbers"))
         value.mul_(spread(wires.checked_scale("scales", scales), n, self.block))
-        if not bool(value.isfinite().all()):
-            raise PayloadError("field 'scales' must be small enough for its codes")
+        refuse_unless(value.isfinite().all(), lambda: PayloadError("field 'scales' must be small enough for its codes"))
         add_scaled_(out, value, scale)
 
     def facts(self, n: int) -> Facts:

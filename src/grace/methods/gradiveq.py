@@ -16,11 +16,14 @@ from grace.collectives import AllReduce, Broadcast, Exchange, Traffic, cost
 from grace.communicators import Allreduce
 from grace.errors import PayloadError, out_of_range
 from grace.facts import Facts
+from grace.finite import both, known
+from grace.kernels.finite import all_finite
 from grace.knobs import Count, Range, check_knobs
 from grace.method import Exchanged, Method
 from grace.methods.common.matrices import DENSE, Projection
 from grace.methods.common.principal import collect_covariance, leading_components
 from grace.peer import Peer
+from grace.refusals import refuse_unless
 from grace.registry import register
 
 
@@ -97,15 +100,15 @@ class GradiVeQ(Method["GradiVeQState | None"]):
         K, _, N = self._sizes(x.numel())
         root = math.sqrt(K)  # so that a product neither overflows nor vanishes
         basis = state.basis.mT.contiguous()  # [d, K]
-        projection = Projection(N, K, basis / root, basis * root)
+        projection = Projection(N, K, basis * (1 / root), basis * root)
         out = yield from Allreduce(projection).exchange(x, None, peer)
-        turn = (state.turn + out.finite) % (self.collect + self.use)
+        turn = (state.turn + known(out.finite)) % (self.collect + self.use)
         return Exchanged(out.mean, out.rest, state._replace(turn=turn), out.finite)
 
     def _collect(self, x: Tensor, state: GradiVeQState, peer: Peer) -> Exchange[Exchanged[GradiVeQState | None]]:
         """A step without compression, from which the next U learns."""
         out = yield from DENSE.exchange(x, None, peer)
-        if not (out.finite and bool(out.mean.isfinite().all())):
+        if not known(both(out.finite, all_finite(out.mean))):  # what the next step sends depends on it
             return Exchanged.poisoned(x, state)
         K, d, N = self._sizes(x.numel())
         covariance = collect_covariance(out.mean.reshape(-1)[: N * K].view(N, K).float())
@@ -115,8 +118,8 @@ class GradiVeQ(Method["GradiVeQState | None"]):
             covariance += state.covariance
             mine = leading_components(covariance, d) if peer.rank == 0 else torch.zeros_like(state.basis)
             basis = yield Broadcast(mine, 0)
-            if not bool((basis.abs() <= 1.001).all()):
-                raise PayloadError("field 'basis' must hold parts of unit vectors, in [-1, 1]")
+            fine = (basis.abs() <= 1.001).all()
+            refuse_unless(fine, lambda: PayloadError("field 'basis' must hold parts of unit vectors, in [-1, 1]"))
             state.basis.copy_(basis)
             state.covariance.zero_()
         return Exchanged(out.mean, out.rest, state._replace(turn=state.turn + 1))

@@ -15,7 +15,8 @@ from torch import Tensor
 from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.communicators import Allreduce
 from grace.facts import Facts
-from grace.kernels import project_rows, solve_ridge, sum_by_halves
+from grace.finite import known
+from grace.kernels import all_finite, project_rows, solve_ridge, sum_by_halves
 from grace.knobs import Count, Positive, Range
 from grace.method import Exchanged, Method
 from grace.methods.common.matrices import DENSE, LowRank, Projection
@@ -97,13 +98,13 @@ class GradZip(LowRank["GradZipState | None"]):
             encode, _ = _bounded(solve_ridge(given, self.lam))
             matrix = x.reshape(m, l).float().contiguous()
             p = yield AllReduce(project_rows(matrix, encode).mT.contiguous(), donate=True)  # [m, r]
-            if not bool(p.isfinite().all()):
+            if not known(all_finite(p)):
                 return Exchanged.poisoned(x, state)
             turn, given, found = 1, _unit(p).mT.contiguous(), state.q
         encode, scale = _bounded(solve_ridge(given, self.lam))
         projection = Projection(m, l, encode, given * scale, transposed=bool(turn))
         out = yield from Allreduce(projection).exchange(x, None, peer)
-        if not out.finite:
+        if not known(out.finite):  # which factor the next step sends depends on it
             return Exchanged.poisoned(x, state)
         if bool(projection.factor.any()):  # a zero gradient says nothing about where to look next
             found.copy_(projection.factor)
@@ -134,4 +135,4 @@ def _bounded(factor: Tensor) -> tuple[Tensor, float]:
     what it was divided by.
     """
     scale = math.sqrt(factor.shape[1]) * float(sum_by_halves(factor.square()).max().sqrt()) or 1.0
-    return (factor / scale).float(), scale
+    return (factor * (1 / scale)).float(), scale

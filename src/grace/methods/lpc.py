@@ -27,6 +27,7 @@ from grace.kernels import (
 )
 from grace.knobs import Count, Range, Share
 from grace.random import Stream
+from grace.refusals import refuse_unless
 from grace.registry import register
 
 
@@ -103,11 +104,12 @@ class LPC(Compressor):
         ]
         unit, packed = wires.split(wire, fields)
         code = unpack(packed, self.bits, n).to(torch.float32).sub_(self.q + 1)
-        if self.clip == 1 and bool((code < -self.q).any()):
-            raise PayloadError(f"field 'codes' must be in [1, {2 * self.q + 1}]")
+        if self.clip == 1:
+            refuse_unless(
+                (code >= -self.q).all(), lambda: PayloadError(f"field 'codes' must be in [1, {2 * self.q + 1}]")
+            )
         value = code.mul_(spread(wires.checked_scale("units", unit), n, self.block))
-        if not bool(value.isfinite().all()):
-            raise PayloadError("field 'units' must be small enough for its codes")
+        refuse_unless(value.isfinite().all(), lambda: PayloadError("field 'units' must be small enough for its codes"))
         add_scaled_(out, value, scale)
 
     def _omega(self, n: int) -> float:

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from grace import wire as wires
 from grace.compressor import Compressor
 from grace.facts import Facts
 from grace.kernels import add_scaled_
@@ -46,6 +47,7 @@ class Identity(Compressor):
         return wire
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
+        wires.check_shape("numbers", wire, out.shape)
         add_scaled_(out, wire, scale)
 
     def facts(self, n: int) -> Facts:

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.facts import Facts
+from grace.finite import both, fill_unless_, store_
 from grace.kernels import all_finite, orthonormalize, project_columns, project_rows, split_low_rank, sum_by_halves
 from grace.knobs import Count, Positive, Steps
+from grace.loan import narrow
 from grace.method import Exchanged, Method
-from grace.methods.common.matrices import DENSE, LowRank
+from grace.methods.common.matrices import DENSE, LowRank, product_fits
 from grace.peer import Peer
 from grace.random import Stream
 from grace.registry import register
@@ -84,17 +86,23 @@ class PowerSGD(LowRank["Tensor | None"]):
         q = state if self.warm_start else peer.shared("powersgd").normal(l * r, x.device).view(l, r)
         matrix = x.reshape(m, l).float().contiguous()
         p = yield AllReduce(project_rows(matrix, _unit_rows(q.mT.contiguous())), donate=True)  # [r, m]
-        if not all_finite(p):
+        finite = all_finite(p)
+        if finite is False:
             return Exchanged.poisoned(x, state)
-        p = orthonormalize(p.contiguous())
+        p = orthonormalize(fill_unless_(finite, p.contiguous(), 0.0))
         mine = project_columns(matrix, p)  # [r, l]
-        q = yield AllReduce(mine)
-        if not all_finite(q):
+        fits = product_fits(p, mine)
+        q = yield AllReduce(mine if fits is True else fill_unless_(fits, mine.clone(), math.nan))
+        finite = both(finite, all_finite(q))
+        if finite is False:
             return Exchanged.poisoned(x, state)
         mean = self._room(x, matrix, peer)
         split_low_rank(matrix if peer.lent.keep_rest else None, p, mine, q.contiguous(), mean)
         rest = matrix.view(x.shape) if peer.lent.keep_rest else None
-        return Exchanged(mean.view(x.shape).to(x.dtype), rest, state.copy_(q.mT))
+        mean, finite = narrow(
+            fill_unless_(finite, mean, math.nan), x.dtype, finite, matrix if rest is not None else None
+        )
+        return Exchanged(mean.view(x.shape), rest, store_(finite, q.mT, state), finite)
 
     def _room(self, x: Tensor, matrix: Tensor, peer: Peer) -> Tensor:
         """Where the mean goes: the matrix's own storage if nobody wants the rest."""

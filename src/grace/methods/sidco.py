@@ -15,6 +15,7 @@ from torch import Tensor
 from grace.collectives import Exchange, Traffic
 from grace.communicators import Allgather
 from grace.facts import Facts
+from grace.finite import known
 from grace.knobs import Count, Positive, Range, Share
 from grace.method import Exchanged, Method
 from grace.methods.common import sparse_wire
@@ -92,7 +93,7 @@ class SIDCo(Method[Search]):
         eta, surplus = self._threshold(x, state)
         inner = Threshold(eta, index=self.index, values=self.values)
         out = yield from Allgather(inner).exchange(x, None, peer)
-        return Exchanged(out.mean, out.rest, self._next(state, surplus) if out.finite else state, out.finite)
+        return Exchanged(out.mean, out.rest, self._next(state, surplus) if known(out.finite) else state, out.finite)
 
     def _threshold(self, x: Tensor, state: Search) -> tuple[float, float | None]:
         """The threshold, and kept/wanted; None if x is zero or not finite."""

@@ -5,6 +5,7 @@ Letters: R rows of c columns in a sketch; k numbers that are sent; p2 candidates
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -15,8 +16,11 @@ from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.communicators import Allreduce
 from grace.errors import InputError
 from grace.facts import Facts
+from grace.finite import Flag, both, fill_unless_
 from grace.kernels import PRIME, select_topk
+from grace.kernels.finite import all_finite
 from grace.knobs import Count, Odd, Share
+from grace.loan import narrow
 from grace.method import Exchanged, Method
 from grace.methods.common.count_sketch import CountSketch
 from grace.methods.common.counts import count_kept
@@ -70,19 +74,22 @@ class SketchedSGD(Method[None]):
             return Exchanged(x, x if peer.lent.keep_rest else None, None)
         if n >= PRIME:
             raise InputError(f"sketchedsgd hashes fewer than {PRIME} elements, got {n}")
+        finite: Flag = True
         flat, room = x.reshape(-1), peer.lent.scratch(n, x)
         if self._sketches(n):
             sketch = Allreduce(CountSketch(self.rows, self._sizes(n)[0]))
             plain = peer.lending(keep_rest=False, spare=None)
             estimate = yield from sketch.exchange(room.copy_(flat), None, plain)
-            if not estimate.finite:
+            finite = estimate.finite
+            if finite is False:
                 return Exchanged.poisoned(x, None)
             index = select_topk(estimate.mean[None], self._sizes(n)[1])[0]  # [p2 k], the same on all ranks
         else:
             index = torch.arange(n, device=x.device)
         values = flat[index].float()
         exact = yield AllReduce(values)
-        if not bool(exact.isfinite().all()):
+        finite = both(finite, all_finite(exact))
+        if finite is False:
             return Exchanged.poisoned(x, None)
         top = select_topk(exact[None], count_kept(self.ratio, n))[0]  # [k]
         rest = None
@@ -90,7 +97,8 @@ class SketchedSGD(Method[None]):
             flat[index[top]] -= values[top]
             rest = flat.view(x.shape)
         mean = room.zero_().index_copy_(0, index[top], exact[top])
-        return Exchanged(mean.view(x.shape).to(x.dtype), rest, None)
+        mean, finite = narrow(fill_unless_(finite, mean, math.nan), x.dtype, finite)
+        return Exchanged(mean.view(x.shape), rest, None, finite)
 
     def _sizes(self, n: int) -> tuple[int, int]:
         """Columns of the sketch, candidates."""

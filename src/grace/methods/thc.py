@@ -18,6 +18,7 @@ from grace import wire as wires
 from grace.collectives import AllGather, AllReduce, AllToAll, Exchange, Traffic, cost
 from grace.errors import ConfigurationError
 from grace.facts import Facts
+from grace.finite import fill_unless_
 from grace.kernels import (
     MOST,
     block_count,
@@ -104,13 +105,14 @@ class THC(Method[None]):
         c, sum_bits = math.ceil(n / W), count_sum_bits(g, W)
         rows = loan.work.view(1, n)
         finite = all_finite(rows)
-        if not finite:
-            rows.zero_()
+        fill_unless_(finite, rows, 0.0)
         y = rotate(rows, shared, self.block)
         norm = block_norm(y, self.block)  # [1, nb]
-        norm = yield AllReduce(norm if finite else norm.fill_(math.inf), "max", donate=True)
-        if not bool(norm.isfinite().all()):
+        norm = yield AllReduce(fill_unless_(finite, norm, math.inf), "max", donate=True)
+        finite = all_finite(norm)
+        if finite is False:
             return loan.poison(None)
+        fill_unless_(finite, norm, 0.0)
         reach = self._reach(norm, n)
         z = y.new_zeros(1, W * c, dtype=torch.int64)
         z[:, :n] = round_to_table(self._levels(y, reach), self.table, peer.private("THC"))
@@ -121,7 +123,7 @@ class THC(Method[None]):
         total = wires.checked_index("sums", unpack(answer, sum_bits, c).long(), g * W + 1).view(1, -1)[:, :n]
         if peer.lent.keep_rest:
             rows.sub_(self._numbers(table[z[:, :n]], 1, reach, shared))
-        return loan.give_back(loan.make_room().copy_(self._numbers(total, W, reach, shared)[0]), None)
+        return loan.give_back(loan.make_room().copy_(self._numbers(total, W, reach, shared)[0]), None, finite)
 
     def _reach(self, norm: Tensor, n: int) -> Tensor:
         """A ``[1, nb]``; 0 for blocks that are as good as zero."""

@@ -19,6 +19,7 @@ from grace.kernels import add_scaled_, block_divide, packed_trits_bytes
 from grace.knobs import Range
 from grace.methods.common.quartic import lengthen_runs, pack_quartic, shorten_runs, unpack_quartic
 from grace.random import Stream
+from grace.refusals import refuse_unless
 from grace.registry import register
 
 
@@ -87,8 +88,7 @@ class ThreeLC(Compressor):
                 packed = lengthen_runs(short[0], L)[None]
             else:
                 top, packed = wires.split(one, [*head, ("digits", torch.uint8, L)])
-                if bool((packed > 242).any()):
-                    raise PayloadError("field 'digits' must be in [0, 242]")
+                refuse_unless((packed <= 242).all(), lambda: PayloadError("field 'digits' must be in [0, 242]"))
             value = unpack_quartic(packed, n).float().sub_(1).mul_(wires.checked_scale("scale", top))
             add_scaled_(row, value, scale)
 

@@ -15,7 +15,9 @@ from torch import Tensor
 from grace.collectives import Exchange, Traffic
 from grace.communicators import Allgather
 from grace.facts import Facts
+from grace.finite import known, store_
 from grace.knobs import Positive, Share
+from grace.loan import narrow
 from grace.method import Exchanged, Method
 from grace.methods.common.index_lists import IndexCode
 from grace.methods.common.powers_of_two import PowersOfTwo
@@ -91,13 +93,15 @@ class VarSparse(Method[Memory]):
             lent.fill_(math.nan)  # an r too large for its type, too: all ranks then leave the step out
         plain = peer.lending(keep_rest=True, spare=None)
         out = yield from Allgather(PowersOfTwo(self.index)).exchange(lent, None, plain)
-        if not out.finite:
+        if not known(out.finite):
             return Exchanged.poisoned(x, state._replace(seen=None))
         assert out.rest is not None
         sent = sure & (out.rest != r)
         state.d.copy_(d.mul_(math.sqrt(self.zeta)).masked_fill_(sent, 0.0))
-        state.r.copy_(torch.where(sent, out.rest if self.keep_error else 0.0, r))
-        return Exchanged(out.mean.to(x.dtype), None, Memory(state.r, state.d, None))
+        left = torch.where(sent, out.rest if self.keep_error else 0.0, r)
+        mean, finite = narrow(out.mean, x.dtype, True, left)
+        store_(finite, left, state.r)
+        return Exchanged(mean, None, Memory(state.r, state.d, None), finite)
 
     def owed(self, state: Memory) -> Tensor | None:
         return state.r

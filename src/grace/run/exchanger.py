@@ -132,7 +132,8 @@ class Exchanger:
 
         Raises:
             InputError: an unknown name, another shape or dtype, a name that comes twice or not at all.
-            NonFiniteError: with ``nonfinite="error"``, on all ranks. The rest of the step is left out; the next may go on.
+            NonFiniteError: with ``nonfinite="error"``, on all ranks. The rest of the step is left out; the next may go on. On
+                an accelerator it comes with the next step.
             GraceError: another thread is in a step, or the exchanger is closed.
             TransportError, RoundMismatch, PayloadError, or what a method raises: memories are what they were before this
                 call, and the exchanger has ended: the other ranks hear of it.
@@ -142,8 +143,7 @@ class Exchanger:
             raise GraceError("another thread is in a step: exchanges need one order, which all ranks share")
         try:
             return self._step(tensors, last, into or {})
-        except NonFiniteError as error:  # all ranks raise it, in step
-            self.stats.nonfinite += len(error.tensors)
+        except NonFiniteError:  # all ranks raise it, in step
             self._spoiled = not last
             self._forget_parts()
             raise
@@ -204,11 +204,14 @@ class Exchanger:
             parts = {name: self._waiting.pop(name) for name in group.members}
             targets.update({name: target for name, (_, target) in parts.items()})
             tensors[group.name] = group.join({name: x for name, (x, _) in parts.items()}, worker.workspace)
-        outs = drive(self._tracer.trace(worker.exchange(tensors)), self._timed)
+        seen = worker.nonfinite_seen
+        try:
+            outs = drive(self._tracer.trace(worker.exchange(tensors)), self._timed)
+        finally:
+            stats.nonfinite += worker.nonfinite_seen - seen
         means = {}
         for group in ready:
             out = outs[group.name]
-            stats.nonfinite += not out.finite
             for name, mean in group.split(out.mean).items():
                 target = targets[name]
                 if target is not None and target.data_ptr() != mean.data_ptr():

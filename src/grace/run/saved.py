@@ -128,6 +128,10 @@ def fill(name: str, fresh: Any, plain: Any) -> Any:
             raise StateError(f"the state of {name!r} should have {len(fresh)} parts, got {plain!r}")
         parts = [fill(name, f, p) for f, p in zip(fresh, plain, strict=True)]
         return type(fresh)(*parts) if hasattr(fresh, "_fields") else tuple(parts)
+    if isinstance(fresh, float) and isinstance(plain, Tensor) and plain.ndim == 0:
+        return float(plain)  # an accelerator's number that the host had not read
+    if fresh is None and isinstance(plain, tuple | list):
+        return _copy(tuple(plain))  # what a server owes, which begins with the first exchange
     number = isinstance(fresh, int | float) and isinstance(plain, int | float)
     if not (number or type(plain) is type(fresh)):
         raise StateError(f"the state of {name!r} should be {fresh!r}, got {plain!r}")

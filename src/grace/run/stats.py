@@ -18,7 +18,7 @@ class Stats:
     codec_seconds: time spent encoding, decoding and fusing. exchange_seconds: time spent in collectives, waiting included.
     cpu_seconds: processor time of the exchanging thread outside of collectives: codec and copies.
     collectives: how many of each kind there were, and the bytes of their buffers.
-    nonfinite: tensors and steps in which some rank saw an inf or NaN.
+    nonfinite: tensors and steps in which some rank saw an inf or NaN; on an accelerator but for the last step.
     """
 
     world: int

@@ -10,10 +10,13 @@ from torch import Tensor
 
 from grace.collectives import Exchange
 from grace.errors import ConfigurationError, InputError, NonFiniteError
+from grace.finite import both, fill_unless_, on_host
+from grace.kernels.finite import all_finite
 from grace.lent import Lent
 from grace.method import Exchanged, Method
 from grace.peer import Peer
 from grace.policy import Policy
+from grace.run.outlook import Outlook
 from grace.run.saved import WorkerState
 from grace.run.together import Layouts, together
 from grace.workspace import Workspace
@@ -44,10 +47,12 @@ class Worker:
         rank, world: who this is.
         seed: of all random streams; the same on all ranks.
         nonfinite: what becomes of a tensor in which some rank saw an inf or NaN: its mean is NaN ("propagate", so
-            that loss scaling sees it), 0 ("skip"), or NonFiniteError is raised ("error").
+            that loss scaling sees it), 0 ("skip"), or NonFiniteError is raised ("error"): on an accelerator one step
+            later, since the host does not wait for the answer.
         steps_per_epoch: for schedules that count epochs.
 
-    ``lr`` is the learning rate of the coming step, for memories that follow it; set it before each step.
+    ``lr`` is the learning rate of the coming step, for memories that follow it; set it before each step. ``nonfinite_seen``
+    counts tensors and steps in which some rank saw an inf or NaN; on an accelerator the last step is not among them.
     """
 
     def __init__(
@@ -73,11 +78,19 @@ class Worker:
         self._layouts = Layouts()
         self._states: dict[str, tuple[Method[Any], Any]] = {}
         self._owed: dict[str, Tensor] = {}  # left by a former method, to be added to the next gradient
+        self.nonfinite_seen = 0
+        self._outlook = Outlook()
 
     def exchange(self, tensors: Mapping[str, Tensor]) -> Exchange[dict[str, Exchanged[Any]]]:
         """Averages these tensors over the workers in as few collectives as possible. The tensors are donated; the
         means may live in the worker's workspace, so copy them before the next exchange.
+
+        Raises:
+            NonFiniteError: under ``nonfinite="error"``.
+            PayloadError: what came from the network is not what it should be. On an accelerator both may be of the step
+                before.
         """
+        self._learn()
         names = list(tensors)
         runs = []
         for name, x in tensors.items():
@@ -85,18 +98,19 @@ class Worker:
             if name in self._owed:
                 x.add_(self._owed[name])
             runs.append(method.exchange(x, state, self._peer(name)))
+        exchange = together(runs, self._layouts, self.workspace)
         try:
-            outs = yield from together(runs, self._layouts, self.workspace)
+            if all(on_host(x.device) for x in tensors.values()):
+                outs = yield from exchange
+            else:
+                outs = yield from self._outlook.refusals.watch(exchange)
         except BaseException:
             self.workspace.forget()  # states are what they were
             raise
         for name, out in zip(names, outs, strict=True):
             self._states[name] = (self._states[name][0], out.state)
-            if name in self._owed and out.finite and bool(out.mean.isfinite().all()):
-                del self._owed[name]
         results = dict(zip(names, outs, strict=True))
-        if self.nonfinite != "propagate":
-            self._handle_nonfinite(results)
+        self._judge(results)
         return results
 
     def _peer(self, name: str) -> Peer:
@@ -136,21 +150,58 @@ class Worker:
         if owed is not None:
             self._owed[name] = self._owed[name] + owed if name in self._owed else owed.clone()
 
-    def _handle_nonfinite(self, results: dict[str, Exchanged[Any]]) -> None:
-        bad = [name for name, out in results.items() if not (out.finite and bool(out.mean.isfinite().all()))]
+    def _judge(self, results: dict[str, Exchanged[Any]]) -> None:
+        """What follows from whether the results are finite: at once where the host knows, else at the next step."""
+        bad = []
+        for name, out in results.items():
+            finite = out.finite
+            if self.nonfinite != "propagate" or name in self._owed:
+                finite = both(finite, all_finite(out.mean))
+            if self.nonfinite == "skip":
+                fill_unless_(finite, out.mean, 0.0)
+            if isinstance(finite, Tensor):
+                self._outlook.flags.append((self.step, name, finite))
+            elif finite:
+                self._owed.pop(name, None)
+            else:
+                bad.append(name)
+        self._count(self.step, bad)
+
+    def _learn(self) -> None:
+        """What an accelerator found in the steps before this one."""
+        if not self._outlook.ready:
+            return
+        bad: dict[int, list[str]] = {}
+        for step, name, finite in self._outlook.read():
+            if finite:
+                self._owed.pop(name, None)
+            else:
+                bad.setdefault(step, []).append(name)
+        for step, names in bad.items():
+            self._count(step, names)
+
+    def _catch_up(self) -> None:
+        """Waits for what an accelerator has found so far."""
+        self._learn()
+        self._outlook.send()
+        self._learn()
+
+    def _count(self, step: int, bad: list[str]) -> None:
+        """Notes the tensors of a step that were not finite."""
+        self.nonfinite_seen += len(bad)
         if bad and self.nonfinite == "error":
             where = ", ".join(map(repr, bad))
-            raise NonFiniteError(f"step {self.step}: an inf or NaN in the gradients of {where}", bad)
-        for name in bad:
-            results[name].mean.zero_()
+            raise NonFiniteError(f"step {step}: an inf or NaN in the gradients of {where}", bad)
 
     def advance(self) -> None:
         """The step has ended."""
         self.step += 1
+        self._outlook.send()
 
     # ---- checkpoints ------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on, as plain containers of tensors. Each rank has its own."""
+        self._catch_up()
         return WorkerState(self.step, self.seed, self._states, self._owed).save(self.rank, self.world, self.policy)
 
     def read_state(self, saved: Any, like: Mapping[str, Tensor]) -> WorkerState:
@@ -164,6 +215,7 @@ class Worker:
     def adopt(self, state: WorkerState) -> None:
         """Goes on from there."""
         self.step, self.seed, self._states, self._owed = state.step, state.seed, state.states, state.owed
+        self._outlook = Outlook()
 
     def load_state_dict(self, saved: Any, like: Mapping[str, Tensor]) -> None:
         """Goes on where ``saved`` stopped; see :meth:`read_state`. If it raises, nothing has changed."""
@@ -176,6 +228,7 @@ class Worker:
 
     def settle(self) -> dict[str, Tensor]:
         """Ends all methods and returns what they owe, by name; they start afresh."""
+        self._catch_up()
         for name, held in self._states.items():
             self._keep_owed(name, *held)
         owed, self._owed, self._states = self._owed, {}, {}

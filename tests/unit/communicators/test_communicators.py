@@ -14,7 +14,7 @@ from torch import Tensor
 import grace
 from grace import Allgather, Allreduce, Broadcast, ParameterServer, Peer, ScatterReduce
 from grace.bench.overhead import list_allocations
-from grace.communicators.base import checked_widths
+from grace.communicators.base import check_widths
 from grace.compressor import Compressor
 from grace.errors import CompositionError, ConfigurationError, PayloadError, StepMismatch
 from grace.facts import Facts
@@ -181,8 +181,8 @@ def test_the_baseline_sums_in_the_gradients_own_dtype():
 @pytest.mark.parametrize("widths", [[-1, 3], [5, 10_000], [2**62, 0]])
 def test_widths_are_checked(widths: list[int]):
     with pytest.raises(PayloadError, match=r"field 'width' of rank \d"):
-        checked_widths(torch.tensor(widths), 10)
-    assert checked_widths(torch.tensor([0, 64 * 10 + 4096]), 10) == [0, 4736]
+        check_widths(torch.tensor(widths), 10)
+    assert check_widths(torch.tensor([0, 64 * 10 + 4096]), 10) == [0, 4736]
 
 
 def test_a_peer_that_lies_about_its_width():

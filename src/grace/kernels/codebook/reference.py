@@ -10,28 +10,30 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.errors import PayloadError
+from grace.finite import Flag, both, flag
 from grace.kernels.blocks import block_count, spread
 from grace.kernels.codebook import BAD_CODE, BAD_SCALE, SIGN, Codebook
 from grace.kernels.levels import nearest
 from grace.kernels.spans import split_spans
 from grace.kernels.statistics import block_abs_max
+from grace.refusals import refuse_unless
 
 _TINY, _SMALL, _UP = 2.0**-126, 2.0**-64, 2.0**60
 
 
 def encode_codebook(
     rows: Tensor, book: Codebook, block: int, memory: Tensor | None = None, rest: Tensor | None = None
-) -> tuple[Tensor, bool]:
+) -> tuple[Tensor, Flag]:
     b, n = rows.shape
     scales = rows.new_empty(b, block_count(n, block))
     codes = rows.new_empty(b, n, dtype=torch.uint8)
     entries = book.entries.to(rows.device)
-    finite = True
+    finite: Flag = True
     for span in split_spans(b, n, block):
         part = rows[span.row, None, span.columns]  # [1, m]
         if memory is not None:
             part = part + memory[span.row, None, span.columns]
-        finite = finite and bool(part.isfinite().all())
+        finite = both(finite, flag(part.isfinite().all()))
         scale = block_abs_max(part, block)  # [1, nb]
         scale = torch.where(scale >= _TINY, scale, 0.0)
         up = torch.where(scale < _SMALL, _UP, 1.0)  # else the reciprocal could overflow
@@ -62,10 +64,8 @@ def _decode(code: Tensor, entries: Tensor) -> Tensor:
 def _add(wire: Tensor, out: Tensor, book: Codebook, block: int, weight: float) -> None:
     b, n = out.shape
     scales, codes = wires.split(wire, [("scales", torch.float32, block_count(n, block)), ("codes", torch.uint8, n)])
-    if not bool(((scales >= 0) & (scales < math.inf)).all()):
-        raise PayloadError(BAD_SCALE)
-    if bool((codes == SIGN).any()):
-        raise PayloadError(BAD_CODE)
+    refuse_unless(((scales >= 0) & (scales < math.inf)).all(), lambda: PayloadError(BAD_SCALE))
+    refuse_unless((codes != SIGN).all(), lambda: PayloadError(BAD_CODE))
     entries = book.entries.to(out.device)
     for span in split_spans(b, n, block):
         factor = scales[span.row, None, span.blocks] * weight

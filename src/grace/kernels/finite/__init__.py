@@ -5,17 +5,18 @@ from __future__ import annotations
 from torch import Tensor
 
 from grace.dispatch import operation
+from grace.finite import Flag
 
 __all__ = ["all_finite", "sum_finite"]
 
 
 @operation
-def all_finite(x: Tensor) -> bool:
+def all_finite(x: Tensor) -> Flag:
     """Whether there is no inf or NaN in x, of any floating type and shape: one pass, without a temporary of x's size."""
 
 
 @operation
-def sum_finite(x: Tensor, memory: Tensor | None, out: Tensor) -> bool:
+def sum_finite(x: Tensor, memory: Tensor | None, out: Tensor) -> Flag:
     """``out = x + memory`` (or x, where there is none), and whether all of it is finite, in one pass.
 
     All are float32, contiguous and of one shape; ``out`` may be x or the memory.

@@ -7,15 +7,19 @@ import math
 import torch
 from torch import Tensor
 
+from grace.finite import Flag, on_host
 
-def all_finite(x: Tensor) -> bool:
+
+def all_finite(x: Tensor) -> Flag:
     if x.numel() == 0:
         return True
     low, high = torch.aminmax(x.detach())  # either is NaN if anything is
-    return math.isfinite(low.item()) and math.isfinite(high.item())
+    if on_host(x.device):
+        return math.isfinite(low.item()) and math.isfinite(high.item())
+    return low.isfinite() & high.isfinite()
 
 
-def sum_finite(x: Tensor, memory: Tensor | None, out: Tensor) -> bool:
+def sum_finite(x: Tensor, memory: Tensor | None, out: Tensor) -> Flag:
     if memory is not None:
         torch.add(x, memory, out=out)
     elif out is not x:

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from grace.dispatch import operation
 from grace.errors import PayloadError
+from grace.finite import on_host
 from grace.kernels.packing import packed_bytes
+from grace.refusals import refuse_unless
 
 __all__ = ["FIXED", "decode_indices", "elias_fano_split", "encode_indices", "index_bits", "layout"]
 
@@ -89,26 +91,30 @@ def refuse(why: int, n: int, k: int) -> None:
     Raises:
         PayloadError, MemoryError: what it is.
     """
-    if why >= 0:
-        return
+    if why < 0:
+        raise explain(why, n, k)
+
+
+def explain(why: int, n: int, k: int) -> Exception:
+    """The error for what is wrong with a list of k indices below n."""
     if why == NO_MEMORY:
-        raise MemoryError(f"kernels: no memory for a list of {k} indices")
+        return MemoryError(f"kernels: no memory for a list of {k} indices")
     if why == NOT_INCREASING:
-        raise PayloadError("field 'indices' must increase strictly")
+        return PayloadError("field 'indices' must increase strictly")
     if why == OUT_OF_RANGE:
-        raise PayloadError(f"field 'indices' must be in [0, {n})")
-    raise PayloadError(f"field 'indices' must have {k} bits set")
+        return PayloadError(f"field 'indices' must be in [0, {n})")
+    return PayloadError(f"field 'indices' must have {k} bits set")
 
 
 def check_list(index: Tensor, n: int) -> Tensor:
-    """``index [b, k]`` itself, if it increases strictly in [0, n).
+    """``index [b, k]`` itself; it has to increase strictly in [0, n). On an accelerator, where that is told later, clamped.
 
     Raises:
         PayloadError: otherwise.
     """
-    if index.numel():
-        if not bool((index[:, 1:] > index[:, :-1]).all()):
-            refuse(NOT_INCREASING, n, index.shape[1])
-        if int(index[:, 0].min()) < 0 or int(index[:, -1].max()) >= n:
-            refuse(OUT_OF_RANGE, n, index.shape[1])
-    return index
+    if index.numel() == 0:
+        return index
+    k = index.shape[1]
+    refuse_unless((index[:, 1:] > index[:, :-1]).all(), lambda: explain(NOT_INCREASING, n, k))
+    refuse_unless((index[:, 0].min() >= 0) & (index[:, -1].max() < n), lambda: explain(OUT_OF_RANGE, n, k))
+    return index if on_host(index.device) else index.clamp(0, n - 1)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grace.kernels.index_lists import WRONG_BITS, check_list, check_width, elias_fano_split, index_bits, refuse
+from grace.kernels.index_lists import WRONG_BITS, check_list, check_width, elias_fano_split, explain, index_bits
 from grace.kernels.packing import pack, packed_bytes, unpack
+from grace.kernels.places import find_set
+from grace.refusals import refuse_unless
 
 
 def encode_indices(index: Tensor, n: int, code: str) -> Tensor:
@@ -64,6 +66,5 @@ def _bits(index: Tensor, size: int) -> Tensor:
 def _set_bits(packed: Tensor, n: int, k: int) -> Tensor:
     """``[b, w]`` bytes -> ``[b, k]``: the places of the bits that are set, k in each row."""
     bits = unpack(packed, 1, 8 * packed.shape[1])
-    if not bool((bits.sum(dim=1) == k).all()):
-        refuse(WRONG_BITS, n, k)
-    return bits.nonzero()[:, 1].view(packed.shape[0], k)
+    refuse_unless((bits.sum(dim=1) == k).all(), lambda: explain(WRONG_BITS, n, k))
+    return find_set(bits, k)

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.errors import PayloadError
+from grace.finite import Flag, both, flag
 from grace.kernels.blocks import block_count, spread
 from grace.kernels.levels.codes import BAD_NORM, bad_code, code_bits, code_bytes
 from grace.kernels.packing import pack, pack_trits, unpack, unpack_trits
 from grace.kernels.spans import Span, split_spans
 from grace.kernels.statistics import block_abs_max, block_norm
+from grace.refusals import refuse_unless
 
 if TYPE_CHECKING:
     from grace.random import Stream
@@ -33,16 +35,16 @@ def quantize(
     rng: Stream,
     memory: Tensor | None = None,
     rest: Tensor | None = None,
-) -> tuple[Tensor, bool]:
+) -> tuple[Tensor, Flag]:
     b, n = rows.shape
     norms = rows.new_empty(b, block_count(n, block))
     codes = rows.new_empty(b, code_bytes(n, s), dtype=torch.uint8)
-    finite = True
+    finite: Flag = True
     for span in split_spans(b, n, block):
         part = rows[span.row, None, span.columns]  # [1, m]
         if memory is not None:
             part = part + memory[span.row, None, span.columns]
-        finite = finite and bool(part.isfinite().all())
+        finite = both(finite, flag(part.isfinite().all()))
         size = (block_abs_max if norm == "linf" else block_norm)(part, block)  # [1, nb]
         code = _levels(part, size, s, block, rng.lanes(len(span), rows.device, span.first)).add_(s)
         packed = pack_trits(code) if s == 1 else pack(code, code_bits(s))
@@ -110,14 +112,12 @@ def _add(wire: Tensor, out: Tensor, s: int, block: int, weight: float) -> None:
     b, n = out.shape
     fields = [("norms", torch.float32, block_count(n, block)), ("codes", torch.uint8, code_bytes(n, s))]
     norms, codes = wires.split(wire, fields)
-    if not bool(((norms >= 0) & (norms < math.inf)).all()):
-        raise PayloadError(BAD_NORM)
+    refuse_unless(((norms >= 0) & (norms < math.inf)).all(), lambda: PayloadError(BAD_NORM))
     for span in split_spans(b, n, block):
         packed = codes[span.row, None, _bytes(span, s)]
-        if s == 1 and bool((packed > 242).any()):
-            raise PayloadError(bad_code(s))
+        if s == 1:
+            refuse_unless((packed <= 242).all(), lambda: PayloadError(bad_code(s)))
         code = unpack_trits(packed, len(span)) if s == 1 else unpack(packed, code_bits(s), len(span))
-        if bool((code > 2 * s).any()):
-            raise PayloadError(bad_code(s))
+        refuse_unless((code <= 2 * s).all(), lambda: PayloadError(bad_code(s)))
         factor = (norms[span.row, None, span.blocks] / s).mul_(weight)
         out[span.row, None, span.columns].add_(code.float().sub_(s).mul_(spread(factor, len(span), block)))

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.errors import PayloadError
+from grace.finite import Flag, flag
 from grace.kernels.blocks import block_count, spread
 from grace.kernels.packing import pack, packed_bytes, unpack
 from grace.kernels.powers import BAD_CODE, BAD_HEAD
 from grace.kernels.spans import split_spans
 from grace.kernels.statistics import block_abs_max
+from grace.refusals import refuse_unless
 
 if TYPE_CHECKING:
     from grace.random import Stream
@@ -26,13 +28,13 @@ _ONE = 1 << 23  # an octave of a float32's bits
 
 def encode_powers(
     rows: Tensor, bits: int, block: int, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
-) -> tuple[Tensor, bool]:
+) -> tuple[Tensor, Flag]:
     b, n = rows.shape
     ranged = bits != 9
     tops = rows.new_empty(b, block_count(n, block) if ranged else 0, dtype=torch.int8)
     codes = rows.new_empty(b, packed_bytes(n, bits), dtype=torch.uint8)
     whole = rows if memory is None else rows + memory
-    finite = bool(whole.isfinite().all())
+    finite = flag(whole.isfinite().all())
     if ranged:
         raw, fraction = _split(block_abs_max(whole, block))
         tops.copy_((raw + (fraction > 0)).clamp_(1, _TOP) - 127)  # the largest number, rounded up
@@ -88,11 +90,10 @@ def _add(wire: Tensor, out: Tensor, bits: int, block: int, weight: float) -> Non
     *tops, packed = wires.split(wire, [*ranged, ("codes", torch.uint8, packed_bytes(n, bits))])
     for span in split_spans(b, n, block):
         code = unpack(packed[span.row, None, span.bits(bits)], bits, len(span)).to(torch.int32)
-        if bool(((code & ((1 << (bits - 1)) - 1)) > _OCTAVES[bits]).any()):
-            raise PayloadError(BAD_CODE)
+        fine = ((code & ((1 << (bits - 1)) - 1)) <= _OCTAVES[bits]).all()
+        refuse_unless(fine, lambda: PayloadError(BAD_CODE))
         value, raw = _decode(code, bits, block, tops[0][span.row, None, span.blocks] if tops else None)
-        if bool(((raw < 1) | (raw > _TOP)).any()):
-            raise PayloadError(BAD_HEAD)
+        refuse_unless(((raw >= 1) & (raw <= _TOP)).all(), lambda: PayloadError(BAD_HEAD))
         out[span.row, None, span.columns].add_(value.mul_(weight))
 
 

@@ -7,7 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from grace.finite import Flag, on_host
 from grace.kernels.finite import all_finite
+from grace.kernels.places import find_set
 from grace.kernels.selection import round_to_bfloat16
 from grace.kernels.spans import CHUNK, split_spans
 
@@ -32,7 +34,7 @@ def select_at_least(row: Tensor, bound: float, *, strict: bool = False) -> Tenso
 
 def take_topk(
     rows: Tensor, k: int, memory: Tensor | None = None, rest: Tensor | None = None, *, narrow: bool = False
-) -> tuple[Tensor, Tensor, bool]:
+) -> tuple[Tensor, Tensor, Flag]:
     p = _add_memory(rows, memory, rest)
     finite = all_finite(p)
     index = torch.stack([_select_row(row, k) for row in p])
@@ -47,7 +49,7 @@ def take_at_least(
     *,
     strict: bool = False,
     narrow: bool = False,
-) -> tuple[Tensor, Tensor, bool]:
+) -> tuple[Tensor, Tensor, Flag]:
     p = _add_memory(row, memory, rest)
     finite = all_finite(p)
     index = select_at_least(p, min(bound, _LARGEST) if strict else bound, strict=strict)
@@ -75,7 +77,7 @@ def _select_row(row: Tensor, k: int) -> Tensor:
     the selection is made among that: exact, whatever the sample says.
     """
     n = row.numel()
-    bound = _sampled_bound(row, k) if n > CHUNK and k < n else 0.0
+    bound = _sampled_bound(row, k) if n > CHUNK and k < n and on_host(row.device) else 0.0
     if bound > 0:
         candidates = select_at_least(row, bound)
         if candidates.numel() >= k:
@@ -97,7 +99,6 @@ def _k_largest(values: Tensor, k: int) -> Tensor:
     """``[n]`` -> ``[k]`` ascending places of the k largest magnitudes, of equal ones the first."""
     size = values.abs().nan_to_num_(nan=math.inf, posinf=math.inf)
     kth = size.topk(k, sorted=False).values.min()
-    keep = size > kth
-    ties = (size == kth).nonzero().view(-1)
-    keep[ties[: k - int(keep.count_nonzero())]] = True
-    return keep.nonzero().view(-1)
+    keep, ties = size > kth, size == kth
+    keep |= ties & (ties.cumsum(0) <= k - keep.sum())
+    return find_set(keep[None], k)[0]

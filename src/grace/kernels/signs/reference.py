@@ -10,6 +10,7 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.errors import PayloadError
+from grace.finite import Flag, both, flag, on_host
 from grace.kernels.blocks import block_count, block_sizes, spread
 from grace.kernels.packing import pack, pack_trits, packed_bytes, packed_trits_bytes, unpack, unpack_trits
 from grace.kernels.signs import Zeros
@@ -26,11 +27,12 @@ from grace.kernels.signs.rules import (
 )
 from grace.kernels.spans import split_spans
 from grace.kernels.statistics import block_abs_mean, block_sum
+from grace.refusals import refuse_unless
 
 
 def encode_signs(
     rows: Tensor, block: int, phase: int, memory: Tensor | None = None, rest: Tensor | None = None
-) -> tuple[Tensor, bool]:
+) -> tuple[Tensor, Flag]:
     return _encode(SIGNS, rows, block, positive_zeros("parity", phase), 0.0, memory, rest)
 
 
@@ -40,7 +42,7 @@ def sum_signs(received: Sequence[Tensor], out: Tensor, block: int, weight: float
 
 def encode_two_means(
     rows: Tensor, tau: float, block: int, memory: Tensor | None = None, rest: Tensor | None = None
-) -> tuple[Tensor, bool]:
+) -> tuple[Tensor, Flag]:
     return _encode(TWO_MEANS, rows, block, ALL, tau, memory, rest)
 
 
@@ -50,7 +52,7 @@ def sum_two_means(received: Sequence[Tensor], out: Tensor, block: int, weight: f
 
 def encode_votes(
     rows: Tensor, zero: Zeros, phase: int, memory: Tensor | None = None, rest: Tensor | None = None
-) -> tuple[Tensor, bool]:
+) -> tuple[Tensor, Flag]:
     if zero == "abstain":
         return _encode_trits(rows, memory, rest)
     return _encode(VOTES, rows, rows.shape[1], positive_zeros(zero, phase), 0.0, memory, rest)
@@ -77,7 +79,7 @@ def _plus(part: Tensor, zeros: int, first: int) -> Tensor:
     if zeros == ALL:
         return part >= 0
     plus = part > 0
-    if not bool(part.all()):
+    if not on_host(part.device) or not bool(part.all()):
         odd = torch.arange(first, first + part.shape[1], device=part.device).bitwise_and_(1).bool()
         plus |= (part == 0) & (odd if zeros == ODD else ~odd)
     return plus
@@ -85,17 +87,17 @@ def _plus(part: Tensor, zeros: int, first: int) -> Tensor:
 
 def _encode(
     rule: int, rows: Tensor, block: int, zeros: int, tau: float, memory: Tensor | None, rest: Tensor | None
-) -> tuple[Tensor, bool]:
+) -> tuple[Tensor, Flag]:
     b, n = rows.shape
     names = FIELDS[rule]
     said = [rows.new_empty(b, block_count(n, block)) for _ in names]
     bits = rows.new_empty(b, packed_bytes(n, 1), dtype=torch.uint8)
-    finite = True
+    finite: Flag = True
     for span in split_spans(b, n, block):
         part = rows[span.row, None, span.columns]  # [1, m]
         if memory is not None:
             part = part + memory[span.row, None, span.columns]
-        finite = finite and bool(part.isfinite().all())
+        finite = both(finite, flag(part.isfinite().all()))
         up = part >= tau if rule == TWO_MEANS else _plus(part, zeros, span.start)
         heads = _heads(rule, part, up, block)
         bits[span.row, span.bits(1)] = pack(up, 1)
@@ -145,15 +147,15 @@ def _add(rule: int, wire: Tensor, out: Tensor, block: int, weight: float) -> Non
 
 
 # ---- digits in base 3 -----------------------------------------------------------------------------------------------
-def _encode_trits(rows: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, bool]:
+def _encode_trits(rows: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
     b, n = rows.shape
     wire = rows.new_empty(b, packed_trits_bytes(n), dtype=torch.uint8)
-    finite = True
+    finite: Flag = True
     for span in split_spans(b, n):
         part = rows[span.row, None, span.columns]  # [1, m]
         if memory is not None:
             part = part + memory[span.row, None, span.columns]
-        finite = finite and bool(part.isfinite().all())
+        finite = both(finite, flag(part.isfinite().all()))
         sign = part.sign()
         wire[span.row, span.trits] = pack_trits(sign + 1)
         if rest is not None:
@@ -164,8 +166,7 @@ def _encode_trits(rows: Tensor, memory: Tensor | None, rest: Tensor | None) -> t
 def _add_trits(wire: Tensor, out: Tensor, weight: float) -> None:
     b, n = out.shape
     (packed,) = wires.split(wire, [("votes", torch.uint8, packed_trits_bytes(n))])
-    if bool((packed > 242).any()):
-        raise PayloadError(BAD_VOTE)
+    refuse_unless((packed <= 242).all(), lambda: PayloadError(BAD_VOTE))
     for span in split_spans(b, n):
         sign = unpack_trits(packed[span.row, None, span.trits], len(span)).to(out.dtype).sub_(1)
         out[span.row, None, span.columns].add_(sign.mul_(weight))

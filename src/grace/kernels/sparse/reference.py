@@ -9,15 +9,17 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.errors import PayloadError
+from grace.finite import Flag
 from grace.kernels.index_lists import check_list, decode_indices, encode_indices, layout
 from grace.kernels.selection import round_to_bfloat16, take_topk
 from grace.kernels.sparse import DENSE, Part
 from grace.kernels.sparse.parts import BAD_VALUES, check_parts
+from grace.refusals import refuse_unless
 
 
 def encode_topk(
     rows: Tensor, k: int, code: str, memory: Tensor | None, rest: Tensor | None, *, narrow: bool
-) -> tuple[Tensor, bool]:
+) -> tuple[Tensor, Flag]:
     index, sent, finite = take_topk(rows, k, memory, rest, narrow=narrow)
     return encode_pairs(index, sent, rows.shape[1], code, narrow=narrow), finite
 
@@ -39,8 +41,7 @@ def _add(part: Part, out: Tensor, weight: float, narrow: bool) -> None:
     n, dtype = out.numel(), torch.bfloat16 if narrow else torch.float32
     count = n if part.code == DENSE else part.k
     (values,) = wires.split(part.wire[None, part.values :], [("values", dtype, count)], slack=True)
-    if not bool(values.isfinite().all()):
-        raise PayloadError(BAD_VALUES)
+    refuse_unless(values.isfinite().all(), lambda: PayloadError(BAD_VALUES))
     said = values[0].float() * weight
     if part.code == DENSE:
         out.add_(said)

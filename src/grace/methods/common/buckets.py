@@ -8,6 +8,7 @@ from torch import Tensor
 
 from grace.errors import PayloadError
 from grace.random import Stream
+from grace.refusals import refuse_unless
 
 SMALL = 1 << 20  # up to here quantiles are exact
 
@@ -19,7 +20,6 @@ def sample_columns(rows: Tensor, share: float, rng: Stream) -> Tensor:
 
 
 def check_means(means: Tensor) -> Tensor:
-    """``means`` themselves, if they are finite."""
-    if not bool(means.isfinite().all()):
-        raise PayloadError("field 'means' must be finite")
+    """``means`` themselves, which have to be finite."""
+    refuse_unless(means.isfinite().all(), lambda: PayloadError("field 'means' must be finite"))
     return means

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from grace import wire as wires
 from grace.compressor import Compressor
 from grace.facts import Facts
 from grace.kernels import add_scaled_, split_spans
@@ -20,6 +21,7 @@ class Cast(Compressor):
 
     summable: ClassVar[bool] = True
     predivide: ClassVar[bool] = True
+    overflows: ClassVar[bool] = True
     dtype: ClassVar[torch.dtype]
     relative_error: ClassVar[float]  # of a normal number
 
@@ -35,6 +37,7 @@ class Cast(Compressor):
         return wire
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
+        wires.check_shape("numbers", wire, out.shape)
         for span in split_spans(*out.shape):
             add_scaled_(out[span.row, span.columns], wire[span.row, span.columns].float(), scale)
 

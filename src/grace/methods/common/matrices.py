@@ -14,13 +14,22 @@ from torch import Tensor
 from grace.communicators import Allreduce
 from grace.compressor import Compressor
 from grace.facts import Facts
-from grace.kernels import add_low_rank_, add_scaled_, project_columns, project_rows
+from grace.finite import Flag, both, flag
+from grace.kernels import add_low_rank_, add_scaled_, all_finite, project_columns, project_rows
 from grace.method import Method
 from grace.methods.none import Identity
 from grace.random import Stream
 
 S = TypeVar("S")
 DENSE = Allreduce(Identity())
+
+
+def product_fits(p: Tensor, q: Tensor) -> Flag:
+    """Whether the product of these factors, ``[r, m]`` and ``[r, l]``, is surely at most half the largest float32: then
+    neither it, nor the mean of several such products, overflows.
+    """
+    most = p.abs().amax(dim=1).double() @ q.abs().amax(dim=1).double()
+    return flag(most <= torch.finfo(torch.float32).max / 2)
 
 
 class LowRank(Method[S]):
@@ -62,11 +71,22 @@ class Projection(Compressor):
     """
 
     summable: ClassVar[bool] = True
+    overflows: ClassVar[bool] = True
 
     def __init__(self, m: int, l: int, encode: Tensor, decode: Tensor, *, transposed: bool = False):
         self.m, self.l, self.encode, self.decode, self.transposed = m, l, encode, decode, transposed
         self.side, self.r = (l if transposed else m), encode.shape[0]
         self.factor = encode.new_empty(0, self.r)
+
+    def encode_(
+        self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
+    ) -> tuple[Tensor, Flag]:
+        """As :meth:`grace.Compressor.encode_`; where the product overflows, rows count as not finite."""
+        wire, finite = Compressor.encode_(self, rows, rng, memory, rest)
+        if rest is None:
+            return wire, finite
+        fits = product_fits(wire[:, : self.side * self.r].view(-1, self.r).mT, self.decode)
+        return wire, both(finite, fits if fits is True else all_finite(rest))
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         matrix, tail = self._parts(rows)

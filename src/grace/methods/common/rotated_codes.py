@@ -34,6 +34,7 @@ from grace.kernels import (
 from grace.knobs import Rotation
 from grace.methods.common.rotation import rotate, rotate_back
 from grace.random import Stream
+from grace.refusals import refuse_unless
 
 # the Lloyd-Max quantizers of the standard normal distribution: positive halves
 _CENTROIDS = {
@@ -89,8 +90,7 @@ class RotatedCodes(Compressor):
         scales, packed = wires.split(wire, fields)
         centroid = _book(bits).to(out.device)[unpack(packed, bits, n).long()]
         y = centroid.mul_(spread(wires.checked_scale("scales", scales), n, self.block))
-        if not bool(y.isfinite().all()):
-            raise PayloadError("field 'scales' must be small enough for its codes")
+        refuse_unless(y.isfinite().all(), lambda: PayloadError("field 'scales' must be small enough for its codes"))
         add_scaled_(out, rotate_back(y, rng, self.block), scale)
 
     def facts(self, n: int) -> Facts:

@@ -25,6 +25,7 @@ class Triples(Compressor):
     """Rows that are m x l matrices, as a random few of their singular triples."""
 
     varies: ClassVar[bool] = True
+    overflows: ClassVar[bool] = True
     m: int
     l: int
     budget: int

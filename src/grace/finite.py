@@ -1,0 +1,88 @@
+"""Whether all numbers are finite, without asking the host: flags that stay on the device, and what they select.
+
+On the CPU a flag is a Python bool, and costs nothing. On an accelerator it is a 0-d bool tensor that the host has not read:
+reading it would stop the stream until all work that was submitted has ended. There everything is computed as if all were
+well, and the flag then selects: the mean or NaN, a memory's successor or the memory as it was. The bits are the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Flag: TypeAlias = bool | Tensor
+_cpu_is_host = True
+
+
+def on_host(device: torch.device) -> bool:
+    """Whether the host may read tensors of this device at no cost."""
+    return _cpu_is_host and device.type == "cpu"
+
+
+@contextlib.contextmanager
+def cpu_as_accelerator() -> Iterator[None]:
+    """For a while tensors on the CPU are treated as an accelerator's: nothing asks the host. For tests."""
+    global _cpu_is_host
+    _cpu_is_host = False
+    try:
+        yield
+    finally:
+        _cpu_is_host = True
+
+
+def flag(answer: Tensor) -> Flag:
+    """What a 0-d bool tensor says: a bool where the host may read it, else the tensor."""
+    return bool(answer) if on_host(answer.device) else answer
+
+
+def both(a: Flag, b: Flag) -> Flag:
+    """Whether both hold."""
+    if a is True or b is False:
+        return b
+    if b is True or a is False:
+        return a
+    return torch.logical_and(torch.as_tensor(a), b)
+
+
+def either(a: Flag, b: Flag) -> Flag:
+    """Whether one of them holds."""
+    if a is False or b is True:
+        return b
+    if b is False or a is True:
+        return a
+    return torch.logical_or(torch.as_tensor(a), b)
+
+
+def opposite(a: Flag) -> Flag:
+    """Whether it does not hold."""
+    return ~a if isinstance(a, Tensor) else not a
+
+
+def known(a: Flag) -> bool:
+    """The host's answer. On an accelerator this waits: only where what is yielded next depends on it."""
+    return bool(a)
+
+
+def fill_unless_(a: Flag, x: Tensor, value: float) -> Tensor:
+    """x, filled with ``value`` in place unless ``a``."""
+    if isinstance(a, Tensor):
+        return x.masked_fill_(~a, value)
+    return x if a else x.fill_(value)
+
+
+def choose_(a: Flag, new: Tensor, old: Tensor) -> Tensor:
+    """``new`` if ``a``, else ``old``, in new's storage, which must not overlap old's."""
+    if isinstance(a, Tensor):
+        return torch.where(a, new, old, out=new)
+    return new if a else new.copy_(old)
+
+
+def store_(a: Flag, new: Tensor, old: Tensor) -> Tensor:
+    """``old``, overwritten with ``new`` if ``a``: for parts of a state that keep their storage."""
+    if isinstance(a, Tensor):
+        return old.copy_(torch.where(a, new.to(old.dtype), old))
+    return old.copy_(new) if a else old

@@ -1,0 +1,70 @@
+"""The law of accelerators: an exchange does not ask the host about numbers, and has the bits that it has where it may ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from grace import backends, finite
+from grace.method import Exchanged, Method
+from grace.refusals import Refusals
+from grace.run import simulate
+from grace.verify import laws
+
+_ASKING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "is_nonzero")
+
+
+class _Unasked(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Fails where the host would have to wait for a number."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = str(func.overloadpacket).removeprefix("aten.")
+        assert name not in _ASKING, f"unasked: the host is asked by {name}"
+        return func(*args, **(kwargs or {}))
+
+
+def host_is_not_asked(method: Method[Any], steps: Sequence[Sequence[Tensor]]) -> None:
+    """No operation makes the host wait for a number, and means, states and flags have the bits that they have on the host.
+
+    ``steps``: the gradients of all workers, step by step; some may be inf or NaN. Tensors on the CPU stand for an
+    accelerator's, and the reference for its kernels.
+    """
+    with backends.using("reference"):
+        expected = _go(method, steps, simulate)
+        with finite.cpu_as_accelerator(), _Unasked():  # type: ignore[no-untyped-call]
+            found = _go(method, steps, lambda runs: simulate([Refusals().watch(run) for run in runs]))
+    for step, (outs, others) in enumerate(zip(expected, found, strict=True)):
+        for rank, (out, other) in enumerate(zip(outs, others, strict=True)):
+            where = f"unasked: step {step}, rank {rank}:"
+            assert bool(out.finite) == bool(other.finite), (
+                f"{where} finite is {bool(other.finite)}, on the host it is not"
+            )
+            assert laws.same_bits(out.mean, other.mean), f"{where} the mean differs from the host's"
+            assert _same(out.state, other.state), f"{where} the state differs from the host's"
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two states are equal, where a number of one may be a 0-d tensor of the other."""
+    if isinstance(a, tuple):
+        return isinstance(b, tuple) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and laws.same_bits(a, b)
+    return bool(a == b)
+
+
+def _go(
+    method: Method[Any], steps: Sequence[Sequence[Tensor]], runner: Callable[[list[Any]], list[Any]]
+) -> list[list[Exchanged[Any]]]:
+    """The results of all steps, for all ranks; their states are copies."""
+    states, out = [method.init(x) for x in steps[0]], []
+    for step, xs in enumerate(steps):
+        outs = laws.run(method, xs, states, step=step, runner=runner)
+        states = [one.state for one in outs]
+        copies = [laws.clone_state(state) for state in states]
+        out.append([Exchanged(one.mean, None, copy, one.finite) for one, copy in zip(outs, copies, strict=True)])
+    return out

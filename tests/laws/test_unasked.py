@@ -1,0 +1,131 @@
+"""On an accelerator an exchange asks the host nothing, and has the bits that it has on the CPU."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+import grace
+from grace.compressor import Compressor
+from grace.finite import known
+from grace.memories.base import Memory
+from grace.method import Exchanged, Method
+from grace.verify import laws
+from grace.verify.inputs import normal
+from grace.verify.unasked import host_is_not_asked
+from tests.laws.cases import CASES
+
+# Methods that ask although the sizes of what they send follow from the tensor's, and why.
+ASKS = {
+    "acpsgd": "which factor the next step sends depends on whether this one was finite",
+    "gradzip": "the same; and a Cholesky decomposition reports to the host",
+    "gradiveq": "whether the next step still collects depends on whether this one was finite",
+    "ef21": "whether the first, dense step has to be made again; asked once in a run",
+}
+STEPS = [[normal(13, 7, seed=t)(rank) for rank in range(3)] for t in range(4)]
+SPOILED = [list(xs) for xs in STEPS]
+SPOILED[1][2] = STEPS[1][2].index_fill(0, torch.tensor(4), math.inf)
+SPOILED[3][0] = STEPS[3][0].index_fill(1, torch.tensor(0), math.nan)
+
+
+def asks(method: Method[Any]) -> bool:
+    """Whether a method may ask: its sizes depend on the data, or it is on the list."""
+    core = method
+    while isinstance(core, Memory):
+        if isinstance(core, grace.EF21):
+            return True
+        core = core.method
+    return laws.varies(core) or type(core).__name__.lower() in ASKS
+
+
+QUIET = {spec: method for spec, method in CASES.items() if not asks(method)}
+
+
+def test_most_methods_are_quiet():
+    names = {spec.partition(":")[0] for spec in QUIET}
+    loud = set(grace.methods()) - names
+    varying = {name for name in loud if laws.varies(grace.method(name))}
+    assert loud - varying <= set(ASKS), "the list of methods that ask has grown"
+
+
+@pytest.mark.parametrize("spec", QUIET)
+def test_the_host_is_not_asked(spec: str):
+    host_is_not_asked(QUIET[spec], SPOILED)
+
+
+@pytest.mark.parametrize(
+    "spec", ["topk:memory=dgc,clip=1", "topk:memory=distef,follow_lr=true", "none:memory=momentum"]
+)
+def test_memories_do_not_ask(spec: str):
+    host_is_not_asked(grace.method(spec), SPOILED)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_gradients_do_not_ask(dtype: torch.dtype):
+    steps = [[x.to(dtype) for x in xs] for xs in SPOILED]
+    for spec in (
+        "topk:ratio=0.2",
+        "qsgd:communicator=scatterreduce",
+        "powersgd:rank=2,min_rate=0.1",
+        "fp16:memory=none",
+    ):
+        host_is_not_asked(grace.method(spec), steps)
+
+
+# ---- mutants --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Asking(Compressor):
+    """Looks at a number."""
+
+    inner: Compressor
+
+    def compress_(self, rows, rng, keep_rest):
+        assert float(rows[0, 0]) == float(rows[0, 0])
+        return self.inner.compress_(rows, rng, keep_rest)
+
+    def decompress_add_(self, wire, out, scale, rng):
+        self.inner.decompress_add_(wire, out, scale, rng)
+
+    def facts(self, n):
+        return self.inner.facts(n)
+
+
+@dataclass(frozen=True)
+class Forgetful(grace.ErrorFeedback):
+    """Keeps the rest of a step that was not finite, where the host does not know."""
+
+    def exchange(self, x, state, peer):
+        old = state.memory.clone()
+        out = yield from grace.ErrorFeedback.exchange(self, x, state, peer)
+        if isinstance(out.finite, bool):
+            return out
+        return Exchanged(
+            out.mean, None, out.state._replace(memory=torch.where(out.finite, out.state.memory, old + 1)), True
+        )
+
+
+class Peeking(grace.ErrorFeedback):
+    """Asks whether the step was finite."""
+
+    def exchange(self, x, state, peer):
+        out = yield from grace.ErrorFeedback.exchange(self, x, state, peer)
+        known(out.finite)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("mutant", "why"),
+    [
+        (grace.Allgather(Asking(grace.QSGD())), "the host is asked by _local_scalar_dense"),
+        (Peeking(grace.Allgather(grace.QSGD())), "the host is asked by _local_scalar_dense"),
+        (Forgetful(grace.Allgather(grace.QSGD())), "step 1, rank 0: finite is True"),
+        (grace.method("threshold:v=0.5"), "the host is asked by nonzero"),
+    ],
+)
+def test_mutants_are_caught(mutant: Method[Any], why: str):
+    with pytest.raises(AssertionError, match=why):
+        host_is_not_asked(mutant, SPOILED)
