@@ -141,7 +141,9 @@ class Schedule:
         if self.kind == "linear":
             value = first + (last - first) * share
         else:
-            value = float(f"{first * (last / first) ** share:.12g}")  # the last digits differ between libraries of mathematics
+            value = float(
+                f"{first * (last / first) ** share:.12g}"
+            )  # the last digits differ between libraries of mathematics
         value = min(max(value, min(first, last)), max(first, last))
         return round(value) if self.whole else value
 
@@ -265,6 +267,9 @@ class Scheduled(Method[Any]):
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         return self.at(peer.step, peer.steps_per_epoch).traffic(like, peer)
 
+    def kinds(self, state: Any) -> Any:
+        return self._with(lambda schedule: schedule.points[0][1]).kinds(state)
+
     def owed(self, state: Any) -> Tensor | None:
         return self._with(lambda schedule: schedule.points[0][1]).owed(state)
 
@@ -333,6 +338,9 @@ class Delayed(Method[Any]):
         if peer.step >= self.start:
             return self.method.traffic(like, peer)
         return cost(AllReduce(like), peer.rank, peer.world)
+
+    def kinds(self, state: Any) -> Any:
+        return self.method.kinds(state)
 
     def owed(self, state: Any) -> Tensor | None:
         return self.method.owed(state)

@@ -57,17 +57,14 @@ def _number(field: str, title: str | None, *, text: str | None = None, zero: boo
     else:
         out["scale"] = {"type": "log", "nice": False, "padding": 18}
         ends = f"extent(pluck(data('rows'), '{field}'))"
-        out["axis"] = {
-            "labelExpr": text,
-            "values": {
-                "expr": f"{ends}[1] < 6 * {ends}[0] ? {_ticks(1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)} : {_ticks(1, 2, 3, 5)}"
-            },
-        }
+        fine, coarse = tick_values(1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8), tick_values(1, 2, 3, 5)
+        out["axis"] = {"labelExpr": text, "values": {"expr": f"{ends}[1] < 6 * {ends}[0] ? {fine} : {coarse}"}}
     return out
 
 
-def _ticks(*steps: float) -> str:
-    return "[" + ",".join(f"{step * 10.0**power:.6g}" for power in range(-3, 14) for step in steps) + "]"
+def tick_values(*steps: float) -> list[float]:
+    """Of a logarithmic axis: these steps of each decade."""
+    return [step * 10**power if power >= 0 else step / 10**-power for power in range(-3, 14) for step in steps]
 
 
 def _quality(task: Mapping[str, Any], field: str, what: str, **more: Any) -> Spec:
