@@ -267,6 +267,9 @@ class Scheduled(Method[Any]):
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         return self.at(peer.step, peer.steps_per_epoch).traffic(like, peer)
 
+    def kinds(self, state: Any) -> Any:
+        return self._with(lambda schedule: schedule.points[0][1]).kinds(state)
+
     def owed(self, state: Any) -> Tensor | None:
         return self._with(lambda schedule: schedule.points[0][1]).owed(state)
 
@@ -335,6 +338,9 @@ class Delayed(Method[Any]):
         if peer.step >= self.start:
             return self.method.traffic(like, peer)
         return cost(AllReduce(like), peer.rank, peer.world)
+
+    def kinds(self, state: Any) -> Any:
+        return self.method.kinds(state)
 
     def owed(self, state: Any) -> Tensor | None:
         return self.method.owed(state)

@@ -21,6 +21,7 @@ from grace.adapters.handle import BaseHandle
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError
 from grace.method import Method
 from grace.policy import Policy
+from grace.run.checkpoint import Checkpoint, Memories
 from grace.run.exchanger import Exchanger
 from grace.run.groups import Granularity
 from grace.run.lane import Lane
@@ -167,6 +168,16 @@ class Handle(BaseHandle):
             StateError: one does not fit, or they do not belong together; on every rank. Nothing has changed then.
         """
         self._exchanger.load_state_dict(saved)
+
+    def checkpoint(self, memories: Memories = "mean", workers: int | None = None) -> Checkpoint:
+        """For ``torch.distributed.checkpoint.save`` and ``load``, by all ranks; loads on any number of workers.
+
+        Args:
+            memories: "mean": the mean of the workers' memories, once. "all": each worker's state, so that as many workers
+                go on with the same bits; others get the mean.
+            workers: for "all" only, how many saved it, if not as many as there are now.
+        """
+        return self._exchanger.checkpoint(memories, workers)
 
     def detach(self) -> None:
         """The model goes on without compression, as DistributedDataParallel alone would."""

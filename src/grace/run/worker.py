@@ -201,8 +201,13 @@ class Worker:
     # ---- checkpoints ------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on, as plain containers of tensors. Each rank has its own."""
+        return self.state.save(self.rank, self.world, self.policy)
+
+    @property
+    def state(self) -> WorkerState:
+        """What the next step depends on; a view, not a copy."""
         self._catch_up()
-        return WorkerState(self.step, self.seed, self._states, self._owed).save(self.rank, self.world, self.policy)
+        return WorkerState(self.step, self.seed, self._states, self._owed)
 
     def read_state(self, saved: Any, like: Mapping[str, Tensor]) -> WorkerState:
         """What ``saved`` says; nothing changes. ``like`` has a tensor for every name that may occur.
