@@ -58,6 +58,8 @@ class Handle(BaseHandle):
                 "wrap it: grace.attach(DistributedDataParallel(model), ...)"
             )
         named = {n: p for n, p in model.module.named_parameters() if n not in model.parameters_to_ignore}
+        if not isinstance(optimizer, torch.optim.Optimizer | None):
+            raise ConfigurationError(f"attach: optimizer={optimizer!r}; legal: a torch.optim.Optimizer, or none")
         self._names = {p: name for name, p in named.items()}
         trained = {name: p for name, p in named.items() if p.requires_grad}
         self._hook = Hook.on(model)
