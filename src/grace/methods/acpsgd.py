@@ -18,7 +18,7 @@ from grace.facts import Facts
 from grace.finite import known
 from grace.kernels import orthonormalize
 from grace.knobs import Count, Positive
-from grace.method import Exchanged, Method
+from grace.method import Exchanged, Method, label_parts
 from grace.methods.common.matrices import DENSE, LowRank, Projection
 from grace.peer import Peer
 from grace.random import Stream
@@ -91,6 +91,9 @@ class ACPSGD(LowRank["ACPState | None"]):
             return Exchanged.poisoned(x, state)
         new.copy_(projection.factor)
         return Exchanged(out.mean, out.rest, state._replace(turn=1 - state.turn))
+
+    def kinds(self, state: ACPState | None) -> Any:
+        return label_parts(state, "shared")
 
     def facts(self, like: Tensor) -> Facts:
         return Facts(contraction=0.0) if self._compresses(like) else DENSE.facts(like)

@@ -18,7 +18,7 @@ from grace.facts import Facts
 from grace.finite import known
 from grace.kernels import all_finite, project_rows, solve_ridge, sum_by_halves
 from grace.knobs import Count, Positive, Range
-from grace.method import Exchanged, Method
+from grace.method import Exchanged, Method, label_parts
 from grace.methods.common.matrices import DENSE, LowRank, Projection
 from grace.peer import Peer
 from grace.random import Stream
@@ -109,6 +109,9 @@ class GradZip(LowRank["GradZipState | None"]):
         if bool(projection.factor.any()):  # a zero gradient says nothing about where to look next
             found.copy_(projection.factor)
         return Exchanged(out.mean, out.rest, state._replace(turn=1 - turn))
+
+    def kinds(self, state: GradZipState | None) -> Any:
+        return label_parts(state, "shared")
 
     def facts(self, like: Tensor) -> Facts:
         if not self._compresses(like):

@@ -18,7 +18,7 @@ from grace.finite import both, fill_unless_, store_
 from grace.kernels import all_finite, orthonormalize, project_columns, project_rows, split_low_rank, sum_by_halves
 from grace.knobs import Count, Positive, Steps
 from grace.loan import narrow
-from grace.method import Exchanged, Method
+from grace.method import Exchanged, Method, label_parts
 from grace.methods.common.matrices import DENSE, LowRank, product_fits
 from grace.peer import Peer
 from grace.random import Stream
@@ -111,6 +111,9 @@ class PowerSGD(LowRank["Tensor | None"]):
         if peer.lent.spare is not None:
             return torch.reshape(peer.lent.spare, matrix.shape)
         return peer.lent.scratch((matrix.shape[0], matrix.shape[1]), x)
+
+    def kinds(self, state: Tensor | None) -> Any:
+        return label_parts(state, "shared")
 
     def facts(self, like: Tensor) -> Facts:
         if not self._compresses(like):
