@@ -29,7 +29,7 @@ class Compressor(abc.ABC):
     aggregation: "mean" of what was decoded, or "majority": the sign of the sum of votes.
     predivide: the wire is narrow: rows are divided by W before they are encoded, so that the sum cannot overflow.
     transparent: a wire is the rows themselves, whatever their dtype.
-    overflows: finite numbers may come back as an inf; such a step counts as one that was not finite.
+    overflows: an inf may come of wires that were accepted; such a step counts as one that was not finite.
     """
 
     summable: ClassVar[bool] = False

@@ -39,7 +39,9 @@ def go(method: Method[Any], steps: list[list[Tensor]], device: str) -> list[list
 @pytest.mark.parametrize("spec", CASES)
 def test_means_are_those_of_the_cpu(spec: str) -> None:
     """To rounding: sums have another order. Random numbers are the same, so that choices are."""
-    for step, (here, there) in enumerate(zip(go(CASES[spec], STEPS, "cpu"), go(CASES[spec], STEPS, "cuda"), strict=True)):
+    for step, (here, there) in enumerate(
+        zip(go(CASES[spec], STEPS, "cpu"), go(CASES[spec], STEPS, "cuda"), strict=True)
+    ):
         for one in there[1:]:
             assert laws.same_bits(one.mean, there[0].mean), f"step {step}: ranks differ"
         torch.testing.assert_close(there[0].mean.cpu(), here[0].mean, rtol=2e-4, atol=2e-5)

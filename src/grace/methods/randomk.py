@@ -51,6 +51,7 @@ class RandomK(Compressor):
 
     summable: ClassVar[bool] = True
     randomness: ClassVar[Literal["shared", "private"]] = "shared"
+    overflows: ClassVar[bool] = True  # a wire holds numbers as they are, and n/k times such a number may overflow
     ratio: Share = 0.01
     scale: bool | None = None
 
