@@ -141,7 +141,9 @@ class Schedule:
         if self.kind == "linear":
             value = first + (last - first) * share
         else:
-            value = float(f"{first * (last / first) ** share:.12g}")  # the last digits differ between libraries of mathematics
+            value = float(
+                f"{first * (last / first) ** share:.12g}"
+            )  # the last digits differ between libraries of mathematics
         value = min(max(value, min(first, last)), max(first, last))
         return round(value) if self.whole else value
 

@@ -90,7 +90,9 @@ class THC(Method[None]):
     @property
     def reach(self) -> float:
         """t: A in units of the root mean square."""
-        return round(NormalDist().inv_cdf(1 - self.clip / 2), 12)  # the last digits differ between libraries of mathematics
+        return round(
+            NormalDist().inv_cdf(1 - self.clip / 2), 12
+        )  # the last digits differ between libraries of mathematics
 
     def with_memory(self) -> Method[None]:
         return self
