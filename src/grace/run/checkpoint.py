@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange
 from grace.errors import ConfigurationError, StateError
+from grace.run.exchanger import Exchanger
 from grace.run.together import together
-
-if TYPE_CHECKING:
-    from grace.run.exchanger import Exchanger
 
 Memories: TypeAlias = Literal["mean", "all"]
 VERSION = 1  # of the checkpoint

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -17,7 +16,6 @@ from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteEr
 from grace.method import Method
 from grace.policy import Policy
 from grace.registry import spell
-from grace.run.checkpoint import Checkpoint, Memories
 from grace.run.drive import drive
 from grace.run.fingerprint import fingerprint
 from grace.run.groups import Granularity, Group, form_groups, regroup
@@ -54,7 +52,9 @@ class Exchanger:
         ConfigurationError, InputError: a method that cannot work, nothing to exchange, an unsuitable tensor (by name).
         FingerprintMismatch: ranks that differ, on every rank; the transport is closed then.
 
-    ``stats`` counts. ``error`` is what ended the exchanger, if something has; every later step raises it again.
+    ``stats`` counts. ``error`` is what ended the exchanger, if something has; every later step raises it again. ``scale``
+    is what tensors come multiplied with, and means leave multiplied with: memories are in units without it. Set it before
+    a step.
     """
 
     def __init__(
@@ -109,6 +109,7 @@ class Exchanger:
         self._spoiled = False  # all ranks have found an inf or NaN, and leave out the rest of the step
         self._turn = threading.Lock()
         self.error: BaseException | None = None
+        self.scale = 1.0
         self._closed = False
         self.stats = Stats(self.world, collectives=self._timed.collectives)
         self._finalizer = weakref.finalize(self, transport.close)
@@ -170,7 +171,10 @@ class Exchanger:
             raise InputError(
                 f"step {self.worker.step} ended without {absent}, and every tensor takes part in every step. {self._absent}"
             )
-        means = self._exchange(ready) if ready else {}
+        means = {}
+        if ready:
+            with self.stats.time(self._timed):
+                means = self._exchange(ready)
         if last:
             self._forget_parts()
         return means
@@ -199,7 +203,7 @@ class Exchanger:
         return ready
 
     def _exchange(self, ready: list[Group]) -> dict[str, Tensor]:
-        stats, worker, start = self.stats, self.worker, self._now()
+        stats, worker = self.stats, self.worker
         if self._checked is not None:
             self._checked.step = worker.step
         targets, tensors = {}, {}
@@ -208,6 +212,9 @@ class Exchanger:
             targets.update({name: target for name, (_, target) in parts.items()})
             tensors[group.name] = group.join({name: x for name, (x, _) in parts.items()}, worker.workspace)
         seen = worker.nonfinite_seen
+        if self.scale != 1.0:
+            for x in tensors.values():
+                x.mul_(1.0 / self.scale)
         try:
             outs = drive(self._tracer.trace(worker.exchange(tensors)), self._timed)
         finally:
@@ -217,19 +224,14 @@ class Exchanger:
             out = outs[group.name]
             for name, mean in group.split(out.mean).items():
                 target = targets[name]
-                if target is not None and target.data_ptr() != mean.data_ptr():
+                if self.scale != 1.0:
+                    mean = torch.mul(mean, self.scale, out=target)
+                elif target is not None and target.data_ptr() != mean.data_ptr():
                     target.copy_(mean)
                 means[name] = mean if target is None else target
         worker.workspace.reset()  # what was taken stays readable until the next exchange
-        stats.traffic, end = self._tracer.traffic, self._now()
-        stats.exchange_seconds += end[1] - start[1]
-        stats.codec_seconds += (end[0] - start[0]) - (end[1] - start[1])
-        stats.cpu_seconds += end[2] - start[2]
+        stats.traffic = self._tracer.traffic
         return means
-
-    def _now(self) -> tuple[float, float, float]:
-        """Seconds: of the clock, spent in collectives so far, and processor time of this thread outside of them."""
-        return time.perf_counter(), self._timed.seconds, time.thread_time() - self._timed.cpu_seconds
 
     def _forget_parts(self) -> None:
         self._came.clear()
@@ -374,10 +376,6 @@ class Exchanger:
         alone = [Group(name, (name,), (tuple(x.shape),)) for name, x in self.like.items()]
         owed = regroup({name: x for name, x in debts.items() if bool(x.any())}, alone, self.groups)
         self.worker.adopt(replace(state, owed=owed))
-
-    def checkpoint(self, memories: Memories = "mean", workers: int | None = None) -> Checkpoint:
-        """For ``torch.distributed.checkpoint``; see :class:`grace.run.checkpoint.Checkpoint`."""
-        return Checkpoint(self, memories, workers)
 
     def run(self, exchange: Exchange[T]) -> T:
         """Runs an exchange that is no step, and is not counted. All ranks call it."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import grace
 from grace.errors import ConfigurationError, StateError
+from grace.run.checkpoint import Checkpoint
 from grace.run.exchanger import Exchanger
 from grace.run.simulator import Simulator
 from tests.laws.cases import CASES
@@ -42,7 +43,7 @@ def saves(world: int, spec: str, memories: Any, granularity: Any = "parameter") 
         for step in range(3):
             mine.step(gradients(rank, step))
         debts = {name: x.clone() for name, x in mine.worker.state.debts().items()}
-        saved = mine.checkpoint(memories).state_dict()
+        saved = Checkpoint(mine, memories).state_dict()
         rest = [{n: m.clone() for n, m in mine.step(gradients(rank, step)).items()} for step in range(3, 5)]
         return saved, debts, rest
 
@@ -80,7 +81,7 @@ def test_the_mean_of_what_is_owed_survives(spec: str, layout: tuple[int, int], m
 
     def load(transport: Any, rank: int) -> Any:
         mine = exchanger(transport, spec)
-        mine.checkpoint(memories, old if memories == "all" else None).load_state_dict(file)
+        Checkpoint(mine, memories, old if memories == "all" else None).load_state_dict(file)
         debts = {name: x.clone() for name, x in mine.worker.state.debts().items()}
         assert mine.worker.step == 3
         return debts, [{n: m.clone() for n, m in mine.step(gradients(rank, step)).items()} for step in range(3, 5)]
@@ -100,7 +101,7 @@ def test_another_method_and_granularity_take_the_debt_over() -> None:
 
     def load(transport: Any, rank: int) -> Any:
         mine = exchanger(transport, "efsignsgd", "model")
-        mine.checkpoint().load_state_dict(saved[0][0])
+        Checkpoint(mine).load_state_dict(saved[0][0])
         (debt,) = mine.worker.state.debts().values()
         return debt.clone()
 
@@ -131,7 +132,7 @@ def test_what_does_not_fit_changes_nothing_on_any_rank() -> None:
         before = mine.state_dict()
         for file, memories, message in cases:
             with pytest.raises(StateError, match=message):
-                mine.checkpoint(memories).load_state_dict(file)
+                Checkpoint(mine, memories).load_state_dict(file)
             assert mine.state_dict()["checksum"] == before["checksum"]
         return True
 
@@ -139,7 +140,7 @@ def test_what_does_not_fit_changes_nothing_on_any_rank() -> None:
 
     def load_on_three(transport: Any, rank: int) -> Any:
         with pytest.raises(StateError, match=r"2 workers saved this checkpoint, not 3; .*workers=2"):
-            exchanger(transport, "topk:ratio=0.1").checkpoint("all").load_state_dict(everything)
+            Checkpoint(exchanger(transport, "topk:ratio=0.1"), "all").load_state_dict(everything)
 
     results(in_threads(3, load_on_three))
 
@@ -149,7 +150,7 @@ def test_bad_knobs() -> None:
         mine = exchanger(transport, "topk")
         for knobs in ({"memories": "sum"}, {"workers": 2}, {"memories": "all", "workers": 0}):
             with pytest.raises(ConfigurationError, match="legal"):
-                mine.checkpoint(**knobs)
+                Checkpoint(mine, **knobs)
 
     results(in_threads(1, work))
 
