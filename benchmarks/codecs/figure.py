@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.codecs.goals import RATIO, position
 from grace.bench.codecs.clock import OPERATIONS
 from grace.bench.codecs.plan import size_text
+from grace.bench.report.charts import tick_values
 from grace.bench.report.render import save
 from grace.bench.report.theme import COLOURS, config
 from grace.registry import recipe
@@ -136,7 +137,8 @@ def _panel(
     place: Row = {"y": y, **({"yOffset": {"field": "kind", "type": "nominal"}} if several else {})}
     x: Row = {
         "field": "ratio", "type": "quantitative", "title": "multiples of y.add_(x)",
-        "scale": {"type": "log", "nice": False, "padding": 12}, "axis": {"labelExpr": "format(datum.value, ',~g')"},
+        "scale": {"type": "log", "nice": False, "padding": 12},
+        "axis": {"labelExpr": "format(datum.value, ',~g')", "values": tick_values(1, 3)},
     }  # fmt: skip
     shown = {"orient": "right", "direction": "vertical"} if legend else None  # one for all panels
     colours = {"range": list(COLOURS)} if not several else {}

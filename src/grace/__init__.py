@@ -12,7 +12,6 @@ from grace.communicators import *
 from grace.compressor import Compressor
 from grace.errors import GraceError
 from grace.facts import Facts
-from grace.helpers import dequantize, desparsify, pack, quantize, sparsify, unpack
 from grace.lent import Lent
 from grace.loan import Loan
 from grace.memories import *
@@ -23,6 +22,7 @@ from grace.policy import Policy, Rule
 from grace.registry import method, methods, register, register_communicator, register_memory, spell
 from grace.run.simulator import Simulator
 from grace.schedules import Schedule
+from grace.survey import dequantize, desparsify, pack, quantize, sparsify, unpack
 from grace.transports.torch_distributed import init_process_group
 from grace.version import __version__ as __version__
 from grace.wrapping import layers

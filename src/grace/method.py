@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 import math
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from grace.knobs import check_knobs
 from grace.peer import Peer
 
 S = TypeVar("S")
+Kind: TypeAlias = Literal["debt", "chunk", "shared", "own"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,23 @@ class Method(abc.ABC, Generic[S]):
         """
         raise CompositionError(f"{self!r} cannot be wrapped by a memory")
 
+    def kinds(self, state: S) -> Any:
+        """What becomes of each part of a state when the number of workers changes: a tree like the state, of
+
+        - "debt": owed to the model; its mean over the workers is what counts (:meth:`owed` says it in units of x);
+        - "chunk": the same, of the owner of one chunk;
+        - "shared": the same bits on all workers, and right for a new one as well;
+        - "own": starts afresh.
+
+        By default all is the worker's own.
+        """
+        return label_parts(state, "own")
+
     def owed(self, state: S) -> Tensor | None:
         """What this worker still owes the others: gradient units, like x, or None. Handed on when methods change."""
         return None
+
+
+def label_parts(state: Any, kind: Kind) -> Any:
+    """A tree like the state, with ``kind`` for each part; see :meth:`Method.kinds`."""
+    return tuple(label_parts(part, kind) for part in state) if isinstance(state, tuple) else kind

@@ -2,8 +2,8 @@
 
 Torch's sums, differences, products, quotients and square roots of two numbers are rounded as IEEE 754 says, on every
 machine. What is not: ``add`` with ``alpha``, ``addcmul`` and ``lerp``, which contract a product and a sum where the processor
-can; logarithms, sines and powers, which come from one of several libraries; and sums of many numbers, whose order depends
-on vectors and threads.
+can; logarithms, sines and powers, which come from one of several libraries; sums of many numbers, whose order depends on
+vectors and threads; and quotients by a Python number, which on CUDA are products with its reciprocal.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def cosine_and_sine(turns: Tensor) -> tuple[Tensor, Tensor]:
     square = angle * angle
     cosine, sine = torch.ones_like(square), torch.ones_like(square)
     for term in range(_ANGLE_TERMS - 1, 0, -1):
-        cosine = 1 - square * cosine / ((2 * term - 1) * (2 * term))
-        sine = 1 - square * sine / ((2 * term) * (2 * term + 1))
+        cosine = 1 - square * cosine * (1 / ((2 * term - 1) * (2 * term)))
+        sine = 1 - square * sine * (1 / ((2 * term) * (2 * term + 1)))
     sine = angle * sine
     swapped = quarter.remainder(2) == 1
     cosine, sine = torch.where(swapped, sine, cosine), torch.where(swapped, cosine, sine)

@@ -12,6 +12,8 @@ import torch
 import grace
 from grace.compressor import Compressor
 from grace.finite import known
+from grace.memories import Memory
+from grace.memories.base import Memory
 from grace.method import Exchanged, Method
 from grace.verify import laws
 from grace.verify.inputs import normal
@@ -35,7 +37,7 @@ SPOILED[3][0] = STEPS[3][0].index_fill(1, torch.tensor(0), math.nan)
 def asks(method: Method[Any]) -> bool:
     """Whether a method may ask: its sizes depend on the data, or it is on the list."""
     core = method
-    while isinstance(core, laws.Memory):
+    while isinstance(core, Memory):
         if isinstance(core, grace.EF21):
             return True
         core = core.method

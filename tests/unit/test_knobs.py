@@ -100,6 +100,12 @@ def test_arguments_of_functions():
         check_value("attach", "seed", "x", Steps)
 
 
+@pytest.mark.parametrize("seed", ["x", 1.5, True, None])
+def test_a_seed_is_a_whole_number(seed: Any):
+    with pytest.raises(ConfigurationError, match=r"seed=.* is out of range; legal: a whole number"):
+        grace.Simulator("topk", 2, seed=seed)
+
+
 @pytest.mark.parametrize("text", ["topk:ratio=true", "topk:ratio=false", "qsgd:bits=true", "none:memory=residual,beta=true",
                                   "topk:start=true", "powersgd:rank=true", "topk:memory=dgc,clip=true",
                                   "topk:communicator=parameterserver,server=true", "qsgd:lossless=zlib,lossless.level=true",

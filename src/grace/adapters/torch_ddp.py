@@ -21,6 +21,7 @@ from grace.adapters.handle import BaseHandle
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError
 from grace.method import Method
 from grace.policy import Policy
+from grace.run.checkpoint import Checkpoint, Memories
 from grace.run.exchanger import Exchanger
 from grace.run.groups import Granularity
 from grace.run.lane import Lane
@@ -47,6 +48,7 @@ class Handle(BaseHandle):
         method: Policy | Method[Any] | str,
         *,
         optimizer: torch.optim.Optimizer | None = None,
+        scaler: torch.amp.GradScaler | None = None,
         transport: Transport | None = None,
         **options: Any,
     ):
@@ -56,6 +58,8 @@ class Handle(BaseHandle):
                 "wrap it: grace.attach(DistributedDataParallel(model), ...)"
             )
         named = {n: p for n, p in model.module.named_parameters() if n not in model.parameters_to_ignore}
+        if not isinstance(optimizer, torch.optim.Optimizer | None):
+            raise ConfigurationError(f"attach: optimizer={optimizer!r}; legal: a torch.optim.Optimizer, or none")
         self._names = {p: name for name, p in named.items()}
         trained = {name: p for name, p in named.items() if p.requires_grad}
         self._hook = Hook.on(model)
@@ -65,14 +69,23 @@ class Handle(BaseHandle):
         place, group = (transport.rank, transport.world), (self._hook.rank, self._hook.world)
         if place != group:
             raise ConfigurationError(f"transport: rank and world {place} are not those of the model's group, {group}")
+        knobs: dict[str, object] = {"scaler": None}
+        if scaler is not None:
+            if narrow := [name for name, p in trained.items() if p.dtype == torch.float16]:
+                raise ConfigurationError(
+                    f"scaler: {narrow[0]!r} is float16, whose gradients a GradScaler refuses; keep parameters in float32 and "
+                    "compute under torch.autocast"
+                )
+            rules = (scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval())
+            knobs = {"scaler": (scaler.is_enabled(), *rules)}
         layout = ("find_unused_parameters", "static_graph")  # with the size, what decides DDP's buckets
         exchanger = Exchanger(
             trained, method, transport, bucket_bytes=int(model.bucket_bytes_cap),
             absent="DistributedDataParallel does not exchange what was frozen when it wrapped the model: unfreeze before",
-            knobs={name: getattr(model, name) for name in layout}, **options,
+            knobs={**knobs, **{name: getattr(model, name) for name in layout}}, **options,
         )  # fmt: skip
         super().__init__(exchanger)
-        self._optimizer = optimizer
+        self._optimizer, self._scaler = optimizer, scaler
         self._lane = None if next(iter(trained.values())).is_cuda else Lane("grace-exchange")
         self._tickets: list[_Ticket] = []
         self._error: BaseException | None = None  # of this backward pass, for the user's thread
@@ -86,6 +99,8 @@ class Handle(BaseHandle):
             self._watching = _at_the_end_of_backward(self._surface)
             if self._optimizer is not None:
                 self.lr = float(self._optimizer.param_groups[0]["lr"])
+            if self._scaler is not None:
+                self._exchanger.scale = self._scaler.get_scale()
         buffer, gradients = bucket.buffer(), {}
         try:
             gradients = self._gradients(bucket)
@@ -168,6 +183,16 @@ class Handle(BaseHandle):
         """
         self._exchanger.load_state_dict(saved)
 
+    def checkpoint(self, memories: Memories = "mean", workers: int | None = None) -> Checkpoint:
+        """For ``torch.distributed.checkpoint.save`` and ``load``, by all ranks; loads on any number of workers.
+
+        Args:
+            memories: "mean": the mean of the workers' memories, once. "all": each worker's state, so that as many workers
+                go on with the same bits; others get the mean.
+            workers: for "all" only, how many saved it, if not as many as there are now.
+        """
+        return Checkpoint(self._exchanger, memories, workers)
+
     def detach(self) -> None:
         """The model goes on without compression, as DistributedDataParallel alone would."""
         if self._hook.taker is not self:
@@ -192,6 +217,7 @@ def attach(
     check: bool = False,
     optimizer: torch.optim.Optimizer | None = None,
     steps_per_epoch: int | None = None,
+    scaler: torch.amp.GradScaler | None = None,
     transport: Transport | None = None,
 ) -> Handle:
     """Exchanges this model's gradients with a compression method from now on. All ranks call it alike.
@@ -209,6 +235,8 @@ def attach(
         optimizer: where memories that follow the learning rate (``follow_lr=true``) read it: that of its first group of
             parameters. Only the ratio between steps counts, so one group speaks for all that follow one schedule.
         steps_per_epoch: synchronised steps in an epoch, for schedules that count epochs.
+        scaler: the ``torch.amp.GradScaler`` that multiplies the loss. Memories are then kept in units without its scale;
+            needed with every method that has a memory, since what is owed would change its worth with the scale.
         transport: between the ranks of the model's process group; by default a process group of its own beside that.
 
     Returns:
@@ -228,6 +256,7 @@ def attach(
         check=check,
         optimizer=optimizer,
         steps_per_epoch=steps_per_epoch,
+        scaler=scaler,
         transport=transport,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -67,6 +68,8 @@ class RunConfig:
             raise out_of_range("run", "granularity", self.granularity, "'parameter', 'bucket', 'model'")
         if self.lr is not None and not self.lr > 0:
             raise out_of_range("run", "lr", self.lr, "lr > 0")
+        if not 0 < self.timeout < math.inf:
+            raise out_of_range("run", "timeout", self.timeout, "seconds > 0")
         if self.evaluations < 1:
             raise out_of_range("run", "evaluations", self.evaluations, "evaluations >= 1")
         if self.seed < 0:

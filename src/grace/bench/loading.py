@@ -21,42 +21,40 @@ def load(spec: str, kind: str) -> object:
     where, _, name = spec.rpartition(":")
     if not where or not name:
         raise ConfigurationError(f"{kind} {spec!r} cannot be loaded: expected module:Class or file.py:Class")
-    module = _file(where, spec, kind) if where.endswith(".py") else _module(where, spec, kind)
+    try:
+        module = _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
+    except Exception as error:  # whatever somebody's module raises
+        raise ConfigurationError(f"{kind} {spec!r} cannot be loaded: {type(error).__name__}: {error}") from error
     try:
         return getattr(module, name)
     except AttributeError as error:
         raise ConfigurationError(f"{kind} {spec!r} cannot be loaded: {where} has no {name!r}") from error
 
 
-def _module(where: str, spec: str, kind: str) -> ModuleType:
-    here = os.getcwd()
-    if here not in sys.path:  # a console script, unlike python -m, does not have it
+def _import_module(name: str) -> ModuleType:
+    if (here := os.getcwd()) not in sys.path:  # a console script, unlike python -m, does not have it
         sys.path.insert(0, here)
-    try:
-        return importlib.import_module(where)
-    except Exception as error:  # whatever somebody's module raises
-        raise ConfigurationError(f"{kind} {spec!r} cannot be loaded: {error}") from error
+    return importlib.import_module(name)
 
 
-def _file(where: str, spec: str, kind: str) -> ModuleType:
-    path = Path(where).resolve()
+def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise ConfigurationError(f"{kind} {spec!r} cannot be loaded: there is no file {where}")
+        raise FileNotFoundError(f"there is no file {path}")
     name = f"_grace_file_{path.stem}"
-    found = importlib.util.spec_from_file_location(name, path)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
     try:
-        found.loader.exec_module(module)
-    except Exception as error:  # whatever somebody's file raises
+        spec.loader.exec_module(module)
+    except BaseException:
         del sys.modules[name]
-        raise ConfigurationError(f"{kind} {spec!r} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise
     return module
 
 
-def target_of(text: str) -> object:
+def parse_target(text: str) -> object:
     """What a user means by a method: ``module:Class``, ``file.py:Class``, or a string that makes a registered one.
 
     Raises:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -12,18 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from grace.bench.extras import MissingExtraError, need
+from grace.bench.extras import MissingExtraError
 from grace.bench.network.links import link
 from grace.bench.network.namespaces import why_not
 from grace.bench.plan import Plan, check, check_memory
 from grace.bench.record import file_name
-from grace.bench.results import SCHEMA, VERSION, DocumentError, Failure, Result, decode
+from grace.bench.results import SCHEMA, VERSION, DocumentError, Failure, decode
 from grace.bench.sweep import Watcher, sweep
 from grace.bench.tasks import Task
 
 METHODS = ("none", "topk:ratio=0.01", "qsgd:bits=4", "powersgd:rank=2")
 LINKS = ("none", "1gbit")
-_REPORT = "grace.bench.report.write"
 TASKS = ("digits", "grace.bench.smoke:Blobs")
 STEPS, WORKERS = 12, 2
 
@@ -74,7 +72,12 @@ class Blobs(Task):
 
 
 def run(out: Path, watch: Callable[[int], AbstractContextManager[Watcher]]) -> dict[str, Any]:
-    """What was checked, and what is wrong: lists of lines. The baselines run once, on one task without links."""
+    """What was checked, and what is wrong: lists of lines. The baselines run once, on one task without links.
+
+    Args:
+        out: folder of results.
+        watch: makes what is told of so many runs.
+    """
     refused = why_not(link(LINKS[1]))
     links = LINKS[:1] if refused else LINKS
     common = {"steps": STEPS, "evaluations": 2, "timeout": 60.0}
@@ -84,44 +87,41 @@ def run(out: Path, watch: Callable[[int], AbstractContextManager[Watcher]]) -> d
     check_memory(configs)
     with watch(len(configs)) as watcher:
         runs = sweep(configs, out, watcher, command=["smoke"])
-    wrong = [f"{file_name(one.config)}: {one.document.error}" for one in runs if isinstance(one.document, Failure)]
+    said, wrong = _make_report(out, len(runs))
     for one in runs:
-        try:
-            document = decode((out / "runs" / file_name(one.config)).read_bytes())
-        except DocumentError as error:
-            wrong.append(f"{file_name(one.config)}: {error}")
-            continue
-        if isinstance(document, Result) and document.kind == "method" and document.link.name != LINKS[0]:
-            wrong += _check_counts(file_name(one.config), document)
-    checked = [f"{len(runs)} runs, {len(links)} links: each document has the form of {SCHEMA}, version {VERSION}"]
+        name = file_name(one.config)
+        wrong += [f"{name}: {problem}" for problem in _find_problems(out / "runs" / name)]
+    checked = [f"{len(runs)} runs, {len(links)} links: each document has the form of {SCHEMA}, version {VERSION}", said]
     if refused:
         checked.append(f"no link was made: {refused}")
-    said, missing = _report(out, len(runs))
-    checked.append(said)
-    wrong += missing
     return {"checked": checked, "problems": wrong}
 
 
-def _check_counts(name: str, document: Result) -> list[str]:
-    """The interface must have counted at least what the collectives say they moved."""
+def _find_problems(file: Path) -> list[str]:
+    try:
+        document = decode(file.read_bytes())
+    except DocumentError as error:
+        return [str(error)]
+    if isinstance(document, Failure):
+        return [document.error]
+    if document.kind == "baseline" or document.link.name == LINKS[0]:
+        return []
+    # the interface must have counted at least what the collectives say they moved
     told = document.traffic.sent_bytes_per_step
     seen = 0.0 if document.nic is None else document.nic.sent_bytes_per_step
-    if seen >= told:
-        return []
-    return [f"{name}: the interface counted {seen:.0f} bytes a step, the collectives {told:.0f}"]
+    return [] if seen >= told else [f"the interface counted {seen:.0f} bytes a step, the collectives {told:.0f}"]
 
 
-def _report(out: Path, runs: int) -> tuple[str, list[str]]:
-    """Makes the report: what to say of it, and what is wrong with it."""
-    if importlib.util.find_spec(_REPORT) is None:
-        return "no report: this version of Grace has none", []
+def _make_report(out: Path, runs: int) -> tuple[str, list[str]]:
+    """What to say of the report, and what is wrong with it."""
+    from grace.bench.report.write import write_report
+
     try:
-        made = need(_REPORT, extra="report").write_report(out, None, figures=False)
+        report = write_report(out, None, figures=False)
     except MissingExtraError as error:
         return f"no report: {error}", []
-    page = Path(made["page"])
-    wrong = [f"report: {made['runs']} of {runs} runs are in it"] if made["runs"] != runs else []
-    wrong += [f"report: {one['file']} was left out: {one['reason']}" for one in made["skipped"]]
-    if "<html" not in page.read_text()[:2000].lower():
-        wrong.append(f"report: {page} is no page")
-    return f"report: {page}", wrong
+    wrong = [f"report: {report['runs']} of {runs} runs are in it"] if report["runs"] != runs else []
+    wrong += [f"report: {one['file']} was left out: {one['reason']}" for one in report["skipped"]]
+    if "<html" not in Path(report["page"]).read_text()[:2000].lower():
+        wrong.append(f"report: {report['page']} is no page")
+    return f"report: {report['page']}", wrong

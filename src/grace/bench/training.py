@@ -18,8 +18,8 @@ import grace
 from grace.bench import measure
 from grace.bench.baselines import NO_COMMUNICATION, Counters, Silent, connect
 from grace.bench.config import SYNTHETIC, RunConfig
-from grace.bench.network.interface import Counted, counted
-from grace.bench.network.model import predicted, shares_of
+from grace.bench.network.interface import Counted, read_counters
+from grace.bench.network.model import predict, shares_of
 from grace.bench.network.namespaces import INTERFACE
 from grace.bench.network.probe import Probe
 from grace.bench.optimizers import adjustment_for, set_momentum
@@ -113,7 +113,7 @@ class Training:
             result = result_of(
                 config, task, model, measured, curve=curve, optimizer=changes, steps=self.steps,
                 epoch_steps=self.epoch_steps, command=command,
-                prediction=None if self.probe is None else predicted(self.probe, config, model, measured),
+                prediction=None if self.probe is None else predict(self.probe, config, model, measured),
             )  # fmt: skip
         dist.barrier()
         trained.close()
@@ -175,7 +175,7 @@ class Training:
             batch = next(batches)  # another's work, as a loader's processes do it: not of this step
             if step == steady:
                 dist.barrier()
-                before, nic, cpu = trained.count(), counted(INTERFACE), 0.0
+                before, nic, cpu = trained.count(), read_counters(INTERFACE), 0.0
             start, spent = time.perf_counter(), time.process_time()
             loss = self._step(model, optimizer, batch, step)
             now = time.perf_counter()
@@ -195,7 +195,7 @@ class Training:
         return curve, Measured(
             all=trained.count(),
             steady=trained.count() - before,
-            nic=_between(nic, counted(INTERFACE)) if config.network.shaped else None,
+            nic=_between(nic, read_counters(INTERFACE)) if config.network.shaped else None,
             silent=self.silent,
             seconds=seconds[steady:],
             cpu=cpu / (steps - steady),

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from grace.bench.report import tables
 from grace.bench.report.progress import SweepReporter
-from grace.bench.results import decode
+from grace.bench.results import Document, DocumentError, decode
 from grace.cli.options import Json, folder, parse_numbers
 from grace.cli.output import show, write_json
 from grace.errors import ConfigurationError, GraceError
@@ -52,9 +52,9 @@ def link(
     Example: [bold]grace bench link --link 1gbit[/]
     """
     from grace.bench.network.links import parse_links
-    from grace.bench.network.throughput import measured
+    from grace.bench.network.throughput import measure_link
 
-    rows = [measured(one, seconds) for one in parse_links(links, latency)]
+    rows = [measure_link(one, seconds) for one in parse_links(links, latency)]
     if as_json:
         write_json(rows)
     else:
@@ -80,12 +80,19 @@ def predict(
     from grace.bench.network.forecast import forecast
     from grace.bench.network.links import parse_links
 
-    documents = [decode(path.read_bytes()) for path in sorted((results / "runs").glob("*.json"))]
-    if not documents:
+    chosen, counts = parse_links(links, latency), parse_numbers(workers, "--workers")
+    files = sorted((results / "runs").glob("*.json"))
+    if not files:
         raise ConfigurationError(f"{results} has no runs/*.json: run grace bench train --out {results} first")
-    chosen = parse_links(links, latency)
-    rows = [row for one in documents for row in forecast(one, chosen, parse_numbers(workers, "--workers"), cores)]
+    rows = [row for file in files for row in forecast(_read(file), chosen, counts, cores)]
     if as_json:
         write_json(rows)
     else:
         show(tables.predictions(rows), _WIDTH)
+
+
+def _read(file: Path) -> Document:
+    try:
+        return decode(file.read_bytes())
+    except DocumentError as error:
+        raise DocumentError(f"{file}: {error}") from error

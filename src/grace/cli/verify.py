@@ -8,7 +8,7 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from grace.bench.loading import target_of
+from grace.bench.loading import parse_target
 from grace.bench.report.progress import Checklist
 from grace.bench.report.tables import plain_table
 from grace.cli.options import Json
@@ -45,7 +45,7 @@ def verify(
         raise typer.BadParameter("--quick or --thorough, not both")
     profile = QUICK if quick else THOROUGH if thorough else NORMAL
     try:
-        given = target_of(target)
+        given = parse_target(target)
         with Checklist(Console(stderr=True)) as checklist:
             report = verify(given, profile, checklist.begin)
     except ConfigurationError as error:

@@ -16,6 +16,7 @@ from grace.facts import Facts
 from grace.finite import Flag, store_
 from grace.kernels.finite import all_finite
 from grace.learning_rate import Rate, choose_rate, lr_ratio, scale
+from grace.method import label_parts
 from grace.peer import Peer
 
 
@@ -76,6 +77,12 @@ class TwoHops(Communicator):
             return replace(once, payload=None)
         unbiased = once.unbiased and not self.server_memory
         return replace(once, unbiased=unbiased, contraction=None, variance=None, payload=None)
+
+    def kinds(self, state: Any) -> Any:
+        if state is None:
+            return "own"
+        _, *rest = state
+        return ("chunk", *(label_parts(part, "own") for part in rest))
 
     def owed(self, state: Any) -> Tensor | None:
         """The server's debt, times W: one worker's share of a mean is 1/W of it."""

@@ -65,5 +65,8 @@ class DistEF(ErrorFeedback[S], Generic[S]):
         peer.lent.swap_out(m)
         return Exchanged(out.mean, None, DistEFState(velocity, out.state), out.finite)
 
+    def kinds(self, state: Any) -> Any:
+        return ("own", ErrorFeedback.kinds(self, state[1]))
+
     def owed(self, state: Any) -> Tensor | None:
         return ErrorFeedback.owed(self, state[1])

@@ -20,7 +20,7 @@ from grace.kernels.finite import all_finite
 from grace.knobs import Share, as_call
 from grace.loan import narrow
 from grace.memories.base import Memory, state_dtype
-from grace.method import Exchanged, Method
+from grace.method import Exchanged, Method, label_parts
 from grace.peer import Peer
 from grace.registry.recipes import register_memory
 
@@ -117,6 +117,10 @@ class EF21(Memory[S], Generic[S]):
         if state.velocity is not None:
             state.velocity.copy_(x)
         return Exchanged(x.copy_(state.shared), None, state._replace(started=1))
+
+    def kinds(self, state: EF21State) -> Any:
+        """H is the same on all workers, and yet no new one can have it: h must follow, and it does in a dense first step."""
+        return EF21State("own", "own", label_parts(state.velocity, "own"), "own", self.method.kinds(state.inner))  # type: ignore[arg-type]
 
     def facts(self, like: Tensor) -> Facts:
         """Of what is applied: no bound for a single step, which depends on the steps before."""

@@ -111,6 +111,10 @@ class ErrorFeedback(Memory[S]):
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         return Memory.traffic(self, like, peer.lending(keep_rest=True))
 
+    def kinds(self, state: Any) -> Any:
+        _, inner, *last = state
+        return ("debt", self.method.kinds(inner), *("own" for _ in last))
+
     def owed(self, state: Any) -> Tensor | None:
         memory: Tensor = state[0]
         inner = self.method.owed(state[1])

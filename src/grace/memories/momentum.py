@@ -64,6 +64,9 @@ class Momentum(Memory[S]):
         peer.lent.swap_out(m)
         return Exchanged(mean, None, MomentumState(memory, out.state), finite)
 
+    def kinds(self, state: MomentumState) -> Any:
+        return ("own", self.method.kinds(state[1]))
+
     def owed(self, state: MomentumState) -> Tensor | None:
         return self.method.owed(state[1])
 

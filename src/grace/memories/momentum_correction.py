@@ -98,6 +98,10 @@ class MomentumCorrection(Memory[S]):
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         return Memory.traffic(self, like, peer.lending(keep_rest=True))
 
+    def kinds(self, state: CorrectionState) -> Any:
+        """V is the debt; u, beside it in one tensor, starts afresh with it."""
+        return ("debt", self.method.kinds(state[1]))
+
     def owed(self, state: CorrectionState) -> Tensor | None:
         """v: it has been earned; what the velocity would still add has not."""
         return state[0][1]

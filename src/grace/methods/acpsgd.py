@@ -18,7 +18,7 @@ from grace.facts import Facts
 from grace.finite import known
 from grace.kernels import orthonormalize
 from grace.knobs import Count, Positive
-from grace.method import Exchanged, Method
+from grace.method import Exchanged, Method, label_parts
 from grace.methods.common.matrices import DENSE, LowRank, Projection
 from grace.peer import Peer
 from grace.random import Stream
@@ -85,12 +85,15 @@ class ACPSGD(LowRank["ACPState | None"]):
         old, new = (state.p, state.q) if state.turn else (state.q, state.p)
         basis = orthonormalize(old.mT.contiguous())  # [r, m] or [r, l]
         root = math.sqrt(len(old))  # so that a product neither overflows nor vanishes
-        projection = Projection(m, l, basis / root, basis * root, transposed=bool(state.turn))
+        projection = Projection(m, l, basis * (1 / root), basis * root, transposed=bool(state.turn))
         out = yield from Allreduce(projection).exchange(x, None, peer)
         if not known(out.finite):  # which factor the next step sends depends on it
             return Exchanged.poisoned(x, state)
         new.copy_(projection.factor)
         return Exchanged(out.mean, out.rest, state._replace(turn=1 - state.turn))
+
+    def kinds(self, state: ACPState | None) -> Any:
+        return label_parts(state, "shared")
 
     def facts(self, like: Tensor) -> Facts:
         return Facts(contraction=0.0) if self._compresses(like) else DENSE.facts(like)

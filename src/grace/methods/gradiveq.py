@@ -19,7 +19,7 @@ from grace.facts import Facts
 from grace.finite import both, known
 from grace.kernels.finite import all_finite
 from grace.knobs import Count, Range, check_knobs
-from grace.method import Exchanged, Method
+from grace.method import Exchanged, Method, label_parts
 from grace.methods.common.matrices import DENSE, Projection
 from grace.methods.common.principal import collect_covariance, leading_components
 from grace.peer import Peer
@@ -100,7 +100,7 @@ class GradiVeQ(Method["GradiVeQState | None"]):
         K, _, N = self._sizes(x.numel())
         root = math.sqrt(K)  # so that a product neither overflows nor vanishes
         basis = state.basis.mT.contiguous()  # [d, K]
-        projection = Projection(N, K, basis / root, basis * root)
+        projection = Projection(N, K, basis * (1 / root), basis * root)
         out = yield from Allreduce(projection).exchange(x, None, peer)
         turn = (state.turn + known(out.finite)) % (self.collect + self.use)
         return Exchanged(out.mean, out.rest, state._replace(turn=turn), out.finite)
@@ -123,6 +123,9 @@ class GradiVeQ(Method["GradiVeQState | None"]):
             state.basis.copy_(basis)
             state.covariance.zero_()
         return Exchanged(out.mean, out.rest, state._replace(turn=state.turn + 1))
+
+    def kinds(self, state: GradiVeQState | None) -> Any:
+        return label_parts(state, "shared")
 
     def facts(self, like: Tensor) -> Facts:
         return Facts(contraction=0.0) if like.numel() >= 4 else DENSE.facts(like)

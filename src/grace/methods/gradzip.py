@@ -18,7 +18,7 @@ from grace.facts import Facts
 from grace.finite import known
 from grace.kernels import all_finite, project_rows, solve_ridge, sum_by_halves
 from grace.knobs import Count, Positive, Range
-from grace.method import Exchanged, Method
+from grace.method import Exchanged, Method, label_parts
 from grace.methods.common.matrices import DENSE, LowRank, Projection
 from grace.peer import Peer
 from grace.random import Stream
@@ -110,6 +110,9 @@ class GradZip(LowRank["GradZipState | None"]):
             found.copy_(projection.factor)
         return Exchanged(out.mean, out.rest, state._replace(turn=1 - turn))
 
+    def kinds(self, state: GradZipState | None) -> Any:
+        return label_parts(state, "shared")
+
     def facts(self, like: Tensor) -> Facts:
         if not self._compresses(like):
             return DENSE.facts(like)
@@ -135,4 +138,4 @@ def _bounded(factor: Tensor) -> tuple[Tensor, float]:
     what it was divided by.
     """
     scale = math.sqrt(factor.shape[1]) * float(sum_by_halves(factor.square()).max().sqrt()) or 1.0
-    return (factor / scale).float(), scale
+    return (factor * (1 / scale)).float(), scale

@@ -26,7 +26,7 @@ from grace.kernels import (
 )
 from grace.knobs import Count, Positive, Steps
 from grace.loan import narrow
-from grace.method import Exchanged, Method
+from grace.method import Exchanged, Method, label_parts
 from grace.methods.common.matrices import DENSE, LowRank, product_fits
 from grace.peer import Peer
 from grace.random import Stream
@@ -127,6 +127,9 @@ class PowerSGD(LowRank["Tensor | None"]):
         if peer.lent.spare is not None:
             return torch.reshape(peer.lent.spare, matrix.shape)
         return peer.lent.scratch((matrix.shape[0], matrix.shape[1]), x)
+
+    def kinds(self, state: Tensor | None) -> Any:
+        return label_parts(state, "shared")
 
     def facts(self, like: Tensor) -> Facts:
         if not self._compresses(like):

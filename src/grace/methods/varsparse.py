@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -102,6 +102,9 @@ class VarSparse(Method[Memory]):
         mean, finite = narrow(out.mean, x.dtype, True, left)
         store_(finite, left, state.r)
         return Exchanged(mean, None, Memory(state.r, state.d, None), finite)
+
+    def kinds(self, state: Memory) -> Any:
+        return ("debt", "own", "own")
 
     def owed(self, state: Memory) -> Tensor | None:
         return state.r

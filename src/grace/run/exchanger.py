@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from grace.collectives import Broadcast
+from grace.collectives import Broadcast, Exchange
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError, StateError
 from grace.method import Method
 from grace.policy import Policy
@@ -19,7 +19,7 @@ from grace.registry import spell
 from grace.run.drive import drive
 from grace.run.fingerprint import fingerprint
 from grace.run.groups import Granularity, Group, form_groups, regroup
-from grace.run.saved import WorkerState
+from grace.run.saved import WorkerState, restore_shared
 from grace.run.stats import Stats
 from grace.run.worker import NonFinite, Worker, check_tensor
 from grace.transports.agreement import agree, compare_loads
@@ -28,6 +28,7 @@ from grace.transports.checked import Checked
 from grace.transports.timed import Timed
 from grace.transports.traced import Tracer
 
+T = TypeVar("T")
 BUCKET_BYTES = 25 << 20
 
 
@@ -51,7 +52,9 @@ class Exchanger:
         ConfigurationError, InputError: a method that cannot work, nothing to exchange, an unsuitable tensor (by name).
         FingerprintMismatch: ranks that differ, on every rank; the transport is closed then.
 
-    ``stats`` counts. ``error`` is what ended the exchanger, if something has; every later step raises it again.
+    ``stats`` counts. ``error`` is what ended the exchanger, if something has; every later step raises it again. ``scale``
+    is what tensors come multiplied with, and means leave multiplied with: memories are in units without it. Set it before
+    a step.
     """
 
     def __init__(
@@ -84,9 +87,9 @@ class Exchanger:
         }  # fmt: skip
         self._absent = absent
         policy = Policy.of(method)
-        self._groups, group_policy = form_groups(self.like, policy, granularity, bucket_bytes)
+        self.groups, group_policy = form_groups(self.like, policy, granularity, bucket_bytes)
         self.rank, self.world = transport.rank, transport.world
-        self._worker = Worker(
+        self.worker = Worker(
             group_policy, self.rank, self.world, seed=seed, nonfinite=nonfinite, steps_per_epoch=steps_per_epoch
         )
         self._transport = transport
@@ -98,7 +101,7 @@ class Exchanger:
         self._checked = Checked(transport) if check else None
         self._timed = Timed(self._checked or transport)
         self._tracer = Tracer(self.rank, self.world)
-        self._group_of = {name: group for group in self._groups for name in group.members}
+        self._group_of = {name: group for group in self.groups for name in group.members}
         self._came: set[str] = set()  # in this step
         self._waiting: dict[
             str, tuple[Tensor, Tensor | None]
@@ -106,6 +109,7 @@ class Exchanger:
         self._spoiled = False  # all ranks have found an inf or NaN, and leave out the rest of the step
         self._turn = threading.Lock()
         self.error: BaseException | None = None
+        self.scale = 1.0
         self._closed = False
         self.stats = Stats(self.world, collectives=self._timed.collectives)
         self._finalizer = weakref.finalize(self, transport.close)
@@ -152,7 +156,7 @@ class Exchanger:
             raise
         finally:
             if last and self.error is None:
-                self._worker.advance()
+                self.worker.advance()
                 if self._counts_steps:
                     self.count_step()
             self._turn.release()
@@ -165,9 +169,12 @@ class Exchanger:
         if last and len(self._came) != len(self.like):
             absent = ", ".join(repr(name) for name in self.like if name not in self._came)
             raise InputError(
-                f"step {self._worker.step} ended without {absent}, and every tensor takes part in every step. {self._absent}"
+                f"step {self.worker.step} ended without {absent}, and every tensor takes part in every step. {self._absent}"
             )
-        means = self._exchange(ready) if ready else {}
+        means = {}
+        if ready:
+            with self.stats.time(self._timed):
+                means = self._exchange(ready)
         if last:
             self._forget_parts()
         return means
@@ -186,7 +193,7 @@ class Exchanger:
                 )
             if name in self._came:
                 raise InputError(
-                    f"{name!r} comes a second time in step {self._worker.step}; end the step first (last=True)"
+                    f"{name!r} comes a second time in step {self.worker.step}; end the step first (last=True)"
                 )
             self._came.add(name)
             self._waiting[name] = (x, into.get(name))
@@ -196,7 +203,7 @@ class Exchanger:
         return ready
 
     def _exchange(self, ready: list[Group]) -> dict[str, Tensor]:
-        stats, worker, start = self.stats, self._worker, self._now()
+        stats, worker = self.stats, self.worker
         if self._checked is not None:
             self._checked.step = worker.step
         targets, tensors = {}, {}
@@ -205,6 +212,9 @@ class Exchanger:
             targets.update({name: target for name, (_, target) in parts.items()})
             tensors[group.name] = group.join({name: x for name, (x, _) in parts.items()}, worker.workspace)
         seen = worker.nonfinite_seen
+        if self.scale != 1.0:
+            for x in tensors.values():
+                x.mul_(1.0 / self.scale)
         try:
             outs = drive(self._tracer.trace(worker.exchange(tensors)), self._timed)
         finally:
@@ -214,19 +224,14 @@ class Exchanger:
             out = outs[group.name]
             for name, mean in group.split(out.mean).items():
                 target = targets[name]
-                if target is not None and target.data_ptr() != mean.data_ptr():
+                if self.scale != 1.0:
+                    mean = torch.mul(mean, self.scale, out=target)
+                elif target is not None and target.data_ptr() != mean.data_ptr():
                     target.copy_(mean)
                 means[name] = mean if target is None else target
         worker.workspace.reset()  # what was taken stays readable until the next exchange
-        stats.traffic, end = self._tracer.traffic, self._now()
-        stats.exchange_seconds += end[1] - start[1]
-        stats.codec_seconds += (end[0] - start[0]) - (end[1] - start[1])
-        stats.cpu_seconds += end[2] - start[2]
+        stats.traffic = self._tracer.traffic
         return means
-
-    def _now(self) -> tuple[float, float, float]:
-        """Seconds: of the clock, spent in collectives so far, and processor time of this thread outside of them."""
-        return time.perf_counter(), self._timed.seconds, time.thread_time() - self._timed.cpu_seconds
 
     def _forget_parts(self) -> None:
         self._came.clear()
@@ -239,7 +244,7 @@ class Exchanger:
 
     def take(self, like: Tensor) -> Tensor:
         """An uninitialised tensor like this one, to be filled and given to the coming step."""
-        return self._worker.workspace.take(tuple(like.shape), like.dtype, like.device)
+        return self.worker.workspace.take(tuple(like.shape), like.dtype, like.device)
 
     @torch.no_grad()
     def start_alike(self, tensors: Iterable[Tensor]) -> None:
@@ -253,16 +258,16 @@ class Exchanger:
     @property
     def lr(self) -> float | None:
         """The learning rate of the coming step, the same on all ranks, for memories that follow it."""
-        return self._worker.lr
+        return self.worker.lr
 
     @lr.setter
     def lr(self, lr: float | None) -> None:
-        self._worker.lr = lr
+        self.worker.lr = lr
 
     @property
     def policy(self) -> Policy:
         """Which method for which tensor, or group of tensors."""
-        return self._worker.policy
+        return self.worker.policy
 
     def switch(self, method: Policy | Method[Any] | str) -> None:
         """From the next step on another method or policy. What memories owe is added to the next tensors.
@@ -274,13 +279,13 @@ class Exchanger:
         policy = Policy.of(method)
         groups, group_policy = form_groups(self.like, policy, self.granularity, self._bucket_bytes)
         self._agree(policy)
-        if groups == self._groups:
-            self._worker.switch(group_policy)
+        if groups == self.groups:
+            self.worker.switch(group_policy)
         else:
-            owed = regroup(self._worker.settle(), self._groups, groups)
-            self._worker.switch(group_policy)
-            self._worker.owe(owed)
-        self._groups = groups
+            owed = regroup(self.worker.settle(), self.groups, groups)
+            self.worker.switch(group_policy)
+            self.worker.owe(owed)
+        self.groups = groups
         self._group_of = {name: group for group in groups for name in group.members}
 
     def state_dict(self) -> dict[str, Any]:
@@ -288,8 +293,8 @@ class Exchanger:
 
         :func:`grace.state.flat` makes numpy arrays of it.
         """
-        groups = {group.name: list(group.members) for group in self._groups}
-        return {**self._worker.state_dict(), "granularity": self.granularity, "groups": groups}
+        groups = {group.name: list(group.members) for group in self.groups}
+        return {**self.worker.state_dict(), "granularity": self.granularity, "groups": groups}
 
     def load_state_dict(
         self, saved: Any, also: Callable[[Mapping[str, Any]], Mapping[str, object]] | None = None
@@ -306,32 +311,76 @@ class Exchanger:
             StateError: on every rank, if one cannot load its state, if the states do not belong together, or if some
                 ranks do not load. Nothing has changed then.
         """
-        mine: StateError | None = None
-        common: dict[str, str] = {}
+        problem: StateError | None = None
+        common: dict[str, object] = {}
         try:
-            state = self._read(saved)
-            common = {"step": str(state.step), "seed": str(state.seed)}
+            state = self.read_state(saved, self.rank, self.world)
+            common = {"step": state.step, "seed": state.seed}
             common.update({f"method of {name}": spell(method) for name, (method, _) in state.states.items()})
-            common.update({what: repr(value) for what, value in (also(saved) if also else {}).items()})
+            common.update(also(saved) if also else {})
         except StateError as error:
-            mine = error
-        problem = compare_loads(self._transport, None if mine is None else str(mine), common)
-        if mine is not None:
-            raise mine
-        if problem:
-            raise StateError(problem)
-        self._worker.adopt(state)
+            problem = error
+        self.compare_loads(problem, common)
+        self.worker.adopt(state)
 
-    def _read(self, saved: Any) -> WorkerState:
-        groups = {group.name: list(group.members) for group in self._groups}
+    def compare_loads(self, problem: StateError | None, common: Mapping[str, object]) -> None:
+        """All ranks tell whether they can load a state (``problem``: why not), and what their states must have in common.
+
+        Raises:
+            StateError: on every rank, unless all can, and their states belong together.
+        """
+        texts = {what: str(value) for what, value in common.items()}
+        text = compare_loads(self._transport, None if problem is None else str(problem), texts)
+        if problem is not None:
+            raise problem
+        if text:
+            raise StateError(text)
+
+    def read_state(self, saved: Any, rank: int, world: int) -> WorkerState:
+        """The state of rank ``rank`` of ``world``, from what its :meth:`state_dict` gave; nothing changes.
+
+        Raises:
+            StateError: it does not fit.
+        """
+        groups = {group.name: list(group.members) for group in self.groups}
         if not isinstance(saved, Mapping) or saved.get("groups") != groups:
             was = saved.get("granularity") if isinstance(saved, Mapping) else saved
             raise StateError(
                 f"the state was saved with granularity={was!r} and other groups of parameters; "
                 f"this is granularity={self.granularity!r}"
             )
+        return WorkerState.read(saved, rank, world, self.worker.policy, self._group_tensors())
+
+    def _group_tensors(self) -> dict[str, Tensor]:
+        """A tensor like each group's; on the CPU, where nobody says where."""
         like = {name: torch.empty(x.shape, dtype=x.dtype) if x.is_meta else x for name, x in self.like.items()}
-        return self._worker.read_state(saved, {group.name: group.like(like) for group in self._groups})
+        return {group.name: group.like(like) for group in self.groups}
+
+    def begin_state(self, step: int, seed: int, shared: Mapping[str, tuple[str, list[Any]]]) -> WorkerState:
+        """A fresh state at step ``step``, with what is ``shared`` where the method is the same; see
+        :meth:`grace.run.saved.WorkerState.shared`.
+
+        Raises:
+            StateError: what is shared does not fit.
+        """
+        states, like = {}, self._group_tensors()
+        for name, (text, parts) in shared.items():
+            method = self.worker.policy.method_for(name, like[name], step) if name in like else None
+            if method is not None and spell(method) == text:
+                fresh = method.init(like[name])
+                states[name] = (method, restore_shared(fresh, method.kinds(fresh), list(parts), name))
+        return WorkerState(step, seed, states, {})
+
+    def adopt(self, state: WorkerState, debts: Mapping[str, Tensor]) -> None:
+        """Goes on from there, with ``debts`` to parameters, which are added to the next tensors."""
+        alone = [Group(name, (name,), (tuple(x.shape),)) for name, x in self.like.items()]
+        owed = regroup({name: x for name, x in debts.items() if bool(x.any())}, alone, self.groups)
+        self.worker.adopt(replace(state, owed=owed))
+
+    def run(self, exchange: Exchange[T]) -> T:
+        """Runs an exchange that is no step, and is not counted. All ranks call it."""
+        self._check_open()
+        return drive(exchange, self._transport)
 
     def close(self, error: BaseException | None = None) -> None:
         """Leaves the job. With an error, the other ranks hear of it, and every later step raises it."""

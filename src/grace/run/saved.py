@@ -46,6 +46,23 @@ class WorkerState:
             "checksum": _checksum(who, states, owed),
         }
 
+    def debts(self) -> dict[str, Tensor]:
+        """What this worker owes the model, by tensor, in units of the tensor: left by former methods, and in memories."""
+        out = {name: x.clone() for name, x in self.owed.items()}
+        for name, (method, state) in self.states.items():
+            owed = method.owed(state)
+            if owed is not None:
+                out[name] = out[name] + owed if name in out else owed.clone()
+        return out
+
+    def shared(self) -> dict[str, tuple[str, list[Any]]]:
+        """What is the same on all workers, by tensor: the text of the method, and the parts of its state, in order."""
+        parts: dict[str, tuple[str, list[Any]]] = {}
+        for name, (method, state) in self.states.items():
+            if found := list(_pick_shared(state, method.kinds(state))):
+                parts[name] = (spell(method), [_copy(part) for part in found])
+        return parts
+
     @classmethod
     def read(cls, saved: Any, rank: int, world: int, policy: Policy, like: Mapping[str, Tensor]) -> WorkerState:
         """The inverse of :meth:`save`. ``like`` has a tensor for every name that may occur.
@@ -130,12 +147,44 @@ def fill(name: str, fresh: Any, plain: Any) -> Any:
         return type(fresh)(*parts) if hasattr(fresh, "_fields") else tuple(parts)
     if isinstance(fresh, float) and isinstance(plain, Tensor) and plain.ndim == 0:
         return float(plain)  # an accelerator's number that the host had not read
-    if fresh is None and isinstance(plain, tuple | list):
-        return _copy(tuple(plain))  # what a server owes, which begins with the first exchange
+    if fresh is None and isinstance(plain, tuple | list):  # a state that begins with the first exchange
+        return _copy(_as_tuples(name, plain))
     number = isinstance(fresh, int | float) and isinstance(plain, int | float)
     if not (number or type(plain) is type(fresh)):
         raise StateError(f"the state of {name!r} should be {fresh!r}, got {plain!r}")
     return plain
+
+
+def _as_tuples(name: str, plain: Any) -> Any:
+    if isinstance(plain, tuple | list):
+        return tuple(_as_tuples(name, part) for part in plain)
+    if isinstance(plain, Tensor | int | float) or plain is None:
+        return plain
+    raise StateError(f"the state of {name!r} should hold tensors and numbers, got {plain!r}")
+
+
+def restore_shared(fresh: Any, kinds: Any, parts: list[Any], name: str) -> Any:
+    """A fresh state whose shared parts are these, in their order; takes them from the list.
+
+    Raises:
+        StateError: they do not fit.
+    """
+    if isinstance(fresh, tuple):
+        filled = [restore_shared(f, k, parts, name) for f, k in zip(fresh, kinds, strict=True)]
+        return type(fresh)(*filled) if hasattr(fresh, "_fields") else tuple(filled)
+    if kinds != "shared":
+        return fresh
+    if not parts:
+        raise StateError(f"a part of the shared state of {name!r} is missing")
+    return fill(name, fresh, parts.pop(0))
+
+
+def _pick_shared(state: Any, kinds: Any) -> Iterator[Any]:
+    if isinstance(state, tuple):
+        for part, kind in zip(state, kinds, strict=True):
+            yield from _pick_shared(part, kind)
+    elif kinds == "shared":
+        yield state
 
 
 def _copy(state: Any) -> Any:

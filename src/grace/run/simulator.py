@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from grace.collectives import Traffic
-from grace.errors import ConfigurationError, InputError, StateError
+from grace.errors import InputError, StateError
+from grace.knobs import Count, check_value
 from grace.method import Method
 from grace.policy import Policy
 from grace.run.simulate import simulate
@@ -43,8 +44,7 @@ class Simulator:
         nonfinite: NonFinite = "propagate",
         steps_per_epoch: int | None = None,
     ):
-        if not (isinstance(world, int) and world >= 1):
-            raise ConfigurationError(f"Simulator: world={world!r} is out of range; legal: a whole number >= 1")
+        check_value("Simulator", "world", world, Count)
         policy = Policy.of(method)
         self.world = world
         options: dict[str, Any] = {"seed": seed, "nonfinite": nonfinite, "steps_per_epoch": steps_per_epoch}

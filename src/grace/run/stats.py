@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from grace.collectives import Traffic
-from grace.transports.timed import Tally
+from grace.transports.timed import Tally, Timed
 
 
 @dataclass(slots=True)
@@ -30,6 +33,16 @@ class Stats:
     cpu_seconds: float = 0.0
     nonfinite: int = 0
     collectives: dict[str, Tally] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def time(self, network: Timed) -> Iterator[None]:
+        """Adds what the block takes, which runs its collectives over ``network``."""
+        start, waited, cpu = time.perf_counter(), network.seconds, time.thread_time() - network.cpu_seconds
+        yield
+        exchange = network.seconds - waited
+        self.exchange_seconds += exchange
+        self.codec_seconds += time.perf_counter() - start - exchange
+        self.cpu_seconds += time.thread_time() - network.cpu_seconds - cpu
 
     @property
     def bytes_per_step(self) -> float:

@@ -12,6 +12,7 @@ from grace.collectives import Exchange
 from grace.errors import ConfigurationError, InputError, NonFiniteError
 from grace.finite import both, fill_unless_, on_host
 from grace.kernels.finite import all_finite
+from grace.knobs import Count, check_value
 from grace.lent import Lent
 from grace.method import Exchanged, Method
 from grace.peer import Peer
@@ -65,6 +66,8 @@ class Worker:
         nonfinite: NonFinite = "propagate",
         steps_per_epoch: int | None = None,
     ):
+        check_value("grace", "seed", seed, int)
+        check_value("grace", "steps_per_epoch", steps_per_epoch, Count | None)
         if nonfinite not in ("propagate", "skip", "error"):
             raise ConfigurationError(f"nonfinite={nonfinite!r} is unknown; legal: 'propagate', 'skip', 'error'")
         self.policy, self.rank, self.world, self.seed, self.nonfinite = policy, rank, world, seed, nonfinite
@@ -201,8 +204,13 @@ class Worker:
     # ---- checkpoints ------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on, as plain containers of tensors. Each rank has its own."""
+        return self.state.save(self.rank, self.world, self.policy)
+
+    @property
+    def state(self) -> WorkerState:
+        """What the next step depends on; a view, not a copy."""
         self._catch_up()
-        return WorkerState(self.step, self.seed, self._states, self._owed).save(self.rank, self.world, self.policy)
+        return WorkerState(self.step, self.seed, self._states, self._owed)
 
     def read_state(self, saved: Any, like: Mapping[str, Tensor]) -> WorkerState:
         """What ``saved`` says; nothing changes. ``like`` has a tensor for every name that may occur.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from grace.verify.report import NORMAL, QUICK, THOROUGH, Finding, Profile, Report, verify
+from grace.verify.outcome import NORMAL, QUICK, THOROUGH, Finding, Profile
+from grace.verify.report import Report, verify
 
 __all__ = ["NORMAL", "QUICK", "THOROUGH", "Finding", "Profile", "Report", "verify"]

@@ -9,7 +9,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from grace.lent import Lent
 from grace.method import Method
 from grace.peer import Peer
 from grace.run import simulate
+from grace.verify.outcome import Profile, Told, not_promised
+from grace.verify.subject import Subject
 from grace.wrapping import find_compressor
 
 _DIRECTIONS = 8  # random ones, beside those that a method is likely to be biased along
@@ -90,3 +92,13 @@ def _seconds(prepare: Callable[[], Tensor], work: Callable[[Tensor], object], le
         work(y)
         times.append(time.perf_counter() - start)
     return statistics.median(times)
+
+
+def check(one: Subject, profile: Profile) -> Told:
+    """What the report says about it."""
+    if one.least_world > 1:
+        return not_promised("measured with one worker, and this needs more")
+    found = speed(one.core, profile.numbers)
+    parts = {"encode": found.encode, "decode": found.decode} if found.decode is not None else {"step": found.encode}
+    words = ", ".join(f"{what} {1e3 * t:.3g} ms ({t / found.add:.3g} x)" for what, t in parts.items() if t is not None)
+    return Told(words, f"{found.numbers:,} numbers; x: torch add_", "told", "", asdict(found))

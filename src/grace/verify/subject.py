@@ -6,6 +6,8 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 import grace
 from grace.compressor import Compressor
 from grace.errors import CompositionError, ConfigurationError
@@ -14,8 +16,32 @@ from grace.memories import Memory
 from grace.method import Method
 from grace.registry import COMMUNICATORS, recipe_of
 from grace.schedules import Delayed, Scheduled
-from grace.verify import laws
+from grace.verify.running import STEPS_PER_EPOCH
 from grace.wrapping import find_compressor
+
+
+def is_memory(method: Method[Any]) -> bool:
+    """Whether it carries something from step to step that its mean does not say."""
+    return isinstance(method, Memory)
+
+
+def conserves(method: Method[Any]) -> bool:
+    """Whether x - rest is promised to average to the mean: not under a vote, nor a sum that the network rounds, nor in a
+    method that keeps a memory of its own and hands out no rest.
+    """
+    compressor = find_compressor(method)
+    if compressor is not None:
+        narrow = isinstance(method, grace.Allreduce) and compressor.predivide
+        return compressor.aggregation == "mean" and not narrow
+    return method.owed(method.init(torch.zeros(2, 2))) is None or remembers(method) is not None
+
+
+def remembers(method: Method[Any]) -> Method[Any] | None:
+    """The method under error feedback; None where a memory is refused."""
+    try:
+        return grace.ErrorFeedback(method)
+    except CompositionError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +72,7 @@ class Subject:
     @property
     def conserves(self) -> bool:
         """Whether x - rest of the core is promised to average to the mean."""
-        return laws.conserves(self.core)
+        return conserves(self.core)
 
     @property
     def least_world(self) -> int:
@@ -65,7 +91,7 @@ def subject(given: object) -> Subject:
     if isinstance(made, Compressor):
         made, wrapped = _around(made)
     core = _core(made)
-    remembered = made if type(made) is grace.ErrorFeedback and made.beta == 1 else laws.remembers(core)
+    remembered = made if type(made) is grace.ErrorFeedback and made.beta == 1 else remembers(core)
     return Subject(made, core, remembered, wrapped)
 
 
@@ -114,12 +140,12 @@ def _around(compressor: Compressor) -> tuple[Method[Any], str]:
         except CompositionError as error:
             reasons.append(f"{name}: {error}")
             continue
-        memory = laws.remembers(bare)
+        memory = remembers(bare)
         return bare, f"in {type(bare).__name__}, " + ("alone and under ErrorFeedback" if memory else "without a memory")
     raise CompositionError(f"no communicator takes {as_call(compressor)}: {'; '.join(reasons)}")
 
 
 def _core(method: Method[Any]) -> Method[Any]:
     while isinstance(method, Memory | Delayed | Scheduled):
-        method = method.at(0, laws.STEPS_PER_EPOCH) if isinstance(method, Scheduled) else method.method
+        method = method.at(0, STEPS_PER_EPOCH) if isinstance(method, Scheduled) else method.method
     return method

@@ -69,6 +69,6 @@ def _go(
     for step, xs in enumerate(steps):
         outs = laws.run(method, xs, states, step=step, runner=runner)
         states = [one.state for one in outs]
-        copies = [laws._cloned(state) for state in states]
+        copies = [laws.clone_state(state) for state in states]
         out.append([Exchanged(one.mean, None, copy, one.finite) for one, copy in zip(outs, copies, strict=True)])
     return out

@@ -54,6 +54,10 @@ def test_explain_as_json():
         (["train", "--method", "topk", "--task", "no.such.module:Task"], 1, "no.such"),
         (["train", "--method", "topk", "--task", "grace.bench.config:RunConfig"], 1, "not a subclass"),
         (["compare", "--methods", "topk,nome", "--out", "nowhere"], 1, "unknown method 'nome'"),
+        (["train", "--method", "topk", "--timeout", "nan"], 1, "timeout=nan is out of range; legal: seconds > 0"),
+        (["bench", "predict", "nowhere"], 1, "nowhere has no runs/*.json"),
+        (["bench", "predict", "nowhere", "--workers", "many"], 1, "many"),
+        (["bench", "link", "--link", "none"], 1, "name one or more speeds"),
         (["train"], 2, "Missing option"),
         (["train", "--method", "topk", "--workers", "many"], 2, "train --help"),
         (["bench", "overhead", "--samples", "1"], 2, "bench overhead --help"),
@@ -91,6 +95,15 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_runs(command, t
     assert f"{tmp_path / 'file'} is not a folder; name another folder\n" in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+def test_a_damaged_result_is_named(tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "a.json").write_text("{")
+    done = call("bench", "predict", str(tmp_path))
+    assert done.exit_code == 1
+    assert done.stderr.startswith(f"error: {tmp_path / 'runs' / 'a.json'}: not JSON")
+    assert done.stderr.count("\n") == 1
 
 
 def test_the_version():

@@ -61,6 +61,11 @@ class Plain(grace.Method):
 
 
 @dataclass(frozen=True, slots=True)
+class RecoversLess(Half):
+    """Says, where it is registered, that whole numbers come back."""
+
+
+@dataclass(frozen=True, slots=True)
 class NeedsRatio(Half):
     ratio: float
 
@@ -214,6 +219,7 @@ class DividesByZero(Half):
 
 
 BROKEN = {
+    "exact recovery": RecoversLess,
     "agreement": Disagrees,
     "conservation": DoesNotConserve,
     "nothing lost": LosesUnderMemory,

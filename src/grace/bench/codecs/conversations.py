@@ -22,6 +22,7 @@ from grace.lent import Lent
 from grace.method import Exchanged, Method
 from grace.peer import Peer
 from grace.run.simulate import simulate
+from grace.verify.running import clone_state
 from grace.workspace import Workspace
 
 COPIES = 4  # tensors of the size for each worker that are alive at once, as a bound
@@ -46,7 +47,7 @@ class Replay(Case):
         if self.answers is None:
             self._record()
         assert self.answers is not None
-        x, state = self._gradient(0), copy_state(self.state)
+        x, state = self._gradient(0), clone_state(self.state)
         answers = [answer.clone() for answer in self.answers]
         exchange = self.method.exchange(x, state, self._peer(0, self.workspace))
         clear()
@@ -70,7 +71,7 @@ class Replay(Case):
         answers: list[Tensor] = []
         for step in range(2):
             answers = []
-            self.state = copy_state(states[0])
+            self.state = clone_state(states[0])
             runs: list[Exchange[Exchanged[Any]]] = [
                 self.method.exchange(self._gradient(worker), states[worker], self._peer(worker, None, step))
                 for worker in workers
@@ -97,16 +98,6 @@ def cases(plain: Method[Any], feedback: Method[Any] | None, room: Room) -> list[
     if feedback is not None:
         out.append(Replay(FEEDBACK, method=feedback, room=room, shape=shape))
     return [*out, Replay(DECODE, method=plain, room=room, shape=shape, part="decode")]
-
-
-def copy_state(state: Any) -> Any:
-    """A state whose tensors are copies."""
-    if isinstance(state, Tensor):
-        return state.clone()
-    if isinstance(state, tuple):
-        parts = [copy_state(part) for part in state]
-        return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
-    return state
 
 
 def _tap(exchange: Exchange[Exchanged[Any]], answers: list[Tensor]) -> Generator[Collective, Tensor, Exchanged[Any]]:

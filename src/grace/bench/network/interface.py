@@ -14,7 +14,7 @@ class Counted(NamedTuple):
     received: int
 
 
-def counted(interface: str) -> Counted | None:
+def read_counters(interface: str) -> Counted | None:
     """The counters of an interface, in the network namespace of this process; None if it sees none of that name."""
     found = psutil.net_io_counters(pernic=True, nowrap=False).get(interface)
     return None if found is None else Counted(found.bytes_sent, found.bytes_recv)

@@ -208,7 +208,7 @@ def bucket_readiness(ready: Sequence[tuple[float, int]], buckets: Sequence[int])
     return tuple(out)
 
 
-def predicted(probe: Probe, config: RunConfig, model: nn.Module, measured: Measured) -> Prediction:
+def predict(probe: Probe, config: RunConfig, model: nn.Module, measured: Measured) -> Prediction:
     """The step time that the model predicts for a run, and how far it is from the measured one."""
     steps = len(measured.seconds)
     tallies = {kind: tally for kind, tally in measured.steady.collectives.items() if tally.count}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -20,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from grace.bench.config import RunConfig
 from grace.bench.network.links import Link
 from grace.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, Permute, ReduceScatter
 from grace.transports.torch_distributed import TorchDistributed
@@ -129,8 +127,3 @@ class Probe:
             if repeat:
                 found.append((slowest[0].item(), total[1].item() / self.world))
         return statistics.median(seconds for seconds, _ in found), statistics.median(cpu for _, cpu in found)
-
-
-def probed(config: RunConfig) -> Probe:
-    """A probe of the network of this run; knows nothing yet."""
-    return Probe(config.network, config.workers, os.cpu_count() or 1)

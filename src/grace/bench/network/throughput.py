@@ -14,7 +14,7 @@ from grace.bench.network.namespaces import LinkError, Network, address, environm
 _PUMP = str(Path(__file__).with_name("pump.py"))
 
 
-def measured(link: Link, seconds: float = 2.0, streams: int = 1) -> dict[str, Any]:
+def measure_link(link: Link, seconds: float = 2.0) -> dict[str, Any]:
     """Bits of payload per second over this link, beside what was asked for.
 
     Raises:

@@ -49,6 +49,23 @@ def _figure(layers: list[Spec], says: str, height: int | Spec = 380) -> Spec:
     return {"description": says, "height": height, "data": {"name": "rows"}, "layer": layers}
 
 
+def _layer(
+    mark: str, encoding: Spec, *transform: Spec,
+    name: str = "", style: str = "", said: str = "", values: Any = None, **look: Any,
+) -> Spec:  # fmt: skip
+    """A layer. ``said``: an expression, what of each mark is told to who cannot see it; without it the layer is silent.
+    ``values``: its own rows instead of the figure's.
+    """  # fmt: skip
+    told = {"description": {"field": "said"}} if said else {}
+    steps = [*transform, *([{"calculate": said, "as": "said"}] if said else [])]
+    own = {"name": name, "data": None if values is None else {"values": values}, "transform": steps}
+    return {
+        **{key: value for key, value in own.items() if value},
+        "mark": {"type": mark, "clip": True, "aria": bool(said), **({"style": style} if style else {}), **look},
+        "encoding": {**encoding, **told},
+    }
+
+
 def _number(field: str, title: str | None, *, text: str | None = None, zero: bool = False, **more: Any) -> Spec:
     """A quantitative axis, linear; logarithmic where ``text`` tells how its ticks are written."""
     out: Spec = {"field": field, "type": "quantitative", "title": title, **more}
@@ -57,17 +74,18 @@ def _number(field: str, title: str | None, *, text: str | None = None, zero: boo
     else:
         out["scale"] = {"type": "log", "nice": False, "padding": 18}
         ends = f"extent(pluck(data('rows'), '{field}'))"
+        fine, coarse = tick_values(1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8), tick_values(1, 2, 3, 5)
         out["axis"] = {
             "labelExpr": text,
-            "values": {
-                "expr": f"{ends}[1] < 6 * {ends}[0] ? {_ticks(1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)} : {_ticks(1, 2, 3, 5)}"
-            },
+            "labelOverlap": "greedy",
+            "values": {"expr": f"{ends}[1] < 6 * {ends}[0] ? {fine} : {coarse}"},
         }
     return out
 
 
-def _ticks(*steps: float) -> str:
-    return "[" + ",".join(f"{step * 10.0**power:.6g}" for power in range(-3, 14) for step in steps) + "]"
+def tick_values(*steps: float) -> list[float]:
+    """Of a logarithmic axis: these steps of each decade."""
+    return [step * 10**power if power >= 0 else step / 10**-power for power in range(-3, 14) for step in steps]
 
 
 def _quality(task: Mapping[str, Any], field: str, what: str, **more: Any) -> Spec:
@@ -83,17 +101,9 @@ def quality_text(value: float, task: Mapping[str, Any]) -> str:
 def _range(axis: str, own: Spec, other: Spec) -> Spec:
     """A line from the least to the most over seeds along ``axis``, x or y; ``own`` is this axis' channel."""
     low, high = (f"{own['field']}_{end}" for end in ("low", "high"))
-    return {
-        "transform": [{"filter": f"isValid(datum.{low}) && isValid(datum.{high})"}],
-        "mark": {"type": "rule", "style": "spread", "clip": True, "aria": False},
-        "encoding": {
-            axis: {**own, "field": low},
-            f"{axis}2": {"field": high},
-            "y" if axis == "x" else "x": other,
-            **_STROKE,
-            **_OPACITY,
-        },
-    }
+    across = {axis: {**own, "field": low}, f"{axis}2": {"field": high}, "y" if axis == "x" else "x": other}
+    there = {"filter": f"isValid(datum.{low}) && isValid(datum.{high})"}
+    return _layer("rule", {**across, **_STROKE, **_OPACITY}, there, style="spread")
 
 
 def _points(x: Spec, y: Spec, *, ranges: str = "xy", size: int = 90) -> list[Spec]:
@@ -103,12 +113,8 @@ def _points(x: Spec, y: Spec, *, ranges: str = "xy", size: int = 90) -> list[Spe
         for one in (x, y)
     )
     said = f"datum.name + ': ' + {x_said} + ' {x['title']}, ' + {y_said} + ' {y['title']}'"
-    return [_range(axis, *both[axis]) for axis in ranges] + [{
-        "name": "points",
-        "transform": [{"calculate": said, "as": "said"}],
-        "mark": {"type": "point", "size": size, "strokeWidth": 1.6, "opacity": 1, "clip": True},
-        "encoding": {"x": x, "y": y, **MARK, "description": {"field": "said"}},
-    }]  # fmt: skip
+    marks = _layer("point", {"x": x, "y": y, **MARK}, name="points", said=said, size=size, strokeWidth=1.6, opacity=1)
+    return [*(_range(axis, *both[axis]) for axis in ranges), marks]
 
 
 # ---- survey, figure 1 ----
@@ -125,10 +131,10 @@ def curves(task: Mapping[str, Any], x: str, title: str, *, text: str | None = No
     least, most = f"min({ends[0]}[0], {ends[1]}[0])", f"max({ends[0]}[1], {ends[1]}[1])"
     span = f"max({most} - {least}, 0.02 * abs({most}), 1e-9)"
     below, above = (0.45, 0.14) if task["higher"] else (0.14, 0.45)
-    floor = f"{least} - {below} * {span}"
+    floor, none = f"{least} - {below} * {span}", f"whole || !isValid({least})"  # as when all have diverged
     scale = {
-        "domainMin": {"expr": f"whole ? null : {f'max({floor}, 0)' if task['share'] else floor}"},
-        "domainMax": {"expr": f"whole ? null : {most} + {above} * {span}"},
+        "domainMin": {"expr": f"{none} ? null : {f'max({floor}, 0)' if task['share'] else floor}"},
+        "domainMax": {"expr": f"{none} ? null : {most} + {above} * {span}"},
         "padding": 0,
     }
     y = _quality(task, "quality", "test", scale=scale)
@@ -144,49 +150,26 @@ def curves(task: Mapping[str, Any], x: str, title: str, *, text: str | None = No
         f"{{'here': format(datum.quality, '{form}'), 'epoch': format(datum.epoch, '.3~g'), "
         "'seconds': format(datum.seconds, '.3~s')}"
     )
-    layers: list[Spec] = [
-        {
-            "transform": [{"filter": "isValid(datum.curve.low) && datum.opacity == 1"},
-                          *flat(x, "low", "high", more="isValid(datum.low) && isValid(datum.high)")],
-            "mark": {"type": "area", "style": "seeds", "clip": True, "aria": False},
-            "encoding": {"x": across, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "detail": LINE["detail"],
-                         "fill": {"field": "stroke", "type": "nominal", "scale": None}},
-        },
-        {
-            "name": "lines",
-            "transform": flat(x, "quality"),
-            "mark": {"type": "line", "clip": True, "aria": False, "invalid": "break-paths-show-path-domains"},
-            "encoding": {"x": across, "y": y, **LINE},
-        },
-        {
-            "name": "hover",
-            "transform": [*flat(*unpacked, more="isValid(datum.quality)"),
-                          {"calculate": f"merge(datum.about, {here})", "as": "about"}],
-            "mark": {"type": "point", "filled": True, "opacity": 1, "fillOpacity": 0, "size": 60, "clip": True, "aria": False},
-            "encoding": {"x": across, "y": y, "tooltip": {"field": "about"}},
-        },
-        {
-            "name": "points",
-            "transform": [{"calculate": f"peek(datum.curve['{x}'])", "as": x}, {"filter": "isValid(datum.final)"},
-                          {"calculate": "datum.name + ' ends at ' + format(datum.final, '.4~g')", "as": "said"}],
-            "mark": {"type": "point", "size": 55, "opacity": 1, "clip": True},
-            "encoding": {"x": across, "y": {**y, "field": "final"}, **MARK, "description": {"field": "said"}},
-        },
+    last = {"calculate": f"peek(datum.curve['{x}'])", "as": x}
+    low, high = {**y, "field": "low"}, {"field": "high"}
+    fill = {"field": "stroke", "type": "nominal", "scale": None}
+    layers = [
+        _layer("area", {"x": across, "y": low, "y2": high, "detail": LINE["detail"], "fill": fill},
+               {"filter": "isValid(datum.curve.low) && datum.opacity == 1"},
+               *flat(x, "low", "high", more="isValid(datum.low) && isValid(datum.high)"), style="seeds"),
+        _layer("line", {"x": across, "y": y, **LINE}, *flat(x, "quality"), invalid="break-paths-show-path-domains"),
+        _layer("point", {"x": across, "y": y, "tooltip": {"field": "about"}}, *flat(*unpacked, more="isValid(datum.quality)"),
+               {"calculate": f"merge(datum.about, {here})", "as": "about"},
+               name="hover", filled=True, opacity=1, fillOpacity=0, size=60),
+        _layer("point", {"x": across, "y": {**y, "field": "final"}, **MARK}, last, {"filter": "isValid(datum.final)"},
+               name="points", said="datum.name + ' ends at ' + format(datum.final, '.4~g')", size=55, opacity=1),
+        _layer("rule", {"x": across}, last, {"calculate": f"1.03 * datum.{x}", "as": x}, opacity=0),  # room for the last mark
     ]  # fmt: skip
-    layers.append({  # room for the last mark
-        "transform": [{"calculate": f"1.03 * peek(datum.curve['{x}'])", "as": x}],
-        "mark": {"type": "rule", "opacity": 0, "aria": False},
-        "encoding": {"x": across},
-    })  # fmt: skip
     if task["target"] is not None:
-        at = {"datum": task["target"]}
-        text_ = {"value": f"target {quality_text(task['target'], task)}"}
-        layers += [
-            {"data": {"values": [{}]}, "encoding": {"y": at},
-             "mark": {"type": "rule", "style": "goal", "aria": False, "clip": True}},
-            {"data": {"values": [{}]}, "encoding": {"y": at, "x": {"value": 0}, "text": text_},
-             "mark": {"type": "text", "style": "small", "align": "left", "dx": 4, "dy": -6, "clip": True}},
-        ]  # fmt: skip
+        at = {"y": {"datum": task["target"]}}
+        words = {"x": {"value": 0}, "text": {"value": f"target {quality_text(task['target'], task)}"}}
+        layers.append(_layer("rule", at, values=[{}], style="goal"))
+        layers.append(_layer("text", {**at, **words}, values=[{}], style="small", align="left", dx=4, dy=-6))
     says = f"Lines of test {task['metric']} against {title}, one for each method."
     return {**_figure(layers, says), "params": [{"name": "whole", "value": False}]}
 
@@ -195,21 +178,14 @@ def curves(task: Mapping[str, Any], x: str, title: str, *, text: str | None = No
 def tradeoff(task: Mapping[str, Any], measure: str, title: str, *, text: str | None = None) -> Spec:
     """Final quality against a measure, ``throughput`` or ``sent``, with the Pareto front of one network."""
     x, y = _number(measure, title, text=text), _quality(task, "final", "final test")
-    front: Spec = {
-        "transform": [
-            {"joinaggregate": [{"op": "distinct", "field": key, "as": f"{key}_count"} for key in ("link", "workers")]},
-            {"filter": f"datum.front_{measure} && datum.link_count * datum.workers_count == 1"},
-        ],
-        "mark": {"type": "line", "style": "front", "clip": True, "aria": False},
-        "encoding": {"x": x, "y": y},
-    }  # fmt: skip
-    rank = f"datum.singled ? 0 : datum.front_{measure} ? 1 : datum.baseline ? 2 : 3"
-    labels: Spec = {
-        "name": "labels",
-        "transform": [{"filter": "datum.opacity == 1"}, {"calculate": rank, "as": "rank"}],
-        "mark": {"type": "text", "style": "beside", "aria": False, "clip": True},
-        "encoding": {"x": x, "y": y, "text": {"field": "name"}},
-    }
+    front = _layer(
+        "line", {"x": x, "y": y},
+        {"joinaggregate": [{"op": "distinct", "field": key, "as": f"{key}_count"} for key in ("link", "workers")]},
+        {"filter": f"datum.front_{measure} && datum.link_count * datum.workers_count == 1"}, style="front",
+    )  # fmt: skip
+    rank = {"calculate": f"datum.singled ? 0 : datum.front_{measure} ? 1 : datum.baseline ? 2 : 3", "as": "rank"}
+    shown = {"filter": "datum.opacity == 1"}
+    labels = _layer("text", {"x": x, "y": y, "text": {"field": "name"}}, shown, rank, name="labels", style="beside")
     says = f"Points of final test {task['metric']} against {title}, one for each method."
     return _figure([front, *_points(x, y), labels], says, 440)
 
@@ -224,39 +200,22 @@ def step_time(task: Mapping[str, Any]) -> Spec:
     x = _number("step_ms", "milliseconds of a step", zero=True)
     seen = "isValid(datum.exposed_ms) ? min(datum.codec_ms || 0, datum.exposed_ms) : datum.codec_ms"
     rest = "isValid(datum.exposed_ms) ? datum.exposed_ms - datum.codec : null"
-    stack: Spec = {
-        "name": "parts",
-        "transform": [
-            {"calculate": "datum.compute_ms", "as": parts[0]},
-            {"calculate": seen, "as": parts[1]},
-            {"calculate": rest, "as": parts[2]},
-            {"calculate": "isValid(datum.exposed_ms) ? null : datum.exchange_ms", "as": parts[3]},
-            {"fold": list(parts), "as": ["part", "ms"]},
-            {"filter": "isValid(datum.ms)"},
-            {"calculate": f"indexof({list(parts)}, datum.part)", "as": "order"},
-            {"calculate": "datum.name + ': ' + datum.part + ' ' + format(datum.ms, '.3~g') + ' ms'", "as": "said"},
-        ],
-        "mark": {"type": "bar", "height": {"band": 0.7}},
-        "encoding": {
-            "y": y, "x": {**x, "field": "ms", "stack": "zero"}, "order": {"field": "order", "type": "quantitative"},
-            "color": {"field": "part", "type": "nominal", "sort": list(parts)}, **_OPACITY, "tooltip": {"field": "about"},
-            "description": {"field": "said"},
-        },
-    }  # fmt: skip
-    limit: Spec = {
-        "transform": [{"filter": "datum.reference"}],
-        "mark": {"type": "rule", "style": "goal", "aria": False},
-        "encoding": {"x": x},
-    }
-    tick: Spec = {
-        "mark": {"type": "tick", "style": "measured", "thickness": 2.5, "size": 16, "aria": False},
-        "encoding": {"x": x, "y": y, "tooltip": {"field": "about"}, **_OPACITY},
-    }
-    spread: Spec = {
-        "transform": [{"filter": "isValid(datum.step_ms_low)"}],
-        "mark": {"type": "rule", "style": "measured", "aria": False},
-        "encoding": {"x": {**x, "field": "step_ms_low"}, "x2": {"field": "step_ms_high"}, "y": y, **_OPACITY},
-    }
+    colour = {"field": "part", "type": "nominal", "sort": list(parts)}
+    order = {"field": "order", "type": "quantitative"}
+    told = {"tooltip": {"field": "about"}, **_OPACITY}
+    stack = _layer(
+        "bar", {"y": y, "x": {**x, "field": "ms", "stack": "zero"}, "order": order, "color": colour, **told},
+        {"calculate": "datum.compute_ms", "as": parts[0]}, {"calculate": seen, "as": parts[1]},
+        {"calculate": rest, "as": parts[2]},
+        {"calculate": "isValid(datum.exposed_ms) ? null : datum.exchange_ms", "as": parts[3]},
+        {"fold": list(parts), "as": ["part", "ms"]}, {"filter": "isValid(datum.ms)"},
+        {"calculate": f"indexof({list(parts)}, datum.part)", "as": "order"},
+        name="parts", said="datum.name + ': ' + datum.part + ' ' + format(datum.ms, '.3~g') + ' ms'", height={"band": 0.7},
+    )  # fmt: skip
+    limit = _layer("rule", {"x": x}, {"filter": "datum.reference"}, style="goal")
+    tick = _layer("tick", {"x": x, "y": y, **told}, style="measured", thickness=2.5, size=16)
+    ends = {"x": {**x, "field": "step_ms_low"}, "x2": {"field": "step_ms_high"}, "y": y, **_OPACITY}
+    spread = _layer("rule", ends, {"filter": "isValid(datum.step_ms_low)"}, style="measured")
     says = f"Bars of the milliseconds of a step of {task['name']}, one for each method, in their parts."
     return _figure([stack, limit, spread, tick], says, {"step": 24})
 
@@ -270,11 +229,7 @@ def links(task: Mapping[str, Any]) -> Spec:
     }  # fmt: skip
     y = _number("throughput", "samples per second, all workers", zero=True)
     detail = [{"field": "label"}, {"field": "workers"}]
-    line: Spec = {
-        "name": "lines",
-        "mark": {"type": "line", "aria": False},
-        "encoding": {"x": x, "y": y, **LINE, "detail": detail},
-    }
+    line = _layer("line", {"x": x, "y": y, **LINE, "detail": detail})
     says = f"Lines of samples per second of {task['name']} against the link, one for each method."
     return _figure([line, *_points(x, y, ranges="y", size=60)], says, 440)
 
@@ -293,16 +248,9 @@ def prediction(task: Mapping[str, Any]) -> Spec:
         {"calculate": "0.85 * datum.at", "as": "low"},
         {"calculate": "1.15 * datum.at", "as": "high"},
     ]
-    band: Spec = {
-        "transform": ends,
-        "mark": {"type": "area", "style": "near", "clip": True, "aria": False},
-        "encoding": {"x": {**x, "field": "at"}, "y": {**y, "field": "low"}, "y2": {"field": "high"}},
-    }
-    diagonal: Spec = {
-        "transform": ends,
-        "mark": {"type": "line", "style": "diagonal", "clip": True, "aria": False},
-        "encoding": {"x": {**x, "field": "at"}, "y": {**y, "field": "at"}},
-    }
+    across = {**x, "field": "at"}
+    band = _layer("area", {"x": across, "y": {**y, "field": "low"}, "y2": {"field": "high"}}, *ends, style="near")
+    diagonal = _layer("line", {"x": across, "y": {**y, "field": "at"}}, *ends, style="diagonal")
     says = f"Points of the predicted step of {task['name']} against the measured one, one for each method and network."
     return _figure([band, diagonal, *_points(x, y)], says, 440)
 
@@ -312,38 +260,21 @@ def codecs(unit: str) -> Spec:
     """Boxes of the quartiles of codecs: rows of ``name``, ``kind`` and, for the unit ``time`` (microseconds) or ``ratio``
     (multiples of ``y.add_(x)``), its median and quartiles: ``time``, ``time_low``, ``time_high``.
     """  # fmt: skip
-    title, text = {"time": ("time of one tensor", _TIME), "ratio": ("multiples of y.add_(x) of the same size", _PLAIN)}[
-        unit
-    ]
+    names = {"time": ("time of one tensor", _TIME), "ratio": ("multiples of y.add_(x) of the same size", _PLAIN)}
+    title, text = names[unit]
     cost: list[Spec] = [
         {"filter": f"datum.{unit} > 0"},
         {"joinaggregate": [{"op": "sum", "field": unit, "as": "cost"}], "groupby": ["name"]},
-        {"calculate": f"datum.name + ' ' + datum.kind + ': ' + format(datum.{unit}, '.3~s')", "as": "said"},
     ]
-    y: Spec = {
-        "field": "name",
-        "type": "nominal",
-        "title": None,
-        "sort": {"field": "cost", "op": "max"},
-        "axis": {"grid": True},
-    }
-    x = _number(unit, title, text=text)
-    each: Spec = {"y": y, "yOffset": {"field": "kind", "type": "nominal"}, "color": {"field": "kind", "type": "nominal"},
-            "tooltip": {"field": "about"}}  # fmt: skip
-    box: Spec = {
-        "mark": {"type": "bar", "style": "quartiles", "aria": False},
-        "encoding": {**each, "x": {**x, "field": f"{unit}_low"}, "x2": {"field": f"{unit}_high"}},
-    }
-    del each["color"]
-    middle: Spec = {
-        "name": "points",
-        "mark": {"type": "tick", "style": "measured", "thickness": 2},
-        "encoding": {**each, "x": x, "description": {"field": "said"}},
-    }
-    out = _figure(
-        [box, middle], "Boxes of the time of codecs, for each method and operation.", {"step": 26, "for": "position"}
-    )
-    return {**out, "transform": cost}
+    y: Spec = {"field": "name", "type": "nominal", "title": None, "sort": {"field": "cost", "op": "max"}}
+    x, kind = _number(unit, title, text=text), {"field": "kind", "type": "nominal"}
+    each: Spec = {"y": {**y, "axis": {"grid": True}}, "yOffset": kind, "color": kind, "tooltip": {"field": "about"}}
+    ends = {"x": {**x, "field": f"{unit}_low"}, "x2": {"field": f"{unit}_high"}}
+    said = f"datum.name + ' ' + datum.kind + ': ' + format(datum.{unit}, '.3~s')"
+    box = _layer("bar", {**each, **ends}, style="quartiles")
+    middle = _layer("tick", {**each, "x": x}, name="points", said=said, opacity=1, thickness=3)
+    says = "Boxes of the time of codecs, for each method and operation."
+    return {**_figure([box, middle], says, {"step": 26, "for": "position"}), "transform": cost}
 
 
 def of_task(task: Mapping[str, Any]) -> dict[str, list[Spec]]:

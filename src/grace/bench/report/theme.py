@@ -101,7 +101,7 @@ def config(tone: str) -> dict[str, Any]:
         "axis": {
             "labelColor": own["quiet"], "labelFontSize": 11, "titleColor": own["quiet"], "titleFontSize": 12,
             "titleFontWeight": "normal", "titlePadding": 8, "domainColor": own["line"], "tickColor": own["line"],
-            "gridColor": own["grid"], "labelLimit": 260, "labelOverlap": True,
+            "gridColor": own["grid"], "labelLimit": 260, "labelOverlap": True, "labelSeparation": 8,
         },
         "axisBand": {"domain": False, "ticks": False, "labelPadding": 6, "grid": False},
         "title": {

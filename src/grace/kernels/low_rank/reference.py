@@ -121,7 +121,7 @@ def solve_ridge(p: Tensor, lam: float) -> Tensor:
     r = p.shape[0]
     x = p.double()
     gram = torch.stack([sum_by_halves(row * x) for row in x])  # [r, r]
-    size = sum_by_halves(gram.diagonal()) / r
+    size = sum_by_halves(gram.diagonal()) / gram.new_tensor(r)  # a number would be a reciprocal on CUDA
     gram.diagonal().add_(torch.where(size > 0, lam * size, 1.0))
     for k in range(r):  # Cholesky: the lower triangle, in place
         gram[k:, k] /= gram[k, k].sqrt()

@@ -9,7 +9,7 @@ import grace
 from grace.bench.codecs import compressors
 from grace.bench.codecs.cases import cases_of, variants
 from grace.bench.codecs.clock import DECODE, ENCODE, FEEDBACK, OPERATIONS, nothing
-from grace.bench.codecs.conversations import Replay, copy_state
+from grace.bench.codecs.conversations import Replay
 from grace.bench.codecs.room import WORKERS, Room
 from grace.collectives import AllReduce
 from grace.facts import Facts
@@ -113,11 +113,3 @@ def test_a_replay_is_the_second_step_of_worker_0_again_and_again(room):
     for found, state in method.means[2:4]:
         torch.testing.assert_close(found.double().view(1, -1), mean(room), rtol=1e-5, atol=1e-5)
         assert state == 1
-
-
-def test_states_are_copied_whole():
-    state = (torch.ones(2), (None, 3.0, torch.zeros(1)))
-    twin = copy_state(state)
-    assert twin[1][:2] == (None, 3.0)
-    twin[0].zero_()
-    assert torch.equal(state[0], torch.ones(2))

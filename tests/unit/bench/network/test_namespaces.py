@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from grace.bench.network import namespaces
-from grace.bench.network.interface import counted
+from grace.bench.network.interface import read_counters
 from grace.bench.network.links import link
 from grace.bench.network.namespaces import INTERFACE, LinkError, Network, address, why_not
-from grace.bench.network.throughput import measured
+from grace.bench.network.throughput import measure_link
 
 REFUSED = why_not(link("1gbit"))
 permitted = pytest.mark.skipif(REFUSED is not None, reason=f"no links here: {REFUSED}")
@@ -40,7 +40,7 @@ def children(parent):
 
 @permitted
 def test_a_link_is_as_fast_as_was_asked_for_and_no_faster():
-    row = measured(link("100mbit"), 0.6)
+    row = measure_link(link("100mbit"), 0.6)
     assert row["asked_bits_per_second"] == 100e6
     assert 50e6 < row["measured_bits_per_second"] < 101e6  # a loaded machine may be slower
 
@@ -58,7 +58,7 @@ def test_workers_see_each_other_and_nothing_else():
         )
         assert "\t00000000\t00000000\t" not in routes.stdout  # no way out
         assert address(0) != address(1)
-    assert counted(INTERFACE + "x") is None
+    assert read_counters(INTERFACE + "x") is None
 
 
 @permitted
@@ -121,5 +121,5 @@ def test_counters_of_an_interface(tmp_path, monkeypatch):
     (tmp_path / "net").mkdir()
     (tmp_path / "net" / "dev").write_text("Inter-| x\n face | y\n  eth0: 100 1 0 0 0 0 0 0 200 2 0 0 0 0 0 0\n")
     monkeypatch.setattr("psutil.PROCFS_PATH", str(tmp_path))
-    assert counted("eth0") == (200, 100)
-    assert counted("eth1") is None
+    assert read_counters("eth0") == (200, 100)
+    assert read_counters("eth1") is None

@@ -1,5 +1,6 @@
 import json
 import re
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -57,6 +58,15 @@ def test_nothing_to_report_is_an_error_in_a_line(tmp_path):
     assert done.exit_code == 1
     assert done.stderr.startswith(f"error: {tmp_path} holds no results")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_its_extra_the_command_says_what_to_install(tmp_path, monkeypatch):
+    write(tmp_path, [run()])
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    done = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "pip install 'grace-dl[bench]'" in done.stderr
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_a_place_that_cannot_be_written_is_an_error_with_the_remedy(tmp_path):

@@ -71,16 +71,17 @@ function codecControls(redraw) {
     select("unit", "unit", units, (unit) => (unit === "ratio" ? "relative to a sum" : "time")));
 }
 
-const MOVING = canHover ? " Drag to move, Ctrl and the wheel to zoom, double-click to return." : "";
+const hint = (text) => (canHover && !state.printing ? text : "");
+const moving = () => hint(" Drag to move, Ctrl and the wheel to zoom, double-click to return.");
 const limit = () => (selected().some((group) => group.reference) ? " The dashed line is the step without any communication, the limit." : "");
 const FIGURES = {
-  "quality-epoch-time": () => "The same runs twice: what compression loses per epoch, and what it gains per second. Bands are the range over seeds. The axis starts where methods differ" + (canHover ? "; double-click shows all." : "."),
-  "quality-throughput": () => `To the right is faster, the better quality is better. The broad line joins the Pareto front: no method at this place is both faster and better. Bars are the range over seeds.${MOVING}`,
-  "quality-bytes": () => `Bytes that the collectives moved, not the size of the payload. To the left is less; the broad line joins the Pareto front.${MOVING}`,
+  "quality-epoch-time": () => "The same runs twice: what compression loses per epoch, and what it gains per second. Bands are the range over seeds. The axis starts where methods differ" + hint("; double-click shows all") + ".",
+  "quality-throughput": () => `To the right is faster, the better quality is better. The broad line joins the Pareto front: no method at this place is both faster and better. Bars are the range over seeds.${moving()}`,
+  "quality-bytes": () => `Bytes that the collectives moved, not the size of the payload. To the left is less; the broad line joins the Pareto front.${moving()}`,
   "codec-latency": () => `Time to compress and to decompress one tensor of ${codec.size.toLocaleString("en")} elements with ${codec.threads} thread${codec.threads > 1 ? "s" : ""}. Boxes span the quartiles.`,
   "step-time": () => `Parts add up to the step: of the codec's time, only what does not hide behind the backward pass is shown. The tick is the measured step, with its range over seeds.${limit()}`,
   links: () => "The same methods over every link, whatever is selected above: compression pays where the network is slow.",
-  prediction: () => `On the diagonal the link model predicts the step that was measured; the band is \u00b1 15 %.${MOVING}`,
+  prediction: () => `On the diagonal the link model predicts the step that was measured; the band is \u00b1 15 %.${moving()}`,
 };
 const content = (name) => (name === "codec-latency" ? ofCodecs() : ofGroups(name, { links: name === "links" }));
 

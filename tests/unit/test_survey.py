@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from grace.errors import ConfigurationError, PayloadError
-from grace.helpers import dequantize, desparsify, pack, quantize, sparsify, unpack
 from grace.random import Stream
+from grace.survey import dequantize, desparsify, pack, quantize, sparsify, unpack
 
 RNG = Stream(0, "test", "x", 0, 0)
 

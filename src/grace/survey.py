@@ -1,4 +1,4 @@
-"""Helpers for authors of methods: the survey's ``quantize``, ``sparsify``, ``pack`` and their inverses.
+"""The survey's helper functions, for authors of methods: ``quantize``, ``sparsify``, ``pack`` and their inverses.
 
 They work on one tensor of any shape, on any device, and never touch the global random generator. Compressors of rows
 use the same kernels directly (``grace.kernels``, ``grace.methods.common``).

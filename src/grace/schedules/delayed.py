@@ -1,0 +1,76 @@
+"""Methods that start later."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grace.collectives import AllReduce, Exchange, Traffic, cost
+from grace.errors import CompositionError
+from grace.facts import Facts
+from grace.finite import fill_unless_
+from grace.kernels.finite import all_finite
+from grace.knobs import Steps, as_call, check_knobs
+from grace.method import Exchanged, Method
+from grace.peer import Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Delayed(Method[Any]):
+    """Steps before ``start`` go uncompressed, as under ``none``; then the method begins. In strings: ``topk:start=1000``.
+
+    Args:
+        method: any method.
+        start: the first step that the method takes, >= 0.
+
+    Example:
+        >>> method("topk:ratio=0.01,memory=none,start=100")
+        Delayed(method=Allgather(compressor=TopK(ratio=0.01, index='auto', values='float32')), start=100)
+    """
+
+    method: Method[Any]
+    start: Steps = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, Method):
+            raise CompositionError(f"Delayed wraps a Method, got {as_call(self.method)}")
+        check_knobs(self)
+
+    @property
+    def needs_shape(self) -> bool:
+        return self.method.needs_shape
+
+    @property
+    def needs_epochs(self) -> bool:
+        return self.method.needs_epochs
+
+    def init(self, like: Tensor) -> Any:
+        return self.method.init(like)
+
+    def exchange(self, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
+        if peer.step >= self.start:
+            return (yield from self.method.exchange(x, state, peer))
+        mean = yield AllReduce(x, "mean", donate=True)
+        finite = all_finite(mean)
+        if finite is False:
+            return Exchanged.poisoned(mean, state)
+        fill_unless_(finite, mean, math.nan)
+        return Exchanged(mean, torch.zeros_like(mean) if peer.lent.keep_rest else None, state, finite)
+
+    def facts(self, like: Tensor) -> Facts:
+        return self.method.facts(like)
+
+    def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        if peer.step >= self.start:
+            return self.method.traffic(like, peer)
+        return cost(AllReduce(like), peer.rank, peer.world)
+
+    def kinds(self, state: Any) -> Any:
+        return self.method.kinds(state)
+
+    def owed(self, state: Any) -> Tensor | None:
+        return self.method.owed(state)

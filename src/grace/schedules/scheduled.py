@@ -1,0 +1,142 @@
+"""Methods whose knobs follow the step or the epoch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from grace.collectives import Exchange, Traffic
+from grace.errors import CompositionError
+from grace.facts import Facts
+from grace.knobs import spell_value
+from grace.method import Exchanged, Method
+from grace.peer import Peer
+from grace.schedules.schedule import Schedule
+
+_SAMPLES = ((256, 256), (1000,))  # shapes at which states are compared at construction
+
+
+class Template(Protocol):
+    """What makes a method of knobs: a template of the registry. Hashable."""
+
+    @property
+    def name(self) -> str:
+        """The registered name."""
+
+    def build(self, knobs: dict[str, Any]) -> Method[Any]:
+        """The method with these knobs."""
+
+
+@functools.lru_cache(maxsize=1024)
+def _build(template: Template, knobs: tuple[tuple[str, Hashable], ...]) -> Method[Any]:
+    return template.build(dict(knobs))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Scheduled(Method[Any]):
+    """A registered method of which some knobs follow the step or epoch. Made by ``method("topk:ratio=linear(...)")``.
+
+    Every value is tried at construction. The state goes on while knobs change, so a knob that changes its shape (such as
+    the rank of PowerSGD) is refused: use a policy with rules for steps, which carries over what is owed.
+
+    Args:
+        template: the recipe.
+        knobs: all knobs that are given, pairs (name, value or :class:`Schedule`).
+    """
+
+    template: Any
+    knobs: tuple[tuple[str, Any], ...]
+
+    def __post_init__(self) -> None:
+        for shape in _SAMPLES:
+            self._states(torch.zeros(shape))
+
+    def __repr__(self) -> str:
+        return f"method({str(self)!r})"
+
+    def __str__(self) -> str:
+        return f"{self.template.name}:" + ",".join(f"{knob}={spell_value(value)}" for knob, value in self.knobs)
+
+    def at(self, step: int, steps_per_epoch: int | None = None) -> Method[Any]:
+        """The method of one step."""
+        return self._with(lambda schedule: schedule.at(step, steps_per_epoch))
+
+    def _with(self, choose: Callable[[Schedule], float]) -> Method[Any]:
+        values = ((knob, choose(value) if isinstance(value, Schedule) else value) for knob, value in self.knobs)
+        return _build(self.template, tuple(values))
+
+    def _variants(self) -> list[Method[Any]]:
+        """The methods at every value of each schedule, the others being at their first."""
+        first = self._with(lambda schedule: schedule.points[0][1])
+        out = [first]
+        for name, schedule in self.knobs:
+            if isinstance(schedule, Schedule):
+                for value in schedule.values()[1:]:
+                    fixed = ((k, v.points[0][1] if isinstance(v, Schedule) else v) for k, v in self.knobs)
+                    out.append(_build(self.template, tuple((k, value if k == name else v) for k, v in fixed)))
+        return out
+
+    def _states(self, like: Tensor) -> Any:
+        """The first state, if all values agree on its shape."""
+        variants = self._variants()
+        states = [variant.init(like) for variant in (variants[0], *dict.fromkeys(variants[1:]))]
+        if any(_shape(state) != _shape(states[0]) for state in states[1:]):
+            raise CompositionError(
+                f"{self}: a schedule cannot change the shape of the state; use a policy with rules for steps: "
+                "grace.Rule('*', ..., until_step=1000), grace.Rule('*', ..., from_step=1000)"
+            )
+        return states[0]
+
+    @property
+    def needs_shape(self) -> bool:
+        return any(variant.needs_shape for variant in self._variants())
+
+    @property
+    def needs_epochs(self) -> bool:
+        return any(isinstance(value, Schedule) and value.unit == "epochs" for _, value in self.knobs)
+
+    def init(self, like: Tensor) -> Any:
+        return self._states(like)
+
+    def exchange(self, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
+        return (yield from self.at(peer.step, peer.steps_per_epoch).exchange(x, state, peer))
+
+    def facts(self, like: Tensor) -> Facts:
+        """What holds at every value."""
+        every = [variant.facts(like) for variant in self._variants()]
+        return Facts(
+            unbiased=all(one.unbiased for one in every),
+            contraction=_worst(min, [one.contraction for one in every]),
+            variance=_worst(max, [one.variance for one in every]),
+            deterministic=all(one.deterministic for one in every),
+            payload=every[0].payload if len({one.payload for one in every}) == 1 else None,
+        )
+
+    def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        return self.at(peer.step, peer.steps_per_epoch).traffic(like, peer)
+
+    def kinds(self, state: Any) -> Any:
+        return self._with(lambda schedule: schedule.points[0][1]).kinds(state)
+
+    def owed(self, state: Any) -> Tensor | None:
+        return self._with(lambda schedule: schedule.points[0][1]).owed(state)
+
+    def with_memory(self) -> Method[Any]:
+        raise CompositionError(f"{self} is complete as it is; give it its memory as a knob: memory=residual")
+
+
+def _worst(choose: Callable[[list[float]], float], bounds: list[float | None]) -> float | None:
+    known = [bound for bound in bounds if bound is not None]
+    return choose(known) if len(known) == len(bounds) else None
+
+
+def _shape(state: Any) -> Any:
+    """What must not change in a state: its structure, and the shapes and types of its tensors."""
+    if isinstance(state, Tensor):
+        return (tuple(state.shape), state.dtype)
+    return tuple(_shape(part) for part in state) if isinstance(state, tuple) else type(state)

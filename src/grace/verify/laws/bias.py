@@ -1,0 +1,71 @@
+"""Law 4, declared facts: unbiased."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grace.method import Method
+from grace.verify import measure
+from grace.verify.inputs import normal
+from grace.verify.outcome import Profile, Told, not_promised
+from grace.verify.running import average, run
+from grace.verify.subject import Subject
+from grace.verify.trials import SHAPE
+
+BIASED = 1e-4  # a p-value below it is a bias
+_SUSPICIOUS = 1e-3  # one below it is measured again, with more draws
+
+
+def draw_means(method: Method[Any], xs: Sequence[Tensor], draws: int, seed: int = 1) -> Tensor:
+    """``[R, *x.shape]`` float64: the mean of a first step, for R seeds."""
+    return torch.stack([run(method, xs, seed=seed + r)[0].mean.double() for r in range(draws)])
+
+
+def unbiased(method: Method[Any], xs: Sequence[Tensor], draws: int = 200) -> None:
+    """If it is declared, E mean = the average of x."""
+    if not method.facts(xs[0]).unbiased:
+        return
+    truth = average(xs)
+    outs = draw_means(method, xs, draws)
+    bias = (outs.mean(0) - truth).flatten()
+    variance = (outs - truth).square().mean(0).flatten()  # [n]
+    largest = float(torch.stack([x.abs().max() for x in xs]).double().max())
+    floor = ((method.facts(xs[0]).bias + 2.0**-21) * largest) ** 2  # what is declared, and a rounding of float32
+    legal = 6 * ((variance.clamp_min(float(variance.mean())) + floor) / draws + floor).sqrt()
+    worst = int((bias.abs() - legal).argmax())
+    assert bool((bias.abs() <= legal).all()), (
+        f"unbiased: element {worst} is off by {float(bias[worst]):.3g} on average, legal {float(legal[worst]):.3g}"
+    )
+    total, expected = float(bias.square().sum()), float(variance.sum()) / draws + bias.numel() * floor
+    assert total <= 5 * expected, f"unbiased: |E mean - x|^2 = {total:.3g}, expected {expected:.3g}"
+
+
+def check(one: Subject, profile: Profile) -> Told:
+    """What the report says about it."""
+    if one.least_world > 1:
+        return not_promised("measured with one worker, and this needs more")
+    found = []
+    said = one.core.facts(torch.empty(SHAPE, device="meta")).unbiased
+    for x in (normal(*SHAPE)(0), -normal(*SHAPE)(1).abs()):
+        draws = 2 if one.core.facts(x).deterministic else profile.draws
+        outs = draw_means(one.core, [x], draws)
+        p = measure.bias_p_value(outs, x)
+        if said and p < _SUSPICIOUS and draws > 2:  # rarely by chance: ask again
+            p = measure.bias_p_value(draw_means(one.core, [x], 4 * draws, seed=10_001), x)
+        found.append(p)
+    p = min(1.0, len(found) * min(found))
+    words = f"{'biased' if p < BIASED else 'no bias found'}, p {_spell_p(p)}"
+    declared = "unbiased" if said else "biased"
+    if said and p < BIASED:
+        raise AssertionError(f"unbiased: it is declared, but E C(x) differs from x, p {_spell_p(p)}")
+    if not said:
+        return not_promised("", words, declared, p_value=p)
+    return Told(words, declared, numbers={"p_value": p})
+
+
+def _spell_p(p: float) -> str:
+    return "< 1e-12" if p < 1e-12 else f"= {p:.2g}"

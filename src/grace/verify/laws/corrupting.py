@@ -1,0 +1,123 @@
+"""Law 11, corruption: a damaged wire is refused, or decodes to finite numbers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grace.collectives import AllGather, AllToAll, Broadcast, Collective, Exchange, Permute
+from grace.errors import PayloadError
+from grace.method import Method
+from grace.run import simulate
+from grace.verify.inputs import normal
+from grace.verify.outcome import Profile, Told, not_promised
+from grace.verify.running import Runner, assert_untouched, clone_state, run, same_bits, snapshot
+from grace.verify.subject import Subject
+from grace.verify.trials import make_some, make_workers
+
+
+def corruption_is_refused(method: Method[Any], xs: Sequence[Tensor], trials: int = 24) -> tuple[int, int]:
+    """Gathered bytes that were flipped or cut on their way: a PayloadError that leaves the state as it was, or finite
+    numbers that all ranks agree on. Nothing else.
+
+    Returns:
+        how many trials there were (none where the method gathers no bytes), and how many of them were refused.
+    """
+    start = [out.state for out in run(method, xs, step=0)]
+    rounds = _gathers(method, xs, start)
+    refused = 0
+    for trial in range(trials if rounds else 0):
+        states = [clone_state(state) for state in start]
+        before, at = snapshot(states), trial % rounds
+        flip = trial // rounds % 3 != 2
+        what = f"corruption: after round {at} of gathered bytes was {'flipped' if flip else 'cut'} (trial {trial}),"
+        try:
+            outs = run(method, xs, states, step=1, runner=_garbling(at, flip, trial))
+        except PayloadError:
+            refused += 1
+            assert_untouched(states, before, what)
+            continue
+        except Exception as error:
+            raise AssertionError(f"{what} it raised {type(error).__name__}: {error}") from error
+        for out, x in zip(outs, xs, strict=True):
+            assert out.mean.shape == x.shape, f"{what} mean is {tuple(out.mean.shape)}, not {tuple(x.shape)}"
+            assert same_bits(out.mean, outs[0].mean), f"{what} ranks have different means"
+            assert not out.finite or bool(out.mean.isfinite().all()), f"{what} the mean has an inf or NaN"
+    return (trials if rounds else 0), refused
+
+
+def _gathers(method: Method[Any], xs: Sequence[Tensor], states: Sequence[Any]) -> int:
+    """How many rounds of gathered bytes one step has."""
+    rounds = 0
+
+    def counted(exchange: Exchange[Any]) -> Exchange[Any]:
+        nonlocal rounds
+        try:
+            op = next(exchange)
+            while True:
+                rounds += _gathered(op)
+                op = exchange.send((yield op))
+        except StopIteration as stop:
+            return stop.value
+
+    def counting(exchanges: list[Exchange[Any]]) -> list[Any]:
+        return simulate([counted(exchanges[0]), *exchanges[1:]])
+
+    run(method, xs, [clone_state(state) for state in states], step=1, runner=counting)
+    return rounds
+
+
+def _gathered(op: Collective) -> bool:
+    return isinstance(op, AllGather | AllToAll | Broadcast | Permute) and op.buf.dtype == torch.uint8
+
+
+def _garbling(at: int, flip: bool, seed: int) -> Runner:
+    return lambda exchanges: simulate([_garbled(exchange, at, flip, seed) for exchange in exchanges])
+
+
+def _garbled(exchange: Exchange[Any], at: int, flip: bool, seed: int) -> Exchange[Any]:
+    """The exchange with wrong bytes in the answer to its ``at``-th round of gathered bytes, the same on all ranks."""
+    dice, seen = random.Random(seed), 0
+    try:
+        op = next(exchange)
+        while True:
+            answer = yield op
+            if _gathered(op):
+                if seen == at:
+                    answer = _flipped(answer, dice) if flip else _cut(answer, dice)
+                seen += 1
+            op = exchange.send(answer)
+    except StopIteration as stop:
+        return stop.value
+
+
+def _flipped(answer: Tensor, dice: random.Random) -> Tensor:
+    """With one to four bytes replaced, half of the time near the front, where counts and scales are."""
+    out = answer.contiguous().clone()
+    rows = out.view(out.shape[0], -1) if out.ndim > 1 else out.view(1, -1)
+    for _ in range(dice.randint(1, 4)):
+        width = rows.shape[1] if dice.random() < 0.5 else min(24, rows.shape[1])
+        rows[dice.randrange(rows.shape[0]), dice.randrange(width)] = dice.randrange(256)
+    return out
+
+
+def _cut(answer: Tensor, dice: random.Random) -> Tensor:
+    """Without the last bytes of each row."""
+    width = answer.shape[-1]
+    return answer[..., : dice.randrange(width)].contiguous() if width else answer
+
+
+def check(one: Subject, profile: Profile) -> Told:
+    """What the report says about it."""
+    trials = refused = 0
+    for method in one.all:
+        for xs in (make_some(one), make_workers(normal(5), max(2, one.least_world))):
+            found = corruption_is_refused(method, xs, profile.trials)
+            trials, refused = trials + found[0], refused + found[1]
+    if not trials:
+        return not_promised("no bytes are gathered; the network sums numbers")
+    return Told(f"{refused} of {trials} refused, the others finite", numbers={"trials": trials, "refused": refused})

@@ -1,0 +1,51 @@
+"""Law 6, donation: answers may lie in the buffers that were donated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from grace.collectives import AllReduce, Exchange
+from grace.method import Method
+from grace.run import simulate
+from grace.verify.inputs import UGLY
+from grace.verify.outcome import Profile, Told
+from grace.verify.running import run, same_bits
+from grace.verify.subject import Subject
+from grace.verify.trials import make_workers
+
+
+def answers_may_alias(method: Method[Any], xs: Sequence[Tensor]) -> None:
+    """It makes no difference whether the answer to a donated buffer lies in that buffer."""
+    for keep_rest in (False, True):
+        apart = run(method, xs, keep_rest=keep_rest)
+        aliased = run(method, xs, keep_rest=keep_rest, runner=in_place)
+        for rank, (a, b) in enumerate(zip(apart, aliased, strict=True)):
+            assert same_bits(a.mean, b.mean), f"donation: rank {rank} has another mean if answers are in place"
+            if a.rest is not None and b.rest is not None:
+                assert same_bits(a.rest, b.rest), f"donation: rank {rank} has another rest if answers are in place"
+
+
+def in_place(exchanges: list[Exchange[Any]]) -> list[Any]:
+    """As ``simulate``, but the answer to a donated buffer lies in that buffer, as with real transports."""
+    return simulate([_answered_in_place(exchange) for exchange in exchanges])
+
+
+def _answered_in_place(exchange: Exchange[Any]) -> Exchange[Any]:
+    try:
+        op = next(exchange)
+        while True:
+            answer = yield op
+            donated = isinstance(op, AllReduce) and op.donate
+            op = exchange.send(op.buf.copy_(answer) if donated else answer)
+    except StopIteration as stop:
+        return stop.value
+
+
+def check(one: Subject, profile: Profile) -> Told:
+    """What the report says about it."""
+    for name in ("odd size", "f16", "non-contiguous"):
+        answers_may_alias(one.core, make_workers(UGLY[name], max(2, one.least_world)))
+    return Told("bit for bit")

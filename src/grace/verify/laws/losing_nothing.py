@@ -1,0 +1,47 @@
+"""Law 3, nothing is lost: under error feedback, means and memories sum to the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import grace
+from grace.method import Method
+from grace.verify.outcome import Profile, Told, not_promised
+from grace.verify.running import average, run, tolerance
+from grace.verify.subject import Subject
+from grace.verify.trials import choose_worlds, list_numbers, make_sets
+
+
+def nothing_lost(method: Method[Any], steps: Sequence[Sequence[Tensor]]) -> None:
+    """With error feedback, the sum of means plus the average memory is the sum of average gradients."""
+    assert isinstance(method, grace.ErrorFeedback), f"nothing_lost: {method} has no error feedback"
+    assert method.beta == 1, "nothing_lost: a memory that decays loses on purpose"
+    states = [method.init(x) for x in steps[0]]
+    applied = torch.zeros_like(steps[0][0], dtype=torch.float64)
+    truth = torch.zeros_like(applied)
+    seen: list[Tensor] = []
+    for step, xs in enumerate(steps):
+        outs = run(method, xs, states, step=step)
+        states = [out.state for out in outs]
+        assert all(out.finite for out in outs), "nothing lost: finite gradients read as non-finite"
+        applied += outs[0].mean.double()
+        truth += average(xs) * method.gamma
+        seen += [*[x.float() for x in xs], *[state[0].float() for state in states]]  # narrow gradients lose no more
+    owed = [owed for state in states if (owed := method.owed(state)) is not None]
+    assert len(owed) == len(states), "nothing lost: a memory that owes nothing"
+    error = float((applied + average(owed) - truth).abs().max()) if truth.numel() else 0.0
+    legal = tolerance(seen, 4.0 * len(steps) + 4 * len(steps[0]))
+    assert error <= legal, f"nothing lost: means and memories are off the gradients by {error:.3g}, legal {legal:.3g}"
+
+
+def check(one: Subject, profile: Profile) -> Told:
+    """What the report says about it."""
+    if one.remembered is None:
+        return not_promised("it refuses a memory")
+    for xs in make_sets(one, profile):
+        nothing_lost(one.remembered, [[x * (1 - 0.5 * t) for x in xs] for t in range(4)])
+    return Told(f"to a rounding, 4 steps, {list_numbers(choose_worlds(one, profile))} workers")

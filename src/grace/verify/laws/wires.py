@@ -1,0 +1,61 @@
+"""Law 4, declared facts: the size of a wire, and whether wires can be summed."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+import grace
+from grace.peer import Peer
+from grace.verify.inputs import normal
+from grace.verify.outcome import Profile, Told, not_promised
+from grace.verify.running import make_peer
+from grace.verify.subject import Subject
+from grace.verify.trials import SHAPE
+
+
+def payload(compressor: grace.Compressor, rows: Tensor) -> None:
+    """The declared payload is the wire's size, unless it varies; wires of several rows are those of each."""
+    b, n = rows.shape
+    stream = Peer(0, 1, name="w").private(compressor.id)
+    wire = compressor.compress_(rows.clone(), stream, False)
+    said = compressor.facts(n).payload
+    assert (said is None) == compressor.varies, f"payload: {said} declared, but varies={compressor.varies}"
+    size = wire.shape[1] * wire.element_size()
+    assert wire.shape[0] == b, f"payload: {wire.shape[0]} wires for {b} rows"
+    assert said in (None, size), f"payload: {said} bytes declared, {size} encoded"
+
+
+def summable(compressor: grace.Compressor, rows: Tensor) -> None:
+    """If it is declared: the sum of wires decodes to the sum of what they decode to."""
+    if not compressor.summable:
+        return
+    stream = Peer(0, 1, name="w").shared(compressor.id)
+    wire = compressor.compress_(rows.clone(), stream, False)
+    each, whole = torch.zeros_like(rows), torch.zeros_like(rows[:1])
+    compressor.decompress_add_(wire, each, 1.0, stream)
+    compressor.decompress_add_(wire.sum(0, keepdim=True), whole, 1.0, stream)
+    legal = 4 * len(rows) * torch.finfo(wire.dtype).eps * float(each.abs().max())
+    error = float((whole - each.sum(0, keepdim=True)).abs().max())
+    assert error <= legal, f"summable: the sum of wires decodes {error:.3g} off the sum, legal {legal:.3g}"
+
+
+def check(one: Subject, profile: Profile) -> Told:
+    """What the report says about it."""
+    if one.compressor is None:
+        return not_promised("it holds its own exchange")
+    for n in (1, 2, 5, 31, 257):
+        payload(one.compressor, normal(3, n)(0))
+        summable(one.compressor, normal(3, n)(0))
+    n = math.prod(SHAPE)
+    x = normal(1, n)(0)
+    stream = make_peer(0, 1).private(one.compressor.id)
+    wire = one.compressor.compress_(x, stream, False)
+    size = wire.numel() * wire.element_size()
+    said = one.compressor.facts(n).payload
+    words = "; wires can be summed" if one.compressor.summable else ""
+    declared = "depends on the data" if said is None else f"{said:,} bytes"
+    measured = f"{size:,} bytes, {8 * size / n:.3g} bits per number"
+    return Told(measured, declared + words, numbers={"bytes": size, "elements": n})

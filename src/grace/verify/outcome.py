@@ -1,0 +1,61 @@
+"""How much is done, and what became of each law."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Verdict = Literal["holds", "broken", "not promised", "told"]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How much is done.
+
+    draws: of random methods. worlds: numbers of workers. every: each edge input with and without a memory, not in turn.
+    ugly: more inputs for most  trials: of corruption. numbers: of the speed test.
+    """
+
+    name: str
+    draws: int
+    worlds: tuple[int, ...]
+    every: bool
+    ugly: bool
+    trials: int
+    numbers: int
+
+
+QUICK = Profile("quick", draws=20, worlds=(2,), every=False, ugly=False, trials=12, numbers=1 << 14)
+NORMAL = Profile("normal", draws=80, worlds=(1, 3), every=True, ugly=False, trials=32, numbers=1 << 20)
+THOROUGH = Profile("thorough", draws=1000, worlds=(1, 2, 3, 5, 8), every=True, ugly=True, trials=400, numbers=1 << 22)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What became of one law.
+
+    measured, declared: in words. detail: why it is broken, or not promised. numbers: what was measured.
+    """
+
+    law: str
+    verdict: Verdict
+    measured: str = ""
+    declared: str = ""
+    detail: str = ""
+    numbers: dict[str, float | int | str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a check that did not fail returns."""
+
+    measured: str = ""
+    declared: str = ""
+    verdict: Verdict = "holds"
+    detail: str = ""
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+
+def not_promised(why: str, measured: str = "", declared: str = "", **numbers: Any) -> Told:
+    """What a check returns where the method promises nothing of the kind."""
+    return Told(measured, declared, "not promised", why, numbers)
