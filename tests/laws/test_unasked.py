@@ -12,7 +12,6 @@ import torch
 import grace
 from grace.compressor import Compressor
 from grace.finite import known
-from grace.memories import Memory
 from grace.memories.base import Memory
 from grace.method import Exchanged, Method
 from grace.verify import laws
