@@ -5,8 +5,9 @@ from __future__ import annotations
 import grace.methods as _methods
 from grace import communicators as _communicators
 from grace import memories as _memories
+from grace.adapters.attach import attach
 from grace.adapters.local_steps import LocalSteps, local
-from grace.adapters.torch_ddp import Handle, attach
+from grace.adapters.torch_ddp import Handle
 from grace.collectives import Traffic
 from grace.communicators import *
 from grace.compressor import Compressor

@@ -16,8 +16,8 @@ backward pass, in the user's loop; without it there is nothing to keep from.
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from grace.adapters.handle import BaseHandle
-from grace.adapters.trained import check_fits, trained_parameters
+from grace.adapters.trained import find_trained, zero_nonfinite_state
+from grace.adapters.window import read_window
 from grace.errors import ConfigurationError, GraceError, StateError, out_of_range
 from grace.method import Method
 from grace.policy import Policy
@@ -60,7 +61,7 @@ class LocalSteps(BaseHandle):
         if optimizer in self._held:
             raise ConfigurationError("this optimizer already takes local steps; use handle.detach() first")
         self._model, self._optimizer = model, optimizer
-        self._parameters = trained_parameters(model, optimizer)
+        self._parameters = find_trained(model, optimizer)
         self.every, self.warmup_steps = every, warmup_steps
         knobs = {"every": every, "warmup_steps": warmup_steps, "automatic": automatic}
         self._reference = {
@@ -105,7 +106,7 @@ class LocalSteps(BaseHandle):
         if self.synchronised:
             return
         try:
-            trained_parameters(self._model, self._optimizer, known=self._parameters)
+            find_trained(self._model, self._optimizer, known=self._parameters)
         except BaseException as error:
             self._exchanger.close(error)  # ranks that wait for this one hear of it
             raise
@@ -118,7 +119,7 @@ class LocalSteps(BaseHandle):
                 reference.copy_(moved)
             else:  # on all ranks alike
                 spoiled += 1
-                self._heal(p)
+                zero_nonfinite_state(self._optimizer, p)
             p.copy_(reference)
         self.stats.nonfinite = counted + spoiled
         self._taken = 0
@@ -128,12 +129,6 @@ class LocalSteps(BaseHandle):
         reference = self._reference[name]
         start = reference if reference.dtype == p.dtype else reference.to(p.dtype).to(reference.dtype)
         return torch.sub(start, p, out=self._exchanger.take(reference))
-
-    def _heal(self, p: Tensor) -> None:
-        """Zeroes what the optimizer holds for this parameter and is not finite: kept, it would poison each window."""
-        for held in self._optimizer.state.get(p, {}).values():
-            if isinstance(held, Tensor) and held.is_floating_point() and not bool(held.isfinite().all()):
-                held.zero_()
 
     # ---- for the user -----------------------------------------------------------------------------------------------
     @property
@@ -176,25 +171,12 @@ class LocalSteps(BaseHandle):
         Raises:
             StateError: one does not fit, or they do not belong together; on every rank. Nothing has changed then.
         """
-        self._exchanger.load_state_dict(saved, also=self._read)
+        read = functools.partial(read_window, every=self.every, reference=self._reference, replica=self._parameters)
+        self._exchanger.load_state_dict(saved, also=read)
         self._steps, self._taken = saved["steps"], saved["taken"]
         for name, p in self._parameters.items():
             self._reference[name].copy_(saved["reference"][name])
             p.copy_(saved["local" if self._taken else "reference"][name])
-
-    def _read(self, saved: Mapping[str, Any]) -> dict[str, object]:
-        """What all ranks must have in common of a state; raises a StateError where it does not fit."""
-        if missing := {"steps", "taken", "reference", "local"} - saved.keys():
-            raise StateError(f"not a state of local steps: it lacks {', '.join(sorted(missing))}")
-        steps, taken = saved["steps"], saved["taken"]
-        if type(steps) is not int or steps < 0:
-            raise StateError(f"the state counts {steps!r} steps; legal: a whole number >= 0")
-        if type(taken) is not int or not 0 <= taken < self.every:
-            raise StateError(f"the state is {taken!r} steps into a window; this run's have every={self.every}")
-        check_fits("x_ref", saved["reference"], self._reference)
-        if taken:
-            check_fits("replica", saved["local"], self._parameters)
-        return {"steps": steps, "steps into the window": taken}
 
     def detach(self) -> None:
         """The optimizer goes on alone. Within a window the replicas stay different: call :meth:`sync` before."""
@@ -259,15 +241,6 @@ def local(
         FingerprintMismatch: ranks that differ in method, knobs or model, on every rank, within a minute.
     """
     return LocalSteps(
-        model,
-        optimizer,
-        method,
-        every=every,
-        warmup_steps=warmup_steps,
-        seed=seed,
-        check=check,
-        steps_per_epoch=steps_per_epoch,
-        automatic=automatic,
-        group=group,
-        transport=transport,
-    )
+        model, optimizer, method, every=every, warmup_steps=warmup_steps, seed=seed, check=check,
+        steps_per_epoch=steps_per_epoch, automatic=automatic, group=group, transport=transport,
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The one line for ``DistributedDataParallel``: ``grace.attach(ddp_model, "topk:ratio=0.01")``.
+"""Grace at work on a ``DistributedDataParallel`` model.
 
 A communication hook hands each bucket of gradients to a lane, one first-in-first-out thread with a process group of its
 own, so that exchanges overlap with the backward pass and keep their order on all ranks. On a GPU the exchange is
@@ -18,14 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from grace.adapters.ddp_hook import Hook
 from grace.adapters.handle import BaseHandle
+from grace.adapters.scaling import describe_scaler
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError
 from grace.method import Method
 from grace.policy import Policy
 from grace.run.checkpoint import Checkpoint, Memories
 from grace.run.exchanger import Exchanger
-from grace.run.groups import Granularity
 from grace.run.lane import Lane
-from grace.run.worker import NonFinite
 from grace.transports.base import Transport
 from grace.transports.torch_distributed import TorchDistributed
 
@@ -40,7 +39,7 @@ class _Ticket:
 
 
 class Handle(BaseHandle):
-    """Grace at work on one model. Made by :func:`attach`; all ranks call its methods alike."""
+    """Grace at work on one model. Made by :func:`grace.attach`; all ranks call its methods alike."""
 
     def __init__(
         self,
@@ -52,14 +51,7 @@ class Handle(BaseHandle):
         transport: Transport | None = None,
         **options: Any,
     ):
-        if not isinstance(model, DistributedDataParallel):
-            raise ConfigurationError(
-                f"attach takes a DistributedDataParallel model, got {type(model).__name__}; "
-                "wrap it: grace.attach(DistributedDataParallel(model), ...)"
-            )
         named = {n: p for n, p in model.module.named_parameters() if n not in model.parameters_to_ignore}
-        if not isinstance(optimizer, torch.optim.Optimizer | None):
-            raise ConfigurationError(f"attach: optimizer={optimizer!r}; legal: a torch.optim.Optimizer, or none")
         self._names = {p: name for name, p in named.items()}
         trained = {name: p for name, p in named.items() if p.requires_grad}
         self._hook = Hook.on(model)
@@ -69,20 +61,14 @@ class Handle(BaseHandle):
         place, group = (transport.rank, transport.world), (self._hook.rank, self._hook.world)
         if place != group:
             raise ConfigurationError(f"transport: rank and world {place} are not those of the model's group, {group}")
-        knobs: dict[str, object] = {"scaler": None}
-        if scaler is not None:
-            if narrow := [name for name, p in trained.items() if p.dtype == torch.float16]:
-                raise ConfigurationError(
-                    f"scaler: {narrow[0]!r} is float16, whose gradients a GradScaler refuses; keep parameters in float32 and "
-                    "compute under torch.autocast"
-                )
-            rules = (scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval())
-            knobs = {"scaler": (scaler.is_enabled(), *rules)}
         layout = ("find_unused_parameters", "static_graph")  # with the size, what decides DDP's buckets
+        knobs: dict[str, object] = {name: getattr(model, name) for name in layout}
+        if scaler is not None:
+            knobs["scaler"] = describe_scaler(scaler, trained)
         exchanger = Exchanger(
             trained, method, transport, bucket_bytes=int(model.bucket_bytes_cap),
             absent="DistributedDataParallel does not exchange what was frozen when it wrapped the model: unfreeze before",
-            knobs={**knobs, **{name: getattr(model, name) for name in layout}}, **options,
+            knobs=knobs, **options,
         )  # fmt: skip
         super().__init__(exchanger)
         self._optimizer, self._scaler = optimizer, scaler
@@ -205,60 +191,6 @@ class Handle(BaseHandle):
     def _check_attached(self) -> None:
         if self._hook.taker is not self:
             raise GraceError("this handle is detached; attach again")
-
-
-def attach(
-    model: DistributedDataParallel,
-    method: Policy | Method[Any] | str,
-    *,
-    granularity: Granularity = "parameter",
-    seed: int = 0,
-    nonfinite: NonFinite = "propagate",
-    check: bool = False,
-    optimizer: torch.optim.Optimizer | None = None,
-    steps_per_epoch: int | None = None,
-    scaler: torch.amp.GradScaler | None = None,
-    transport: Transport | None = None,
-) -> Handle:
-    """Exchanges this model's gradients with a compression method from now on. All ranks call it alike.
-
-    Args:
-        model: a ``DistributedDataParallel`` model without a communication hook of its own.
-        method: a method, the string that makes it, or a :class:`grace.Policy`. A bare method leaves tensors of at most
-            one dimension and tensors under 1,024 elements uncompressed, fused into one all-reduce.
-        granularity: what is compressed as one tensor: each "parameter" (layer-wise), each "bucket" (of
-            ``bucket_cap_mb``), or the whole "model".
-        seed: of all random streams.
-        nonfinite: what becomes of a tensor in which some rank has an inf or NaN: all ranks see a NaN mean
-            ("propagate"), 0 ("skip"), or NonFiniteError ("error").
-        check: compare all collectives between ranks before they start; slow, for debugging.
-        optimizer: where memories that follow the learning rate (``follow_lr=true``) read it: that of its first group of
-            parameters. Only the ratio between steps counts, so one group speaks for all that follow one schedule.
-        steps_per_epoch: synchronised steps in an epoch, for schedules that count epochs.
-        scaler: the ``torch.amp.GradScaler`` that multiplies the loss. Memories are then kept in units without its scale;
-            needed with every method that has a memory, since what is owed would change its worth with the scale.
-        transport: between the ranks of the model's process group; by default a process group of its own beside that.
-
-    Returns:
-        A handle: ``stats``, ``state_dict()``, ``load_state_dict(s)``, ``switch(method)``, ``detach()``.
-
-    Raises:
-        ConfigurationError: not such a model, or a method that cannot work.
-        InputError: a complex or otherwise unsuitable parameter, by name.
-        FingerprintMismatch: ranks that differ in method, policy or model, on every rank, within a minute.
-    """
-    return Handle(
-        model,
-        method,
-        granularity=granularity,
-        seed=seed,
-        nonfinite=nonfinite,
-        check=check,
-        optimizer=optimizer,
-        steps_per_epoch=steps_per_epoch,
-        scaler=scaler,
-        transport=transport,
-    )
 
 
 def _at_the_end_of_backward(callback: Callable[[], None]) -> bool:

@@ -1,4 +1,4 @@
-"""Which parameters an optimizer trains, by the names of a model."""
+"""Which parameters an optimizer trains, by the names of a model, and what it holds for them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from grace.errors import ConfigurationError, StateError
+from grace.errors import ConfigurationError
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 
 
-def trained_parameters(
+def find_trained(
     model: nn.Module, optimizer: torch.optim.Optimizer, known: Mapping[str, Tensor] | None = None
 ) -> dict[str, nn.Parameter]:
     """What the optimizer trains, by the model's names; no others than ``known``, where that is given.
@@ -43,18 +43,8 @@ def trained_parameters(
     return named
 
 
-def check_fits(what: str, tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
-    """Refuses saved tensors that are not like those of this run.
-
-    Raises:
-        StateError: which does not fit.
-    """
-    if not isinstance(tensors, Mapping):
-        raise StateError(f"the {what} that was saved should be tensors by name, got {type(tensors).__name__}")
-    if strange := tensors.keys() ^ like.keys():
-        raise StateError(f"the {what} that was saved has other parameters: {', '.join(sorted(map(str, strange)))}")
-    for name, x in tensors.items():
-        p = like[name]
-        if not isinstance(x, Tensor) or x.shape != p.shape or x.dtype != p.dtype:
-            got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else repr(x)
-            raise StateError(f"the {what} of {name!r} should be {p.dtype} {tuple(p.shape)}, got {got}")
+def zero_nonfinite_state(optimizer: torch.optim.Optimizer, p: Tensor) -> None:
+    """Zeroes what the optimizer holds for this parameter and is not finite: kept, it would spoil every later step."""
+    for held in optimizer.state.get(p, {}).values():
+        if isinstance(held, Tensor) and held.is_floating_point() and not bool(held.isfinite().all()):
+            held.zero_()

@@ -64,7 +64,7 @@ def init_process_group(backend: str = "gloo", *, timeout: datetime.timedelta | N
     """``torch.distributed.init_process_group`` for a worker under torchrun, safe for restarts on one machine."""
     env = os.environ
     guard_exit()
-    prefix = _attempt()
+    prefix = _name_attempt()
     if not prefix:
         dist.init_process_group(backend, timeout=timeout)
         return
@@ -75,7 +75,7 @@ def init_process_group(backend: str = "gloo", *, timeout: datetime.timedelta | N
     )
 
 
-def _attempt() -> str:
+def _name_attempt() -> str:
     """A prefix for keys of this attempt, where a store outlives attempts: the one that torchrun's agent keeps."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return ""
@@ -117,10 +117,12 @@ class TorchDistributed:
         if self._closed or home is None:
             raise TransportError(f"rank {self.rank} has left the group, and cannot tell anything")
         count = self._told[self._ranks]
-        texts = tell_over_store(_store_of(home), f"grace/{_attempt()}/{count}", self.rank, self.world, text, seconds)
+        texts = tell_over_store(
+            _get_store(home), f"grace/{_name_attempt()}/{count}", self.rank, self.world, text, seconds
+        )
         self._told[self._ranks] = count + 1  # only now: a rank that gave up takes the same place when it comes again
         if self.group is None:
-            self.group = _group_like(home, self._ranks)
+            self.group = _make_group(home, self._ranks)
         return texts
 
     def close(self, error: BaseException | None = None) -> None:
@@ -226,14 +228,14 @@ class TorchDistributed:
         return dist.get_global_rank(self.group, rank)
 
 
-def _store_of(group: Any) -> dist.Store:
+def _get_store(group: Any) -> dist.Store:
     if hasattr(group, "get_group_store"):
         store: dist.Store = group.get_group_store()
         return store
     return dist.distributed_c10d._get_process_group_store(group)  # before torch had a public name for it
 
 
-def _group_like(group: Any, ranks: Sequence[int]) -> Any:
+def _make_group(group: Any, ranks: Sequence[int]) -> Any:
     """A new process group over the same ranks, with the same backend and time-out."""
     everyone = len(ranks) == dist.get_world_size()
     backend = dist.get_backend(group)

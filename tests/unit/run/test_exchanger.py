@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 import grace
+from grace import wire
 from grace.collectives import Collective
 from grace.errors import ConfigurationError, FingerprintMismatch, GraceError, InputError, NonFiniteError, StateError
 from grace.run.exchanger import Exchanger
+from grace.run.fingerprint import fingerprint
 from tests.unit.networks import Loopback, in_threads
 
 TOP1 = grace.Policy([("*", "topk:ratio=0.25")])
@@ -150,6 +152,14 @@ def test_ranks_that_differ() -> None:
         assert isinstance(error, FingerprintMismatch)
         assert "speed: 0 on ranks [0], 1 on ranks [1]" in str(error)
         assert "place of parameter v: 0 on ranks [0], 1 on ranks [1]" in str(error)
+
+
+def test_versions_are_compared() -> None:
+    prints = fingerprint(TOP1, like(w=(4,)), {"seed": 3})
+    assert prints["version of Grace"] == grace.__version__
+    assert prints["version of torch"] == str(torch.__version__)
+    assert prints["version of the wire format"] == str(wire.VERSION)
+    assert prints["seed"] == "3"
 
 
 # ---- inf and NaN ----------------------------------------------------------------------------------------------------

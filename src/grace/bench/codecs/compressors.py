@@ -17,15 +17,14 @@ from grace.compressor import Compressor
 from grace.method import Method
 from grace.peer import Peer
 from grace.random import Stream
+from grace.wrapping import find_compressor
 
 _SETUP_SECONDS = 0.5  # a slow method gets fewer different wires, at least two, each several times
 
 
 def compressor_of(method: Method[Any] | None) -> Compressor | None:
     """The compressor of a communicator, with or without a memory around it; None if there is none."""
-    inner = getattr(method, "method", method)
-    found = getattr(inner, "compressor", None)
-    return found if isinstance(found, Compressor) else None
+    return None if method is None else find_compressor(method)
 
 
 def cases(plain: Method[Any], feedback: Method[Any] | None, room: Room) -> list[Case]:

@@ -103,7 +103,7 @@ def by_family(names: list[str] | tuple[str, ...]) -> tuple[str, ...]:
 @functools.cache
 def canonical(name: str) -> str:
     """One string for all that make the same method: the bare name where that is enough, else as ``spell`` writes it."""
-    made, bare = method(name), name.partition(":")[0]
+    made, bare = method(name), recipe(name.partition(":")[0]).name
     return bare if method(bare) == made else spell(made)
 
 

@@ -268,11 +268,11 @@ def codecs(unit: str) -> Spec:
     ]
     y: Spec = {"field": "name", "type": "nominal", "title": None, "sort": {"field": "cost", "op": "max"}}
     x, kind = _number(unit, title, text=text), {"field": "kind", "type": "nominal"}
-    each: Spec = {"y": {**y, "axis": {"grid": True}}, "yOffset": kind, "tooltip": {"field": "about"}}
+    each: Spec = {"y": {**y, "axis": {"grid": True}}, "yOffset": kind, "color": kind, "tooltip": {"field": "about"}}
     ends = {"x": {**x, "field": f"{unit}_low"}, "x2": {"field": f"{unit}_high"}}
     said = f"datum.name + ' ' + datum.kind + ': ' + format(datum.{unit}, '.3~s')"
-    box = _layer("bar", {**each, **ends, "color": kind}, style="quartiles")
-    middle = _layer("tick", {**each, "x": x}, name="points", said=said, style="measured", thickness=2)
+    box = _layer("bar", {**each, **ends}, style="quartiles")
+    middle = _layer("tick", {**each, "x": x}, name="points", said=said, opacity=1, thickness=3)
     says = "Boxes of the time of codecs, for each method and operation."
     return {**_figure([box, middle], says, {"step": 26, "for": "position"}), "transform": cost}
 

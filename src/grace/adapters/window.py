@@ -1,0 +1,54 @@
+"""What local steps save of a window beside the memories, and how it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from grace.errors import StateError
+
+
+def read_window(
+    saved: Mapping[str, Any], *, every: int, reference: Mapping[str, Tensor], replica: Mapping[str, Tensor]
+) -> dict[str, object]:
+    """What all ranks must have in common of a window that was saved; nothing changes.
+
+    Args:
+        saved: the state.
+        every: H of this run.
+        reference: tensors like x_ref.
+        replica: tensors like the parameters.
+
+    Raises:
+        StateError: it does not fit.
+    """
+    if missing := {"steps", "taken", "reference", "local"} - saved.keys():
+        raise StateError(f"not a state of local steps: it lacks {', '.join(sorted(missing))}")
+    steps, taken = saved["steps"], saved["taken"]
+    if type(steps) is not int or steps < 0:
+        raise StateError(f"the state counts {steps!r} steps; legal: a whole number >= 0")
+    if type(taken) is not int or not 0 <= taken < every:
+        raise StateError(f"the state is {taken!r} steps into a window; this run's have every={every}")
+    check_fits("x_ref", saved["reference"], reference)
+    if taken:
+        check_fits("replica", saved["local"], replica)
+    return {"steps": steps, "steps into the window": taken}
+
+
+def check_fits(what: str, tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
+    """Refuses saved tensors that are not like those of this run.
+
+    Raises:
+        StateError: which does not fit.
+    """
+    if not isinstance(tensors, Mapping):
+        raise StateError(f"the {what} that was saved should be tensors by name, got {type(tensors).__name__}")
+    if strange := tensors.keys() ^ like.keys():
+        raise StateError(f"the {what} that was saved has other parameters: {', '.join(sorted(map(str, strange)))}")
+    for name, x in tensors.items():
+        p = like[name]
+        if not isinstance(x, Tensor) or x.shape != p.shape or x.dtype != p.dtype:
+            got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else repr(x)
+            raise StateError(f"the {what} of {name!r} should be {p.dtype} {tuple(p.shape)}, got {got}")
