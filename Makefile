@@ -12,8 +12,11 @@ PIP    := $(BIN)/python -m pip
 
 DEMO   := none,bf16,fp16,qsgd:bits=4,signsgd,efsignsgd,topk:ratio=0.01,randomk:ratio=0.01,threshold:v=3,relative=true,powersgd:rank=2
 
+# Damaged payloads for each decoder.
+FUZZ   ?= 10000000
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test native-test bench-codecs lint docs goldens clean
+.PHONY: help setup demo test fuzz native-test bench-codecs lint docs goldens clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +42,10 @@ native-test: setup ## the native kernels under sanitizers, and a short fuzzing o
 
 bench-codecs: setup ## what codecs take, beside goals, reference kernels and plain torch; in timings/ (six minutes, idle machine)
 	$(BIN)/python -m benchmarks.codecs --out timings
+
+fuzz: setup ## every decoder against damaged payloads, for hours; FUZZ=100000 for a short run
+	FUZZ=$(FUZZ) PATH="$(CURDIR)/$(BIN):$$PATH" native/tests/fuzz.sh
+	$(BIN)/python -m tests.fuzz --payloads $(FUZZ)
 
 lint: setup ## style and types only
 	$(BIN)/ruff check .
