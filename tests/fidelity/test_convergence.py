@@ -94,6 +94,8 @@ CONTRACTIVE = [
     "eden:bits=2,scale=mse,memory=residual", "drive:scale=mse,memory=residual", "qsgd:bits=4,bucket=64,memory=residual",
     "gradiveq:length=24,dims=12,collect=4,use=8", "topk:ratio=0.2,memory=ef21", "threshold:v=0.5,relative=true",
     "thc", "fp8", "bf16", "fp16", "eden:bits=4", "sketchml:memory=residual",
+    # of two sign roundings in a row each has its own delta, so that blocks are smaller here than above
+    "efsignsgd:block=16,communicator=scatterreduce", "efsignsgd:block=16,communicator=scatterreduce,server_memory=true",
 ]  # fmt: skip
 
 
@@ -101,9 +103,6 @@ CONTRACTIVE = [
 def test_contractive_methods_converge_linearly(spec: str) -> None:
     gamma = 1 / (4 * L)
     assert distance(spec, gamma, 2 * STEPS) <= (1 - gamma) ** STEPS
-
-
-# Not here: efsignsgd over scatterreduce. Two sign roundings in a row are slower: 0.07 where this bound asks for 0.02.
 
 
 # momentum in the method: the mean gradient counts 1/(1 - m) times in the long run

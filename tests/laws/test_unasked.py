@@ -24,6 +24,7 @@ ASKS = {
     "acpsgd": "which factor the next step sends depends on whether this one was finite",
     "gradzip": "the same; and a Cholesky decomposition reports to the host",
     "gradiveq": "whether the next step still collects depends on whether this one was finite",
+    "blockrandomk": "whether the short block at the end is among those that were drawn shapes what is sent of it",
     "ef21": "whether the first, dense step has to be made again; asked once in a run",
 }
 STEPS = [[normal(13, 7, seed=t)(rank) for rank in range(3)] for t in range(4)]

@@ -11,8 +11,7 @@ from torch import Tensor
 from grace.collectives import Traffic
 from grace.errors import CompositionError
 from grace.facts import Facts
-from grace.finite import Flag, either, fill_unless_, flag, on_host
-from grace.kernels.finite import all_finite
+from grace.finite import Flag
 from grace.knobs import as_call, check_knobs
 from grace.method import Method
 from grace.peer import Peer
@@ -25,23 +24,13 @@ def state_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def forget_overflowing_(finite: Flag, velocity: Tensor, weight: float, owed: Tensor | None) -> None:
-    """Sets a velocity to zero that is so large that ``weight`` times it and what is owed overflow, if the step was not
-    ``finite``: without that no later step would be finite, whatever the gradients are.
+def drop_overflow_(finite: Flag, memory: Tensor) -> None:
+    """Sets numbers of a debt or a velocity to zero that are so large that they may be why the step was not ``finite``, and no
+    later one would be, whatever the gradients are: beyond a 64th of the largest number, or no numbers.
     """
-    if velocity.numel() == 0:
-        return
-    size = velocity.abs().amax().double() * weight
-    if owed is not None:
-        size += owed.abs().amax()
-    fits = flag(size <= torch.finfo(velocity.dtype).max)
-    fill_unless_(either(finite, fits), velocity, 0.0)
-
-
-def drop_overflow_(memory: Tensor) -> None:
-    """Sets to zero what overflowed when it was kept, and would make all later steps non-finite."""
-    if not on_host(memory.device) or not all_finite(memory):
-        memory.nan_to_num_(0.0, 0.0, 0.0)
+    if finite is not True:
+        small = memory.abs() <= torch.finfo(memory.dtype).max / 64
+        memory.masked_fill_(small.logical_not_() if finite is False else ~(small | finite), 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from grace.collectives import Exchange
 from grace.finite import choose_
 from grace.knobs import Range
-from grace.memories.base import forget_overflowing_
+from grace.memories.base import drop_overflow_
 from grace.memories.error_feedback import ErrorFeedback, FeedbackState, FollowingState
 from grace.method import Exchanged
 from grace.peer import Peer
@@ -59,8 +59,7 @@ class DistEF(ErrorFeedback[S], Generic[S]):
         torch.mul(m, self.mu, out=p).add_(x)
         applied_as = peer.lent.applied_as or x.dtype
         out = yield from ErrorFeedback.exchange(self, p, feedback, peer.lending(applied_as=applied_as))
-        if out.finite is not True:
-            forget_overflowing_(out.finite, velocity, self.gamma * self.mu**2, out.state.memory)
+        drop_overflow_(out.finite, velocity)
         if out.finite is not False:
             velocity, m = choose_(out.finite, m, velocity), velocity
         peer.lent.swap_out(m)

@@ -103,8 +103,7 @@ class ErrorFeedback(Memory[S]):
         if finite is not False and (last is None or peer.lr):  # with a learning rate of 0 nothing was applied
             memory, rest = choose_(finite, rest, memory), memory
             last = None if last is None else choose_rate(finite, peer.lr or 0.0, last)
-        if finite is not True:
-            drop_overflow_(memory)
+        drop_overflow_(finite, memory)
         peer.lent.swap_out(rest)
         after = FeedbackState(memory, out.state) if last is None else FollowingState(memory, out.state, last)
         return Exchanged(mean, None, after, finite)

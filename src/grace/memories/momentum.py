@@ -14,7 +14,7 @@ from grace.finite import both, choose_
 from grace.kernels.finite import all_finite
 from grace.knobs import Range, as_call
 from grace.loan import narrow
-from grace.memories.base import Memory, forget_overflowing_
+from grace.memories.base import Memory, drop_overflow_
 from grace.method import Exchanged, Method
 from grace.peer import Peer
 from grace.registry.recipes import register_memory
@@ -58,8 +58,7 @@ class Momentum(Memory[S]):
         out = yield from self.method.exchange(lent, inner, peer.lending(applied_as=peer.lent.applied_as or x.dtype))
         mean, finite = narrow(out.mean, peer.lent.applied_as or x.dtype, out.finite)
         kept = both(finite, all_finite(mean))
-        if kept is not True:
-            forget_overflowing_(kept, memory, self.beta, self.method.owed(out.state))
+        drop_overflow_(kept, memory)
         if kept is not False:
             memory, m = choose_(kept, m, memory), memory
         peer.lent.swap_out(m)

@@ -15,7 +15,7 @@ from grace.finite import choose_, on_host
 from grace.kernels import accelerate, forget_sent
 from grace.knobs import Positive, Range, as_call
 from grace.loan import narrow
-from grace.memories.base import Memory, forget_overflowing_
+from grace.memories.base import Memory, drop_overflow_
 from grace.method import Exchanged, Method
 from grace.peer import Peer
 from grace.registry.recipes import register_memory
@@ -86,8 +86,7 @@ class MomentumCorrection(Memory[S]):
             if self.masking and not self._sends_all(x):
                 forget_sent(u, memory[1], x if self.nesterov else None, v)
         mean, finite = narrow(out.mean, peer.lent.applied_as or x.dtype, finite, v)
-        if finite is not True:
-            forget_overflowing_(finite, memory[0], self.momentum, memory[1])
+        drop_overflow_(finite, memory)
         if finite is not False:
             memory, successor = choose_(finite, successor, memory), memory
         peer.lent.swap_out(successor)

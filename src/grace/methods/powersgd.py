@@ -15,7 +15,15 @@ from torch import Tensor
 from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.facts import Facts
 from grace.finite import both, fill_unless_, store_
-from grace.kernels import all_finite, orthonormalize, project_columns, project_rows, split_low_rank, sum_by_halves
+from grace.kernels import (
+    add_low_rank_,
+    all_finite,
+    orthonormalize,
+    project_columns,
+    project_rows,
+    split_low_rank,
+    sum_by_halves,
+)
 from grace.knobs import Count, Positive, Steps
 from grace.loan import narrow
 from grace.method import Exchanged, Method, label_parts
@@ -92,12 +100,20 @@ class PowerSGD(LowRank["Tensor | None"]):
         p = orthonormalize(fill_unless_(finite, p.contiguous(), 0.0))
         mine = project_columns(matrix, p)  # [r, l]
         fits = product_fits(p, mine)
+        if fits is False:  # a bound; an accelerator is content with it
+            left = matrix.clone()
+            add_low_rank_(left, p, mine, -1.0)
+            fits = all_finite(left)
         q = yield AllReduce(mine if fits is True else fill_unless_(fits, mine.clone(), math.nan))
         finite = both(finite, all_finite(q))
         if finite is False:
             return Exchanged.poisoned(x, state)
         mean = self._room(x, matrix, peer)
         split_low_rank(matrix if peer.lent.keep_rest else None, p, mine, q.contiguous(), mean)
+        mean_fits = product_fits(p, q)
+        finite = both(finite, all_finite(mean) if mean_fits is False else mean_fits)
+        if finite is False:
+            return Exchanged.poisoned(x, state)
         rest = matrix.view(x.shape) if peer.lent.keep_rest else None
         mean, finite = narrow(
             fill_unless_(finite, mean, math.nan), x.dtype, finite, matrix if rest is not None else None

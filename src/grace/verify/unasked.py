@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -25,6 +26,9 @@ class _Unasked(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         name = str(func.overloadpacket).removeprefix("aten.")
         assert name not in _ASKING, f"unasked: the host is asked by {name}"
+        if name.startswith("index") and len(args) > 1 and isinstance(args[1], list | tuple):
+            masks = [one for one in args[1] if isinstance(one, Tensor) and one.dtype == torch.bool]
+            assert not masks, f"unasked: the host is asked how many are set in the mask of {name}"
         return func(*args, **(kwargs or {}))
 
 

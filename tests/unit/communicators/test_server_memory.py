@@ -50,6 +50,22 @@ def test_nothing_is_lost(communicator: str, inner: str, world: int, shape: tuple
 
 
 @pytest.mark.parametrize("communicator", SERVERS)
+def test_what_is_owed_is_the_workers_memory_and_the_servers(communicator: str) -> None:
+    """Read from outside, e alone misses what the servers owe; ``Method.owed`` has both."""
+    sim = Simulator(grace.Policy([("*", f"efsignsgd:communicator={communicator},server_memory=true")]), 3)
+    sent, given = torch.zeros(41, dtype=torch.float64), torch.zeros(41, dtype=torch.float64)
+    for t in range(6):
+        xs = [rand(41, seed=10 * t + r) for r in range(3)]
+        given += torch.stack(xs).double().mean(0)
+        sent += sim.step({"x": xs})["x"].double()
+    held = [worker._states["x"] for worker in sim.workers]
+    workers = torch.stack([state.memory for _, state in held]).double().mean(0)
+    owed = torch.stack([method.owed(state) for method, state in held]).double().mean(0)
+    assert float((sent + workers - given).abs().max()) > 0.1
+    torch.testing.assert_close(sent + owed, given, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("communicator", SERVERS)
 def test_the_recursion_written_densely(communicator: str) -> None:
     """One block of scaled signs at each end, with plain tensors, W = 2: a = mean C(p) + d; send C(a); d = a - C(a)."""
 

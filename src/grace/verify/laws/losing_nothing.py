@@ -30,7 +30,7 @@ def nothing_lost(method: Method[Any], steps: Sequence[Sequence[Tensor]]) -> None
         assert all(out.finite for out in outs), "nothing lost: finite gradients read as non-finite"
         applied += outs[0].mean.double()
         truth += average(xs) * method.gamma
-        seen += [*xs, *[state[0].to(xs[0].dtype) for state in states]]
+        seen += [*[x.float() for x in xs], *[state[0].float() for state in states]]  # narrow gradients lose no more
     owed = [owed for state in states if (owed := method.owed(state)) is not None]
     assert len(owed) == len(states), "nothing lost: a memory that owes nothing"
     error = float((applied + average(owed) - truth).abs().max()) if truth.numel() else 0.0
