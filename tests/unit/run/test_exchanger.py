@@ -17,6 +17,7 @@ from grace.collectives import Collective
 from grace.errors import ConfigurationError, FingerprintMismatch, GraceError, InputError, NonFiniteError, StateError
 from grace.run.exchanger import Exchanger
 from grace.run.fingerprint import fingerprint
+from grace.state import flat, nested
 from tests.unit.networks import Loopback, in_threads
 
 TOP1 = grace.Policy([("*", "topk:ratio=0.25")])
@@ -212,6 +213,17 @@ def test_state_goes_on_and_changes_nothing_where_it_does_not_fit() -> None:
         resumed.load_state_dict({**saved, "groups": {}})
     resumed.load_state_dict(saved)
     assert steps(resumed, 2) == expected[2:]
+
+
+def test_a_state_survives_as_plain_arrays() -> None:
+    stopped, resumed, again = two(), two(), two()
+    stopped.step({"w": vector(1, 2, 3, 4), "v": vector(4, 3, 2, 1)})
+    saved = stopped.state_dict()
+    resumed.load_state_dict(nested(flat(saved)))
+    again.load_state_dict(saved)
+    xs = {"w": vector(0, 0, 0, 1), "v": vector(1, 0, 0, 0)}
+    means = [one.step({n: x.clone() for n, x in xs.items()}) for one in (stopped, resumed, again)]
+    assert all(torch.equal(one[name], means[0][name]) for one in means for name in xs)
 
 
 def test_closed() -> None:
