@@ -11,10 +11,11 @@ from torch import Tensor
 from grace.compressor import Compressor
 from grace.errors import CompositionError, PayloadError
 from grace.facts import Facts
-from grace.kernels import add_subset, take_subset
+from grace.kernels import add_subset, all_finite, take_subset
 from grace.knobs import Share
 from grace.methods.common.counts import count_kept
 from grace.random import Stream
+from grace.refusals import refuse_unless
 from grace.registry import register
 
 
@@ -51,7 +52,6 @@ class RandomK(Compressor):
 
     summable: ClassVar[bool] = True
     randomness: ClassVar[Literal["shared", "private"]] = "shared"
-    overflows: ClassVar[bool] = True  # a wire holds numbers as they are, and n/k times such a number may overflow
     ratio: Share = 0.01
     scale: bool | None = None
 
@@ -92,6 +92,8 @@ class RandomK(Compressor):
         if any(wire.shape[1] != k for wire in received):
             widths = [wire.shape[1] for wire in received]
             raise PayloadError(f"field 'values' must have {k} numbers, got {widths}")
+        for wire in received:
+            refuse_unless(all_finite(wire), lambda: PayloadError("field 'values' must be finite"))
         add_subset(received, out, scale * self._factor(out), rng)
 
     def _factor(self, rows: Tensor) -> float:

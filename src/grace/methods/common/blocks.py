@@ -24,7 +24,6 @@ class Blocks(Compressor):
     """Blocks drawn anew in each step, or in turn; the wire is the values of the chosen blocks, then zeros."""
 
     summable: ClassVar[bool] = True
-    overflows: ClassVar[bool] = True  # nb/kb times a large number
     randomness: ClassVar[Literal["shared", "private"]] = "shared"
     ratio: float
     block: int
