@@ -19,7 +19,7 @@ def block_sizes(n: int, block: int, like: Tensor, dtype: torch.dtype = torch.flo
     """``[nb]``: the sizes of the blocks of n numbers."""
     sizes = torch.full((block_count(n, block),), float(block), dtype=dtype, device=like.device)
     if n % block:
-        sizes[-1] = n % block
+        sizes[-1:].fill_(n % block)  # an assignment would copy the number from the host
     return sizes
 
 

@@ -34,7 +34,7 @@ from grace.kernels.finite import all_finite
 from grace.knobs import Range, Rotation, check_knobs
 from grace.loan import Loan
 from grace.method import Exchanged, Method
-from grace.methods.common.integer_table import choose_table, count_sum_bits, round_to_table
+from grace.methods.common.integer_table import choose_table, count_sum_bits, round_to_table, table_on
 from grace.methods.common.rotation import rotate, rotate_back
 from grace.peer import Peer
 from grace.random import Stream
@@ -117,7 +117,7 @@ class THC(Method[None]):
         z = y.new_zeros(1, W * c, dtype=torch.int64)
         z[:, :n] = round_to_table(self._levels(y, reach), self.table, peer.private("THC"))
         theirs = yield AllToAll(pack(z.view(W, c), self.bits))  # [W, ceil(c bits / 8)]: everyone's z of my chunk
-        table = torch.tensor(self.table, device=x.device)
+        table = table_on(self.table, torch.int64, x.device)
         sums = table[unpack(theirs, self.bits, c).long()].sum(dim=0, keepdim=True)  # [1, c]
         answer = yield AllGather(pack(sums, sum_bits)[0])  # [W, ceil(c sum_bits / 8)]
         total = wires.checked_index("sums", unpack(answer, sum_bits, c).long(), g * W + 1).view(1, -1)[:, :n]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -29,6 +30,10 @@ class Codebook:
     middle: Tensor
     floor: Tensor
 
+    def entries_on(self, device: torch.device) -> Tensor:
+        """The magnitudes on a device, copied there once."""
+        return _copy(self, device)
+
     @staticmethod
     def of(entries: Tensor) -> Codebook:
         """The codebook of these magnitudes."""
@@ -42,3 +47,8 @@ class Codebook:
         edges = torch.arange(_CELLS, dtype=torch.int32) << 16
         floor = torch.bucketize(edges.view(torch.float32), middle).to(torch.uint8)  # middles below each edge
         return Codebook(entries, torch.cat((middle, torch.tensor([math.inf]))), floor)
+
+
+@functools.lru_cache(maxsize=32)
+def _copy(book: Codebook, device: torch.device) -> Tensor:
+    return book.entries.to(device)

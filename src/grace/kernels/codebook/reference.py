@@ -27,7 +27,7 @@ def encode_codebook(
     b, n = rows.shape
     scales = rows.new_empty(b, block_count(n, block))
     codes = rows.new_empty(b, n, dtype=torch.uint8)
-    entries = book.entries.to(rows.device)
+    entries = book.entries_on(rows.device)
     finite: Flag = True
     for span in split_spans(b, n, block):
         part = rows[span.row, None, span.columns]  # [1, m]
@@ -66,7 +66,7 @@ def _add(wire: Tensor, out: Tensor, book: Codebook, block: int, weight: float) -
     scales, codes = wires.split(wire, [("scales", torch.float32, block_count(n, block)), ("codes", torch.uint8, n)])
     refuse_unless(((scales >= 0) & (scales < math.inf)).all(), lambda: PayloadError(BAD_SCALE))
     refuse_unless((codes != SIGN).all(), lambda: PayloadError(BAD_CODE))
-    entries = book.entries.to(out.device)
+    entries = book.entries_on(out.device)
     for span in split_spans(b, n, block):
         factor = scales[span.row, None, span.blocks] * weight
         value = _decode(codes[span.row, None, span.columns], entries)

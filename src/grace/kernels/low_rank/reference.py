@@ -90,12 +90,12 @@ def orthonormalize(p: Tensor) -> Tensor:
         some = tail > 0
         taus.append(torch.where(some, (end - head) / end, 0.0))
         a[j] /= torch.where(some, head - end, 1.0)
-        a[j, j] = 1
+        a[j, j : j + 1].fill_(1)  # an assignment would copy the number from the host
         _reflect(a[j + 1 :], a[j], taus[j])
     for j in range(r - 1, -1, -1):
         _reflect(a[j + 1 :], a[j], taus[j])
         unit = torch.zeros_like(a[j])
-        unit[j] = 1
+        unit[j : j + 1].fill_(1)
         a[j] = unit - taus[j] * a[j]
     return a.float()
 
@@ -121,7 +121,7 @@ def solve_ridge(p: Tensor, lam: float) -> Tensor:
     r = p.shape[0]
     x = p.double()
     gram = torch.stack([sum_by_halves(row * x) for row in x])  # [r, r]
-    size = sum_by_halves(gram.diagonal()) / gram.new_tensor(r)  # a number would be a reciprocal on CUDA
+    size = sum_by_halves(gram.diagonal()) / gram.new_full((), r)  # a number would be a reciprocal on CUDA
     gram.diagonal().add_(torch.where(size > 0, lam * size, 1.0))
     for k in range(r):  # Cholesky: the lower triangle, in place
         gram[k:, k] /= gram[k, k].sqrt()

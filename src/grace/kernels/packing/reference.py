@@ -63,5 +63,5 @@ def pack_trits(trits: Tensor) -> Tensor:
 
 
 def unpack_trits(packed: Tensor, n: int) -> Tensor:
-    powers = packed.new_tensor([1, 3, 9, 27, 81])
+    powers = torch.pow(3, torch.arange(TRITS_PER_BYTE, dtype=packed.dtype, device=packed.device))
     return (packed[:, :, None] // powers).remainder_(3).view(packed.shape[0], -1)[:, :n]

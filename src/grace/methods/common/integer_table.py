@@ -5,6 +5,8 @@ Letters: T the table of 2**bits integers from 0 to g; W workers.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -24,7 +26,7 @@ def choose_table(bits: int, uniform: bool) -> tuple[int, ...]:
 
 def round_to_table(v: Tensor, table: tuple[int, ...], rng: Stream) -> Tensor:
     """Z ``[1, n]`` for v ``[1, n]`` in [0, g]: T[z] is one of v's neighbours in T, up with probability (v - lo)/(hi - lo)."""
-    entries = torch.tensor(table, dtype=v.dtype, device=v.device)
+    entries = table_on(table, v.dtype, v.device)
     near = v.round()
     v = torch.where((v - near).abs() <= 1e-6 * v.clamp_min(1.0), near, v)
     low = torch.bucketize(v, entries, right=True).sub_(1).clamp_(0, len(table) - 2)
@@ -36,3 +38,9 @@ def round_to_table(v: Tensor, table: tuple[int, ...], rng: Stream) -> Tensor:
 def count_sum_bits(g: int, world: int) -> int:
     """ceil(log2(g W + 1)): bits of a sum of W entries."""
     return (g * world).bit_length()
+
+
+@functools.lru_cache(maxsize=64)
+def table_on(table: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """T as a tensor, copied to a device once."""
+    return torch.tensor(table, dtype=dtype, device=device)

@@ -62,7 +62,7 @@ class RotatedCodes(Compressor):
         return replace(self, scale="mse")
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        n, h, book = rows.shape[1], self.block, _book(self.code_bits).to(rows.device)
+        n, h, book = rows.shape[1], self.block, _book(self.code_bits, rows.device)
         y = rotate(rows, rng, h)
         rms = block_norm(y, h) / block_sizes(n, h, rows).sqrt_()  # [b, nb]
         rms, unit = block_divide(y, rms, h)  # [b, n], as if standard normal
@@ -88,7 +88,7 @@ class RotatedCodes(Compressor):
             ("codes", torch.uint8, packed_bytes(n, bits)),
         ]
         scales, packed = wires.split(wire, fields)
-        centroid = _book(bits).to(out.device)[unpack(packed, bits, n).long()]
+        centroid = _book(bits, out.device)[unpack(packed, bits, n).long()]
         y = centroid.mul_(spread(wires.checked_scale("scales", scales), n, self.block))
         refuse_unless(y.isfinite().all(), lambda: PayloadError("field 'scales' must be small enough for its codes"))
         add_scaled_(out, rotate_back(y, rng, self.block), scale)
@@ -101,7 +101,7 @@ class RotatedCodes(Compressor):
 
 
 @functools.lru_cache
-def _book(bits: int) -> Tensor:
+def _book(bits: int, device: torch.device) -> Tensor:
     """``[2**bits]`` float32: the centroids, ascending."""
-    half = torch.tensor(_CENTROIDS[bits], dtype=torch.float32)
+    half = torch.tensor(_CENTROIDS[bits], dtype=torch.float32, device=device)
     return torch.cat((-half.flip(0), half))
