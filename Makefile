@@ -51,6 +51,7 @@ lint: setup ## style and types only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 goldens: setup ## adds the golden bytes of methods that have none
 	$(BIN)/python -m tests.golden.make
