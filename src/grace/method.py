@@ -35,7 +35,8 @@ class Exchanged(Generic[S]):
     mean: what every worker applies, like x; bit-identical on all ranks.
     rest: x minus my share of mean (where peer.lent.keep_rest): the average over ranks of x - rest is mean.
     state: replaces the state that went in.
-    finite: False if any rank saw an inf or NaN. Then mean is NaN throughout, on every rank, and memories stay as they were.
+    finite: False if any rank saw an inf or NaN. Then mean is NaN throughout, on every rank, and memories stay as they were;
+        only gradients that the network sums as they are keep what it made of them. Otherwise every number of mean is finite.
         A bool on the CPU; on an accelerator a 0-d bool tensor that the host need not read (``grace.finite``).
     """
 

@@ -53,14 +53,14 @@ def split(wire: Tensor, fields: Sequence[tuple[str, torch.dtype, int]], *, slack
         end = at + count * dtype.itemsize
         if end > wire.shape[1]:
             raise PayloadError(f"truncated payload: field {name!r} needs bytes {at} to {end} of {wire.shape[1]}")
-        out.append(_typed(wire[:, at:end], dtype))
+        out.append(_view_as(wire[:, at:end], dtype))
         at = end
     if at != wire.shape[1] and not slack:
         raise PayloadError(f"payload of {wire.shape[1]} bytes, but its fields end at {at}")
     return out
 
 
-def _typed(piece: Tensor, dtype: torch.dtype) -> Tensor:
+def _view_as(piece: Tensor, dtype: torch.dtype) -> Tensor:
     """Bytes as ``dtype``: a view where the bytes are aligned and contiguous, else a copy."""
     if dtype == torch.uint8:
         return piece
@@ -148,7 +148,7 @@ def unseal(sealed: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     """Sealed uint8 ``[b, s]`` -> wires ``[b, width / itemsize]`` of ``dtype``."""
     if width % dtype.itemsize or HEADER + width > sealed.shape[1]:
         raise PayloadError(f"sealed payload of {sealed.shape[1]} bytes cannot hold a wire of {width}")
-    return _typed(sealed[:, HEADER : HEADER + width], dtype)
+    return _view_as(sealed[:, HEADER : HEADER + width], dtype)
 
 
 def read_headers(sealed: Tensor, step: int, sender: int = 0) -> Flag:

@@ -93,7 +93,7 @@ class DGC(Compressor):
     def _select(self, row: Tensor, ratio: float, rng: Stream) -> tuple[Tensor, Tensor]:
         """At least one and at most k places ``[k']`` of the row ``[n]``, ascending, and the numbers there."""
         n = row.numel()
-        k, seen = count_kept(ratio, n), self._sampled(n)
+        k, seen = count_kept(ratio, n), self._sample_size(n)
         if seen == n:
             index, values, _ = take_topk(row[None], k)
             return index[0], values[0]
@@ -110,11 +110,11 @@ class DGC(Compressor):
             index, values = index[largest], values[largest]
         return index, values
 
-    def _sampled(self, n: int) -> int:
+    def _sample_size(self, n: int) -> int:
         return min(n, max(math.ceil(self.sample * n), math.ceil(2 / self.ratio)))
 
     def facts(self, n: int) -> Facts:
-        exact = self._sampled(n) == n
+        exact = self._sample_size(n) == n
         contraction = count_kept(self.ratio, n) / n if exact else 1 / n
         if self.values == "bfloat16":
             contraction *= sparse_wire.BF16_CONTRACTION

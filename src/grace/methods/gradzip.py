@@ -95,13 +95,13 @@ class GradZip(LowRank["GradZipState | None"]):
         fresh = peer.shared("gradzip").normal(given.numel(), x.device).view(given.shape)
         given = (_unit(given) + fresh * _FRESH).mT.contiguous()  # [r, m] or [r, l]
         if found is None:  # both factors in this step
-            encode, _ = _bounded(solve_ridge(given, self.lam))
+            encode, _ = _bound(solve_ridge(given, self.lam))
             matrix = x.reshape(m, l).float().contiguous()
             p = yield AllReduce(project_rows(matrix, encode).mT.contiguous(), donate=True)  # [m, r]
             if not known(all_finite(p)):
                 return Exchanged.poisoned(x, state)
             turn, given, found = 1, _unit(p).mT.contiguous(), state.q
-        encode, scale = _bounded(solve_ridge(given, self.lam))
+        encode, scale = _bound(solve_ridge(given, self.lam))
         projection = Projection(m, l, encode, given * scale, transposed=bool(turn))
         out = yield from Allreduce(projection).exchange(x, None, peer)
         if not known(out.finite):  # which factor the next step sends depends on it
@@ -133,7 +133,7 @@ def _unit(factor: Tensor) -> Tensor:
     return factor / factor.abs().max().clamp_min(torch.finfo(factor.dtype).tiny)
 
 
-def _bounded(factor: Tensor) -> tuple[Tensor, float]:
+def _bound(factor: Tensor) -> tuple[Tensor, float]:
     """``[r, s]`` float64 -> float32 with rows of norm 1/sqrt(s) or less, so that a product with it cannot overflow, and
     what it was divided by.
     """

@@ -96,8 +96,8 @@ class Inceptionn(Compressor):
             if unit < -126:
                 raise PayloadError(f"field 'exponent' must be in [-126, 127], got {unit}")
             value = torch.zeros_like(row)
-            value[tag == 1] = _signed(eight.to(torch.int32), 7).mul_(2.0 ** (unit - self._narrow))
-            value[tag == 2] = _signed(unpack(words, 16, counts[1]).to(torch.int32), 15).mul_(2.0 ** (unit - _WIDE))
+            value[tag == 1] = _to_signed(eight.to(torch.int32), 7).mul_(2.0 ** (unit - self._narrow))
+            value[tag == 2] = _to_signed(unpack(words, 16, counts[1]).to(torch.int32), 15).mul_(2.0 ** (unit - _WIDE))
             value[tag == 3] = raw
             add_scaled_(row, value, scale)
 
@@ -111,7 +111,7 @@ def _exponent(row: Tensor) -> int:
     return max(-126, min(127, int(exponent) - int(mantissa == 0.5)))
 
 
-def _signed(code: Tensor, bits: int) -> Tensor:
+def _to_signed(code: Tensor, bits: int) -> Tensor:
     """Sign and magnitude ``[1, m]`` -> float32 ``[m]``."""
     size = (code & ((1 << bits) - 1)).float()
     return torch.where(code >> bits > 0, -size, size)[0]

@@ -71,7 +71,7 @@ class RHT(Compressor):
     @property
     def quantizer(self) -> Compressor:
         """The inner compressor."""
-        return _named(self.inner) if isinstance(self.inner, str) else self.inner
+        return _parse_inner(self.inner) if isinstance(self.inner, str) else self.inner
 
     def with_memory(self) -> Compressor:
         inner = self.quantizer.with_memory()
@@ -105,7 +105,7 @@ def _shared(rng: Stream) -> Stream:
 
 
 @functools.lru_cache
-def _named(text: str) -> Compressor:
+def _parse_inner(text: str) -> Compressor:
     """``"qsgd:bits=2"`` or ``"(qsgd:bits=2)"`` -> QSGD(bits=2)"""
     made = method(text.removeprefix("(").removesuffix(")"), communicator="allgather", memory="none")
     compressor: Compressor = made.compressor  # type: ignore[attr-defined]

@@ -70,19 +70,19 @@ class SketchML(Compressor):
         encoded = []
         for j, row in enumerate(rows):  # [n]
             index = (row != 0).nonzero()[:, 0]  # [k]
-            wire = self._encoded(row[None, index], index, row.numel(), rng.fork(j), rng)
+            wire = self._encode_row(row[None, index], index, row.numel(), rng.fork(j), rng)
             if keep_rest:
-                index, values = self._decoded(wire[None], row.numel(), rng)
+                index, values = self._decode_row(wire[None], row.numel(), rng)
                 row[index] -= values
             encoded.append(wire)
         return index_lists.pad(encoded)
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         for one, row in zip(wire[:, None], out, strict=True):  # [1, w], [n]
-            index, values = self._decoded(one, row.numel(), rng)
+            index, values = self._decode_row(one, row.numel(), rng)
             row.scatter_add_(0, index, values * scale)
 
-    def _encoded(self, values: Tensor, index: Tensor, n: int, rng: Stream, hashes: Stream) -> Tensor:
+    def _encode_row(self, values: Tensor, index: Tensor, n: int, rng: Stream, hashes: Stream) -> Tensor:
         """Values ``[1, k]`` at places ``[k]`` -> wire ``[w]``."""
         k, q = index.numel(), self.quantiles
         if k == 0:
@@ -96,7 +96,7 @@ class SketchML(Compressor):
         places = index_lists.encode(index[None], n, self.index)
         return wires.join(head, means, pack(group[None], sides.bits), places, cells[None])[0]
 
-    def _decoded(self, one: Tensor, n: int, hashes: Stream) -> tuple[Tensor, Tensor]:
+    def _decode_row(self, one: Tensor, n: int, hashes: Stream) -> tuple[Tensor, Tensor]:
         """Wire ``[1, w]`` -> places ``[k]`` and values ``[k]``."""
         q = self.quantiles
         head = [("count", torch.int32, 1), ("negative", torch.int32, 1), ("means", torch.float32, q)]

@@ -38,7 +38,7 @@ def fill_subset(out: Tensor, rng: Stream, n: int) -> None:
         out.copy_(((words[:, 0] << 32) + words[:, 1]).argsort(stable=True)[:k])
 
 
-def _signed(word: int) -> int:
+def _to_signed(word: int) -> int:
     """A 32-bit word as the int32 that torch wants."""
     word &= 0xFFFFFFFF
     return word - (1 << 32) if word >> 31 else word
@@ -47,8 +47,8 @@ def _signed(word: int) -> int:
 def threefry2x32(key: tuple[int, int], c0: Tensor, c1: int) -> tuple[Tensor, Tensor]:
     """Threefry-2x32 with 20 rounds on counters ``(c0[i], c1)``: two int32 tensors (bit patterns) like ``c0``."""
     schedule = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
-    x0 = c0 + _signed(schedule[0])
-    x1 = torch.full_like(c0, _signed(c1 + schedule[1]))
+    x0 = c0 + _to_signed(schedule[0])
+    x1 = torch.full_like(c0, _to_signed(c1 + schedule[1]))
     high = torch.empty_like(x0)
     for block in range(5):
         for turn in _ROTATIONS[block % 2]:
@@ -58,8 +58,8 @@ def threefry2x32(key: tuple[int, int], c0: Tensor, c1: int) -> tuple[Tensor, Ten
             x1 <<= turn
             x1 |= high
             x1 ^= x0
-        x0 += _signed(schedule[(block + 1) % 3])
-        x1 += _signed(schedule[(block + 2) % 3] + block + 1)
+        x0 += _to_signed(schedule[(block + 1) % 3])
+        x1 += _to_signed(schedule[(block + 2) % 3] + block + 1)
     return x0, x1
 
 

@@ -138,11 +138,11 @@ def spell(method: Method[Any]) -> str:
 
 def _describe(entry: Recipe, core: Layer, outer: list[Layer]) -> Knobs | None:
     """The knobs that make these layers around the core; None if none do."""
-    knobs = _changed(core)
+    knobs = _list_changes(core)
     hidden = set(own_fields(type(core)))  # names that would be read as a knob of a layer further in
     memory = "none"
     for layer in reversed(outer):
-        factory, changed = type(layer), _changed(layer)
+        factory, changed = type(layer), _list_changes(layer)
         wrapper = next((knob for knob, one in WRAPPERS.items() if one is factory), None)
         if wrapper is not None:
             first = own_fields(factory)[0]
@@ -163,7 +163,7 @@ def _describe(entry: Recipe, core: Layer, outer: list[Layer]) -> Knobs | None:
     return knobs
 
 
-def _changed(layer: Layer) -> Knobs:
+def _list_changes(layer: Layer) -> Knobs:
     """The knobs of a layer that are not at their defaults."""
     own = own_fields(type(layer))
     defaults = {field.name: field.default for field in dataclasses.fields(type(layer)) if field.name in own}  # type: ignore[arg-type]

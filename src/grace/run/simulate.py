@@ -71,16 +71,16 @@ def answers(ops: Sequence[Collective]) -> list[Tensor]:
         return [ops[source[r]].buf.clone() if r in source else torch.zeros_like(ops[r].buf) for r in range(world)]
     bufs = torch.stack([op.buf for op in ops])  # [W, ...]
     if isinstance(first, AllReduce):
-        return [total.clone() for total in [_reduced(bufs, first.op)] * world]
+        return [total.clone() for total in [_reduce(bufs, first.op)] * world]
     if isinstance(first, AllGather):
         return [bufs.clone() for _ in ops]
     if isinstance(first, AllToAll):
         return list(bufs.transpose(0, 1).contiguous())
     assert isinstance(first, ReduceScatter)
-    return [_reduced(bufs[:, rank], first.op) for rank in range(world)]
+    return [_reduce(bufs[:, rank], first.op) for rank in range(world)]
 
 
-def _reduced(bufs: Tensor, op: ReduceOp) -> Tensor:
+def _reduce(bufs: Tensor, op: ReduceOp) -> Tensor:
     """``[W, ...]`` over ranks, in their order; the mean is divided first, as real transports do."""
     if op == "max":
         return bufs.amax(0)

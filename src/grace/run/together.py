@@ -118,7 +118,7 @@ def _one_collective(
     lead = tuple(first.buf.shape[:leads])
     rows = [op.buf.reshape((*lead, -1)) for op in ops]
     layout = layouts.of(tuple(row.shape[-1] for row in rows), first.buf.dtype)
-    fused = yield _with_buffer(first, _fused(rows, lead, layout, workspace))
+    fused = yield _with_buffer(first, _fuse(rows, lead, layout, workspace))
     front = 1 if isinstance(first, AllGather | AllToAll) else 0  # dimensions of the answer in front of the data
     pieces = fused.split_with_sizes(layout.parts, dim=-1)
     return [
@@ -131,7 +131,7 @@ def _with_buffer(op: Collective, buf: Tensor) -> Collective:
     return replace(op, buf=buf, donate=True) if isinstance(op, AllReduce) else replace(op, buf=buf)
 
 
-def _fused(rows: list[Tensor], lead: tuple[int, ...], layout: _Layout, workspace: Workspace | None) -> Tensor:
+def _fuse(rows: list[Tensor], lead: tuple[int, ...], layout: _Layout, workspace: Workspace | None) -> Tensor:
     """The rows ``[*lead, size]`` in one buffer ``[*lead, width]``."""
     like = rows[0]
     shape = (*lead, layout.width)

@@ -132,7 +132,7 @@ def _finding(name: str, check: Callable[[Subject, Profile], Told], one: Subject,
     try:
         told = check(one, profile)
     except AssertionError as error:
-        return Finding(name, "broken", declared=_declared(name, one), detail=str(error) or _where(error))
+        return Finding(name, "broken", declared=_declare(name, one), detail=str(error) or _where(error))
     except Exception as error:  # a method that fails where it should not has broken the law
         return Finding(name, "broken", detail=f"{type(error).__name__}: {error} ({_where(error)})")
     return Finding(name, told.verdict, told.measured, told.declared, told.detail, told.numbers)
@@ -143,7 +143,7 @@ def _where(error: BaseException) -> str:
     return f"{frame.filename.rpartition('/')[2]}:{frame.lineno}, {frame.line}"
 
 
-def _declared(name: str, one: Subject) -> str:
+def _declare(name: str, one: Subject) -> str:
     """What a broken law promised, in words."""
     facts = one.core.facts(torch.empty(SHAPE, device="meta"))
     if name == "error bound":

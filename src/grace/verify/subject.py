@@ -86,7 +86,7 @@ def subject(given: object) -> Subject:
     Raises:
         ConfigurationError: it is none of these, or it needs arguments.
     """
-    made = _made(given)
+    made = _make(given)
     wrapped = ""
     if isinstance(made, Compressor):
         made, wrapped = _around(made)
@@ -95,7 +95,7 @@ def subject(given: object) -> Subject:
     return Subject(made, core, remembered, wrapped)
 
 
-def _made(given: object) -> Method[Any] | Compressor:
+def _make(given: object) -> Method[Any] | Compressor:
     if isinstance(given, Method | Compressor):
         return given
     if isinstance(given, str):
@@ -108,7 +108,7 @@ def _made(given: object) -> Method[Any] | Compressor:
     if isinstance(given, type) and inspect.isabstract(given):
         missing = ", ".join(sorted(given.__abstractmethods__))
         raise ConfigurationError(f"{name} lacks {missing}")
-    if needed := _needed(given):
+    if needed := _list_needed(given):
         raise ConfigurationError(
             f"{name} needs arguments: {', '.join(needed)}; give them defaults, or name an instance or a function that "
             "takes none and returns one"
@@ -118,10 +118,10 @@ def _made(given: object) -> Method[Any] | Compressor:
     made = given()
     if isinstance(made, type):
         raise ConfigurationError(f"{name} returns a class, {made.__name__}; it should return a method")
-    return _made(made)
+    return _make(made)
 
 
-def _needed(given: Any) -> list[str]:
+def _list_needed(given: Any) -> list[str]:
     """The parameters that have no default."""
     try:
         parameters = inspect.signature(given).parameters.values()

@@ -41,7 +41,7 @@ def draw_report(document: Mapping[str, Any], out: Path) -> list[Path]:
     look = document["config"]["light"]
     names = [figure["name"] for figure in document["figures"]]
     for index, task in enumerate(document["tasks"]):
-        rows = [_seen(row, document) for row in document["groups"] if row["task"] == index]
+        rows = [_show(row, document) for row in document["groups"] if row["task"] == index]
         for name, plots in task["charts"].items():
             shown = [row for row in rows if name in row["figures"]]
             if name in names and shown and (name != "links" or len({row["link"] for row in rows}) > 1):
@@ -65,7 +65,7 @@ def draw_comparison(results: Sequence[Result], out: Path) -> list[Path]:
     report = report_of(Found([Run(one.method, one) for one in results]))
     document = page_document(report, str(out))
     (task,) = document["tasks"]
-    rows = [_seen(row, document) for row in document["groups"]]
+    rows = [_show(row, document) for row in document["groups"]]
     for row, group in zip(rows, report.groups, strict=True):
         row["curve"]["sent"] = [(row["sent"] or 0) * step for step in group.curve.step]
         final = "diverged" if row["final"] is None else charts.quality_text(row["final"], task)
@@ -108,7 +108,7 @@ def draw_codecs(rows: Sequence[Mapping[str, Any]], out: Path, name: str) -> list
 Panel = tuple[str, Spec, list[Row]]  # its title, what it shows, of which rows
 
 
-def _seen(row: Mapping[str, Any], document: Mapping[str, Any]) -> Row:
+def _show(row: Mapping[str, Any], document: Mapping[str, Any]) -> Row:
     """A row with the look of its method and the name of its network; the page does the same."""
     method = document["methods"][row["method"]]
     own = {key: value for key, value in method.items() if key not in ("name", *document["config"])}

@@ -35,7 +35,7 @@ def _polygon(*points: tuple[float, float]) -> str:
     return "M" + "L".join(f"{x:.3g},{y:.3g}" for x, y in points) + "Z"
 
 
-def _turned(shape: list[tuple[float, float]], degrees: float) -> list[tuple[float, float]]:
+def _turn(shape: list[tuple[float, float]], degrees: float) -> list[tuple[float, float]]:
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     return [(x * cos - y * sin, x * sin + y * cos) for x, y in shape]
 
@@ -43,19 +43,19 @@ def _turned(shape: list[tuple[float, float]], degrees: float) -> list[tuple[floa
 _TRIANGLE = [(0.0, -1.1), (1.0, 0.75), (-1.0, 0.75)]
 _PLUS = [(0.36 * x, 0.36 * y) for x, y in (
     (-1, -3), (1, -3), (1, -1), (3, -1), (3, 1), (1, 1), (1, 3), (-1, 3), (-1, 1), (-3, 1), (-3, -1), (-1, -1))]  # fmt: skip
-_STAR = [_turned([(0, -1.2 if k % 2 == 0 else -0.5)], 36 * k)[0] for k in range(10)]
+_STAR = [_turn([(0, -1.2 if k % 2 == 0 else -0.5)], 36 * k)[0] for k in range(10)]
 # SVG paths between -1 and 1: Vega draws them as symbols, and the page as the signs of its legend.
 MARKERS = (
     "M1,0A1,1,0,1,1,-1,0A1,1,0,1,1,1,0Z",
     _polygon((-0.88, -0.88), (0.88, -0.88), (0.88, 0.88), (-0.88, 0.88)),
     _polygon((0, -1.2), (1.2, 0), (0, 1.2), (-1.2, 0)),
     _polygon(*_TRIANGLE),
-    _polygon(*_turned(_TRIANGLE, 180)),
+    _polygon(*_turn(_TRIANGLE, 180)),
     _polygon(*_PLUS),
-    _polygon(*_turned(_PLUS, 45)),
+    _polygon(*_turn(_PLUS, 45)),
     _polygon(*_STAR),
-    _polygon(*_turned(_TRIANGLE, -90)),
-    _polygon(*_turned(_TRIANGLE, 90)),
+    _polygon(*_turn(_TRIANGLE, -90)),
+    _polygon(*_turn(_TRIANGLE, 90)),
 )
 
 

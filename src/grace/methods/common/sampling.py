@@ -30,10 +30,10 @@ def sample_(rows: Tensor, unit_of: Callable[[Tensor], float], rng: Stream, facto
     what is drawn, for that would be a bias.
     """
     chance = uniform32(rng, rows.numel(), rows.device).view(rows.shape)
-    return index_lists.pad([_sampled(row, unit_of, u, factor, code) for row, u in zip(rows, chance, strict=True)])
+    return index_lists.pad([_sample(row, unit_of, u, factor, code) for row, u in zip(rows, chance, strict=True)])
 
 
-def _sampled(row: Tensor, unit_of: Callable[[Tensor], float], u: Tensor, factor: float, code: str) -> Tensor:
+def _sample(row: Tensor, unit_of: Callable[[Tensor], float], u: Tensor, factor: float, code: str) -> Tensor:
     n = row.numel()
     a = row.abs()
     unit = a.new_tensor(min(max(unit_of(a), _FLOAT.tiny), _FLOAT.max)) if bool(a.any()) else a.new_tensor(_FLOAT.max)

@@ -120,7 +120,7 @@ def at_least_(
     for j, (row, bound) in enumerate(zip(rows, bounds, strict=True)):
         e, left = None if memory is None else memory[j], None if rest is None else rest[j]
         index, sent, finite = take_at_least(row, bound, e, left, strict=strict, narrow=narrow)
-        out.append(_counted(row, left, index, sent, code, values))
+        out.append(_join_counted(row, left, index, sent, code, values))
         all_finite = all_finite and finite
     return index_lists.pad(out), all_finite
 
@@ -138,11 +138,11 @@ def counted_(
         sent = round_to_bfloat16(kept).float() if values == "bfloat16" else kept
         if keep_rest:
             row[index.long()] = kept - sent
-        out.append(_counted(row, row if keep_rest else None, index, sent, code, values))
+        out.append(_join_counted(row, row if keep_rest else None, index, sent, code, values))
     return index_lists.pad(out)
 
 
-def _counted(row: Tensor, rest: Tensor | None, index: Tensor, sent: Tensor, code: str, values: str) -> Tensor:
+def _join_counted(row: Tensor, rest: Tensor | None, index: Tensor, sent: Tensor, code: str, values: str) -> Tensor:
     """The wire ``[w]`` that says ``sent [k]`` at ``index [k]``. ``rest`` is what is left of the row; None: it is whole."""
     n, k, dtype = row.numel(), index.numel(), _DTYPES[values]
     if k * dtype.itemsize + index_lists.most(n, k, code) >= n * dtype.itemsize:

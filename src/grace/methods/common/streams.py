@@ -51,7 +51,7 @@ def expand(stream: bytes, size: int) -> bytes:
     if stage == bytes([STAGES["raw"]]):
         raw = packed
     elif stage == bytes([STAGES["zlib"]]):
-        raw = _unzipped(packed, size)
+        raw = _unzip(packed, size)
     elif stage == bytes([STAGES["zstd"]]):
         raw = _unzstd(packed, size)
     else:
@@ -61,7 +61,7 @@ def expand(stream: bytes, size: int) -> bytes:
     return raw
 
 
-def _unzipped(packed: bytes, size: int) -> bytes:
+def _unzip(packed: bytes, size: int) -> bytes:
     one = zlib.decompressobj()
     try:
         raw = one.decompress(packed, size + 1)

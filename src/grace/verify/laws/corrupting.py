@@ -59,7 +59,7 @@ def _gathers(method: Method[Any], xs: Sequence[Tensor], states: Sequence[Any]) -
         try:
             op = next(exchange)
             while True:
-                rounds += _gathered(op)
+                rounds += _is_gathered(op)
                 op = exchange.send((yield op))
         except StopIteration as stop:
             return stop.value
@@ -71,31 +71,31 @@ def _gathers(method: Method[Any], xs: Sequence[Tensor], states: Sequence[Any]) -
     return rounds
 
 
-def _gathered(op: Collective) -> bool:
+def _is_gathered(op: Collective) -> bool:
     return isinstance(op, AllGather | AllToAll | Broadcast | Permute) and op.buf.dtype == torch.uint8
 
 
 def _garbling(at: int, flip: bool, seed: int) -> Runner:
-    return lambda exchanges: simulate([_garbled(exchange, at, flip, seed) for exchange in exchanges])
+    return lambda exchanges: simulate([_garble(exchange, at, flip, seed) for exchange in exchanges])
 
 
-def _garbled(exchange: Exchange[Any], at: int, flip: bool, seed: int) -> Exchange[Any]:
+def _garble(exchange: Exchange[Any], at: int, flip: bool, seed: int) -> Exchange[Any]:
     """The exchange with wrong bytes in the answer to its ``at``-th round of gathered bytes, the same on all ranks."""
     dice, seen = random.Random(seed), 0
     try:
         op = next(exchange)
         while True:
             answer = yield op
-            if _gathered(op):
+            if _is_gathered(op):
                 if seen == at:
-                    answer = _flipped(answer, dice) if flip else _cut(answer, dice)
+                    answer = _flip(answer, dice) if flip else _cut(answer, dice)
                 seen += 1
             op = exchange.send(answer)
     except StopIteration as stop:
         return stop.value
 
 
-def _flipped(answer: Tensor, dice: random.Random) -> Tensor:
+def _flip(answer: Tensor, dice: random.Random) -> Tensor:
     """With one to four bytes replaced, half of the time near the front, where counts and scales are."""
     out = answer.contiguous().clone()
     rows = out.view(out.shape[0], -1) if out.ndim > 1 else out.view(1, -1)
