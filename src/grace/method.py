@@ -36,7 +36,8 @@ class Exchanged(Generic[S]):
     rest: x minus my share of mean (where peer.lent.keep_rest): the average over ranks of x - rest is mean.
     state: replaces the state that went in.
     finite: False if any rank saw an inf or NaN. Then mean is NaN throughout, on every rank, and memories stay as they were;
-        only gradients that the network sums as they are keep what it made of them. Otherwise every number of mean is finite.
+        otherwise every number of mean is finite. Only of gradients that the network sums as they are (``none`` over
+        all-reduce) nobody looks at the mean: it is what the network made of them, flagged finite, and costs no further pass.
         A bool on the CPU; on an accelerator a 0-d bool tensor that the host need not read (``grace.finite``).
     """
 
