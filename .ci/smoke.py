@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 import grace
-from grace import native
+from grace import backends, native
 
 installed = Path(grace.__file__).resolve()
 assert Path(sys.prefix).resolve() in installed.parents, f"{installed} is not the installed package"
@@ -28,7 +28,7 @@ strangers = {name.partition("/")[0] for name in files if not name.partition("/")
 assert not strangers, f"the wheel also holds {strangers}"
 
 assert any(name.startswith("grace/libgrace_kernels.") for name in files), "the wheel has no native kernels"
-active, why = native.active()
+active, why = backends.active()
 assert active.startswith("native-"), f"{active}: {why}"
 assert Path(sys.prefix).resolve() in Path(native.library()).resolve().parents, native.library()
 

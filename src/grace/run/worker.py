@@ -78,6 +78,7 @@ class Worker:
         self.lr: float | None = None
         self.step = 0
         self.workspace = Workspace()
+        self._lent = Lent(workspace=self.workspace)  # the same for all tensors and steps
         self._layouts = Layouts()
         self._states: dict[str, tuple[Method[Any], Any]] = {}
         self._owed: dict[str, Tensor] = {}  # left by a former method, to be added to the next gradient
@@ -125,7 +126,7 @@ class Worker:
             self.seed,
             self.lr,
             self.steps_per_epoch,
-            Lent(workspace=self.workspace),
+            self._lent,
         )
 
     def _check_epochs(self, policy: Policy) -> None:
@@ -158,6 +159,8 @@ class Worker:
         bad = []
         for name, out in results.items():
             finite = out.finite
+            if finite is True and not self._owed and self.nonfinite == "propagate":
+                continue
             if self.nonfinite != "propagate" or name in self._owed:
                 finite = both(finite, all_finite(out.mean))
             if self.nonfinite == "skip":
