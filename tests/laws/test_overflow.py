@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 import grace
+from grace.compressor import Compressor
 from grace.errors import PayloadError
 from grace.method import Method
 from grace.peer import Peer
 from grace.verify import laws
 from grace.verify.inputs import normal
 from grace.verify.overflow import overflow_is_not_kept
+from grace.wrapping import find_compressor
 from tests.laws.cases import CASES
 
 
@@ -82,12 +84,10 @@ def test_nothing_is_lost_of_narrow_gradients(spec: str, dtype: torch.dtype):
 
 
 # ---- wires of another length ----------------------------------------------------------------------------------------
-COMPRESSORS = {spec: m.compressor for spec, m in CASES.items() if hasattr(m, "compressor")}
+COMPRESSORS = {spec: found for spec, m in CASES.items() if (found := find_compressor(m)) is not None}
 
 
-@pytest.mark.parametrize("spec", COMPRESSORS)
-def test_a_wire_of_another_length_is_refused(spec: str):
-    compressor, n = COMPRESSORS[spec], 60
+def other_lengths_are_refused(compressor: Compressor, n: int = 60) -> None:
     stream = Peer(0, 1, name="w").shared(compressor.id)
     wire = compressor.compress_(normal(1, n)(0), stream, False)
     width = wire.shape[1]
@@ -98,6 +98,23 @@ def test_a_wire_of_another_length_is_refused(spec: str):
             compressor.decompress_add_(other, torch.zeros(1, n), 1.0, stream)
         with pytest.raises(PayloadError):
             compressor.aggregate_([other], torch.zeros(1, n), 1.0, stream)
+
+
+@pytest.mark.parametrize("spec", COMPRESSORS)
+def test_a_wire_of_another_length_is_refused(spec: str):
+    other_lengths_are_refused(COMPRESSORS[spec])
+
+
+class Broadcasting(grace.Identity):
+    """Adds a wire of one number to all numbers."""
+
+    def decompress_add_(self, wire, out, scale, rng):
+        out.add_(wire[:, :1], alpha=scale) if wire.shape[1] == 1 else super().decompress_add_(wire, out, scale, rng)
+
+
+def test_a_decoder_that_broadcasts_is_caught():
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        other_lengths_are_refused(Broadcasting())
 
 
 # ---- mutants --------------------------------------------------------------------------------------------------------
