@@ -4,11 +4,17 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+LIGHT  := $(VENV)/.demo
 
 NATIVE := $(shell find native -name tests -prune -o \( -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt \) -print)
 
 # A bare `torch` would bring the newest release with its CUDA packages; constraints.txt names the one that is tested.
 PIP    := $(BIN)/python -m pip
+
+define CHECK_PYTHON
+$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("Grace needs Python 3.10 or newer; $(PYTHON) is Python " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12")' && \
+{ $(PYTHON) -c 'import ensurepip, venv' || { echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }; }
+endef
 
 DEMO   := none,bf16,fp16,qsgd:bits=4,signsgd,efsignsgd,topk:ratio=0.01,randomk:ratio=0.01,threshold:v=3,relative=true,powersgd:rank=2
 
@@ -16,7 +22,7 @@ DEMO   := none,bf16,fp16,qsgd:bits=4,signsgd,efsignsgd,topk:ratio=0.01,randomk:r
 FUZZ   ?= 10000000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz native-test bench-codecs lint docs goldens clean
+.PHONY: help setup demo test fuzz native-test bench-codecs lint docs site goldens figures wheels pair clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,17 +31,25 @@ setup: $(STAMP) ## .venv with Grace and all that its tests need; redone when pyp
 
 # The marker is written last: a set-up that was interrupted is done again.
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
-	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("Grace needs Python 3.10 or newer; $(PYTHON) is Python " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12")'
-	@$(PYTHON) -c 'import ensurepip, venv' || { echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@$(CHECK_PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: setup ## ten methods train a small model with four workers each; table and figures in demo/
+# The demo needs neither toolkits nor test tools: a fraction of what setup installs. Where setup has been, nothing more is needed.
+$(LIGHT): pyproject.toml constraints.txt $(NATIVE)
+	@$(CHECK_PYTHON)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet -c constraints.txt -e '.[bench]'
+	@touch $@
+
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(LIGHT)) ## ten methods train a small model with four workers each; table and figures in demo/
 	$(BIN)/grace compare --task digits --methods "$(DEMO)" --workers 4 --out demo
 
+# The tests start some hundred processes: where PYTHONDONTWRITEBYTECODE is set, each would compile Grace's sources again.
 test: lint ## everything that must pass: style, types, tests
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
+	$(BIN)/python -m compileall -q src tests
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 native-test: setup ## the native kernels under sanitizers, and a short fuzzing of their decoders
 	PATH="$(CURDIR)/$(BIN):$$PATH" native/tests/run.sh
@@ -58,6 +72,19 @@ goldens: setup ## adds the golden bytes of methods that have none
 
 docs: setup ## writes the generated pages of docs/ anew
 	$(BIN)/python docs/generate.py
+
+site: setup ## the documentation as a site, in build/site: open build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+figures: setup ## draws README's picture anew, from docs/concepts/results.md
+	$(BIN)/python docs/figures.py
+
+wheels: setup ## a wheel for each platform that this machine can build for, in dist/ (Linux: needs Docker, and qemu for aarch64)
+	$(PIP) install --quiet 'cibuildwheel>=3'
+	$(BIN)/python -m cibuildwheel --output-dir dist
+
+pair: ## the core tests on another Python and torch: make pair PYTHON=python3.10 TORCH=2.6.0
+	PYTHON=$(PYTHON) .ci/pair $(TORCH)
 
 clean: ## removes what make made, .venv included
 	rm -rf $(VENV) demo timings dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -13,10 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from typer.main import get_command
 
 import grace
-from grace.knobs import as_call, describe_knobs
+from grace.cli.app import app
+from grace.cli.explain import describe, describe_all
+from grace.cli.tasks import describe_tasks
+from grace.knobs import as_call, describe_knobs, spell_value
 from grace.registry import Recipe, documentation, recipe
+from grace_command import catalog, shell
 
 ROOT = Path(__file__).resolve().parent.parent
 ELEMENTS = 1_000_000  # of the matrix whose numbers are shown: 1000 x 1000
@@ -143,6 +148,8 @@ def page(name: str) -> str:
     out += ["## Knobs", _knobs(entry, arguments(parts.get("Args", "")))]
     out += ["## On the wire", _sentence(markdown(parts["Wire"])), _traffic(made)]
     out += ["## Bias and bound", _sentence(markdown(parts["Bias"])) + _bias(made)]
+    if made.needs:
+        out += ["## What it needs of the optimizer", _needs(made)]
     out += ["## Where it differs from the paper", _sentence(markdown(parts["Differs from the paper"]))]
     out += ["## Example", _example(parts["Example"])]
     out += ["## Reference", markdown(parts["Reference"])]
@@ -180,6 +187,14 @@ def _bias(method: grace.Method[Any]) -> str:
     return f" Declared (`facts(...).bias`): at most {bias:.1e} of the largest number for each element." if bias else ""
 
 
+def _needs(method: grace.Method[Any]) -> str:
+    """What the optimizer behind it must be like."""
+    parts = [] if method.needs.momentum else ["no momentum of its own (`momentum=0`)"]
+    if method.needs.lr_scale != 1:
+        parts.append(f"{method.needs.lr_scale:g} times a learning rate that suits SGD, as a start")
+    return f"{' and '.join(parts).capitalize()}: {method.needs.why}. See [the optimizer](../concepts/needs.md)."
+
+
 def _traffic(method: grace.Method[Any]) -> str:
     payload = method.facts(LIKE).payload
     if payload is None:
@@ -212,7 +227,17 @@ def _source(entry: Recipe) -> str:
 
 def index() -> str:
     """The table of all methods."""
-    head = ["method", "family", "recipe", "bits per element", "rounds", "biased", "bound", "reference"]
+    head = [
+        "method",
+        "family",
+        "recipe",
+        "bits per element",
+        "rounds",
+        "biased",
+        "bound",
+        "the optimizer needs",
+        "reference",
+    ]
     rows = []
     for name in own_methods():
         entry, made = recipe(name), grace.method(name)
@@ -227,6 +252,7 @@ def index() -> str:
                 rounds(made),
                 "no" if unbiased else "yes",
                 bound(made),
+                str(made.needs),
                 reference,
             ]
         )
@@ -245,6 +271,8 @@ list, `grace explain topk` one method's page.
 - *rounds*: collectives, one after the other, with four workers. All tensors of a bucket share them.
 - *biased*: whether the mean of C(x) over its random numbers differs from x. What a method drops in the same direction
   again and again needs error feedback, or an optimizer made for it.
+- *the optimizer needs*: nothing, for most: what they send stands in for the gradient. See
+  [the optimizer](../concepts/needs.md).
 - *bound*: delta, from `|x - C(x)|^2 <= (1 - delta) |x|^2`, or omega, from `E|C(x) - x|^2 <= omega |x|^2`, for that matrix.
 """
     return _written(text)
@@ -257,8 +285,9 @@ def readme_table() -> str:
         entry, made = recipe(name), grace.method(name)
         parts = sections(documentation(name))
         first = cell(parts[0].rstrip(".").partition(": ")[2] or parts[0].rstrip("."))
-        rows.append([f"[`{name}`](docs/methods/{name}.md)", entry.family, first, bits_per_element(made)])
-    return table(["method", "family", "what it sends", "bits per element"], rows)
+        row = [f"[`{name}`](docs/methods/{name}.md)", entry.family, first, bits_per_element(made)]
+        rows.append([*row, str(made.needs)])
+    return table(["method", "family", "what it sends", "bits per element", "the optimizer needs"], rows)
 
 
 def own_methods() -> list[str]:
@@ -278,6 +307,38 @@ def stub(package: str) -> str:
     listed = "".join(f'    "{name}",\n' for name in names)
     mark = "# Written by docs/generate.py (make docs): what type checkers see of the modules that this package finds.\n"
     return mark + "\n".join(lines) + f"\n\n__all__ = [\n{listed}]\n"
+
+
+def catalog_text() -> str:
+    """What the command line says without torch: the methods, tasks and commands."""
+    names = own_methods()
+    rows = {row["name"]: row for row in describe_all()}
+    tasks = describe_tasks()
+    lists = {"methods": grace.methods(), "tasks": [row["name"] for row in tasks], "links": shell.LINKS}
+    document = {
+        "version": grace.__version__,
+        "files": catalog.list_files(ROOT / "src/grace/methods"),
+        "command": catalog.describe_command(get_command(app), lists),
+        "tasks": tasks,
+        "errors": error_sections(),
+        "methods": {name: _entry(name, rows[name]) for name in sorted(names)},
+    }
+    return catalog.write(document)
+
+
+def error_sections() -> dict[str, str]:
+    """What the page on errors says of each class, without its links."""
+    page = (ROOT / "docs/concepts/errors.md").read_text(encoding="utf-8")
+    found = re.findall(r"^### (\w+)\n\n(.*?)\s*(?=^##|\Z)", page, flags=re.MULTILINE | re.DOTALL)
+    plain = ((name, re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text)) for name, text in found)
+    return {name: re.sub(r"(?<!\n)\n(?![\n|`-])", " ", text) for name, text in plain}
+
+
+def _entry(name: str, row: dict[str, str]) -> dict[str, Any]:
+    factory = recipe(name).factory
+    knobs = {field.name: spell_value(field.default) for field in dataclasses.fields(factory)}
+    names = sorted({catalog.squash(one) for one in (name, factory.__name__, *recipe(name).aliases)})
+    return {"row": row, "about": describe(name), "names": names, "knobs": knobs}
 
 
 def _isort_key(name: str) -> tuple[bool, list[tuple[bool, int, str]]]:
@@ -302,6 +363,7 @@ def generated() -> dict[Path, str]:
     if not mark:
         raise ValueError(f"README.md must contain {START!r} and {END!r}")
     pages[ROOT / "README.md"] = f"{before}{START}\n{readme_table()}\n{END}{after}"
+    pages[catalog.FILE] = catalog_text()
     return pages
 
 

@@ -19,7 +19,7 @@ namespace GRACE_TARGET {
 
 constexpr int64_t PIECE = 4096;       // numbers of a buffer: 16 KB
 constexpr int64_t BATCH = 512;        // numbers of the blocks whose statistics are taken before they are encoded
-constexpr int64_t AHEAD = 2048;       // how many numbers ahead memory is asked for what encoding reads
+constexpr int64_t AHEAD = 2048;       // how many numbers ahead encoding fetches from memory
 constexpr int64_t TASK = 32768;       // numbers of a task, about
 constexpr int64_t ALONE = 512 << 10;  // below, waking others costs more than they save
 

@@ -39,7 +39,7 @@ class Pool {
         lock.unlock();
         job.run();
         lock.lock();
-        current = nullptr;  // who has not come by now is too late
+        current = nullptr;  // workers that have not come by now are too late
         wanted = 0;
         idle.wait(lock, [this] { return working == 0; });
         return true;
@@ -53,7 +53,7 @@ class Pool {
             try {
                 std::thread([this] { serve(); }).detach();
             } catch (const std::system_error&) {
-                return;  // no more threads to be had: fewer do as well
+                return;  // no more threads available: fewer will do
             }
         }
     }

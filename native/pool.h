@@ -1,4 +1,4 @@
-// Threads of our own: no OpenMP, whose children hang after a fork and of which two in one process clash.
+// Threads of our own instead of OpenMP, whose children hang after a fork, and two of which clash in one process.
 #pragma once
 
 #include <stdint.h>

@@ -34,8 +34,8 @@ GRACE_INLINE void threefry(const Key& key, vu counter, vu* x0, vu* x1) {
     four_rounds<chains, 13, 15, 26, 6>(x0, x1, k2, k0 + 5);
 }
 
-// Words [groups, 2], from counter `first` on; room for a multiple of CHAINS L groups. As many at a time: each alone waits for
-// itself.
+// Words [groups, 2], from counter `first` on; room for a multiple of CHAINS L groups. That many at a time, since one alone
+// would wait for itself.
 template <int CHAINS = 4>
 GRACE_INLINE void words(const Key& key, uint64_t first, int64_t groups, uint32_t* out) {
     const vu lanes = (vu)iota();

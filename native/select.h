@@ -2,7 +2,7 @@
 //
 // One pass marks what reaches a bound, 64 numbers to a word, turns the marks into lists of candidates, and leaves p in `rest`
 // with zeros in their places. For the k largest the bound comes from a sample, such that hardly more than k reach it; the
-// k-th largest is found among the candidates, and those that are too many go back into `rest`. Where a sample cannot tell (many
+// k-th largest is found among the candidates, and surplus ones go back into `rest`. Where a sample cannot tell (many
 // equal numbers), counting passes find the k-th largest itself.
 //
 // Numbers are compared as the integers of their magnitudes' bits; a NaN counts as infinite. Nothing here depends on the
@@ -229,8 +229,8 @@ struct Guess {
     bool tied;           // many of them are equal
 };
 
-// From groups of sixteen neighbours, each at a place of its own in a stratum, so that no period of the numbers resonates with
-// them. Neighbours may be alike: how far the sample is off follows from how much the groups differ. keys has room for three
+// From groups of sixteen neighbors, each at a place of its own in a stratum, so that no period of the numbers resonates with
+// them. Neighbors may be alike: how far the sample is off follows from how much the groups differ. keys has room for three
 // times as many numbers and 96 more; n >= 16 groups.
 static Guess guess(const Source& s, int64_t k, int32_t* keys, int64_t groups, int threads) {
     constexpr int64_t G = 16, SOME = 1 << 10;
@@ -253,7 +253,7 @@ static Guess guess(const Source& s, int64_t k, int32_t* keys, int64_t groups, in
     const double share = (double)k / (double)s.n, expected = share * (double)size;
     int32_t* top = keys + size + 32;
 
-    // a bound that a few more than are needed reach, from one number of each group: so that little is sorted
+    // a bound that a few more than needed reach, from one number of each group: so that little is sorted
     const double few = share * (double)groups;
     const int64_t rough = (int64_t)(1.5 * few + 8 * __builtin_sqrt(few) + 8);
     int32_t bound = 0;

@@ -6,6 +6,7 @@
 
 GRACE_KERNEL(finite, const float*, int64_t, int)
 GRACE_KERNEL(sum_finite, const float*, const float*, float*, int64_t, int)
+GRACE_KERNEL(add_scaled, float*, const void*, int, float, int64_t, int)
 GRACE_KERNEL(split_low_rank, float*, float*, const float*, const float*, const float*, int64_t, int64_t, int64_t, int)
 GRACE_KERNEL(add_low_rank, float*, const float*, const float*, int64_t, int64_t, int64_t, float, int)
 GRACE_KERNEL(project_rows, const float*, const float*, float*, int64_t, int64_t, int64_t, int)

@@ -9,7 +9,7 @@ namespace GRACE_TARGET {
 constexpr int V = 16 / L;  // vectors of sixteen numbers
 constexpr int G = 4 * L;   // numbers that are decoded together: whole bytes of bits
 
-// Which lanes of a vector. Beyond AVX-512 the sign of each lane says it; what comparisons give is all ones or zeros.
+// Which lanes of a vector. Without AVX-512 the sign of each lane says it; what comparisons give is all ones or zeros.
 #if defined(__x86_64__) && GRACE_LANES == 16
 typedef __mmask16 lanes;
 GRACE_INLINE lanes greater(vi a, vi b) { return _mm512_cmpgt_epi32_mask((__m512i)a, (__m512i)b); }

@@ -82,7 +82,7 @@ class Board(Bench):
         size: int,
         count: int,
         *,
-        coded: parts.Coded | None = None,
+        coded: parts.IndexList | None = None,
         copies: Timing | float | None = None,
     ) -> None:
         if not isinstance(timing, Timing):

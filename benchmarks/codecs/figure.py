@@ -9,10 +9,11 @@ from typing import Any
 from benchmarks.codecs.goals import RATIO, position
 from grace.bench.codecs.clock import OPERATIONS
 from grace.bench.codecs.plan import size_text
-from grace.bench.report.charts import tick_values
+from grace.bench.report.marks import tick_values
 from grace.bench.report.render import save
 from grace.bench.report.theme import COLOURS, config
 from grace.registry import recipe
+from grace_command.text import plural
 
 _KINDS = {"reference": "reference kernels", "torch": "plain torch code"}  # rivals that are shown
 _GOALS = ("goal, met", "goal, not met", "stretch")
@@ -77,16 +78,19 @@ def _methods(document: Row, rows: Sequence[Row]) -> Row:
         panels.append(_panel(title, order, boxes, ticks, rivals, **ends))
     what = "caches emptied before each sample" if first["cold"] else "small: caches warm, the Python call included"
     return _sheet(
-        f"Codecs at {size_text(first['size'])} elements", document, f"{_count(first['threads'])}; {what}", panels
+        f"Codecs at {size_text(first['size'])} elements",
+        document,
+        f"{plural(first['threads'], 'thread')}; {what}",
+        panels,
     )
 
 
 def _goals(document: Row, pairs: Sequence[tuple[Row, Row]]) -> Row:
     order = list(dict.fromkeys(goal["row"] for goal, _ in pairs))
-    boxes = [_box(row, goal["row"], _count(goal["threads"])) for goal, row in pairs]
-    ticks = [_tick(goal["row"], goal["goal"], goal["met"], _count(goal["threads"])) for goal, _ in pairs]
+    boxes = [_box(row, goal["row"], plural(goal["threads"], "thread")) for goal, row in pairs]
+    ticks = [_tick(goal["row"], goal["goal"], goal["met"], plural(goal["threads"], "thread")) for goal, _ in pairs]
     ticks += [
-        {**_tick(goal["row"], goal["stretch"], True, _count(goal["threads"])), "what": _GOALS[2]}
+        {**_tick(goal["row"], goal["stretch"], True, plural(goal["threads"], "thread")), "what": _GOALS[2]}
         for goal, _ in pairs
         if goal["stretch"] is not None
     ]
@@ -98,10 +102,6 @@ def _goals(document: Row, pairs: Sequence[tuple[Row, Row]]) -> Row:
 
 
 # ---- pieces ---------------------------------------------------------------------------------------------------------
-def _count(threads: int) -> str:
-    return f"{threads} thread" + ("s" if threads > 1 else "")
-
-
 def _box(row: Row, name: str, kind: str) -> Row:
     ends = {"least": min(row["samples"]), "most": max(row["samples"])}
     return {"name": name, "kind": kind, "ratio": row["ratio"], "low": row["low"], "high": row["high"], **ends}

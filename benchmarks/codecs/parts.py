@@ -21,7 +21,7 @@ MATRIX = (4096, 1024)
 
 
 @dataclass(frozen=True, slots=True)
-class Coded:
+class IndexList:
     """A list of indices that a case codes: how many, and in how many bytes."""
 
     count: int
@@ -42,14 +42,14 @@ def degenerate(room: Room) -> list[Case]:
     return [Case(name, lambda: compressor.encode_(room.rows, rng), make) for name, make in inputs.items()]
 
 
-def elias_fano(room: Room) -> list[tuple[Case, Coded]]:
+def elias_fano(room: Room) -> list[tuple[Case, IndexList]]:
     """Coding the indices of the largest 1 and 0.1 %."""
     out = []
     for name, ratio in ((ELIAS_FANO, 0.01), (ELIAS_FANO_FEW, 0.001)):
         index = select_topk(room.x, count_kept(ratio, room.n))  # [1, k]
         size = index_lists.encode(index, room.n, "elias-fano").numel()
         case = Case(name, lambda index=index: index_lists.encode(index, room.n, "elias-fano"))  # type: ignore[misc]
-        out.append((case, Coded(index.numel(), size)))
+        out.append((case, IndexList(index.numel(), size)))
     return out
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.codecs.goals import GOALS
 from grace.bench import machine
-from grace.bench.codecs.plan import COLD, YARDSTICKS, Plan, ascending, by_family, parse_counts, parse_sizes
+from grace.bench.codecs.plan import COLD, YARDSTICKS, Plan, by_family, parse_counts, parse_sizes, sort_numbers
 from grace.registry import methods, split_methods
 
 LARGE = 4_000_000  # from this size on only methods with a goal are measured, unless methods were named
@@ -74,8 +74,8 @@ def board_plan(
     counts = parse_counts(threads) if threads else [1] if quick or machine.cores() == 1 else [1, 2]
     return BoardPlan(
         methods=by_family([name for word in words for name in groups.get(word, [word])]),
-        sizes=ascending(parse_sizes(sizes or ("4K,1M" if quick else "4K,256K,1M,6.5M,25M"))),
-        threads=ascending(counts),
+        sizes=sort_numbers(parse_sizes(sizes or ("4K,1M" if quick else "4K,256K,1M,6.5M,25M"))),
+        threads=sort_numbers(counts),
         samples=samples if samples is not None else 3 if quick else 9,
         limit=limit if limit is not None else 0.5 if quick else 1.0,
         budget=budget,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.codecs.goals import BITS, COPIES, MICROSECONDS, PER_INDEX, RATIO, SPEEDUP, Goal
-from benchmarks.codecs.parts import Coded
+from benchmarks.codecs.parts import IndexList
 from grace.bench.codecs.bench import Row, short, summarize
 from grace.bench.codecs.clock import Case, Timing
 from grace.bench.results import quartiles
@@ -17,7 +17,7 @@ def row(
     goals: Sequence[Goal],
     threads: int,
     *,
-    coded: Coded | None = None,
+    coded: IndexList | None = None,
     copies: Timing | None = None,
 ) -> Row:
     """One row, whose ``others`` are still to be filled with what it is compared with.

@@ -12,7 +12,7 @@ from benchmarks.codecs.baseline import Change, Comparison
 from benchmarks.codecs.goals import RATIO, SPEEDUP, position
 from grace.bench.codecs.plan import size_text
 from grace.bench.codecs.table import HEADINGS, footer, number, omissions
-from grace.bench.report.tables import plain_table
+from grace.bench.report.tables import plain_table, plural
 
 _MOST_CHANGES = 20
 
@@ -96,7 +96,7 @@ def _score(lines: Sequence[dict[str, Any]]) -> RenderableType:
 def _methods(rows: Sequence[dict[str, Any]], count: int) -> RenderableType:
     """A line for each method; cold ones in multiples of ``add_``, small ones in microseconds."""
     table = plain_table(
-        f"{count} thread{'s' if count > 1 else ''}: microseconds where marked us, else multiples of y.add_(x); medians"
+        f"{plural(count, 'thread')}: microseconds where marked us, else multiples of y.add_(x); medians"
     )
     table.add_column("method", no_wrap=True)
     columns = sorted({(row["size"], list(HEADINGS).index(row["operation"])) for row in rows if row["method"]})

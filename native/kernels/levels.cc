@@ -61,7 +61,7 @@ struct Quantizer {
         const uint16_t* lanes = random.at((uint64_t)(row * n + at), len);
         const vf up = splat(scale.up), a = splat(scale.a), step = splat(scale.step);
         const vi zero = splat(s);
-        // In units of 2**-16: |y| is rounded up if what it is more than a level exceeds the lane, so by floor(|y| + 1 - 2**-16 -
+        // In units of 2**-16: |y| is rounded up if its part above a level exceeds the lane, so by floor(|y| + 1 - 2**-16 -
         // lane); for y < 0 that is -floor(y + lane).
         const auto level = [&](vf x, int64_t i) {
             const vi y = nearest_int(x * up * a);

@@ -6,7 +6,7 @@ namespace grace {
 namespace GRACE_TARGET {
 namespace {
 
-// ---- what a product of two factors says, and what it does not ------------------------------------------------------------------
+// ---- what a product of two factors gives, and the rest -------------------------------------------------------------------------
 constexpr int64_t TILE = 1024;  // columns: of a few ranks they stay in the first-level cache while the rows of a task pass
 
 enum Aim { SPLIT, MEAN, ADD };  // rest -= p mine and out = p q; out = p q; out += scale (p q)

@@ -2,7 +2,7 @@
 // ends at the largest number of a block.
 //
 // The raw bits of a float's magnitude are its logarithm, piecewise linear: adding 23 random bits and dropping as many rounds it
-// up with the chance that its mantissa says.
+// up with the probability that its mantissa gives.
 #include "../decode.h"
 
 namespace grace {
@@ -16,7 +16,7 @@ struct Natural {
     typedef int32_t Stats;
     struct Scale {
         int32_t below;  // the raw exponent below the range: code 0
-        float unit;     // what makes the lowest power of the range 1; 0 where that is no normal number
+        float unit;     // the factor that makes the range's lowest power 1; 0 where it is not a normal number
     };
 
     int width;
@@ -51,7 +51,7 @@ struct Natural {
             // below the range: |x| in units of 2**-23 of its lowest power
             const vi small = truncate(as_float(size) * unit * 0x1p23f);
             const vu place = (vu)select(size >= lowest, (vi)((vu)size - (vu)base), small);
-            // up if what is above its octave is more than the lane and a half, in units of 2**-16
+            // up if its part above the octave exceeds the lane plus a half, in units of 2**-16
             const vi level = at_most((vi)((place + 0x7FFFBFu - (vu)(load_u16(lanes + i) << 7)) >> 23), most);
             return level | (as_int(x) >> 31 & (level != 0) & sign);
         };

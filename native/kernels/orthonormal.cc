@@ -1,4 +1,4 @@
-// What all ranks compute of factors that they share: an orthonormal basis, and the inverse of a regularised Gram matrix. In float64,
+// What all ranks compute from shared factors: an orthonormal basis, and the inverse of a regularized Gram matrix. In float64,
 // every sum in one fixed order: the same bits on all targets, for any number of threads, and from the reference.
 //
 // A sum of n numbers: zeros are appended up to a power of two, then the upper half is added to the lower until one is left.
@@ -49,7 +49,7 @@ static void reflect(double* a, int64_t first, int64_t r, int64_t m, const double
 }  // namespace GRACE_TARGET
 }  // namespace grace
 
-// p [r, m], r <= m, finite -> out [r, m]: orthonormal rows, by Householder's reflections; where p has no more directions, others.
+// p [r, m], r <= m, finite -> out [r, m]: orthonormal rows, by Householder reflections; where p has no more directions, others.
 GRACE_EXPORT(orthonormalize)(const float* p, float* out, int64_t r, int64_t m, int threads) {
     using namespace grace::GRACE_TARGET;
     double* a = new double[(size_t)(r * m)];

@@ -1,7 +1,7 @@
 // One bit a number: signs with the mean magnitude of their block, two means, or bare votes.
 //
-// A bit does not depend on the block, and what it stands for does: so x and the memory are read once for bits and sums, and, where
-// what was not sent is wanted, once more, out of a cache where the block fits one.
+// A bit does not depend on the block, but what it stands for does. So x and the memory are read once for bits and sums, and once
+// more if what was not sent is wanted: from a cache, if the block fits into one.
 #include "../signs.h"
 
 namespace grace {

@@ -142,7 +142,7 @@ int64_t sum_parts(Part* parts, int64_t W, uint32_t* lists, float* out, int64_t n
 }  // namespace GRACE_TARGET
 }  // namespace grace
 
-// out [n] = or += weight times what W wires say, added in their order. Of each: where its values and its codes are, how many
+// out [n] = or += weight times what W wires say, added in their order. For each: where its values and its codes are, how many
 // (k), which code, how many low bits. Nothing is written if a wire is refused.
 GRACE_EXPORT(sparse_sum)(const uint8_t* const* values, const uint8_t* const* codes, const int64_t* k, const int32_t* code,
                          const int32_t* low, int64_t W, float* out, int64_t n, int narrow, float weight, int accumulate,

@@ -1,4 +1,4 @@
-// A fuzz target for all decoders: bytes that no sender writes must be refused or decoded, without undefined behaviour, and by
+// A fuzz target for all decoders: bytes that no sender writes must be refused or decoded, without undefined behavior, and by
 // all instruction sets alike. An input is the decoder's number, what describes the wire (which a receiver knows by itself), and
 // the wire. With clang, link with -fsanitize=fuzzer instead of mutate.cc.
 //
@@ -236,7 +236,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const Decoder& decoder = DECODERS[data[0] % std::size(DECODERS)];
     Feed first(data + 1, size - 1);
     const Decoded expected = decoder.decode(first, 0);
-    for (int target = 1; target <= grace_best(); target++) {
+    for (int target = 1; target <= best_target(); target++) {
         Feed feed(data + 1, size - 1);
         const Decoded found = decoder.decode(feed, target);
         const bool same = found.size == expected.size && (found.code == 0) == (expected.code == 0);

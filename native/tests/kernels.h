@@ -3,7 +3,7 @@
 
 #include "trial.h"
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(GRACE_BASE_ONLY)
 constexpr int TARGETS = 3;
 #define GRACE_KERNEL(name, ...)                                                                   \
     extern "C" int64_t grace_##name##_base(__VA_ARGS__), grace_##name##_avx2(__VA_ARGS__),        \
@@ -17,6 +17,8 @@ constexpr int TARGETS = 1;
 #endif
 
 extern "C" int64_t grace_best();
+// The best target that this processor has and that was built.
+inline int best_target() { return std::min(static_cast<int>(grace_best()), TARGETS - 1); }
 
 typedef const uint8_t* const* Wires;
 #include "../signatures.h"
@@ -49,6 +51,17 @@ inline void run_sum_finite(Trial& t) {
     const int64_t all = sum_finite[t.target](x, memory, out, t.n, t.threads);
     t.returned(all);
     if (!all) t.forget();
+}
+
+inline void run_add_scaled(Trial& t) {
+    const int kind = t.dice.of({0, 1, 2});
+    float* out = t.written(t.numbers(t.n), t.n);
+    uint16_t* halves = t.array<uint16_t>(t.n);
+    const uint64_t legal = t.kind == NOT_FINITE ? 0xFFFF : 0xBFFF;  // small and denormal numbers
+    for (int64_t i = 0; i < t.n; i++) halves[i] = static_cast<uint16_t>(t.dice.roll() & legal);
+    const void* x = kind ? static_cast<void*>(halves) : t.numbers(t.n);
+    t.returned(add_scaled[t.target](out, x, kind, t.dice.of({1.0f, -1.0f, 0.3f}), t.n, t.threads));
+    if (t.kind == NOT_FINITE || t.kind == EXTREME) t.forget();  // which NaN comes of two is not the same everywhere
 }
 
 inline void run_low_rank(Trial& t) {
@@ -362,6 +375,7 @@ struct Case {
 constexpr Case CASES[] = {
     {" finite ", run_finite},
     {" sum_finite ", run_sum_finite},
+    {" add_scaled ", run_add_scaled},
     {" split_low_rank project_rows project_columns add_low_rank ", run_low_rank},
     {" orthonormalize solve_ridge ", run_orthonormal},
     {" accelerate forget_sent ", run_momentum},

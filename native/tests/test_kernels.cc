@@ -32,7 +32,7 @@ uint64_t seed_of(size_t which, int64_t n, int repeat) {
 void compare(size_t which, int64_t n, int repeats, std::initializer_list<int> threads) {
     for (int repeat = 0; repeat < repeats; repeat++) {
         const uint64_t seed = seed_of(which, n, repeat), expected = run(CASES[which], 0, 1, n, seed);
-        for (int target = 0; target <= grace_best(); target++) {
+        for (int target = 0; target <= best_target(); target++) {
             for (int many : threads) {
                 if (run(CASES[which], target, many, n, seed) == expected) continue;
                 failures++;
@@ -61,7 +61,7 @@ void several_callers(int64_t n) {
     std::vector<std::thread> callers;
     for (int i = 0; i < 4; i++) {
         callers.emplace_back([=] {
-            const int target = i <= grace_best() ? i : 0;
+            const int target = i <= best_target() ? i : 0;
             check(all_cases(target, 1 + i % 4, n) == expected, "several callers at once disturb one another");
         });
     }

@@ -41,7 +41,7 @@ inline float number(Kind kind, Dice& dice) {
         case EQUAL: return r & 1 ? -0.75f : 0.75f;
         case NOT_FINITE:
             if (r >> 61) return usual;
-            bits = 0x7F800000u | (static_cast<uint32_t>(r) & 0x80C00001u);  // inf and NaN, quiet and signalling
+            bits = 0x7F800000u | (static_cast<uint32_t>(r) & 0x80C00001u);  // inf and NaN, quiet and signaling
             memcpy(&out, &bits, 4);
             return out;
         case EXTREME:  // every exponent, denormal numbers too

@@ -6,45 +6,57 @@ import grace.methods as _methods
 from grace import communicators as _communicators
 from grace import memories as _memories
 from grace.adapters.attach import attach
+from grace.adapters.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from grace.adapters.local_steps import LocalSteps, local
 from grace.adapters.torch_ddp import Handle
+from grace.adapters.torch_optimizer import DistributedOptimizer
 from grace.collectives import Traffic
 from grace.communicators import *
 from grace.compressor import Compressor
-from grace.errors import GraceError
+from grace.errors import GraceError, GraceWarning, OptimizerWarning, UncompressedWarning
 from grace.facts import Facts
 from grace.lent import Lent
 from grace.loan import Loan
 from grace.memories import *
 from grace.method import Exchanged, Method
 from grace.methods import *
+from grace.needs import Needs
 from grace.peer import Peer
 from grace.policy import Policy, Rule
 from grace.registry import method, methods, register, register_communicator, register_memory, spell
 from grace.run.simulator import Simulator
 from grace.schedules import Schedule
 from grace.survey import dequantize, desparsify, pack, quantize, sparsify, unpack
-from grace.transports.torch_distributed import init_process_group
+from grace.transports.choose import transport
+from grace.transports.meeting import init_process_group
 from grace.version import __version__ as __version__
 from grace.wrapping import layers
 
 __all__ = [
     "Compressor",
+    "DistributedOptimizer",
     "Exchanged",
     "Facts",
     "GraceError",
+    "GraceWarning",
     "Handle",
     "Lent",
     "Loan",
     "LocalSteps",
     "Method",
+    "Needs",
+    "OptimizerWarning",
     "Peer",
     "Policy",
     "Rule",
     "Schedule",
     "Simulator",
     "Traffic",
+    "UncompressedWarning",
     "attach",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
     "dequantize",
     "desparsify",
     "init_process_group",
@@ -59,6 +71,7 @@ __all__ = [
     "register_memory",
     "sparsify",
     "spell",
+    "transport",
     "unpack",
 ]
 __all__ += _communicators.__all__

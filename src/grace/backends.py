@@ -1,4 +1,4 @@
-"""Which backend computes: plain torch, or what is faster on the tensors' device.
+"""Which backend computes: plain torch, or something faster on the tensors' device.
 
 ``GRACE_KERNELS`` forces one: ``reference`` (plain torch on every device), ``native`` (on the CPU the best instruction set of
 this processor), or ``native-base``, ``native-avx2``, ``native-avx512``. Without it the native kernels are used where they were
@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from grace import native
-from grace.errors import ConfigurationError, out_of_range
+from grace.errors import ConfigurationError, KernelsWarning, out_of_range, stack_level
 
 CHOICES: Final = ("reference", "native", *(f"native-{isa}" for isa in native.ISAS))
 VARIABLE: Final = "GRACE_KERNELS"
+SLOWER: Final = "Grace uses its slower torch kernels: "
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +47,7 @@ def backend() -> Backend:
     """What runs; the first call chooses it.
 
     Raises:
-        ConfigurationError: ``GRACE_KERNELS`` asks for what is unknown, was not built, or what the processor cannot run.
+        ConfigurationError: ``GRACE_KERNELS`` asks for something unknown, not built, or beyond this processor.
     """
     return current if current is not UNDECIDED else _use(_choose(os.environ.get(VARIABLE) or None))
 
@@ -62,9 +63,14 @@ def available() -> list[str]:
     return ["reference", *(f"native-{isa}" for isa in native.isas())]
 
 
+def slow_note() -> str | None:
+    """What to say if the native kernels are missing and no others were asked for; None if all is well."""
+    return None if os.environ.get(VARIABLE) or native.isas() else SLOWER + native.library()
+
+
 @contextlib.contextmanager
 def using(choice: str) -> Iterator[None]:
-    """Another backend for a while, in all threads. For tests and benchmarks.
+    """A context that uses another backend, in all threads. For tests and benchmarks.
 
     Raises:
         ConfigurationError: it is unknown, was not built, or the processor cannot run it.
@@ -95,7 +101,7 @@ def _choose(choice: str | None) -> Backend:
         why = native.library()
         if choice is not None:
             raise ConfigurationError(f"{VARIABLE}={choice}, but {why}")
-        warnings.warn(f"Grace uses its slower torch kernels: {why}", stacklevel=4)
+        warnings.warn(SLOWER + why, KernelsWarning, stacklevel=stack_level())
         return Backend("reference", why, {"cuda": "triton"})
     if choice is None or choice == "native":
         isa, why = isas[-1], "the best that this processor has"

@@ -15,6 +15,7 @@ from grace.facts import Facts
 from grace.finite import Flag, fill_unless_
 from grace.kernels.finite import all_finite, sum_finite
 from grace.knobs import check_knobs
+from grace.needs import NOTHING, VOTES, Needs
 from grace.random import Stream
 
 
@@ -27,9 +28,9 @@ class Compressor(abc.ABC):
     varies: the width of a wire depends on the data; it may then differ between ranks, and padding may follow it.
     randomness: "shared" (all ranks draw the same numbers) or "private".
     aggregation: "mean" of what was decoded, or "majority": the sign of the sum of votes.
-    predivide: the wire is narrow: rows are divided by W before they are encoded, so that the sum cannot overflow.
+    predivide: the wire is narrow, so rows are divided by W before they are encoded: the sum cannot overflow.
     transparent: a wire is the rows themselves, whatever their dtype.
-    overflows: an inf may come of wires that were accepted; such a step counts as one that was not finite.
+    overflows: accepted wires may decode to an inf; such a step counts as not finite.
     """
 
     summable: ClassVar[bool] = False
@@ -41,7 +42,7 @@ class Compressor(abc.ABC):
     overflows: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Checks the knobs against their annotations; what overrides it calls :func:`grace.knobs.check_knobs` first."""
+        """Checks the knobs against their annotations; an override calls :func:`grace.knobs.check_knobs` first."""
         check_knobs(self)
 
     @abc.abstractmethod
@@ -55,11 +56,11 @@ class Compressor(abc.ABC):
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         """float32 out ``[b, n]`` += scale times what wire ``[b, w]`` says.
 
-        All ranks must come to the same bits: write ``out.add_(x * scale)``, not ``out.add_(x, alpha=scale)``, which some
-        processors round once and others twice (``grace.portable``).
+        All ranks must get the same bits: write ``out.add_(x * scale)``, not ``out.add_(x, alpha=scale)``, which some
+        processors round once, others twice (``grace.kernels.add_scaled_``).
 
         Raises:
-            PayloadError: a length, index or scale that no sender writes. ``out`` is then undefined, nothing else is.
+            PayloadError: a length, index or scale that no sender writes. Then ``out`` is undefined, but nothing else.
         """
 
     @abc.abstractmethod
@@ -86,7 +87,7 @@ class Compressor(abc.ABC):
         """``p = rows + memory``, float32 ``[b, n]`` each -> (wire ``[b, w]``, whether p is finite).
 
         ``rest``, which must be there if ``memory`` is, and may be ``rows`` if it is not, becomes p minus what the wire says;
-        ``rows`` is donated. If p is not finite, the wire is one that would be sent for zeros, and ``rest`` means nothing.
+        ``rows`` is donated. If p is not finite, the wire is that of zeros, and ``rest`` means nothing.
         """
         if rest is None or rest is rows:
             finite = all_finite(rows)
@@ -108,6 +109,11 @@ class Compressor(abc.ABC):
             self.decompress_add_(wire, out, scale, rng)
         if self.aggregation == "majority":
             out.sign_()
+
+    @property
+    def needs(self) -> Needs:
+        """What it needs of the optimizer: by default nothing, or what every majority vote needs."""
+        return VOTES if self.aggregation == "majority" else NOTHING
 
     @property
     def id(self) -> str:

@@ -1,15 +1,15 @@
-"""One operation, several implementations: which of them runs is chosen once for each type of device.
+"""One operation, several implementations: the one to run is chosen once for each type of device.
 
-A family of operations is a package. Its ``__init__`` says what each operation is: a function with :func:`operation` above it,
-and a docstring for a body. Its modules hold functions of the same name and signature:
+A family of operations is a package. Its ``__init__`` declares each operation: a function decorated with :func:`operation`,
+whose body is a docstring. Its modules hold functions of the same name and signature:
 
-- ``reference.py``: all of them, in plain torch, for any device. It specifies the others.
+- ``reference.py``: all operations, in plain torch, for any device. It specifies the others.
 - ``native.py``: those that have a native kernel, for the CPU.
-- ``triton.py``: those that have a Triton kernel, for CUDA. It is found where it is; nothing else has to change.
+- ``triton.py``: those that have a Triton kernel, for CUDA. It is found by its name; nothing else has to change.
 
 A module that is missing, that lacks the operation, or whose package is not installed leaves the operation to the reference.
-An implementation may return ``NotImplemented`` before it has written anything: it does not take these arguments (a dtype, a
-number of bits), and the reference does.
+An implementation that does not take some arguments (a dtype, a number of bits) may return ``NotImplemented`` before it has
+written anything; the reference then runs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def operation(signature: Callable[P, R]) -> Callable[P, R]:
         try:
             x: Any = args[place]
             run: Any = backends.current.chosen[signature if x.is_cpu else (signature, x.device.type)]
-        except (IndexError, KeyError):  # the tensor has its name in front of it, or this is the first call
+        except (IndexError, KeyError):  # the tensor is a keyword argument, or this is the first call
             run = None
         if run is None:
             run = _choose(signature, args[place] if place < len(args) else kwargs[name])
@@ -54,7 +54,7 @@ def operation(signature: Callable[P, R]) -> Callable[P, R]:
 
 
 def _choose(signature: Callable[..., Any], x: Any) -> Callable[..., Any]:
-    """What runs an operation on the device of this tensor, under the backend in use; remembered there."""
+    """The implementation of an operation on this tensor's device, under the backend in use; remembered there."""
     backend = backends.backend()
     module = backend.modules.get(x.device.type)
     found = (None if module is None else _find(signature, module)) or _reference(signature)

@@ -1,4 +1,7 @@
-"""Everything that Grace raises on purpose.
+"""Everything that Grace raises on purpose. Each class has its section in docs/concepts/errors.md.
+
+What runs but is hardly intended is a GraceWarning (UserWarning), on rank 0: OptimizerWarning, an optimizer with which a method
+diverges, or that a method must know and was not given; UncompressedWarning, a method that no tensor gets.
 
 ::
 
@@ -22,11 +25,22 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 from collections.abc import Iterable, Sequence
 
 
 class GraceError(Exception):
-    """The root of the tree."""
+    """The root of the tree. ``see``: how to read on, which a traceback says on a line of its own (from Python 3.11 on)."""
+
+    def __init__(self, *args: object):
+        super().__init__(*args)
+        self.__notes__ = [f"Read on: {self.see}"]
+
+    @property
+    def see(self) -> str:
+        """What to do about errors of this kind: an address, or the command that says it."""
+        return _section(type(self))
 
 
 class ConfigurationError(GraceError, ValueError):
@@ -34,7 +48,7 @@ class ConfigurationError(GraceError, ValueError):
 
 
 class UnknownNameError(ConfigurationError):
-    """A name that nobody registered."""
+    """A name that is not registered."""
 
 
 class CompositionError(ConfigurationError):
@@ -65,6 +79,25 @@ class NonFiniteError(GraceError, ArithmeticError):
         self.tensors = list(tensors)
 
 
+class GraceWarning(UserWarning):
+    """The root of the warnings. Their text ends with how to read on, since no warning is shown with its notes."""
+
+    def __str__(self) -> str:
+        return f"{super().__str__().rstrip('.')}. Read on: {_section(type(self))}"
+
+
+class OptimizerWarning(GraceWarning):
+    """A method that needs another optimizer, or that must know the optimizer and was not given it."""
+
+
+class UncompressedWarning(GraceWarning):
+    """Nothing is compressed, although a method was asked for."""
+
+
+class KernelsWarning(GraceWarning):
+    """The native kernels are not there: what runs is slower."""
+
+
 class AgreementError(GraceError, RuntimeError):
     """Ranks that differ where they must not."""
 
@@ -78,7 +111,7 @@ class RoundMismatch(AgreementError):
 
 
 class StepMismatch(AgreementError, PayloadError):
-    """Ranks that are at different steps. A header that was damaged on its way reads the same."""
+    """Ranks that are at different steps. A header that was damaged on its way looks the same."""
 
 
 class TransportError(GraceError, RuntimeError):
@@ -86,7 +119,7 @@ class TransportError(GraceError, RuntimeError):
 
 
 class AbsentError(TransportError):
-    """Ranks that did not come in time: ``ranks``, empty if nobody knows which."""
+    """Ranks that did not come in time: ``ranks``, empty if it is unknown which."""
 
     def __init__(self, ranks: Sequence[int], message: str):
         super().__init__(message)
@@ -96,12 +129,60 @@ class AbsentError(TransportError):
         return type(self), (self.ranks, str(self))
 
 
-def unknown(kind: str, given: str, legal: Iterable[str]) -> UnknownNameError:
-    """The error for an unregistered name, with the legal names and the nearest one."""
+def _section(kind: type[BaseException]) -> str:
+    """How to read on about this kind; for a class that is not Grace's own, about the class that it extends."""
+    own = next(base.__name__ for base in kind.__mro__ if base.__module__.partition(".")[0] == "grace")
+    page = _page()
+    return f"grace explain {own}" if page is None else f"{page}#{own.lower()}"
+
+
+@functools.cache
+def _page() -> str | None:
+    """The page on errors, on the site that pyproject.toml names as Documentation, if it does."""
+    import importlib.metadata  # errors are rare, and starts are not
+
+    try:
+        urls = importlib.metadata.metadata("grace-dl").get_all("Project-URL") or []
+    except importlib.metadata.PackageNotFoundError:  # sources on a path, not installed
+        urls = []
+    sites = (url.partition(", ")[2] for url in urls if url.startswith("Documentation, "))
+    site = next(sites, None)
+    return None if site is None else f"{site.rstrip('/')}/concepts/errors.html"
+
+
+def stack_level() -> int:
+    """For ``warnings.warn``, in the function that calls it: the nearest line that is not Grace's own."""
+    frame, level = inspect.currentframe(), -1
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "grace":
+        frame, level = frame.f_back, level + 1
+    return max(1, level + 1)
+
+
+_FEW = 16  # legal names that a message lists
+
+
+def nearest(given: str, names: Iterable[str], cutoff: float = 0.6) -> list[str]:
+    """Up to three of these names, the nearest first; their case does not matter."""
+    lower = {name.lower(): name for name in names}
+    return [lower[name] for name in difflib.get_close_matches(given.lower(), lower, n=3, cutoff=cutoff)]
+
+
+def one_of(names: Iterable[str]) -> str:
+    """``'a', 'b' or 'c'``."""
+    *most, last = map(repr, names)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def unknown(kind: str, given: str, legal: Iterable[str], hint: str = "") -> UnknownNameError:
+    """The error for an unregistered name, with the nearest legal ones, and all of them where they are few.
+
+    ``hint``: a sentence on what else to do.
+    """
     names = sorted(legal)
-    near = difflib.get_close_matches(given, names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return UnknownNameError(f"unknown {kind} {given!r}{hint} Legal: {', '.join(names) or 'none'}.")
+    near = nearest(given, names)
+    parts = [f"unknown {kind} {given!r}; did you mean {one_of(near)}?" if near else f"unknown {kind} {given!r}."]
+    parts += [f"Legal: {', '.join(names) or 'none'}."] if len(names) <= _FEW else []
+    return UnknownNameError(" ".join([*parts, hint]).rstrip())
 
 
 def out_of_range(owner: str, knob: str, given: object, legal: str) -> ConfigurationError:

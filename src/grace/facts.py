@@ -1,10 +1,10 @@
-"""What a method claims of itself, for the laws to check."""
+"""What a method claims about itself, for the laws to check."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-ROUNDING_BIAS = 2.0**-17  # of rounding up or down at random by 16 bits: half of the last, in steps of the grid
+ROUNDING_BIAS = 2.0**-17  # of rounding at random by 16 bits: half of the last bit, in steps of the grid
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,8 +12,8 @@ class Facts:
     """What a method claims about the operator C that it applies to n numbers; the laws check every line.
 
     unbiased: E C(x) = x, but for ``bias`` and the rounding of float32.
-    bias: of an unbiased method: |E C(x)_i - x_i| <= bias max |x| for every i; what random numbers of 16 bits leave, so that
-        numbers below about that share of the largest never travel.
+    bias: of an unbiased method: |E C(x)_i - x_i| <= bias max |x| for every i; what random numbers of 16 bits leave, so
+        that numbers below about this share of the largest are never sent.
     contraction: the largest known delta with E|x - C(x)|^2 <= (1 - delta) |x|^2; None if there is none.
     variance: the smallest known omega with E|C(x) - x|^2 <= omega |x|^2; None where C is biased or no bound is known.
     deterministic: the same x gives the same C(x), whatever the seed.

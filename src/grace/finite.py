@@ -1,8 +1,8 @@
 """Whether all numbers are finite, without asking the host: flags that stay on the device, and what they select.
 
 On the CPU a flag is a Python bool, and costs nothing. On an accelerator it is a 0-d bool tensor that the host has not read:
-reading it would stop the stream until all work that was submitted has ended. There everything is computed as if all were
-well, and the flag then selects: the mean or NaN, a memory's successor or the memory as it was. The bits are the same.
+reading it would wait until all submitted work has ended. There everything is computed as if all were well, and the flag then
+selects: the mean or NaN, a memory's successor or the memory as it was. The bits are the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def on_host(device: torch.device) -> bool:
 
 @contextlib.contextmanager
 def cpu_as_accelerator() -> Iterator[None]:
-    """For a while tensors on the CPU are treated as an accelerator's: nothing asks the host. For tests."""
+    """A context in which tensors on the CPU are treated as an accelerator's: nothing asks the host. For tests."""
     global _cpu_is_host
     _cpu_is_host = False
     try:
@@ -35,7 +35,7 @@ def cpu_as_accelerator() -> Iterator[None]:
 
 
 def flag(answer: Tensor) -> Flag:
-    """What a 0-d bool tensor says: a bool where the host may read it, else the tensor."""
+    """A flag from a 0-d bool tensor: a bool where the host may read it, else the tensor."""
     return bool(answer) if on_host(answer.device) else answer
 
 
@@ -62,7 +62,7 @@ def opposite(a: Flag) -> Flag:
     return ~a if isinstance(a, Tensor) else not a
 
 
-def known(a: Flag) -> bool:
+def ask_host(a: Flag) -> bool:
     """The host's answer. On an accelerator this waits: only where what is yielded next depends on it."""
     return bool(a)
 

@@ -23,6 +23,7 @@ import functools
 import inspect
 import math
 import numbers
+import re
 import sys
 import types
 import typing
@@ -152,7 +153,14 @@ def check_knobs(instance: object) -> None:
     for knob, rule in _rules(factory):
         value = getattr(instance, knob)
         if not rule.admits(value):
-            raise out_of_range(_OWNERS.get(factory, factory.__name__), knob, value, rule.describe(knob))
+            legal = rule.describe(knob) + _read_percent(value)
+            raise out_of_range(_OWNERS.get(factory, factory.__name__), knob, value, legal)
+
+
+def _read_percent(value: object) -> str:
+    """How to write what was given as a percentage."""
+    found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*", value) if isinstance(value, str) else None
+    return f"; write {float(found[1]) / 100:g} for {found[0].strip()}" if found else ""
 
 
 def name_owner(factory: type, name: str) -> None:
@@ -188,14 +196,14 @@ def _rules(factory: type) -> tuple[tuple[str, _Rule], ...]:
         for name, note in inspect.get_annotations(base).items():
             try:
                 notes[name] = eval(note, dict(space)) if isinstance(note, str) else note
-            except (NameError, AttributeError, TypeError):  # a name that is there for type checkers only
+            except (NameError, AttributeError, TypeError):  # a name that only type checkers see
                 notes.pop(name, None)
     rules = ((one.name, _rule(notes.get(one.name))) for one in dataclasses.fields(factory) if one.init)
     return tuple((name, rule) for name, rule in rules if rule is not None)
 
 
 def _rule(note: Any) -> _Rule | None:
-    """What an annotation says; None if nothing that is checked here."""
+    """The rule of an annotation; None if it is not checked here."""
     optional, limit = False, None
     if isinstance(note, types.UnionType) or typing.get_origin(note) is typing.Union:
         parts = [part for part in typing.get_args(note) if part is not type(None)]

@@ -1,4 +1,4 @@
-"""Memories that follow the learning rate: what they owe is in units of the gradient, what is applied is not."""
+"""Memories that follow the learning rate: they owe in units of the gradient, but updates are not in these units."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Rate: TypeAlias = float | Tensor  # a 0-d float64 tensor where only the device k
 
 
 def lr_ratio(last: Rate, lr: float | None) -> Rate:
-    """What a memory is multiplied with when the learning rate goes from ``last`` (0: none yet) to ``lr``.
+    """The factor for a memory when the learning rate goes from ``last`` (0: none yet) to ``lr``.
 
     Raises:
-        ConfigurationError: nobody said what the learning rate is, or it is negative, infinite or NaN.
+        ConfigurationError: the learning rate is unknown, negative, infinite or NaN.
     """
     if lr is None:
         raise ConfigurationError(
-            "a memory follows the learning rate, but nobody says what it is; use attach(..., optimizer=optimizer), or "
+            "a memory follows the learning rate, which is unknown; use attach(..., optimizer=optimizer), or "
             "set handle.lr before each step"
         )
     if not 0 <= lr < math.inf:
@@ -33,12 +33,12 @@ def lr_ratio(last: Rate, lr: float | None) -> Rate:
 
 
 def choose_rate(finite: Flag, lr: float, last: Rate) -> Rate:
-    """The learning rate that a memory is in units of, after a step at ``lr`` that changed it only if it was ``finite``."""
+    """The learning rate of a memory's units, after a step at ``lr`` that changed the memory only if it was ``finite``."""
     if isinstance(finite, Tensor):
         return torch.where(finite, torch.full_like(finite, lr, dtype=torch.float64), last)
     return lr if finite else last
 
 
 def scale(memory: Tensor, ratio: Rate) -> Tensor:
-    """``ratio`` times the memory: itself, where that is known to be 1."""
+    """``ratio`` times the memory; the memory itself if the ratio is known to be 1."""
     return memory if isinstance(ratio, float) and ratio == 1 else memory * ratio

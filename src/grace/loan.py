@@ -10,6 +10,7 @@ from torch import Tensor
 
 from grace.finite import Flag, both, fill_unless_
 from grace.kernels.finite import all_finite
+from grace.lent import Lent
 from grace.method import Exchanged
 from grace.peer import Peer
 
@@ -30,6 +31,17 @@ def narrow(mean: Tensor, dtype: torch.dtype, finite: Flag, rest: Tensor | None =
         if rest is not None:
             rest.add_(mean - cast)
     return cast, finite
+
+
+def room_beside(numbers: Tensor, lent: Lent) -> Tensor:
+    """Uninitialized room for the mean of contiguous float32 numbers, like them: their own, if the rest is not wanted."""
+    if not lent.keep_rest:
+        return numbers
+    spare = lent.spare
+    fits = spare is not None and spare.numel() == numbers.numel() and spare.dtype == numbers.dtype
+    if spare is not None and fits and spare.is_contiguous():
+        return spare.view(numbers.shape)
+    return lent.scratch(tuple(numbers.shape), numbers)
 
 
 class Loan:
@@ -67,7 +79,7 @@ class Loan:
     copy of it and takes its place in the drawing. After :meth:`pad`, numbers and work are scratch memory.
 
     numbers: ``[n]`` float32: x, or a copy of it.
-    work: ``[n]`` float32: where the rest is to be left; the storage of numbers, but with a memory.
+    work: ``[n]`` float32: where the rest is to be left; the storage of ``numbers``, unless there is a memory.
     """
 
     def __init__(self, x: Tensor, peer: Peer):
@@ -97,13 +109,8 @@ class Loan:
         self._padded = True
 
     def make_room(self) -> Tensor:
-        """Room for the mean, uninitialised, as large as :attr:`numbers`. Where the rest is wanted ``work`` stays as it is."""
-        spare = self.lent.spare
-        if not self.lent.keep_rest or self.work is not self.numbers:
-            return self.numbers
-        if spare is not None and not self._padded and spare.dtype == torch.float32 and spare.is_contiguous():
-            return spare.view(-1)
-        return self.lent.scratch(self.work.numel(), self.x)
+        """Room for the mean, uninitialized, as large as :attr:`numbers`. Where the rest is wanted ``work`` stays as it is."""
+        return room_beside(self.work, self.lent) if self.work is self.numbers else self.numbers
 
     def give_back(self, mean: Tensor, state: S, finite: Flag = True) -> Exchanged[S]:
         """The result: ``mean [n]`` or longer, and the rest if it is wanted. Unless ``finite``, the mean becomes NaN."""

@@ -1,8 +1,8 @@
 """What a compression method is.
 
 Two tiers. Most methods are only a :class:`~grace.Compressor`: local and stateless, rows of numbers to rows of a wire and
-back; a communicator (``grace.communicators``) makes a :class:`Method` of it. Few methods hold a conversation of their own
-over several rounds and are a :class:`Method` themselves. Memories wrap any method.
+back; a communicator (``grace.communicators``) makes a :class:`Method` of it. A few methods have their own conversation over
+several rounds and are a :class:`Method` themselves. Memories wrap any method.
 
 Letters: x is one worker's tensor of n numbers; W workers; rank r of W.
 """
@@ -22,6 +22,7 @@ from grace.errors import CompositionError
 from grace.facts import Facts
 from grace.finite import Flag
 from grace.knobs import check_knobs
+from grace.needs import NOTHING, Needs
 from grace.peer import Peer
 
 S = TypeVar("S")
@@ -30,15 +31,15 @@ Kind: TypeAlias = Literal["debt", "chunk", "shared", "own"]
 
 @dataclass(frozen=True, slots=True)
 class Exchanged(Generic[S]):
-    """What an exchange came to.
+    """The result of an exchange.
 
     mean: what every worker applies, like x; bit-identical on all ranks.
     rest: x minus my share of mean (where peer.lent.keep_rest): the average over ranks of x - rest is mean.
     state: replaces the state that went in.
     finite: False if any rank saw an inf or NaN. Then mean is NaN throughout, on every rank, and memories stay as they were;
-        otherwise every number of mean is finite. Only of gradients that the network sums as they are (``none`` over
-        all-reduce) nobody looks at the mean: it is what the network made of them, flagged finite, and costs no further pass.
-        A bool on the CPU; on an accelerator a 0-d bool tensor that the host need not read (``grace.finite``).
+        otherwise every number of mean is finite. One exception: if the network sums gradients as they are (``none`` over
+        all-reduce), the mean is not checked. It is whatever the network made of them, flagged finite, which saves a pass. A
+        bool on the CPU; on an accelerator a 0-d bool tensor that the host need not read (``grace.finite``).
     """
 
     mean: Tensor
@@ -48,7 +49,7 @@ class Exchanged(Generic[S]):
 
     @classmethod
     def poisoned(cls, x: Tensor, state: S) -> Exchanged[S]:
-        """What a step comes to in which some rank saw an inf or NaN: a mean like x that is NaN throughout."""
+        """The result of a step in which some rank saw an inf or NaN: a mean like x that is NaN throughout."""
         return cls(torch.full_like(x, math.nan), None, state, finite=False)
 
 
@@ -56,7 +57,7 @@ class Method(abc.ABC, Generic[S]):
     """Averages one tensor over the workers. Subclasses are frozen dataclasses: their fields are the knobs."""
 
     def __post_init__(self) -> None:
-        """Checks the knobs against their annotations; what overrides it calls :func:`grace.knobs.check_knobs` first."""
+        """Checks the knobs against their annotations; an override calls :func:`grace.knobs.check_knobs` first."""
         check_knobs(self)
 
     @property
@@ -68,6 +69,11 @@ class Method(abc.ABC, Generic[S]):
     def needs_epochs(self) -> bool:
         """Whether the method follows the epoch, so that the run must say how many steps one has."""
         return False
+
+    @property
+    def needs(self) -> Needs:
+        """What the method needs of the optimizer; a wrapper adds to the needs of what it wraps."""
+        return NOTHING
 
     @property
     def adds_memory(self) -> bool:
@@ -103,14 +109,14 @@ class Method(abc.ABC, Generic[S]):
         raise CompositionError(f"{self!r} cannot be wrapped by a memory")
 
     def kinds(self, state: S) -> Any:
-        """What becomes of each part of a state when the number of workers changes: a tree like the state, of
+        """What happens to each part of a state when the number of workers changes: a tree like the state, of
 
         - "debt": owed to the model; its mean over the workers is what counts (:meth:`owed` says it in units of x);
         - "chunk": the same, of the owner of one chunk;
         - "shared": the same bits on all workers, and right for a new one as well;
         - "own": starts afresh.
 
-        By default all is the worker's own.
+        By default all parts are the worker's own.
         """
         return label_parts(state, "own")
 

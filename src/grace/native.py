@@ -1,6 +1,6 @@
 """The native kernels: a shared library with a plain C interface, loaded at first use.
 
-Which of its functions run is said by ``grace.backends``; the files ``native.py`` of the families call them.
+``grace.backends`` says which of its functions run; the families' files ``native.py`` call them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _signatures: dict[str, tuple[Any, ...]] = {}
 
 
 def declare(name: str, *types: Any) -> None:
-    """Says which arguments ``c.NAME`` is called with. The first call compares that with what the library says it takes."""
+    """Declares the arguments that ``c.NAME`` is called with. The first call compares them with what the library declares."""
     _signatures[name] = types
 
 
@@ -38,7 +38,7 @@ class Functions:
         isa: one of :data:`ISAS`.
 
     Raises:
-        ConfigurationError: when an attribute is read whose function is missing, or takes other arguments.
+        ConfigurationError: on reading an attribute whose function is missing or takes other arguments.
     """
 
     def __init__(self, isa: str):
@@ -65,7 +65,7 @@ class Functions:
         return bound  # type: ignore[no-any-return]
 
 
-c: Functions  # those in use; there are none before a backend was chosen, nor where nothing was built
+c: Functions  # those in use; none before a backend is chosen, or where nothing was built
 
 
 def threads() -> int:
@@ -89,7 +89,7 @@ def interface(library: ctypes.CDLL) -> dict[str, tuple[str, ...]]:
     """The functions of a library, and the C types of their arguments."""
     try:
         text = library.grace_signatures
-    except AttributeError:  # older than that
+    except AttributeError:  # a library from before it had one
         return {}
     text.restype = ctypes.c_char_p
     lines = re.findall(r"^(\w+)\((.*)\)$", text().decode(), re.MULTILINE)
@@ -112,7 +112,7 @@ def _library() -> ctypes.CDLL | str:
 
 
 def _load() -> ctypes.CDLL | str:
-    # An editable installation keeps what was built apart from the sources: importlib.resources knows both places.
+    # An editable installation keeps built files apart from the sources: importlib.resources knows both places.
     places = [Path(__file__).parent, resources.files(__package__)]
     for place in places:
         for name in _NAMES:

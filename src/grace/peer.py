@@ -14,9 +14,9 @@ class Peer:
     """Who I am in this exchange.
 
     rank, world: r and W. step: the global step. name: the tensor's name. seed: the run's seed.
-    lr: the learning rate that this step's mean will be applied with, the same on all ranks, where memories should follow
-        it; None where they need not, or where nobody said.
-    steps_per_epoch: for schedules that count epochs; None if nobody said.
+    lr: the learning rate that this step's mean will be applied with, the same on all ranks, where memories should
+        follow it; None where they need not, or where it is unknown.
+    steps_per_epoch: for schedules that count epochs; None if unknown.
     lent: the storage that I may use, and whether the rest is wanted.
     """
 

@@ -1,20 +1,21 @@
-"""Which method for which tensor: by name, shape, size and step. The first rule that matches decides."""
+"""Chooses the method of each tensor by name, shape, size and step. The first rule that matches decides."""
 
 from __future__ import annotations
 
 import dataclasses
 import fnmatch
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from grace.errors import ConfigurationError
+from grace.errors import ConfigurationError, nearest, one_of
 from grace.method import Method
 from grace.registry import method as make_method
 from grace.registry import spell
 
+_PREFIXES = ("module.", "_orig_mod.")  # of wrapped and of compiled models
 SMALL = 1024  # tensors with fewer elements go uncompressed by default
 
 
@@ -57,6 +58,11 @@ class Rule:
             and self.from_step <= step < (step + 1 if self.until_step is None else self.until_step)
         )
 
+    @property
+    def timeless(self) -> bool:
+        """Whether it holds at every step."""
+        return self.from_step == 0 and self.until_step is None
+
     def __str__(self) -> str:
         limits = [
             f"{field.name}={getattr(self, field.name)}"
@@ -70,7 +76,12 @@ class Rule:
 class Policy:
     """An ordered list of rules; ``Rule`` objects or pairs ``(pattern, method)``.
 
-    Rules mean what they say: a policy of one's own has no default for small tensors unless a rule gives it.
+    Rules mean what they say: your own policy treats small tensors like all others unless a rule says otherwise.
+
+    Args:
+        rules: in the order in which they are tried.
+        strict: whether a rule that matches no tensor's name is an error when the policy is applied to a model; False for a
+            policy that several models share.
 
     Raises:
         ConfigurationError: no rules, or a rule that cannot be read.
@@ -82,18 +93,19 @@ class Policy:
                       beta=1.0, gamma=1.0)
     """
 
-    def __init__(self, rules: Iterable[Rule | tuple[str, Method[Any] | str]]):
-        made = []
+    def __init__(self, rules: Iterable[Rule | tuple[str, Method[Any] | str]], *, strict: bool = True):
+        entries = []
         for rule in rules:
             if isinstance(rule, tuple) and len(rule) == 2:
                 rule = Rule(*rule)
             if not isinstance(rule, Rule):
                 raise ConfigurationError(f"a rule is grace.Rule(...) or (pattern, method), got {rule!r}")
-            made.append(rule)
-        if not made:
+            entries.append(rule)
+        if not entries:
             raise ConfigurationError('a policy needs at least one rule, such as ("*", "none")')
-        self.rules = tuple(made)
-        self.timeless = all(rule.from_step == 0 and rule.until_step is None for rule in self.rules)
+        self.rules = tuple(entries)
+        self.strict = strict
+        self.timeless = all(rule.timeless for rule in self.rules)
         self._cache: dict[tuple[str, tuple[int, ...]], Method[Any]] = {}
 
     @classmethod
@@ -128,6 +140,30 @@ class Policy:
                 self._cache[key] = found
         return found
 
+    def methods_for(self, name: str, like: Tensor) -> tuple[Method[Any], ...]:
+        """All methods that a tensor gets at one step or another, each once."""
+        found: dict[Method[Any], None] = {}
+        for rule in self.rules:
+            if rule.matches(name, like, rule.from_step):
+                assert isinstance(rule.method, Method)
+                found[rule.method] = None
+                if rule.timeless:
+                    break
+        return tuple(found)
+
+    def check_names(self, names: Collection[str]) -> None:
+        """Refuses a rule that matches none of these tensors: its pattern is misspelled, or was written for another model.
+
+        Raises:
+            ConfigurationError: there is such a rule, and the policy is ``strict``; names the nearest tensors.
+        """
+        for index, rule in enumerate(self.rules if self.strict else ()):
+            if not any(fnmatch.fnmatchcase(name, rule.pattern) for name in names):
+                raise ConfigurationError(
+                    f"rule {index + 1} of the policy, {rule}, is for no parameter{_guess(rule.pattern, names)}. "
+                    "A policy for several models: grace.Policy(..., strict=False)"
+                )
+
     def __eq__(self, other: object) -> bool:
         return self.rules == other.rules if isinstance(other, Policy) else NotImplemented
 
@@ -136,3 +172,13 @@ class Policy:
 
     def __repr__(self) -> str:
         return f"Policy({'; '.join(map(str, self.rules))})"
+
+
+def _guess(pattern: str, names: Collection[str]) -> str:
+    """A guess at what was meant by a pattern that matches none of these names."""
+    for prefix in _PREFIXES:
+        rest = pattern.removeprefix(prefix)
+        if rest != pattern and any(fnmatch.fnmatchcase(name, rest) for name in names):
+            return f": names come without {prefix!r}; write {rest!r}"
+    near = nearest(pattern.strip("*"), names, cutoff=0.4)
+    return f"; nearest: {one_of(near)}" if near else f"; there are {', '.join(map(repr, list(names)[:3]))}, ..."

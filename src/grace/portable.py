@@ -1,9 +1,9 @@
 """Elementary operations with the same bits on every processor, where torch's own differ.
 
 Torch's sums, differences, products, quotients and square roots of two numbers are rounded as IEEE 754 says, on every
-machine. What is not: ``add`` with ``alpha``, ``addcmul`` and ``lerp``, which contract a product and a sum where the processor
+machine. These are not: ``add`` with ``alpha``, ``addcmul`` and ``lerp``, which fuse a product and a sum where the processor
 can; logarithms, sines and powers, which come from one of several libraries; sums of many numbers, whose order depends on
-vectors and threads; and quotients by a Python number, which on CUDA are products with its reciprocal.
+vectors and threads; and division by a Python number, which CUDA does as multiplication by its reciprocal.
 """
 
 from __future__ import annotations
@@ -13,25 +13,11 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["add_scaled_", "cosine_and_sine", "natural_log", "sum_by_halves"]
+__all__ = ["cosine_and_sine", "natural_log", "sum_by_halves"]
 
-_CHUNK = 1 << 17  # numbers at a time: what is temporary stays in the cache
 _LOG_2, _ROOT_HALF = 0.6931471805599453, 0.7071067811865476
 _LOG_TERMS = 12  # of 2 (s + s^3/3 + s^5/5 + ...) for |s| <= 0.172: the next one is below 2**-64
 _ANGLE_TERMS = 10  # of the series of sine and cosine for angles up to pi/4: the next one is below 2**-64
-
-
-def add_scaled_(out: Tensor, x: Tensor, scale: float) -> Tensor:
-    """``out += scale x``, of one shape, the product rounded before the sum. Returns ``out``."""
-    if scale in (1.0, -1.0):
-        return out.add_(x, alpha=scale)
-    if not (out.is_contiguous() and x.is_contiguous()):
-        return out.add_(x * scale)
-    flat, other = out.view(-1), x.view(-1)
-    for start in range(0, flat.numel(), _CHUNK):
-        piece = slice(start, start + _CHUNK)
-        flat[piece].add_(other[piece] * scale)
-    return out
 
 
 def sum_by_halves(values: Tensor) -> Tensor:

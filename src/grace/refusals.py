@@ -1,4 +1,4 @@
-"""Refusing what came from the network, without asking the host: what is wrong is kept on the device and raised a step later.
+"""Refuses what came from the network without asking the host: what is wrong is kept on the device and raised a step later.
 
 On the CPU :func:`refuse_unless` raises at once. On an accelerator a decoder goes on, with numbers that cannot hurt (an index
 is clamped), and whether all was well becomes a :data:`grace.finite.Flag`: the exchange then counts as one that failed (its
@@ -91,7 +91,7 @@ def refuse_unless(fine: Tensor | bool, problem: Problem) -> None:
 
 
 def decode(finite: Flag, run: Callable[[], Any]) -> Flag:
-    """Runs a decoder on payloads that mean something only if ``finite``: whether they did, and nothing was refused."""
+    """Runs a decoder on payloads that mean nothing unless ``finite``. Whether they were finite and none was refused."""
     if isinstance(finite, bool):
         if finite:
             run()
@@ -106,7 +106,7 @@ def decode(finite: Flag, run: Callable[[], Any]) -> Flag:
 
 
 def _first(problems: list[Problem]) -> Exception:
-    """The errors of several checks of which at least one failed, as one."""
+    """One error for several checks, at least one of which failed."""
     errors = [problem() for problem in problems]
     texts = list(dict.fromkeys(str(error) for error in errors))
     return errors[0] if len(texts) == 1 else type(errors[0])("one of: " + "; ".join(texts))

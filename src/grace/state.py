@@ -25,7 +25,7 @@ def flat(state: Any) -> dict[str, NDArray[Any]]:
     """A state, of dictionaries with string keys, lists, tuples, tensors and plain values, as numpy arrays by name.
 
     Raises:
-        StateError: something else is in it; says where.
+        StateError: it holds something else; says where.
     """
     arrays: dict[str, NDArray[Any]] = {}
     structure = _describe(state, "", arrays)

@@ -53,7 +53,7 @@ def quantize(x: Tensor, bits: int, rng: Stream | None = None) -> tuple[Tensor, T
 
 
 def dequantize(codes: Tensor, scale: Tensor, bits: int) -> Tensor:
-    """What the codes of :func:`quantize` say: ``(code - s) scale / s``, float32 in the shape of the codes.
+    """The numbers that codes of :func:`quantize` stand for: ``(code - s) scale / s``, float32 in the shape of the codes.
 
     Raises:
         PayloadError: a code above 2s, or a scale that is negative or not finite.
@@ -63,8 +63,8 @@ def dequantize(codes: Tensor, scale: Tensor, bits: int) -> Tensor:
         tensor([ 1.5000, -1.0000,  0.0000])
     """
     s = _levels(bits)
-    wires.checked_index("codes", codes, 2 * s + 1)
-    return (codes.to(torch.float32) - s) * (wires.checked_scale("scale", scale) / s)
+    wires.check_index("codes", codes, 2 * s + 1)
+    return (codes.to(torch.float32) - s) * (wires.check_scale("scale", scale) / s)
 
 
 def sparsify(x: Tensor, ratio: float | None = None, threshold: float | None = None) -> tuple[Tensor, Tensor]:
@@ -72,7 +72,7 @@ def sparsify(x: Tensor, ratio: float | None = None, threshold: float | None = No
 
     Args:
         x: numbers, of any floating type and shape.
-        ratio: keeps the ``max(1, ceil(ratio n))`` of largest magnitude, in (0, 1]; of equal ones the first.
+        ratio: keeps the ``max(1, ceil(ratio n))`` of largest magnitude, in (0, 1]; the first of equal ones.
         threshold: keeps those of larger magnitude instead, >= 0.
 
     Returns:
@@ -102,7 +102,7 @@ def desparsify(values: Tensor, index: Tensor, shape: Sequence[int]) -> Tensor:
     """A tensor of this shape with ``values [k]`` at the flat positions ``index [k]``, and zeros elsewhere.
 
     Raises:
-        PayloadError: positions outside of the shape, or another number of them than of values.
+        PayloadError: positions outside the shape, or not as many positions as values.
 
     Example:
         >>> desparsify(torch.tensor([-5.0, 3.0]), torch.tensor([1, 2]), (2, 2))
@@ -111,8 +111,10 @@ def desparsify(values: Tensor, index: Tensor, shape: Sequence[int]) -> Tensor:
     """
     out = values.new_zeros(tuple(shape))
     if values.shape != index.shape or values.ndim != 1:
-        raise PayloadError(f"fields 'values' and 'index' must be as long, got {values.shape} and {index.shape}")
-    out.view(-1)[wires.checked_index("index", index, out.numel())] = values
+        raise PayloadError(
+            f"fields 'values' and 'index' must have the same length, got {values.shape} and {index.shape}"
+        )
+    out.view(-1)[wires.check_index("index", index, out.numel())] = values
     return out
 
 

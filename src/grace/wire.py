@@ -1,7 +1,7 @@
-"""Fields side by side, and the header in front of them: how bytes are laid out, and taken apart again.
+"""Fields side by side, and the header before them: how bytes are laid out and taken apart again.
 
-Every wire is specified with what is here: in a method, or in the reference of a kernel. Native kernels write and read whole
-wires in one pass, without it; tests compare their bytes with the reference's.
+Every wire is specified in these terms, in a method or in the reference of a kernel. Native kernels write and read whole wires
+in one pass, without this module; tests compare their bytes with the reference's.
 
 Wire format, version 2. All numbers are little-endian. A *wire* is what a compressor made of one row: its fields one
 after the other. A *sealed* wire is what travels in gathers::
@@ -71,7 +71,7 @@ def _view_as(piece: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def check_shape(name: str, field: Tensor, shape: Sequence[int]) -> None:
-    """Compares a field's shape with what it should be: a smaller one would be broadcast.
+    """Checks a field's shape: a smaller one would be broadcast.
 
     Raises:
         PayloadError: they differ; names the field.
@@ -80,7 +80,7 @@ def check_shape(name: str, field: Tensor, shape: Sequence[int]) -> None:
         raise PayloadError(f"field {name!r} must have the shape {tuple(shape)}, got {tuple(field.shape)}")
 
 
-def checked_scale(name: str, scale: Tensor) -> Tensor:
+def check_scale(name: str, scale: Tensor) -> Tensor:
     """``scale`` itself; every number in it has to be finite and not negative.
 
     Raises:
@@ -91,8 +91,8 @@ def checked_scale(name: str, scale: Tensor) -> Tensor:
     return scale
 
 
-def checked_index(name: str, index: Tensor, n: int) -> Tensor:
-    """``index`` itself; every number in it has to be in [0, n). On an accelerator, where that is told later, clamped to it.
+def check_index(name: str, index: Tensor, n: int) -> Tensor:
+    """``index`` itself; every number in it has to be in [0, n). On an accelerator, which reports that later, clamped to it.
 
     Raises:
         PayloadError: otherwise; names the field.
@@ -122,7 +122,7 @@ def sealed_bytes(size: int) -> int:
 def seal(wire: Tensor, finite: Flag, step: int, size: int | None = None, out: Tensor | None = None) -> Tensor:
     """Wires ``[b, w]`` of any dtype -> sealed uint8 ``[b, sealed_bytes(size or w's bytes)]``: ``out``, if it is given.
 
-    finite: whether the sender saw finite numbers only: a bool, or a 0-d bool tensor. step: the sender's.
+    finite: whether the sender saw only finite numbers: a bool, or a 0-d bool tensor. step: the sender's.
     """
     raw = wire.contiguous().view(torch.uint8).view(wire.shape[0], -1)
     width = raw.shape[1]
@@ -152,7 +152,7 @@ def unseal(sealed: Tensor, width: int, dtype: torch.dtype) -> Tensor:
 
 
 def read_headers(sealed: Tensor, step: int, sender: int = 0) -> Flag:
-    """Whether every sender of these sealed wires ``[b, s]`` saw finite numbers only.
+    """Whether every sender of these sealed wires ``[b, s]`` saw only finite numbers.
 
     step: the receiver's. sender: the rank that the first row came from; the others came from the ranks after it.
 
@@ -177,7 +177,7 @@ def read_headers(sealed: Tensor, step: int, sender: int = 0) -> Flag:
 
 
 def _explain(headers: list[int], step: int, sender: int) -> PayloadError:
-    """The error for headers of which one is not what it should be."""
+    """The error for headers, one of which is wrong."""
     for rank, header in enumerate(headers, sender):
         if header & 0xFF not in (0, 1):
             return PayloadError(f"field 'status' of rank {rank} must be 0 or 1, got {header & 0xFF}")

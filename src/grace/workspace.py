@@ -21,7 +21,7 @@ class Workspace:
         self._old: list[Tensor] = []  # swapped out since the last reset
 
     def take(self, shape: int | tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """An uninitialised tensor."""
+        """An uninitialized tensor."""
         shape = (shape,) if isinstance(shape, int) else shape
         size = math.prod(shape) * dtype.itemsize
         need = -(-size // _ALIGN) * _ALIGN
@@ -36,7 +36,7 @@ class Workspace:
         return out
 
     def reset(self) -> None:
-        """Everything taken is free again. Several blocks become one that is large enough for all of them."""
+        """Frees everything taken. Several blocks become one that is large enough for all of them."""
         if len(self._blocks) > 1:
             self._blocks = [torch.empty(self._taken, dtype=torch.uint8, device=self._blocks[-1].device)]
         self._used = self._taken = 0
@@ -45,14 +45,14 @@ class Workspace:
         self._old.clear()
 
     def swap_in(self, like: Tensor) -> Tensor:
-        """An uninitialised tensor like this one that stays valid: for a new state, in exchange for the old one."""
+        """An uninitialized tensor like this one that stays valid: for a new state, in exchange for the old one."""
         free = self._free.get((tuple(like.shape), like.dtype, like.device))
         return free.pop() if free else torch.empty_like(like)
 
     def swap_out(self, old: Tensor) -> None:
-        """Nobody will need this tensor once the exchange has succeeded; after ``reset``, ``swap_in`` may return it."""
+        """Gives back a tensor that nobody needs once the exchange succeeds; after ``reset``, ``swap_in`` may return it."""
         self._old.append(old)
 
     def forget(self) -> None:
-        """The exchange has failed: what was swapped out is still needed."""
+        """Called when the exchange has failed: keeps what was swapped out, which is still needed."""
         self._old.clear()

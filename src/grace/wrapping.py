@@ -1,7 +1,7 @@
 """The layers of a method: a memory around a communicator around a compressor.
 
-What a layer wraps is its field ``method`` (memories, delays) or ``compressor`` (communicators, lossless stages). Those are
-the only two names by which Grace looks for it.
+What a layer wraps is its field ``method`` (memories, delays) or ``compressor`` (communicators, lossless stages). Grace looks
+for it under these two names only.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def layers(method: Layer) -> tuple[Layer, ...]:
 
 
 def find_compressor(method: Layer) -> Compressor | None:
-    """The outermost compressor of a method, as its communicator calls it; None if the method has none."""
+    """The outermost compressor of a method, the one its communicator calls; None if the method has none."""
     return next((layer for layer in layers(method) if isinstance(layer, Compressor)), None)
 
 
 def own_fields(layer: type) -> list[str]:
-    """The knobs of a class: the fields of the dataclass but what it wraps."""
+    """The knobs of a class: the fields of the dataclass except what it wraps."""
     return [field.name for field in dataclasses.fields(layer) if field.init and field.name not in WRAPPED]

@@ -1,6 +1,6 @@
 """A worker that prints what each method's means were; started with other kernels, threads and instruction sets on each rank.
 
-Its argument is nothing, for one case of each method; ``all``, for all cases; or the name of a mutant.
+One case of each method, and the mutants; with the argument ``all``, all cases.
 """
 
 from __future__ import annotations
@@ -64,26 +64,27 @@ MUTANTS: dict[str, tuple[str, dict[str, Callable[..., Any]]]] = {
 }
 
 
+def run(spec: str, rank: int, world: int, transport: TorchDistributed) -> str:
+    """The digest of all means of some steps."""
+    worker, means = Worker(Policy([("*", CASES.get(spec) or grace.method(spec))]), rank, world), []
+    for step in range(STEPS):
+        outs = drive(worker.exchange(gradients(rank, step)), transport)
+        means += [out.mean.clone() for out in outs.values()]
+        worker.advance()
+        worker.workspace.reset()
+    return digest(means)
+
+
 def main(what: str = "") -> None:
-    specs = list(CASES) if what == "all" else SPECS
-    if what in MUTANTS:
-        name, functions = MUTANTS[what]
-        module = importlib.import_module(f"grace.methods.{name}")
-        for function, mutant in functions.items():
-            assert hasattr(module, function)
-            setattr(module, function, mutant)
-        specs = [FIRST[name]]
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=100))
     rank, world, transport = dist.get_rank(), dist.get_world_size(), TorchDistributed()
-    found = {}
-    for spec in specs:
-        worker, means = Worker(Policy([("*", CASES.get(spec) or grace.method(spec))]), rank, world), []
-        for step in range(STEPS):
-            outs = drive(worker.exchange(gradients(rank, step)), transport)
-            means += [out.mean.clone() for out in outs.values()]
-            worker.advance()
-            worker.workspace.reset()
-        found[spec] = digest(means)
+    found = {spec: run(spec, rank, world, transport) for spec in (CASES if what == "all" else SPECS)}
+    for mutant, (name, functions) in MUTANTS.items():
+        module = importlib.import_module(f"grace.methods.{name}")
+        own = {function: getattr(module, function) for function in functions}
+        vars(module).update(functions)
+        found[mutant] = run(FIRST[name], rank, world, transport)
+        vars(module).update(own)
     sys.stdout.write(f"\nDIGESTS {json.dumps(found)}\n")
     dist.destroy_process_group()
 

@@ -1,37 +1,52 @@
-"""Real worker processes: a pool that stays alive over many tests, and launches of their own for those that must die."""
+"""Real worker processes: a pool that stays alive over many tests, and launches of their own for those that must die.
+
+What takes long is to import torch: pools, and scripts that need no interpreter of their own, are forked from a server that has
+imported it.
+"""
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import importlib
 import multiprocessing
-import multiprocessing.connection
 import os
+import runpy
+import secrets
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 import traceback
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
+from tests.distributed.with_horovod import horovodrun
+
 SECONDS = 120
+OPEN_MPI = "mpirun.openmpi"  # Debian's and Ubuntu's name, whichever MPI "mpirun" is
+_BESIDE = Path(sys.executable).with_name("mpiexec")  # of the mpich wheel
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+}
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(
+    ["torch", "torch._dynamo", "torch.distributed", "grace"]
+)  # DDP imports _dynamo, which takes as long as torch
 
 
-class Pool:
-    """``world`` processes in one gloo group. ``run`` calls a function of a test module in all of them."""
+class Workers:
+    """Processes that stay alive. ``run`` calls a function of a test module in all of them."""
 
-    def __init__(self, world: int):
-        self.world = world
-        context = multiprocessing.get_context("spawn")
-        port = free_port()
-        self._pipes, self._processes = [], []
-        for rank in range(world):
-            mine, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, world, port, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            self._pipes.append(mine)
-            self._processes.append(process)
+    def __init__(self, pipes: Sequence[Connection]):
+        self.world, self._pipes = len(pipes), pipes
 
     def run(self, function: Any, *args: Any) -> list[Any]:
         """The results of ``function(rank, world, *args)`` by rank; the first error of a worker is raised here."""
@@ -49,20 +64,97 @@ class Pool:
         return [value for _, value in results]
 
     def close(self) -> None:
-        for pipe, process in zip(self._pipes, self._processes, strict=True):
+        for pipe in self._pipes:
             pipe.close()
+
+
+class Pool(Workers):
+    """``world`` processes in one gloo group."""
+
+    kind = "gloo"
+
+    def __init__(self, world: int):
+        port = free_port()
+        pipes, self._processes = [], []
+        for rank in range(world):
+            mine, theirs = SERVER.Pipe()
+            process = SERVER.Process(target=_serve_over_gloo, args=(rank, world, port, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            pipes.append(mine)
+            self._processes.append(process)
+        super().__init__(pipes)
+
+    def close(self) -> None:
+        super().close()
+        for process in self._processes:
             process.join(5)
             if process.is_alive():
                 process.kill()
 
 
-def _serve(rank: int, world: int, port: int, pipe: multiprocessing.connection.Connection) -> None:
-    import torch
+class LaunchedPool(Workers):
+    """``world`` processes that a launcher starts, and that call here."""
+
+    kind: str
+
+    def __init__(self, kind: str, world: int, launcher: Sequence[str], python: str = sys.executable):
+        self.kind, self.fit = kind, True
+        key = secrets.token_bytes(16)
+        with Listener(("localhost", 0), authkey=key) as listener:
+            module = ["-m", "tests.distributed.processes", kind, str(listener.address[1]), key.hex()]
+            self._job = subprocess.Popen([*launcher, python, *module], env=ENVIRONMENT)
+            pipes = {}
+            for _ in range(world):
+                pipe = listener.accept()
+                pipes[pipe.recv()] = pipe
+        super().__init__([pipes[rank] for rank in range(world)])
+
+    def close(self) -> None:
+        super().close()
+        try:
+            status = self._job.wait(20)
+        except subprocess.TimeoutExpired:
+            self._job.terminate()
+            self._job.wait(20)
+            raise
+        assert status == 0, f"a worker of {self.kind} did not end well"
+
+    def retire(self) -> None:
+        """Ends it before its time."""
+        self.fit = False
+        self.close()
+
+
+class MPIPool(LaunchedPool):
+    """``world`` processes under mpiexec: two under Open MPI's, where the system has it, so that two MPIs are tested."""
+
+    def __init__(self, world: int):
+        over_open_mpi = world == 2 and shutil.which(OPEN_MPI) is not None
+        self.library = "Open MPI" if over_open_mpi else "MPICH" if _BESIDE.exists() else ""
+        super().__init__("mpi", world, under_open_mpi(world) if over_open_mpi else mpiexec(world, []))
+
+
+class HorovodPool(LaunchedPool):
+    """``world`` processes under horovodrun, of a Python that has Horovod."""
+
+    def __init__(self, world: int, python: Path):
+        *launcher, own = horovodrun(world, [], python)
+        super().__init__("horovod", world, launcher, own)
+
+
+def _serve_over_gloo(rank: int, world: int, port: int, pipe: Connection) -> None:
     import torch.distributed as dist
 
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
-    torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    _serve(rank, world, pipe)
+
+
+def _serve(rank: int, world: int, pipe: Connection) -> None:
+    import torch
+
+    torch.set_num_threads(1)
     while True:
         try:
             module, name, args = pipe.recv()
@@ -72,6 +164,31 @@ def _serve(rank: int, world: int, port: int, pipe: multiprocessing.connection.Co
             pipe.send((True, getattr(importlib.import_module(module), name)(rank, world, *args)))
         except BaseException:
             pipe.send((False, traceback.format_exc()))
+
+
+def mpiexec(workers: int, command: Sequence[str]) -> list[str]:
+    """The command under mpiexec: that of the ``mpich`` wheel, beside this Python, or the one on the path."""
+    found = shutil.which("mpiexec", path=os.pathsep.join([str(_BESIDE.parent), os.environ["PATH"]]))
+    assert found is not None, "no mpiexec: pip install mpich"
+    return [found, "-n", str(workers), *command]
+
+
+def under_open_mpi(workers: int) -> list[str]:
+    """The command under Open MPI's mpirun, with mpi4py on that library: its wheel takes the ``mpich`` wheel's otherwise."""
+    more_than_cores = ["--oversubscribe", "--bind-to", "none"]
+    in_containers = ["--mca", "btl_vader_single_copy_mechanism", "none"]  # which may not read each other's memory
+    launcher = [OPEN_MPI, *more_than_cores, *in_containers, "-n", str(workers)]
+    return ["env", "MPI4PY_LIBMPI=libmpi.so.40", *launcher]
+
+
+def run_under_mpi(
+    script: Path, *args: str, workers: int, env: Mapping[str, str] = {}
+) -> subprocess.CompletedProcess[str]:
+    """A script under mpiexec in processes of its own."""
+    command = mpiexec(workers, [sys.executable, str(script), *args])
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=SECONDS, env={**ENVIRONMENT, **env}, check=False
+    )
 
 
 def free_port() -> int:
@@ -89,19 +206,110 @@ def torchrun(script: Path, *args: str, workers: int, options: tuple[str, ...] = 
     )
 
 
-def launch(script: Path, *args: str, workers: int, env: tuple[dict[str, str], ...] = ()) -> list[tuple[int, str]]:
+def launch(
+    script: Path,
+    *args: str,
+    workers: int,
+    env: tuple[dict[str, str], ...] = (),
+    seconds: int = SECONDS,
+    torchrun: bool = True,
+) -> list[tuple[int, str]]:
     """A script in processes of its own, without a launcher: exit status and output (of both kinds) of each rank.
 
-    ``env``: what each rank's environment has beside the usual.
+    ``env``: what each rank's environment has beside the usual. ``torchrun``: whether the variables of torchrun are set.
     """
     port = str(free_port())
     processes = []
     for rank in range(workers):
         mine = {"RANK": str(rank), "WORLD_SIZE": str(workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **mine, **(env[rank] if env else {})}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **(mine if torchrun else {}), **(env[rank] if env else {})}
         command = [sys.executable, str(script), *args]
         processes.append(
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
         )
-    outputs = [process.communicate(timeout=SECONDS)[0] for process in processes]
+    outputs = [process.communicate(timeout=seconds)[0] for process in processes]
     return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
+
+
+def fork(
+    script: Path,
+    *args: str,
+    workers: int,
+    env: tuple[dict[str, str], ...] = (),
+    seconds: int = SECONDS,
+    cwd: Path | None = None,
+) -> list[tuple[int, str]]:
+    """As :func:`launch` under torchrun's variables, without new interpreters: for scripts to which these make no difference.
+
+    What Python and torch read when they start (PYTHONPATH, OMP_NUM_THREADS, ...) has no effect here.
+    """
+    meeting = {"WORLD_SIZE": str(workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, str(rank)) for rank in range(workers)]
+        processes = []
+        for rank, file in enumerate(files):
+            mine = {**os.environ, **meeting, "RANK": str(rank), **(env[rank] if env else {})}
+            processes.append(SERVER.Process(target=_run_script, args=(script, args, mine, file, cwd), daemon=True))
+        for process in processes:
+            process.start()
+        deadline = time.monotonic() + seconds
+        for process in processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        late = [rank for rank, process in enumerate(processes) if process.is_alive()]
+        for process in processes:
+            process.kill()
+            process.join()
+        outputs = [file.read_text() for file in files]
+    assert not late, f"ranks {late} had not ended after {seconds} s:\n" + "\n".join(outputs)
+    return [(int(process.exitcode or 0), output) for process, output in zip(processes, outputs, strict=True)]
+
+
+def run_script(path: Path, *args: str, workers: int = 1, seconds: int = SECONDS) -> str:
+    """What the workers print that run a script as :func:`fork` does; fails if one of them does."""
+    ended = fork(path, *args, workers=workers, seconds=seconds, cwd=path.parent)
+    said = "\n".join(output for _, output in ended)
+    assert [status for status, _ in ended] == [0] * workers, said
+    return said
+
+
+def _run_script(
+    script: Path, args: Sequence[str], environment: Mapping[str, str], output: Path, cwd: Path | None
+) -> None:
+    import torch
+
+    if cwd is not None:
+        os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    torch.set_num_threads(1)
+    sys.argv = [str(script), *args]
+    sys.path.insert(0, str(script.parent))
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()  # which such a process skips
+
+
+def _call_home(kind: str, port: str, key: str) -> None:
+    """A rank of a launched pool."""
+    who: Any
+    if kind == "mpi":
+        from mpi4py import MPI
+
+        who = MPI.COMM_WORLD
+        rank, world = who.rank, who.size
+    else:
+        import horovod.torch as hvd
+
+        hvd.init()
+        rank, world = hvd.rank(), hvd.size()
+    with Client(("localhost", int(port)), authkey=bytes.fromhex(key)) as connection:
+        connection.send(rank)
+        _serve(rank, world, connection)
+
+
+if __name__ == "__main__":
+    _call_home(*sys.argv[1:])

@@ -99,7 +99,7 @@ def too_late(rank: int, world: int, granularity: str) -> None:
     ddp = DistributedDataParallel(net, bucket_cap_mb=0.03)
     net.extra.requires_grad_(True)
     handle = grace.attach(ddp, "topk:ratio=0.1", granularity=granularity)
-    with pytest.raises(InputError, match=r"ended without 'extra.weight', 'extra.bias'.*unfreeze before"):
+    with pytest.raises(InputError, match=r"ended without 'extra.weight', 'extra.bias'.*unfreeze it first"):
         train(ddp, rank, range(1))
     handle.detach()
 

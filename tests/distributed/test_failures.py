@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.processes import torchrun
+from tests.distributed.processes import fork, torchrun
 
 SCRIPT = """
-import os, signal, sys, time, datetime
+import os, sys, time, datetime
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 import grace
-from grace.transports.torch_distributed import init_process_group
+from grace import init_process_group
 
 class Faulty(grace.TopK):
     def encode_(self, rows, rng, memory=None, rest=None):
@@ -26,12 +26,10 @@ class Faulty(grace.TopK):
 
 torch.set_num_threads(1)
 init_process_group(timeout=datetime.timedelta(seconds=30))
-rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+rank, attempt = dist.get_rank(), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 torch.manual_seed(0)
 net = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 40)), bucket_cap_mb=0.01)
 mode = sys.argv[1]
-if mode == "die":
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends the others at once; here they shall speak first
 method = grace.ErrorFeedback(grace.Allgather(Faulty())) if mode == "raise" else "topk"
 handle = grace.attach(net, method)
 start = time.monotonic()
@@ -49,7 +47,7 @@ except BaseException as error:
         sys.stdout.write(f"rank {rank} again: {type(again).__name__}\\n")
     sys.stdout.flush()
     if mode == "raise":
-        time.sleep(20)  # stay, so that torchrun does not end the others before they can speak
+        time.sleep(10)  # stay, so that the others hear of the error before this process's connections are closed
     sys.exit(5)
 sys.stdout.write(f"rank {rank} attempt {attempt} done: {handle.stats.steps} steps\\n")
 dist.destroy_process_group()
@@ -64,39 +62,34 @@ def script(tmp_path: Path) -> Path:
 
 
 def test_an_error_in_the_codec_reaches_its_user_as_itself_and_the_others_as_a_lost_worker(script: Path) -> None:
-    done = torchrun(script, "raise", workers=4)  # rank 3 waits for others that wait for rank 1
-    assert done.returncode != 0
-    assert "rank 1 step 2" in done.stdout
-    assert "KeyError: 'an error of the codec'" in done.stdout
-    assert "rank 1 again: KeyError" in done.stdout
+    ended = fork(script, "raise", workers=4)  # rank 3 waits for others that wait for rank 1
+    assert [status for status, _ in ended] == [5] * 4
+    outputs = [output for _, output in ended]
+    assert "rank 1 step 2" in outputs[1]
+    assert "KeyError: 'an error of the codec'" in outputs[1]
+    assert "rank 1 again: KeyError" in outputs[1]
     for rank in (0, 2, 3):
         heard = rf"rank {rank} step 2 after ([0-9.]+) s: TransportError: rank {rank} of 4.*A worker has died"
-        found = re.search(heard, done.stdout)
-        assert found, done.stdout
-        assert float(found[1]) < 15, "it heard only when the process of rank 1 ended, after 20 s"
-        assert f"rank {rank} again: TransportError" in done.stdout
+        found = re.search(heard, outputs[rank])
+        assert found, outputs
+        assert float(found[1]) < 8, "it heard only when the process of rank 1 ended, after 10 s"
+        assert f"rank {rank} again: TransportError" in outputs[rank]
 
 
 def test_when_a_worker_dies_the_others_end_with_an_error_that_says_so(script: Path) -> None:
-    done = torchrun(script, "die", workers=3)
-    assert done.returncode != 0
-    heard = re.findall(r"rank ([02]) step \d after ([0-9.]+) s: (\w+): .*(?:died|closed|reset)", done.stdout)
-    assert heard, done.stdout + done.stderr
-    assert all(float(seconds) < 30 and kind == "TransportError" for _, seconds, kind in heard)
-    assert "done" not in done.stdout
+    ended = fork(script, "die", workers=3)
+    assert [status for status, _ in ended] == [5, 17, 5]
+    for rank in (0, 2):
+        heard = r"step \d after ([0-9.]+) s: TransportError: .*(?:died|closed|reset)"
+        found = re.search(heard, ended[rank][1])
+        assert found, ended
+        assert float(found[1]) < 30
 
 
 def test_a_restarted_job_finds_its_peers(script: Path) -> None:
     done = torchrun(script, "restart", workers=2, options=("--max_restarts=1",))
     assert done.returncode == 0, done.stderr
     assert sorted(re.findall(r"rank (\d) attempt 1 done: 6 steps", done.stdout)) == ["0", "1"]
-
-
-def test_a_good_run_exits_with_zero(script: Path) -> None:
-    for _ in range(3):  # gloo's abort at exit is a race: unguarded, about every fifth run ends with it
-        done = torchrun(script, "fine", workers=4)
-        assert done.returncode == 0, done.stderr
-        assert len(re.findall(r"done: 6 steps", done.stdout)) == 4
 
 
 def test_the_guard_against_the_abort_at_exit_is_registered_once() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.processes import launch
+from tests.distributed.processes import fork
 
 SCRIPT = """
 import sys, time
@@ -41,7 +41,7 @@ def script(tmp_path: Path) -> Path:
 
 
 def test_ranks_that_differ_hear_in_what_also_where_one_of_them_keeps_the_store(script: Path) -> None:
-    for status, output in launch(script, "differ", workers=3):
+    for status, output in fork(script, "differ", workers=3):
         assert status == 3, output
         assert "FingerprintMismatch after" in output
         assert "'*' -> topk on ranks [0], '*' -> qsgd on ranks [1, 2]" in output
@@ -52,6 +52,6 @@ def test_launchers_that_count_restarts_differently(script: Path) -> None:
     env = tuple(
         {"TORCHELASTIC_RESTART_COUNT": str(1 - rank), "TORCHELASTIC_USE_AGENT_STORE": "False"} for rank in (0, 1)
     )
-    for status, output in launch(script, "alike", workers=2, env=env):
+    for status, output in fork(script, "alike", workers=2, env=env):
         assert status == 0, output
         assert "trained" in output

@@ -91,8 +91,8 @@ def windows(rank: int, world: int, spec: str, optimizer_name: str) -> None:
     assert torch.equal(weights(net), weights(model(0)))
     for index in range(9):
         step(net, optimizer, rank, index)
-        assert handle.synchronised == (index % 3 == 2)
-        assert alike(net, world) == handle.synchronised
+        assert handle.synchronized == (index % 3 == 2)
+        assert alike(net, world) == handle.synchronized
     assert bool(weights(net).isfinite().all())
     assert not torch.equal(weights(net), weights(model(0)))
     held = [x for s in optimizer.state.values() for x in s.values() if isinstance(x, Tensor) and x.numel() > 1]
@@ -119,11 +119,11 @@ def conservation(rank: int, world: int, spec: str) -> None:
     start = weights(net).double()
     told, before = torch.zeros_like(start), weights(net)
     for index in range(10):
-        step(net, optimizer, rank, index) if index % 2 == 0 else _unsynchronised(net, optimizer, rank, index, handle)
+        step(net, optimizer, rank, index) if index % 2 == 0 else _unsynchronized(net, optimizer, rank, index, handle)
         if index % 2 == 1:
             told += torch.stack(of_all((before - weights(net)).double(), world)).mean(0)
             handle.step()
-            assert handle.synchronised
+            assert handle.synchronized
             before = weights(net)
     states = handle.state_dict()["states"]
     memory = [
@@ -136,8 +136,8 @@ def conservation(rank: int, world: int, spec: str) -> None:
     handle.detach()
 
 
-def _unsynchronised(net: nn.Module, optimizer: Any, rank: int, index: int, handle: LocalSteps) -> None:
-    """The last step of a window, without its synchronisation."""
+def _unsynchronized(net: nn.Module, optimizer: Any, rank: int, index: int, handle: LocalSteps) -> None:
+    """The last step of a window, without its synchronization."""
     assert handle._hook is not None
     handle._hook.remove()
     step(net, optimizer, rank, index)
@@ -175,7 +175,7 @@ def traffic(rank: int, world: int, spec: str) -> list[dict[str, Any]]:
         optimizer = sgd(net)
         handle = local(net, optimizer, spec, every=every, warmup_steps=warmup)
         train(net, optimizer, rank, range(8))
-        assert handle.synchronised
+        assert handle.synchronized
         made.append(handle.stats.as_dict())
         handle.detach()
     return made
@@ -217,7 +217,7 @@ def checkpoint(rank: int, world: int, spec: str, stop: int) -> None:
     optimizer.load_state_dict(saved["optimizer"])
     handle.load_state_dict(saved["grace"])
     assert torch.equal(weights(resumed), weights(stopped))
-    assert handle.synchronised == (stop % 3 == 0)
+    assert handle.synchronized == (stop % 3 == 0)
     before = handle.state_dict()
     wrong = {
         "rank": {**saved["grace"], "rank": rank + 1},
@@ -261,7 +261,7 @@ def between(rank: int, world: int) -> None:
     handle.sync()  # nothing to do
     assert handle.stats.traffic.rounds == rounds
     train(net, optimizer, rank, range(4))  # a whole window again
-    assert handle.synchronised
+    assert handle.synchronized
     assert "every 4 steps" in repr(handle)
 
     handle.detach()
@@ -290,7 +290,7 @@ def by_hand(rank: int, world: int) -> None:
         if not (rank == 0 and index == 2):
             step(net, optimizer, rank, index)
         handle.step()
-        assert alike(net, world) == handle.synchronised == (index % 2 == 1)
+        assert alike(net, world) == handle.synchronized == (index % 2 == 1)
     handle.detach()
 
 
@@ -409,7 +409,7 @@ def failing(rank: int, world: int) -> None:
     expected: type[Exception] = KeyError if rank == 1 else TransportError
     for _ in range(2):  # again, and the same
         with pytest.raises(expected):
-            train(net, optimizer, rank, range(2, 4)) if handle.synchronised else handle.sync()
+            train(net, optimizer, rank, range(2, 4)) if handle.synchronized else handle.sync()
     train(plain, other, rank, range(2, 4))
     assert torch.equal(weights(net), weights(plain)), "the replica should be as its own steps left it"
     after = handle.state_dict()

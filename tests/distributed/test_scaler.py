@@ -16,7 +16,7 @@ from tests.distributed.test_ddp import assert_replicas_agree, batch, model, weig
 SPECS = ["topk:ratio=0.05", "efsignsgd", "powersgd:rank=2", "qsgd:bits=4", "topk:ratio=0.05,memory=ef21", "none"]
 
 
-class Told(torch.amp.GradScaler):
+class Outcome(torch.amp.GradScaler):
     """A scaler whose scales are told."""
 
     def __init__(self, scales: list[float]):
@@ -29,7 +29,7 @@ class Told(torch.amp.GradScaler):
 
 def applied(rank: int, spec: str, scales: list[float] | None, granularity: str) -> Tensor:
     net = model()
-    scaler = None if scales is None else Told(scales)
+    scaler = None if scales is None else Outcome(scales)
     handle = grace.attach(net, spec, scaler=scaler, granularity=granularity)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     for step in range(6):

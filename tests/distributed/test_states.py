@@ -19,12 +19,13 @@ from tests.distributed.test_local_steps import sgd
 from tests.distributed.test_local_steps import train as train_locally
 
 RANDOM = "randomk:ratio=0.1,memory=none"  # its streams are shared: ranks at different steps send different positions
+STARTING = "topk:ratio=0.1,start=3"  # ranks before and after that step send messages of different kinds
 
 
-def belonging(rank: int, world: int) -> list[str]:
+def belonging(rank: int, world: int, spec: str) -> list[str]:
     """States of different steps, seeds, methods; one that is damaged; a rank that does not load."""
     net = model()
-    handle = grace.attach(net, RANDOM)
+    handle = grace.attach(net, spec)
     train(net, rank, range(2))
     early = handle.state_dict()
     train(net, rank, range(2, 4))
@@ -57,8 +58,9 @@ def belonging(rank: int, world: int) -> list[str]:
     return messages
 
 
-def test_either_all_ranks_load_or_none(pair: Pool) -> None:
-    first, second = pair.run(belonging)
+@pytest.mark.parametrize("spec", [RANDOM, STARTING])
+def test_either_all_ranks_load_or_none(pair: Pool, spec: str) -> None:
+    first, second = pair.run(belonging, spec)
     for messages in (first, second):
         assert (
             "the states do not belong together, so no rank loads. step: 2 on ranks [0], 4 on ranks [1]" in messages[0]

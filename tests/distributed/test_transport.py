@@ -1,6 +1,17 @@
-"""torch.distributed over gloo gives what the simulator gives, and refuses what would poison the group."""
+"""What every transport keeps: it gives what the simulator gives, refuses before anything is sent, and never hangs.
+
+A new kind of transport is a line in :func:`beside` and one in the fixture ``workers``.
+"""
 
 from __future__ import annotations
+
+import gc
+import re
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,11 +20,28 @@ from grace.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collect
 from grace.errors import FingerprintMismatch, RoundMismatch, TransportError
 from grace.run.simulate import answers
 from grace.transports.agreement import agree
+from grace.transports.base import Transport
 from grace.transports.checked import Checked
+from grace.transports.horovod import HorovodTransport
+from grace.transports.mpi import MPITransport, describe_library
 from grace.transports.torch_distributed import TorchDistributed
-from tests.distributed.processes import Pool
+from tests.distributed.processes import LaunchedPool, MPIPool, Pool, run_under_mpi
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int32, torch.int64)
+AnyPool = Pool | LaunchedPool
+
+
+def beside(kind: str) -> Transport:
+    """A new transport between the ranks of a pool; not ready before its first tell."""
+    if kind == "horovod":
+        return HorovodTransport(seconds=60.0)
+    return MPITransport(seconds=60.0) if kind == "mpi" else TorchDistributed.beside()
+
+
+def ready(kind: str) -> Transport:
+    transport = beside(kind)
+    transport.tell("", seconds=60.0)
+    return transport
 
 
 def ops_of(rank: int, world: int, dtype: torch.dtype) -> list[Collective]:
@@ -22,17 +50,19 @@ def ops_of(rank: int, world: int, dtype: torch.dtype) -> list[Collective]:
     rows = (torch.arange(world * 4) * (rank + 1)).remainder(11).to(dtype).view(world, 4)
     ring = tuple((r, (r + 1) % world) for r in range(world))
     ops: list[Collective] = [
-        AllReduce(x, "sum"), AllReduce(x, "max"), AllReduce(x.clone(), "sum", donate=True), AllGather(x), AllGather(x.t()),
-        AllToAll(rows), ReduceScatter(rows, "sum"), ReduceScatter(rows, "max"), Broadcast(x, world - 1),
-        Permute(x, ring), Permute(x, ((0, 1),)), AllGather(x[:0]), AllReduce(x[:0], "sum"),
+        AllReduce(x, "sum"), AllReduce(x, "max"), AllReduce(x.clone(), "sum", donate=True), AllReduce(x.t(), "sum"),
+        AllReduce(x[0, 0], "sum"), AllGather(x), AllGather(x.t()), AllGather(x[0, 0]), AllToAll(rows), AllToAll(rows[:, :0]),
+        ReduceScatter(rows, "sum"), ReduceScatter(rows, "max"), Broadcast(x, world - 1), Broadcast(x[:0], 0),
+        Permute(x, ring), Permute(x, ((0, 1),)), Permute(x, ((1, 1),)), AllGather(x[:0]), AllReduce(x[:0], "sum"),
     ]  # fmt: skip
     if dtype.is_floating_point:
-        ops += [AllReduce(x * world, "mean"), ReduceScatter(rows * world, "mean")]
+        ops += [AllReduce(x * world, "mean"), AllReduce((x * world).t().clone(), "mean", donate=True),
+                ReduceScatter(rows * world, "mean")]  # fmt: skip
     return ops
 
 
-def every_collective(rank: int, world: int) -> int:
-    transport, checked = TorchDistributed(), 0
+def every_collective(rank: int, world: int, kind: str) -> int:
+    transport, checked = ready(kind), 0
     for dtype in DTYPES:
         everyone = [ops_of(r, world, dtype) for r in range(world)]
         for i, op in enumerate(everyone[rank]):
@@ -43,48 +73,78 @@ def every_collective(rank: int, world: int) -> int:
             assert torch.equal(answer, expected), (op, answer, expected)
             assert torch.equal(op.buf, before) or (isinstance(op, AllReduce) and op.donate), f"{op} changed its buffer"
             checked += 1
+    flags = torch.tensor([rank == 0, True])
+    assert transport.run(AllGather(flags)).tolist() == [[r == 0, True] for r in range(world)]
+    transport.close()
     return checked
 
 
-def test_every_collective_in_every_dtype_as_simulated(pool: Pool) -> None:
-    assert pool.run(every_collective) == [13 * len(DTYPES) + 8] * pool.world
+def test_every_collective_in_every_dtype_as_simulated(workers: AnyPool) -> None:
+    assert workers.run(every_collective, workers.kind) == [19 * len(DTYPES) + 4 * 3] * workers.world
 
 
-def refusals(rank: int, world: int) -> None:
-    transport = TorchDistributed()
+def one_answer(rank: int, world: int, kind: str) -> None:
+    transport = ready(kind)
+    random = torch.Generator().manual_seed(rank)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        for size in (1, 7, 1000, 70_001):
+            x = torch.randn(size, generator=random).to(dtype)
+            for op in ("sum", "mean", "max"):
+                answer = transport.run(AllReduce(x, op))
+                for other in transport.run(AllGather(answer.view(torch.uint8))):
+                    assert torch.equal(other, answer.view(torch.uint8)), f"{op} of {size} {dtype}"
+    transport.close()
+
+
+def test_a_reduction_has_the_same_bits_on_all_ranks(workers: AnyPool) -> None:
+    workers.run(one_answer, workers.kind)
+
+
+def refusals(rank: int, world: int, kind: str) -> None:
+    transport = ready(kind)
     bad = [
         AllReduce(torch.ones(3, dtype=torch.int32), "mean"), AllReduce(torch.ones(3, dtype=torch.int16), "sum"),
-        AllGather(torch.ones(3, dtype=torch.complex64)), AllToAll(torch.ones(world + 1, 2)),
-        ReduceScatter(torch.ones(()), "sum"), Broadcast(torch.ones(2), world),
+        AllReduce(torch.ones(3, dtype=torch.bool), "sum"), AllGather(torch.ones(3, dtype=torch.complex64)),
+        AllToAll(torch.ones(world + 1, 2)), ReduceScatter(torch.ones(()), "sum"), Broadcast(torch.ones(2), world),
+        Permute(torch.ones(2), ((0, world),)),
     ]  # fmt: skip
+    if kind == "mpi":
+        bad.append(AllReduce(torch.ones(3, device="meta")))
     for op in bad:
         if rank == 0:  # one rank alone: the others never hear of it
             with pytest.raises(TransportError, match="nothing was sent"):
                 transport.run(op)
     assert transport.run(AllReduce(torch.ones(2), "sum")).tolist() == [world, world]
+    transport.close()
 
 
-def test_what_gloo_would_refuse_is_refused_before_it_poisons_the_group(pool: Pool) -> None:
-    pool.run(refusals)
+def test_what_would_fail_is_refused_before_it_poisons_the_group(workers: AnyPool) -> None:
+    workers.run(refusals, workers.kind)
 
 
-def checked_mismatch(rank: int, world: int) -> str:
-    transport = Checked(TorchDistributed())
+def checked_mismatch(rank: int, world: int, kind: str) -> str:
+    transport = Checked(ready(kind))
     assert transport.run(AllReduce(torch.ones(2), "sum")).tolist() == [world, world]
     with pytest.raises(RoundMismatch) as caught:
         transport.run(AllGather(torch.ones(2)) if rank == 0 else AllGather(torch.ones(3)))
     assert transport.run(AllReduce(torch.ones(2), "sum")).tolist() == [world, world]
+    transport.close()
     return str(caught.value)
 
 
-def test_checked_names_what_each_rank_asked_for(pool: Pool) -> None:
-    for message in pool.run(checked_mismatch):
+def test_checked_names_what_each_rank_asked_for(workers: AnyPool) -> None:
+    for message in workers.run(checked_mismatch, workers.kind):
         assert "ranks [0]: collective 2: AllGather(float32, (2,))" in message
         assert "AllGather(float32, (3,))" in message
 
 
-def late_rank(rank: int, world: int) -> str:
-    transport = TorchDistributed.beside()
+_kept: dict[str, Transport] = {}
+
+
+def late_rank(rank: int, world: int, kind: str, begins: bool) -> str:
+    if rank == world - 1 and not begins:
+        return "did not come"
+    _kept[kind] = transport = beside(kind)
     if rank == world - 1:
         return "did not come"
     try:
@@ -94,9 +154,14 @@ def late_rank(rank: int, world: int) -> str:
     return "agreed"
 
 
-def afterwards(rank: int, world: int) -> list[str]:
-    transport = TorchDistributed.beside()
-    texts = transport.tell(f"text {rank}", seconds=20.0)
+def afterwards(rank: int, world: int, kind: str, again: bool) -> list[str]:
+    transport = _kept.pop(kind, None)
+    if transport is None or not again:
+        if transport is not None:
+            transport.close()
+        transport = beside(kind)
+    texts = transport.tell(f"text {rank}", seconds=60.0)
+    assert transport.tell("", seconds=60.0) == [""] * world
     assert transport.run(AllReduce(torch.ones(2), "sum")).tolist() == [world, world]
     transport.close()
     with pytest.raises(TransportError, match="has left"):
@@ -106,28 +171,212 @@ def afterwards(rank: int, world: int) -> list[str]:
     return texts
 
 
-def test_a_rank_that_never_attaches_is_named_and_may_come_later(pool: Pool) -> None:
-    messages = pool.run(late_rank)
+@pytest.mark.parametrize("again", [True, False], ids=["the same transport", "another"])
+def test_a_rank_that_never_attaches_is_named_and_may_come_later(workers: AnyPool, again: bool) -> None:
+    messages = workers.run(late_rank, workers.kind, again)
     for message in messages[:-1]:
-        assert message.startswith(f"FingerprintMismatch: ranks [{pool.world - 1}] did not attach Grace within 1 s")
-    assert pool.run(afterwards) == [[f"text {rank}" for rank in range(pool.world)]] * pool.world
+        assert message.startswith(f"FingerprintMismatch: ranks [{workers.world - 1}] did not attach Grace within 1 s")
+    assert workers.run(afterwards, workers.kind, again) == [[f"text {r}" for r in range(workers.world)]] * workers.world
 
 
-def differing(rank: int, world: int) -> str:
+def differing(rank: int, world: int, kind: str) -> str:
+    transport = beside(kind)
     with pytest.raises(FingerprintMismatch) as caught:
-        agree({"method": "topk" if rank else "qsgd"}, TorchDistributed.beside(), seconds=20.0)
+        agree({"method": "topk" if rank else "qsgd"}, transport, seconds=60.0)
+    transport.close()
     return str(caught.value)
 
 
-def test_what_differs_is_told_on_every_rank(pool: Pool) -> None:
-    for message in pool.run(differing):
+def test_what_differs_is_told_on_every_rank(workers: AnyPool) -> None:
+    for message in workers.run(differing, workers.kind):
         assert message.startswith("ranks are configured differently. method: qsgd on ranks [0], topk on ranks [1")
 
 
-def before_the_first_tell(rank: int, world: int) -> None:
-    with pytest.raises(TransportError, match="no group before its first tell"):
-        TorchDistributed.beside().run(AllReduce(torch.ones(2), "sum"))
+def long_texts(rank: int, world: int, kind: str) -> None:
+    transport = beside(kind)
+    texts = [str(r) * 300_000 for r in range(world)]
+    assert transport.tell(texts[rank], seconds=60.0) == texts
+    transport.close()
 
 
-def test_a_group_of_its_own_needs_all_ranks(pair: Pool) -> None:
-    pair.run(before_the_first_tell)
+def test_texts_may_be_long(workers: AnyPool) -> None:
+    workers.run(long_texts, workers.kind)
+
+
+def two_at_once(rank: int, world: int, kind: str) -> None:
+    transports = [ready(kind), ready(kind)]
+    totals: list[Any] = [None, None]
+
+    def work(which: int) -> None:
+        totals[which] = [
+            transports[which].run(AllReduce(torch.full((5000,), float(step + which)), "sum"))[0].item()
+            for step in range(30)
+        ]
+
+    order = (0, 1) if rank == 0 else (1, 0)  # as exchanges of two models meet
+    threads = [threading.Thread(target=work, args=(which,)) for which in order]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    assert totals == [[float(world * (step + which)) for step in range(30)] for which in (0, 1)]
+    for transport in transports:
+        transport.close()
+
+
+def test_two_at_once_do_not_meet(workers: AnyPool) -> None:
+    workers.run(two_at_once, workers.kind)
+
+
+def failing(rank: int, world: int, kind: str) -> str:
+    return fail_on_one_rank(ready(kind), rank)
+
+
+def fail_on_one_rank(transport: Transport, rank: int) -> str:
+    transport.run(AllReduce(torch.ones(2)))
+    if rank == 1:
+        time.sleep(0.1)  # the others wait
+        transport.close(ValueError("a problem of rank 1"))
+        return "closed"
+    start = time.monotonic()
+    with pytest.raises(TransportError) as caught:
+        transport.run(AllReduce(torch.ones(2)))
+    assert time.monotonic() - start < 30.0, "it heard by the deadline only"
+    transport.close(caught.value)
+    return str(caught.value)
+
+
+def check_that_all_hear(messages: list[str], kind: str) -> None:
+    for rank, message in enumerate(messages):
+        if rank != 1:
+            assert "AllReduce(mean, float32, (2,)) failed" in message
+            assert kind == "gloo" or "rank 1 has left (ValueError: a problem of rank 1)" in message
+
+
+def test_a_rank_that_closes_with_an_error_wakes_the_others(workers: AnyPool) -> None:
+    messages = workers.run(failing, workers.kind)
+    if isinstance(workers, LaunchedPool) and workers.kind == "horovod":
+        workers.retire()  # there is no second start of Horovod in a process
+    check_that_all_hear(messages, workers.kind)
+
+
+def library(rank: int, world: int) -> str:
+    from mpi4py import MPI
+
+    return describe_library(MPI)
+
+
+def test_each_pool_runs_over_the_mpi_that_it_names(mpi: MPIPool) -> None:
+    """Two MPIs, where the system has Open MPI."""
+    for name in mpi.run(library):
+        assert name.startswith(mpi.library), name
+
+
+# ---- what MPI lacks, and the transport adds ---------------------------------------------------------------------------
+def without_the_alarm(rank: int, world: int, mutant: str) -> str:
+    transport = MPITransport(seconds=1.0)
+    transport.tell("", seconds=60.0)
+    line: Any = transport._line
+    if mutant == "who leaves says nothing" and rank == 1:
+        line._send_all = lambda *ignored: None
+    if mutant == "who waits does not listen":
+        line._listen = lambda: None
+    return fail_on_one_rank(transport, rank)
+
+
+@pytest.mark.parametrize("mutant", ["who leaves says nothing", "who waits does not listen"])
+def test_a_transport_without_the_alarm_is_caught_by_its_deadline(mpi: MPIPool, mutant: str) -> None:
+    messages = mpi.run(without_the_alarm, mutant)
+    with pytest.raises(AssertionError, match="has left"):
+        check_that_all_hear(messages, "mpi")
+    assert any("no answer within 1 s" in message for message in messages)
+
+
+def leaving_after_the_work(rank: int, world: int) -> str:
+    transport: MPITransport | None = MPITransport(seconds=60.0)
+    assert transport is not None
+    transport.tell("", seconds=60.0)
+    if rank == 0:
+        transport.run(Permute(torch.ones(2), ((0, 1),)))
+        transport = None  # dropped, which tells the others, too
+        gc.collect()
+        return ""
+    time.sleep(0.2)
+    assert transport.run(Permute(torch.zeros(2), ((0, 1),))).tolist() == [float(rank == 1)] * 2
+    with pytest.raises(TransportError, match="AllReduce") as caught:
+        transport.run(AllReduce(torch.ones(2)))
+    return str(caught.value)
+
+
+def test_who_leaves_after_its_part_harms_nobody_until_it_is_needed(mpi: MPIPool) -> None:
+    for message in mpi.run(leaving_after_the_work)[1:]:
+        assert "rank 0 has left (it has ended without an error)" in message or "rank 1 has left" in message
+
+
+def maximum_of_nan(rank: int, world: int) -> None:
+    transport = ready("mpi")
+    x = torch.tensor([float(rank), float("nan") if rank == 0 else 1.0])
+    assert transport.run(AllReduce(x, "max")).tolist()[0] == world - 1
+    assert torch.isnan(transport.run(AllReduce(x, "max"))[1])
+    transport.close()
+
+
+def test_the_maximum_of_a_nan_is_nan_on_all_ranks(mpi: MPIPool) -> None:
+    mpi.run(maximum_of_nan)
+
+
+# ---- jobs whose ranks end -------------------------------------------------------------------------------------------------
+SCRIPT = """
+import os, signal, sys, time
+import torch, grace
+from grace.collectives import AllReduce
+
+torch.set_num_threads(1)
+transport = grace.transport()
+transport.tell("", seconds=60)
+start = time.monotonic()
+try:
+    for step in range(6):
+        if step == 3 and transport.rank == 1:
+            if sys.argv[1] == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if sys.argv[1] == "raise":
+                raise ValueError("a problem of the user's")
+        total = transport.run(AllReduce(torch.ones(1000), "sum"))
+except grace.GraceError as error:
+    sys.stdout.write(f"rank {transport.rank} after {time.monotonic() - start:.1f} s: {type(error).__name__}: {error}\\n")
+    sys.exit(5)
+sys.stdout.write(f"rank {transport.rank} of {transport.world} done over {transport.name}: {total[0]}\\n")
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "job.py"
+    path.write_text(textwrap.dedent(SCRIPT))
+    return path
+
+
+def test_a_good_job_over_mpi_ends_well(script: Path) -> None:
+    done = run_under_mpi(script, "fine", workers=2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(f"rank {rank} of 2 done over mpi: 2.0" in done.stdout for rank in (0, 1))
+
+
+def test_an_error_of_the_users_ends_the_job_and_the_others_hear_which(script: Path) -> None:
+    """MPI's own end waits for nobody then."""
+    done = run_under_mpi(script, "raise", workers=2)
+    assert done.returncode != 0
+    heard = re.search(
+        r"rank 0 after ([0-9.]+) s: TransportError: .* rank 1 has left \(ValueError: a problem", done.stdout
+    )
+    assert heard, done.stdout + done.stderr
+    assert float(heard[1]) < 60.0, "it heard by a deadline only"
+
+
+def test_a_killed_worker_ends_the_job(script: Path) -> None:
+    start = time.monotonic()
+    done = run_under_mpi(script, "kill", workers=2)
+    assert done.returncode != 0
+    assert "done" not in done.stdout
+    assert time.monotonic() - start < 100.0, "it ended by a deadline only"

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -30,6 +31,24 @@ def script(path: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write_script(path: Path, folder: Path) -> Path:
+    """The script of a page as a file, whose name and line numbers are those of the page."""
+    file = folder / f"{path.stem}.md.py"
+    file.write_text(script(path), encoding="utf-8")
+    return file
+
+
+def run_blocks(path: Path) -> None:
+    """Runs a page as a module of its own, block by block; a traceback names the page and the line."""
+    module = ModuleType(f"page_{path.stem.replace('-', '_')}")
+    sys.modules[module.__name__] = module
+    try:
+        for line, code in blocks(path, "python"):
+            exec(compile("\n" * (line - 1) + code, str(path), "exec", dont_inherit=True), module.__dict__)
+    finally:
+        del sys.modules[module.__name__]
+
+
 def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -44,6 +63,6 @@ def run(*command: str, cwd: Path, seconds: int = 120) -> subprocess.CompletedPro
     return done
 
 
-def torchrun(path: Path, workers: int = 2) -> str:
+def torchrun(path: Path, *arguments: str, workers: int = 2, seconds: int = 120) -> str:
     options = ("--standalone", f"--nproc-per-node={workers}")
-    return run("-m", "torch.distributed.run", *options, str(path), cwd=path.parent).stdout
+    return run("-m", "torch.distributed.run", *options, str(path), *arguments, cwd=path.parent, seconds=seconds).stdout

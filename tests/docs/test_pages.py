@@ -3,26 +3,55 @@
 from __future__ import annotations
 
 import doctest
+import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import PAGES, ROOT, blocks, name, script, torchrun
+from tests.distributed.processes import run_script, run_under_mpi
+from tests.docs.pages import PAGES, ROOT, blocks, name, run_blocks, write_script
 
 CONCEPTS = [page for page in PAGES if page.parent.name == "concepts"]
-WORKERS = [ROOT / "docs/concepts" / page for page in ("ddp.md", "local-steps.md")]  # run by torchrun
+_FOR_WORKERS = ("ddp.md", "horovod.md", "local-steps.md", "migrating.md", "optimizer.md")
+WORKERS = [ROOT / "docs/concepts" / page for page in _FOR_WORKERS]  # run by two workers
+# likewise; they start slowly
+TOOLKITS = [ROOT / "docs/concepts" / page for page in ("integrations.md", "keras.md", "tensorflow.md")]
+_NEEDS = {"integrations": "accelerate"}
+MPI = ROOT / "docs/concepts/mpi.md"  # run by mpiexec
+XLA = ROOT / "docs/concepts/jax-xla.md"  # on four devices of two processes: tests/adapters/test_jax_xla.py
+ELSEWHERE = [*WORKERS, *TOOLKITS, MPI, XLA]
 
 
-@pytest.mark.parametrize("page", [p for p in CONCEPTS if blocks(p, "python") and p not in WORKERS], ids=name)
+@pytest.mark.parametrize("page", [p for p in CONCEPTS if blocks(p, "python") and p not in ELSEWHERE], ids=name)
 def test_python_blocks_run(page: Path) -> None:
-    exec(compile(script(page), str(page), "exec"), {"__name__": f"page_{page.stem.replace('-', '_')}"})
+    run_blocks(page)
+
+
+def test_a_block_that_fails_is_named_by_page_and_line(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("text\n\n```python\nx = 1\n```\n\n```python\ny = 2\nassert x == y\n```\n")
+    with pytest.raises(AssertionError) as failure:
+        run_blocks(page)
+    assert [(str(entry.path), entry.lineno + 1) for entry in failure.traceback][-1] == (str(page), 9)
+    assert write_script(page, tmp_path).read_text().splitlines()[8] == "assert x == y"
 
 
 @pytest.mark.parametrize("page", WORKERS, ids=name)
 def test_pages_for_several_workers_run_on_two(page: Path, tmp_path: Path) -> None:
-    (tmp_path / "page.py").write_text(script(page))
-    torchrun(tmp_path / "page.py")
+    run_script(write_script(page, tmp_path), workers=2)
+
+
+def test_the_page_about_mpi_runs_on_two(tmp_path: Path) -> None:
+    done = run_under_mpi(write_script(MPI, tmp_path), workers=2)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", TOOLKITS, ids=name)
+def test_pages_for_toolkits_run_on_two(page: Path, tmp_path: Path) -> None:
+    if importlib.util.find_spec(_NEEDS.get(page.stem, page.stem)) is None:  # to import it here would cost seconds
+        pytest.skip(f"pip install 'grace-dl[{page.stem}]'")
+    run_script(write_script(page, tmp_path), workers=2, seconds=280)
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "pycon")], ids=name)
@@ -45,7 +74,7 @@ def test_links_lead_to_files(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_fence_names_its_language(page: Path) -> None:
     fences = re.findall(r"^```(.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert set(fences[::2]) <= {"python", "pycon", "console", "text", "bibtex"}
+    assert set(fences[::2]) <= {"python", "pycon", "console", "text", "toml", "bibtex"}
     assert set(fences[1::2]) <= {""}
 
 

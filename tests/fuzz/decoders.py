@@ -18,7 +18,7 @@ from tests.fuzz.damage import Payloads, damage
 from tests.fuzz.tally import Tally
 from tests.laws.cases import CASES
 
-ROWS = 1024  # payloads that are decoded together
+ROWS = 1024  # payloads that are decoded together, unless told otherwise
 SIZES = (1, 7, 37, 64, 300)  # numbers of a row
 # Decoders that copy a sender's numbers: an inf in the wire is an inf in the answer, and the exchange says so.
 COPIES = ("Identity", "FP16", "BF16")
@@ -41,10 +41,11 @@ class Decoder:
         compressor: whose wires are damaged.
         backend: as in ``GRACE_KERNELS``.
         seed: what is drawn follows from it.
+        rows: payloads that are decoded together.
     """
 
-    def __init__(self, compressor: Compressor, backend: str, seed: int = 0):
-        self.compressor, self.backend = compressor, backend
+    def __init__(self, compressor: Compressor, backend: str, seed: int = 0, rows: int = ROWS):
+        self.compressor, self.backend, self._rows = compressor, backend, rows
         self.tally = Tally()
         self._dice = np.random.default_rng(seed)
         self._rng = Stream(1, compressor.id, "fuzz", None if compressor.randomness == "shared" else 0, 3)
@@ -99,8 +100,8 @@ class Decoder:
 
     def _encode(self, n: int) -> tuple[Payloads, torch.dtype]:
         """Valid wires of n numbers each, of several kinds of rows."""
-        wire = self.compressor.compress_(_rows(n, self._dice), self._rng, False)
-        raw = wire.contiguous().view(torch.uint8).view(ROWS, -1).numpy().copy()
+        wire = self.compressor.compress_(_draw(self._rows, n, self._dice), self._rng, False)
+        raw = wire.contiguous().view(torch.uint8).view(self._rows, -1).numpy().copy()
         limit, self.tally.usual = self.tally.usual, math.inf
         for _ in range(4):  # alone and with others; the first is slower
             before = self.tally.seconds
@@ -110,11 +111,11 @@ class Decoder:
         return raw, wire.dtype
 
 
-def _rows(n: int, dice: np.random.Generator) -> Tensor:
-    """``[ROWS, n]``: usual numbers, many zeros, one sign, one magnitude, and all exponents."""
-    x = torch.from_numpy(dice.standard_normal((ROWS, n), dtype=np.float32))
-    kind = torch.arange(ROWS)[:, None] % 5
+def _draw(rows: int, n: int, dice: np.random.Generator) -> Tensor:
+    """``[rows, n]``: usual numbers, many zeros, one sign, one magnitude, and all exponents."""
+    x = torch.from_numpy(dice.standard_normal((rows, n), dtype=np.float32))
+    kind = torch.arange(rows)[:, None] % 5
     x = torch.where((kind == 1) & (x < 1), 0.0, x)
     x = torch.where(kind == 2, -x.abs(), x)
     x = torch.where(kind == 3, x.sign() * 4, x)
-    return torch.where(kind == 4, torch.ldexp(x, torch.from_numpy(dice.integers(-60, 60, (ROWS, n)))), x).contiguous()
+    return torch.where(kind == 4, torch.ldexp(x, torch.from_numpy(dice.integers(-60, 60, (rows, n)))), x).contiguous()

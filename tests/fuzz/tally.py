@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import thread_time
 
 _TIMES, _SECONDS = 10.0, 1.0  # beyond so many times what a valid one takes, plus this, a payload costs too much
 
@@ -26,11 +26,11 @@ class Tally:
         Raises:
             AssertionError: it took longer than the size of what it was given justifies.
         """
-        start = time.thread_time()
+        start = thread_time()
         try:
             yield
         finally:  # a refusal may not take long either
-            took = time.thread_time() - start
+            took = thread_time() - start
             self.seconds += took
             limit = _TIMES * self.usual + _SECONDS
             assert took <= limit, f"{took:.2f} s of work for payloads whose valid kind takes {self.usual:.4f} s"

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from grace import backends
-from tests.fuzz.decoders import Decoder, compressors
+from tests.fuzz.decoders import ROWS, Decoder, compressors
 from tests.fuzz.exchanges import Conversation
 from tests.laws.cases import CASES
 
@@ -37,11 +37,11 @@ def names() -> list[tuple[str, str]]:
     return decoders + [(f"exchange {spec}", both[-1]) for spec in CASES]
 
 
-def fuzz(target: str, backend: str, payloads: int, seconds: float, seed: int) -> Outcome:
+def fuzz(target: str, backend: str, payloads: int, seconds: float, seed: int, rows: int = ROWS) -> Outcome:
     """Runs one target until so many payloads were damaged, or so much processor time is used up."""
     torch.set_num_threads(1)
     kind, _, spec = target.partition(" ")
-    one = Decoder(compressors()[spec], backend, seed) if kind == "decoder" else Conversation(CASES[spec], seed)
+    one = Decoder(compressors()[spec], backend, seed, rows) if kind == "decoder" else Conversation(CASES[spec], seed)
     start, failure = time.process_time(), ""
     try:
         while one.tally.payloads < payloads and time.process_time() - start < seconds:

@@ -47,7 +47,7 @@ def test_means_are_those_of_the_cpu(spec: str) -> None:
 
 
 @contextmanager
-def unsynchronised() -> Iterator[None]:
+def unsynchronized() -> Iterator[None]:
     """Every wait for the stream is an error."""
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -64,7 +64,7 @@ def test_nothing_waits_for_the_stream(spec: str) -> None:
     states = [method.init(x) for x in there[0]]
     laws.run(method, there[0], states)  # what is made once and kept, such as tables, may be copied from the host
     states, flags = [method.init(x) for x in there[0]], []
-    with unsynchronised():
+    with unsynchronized():
         for step, xs in enumerate(there):
             outs = laws.run(
                 method, xs, states, step=step, runner=lambda runs: simulate([Refusals().watch(run) for run in runs])

@@ -21,7 +21,8 @@ from grace.verify.inputs import UGLY, Make, heavy, normal
 from tests.laws.cases import CASES
 from tests.laws.mutants import Wrapper
 
-LARGE = {name: spec for spec in reversed(CASES) for name in [spec.partition(":")[0]] if name in grace.methods()}
+METHODS = set(grace.methods())
+LARGE = {name: spec for spec in reversed(CASES) for name in [spec.partition(":")[0]] if name in METHODS}
 
 
 def ranks(make: Make) -> list[Tensor]:
@@ -47,7 +48,7 @@ def test_the_mean_does_not_depend_on_the_machine(spec: str):
     xs, means = ranks(normal(200, 170))[:2], []
     for backend in ("reference", backends.available()[-1]):
         for threads in (1, 3):
-            with replicas.Machine(backend, threads).running():
+            with replicas.Machine(backend, threads).use():
                 means.append(laws.run(CASES[spec], xs)[0].mean)
     assert all(laws.same_bits(means[0], mean) for mean in means[1:])
 
@@ -55,7 +56,7 @@ def test_the_mean_does_not_depend_on_the_machine(spec: str):
 def test_machines_differ():
     assert len(set(replicas.machines())) == len(replicas.machines()) >= 2
     before = torch.get_num_threads()
-    with replicas.Machine("reference", 3).running():
+    with replicas.Machine("reference", 3).use():
         assert (torch.get_num_threads(), backends.active()[0]) == (3, "reference")
     assert torch.get_num_threads() == before
 

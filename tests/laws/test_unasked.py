@@ -11,7 +11,7 @@ import torch
 
 import grace
 from grace.compressor import Compressor
-from grace.finite import known
+from grace.finite import ask_host
 from grace.memories.base import Memory
 from grace.method import Exchanged, Method
 from grace.verify import laws
@@ -114,7 +114,7 @@ class Peeking(grace.ErrorFeedback):
 
     def exchange(self, x, state, peer):
         out = yield from grace.ErrorFeedback.exchange(self, x, state, peer)
-        known(out.finite)
+        ask_host(out.finite)
         return out
 
 

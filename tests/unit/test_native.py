@@ -137,6 +137,7 @@ def test_a_call_releases_the_interpreter() -> None:
 @needs_native
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:os.fork.*JAX:RuntimeWarning")  # where other tests of the process have imported it
 def test_a_forked_child_computes_too() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(4)
@@ -176,6 +177,7 @@ class Finite(torch.utils.data.Dataset[torch.Tensor]):
 
 @needs_native
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:os.fork.*JAX:RuntimeWarning")  # where other tests of the process have imported it
 def test_workers_of_a_data_loader() -> None:
     work()
     loader = torch.utils.data.DataLoader(Finite(), batch_size=None, num_workers=2, multiprocessing_context="fork")

@@ -119,3 +119,36 @@ def test_policies_compare_by_their_rules_also_after_pickling() -> None:
     assert hash(twin) == hash(policy)
     assert policy != Policy([("*", "topk:ratio=0.02")])
     assert policy != "topk"
+
+
+LIKE = {"fc1.weight": torch.empty(8, 8), "fc1.bias": torch.empty(8), "fc2.weight": torch.empty(8, 8)}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hint"),
+    [
+        ("fc1.weigth", r"rule 1 of the policy, 'fc1.weigth' -> topk, .*nearest: 'fc1.weight'"),
+        ("FC1.weight", "nearest: 'fc1.weight'"),
+        ("module.fc*", "names come without 'module.'; write 'fc\\*'"),
+        ("_orig_mod.fc1.bias", "names come without '_orig_mod.'; write 'fc1.bias'"),
+        ("zzz", "there are 'fc1.weight', 'fc1.bias', 'fc2.weight', ..."),
+    ],
+)
+def test_a_rule_for_no_tensor_names_the_nearest(pattern: str, hint: str) -> None:
+    rules = [(pattern, "topk"), ("*", "none")]
+    with pytest.raises(ConfigurationError, match=hint):
+        Policy(rules).check_names(LIKE)
+    Policy(rules, strict=False).check_names(LIKE)
+
+
+def test_defaults_and_rules_of_steps_are_for_some_tensor() -> None:
+    Policy.of("topk").check_names(["conv"])
+    Policy([Rule("*", "none", until_step=3), Rule("conv", "topk", from_step=3)]).check_names(["conv"])
+    Policy([Rule("*", "none", min_size=10**9), ("*", "topk")]).check_names(["conv"])
+
+
+def test_all_methods_that_a_tensor_gets_at_some_step() -> None:
+    late = Rule("fc*", "topk", from_step=5)
+    policy = Policy([Rule("*.bias", NONE), Rule("*", "bf16", until_step=5), late, ("fc*", "qsgd"), ("*", "fp16")])
+    found = {name: [grace.spell(one) for one in policy.methods_for(name, x)] for name, x in LIKE.items()}
+    assert found == {name: ["bf16", "topk", "qsgd"] for name in LIKE} | {"fc1.bias": ["none"]}

@@ -117,7 +117,9 @@ def test_a_method_is_returned_as_it_is():
         grace.method(made, ratio=0.1)
 
 
-@pytest.mark.parametrize(("wrong", "hint"), [(grace.TopK(), "put a communicator around it"), (3, "a method is a name")])
+@pytest.mark.parametrize(
+    ("wrong", "hint"), [(grace.TopK(0.02), "its recipe is 'topk:ratio=0.02'"), (3, "a method is a name")]
+)
 def test_what_is_not_a_method(wrong: object, hint: str):
     with pytest.raises(ConfigurationError, match=hint):
         grace.method(wrong)  # type: ignore[arg-type]
@@ -141,11 +143,49 @@ def test_names_of_memories_and_communicators():
     assert grace.method("topk:memory=DGCMemory") == grace.method("topk:memory=dgc")
 
 
+def test_an_unknown_method_is_told_shortly() -> None:
+    with pytest.raises(UnknownNameError) as raised:
+        grace.method("zzz")
+    assert len(str(raised.value)) < 200
+
+
+def test_a_percentage_is_told_as_a_share() -> None:
+    with pytest.raises(ConfigurationError, match=r"legal: 0 < ratio <= 1; write 0\.01 for 1%"):
+        grace.method("topk:ratio=1%")
+
+
+@pytest.mark.parametrize(
+    ("compressor", "recipe"),
+    [
+        (grace.TopK(0.01), "'topk:ratio=0.01', that is ErrorFeedback(Allgather(TopK()))"),
+        (grace.SignSGD(), "'signsgd', that is Allgather(SignSGD())"),
+        (grace.Lossless(grace.QSGD(bits=4)), "'qsgd:bits=4,lossless=zlib'"),
+    ],
+)
+def test_a_bare_compressor_is_told_its_recipe(compressor: grace.Compressor, recipe: str) -> None:
+    for take in (grace.method, lambda one: grace.Policy([("*", one)])):
+        with pytest.raises(ConfigurationError) as raised:
+            take(compressor)
+        assert recipe in str(raised.value)
+
+
+def test_a_compressor_that_is_not_registered_has_no_recipe() -> None:
+    @dataclass(frozen=True)
+    class Mine(grace.TopK):
+        pass
+
+    with pytest.raises(ConfigurationError, match=r"needs a communicator around it: Allgather"):
+        grace.method(Mine())  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("topkk", "unknown method 'topkk'; did you mean 'topk'"),
-        ("zzz", "unknown method 'zzz' Legal: "),
+        ("TOPKK", "unknown method 'TOPKK'; did you mean 'topk'"),
+        ("signs", "did you mean 'signsgd', 'signum' or 'efsignsgd'?"),
+        ("zzz", "unknown method 'zzz'. grace list prints all methods. If it is your own, import the module"),
+        ("topk:memory=zzz", "unknown memory 'zzz'. Legal: dgc, "),
         ("topk:ration=0.1", "unknown knob of topk 'ration'; did you mean 'ratio'"),
         ("topk:communicator=allgahter", "unknown communicator 'allgahter'; did you mean 'allgather'"),
         ("topk:memory=residula", "unknown memory 'residula'; did you mean 'residual'"),

@@ -128,15 +128,15 @@ def test_one_bad_sender_is_enough():
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, -math.inf])
 def test_scales_are_checked(bad: float):
     good = torch.tensor([[0.0, 1.0, 3e38]])
-    assert wires.checked_scale("norms", good) is good
+    assert wires.check_scale("norms", good) is good
     with pytest.raises(PayloadError, match="'norms' must be finite and not negative"):
-        wires.checked_scale("norms", torch.tensor([[1.0, bad]]))
+        wires.check_scale("norms", torch.tensor([[1.0, bad]]))
 
 
 @pytest.mark.parametrize("bad", [-1, 5, 2**31 - 1])
 def test_indices_are_checked(bad: int):
     good = torch.tensor([[0, 4]])
-    assert wires.checked_index("indices", good, 5) is good
-    assert wires.checked_index("indices", torch.empty(1, 0, dtype=torch.int64), 5).numel() == 0
+    assert wires.check_index("indices", good, 5) is good
+    assert wires.check_index("indices", torch.empty(1, 0, dtype=torch.int64), 5).numel() == 0
     with pytest.raises(PayloadError, match=r"'indices' must be in \[0, 5\)"):
-        wires.checked_index("indices", torch.tensor([[0, bad]]), 5)
+        wires.check_index("indices", torch.tensor([[0, bad]]), 5)

@@ -8,6 +8,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from grace.adapters.torch_ddp import Handle
+from grace.adapters.wrappers import explain_wrapper
 from grace.errors import ConfigurationError
 from grace.method import Method
 from grace.policy import Policy
@@ -27,7 +28,7 @@ def attach(
     optimizer: torch.optim.Optimizer | None = None,
     steps_per_epoch: int | None = None,
     scaler: torch.amp.GradScaler | None = None,
-    transport: Transport | None = None,
+    transport: str | Transport | None = "auto",
 ) -> Handle:
     """Exchanges this model's gradients with a compression method from now on. All ranks call it alike.
 
@@ -38,29 +39,33 @@ def attach(
         granularity: what is compressed as one tensor: each "parameter" (layer-wise), each "bucket" (of
             ``bucket_cap_mb``), or the whole "model".
         seed: of all random streams.
-        nonfinite: what becomes of a tensor in which some rank has an inf or NaN: all ranks see a NaN mean
-            ("propagate"), 0 ("skip"), or NonFiniteError ("error").
+        nonfinite: what happens to a tensor in which some rank has an inf or NaN: all ranks see a NaN mean ("propagate"), 0
+            ("skip"), or NonFiniteError ("error").
         check: compare all collectives between ranks before they start; slow, for debugging.
         optimizer: where memories that follow the learning rate (``follow_lr=true``) read it: that of its first group of
-            parameters. Only the ratio between steps counts, so one group speaks for all that follow one schedule.
-        steps_per_epoch: synchronised steps in an epoch, for schedules that count epochs.
-        scaler: the ``torch.amp.GradScaler`` that multiplies the loss. Memories are then kept in units without its scale;
-            needed with every method that has a memory, since what is owed would change its worth with the scale.
-        transport: between the ranks of the model's process group; by default a process group of its own beside that.
+            parameters. Only the ratio between steps counts, so one group stands for all that follow the same schedule. The
+            optimizer is checked against what the method needs of it (:class:`grace.Needs`): momentum 0, a smaller learning
+            rate.
+        steps_per_epoch: synchronized steps in an epoch, for schedules that count epochs.
+        scaler: the ``torch.amp.GradScaler`` that multiplies the loss. Memories are then kept in units without its scale. Every
+            method with a memory needs this: otherwise what is owed would change in value with the scale.
+        transport: between the ranks of the model's process group: an object, or a name as for :func:`grace.transport`. With
+            "auto" it is what GRACE_TRANSPORT names, or a process group of its own beside the model's.
 
     Returns:
-        A handle: ``stats``, ``state_dict()``, ``load_state_dict(s)``, ``switch(method)``, ``detach()``.
+        A handle: ``stats``, ``plan()``, ``state_dict()``, ``load_state_dict(s)``, ``switch(method)``, ``detach()``.
 
     Raises:
-        ConfigurationError: not such a model, or a method that cannot work.
+        ConfigurationError: not such a model, a method that cannot work, or a policy's rule that no parameter matches.
         InputError: a complex or otherwise unsuitable parameter, by name.
         FingerprintMismatch: ranks that differ in method, policy or model, on every rank, within a minute.
+
+    Warns (rank 0):
+        OptimizerWarning: the method diverges with this optimizer, or has special needs and was not given the optimizer.
+        UncompressedWarning: no tensor of the model gets the method.
     """
     if not isinstance(model, DistributedDataParallel):
-        raise ConfigurationError(
-            f"attach takes a DistributedDataParallel model, got {type(model).__name__}; "
-            "wrap it: grace.attach(DistributedDataParallel(model), ...)"
-        )
+        raise ConfigurationError(explain_wrapper(model))
     if not isinstance(optimizer, torch.optim.Optimizer | None):
         raise ConfigurationError(f"attach: optimizer={optimizer!r}; legal: a torch.optim.Optimizer, or none")
     return Handle(

@@ -15,14 +15,14 @@ from grace.errors import ConfigurationError
 
 
 class Taker(Protocol):
-    """Whoever exchanges buckets."""
+    """Exchanges buckets."""
 
     def accept(self, bucket: GradBucket) -> Future[Tensor]:
         """Takes a bucket of gradients; the future holds its buffer once the means are in it."""
 
 
 class Hook:
-    """Hands buckets to its ``taker``, or, while there is none, sums them as DistributedDataParallel would."""
+    """Hands buckets to its ``taker``. Without one it sums them as DistributedDataParallel would."""
 
     of: ClassVar[weakref.WeakKeyDictionary[DistributedDataParallel, Hook]] = weakref.WeakKeyDictionary()
 
@@ -49,7 +49,7 @@ class Hook:
         return hook
 
     def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
-        """A copied or pickled model has no taker, and the default group: so does DistributedDataParallel itself."""
+        """A copied or pickled model has no taker, and the default group, as in DistributedDataParallel itself."""
         return Hook, ()
 
     def run(self, bucket: GradBucket) -> Future[Tensor]:

@@ -1,4 +1,4 @@
-"""What the handles of all adapters offer alike."""
+"""What the handles of all adapters have in common."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from typing import Any
 
 from grace.method import Method
 from grace.policy import Policy
+from grace.run.checkpoint import Checkpoint, Memories
 from grace.run.exchanger import Exchanger
+from grace.run.optimizer import Settings, check_optimizer
+from grace.run.plan import Plan
 from grace.run.stats import Stats
 
 
 class BaseHandle:
     """Grace at work on one model: an :class:`~grace.run.exchanger.Exchanger`, and what a user asks of it. To derive from.
 
-    ``rank``, ``world``: who this is. All ranks call the methods alike.
+    ``rank``, ``world``: this worker, and how many there are. All ranks call the methods alike.
     """
 
     def __init__(self, exchanger: Exchanger):
@@ -24,6 +27,11 @@ class BaseHandle:
     def stats(self) -> Stats:
         """What it has cost so far."""
         return self._exchanger.stats
+
+    @property
+    def transport(self) -> str:
+        """What it runs over, and why: ``mpi (PMI_RANK is set)``."""
+        return self._exchanger.transport
 
     @property
     def error(self) -> BaseException | None:
@@ -41,18 +49,88 @@ class BaseHandle:
     def lr(self, lr: float | None) -> None:
         self._exchanger.lr = lr
 
-    def switch(self, method: Policy | Method[Any] | str) -> None:
-        """From the next step on another method or policy. What memories owe is added to what is exchanged next.
+    def plan(self) -> Plan:
+        """What the coming step exchanges: parameter, shape, method, bytes and their share. It prints as a table."""
+        return self._exchanger.plan()
+
+    def log(self, to: Any, *, every: int = 1, errors_every: int = 0) -> None:
+        """Tells ``to``, every ``every`` steps, what they were like; may be called several times, and on some ranks only.
+
+        Args:
+            to: a TensorBoard ``SummaryWriter``, a run of Weights & Biases, a logger with ``log_metrics(dict, step)`` as
+                Lightning has them, or a function ``log(dict, step)``.
+            every: steps from one line to the next, >= 1. Numbers are per step, over the steps since the last line.
+            errors_every: steps from one measurement of compression errors to the next, >= 0; 0 measures none. It costs
+                one more compression of every tensor, on this rank, in such a step.
+
+        ==========================  =====================================================================================
+        ``grace/sent_bytes``        bytes that this worker sent
+        ``grace/ratio``             how many times fewer than a ring all-reduce of the gradients as they are
+        ``grace/codec_seconds``     encoding, decoding, fusing
+        ``grace/exchange_seconds``  in collectives, waiting for other ranks included
+        ``grace/exposed_seconds``   of both, what training waited for
+        ``grace/nonfinite``         tensors in which some rank had an inf or NaN
+        ``grace/memory_norm``       of what this worker owes the model, over all tensors
+        ``grace/error/NAME``        ``|x - C(x)| / |x|`` of a tensor or group; x has the memory in it
+        ==========================  =====================================================================================
 
         Raises:
-            FingerprintMismatch: the ranks switch to different methods; they go on as before then.
+            ConfigurationError: nothing to log to, or a knob out of range.
+        """
+        self._exchanger.logs.add(to, every=every, errors_every=errors_every)
+
+    def switch(self, method: Policy | Method[Any] | str) -> None:
+        """Uses another method or policy from the next step on. What memories owe is added to what is exchanged next.
+
+        Raises:
+            FingerprintMismatch: the ranks switch to different methods; they then go on as before.
             GraceError: the handle is detached.
         """
         self._exchanger.switch(method)
+        self._check_optimizer()
+
+    def _check_optimizer(self) -> None:
+        """Warns, on rank 0, of a method in use that needs another optimizer."""
+        if self.rank == 0:
+            exchanger = self._exchanger
+            check_optimizer(exchanger.worker.policy, exchanger.group_tensors(), self._settings())
+
+    def _settings(self) -> Settings | None:
+        """The settings of the optimizer that uses the means; None: it has not been given."""
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         """What the next step depends on. Each rank saves and loads its own."""
         return self._exchanger.state_dict()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} rank {self.rank} of {self.world}: {self._exchanger.policy}>"
+        return (
+            f"<{type(self).__name__} rank {self.rank} of {self.world} over {self.transport}: {self._exchanger.policy}>"
+        )
+
+
+class GradientHandle(BaseHandle):
+    """The handle of an exchange of gradients, whose state is the exchanger's. To derive from."""
+
+    def load_state_dict(self, saved: Any) -> None:
+        """Goes on where ``saved`` stopped, under the same method, model and number of workers. All ranks call it, each with
+        its own state; either all of them load, or none.
+
+        Raises:
+            StateError: one does not fit, or they do not belong together; on every rank. Nothing has changed then.
+        """
+        self._exchanger.load_state_dict(saved)
+
+    def checkpoint(self, memories: Memories = "mean", workers: int | None = None, *, whole: bool = False) -> Checkpoint:
+        """For ``torch.distributed.checkpoint.save`` and ``load``, by all ranks; loads on any number of workers.
+
+        Also for libraries that call ``state_dict()`` on all ranks and write that of rank 0, such as Accelerate.
+
+        Args:
+            memories: "mean": the mean of the workers' memories, once. "all": each worker's state: the same number of workers
+                goes on with the same bits, any other number with the mean.
+            workers: for "all" only, how many workers saved it, if not as many as there are now.
+            whole: whether rank 0's ``state_dict()`` holds all workers' states, where one rank writes the file that all read.
+                It is gathered there, and ``workers`` is found in the file.
+        """
+        return Checkpoint(self._exchanger, memories, workers, whole)

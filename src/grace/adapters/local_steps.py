@@ -5,19 +5,18 @@ Each rank trains a replica of its own with a plain optimizer; no gradient is exc
 ``delta = x_ref - x_local;  x_ref -= mean over ranks of what the method sent of delta;  x_local = x_ref``
 
 so that the replicas are the same bits again. delta is in units of the parameters: the learning rate is in it already.
-Where parameters are 16 bits wide, x_ref and delta are float32: x_local starts at x_ref rounded, and delta is counted from
-there, so that moves too small for one rounding add up in x_ref.
-Basu et al., "Qsparse-local-SGD", NeurIPS 2019, arXiv 1906.02367; with ``warmup_steps``, post-local SGD: Lin et al.,
-"Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020, arXiv 1808.07217.
+Where parameters are 16 bits wide, x_ref and delta are float32: x_local starts at the rounded x_ref, and delta is counted from
+there, so that moves smaller than a rounding add up in x_ref. Basu et al., "Qsparse-local-SGD", NeurIPS 2019, arXiv 1906.02367;
+with ``warmup_steps``, post-local SGD: Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020, arXiv 1808.07217.
 
-The model is a plain module. DistributedDataParallel would have to be kept from exchanging by ``no_sync()`` around every
-backward pass, in the user's loop; without it there is nothing to keep from.
+The model is a plain module: DistributedDataParallel would need ``no_sync()`` around every backward pass in the user's loop.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -32,7 +31,9 @@ from grace.errors import ConfigurationError, GraceError, StateError, out_of_rang
 from grace.method import Method
 from grace.policy import Policy
 from grace.run.exchanger import Exchanger
+from grace.run.optimizer import Settings, read_settings
 from grace.transports.base import Transport
+from grace.transports.choose import transport as choose_transport
 from grace.transports.torch_distributed import TorchDistributed
 
 
@@ -51,13 +52,12 @@ class LocalSteps(BaseHandle):
         warmup_steps: int = 0,
         automatic: bool = True,
         group: dist.ProcessGroup | None = None,
-        transport: Transport | None = None,
+        transport: str | Transport | None = "auto",
         **options: Any,
     ):
-        if type(every) is not int or every < 1:
-            raise out_of_range("local", "every", every, "a whole number >= 1")
-        if type(warmup_steps) is not int or warmup_steps < 0:
-            raise out_of_range("local", "warmup_steps", warmup_steps, "a whole number >= 0")
+        for name, value, least in (("every", every, 1), ("warmup_steps", warmup_steps, 0)):
+            if type(value) is not int or value < least:
+                raise out_of_range("local", name, value, f"a whole number >= {least}")
         if optimizer in self._held:
             raise ConfigurationError("this optimizer already takes local steps; use handle.detach() first")
         self._model, self._optimizer = model, optimizer
@@ -68,25 +68,30 @@ class LocalSteps(BaseHandle):
             name: torch.empty(p.shape, dtype=torch.promote_types(p.dtype, torch.float32), device=p.device)
             for name, p in self._parameters.items()
         }
-        if group is not None and transport is not None:
+        if group is not None and transport not in (None, "auto"):
             raise ConfigurationError("group= and transport= both say which ranks take part; give one of them")
-        transport = transport or TorchDistributed.beside(group)
-        super().__init__(Exchanger(self._reference, method, transport, counts_steps=False, knobs=knobs, **options))
-        self.lr = 1.0  # delta is in units of the parameters: what a memory owes of it knows no learning rate
-        self._steps = self._taken = 0  # since the start; since the ranks last synchronised
+        over = choose_transport(transport or "auto") if group is None else TorchDistributed.beside(group)
+        super().__init__(Exchanger(self._reference, method, over, counts_steps=False, knobs=knobs, **options))
+        self.lr = 1.0  # delta is in units of the parameters, and so is what a memory owes of it
+        self._steps = self._taken = 0  # since the start; since the ranks last synchronized
         self._exchanger.start_alike(model.parameters())
         for name, p in self._parameters.items():
             self._reference[name].copy_(p.detach())
+        self._check_optimizer()
         self._hook: RemovableHandle | None = None
         if automatic:
             self._hook = optimizer.register_step_post_hook(lambda *_: self.step())
         self._open = True
         self._held.add(optimizer)
 
+    def _settings(self) -> Settings | None:
+        """A learning rate of 1: what is exchanged is in units of the parameters, and applied as it is."""
+        return replace(read_settings(self._optimizer), lr=1.0)
+
     # ---- during training --------------------------------------------------------------------------------------------
     def step(self) -> None:
-        """The optimizer has made a step. Its hook calls this, unless ``automatic=False``; then the training loop does,
-        after each step, also one that a gradient scaler has skipped.
+        """Counts a step of the optimizer. Its hook calls this, unless ``automatic=False``; then the training loop does, after
+        each step, even one that a gradient scaler has skipped.
         """
         self._check_open()
         self._steps += 1
@@ -94,16 +99,17 @@ class LocalSteps(BaseHandle):
         self._exchanger.count_step(sum(p.numel() * p.element_size() for p in self._parameters.values()))
         if self._taken >= self.every or self._steps <= self.warmup_steps:
             self.sync()
+        self._exchanger.logs.report(self._steps)
 
     @torch.no_grad()
     def sync(self) -> None:
-        """Ends the window now, for instance before an evaluation or at the end of training. Nothing to do between windows.
+        """Ends the window now, for instance before an evaluation or at the end of training. Does nothing between windows.
 
         Raises:
-            TransportError: a collective failed. The model, the memories and x_ref are what they were before.
+            TransportError: a collective failed. The model, the memories and x_ref are as they were before.
         """
         self._check_open()
-        if self.synchronised:
+        if self.synchronized:
             return
         try:
             find_trained(self._model, self._optimizer, known=self._parameters)
@@ -125,14 +131,14 @@ class LocalSteps(BaseHandle):
         self._taken = 0
 
     def _delta(self, name: str, p: Tensor) -> Tensor:
-        """How far this replica has moved: x_ref, as it was rounded to the parameter, minus the parameter."""
+        """How far this replica has moved: x_ref, rounded as the parameter was, minus the parameter."""
         reference = self._reference[name]
         start = reference if reference.dtype == p.dtype else reference.to(p.dtype).to(reference.dtype)
         return torch.sub(start, p, out=self._exchanger.take(reference))
 
     # ---- for the user -----------------------------------------------------------------------------------------------
     @property
-    def synchronised(self) -> bool:
+    def synchronized(self) -> bool:
         """Whether all replicas are the same: between windows, not within one."""
         return self._taken == 0
 
@@ -143,7 +149,7 @@ class LocalSteps(BaseHandle):
         Raises:
             StateError: within a window.
         """
-        if not self.synchronised:
+        if not self.synchronized:
             raise StateError(
                 f"the replicas differ: this is step {self._taken} of a window of {self.every}; "
                 "call handle.sync() on all ranks first"
@@ -151,10 +157,10 @@ class LocalSteps(BaseHandle):
         return self._model
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next step depends on, the optimizer's state apart; also within a window, where it holds this rank's
-        replica too. Each rank saves and loads its own.
+        """What the next step depends on, except the optimizer's state; also within a window, where it includes this rank's
+        replica. Each rank saves and loads its own.
         """
-        local = {} if self.synchronised else {name: p.detach().clone() for name, p in self._parameters.items()}
+        local = {} if self.synchronized else {name: p.detach().clone() for name, p in self._parameters.items()}
         return {
             **super().state_dict(),
             "steps": self._steps,
@@ -179,7 +185,7 @@ class LocalSteps(BaseHandle):
             p.copy_(saved["local" if self._taken else "reference"][name])
 
     def detach(self) -> None:
-        """The optimizer goes on alone. Within a window the replicas stay different: call :meth:`sync` before."""
+        """The optimizer goes on alone. Within a window the replicas stay different: call :meth:`sync` first."""
         if not self._open:
             return
         self._open = False
@@ -195,7 +201,8 @@ class LocalSteps(BaseHandle):
             raise self.error
 
     def __repr__(self) -> str:
-        return f"<LocalSteps rank {self.rank} of {self.world}, every {self.every} steps: {self._exchanger.policy}>"
+        where = f"rank {self.rank} of {self.world} over {self.transport}"
+        return f"<LocalSteps {where}, every {self.every} steps: {self._exchanger.policy}>"
 
 
 def local(
@@ -210,7 +217,7 @@ def local(
     steps_per_epoch: int | None = None,
     automatic: bool = True,
     group: dist.ProcessGroup | None = None,
-    transport: Transport | None = None,
+    transport: str | Transport | None = "auto",
 ) -> LocalSteps:
     """From now on each rank makes ``every`` steps of its own, then the ranks exchange what has changed. All call it alike.
 
@@ -220,19 +227,19 @@ def local(
     Args:
         model: a plain module, not wrapped.
         optimizer: what trains it; ``optimizer.step()`` ends a local step, and at the end of a window exchanges.
-        method: as for :func:`grace.attach`; it is given the differences of the parameters, one tensor for each.
+        method: as for :func:`grace.attach`; it gets the differences of the parameters, one tensor for each.
         every: H, local steps in a window; 1 exchanges after each.
         warmup_steps: steps at the start that are exchanged one by one (post-local SGD).
         seed: of all random streams.
         check: compare all collectives between ranks before they start; slow, for debugging.
-        steps_per_epoch: synchronisations in an epoch, for schedules that count epochs.
+        steps_per_epoch: synchronizations in an epoch, for schedules that count epochs.
         automatic: whether the optimizer's hook counts steps. If not, call ``handle.step()`` after each: with a gradient
             scaler, which may skip a step on one rank alone.
         group: the ranks; by default all. They get a process group of their own beside it.
-        transport: between the ranks, in place of such a group.
+        transport: between the ranks, in place of such a group: an object, or a name as for :func:`grace.transport`.
 
     Returns:
-        A handle: ``stats``, ``synchronised``, ``sync()``, ``model``, ``state_dict()``, ``load_state_dict(s)``,
+        A handle: ``stats``, ``synchronized``, ``sync()``, ``model``, ``state_dict()``, ``load_state_dict(s)``,
         ``step()``, ``detach()``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Loss scaling: what ranks must have in common of it."""
+"""What ranks must have in common for loss scaling."""
 
 from __future__ import annotations
 

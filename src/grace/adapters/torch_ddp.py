@@ -8,6 +8,7 @@ enqueued on the current stream instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,16 +18,16 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from grace.adapters.ddp_hook import Hook
-from grace.adapters.handle import BaseHandle
+from grace.adapters.handle import GradientHandle
 from grace.adapters.scaling import describe_scaler
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError
 from grace.method import Method
 from grace.policy import Policy
-from grace.run.checkpoint import Checkpoint, Memories
 from grace.run.exchanger import Exchanger
 from grace.run.lane import Lane
-from grace.transports.base import Transport
-from grace.transports.torch_distributed import TorchDistributed
+from grace.run.optimizer import Settings, read_settings
+from grace.transports.base import Transport, describe
+from grace.transports.choose import transport_beside
 
 
 class _Ticket:
@@ -38,7 +39,7 @@ class _Ticket:
         self.future: Future[Tensor] = Future(devices=devices)
 
 
-class Handle(BaseHandle):
+class Handle(GradientHandle):
     """Grace at work on one model. Made by :func:`grace.attach`; all ranks call its methods alike."""
 
     def __init__(
@@ -48,7 +49,7 @@ class Handle(BaseHandle):
         *,
         optimizer: torch.optim.Optimizer | None = None,
         scaler: torch.amp.GradScaler | None = None,
-        transport: Transport | None = None,
+        transport: str | Transport | None = "auto",
         **options: Any,
     ):
         named = {n: p for n, p in model.module.named_parameters() if n not in model.parameters_to_ignore}
@@ -57,26 +58,35 @@ class Handle(BaseHandle):
         self._hook = Hook.on(model)
         if self._hook.taker is not None:
             raise ConfigurationError("Grace is attached to this model; use handle.switch(...) or handle.detach() first")
-        transport = transport or TorchDistributed.beside(model.process_group)
-        place, group = (transport.rank, transport.world), (self._hook.rank, self._hook.world)
+        over = transport_beside(model.process_group, transport)
+        place, group = (over.rank, over.world), (self._hook.rank, self._hook.world)
         if place != group:
-            raise ConfigurationError(f"transport: rank and world {place} are not those of the model's group, {group}")
-        layout = ("find_unused_parameters", "static_graph")  # with the size, what decides DDP's buckets
-        knobs: dict[str, object] = {name: getattr(model, name) for name in layout}
+            over.close()
+            raise ConfigurationError(
+                f"transport {describe(over)}: rank and world {place} are not those of the model's group, {group}"
+            )
+        # these and the size decide DDP's buckets
+        knobs: dict[str, object] = {name: getattr(model, name) for name in ("find_unused_parameters", "static_graph")}
         if scaler is not None:
             knobs["scaler"] = describe_scaler(scaler, trained)
         exchanger = Exchanger(
-            trained, method, transport, bucket_bytes=int(model.bucket_bytes_cap),
-            absent="DistributedDataParallel does not exchange what was frozen when it wrapped the model: unfreeze before",
+            trained, method, over, bucket_bytes=int(model.bucket_bytes_cap),
+            absent="DistributedDataParallel does not exchange what was frozen when it wrapped the model: unfreeze it first",
             knobs=knobs, **options,
         )  # fmt: skip
         super().__init__(exchanger)
         self._optimizer, self._scaler = optimizer, scaler
+        self._check_optimizer()
         self._lane = None if next(iter(trained.values())).is_cuda else Lane("grace-exchange")
+        exchanger.stats.overlaps = self._lane is not None
+        self._waits: AbstractContextManager[None] = nullcontext()
         self._tickets: list[_Ticket] = []
         self._error: BaseException | None = None  # of this backward pass, for the user's thread
         self._watching = False
         self._hook.taker = self
+
+    def _settings(self) -> Settings | None:
+        return None if self._optimizer is None else read_settings(self._optimizer)
 
     # ---- during the backward pass -----------------------------------------------------------------------------------
     def accept(self, bucket: GradBucket) -> Future[Tensor]:
@@ -109,15 +119,12 @@ class Handle(BaseHandle):
         parameters = bucket.parameters()
         for p in parameters:
             if p not in self._names:
-                raise InputError(
-                    f"a gradient of {tuple(p.shape)} belongs to no parameter of the model: it was replaced"
-                )
+                raise InputError(f"a gradient of {tuple(p.shape)} is of no parameter of the model: it was replaced")
         names = [self._names[p] for p in parameters]
         if bucket.buffer().is_sparse:
             text = ", ".join(map(repr, names))
             raise InputError(f"the gradient of {text} is sparse; make the layer with sparse=False")
-        pairs = zip(names, bucket.gradients(), strict=True)
-        return {name: gradient for name, gradient in pairs if name in self._exchanger.like}
+        return {name: x for name, x in zip(names, bucket.gradients(), strict=True) if name in self._exchanger.like}
 
     def _job(self, ticket: _Ticket, gradients: dict[str, Tensor], last: bool) -> None:
         """Exchanges what has become complete. Runs in the lane; an error is kept for the user's thread."""
@@ -147,37 +154,24 @@ class Handle(BaseHandle):
         """Runs when the backward pass ends. DistributedDataParallel waits for its buckets in a callback that was
         queued later than this one: the error must come after that.
         """
+        if self._exchanger.stats.overlaps:
+            self._waits = self._exchanger.stats.wait()
+            self._waits.__enter__()
         _at_the_end_of_backward(self._raise)
 
     def _raise(self) -> None:
         self._watching = False
+        self._waits.__exit__(None, None, None)
+        self._waits = nullcontext()
         error, self._error = self._exchanger.error or self._error, None
         if error is not None:
             raise error
+        self._exchanger.logs.report()
 
     # ---- for the user -----------------------------------------------------------------------------------------------
     def switch(self, method: Policy | Method[Any] | str) -> None:
         self._check_attached()
         super().switch(method)
-
-    def load_state_dict(self, saved: Any) -> None:
-        """Goes on where ``saved`` stopped, under the same method, model and number of workers. All ranks call it, each with
-        its own state; either all of them load, or none.
-
-        Raises:
-            StateError: one does not fit, or they do not belong together; on every rank. Nothing has changed then.
-        """
-        self._exchanger.load_state_dict(saved)
-
-    def checkpoint(self, memories: Memories = "mean", workers: int | None = None) -> Checkpoint:
-        """For ``torch.distributed.checkpoint.save`` and ``load``, by all ranks; loads on any number of workers.
-
-        Args:
-            memories: "mean": the mean of the workers' memories, once. "all": each worker's state, so that as many workers
-                go on with the same bits; others get the mean.
-            workers: for "all" only, how many saved it, if not as many as there are now.
-        """
-        return Checkpoint(self._exchanger, memories, workers)
 
     def detach(self) -> None:
         """The model goes on without compression, as DistributedDataParallel alone would."""

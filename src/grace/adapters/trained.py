@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"
 def find_trained(
     model: nn.Module, optimizer: torch.optim.Optimizer, known: Mapping[str, Tensor] | None = None
 ) -> dict[str, nn.Parameter]:
-    """What the optimizer trains, by the model's names; no others than ``known``, where that is given.
+    """What the optimizer trains, by the model's names; only those in ``known``, if it is given.
 
     Raises:
         ConfigurationError: a wrapped model, an optimizer of parameters that are not the model's, or not known.
@@ -38,13 +38,66 @@ def find_trained(
     if known is not None and (new := named.keys() - known.keys()):
         raise ConfigurationError(
             f"the optimizer trains {', '.join(map(repr, sorted(new)))}, which it did not when local steps began; "
-            "synchronise, detach, change it, and begin again"
+            "synchronize, detach, change it, and begin again"
         )
     return named
 
 
+def name_trained(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None = None
+) -> dict[str, Tensor]:
+    """What the optimizer trains, by the names given, in their order.
+
+    Args:
+        optimizer: only its parameters that require a gradient count.
+        named_parameters: such as ``model.named_parameters()``, or more than the optimizer trains; by default the names
+            that the optimizer was made with, or ``group0.0``, ``group0.1`` and so on.
+
+    Raises:
+        ConfigurationError: parameters without a name, a name for two, or nothing to train.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigurationError(f"optimizer={optimizer!r:.60}; legal: a torch.optim.Optimizer")
+    trained = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    named: dict[str, Tensor] = {}
+    for item in _name_by_place(optimizer) if named_parameters is None else named_parameters:
+        if not (
+            isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], Tensor)
+        ):
+            raise ConfigurationError(
+                f"named_parameters has {item!r:.60}; legal: pairs of a name and a tensor: model.named_parameters()"
+            )
+        name, p = item
+        if named.setdefault(name, p) is not p:
+            raise ConfigurationError(
+                f"named_parameters has two parameters with the name {name!r}; of several models, put one's name in front: "
+                "[(f'encoder.{name}', p) for name, p in encoder.named_parameters()]"
+            )
+    names = {p: name for name, p in reversed(list(named.items()))}  # the first of two names for one parameter
+    if nameless := [f"{tuple(p.shape)}" for p in trained if p not in names]:
+        raise ConfigurationError(
+            f"the optimizer trains {len(nameless)} parameters that named_parameters does not have, of shapes "
+            f"{', '.join(sorted(nameless)[:5])}; give model.named_parameters() of all models that it trains"
+        )
+    if not trained:
+        raise ConfigurationError("the optimizer trains no parameter; make it with model.parameters()")
+    for p in trained:
+        if type(p).__name__ == "DTensor" or type(p.data).__name__ == "DTensor":
+            raise ConfigurationError(
+                f"{names[p]!r} is a DTensor, whose gradients its own wrapper exchanges; legal: parameters of which each "
+                "rank has the whole"
+            )
+    return {name: p for p, name in reversed(names.items()) if p in trained}
+
+
+def _name_by_place(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+    for number, group in enumerate(optimizer.param_groups):
+        names = group.get("param_names") or [f"group{number}.{place}" for place in range(len(group["params"]))]
+        yield from zip(names, group["params"], strict=True)
+
+
 def zero_nonfinite_state(optimizer: torch.optim.Optimizer, p: Tensor) -> None:
-    """Zeroes what the optimizer holds for this parameter and is not finite: kept, it would spoil every later step."""
+    """Zeroes the non-finite numbers that the optimizer holds for this parameter: they would spoil every later step."""
     for held in optimizer.state.get(p, {}).values():
         if isinstance(held, Tensor) and held.is_floating_point() and not bool(held.isfinite().all()):
             held.zero_()

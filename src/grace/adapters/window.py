@@ -1,4 +1,4 @@
-"""What local steps save of a window beside the memories, and how it is read."""
+"""What local steps save of a window besides the memories, and how it is read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from grace.errors import StateError
 def read_window(
     saved: Mapping[str, Any], *, every: int, reference: Mapping[str, Tensor], replica: Mapping[str, Tensor]
 ) -> dict[str, object]:
-    """What all ranks must have in common of a window that was saved; nothing changes.
+    """What all ranks must have in common of a saved window; nothing changes.
 
     Args:
         saved: the state.
@@ -30,7 +30,7 @@ def read_window(
     if type(steps) is not int or steps < 0:
         raise StateError(f"the state counts {steps!r} steps; legal: a whole number >= 0")
     if type(taken) is not int or not 0 <= taken < every:
-        raise StateError(f"the state is {taken!r} steps into a window; this run's have every={every}")
+        raise StateError(f"the state is {taken!r} steps into a window; windows of this run have every={every}")
     check_fits("x_ref", saved["reference"], reference)
     if taken:
         check_fits("replica", saved["local"], replica)

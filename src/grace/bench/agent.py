@@ -1,4 +1,4 @@
-"""torchrun's agent, which ends with the command that wanted it: ``python -m grace.bench.agent SCRATCH ARGUMENTS...``."""
+"""torchrun's agent, which ends with the command that started it: ``python -m grace.bench.agent SCRATCH ARGUMENTS...``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STOP_SECONDS = 8.0  # how long torchrun may take to end its workers
 
 
 def main() -> None:
-    """Starts workers and waits for them; notes which of them a signal ended."""
+    """Starts workers and waits for them; notes which one a signal ended."""
     scratch, left = Scratch(Path(sys.argv[1])), threading.Event()
     signal.signal(
         signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
@@ -30,14 +30,16 @@ def main() -> None:
         left.set()
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(_STOP_SECONDS)
-        kill_tree(os.getpid())
+        kill_children(os.getpid())
+        shutil.rmtree(scratch.folder, ignore_errors=True)  # what follows skips the ``finally`` below
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    scratch.watch(leave)
     try:
+        scratch.watch(leave)  # inside the try: if the command has ended already, the signal comes before this returns
         _run(scratch, sys.argv[2:])
     finally:
         if left.is_set():
-            shutil.rmtree(scratch.folder, ignore_errors=True)  # who made it could not
+            shutil.rmtree(scratch.folder, ignore_errors=True)  # the command that made it is gone
 
 
 def _run(scratch: Scratch, arguments: list[str]) -> None:
@@ -66,13 +68,19 @@ def find_killed(failures: Iterable[tuple[int, int, int]]) -> tuple[int, str] | N
     return None
 
 
-def kill_tree(pid: int) -> None:
-    """Ends a process and all that it has started, at once."""
+def kill_children(pid: int) -> None:
+    """Kills everything that a process has started."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        top = psutil.Process(pid)
-        for process in [*top.children(recursive=True), top]:
+        for process in psutil.Process(pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+
+
+def kill_tree(pid: int) -> None:
+    """Kills a process and everything that it has started."""
+    kill_children(pid)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(pid).kill()
 
 
 if __name__ == "__main__":

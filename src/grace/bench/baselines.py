@@ -19,13 +19,14 @@ from torch.nn.parallel import DistributedDataParallel
 import grace
 from grace.collectives import AllReduce, cost
 from grace.run.groups import Granularity
+from grace.run.stats import Stats
 from grace.transports.timed import Tally
 
 NO_COMMUNICATION = "no-communication"
 BASELINES = (NO_COMMUNICATION, "ddp-fp32", "ddp-bf16", "ddp-powersgd")
 POWERSGD_RANK = 4
 _ONE_BUCKET_MB = 4000
-_POWERSGD_FROM = 2  # the first step that torch's hook may compress in: it needs DDP's final buckets
+_POWERSGD_FROM = 2  # the first step in which torch's hook may compress: it needs DDP's final buckets
 
 
 @dataclass(slots=True)
@@ -42,7 +43,7 @@ class Counters:
     collectives: dict[str, Tally] = field(default_factory=dict)
 
     def __sub__(self, before: Counters) -> Counters:
-        """What came between."""
+        """What was added since then."""
 
         def minus(a: float | None, b: float | None) -> float | None:
             return None if a is None or b is None else a - b
@@ -58,11 +59,20 @@ class Counters:
         )  # fmt: skip
 
 
+def counters_of(stats: Stats) -> Counters:
+    """What an exchange has counted so far."""
+    kinds = {kind: Tally(tally.count, tally.bytes) for kind, tally in list(stats.collectives.items())}
+    return Counters(
+        stats.traffic.rounds, stats.traffic.sent, stats.traffic.received, stats.codec_seconds, stats.cpu_seconds,
+        stats.exchange_seconds, stats.nonfinite, kinds,
+    )  # fmt: skip
+
+
 class Silent:
     """A model that every worker trains for itself: nothing is exchanged. The limit for the time of a step.
 
-    ``model`` is what the loss is computed with. Of all classes here, all ranks make one alike, and call :meth:`step` after
-    each step.
+    ``model`` is what the loss is computed with. For all classes here: all ranks make one in the same way, and call
+    :meth:`step` after each step.
     """
 
     def __init__(self, model: nn.Module):
@@ -92,12 +102,7 @@ class Exchanged(Silent):
         self._handle = grace.attach(ddp, method, granularity=granularity, seed=seed)
 
     def count(self) -> Counters:
-        stats = self._handle.stats
-        kinds = {kind: Tally(tally.count, tally.bytes) for kind, tally in list(stats.collectives.items())}
-        return Counters(
-            stats.traffic.rounds, stats.traffic.sent, stats.traffic.received, stats.codec_seconds, stats.cpu_seconds,
-            stats.exchange_seconds, stats.nonfinite, kinds,
-        )  # fmt: skip
+        return counters_of(self._handle.stats)
 
     def bucket_bytes(self) -> list[int]:
         return _bucket_bytes(self.model)
@@ -107,7 +112,7 @@ class Exchanged(Silent):
 
 
 class Plain(Silent):
-    """DistributedDataParallel as it comes, or with one of torch's hooks. Counts what torch's all-reduces move."""
+    """Plain DistributedDataParallel, or with one of torch's hooks. Counts what torch's all-reduces move."""
 
     def __init__(self, model: nn.Module, name: str, rank: int, world: int):
         size = _ONE_BUCKET_MB if name == "ddp-powersgd" else None
@@ -119,7 +124,7 @@ class Plain(Silent):
         self._state: powerSGD_hook.PowerSGDState | None = None
         self._low_rank = 0  # numbers that PowerSGD had sent
         self._sizes: list[int] = []  # of the buckets
-        self._final = False  # whether they are DDP's final ones: to ask takes long
+        self._final = False  # whether they are DDP's final ones: asking takes long
         if name == "ddp-bf16":
             ddp.register_comm_hook(None, _bf16)
         elif name == "ddp-powersgd":
@@ -159,7 +164,7 @@ class Plain(Silent):
 
 
 def _read_log(model: nn.Module) -> dict[str, Any]:
-    """What DistributedDataParallel says of itself."""
+    """What DistributedDataParallel logs about itself."""
     assert isinstance(model, DistributedDataParallel)
     data: dict[str, Any] = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
     return data

@@ -8,14 +8,21 @@ import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from grace.bench.baselines import BASELINES
+from grace.bench.baselines import BASELINES, NO_COMMUNICATION
 from grace.bench.network.links import Link, link
-from grace.errors import out_of_range
-from grace.registry import method
+from grace.bench.toolkits import TOOLKITS, TORCH
+from grace.errors import ConfigurationError, out_of_range, unknown
+from grace.registry import method, resolve
 from grace.run.groups import Granularity
 
 MOST_WORKERS = 256
 SYNTHETIC = "synthetic"
+_GRANULARITIES = ("parameter", "bucket", "model")
+
+
+def baselines_of(toolkit: str) -> tuple[str, ...]:
+    """The baselines that a toolkit has. Other than torch, only the limit: there ``none`` is the uncompressed all-reduce."""
+    return BASELINES if toolkit == TORCH else (NO_COMMUNICATION,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +36,14 @@ class RunConfig:
         steps, epochs: how long; at most one of them. By default the task decides.
         seed: of the model, the data's order and the method.
         granularity: what is compressed as one tensor: "parameter", "bucket" or "model".
-        lr: the peak learning rate, instead of the task's own and of what suits the method.
+        lr: the peak learning rate, instead of the one that suits the task and the method.
         evaluations: how many times the test set is evaluated, the start not counted, >= 1.
         data: directory of the official files; "synthetic": random batches; None: the embedded data.
-        timeout: seconds that a collective, and a run that reports nothing, may take.
+        timeout: seconds that a collective may take, and a run without reporting anything.
         batch: samples of one worker and step, instead of the task's own, >= 1.
         link: the network between the workers: "none" (what is there), "100mbit", "1gbit", "10gbit", "25gbit", ...
         latency: seconds that the link adds on the way from one worker to another.
+        toolkit: what the model and its step are written in: "torch", "tensorflow" or "jax".
         cores: threads of each worker; None: its share of the machine's cores.
     """
 
@@ -54,33 +62,37 @@ class RunConfig:
     link: str = "none"
     latency: float = 0.0
     cores: int | None = None
+    toolkit: str = TORCH
 
     def __post_init__(self) -> None:
-        if not 1 <= self.workers <= MOST_WORKERS:
-            raise out_of_range("run", "workers", self.workers, f"1 to {MOST_WORKERS}")
         if self.steps is not None and self.epochs is not None:
             raise out_of_range("run", "epochs", self.epochs, "steps or epochs, not both")
-        if self.steps is not None and self.steps < 1:
-            raise out_of_range("run", "steps", self.steps, "steps >= 1")
-        if self.epochs is not None and not self.epochs > 0:
-            raise out_of_range("run", "epochs", self.epochs, "epochs > 0")
-        if self.granularity not in ("parameter", "bucket", "model"):
-            raise out_of_range("run", "granularity", self.granularity, "'parameter', 'bucket', 'model'")
-        if self.lr is not None and not self.lr > 0:
-            raise out_of_range("run", "lr", self.lr, "lr > 0")
-        if not 0 < self.timeout < math.inf:
-            raise out_of_range("run", "timeout", self.timeout, "seconds > 0")
-        if self.evaluations < 1:
-            raise out_of_range("run", "evaluations", self.evaluations, "evaluations >= 1")
-        if self.seed < 0:
-            raise out_of_range("run", "seed", self.seed, "seed >= 0")
-        if self.batch is not None and self.batch < 1:
-            raise out_of_range("run", "batch", self.batch, "batch >= 1")
-        if self.cores is not None and not 1 <= self.cores <= 1024:
-            raise out_of_range("run", "threads", self.cores, "1 to 1024")
-        _ = self.network  # says what is wrong with it before any process starts, and
+        for name, value, holds, legal in (
+            ("workers", self.workers, 1 <= self.workers <= MOST_WORKERS, f"1 to {MOST_WORKERS}"),
+            ("steps", self.steps, self.steps is None or self.steps >= 1, "steps >= 1"),
+            ("epochs", self.epochs, self.epochs is None or self.epochs > 0, "epochs > 0"),
+            ("granularity", self.granularity, self.granularity in _GRANULARITIES, str(_GRANULARITIES)[1:-1]),
+            ("lr", self.lr, self.lr is None or self.lr > 0, "lr > 0"),
+            ("timeout", self.timeout, 0 < self.timeout < math.inf, "seconds > 0"),
+            ("evaluations", self.evaluations, self.evaluations >= 1, "evaluations >= 1"),
+            ("seed", self.seed, self.seed >= 0, "seed >= 0"),
+            ("batch", self.batch, self.batch is None or self.batch >= 1, "batch >= 1"),
+            ("threads", self.cores, self.cores is None or 1 <= self.cores <= 1024, "1 to 1024"),
+        ):
+            if not holds:
+                raise out_of_range("run", name, value, legal)
+        object.__setattr__(self, "method", resolve(self.method))
+        if self.toolkit not in TOOLKITS:
+            raise unknown("toolkit", self.toolkit, TOOLKITS)
+        if self.kind == "baseline" and self.method not in baselines_of(self.toolkit):
+            raise ConfigurationError(
+                f"baseline {self.method!r} is torch's own: toolkit {self.toolkit} does not have it"
+            )
+        if self.toolkit == "jax" and self.granularity != "parameter":
+            raise out_of_range("run", "granularity", self.granularity, "'parameter' with toolkit jax")
+        _ = self.network  # an error now, before any process starts; the same holds for
         if self.kind == "method":
-            method(self.method)  # so does this
+            method(self.method)  # the method
 
     @property
     def kind(self) -> Literal["method", "baseline"]:

@@ -1,6 +1,6 @@
 """Runs in workers that somebody else has started: torchrun or Slurm, on any number of machines.
 
-Rank 0 is in charge: it decides what runs, and writes the results. The others do as it says.
+Rank 0 is in charge: it decides what runs, and writes the results. The others do what it says.
 """
 
 from __future__ import annotations
@@ -8,63 +8,17 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import subprocess
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 from grace.bench.config import RunConfig
 from grace.bench.rendezvous import attend, open_store
 from grace.bench.results import Document, decode_as, encode
 from grace.bench.worker import Job
 from grace.errors import ConfigurationError
+from grace.transports.launchers import Place
 
-_FIRST_PORT, _PORTS = 20000, 20000  # of which a Slurm job takes the one of its number
 _BYE_SECONDS = 10.0
-_PATIENCE = datetime.timedelta(days=30)  # that a worker waits for what is next: rank 0 ends it, not the clock
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Which worker this process is, and where rank 0 is."""
-
-    rank: int
-    world: int
-    address: str
-    port: int
-
-
-def find_place(environment: Mapping[str, str] | None = None) -> Place | None:
-    """The place of this process, if torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) or a Slurm step (SLURM_PROCID,
-    SLURM_STEP_NUM_TASKS) has started it; None if it stands alone.
-
-    Raises:
-        ConfigurationError: they say only half of it.
-    """
-    env = os.environ if environment is None else environment
-    if "RANK" in env and "WORLD_SIZE" in env:
-        absent = [key for key in ("MASTER_ADDR", "MASTER_PORT") if key not in env]
-        if absent:
-            raise ConfigurationError(
-                f"RANK and WORLD_SIZE are set, {' and '.join(absent)} not: set them, or use torchrun"
-            )
-        return Place(int(env["RANK"]), int(env["WORLD_SIZE"]), env["MASTER_ADDR"], int(env["MASTER_PORT"]))
-    if int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", "")
-        address = env.get("MASTER_ADDR") or _find_first_host(nodes)
-        port = int(env.get("MASTER_PORT") or _FIRST_PORT + int(env.get("SLURM_JOB_ID", "0")) % _PORTS)
-        return Place(int(env["SLURM_PROCID"]), int(env["SLURM_STEP_NUM_TASKS"]), address, port)
-    return None
-
-
-def _find_first_host(nodes: str) -> str:
-    """The first of ``node[01-04]``: Slurm's own tool knows."""
-    try:
-        done = subprocess.run(
-            ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True, timeout=30
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise ConfigurationError(f"cannot tell the first machine of {nodes!r} ({error}); set MASTER_ADDR") from error
-    return done.stdout.split()[0]
+_PATIENCE = datetime.timedelta(days=30)  # how long a worker waits for the next run: rank 0 ends it, not the clock
 
 
 class Company:
@@ -88,7 +42,7 @@ class Company:
                 )
             if config.network.shaped:
                 raise ConfigurationError(
-                    f"--link {config.link} is for workers on one machine; here, the network is what it is"
+                    f"--link {config.link} is for workers on one machine; the network of this job cannot be shaped"
                 )
 
     def lead(
@@ -109,7 +63,7 @@ class Company:
 
     @contextlib.contextmanager
     def end_together(self) -> Iterator[None]:
-        """On rank 0, around all that it does: whatever ends it, the others hear of it."""
+        """On rank 0, around all that it does: however it ends, the others are told."""
         try:
             yield
         finally:

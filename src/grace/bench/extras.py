@@ -9,7 +9,7 @@ from grace.errors import GraceError
 
 
 class MissingExtraError(GraceError, ImportError):
-    """A package that an extra of Grace would have installed."""
+    """A missing package that one of Grace's extras would install."""
 
 
 def need(module: str, *, extra: str) -> Any:
@@ -22,7 +22,7 @@ def need(module: str, *, extra: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is not None and not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, but something that it imports is not
+            raise  # the module is installed, but something that it imports is not
         raise MissingExtraError(
             f"this needs {module.partition('.')[0]}, which is not installed: pip install 'grace-dl[{extra}]'"
         ) from error

@@ -1,6 +1,6 @@
-"""Starts the workers of runs on this machine, under torchrun, on a link if one is asked for.
+"""Starts the workers of runs on this machine, under torchrun, and over a link if one is asked for.
 
-Workers start once for several runs that need the same of them, as starting takes seconds. A run that fails takes its
+Workers start once for all runs with the same requirements, as starting takes seconds. A run that fails takes its
 workers with it; the runs after it get new ones.
 """
 
@@ -29,7 +29,7 @@ from grace.bench.scratch import Scratch
 from grace.bench.worker import Job
 
 _POLL_SECONDS = 0.1
-_STOP_SECONDS = 9.0  # how long torchrun may take to end: a little more than it takes itself before it ends all at once
+_STOP_SECONDS = 9.0  # how long torchrun may take to end: a little more than its own deadline for the workers
 
 
 class Launcher(Protocol):
@@ -41,7 +41,7 @@ class Launcher(Protocol):
         """Yields the document of each run as it ends.
 
         Args:
-            configs: runs with the same workers, link and threads.
+            configs: runs with the same workers, link, threads and toolkit.
             on_progress: called with (steps done, steps in all) of the run that has begun.
             command: what the user typed, for the record.
         """
@@ -50,14 +50,15 @@ class Launcher(Protocol):
 def launch(
     configs: Sequence[RunConfig], *, on_progress: Callable[[int, int], None], command: list[str]
 ) -> Generator[Document, None, None]:
-    """See :class:`Launcher`. No worker outlives this call, whatever ends it, nor the process that made it.
+    """See :class:`Launcher`. No worker outlives this call, however it ends, nor the process that made it.
 
     Raises:
         LinkError: the link cannot be made.
     """
     first = configs[0]
-    if any((c.workers, c.network, c.threads) != (first.workers, first.network, first.threads) for c in configs):
-        raise ValueError("runs that share their workers need the same workers, link and threads")
+    shared = [(c.workers, c.network, c.threads, c.toolkit) for c in configs]
+    if any(one != shared[0] for one in shared):
+        raise ValueError("runs that share their workers need the same workers, link, threads and toolkit")
     shaped = Network(first.network, first.workers) if first.network.shaped else contextlib.nullcontext()
     begin = 0
     with terminable(), shaped as network:
@@ -75,7 +76,7 @@ def terminable() -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    if threading.current_thread() is not threading.main_thread():  # only there Python delivers signals
+    if threading.current_thread() is not threading.main_thread():  # Python delivers signals only there
         yield
         return
     before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
@@ -88,7 +89,7 @@ def terminable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _start(job: Job, network: Network | None) -> Iterator[_Workers]:
-    """Workers on their way through some runs; none outlives the block."""
+    """Workers that go through some runs; none outlives the block."""
     with tempfile.TemporaryDirectory(prefix="grace-", ignore_cleanup_errors=True) as folder:
         scratch = Scratch(Path(folder))
         scratch.job.write_text(encode(job))
@@ -112,7 +113,7 @@ def _start(job: Job, network: Network | None) -> Iterator[_Workers]:
 
 
 def _stop(agent: subprocess.Popen[bytes]) -> None:
-    """Ends torchrun and its workers: politely, then not."""
+    """Ends torchrun and its workers: politely, then by force."""
     agent.terminate()
     try:
         agent.wait(_STOP_SECONDS)
@@ -125,7 +126,7 @@ def _stop(agent: subprocess.Popen[bytes]) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Workers:
-    """One set of workers, seen from the process that wants their runs."""
+    """One set of workers, seen from the process that started them."""
 
     job: Job
     scratch: Scratch

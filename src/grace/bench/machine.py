@@ -16,8 +16,8 @@ import grace
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")  # psutil knows no caches,
 _PROCESSORS = Path("/proc/cpuinfo")  # and no processor by name
 _CONTROL_GROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"))
-_USUAL_CACHE = 32 << 20  # bytes of a last-level cache that nobody tells about
-_BUSY = 0.5  # load for each core, above which times are doubtful
+_USUAL_CACHE = 32 << 20  # bytes of the last-level cache where the system does not tell
+_BUSY = 0.5  # load per core above which times are doubtful
 
 
 def cores() -> int:
@@ -43,8 +43,16 @@ def load() -> float:
 
 
 def is_busy(load: float | None, cores: int) -> bool:
-    """Whether times are doubtful that were taken at this load; None: it is unknown."""
+    """Whether times taken at this load are doubtful; ``load`` None: unknown."""
     return load is not None and load > _BUSY * cores
+
+
+def busy_note() -> str | None:
+    """A note that times are doubtful because the machine is doing something else; None if it is not."""
+    now, count = load(), cores()
+    if not is_busy(now, count):
+        return None
+    return f"note: the machine was busy (load {now:.1f} on {count} cores): times are doubtful"
 
 
 def processor() -> str:
@@ -57,7 +65,7 @@ def processor() -> str:
 
 
 def last_level_cache() -> int:
-    """Bytes of the largest cache of this processor, as the system tells; 32 MiB where it does not."""
+    """Bytes of the largest cache of this processor, as the system reports it; 32 MiB where it does not."""
     sizes = []
     for file in _CACHES.glob("index*/size"):
         with contextlib.suppress(OSError, ValueError, KeyError):
@@ -67,7 +75,7 @@ def last_level_cache() -> int:
 
 
 def versions() -> dict[str, str]:
-    """Of all that results depend on."""
+    """The versions of everything that results depend on."""
     return {
         "grace": grace.__version__,
         "python": platform.python_version(),
@@ -79,7 +87,7 @@ def versions() -> dict[str, str]:
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
-    """So many threads for torch and the kernels, for a while."""
+    """Within the block, torch and the kernels use this many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

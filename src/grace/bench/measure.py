@@ -1,4 +1,4 @@
-"""What is measured around a run: its steady state, its memory, its model without communication."""
+"""What is measured around a run: its steady state, its memory, and its model without communication."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch import nn
 from grace.bench.tasks import Task
 
 STEADY = 100  # steps of the steady state: the last of a run
-_SILENT_SECONDS, _SILENT_STEPS = 2.0, 20  # of the measurement without communication: whichever is first
+_SILENT_SECONDS, _SILENT_STEPS = 2.0, 20  # of the measurement without communication: whichever comes first
 _SILENT_LEAST, _SILENT_WARM = 5, 2
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -31,7 +31,7 @@ def steady_from(steps: int) -> int:
 
 
 def forget_peak() -> None:
-    """From now on :func:`peak_bytes` is of what comes."""
+    """Resets :func:`peak_bytes`: from now on it covers only what follows."""
     gc.collect()
     with contextlib.suppress(OSError):
         _CLEAR.write_text("5")
@@ -46,26 +46,51 @@ def peak_bytes() -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-class Compute:
-    """A step without communication, measured in the run itself, before it: forward, backward and optimizer of the bare
-    model, on all workers at once, as they share the machine. The model is as it was afterwards.
+class StepTimes:
+    """Steps without communication, timed just before the run in the same processes, on all workers at once, as they share
+    the machine.
+
+
+    Args:
+        batches: for ``step``, which does one step.
+        seen: where the step notes when each gradient was ready, by name, if it does.
 
     Attributes:
         seconds: of each step. ready: when each parameter's gradient was ready, as a share of the step (medians), by name.
         cpu: processor seconds of a step, of all threads of this process.
     """
 
-    def __init__(self, task: Task, model: nn.Module, batches: Iterator[Any], step: Callable[..., object]):
+    def __init__(self, batches: Iterator[Any], step: Callable[[Any], object], seen: dict[str, float] | None = None):
         self.seconds: list[float] = []
         self.cpu = 0.0
-        self._ready: dict[str, list[float]] = {}
+        ready: dict[str, list[float]] = {}
+        for count in itertools.count():
+            batch = next(batches)
+            start, cpu = time.perf_counter(), time.process_time()
+            step(batch)
+            seconds = time.perf_counter() - start
+            if count >= _SILENT_WARM:
+                self.seconds.append(seconds)
+                self.cpu += time.process_time() - cpu
+                for name, moment in (seen or {}).items():
+                    ready.setdefault(name, []).append((moment - start) / seconds)
+            done = len(self.seconds)
+            if done >= _SILENT_STEPS or (done >= _SILENT_LEAST and sum(self.seconds) > _SILENT_SECONDS):
+                break
+        self.cpu /= len(self.seconds)
+        self.ready = {name: statistics.median(shares) for name, shares in ready.items()}
+
+
+class Compute(StepTimes):
+    """Forward, backward and optimizer of a bare torch model, which is restored afterwards."""
+
+    def __init__(self, task: Task, model: nn.Module, batches: Iterator[Any], step: Callable[..., object]):
         saved, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
         optimizer = task.optimizer(model)
-        start = 0.0
         seen: dict[str, float] = {}
 
         def hook(name: str) -> Callable[[torch.Tensor], None]:
-            return lambda p: seen.__setitem__(name, time.perf_counter() - start)
+            return lambda p: seen.__setitem__(name, time.perf_counter())
 
         hooks = [
             p.register_post_accumulate_grad_hook(hook(name))  # type: ignore[no-untyped-call]
@@ -73,27 +98,9 @@ class Compute:
             if p.requires_grad
         ]
         model.train()
-        for count in itertools.count():
-            batch = next(batches)
-            start, cpu = time.perf_counter(), time.process_time()
-            step(model, optimizer, batch)
-            seconds = time.perf_counter() - start
-            if count >= _SILENT_WARM:
-                self.seconds.append(seconds)
-                self.cpu += time.process_time() - cpu
-                for name, moment in seen.items():
-                    self._ready.setdefault(name, []).append(moment / seconds)
-            done = len(self.seconds)
-            if done >= _SILENT_STEPS or (done >= _SILENT_LEAST and sum(self.seconds) > _SILENT_SECONDS):
-                break
-        self.cpu /= len(self.seconds)
+        super().__init__(batches, lambda batch: step(model, optimizer, batch), seen)
         for handle in hooks:
             handle.remove()
         model.zero_grad(set_to_none=True)
         model.load_state_dict(saved)
         torch.set_rng_state(random)
-
-    @property
-    def ready(self) -> dict[str, float]:
-        """When each parameter's gradient was ready, as a share of the step."""
-        return {name: statistics.median(shares) for name, shares in self._ready.items()}

@@ -1,4 +1,4 @@
-"""What the optimizer must be like for a method: some methods cannot use the task's own learning rate or momentum."""
+"""How a task's optimizer is adjusted to a method: some cannot use the task's own learning rate or momentum."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 
-from grace.compressor import Compressor
 from grace.method import Method
-from grace.wrapping import layers
+from grace.run.optimizer import read_settings
 
 
 @dataclass(frozen=True, slots=True)
 class Adjustment:
-    """A departure from the task's optimizer, and its reason. ``momentum=None`` leaves the momentum as it is."""
+    """A departure from a task's optimizer, and its reason. ``momentum=None`` leaves the momentum as it is."""
 
     why: str
     lr_scale: float = 1.0
@@ -26,18 +25,18 @@ class Adjustment:
         return f"{', '.join(parts)}: {self.why}"
 
 
-# An SGD step of +-1 for each element is 50 to 100 times a gradient's on the tasks here; momentum would add votes up.
-MAJORITY = Adjustment("the update is the sign of a vote, +-1 for each element, whatever the gradient's size", 0.02, 0.0)
-
-
-def adjustment_for(method: Method[Any]) -> Adjustment | None:
-    """What this method needs of the optimizer; None, as for most: nothing."""
-    layer = layers(method)[-1]
-    return MAJORITY if isinstance(layer, Compressor) and layer.aggregation == "majority" else None
+def adjust(optimizer: torch.optim.Optimizer, method: Method[Any]) -> Adjustment | None:
+    """Gives the optimizer the momentum that this method needs; returns what changes, including the factor on its learning
+    rate. None, as for most methods: nothing changes. See :class:`grace.needs.Needs`.
+    """
+    needs, has = method.needs, read_settings(optimizer)
+    momentum = 0.0 if not needs.momentum and has.momentum and set_momentum(optimizer, 0.0) else None
+    lr_scale = 1.0 if has.lr is None else needs.lr_scale
+    return None if lr_scale == 1 and momentum is None else Adjustment(needs.why, lr_scale, momentum)
 
 
 def set_momentum(optimizer: torch.optim.Optimizer, momentum: float) -> bool:
-    """Sets the momentum of an SGD-like optimizer; says whether there was one to set."""
+    """Sets the momentum of an SGD-like optimizer; returns whether there was one to set."""
     groups = [group for group in optimizer.param_groups if "momentum" in group]
     for group in groups:
         group["momentum"] = momentum

@@ -1,12 +1,12 @@
-"""What Grace itself costs, measured where it does nothing useful: with the method ``none``, and in the steady state.
+"""What Grace itself costs, measured where it does nothing useful: with the method ``none``, in the steady state.
 
 Three questions, and how they are answered:
 
 - *time*: two gloo processes train the same perceptron of 10 million parameters twice, as plain DistributedDataParallel
   and with ``attach(model, "none")``. A sample is one step (forward, backward, optimizer) of each, one right after the
   other, in alternating order; the measure is the ratio of the two.
-- *machinery*: one exchange of many small tensors under ``none``, driven over a network that answers at once with what
-  it was given; the measure is this thread's processor time, in microseconds per tensor. What is left is generators,
+- *machinery*: one exchange of many small tensors under ``none``, over a network that at once returns what it was
+  given; the measure is this thread's processor time, in microseconds per tensor. What is left is generators,
   fusing and bookkeeping, and the copies of 64 numbers that belong to it.
 - *memory*: allocations of at least half the gradient's size in one exchange of 10 million numbers between two
   processes, once memories and workspaces exist; the measure is how many of them a step makes.
@@ -35,7 +35,8 @@ from grace.policy import Policy
 from grace.run.drive import drive
 from grace.run.worker import Worker
 from grace.transports.base import Transport
-from grace.transports.torch_distributed import TorchDistributed, init_process_group
+from grace.transports.meeting import init_process_group
+from grace.transports.torch_distributed import TorchDistributed
 
 WIDTH, DEPTH, BATCH = 1824, 3, 32  # 3 x (1824^2 + 1824) = 9,986,400 parameters
 TENSORS, NUMBERS = 200, 64  # of the machinery's measurement
@@ -49,10 +50,11 @@ def measure(samples: int) -> list[dict[str, Any]]:
     Raises:
         GraceError: the two processes failed.
     """
-    return [*_in_two_processes(samples), machinery(samples)]
+    return [*in_two_processes(_worker, samples), machinery(samples)]
 
 
-def _row(operation: str, values: list[float], unit: str, goal: float) -> dict[str, Any]:
+def make_row(operation: str, values: list[float], unit: str, goal: float) -> dict[str, Any]:
+    """What was measured, as its median and quartiles."""
     found = quartiles(values)
     return {
         "operation": operation,
@@ -66,28 +68,38 @@ def _row(operation: str, values: list[float], unit: str, goal: float) -> dict[st
 
 
 # ---- time and memory, in two processes ------------------------------------------------------------------------------
-def _in_two_processes(samples: int) -> list[dict[str, Any]]:
+def in_two_processes(work: Callable[..., list[dict[str, Any]]], *args: Any) -> list[dict[str, Any]]:
+    """What ``work(*args)`` gives on rank 0 of two gloo processes.
+
+    Raises:
+        GraceError: they failed.
+    """
     with tempfile.TemporaryDirectory(prefix="grace-") as folder:
         config = LaunchConfig(
             min_nodes=1, max_nodes=1, nproc_per_node=2, rdzv_backend="c10d", rdzv_endpoint="localhost:0",
             max_restarts=0, logs_specs=DefaultLogsSpecs(folder, redirects=Std.ALL), run_id="grace",
         )  # fmt: skip
         try:
-            rows: list[dict[str, Any]] = elastic_launch(config, _worker)(samples)[0]
+            rows: list[dict[str, Any]] = elastic_launch(config, _join)(work, *args)[0]
         except ChildFailedError as error:
             raise GraceError(f"the two processes failed: {error}") from error
         return rows
 
 
-def _worker(samples: int) -> list[dict[str, Any]]:
-    """All rows of the two processes; rank 0's count."""
+def _join(work: Callable[..., list[dict[str, Any]]], *args: Any) -> list[dict[str, Any]]:
+    """One of the two processes."""
     torch.set_num_threads(max(1, machine.cores() // 2))
     init_process_group()
-    transport = TorchDistributed()
-    rows = [_step_ratio(samples), *(_allocations(method, transport) for method in MEMORY_METHODS)]
+    rows = work(*args)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
     return rows
+
+
+def _worker(samples: int) -> list[dict[str, Any]]:
+    """All rows of the two processes; rank 0's count."""
+    transport = TorchDistributed()
+    return [_step_ratio(samples), *(_allocations(method, transport) for method in MEMORY_METHODS)]
 
 
 def _step_ratio(samples: int) -> dict[str, Any]:
@@ -99,10 +111,10 @@ def _step_ratio(samples: int) -> dict[str, Any]:
     ratios = []
     for sample in range(samples):
         first, second = (plain, attached) if sample % 2 == 0 else (attached, plain)
-        times = {run: _seconds(run) for run in (first, second)}
+        times = {run: seconds(run) for run in (first, second)}
         ratios.append(times[attached] / times[plain])
     size = DEPTH * (WIDTH * WIDTH + WIDTH)
-    return _row(f"step with attach(model, 'none') / plain DDP, {size:,} parameters, 2 processes", ratios, "x", 1.10)
+    return make_row(f"step with attach(model, 'none') / plain DDP, {size:,} parameters, 2 processes", ratios, "x", 1.10)
 
 
 def _stepper(*, attach: bool) -> Callable[[], None]:
@@ -122,8 +134,9 @@ def _stepper(*, attach: bool) -> Callable[[], None]:
     return step
 
 
-def _seconds(run: Callable[[], None]) -> float:
-    torch.distributed.barrier()  # so that neither pays for the other's stragglers
+def seconds(run: Callable[[], None]) -> float:
+    """How long it takes on this rank, from the moment when all ranks begin."""
+    torch.distributed.barrier()  # so that neither run pays for the other's stragglers
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
@@ -151,7 +164,7 @@ def _allocations(method: str, transport: Transport) -> dict[str, Any]:
             exchange()
         else:
             counts.append(float(sum(size >= limit for size in list_allocations(exchange))))
-    return _row(f"allocations of half the gradient or more per step, {method}", counts, "", 0)
+    return make_row(f"allocations of half the gradient or more per step, {method}", counts, "", 0)
 
 
 def list_allocations(run: Callable[[], None]) -> list[int]:
@@ -165,7 +178,7 @@ def list_allocations(run: Callable[[], None]) -> list[int]:
 
 # ---- machinery, in this process -------------------------------------------------------------------------------------
 class _Echo:
-    """A network that answers at once with what it was given."""
+    """A network that at once returns what it was given."""
 
     rank, world = 0, 2
 
@@ -186,4 +199,4 @@ def machinery(samples: int) -> dict[str, Any]:
             worker.advance()
             if sample >= _WARM_STEPS:
                 costs.append(1e6 * (time.thread_time() - start) / TENSORS)
-    return _row(f"machinery per tensor and step, {TENSORS} tensors of {NUMBERS} numbers", costs, "us", 15.0)
+    return make_row(f"machinery per tensor and step, {TENSORS} tensors of {NUMBERS} numbers", costs, "us", 15.0)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from grace.bench import machine
 from grace.bench.baselines import BASELINES, NO_COMMUNICATION
-from grace.bench.config import RunConfig
+from grace.bench.config import RunConfig, baselines_of
 from grace.bench.network.namespaces import LinkError, why_not
 from grace.bench.tasks import TASKS, find_task
+from grace.bench.toolkits import TORCH, check_toolkit
 from grace.errors import ConfigurationError
 from grace.registry import method
 
@@ -21,7 +23,8 @@ class Plan:
     """What a sweep is.
 
     Attributes:
-        tasks, methods, workers, links, seeds: every combination is a run. baselines: run beside the methods.
+        tasks, methods, workers, links, seeds, toolkits: every combination is a run. baselines: run beside the methods,
+            as far as a toolkit has them.
         common: what all runs share: the fields of :class:`grace.bench.config.RunConfig` that are not named above.
     """
 
@@ -31,10 +34,11 @@ class Plan:
     links: Sequence[str] = ("none",)
     seeds: Sequence[int] = (0,)
     baselines: Sequence[str] = BASELINES
+    toolkits: Sequence[str] = (TORCH,)
     common: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def runs(self) -> list[RunConfig]:
-        """All runs, those that can share workers side by side; baselines first. The limit is measured once, not per seed.
+        """All runs: those that can share workers side by side, baselines first. The limit is measured once, not per seed.
 
         Raises:
             ConfigurationError: one of them cannot be.
@@ -43,10 +47,13 @@ class Plan:
         for workers in self.workers:
             for link in self.links:
                 common = self.common if link != "none" else {**self.common, "latency": 0.0}
-                for task in self.tasks:
-                    for name in (*self.baselines, *self.methods):
+                for toolkit, task in itertools.product(self.toolkits, self.tasks):
+                    torchs = set(BASELINES) - set(baselines_of(toolkit))
+                    for name in (*(one for one in self.baselines if one not in torchs), *self.methods):
                         for seed in self.seeds[:1] if name == NO_COMMUNICATION else self.seeds:
-                            config = RunConfig(task=task, method=name, workers=workers, link=link, seed=seed, **common)
+                            config = RunConfig(
+                                task=task, method=name, workers=workers, link=link, seed=seed, toolkit=toolkit, **common
+                            )
                             found[config] = None
         return list(found)
 
@@ -64,14 +71,17 @@ def add_baseline(methods: Sequence[str]) -> list[str]:
 
 
 def check(configs: Sequence[RunConfig]) -> None:
-    """Finds out what can be known before anything starts.
+    """Finds errors that can be known before anything starts.
 
     Raises:
         UnknownNameError: an unknown task.
+        ConfigurationError: a toolkit that does not have a task, or is not installed.
         LinkError: a link that this machine cannot make.
     """
     for task in dict.fromkeys(config.task for config in configs):
         find_task(task)
+    for toolkit, task in dict.fromkeys((config.toolkit, config.task) for config in configs):
+        check_toolkit(toolkit, task)
     for network in dict.fromkeys(config.network for config in configs if config.network.shaped):
         if (refused := why_not(network)) is not None:
             raise LinkError(refused)
@@ -81,7 +91,7 @@ def check_memory(configs: Sequence[RunConfig], available: int | None = None) -> 
     """Checks that the workers of each run fit into this machine's memory, as far as their tasks can tell.
 
     Raises:
-        ConfigurationError: they do not; says how many would.
+        ConfigurationError: they do not; the message says how many would.
     """
     free = machine.available_memory() if available is None else available
     for task, batch, workers in dict.fromkeys((config.task, config.batch, config.workers) for config in configs):
@@ -99,5 +109,5 @@ def _worker_bytes(name: str, batch: int | None, workers: int) -> int:
     task = find_task(name)
     task.workers = workers
     task.batch = batch or task.batch
-    # the suite's way tries out the loss, here and not in a worker: a user's own task must ask for that
+    # the suite's estimate runs the loss in this process, not in a worker: a user's own task must opt in to that
     return task.worker_bytes() if name in TASKS or "worker_bytes" in vars(type(task)) else 0

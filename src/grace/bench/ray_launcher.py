@@ -1,4 +1,4 @@
-"""Runs in workers on a Ray cluster that is there: ``--launcher ray``."""
+"""Runs in workers on an existing Ray cluster: ``--launcher ray``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Worker:
         self._store: Any = None
 
     def find_address(self) -> tuple[str, int]:
-        """Where rank 0 can be reached, and a port that is free there."""
+        """The address at which rank 0 can be reached, and a free port there."""
         util = need("ray.util", extra="ray")
         with socket.socket() as free:
             free.bind(("", 0))
@@ -50,7 +50,7 @@ class Worker:
         return attend(self._store, name, config, self.rank, on_progress=progress, command=command)
 
     def progress(self) -> tuple[int, int]:
-        """The steps that are done, and all."""
+        """Steps done, and steps in all."""
         return self.done
 
 
@@ -84,7 +84,7 @@ class Cluster:
         for config in configs:
             if config.network.shaped:
                 raise ConfigurationError(
-                    f"--link {config.link} is for workers on one machine; a cluster's network is what it is"
+                    f"--link {config.link} is for workers on one machine; a cluster's network cannot be shaped"
                 )
             if config.workers * config.threads > cores:
                 raise ConfigurationError(
@@ -95,7 +95,7 @@ class Cluster:
     def launch(
         self, configs: Sequence[RunConfig], *, on_progress: Callable[[int, int], None], command: list[str]
     ) -> Generator[Document, None, None]:
-        """Trains; a run that fails costs its workers."""
+        """Trains; a run that fails takes its workers with it."""
         workers: list[Any] = []
         try:
             for index, config in enumerate(configs):

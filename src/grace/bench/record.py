@@ -20,12 +20,13 @@ from grace.bench import machine, results
 from grace.bench.config import RunConfig
 from grace.bench.results import Failure, Point, Quartiles, Result, quartiles
 from grace.bench.tasks import Task
+from grace.bench.toolkits import TORCH
 from grace.knobs import as_call
 from grace.policy import Policy
-from grace.registry import parse, recipe
+from grace.registry import parse, recipe, short
 
 if TYPE_CHECKING:
-    from grace.bench.training import Measured
+    from grace.bench.training import Measurements
 
 _TCP = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
@@ -37,14 +38,15 @@ def find_environment(threads: int) -> results.Environment:
 
 
 def _identity(config: RunConfig, command: list[str]) -> dict[str, Any]:
-    """What a document says of a run before it has run."""
+    """What a document says about a run before it has run."""
     link, kind = config.network, config.kind
     return {
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "kind": kind,
         "family": "baseline" if kind == "baseline" else recipe(parse(config.method)[0]).family,
         "task": config.task,
-        "method": config.method,
+        "method": short(config.method),
+        "toolkit": config.toolkit,
         "recipe": config.method if kind == "baseline" else as_call(grace.method(config.method)),
         "workers": config.workers,
         "seed": config.seed,
@@ -64,7 +66,7 @@ def result_of(
     config: RunConfig,
     task: Task,
     model: nn.Module,
-    measured: Measured,
+    measured: Measurements,
     *,
     curve: list[Point],
     optimizer: results.Optimizer,
@@ -73,7 +75,7 @@ def result_of(
     command: list[str],
     prediction: results.Prediction | None,
 ) -> Result:
-    """The document of one run whose replicas, if it has replicas, have been found equal."""
+    """The document of a run; its replicas, if it has any, have been found equal."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     compressed = _find_compressed(config, trained)
     size = sum(p.numel() for p in trained.values())
@@ -119,7 +121,7 @@ def _find_compressed(config: RunConfig, trained: dict[str, nn.Parameter]) -> lis
     return [p for name, p in trained.items() if policy.method_for(name, p, 0) != none]
 
 
-def times_of(measured: Measured, samples: int) -> results.Times:
+def times_of(measured: Measurements, samples: int) -> results.Times:
     """The steady state; ``samples``: of all workers, in a step."""
     steps, steady = len(measured.seconds), measured.steady
     step, compute = (
@@ -142,7 +144,7 @@ def times_of(measured: Measured, samples: int) -> results.Times:
 
 
 def find_target(task: Task, curve: Sequence[Point]) -> results.Target | None:
-    """When the task's target was first met at an evaluation; null where it was not."""
+    """When an evaluation first met the task's target; nulls if none did."""
     if task.target is None:
         return None
     sign = 1 if task.better == "higher" else -1
@@ -153,20 +155,24 @@ def find_target(task: Task, curve: Sequence[Point]) -> results.Target | None:
     return results.Target(task.target)
 
 
-_NAMED = {"task", "method", "workers", "seed", "granularity", "link", "latency", "timeout"}
+_NAMED = {"task", "method", "toolkit", "workers", "seed", "granularity", "link", "latency", "timeout"}
 
 
 def file_name(config: RunConfig) -> str:
-    """A file name for the result of this run. Settings that have no place in it stand in a digest, unless they are as
-    they are by default: runs of different lengths are different runs.
+    """A file name for the result of this run. Settings that have no place in the name go into a digest, unless they have
+    their defaults: runs of different lengths are different runs.
     """
-    parts = [config.task, config.method, f"{config.workers}workers", f"seed{config.seed}"]
+    parts = [config.task, short(config.method), f"{config.workers}workers", f"seed{config.seed}"]
+    if config.toolkit != TORCH:
+        parts.append(config.toolkit)
     if config.network.shaped:
         parts.append(str(config.network))
     if config.granularity != "parameter":
         parts.append(config.granularity)
     fields = [field for field in dataclasses.fields(config) if field.name not in _NAMED]
     other = {field.name: value for field in fields if (value := getattr(config, field.name)) != field.default}
+    if short(config.method) != config.method:
+        other["method"] = config.method  # files of one name are not one method
     if other:
         parts.append(hashlib.sha256(json.dumps(other, sort_keys=True).encode()).hexdigest()[:8])
     return re.sub(r"[^A-Za-z0-9.=,_+-]+", "_", "-".join(parts)) + ".json"

@@ -16,15 +16,16 @@ from grace.bench.config import RunConfig
 from grace.bench.network.probe import Probe
 from grace.bench.record import failure_of
 from grace.bench.results import Document, Result
+from grace.bench.toolkits import TORCH
 from grace.bench.training import Training
 from grace.errors import GraceError, TransportError
 from grace.transports.torch_distributed import guard_exit
 
-_GRACE_SECONDS = 60.0  # beyond the run's own time-out, for the slowest worker to say how it ended
+_GRACE_SECONDS = 60.0  # beyond the run's own time-out, until the slowest worker must have said how it ended
 
 
 class Ending(msgspec.Struct):
-    """How a worker's part in a run ended. ``consequence``: of another worker's error."""
+    """How a worker's part in a run ended. ``consequence``: its error follows from another worker's."""
 
     rank: int
     error: str | None = None
@@ -32,7 +33,7 @@ class Ending(msgspec.Struct):
 
 
 def open_store(rank: int, world: int, timeout: float) -> dist.Store:
-    """The store at MASTER_ADDR and MASTER_PORT, over which workers find each other; rank 0 has it, or torchrun's agent."""
+    """The store at MASTER_ADDR and MASTER_PORT, over which workers find each other; rank 0 or torchrun's agent holds it."""
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return dist.TCPStore(
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, is_master=rank == 0 and not agent,
@@ -42,7 +43,7 @@ def open_store(rank: int, world: int, timeout: float) -> dist.Store:
 
 @contextlib.contextmanager
 def _group(store: dist.Store, name: str, rank: int, config: RunConfig) -> Iterator[None]:
-    """The default process group, for one run: what one leaves behind, dead connections even, is not the next one's."""
+    """The default process group, for one run: the next one inherits nothing from it, not even dead connections."""
     guard_exit()
     named = dist.PrefixStore(name, store)
     timeout = datetime.timedelta(seconds=config.timeout)
@@ -60,17 +61,17 @@ def attend(
     on_progress: Callable[[int, int], None],
     command: list[str],
 ) -> Document | None:
-    """Takes part in a run. All workers call this alike, and outlive it.
+    """Takes part in a run. All workers call this in the same way, and outlive it.
 
     Returns:
-        On rank 0 the run's document: a failure tells the first error of any rank, a lost connection only if there is no
+        On rank 0 the run's document: a failure gives the first error of any rank, a lost connection only if there is no
         other. None on other ranks.
     """
     result: Result | None = None
     mine = Ending(rank)
     try:
         with _group(store, name, rank, config):
-            training = Training(config, rank, on_progress, _find_probe(config))
+            training = _training_of(config)(config, rank, on_progress, _find_probe(config))
             result = training.run(command)
             del training
             dist.barrier()
@@ -99,8 +100,16 @@ def attend(
     return failure_of(config, f"{config.method}: rank {first.rank} of {config.workers} failed: {first.error}", command)
 
 
+def _training_of(config: RunConfig) -> type[Training]:
+    if config.toolkit == TORCH:
+        return Training
+    from grace.bench.toolkits.training import ToolkitTraining
+
+    return ToolkitTraining
+
+
 def _find_probe(config: RunConfig) -> Probe | None:
-    """Of this run's own: others may have come to use the machine, or left it. None where it is not known how many workers
+    """A probe for this run alone, as the machine's other users come and go. None where it is not known how many workers
     share a machine's cores.
     """
     local = os.environ.get("LOCAL_WORLD_SIZE")
@@ -115,7 +124,7 @@ def find_cause(endings: Sequence[Ending]) -> Ending | None:
 
 
 def _describe(rank: int, error: BaseException) -> Ending:
-    """An error that Grace raises on purpose says enough by its message."""
+    """An error that Grace raises on purpose needs only its message, others their traceback."""
     expected = isinstance(error, GraceError)
     text = f"{type(error).__name__}: {error}" if expected else "".join(traceback.format_exception(error)).rstrip()
     # torch has no class of its own for gloo's lost connections

@@ -1,6 +1,6 @@
 """The document of a run, ``grace.result``: its types, and with them its encoder, decoder and JSON Schema.
 
-Bytes are those that rank 0's collectives moved, times are rank 0's, evaluation and loading left out. What a run could
+Bytes are those that rank 0's collectives moved; times are rank 0's, without evaluation and loading. What a run could
 not measure is null.
 """
 
@@ -20,7 +20,7 @@ Count: TypeAlias = Annotated[int, Meta(ge=0)]
 
 
 class DocumentError(GraceError, ValueError):
-    """A document that is not what it says; the message names the field."""
+    """A document that is not what it claims to be; the message names the field."""
 
 
 class Link(Struct, frozen=True):
@@ -74,7 +74,7 @@ class Model(Struct, frozen=True):
 
 
 class Target(Struct, frozen=True):
-    """A quality, and the first evaluation that had it; nulls where none had."""
+    """A quality, and the first evaluation that reached it; nulls if none did."""
 
     value: float
     seconds: float | None = None
@@ -126,7 +126,7 @@ class Memory(Struct, frozen=True):
 
 
 class CollectiveTerms(Struct, frozen=True):
-    """All that the link model knew of one kind of collective, so that a document can predict other networks."""
+    """What the link model knew about one kind of collective, so that a document can predict other networks."""
 
     per_step: float
     bytes_per_step: float
@@ -172,7 +172,9 @@ class Point(Struct, frozen=True):
 
 
 class _Run(Struct, frozen=True, kw_only=True, tag_field="status"):
-    """What a document says of a run that has not run yet. ``config``: see :class:`grace.bench.config.RunConfig`."""
+    """What a document says about a run before it has run. ``config``: see :class:`grace.bench.config.RunConfig`;
+    ``toolkit``: torch, tensorflow or jax.
+    """
 
     task: str
     method: str
@@ -184,6 +186,7 @@ class _Run(Struct, frozen=True, kw_only=True, tag_field="status"):
     granularity: Literal["parameter", "bucket", "model"] = "parameter"
     link: Link = Link()
     transport: str = "gloo"
+    toolkit: str = "torch"
     created: str = ""
     command: list[str] = []
     config: dict[str, Any] = {}
@@ -198,7 +201,7 @@ class Failure(_Run, frozen=True, kw_only=True, tag="failed"):
 
 
 class Result(_Run, frozen=True, kw_only=True, tag="ok"):
-    """A run whose replicas, if it has replicas, have been found equal.
+    """A run that succeeded; its replicas, if it has any, have been found equal.
 
     Attributes:
         metric: the headline among those of the curve. final, best: its last and its best value; null: not finite.
@@ -231,7 +234,9 @@ class Result(_Run, frozen=True, kw_only=True, tag="ok"):
 Document: TypeAlias = Result | Failure
 
 
-class _Head(Struct):
+class Head(Struct):
+    """What every document of Grace begins with."""
+
     schema: Any = None
     version: Any = None
 
@@ -245,9 +250,9 @@ def decode(text: bytes | str) -> Document:
     """A document of this version, or of an older one, which is brought up to it.
 
     Raises:
-        DocumentError: it is none; names the field and what is wrong with it.
+        DocumentError: it is not one; the message names the field and what is wrong with it.
     """
-    head = decode_as(text, _Head)
+    head = decode_as(text, Head)
     if head.schema != SCHEMA:
         raise DocumentError(f"not a result: its schema is {short(head.schema)}; legal: {SCHEMA}")
     if head.version == VERSION:
@@ -297,5 +302,5 @@ def short(value: object) -> str:
 
 
 def schema() -> dict[str, Any]:
-    """The form of a document, as a JSON Schema."""
+    """The JSON Schema of a document."""
     return {"title": f"{SCHEMA}, version {VERSION}", **msgspec.json.schema(Document)}

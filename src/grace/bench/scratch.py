@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and the folder through which a command and its workers talk."""
+"""Files that are written whole or not at all, and the folder through which a command and its workers talk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from grace.errors import ConfigurationError
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Writes a file that is there whole or not at all."""
+    """Writes a file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -28,10 +28,10 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def require_folder(path: Path) -> None:
-    """Checks that files can be written into this folder, by writing one; makes nothing that is not there yet.
+    """Checks that files can be written into this folder, by writing one; creates no folder.
 
     Raises:
-        ConfigurationError: they cannot; says why.
+        ConfigurationError: they cannot; the message says why.
     """
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     try:
@@ -43,7 +43,7 @@ def require_folder(path: Path) -> None:
 
 
 class Scratch:
-    """The folder through which the command that wants runs, torchrun and its workers talk.
+    """The folder through which a command, torchrun and its workers talk.
 
     Attributes:
         job: what is to be run. lifeline: a named pipe that the command holds open for as long as it lives.
@@ -61,11 +61,11 @@ class Scratch:
         return self.folder / f"outcome.{run}.json"
 
     def report(self, run: int, done: int, steps: int) -> None:
-        """Notes that so many steps of all are done in this run."""
+        """Notes how many steps of this run are done."""
         write_atomically(self._progress, f"{run} {done} {steps}")
 
     def read_progress(self) -> tuple[int, int, int] | None:
-        """The run, its steps that are done, and all; None before the first."""
+        """The run, its steps done, and its steps in all; None before the first."""
         with contextlib.suppress(FileNotFoundError):
             run, done, steps = self._progress.read_text().split()
             return int(run), int(done), int(steps)
@@ -80,7 +80,7 @@ class Scratch:
         return "\n".join(text.splitlines()[-lines:])
 
     def watch(self, leave: Callable[[], None]) -> None:
-        """Calls ``leave`` from a thread once nobody holds the lifeline any more: the command has ended, however it did."""
+        """Calls ``leave`` from a thread once nobody holds the lifeline any more: the command has ended, in whatever way."""
 
         def wait() -> None:
             with contextlib.suppress(OSError):  # the folder may be gone too

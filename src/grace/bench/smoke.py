@@ -1,4 +1,4 @@
-"""The suite, tried on itself: small runs of everything, each document checked, and the report made."""
+"""The suite tests itself: small runs of everything, each document checked, and the report written."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ class Blobs(Task):
 
 
 def run(out: Path, watch: Callable[[int], AbstractContextManager[Watcher]]) -> dict[str, Any]:
-    """What was checked, and what is wrong: lists of lines. The baselines run once, on one task without links.
+    """What was checked, and what is wrong, as lists of lines. The baselines run once, on one task without links.
 
     Args:
         out: folder of results.
-        watch: makes what is told of so many runs.
+        watch: makes the watcher of that many runs.
     """
     refused = why_not(link(LINKS[1]))
     links = LINKS[:1] if refused else LINKS

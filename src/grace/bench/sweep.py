@@ -1,7 +1,7 @@
 """Sweeps: one result file for each run, and tables of all.
 
-A run that has a file with status "ok" is finished: a sweep that was stopped goes on with the others, and one that failed
-is tried again. Runs with the same workers and link share their worker processes.
+A run that has a file with status "ok" is finished: a sweep that was stopped continues with the others, and a run that
+failed is tried again. Runs with the same workers and link share their worker processes.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class Ended:
 
 
 class Watcher(Protocol):
-    """What is told of a sweep while it goes on."""
+    """What is told about a sweep while it runs."""
 
     def begin_run(self, config: RunConfig) -> None:
         """A run begins."""
 
     def show_steps(self, done: int, steps: int) -> None:
-        """So many steps of this run are done."""
+        """``done`` of this run's steps are done."""
 
     def end_run(self, run: Ended) -> None:
-        """A run has ended, one way or the other, or had ended before."""
+        """A run has ended, well or badly, or had ended before."""
 
 
 def find_finished(config: RunConfig, out: Path) -> Ended | None:
@@ -81,8 +81,8 @@ def sweep(
 
     Args:
         configs: the runs.
-        out: where to write ``runs/*.json``, each as it ends, and the tables of all; None: nowhere, and nothing is finished.
-        watcher: is told what goes on.
+        out: where to write ``runs/*.json``, each as it ends, and the tables of all; None: nowhere, and every run runs.
+        watcher: is told what happens.
         command: what the user typed, for the record.
         launcher: starts the workers.
         trackers: are told of each new result.
@@ -100,7 +100,7 @@ def sweep(
         watcher.begin_run(batch[0])
         since = time.monotonic()
         with contextlib.closing(launcher(batch, on_progress=watcher.show_steps, command=command)) as documents:
-            # documents first: so they are asked once more, and their workers end by themselves
+            # documents come first in zip: so they are asked once more, and their workers end by themselves
             for index, (document, config) in enumerate(zip(documents, batch, strict=True), 1):
                 file = None if out is None else out / "runs" / file_name(config)
                 ended[config] = Ended(config, document, file, time.monotonic() - since)
@@ -126,13 +126,13 @@ def _batch(configs: Sequence[RunConfig]) -> list[list[RunConfig]]:
     """Runs that can share their workers."""
     batches: dict[Any, list[RunConfig]] = {}
     for config in configs:
-        batches.setdefault((config.workers, config.network, config.threads), []).append(config)
+        batches.setdefault((config.workers, config.network, config.threads, config.toolkit), []).append(config)
     return list(batches.values())
 
 
 @contextlib.contextmanager
 def _writing(out: Path | None) -> Iterator[None]:
-    """What the system says of the folder, in words."""
+    """Turns what the system says about the folder into a message."""
     try:
         yield
     except OSError as error:

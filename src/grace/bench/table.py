@@ -16,7 +16,7 @@ from msgspec import inspect
 from grace.bench.results import Document, Failure, Result
 from grace.bench.scratch import write_atomically
 
-_SECTIONS = ("model", "time", "traffic", "memory")  # whose fields need no surname
+_SECTIONS = ("model", "time", "traffic", "memory")  # whose fields need no prefix
 _HEADS = ("name", "value", "median")  # what a section is about: its column has the section's name
 _RENAMED = {
     "data_procedural": "procedural",
@@ -26,7 +26,7 @@ _RENAMED = {
 
 
 def line(document: Document) -> dict[str, Any]:
-    """A run as one line; null where it has no such value. Lists and dictionaries have no column."""
+    """A run as one line; null where there is no such value. Lists and dictionaries have no column."""
     plain = msgspec.to_builtins(document)
     out = {}
     for column, path in columns().items():
@@ -59,7 +59,7 @@ def _leaves(kind: inspect.Type) -> Iterator[tuple[str, ...]]:
 
 
 def _is_long(kind: inspect.Type) -> bool:
-    """Whether it has no place in a column, or only one value."""
+    """Whether it does not fit into a column, or can have only one value."""
     one_value = isinstance(kind, inspect.LiteralType) and len(kind.values) == 1
     return one_value or isinstance(kind, (inspect.ListType, inspect.DictType))
 
@@ -73,7 +73,7 @@ def _column(path: tuple[str, ...]) -> str:
 
 
 def table_csv(documents: Sequence[Document]) -> str:
-    """A line for each run, with a heading even if there are none."""
+    """A line for each run, with the heading even if there are no runs."""
     return _csv([line(document) for document in documents], list(columns()))
 
 
@@ -84,6 +84,7 @@ def curves_csv(documents: Sequence[Document]) -> str:
         if isinstance(one, Result):
             run = {
                 "task": one.task,
+                "toolkit": one.toolkit,
                 "method": one.method,
                 "workers": one.workers,
                 "link": one.link.name,

@@ -17,14 +17,14 @@ _SUMMARY = (
 
 
 class Tracker(Protocol):
-    """What is told of each run."""
+    """What is told about each run."""
 
     def log(self, name: str, document: Result) -> None:
         """A run with a result; ``name`` is its file's, without the ending."""
 
 
 def summary(document: Result) -> dict[str, float]:
-    """The numbers of a run that are not part of its curve; without those that it has not."""
+    """The numbers of a run that are not part of its curve, as far as it has them."""
     found = line(document)
     return {key: float(value) for key in _SUMMARY if (value := found[key]) is not None}
 

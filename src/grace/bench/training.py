@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,25 +19,25 @@ import grace
 from grace.bench import measure
 from grace.bench.baselines import NO_COMMUNICATION, Counters, Silent, connect
 from grace.bench.config import SYNTHETIC, RunConfig
-from grace.bench.network.interface import Counted, read_counters
+from grace.bench.network.interface import ByteCounts, read_counters
 from grace.bench.network.model import predict, shares_of
 from grace.bench.network.namespaces import INTERFACE
 from grace.bench.network.probe import Probe
-from grace.bench.optimizers import adjustment_for, set_momentum
+from grace.bench.optimizers import adjust, set_momentum
 from grace.bench.record import result_of
 from grace.bench.results import Optimizer, Point, Result
 from grace.bench.tasks import Task, find_task
 from grace.collectives import AllGather
-from grace.errors import AgreementError, ConfigurationError
+from grace.errors import AgreementError, ConfigurationError, OptimizerWarning
 from grace.transports.torch_distributed import TorchDistributed
 
-MOST = 1 << 16  # more workers than there can be, so that no two (seed, rank) coincide
+MOST = 1 << 16  # more workers than there can be, so that no two pairs (seed, rank) coincide
 _REPORT_SECONDS = 0.5
 _SILENT_MOST = 120  # steps of a run without communication: it is there for their time alone
 
 
 @dataclass(slots=True)
-class Measured:
+class Measurements:
     """What a run has measured, for :func:`grace.bench.record.result_of`. Seconds, and bytes of one worker.
 
     Attributes:
@@ -47,12 +48,12 @@ class Measured:
 
     all: Counters
     steady: Counters
-    nic: Counted | None
+    nic: ByteCounts | None
     silent: bool
     seconds: list[float]
     cpu: float
     total: float
-    compute: measure.Compute
+    compute: measure.StepTimes
     buckets: list[int]
     peak: int
 
@@ -64,7 +65,7 @@ class Training:
         config: the run.
         rank: of this worker, of ``config.workers``.
         on_progress: called on rank 0 with (steps done, steps in all), at most twice a second.
-        probe: what the network was found to do, for the link model; None: no prediction.
+        probe: measures the network for the link model; None: no prediction.
     """
 
     def __init__(
@@ -93,11 +94,13 @@ class Training:
         self.scale, changes = self._adjust_optimizer(model)
         trial = task.batches(self.rank, config.workers, config.seed)
         dist.barrier()
-        compute = measure.Compute(task, model, trial, self._step)
+        compute = self._measure_compute(model, trial, changes.momentum)
         del trial
         dist.barrier()
         measure.forget_peak()
-        trained = connect(config.method, model, config.granularity, config.seed, self.rank, config.workers)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", OptimizerWarning)  # the optimizer gets what the method needs
+            trained = self._connect(model)
         optimizer = self._make_optimizer(model, changes.momentum)
         curve, measured = self._train(trained, optimizer, compute)
         if not self.silent:
@@ -119,18 +122,28 @@ class Training:
         trained.close()
         return result
 
+    # ---- what other toolkits do differently --------------------------------------------------------------------------
+    def _measure_compute(self, model: nn.Module, batches: Iterator[Any], momentum: float | None) -> measure.StepTimes:
+        """Times the step without communication; ``momentum`` is that of :meth:`_make_optimizer`."""
+        return measure.Compute(self.task, model, batches, self._step)
+
+    def _connect(self, model: nn.Module) -> Silent:
+        """The model under the run's method, or its baseline."""
+        config = self.config
+        return connect(config.method, model, config.granularity, config.seed, self.rank, config.workers)
+
     # ---- the optimizer ----------------------------------------------------------------------------------------------
     def _adjust_optimizer(self, model: nn.Module) -> tuple[float, Optimizer]:
-        """The factor on the task's learning rate, and where the optimizer departs from the task's for the method's sake."""
+        """The factor on the task's learning rate, and how the optimizer differs from the task's to suit the method."""
         optimizer = self.task.optimizer(model)
         peak = max(self.task.lr(step) for step in range(self.steps))
-        adjustment = adjustment_for(grace.method(self.config.method)) if self.config.kind == "method" else None
+        adjustment = adjust(optimizer, grace.method(self.config.method)) if self.config.kind == "method" else None
         scale, momentum, why = 1.0, None, None
         if self.config.lr is not None:
             scale, why = self.config.lr / peak, "lr as asked for"
         elif adjustment is not None:
             scale, why = adjustment.lr_scale, str(adjustment)
-        if adjustment is not None and adjustment.momentum is not None and set_momentum(optimizer, adjustment.momentum):
+        if adjustment is not None and adjustment.momentum is not None:
             momentum = adjustment.momentum
             if self.config.lr is not None:
                 why = f"lr as asked for; momentum {momentum:g}: {adjustment.why}"
@@ -159,8 +172,8 @@ class Training:
         return loss
 
     def _train(
-        self, trained: Silent, optimizer: torch.optim.Optimizer, compute: measure.Compute
-    ) -> tuple[list[Point], Measured]:
+        self, trained: Silent, optimizer: torch.optim.Optimizer, compute: measure.StepTimes
+    ) -> tuple[list[Point], Measurements]:
         """The curve of evaluations (rank 0 only), and what was measured."""
         config, model = self.config, trained.model
         batches = self.task.batches(self.rank, config.workers, config.seed)
@@ -172,7 +185,7 @@ class Training:
             curve.append(self._evaluate(model, 0, 0.0, 0, None))
         model.train()
         for step in range(steps):
-            batch = next(batches)  # another's work, as a loader's processes do it: not of this step
+            batch = next(batches)  # not part of the step: in real training a loader's processes do it
             if step == steady:
                 dist.barrier()
                 before, nic, cpu = trained.count(), read_counters(INTERFACE), 0.0
@@ -192,7 +205,7 @@ class Training:
                     curve.append(self._evaluate(model, step + 1, sum(seconds), sent, loss.item()))
             if marked:
                 dist.barrier()  # so that waiting for rank 0's evaluation is nobody's step time
-        return curve, Measured(
+        return curve, Measurements(
             all=trained.count(),
             steady=trained.count() - before,
             nic=_between(nic, read_counters(INTERFACE)) if config.network.shaped else None,
@@ -255,10 +268,10 @@ def _evaluation_steps(steps: int, evaluations: int) -> set[int]:
     return {max(1, round(steps * k / evaluations)) for k in range(1, evaluations + 1)}
 
 
-def _between(before: Counted | None, after: Counted | None) -> Counted | None:
+def _between(before: ByteCounts | None, after: ByteCounts | None) -> ByteCounts | None:
     if before is None or after is None:
         return None
-    return Counted(after.sent - before.sent, after.received - before.received)
+    return ByteCounts(after.sent - before.sent, after.received - before.received)
 
 
 def _add_decay(task: Task, model: nn.Module) -> None:

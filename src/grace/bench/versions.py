@@ -1,7 +1,7 @@
 """Documents of older versions, brought up to this one.
 
 Version 1 knew no links, baselines, failures, targets or predictions. Version 2 kept an evaluation's metrics beside its
-step, and gave a run that failed every field of one that did not, each null.
+step, and gave a failed run every field of a successful one, each null.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _POINT = ("step", "epoch", "seconds", "sent_bytes", "train_loss")
 
 
 def upgrade(document: dict[str, Any], version: object) -> Document:
-    """The document of an older version as one of this.
+    """The document of an older version as one of this version.
 
     Raises:
-        DocumentError: no such version, or a field that is not as it was in it.
+        DocumentError: no such version, or a field that is not as that version had it.
     """
     if version not in _OLDER or isinstance(version, bool):
         legal = ", ".join(map(str, (*_OLDER, VERSION)))
@@ -64,7 +64,7 @@ def _point(point: Any) -> Any:
 
 
 def _times(document: dict[str, Any]) -> Any:
-    """Version 1 leaves a division to its reader."""
+    """Adds the samples per second, which version 1 left to its reader."""
     times: Any = document.get("time")
     try:
         step = times["step_ms"]["median"]

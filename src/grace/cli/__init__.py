@@ -1,4 +1,4 @@
-"""The command ``grace``: thin commands over what the other packages do.
+"""The command ``grace``: thin commands over the other packages.
 
 ``app`` puts the commands together; ``options``, ``output`` and ``errors`` are what they share; every other module has a
 command or two. Results go to stdout, everything else to stderr.
@@ -12,7 +12,7 @@ _COMMAND_LINE = ("typer", "rich", "click", "shellingham", "msgspec", "psutil")
 
 
 def main() -> None:
-    """Runs the command line; says how to install it where it is missing."""
+    """Runs the command line; says how to install what it needs if that is missing."""
     try:
         from grace.cli.app import run
     except ModuleNotFoundError as error:

@@ -10,36 +10,51 @@ import typer
 
 import grace
 from grace.cli import runs, suite
+from grace.cli.advise import advise
 from grace.cli.codecs import codecs
 from grace.cli.doctor import doctor
 from grace.cli.errors import Group
 from grace.cli.explain import explain, list_
+from grace.cli.migrate import migrate
 from grace.cli.overhead import overhead
 from grace.cli.report import report
+from grace.cli.tasks import tasks
 from grace.cli.verify import verify
+from grace_command import shell
+from grace_command.quick import greeting
 
 app = typer.Typer(
-    cls=Group, no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False,
+    cls=Group, rich_markup_mode="rich", pretty_exceptions_enable=False,
     help="Gradient compression for distributed deep learning.",
 )  # fmt: skip
-bench = typer.Typer(no_args_is_help=True, help="Benchmarks: sweeps over links, and what Grace itself costs.")
+bench = typer.Typer(
+    cls=shell.Group, no_args_is_help=True, help="Benchmarks: sweeps over links, and what Grace itself costs."
+)
 app.add_typer(bench, name="bench")
 _COMMANDS: list[Callable[..., None]] = [
-    list_, explain, runs.train, runs.compare_, report, verify, doctor,
+    list_, explain, tasks, runs.train, runs.compare_, advise, report, verify, doctor,
 ]  # fmt: skip
 _BENCH_COMMANDS: list[Callable[..., None]] = [
     runs.bench_train, suite.smoke, suite.link, suite.predict, codecs, overhead,
 ]  # fmt: skip
 for group, commands in ((app, _COMMANDS), (bench, _BENCH_COMMANDS)):
     for command in commands:
-        group.command(command.__name__.removeprefix("bench_").rstrip("_"))(command)
+        group.command(command.__name__.removeprefix("bench_").rstrip("_"), cls=shell.Command)(command)
+# What follows the script is the script's, options and all.
+_REST = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+app.command("migrate", cls=shell.Command, context_settings=_REST)(migrate)
 
 
 @app.callback(invoke_without_command=True)
-def _main(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
+def _main(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", metavar="", help="Show the version and exit.")] = False,
+) -> None:
     if version:
         typer.echo(f"grace {grace.__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(greeting(grace.__version__))
 
 
 def run() -> None:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from grace.cli.options import Json, folder
-from grace.cli.output import show, write_json
+from grace.cli.options import Json, Speeds, folder
+from grace.cli.output import show, warn_if_busy, write_json
 
 
 def codecs(
@@ -18,9 +18,7 @@ def codecs(
     sizes: Annotated[
         str, typer.Option("--sizes", help="Elements, with commas between; K is 1,024, M 1,000,000.")
     ] = "256K,1M,10M",
-    links: Annotated[
-        str, typer.Option("--links", "--link", help="Speeds, with commas between.")
-    ] = "100mbit,1gbit,10gbit",
+    links: Speeds = "100mbit,1gbit,10gbit",
     workers: Annotated[int, typer.Option("--workers", "-w", help="Workers that exchange, 2 to 256.")] = 4,
     threads: Annotated[
         str | None, typer.Option("--threads", help="Numbers of threads, with commas between. [default: all cores]")
@@ -32,7 +30,7 @@ def codecs(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure how long each method takes on this machine, and say on which links it is worth that.
+    """Measure how long each method takes on this machine, and say on which links it pays.
 
     Encoding, encoding with error feedback, decoding and summing, on tensors of your sizes; bytes; and the speed of a link
     below which a method is faster than an all-reduce in fp32 and in bf16.
@@ -47,10 +45,11 @@ def codecs(
     from grace.bench.network.links import parse_links
     from grace.bench.report.render import renderer
 
-    plan = plan_of(methods, sizes, threads, samples, limit=limit, workers=workers)
+    plan, speeds = plan_of(methods, sizes, threads, samples, limit=limit, workers=workers), parse_links(links)
     if out is not None:
         renderer()  # now, not after minutes
-    document, stop = run(WorthBench(plan, parse_links(links)), out, "grace")
+    warn_if_busy()
+    document, stop = run(WorthBench(plan, speeds), out, "grace")
     if out is not None:
         write_document(document, out)
         names = ["codecs.json", *(path.name for path in draw(document, out))]

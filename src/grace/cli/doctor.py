@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
+import json
 import os
 import re
 import socket
+import subprocess
+import sys
 import threading
 import warnings
 from importlib import metadata, util
@@ -24,15 +28,21 @@ from grace.bench import machine
 from grace.cli.options import Json
 from grace.cli.output import show, write_json
 from grace.errors import ConfigurationError
+from grace.transports.choose import choose
 
 _DISTRIBUTION = "grace-dl"
 _PATIENCE = 2.0  # seconds for a name server
+_MPI_PATIENCE = 30.0
+_ASK_MPI = (
+    "import json; from mpi4py import MPI; from grace.transports.mpi import describe_library; "
+    "print(json.dumps([describe_library(MPI), MPI.Query_thread() >= MPI.THREAD_SERIALIZED]))"
+)
 
 
 def doctor(as_json: Json = False) -> None:
     """Show what is active on this machine, and why: kernels, threads, versions, transports, optional packages; warn of traps.
 
-    The exit status is 1 if what the environment variable GRACE_KERNELS asks for cannot be had.
+    The exit status is 1 if what the environment variable GRACE_KERNELS asks for is not available.
 
     Example: [bold]GRACE_KERNELS=native-avx2 grace doctor[/]
     """
@@ -46,7 +56,7 @@ def doctor(as_json: Json = False) -> None:
 
 
 def examine() -> dict[str, Any]:
-    """All that ``grace doctor --json`` writes."""
+    """Everything that ``grace doctor --json`` writes."""
     errors: list[str] = []
     kernels = _kernels(errors)
     threads = {"torch": torch.get_num_threads(), "cores": machine.cores(), "local_workers": _local_workers()}
@@ -55,6 +65,8 @@ def examine() -> dict[str, Any]:
         "nccl": dist.is_available() and dist.is_nccl_available(),
         "mpi": dist.is_available() and dist.is_mpi_available(),
         "cuda_devices": torch.cuda.device_count(),
+        "mpi4py": _mpi(),
+        "chosen": _describe_choice(errors),
     }
     return {
         "schema": "grace.doctor",
@@ -69,11 +81,37 @@ def examine() -> dict[str, Any]:
     }
 
 
+def _describe_choice(errors: list[str]) -> dict[str, str] | None:
+    """What ``grace.transport("auto")`` would give here, and why."""
+    try:
+        choice = choose()
+    except ConfigurationError as error:
+        errors.append(str(error))
+        return None
+    return {"name": choice.name, "why": choice.why}
+
+
+@functools.cache
+def _mpi() -> dict[str, Any]:
+    """Which MPI mpi4py has, and whether it has threads; asked in a separate process, which belongs to no job."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMI", "PMIX_", "HYD"))}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _ASK_MPI], capture_output=True, text=True, timeout=_MPI_PATIENCE, env=env, check=True
+        )
+        library, threads = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.CalledProcessError as error:
+        return {"library": None, "threads": None, "problem": (error.stderr.strip().splitlines() or ["no reason"])[-1]}
+    except (OSError, ValueError, IndexError, subprocess.TimeoutExpired) as error:
+        return {"library": None, "threads": None, "problem": f"asking it failed: {type(error).__name__}"}
+    return {"library": library, "threads": threads, "problem": None}
+
+
 def _kernels(errors: list[str]) -> dict[str, Any]:
     out: dict[str, Any] = {"active": None, "why": None}
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that there is no library is told below
+            warnings.simplefilter("ignore")  # a missing library is reported below
             out["active"], out["why"] = backends.active()
     except ConfigurationError as error:
         errors.append(str(error))
@@ -129,7 +167,7 @@ def _warnings(kernels: dict[str, Any], threads: dict[str, int], transports: dict
             f"the host name {socket.gethostname()!r} has no address, and gloo looks for one; set GLOO_SOCKET_IFNAME to "
             "the network interface that workers reach each other by"
         )
-    broken = _broken("torchvision")
+    broken = _explain_failure("torchvision")
     if broken:
         out.append(
             "torchvision is installed, but cannot be imported, and neither can what imports it (timm, torchmetrics, "
@@ -139,7 +177,7 @@ def _warnings(kernels: dict[str, Any], threads: dict[str, int], transports: dict
 
 
 def _resolves(host: str) -> bool:
-    """Whether a name has an address; False, too, where nobody answers."""
+    """Whether a name has an address; also False if nobody answers."""
     found: list[Any] = []
 
     def look() -> None:
@@ -152,8 +190,8 @@ def _resolves(host: str) -> bool:
     return bool(found)
 
 
-def _broken(module: str) -> str | None:
-    """Why a package that is there cannot be imported."""
+def _explain_failure(module: str) -> str | None:
+    """Why an installed package cannot be imported."""
     if util.find_spec(module) is None:
         return None
     try:
@@ -175,11 +213,16 @@ def table(found: dict[str, Any]) -> RenderableType:
     lines.add_row("python", f"{versions['python']}, torch {versions['torch']}, numpy {versions['numpy']}")
     lines.add_row("system", versions["system"])
     lines.add_row("kernels", Text(f"{kernels['active']}: {kernels['why']}" if kernels["active"] else "none"))
-    lines.add_row("", Text(f"to be had: {', '.join(kernels['available'])}", "dim"))
+    lines.add_row("", Text(f"available: {', '.join(kernels['available'])}", "dim"))
     lines.add_row("", Text(str(kernels["library"]), "dim"))
     lines.add_row("threads", f"{threads['torch']} of torch and the kernels, {threads['cores']} cores")
     there = [name for name in ("gloo", "nccl", "mpi") if transports[name]]
     lines.add_row("transports", f"{', '.join(there) or 'none'}; CUDA devices: {transports['cuda_devices']}")
+    mpi, chosen = transports["mpi4py"], transports["chosen"]
+    threaded = "with threads" if mpi["threads"] else "without threads, which Grace refuses"
+    lines.add_row("", Text(f"mpi4py: {mpi['problem'] or mpi['library'] + ', ' + threaded}", "dim"))
+    if chosen is not None:
+        lines.add_row("", Text(f"grace.transport() gives {chosen['name']} here: {chosen['why']}"))
     for extra in dict.fromkeys(one["extra"] for one in found["extras"]):
         packages = [one for one in found["extras"] if one["extra"] == extra]
         text = Text(", ").join(

@@ -1,31 +1,35 @@
 """``grace list`` and ``grace explain``: a method's documentation, its declared facts, and its traffic beside dense
-all-reduces.
+all-reduces. :mod:`grace_command` prints most of this from the catalog, which is made here; this serves everything that is not
+in it.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
+from torch import nn
 
 import grace
-from grace.bench.report.tables import amount, plain_table, share
-from grace.cli.options import Json
+from grace.cli.options import Json, complete_method
 from grace.cli.output import show, write_json
 from grace.collectives import Traffic
+from grace.discovery import load
+from grace.errors import ConfigurationError
 from grace.knobs import as_call
 from grace.method import Method
 from grace.peer import Peer
 from grace.registry import documentation, parse, recipe
+from grace.run.plan import Plan, plan
+from grace_command import catalog
+from grace_command.views import error_text, list_table, method_table
 
 SHAPES = ((64, 64, 3, 3), (1024, 1024), (4096, 4096))  # a convolution, a small and a large matrix
 WORLDS = (2, 4, 8, 32, 128)
@@ -46,28 +50,65 @@ def list_(as_json: Json = False) -> None:
 
 
 def explain(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="A method, with knobs after a colon.")],
+    method: Annotated[
+        str,
+        typer.Argument(
+            metavar="METHOD",
+            autocompletion=complete_method,
+            help="A method, with knobs after a colon; or an error, such as UnknownNameError.",
+        ),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", metavar="MODULE:FUNCTION", help="Show what it does to each parameter of this model instead."
+        ),
+    ] = None,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="With --model: how many.")] = 4,
+    granularity: Annotated[
+        str, typer.Option("--granularity", help="With --model: parameter, bucket or model.")
+    ] = "parameter",
     as_json: Json = False,
 ) -> None:
     """Explain a method: what it sends, what it promises, and its bytes beside a dense all-reduce.
 
-    Example: [bold]grace explain topk:ratio=0.01[/]
+    With --model: parameter, shape, method, bytes and their share, one by one. The function takes nothing and returns a
+    torch.nn.Module; file.py:function does as well.
+
+    Example: [bold]grace explain topk:ratio=0.01 --model train.py:make_model[/]
     """
-    found = describe(method)
+    if model is not None:
+        found = plan_model(model, method, workers, granularity)
+        if as_json:
+            write_json(found.as_dict())
+        else:
+            show(Text(str(found)), soft=True)
+        return
+    if (error := catalog.find_error(method)) is not None:
+        if as_json:
+            write_json(error)
+        else:
+            show(error_text(error))
+        return
+    told = describe(method)
     if as_json:
-        write_json(found)
+        write_json(told)
     else:
-        show(table(found))
+        show(method_table(told))
 
 
-# ---- what they tell --------------------------------------------------------------------------------------------------
+# ---- what they print --------------------------------------------------------------------------------------------------
 def describe_all() -> list[dict[str, str]]:
-    """All registered methods: name, family, recipe with its defaults spelled out, and the first line of their docs."""
+    """All registered methods: name, family, recipe with its defaults spelled out, the first line of their docs, and what they
+    need of the optimizer.
+    """
     rows = []
     for name in grace.methods():
         summary = documentation(name).partition("\n")[0]
         family = recipe(name).family
-        rows.append({"name": name, "family": family, "recipe": as_call(grace.method(name)), "summary": summary})
+        method = grace.method(name)
+        row = {"name": name, "family": family, "recipe": as_call(method), "summary": summary}
+        rows.append({**row, "optimizer": str(method.needs)})
     return rows
 
 
@@ -91,14 +132,35 @@ def describe(text: str, shapes: Sequence[tuple[int, ...]] = SHAPES, worlds: Sequ
         "recipe": repr(method),
         "summary": sections.pop("", ""),
         "sections": sections,
+        "optimizer": {"needs": str(method.needs), "why": method.needs.why},
         "facts": facts,
         "traffic": traffic,
         "warnings": warnings_of(traffic),
     }
 
 
+def plan_model(target: str, method: str, workers: int, granularity: str) -> Plan:
+    """What a worker would exchange for the model that ``target``, ``module:function``, returns.
+
+    Raises:
+        ConfigurationError: it cannot be loaded, or returns no module with parameters to train.
+    """
+    make = load(target, "model")
+    if not callable(make):
+        raise ConfigurationError(f"model {target!r} is {type(make).__name__}; legal: a function that returns a module")
+    module = make if isinstance(make, nn.Module) else make()
+    if not isinstance(module, nn.Module):
+        raise ConfigurationError(f"model {target!r} returns {type(module).__name__}; legal: a torch.nn.Module")
+    trained = {name: p.detach().to("meta") for name, p in module.named_parameters() if p.requires_grad}
+    if not trained:
+        raise ConfigurationError(f"model {target!r} has no parameter that requires a gradient")
+    if granularity not in ("parameter", "bucket", "model"):
+        raise ConfigurationError(f"granularity={granularity!r} is unknown; legal: 'parameter', 'bucket', 'model'")
+    return plan(trained, method, workers, granularity=granularity)  # type: ignore[arg-type]
+
+
 def sections_of(text: str) -> dict[str, str]:
-    """A docstring by its headings; what stands before the first is under the empty name."""
+    """A docstring by its headings; what comes before the first is under the empty name."""
     found: dict[str, list[str]] = {"": []}
     lines = found[""]
     for line in text.splitlines():
@@ -107,12 +169,7 @@ def sections_of(text: str) -> dict[str, str]:
             lines = found.setdefault(heading[1], [])
         else:
             lines.append(line)
-    return {name: _dedent(block) for name, block in found.items() if any(block)}
-
-
-def _dedent(lines: list[str]) -> str:
-    margin = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
-    return "\n".join(line[margin:].rstrip() for line in lines).strip()
+    return {name: textwrap.dedent("\n".join(block)).strip() for name, block in found.items() if any(block)}
 
 
 def ring_bytes(n: int, size: int, world: int) -> int:
@@ -145,69 +202,3 @@ def warnings_of(traffic: Sequence[dict[str, Any]]) -> list[str]:
             worlds = ", ".join(map(str, worse))
             out.append(f"moves more bytes than a dense {name} all-reduce with {worlds} workers (of those in the table)")
     return out
-
-
-# ---- for a terminal ---------------------------------------------------------------------------------------------------
-def list_table(rows: Sequence[dict[str, str]]) -> RenderableType:
-    """The registered methods."""
-    lines = plain_table()
-    lines.add_column("method", style="bold", no_wrap=True)
-    lines.add_column("family", no_wrap=True)
-    lines.add_column("what it does")
-    lines.add_column("recipe", style="dim")
-    for line in rows:
-        lines.add_row(line["name"], line["family"], Text(line["summary"]), Text(line["recipe"]))
-    return lines
-
-
-def table(found: dict[str, Any]) -> RenderableType:
-    """All about one method."""
-    title = Text(found["method"], style="bold") + Text(f"  {found['family']}", style="dim")
-    parts: list[RenderableType] = [title, Text(found["summary"]), Text()]
-    parts.append(Text("Recipe", style="bold"))
-    parts += [Padding(Text(found["recipe"]), (0, 0, 1, 4), expand=False)]
-    for name, text in found["sections"].items():
-        parts += [Text(name, style="bold"), Padding(Text(text), (0, 0, 1, 4), expand=False)]
-    parts += [Text("Claims", style="bold"), Padding(_facts(found["facts"]), (0, 0, 1, 4), expand=False)]
-    parts += [
-        Text("Traffic of one worker and step", style="bold"),
-        Padding(_traffic(found["traffic"]), (0, 0, 0, 4), expand=False),
-    ]
-    if any(line["sent_bytes"] is None for line in found["traffic"]):
-        parts.append(Text("    '-': depends on the data; grace train measures it.", style="dim"))
-    parts += [Text(f"Note: {found['method']} {warning}.", style="yellow") for warning in found["warnings"]]
-    return Group(*parts)
-
-
-def _facts(facts: Sequence[dict[str, Any]]) -> Table:
-    lines = plain_table()
-    for heading in ("tensor", "unbiased", "delta", "omega", "deterministic", "payload"):
-        lines.add_column(heading, justify="left" if heading == "tensor" else "right")
-    for fact in facts:
-        lines.add_row(
-            " x ".join(map(str, fact["shape"])),
-            "yes" if fact["unbiased"] else "no",
-            *("-" if fact[bound] is None else f"{fact[bound]:.4g}" for bound in ("contraction", "variance")),
-            "yes" if fact["deterministic"] else "no",
-            amount(fact["payload"]),
-        )
-    return lines
-
-
-def _traffic(rows: Sequence[dict[str, Any]]) -> Table:
-    lines = plain_table()
-    for heading in ("tensor", "workers", "rounds", "sent", "vs fp32 all-reduce", "vs bf16 all-reduce"):
-        lines.add_column(heading, justify="left" if heading == "tensor" else "right")
-    before = None
-    for line in rows:
-        shape = " x ".join(map(str, line["shape"]))
-        cells = []
-        for key in ("relative_to_fp32", "relative_to_bf16"):
-            more = line[key] is not None and line[key] > 1
-            cells.append(Text(("more: " if more else "") + share(line[key]), style="yellow" if more else ""))
-        rounds = "-" if line["rounds"] is None else str(line["rounds"])
-        lines.add_row(
-            "" if shape == before else shape, str(line["workers"]), rounds, amount(line["sent_bytes"]), *cells
-        )
-        before = shape
-    return lines

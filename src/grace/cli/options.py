@@ -9,13 +9,37 @@ import typer
 
 from grace.bench.scratch import require_folder
 from grace.errors import ConfigurationError
-from grace.registry import split_methods
+from grace.registry import methods, split_methods
+from grace_command.shell import LINKS, complete_last
 
-Json = Annotated[bool, typer.Option("--json", help="Write JSON, and nothing else, to stdout.")]
+Json = Annotated[bool, typer.Option("--json", metavar="", help="Write JSON, and nothing else, to stdout.")]
+
+Speeds = Annotated[str, typer.Option("--links", "--link", help="Speeds, with commas between.")]
+OneWay = Annotated[str, typer.Option("--latency", help="One way, from one worker to another: 0.1ms.")]
+AddedLatency = Annotated[str, typer.Option("--latency", help="Added to every link: 0.1ms, 50us. Needs netem.")]
+Cores = Annotated[float, typer.Option("--cores", min=0.1, help="Cores of each worker.")]
+WIDE = 240  # columns of a wide table, where there is no terminal
+
+
+def complete_method(begun: str) -> list[str]:
+    """Completes, for the shell, the last method of a list with commas between."""
+    return complete_last(begun, methods())
+
+
+def complete_task(begun: str) -> list[str]:
+    """The same for tasks."""
+    from grace.bench.tasks import TASKS
+
+    return complete_last(begun, TASKS)
+
+
+def complete_link(begun: str) -> list[str]:
+    """The same for links."""
+    return complete_last(begun, LINKS)
 
 
 def folder(path: Path | None) -> Path | None:
-    """An ``--out`` that can be written to: this is found out before anything takes minutes."""
+    """An ``--out`` that can be written to: this is checked before anything takes minutes."""
     if path is not None:
         require_folder(path)
     return path
@@ -49,7 +73,7 @@ def parse_numbers(text: str, what: str) -> list[int]:
     """Whole numbers with commas between.
 
     Raises:
-        ConfigurationError: there is none, or one is no whole number.
+        ConfigurationError: there is none, or one is not a whole number.
     """
     names = parse_names(text, what)
     try:

@@ -9,41 +9,83 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 
 from grace.bench.baselines import BASELINES
 from grace.bench.config import RunConfig
-from grace.bench.external import Company, Place, find_place
+from grace.bench.external import Company
 from grace.bench.launch import Launcher, launch
 from grace.bench.network.links import seconds_of
 from grace.bench.plan import Plan, add_baseline, check, check_memory
 from grace.bench.report import tables
+from grace.bench.report.elsewhere import elsewhere
 from grace.bench.report.files import draw_comparison
 from grace.bench.report.progress import SweepReporter
 from grace.bench.report.render import renderer
 from grace.bench.results import Failure, Result
 from grace.bench.sweep import Ended, sweep
+from grace.bench.toolkits import TORCH
 from grace.bench.trackers import TensorBoard, Tracker, Wandb
-from grace.cli.options import Json, folder, parse_methods, parse_names, parse_numbers
-from grace.cli.output import show, write_json
+from grace.cli.options import (
+    WIDE,
+    AddedLatency,
+    Json,
+    complete_link,
+    complete_method,
+    complete_task,
+    folder,
+    parse_methods,
+    parse_names,
+    parse_numbers,
+)
+from grace.cli.output import show, warn_if_busy, write_json
 from grace.errors import ConfigurationError, GraceError
+from grace.transports.launchers import Place, find_place
 
 _LAUNCHERS = ("auto", "local", "ray")
 _COMMON = ("steps", "epochs", "evaluations", "batch", "lr", "data", "granularity", "timeout")
-_WIDTH = 240  # of a table of many columns, where there is no terminal
 C = TypeVar("C", bound=Callable[..., None])
 
-Task = Annotated[str, typer.Option("--task", help="digits, or a task of your own: module:Class.")]
-Methods = Annotated[str, typer.Option("--methods", "-m", help="Methods, with commas between.")]
-Workers = Annotated[int | None, typer.Option("--workers", "-w", help="Worker processes; 4 by default.")]
-Link = Annotated[str, typer.Option("--link", help="none, 100mbit, 1gbit, 10gbit, 25gbit, or any such speed.")]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of the model, the data's order and the method.")]
-Out = Annotated[
-    Path, typer.Option("--out", callback=folder, help="Folder of results; what is finished in it does not run again.")
-]
+Methods = Annotated[
+    str,
+    typer.Option(
+        "--methods", "--method", "-m", autocompletion=complete_method,
+        help="Methods, with commas between, such as topk:ratio=0.01,qsgd.",
+    ),
+]  # fmt: skip
+_OUT = typer.Option("--out", callback=folder, help="Folder of results; what is finished in it does not run again.")
+Out = Annotated[Path | None, _OUT]
+RequiredOut = Annotated[Path, _OUT]
 
 
 def _options(
+    tasks: Annotated[
+        str,
+        typer.Option(
+            "--tasks",
+            "--task",
+            autocompletion=complete_task,
+            help="Tasks that grace tasks lists, or yours: module:Class.",
+        ),
+    ] = "digits",
+    workers: Annotated[
+        str | None, typer.Option("--workers", "-w", help="Numbers of worker processes: 2,4; 4 by default.")
+    ] = None,
+    links: Annotated[
+        str,
+        typer.Option(
+            "--links",
+            "--link",
+            autocompletion=complete_link,
+            help="none, 100mbit, 1gbit, 10gbit, 25gbit, or any such speed.",
+        ),
+    ] = "none",
+    seeds: Annotated[
+        str, typer.Option("--seeds", "--seed", help="Seeds of the model, the data's order and the method: 0,1,2.")
+    ] = "0",
+    toolkits: Annotated[
+        str, typer.Option("--toolkits", "--toolkit", help="torch, tensorflow, jax; with commas between.")
+    ] = TORCH,
     steps: Annotated[int | None, typer.Option("--steps", help="Length in steps; by default the task's.")] = None,
     epochs: Annotated[float | None, typer.Option("--epochs", help="Length in epochs instead.")] = None,
     evaluations: Annotated[int, typer.Option("--evaluations", help="How many times the test set is evaluated.")] = 15,
@@ -60,7 +102,7 @@ def _options(
     granularity: Annotated[
         str, typer.Option("--granularity", help="What is compressed as one tensor: parameter, bucket or model.")
     ] = "parameter",
-    latency: Annotated[str, typer.Option("--latency", help="Added to every link: 0.1ms, 50us. Needs netem.")] = "0",
+    latency: AddedLatency = "0",
     threads: Annotated[
         int | None, typer.Option("--threads", help="Threads of each worker; its share of the cores by default.")
     ] = None,
@@ -75,11 +117,11 @@ def _options(
     wandb: Annotated[str | None, typer.Option("--wandb", help="Project at Weights & Biases.")] = None,
     as_json: Json = False,
 ) -> None:
-    """The options that all commands here have: what runs share, and how they are run."""
+    """The options that all commands here have: what is run, and how. Plural options are lists with commas between."""
 
 
 def _with_options(command: C) -> C:
-    """Gives a command the options that all have; it finds them in its keyword arguments."""
+    """Gives a command the common options; it gets them as keyword arguments."""
     own, shared = (inspect.signature(one, eval_str=True).parameters.values() for one in (command, _options))
     both = [one for one in own if one.kind is not one.VAR_KEYWORD] + list(shared)
     both.sort(key=lambda one: one.default is not one.empty)
@@ -89,70 +131,57 @@ def _with_options(command: C) -> C:
 
 
 @_with_options
-def train(
-    method: Annotated[str, typer.Option("--method", "-m", help="The method, such as topk:ratio=0.01.")],
-    task: Task = "digits",
-    workers: Workers = None,
-    link: Link = "none",
-    seed: Seed = 0,
-    out: Annotated[Path | None, typer.Option("--out", callback=folder, help="Folder for the result.")] = None,
-    **options: Any,
-) -> None:
-    """Train a task with one method, in real worker processes.
+def train(methods: Methods, out: Out = None, **options: Any) -> None:
+    """Train a task with a method, in real worker processes.
+
+    Lists give every combination; grace bench train adds baselines, and grace compare what a comparison needs.
 
     Example: [bold]grace train --task digits --method topk:ratio=0.01 --workers 4[/]
     """
-    (run,) = _sweep(_plan([task], [method], workers, [link], [seed], options), out, options)
-    if isinstance(run.document, Failure):
-        raise GraceError(run.document.error)
-    if options["as_json"]:
-        write_json(run.document)
-    else:
-        show(tables.comparison([run.document]))
+    runs = _sweep(_plan(parse_methods(methods), options), out, options)
+    documents = [run.document for run in runs]
+    places = {(one.task, one.toolkit, one.workers, one.link) for one in documents}
+    view = tables.comparison(documents) if len(places) == 1 else tables.sweep(documents)
+    written = "" if out is None else f"In {out}: runs/, runs.csv, curves.csv"
+    _tell(runs, view, options, written, None if len(places) == 1 else WIDE)
+    _tell_failures(runs, "runs")
 
 
 @_with_options
-def compare_(
-    methods: Annotated[str, typer.Option("--methods", "-m", help="Methods with commas between; none is always added.")],
-    out: Out,
-    task: Task = "digits",
-    workers: Workers = None,
-    link: Link = "none",
-    seed: Seed = 0,
-    **options: Any,
-) -> None:
-    """Compare methods on a task: a table, CSV and JSON, and figures.
+def compare_(methods: Methods, out: RequiredOut, **options: Any) -> None:
+    """Compare methods on a task: a table, CSV and JSON, and figures. The method none is always among them.
 
-    A method that cannot use the task's learning rate or momentum gets its own, and the table says so.
+    A method that cannot use the task's learning rate or momentum gets its own, and the table says so. With several seeds the
+    table has medians and ranges, and says what is clearly the best.
 
     Example: [bold]grace compare --task digits --methods bf16,topk:ratio=0.01,powersgd:rank=2 --workers 4 --out demo[/]
     """
     renderer()  # now, not after minutes of training
-    plan = _plan([task], add_baseline(parse_methods(methods)), workers, [link], [seed], options)
+    plan = _plan(add_baseline(parse_methods(methods)), options)
+    for what, values in (
+        ("task", plan.tasks), ("number of workers", plan.workers), ("link", plan.links), ("toolkit", plan.toolkits)
+    ):  # fmt: skip
+        if len(values) > 1:
+            several = ", ".join(map(str, values))
+            raise ConfigurationError(f"grace compare takes one {what}, not {several}; grace bench train takes several")
     runs = _sweep(plan, out, options)
     results = [run.document for run in runs if isinstance(run.document, Result)]
     if results:
         draw_comparison(results, out)
-    view = tables.comparison([run.document for run in runs])
+    documents = [run.document for run in runs]
+    predicted = elsewhere(documents)
+    view = Group(tables.comparison(documents), *([] if predicted is None else [predicted]))
     figures = ", comparison.png, comparison.svg" if results else ""
     _tell(runs, view, options, f"In {out}: runs/, runs.csv, curves.csv{figures}")
-    _tell_failures(runs, "methods")
+    _tell_failures(runs, "runs")
 
 
 @_with_options
 def bench_train(
     methods: Methods,
-    out: Out,
-    tasks: Annotated[str, typer.Option("--tasks", "--task", help="Tasks, with commas between.")] = "digits",
-    workers: Annotated[
-        str | None, typer.Option("--workers", "-w", help="Numbers of workers: 2,4; 4 by default.")
-    ] = None,
-    links: Annotated[
-        str, typer.Option("--links", "--link", help="none, 100mbit, 1gbit, 10gbit, 25gbit, or any such speed.")
-    ] = "none",
-    seeds: Annotated[str, typer.Option("--seeds", "--seed", help="Seeds, with commas between.")] = "0",
+    out: RequiredOut,
     baselines: Annotated[
-        str, typer.Option("--baselines", help="What runs beside the methods; '' is nothing.")
+        str, typer.Option("--baselines", help="What runs beside the methods; '' for nothing.")
     ] = ",".join(BASELINES),
     **options: Any,
 ) -> None:
@@ -162,36 +191,28 @@ def bench_train(
 
     Example: [bold]grace bench train --tasks lstm_small --methods topk:ratio=0.01,qsgd --links 1gbit --out results[/]
     """
-    counts = None if workers is None else parse_numbers(workers, "--workers")
-    plan = _plan(
-        parse_names(tasks, "--tasks"), parse_methods(methods), counts, parse_names(links, "--links"),
-        parse_numbers(seeds, "--seeds"), options, parse_names(baselines, "--baselines") if baselines else (),
-    )  # fmt: skip
-    runs = _sweep(plan, out, options)
+    beside = parse_names(baselines, "--baselines") if baselines else ()
+    runs = _sweep(_plan(parse_methods(methods), options, beside), out, options)
     view = tables.sweep([run.document for run in runs])
-    _tell(runs, view, options, f"In {out}: runs/, runs.csv, curves.csv. Next: grace report {out}", _WIDTH)
+    _tell(runs, view, options, f"In {out}: runs/, runs.csv, curves.csv. Next: grace report {out}", WIDE)
     _tell_failures(runs, "runs", ". The same command tries them again")
 
 
-def _plan(
-    tasks: Sequence[str],
-    methods: Sequence[str],
-    workers: Sequence[int] | int | None,
-    links: Sequence[str],
-    seeds: Sequence[int],
-    options: dict[str, Any],
-    baselines: Sequence[str] = (),
-) -> Plan:
-    """What is to be run, not yet checked. Where workers are there already, their number is the default."""
+def _plan(methods: Sequence[str], options: dict[str, Any], baselines: Sequence[str] = ()) -> Plan:
+    """The plan of what to run, not yet checked. In a job that has workers already, their number is the default."""
     if options["launcher"] not in _LAUNCHERS:
         raise ConfigurationError(f"launcher {options['launcher']!r} is unknown; legal: {', '.join(_LAUNCHERS)}")
-    if workers is None:
+    if options["workers"] is None:
         here = _find_place(options)
-        workers = 4 if here is None else here.world
+        counts = [4 if here is None else here.world]
+    else:
+        counts = parse_numbers(options["workers"], "--workers")
+    tasks, links, toolkits = (parse_names(options[name], f"--{name}") for name in ("tasks", "links", "toolkits"))
     common = {name: options[name] for name in _COMMON}
     common |= {"latency": seconds_of(options["latency"]), "cores": options["threads"]}
-    counts = [workers] if isinstance(workers, int) else workers
-    return Plan(tasks, methods, counts, links, seeds, baselines, common)
+    return Plan(
+        tasks, methods, counts, links, parse_numbers(options["seeds"], "--seeds"), baselines, toolkits, common
+    )  # fmt: skip
 
 
 def _find_place(options: dict[str, Any]) -> Place | None:
@@ -199,7 +220,7 @@ def _find_place(options: dict[str, Any]) -> Place | None:
 
 
 def _sweep(plan: Plan, out: Path | None, options: dict[str, Any]) -> list[Ended]:
-    """Runs the plan: in workers of one's own, in those of the job that this process is a part of, or on a Ray cluster."""
+    """Runs the plan: in new workers, in those of the job that this process belongs to, or on a Ray cluster."""
     if (here := _find_place(options)) is not None:
         company = Company(here, options["timeout"])
         if here.rank:
@@ -225,6 +246,7 @@ def _sweep_with(
     configs = plan.runs()
     check(configs)
     check_workers(configs)
+    warn_if_busy()
     trackers: list[Tracker] = []
     if options["tensorboard"] is not None:
         trackers.append(TensorBoard(options["tensorboard"]))
@@ -239,13 +261,16 @@ def _tell(
 ) -> None:
     if options["as_json"]:
         write_json([run.document for run in runs])
-    else:
-        show(view, width)
+        return
+    show(view, width)
+    if written:
         typer.echo(written, err=True)
 
 
 def _tell_failures(runs: Sequence[Ended], what: str, hint: str = "") -> None:
     failed = [run for run in runs if not run.ok]
+    if len(runs) == 1 and isinstance(runs[0].document, Failure):
+        raise GraceError(runs[0].document.error + hint)
     if failed:
         names = ", ".join(dict.fromkeys(run.config.method for run in failed))
         raise GraceError(f"{len(failed)} of {len(runs)} {what} failed: {names}{hint}")

@@ -11,11 +11,9 @@ from rich.console import Console
 from grace.bench.report import tables
 from grace.bench.report.progress import SweepReporter
 from grace.bench.results import Document, DocumentError, decode
-from grace.cli.options import Json, folder, parse_numbers
-from grace.cli.output import show, write_json
+from grace.cli.options import WIDE, AddedLatency, Cores, Json, OneWay, Speeds, folder, parse_numbers
+from grace.cli.output import show, warn_if_busy, write_json
 from grace.errors import ConfigurationError, GraceError
-
-_WIDTH = 240  # of a table of many columns, where there is no terminal
 
 
 def smoke(
@@ -29,6 +27,7 @@ def smoke(
     """
     from grace.bench.smoke import run
 
+    warn_if_busy()
     found = run(out, lambda runs: SweepReporter(Console(stderr=True), runs, bar=not as_json))
     if as_json:
         write_json(found)
@@ -40,55 +39,58 @@ def smoke(
 
 
 def link(
-    links: Annotated[
-        str, typer.Option("--link", "--links", help="Speeds, with commas between.")
-    ] = "100mbit,1gbit,10gbit",
-    latency: Annotated[str, typer.Option("--latency", help="Added to every link: 0.1ms, 50us. Needs netem.")] = "0",
+    links: Speeds = "100mbit,1gbit,10gbit",
+    latency: AddedLatency = "0",
     seconds: Annotated[float, typer.Option("--seconds", min=0.5, max=60, help="How long each is measured.")] = 2.0,
     as_json: Json = False,
 ) -> None:
-    """Measure how fast links really are: one TCP connection between two workers, beside what was asked for.
+    """Measure how fast links really are: one TCP connection between two workers, compared with what was asked for.
 
     Example: [bold]grace bench link --link 1gbit[/]
     """
     from grace.bench.network.links import parse_links
     from grace.bench.network.throughput import measure_link
 
-    rows = [measure_link(one, seconds) for one in parse_links(links, latency)]
+    speeds = parse_links(links, latency)
+    warn_if_busy()
+    rows = [measure_link(one, seconds) for one in speeds]
     if as_json:
         write_json(rows)
     else:
-        show(tables.links(rows), _WIDTH)
+        show(tables.links(rows), WIDE)
 
 
 def predict(
     results: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a sweep's results.")],
-    links: Annotated[
-        str, typer.Option("--links", "--link", help="Speeds, with commas between.")
-    ] = "100mbit,1gbit,10gbit",
-    latency: Annotated[str, typer.Option("--latency", help="One way, from one worker to another: 0.1ms.")] = "0",
+    links: Speeds = "100mbit,1gbit,10gbit",
+    latency: OneWay = "0",
     workers: Annotated[str, typer.Option("--workers", "-w", help="Numbers of workers.")] = "4,8,16",
-    cores: Annotated[float, typer.Option("--cores", min=0.1, help="Cores of each worker.")] = 1.0,
+    cores: Cores = 1.0,
     as_json: Json = False,
 ) -> None:
-    """Predict step times on other links and with other numbers of workers, from what a sweep has measured.
+    """Predict step times on other links and with other numbers of workers, from what a sweep has measured: ranked tables.
 
-    Uses the link model: no links are made, and nothing is trained.
+    Seeds are combined. Each table says which method wins, and below which link speed a method is faster than the best one
+    without compression. This uses the link model: no links are made, and nothing is trained.
 
     Example: [bold]grace bench predict results --links 1gbit --workers 4,16[/]
     """
-    from grace.bench.network.forecast import forecast
     from grace.bench.network.links import parse_links
+    from grace.bench.report import predictions
 
     chosen, counts = parse_links(links, latency), parse_numbers(workers, "--workers")
     files = sorted((results / "runs").glob("*.json"))
     if not files:
         raise ConfigurationError(f"{results} has no runs/*.json: run grace bench train --out {results} first")
-    rows = [row for file in files for row in forecast(_read(file), chosen, counts, cores)]
+    found = predictions.predict([_read(file) for file in files], chosen, counts, cores)
+    if not found.tables:
+        raise ConfigurationError(f"no run in {results} has what the link model needs: {', '.join(found.left_out)}")
     if as_json:
-        write_json(rows)
-    else:
-        show(tables.predictions(rows), _WIDTH)
+        write_json(found)
+        return
+    show(tables.predictions(found), WIDE)
+    if found.left_out:
+        typer.echo(f"not predicted: {', '.join(found.left_out)} (failed, or without a measured network)", err=True)
 
 
 def _read(file: Path) -> Document:

@@ -8,12 +8,13 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from grace.bench.loading import parse_target
 from grace.bench.report.progress import Checklist
 from grace.bench.report.tables import plain_table
 from grace.cli.options import Json
 from grace.cli.output import show, write_json
+from grace.discovery import load
 from grace.errors import ConfigurationError
+from grace.registry import is_own, parse
 from grace.verify import Report
 
 _MARKS = {
@@ -25,16 +26,17 @@ def verify(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="METHOD", help="module:Class, file.py:Class, or a method with its knobs, such as topk:ratio=0.01."
+            metavar="METHOD",
+            help="module:Class, file.py:Class or a registered name; knobs after a colon: topk:ratio=0.01.",
         ),
     ],
     quick: Annotated[bool, typer.Option("--quick", help="Fewer draws and inputs.")] = False,
     thorough: Annotated[bool, typer.Option("--thorough", help="More draws, inputs and workers; minutes.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Verify a method: runs the laws on it, and tells what holds. Yours, or a registered one.
+    """Verify a method, yours or a registered one: run the laws on it, and say which hold.
 
-    METHOD is a Compressor (the first communicator that takes it goes around it), a Method, or a function that returns one.
+    METHOD is a Compressor (which gets the first communicator that accepts it), a Method, or a function that returns one.
     The exit status is 0 if all laws hold, 1 if one is broken, 2 if there is no such method.
 
     Example: [bold]grace verify my_method.py:MyMethod[/]
@@ -45,7 +47,8 @@ def verify(
         raise typer.BadParameter("--quick or --thorough, not both")
     profile = QUICK if quick else THOROUGH if thorough else NORMAL
     try:
-        given = parse_target(target)
+        name, knobs = parse(target)
+        given = load(name, "method") if is_own(name) and not knobs else target
         with Checklist(Console(stderr=True)) as checklist:
             report = verify(given, profile, checklist.begin)
     except ConfigurationError as error:
@@ -61,7 +64,7 @@ def verify(
 
 
 def table(report: Report) -> RenderableType:
-    """The laws, and what became of them."""
+    """The laws and their outcomes."""
     parts: list[RenderableType] = [Text(report.method, style="bold")]
     if report.recipe != report.method:
         parts.append(Text(report.recipe, style="dim"))

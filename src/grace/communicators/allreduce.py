@@ -1,4 +1,4 @@
-"""The communicator whose sums the network makes."""
+"""The communicator that lets the network sum."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Allreduce(Communicator):
     def _exchange(self, x: Tensor, peer: Peer, state: Any) -> Exchange[Exchanged[Any]]:
         if self.compressor.transparent and not peer.lent.keep_rest:
             answer = yield AllReduce(x, "mean", donate=True)
-            return Exchanged(answer, None, None)  # as the network summed it; nobody has looked at it
+            return Exchanged(answer, None, None)  # as the network summed it; not checked for finiteness
         loan = Loan(x, peer)
         if self.compressor.predivide:  # never with a memory: see with_memory
             loan.numbers.mul_(1 / peer.world)

@@ -19,6 +19,7 @@ from grace.kernels.finite import all_finite
 from grace.knobs import as_call, check_knobs
 from grace.loan import Loan
 from grace.method import Exchanged, Method
+from grace.needs import Needs
 from grace.peer import Peer
 from grace.random import Stream
 from grace.refusals import decode
@@ -40,6 +41,10 @@ class Communicator(Method[Any]):
             raise CompositionError(
                 f"{name} averages what it decodes, but {as_call(self.compressor)} is decided by a majority; use Allgather"
             )
+
+    @property
+    def needs(self) -> Needs:
+        return self.compressor.needs
 
     @property
     def adds_memory(self) -> bool:
@@ -79,7 +84,7 @@ class Communicator(Method[Any]):
         return peer.shared(compressor.id) if shared else peer.private(compressor.id).fork(hop)
 
     def _encode(self, loan: Loan, peer: Peer, rows: int = 1) -> tuple[Tensor, Flag]:
-        """The loan's numbers and the memory, as so many rows -> wire ``[rows, w]``, and whether all were finite."""
+        """The loan's numbers plus the memory, as ``rows`` rows -> wire ``[rows, w]``, and whether all were finite."""
         numbers, work = loan.numbers.view(rows, -1), loan.work.view(rows, -1)
         memory = None if loan.memory is None else loan.memory.view(rows, -1)
         rng = self._stream(self.compressor, peer, 0)
@@ -98,15 +103,15 @@ class Communicator(Method[Any]):
     def _decode(
         self, received: Sequence[Tensor], out: Tensor, peer: Peer, scale: float, finite: Flag, hop: int = 0
     ) -> Flag:
-        """As :meth:`_aggregate`, of wires that mean something only if ``finite``: whether out is finite and says that."""
+        """As :meth:`_aggregate`, for wires that mean nothing unless ``finite``. Whether ``out`` is valid and finite."""
         finite = decode(finite, lambda: self._aggregate(received, out, peer, scale, hop))
         return both(finite, all_finite(out)) if self._at(hop).overflows and finite is not False else finite
 
     def _give_back(
         self, loan: Loan, sealed: list[Tensor], widths: list[int], dtype: torch.dtype, finite: Flag, peer: Peer
     ) -> Exchanged[Any]:
-        """The aggregate of all ranks' sealed wires, added up in the order of the ranks: the same bits everywhere. Where not
-        all saw finite numbers, NaN.
+        """The aggregate of all ranks' sealed wires, added up in the order of the ranks: the same bits everywhere. NaN unless
+        all saw finite numbers.
         """
         if finite is False:
             return loan.poison(None)
@@ -125,7 +130,7 @@ class Communicator(Method[Any]):
         return None if size is None else wires.sealed_bytes(size)
 
     def _widths(self, wire: Tensor, n: int, peer: Peer) -> Exchange[list[int]]:
-        """The widths in bytes of all ranks' wires, of n numbers each: known, or exchanged where they vary."""
+        """The widths in bytes of all ranks' wires of n numbers: known, or exchanged where they vary."""
         width = wire.shape[1] * wire.element_size()
         if not self.compressor.varies:
             return [width] * peer.world
@@ -139,13 +144,13 @@ class Communicator(Method[Any]):
 
 
 def seal(wire: Tensor, finite: Flag, size: int, peer: Peer) -> Tensor:
-    """Wires ``[b, w]`` as they travel, in scratch memory: nobody needs them once the exchange has ended."""
+    """Wires ``[b, w]`` as they travel, in scratch memory: they are not needed once the exchange has ended."""
     out = peer.lent.scratch((wire.shape[0], wires.sealed_bytes(size)), wire, torch.uint8)
     return wires.seal(wire, finite, peer.step, size, out)
 
 
 def read_all_headers(received: Sequence[Tensor], peer: Peer) -> Flag:
-    """Whether all ranks, of which each one sent one of these sealed wires ``[1, s]``, saw finite numbers only."""
+    """Whether all ranks saw only finite numbers: each sent one of these sealed wires ``[1, s]``."""
     finite: Flag = True
     for rank, one in enumerate(received):
         finite = both(finite, wires.read_headers(one, peer.step, rank))

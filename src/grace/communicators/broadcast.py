@@ -1,4 +1,4 @@
-"""The communicator whose ranks speak in turn."""
+"""The communicator in which ranks broadcast in turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The communicator with one rank that averages for all."""
+"""The communicator in which one rank averages for all."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ParameterServer(TwoHops):
     Args:
         compressor: any that averages.
         server_memory: whether the server keeps its second rounding for the next step. State: n numbers, on the server.
-        server: which rank that is.
+        server: the rank of the server.
     """
 
     server: int = 0
@@ -58,7 +58,7 @@ class ParameterServer(TwoHops):
         received = [wires.unseal(one, width, wire.dtype) for one, width in zip(inbox, widths, strict=True)]
         finite = self._decode(received, total, peer, 1 / W, finite)
         fill_unless_(finite, total, 0.0)
-        again = self._compress_again(total, state, peer)  # other ranks' only gives the shape
+        again = self._compress_again(total, state, peer)  # on other ranks only its shape matters
         if serving:
             finite = both(finite, self._keep_debt(total, loan.work, peer))
         widths = yield from self._widths(again, n, peer)

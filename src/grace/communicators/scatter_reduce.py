@@ -1,4 +1,4 @@
-"""The communicator whose every rank averages a chunk."""
+"""The communicator in which every rank averages a chunk."""
 
 from __future__ import annotations
 

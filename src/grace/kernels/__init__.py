@@ -23,4 +23,5 @@ from grace.kernels.spans import *
 from grace.kernels.sparse import *
 from grace.kernels.statistics import *
 from grace.kernels.subsets import *
+from grace.kernels.sums import *
 from grace.portable import *

@@ -29,12 +29,12 @@ def spread(scales: Tensor, n: int, block: int) -> Tensor:
 
 
 def clip_block(rows: Tensor, block: int) -> int:
-    """The block that makes the same blocks of these rows ``[b, n]``, without padding beyond a row's end."""
+    """The size that cuts these rows ``[b, n]`` into the same blocks, without padding beyond a row's end."""
     return max(1, min(block, rows.shape[1]))
 
 
 def split_blocks(rows: Tensor, block: int) -> Tensor:
-    """``[b, n]`` -> ``[b, nb, B]``, zeros behind the end (neutral for magnitudes and sums)."""
+    """``[b, n]`` -> ``[b, nb, B]``, zeros after the end (neutral for magnitudes and sums)."""
     b, n = rows.shape
     count = block_count(n, block)
     return pad(rows, count * block).view(b, count, block)

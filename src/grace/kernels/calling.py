@@ -1,4 +1,4 @@
-"""How native kernels that write wires, and those that add them up, are called: what they have in common is checked here.
+"""Calls native kernels that write wires or add them up, and checks what their arguments have in common.
 
 Letters: b rows of n numbers; blocks of B numbers; W wires of w bytes for each row.
 """
@@ -15,16 +15,16 @@ from grace import native
 from grace.kernels.check import numbers, pointers, wire_rows
 
 _UINT8 = torch.uint8  # globals are found faster than attributes of torch
-LAYOUTS = 4096  # that a kernel remembers: a model has fewer shapes of tensors
+LAYOUTS = 4096  # how many a kernel remembers: a model has fewer shapes of tensors
 
 
 class Layout:
-    """What a C function gets that is the same at every step, as C numbers: making them takes longer than a call does.
+    """The arguments of a C function that are the same at every step, as C numbers: making them takes longer than a call.
 
     Args:
         width: w.
         n, block: n and B; without blocks ``block`` is None.
-        knobs: what comes next, as numbers of ctypes.
+        knobs: the next arguments, as numbers of ctypes.
     """
 
     __slots__ = ("knobs", "sizes", "tail", "width")
@@ -68,7 +68,7 @@ def decode(kernel: Callable[..., int], layout: Layout, received: Sequence[Tensor
     addresses, threads = wire_rows(received, b, layout.width), native.threads()
     for row in range(b):
         wires = pointers(addresses[row * W : (row + 1) * W])
-        refused = kernel(wires, W, at + 4 * n * row, *layout.sizes, *layout.knobs, *more, threads)
-        if refused:
-            return refused
+        fault = kernel(wires, W, at + 4 * n * row, *layout.sizes, *layout.knobs, *more, threads)
+        if fault:
+            return fault
     return 0

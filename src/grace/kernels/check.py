@@ -14,7 +14,7 @@ _FLOAT32 = torch.float32  # a global is found faster than an attribute of torch
 
 
 def numbers(name: str, x: Tensor, shape: Sequence[int] | None = None) -> int:
-    """The address of a contiguous float32 tensor in the processor's memory, of this shape where it is given.
+    """The address of a contiguous float32 tensor in the processor's memory, of this shape if one is given.
 
     Raises:
         InputError: it is something else.
@@ -65,5 +65,5 @@ def wire_rows(wires: Sequence[Tensor], rows: int, width: int) -> list[int]:
 
 
 def pointers(addresses: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:
-    """As a C array."""
+    """These addresses as a C array."""
     return (ctypes.c_void_p * len(addresses))(*addresses)

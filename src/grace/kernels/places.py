@@ -11,13 +11,13 @@ __all__ = ["find_set"]
 
 
 def find_set(bits: Tensor, k: int) -> Tensor:
-    """``[b, m]`` bools or 0 and 1 -> ``[b, k]`` int64, ascending: where the first k of each row are set; 0 for those that
+    """``[b, m]`` bools or 0 and 1 -> ``[b, k]`` int64, ascending: where the first k set ones of each row are; 0 for those that
     are missing. The host need not know how many there are.
     """
     if on_host(bits.device) and bits.shape[0] == 1:
         found = bits[0].nonzero().view(1, -1)[:, :k]
         return found if found.shape[1] == k else torch.nn.functional.pad(found, (0, k - found.shape[1]))
-    order = bits.cumsum(dim=1)  # [b, m]: of those that are set, which one this is, from 1
+    order = bits.cumsum(dim=1)  # [b, m]: how many are set up to here
     slot = torch.where((bits != 0) & (order <= k), order - 1, k)
     out = slot.new_zeros(bits.shape[0], k + 1)
     places = torch.arange(bits.shape[1], device=bits.device).expand(bits.shape)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 __all__ = ["Span", "split_spans"]
 
-CHUNK = 1 << 17  # numbers in a piece, about: smaller ones cost more in calls, larger ones leave the cache
+CHUNK = 1 << 17  # about as many numbers in a piece: smaller ones cost more in calls, larger ones leave the cache
 _GROUP = 40  # a piece starts at a whole byte, for bits and for trits
 
 

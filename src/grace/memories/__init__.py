@@ -1,8 +1,7 @@
 """Memories: methods that wrap a method and carry something from step to step.
 
-A memory's successor is made in storage of its own, and takes its place only after the last collective has
-answered, and only if every rank's gradient was finite: after a failed exchange or an inf or NaN anywhere the memory is what it
-was before.
+A memory's successor is made in storage of its own. It takes the memory's place only after the last collective has answered,
+and only if every rank's gradient was finite: a failed exchange, or an inf or NaN anywhere, leaves the memory as it was.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from grace.facts import Facts
 from grace.finite import Flag
 from grace.knobs import as_call, check_knobs
 from grace.method import Method
+from grace.needs import Needs
 from grace.peer import Peer
 
 S = TypeVar("S")
@@ -25,8 +26,8 @@ def state_dtype(x: Tensor) -> torch.dtype:
 
 
 def drop_overflow_(finite: Flag, memory: Tensor) -> None:
-    """Sets numbers of a debt or a velocity to zero that are so large that they may be why the step was not ``finite``, and no
-    later one would be, whatever the gradients are: beyond a 64th of the largest number, or no numbers.
+    """Sets those numbers of a debt or a velocity to zero that may be why the step was not ``finite``: beyond a 64th of the
+    largest number, inf, and NaN. With them no later step would be finite, whatever the gradients are.
     """
     if finite is not True:
         small = memory.abs() <= torch.finfo(memory.dtype).max / 64
@@ -50,6 +51,10 @@ class Memory(Method[Any], Generic[S]):
     def init(self, like: Tensor) -> Any:
         memory = torch.zeros(like.shape, dtype=state_dtype(like), device=like.device)
         return memory, self.method.init(memory)
+
+    @property
+    def needs(self) -> Needs:
+        return self.method.needs
 
     @property
     def needs_shape(self) -> bool:

@@ -1,4 +1,4 @@
-"""Error feedback behind a momentum on each worker."""
+"""Error feedback after a momentum on each worker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ S = TypeVar("S")
 
 
 class DistEFState(NamedTuple):
-    """velocity: m, like the gradient, float32 or float64. feedback: of :class:`ErrorFeedback`, with e."""
+    """velocity: m, like the gradient, float32 or float64. feedback: the state of :class:`ErrorFeedback`, with e."""
 
     velocity: Tensor
     feedback: FeedbackState | FollowingState
@@ -30,7 +30,7 @@ class DistEFState(NamedTuple):
 @register_memory("distef")
 @dataclass(frozen=True, slots=True)
 class DistEF(ErrorFeedback[S], Generic[S]):
-    """Nesterov's momentum on each worker, in front of error feedback (dist-EF-SGD with blockwise momentum).
+    """Nesterov momentum on each worker, before error feedback (dist-EF-SGD with blockwise momentum).
 
     ``m = mu m + g;  p = mu m + g + e``; exchange p; ``e = p - (my share of what was applied)``. The paper's algorithm is
     ``efsignsgd:communicator=scatterreduce,server_memory=true,memory=distef,follow_lr=true``. Use an optimizer without

@@ -15,12 +15,13 @@ from torch import Tensor
 from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.errors import CompositionError
 from grace.facts import Facts
-from grace.finite import fill_unless_, known, store_
+from grace.finite import ask_host, fill_unless_, store_
 from grace.kernels.finite import all_finite
 from grace.knobs import Share, as_call
 from grace.loan import narrow
 from grace.memories.base import Memory, state_dtype
 from grace.method import Exchanged, Method, label_parts
+from grace.needs import AVERAGES, NOTHING, Needs
 from grace.peer import Peer
 from grace.registry.recipes import register_memory
 
@@ -41,7 +42,7 @@ class EF21State(NamedTuple):
 @register_memory("ef21")
 @dataclass(frozen=True, slots=True)
 class EF21(Memory[S], Generic[S]):
-    """Workers send how their gradient differs from what they have sent so far; all apply the sum of what was sent.
+    """Workers send the difference between their gradient and all that they have sent; all apply the sum of what was sent.
 
     ``c = C(g - h);  h += c;  H += mean of c;  apply H``; the first step is dense: ``h = g, H = mean of g``
 
@@ -110,7 +111,7 @@ class EF21(Memory[S], Generic[S]):
     def _first(self, x: Tensor, state: EF21State, peer: Peer) -> Exchange[Exchanged[EF21State]]:
         mine = peer.lent.scratch(tuple(x.shape), x, state.local.dtype).copy_(x)
         mean = yield AllReduce(mine)
-        if not known(all_finite(mean)):  # what the next step sends depends on it; once in a run
+        if not ask_host(all_finite(mean)):  # what the next step sends depends on it; once in a run
             return Exchanged.poisoned(x, state)
         state.local.copy_(x)
         state.shared.copy_(mean)
@@ -119,23 +120,23 @@ class EF21(Memory[S], Generic[S]):
         return Exchanged(x.copy_(state.shared), None, state._replace(started=1))
 
     def kinds(self, state: EF21State) -> Any:
-        """H is the same on all workers, and yet no new one can have it: h must follow, and it does in a dense first step."""
+        """H is the same on all workers, yet a new one cannot take it over: its h must match, as after a dense first step."""
         return EF21State("own", "own", label_parts(state.velocity, "own"), "own", self.method.kinds(state.inner))  # type: ignore[arg-type]
 
     def facts(self, like: Tensor) -> Facts:
-        """Of what is applied: no bound for a single step, which depends on the steps before."""
+        """Facts of what is applied: no bound for a single step, which depends on the steps before."""
         inner = self.method.facts(like)
         return Facts(deterministic=inner.deterministic, payload=inner.payload)
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
-        """Of step 0, where the first step is dense, or of a later one."""
+        """Traffic of step 0, where the first step is dense, or of a later one."""
         if peer.step == 0:
             dense = torch.empty(like.shape, dtype=state_dtype(like), device="meta")
             return cost(AllReduce(dense), peer.rank, peer.world)
         return Memory.traffic(self, like, peer.lending(keep_rest=True))
 
     def with_memory(self) -> Method[Any]:
-        raise CompositionError(f"{as_call(self)} is a memory itself, whose error vanishes; use it alone")
+        raise CompositionError(f"{as_call(self)} is itself a memory, whose error vanishes; use it alone")
 
 
 @register_memory("ef21m")
@@ -164,6 +165,10 @@ class EF21M(EF21[S], Generic[S]):
     @property
     def _follows_at_once(self) -> bool:
         return False
+
+    @property
+    def needs(self) -> Needs:
+        return self.method.needs | (NOTHING if self.eta == 1 else AVERAGES)
 
     def _target(self, x: Tensor, state: EF21State, peer: Peer) -> Tensor:
         assert state.velocity is not None

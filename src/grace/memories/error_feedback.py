@@ -41,7 +41,7 @@ class FollowingState(NamedTuple):
 @register_memory("residual")
 @dataclass(frozen=True, slots=True)
 class ErrorFeedback(Memory[S]):
-    """What was not sent this time is added to the gradient next time.
+    """What was not sent in one step is added to the gradient of the next.
 
     Equation 4 of the survey: ``p = beta e + gamma g``; exchange p; ``e = p - (my share of what was applied)``.
 
@@ -52,9 +52,10 @@ class ErrorFeedback(Memory[S]):
         method: the method to wrap; one whose error stays bounded, see :meth:`grace.Method.with_memory`.
         beta: decay of the memory, in (0, 1].
         gamma: weight of the gradient, > 0 and finite.
-        follow_lr: whether e follows the learning rate; then :attr:`grace.Peer.lr` must say what it is.
+        follow_lr: whether e follows the learning rate, which :attr:`grace.Peer.lr` must then give.
 
-    Where the gradient is bf16 or f16, what the cast of the mean loses was computed and is not applied: every worker owes it.
+    Where the gradient is bf16 or f16, the cast of the mean loses something that was computed and is not applied: every worker
+    owes it.
 
     State: :class:`FeedbackState`, with ``follow_lr`` :class:`FollowingState`; e is float32, as large as the gradient.
     References: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019.
@@ -87,7 +88,7 @@ class ErrorFeedback(Memory[S]):
             p, peer = x, peer.lending(memory=memory, rest=rest)
         elif plain and whole and x.device.type == "cpu":
             p = rest
-            sum_finite(x, memory, rest)  # faster than torch.add; who uses p looks for inf and NaN
+            sum_finite(x, memory, rest)  # faster than torch.add; whoever uses p looks for inf and NaN
         elif isinstance(weight, Tensor):
             p = torch.mul(memory, weight, out=rest).add_(x, alpha=self.gamma)
         elif self.gamma == 1:

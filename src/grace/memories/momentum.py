@@ -16,6 +16,7 @@ from grace.knobs import Range, as_call
 from grace.loan import narrow
 from grace.memories.base import Memory, drop_overflow_
 from grace.method import Exchanged, Method
+from grace.needs import AVERAGES, NOTHING, Needs
 from grace.peer import Peer
 from grace.registry.recipes import register_memory
 
@@ -40,12 +41,16 @@ class Momentum(Memory[S]):
         method: the method to wrap, with or without :class:`ErrorFeedback` inside.
         beta: decay, in [0, 1).
 
-    Under bf16 or f16 gradients what the cast of the mean loses is owed by a memory inside; without one it is lost.
+    With bf16 or f16 gradients, a memory inside owes what the cast of the mean loses; without one it is lost.
 
     State: :class:`MomentumState`; m is float32, as large as the gradient. Reference: Bernstein et al., ICML 2018, section 3.
     """
 
     beta: Annotated[float, Range(0, below=1)] = 0.9
+
+    @property
+    def needs(self) -> Needs:
+        return self.method.needs | (AVERAGES if self.beta else NOTHING)
 
     def init(self, like: Tensor) -> MomentumState:
         return MomentumState(*Memory.init(self, like))

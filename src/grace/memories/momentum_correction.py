@@ -1,4 +1,4 @@
-"""The memory of Deep Gradient Compression. Letters: u the velocity, v what was not sent yet, m the momentum."""
+"""The memory of Deep Gradient Compression. Letters: u the velocity, v what has not been sent yet, m the momentum."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from grace.knobs import Positive, Range, as_call
 from grace.loan import narrow
 from grace.memories.base import Memory, drop_overflow_
 from grace.method import Exchanged, Method
+from grace.needs import ACCUMULATES, NOTHING, Needs
 from grace.peer import Peer
 from grace.registry.recipes import register_memory
 
@@ -33,21 +34,21 @@ class CorrectionState(NamedTuple):
 @register_memory("dgc")
 @dataclass(frozen=True, slots=True)
 class MomentumCorrection(Memory[S]):
-    """Momentum before compression: each worker accumulates velocities, and sends the accumulated ones that matter.
+    """Momentum before compression: each worker accumulates velocities, and sends the largest sums of them.
 
     ``u = m u + g;  v = v + u`` (Nesterov: ``u = m (u + g);  v = v + u + g``); exchange v; what was not sent is the new
     v; where something was sent, u = 0 (factor masking)
 
-    Takes the place of the optimizer's momentum, which must be 0, and which would otherwise count twice. A method that
-    sends everything (``none:memory=dgc``) leaves v = 0 and is not masked: the plain momentum that tensors which are not
-    compressed should have beside this.
+    Takes the place of the optimizer's momentum, which must be 0, or momentum would count twice. A method that sends everything
+    (``none:memory=dgc``) leaves v = 0 and is not masked: that is plain momentum, which uncompressed tensors beside this should
+    have.
 
     Args:
         method: the method to wrap: a sparsifier. Others touch every element, and masking would end all momentum.
         momentum: m, in [0, 1).
         nesterov: look ahead.
-        masking: forget the velocity of what was sent, so that a stale one does not carry on.
-        clip: each worker's gradient is cut to the norm clip / sqrt(W), per tensor, > 0 and finite; None: it is not.
+        masking: forget the velocity of what was sent, so that a stale one does not go on.
+        clip: each worker's gradient is cut to the norm clip / sqrt(W), per tensor, > 0 and finite; None: no clipping.
 
     State: :class:`CorrectionState`; u and v are float32, each as large as the gradient; as much again is borrowed
     during an exchange.
@@ -64,6 +65,10 @@ class MomentumCorrection(Memory[S]):
     def __post_init__(self) -> None:
         Memory.__post_init__(self)
         object.__setattr__(self, "method", self.method.with_memory())
+
+    @property
+    def needs(self) -> Needs:
+        return self.method.needs | (ACCUMULATES if self.momentum else NOTHING)
 
     def init(self, like: Tensor) -> CorrectionState:
         v, inner = Memory.init(self, like)
@@ -103,7 +108,7 @@ class MomentumCorrection(Memory[S]):
         return ("debt", self.method.kinds(state[1]))
 
     def owed(self, state: CorrectionState) -> Tensor | None:
-        """v: it has been earned; what the velocity would still add has not."""
+        """v, which gradients have earned; what the velocity would still add has not been earned."""
         return state[0][1]
 
     def with_memory(self) -> Method[Any]:

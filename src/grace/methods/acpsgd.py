@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from grace.collectives import AllReduce, Exchange, Traffic, cost
+from grace.collectives import Exchange
 from grace.communicators import Allreduce
-from grace.facts import Facts
-from grace.finite import known
+from grace.finite import ask_host
 from grace.kernels import orthonormalize
 from grace.knobs import Count, Positive
-from grace.method import Exchanged, Method, label_parts
+from grace.method import Exchanged
 from grace.methods.common.matrices import DENSE, LowRank, Projection
 from grace.peer import Peer
-from grace.random import Stream
 from grace.registry import register
 
 
@@ -50,10 +47,10 @@ class ACPSGD(LowRank["ACPState | None"]):
         biased: an orthogonal projection of the mean, so that its error never exceeds the mean. Exact from the second
         step on where the mean keeps to one space of dimension r or less. Made to be used with a memory, under which a
         direction waits up to l/r steps for its turn: where the curvature is at most L and no direction stands out, steps
-        above 2 r / (L l) diverge. The basis of powersgd follows what is owed, and bears larger ones.
+        above 2 r / (L l) diverge. PowerSGD's basis follows what is owed, and bears larger steps.
     Differs from the paper:
-        orthogonalisation by QR. The turn is counted in finite steps of the tensor. Traffic is declared as if there had
-        been no others.
+        orthogonalization by QR. The turn counts the tensor's finite steps only; traffic is declared as if every step
+        were finite.
     Example:
         >>> method("acpsgd:rank=2")
         ErrorFeedback(method=ACPSGD(rank=2, min_rate=2.0), beta=1.0, gamma=1.0)
@@ -66,16 +63,11 @@ class ACPSGD(LowRank["ACPState | None"]):
     rank: Count = 4
     min_rate: Positive = 2.0
 
-    def with_memory(self) -> Method[Any]:
-        return self
-
     def init(self, like: Tensor) -> ACPState | None:
         """P ``[m, r]`` and Q ``[l, r]``, the same on all ranks; None for tensors that go uncompressed."""
         if not self._compresses(like):
             return None
-        m, l, r = self._sizes(like)
-        stream = Stream(0, "acpsgd", f"{m}x{l}", None, 0)
-        p, q = (stream.fork(i).normal(side * r, like.device).view(side, r) for i, side in enumerate((m, l)))
+        p, q = self._draw_factors(like, "acpsgd")
         return ACPState(p, q, 0)
 
     def exchange(self, x: Tensor, state: ACPState | None, peer: Peer) -> Exchange[Exchanged[ACPState | None]]:
@@ -87,19 +79,11 @@ class ACPSGD(LowRank["ACPState | None"]):
         root = math.sqrt(len(old))  # so that a product neither overflows nor vanishes
         projection = Projection(m, l, basis * (1 / root), basis * root, transposed=bool(state.turn))
         out = yield from Allreduce(projection).exchange(x, None, peer)
-        if not known(out.finite):  # which factor the next step sends depends on it
+        if not ask_host(out.finite):  # which factor the next step sends depends on it
             return Exchanged.poisoned(x, state)
         new.copy_(projection.factor)
         return Exchanged(out.mean, out.rest, state._replace(turn=1 - state.turn))
 
-    def kinds(self, state: ACPState | None) -> Any:
-        return label_parts(state, "shared")
-
-    def facts(self, like: Tensor) -> Facts:
-        return Facts(contraction=0.0) if self._compresses(like) else DENSE.facts(like)
-
-    def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
-        if not self._compresses(like):
-            return DENSE.traffic(like, peer)
-        m, l, r = self._sizes(like)
-        return cost(AllReduce(torch.empty(l if peer.step % 2 else m, r, device="meta")), peer.rank, peer.world)
+    def _sides(self, like: Tensor, step: int) -> tuple[int, ...] | None:
+        m, l, _ = self._sizes(like)
+        return (l if step % 2 else m,)

@@ -30,7 +30,7 @@ class AdaQ(Compressor):
 
     Args:
         ratio: share of each side that is sent, in (0, 1]; the paper's one in pi is 1/pi.
-        sample: numbers of a side from which its threshold is estimated, >= 0; 0: all of them, exactly.
+        sample: how many numbers of a side its threshold is estimated from, >= 0; 0: all of them, exactly.
         joint: one threshold for both signs, on magnitudes, as in the authors' later code.
         index: how indices travel: raw, bitmap, elias-fano, delta, rice, or auto: the smallest of the first three.
     Wire:
@@ -41,7 +41,7 @@ class AdaQ(Compressor):
         biased; a projection: delta = (k+ mu+^2 + k- mu-^2) / |x|^2 >= ratio |x|_1^2 / (n |x|^2) >= ratio/n; with
         ``sample`` at least 1/n^2. Exact where each side has one magnitude and ratio = 1.
     Differs from the paper:
-        of equal numbers the first win; one list with a sign bit for two lists; means per tensor, not per column.
+        the first of equal numbers win; one list with a sign bit instead of two lists; means per tensor, not per column.
     Example:
         >>> method("adaq:ratio=0.3").method
         Allgather(compressor=AdaQ(ratio=0.3, sample=0, joint=False, index='auto'))
@@ -74,7 +74,7 @@ class AdaQ(Compressor):
         head = ("means", torch.float32, 2)
         for one, row in zip(wire[:, None], out, strict=True):  # [1, w], [n]
             means, index, positive = coded_wire.split(one, head, 1, row.numel(), self.index)
-            means = wires.checked_scale("means", means)
+            means = wires.check_scale("means", means)
             row.scatter_add_(0, index, torch.where(positive.bool(), means[0], -means[1]) * scale)
 
     def _largest(self, row: Tensor, side: Tensor, rng: Stream) -> Tensor:

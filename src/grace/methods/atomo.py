@@ -24,17 +24,17 @@ class Atomo(Compressor):
     """Atomo, entry-wise: the unbiased sample of s numbers on average that has the least variance.
 
     ``C(x)_i = x_i / p_i with probability p_i, else 0``, with ``p_i = min(|x_i| / unit, 1)`` and ``sum of p_i = s``: the
-    largest numbers, one after the other, are kept for sure while their share of what is left of s reaches 1.
+    largest numbers, one after the other, are certain to be kept while their share of what is left of s reaches 1.
 
     Args:
-        budget: s, numbers that are kept on average, >= 1.
+        budget: s, how many numbers are kept on average, >= 1.
         ratio: s/n instead, in (0, 1]. Default 0.01.
         index: how indices travel: raw, bitmap, elias-fano, delta, rice, or auto: the smallest of the first three.
         shrink: multiply by 1/(1+omega), which makes it a contraction; a memory sets it.
     Wire:
         two counts (int32), k1 values with p = 1 (float32), 1/lambda (float32), k2 signs, then the ascending indices of
         both groups: 96 + 32 k1 + k2 + (k1 + k2) ceil(log2 n) bits with ``index="raw"``, E[k1 + k2] <= s; or all n values
-        where that would be expected to be smaller. One round, and a small one for the sizes.
+        where that is expected to be smaller. One round, and a small one for the sizes.
     Bias:
         unbiased; omega = sum x^2/p / |x|^2 - 1 <= n/s - 1. With ``shrink``: biased, delta = 1/(1+omega). Exact for at
         most s non-zero numbers.
@@ -91,6 +91,6 @@ def unit_of_budget(a: Tensor, budget: float) -> float:
     sizes = a[a > 0].double().sort(descending=True).values  # [m]
     left = budget - torch.arange(sizes.numel(), dtype=torch.float64, device=a.device)  # of the budget, before the i-th
     tail = sizes.flip(0).cumsum(0).flip(0)  # the sum of the i-th and all smaller ones
-    sure = (sizes * left >= tail).cumprod(0)  # kept for sure, as are all before it
+    sure = (sizes * left >= tail).cumprod(0)  # certain to be kept, as are all before it
     first = int(sure.sum())
     return float(tail[first] / left[first]) if first < sizes.numel() else float(sizes[-1])

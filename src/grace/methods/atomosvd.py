@@ -25,7 +25,7 @@ from grace.registry import register
 @register("atomosvd", family="low rank", aliases=("spectralatomo",), cases=["rank=2,min_rate=0.1"])
 @dataclass(frozen=True, slots=True)
 class AtomoSVD(LowRank[None]):
-    """Spectral ATOMO: a random few singular triples of each worker's gradient, as many as the budget in the mean.
+    """Spectral ATOMO: a few random singular triples of each worker's gradient, on average as many as the budget.
 
     ``C(M) = sum over kept i of (sigma_i / p_i) u_i v_i^T``; i is kept with probability p_i; the p_i sum to s, are
     proportional to sigma_i, and at most 1
@@ -37,8 +37,8 @@ class AtomoSVD(LowRank[None]):
         shrink: multiply by 1/(1+omega), which makes it a contraction; a memory sets it.
     Wire:
         a count k (int32), k numbers sigma_i / (p_i sqrt(m l)), the k vectors u, the k vectors v (float32): 32 + 32 k (m
-        + l + 1) bits, with s triples in the mean. Data-dependent, so one more small round exchanges the sizes.
-        Tensors of fewer than two dimensions go uncompressed.
+        + l + 1) bits, s triples on average. Data-dependent, so one more small round exchanges the sizes. Tensors of
+        fewer than two dimensions go uncompressed.
     Bias:
         unbiased; omega = sum of sigma^2/p over |M|^2, minus 1: at most q/s - 1. Exact for rank s or less. With
         ``shrink``: biased, delta = 1/(1+omega) for the bound.

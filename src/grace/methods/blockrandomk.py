@@ -11,8 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from grace.collectives import AllReduce, Broadcast, Exchange, Traffic, cost
+from grace.collectives import AllReduce, Broadcast, Exchange, Traffic
 from grace.communicators import Allreduce
+from grace.communicators.base import stand_in, sum_costs
 from grace.errors import CompositionError, ConfigurationError
 from grace.facts import Facts
 from grace.kernels import select_topk
@@ -46,7 +47,7 @@ class BlockRandomK(Method[None]):
         scale: whether to multiply by a = nb/kb; by default only where there is no memory, and only in mode random.
     Wire:
         kb B values (float32), at most n: 32 ratio n bits, one round, summed by the network; zeros where the short block
-        or the end of a cycle leaves fewer. clt: k values, and one round more, in which the k indices are broadcast.
+        or the end of a cycle leaves fewer. clt: k values, and one more round, which broadcasts the k indices.
     Bias:
         random: scaled: unbiased, omega = nb/kb - 1; else biased, delta = kb/nb. cyclic and clt: biased, without a bound
         for a single step; in T steps, cyclic sends everything.
@@ -110,7 +111,5 @@ class BlockRandomK(Method[None]):
         if self.mode != "clt" or n == 0:
             return Allreduce(self._blocks).traffic(like, peer)
         k = count_kept(self.ratio, n)
-        packed = torch.empty(1, index_lists.size(n, k, "auto") or 0, dtype=torch.uint8, device="meta")
-        values = torch.empty(1, k, device="meta")
-        ops = (Broadcast(packed, peer.step % peer.world), AllReduce(values))
-        return sum((cost(op, peer.rank, peer.world) for op in ops), Traffic())
+        packed, values = stand_in(1, index_lists.size(n, k, "auto") or 0), stand_in(1, k, dtype=torch.float32)
+        return sum_costs(peer, Broadcast(packed, peer.step % peer.world), AllReduce(values))

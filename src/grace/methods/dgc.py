@@ -19,7 +19,7 @@ from grace.methods.common.index_lists import IndexCode
 from grace.random import Stream
 from grace.registry import register
 
-_LOWER, _ROUNDS = 0.8, 10  # a threshold that keeps less than 0.8 k is lowered to 0.8 of it, at most ten times
+_LOWER, _ROUNDS = 0.8, 10  # a threshold that keeps fewer than 0.8 k is multiplied by 0.8, at most ten times
 _STAGES = 4  # of the warm-up
 
 
@@ -32,16 +32,16 @@ _STAGES = 4  # of the warm-up
 )
 @dataclass(frozen=True, slots=True)
 class DGC(Compressor):
-    """Deep Gradient Compression: the largest magnitudes, found by a threshold that a sample gives.
+    """Deep Gradient Compression: the largest magnitudes, found by a threshold estimated from a sample.
 
-    ``C(x)_i = x_i if |x_i| >= t, else 0``, where t is the ceil(ratio s)-th largest of s magnitudes drawn at random; of
-    more than ``k = max(1, ceil(ratio n))`` such numbers the k largest
+    ``C(x)_i = x_i if |x_i| >= t, else 0``, where t is the ceil(ratio s)-th largest of s magnitudes drawn at random;
+    where more than ``k = max(1, ceil(ratio n))`` numbers reach t, only the k largest
 
-    The recipe's memory "dgc" is the other half of the paper, see :class:`grace.memories.MomentumCorrection`:
+    The recipe's memory "dgc" is the other half of the paper, see ``grace.MomentumCorrection``:
     its knobs are momentum, nesterov, masking, clip. The optimizer's momentum must then be 0.
 
     Args:
-        ratio: share of the elements that is kept at most, in (0, 1].
+        ratio: the largest share of the elements that is kept, in (0, 1].
         sample: share of the elements that is sampled, in (0, 1]; at least 2/ratio elements are. 1 is an exact top-k.
         warmup: steps, >= 0, in four equal stages with the ratios ratio^(1/5), ratio^(2/5), ...: 0.25, 0.063, 0.016,
             0.004 before 0.001.
@@ -54,8 +54,8 @@ class DGC(Compressor):
     Bias:
         biased; delta = k/n where n <= 2/ratio or sample = 1, else (number sent)/n, at least 1/n.
     Differs from the paper:
-        the sample lies at random, not on a stride that columns may resonate with; too many candidates are cut to the k
-        largest at once, where the paper does so from 1.3 k on and below that sends the first k.
+        the sample is random: a stride may resonate with columns. Too many candidates are always cut to the k largest;
+        the paper does so above 1.3 k, and below that sends the first k.
     Example:
         >>> method("dgc:ratio=0.01,sample=0.1,momentum=0.8").method
         Allgather(compressor=DGC(ratio=0.01, sample=0.1, warmup=0, index='auto', values='float32'))
@@ -73,7 +73,7 @@ class DGC(Compressor):
     values: sparse_wire.ValueType = "float32"
 
     def ratio_at(self, step: int) -> float:
-        """The ratio that holds in this step."""
+        """The ratio in this step."""
         if step >= self.warmup:
             return self.ratio
         stage: float = self.ratio ** ((_STAGES * step // self.warmup + 1) / (_STAGES + 1))
@@ -82,7 +82,7 @@ class DGC(Compressor):
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         ratio = self.ratio_at(rng.step)
         selected = [self._select(row, ratio, rng.fork(j)) for j, row in enumerate(rows)]
-        return sparse_wire.counted_(rows, selected, self.index, self.values, keep_rest)
+        return sparse_wire.write_counted_(rows, selected, self.index, self.values, keep_rest)
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         sparse_wire.sum_counted([wire], out, scale, self.index, self.values, add=True)
@@ -115,7 +115,5 @@ class DGC(Compressor):
 
     def facts(self, n: int) -> Facts:
         exact = self._sample_size(n) == n
-        contraction = count_kept(self.ratio, n) / n if exact else 1 / n
-        if self.values == "bfloat16":
-            contraction *= sparse_wire.BF16_CONTRACTION
-        return Facts(contraction=contraction, deterministic=exact)
+        kept = count_kept(self.ratio, n) / n if exact else 1 / n
+        return Facts(contraction=sparse_wire.contraction(kept, self.values), deterministic=exact)

@@ -21,7 +21,7 @@ class EDEN(RotatedCodes):
     Args:
         block: h, the elements that are rotated together and share S; a power of two from 2 to 65536.
         scale: "unbiased", or "mse" for the least error; a memory sets the latter.
-        bits: of a code, 1 to 4. One bit is DRIVE.
+        bits: bits of a code, 1 to 4. One bit is DRIVE.
     Wire:
         one S (float32) for each block, then codes, packed: bits n + 32 ceil(n/block) bits, one round.
     Bias:
@@ -29,7 +29,7 @@ class EDEN(RotatedCodes):
         0.571, 0.133, 0.0358, 0.0096 for 1 to 4 bits and long blocks. mse: delta at least 1/h; 0.637, 0.883, 0.965,
         0.990 for most inputs.
     Differs from the paper:
-        as DRIVE; and whole bits only.
+        as for DRIVE; and whole bits only.
     Example:
         >>> method("eden:bits=2")
         Allgather(compressor=EDEN(block=1024, scale='unbiased', bits=2))

@@ -29,7 +29,7 @@ class _Format(NamedTuple):
     least: int
 
 
-_FORMATS = {
+FORMATS = {
     "e4m3": _Format(torch.float8_e4m3fn, 448.0, 3, -6),
     "e5m2": _Format(torch.float8_e5m2, 57344.0, 2, -14),
 }
@@ -70,7 +70,7 @@ class FP8(Compressor):
     stochastic: bool = False
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        kind = _FORMATS[self.fmt]
+        kind = FORMATS[self.fmt]
         top = block_abs_max(rows, self.block).clamp_max_(MOST)
         scale, y = block_divide(rows, top / kind.F, self.block)
         if self.stochastic:
@@ -82,18 +82,18 @@ class FP8(Compressor):
         return wire
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        n, kind = out.shape[1], _FORMATS[self.fmt]
+        n, kind = out.shape[1], FORMATS[self.fmt]
         scales, codes = wires.split(
             wire, [("scales", torch.float32, block_count(n, self.block)), ("codes", torch.uint8, n)]
         )
         value = codes.contiguous().view(kind.dtype).float()
         refuse_unless(value.isfinite().all(), lambda: PayloadError("field 'codes' must be finite numbers"))
-        value.mul_(spread(wires.checked_scale("scales", scales), n, self.block))
+        value.mul_(spread(wires.check_scale("scales", scales), n, self.block))
         refuse_unless(value.isfinite().all(), lambda: PayloadError("field 'scales' must be small enough for its codes"))
         add_scaled_(out, value, scale)
 
     def facts(self, n: int) -> Facts:
-        kind, payload = _FORMATS[self.fmt], n + 4 * block_count(n, self.block)
+        kind, payload = FORMATS[self.fmt], n + 4 * block_count(n, self.block)
         unit, B = 2.0**-kind.m, min(n, self.block)  # spacing of the numbers in [1, 2)
         near_zero = (
             B * (2.0**kind.least * unit / 2 / kind.F) ** 2

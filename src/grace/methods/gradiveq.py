@@ -12,23 +12,23 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from grace.collectives import AllReduce, Broadcast, Exchange, Traffic, cost
+from grace.collectives import AllReduce, Broadcast, Exchange, Traffic
 from grace.communicators import Allreduce
-from grace.errors import PayloadError, out_of_range
+from grace.communicators.base import stand_in, sum_costs
+from grace.errors import out_of_range
 from grace.facts import Facts
-from grace.finite import both, known
+from grace.finite import ask_host, both
 from grace.kernels.finite import all_finite
 from grace.knobs import Count, Range, check_knobs
 from grace.method import Exchanged, Method, label_parts
 from grace.methods.common.matrices import DENSE, Projection
-from grace.methods.common.principal import collect_covariance, leading_components
+from grace.methods.common.principal import collect_covariance, share_components
 from grace.peer import Peer
-from grace.refusals import refuse_unless
 from grace.registry import register
 
 
 class GradiVeQState(NamedTuple):
-    """basis: U, of this cycle or the last. covariance: what was collected so far. turn: the step within the cycle."""
+    """basis: U, of this cycle or the last. covariance: what has been collected so far. turn: the step within the cycle."""
 
     basis: Tensor
     covariance: Tensor
@@ -40,15 +40,16 @@ class GradiVeQState(NamedTuple):
 class GradiVeQ(Method["GradiVeQState | None"]):
     """GradiVeQ: slices of the gradient, projected on the principal components of the mean gradient of earlier steps.
 
-    ``c = U^T slices;  C(slices) = U (mean of c)``; U holds the d leading eigenvectors of the uncentred covariance of
+    ``c = U^T slices;  C(slices) = U (mean of c)``; U holds the d leading eigenvectors of the uncentered covariance of
     the mean's slices in the ``collect`` steps before, which go uncompressed
 
     Args:
         length: K, numbers in a slice, >= 2. A smaller tensor has shorter slices, powers of two with K^2 <= n, so that
-            the covariance is not larger than the tensor; d shrinks with K. Tensors of less than 4 numbers go uncompressed.
-        dims: d, numbers that are sent of a slice, 1 <= d < K.
-        collect: steps at the begin of each cycle that go uncompressed, >= 1.
-        use: steps that follow, compressed, >= 1.
+            the covariance is not larger than the tensor; d shrinks with K. Tensors of fewer than 4 numbers go
+            uncompressed.
+        dims: d, how many numbers are sent for a slice, 1 <= d < K.
+        collect: steps at the beginning of each cycle that go uncompressed, >= 1.
+        use: compressed steps that follow, >= 1.
     Wire:
         while collecting 32 n bits; then 32 (d N + tail) bits (float32), one round, summed by the network. The last
         collecting step broadcasts U from rank 0 in a second round: 32 K d bits.
@@ -56,7 +57,7 @@ class GradiVeQ(Method["GradiVeQState | None"]):
         biased: an orthogonal projection, so that its error never exceeds the mean. Exact for slices in the span of U.
     Differs from the paper:
         lengths of slices and cycles are not public; the defaults send 1/8. U is computed on one rank, so that all have
-        the same bits. Only finite steps are counted; traffic is declared as if there had been no others.
+        the same bits. Only finite steps count; traffic is declared as if every step were finite.
     Example:
         >>> method("gradiveq:length=256,dims=32")
         ErrorFeedback(method=GradiVeQ(length=256, dims=32, collect=100, use=400), beta=1.0, gamma=1.0)
@@ -102,24 +103,20 @@ class GradiVeQ(Method["GradiVeQState | None"]):
         basis = state.basis.mT.contiguous()  # [d, K]
         projection = Projection(N, K, basis * (1 / root), basis * root)
         out = yield from Allreduce(projection).exchange(x, None, peer)
-        turn = (state.turn + known(out.finite)) % (self.collect + self.use)
+        turn = (state.turn + ask_host(out.finite)) % (self.collect + self.use)
         return Exchanged(out.mean, out.rest, state._replace(turn=turn), out.finite)
 
     def _collect(self, x: Tensor, state: GradiVeQState, peer: Peer) -> Exchange[Exchanged[GradiVeQState | None]]:
         """A step without compression, from which the next U learns."""
         out = yield from DENSE.exchange(x, None, peer)
-        if not known(both(out.finite, all_finite(out.mean))):  # what the next step sends depends on it
+        if not ask_host(both(out.finite, all_finite(out.mean))):  # what the next step sends depends on it
             return Exchanged.poisoned(x, state)
         K, d, N = self._sizes(x.numel())
         covariance = collect_covariance(out.mean.reshape(-1)[: N * K].view(N, K).float())
         if state.turn + 1 < self.collect:
             state.covariance.add_(covariance)
         else:
-            covariance += state.covariance
-            mine = leading_components(covariance, d) if peer.rank == 0 else torch.zeros_like(state.basis)
-            basis = yield Broadcast(mine, 0)
-            fine = (basis.abs() <= 1.001).all()
-            refuse_unless(fine, lambda: PayloadError("field 'basis' must hold parts of unit vectors, in [-1, 1]"))
+            basis = yield from share_components(covariance.add_(state.covariance), d, peer.rank)
             state.basis.copy_(basis)
             state.covariance.zero_()
         return Exchanged(out.mean, out.rest, state._replace(turn=state.turn + 1))
@@ -132,12 +129,10 @@ class GradiVeQ(Method["GradiVeQState | None"]):
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         n, turn = like.numel(), peer.step % (self.collect + self.use)
-        if n < 4:
-            return DENSE.traffic(like, peer)
+        dense = DENSE.traffic(like, peer)
+        if dense is None or n < 4 or turn + 1 < self.collect:
+            return dense
         K, d, N = self._sizes(n)
         if turn >= self.collect:
-            return cost(AllReduce(torch.empty(d * N + n - K * N, device="meta")), peer.rank, peer.world)
-        dense = DENSE.traffic(like, peer)
-        if dense is None or turn + 1 < self.collect:
-            return dense
-        return dense + cost(Broadcast(torch.empty(K, d, device="meta"), 0), peer.rank, peer.world)
+            return sum_costs(peer, AllReduce(stand_in(d * N + n - K * N, dtype=torch.float32)))
+        return dense + sum_costs(peer, Broadcast(stand_in(K, d, dtype=torch.float32), 0))

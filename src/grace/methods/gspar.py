@@ -29,13 +29,13 @@ class GSpar(Compressor):
     Args:
         ratio: share of the elements that is kept on average, in (0, 1]. Default 0.01.
         epsilon: the variance in units of |x|^2, > 0, instead of ``ratio``.
-        rounds: how often lambda is made larger for what p <= 1 cuts off, >= 0. Does not matter with epsilon.
+        rounds: how often lambda is raised to make up for what p <= 1 cuts off, >= 0. Not used with epsilon.
         index: how indices travel: raw, bitmap, elias-fano, delta, rice, or auto: the smallest of the first three.
         shrink: multiply by 1/(1+omega), which makes it a contraction; a memory sets it.
     Wire:
         two counts (int32), 1/lambda (float32), k1 values with p = 1 (float32), k2 signs, then the ascending indices of
         both groups: 96 + 32 k1 + k2 + (k1 + k2) ceil(log2 n) bits with ``index="raw"``, E[k1 + k2] <= ratio n; or all n
-        values where that would be expected to be smaller. One round, and a small one for the sizes.
+        values where that is expected to be smaller. One round, and a small one for the sizes.
     Bias:
         unbiased; omega = sum x^2/p / |x|^2 - 1 <= n / max(1, ratio n), or epsilon. With ``shrink``: biased,
         delta = 1/(1+omega). Exact for at most ratio n non-zero numbers.

@@ -41,8 +41,8 @@ class Inceptionn(Compressor):
     Bias:
         biased towards zero; no error exceeds the number itself, nor 2^-p; absolute, so no delta.
     Differs from the paper:
-        the scale of the 8 bits, which as published misses the bound; p above 14 would miss it, too. ``relative`` is
-        new: gradients of today are far below 1.
+        the scale of the 8 bits: the published one misses the bound, and so would p above 14. ``relative`` is new:
+        today's gradients are far below 1.
     Example:
         >>> method("inceptionn:p=8")
         Allgather(compressor=Inceptionn(p=8, relative=True))
@@ -106,7 +106,7 @@ class Inceptionn(Compressor):
 
 
 def _exponent(row: Tensor) -> int:
-    """ceil(log2 max|x|), between -126 and 127: what is larger travels under tag 3, what is smaller loses bits."""
+    """ceil(log2 max|x|), between -126 and 127: larger numbers travel under tag 3, smaller ones lose bits."""
     mantissa, exponent = row.abs().amax().frexp()  # mantissa in [1/2, 1)
     return max(-126, min(127, int(exponent) - int(mantissa == 0.5)))
 

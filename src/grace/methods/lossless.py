@@ -1,4 +1,4 @@
-"""Lossless stages: zlib (RFC 1950) and zstd (RFC 8878) behind any compressor."""
+"""Lossless stages: zlib (RFC 1950) and zstd (RFC 8878) after any compressor."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from grace.errors import CompositionError, PayloadError
 from grace.facts import Facts
 from grace.knobs import as_call, check_knobs
 from grace.methods.common import index_lists, streams
+from grace.needs import Needs
 from grace.random import Stream
 from grace.registry import register_wrapper
 
@@ -23,7 +24,7 @@ _HEAD = [("raw", torch.int32, 1), ("coded", torch.int32, 1)]
 @register_wrapper("lossless")
 @dataclass(frozen=True, slots=True)
 class Lossless(Compressor):
-    """Any compressor, with a lossless stage behind it: what it says stays the same, its wire becomes shorter.
+    """Any compressor, followed by a lossless stage: it decodes to the same numbers, from a shorter wire.
 
     ``wire = stage(wire of the compressor)``, or that wire itself where the stage does not make it shorter
 
@@ -32,13 +33,13 @@ class Lossless(Compressor):
         stage: "zlib", or "zstd", for which the package zstandard must be installed.
         level: how hard it tries, 1 (fast) to 9 for zlib and 19 for zstd.
     Wire:
-        two int32: the bytes w of the compressor's wire, and the bytes of the stream; then the stream: one byte for the
+        two int32: w, the bytes of the compressor's wire, and the bytes of the stream; then the stream: one byte for the
         stage, 0 for none, and at most w more. Data-dependent. One round, and a small one for the sizes.
     Bias:
         the compressor's.
     Differs from the paper:
-        there is none. Stages run on the CPU: worth it where the network is slower than the compressor's symbols are
-        dull, such as 2-bit or ternary codes of mostly zeros.
+        there is none. Stages run on the CPU. They pay on a slow network, after a compressor whose symbols repeat, such as
+        2-bit or ternary codes that are mostly zeros.
     Example:
         >>> method("qsgd:levels=1,lossless=zlib")
         Allgather(compressor=Lossless(compressor=QSGD(bits=None, levels=1, bucket=256, norm='linf', shrink=False),
@@ -68,6 +69,10 @@ class Lossless(Compressor):
     @property
     def aggregation(self) -> Literal["mean", "majority"]:  # type: ignore[override]  # the compressor's
         return self.compressor.aggregation
+
+    @property
+    def needs(self) -> Needs:
+        return self.compressor.needs
 
     @property
     def id(self) -> str:

@@ -23,9 +23,9 @@ from grace.kernels import (
     packed_bytes,
     spread,
     stochastic_round,
-    unpack,
 )
 from grace.knobs import Count, Range, Share
+from grace.methods.common import coded_wire
 from grace.random import Stream
 from grace.refusals import refuse_unless
 from grace.registry import register
@@ -45,19 +45,19 @@ class LPC(Compressor):
     rounds up or down at random, without bias
 
     Args:
-        bits: of a code, 2 to 8.
+        bits: bits of a code, 2 to 8.
         clip: share of the largest magnitude that the codes cover, in (0, 1]; 1 does not clip.
         block: elements that share d, >= 1.
         shrink: multiply by 1/(1+omega), which makes it a contraction; a memory sets it.
     Wire:
         one d (float32) for each block, then codes + 2^(bits-1), packed: bits n + 32 ceil(n/block) bits, one round.
     Bias:
-        clip = 1: unbiased, omega = min(B/(4 q^2), (sqrt(B)-1)/2). clip < 1: biased by what
-        exceeds the range, with a variance of at most d^2/4 for each number. With ``shrink`` biased, delta =
-        clip/(1+omega). Exact for grid points and zeros, if clip = 1. Random numbers have 16 bits: a mean is off by at most
-        2^-17 d, and what is smaller than that is always 0.
+        clip = 1: unbiased, omega = min(B/(4 q^2), (sqrt(B)-1)/2). clip < 1: biased by what exceeds the range, with a
+        variance of at most d^2/4 for each number. With ``shrink`` biased, delta = clip/(1+omega). Exact for grid points
+        and zeros, if clip = 1. Random numbers have 16 bits: a mean is off by at most 2^-17 d, and what is smaller than
+        that is always 0.
     Differs from the paper:
-        the operator only: variance reduction (a second gradient, of a snapshot) and double sampling are matters of the
+        the operator only: variance reduction (a second gradient, of a snapshot) and double sampling belong to the
         training loop. The paper has one d for the whole vector. The code -2^(bits-1) is used only where clip < 1.
     Example:
         >>> method("lpc:bits=8")
@@ -87,7 +87,7 @@ class LPC(Compressor):
         unit, y = block_divide(rows, unit, self.block)
         u = rng.uniform(rows.numel(), rows.device).view(rows.shape)
         y.clamp_(-least, q)
-        level = stochastic_round(y.abs(), u)  # magnitudes are rounded, so that -x becomes minus what x becomes
+        level = stochastic_round(y.abs(), u)  # magnitudes are rounded, so that rounding is symmetric
         code = (level * y.sign()).to(torch.int32).add_(q + 1)  # [b, n] in [0, 2q + 1]
         if self.shrink:
             unit = unit / (1 + self._omega(rows.shape[1]))
@@ -98,26 +98,22 @@ class LPC(Compressor):
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         n = out.shape[1]
-        fields = [
-            ("units", torch.float32, block_count(n, self.block)),
-            ("codes", torch.uint8, packed_bytes(n, self.bits)),
-        ]
-        unit, packed = wires.split(wire, fields)
-        code = unpack(packed, self.bits, n).to(torch.float32).sub_(self.q + 1)
+        head = ("units", torch.float32, block_count(n, self.block))
+        unit, code = coded_wire.split_all(wire, head, self.bits, n)
+        code = code.to(torch.float32).sub_(self.q + 1)
         if self.clip == 1:
-            refuse_unless(
-                (code >= -self.q).all(), lambda: PayloadError(f"field 'codes' must be in [1, {2 * self.q + 1}]")
-            )
-        value = code.mul_(spread(wires.checked_scale("units", unit), n, self.block))
+            in_range = (code >= -self.q).all()
+            refuse_unless(in_range, lambda: PayloadError(f"field 'codes' must be in [1, {2 * self.q + 1}]"))
+        value = code.mul_(spread(wires.check_scale("units", unit), n, self.block))
         refuse_unless(value.isfinite().all(), lambda: PayloadError("field 'units' must be small enough for its codes"))
         add_scaled_(out, value, scale)
 
     def _omega(self, n: int) -> float:
         """The bound on the variance of a block, in units of the squared norm of what was not clipped away."""
-        B, grid = min(n, self.block), min(n, self.block) / (4 * self.q**2)
-        return (
-            grid if self.clip < 1 else min(grid, (math.sqrt(B) - 1) / 2)
-        )  # a finer grid has no more than one of q = 1
+        B = min(n, self.block)
+        grid = B / (4 * self.q**2)
+        # a finer grid has no more variance than that of q = 1
+        return grid if self.clip < 1 else min(grid, (math.sqrt(B) - 1) / 2)
 
     def facts(self, n: int) -> Facts:
         payload = 4 * block_count(n, self.block) + packed_bytes(n, self.bits)
@@ -126,5 +122,5 @@ class LPC(Compressor):
             return Facts(contraction=self.clip / (1 + omega), deterministic=False, payload=payload)
         if self.clip < 1:
             return Facts(deterministic=False, payload=payload)
-        bias = ROUNDING_BIAS / self.q + 1e-6  # numbers that close to a grid point are taken for it
+        bias = ROUNDING_BIAS / self.q + 1e-6  # numbers as close as that to a grid point count as being on it
         return Facts(unbiased=True, variance=omega, deterministic=False, payload=payload, bias=bias)

@@ -30,15 +30,15 @@ class Natural(Fused):
     ``C(x)_i = sgn(x_i) 2^(e + 1) with probability p, else sgn(x_i) 2^e``, where ``|x_i| = 2^e (1 + p)``
 
     Args:
-        bits: of a code: 9 (sign and exponent, the paper's), 8 (the 126 octaves below the largest number of a block) or
-            4 (the 7 octaves below it).
-        block: elements that share a range, >= 1; by default all of a row for 8 bits, 128 (legal: at most 2048) for 4. Of
-            no effect for 9.
+        bits: bits of a code: 9 (sign and exponent, the paper's), 8 (the 126 octaves below the largest number of a
+            block) or 4 (the 7 octaves below it).
+        block: elements that share a range, >= 1; by default all of a row for 8 bits, 128 (legal: at most 2048) for 4.
+            No effect for 9.
     Wire:
-        the exponent (int8) of each block's range, but for 9 bits, then the codes, packed: bits n + 8 ceil(n/block) bits,
-        one round.
+        the exponent (int8) of each block's range (not for 9 bits), then the codes, packed: bits n + 8 ceil(n/block)
+        bits, one round.
     Bias:
-        unbiased, but for 2^-17 of each number, as random numbers have 16 bits; omega = 1/8, for 4 bits 1/8 + B/4096: a
+        unbiased up to 2^-17 of each number, as random numbers have 16 bits; omega = 1/8, for 4 bits 1/8 + B/4096: a
         number below the range becomes the smallest power in it, or 0. As omega < 1, delta = 1 - omega, and a memory is
         legal as it is. Exact for 0 and powers of two in the range.
     Differs from the paper:

@@ -39,7 +39,7 @@ class Identity(Compressor):
 
     summable: ClassVar[bool] = True
     transparent: ClassVar[bool] = True
-    overflows: ClassVar[bool] = True  # a wire holds numbers as they are, whatever a sender says of them
+    overflows: ClassVar[bool] = True  # a wire holds numbers as they are, whatever the sender's flag says
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         wire = rows.clone()

@@ -24,7 +24,7 @@ from grace.registry import register
 )
 @dataclass(frozen=True, slots=True)
 class OneBit(Fused):
-    """1-bit SGD: one bit says on which side of a threshold a number lies, and stands for the mean of that side.
+    """1-bit SGD: one bit says which side of a threshold a number is on, and stands for the mean of that side.
 
     ``C(x)_i = hi if x_i >= tau, else lo``, with hi and lo the means of the numbers of the group on either side
 
@@ -38,7 +38,7 @@ class OneBit(Fused):
         at least 1/B, in each group. Exact for groups of two values on different sides.
     Differs from the paper:
         groups are contiguous; the paper's are the columns of a weight matrix. The paper's own exchange is
-        ``communicator=scatterreduce``, its memory is the default.
+        ``communicator=scatterreduce``; its memory is the default.
     Example:
         >>> method("onebit:group=512,communicator=scatterreduce")
         ErrorFeedback(method=ScatterReduce(compressor=OneBit(tau=0.0, group=512)), beta=1.0, gamma=1.0)

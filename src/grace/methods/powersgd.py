@@ -7,27 +7,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from grace.collectives import AllReduce, Exchange, Traffic, cost
+from grace.collectives import AllReduce, Exchange
 from grace.facts import Facts
 from grace.finite import both, fill_unless_, store_
-from grace.kernels import (
-    add_low_rank_,
-    all_finite,
-    orthonormalize,
-    project_columns,
-    project_rows,
-    split_low_rank,
-    sum_by_halves,
-)
+from grace.kernels import add_low_rank_, all_finite, orthonormalize, project_columns, project_rows, split_low_rank
 from grace.knobs import Count, Positive, Steps
-from grace.loan import narrow
-from grace.method import Exchanged, Method, label_parts
-from grace.methods.common.matrices import DENSE, LowRank, product_fits
+from grace.loan import narrow, room_beside
+from grace.method import Exchanged
+from grace.methods.common.matrices import DENSE, LowRank, product_fits, unit_rows
 from grace.peer import Peer
 from grace.random import Stream
 from grace.registry import register
@@ -59,8 +49,8 @@ class PowerSGD(LowRank["Tensor | None"]):
         rank r or less; a zero matrix stays zero.
     Differs from the paper:
         the rest of worker w is M_w - P (M_w^T P)^T, as in the authors' later library, not M_w minus the global
-        approximation: the sum over workers is the same, but single memories do not random-walk. Orthogonalisation by
-        Householder's reflections instead of Gram-Schmidt; the columns of Q are normalised before they are used, which
+        approximation: the sum over workers is the same, but single memories do not random-walk. Orthogonalization by
+        Householder reflections instead of Gram-Schmidt; the columns of Q are normalized before they are used, which
         changes no result.
     Example:
         >>> method("powersgd:rank=2")
@@ -76,9 +66,6 @@ class PowerSGD(LowRank["Tensor | None"]):
     min_rate: Positive = 2.0
     start_step: Steps = 0
 
-    def with_memory(self) -> Method[Any]:
-        return self
-
     def init(self, like: Tensor) -> Tensor | None:
         """Q ``[l, r]``, the same on all ranks; None for tensors that go uncompressed."""
         if not self._compresses(like):
@@ -93,14 +80,14 @@ class PowerSGD(LowRank["Tensor | None"]):
         m, l, r = self._sizes(x)
         q = state if self.warm_start else peer.shared("powersgd").normal(l * r, x.device).view(l, r)
         matrix = x.reshape(m, l).float().contiguous()
-        p = yield AllReduce(project_rows(matrix, _unit_rows(q.mT.contiguous())), donate=True)  # [r, m]
+        p = yield AllReduce(project_rows(matrix, unit_rows(q.mT.contiguous())), donate=True)  # [r, m]
         finite = all_finite(p)
         if finite is False:
             return Exchanged.poisoned(x, state)
         p = orthonormalize(fill_unless_(finite, p.contiguous(), 0.0))
         mine = project_columns(matrix, p)  # [r, l]
         fits = product_fits(p, mine)
-        if fits is False:  # a bound; an accelerator is content with it
+        if fits is False:  # only a bound; an accelerator makes do with it
             left = matrix.clone()
             add_low_rank_(left, p, mine, -1.0)
             fits = all_finite(left)
@@ -108,7 +95,7 @@ class PowerSGD(LowRank["Tensor | None"]):
         finite = both(finite, all_finite(q))
         if finite is False:
             return Exchanged.poisoned(x, state)
-        mean = self._room(x, matrix, peer)
+        mean = room_beside(matrix, peer.lent)
         split_low_rank(matrix if peer.lent.keep_rest else None, p, mine, q.contiguous(), mean)
         mean_fits = product_fits(p, q)
         finite = both(finite, all_finite(mean) if mean_fits is False else mean_fits)
@@ -120,36 +107,11 @@ class PowerSGD(LowRank["Tensor | None"]):
         )
         return Exchanged(mean.view(x.shape), rest, store_(finite, q.mT, state), finite)
 
-    def _room(self, x: Tensor, matrix: Tensor, peer: Peer) -> Tensor:
-        """Where the mean goes: the matrix's own storage if nobody wants the rest."""
-        if not peer.lent.keep_rest:
-            return matrix
-        if peer.lent.spare is not None:
-            return torch.reshape(peer.lent.spare, matrix.shape)
-        return peer.lent.scratch((matrix.shape[0], matrix.shape[1]), x)
-
-    def kinds(self, state: Tensor | None) -> Any:
-        return label_parts(state, "shared")
-
     def facts(self, like: Tensor) -> Facts:
         if not self._compresses(like):
             return DENSE.facts(like)
         m, l, r = self._sizes(like)
         return Facts(contraction=0.0, deterministic=self.warm_start, payload=4 * r * (m + l))
 
-    def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
-        if not self._compresses(like) or peer.step < self.start_step:
-            return DENSE.traffic(like, peer)
-        m, l, r = self._sizes(like)
-        sides = (torch.empty(side, r, device="meta") for side in (m, l))
-        return sum((cost(AllReduce(side), peer.rank, peer.world) for side in sides), Traffic())
-
-
-def _unit_rows(q: Tensor) -> Tensor:
-    """The rows of q ``[r, l]`` scaled to norm 1/sqrt(l): a product with them neither overflows nor vanishes. A row that
-    vanished is left zero: the orthonormal basis of the product then has another direction in its place.
-    """
-    largest = q.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(q.dtype).tiny)
-    unit = q / largest
-    norm = sum_by_halves(unit.double().square()).sqrt().float()[:, None]  # at least 1, or 0
-    return unit / (norm.clamp_min(0.5) * math.sqrt(q.shape[1]))
+    def _sides(self, like: Tensor, step: int) -> tuple[int, ...] | None:
+        return LowRank._sides(self, like, step) if step >= self.start_step else None

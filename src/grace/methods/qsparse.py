@@ -29,14 +29,14 @@ _TINY = torch.finfo(torch.float32).tiny
 )
 @dataclass(frozen=True, slots=True)
 class Qsparse(Compressor):
-    """Qsparse: the k largest numbers, and of those only the signs, or a few bits.
+    """Qsparse: only the signs, or a few bits, of the k largest numbers.
 
     ``SignTop_k(x) = (|v|_1 / k) sgn(v)`` on the support of ``v = Top_k(x)``; ``QTop_k(x) = QSGD_s(v)``, relative to |v|_2
 
     Args:
         ratio: share of the elements that is kept, in (0, 1]; k = max(1, ceil(ratio n)).
         quant: "sign", or the s of QSGD: levels on each side of zero, 1 to 32767.
-        scaled: whether QTop_k is divided by 1 + beta, beta = min(k/s^2, sqrt(k)/s); a memory sets it.
+        scaled: whether QTop_k is divided by 1 + beta, with beta = min(k/s^2, sqrt(k)/s); a memory sets it.
         index: how indices travel: raw, bitmap, elias-fano, delta, rice, or auto: the smallest of the first three.
     Wire:
         one scale (float32), k signs or codes of ceil(log2(2s+1)) bits (s = 1: 1.6), then k ascending indices: k (1 +
@@ -90,14 +90,13 @@ class Qsparse(Compressor):
         return wire
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        n = out.shape[1]
-        k = count_kept(self.ratio, n)
+        n, k = out.shape[1], count_kept(self.ratio, out.shape[1])
         fields = [("codes", torch.uint8, self._codes_bytes(k))]
         inner, index = sparse_wire.split(wire, fields, n, k, self.index, slack=self.varies)
         values = out.new_zeros(out.shape[0], k)
         if self.quant == "sign":
             mean, signs = wires.split(inner, [("scale", torch.float32, 1), ("signs", torch.uint8, packed_bytes(k, 1))])
-            values += unpack(signs, 1, k).to(torch.float32).mul_(2).sub_(1) * wires.checked_scale("scale", mean)
+            values += unpack(signs, 1, k).to(torch.float32).mul_(2).sub_(1) * wires.check_scale("scale", mean)
         else:
             self._quantizer(k).decompress_add_(inner, values, 1.0, rng)
         out.scatter_add_(1, index, values * scale)

@@ -26,22 +26,22 @@ _ROUNDING = 1e-11  # the squared relative error of a rotation and its inverse in
 @register("rht", communicator="allgather", family="rotation", cases=["block=16", "inner=(lpc:bits=3,block=8),rounds=2"])
 @dataclass(frozen=True, slots=True)
 class RHT(Compressor):
-    """Randomised Hadamard transform: rotates blocks at random before another compressor, and back behind it.
+    """Randomized Hadamard transform: rotates blocks at random before another compressor, and back after it.
 
     ``C(x) = R^-1 Q(R x)`` with ``R = H D``, H the orthonormal Hadamard matrix of size h and D random signs, the same
     on all ranks and new in each step
 
     Args:
-        inner: Q: a :class:`grace.Compressor`, or its name and knobs, in parentheses where there are several:
+        inner: Q: a ``grace.Compressor``, or its name and knobs, in parentheses where there are several:
             ``rht:inner=(qsgd:bits=2,bucket=128)``. Default: qsgd, 4 bits.
         block: h, a power of two from 2 to 65536. A shorter rest is rotated in powers of two down to 16.
         rounds: 1, or 2 for numbers that are closer to Gaussian.
     Wire:
         that of the inner compressor, and nothing else.
     Bias:
-        that of the inner compressor: R is orthonormal, so that unbiasedness and every bound on the squared error carry
-        over. The largest number of a block becomes about |x| sqrt(2 ln h / h), which is what a quantizer that is
-        scaled by it gains on heavy tails. Bounds for single elements, and sparsity, are lost.
+        that of the inner compressor: R is orthonormal, so unbiasedness and every bound on the squared error carry over.
+        The largest number of a block becomes about |x| sqrt(2 ln h / h); a quantizer that is scaled by it gains that
+        much on heavy tails. Bounds for single elements, and sparsity, are lost.
     Differs from the paper:
         each worker's part is rotated back before the average, not the average once.
     Example:
@@ -78,7 +78,7 @@ class RHT(Compressor):
         return self if inner == self.quantizer else replace(self, inner=inner)
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        shared, inner = _shared(rng), self.quantizer
+        shared, inner = _shared_stream(rng), self.quantizer
         own = shared if inner.randomness == "shared" else rng
         wire = inner.compress_(rotate(rows, shared, self.block, self.rounds), own, False)
         if keep_rest:
@@ -86,7 +86,7 @@ class RHT(Compressor):
         return wire
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        shared = _shared(rng)
+        shared = _shared_stream(rng)
         y = out.new_zeros(out.shape)
         self.quantizer.decompress_add_(wire, y, 1.0, shared)
         add_scaled_(out, rotate_back(y, shared, self.block, self.rounds), scale)
@@ -95,18 +95,18 @@ class RHT(Compressor):
         facts = self.quantizer.facts(n)
         delta = None if facts.contraction is None else min(facts.contraction, 1 - _ROUNDING)
         omega = None if facts.variance is None else max(facts.variance, _ROUNDING)
-        bias = facts.bias * min(n, self.block)  # a number is made of all of its block
+        bias = facts.bias * min(n, self.block)  # a number depends on its whole block
         return replace(facts, contraction=delta, variance=omega, deterministic=False, bias=bias)
 
 
-def _shared(rng: Stream) -> Stream:
-    """The stream of the same owner that all ranks share, whether ``rng`` is a rank's own or is shared."""
+def _shared_stream(rng: Stream) -> Stream:
+    """The stream of the same owner that all ranks share, whether ``rng`` is private or shared."""
     return replace(rng, rank=None, salt=0)
 
 
 @functools.lru_cache
 def _parse_inner(text: str) -> Compressor:
     """``"qsgd:bits=2"`` or ``"(qsgd:bits=2)"`` -> QSGD(bits=2)"""
-    made = method(text.removeprefix("(").removesuffix(")"), communicator="allgather", memory="none")
-    compressor: Compressor = made.compressor  # type: ignore[attr-defined]
+    one = method(text.removeprefix("(").removesuffix(")"), communicator="allgather", memory="none")
+    compressor: Compressor = one.compressor  # type: ignore[attr-defined]
     return compressor

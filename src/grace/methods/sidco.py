@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -15,30 +15,16 @@ from torch import Tensor
 from grace.collectives import Exchange, Traffic
 from grace.communicators import Allgather
 from grace.facts import Facts
-from grace.finite import known
+from grace.finite import ask_host
 from grace.knobs import Count, Positive, Range, Share
 from grace.method import Exchanged, Method
 from grace.methods.common import sparse_wire
 from grace.methods.common.counts import count_kept
 from grace.methods.common.index_lists import IndexCode
-from grace.methods.common.tails import most_stages, threshold
+from grace.methods.common.tails import Search, most_stages, threshold
 from grace.methods.threshold import Threshold
 from grace.peer import Peer
 from grace.registry import register
-
-
-class Search(NamedTuple):
-    """How many stages, and what is known about that.
-
-    stages: M. direction: where M went last, +1 or -1. error: |log of kept/wanted| before it went.
-    steps, surplus: since then, and the sum of kept/wanted over them.
-    """
-
-    stages: int = 1
-    direction: int = 1
-    error: float = math.inf
-    steps: int = 0
-    surplus: float = 0.0
 
 
 @register("sidco", memory="residual", family="sparsification", cases=["ratio=0.2"])
@@ -47,11 +33,11 @@ class SIDCo(Method[Search]):
     """SIDCo: a threshold from the statistics of the gradient, refined on what exceeds it, instead of a selection.
 
     ``C(x)_i = x_i if |x_i| > eta, else 0``, with eta such that about ``ratio n`` numbers exceed it: the quantile of a
-    distribution fitted to |x|; M - 1 times again, to what exceeds the last eta.
+    distribution fitted to |x|, then M - 1 times more to what exceeds the last eta.
 
     Args:
         ratio: share of the elements that should be kept, in (0, 1].
-        dist: what is fitted: exp (exponential), gpareto (generalised Pareto), or gamma (then gpareto).
+        dist: what is fitted: exp (exponential), gpareto (generalized Pareto), or gamma (then gpareto).
         first_ratio: what the first of several stages keeps, in (0, 1).
         eps: how far kept/wanted may be from 1 before M changes, > 0.
         period: steps over which that is averaged, >= 1.
@@ -62,9 +48,9 @@ class SIDCo(Method[Search]):
     Bias:
         biased; delta >= nnz/n, and at least the largest number is kept, so delta >= 1/n. Exact for equal magnitudes.
     Differs from the paper:
-        more stages lower the count of heavy-tailed gradients and raise that of light-tailed ones, so that a rule with a
-        fixed sign fails for one of them: here M goes on in a direction while that brings kept/wanted nearer to 1, and
-        turns back otherwise. M starts at 1 and differs between workers; it is saved with the state.
+        more stages keep fewer numbers of heavy-tailed gradients and more of light-tailed ones, so a rule with a fixed
+        sign fails for one of the two. Here M keeps its direction while that brings kept/wanted nearer to 1, and turns
+        back otherwise. M starts at 1 and differs between workers; it is saved with the state.
     Example:
         >>> method("sidco:ratio=0.001,dist=gpareto,memory=none")
         SIDCo(ratio=0.001, dist='gpareto', first_ratio=0.25, eps=0.2, period=5, index='auto', values='float32')
@@ -93,7 +79,7 @@ class SIDCo(Method[Search]):
         eta, surplus = self._threshold(x, state)
         inner = Threshold(eta, index=self.index, values=self.values)
         out = yield from Allgather(inner).exchange(x, None, peer)
-        return Exchanged(out.mean, out.rest, self._next(state, surplus) if known(out.finite) else state, out.finite)
+        return Exchanged(out.mean, out.rest, self._next(state, surplus) if ask_host(out.finite) else state, out.finite)
 
     def _threshold(self, x: Tensor, state: Search) -> tuple[float, float | None]:
         """The threshold, and kept/wanted; None if x is zero or not finite."""
@@ -102,29 +88,16 @@ class SIDCo(Method[Search]):
         if not 0 < float(top) < math.inf:
             return 1.0, None
         eta = threshold(a, self.ratio, state.stages, self.dist, self.first_ratio)
-        eta = min(eta, float(torch.nextafter(top, torch.zeros_like(top))))  # at least the largest is kept
+        eta = min(eta, float(torch.nextafter(top, torch.zeros_like(top))))  # so that at least the largest is kept
         return max(eta, _LEAST), int((a > eta).sum()) / count_kept(self.ratio, a.numel())
 
     def _next(self, state: Search, surplus: float | None) -> Search:
-        """The state after a step: at the end of a period outside of 1 +- eps, M moves."""
-        if surplus is None:
-            return state
-        steps, total = state.steps + 1, state.surplus + surplus
-        if steps < self.period:
-            return state._replace(steps=steps, surplus=total)
-        average = total / steps
-        if abs(average - 1) <= self.eps:
-            return state._replace(steps=0, surplus=0.0)
-        error = abs(math.log(average))
-        direction = state.direction if error <= state.error else -state.direction
+        """The state after a step; unchanged where nothing could be counted."""
         most = most_stages(self.ratio, self.first_ratio)
-        if not 1 <= state.stages + direction <= most:
-            direction = -direction
-        return Search(min(max(state.stages + direction, 1), most), direction, error)
+        return state if surplus is None else state.follow(surplus, most, self.eps, self.period)
 
     def facts(self, like: Tensor) -> Facts:
-        exact = 1.0 if self.values == "float32" else sparse_wire.BF16_CONTRACTION
-        return Facts(contraction=exact / max(1, like.numel()))
+        return Facts(contraction=sparse_wire.contraction(1 / max(1, like.numel()), self.values))
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         return Traffic() if like.numel() == 0 else None

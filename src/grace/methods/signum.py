@@ -26,7 +26,7 @@ class Signum(SignSGD):
         biased, neither scaled nor averaged: the step size is the optimizer's, about 1e-4. No delta; error feedback is
         refused.
     Differs from the paper:
-        zeros, as in signsgd. The optimizer must have no momentum of its own, and weight decay belongs to its update.
+        zeros, as in signsgd. The optimizer must have no momentum of its own; weight decay belongs to its update.
     Example:
         >>> method("signum:beta=0.99")
         Momentum(method=Allgather(compressor=Signum(zero='parity')), beta=0.99)

@@ -14,8 +14,9 @@ from torch import Tensor
 from grace import wire as wires
 from grace.compressor import Compressor
 from grace.facts import Facts
-from grace.kernels import add_scaled_, pack, packed_bytes, quantile_buckets, unpack
+from grace.kernels import add_scaled_, pack, packed_bytes, quantile_buckets
 from grace.knobs import Range, Share
+from grace.methods.common import coded_wire
 from grace.methods.common.buckets import SMALL, check_means, sample_columns
 from grace.random import Stream
 from grace.registry import register
@@ -24,7 +25,7 @@ from grace.registry import register
 @register("sketch", communicator="allgather", memory="residual", family="hybrid", cases=["quantiles=8"])
 @dataclass(frozen=True, slots=True)
 class Sketch(Compressor):
-    """Quantile quantization: quantiles cut the numbers into q buckets of equal size; a number becomes its bucket's mean.
+    """Quantile quantization: quantiles cut the numbers into q buckets of equal size; each number becomes its bucket's mean.
 
     ``C(x)_i = mean of bucket c_i``, where ``c_i = (number of edges <= x_i)`` and the edges are sorted x at the places
     ``floor(j n / q)``, j = 1 ... q-1, the one nearest to zero moved to zero
@@ -32,7 +33,7 @@ class Sketch(Compressor):
     Args:
         quantiles: q, 2 to 256.
         zero_edge: whether zero is an edge, so that no bucket mixes signs.
-        sample: share of the elements that the quantiles of more than 2^20 are taken from, in (0, 1].
+        sample: share of the elements that quantiles are taken from where there are more than 2^20 elements, in (0, 1].
     Wire:
         q means (float32), then codes, packed: n ceil(log2 q) + 32 q bits, one round.
     Bias:
@@ -41,7 +42,7 @@ class Sketch(Compressor):
         different numbers with edges between them.
     Differs from the paper:
         this is what GRACE means by the name; for the paper's keys and sketch of codes see ``sketchml``. Quantiles are
-        those of the numbers, not of a streaming sketch; means take the place of mid-points.
+        those of the numbers, not of a streaming sketch; means take the place of midpoints.
     Example:
         >>> method("sketch:quantiles=64").method
         Allgather(compressor=Sketch(quantiles=64, zero_edge=True, sample=0.01))
@@ -70,9 +71,8 @@ class Sketch(Compressor):
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         n, q = out.shape[1], self.quantiles
-        fields = [("means", torch.float32, q), ("codes", torch.uint8, packed_bytes(n, self.code_bits))]
-        means, packed = wires.split(wire, fields)
-        code = wires.checked_index("codes", unpack(packed, self.code_bits, n).long(), q)
+        means, code = coded_wire.split_all(wire, ("means", torch.float32, q), self.code_bits, n)
+        code = wires.check_index("codes", code.long(), q)
         add_scaled_(out, check_means(means).gather(1, code), scale)
 
     def facts(self, n: int) -> Facts:

@@ -12,8 +12,9 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from grace.collectives import AllReduce, Exchange, Traffic, cost
+from grace.collectives import AllReduce, Exchange, Traffic
 from grace.communicators import Allreduce
+from grace.communicators.base import stand_in, sum_costs
 from grace.errors import InputError
 from grace.facts import Facts
 from grace.finite import Flag, both, fill_unless_
@@ -39,7 +40,7 @@ class SketchedSGD(Method[None]):
     The recipe's memory "dgc" is the other half of the paper: momentum, and zero where something was sent.
 
     Args:
-        ratio: share of the elements that is sent in the end, in (0, 1].
+        ratio: share of the elements that the mean keeps, in (0, 1].
         rows: R, odd, >= 1.
         cols: columns of the sketch for each of the k, >= 1: c = cols k; the paper has 2 to 10.
         p2: candidates for each of the k, >= 1.
@@ -49,8 +50,8 @@ class SketchedSGD(Method[None]):
     Bias:
         biased; the error never exceeds the mean. A number is found where its square is well above |mean|^2 / c.
     Differs from the paper:
-        fresh hashes in each step, so that two numbers that collide do not stay together; the whole momentum is masked,
-        as in the paper, by the memory.
+        fresh hashes in each step, so that two numbers that collide do not stay together. The memory masks the whole
+        momentum, as in the paper.
     Example:
         >>> method("sketchedsgd:ratio=0.01").method
         SketchedSGD(ratio=0.01, rows=5, cols=4, p2=4)
@@ -76,14 +77,15 @@ class SketchedSGD(Method[None]):
             raise InputError(f"sketchedsgd hashes fewer than {PRIME} elements, got {n}")
         finite: Flag = True
         flat, room = x.reshape(-1), peer.lent.scratch(n, x)
-        if self._sketches(n):
-            sketch = Allreduce(CountSketch(self.rows, self._sizes(n)[0]))
+        cells, candidates = self._sizes(n)
+        if cells:
+            sketch = Allreduce(CountSketch(self.rows, cells // self.rows))
             plain = peer.lending(keep_rest=False, spare=None)
             estimate = yield from sketch.exchange(room.copy_(flat), None, plain)
             finite = estimate.finite
             if finite is False:
                 return Exchanged.poisoned(x, None)
-            index = select_topk(estimate.mean[None], self._sizes(n)[1])[0]  # [p2 k], the same on all ranks
+            index = select_topk(estimate.mean[None], candidates)[0]  # [p2 k], the same on all ranks
         else:
             index = torch.arange(n, device=x.device)
         values = flat[index].float()
@@ -101,26 +103,17 @@ class SketchedSGD(Method[None]):
         return Exchanged(mean.view(x.shape), rest, None, finite)
 
     def _sizes(self, n: int) -> tuple[int, int]:
-        """Columns of the sketch, candidates."""
+        """How many numbers the sketch has, and how many candidates; 0 and n where that is not less than n."""
         k = count_kept(self.ratio, n)
-        return self.cols * k, self.p2 * k
-
-    def _sketches(self, n: int) -> bool:
-        cols, candidates = self._sizes(n)
-        return self.rows * cols + candidates <= n
+        cells, candidates = self.rows * self.cols * k, self.p2 * k
+        return (cells, candidates) if cells + candidates <= n else (0, n)
 
     def facts(self, like: Tensor) -> Facts:
-        n = like.numel()
-        cols, candidates = self._sizes(n)
-        sketches = self._sketches(n)
-        payload = 4 * (self.rows * cols + candidates if sketches else n)
-        return Facts(contraction=0.0, deterministic=not sketches, payload=payload)
+        cells, candidates = self._sizes(like.numel())
+        return Facts(contraction=0.0, deterministic=not cells, payload=4 * (cells + candidates))
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         n = like.numel()
         if n == 0:
             return Traffic()
-        cols, candidates = self._sizes(n)
-        sizes = (self.rows * cols, candidates) if self._sketches(n) else (n,)
-        ops = (AllReduce(torch.empty(size, device="meta")) for size in sizes)
-        return sum((cost(op, peer.rank, peer.world) for op in ops), Traffic())
+        return sum_costs(peer, *(AllReduce(stand_in(size, dtype=torch.float32)) for size in self._sizes(n) if size))

@@ -27,17 +27,17 @@ from grace.registry import register
 @register("sketchml", communicator="allgather", memory="residual", family="hybrid", cases=["", "memory=residual"])
 @dataclass(frozen=True, slots=True)
 class SketchML(Compressor):
-    """SketchML: of the non-zeros the places, and a sketch of quantized values. For gradients with many zeros.
+    """SketchML: the places of the non-zeros, and a sketch of their quantized values. For gradients with many zeros.
 
     ``C(x)_i = mean of bucket m(i) if x_i is not 0, else 0``: q quantile buckets of the non-zeros as in ``sketch``, and
     m(i) is i's bucket as a MinMaxSketch tells it: the same or one nearer to zero, never across it
 
     Args:
         quantiles: q, 2 to 256.
-        groups: of neighbouring buckets, each with a sketch of its own, 2 to 256; at most q are used.
+        groups: groups of neighboring buckets, each with a sketch of its own, 2 to 256; at most q are used.
         rows: hash functions of a sketch, 1 to 16.
         share: cells of a row for each number, in (0, 1].
-        sample: share of the non-zeros that the quantiles of more than 2^20 are taken from, in (0, 1].
+        sample: share of the non-zeros that quantiles are taken from where there are more than 2^20 of them, in (0, 1].
         index: how places travel: raw, bitmap, elias-fano, delta, rice, or auto: the smallest of the first three.
     Wire:
         k and z (int32), q means (float32); for each non-zero the number of its group (log2(groups) bits) and its index;
@@ -46,8 +46,9 @@ class SketchML(Compressor):
     Bias:
         biased: magnitudes shrink; no delta. No sign is flipped. Exact where the non-zeros are equal.
     Differs from the paper:
-        exact quantiles, not those of a streaming sketch, and means for mid-points; each index has the number of its
-        group, where the paper has a list of indices for each group: the same bits. No Huffman code. A memory by default.
+        exact quantiles, not those of a streaming sketch, and means instead of midpoints; each index has the number of
+        its group, where the paper has a list of indices for each group: the same bits. No Huffman code. A memory by
+        default.
     Example:
         >>> method("sketchml:quantiles=256,index=delta").method.compressor.groups
         8
@@ -101,16 +102,16 @@ class SketchML(Compressor):
         q = self.quantiles
         head = [("count", torch.int32, 1), ("negative", torch.int32, 1), ("means", torch.float32, q)]
         count, negative, means = wires.split(one, head, slack=True)
-        k = int(wires.checked_index("count", count, n + 1))
-        z = int(wires.checked_index("negative", negative, q + 1))
+        k = int(wires.check_index("count", count, n + 1))
+        z = int(wires.check_index("negative", negative, q + 1))
         sides = BucketGroups.of(q, z, self.groups)
         packed = wires.split(one, [*head, ("groups", torch.uint8, packed_bytes(k, sides.bits))], slack=True)[-1]
-        group = wires.checked_index("groups", unpack(packed, sides.bits, k)[0].long(), sides.total)
+        group = wires.check_index("groups", unpack(packed, sides.bits, k)[0].long(), sides.total)
         at = 8 + 4 * q + packed.shape[1]
         (index,), used = index_lists.take(one[:, at:], n, k, self.index)
         words = hashes.words(self.rows, one.device)
         number = minmax_sketch.decode(one[0, at + used :], group, index, sides.widths, self.rows, self.share, words)
-        code = wires.checked_index("cells", sides.code_of(group, number), q)
+        code = wires.check_index("cells", sides.code_of(group, number), q)
         return index, check_means(means)[0, code]
 
     def facts(self, n: int) -> Facts:

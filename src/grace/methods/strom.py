@@ -30,7 +30,7 @@ class Strom(Compressor):
     Args:
         tau: t, > 0 and finite: in units of the root mean square of x, or of the gradient.
         relative: whether tau is in units of the root mean square of what is compressed.
-        quanta: at most so many quanta of an element per step, floor(|x|/t) where that is less; 1 to 65536.
+        quanta: the most quanta of an element that are sent per step, floor(|x|/t) where that is less; 1 to 65536.
         index: how indices travel: raw, bitmap, elias-fano, delta, rice, or auto: the smallest of the first three.
     Wire:
         a count (int32), t (float32), then for each number sent a sign bit (and ceil(log2 quanta) bits) and its index:
@@ -40,8 +40,8 @@ class Strom(Compressor):
         biased; |x - C(x)| <= |x| in each element and no more: delta = 0, but what stays is at most t where
         |x| <= (quanta + 1) t.
     Differs from the paper:
-        workers average, the paper sums; packed lists for 32-bit words of index and sign. ``relative`` and ``quanta``
-        are new: no absolute t suits every model, and elements far above t would drain slowly.
+        workers average, the paper sums; packed lists instead of 32-bit words of index and sign. ``relative`` and
+        ``quanta`` are new: no absolute t suits every model, and elements far above t would drain slowly.
     Example:
         >>> method("strom:tau=0.001,relative=false").method
         Allgather(compressor=Strom(tau=0.001, relative=False, quanta=1, index='auto'))
@@ -58,7 +58,7 @@ class Strom(Compressor):
 
     @property
     def code_bits(self) -> int:
-        """One for the sign, the others for the number of quanta less one."""
+        """One bit for the sign, the others for the number of quanta less one."""
         return 1 + (self.quanta - 1).bit_length()
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
@@ -81,7 +81,7 @@ class Strom(Compressor):
             head = ("tau", torch.float32, 1)
             tau, index, codes = coded_wire.split(one, head, self.code_bits, row.numel(), self.index)
             level = (codes >> 1) + 1
-            value = wires.checked_scale("tau", tau) * level
+            value = wires.check_scale("tau", tau) * level
             if bool((level > self.quanta).any()) or not bool(value.isfinite().all()):
                 raise PayloadError(f"field 'codes' must be at most {self.quanta} quanta, and finite times tau")
             row.scatter_add_(0, index, torch.where(codes & 1 == 1, value, -value) * scale)

@@ -38,8 +38,8 @@ class TernGrad(Compressor):
         one s (float32) for each bucket, then five values to a byte: 1.6 n + 32 ceil(n/bucket) bits, one round.
     Bias:
         without clipping unbiased; omega = (sqrt(B)-1)/2. With clipping biased where it clips. With ``shrink`` biased;
-        delta = min(1, clip/sqrt(B))/(1+omega). Exact for zeros and one magnitude. Numbers below 2^-17 s are always 0: random
-        numbers have 16 bits.
+        delta = min(1, clip/sqrt(B))/(1+omega). Exact for zeros and one magnitude. Numbers below 2^-17 s are always 0:
+        random numbers have 16 bits.
     Differs from the paper:
         the paper has one s for a layer, shares it over workers, and clips at 2.5 standard deviations about the mean,
         which would send a constant as 0; the official code's default is not to clip. Which layers to leave uncompressed

@@ -34,8 +34,8 @@ class ThreeLC(Compressor):
         s: sparsity, in [1, 2); the larger, the more zeros.
         zre: whether runs of zeros are shortened.
     Wire:
-        M (float32), then ceil(n/5) bytes: 32 + 1.6 n bits, one round. With ``zre`` a count (uint32) of the bytes stands
-        behind M, and 2 to 14 bytes of zeros become one: 0.11 n bits for zeros only. Data-dependent then, so one
+        M (float32), then ceil(n/5) bytes: 32 + 1.6 n bits, one round. With ``zre`` a count (uint32) of the bytes
+        follows M, and 2 to 14 bytes of zeros become one: 0.11 n bits for zeros only. Then it is data-dependent, so one
         more small round exchanges the sizes of all tensors of a bucket.
     Bias:
         biased; no error exceeds the number itself; delta = s(2-s)/n. Exact for zeros and one magnitude, if s = 1.
@@ -83,13 +83,13 @@ class ThreeLC(Compressor):
             if self.zre:
                 head.append(("count", torch.int32, 1))
                 count = int(wires.split(one, head, slack=True)[1])
-                wires.checked_index("count", torch.tensor(count), L + 1)
+                wires.check_index("count", torch.tensor(count), L + 1)
                 top, _, short = wires.split(one, [*head, ("digits", torch.uint8, count)], slack=True)
                 packed = lengthen_runs(short[0], L)[None]
             else:
                 top, packed = wires.split(one, [*head, ("digits", torch.uint8, L)])
                 refuse_unless((packed <= 242).all(), lambda: PayloadError("field 'digits' must be in [0, 242]"))
-            value = unpack_quartic(packed, n).float().sub_(1).mul_(wires.checked_scale("scale", top))
+            value = unpack_quartic(packed, n).float().sub_(1).mul_(wires.check_scale("scale", top))
             add_scaled_(row, value, scale)
 
     def facts(self, n: int) -> Facts:

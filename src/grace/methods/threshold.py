@@ -68,7 +68,7 @@ class Threshold(Fused):
         if self.relative:
             of = [root_mean_square(row, None if memory is None else memory[j]) for j, row in enumerate(rows)]
             bounds = [self.v * rms for rms in of]
-        return sparse_wire.at_least_(rows, bounds, self.index, self.values, memory, rest, strict=True)
+        return sparse_wire.write_at_least_(rows, bounds, self.index, self.values, memory, rest, strict=True)
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
         sparse_wire.sum_counted(received, out, scale, self.index, self.values, add=add)

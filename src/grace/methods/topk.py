@@ -42,7 +42,7 @@ class TopK(Fused):
         biased; delta = k/n, times 1 - 2**-18 with bfloat16 (magnitudes of at least 2**-126). Exact for at most k
         non-zero numbers.
     Differs from the paper:
-        the paper estimates the threshold on a sample; this selection is exact, and of equal magnitudes the first wins.
+        the paper estimates the threshold on a sample; this selection is exact, and the first of equal magnitudes wins.
     Example:
         >>> method("topk:ratio=0.001")
         ErrorFeedback(method=Allgather(compressor=TopK(ratio=0.001, index='auto', values='float32')),
@@ -64,7 +64,9 @@ class TopK(Fused):
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
     ) -> tuple[Tensor, bool]:
-        return sparse_wire.topk_(rows, count_kept(self.ratio, rows.shape[1]), self.index, self.values, memory, rest)
+        return sparse_wire.write_topk_(
+            rows, count_kept(self.ratio, rows.shape[1]), self.index, self.values, memory, rest
+        )
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
         k = count_kept(self.ratio, out.shape[1])
@@ -72,5 +74,5 @@ class TopK(Fused):
 
     def facts(self, n: int) -> Facts:
         k = count_kept(self.ratio, n)
-        exact = 1.0 if self.values == "float32" else sparse_wire.BF16_CONTRACTION
-        return Facts(contraction=exact * k / n, payload=sparse_wire.pairs_bytes(n, k, self.index, self.values))
+        payload = sparse_wire.pairs_bytes(n, k, self.index, self.values)
+        return Facts(contraction=sparse_wire.contraction(k / n, self.values), payload=payload)

@@ -33,8 +33,8 @@ class U8bit(Fused):
 
     Args:
         block: elements that share a scale, >= 1.
-        map: the table T: "tree" (the paper's: 0, six decades of two equal halves, 1) or "bnb" (that of bitsandbytes: 0,
-            seven decades).
+        map: the table T: "tree" (the paper's: 0, six decades of two equal halves, 1) or "bnb" (bitsandbytes': 0, seven
+            decades).
     Wire:
         one scale (float32) for each block, then a byte each: 8 n + 32 ceil(n/block) bits, one round.
     Bias:
@@ -70,7 +70,7 @@ class U8bit(Fused):
 
 @functools.lru_cache
 def table(map: Literal["tree", "bnb"]) -> Tensor:  # noqa: A002
-    """``[128]`` float32, ascending from 0: the centres of equal bins of each decade."""
+    """``[128]`` float32, ascending from 0: the centers of equal bins of each decade."""
     centres = [torch.zeros(1, dtype=torch.float64)]
     for decade in range(6 if map == "bnb" else 5, -1, -1):
         bins = 1 << (6 - decade)

@@ -15,7 +15,7 @@ from torch import Tensor
 from grace.collectives import Exchange, Traffic
 from grace.communicators import Allgather
 from grace.facts import Facts
-from grace.finite import known, store_
+from grace.finite import ask_host, store_
 from grace.knobs import Positive, Share
 from grace.loan import narrow
 from grace.method import Exchanged, Method
@@ -36,19 +36,19 @@ class Memory(NamedTuple):
 @register("varsparse", family="sparsification", aliases=("variance",))
 @dataclass(frozen=True, slots=True)
 class VarSparse(Method[Memory]):
-    """Variance-based sparsification: a number waits until its sum is sure, relative to the squares it is made of.
+    """Variance-based sparsification: a number waits until its sum is certain, relative to the squares of its parts.
 
     ``r = r + mean of z_j;  v = v + sum over j of (z_j / m)^2``, z_1 ... z_m the samples of this step; where
     ``r^2 > alpha v``: send r and forget v; elsewhere ``v = zeta v``. A number is sent as a power of two
 
-    Samples are gradients of parts of a batch: call :meth:`observe` with each of them before their mean is exchanged.
+    Samples are gradients of parts of a batch: call ``observe`` with each of them before their mean is exchanged.
     Without that each step's gradient is one sample (m = 1): then v = r^2 after one step, and a number is sent once
     several steps agree on its sign.
 
     Args:
-        alpha: how sure, > 0; the paper has 1 to 2. With m = 1, c equal gradients in a row are sent from c > alpha on.
+        alpha: how certain, > 0; the paper has 1 to 2. With m = 1, c equal gradients in a row are sent once c > alpha.
         zeta: decay of v, in (0, 1].
-        keep_error: what rounding to a power of two cuts off stays in r; the paper drops it.
+        keep_error: whether what rounding to a power of two cuts off stays in r; the paper drops it.
         index: how indices travel: raw, bitmap, elias-fano, delta, rice, or auto: the smallest of the first three.
     Wire:
         a count (int32), the largest exponent (8 bits), then for each number sent its sign, 3 bits of exponent, and its
@@ -58,8 +58,9 @@ class VarSparse(Method[Memory]):
         biased, without a delta: whether a number is sent depends on its history. Never exact in one step. The memory is
         part of the method.
     Differs from the paper:
-        ``keep_error``. The nearest power of two is meant linearly (1.5 rounds up to 2), and is at most that of the
-        largest magnitude. v is kept as its root, which neither overflows nor vanishes. Packed lists for 32-bit words.
+        ``keep_error``. The nearest power of two is the nearest on a linear scale (1.5 rounds up to 2), and is at most
+        that of the largest magnitude. v is kept as its root, which neither overflows nor vanishes. Packed lists instead
+        of 32-bit words.
     Example:
         >>> method("varsparse:alpha=2")
         VarSparse(alpha=2, zeta=0.999, keep_error=True, index='auto')
@@ -79,7 +80,7 @@ class VarSparse(Method[Memory]):
         return Memory(r, torch.zeros_like(r), None)
 
     def observe(self, state: Memory, sample: Tensor, samples: int) -> Memory:
-        """The state after one of this step's ``samples`` samples was seen; it replaces ``state``."""
+        """The state after one of this step's ``samples`` samples; it replaces ``state``."""
         seen = torch.zeros_like(state.d) if state.seen is None else state.seen
         return state._replace(seen=torch.hypot(seen, sample.to(seen.dtype) / samples))
 
@@ -90,10 +91,10 @@ class VarSparse(Method[Memory]):
         sure = r.abs() > math.sqrt(self.alpha) * d
         torch.mul(r, sure, out=lent)
         if not bool(r.isfinite().all()):
-            lent.fill_(math.nan)  # an r too large for its type, too: all ranks then leave the step out
+            lent.fill_(math.nan)  # also where r is too large for its type: then all ranks leave the step out
         plain = peer.lending(keep_rest=True, spare=None)
         out = yield from Allgather(PowersOfTwo(self.index)).exchange(lent, None, plain)
-        if not known(out.finite):
+        if not ask_host(out.finite):
             return Exchanged.poisoned(x, state._replace(seen=None))
         assert out.rest is not None
         sent = sure & (out.rest != r)

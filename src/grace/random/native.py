@@ -12,7 +12,7 @@ from grace.native import I, N, P, U
 if TYPE_CHECKING:
     from grace.random import Stream
 
-_MOST = (1 << 32) - 1  # numbers of which a subset is drawn
+_MOST = (1 << 32) - 1  # the most numbers that a subset is drawn from
 for _name in ("words", "uniform", "subset"):
     native.declare(_name, U, U, U, N, N, P, I)
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 _CHUNK = 1 << 15  # groups at a time: the working set stays in the cache
-_SORTED_SUBSET = 4096  # up to here a subset is drawn by sorting keys, beyond by a Feistel permutation
-_FEISTEL_ROUNDS = 6
+SORTED_SUBSET = 4096  # up to here a subset is drawn by sorting keys, beyond by a Feistel permutation
+FEISTEL_ROUNDS = 6
 
 
 def fill_words(out: Tensor, rng: Stream, first: int) -> None:
@@ -31,7 +31,7 @@ def fill_uniform(out: Tensor, rng: Stream, first: int) -> None:
 
 def fill_subset(out: Tensor, rng: Stream, n: int) -> None:
     k = out.numel()
-    if n > _SORTED_SUBSET:
+    if n > SORTED_SUBSET:
         _feistel(out, rng, n)
     else:
         words = rng.words(n, out.device).to(torch.int64)
@@ -65,11 +65,11 @@ def threefry2x32(key: tuple[int, int], c0: Tensor, c1: int) -> tuple[Tensor, Ten
 
 def _feistel(out: Tensor, rng: Stream, n: int) -> None:
     """Out ``[k]`` becomes the images of 0..k-1 under a pseudo-random permutation of [0, n): a Feistel network on the next even
-    number of bits, walked until the image lies below n. Costs O(k), whatever n is.
+    number of bits, repeated until the image lies below n. Costs O(k), whatever n is.
     """
     half = ((n - 1).bit_length() + 1) // 2
     mask = (1 << half) - 1
-    keys = [int(w) & 0xFFFFFFFF for w in rng.words(_FEISTEL_ROUNDS)[:, 0]]
+    keys = [int(w) & 0xFFFFFFFF for w in rng.words(FEISTEL_ROUNDS)[:, 0]]
     image = torch.arange(out.numel(), dtype=torch.int64, device=out.device)
     todo = image
     at: Tensor | None = None  # positions of `todo` in `image`; None while that is all of them

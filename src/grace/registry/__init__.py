@@ -19,6 +19,7 @@ from grace.registry.recipes import (
     METHODS,
     Recipe,
     documentation,
+    is_own,
     methods,
     recipe,
     recipe_of,
@@ -27,7 +28,7 @@ from grace.registry.recipes import (
     register_memory,
     register_wrapper,
 )
-from grace.registry.text import method, parse, spell, split_commas, split_methods
+from grace.registry.text import method, parse, resolve, short, spell, split_commas, split_methods
 
 __all__ = [
     "COMMUNICATORS",
@@ -36,6 +37,7 @@ __all__ = [
     "Recipe",
     "build",
     "documentation",
+    "is_own",
     "method",
     "methods",
     "parse",
@@ -45,6 +47,8 @@ __all__ = [
     "register_communicator",
     "register_memory",
     "register_wrapper",
+    "resolve",
+    "short",
     "spell",
     "split_commas",
     "split_methods",

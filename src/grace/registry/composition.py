@@ -1,7 +1,7 @@
-"""A recipe and knobs -> a method: a compressor, what is put behind it, its communicator, its memory, its schedule.
+"""A recipe and knobs -> a method: a compressor, what follows it, its communicator, its memory, its schedule.
 
-A knob belongs to the first of these layers that has a field of its name: the method, its communicator, its memory. Where
-two layers share a name, or to be plain, the layer is spelled: ``memory.beta``, ``communicator.server``, ``lossless.level``.
+A knob belongs to the first of these layers that has a field of its name: the method, its communicator, its memory. Where two
+layers share a name, or for clarity, name the layer: ``memory.beta``, ``communicator.server``, ``lossless.level``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Knobs: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What makes the method of one step for :class:`grace.schedules.Scheduled`."""
+    """Builds the method of one step for :class:`grace.schedules.Scheduled`."""
 
     recipe: Recipe
 
@@ -35,7 +35,7 @@ class Template:
 
 
 def build(entry: Recipe, knobs: Knobs) -> Method[Any]:
-    """The recipe with these knobs; with a delay or schedules around it, if there are such among the knobs.
+    """The recipe with these knobs; with a delay or schedules around it, if the knobs ask for them.
 
     Raises:
         UnknownNameError: an unknown knob, communicator or memory; names the nearest.
@@ -62,20 +62,20 @@ def _compose(entry: Recipe, knobs: Knobs) -> Method[Any]:
 
 
 def _choose_layers(entry: Recipe, knobs: Knobs) -> dict[str, type]:
-    """The classes of a method's layers by what strings call them, innermost first; takes the knobs that choose them."""
+    """The classes of a method's layers by their labels in strings, innermost first; removes the knobs that choose them."""
     layers = {"method": entry.factory}
     for knob, factory in WRAPPERS.items():
         if knob not in knobs:
             continue
         if entry.communicator is None:
-            raise CompositionError(f"{entry.name} holds its own exchange, and {knob} is for compressors")
+            raise CompositionError(f"{entry.name} has its own exchange, and {knob} is for compressors")
         layers[knob] = factory
         knobs[f"{knob}.{own_fields(factory)[0]}"] = knobs.pop(knob)
     communicator = knobs.pop("communicator", entry.communicator)
     if entry.communicator is not None:
         layers["communicator"] = COMMUNICATORS.find(communicator)
     elif communicator is not None:
-        raise CompositionError(f"{entry.name} holds its own exchange and takes no communicator, got {communicator!r}")
+        raise CompositionError(f"{entry.name} has its own exchange and takes no communicator, got {communicator!r}")
     memory = knobs.pop("memory", entry.memory)
     if memory not in (None, "none"):  # the word "none" parses to None
         if memory not in MEMORIES:

@@ -1,4 +1,4 @@
-"""A table of names: what is registered under them, here or by an installed package."""
+"""A table of names, and what is registered under them, here or by an installed package."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Names(Generic[E]):
         self._aliases: dict[str, str] = {}  # squashed -> name
 
     def add(self, name: str, entry: E, factory: type, aliases: Iterable[str] = ()) -> None:
-        """Registers an entry. The same class may register again: a module that is reloaded.
+        """Registers an entry. The same class may register again, as when its module is reloaded.
 
         Raises:
             ConfigurationError: a name that is not lower case, or that another class has.
@@ -51,14 +51,14 @@ class Names(Generic[E]):
         """The entry of this name.
 
         Raises:
-            UnknownNameError: nobody registered it; names the nearest.
+            UnknownNameError: it is not registered; names the nearest.
             ConfigurationError: an installed package has it, but cannot be loaded.
         """
         text = self._squash(str(name))
         if text not in self._aliases and name in self._points():
             self._load(str(name))
         if text not in self._aliases:
-            raise unknown(self.kind, str(name), self.names())
+            raise unknown(self.kind, str(name), self.names(), self._hint())
         return self._entries[self._aliases[text]]
 
     def __contains__(self, name: object) -> bool:
@@ -79,6 +79,13 @@ class Names(Generic[E]):
         twin._classes.update(self._classes)
         twin._aliases.update(self._aliases)
         return twin
+
+    def _hint(self) -> str:
+        """What to do about a name that is not registered."""
+        yours = (
+            f"If it is your own, import the module that registers it first, or give it an entry point ({self.group})."
+        )
+        return f"grace list prints all methods. {yours}" if self.kind == "method" else yours
 
     def _squash(self, name: str) -> str:
         text = re.sub(r"[-_\s]", "", name.lower())
@@ -102,5 +109,5 @@ class Names(Generic[E]):
 
 
 def qualified_name(factory: type) -> str:
-    """Where a class is from."""
+    """The module and name of a class."""
     return f"{factory.__module__}.{factory.__qualname__}"

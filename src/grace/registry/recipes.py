@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from grace.compressor import Compressor
-from grace.errors import ConfigurationError
+from grace.discovery import load
+from grace.errors import CompositionError, ConfigurationError
 from grace.knobs import name_owner
+from grace.method import Method
 from grace.registry.names import Names
 
 C = TypeVar("C", bound=type)
@@ -19,12 +22,12 @@ C = TypeVar("C", bound=type)
 class Recipe:
     """A registered method: its class, and what goes around it by default.
 
-    name: what strings call it. factory: its class.
-    communicator: that of a Compressor; None for a Method, which holds its own exchange.
+    name: its name in strings. factory: its class.
+    communicator: that of a Compressor; None for a Method, which has its own exchange.
     memory: "none", or a registered memory.
-    family: of methods that work alike, for tables: "quantization", "sparsification", "low rank", ...
-    aliases: other names than those that follow by rule.
-    cases: knobs with which tests, laws and goldens run it, as strings: ``("ratio=0.2", "ratio=1")``; never empty.
+    family: methods that work alike, for tables: "quantization", "sparsification", "low rank", ...
+    aliases: names beyond those that follow by rule.
+    cases: knobs that tests, laws and goldens run it with, as strings: ``("ratio=0.2", "ratio=1")``; never empty.
     recovers: kinds of input that come back exactly, and with which knobs; see :mod:`grace.verify.exact`.
     """
 
@@ -42,6 +45,7 @@ METHODS: Names[Recipe] = Names("method", "compressor", "grace.methods")
 COMMUNICATORS: Names[type] = Names("communicator", "communicator", "grace.communicators")
 MEMORIES: Names[type] = Names("memory", "memory", "grace.memories")
 WRAPPERS: dict[str, type] = {}  # knob -> a Compressor around a Compressor, whose first own field the knob is
+_OWN: dict[str, Recipe] = {}  # of methods that were named by their place, "file.py:Class"
 
 
 def register(
@@ -58,12 +62,12 @@ def register(
 
     Args:
         name: lower-case letters, digits and ``_``.
-        communicator: for a Compressor the one that carries it by default, such as "allgather"; not for a Method.
+        communicator: for a Compressor, the one that carries it by default, such as "allgather"; not for a Method.
         memory: the one around it by default, such as "residual".
         family: of methods that work alike.
-        aliases: more names; the class's name, other cases and hyphens are understood without.
-        cases: knobs with which laws, goldens and other tests run it, small enough for tensors of 50 numbers; the first,
-            which should be typical, with most of them.
+        aliases: more names; the class's name, other cases and hyphens need no alias.
+        cases: knobs that laws, goldens and other tests run it with, small enough for tensors of 50 numbers; most of them take
+            the first, which should be typical.
         recovers: kinds of input (:mod:`grace.verify.exact`) that come back exactly, and the knobs for that, such as
             ``{"sparse": "ratio=0.03,memory=none"}``.
 
@@ -130,18 +134,60 @@ def methods() -> tuple[str, ...]:
 
 
 def recipe(name: str) -> Recipe:
-    """The recipe of a registered name.
+    """The recipe of a registered name, or of a class that is named by its place: ``file.py:Class``, ``module:Class``.
 
     Raises:
         UnknownNameError: it is not registered; names the nearest.
+        ConfigurationError: a class that cannot be loaded, or is not a method.
     """
-    return METHODS.find(name)
+    return _find_own(name) if is_own(name) else METHODS.find(name)
+
+
+def is_own(name: str) -> bool:
+    """Whether this names a class by its place, and not a registered method."""
+    return ":" in name
+
+
+def _find_own(name: str) -> Recipe:
+    """The recipe of a user's own class: the registered one, or the first communicator that takes it and no memory."""
+    factory = load(name, "method")
+    if not (isinstance(factory, type) and issubclass(factory, Compressor | Method)):
+        raise ConfigurationError(f"method {name!r} is neither a subclass of grace.Compressor nor of grace.Method")
+    if missing := getattr(factory, "__abstractmethods__", None):
+        raise ConfigurationError(f"method {name!r} lacks {', '.join(sorted(missing))}")
+    if not dataclasses.is_dataclass(factory):
+        raise ConfigurationError(
+            f"method {name!r}: decorate the class with @dataclass(frozen=True); its fields are knobs"
+        )
+    entry = recipe_of(factory)
+    if entry is None or entry.name in _OWN:
+        communicator = _first_communicator(factory) if issubclass(factory, Compressor) else None
+        entry = Recipe(name, factory, communicator, family="own")
+    entry = _OWN[name] = dataclasses.replace(entry, name=name)
+    return entry
+
+
+def _first_communicator(factory: type) -> str:
+    """The first that takes this compressor; allgather, which takes all, if the compressor cannot be made without knobs."""
+    try:
+        compressor = factory()
+    except TypeError:
+        return "allgather"
+    for name in COMMUNICATORS.names():
+        try:
+            COMMUNICATORS.find(name)(compressor)
+        except CompositionError:
+            continue
+        return name
+    return "allgather"  # it says why not
 
 
 def recipe_of(factory: type) -> Recipe | None:
-    """The recipe of this very class; None if it is not registered."""
+    """The recipe of this very class; None if it is neither registered nor was found by its place."""
     name = METHODS.name_of(factory)
-    return None if name is None else METHODS.find(name)
+    if name is None:
+        return next((entry for entry in _OWN.values() if entry.factory is factory), None)
+    return METHODS.find(name)
 
 
 def documentation(name: str) -> str:

@@ -1,9 +1,10 @@
-"""Strings <-> methods: ``"topk:ratio=0.01,memory=none"``. Strict: what is not known is an error."""
+"""Strings <-> methods: ``"topk:ratio=0.01,memory=none"``. Strict: whatever is unknown is an error."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
+import os
 from typing import Any
 
 from grace.compressor import Compressor
@@ -11,7 +12,7 @@ from grace.errors import ConfigurationError
 from grace.knobs import as_call, spell_value
 from grace.method import Method
 from grace.registry.composition import Knobs, build
-from grace.registry.recipes import COMMUNICATORS, MEMORIES, WRAPPERS, Recipe, recipe, recipe_of
+from grace.registry.recipes import COMMUNICATORS, MEMORIES, METHODS, WRAPPERS, Recipe, recipe, recipe_of
 from grace.schedules import Delayed, Scheduled
 from grace.wrapping import Layer, layers, own_fields
 
@@ -22,14 +23,15 @@ def method(spec: str | Method[Any], **knobs: Any) -> Method[Any]:
     """The survey's recipe for a registered method, with these knobs.
 
     Args:
-        spec: a name, or a name with knobs, ``"topk:ratio=0.01,communicator=allgather,memory=none"``; a
-            :class:`~grace.Method` is returned as it is.
+        spec: a name, or a name with knobs, ``"topk:ratio=0.01,communicator=allgather,memory=none"``; your own class by its
+            place, ``"file.py:Class"`` or ``"module:Class"``, with knobs after another colon; a :class:`~grace.Method` is
+            returned as it is.
         knobs: the fields of the method's class; ``communicator`` (allreduce, allgather, broadcast, scatterreduce,
             parameterserver) and its fields; ``memory`` (none, residual, momentum, dgc, distef, ef21, ef21m) and its
-            fields, such as ``beta``; ``lossless`` (zlib, zstd), a stage behind a compressor; ``start``, the first step
-            that is compressed. A field that two layers share is spelled with its layer: ``memory.beta``,
-            ``communicator.server``. A number may follow the step or epoch, such as ``ratio=warmup(0.25->0.001, 4 epochs)``,
-            see :class:`grace.schedules.Schedule`.
+            fields, such as ``beta``; ``lossless`` (zlib, zstd), a stage after a compressor; ``start``, the first step that is
+            compressed. A field that two layers share is spelled with its layer: ``memory.beta``, ``communicator.server``. A
+            number may follow the step or epoch, such as ``ratio=warmup(0.25->0.001, 4 epochs)``, see
+            :class:`grace.schedules.Schedule`.
 
     Raises:
         UnknownNameError: an unknown method, knob, communicator or memory; names the nearest.
@@ -47,24 +49,42 @@ def method(spec: str | Method[Any], **knobs: Any) -> Method[Any]:
             raise ConfigurationError(f"knobs {sorted(knobs)} go with a name; {as_call(spec)} is complete as it is")
         return spec
     if not isinstance(spec, str):
-        hint = "; put a communicator around it, such as Allgather(...)" if isinstance(spec, Compressor) else ""
-        raise ConfigurationError(f"a method is a name or a grace.Method, got {spec!r}{hint}")
+        hint = suggest(spec) if isinstance(spec, Compressor) else ""
+        raise ConfigurationError(f"a method is a name or a grace.Method, got {as_call(spec)}{hint}")
     name, given = parse(spec)
     if twice := given.keys() & knobs.keys():
         raise ConfigurationError(f"knobs given twice: {', '.join(sorted(twice))}")
     return build(recipe(name), {**given, **knobs})
 
 
+def suggest(compressor: Compressor) -> str:
+    """What to write in place of a bare compressor: its recipe, which brings the memory that it needs."""
+    *outer, core = layers(compressor)
+    entry = recipe_of(type(core))
+    if entry is None or entry.communicator is None:
+        return (
+            ", a compressor, which needs a communicator around it: Allgather(...); where its error must be fed back, "
+            "ErrorFeedback(Allgather(...))"
+        )
+    first = {name: getattr(core, name) for name in own_fields(type(core))[:1]}
+    knobs = _describe(entry, core, outer) or {}
+    knobs.pop("memory", None)  # the recipe's
+    knobs = knobs or {name: value for name, value in first.items() if isinstance(value, float)}
+    text = f"{entry.name}:{','.join(f'{knob}={spell_value(value)}' for knob, value in knobs.items())}".rstrip(":")
+    return f", a bare compressor; its recipe is {text!r}, that is {as_call(method(text))}"
+
+
 # ---- reading --------------------------------------------------------------------------------------------------------
 def parse(text: str) -> tuple[str, Knobs]:
-    """``"topk:ratio=0.01,memory=none"`` -> ``("topk", {"ratio": 0.01, "memory": None})``.
+    """``"topk:ratio=0.01,memory=none"`` -> ``("topk", {"ratio": 0.01, "memory": None})``, and ``"my.py:Mine:k=1"`` ->
+    ``("my.py:Mine", {"k": 1})``.
 
     Values are numbers, ``true``, ``false``, ``none`` or words. Commas within parentheses do not separate.
 
     Raises:
         ConfigurationError: it does not parse, or a knob occurs twice.
     """
-    name, _, rest = text.strip().partition(":")
+    name, rest = _split_name(text.strip())
     knobs: Knobs = {}
     for part in split_commas(rest) if rest else []:
         key, equals, value = (piece.strip() for piece in part.partition("="))
@@ -76,6 +96,39 @@ def parse(text: str) -> tuple[str, Knobs]:
             raise ConfigurationError(f"{text!r}: knob {key!r} is given twice")
         knobs[key] = _read_value(value)
     return name, knobs
+
+
+def _split_name(text: str) -> tuple[str, str]:
+    """The name, and its knobs."""
+    head, _, rest = text.partition(":")
+    if head.endswith(".py") and not rest:
+        raise ConfigurationError(f"say which class of {text}: {head}:Class")
+    target, _, knobs = rest.partition(":")
+    if target.isidentifier() and head not in METHODS:
+        return f"{head}:{target}", knobs
+    return head, rest
+
+
+def resolve(text: str) -> str:
+    """The string with its file, if it names one, as an absolute path: workers elsewhere find it.
+
+    Example:
+        >>> resolve("topk:ratio=0.01")
+        'topk:ratio=0.01'
+    """
+    head, colon, rest = text.strip().partition(":")
+    return f"{os.path.abspath(head)}{colon}{rest}" if head.endswith(".py") else text
+
+
+def short(text: str) -> str:
+    """The string without the folder of the file, for tables.
+
+    Example:
+        >>> short("/home/me/my.py:Mine:k=1")
+        'my.py:Mine:k=1'
+    """
+    head, colon, rest = text.partition(":")
+    return f"{os.path.basename(head)}{colon}{rest}" if head.endswith(".py") else text
 
 
 def split_commas(text: str) -> list[str]:

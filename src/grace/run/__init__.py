@@ -1,4 +1,4 @@
-"""The same generators, several ways: over a network, in lock step in one process, counted, checked, fused."""
+"""The same generators, run in several ways: over a network, in lock step in one process, counted, checked, fused."""
 
 from __future__ import annotations
 

@@ -1,24 +1,26 @@
 """A checkpoint for ``torch.distributed.checkpoint`` that loads on any number of workers.
 
-What the workers owe the model is the mean of their memories: as long as that mean is kept, what was applied plus what is owed
-remains what was computed, whoever owes it. So each worker of the new run owes the old mean.
+What the workers owe the model is the mean of their memories. As long as that mean is kept, what was applied plus what is owed
+equals what was computed, whoever owes it. So each worker of the new run owes the old mean.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
-from grace.collectives import AllReduce, Exchange
+from grace.collectives import AllGather, AllReduce, Broadcast, Exchange
 from grace.errors import ConfigurationError, StateError
 from grace.run.exchanger import Exchanger
 from grace.run.together import together
 
 Memories: TypeAlias = Literal["mean", "all"]
+MEMORIES: tuple[Memories, ...] = get_args(Memories)
 VERSION = 1  # of the checkpoint
 _ABOUT = {"version": int, "memories": str, "workers": int, "step": int, "seed": int, "shared": dict}
 
@@ -28,45 +30,52 @@ class Checkpoint:
 
     Args:
         exchanger: of this rank.
-        memories: "mean" saves the mean of the workers' memories, once for all; it loads on any number of workers, and
-            under any method. "all" saves each worker's state: as many workers go on with the same bits, others with the
-            mean.
-        workers: for "all" only, how many saved it, if not as many as there are now.
+        memories: "mean" saves the mean of the workers' memories, once for all; it loads on any number of workers, and under
+            any method. "all" saves each worker's state: the same number of workers goes on with the same bits, any other
+            number with the mean.
+        workers: for "all" only, how many workers saved it, if not as many as there are now.
+        whole: whether rank 0's dictionary holds all that is saved, for libraries in which one rank writes a file that all
+            read. Then the file itself says what it holds, and how many workers saved it.
 
-    With "mean", momenta and other states that are a worker's own start afresh.
+    With "mean", momenta and other states of a single worker start afresh.
     """
 
-    def __init__(self, exchanger: Exchanger, memories: Memories = "mean", workers: int | None = None):
-        if memories not in ("mean", "all"):
+    def __init__(
+        self, exchanger: Exchanger, memories: Memories = "mean", workers: int | None = None, whole: bool = False
+    ):
+        if memories not in MEMORIES:
             raise ConfigurationError(f"memories={memories!r} is unknown; legal: 'mean', 'all'")
         if workers is not None and (memories == "mean" or not (type(workers) is int and workers >= 1)):
             raise ConfigurationError(f"workers={workers!r}: legal: a whole number >= 1, with memories='all'")
-        self._exchanger, self._memories = exchanger, memories
+        self._exchanger, self._memories, self._whole = exchanger, memories, whole
         self._workers = exchanger.world if workers is None else workers
 
     # ---- saving -----------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """What is saved, or the form of what is loaded. All ranks call it."""
+        """What to save, or the form of what to load. All ranks call it."""
         exchanger = self._exchanger
         state = exchanger.worker.state
         about = {
             "version": VERSION, "memories": self._memories, "workers": exchanger.world, "step": state.step,
-            "seed": state.seed, "shared": state.shared(),
+            "seed": state.seed, "shared": state.shared_parts(),
         }  # fmt: skip
-        out: dict[str, Any] = {"about": _pack(about)}
+        out: dict[str, Any] = {"about": pack(about)}
         if self._memories == "mean":
             out["owed"] = self._mean(state.debts())
-        else:  # keys that no other rank has: those of equal name would count as copies of one
-            mine = _pack(exchanger.state_dict())
+        else:  # keys that no other rank has: equal keys would count as copies of one
+            mine = pack(exchanger.state_dict())
+            if self._whole:
+                out.update(exchanger.run(_gather(mine, exchanger.rank, exchanger.world, _device(exchanger))))
+                return out
             out.update({f"worker.{rank}": mine for rank in self._share()})
         return out
 
     def _share(self) -> list[int]:
-        """Whose states this rank reads: its own, or of another number of workers every world-th."""
+        """Whose states this rank reads: its own, or, of another number of workers, every world-th."""
         return list(range(self._exchanger.rank, self._workers, self._exchanger.world))
 
     def _mean(self, debts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """By parameter: the mean over ranks of what is owed to each group. Zeros where nothing is."""
+        """By parameter: the mean over ranks of what is owed to each group. Zeros where nothing is owed."""
         exchanger = self._exchanger
         means = dict(zip(debts, exchanger.run(together([_average(x) for x in debts.values()])), strict=True))
         out = {}
@@ -81,7 +90,7 @@ class Checkpoint:
 
     # ---- loading ----------------------------------------------------------------------------------------------------
     def load_state_dict(self, saved: Any) -> None:
-        """Goes on from there. All ranks call it; either all of them load, or none.
+        """Goes on from ``saved``. All ranks call it; either all of them load, or none.
 
         Raises:
             StateError: it does not fit; nothing has changed then.
@@ -89,6 +98,8 @@ class Checkpoint:
         exchanger = self._exchanger
         problem, state, mine = None, None, None
         debts: dict[str, Tensor] = {}
+        if self._whole:
+            self._read_kind(saved)
         exact = self._memories == "all" and self._workers == exchanger.world
         try:
             about = self._about(saved)
@@ -104,14 +115,21 @@ class Checkpoint:
             return
         exchanger.compare_loads(problem, {} if state is None else {"step": state.step, "seed": state.seed})
         assert state is not None
-        if self._memories == "all":  # until here each rank has what it has read
+        if self._memories == "all":  # up to here each rank has only what it has read
             debts = self._mean({name: x * exchanger.world for name, x in debts.items()})
         exchanger.adopt(state, debts)
+
+    def _read_kind(self, saved: Any) -> None:
+        """What the checkpoint holds, if it can be read: else it is refused later, on all ranks."""
+        with contextlib.suppress(StateError, KeyError, TypeError):
+            about = unpack(saved["about"])
+            if about["memories"] in MEMORIES and type(about["workers"]) is int and about["workers"] >= 1:
+                self._memories, self._workers = about["memories"], about["workers"]
 
     def _about(self, saved: Any) -> dict[str, Any]:
         if not isinstance(saved, Mapping) or "about" not in saved:
             raise StateError("not a checkpoint of Grace: it lacks 'about'")
-        about = _unpack(saved["about"])
+        about = unpack(saved["about"])
         for key, kind in _ABOUT.items():
             if not isinstance(about, dict) or type(about.get(key)) is not kind:
                 raise StateError(f"not a checkpoint of Grace: its {key} should be {kind.__name__}")
@@ -133,7 +151,7 @@ class Checkpoint:
         return dict(about)
 
     def _debts(self, saved: Mapping[str, Any]) -> dict[str, Tensor]:
-        """What this rank is to owe, by parameter; with "all" its share of it, by group."""
+        """What this rank is to owe, by parameter; with "all", its share of that, by group."""
         exchanger = self._exchanger
         if self._memories == "mean":
             owed = saved.get("owed")
@@ -148,7 +166,7 @@ class Checkpoint:
             state = exchanger.read_state(one, rank, self._workers)
             for name, x in state.debts().items():
                 total[name] = total[name] + x / self._workers if name in total else x / self._workers
-        for group in exchanger.groups:  # the same on all ranks, also on those that have none to read
+        for group in exchanger.groups:  # the same on all ranks, even those that have none to read
             like = group.like(exchanger.like)
             zeros = torch.zeros(like.shape, dtype=torch.promote_types(like.dtype, torch.float32))
             total.setdefault(group.name, zeros if like.is_meta else zeros.to(like.device))
@@ -157,7 +175,7 @@ class Checkpoint:
     def _states(self, saved: Mapping[str, Any]) -> dict[int, Any]:
         if missing := [rank for rank in self._share() if f"worker.{rank}" not in saved]:
             raise StateError(f"the checkpoint lacks the states of workers {missing}")
-        return {rank: _unpack(saved[f"worker.{rank}"]) for rank in self._share()}
+        return {rank: unpack(saved[f"worker.{rank}"]) for rank in self._share()}
 
 
 def _average(x: Tensor) -> Exchange[Tensor]:
@@ -165,15 +183,38 @@ def _average(x: Tensor) -> Exchange[Tensor]:
     return (yield AllReduce(wide, donate=True))
 
 
-def _pack(value: Any) -> bytes:
+def _gather(mine: bytes, rank: int, world: int, device: torch.device) -> Exchange[dict[str, bytes]]:
+    """Each worker's bytes on rank 0, and its own on the others; one worker's after another's, so that they need no room."""
+    flat = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(device)
+    sizes = yield AllGather(torch.tensor([flat.numel()], device=device))  # [W, 1]
+    out = {}
+    for root, size in enumerate(sizes.view(-1).tolist()):
+        theirs = yield Broadcast(flat if root == rank else torch.empty(size, dtype=torch.uint8, device=device), root)
+        if rank in (0, root):
+            out[f"worker.{root}"] = theirs.cpu().numpy().tobytes()
+    return out
+
+
+def _device(exchanger: Exchanger) -> torch.device:
+    """The device that its network takes tensors from."""
+    device = next(iter(exchanger.like.values())).device
+    return torch.device("cpu") if device.type == "meta" else device
+
+
+def pack(value: Any) -> bytes:
+    """Bytes of plain containers of tensors."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
 
 
-def _unpack(data: Any) -> Any:
-    """Plain containers of tensors; nothing that a damaged or foreign file could run."""
+def unpack(data: Any) -> Any:
+    """Plain containers of tensors from bytes; a damaged or foreign file cannot make it run anything.
+
+    Raises:
+        StateError: anything else.
+    """
     try:
         return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
-    except Exception as error:  # unpickling raises whatever it meets
+    except Exception as error:  # unpickling may raise anything
         raise StateError(f"not a checkpoint of Grace: {type(error).__name__}: {error}") from error

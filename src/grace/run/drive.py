@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from typing import TypeVar
 
-from grace.collectives import Exchange
+import torch
+from torch import Tensor
+
+from grace.collectives import Broadcast, Exchange
 from grace.transports.base import Network
 
 T = TypeVar("T")
 
 
 def drive(exchange: Exchange[T], network: Network) -> T:
-    """Runs an exchange to its end. What the network raises passes through the exchange, so that it can clean up."""
+    """Runs an exchange to its end. Errors of the network are raised inside the exchange, so that it can clean up."""
     try:
         op = next(exchange)
         while True:
@@ -26,3 +30,12 @@ def drive(exchange: Exchange[T], network: Network) -> T:
     except StopIteration as stop:
         result: T = stop.value
         return result
+
+
+@torch.no_grad()
+def broadcast_(tensors: Iterable[Tensor], network: Network, root: int) -> None:
+    """Copies the root's numbers into these tensors, of whatever dtype, on all ranks."""
+    for x in tensors:
+        if x.numel():
+            mine = x.detach().contiguous().view(-1).view(torch.uint8)
+            x.copy_(network.run(Broadcast(mine, root)).view(x.dtype).view(x.shape))

@@ -11,19 +11,23 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from grace.collectives import Broadcast, Exchange
-from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError, StateError
+from grace.collectives import Exchange
+from grace.errors import ConfigurationError, GraceError, NonFiniteError, StateError
 from grace.method import Method
+from grace.peer import Peer
 from grace.policy import Policy
 from grace.registry import spell
-from grace.run.drive import drive
+from grace.run.arrivals import Arrivals
+from grace.run.drive import broadcast_, drive
 from grace.run.fingerprint import fingerprint
 from grace.run.groups import Granularity, Group, form_groups, regroup
+from grace.run.log import Logs
+from grace.run.plan import Plan, plan_groups, warn_uncompressed
 from grace.run.saved import WorkerState, restore_shared
 from grace.run.stats import Stats
 from grace.run.worker import NonFinite, Worker, check_tensor
 from grace.transports.agreement import agree, compare_loads
-from grace.transports.base import Transport
+from grace.transports.base import Transport, describe
 from grace.transports.checked import Checked
 from grace.transports.timed import Timed
 from grace.transports.traced import Tracer
@@ -34,26 +38,27 @@ BUCKET_BYTES = 25 << 20
 
 class Exchanger:
     """Averages the tensors of one model, step by step. It knows no toolkit: an adapter says where tensors come from and
-    where the means go. All ranks make one alike, and call its methods alike and in the same order.
+    where the means go. All ranks make one with the same arguments, and call its methods alike and in the same order.
 
     Args:
-        like: a tensor for each name that is exchanged; its shape and dtype count, so that meta tensors will do. The order
-            of names is the same on all ranks.
+        like: a tensor for each name that is exchanged; only its shape and dtype count, so meta tensors will do. The order of
+            names is the same on all ranks.
         method: a method, the string that makes it, or a :class:`grace.Policy`.
         transport: between the ranks; the exchanger takes it over, and closes it.
         granularity: what is compressed as one tensor: each "parameter", each "bucket" of ``bucket_bytes``, or the "model".
         seed, nonfinite, steps_per_epoch: see :class:`grace.run.worker.Worker`.
         check: compare all collectives between ranks before they start.
-        counts_steps: whether a step here is a step of training; if not, call :meth:`count_step` for each of those.
-        knobs: what else the ranks must have in common, by what it is.
+        counts_steps: whether a step here is a step of training; if not, call :meth:`count_step` after each step of training.
+        knobs: what else the ranks must have in common, each under its name.
         absent: what a user can do about a tensor that did not come.
 
     Raises:
         ConfigurationError, InputError: a method that cannot work, nothing to exchange, an unsuitable tensor (by name).
         FingerprintMismatch: ranks that differ, on every rank; the transport is closed then.
 
-    ``stats`` counts. ``error`` is what ended the exchanger, if something has; every later step raises it again. ``scale``
-    is what tensors come multiplied with, and means leave multiplied with: memories are in units without it. Set it before
+    ``stats`` counts. ``error`` is what ended the exchanger, if anything has; every later step raises it again. ``scale`` is
+    the factor that tensors come with and means leave with: memories are in units without it. Set it before a step.
+    ``transport`` says what it runs over, and why. An adapter calls ``logs.report()`` in the user's thread to tell the logs of
     a step.
     """
 
@@ -79,44 +84,47 @@ class Exchanger:
             check_tensor(name, x)
         self.like = {name: x.detach() for name, x in like.items()}
         self.granularity, self._bucket_bytes, self._counts_steps = granularity, bucket_bytes, counts_steps
-        self._kinds = {name: (x.shape, x.dtype) for name, x in self.like.items()}
         self._dense_bytes = sum(x.numel() * x.element_size() for x in self.like.values())
         self._knobs = {
             "granularity": granularity, "bucket_bytes": bucket_bytes, "seed": seed, "nonfinite": nonfinite,
             "check": check, "steps_per_epoch": steps_per_epoch, **(knobs or {}),
         }  # fmt: skip
-        self._absent = absent
+        self._arrivals = Arrivals(self.like, absent)
         policy = Policy.of(method)
         self.groups, group_policy = form_groups(self.like, policy, granularity, bucket_bytes)
         self.rank, self.world = transport.rank, transport.world
         self.worker = Worker(
             group_policy, self.rank, self.world, seed=seed, nonfinite=nonfinite, steps_per_epoch=steps_per_epoch
         )
-        self._transport = transport
+        self._transport, self.transport = transport, describe(transport)
         try:
             self._agree(policy)
+            self._look_at(policy)
         except BaseException:
             transport.close()
             raise
         self._checked = Checked(transport) if check else None
         self._timed = Timed(self._checked or transport)
         self._tracer = Tracer(self.rank, self.world)
-        self._group_of = {name: group for group in self.groups for name in group.members}
-        self._came: set[str] = set()  # in this step
-        self._waiting: dict[
-            str, tuple[Tensor, Tensor | None]
-        ] = {}  # of groups that are not complete: x, where its mean goes
-        self._spoiled = False  # all ranks have found an inf or NaN, and leave out the rest of the step
+        self._arrivals.sort_into(self.groups)
+        self._spoiled = False  # all ranks have found an inf or NaN, and skip the rest of the step
         self._turn = threading.Lock()
         self.error: BaseException | None = None
         self.scale = 1.0
         self._closed = False
         self.stats = Stats(self.world, collectives=self._timed.collectives)
+        self.logs = Logs(self.worker, self.stats)
         self._finalizer = weakref.finalize(self, transport.close)
-        self._finalizer.atexit = False  # the process is ending then, and its connections with it
+        self._finalizer.atexit = False  # at exit the process ends, and its connections with it
 
     def _agree(self, policy: Policy) -> None:
         agree(fingerprint(policy, self.like, self._knobs), self._transport)
+
+    def _look_at(self, policy: Policy) -> None:
+        """Warns of what was hardly intended, on all ranks alike."""
+        policy.check_names(self.like.keys())
+        if self.rank == 0:
+            warn_uncompressed(policy, self.like)
 
     # ---- a step -----------------------------------------------------------------------------------------------------
     def step(
@@ -124,23 +132,23 @@ class Exchanger:
     ) -> dict[str, Tensor]:
         """One step, or with ``last=False`` a part of one, such as a bucket: this worker's tensors -> the means.
 
-        The tensors are donated, and exchanged in the order in which they are given, which is the same on all ranks. In one
-        step every name comes once; who has no gradient gives zeros. A tensor whose group is not complete waits for a later
-        part, and is not in the answer.
+        The tensors are donated, and exchanged in the order given, which is the same on all ranks. In one step every name comes
+        once; a rank that has no gradient gives zeros. A tensor whose group is not complete waits for a later part, and is not
+        in the answer.
 
         Args:
             tensors: by name.
             last: whether this ends the step.
-            into: where means are copied to, by name; it may be the tensors themselves. Others are handed out where they
-                are, and stay there until the next call.
+            into: where means are copied to, by name; it may be the tensors themselves. Other means are handed out where they
+                are, and stay valid until the next call.
 
         Raises:
             InputError: an unknown name, another shape or dtype, a name that comes twice or not at all.
-            NonFiniteError: with ``nonfinite="error"``, on all ranks. The rest of the step is left out; the next may go on. On
+            NonFiniteError: with ``nonfinite="error"``, on all ranks. The rest of the step is skipped; the next may go on. On
                 an accelerator it comes with the next step.
             GraceError: another thread is in a step, or the exchanger is closed.
-            TransportError, RoundMismatch, PayloadError, or what a method raises: memories are what they were before this
-                call, and the exchanger has ended: the other ranks hear of it.
+            TransportError, RoundMismatch, PayloadError, or what a method raises: memories are as they were before this call,
+                and the exchanger has ended: the other ranks hear of it.
         """
         self._check_open()
         if not self._turn.acquire(blocking=False):
@@ -149,7 +157,7 @@ class Exchanger:
             return self._step(tensors, last, into or {})
         except NonFiniteError:  # all ranks raise it, in step
             self._spoiled = not last
-            self._forget_parts()
+            self._arrivals.forget()
             raise
         except BaseException as error:
             self.close(error)
@@ -165,42 +173,18 @@ class Exchanger:
         if self._spoiled:
             self._spoiled = not last
             return {}
-        ready = self._collect(tensors, into)
-        if last and len(self._came) != len(self.like):
-            absent = ", ".join(repr(name) for name in self.like if name not in self._came)
-            raise InputError(
-                f"step {self.worker.step} ended without {absent}, and every tensor takes part in every step. {self._absent}"
-            )
+        ready = self._arrivals.note(tensors, into, self.worker.step)
+        if last:
+            self._arrivals.check_complete(self.worker.step)
         means = {}
         if ready:
+            aside = self.worker.aside_seconds
             with self.stats.time(self._timed):
                 means = self._exchange(ready)
+            self.stats.leave_out(self.worker.aside_seconds - aside)
         if last:
-            self._forget_parts()
+            self._arrivals.forget()
         return means
-
-    def _collect(self, tensors: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> list[Group]:
-        """Notes what has come; the groups that are now complete."""
-        ready = []
-        for name, x in tensors.items():
-            kind = self._kinds.get(name)
-            if kind is None:
-                raise InputError(f"{name!r} was not there when the exchange began; legal: the names given then")
-            if x.shape != kind[0] or x.dtype != kind[1] or x.layout != torch.strided:
-                check_tensor(name, x)
-                raise InputError(
-                    f"{name!r} is {x.dtype} {tuple(x.shape)}, and was {kind[1]} {tuple(kind[0])} when it began"
-                )
-            if name in self._came:
-                raise InputError(
-                    f"{name!r} comes a second time in step {self.worker.step}; end the step first (last=True)"
-                )
-            self._came.add(name)
-            self._waiting[name] = (x, into.get(name))
-            group = self._group_of[name]
-            if len(group.members) == 1 or all(member in self._waiting for member in group.members):
-                ready.append(group)
-        return ready
 
     def _exchange(self, ready: list[Group]) -> dict[str, Tensor]:
         stats, worker = self.stats, self.worker
@@ -208,7 +192,7 @@ class Exchanger:
             self._checked.step = worker.step
         targets, tensors = {}, {}
         for group in ready:
-            parts = {name: self._waiting.pop(name) for name in group.members}
+            parts = self._arrivals.take(group)
             targets.update({name: target for name, (_, target) in parts.items()})
             tensors[group.name] = group.join({name: x for name, (x, _) in parts.items()}, worker.workspace)
         seen = worker.nonfinite_seen
@@ -233,26 +217,18 @@ class Exchanger:
         stats.traffic = self._tracer.traffic
         return means
 
-    def _forget_parts(self) -> None:
-        self._came.clear()
-        self._waiting.clear()
-
     def count_step(self, dense_bytes: int | None = None) -> None:
-        """A step of training has ended; ``dense_bytes``: of its gradients, by default those of all tensors."""
+        """Counts a step of training that has ended; ``dense_bytes``: of its gradients, by default those of all tensors."""
         self.stats.steps += 1
         self.stats.dense_bytes += self._dense_bytes if dense_bytes is None else dense_bytes
 
     def take(self, like: Tensor) -> Tensor:
-        """An uninitialised tensor like this one, to be filled and given to the coming step."""
+        """An uninitialized tensor like this one, to be filled and given to the coming step."""
         return self.worker.workspace.take(tuple(like.shape), like.dtype, like.device)
 
-    @torch.no_grad()
     def start_alike(self, tensors: Iterable[Tensor]) -> None:
         """Copies rank 0's numbers into these tensors, of whatever dtype, on all ranks."""
-        for x in tensors:
-            if x.numel():
-                mine = x.detach().contiguous().view(-1).view(torch.uint8)
-                x.copy_(self._transport.run(Broadcast(mine, 0)).view(x.dtype).view(x.shape))
+        broadcast_(tensors, self._transport, 0)
 
     # ---- for the user -----------------------------------------------------------------------------------------------
     @property
@@ -269,16 +245,22 @@ class Exchanger:
         """Which method for which tensor, or group of tensors."""
         return self.worker.policy
 
+    def plan(self) -> Plan:
+        """What this worker exchanges in the coming step, and what it sends for it."""
+        peer = Peer(self.rank, self.world, self.worker.step, steps_per_epoch=self.worker.steps_per_epoch)
+        return plan_groups(self.groups, self.like, self.worker.policy, peer)
+
     def switch(self, method: Policy | Method[Any] | str) -> None:
-        """From the next step on another method or policy. What memories owe is added to the next tensors.
+        """Uses another method or policy from the next step on. What memories owe is added to the next tensors.
 
         Raises:
-            FingerprintMismatch: the ranks switch to different methods. They go on as before then.
+            FingerprintMismatch: the ranks switch to different methods. They then go on as before.
         """
         self._check_open()
         policy = Policy.of(method)
         groups, group_policy = form_groups(self.like, policy, self.granularity, self._bucket_bytes)
         self._agree(policy)
+        self._look_at(policy)
         if groups == self.groups:
             self.worker.switch(group_policy)
         else:
@@ -286,7 +268,17 @@ class Exchanger:
             self.worker.switch(group_policy)
             self.worker.owe(owed)
         self.groups = groups
-        self._group_of = {name: group for group in groups for name in group.members}
+        self._arrivals.sort_into(groups)
+
+    def change_knobs(self, **knobs: object) -> None:
+        """What an adapter does otherwise from the next step on. All ranks call it.
+
+        Raises:
+            FingerprintMismatch: the ranks change to different values. They go on as before then.
+        """
+        self._check_open()
+        agree({name: repr(value) for name, value in knobs.items()}, self._transport)
+        self._knobs.update(knobs)
 
     def state_dict(self) -> dict[str, Any]:
         """What the next step depends on, as plain containers of tensors. Each rank saves and loads its own.
@@ -304,8 +296,8 @@ class Exchanger:
 
         Args:
             saved: what :meth:`state_dict` gave.
-            also: reads what an adapter has put beside it, without changing anything, and returns what all ranks must have
-                in common of that, by what it is.
+            also: reads what an adapter has put beside it, without changing anything, and returns what all ranks must have in
+                common of that, each under its name.
 
         Raises:
             StateError: on every rank, if one cannot load its state, if the states do not belong together, or if some
@@ -324,7 +316,7 @@ class Exchanger:
         self.worker.adopt(state)
 
     def compare_loads(self, problem: StateError | None, common: Mapping[str, object]) -> None:
-        """All ranks tell whether they can load a state (``problem``: why not), and what their states must have in common.
+        """Tells all ranks whether this one can load a state (``problem``: why not), and compares what their states must share.
 
         Raises:
             StateError: on every rank, unless all can, and their states belong together.
@@ -337,7 +329,7 @@ class Exchanger:
             raise StateError(text)
 
     def read_state(self, saved: Any, rank: int, world: int) -> WorkerState:
-        """The state of rank ``rank`` of ``world``, from what its :meth:`state_dict` gave; nothing changes.
+        """The state of rank ``rank`` of ``world``, from what its :meth:`state_dict` returned; nothing changes.
 
         Raises:
             StateError: it does not fit.
@@ -349,21 +341,21 @@ class Exchanger:
                 f"the state was saved with granularity={was!r} and other groups of parameters; "
                 f"this is granularity={self.granularity!r}"
             )
-        return WorkerState.read(saved, rank, world, self.worker.policy, self._group_tensors())
+        return WorkerState.read(saved, rank, world, self.worker.policy, self.group_tensors())
 
-    def _group_tensors(self) -> dict[str, Tensor]:
-        """A tensor like each group's; on the CPU, where nobody says where."""
+    def group_tensors(self) -> dict[str, Tensor]:
+        """A tensor like each group's; on the CPU where the device is unknown."""
         like = {name: torch.empty(x.shape, dtype=x.dtype) if x.is_meta else x for name, x in self.like.items()}
         return {group.name: group.like(like) for group in self.groups}
 
     def begin_state(self, step: int, seed: int, shared: Mapping[str, tuple[str, list[Any]]]) -> WorkerState:
         """A fresh state at step ``step``, with what is ``shared`` where the method is the same; see
-        :meth:`grace.run.saved.WorkerState.shared`.
+        :meth:`grace.run.saved.WorkerState.shared_parts`.
 
         Raises:
             StateError: what is shared does not fit.
         """
-        states, like = {}, self._group_tensors()
+        states, like = {}, self.group_tensors()
         for name, (text, parts) in shared.items():
             method = self.worker.policy.method_for(name, like[name], step) if name in like else None
             if method is not None and spell(method) == text:
@@ -372,13 +364,13 @@ class Exchanger:
         return WorkerState(step, seed, states, {})
 
     def adopt(self, state: WorkerState, debts: Mapping[str, Tensor]) -> None:
-        """Goes on from there, with ``debts`` to parameters, which are added to the next tensors."""
+        """Goes on from ``state``, with ``debts`` to parameters, which are added to the next tensors."""
         alone = [Group(name, (name,), (tuple(x.shape),)) for name, x in self.like.items()]
         owed = regroup({name: x for name, x in debts.items() if bool(x.any())}, alone, self.groups)
         self.worker.adopt(replace(state, owed=owed))
 
     def run(self, exchange: Exchange[T]) -> T:
-        """Runs an exchange that is no step, and is not counted. All ranks call it."""
+        """Runs an exchange that is not a step and is not counted. All ranks call it."""
         self._check_open()
         return drive(exchange, self._transport)
 

@@ -13,7 +13,7 @@ from grace.version import __version__
 
 
 def fingerprint(policy: Policy, tensors: Mapping[str, Tensor], knobs: Mapping[str, object]) -> dict[str, str]:
-    """Everything that must not differ between ranks, by what it is, for :func:`grace.transports.agreement.agree`.
+    """Everything that must not differ between ranks, each under its name, for :func:`grace.transports.agreement.agree`.
 
     Versions count too: the bits of a mean depend on how torch adds up and on how Grace lays out its wires.
     """

@@ -1,6 +1,6 @@
 """What is exchanged as one tensor: each parameter (layer-wise), each bucket, or the whole model.
 
-The groups are fixed at the start, so that state is keyed by names that last, whatever a toolkit does with its buckets.
+The groups are fixed at the start, so that states have lasting names, whatever a toolkit does with its buckets.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from grace.registry import spell
 from grace.workspace import Workspace
 
 Granularity: TypeAlias = Literal["parameter", "bucket", "model"]
-_NONE = make_method("none")
+NONE = make_method("none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Group:
         return first.detach() if len(self.members) == 1 else first.new_empty(sum(self.sizes))
 
     def join(self, parts: Mapping[str, Tensor], workspace: Workspace) -> Tensor:
-        """The group's tensor, of its members' parts: the part itself, if there is only one."""
+        """The group's tensor, joined from its members' parts: the part itself, if there is only one."""
         if len(self.members) == 1:
             return parts[self.members[0]]
         like = parts[self.members[0]]
@@ -52,7 +52,7 @@ class Group:
         return torch.cat([parts[name].reshape(-1) for name in self.members], out=flat)
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
-        """The members' parts of the group's tensor."""
+        """The group's tensor, split into its members' parts."""
         if len(self.members) == 1:
             return {self.members[0]: flat}
         parts = torch.split(flat, self.sizes)
@@ -82,9 +82,9 @@ def form_groups(
     open_: dict[tuple[Any, ...], list[str]] = {}
     filled: dict[tuple[Any, ...], int] = {}
     members: list[tuple[list[str], Method[Any]]] = []
-    for name, p in reversed(list(parameters.items())):  # about the order in which gradients become ready
+    for name, p in reversed(list(parameters.items())):  # roughly the order in which gradients become ready
         method = policy.method_for(name, p, 0)
-        if method == _NONE:
+        if method == NONE:
             members.append(([name], method))
             continue
         if method.needs_shape:
@@ -97,14 +97,14 @@ def form_groups(
         filled[key] += p.numel() * p.element_size()
     groups, rules = [], []
     for index, (names, method) in enumerate(members):
-        label = names[0] if method == _NONE else f"{granularity}.{index}"
+        label = names[0] if method == NONE else f"{granularity}.{index}"
         groups.append(Group(label, tuple(names), tuple(tuple(parameters[name].shape) for name in names)))
         rules.append((glob.escape(label), method))
     return groups, Policy(rules)
 
 
 def regroup(owed: Mapping[str, Tensor], old: Sequence[Group], new: Sequence[Group]) -> dict[str, Tensor]:
-    """What is owed for old groups, for new ones: memories outlive a change of the groups."""
+    """What is owed to old groups, for the new ones: memories outlive a change of the groups."""
     parts: dict[str, Tensor] = {}
     for group in old:
         if group.name in owed:

@@ -1,4 +1,4 @@
-"""One thread that does one thing after the other, in the order in which they were asked for."""
+"""One thread that does one job after another, in the order of submission."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _Jobs: TypeAlias = "queue.SimpleQueue[Callable[[], None] | None]"
 
 
 class Lane:
-    """A first-in-first-out thread. Collectives started from it keep their order on all ranks, whatever thread asks.
+    """A first-in-first-out thread. Collectives started from it keep their order on all ranks, whichever thread asks.
 
     A job reports its own errors: one that escapes ends the lane's thread and is printed by ``threading.excepthook``. The
-    thread ends with the lane, closed or dropped.
+    thread ends when the lane is closed or dropped.
     """
 
     def __init__(self, name: str):
@@ -25,23 +25,23 @@ class Lane:
         weakref.finalize(self, self._jobs.put, None)
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Does ``job`` after all that was submitted before."""
+        """Queues ``job`` after all that was submitted before."""
         self._jobs.put(job)
 
     def drain(self) -> None:
-        """Returns when all is done that was submitted."""
+        """Returns once everything submitted is done."""
         done = threading.Event()
         self._jobs.put(done.set)
         done.wait()
 
     def close(self, seconds: float = 10.0) -> None:
-        """Ends the thread after what was submitted."""
+        """Ends the thread once everything submitted is done."""
         self._jobs.put(None)
         self._thread.join(seconds)
 
 
 def _work(jobs: _Jobs) -> None:
-    """Does jobs until None comes. It knows the queue only: a thread that held its lane would keep it for ever."""
+    """Does jobs until None comes. It knows only the queue: a thread that held its lane would keep it alive forever."""
     while (job := jobs.get()) is not None:
         job()
         del job  # so that an idle lane keeps no gradients alive

@@ -1,4 +1,4 @@
-"""What an accelerator says about a step, read by the host when the next one begins."""
+"""What an accelerator finds in a step; the host reads it when the next one begins."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from grace.refusals import Refusals
 
 
 class Outlook:
-    """Flags of a step that the host has not read: whether each tensor was finite, and whether what came from the network was
-    what it should be. They travel to the host while it goes on.
+    """Flags of a step that the host has not read yet: whether each tensor was finite, and whether what the network brought was
+    legal. They travel to the host while it goes on.
 
-    flags: (step, tensor's name, 0-d bool tensor) of the running step. refusals: collects what is refused in it.
+    flags: (step, tensor's name, 0-d bool tensor) of the running step. refusals: collects what is refused in that step.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Outlook:
 
     @property
     def ready(self) -> bool:
-        """Whether flags of a step that has ended were sent and not yet read."""
+        """Whether flags of a step that has ended were sent, but have not been read."""
         return self._answers is not None
 
     def send(self) -> None:
@@ -46,7 +46,7 @@ class Outlook:
         """(step, name, whether it was finite) of the last step that was sent.
 
         Raises:
-            PayloadError, or a subclass: something that came from the network was refused.
+            PayloadError, or a subclass: something that the network brought was refused.
         """
         if self._answers is None:
             return []

@@ -1,4 +1,4 @@
-"""A worker's state in plain containers of tensors, and back: nothing that was read from a file is taken on trust."""
+"""A worker's state in plain containers of tensors, and back: nothing read from a file is taken on trust."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """What a worker goes on from. states: method and state by tensor. owed: left by former methods, by tensor."""
+    """What a worker goes on from. states: method and state by tensor. owed: left by earlier methods, by tensor."""
 
     step: int
     seed: int
@@ -34,7 +34,7 @@ class WorkerState:
 
     def save(self, rank: int, world: int, policy: Policy) -> dict[str, Any]:
         """Plain containers; tensors are copied."""
-        states = {name: _copy(state) for name, (_, state) in self.states.items()}
+        states = {name: copy_state(state) for name, (_, state) in self.states.items()}
         owed = {name: x.clone() for name, x in self.owed.items()}
         who = {"version": VERSION, "rank": rank, "world": world, "step": self.step, "seed": self.seed}
         return {
@@ -47,7 +47,7 @@ class WorkerState:
         }
 
     def debts(self) -> dict[str, Tensor]:
-        """What this worker owes the model, by tensor, in units of the tensor: left by former methods, and in memories."""
+        """What this worker owes the model, by tensor, in units of the tensor: left by earlier methods, and in memories."""
         out = {name: x.clone() for name, x in self.owed.items()}
         for name, (method, state) in self.states.items():
             owed = method.owed(state)
@@ -55,12 +55,12 @@ class WorkerState:
                 out[name] = out[name] + owed if name in out else owed.clone()
         return out
 
-    def shared(self) -> dict[str, tuple[str, list[Any]]]:
-        """What is the same on all workers, by tensor: the text of the method, and the parts of its state, in order."""
+    def shared_parts(self) -> dict[str, tuple[str, list[Any]]]:
+        """What is the same on all workers, by tensor: the text of the method, and the shared parts of its state, in order."""
         parts: dict[str, tuple[str, list[Any]]] = {}
         for name, (method, state) in self.states.items():
             if found := list(_pick_shared(state, method.kinds(state))):
-                parts[name] = (spell(method), [_copy(part) for part in found])
+                parts[name] = (spell(method), [copy_state(part) for part in found])
         return parts
 
     @classmethod
@@ -68,7 +68,7 @@ class WorkerState:
         """The inverse of :meth:`save`. ``like`` has a tensor for every name that may occur.
 
         Raises:
-            StateError: damaged, or of another version, rank, number of workers or policy; of tensors that are not here.
+            StateError: it is damaged, of another version, rank, number of workers or policy, or of tensors that are not here.
         """
         _check_form(saved)
         for key, mine in (("version", VERSION), ("rank", rank), ("world", world)):
@@ -79,13 +79,15 @@ class WorkerState:
         states: dict[str, tuple[Method[Any], Any]] = {}
         for name, plain in saved["states"].items():
             if name not in like:
-                raise StateError(f"the state has a tensor {name!r} that this run has not")
+                raise StateError(f"the state has a tensor {name!r} that this run does not have")
             method = _find_method(name, saved["methods"].get(name), policy)
             states[name] = (method, fill(name, method.init(like[name]), plain))
         if absent := saved["methods"].keys() - states.keys():
             raise StateError(f"the state lacks what it has a method for: {', '.join(sorted(map(repr, absent)))}")
         if strange := saved["owed"].keys() - like.keys():
-            raise StateError(f"the state owes to tensors that this run has not: {', '.join(sorted(map(str, strange)))}")
+            raise StateError(
+                f"the state owes to tensors that this run does not have: {', '.join(sorted(map(str, strange)))}"
+            )
         owed = {}
         for name, x in saved["owed"].items():
             dtype = torch.promote_types(like[name].dtype, torch.float32)
@@ -130,7 +132,7 @@ def _find_method(name: str, text: object, policy: Policy) -> Method[Any]:
 
 
 def fill(name: str, fresh: Any, plain: Any) -> Any:
-    """``plain`` in the shape of ``fresh``, which is a state that ``init`` just made.
+    """``plain`` in the shape of ``fresh``, a state that ``init`` has just made.
 
     Raises:
         StateError: it does not fit.
@@ -146,9 +148,9 @@ def fill(name: str, fresh: Any, plain: Any) -> Any:
         parts = [fill(name, f, p) for f, p in zip(fresh, plain, strict=True)]
         return type(fresh)(*parts) if hasattr(fresh, "_fields") else tuple(parts)
     if isinstance(fresh, float) and isinstance(plain, Tensor) and plain.ndim == 0:
-        return float(plain)  # an accelerator's number that the host had not read
+        return float(plain)  # a number on an accelerator that the host had not read
     if fresh is None and isinstance(plain, tuple | list):  # a state that begins with the first exchange
-        return _copy(_as_tuples(name, plain))
+        return copy_state(_as_tuples(name, plain))
     number = isinstance(fresh, int | float) and isinstance(plain, int | float)
     if not (number or type(plain) is type(fresh)):
         raise StateError(f"the state of {name!r} should be {fresh!r}, got {plain!r}")
@@ -187,15 +189,15 @@ def _pick_shared(state: Any, kinds: Any) -> Iterator[Any]:
         yield state
 
 
-def _copy(state: Any) -> Any:
+def copy_state(state: Any) -> Any:
     """A state as tuples, tensors and numbers; tensors are copied."""
     if isinstance(state, Tensor):
         return state.clone()
-    return tuple(_copy(part) for part in state) if isinstance(state, tuple) else state
+    return tuple(copy_state(part) for part in state) if isinstance(state, tuple) else state
 
 
 def _checksum(who: Mapping[str, Any], states: Mapping[str, Any], owed: Mapping[str, Any]) -> int:
-    """Binds tensors to who saved them, whatever container they have travelled in."""
+    """Binds tensors to the rank that saved them, whatever container they traveled in."""
     total = zlib.crc32(repr(sorted(who.items())).encode())
     for label, leaf in (*_leaves("states", states), *_leaves("owed", owed)):
         if isinstance(leaf, Tensor):

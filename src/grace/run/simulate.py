@@ -29,7 +29,7 @@ def simulate(workers: Sequence[Exchange[T]]) -> list[T]:
     """Runs the exchanges of ranks 0, 1, ... against each other; returns their results.
 
     Raises:
-        RoundMismatch: ranks that ask for different collectives in one round, or of which only some have finished.
+        RoundMismatch: ranks ask for different collectives in one round, or only some of them have finished.
     """
     done: dict[int, T] = {}
 

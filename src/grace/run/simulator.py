@@ -53,7 +53,7 @@ class Simulator:
 
     def step(self, gradients: Mapping[str, Sequence[Tensor]], *, lr: float | None = None) -> dict[str, Tensor]:
         """One step: a tensor per worker for each name -> the mean that every worker applies. Inputs are not changed.
-        ``lr`` is the learning rate that it is applied with, for memories that follow it.
+        ``lr`` is the learning rate of this step, for memories that follow it.
 
         Raises:
             InputError: not one tensor per worker, or tensors that differ in shape or dtype.
@@ -83,7 +83,7 @@ class Simulator:
         return [tracer.traffic for tracer in self._tracers]
 
     def switch(self, method: Policy | Method[Any] | str) -> None:
-        """From the next step on another method; what memories owe is added to the next gradient."""
+        """Uses another method from the next step on; what memories owe is added to the next gradient."""
         policy = Policy.of(method)
         for worker in self.workers:
             worker.switch(policy)
@@ -101,6 +101,6 @@ class Simulator:
         workers = saved.get("workers") if isinstance(saved, Mapping) else None
         found = len(workers) if isinstance(workers, list) else 0
         if found != self.world:
-            raise StateError(f"the state is of {found} simulated workers, these are {self.world}")
+            raise StateError(f"the state is of {found} simulated workers, but there are {self.world}")
         for worker, one in zip(self.workers, saved["workers"], strict=True):
             worker.load_state_dict(one, like)

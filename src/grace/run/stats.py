@@ -16,12 +16,15 @@ from grace.transports.timed import Tally, Timed
 class Stats:
     """Totals since the start, for one worker.
 
-    steps: synchronised steps. traffic: rounds and bytes, as the collectives moved them.
+    steps: synchronized steps. traffic: rounds and bytes, as the collectives moved them.
     dense_bytes: bytes of the gradients that were exchanged; a ring all-reduce of them would send 2 (W-1)/W times that.
-    codec_seconds: time spent encoding, decoding and fusing. exchange_seconds: time spent in collectives, waiting included.
+    codec_seconds: time spent encoding, decoding and fusing.
+    exchange_seconds: time spent in collectives, waiting included.
+    exposed_seconds: the part of both that training waited for, because no backward pass hid it. On a GPU all seconds
+        are the host's, which does not wait for the GPU.
     cpu_seconds: processor time of the exchanging thread outside of collectives: codec and copies.
     collectives: how many of each kind there were, and the bytes of their buffers.
-    nonfinite: tensors and steps in which some rank saw an inf or NaN; on an accelerator but for the last step.
+    nonfinite: tensors and steps in which some rank saw an inf or NaN; on an accelerator without the last step.
     """
 
     world: int
@@ -30,19 +33,38 @@ class Stats:
     dense_bytes: int = 0
     codec_seconds: float = 0.0
     exchange_seconds: float = 0.0
+    exposed_seconds: float = 0.0
     cpu_seconds: float = 0.0
     nonfinite: int = 0
     collectives: dict[str, Tally] = field(default_factory=dict)
+    overlaps: bool = False  # whether exchanges run beside training, and the adapter says what is exposed
 
     @contextlib.contextmanager
     def time(self, network: Timed) -> Iterator[None]:
-        """Adds what the block takes, which runs its collectives over ``network``."""
+        """Adds the time of the block, which runs its collectives over ``network``."""
         start, waited, cpu = time.perf_counter(), network.seconds, time.thread_time() - network.cpu_seconds
         yield
         exchange = network.seconds - waited
         self.exchange_seconds += exchange
-        self.codec_seconds += time.perf_counter() - start - exchange
+        seconds = time.perf_counter() - start
+        self.codec_seconds += seconds - exchange
+        self.exposed_seconds += 0.0 if self.overlaps else seconds
         self.cpu_seconds += time.thread_time() - network.cpu_seconds - cpu
+
+    def leave_out(self, seconds: float) -> None:
+        """Takes back this much of the time: it was spent on a measurement."""
+        self.codec_seconds -= seconds
+        self.cpu_seconds -= seconds
+        self.exposed_seconds -= 0.0 if self.overlaps else seconds
+
+    @contextlib.contextmanager
+    def wait(self) -> Iterator[None]:
+        """In this block training waits for an exchange that runs beside it."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.exposed_seconds += time.perf_counter() - start
 
     @property
     def bytes_per_step(self) -> float:
@@ -51,7 +73,7 @@ class Stats:
 
     @property
     def ratio(self) -> float:
-        """Bytes of a ring all-reduce of the gradients as they are, over bytes sent: how many times fewer bytes move."""
+        """Bytes of a ring all-reduce of the gradients as they are, divided by bytes sent: how many times fewer bytes move."""
         dense = 2 * (self.world - 1) / self.world * self.dense_bytes
         return dense / self.traffic.sent if self.traffic.sent else 1.0
 
@@ -66,5 +88,6 @@ class Stats:
             "ratio": self.ratio,
             "codec_seconds_per_step": self.codec_seconds / steps,
             "exchange_seconds_per_step": self.exchange_seconds / steps,
+            "exposed_seconds_per_step": self.exposed_seconds / steps,
             "nonfinite": self.nonfinite,
         }

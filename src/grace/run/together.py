@@ -1,4 +1,4 @@
-"""Many exchanges as one: in each round one collective for all that ask for the same kind and dtype.
+"""Many exchanges as one: in each round, those that ask for the same kind and dtype share one collective.
 
 The payloads of a bucket travel in one buffer, whose layout is computed once and cached. Buffers that already lie side
 by side (the gradients of a bucket of DistributedDataParallel) and are donated travel as they are, without a copy.
@@ -29,10 +29,10 @@ class _Layout:
     gaps: tuple[int, ...]
     width: int
     parts: tuple[int, ...]  # sizes and gaps in turn; without the gaps if there are none
-    every: int  # every how many-th part is a buffer
+    every: int  # the distance between two buffers among the parts
 
     @classmethod
-    def aligned(cls, sizes: tuple[int, ...], step: int) -> _Layout:
+    def align(cls, sizes: tuple[int, ...], step: int) -> _Layout:
         """Each buffer begins at a multiple of ``step`` numbers."""
         gaps = tuple(-size % step for size in sizes)
         parts = tuple(part for pair in zip(sizes, gaps, strict=True) for part in pair) if any(gaps) else sizes
@@ -40,7 +40,7 @@ class _Layout:
 
 
 class Layouts:
-    """The layouts that were computed so far."""
+    """The layouts computed so far."""
 
     def __init__(self) -> None:
         self._known: dict[_Key, _Layout] = {}
@@ -50,7 +50,7 @@ class Layouts:
         found = self._known.get((dtype, sizes))
         if found is None:
             step = max(1, _ALIGN // dtype.itemsize)
-            found = self._known[dtype, sizes] = _Layout.aligned(sizes, step)
+            found = self._known[dtype, sizes] = _Layout.align(sizes, step)
         return found
 
 
@@ -157,5 +157,5 @@ def _side_by_side(ops: list[Collective]) -> Tensor | None:
     start = ops[0].buf
     size = (at - start.data_ptr()) // start.element_size()
     if start.untyped_storage().data_ptr() + start.untyped_storage().nbytes() < at:
-        return None  # neighbours by chance, not in one storage
+        return None  # neighbors by chance, not in one storage
     return start.as_strided((size,), (1,))

@@ -1,7 +1,8 @@
-"""One worker's side of a run, whatever carries it: which method each tensor has, its state, and what it still owes."""
+"""One worker's side of a run over any network: the method of each tensor, its state, and what it still owes."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -17,6 +18,8 @@ from grace.lent import Lent
 from grace.method import Exchanged, Method
 from grace.peer import Peer
 from grace.policy import Policy
+from grace.run.distortion import measure_distortion
+from grace.run.groups import NONE
 from grace.run.outlook import Outlook
 from grace.run.saved import WorkerState
 from grace.run.together import Layouts, together
@@ -45,15 +48,17 @@ class Worker:
 
     Args:
         policy: which method for which tensor.
-        rank, world: who this is.
+        rank, world: this worker, and how many there are.
         seed: of all random streams; the same on all ranks.
-        nonfinite: what becomes of a tensor in which some rank saw an inf or NaN: its mean is NaN ("propagate", so
-            that loss scaling sees it), 0 ("skip"), or NonFiniteError is raised ("error"): on an accelerator one step
-            later, since the host does not wait for the answer.
+        nonfinite: what happens to a tensor in which some rank saw an inf or NaN: its mean is NaN ("propagate", so that loss
+            scaling sees it) or 0 ("skip"), or NonFiniteError is raised ("error"). An accelerator raises it one step later,
+            since the host does not wait for the answer.
         steps_per_epoch: for schedules that count epochs.
 
     ``lr`` is the learning rate of the coming step, for memories that follow it; set it before each step. ``nonfinite_seen``
-    counts tensors and steps in which some rank saw an inf or NaN; on an accelerator the last step is not among them.
+    counts tensors and steps in which some rank saw an inf or NaN; on an accelerator they do not include the last step.
+    ``measures``: whether tensors of the coming step are compressed a second time, to see what is lost: |x - C(x)| / |x| by
+    tensor is then in ``distortions``, and the time that took in ``aside_seconds``.
     """
 
     def __init__(
@@ -81,8 +86,11 @@ class Worker:
         self._lent = Lent(workspace=self.workspace)  # the same for all tensors and steps
         self._layouts = Layouts()
         self._states: dict[str, tuple[Method[Any], Any]] = {}
-        self._owed: dict[str, Tensor] = {}  # left by a former method, to be added to the next gradient
+        self._owed: dict[str, Tensor] = {}  # left by an earlier method, to be added to the next gradient
         self.nonfinite_seen = 0
+        self.measures = False
+        self.distortions: dict[str, float] = {}
+        self.aside_seconds = 0.0
         self._outlook = Outlook()
 
     def exchange(self, tensors: Mapping[str, Tensor]) -> Exchange[dict[str, Exchanged[Any]]]:
@@ -91,8 +99,7 @@ class Worker:
 
         Raises:
             NonFiniteError: under ``nonfinite="error"``.
-            PayloadError: what came from the network is not what it should be. On an accelerator both may be of the step
-                before.
+            PayloadError: the network brought something illegal. On an accelerator both errors may belong to the step before.
         """
         self._learn()
         names = list(tensors)
@@ -101,6 +108,8 @@ class Worker:
             method, state = self._ready(name, x)
             if name in self._owed:
                 x.add_(self._owed[name])
+            if self.measures and method != NONE:
+                self._measure(method, x, state, name)
             runs.append(method.exchange(x, state, self._peer(name)))
         exchange = together(runs, self._layouts, self.workspace)
         try:
@@ -109,13 +118,19 @@ class Worker:
             else:
                 outs = yield from self._outlook.refusals.watch(exchange)
         except BaseException:
-            self.workspace.forget()  # states are what they were
+            self.workspace.forget()  # states are as they were
             raise
         for name, out in zip(names, outs, strict=True):
             self._states[name] = (self._states[name][0], out.state)
         results = dict(zip(names, outs, strict=True))
         self._judge(results)
         return results
+
+    def _measure(self, method: Method[Any], x: Tensor, state: Any, name: str) -> None:
+        start = time.perf_counter()
+        lost = measure_distortion(method, x, state, self._peer(name))
+        self.distortions.update({} if lost is None else {name: lost})
+        self.aside_seconds += time.perf_counter() - start
 
     def _peer(self, name: str) -> Peer:
         return Peer(
@@ -130,14 +145,14 @@ class Worker:
         )
 
     def _check_epochs(self, policy: Policy) -> None:
-        """Refuses a policy that counts epochs, where nobody says how long one is."""
+        """Refuses a policy that counts epochs if ``steps_per_epoch`` is not given."""
         for rule in policy.rules:
             assert isinstance(rule.method, Method)
             if rule.method.needs_epochs and self.steps_per_epoch is None:
                 raise ConfigurationError(f"{rule} counts epochs; say how long one is: steps_per_epoch=...")
 
     def _ready(self, name: str, x: Tensor) -> tuple[Method[Any], Any]:
-        """The method of a tensor in this step, and its state. What a former method owes is not lost."""
+        """The method of a tensor in this step, and its state. What an earlier method owes is not lost."""
         method = self.policy.method_for(name, x, self.step)
         held = self._states.get(name)
         if held is None or held[0] is not method:
@@ -155,7 +170,7 @@ class Worker:
             self._owed[name] = self._owed[name] + owed if name in self._owed else owed.clone()
 
     def _judge(self, results: dict[str, Exchanged[Any]]) -> None:
-        """What follows from whether the results are finite: at once where the host knows, else at the next step."""
+        """Acts on whether the results are finite: at once where the host knows, else at the next step."""
         bad = []
         for name, out in results.items():
             finite = out.finite
@@ -174,7 +189,7 @@ class Worker:
         self._count(self.step, bad)
 
     def _learn(self) -> None:
-        """What an accelerator found in the steps before this one."""
+        """Acts on what an accelerator found in the steps before this one."""
         if not self._outlook.ready:
             return
         bad: dict[int, list[str]] = {}
@@ -193,7 +208,7 @@ class Worker:
         self._learn()
 
     def _count(self, step: int, bad: list[str]) -> None:
-        """Notes the tensors of a step that were not finite."""
+        """Counts the tensors of a step that were not finite."""
         self.nonfinite_seen += len(bad)
         if bad and self.nonfinite == "error":
             where = ", ".join(map(repr, bad))
@@ -203,6 +218,12 @@ class Worker:
         """The step has ended."""
         self.step += 1
         self._outlook.send()
+
+    def memory_norm(self) -> float:
+        """The norm of what this worker owes the model: the square root of its sum of squares over all tensors."""
+        debts = [owed for method, state in self._states.values() if (owed := method.owed(state)) is not None]
+        squares = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in (*debts, *self._owed.values())]
+        return float(torch.linalg.vector_norm(torch.stack([x.cpu() for x in squares]))) if squares else 0.0
 
     # ---- checkpoints ------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
@@ -216,10 +237,10 @@ class Worker:
         return WorkerState(self.step, self.seed, self._states, self._owed)
 
     def read_state(self, saved: Any, like: Mapping[str, Tensor]) -> WorkerState:
-        """What ``saved`` says; nothing changes. ``like`` has a tensor for every name that may occur.
+        """The state that ``saved`` holds; nothing changes. ``like`` has a tensor for every name that may occur.
 
         Raises:
-            StateError: damaged, or of another version, rank, policy or number of workers, or of other tensors.
+            StateError: it is damaged, or of another version, rank, policy or number of workers, or of other tensors.
         """
         return WorkerState.read(saved, self.rank, self.world, self.policy, like)
 
@@ -233,7 +254,7 @@ class Worker:
         self.adopt(self.read_state(saved, like))
 
     def switch(self, policy: Policy) -> None:
-        """From the next exchange on another policy holds. What memories owe is added to the next gradient."""
+        """Uses another policy from the next exchange on. What memories owe is added to the next gradient."""
         self._check_epochs(policy)
         self.policy = policy
 

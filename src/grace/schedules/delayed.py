@@ -16,6 +16,7 @@ from grace.finite import fill_unless_
 from grace.kernels.finite import all_finite
 from grace.knobs import Steps, as_call, check_knobs
 from grace.method import Exchanged, Method
+from grace.needs import Needs
 from grace.peer import Peer
 
 
@@ -39,6 +40,10 @@ class Delayed(Method[Any]):
         if not isinstance(self.method, Method):
             raise CompositionError(f"Delayed wraps a Method, got {as_call(self.method)}")
         check_knobs(self)
+
+    @property
+    def needs(self) -> Needs:
+        return self.method.needs
 
     @property
     def needs_shape(self) -> bool:

@@ -13,7 +13,7 @@ _RAMPS = ("warmup", "linear", "exponential")
 _STAIRS = {"steps": "steps", "epochs": "epochs"}
 _CALL = re.compile(r"(warmup|linear|exponential|steps|epochs)\((.*)\)")
 _RAMP = re.compile(r"\s*(\S+?)\s*->\s*(\S+?)\s*,\s*(\S+)\s+(step|epoch)s?\s*")
-_FEW = 64  # up to so many whole values are all tried at construction
+_FEW = 64  # where a schedule has at most this many whole values, all are tried at construction
 _HINT = (
     "legal: warmup(a->b, N epochs), linear(a->b, N steps), exponential(a->b, N steps), steps(0:a, 100:b), epochs(...)"
 )
@@ -30,7 +30,7 @@ class Schedule:
         points: (when, value) pairs in ascending order, beginning at 0: two for a ramp, one or more for stairs.
         unit: what ``when`` counts: "steps" or "epochs".
 
-    After the last point the last value holds. If all values are whole, what lies between is rounded to whole numbers.
+    After the last point the last value holds. If all values are whole, those between them are rounded to whole numbers.
 
     Example:
         >>> schedule = Schedule.parse("warmup(0.25->0.001, 4 epochs)")
@@ -85,7 +85,7 @@ class Schedule:
 
     @staticmethod
     def is_one(text: object) -> bool:
-        """Whether this is a schedule, or a string that means to be one."""
+        """Whether this is a schedule, or a string that is meant as one."""
         return isinstance(text, Schedule) or (isinstance(text, str) and _CALL.fullmatch(text.strip()) is not None)
 
     @classmethod
@@ -110,7 +110,7 @@ class Schedule:
         """The value at a global step.
 
         Raises:
-            ConfigurationError: it counts epochs, and nobody says how long one is.
+            ConfigurationError: it counts epochs, and ``steps_per_epoch`` is not given.
         """
         if self.unit == "epochs" and steps_per_epoch is None:
             raise ConfigurationError(f"schedule {self} counts epochs; say how long one is: steps_per_epoch=...")
@@ -131,7 +131,7 @@ class Schedule:
         return round(value) if self.whole else value
 
     def values(self) -> list[float]:
-        """Values that stand for all: the points', and what lies between, all of it if it is whole and not much."""
+        """Values that represent all: those of the points, and between them every value if they are whole and few, else one."""
         values = [value for _, value in self.points]
         if self.kind in _STAIRS:
             return values
@@ -140,7 +140,7 @@ class Schedule:
             if high - low <= _FEW:
                 return [values[0], values[1], *range(int(low) + 1, int(high))]
             return [*values, round((low + high) / 2)]
-        return [*values, low + 0.618 * (high - low)]  # not a whole number by chance, where a knob must be one
+        return [*values, low + 0.618 * (high - low)]  # not whole by chance: knobs that must be whole refuse it
 
 
 def _number(text: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from grace.errors import CompositionError
 from grace.facts import Facts
 from grace.knobs import spell_value
 from grace.method import Exchanged, Method
+from grace.needs import NOTHING, Needs
 from grace.peer import Peer
 from grace.schedules.schedule import Schedule
 
@@ -22,7 +24,7 @@ _SAMPLES = ((256, 256), (1000,))  # shapes at which states are compared at const
 
 
 class Template(Protocol):
-    """What makes a method of knobs: a template of the registry. Hashable."""
+    """Builds a method from knobs: a template of the registry. Hashable."""
 
     @property
     def name(self) -> str:
@@ -39,7 +41,7 @@ def _build(template: Template, knobs: tuple[tuple[str, Hashable], ...]) -> Metho
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Scheduled(Method[Any]):
-    """A registered method of which some knobs follow the step or epoch. Made by ``method("topk:ratio=linear(...)")``.
+    """A registered method with knobs that follow the step or epoch. ``method("topk:ratio=linear(...)")`` makes one.
 
     Every value is tried at construction. The state goes on while knobs change, so a knob that changes its shape (such as
     the rank of PowerSGD) is refused: use a policy with rules for steps, which carries over what is owed.
@@ -71,7 +73,7 @@ class Scheduled(Method[Any]):
         return _build(self.template, tuple(values))
 
     def _variants(self) -> list[Method[Any]]:
-        """The methods at every value of each schedule, the others being at their first."""
+        """The methods at every value of each schedule, with the other schedules at their first value."""
         first = self._with(lambda schedule: schedule.points[0][1])
         out = [first]
         for name, schedule in self.knobs:
@@ -91,6 +93,11 @@ class Scheduled(Method[Any]):
                 "grace.Rule('*', ..., until_step=1000), grace.Rule('*', ..., from_step=1000)"
             )
         return states[0]
+
+    @property
+    def needs(self) -> Needs:
+        """What every value needs."""
+        return functools.reduce(operator.or_, (variant.needs for variant in self._variants()), NOTHING)
 
     @property
     def needs_shape(self) -> bool:

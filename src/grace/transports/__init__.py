@@ -1,1 +1,1 @@
-"""Transports: what moves bytes between ranks, and what stands around it to check, time and count."""
+"""Transports, which move bytes between ranks, and wrappers around them that check, time and count."""

@@ -1,4 +1,4 @@
-"""What ranks compare before they go on: their configurations at the start, and their states when they load."""
+"""What ranks compare before they go on: configurations at the start, and states when they load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def agree(fingerprint: Mapping[str, str], transport: Transport, *, seconds: floa
     """Compares ``fingerprint`` with those of the other ranks of the transport, all of which must call this.
 
     Raises:
-        FingerprintMismatch: on every rank, if two differ (the message says in what), or if a rank did not come in time.
+        FingerprintMismatch: on every rank, if two differ (the message says how), or if a rank did not come in time.
         TransportError: the ranks could not be reached.
     """
     limit = SECONDS if seconds is None else seconds
@@ -32,12 +32,12 @@ def agree(fingerprint: Mapping[str, str], transport: Transport, *, seconds: floa
 
 
 def compare_loads(transport: Transport, problem: str | None, common: Mapping[str, str]) -> str:
-    """Before a state is loaded: all ranks tell whether they can load theirs, and what the states must have in common.
+    """Before states are loaded: tells all ranks whether this one can load, and compares what states must have in common.
 
     Args:
         transport: between the ranks.
         problem: why this rank cannot load its state; None if it can.
-        common: by what it is; the same on all ranks, if their states belong together.
+        common: values by name; the same on all ranks, if their states belong together.
 
     Returns:
         Why no rank may load, in words; empty if all can.

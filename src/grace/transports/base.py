@@ -1,4 +1,4 @@
-"""What a transport is: what moves bytes between the ranks of a job, and tells them each other's texts."""
+"""The protocol of a transport, which moves bytes between the ranks of a job and tells each rank the others' texts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from grace.collectives import Collective
 
 
 class Network(Protocol):
-    """What performs collectives: all that one exchange needs."""
+    """Performs collectives: all that one exchange needs."""
 
     def run(self, op: Collective) -> Tensor:
         """Performs one collective with all ranks and returns its answer.
@@ -21,7 +21,7 @@ class Network(Protocol):
 
 
 class Transport(Network, Protocol):
-    """What moves bytes between ``world`` ranks, of which this is ``rank``.
+    """Moves bytes between ``world`` ranks; this one is ``rank``.
 
     One thread at a time uses it, and all ranks ask for the same things in the same order.
     """
@@ -32,7 +32,7 @@ class Transport(Network, Protocol):
     def tell(self, text: str, *, seconds: float) -> list[str]:
         """Everyone's text, in the order of the ranks; all ranks call it, and none returns before all can read it.
 
-        Unlike a collective it needs no tensors that match, so that ranks that differ can find out in what.
+        Unlike a collective it needs no matching tensors, so that ranks that differ can find out how.
 
         Raises:
             AbsentError: some ranks did not come within ``seconds``; names them.
@@ -44,6 +44,12 @@ class Transport(Network, Protocol):
 
         A second call does nothing.
         """
+
+
+def describe(transport: Transport) -> str:
+    """Which transport it is, and why it was chosen, if that is known: ``gloo (RANK and WORLD_SIZE are set)``."""
+    name, why = getattr(transport, "name", type(transport).__name__), getattr(transport, "why", "")
+    return f"{name} ({why})" if why else str(name)
 
 
 class Wrapper:

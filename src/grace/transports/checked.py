@@ -13,10 +13,10 @@ _WIDTH = 240
 
 
 class Checked(Wrapper):
-    """Wraps a transport. A rank that asks for another collective than the others is an error on every rank, with what
-    each of them asked for, instead of a hang or a wrong sum. Costs one small all-gather per collective.
+    """Wraps a transport. If a rank asks for another collective than the others, every rank raises an error that says what each
+    asked for, instead of a hang or a wrong sum. Costs one small all-gather per collective.
 
-    ``step`` is the step that the rank is in, where somebody says so: ranks that are steps apart are an error then, too.
+    ``step`` is the step that the rank is in, if it is set: then ranks that are steps apart are an error, too.
     """
 
     def __init__(self, transport: Transport):

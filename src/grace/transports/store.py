@@ -1,5 +1,5 @@
-"""Telling texts over a store of ``torch.distributed``: it needs no collective, so that ranks that differ find out without
-hanging in one, and no group is poisoned.
+"""Tells texts over a store of ``torch.distributed``. That takes no collective, so ranks that differ find out without hanging
+in one, and no group is poisoned.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from grace.errors import AbsentError, TransportError
 
 
 def tell_over_store(store: dist.Store, prefix: str, rank: int, world: int, text: str, seconds: float) -> list[str]:
-    """Everyone's text, in the order of the ranks. All ranks call it with one ``prefix``, which is theirs alone.
+    """Everyone's text, in the order of the ranks. All ranks call it with the same ``prefix``, which nobody else uses.
 
-    It ends only when all have read: whoever leaves then, and takes the store along, leaves nobody behind without an
-    answer. A rank that gives up takes its text back, so that one that comes later does not take it for an answer.
+    It ends only when all have read: a rank that then leaves, and takes the store along, leaves nobody without an answer. A
+    rank that gives up takes its text back, so that a later rank does not take it for an answer.
 
     Raises:
-        AbsentError: ranks that did not come within ``seconds``, or that came and gave up.
+        AbsentError: some ranks did not come within ``seconds``, or came and gave up.
         TransportError: the store is gone.
     """
     deadline = time.monotonic() + seconds
@@ -54,7 +54,7 @@ def tell_over_store(store: dist.Store, prefix: str, rank: int, world: int, text:
 
 
 def _appears(store: dist.Store, key: str, deadline: float) -> bool:
-    """Whether the key is there, at the latest at the deadline."""
+    """Whether the key appears by the deadline."""
     left = deadline - time.monotonic()
     if left <= 0.001:
         return bool(store.check([key]))

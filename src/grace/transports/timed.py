@@ -1,4 +1,4 @@
-"""A transport that notes what its collectives cost."""
+"""A transport that records what its collectives cost."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from grace.transports.base import Transport, Wrapper
 
 @dataclass(slots=True)
 class Tally:
-    """Collectives of one kind: how many, and the bytes of the buffers that they were asked for with."""
+    """Collectives of one kind: how many, and the bytes of the buffers given to them."""
 
     count: int = 0
     bytes: int = 0
 
 
 class Timed(Wrapper):
-    """Wraps a transport, and notes how long its collectives take.
+    """Wraps a transport, and records how long its collectives take.
 
     seconds: spent in collectives, waiting included. cpu_seconds: processor time of the calling thread in them.
     collectives: a :class:`Tally` for each kind.

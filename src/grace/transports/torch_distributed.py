@@ -1,14 +1,11 @@
 """Collectives over ``torch.distributed``: gloo on the CPU, NCCL on GPUs.
 
-The traps of that platform are guarded here, and nowhere else:
+The pitfalls of that platform are dealt with here, and nowhere else:
 
-- gloo's threads can abort the interpreter at exit, after a run that succeeded: a moment of sleep at exit lets them
-  drop their last work while the interpreter still stands (:func:`guard_exit`).
+- gloo's threads can abort the interpreter at exit, after a run that succeeded: a short sleep at exit lets them drop
+  their last work while the interpreter is still alive (:func:`guard_exit`).
 - a collective that gloo refuses on one rank poisons the group for all: dtypes and operations are checked before
   anything is sent (:meth:`TorchDistributed.run`).
-- the store of torchrun's agent outlives a restart of the workers, with the addresses of the dead ones:
-  every attempt gets a prefix of its own (:func:`init_process_group`). A store that rank 0 keeps is new in every attempt,
-  and gets none: the launchers of several machines do not count attempts alike.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
-import datetime
 import functools
 import os
 import time
@@ -40,12 +36,10 @@ from grace.collectives import (
     signature,
 )
 from grace.errors import TransportError
+from grace.transports.refusing import refuse_unfit
 from grace.transports.store import tell_over_store
 
 _EXIT_SECONDS = 0.05
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_MOVABLE = (*_FLOATS, torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool)
-_SUMMABLE = (*_FLOATS, torch.uint8, torch.int8, torch.int32, torch.int64)
 _OPS: dict[ReduceOp, dist.ReduceOp.RedOpType] = {
     "sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX,
 }  # fmt: skip
@@ -60,22 +54,7 @@ def guard_exit() -> None:
     atexit.register(time.sleep, _EXIT_SECONDS)
 
 
-def init_process_group(backend: str = "gloo", *, timeout: datetime.timedelta | None = None) -> None:
-    """``torch.distributed.init_process_group`` for a worker under torchrun, safe for restarts on one machine."""
-    env = os.environ
-    guard_exit()
-    prefix = _name_attempt()
-    if not prefix:
-        dist.init_process_group(backend, timeout=timeout)
-        return
-    rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])
-    store = dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), world, is_master=False)
-    dist.init_process_group(
-        backend, store=dist.PrefixStore(prefix, store), rank=rank, world_size=world, timeout=timeout
-    )
-
-
-def _name_attempt() -> str:
+def name_attempt() -> str:
     """A prefix for keys of this attempt, where a store outlives attempts: the one that torchrun's agent keeps."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return ""
@@ -92,20 +71,27 @@ class TorchDistributed:
 
     _told: ClassVar[collections.Counter[tuple[int, ...]]] = (
         collections.Counter()
-    )  # by ranks: not all are in every group
+    )  # by ranks: not every rank is in every group
 
     def __init__(self, group: dist.ProcessGroup | None = None):
         guard_exit()
         self.group = group if group is not None else dist.group.WORLD
-        self._home = self.group  # of which this transport uses the store
+        self._home = self.group  # this transport uses its store
         self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self._backend = dist.get_backend(self.group)
         self._ranks = tuple(dist.get_process_group_ranks(self.group))
         self._closed = False
+        self.why = ""
+
+    @property
+    def name(self) -> str:
+        """The backend: gloo, nccl."""
+        return str(self._backend)
 
     @classmethod
     def beside(cls, group: dist.ProcessGroup | None = None) -> TorchDistributed:
         """A transport over the same ranks, with a process group of its own of the same backend and time-out. The first
-        :meth:`tell` makes that group, when all ranks are there and can; until then there is only the store.
+        :meth:`tell` makes that group, once all ranks are there and able to; until then there is only the store.
         """
         transport = cls(group)
         transport.group = None
@@ -117,12 +103,13 @@ class TorchDistributed:
         if self._closed or home is None:
             raise TransportError(f"rank {self.rank} has left the group, and cannot tell anything")
         count = self._told[self._ranks]
-        texts = tell_over_store(
-            _get_store(home), f"grace/{_name_attempt()}/{count}", self.rank, self.world, text, seconds
-        )
-        self._told[self._ranks] = count + 1  # only now: a rank that gave up takes the same place when it comes again
+        store, place = _get_store(home), f"grace/{name_attempt()}/{count}"
+        texts = tell_over_store(store, place, self.rank, self.world, text, seconds)
+        self._told[self._ranks] = count + 1  # only now: a rank that gave up takes the same place when it returns
         if self.group is None:
             self.group = _make_group(home, self._ranks)
+            # A rank that hears bad news may leave at once, and break connections that others are still making.
+            tell_over_store(store, f"{place}/group", self.rank, self.world, "made", seconds)
         return texts
 
     def close(self, error: BaseException | None = None) -> None:
@@ -153,7 +140,7 @@ class TorchDistributed:
             raise TransportError(
                 f"rank {self.rank} has no group before its first tell, and cannot ask for {signature(op)}"
             )
-        self._check(op)
+        refuse_unfit(op, self.rank, self.world)
         try:
             return self._run(op)
         except RuntimeError as error:  # torch.distributed has no narrower class on all backends
@@ -161,20 +148,6 @@ class TorchDistributed:
                 f"rank {self.rank} of {self.world}: {signature(op)} failed. A worker has died, left, or did not answer "
                 f"within the process group's time-out. The backend says: {error}"
             ) from error
-
-    def _check(self, op: Collective) -> None:
-        legal: tuple[torch.dtype, ...] = _MOVABLE
-        if isinstance(op, AllReduce | ReduceScatter):
-            legal = _FLOATS if op.op == "mean" else _SUMMABLE
-        problem = None
-        if op.buf.dtype not in legal:
-            problem = f"legal dtypes: {', '.join(str(d).removeprefix('torch.') for d in legal)}"
-        elif isinstance(op, AllToAll | ReduceScatter) and (op.buf.ndim == 0 or op.buf.shape[0] != self.world):
-            problem = f"the first dimension must be the number of workers, {self.world}"
-        elif isinstance(op, Broadcast) and not 0 <= op.root < self.world:
-            problem = f"the root must be one of ranks 0 to {self.world - 1}"
-        if problem:
-            raise TransportError(f"rank {self.rank}: {signature(op)} is refused: {problem}; nothing was sent")
 
     def _run(self, op: Collective) -> Tensor:
         buf = op.buf.contiguous()
@@ -232,7 +205,7 @@ def _get_store(group: Any) -> dist.Store:
     if hasattr(group, "get_group_store"):
         store: dist.Store = group.get_group_store()
         return store
-    return dist.distributed_c10d._get_process_group_store(group)  # before torch had a public name for it
+    return dist.distributed_c10d._get_process_group_store(group)  # from before torch had a public name for it
 
 
 def _make_group(group: Any, ranks: Sequence[int]) -> Any:

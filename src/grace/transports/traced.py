@@ -1,4 +1,4 @@
-"""Counting what an exchange asks of the network."""
+"""Counts what an exchange asks of the network."""
 
 from __future__ import annotations
 

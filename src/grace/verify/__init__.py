@@ -1,4 +1,4 @@
-"""The laws, run on anybody's method: ``grace verify MODULE:CLASS``, or ``verify(method)`` in Python."""
+"""The laws, run on any method: ``grace verify MODULE:CLASS``, or ``verify(method)`` in Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs that some methods send back without error: the worker's number -> its tensor, whose mean has the same form.
+"""Inputs that some methods recover without error: functions from a rank to its tensor. Their mean has the same form.
 
 A method says which of them it recovers, and with which knobs:
 ``@register(..., recovers={"sparse": "ratio=0.03,memory=none"})``.

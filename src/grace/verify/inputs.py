@@ -11,7 +11,7 @@ Make = Callable[[int], Tensor]
 
 
 def normal(*shape: int, seed: int = 0) -> Make:
-    """Gaussian numbers, of a generator of their own."""
+    """Gaussian numbers, from a generator of their own."""
     return lambda rank: torch.randn(*shape, generator=torch.Generator().manual_seed(1000 * seed + rank))
 
 

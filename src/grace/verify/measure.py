@@ -1,4 +1,4 @@
-"""What a report tells beside its verdicts: bias as a p-value, bytes, and time.
+"""What a report tells besides its verdicts: bias as a p-value, bytes, and time.
 
 Letters: R draws of n numbers; D directions.
 """
@@ -19,21 +19,21 @@ from grace.lent import Lent
 from grace.method import Method
 from grace.peer import Peer
 from grace.run import simulate
-from grace.verify.outcome import Profile, Told, not_promised
+from grace.verify.outcome import Outcome, Profile, no_promise
 from grace.verify.subject import Subject
 from grace.wrapping import find_compressor
 
-_DIRECTIONS = 8  # random ones, beside those that a method is likely to be biased along
+_DIRECTIONS = 8  # random ones, besides those that a method is likely to be biased along
 _SPEED_SECONDS = 0.4  # a codec that takes longer is timed once
 
 
 def bias_p_value(outs: Tensor, truth: Tensor) -> float:
-    """How likely draws ``[R, *x.shape]`` of mean ``truth`` are to lie so far off, or farther.
+    """How likely draws ``[R, *x.shape]`` of mean ``truth`` are to be at least this far off.
 
-    Errors are projected on a few directions: x itself (a method that shrinks), its signs, its large elements, the
-    constant (one that shifts), and random signs. Each projection is a sum over all elements, so that its mean over draws
-    is close to normal even where few elements are sent; the smallest two-sided p-value counts, times the number of
-    directions (Bonferroni). What roundings explain is no bias.
+    Errors are projected onto a few directions: x itself (a method that shrinks), its signs, its large elements, the constant
+    (one that shifts), and random signs. Each projection is a sum over all elements, so that its mean over draws is close to
+    normal even where few elements are sent; the smallest two-sided p-value counts, times the number of directions
+    (Bonferroni). What rounding can explain does not count as bias.
     """
     x = truth.double().flatten()
     errors = outs.double().flatten(1) - x  # [R, n]
@@ -53,7 +53,7 @@ def bias_p_value(outs: Tensor, truth: Tensor) -> float:
 @dataclass(frozen=True, slots=True)
 class Speed:
     """Seconds for ``numbers`` numbers: to encode, to decode (None where a method cannot be taken apart: then encode is
-    the whole exchange of one worker), and for ``torch.add_`` of as many.
+    the whole exchange of one worker), and for ``torch.add_`` of equally many.
     """
 
     numbers: int
@@ -63,7 +63,7 @@ class Speed:
 
 
 def speed(method: Method[Any], numbers: int) -> Speed:
-    """How long a step takes on this machine, without a network. Told, never judged."""
+    """How long a step takes on this machine, without a network. Reported, never judged."""
     side = math.isqrt(numbers)
     x = torch.randn(side, side, generator=torch.Generator().manual_seed(3))
     other = torch.ones_like(x)
@@ -84,7 +84,7 @@ def speed(method: Method[Any], numbers: int) -> Speed:
 
 
 def _seconds(prepare: Callable[[], Tensor], work: Callable[[Tensor], object], least: int = 3) -> float:
-    """The median of a few runs, each on a tensor of its own; of one run where that takes long."""
+    """The median of a few runs, each on its own tensor; a single run if that takes long."""
     times: list[float] = []
     while len(times) < least and sum(times) < _SPEED_SECONDS:
         y = prepare()
@@ -94,11 +94,11 @@ def _seconds(prepare: Callable[[], Tensor], work: Callable[[Tensor], object], le
     return statistics.median(times)
 
 
-def check(one: Subject, profile: Profile) -> Told:
+def check(one: Subject, profile: Profile) -> Outcome:
     """What the report says about it."""
     if one.least_world > 1:
-        return not_promised("measured with one worker, and this needs more")
+        return no_promise("measured with one worker, and this needs more")
     found = speed(one.core, profile.numbers)
     parts = {"encode": found.encode, "decode": found.decode} if found.decode is not None else {"step": found.encode}
     words = ", ".join(f"{what} {1e3 * t:.3g} ms ({t / found.add:.3g} x)" for what, t in parts.items() if t is not None)
-    return Told(words, f"{found.numbers:,} numbers; x: torch add_", "told", "", asdict(found))
+    return Outcome(words, f"{found.numbers:,} numbers; x: torch add_", "told", "", asdict(found))

@@ -1,4 +1,4 @@
-"""How much is done, and what became of each law."""
+"""How thoroughly to verify, and the outcome of each law."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Verdict = Literal["holds", "broken", "not promised", "told"]
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """How much is done.
+    """How thoroughly to verify.
 
     draws: of random methods. worlds: numbers of workers. every: each edge input with and without a memory, not in turn.
     ugly: more inputs for most  trials: of corruption. numbers: of the speed test.
@@ -32,7 +32,7 @@ THOROUGH = Profile("thorough", draws=1000, worlds=(1, 2, 3, 5, 8), every=True, u
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What became of one law.
+    """The outcome of one law.
 
     measured, declared: in words. detail: why it is broken, or not promised. numbers: what was measured.
     """
@@ -46,7 +46,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Outcome:
     """What a check that did not fail returns."""
 
     measured: str = ""
@@ -56,6 +56,6 @@ class Told:
     numbers: dict[str, Any] = field(default_factory=dict)
 
 
-def not_promised(why: str, measured: str = "", declared: str = "", **numbers: Any) -> Told:
-    """What a check returns where the method promises nothing of the kind."""
-    return Told(measured, declared, "not promised", why, numbers)
+def no_promise(why: str, measured: str = "", declared: str = "", **numbers: Any) -> Outcome:
+    """What a check returns if the method does not promise what it checks."""
+    return Outcome(measured, declared, "not promised", why, numbers)

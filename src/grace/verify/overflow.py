@@ -1,4 +1,4 @@
-"""The law of large numbers: what is returned agrees with its flag, and what overflows is not kept."""
+"""The law of very large numbers: what is returned agrees with its flag, and what overflows is not kept."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from grace.verify import laws
 def overflow_is_not_kept(
     method: Method[Any], large: Sequence[Sequence[Tensor]], plain: Sequence[Sequence[Tensor]]
 ) -> None:
-    """After finite gradients near the largest number, of some steps, come ordinary ones: a mean is finite where its flag says
-    so, on all ranks alike, states stay finite, and after an ordinary step that was not finite the next one is.
+    """Some steps with finite gradients near the largest number are followed by ordinary ones. A mean is finite if its flag
+    says so, on all ranks alike; states stay finite; and if an ordinary step was not finite, the next one is.
     """
     before = True
     states = [method.init(x) for x in large[0]]

@@ -1,4 +1,4 @@
-"""The law that replicas agree whatever computes them: ranks with other kernels, and with other numbers of threads."""
+"""The law that replicas agree whatever computes them: other kernels, other numbers of threads."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Machine:
     threads: int
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Everything inside is computed by it."""
+    def use(self) -> Iterator[None]:
+        """A context in which this machine computes everything."""
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         try:
@@ -39,7 +39,7 @@ class Machine:
 
 
 def machines() -> list[Machine]:
-    """One for each backend that there is here, with 1, 2, 3, ... threads; at least two."""
+    """A machine for each backend available here, with 1, 2, 3, ... threads; at least two machines."""
     found = backends.available()
     return [Machine(backend, threads) for threads, backend in enumerate(found * (2 if len(found) == 1 else 1), 1)]
 
@@ -48,7 +48,7 @@ def run_on(machine: Machine, exchange: Exchange[T]) -> Exchange[T]:
     """The same exchange, computed by this machine."""
     answer: Tensor | None = None
     while True:
-        with machine.running():
+        with machine.use():
             try:
                 op = next(exchange) if answer is None else exchange.send(answer)
             except StopIteration as stop:
@@ -58,8 +58,8 @@ def run_on(machine: Machine, exchange: Exchange[T]) -> Exchange[T]:
 
 
 def replicas(method: Method[Any], xs: Sequence[Tensor], steps: int = 3, on: Sequence[Machine] | None = None) -> None:
-    """``mean`` is bit-identical on all ranks where each is computed by another machine, step after step: what each rank
-    computes for itself of what all share has one fixed order. ``on`` are the ranks' machines, again and again; default: all.
+    """``mean`` is bit-identical on all ranks, step after step, if each is computed by another machine: what ranks compute from
+    shared data has one fixed order. ``on``: the ranks' machines, in rotation; default: all.
     """
     on = machines() if on is None else on
 

@@ -36,11 +36,11 @@ from grace.verify.laws import (
     wires,
 )
 from grace.verify.laws.error_bounds import spell_claims
-from grace.verify.outcome import NORMAL, Finding, Profile, Told
+from grace.verify.outcome import NORMAL, Finding, Outcome, Profile
 from grace.verify.subject import Subject, subject
 from grace.verify.trials import SHAPE
 
-Check = Callable[[Subject, Profile], Told]
+Check = Callable[[Subject, Profile], Outcome]
 CHECKS: dict[str, Check] = {
     "agreement": agreeing.check,
     "conservation": conserving.check,
@@ -81,7 +81,7 @@ class Report:
 
     @property
     def broken(self) -> tuple[str, ...]:
-        """The names of the laws that are."""
+        """The names of the broken laws."""
         return tuple(finding.law for finding in self.findings if finding.verdict == "broken")
 
     def document(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def verify(
     return Report(text, as_call(one.method), one.wrapped, profile.name, tuple(findings), seconds)
 
 
-def _finding(name: str, check: Callable[[Subject, Profile], Told], one: Subject, profile: Profile) -> Finding:
+def _finding(name: str, check: Callable[[Subject, Profile], Outcome], one: Subject, profile: Profile) -> Finding:
     try:
         told = check(one, profile)
     except AssertionError as error:

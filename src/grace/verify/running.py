@@ -1,4 +1,4 @@
-"""How laws run a method: helpers of all of them.
+"""How laws run a method, and what they share.
 
 Letters: W workers; xs holds one tensor per worker.
 """
@@ -17,7 +17,7 @@ from grace.peer import Peer
 from grace.run import simulate
 
 Runner = Callable[[list[Any]], list[Any]]
-TINY = 2.0**-140  # what may be lost below the normal numbers
+TINY = 2.0**-140  # how much may be lost below the normal numbers
 LR, STEPS_PER_EPOCH = 1.0, 2  # for memories that follow the learning rate, and schedules that count epochs
 
 
@@ -70,14 +70,14 @@ def snapshot(states: Sequence[Any]) -> list[list[Tensor]]:
 
 
 def assert_untouched(states: Sequence[Any], before: list[list[Tensor]], what: str) -> None:
-    """All tensors of all states have the bits that they had."""
+    """All tensors of all states have the same bits as before."""
     for rank, (state, old) in enumerate(zip(states, before, strict=True)):
         for leaf, was in zip(leaves(state), old, strict=True):
             assert same_bits(leaf, was), f"{what}: the state of rank {rank} changed"
 
 
 def clone_state(state: Any) -> Any:
-    """A copy of a state: of its tensors, tuples and numbers."""
+    """A copy of a state with copies of its tensors."""
     if isinstance(state, Tensor):
         return state.clone()
     if isinstance(state, tuple):
@@ -87,11 +87,11 @@ def clone_state(state: Any) -> Any:
 
 
 def average(xs: Sequence[Tensor]) -> Tensor:
-    """In float64."""
+    """The average in float64."""
     return torch.stack([x.double() for x in xs]).mean(0)
 
 
 def tolerance(xs: Sequence[Tensor], n_roundings: float = 16) -> float:
-    """So many roundings of the largest number, in the dtype of the inputs or float32, whichever is coarser."""
+    """``n_roundings`` roundings of the largest number, in the dtype of the inputs or float32, whichever is coarser."""
     eps = max(torch.finfo(xs[0].dtype).eps, torch.finfo(torch.float32).eps)
     return n_roundings * eps * max((float(x.abs().max()) for x in xs if x.numel()), default=0.0) + TINY

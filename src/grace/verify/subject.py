@@ -1,4 +1,4 @@
-"""What is verified: somebody's method, and what the laws need of it."""
+"""What is verified: a method, and what the laws need to know about it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from grace.wrapping import find_compressor
 
 
 def is_memory(method: Method[Any]) -> bool:
-    """Whether it carries something from step to step that its mean does not say."""
+    """Whether it carries something from step to step that its mean does not show."""
     return isinstance(method, Memory)
 
 
 def conserves(method: Method[Any]) -> bool:
-    """Whether x - rest is promised to average to the mean: not under a vote, nor a sum that the network rounds, nor in a
-    method that keeps a memory of its own and hands out no rest.
+    """Whether x - rest is promised to average to the mean. Not so under a vote, in a sum that the network rounds, or in a
+    method that keeps its own memory and hands out no rest.
     """
     compressor = find_compressor(method)
     if compressor is not None:
@@ -49,7 +49,7 @@ class Subject:
     """A method, and its parts.
 
     method: as it will run.
-    core: the method without memories and delays; what its facts are about.
+    core: the method without memories and delays; its facts are about this.
     remembered: the core under error feedback; None where it refuses a memory.
     wrapped: what was put around a bare compressor, in words; empty if nothing was.
     """
@@ -61,12 +61,12 @@ class Subject:
 
     @property
     def all(self) -> list[Method[Any]]:
-        """The method and the remembered one, once if they are the same."""
+        """The method and the remembered one; only one if they are the same."""
         return list(dict.fromkeys([self.method] + ([self.remembered] if self.remembered is not None else [])))
 
     @property
     def compressor(self) -> Compressor | None:
-        """That of the core, if it has one."""
+        """The compressor of the core, if it has one."""
         return find_compressor(self.core)
 
     @property
@@ -81,7 +81,7 @@ class Subject:
 
 
 def subject(given: object) -> Subject:
-    """Of a method, the string that makes one, a compressor, a class of either, or a function that returns one.
+    """The subject for a method, the string that makes one, a compressor, a class of either, or a function that returns one.
 
     Raises:
         ConfigurationError: it is none of these, or it needs arguments.

@@ -1,4 +1,4 @@
-"""What the laws are tried on, for a report."""
+"""The inputs and workers that the laws are tried with, for a report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from grace.method import Method
 from grace.verify.inputs import UGLY, Make, heavy, normal
-from grace.verify.outcome import Profile, Told
+from grace.verify.outcome import Outcome, Profile
 from grace.verify.subject import Subject
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ def choose_worlds(one: Subject, profile: Profile) -> list[int]:
 
 
 def make_sets(one: Subject, profile: Profile) -> Iterator[list[Tensor]]:
-    """What most laws are tried on: Gaussian and heavy-tailed gradients in each world; thorough: ugly ones too."""
+    """The inputs of most laws: Gaussian and heavy-tailed gradients in each world; thorough: ugly ones too."""
     for world in choose_worlds(one, profile):
         yield make_workers(normal(*SHAPE), world)
         yield make_workers(heavy(31), world)
@@ -43,7 +43,7 @@ def make_some(one: Subject) -> list[Tensor]:
 
 
 def make_spread() -> dict[str, Tensor]:
-    """What bounds are measured on."""
+    """The inputs that bounds are measured on."""
     sparse, constant = torch.zeros(SHAPE), torch.full(SHAPE, -0.7)
     sparse.view(-1)[::100] = normal(16)(7)[: len(sparse.view(-1)[::100])]
     one_hot = torch.zeros(SHAPE)
@@ -54,18 +54,18 @@ def make_spread() -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-def check_each(law: Callable[[Method[Any], list[Tensor]], object], one: Subject, profile: Profile) -> Told:
-    """A law on the method, and on what it is under error feedback."""
+def check_each(law: Callable[[Method[Any], list[Tensor]], object], one: Subject, profile: Profile) -> Outcome:
+    """Checks a law on the method, and on the method under error feedback."""
     count = 0
     for method in one.all:
         for xs in make_sets(one, profile):
             law(method, xs)
             count += 1
-    return Told(f"{count} runs, {list_numbers(choose_worlds(one, profile))} workers")
+    return Outcome(f"{count} runs, {list_numbers(choose_worlds(one, profile))} workers")
 
 
 def name_input(name: str, law: Callable[..., T], *arguments: Any) -> T:
-    """What the law returns; if it is broken, the error names the input."""
+    """The result of the law; if it is broken, the error names the input."""
     try:
         return law(*arguments)
     except Exception as error:

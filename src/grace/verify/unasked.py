@@ -1,4 +1,4 @@
-"""The law of accelerators: an exchange does not ask the host about numbers, and has the bits that it has where it may ask."""
+"""The law of accelerators: an exchange does not ask the host about numbers, and has the same bits as where it may ask."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class _Unasked(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def host_is_not_asked(method: Method[Any], steps: Sequence[Sequence[Tensor]]) -> None:
-    """No operation makes the host wait for a number, and means, states and flags have the bits that they have on the host.
+    """No operation makes the host wait for a number, and means, states and flags have the same bits as on the host.
 
-    ``steps``: the gradients of all workers, step by step; some may be inf or NaN. Tensors on the CPU stand for an
+    ``steps``: the gradients of all workers, step by step; some may be inf or NaN. Tensors on the CPU stand in for an
     accelerator's, and the reference for its kernels.
     """
     with backends.using("reference"):

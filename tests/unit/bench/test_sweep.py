@@ -137,9 +137,6 @@ def test_tables_tell_quality_times_and_predictions(tmp_path):
     assert "failed" in text
     row = {"link": "1gbit", "asked_bits_per_second": 1e9, "measured_bits_per_second": 9.5e8, "relative_error": -0.05}
     assert "-5.0 %" in drawn(tables.links([row]))
-    measured = {"step_ms": 3.0, "workers": 2, "link": "none"}
-    row = {"task": "t", "method": "m", "workers": 8, "link": "1gbit", "step_ms": 12.0, "measured": measured}
-    assert "12.0" in drawn(tables.predictions([row]))
 
 
 def test_time_left(tmp_path, monkeypatch):

@@ -1,4 +1,6 @@
+import errno
 import json
+import re
 import subprocess
 import sys
 
@@ -6,7 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 import grace
-from grace.cli.app import app
+from grace import backends, native
+from grace.cli.app import app, run
+from grace.cli.output import warn_if_busy
+from grace.errors import GraceError
+from grace_command import catalog
 
 runner = CliRunner()
 
@@ -59,10 +65,17 @@ def test_explain_as_json():
         (["bench", "predict", "nowhere", "--workers", "many"], 1, "many"),
         (["bench", "link", "--link", "none"], 1, "name one or more speeds"),
         (["train"], 2, "Missing option"),
-        (["train", "--method", "topk", "--workers", "many"], 2, "train --help"),
+        (["train", "--method", "topk", "--workers", "many"], 1, "--workers 'many': expected whole numbers"),
+        (["train", "--method", "topk", "--steps", "many"], 2, "train --help"),
+        (
+            ["compare", "--methods", "topk", "--links", "1gbit,none", "--out", "nowhere"],
+            1,
+            "takes one link, not 1gbit, none",
+        ),
         (["bench", "overhead", "--samples", "1"], 2, "bench overhead --help"),
         (["explain"], 2, "Missing argument"),
         (["nonsense"], 2, "No such command"),
+        (["train", "--method", "topk", "--task", "nonsense"], 1, "grace tasks prints all tasks"),
     ],
 )
 def test_errors_are_one_message_and_a_status(arguments, status, message):
@@ -71,7 +84,8 @@ def test_errors_are_one_message_and_a_status(arguments, status, message):
     assert message in done.stderr
     assert "Traceback" not in done.output
     assert done.stdout == ""
-    assert done.stderr.count("\n") == 1
+    assert done.stderr.count("\n") == (2 if status == 1 else 1)
+    assert ("\nread on: " in done.stderr) == (status == 1)
 
 
 @pytest.mark.parametrize("command", [["list"], ["explain"], ["train"], ["compare"], ["bench", "overhead"]])
@@ -80,6 +94,7 @@ def test_every_command_has_help_with_an_example(command):
     assert done.exit_code == 0
     assert f"Example: grace {' '.join(command)}" in " ".join(done.stdout.split())
     assert "--json" in done.stdout
+    assert "<bool>" not in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -93,7 +108,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_runs(command, t
     assert done.exit_code == 1
     assert done.stderr.startswith("error: nothing can be written to ")
     assert f"{tmp_path / 'file'} is not a folder; name another folder\n" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert done.stderr.count("\n") == 2
     assert done.stdout == ""
 
 
@@ -103,17 +118,18 @@ def test_a_damaged_result_is_named(tmp_path):
     done = call("bench", "predict", str(tmp_path))
     assert done.exit_code == 1
     assert done.stderr.startswith(f"error: {tmp_path / 'runs' / 'a.json'}: not JSON")
-    assert done.stderr.count("\n") == 1
+    assert done.stderr.count("\n") == 2
 
 
 def test_the_version():
     assert call("--version").stdout.strip() == f"grace {grace.__version__}"
 
 
-@pytest.mark.parametrize("missing", ["typer", "rich"])
-def test_without_its_extra_the_command_says_what_to_install(missing):
+@pytest.mark.parametrize(("missing", "command"), [("typer", "doctor"), ("rich", "list")])
+def test_without_its_extra_the_command_says_what_to_install(missing, command):
     code = (
-        f"import sys; sys.modules[{missing!r}] = None; sys.argv = ['grace', 'list']; import grace.cli; grace.cli.main()"
+        f"import sys; sys.modules[{missing!r}] = None; sys.argv = ['grace', {command!r}]; "
+        "import grace_command; grace_command.main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
@@ -128,3 +144,137 @@ def test_compare_says_that_vl_convert_is_missing_before_it_trains(monkeypatch, t
     assert done.exit_code == 1
     assert "pip install 'grace-dl[bench]'" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+OWN = """
+from dataclasses import dataclass
+import grace
+
+@dataclass(frozen=True)
+class Mine(grace.TopK):
+    "Mine: like top-k."
+"""
+
+
+def test_a_method_of_ones_own_goes_wherever_methods_go(tmp_path, monkeypatch):
+    (tmp_path / "my.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    assert json.loads(call("explain", "my.py:Mine:ratio=0.1", "--json").stdout)["family"] == "own"
+    done = call("bench", "codecs", "--methods", "my.py:Mine:ratio=0.1", "--sizes", "1K", "--samples", "3", "--json")
+    assert any(row["method"].endswith("my.py:Mine:ratio=0.1") for row in json.loads(done.stdout)["worth"])
+    done = call("train", "-m", "my.py:Mine:ratio=0.1", "--workers", "1", "--steps", "2", "--evaluations", "1", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)[0]["method"] == "my.py:Mine:ratio=0.1", "its worker found the file"
+
+
+def test_grace_alone_greets_with_three_commands():
+    done = call()
+    assert done.exit_code == 0
+    assert done.stdout.count("\n  grace ") == 3
+
+
+def test_tasks_are_listed():
+    rows = {row["name"]: row for row in json.loads(call("tasks", "--json").stdout)}
+    assert rows["digits"]["parameters"] == 19_074
+    assert rows["digits"]["data"] == ["embedded", "synthetic"]
+    assert rows["lstm_small"]["metric"] == "perplexity"
+    assert rows["lstm_small"]["better"] == "lower"
+    shown = call("tasks").stdout
+    assert all(name in shown for name in rows)
+
+
+@pytest.mark.parametrize("command", ["list", "explain", "tasks", "train"])
+def test_json_takes_no_value(command):
+    (line,) = [line for line in call(command, "--help").stdout.splitlines() if "--json" in line]
+    assert "<bool>" not in line
+    assert "BOOL" not in line
+    assert "--no-json" not in line
+
+
+def test_a_full_disk_is_told(monkeypatch):
+    def refuse(*arguments, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("grace.cli.explain.write_json", refuse)
+    done = call("list", "--json")
+    assert done.exit_code == 1
+    assert done.stderr == "error: No space left on device; free some space and run the command again\n"
+
+
+@pytest.mark.parametrize("load", [0.0, 100.0])
+def test_a_busy_machine_is_told_where_something_is_measured(load, monkeypatch, capsys):
+    monkeypatch.setattr("grace.bench.machine.load", lambda: load)
+    warn_if_busy()
+    assert ("times are doubtful" in capsys.readouterr().err) == (load > 0)
+
+
+def test_ctrl_c_is_status_130(monkeypatch, capsys):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("grace.cli.explain.write_json", interrupt)
+    monkeypatch.setattr(sys, "argv", ["grace", "list", "--json"])
+    with pytest.raises(SystemExit) as stop:
+        run()
+    assert (stop.value.code, capsys.readouterr().err) == (130, "stopped\n")
+
+
+def test_what_trains_has_the_same_options():
+    tree = catalog.read()["command"]["commands"]
+    commands = {"train": tree["train"], "compare": tree["compare"], "bench": tree["bench"]["commands"]["train"]}
+    found = {name: {one["names"][0]: one for one in command["params"]} for name, command in commands.items()}
+    assert set(found["bench"]) - set(found["train"]) == {"--baselines"}
+    for option in found["train"]:
+        assert found["compare"][option] | {"required": True} == found["train"][option] | {"required": True}
+        assert found["bench"][option] | {"required": True} == found["train"][option] | {"required": True}
+
+
+@pytest.mark.parametrize(
+    ("command", "measure"),
+    [
+        (["train", "-m", "topk"], "grace.cli.runs.sweep"),
+        (["compare", "-m", "topk", "--out", "OUT"], "grace.cli.runs.sweep"),
+        (["bench", "train", "-m", "topk", "--out", "OUT"], "grace.cli.runs.sweep"),
+        (["bench", "smoke", "--out", "OUT"], "grace.bench.smoke.run"),
+        (["bench", "link"], "grace.bench.network.throughput.measure_link"),
+        (["bench", "codecs"], "grace.bench.codecs.session.run"),
+        (["bench", "overhead"], "grace.bench.overhead.measure"),
+        (["bench", "overhead", "--toolkit", "jax"], "grace.bench.handing_over.measure"),
+        (["advise", "--task", "digits"], "grace.bench.advise.run.advise"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_every_command_that_measures_says_first_that_the_machine_is_busy(command, measure, monkeypatch, tmp_path):
+    def stop(*arguments, **options):
+        raise GraceError("here it would measure")
+
+    monkeypatch.setattr("grace.bench.machine.load", lambda: 1000.0)
+    monkeypatch.setattr(measure, stop)
+    done = call(*(str(tmp_path) if word == "OUT" else word for word in command))
+    before, stopped, _ = done.stderr.partition("error: here it would measure")
+    assert stopped
+    assert "note: the machine was busy (load 1000.0 on " in before
+
+
+def test_no_color_is_honored(monkeypatch):
+    colors = re.compile("\x1b\\[[0-9;]*3[0-9][0-9;]*m")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert colors.search(call("list").stdout), "otherwise this could not fail"
+    monkeypatch.setenv("NO_COLOR", "1")
+    for command in (["list"], ["explain", "signsgd"], ["tasks"]):
+        assert not colors.search(call(*command).stdout)
+
+
+def test_missing_kernels_are_told_once_at_the_end(monkeypatch):
+    monkeypatch.setattr(backends, "current", backends.UNDECIDED)
+    monkeypatch.setattr(native, "_loaded", "the native library was not built")
+    monkeypatch.delenv(backends.VARIABLE, raising=False)
+    done = call("bench", "codecs", "--methods", "qsgd", "--sizes", "1K", "--samples", "3")
+    assert done.exit_code == 0, done.output
+    assert done.stderr.count("slower torch kernels") == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("note: Grace uses its slower torch kernels: the native library was not built")
+    monkeypatch.setenv(backends.VARIABLE, "reference")
+    assert "slower" not in call("tasks").stderr, "they were asked for"

@@ -21,6 +21,15 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+def test_the_choice_of_a_transport_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRACE_TRANSPORT", "gloo")
+    assert "grace.transport() gives gloo here: GRACE_TRANSPORT asks for it" in shown(doctor.examine())
+    monkeypatch.setenv("GRACE_TRANSPORT", "tcp")
+    found = doctor.examine()
+    assert found["transports"]["chosen"] is None
+    assert any("GRACE_TRANSPORT='tcp'; legal:" in text for text in found["errors"])
+
+
 def shown(found: dict[str, object]) -> str:
     console = Console(width=300)
     with console.capture() as capture:
@@ -40,6 +49,9 @@ def test_it_tells_what_is_active() -> None:
     assert found["threads"]["torch"] == torch.get_num_threads()
     assert found["threads"]["cores"] >= 1
     assert found["transports"]["gloo"] is True
+    assert found["transports"]["chosen"]["name"] == "alone"
+    mpi = found["transports"]["mpi4py"]
+    assert (mpi["library"] is None) == (mpi["problem"] is not None)
     text = shown(found)
     for expected in (backends.active()[0], backends.active()[1], torch.__version__, native.library(), "gloo"):
         assert expected in text
@@ -95,8 +107,8 @@ def test_a_host_without_an_address_is_warned_of(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_package_that_cannot_be_imported_is_told() -> None:
-    assert doctor._broken("no_such_module") is None, "what is not there is not broken"
-    assert doctor._broken("json") is None
+    assert doctor._explain_failure("no_such_module") is None, "what is not there is not broken"
+    assert doctor._explain_failure("json") is None
 
 
 def test_a_package_that_is_there_but_broken(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,9 +80,9 @@ def test_wires_and_sums_agree(choice: str, values: str, code: str):
         def once(which: str, n: int = n, x: Tensor = x, memory: Tensor = memory, k: int = k) -> list[Tensor]:
             out, left = [], [torch.empty_like(x) for _ in range(2)]
             with backends.using(which):
-                wire, finite = sparse_wire.topk_(x.clone(), k, code, values, memory, left[0])
+                wire, finite = sparse_wire.write_topk_(x.clone(), k, code, values, memory, left[0])
                 bounds = [0.0 if n == 7 else 2.0, 1e9]
-                many, fine = sparse_wire.at_least_(x.clone(), bounds, code, values, memory, left[1])
+                many, fine = sparse_wire.write_at_least_(x.clone(), bounds, code, values, memory, left[1])
                 assert finite
                 assert fine
                 for add in (False, True):
@@ -106,7 +106,7 @@ def test_large_sums(threads: int):
     with with_threads(threads):
         for seed in range(3):
             row = numbers(n, seed)[:1]
-            received.append(sparse_wire.topk_(row, k, "auto", "float32", None, None)[0])
+            received.append(sparse_wire.write_topk_(row, k, "auto", "float32", None, None)[0])
         totals = []
         for which in (TARGETS[-1], "reference"):
             out = torch.full((1, n), 9.0)
@@ -118,7 +118,7 @@ def test_large_sums(threads: int):
 
 def test_more_wires_than_are_added_at_once():
     x = numbers(300)[:1]
-    wire, _ = sparse_wire.topk_(x, 9, "auto", "float32", None, None)
+    wire, _ = sparse_wire.write_topk_(x, 9, "auto", "float32", None, None)
     out = torch.zeros(1, 300)
     sparse_wire.sum_pairs([wire] * 130, out, 0.5, 9, "auto", "float32", add=False)
     one = torch.zeros(1, 300)

@@ -160,7 +160,7 @@ def test_unbiased_methods_are_scaled() -> None:
 
 
 def test_a_memory_around_it_is_refused() -> None:
-    with pytest.raises(CompositionError, match="memory itself"):
+    with pytest.raises(CompositionError, match="itself a memory"):
         grace.ErrorFeedback(grace.method("topk:memory=ef21"))
 
 

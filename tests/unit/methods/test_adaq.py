@@ -102,7 +102,7 @@ def test_bound_of_the_specification():
         assert (x - decoded).square().sum() <= (1 - bound) * x.square().sum() * (1 + 1e-5)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 8])
+@pytest.mark.parametrize("world", [1, 3])  # the laws' tests run it with up to eight
 def test_agreement_and_conservation(world: int):
     for communicator in ("allgather", "scatterreduce"):
         check_exchange(grace.method("adaq:ratio=0.2,memory=none", communicator=communicator), world)

@@ -90,7 +90,7 @@ def test_bounds_and_edges(compressor: DGC):
         check_ugly(compressor)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 8])
+@pytest.mark.parametrize("world", [1, 3])  # the laws' tests run it with up to eight
 def test_agreement_and_conservation(world: int):
     check_exchange(grace.Allgather(DGC(0.1, 0.2)), world)
     check_nothing_lost(grace.ErrorFeedback(grace.Allgather(DGC(0.05))), world)

@@ -131,7 +131,7 @@ def test_a_lossless_stage_is_a_knob_of_every_compressor():
         assert "Lossless" in repr(made)
         assert grace.method(grace.spell(made)) == made
         assert "lossless=zlib" in grace.spell(made)
-    with pytest.raises(grace.errors.CompositionError, match="powersgd holds its own exchange, and lossless"):
+    with pytest.raises(grace.errors.CompositionError, match="powersgd has its own exchange, and lossless"):
         grace.method("powersgd:lossless=zlib")
     with pytest.raises(grace.errors.ConfigurationError, match="stage='gzip'"):
         grace.method("qsgd:lossless=gzip")

@@ -124,7 +124,7 @@ def test_refuses_a_code_without_a_bucket():
         Sketch(3).decompress_add_(wire, torch.zeros(1, 6), 1.0, stream())
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 8])
+@pytest.mark.parametrize("world", [1, 3])  # the laws' tests run it with up to eight
 def test_agreement_and_conservation(world: int):
     for communicator in ("allgather", "scatterreduce"):
         check_exchange(grace.method("sketch:memory=none", communicator=communicator), world)

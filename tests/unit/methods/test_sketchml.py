@@ -116,7 +116,7 @@ def test_edges(compressor: SketchML):
         assert (coded(compressor, x)[1].sign() * x.sign() >= 0).all()
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 8])
+@pytest.mark.parametrize("world", [1, 3])  # the laws' tests run it with up to eight
 def test_agreement_and_conservation(world: int):
     for communicator in ("allgather", "scatterreduce"):
         check_exchange(grace.method("sketchml:memory=none", communicator=communicator), world)

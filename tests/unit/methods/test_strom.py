@@ -87,7 +87,7 @@ def test_bounds_and_edges(compressor: Strom):
         assert (coded(compressor, x)[2].abs() <= x.abs()).all()
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 8])
+@pytest.mark.parametrize("world", [1, 3])  # the laws' tests run it with up to eight
 def test_agreement_and_conservation(world: int):
     for communicator in ("allgather", "scatterreduce"):
         check_exchange(grace.method("strom:tau=1,memory=none", communicator=communicator), world)

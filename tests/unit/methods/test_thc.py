@@ -10,7 +10,7 @@ import grace
 from grace.errors import ConfigurationError, PayloadError
 from grace.lent import Lent
 from grace.method import Method
-from grace.methods.common.integer_table import round_to_table
+from grace.methods.common.integer_table import TableScale, round_to_table
 from grace.methods.common.rotation import rotate, rotate_back
 from grace.methods.thc import THC
 from grace.peer import Peer
@@ -48,12 +48,12 @@ def test_no_symmetric_table_that_differs_in_one_pair_is_better(bits: int) -> Non
 def test_the_worked_example() -> None:
     method = THC()
     assert abs(method.reach - 2.1538747) < 1e-6
-    reach = torch.tensor([[method.reach]])  # |y| / sqrt(h) = 1
-    levels = [method._levels(torch.tensor([[y]]), reach) for y in (0.5, -1.0)]
+    scale = TableScale(torch.tensor([[method.reach]]), method.table[-1], method.block)  # |y| / sqrt(h) = 1
+    levels = [scale.levels(torch.tensor([[y]])) for y in (0.5, -1.0)]
     torch.testing.assert_close(torch.cat(levels), torch.tensor([[18.482], [8.036]]), rtol=0, atol=1e-3)
     z = [round_to_table(v, method.table, check.Given([u])) for v, u in zip(levels, (0.5, 0.9), strict=True)]
     assert [method.table[int(one)] for one in z] == [19, 7]
-    mean = method._numbers(torch.tensor([[26]]), 2, reach, check.peer().shared("THC")).abs()
+    mean = scale.mean(torch.tensor([[26]]), 2).abs()
     torch.testing.assert_close(mean, torch.tensor([[0.2872]]), rtol=0, atol=1e-4)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-import grace
 from grace import Policy, Simulator, Traffic
 from grace.errors import ConfigurationError, InputError, StateError
 
@@ -92,7 +91,7 @@ def test_switching():
 
 def test_a_state_of_another_number_of_workers():
     state = Simulator("topk", 3).state_dict()
-    with pytest.raises(StateError, match="the state is of 3 simulated workers, these are 2"):
+    with pytest.raises(StateError, match="the state is of 3 simulated workers, but there are 2"):
         Simulator("topk", 2).load_state_dict(state, {})
     with pytest.raises(StateError, match="the state is of 0 simulated workers"):
         Simulator("topk", 2).load_state_dict({}, {})
@@ -109,12 +108,15 @@ def test_seeds():
 # acpsgd, atomosvd: a direction waits l/r = 7.5 steps for its turn, so that a step above 2 r / (L l) = 0.17 diverges here, in
 # the paper's own algorithm too: tests/unit/methods/test_acpsgd.py shows both.
 # What keeps 1 % or less needs a smaller step than is taken here, and so do votes and what has a momentum of its own.
-MILD = {name: f"{name}:ratio=0.3" for name in ("randomk", "gspar", "atomo", "dgc", "sketchedsgd")}
-SMALL_STEP = {"signsgd": 0.02, "signum": 0.02, "dgc": 0.02, "sketchedsgd": 0.02, "acpsgd": 0.05, "atomosvd": 0.05}
+# One of each kind; all methods: tests/fidelity/test_convergence.py.
+MILD = {name: f"{name}:ratio=0.3" for name in ("randomk", "dgc")}
+SMALL_STEP = {"signsgd": 0.02, "dgc": 0.02, "acpsgd": 0.05, "atomosvd": 0.05}
 
 
-@pytest.mark.parametrize("name", grace.methods())
-def test_training_with_every_method_makes_progress(name: str):
+@pytest.mark.parametrize(
+    "name", ["none", "qsgd", "topk", "powersgd", "randomk", "dgc", "signsgd", "acpsgd", "atomosvd"]
+)
+def test_training_with_a_method_of_each_kind_makes_progress(name: str):
     """Least squares of 8 workers with different data: the loss falls."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(8, 64, 40, generator=generator)

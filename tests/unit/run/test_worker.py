@@ -71,7 +71,7 @@ def test_propagate_skip_and_error(method: str, bad: float):
     outs = step(Worker(only(method), 0, 1, nonfinite="skip"), v=good, w=spoiled)
     assert not outs["w"].any()
     assert outs["v"].any()
-    with pytest.raises(NonFiniteError, match=r"step 0: an inf or NaN in the gradients of 'w'$"):
+    with pytest.raises(NonFiniteError, match=r"step 0: an inf or NaN in the gradients of 'w'(?!,)"):
         step(Worker(only(method), 0, 1, nonfinite="error"), v=good, w=spoiled)
 
 
@@ -194,8 +194,8 @@ def with_(key: str, value: Any) -> Any:
         (with_("rank", 3), "the state is of rank 3, this is rank 0; each rank loads its own"),
         (with_("world", 8), "the state is of world 8"),
         (with_("policy", "Policy('*' -> none)"), "was saved under Policy"),
-        (with_("states", {"x": (vector(1),)}), "a tensor 'x' that this run has not"),
-        (with_("owed", {"x": vector(1)}), "owes to tensors that this run has not: x"),
+        (with_("states", {"x": (vector(1),)}), "a tensor 'x' that this run does not have"),
+        (with_("owed", {"x": vector(1)}), "owes to tensors that this run does not have: x"),
         (
             with_("owed", {"w": vector(1)}),
             r"the state of 'w' should hold torch.float32 \(4,\), got torch.float32 \(1,\)",

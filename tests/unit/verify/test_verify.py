@@ -31,8 +31,9 @@ def call(*arguments):
     return runner.invoke(app, ["verify", "--quick", *map(str, arguments)])
 
 
-@pytest.mark.parametrize("name", grace.methods())
-def test_every_registered_method_holds(name):
+# one of each kind; tests/laws has all methods, and more inputs
+@pytest.mark.parametrize("name", ["none", "fp16", "qsgd", "efsignsgd", "topk", "randomk", "powersgd", "dgc", "signsgd"])
+def test_a_method_of_each_kind_holds(name):
     report = verify(name, QUICK)
     assert report.holds, [finding for finding in report.findings if finding.verdict == "broken"]
 

@@ -19,6 +19,7 @@ from grace.bench.codecs.compressors import compressor_of
 from grace.bench.codecs.plan import COLD, YARDSTICKS, Plan, size_text
 from grace.bench.codecs.room import COPIES, Room
 from grace.bench.results import quartiles
+from grace_command.text import plural
 
 SCHEMA, VERSION = "grace.codecs", 1
 Row = dict[str, Any]
@@ -30,7 +31,7 @@ class Bench:
 
     Args:
         plan: what.
-        eviction: bytes that are written to empty the caches; by default as the machine needs.
+        eviction: bytes that are written to empty the caches; by default what the machine needs.
     """
 
     def __init__(self, plan: Plan, eviction: int | None = None):
@@ -50,8 +51,8 @@ class Bench:
 
         Args:
             command: of the document, the command that asked for it.
-            progress: is told how much is done, of how much, both in seconds as they were expected, and what comes next.
-            keep: gets the document as far as it is, after each method at each size: what interrupts a run leaves that.
+            progress: is told how much is done and how much there is, both in expected seconds, and what comes next.
+            keep: gets the unfinished document after each method at each size, so that an interrupted run leaves it.
         """
         start, plan = time.monotonic(), self.plan
         head = {
@@ -82,7 +83,7 @@ class Bench:
                     room = Room(size, workers=plan.workers)
                     for name, seconds in jobs:
                         if progress is not None:
-                            label = f"{name}, {size_text(size)}, {count} thread" + ("s" if count > 1 else "")
+                            label = f"{name}, {size_text(size)}, {plural(count, 'thread')}"
                             progress(done, total, label)
                         self._attempt(name, room, count)
                         done += seconds
@@ -90,7 +91,7 @@ class Bench:
                             keep(document(False))
         return document(True)
 
-    # ---- what a bench with goals does otherwise ---------------------------------------------------------------------
+    # ---- what a bench with goals does differently -------------------------------------------------------------------
     def run_job(self, name: str, room: Room, count: int) -> None:
         """One job of the plan."""
         if name == YARDSTICKS:
@@ -99,7 +100,7 @@ class Bench:
             self._measure_method(name, room, count)
 
     def rivals_of(self, case: Case, name: str, room: Room, payloads: int | None) -> list[Case]:
-        """What a case of a compressor is compared with; sets the case's patience."""
+        """What a compressor's case is compared with; sets the case's patience."""
         return []
 
     def row_of(self, case: Case, name: str, room: Room, count: int, timing: Timing, rivals: dict[Case, Timing]) -> Row:
@@ -107,7 +108,7 @@ class Bench:
         return summarize(case.operation, timing)
 
     def place(self, name: str | None, size: int, count: int) -> Row:
-        """What a row says of where it was measured."""
+        """What a row says about where it was measured."""
         return {
             "operation": None, "method": name, "size": size, "threads": count, "kernels": self.kernels,
             "cold": size >= COLD, "payloads": None,
@@ -119,7 +120,7 @@ class Bench:
 
     # ---- one job ----------------------------------------------------------------------------------------------------
     def _attempt(self, name: str, room: Room, count: int) -> None:
-        """One method that fails does not take hours of others with it; the document tells, and so does the exit status."""
+        """A method that fails does not cost the results of the others; the document and the exit status report it."""
         try:
             self.run_job(name, room, count)
         except Exception as error:
@@ -194,7 +195,7 @@ class Bench:
         self.leave(operation, name, size, count, f"a run {takes} {shown} s, more than the limit of {limit:g} s")
 
     def _lacks_memory(self, name: str | None, size: int, count: int, copies: int) -> bool:
-        """Whether so many tensors are more than half of the free memory; notes it."""
+        """Whether so many tensors take more than half of the free memory; if so, notes it."""
         if 4 * size * copies <= machine.available_memory() // 2:
             return False
         why = f"{copies} tensors of {4 * size / 1e6:,.0f} MB do not fit into half of the free memory"
@@ -202,7 +203,7 @@ class Bench:
         return True
 
     def _is_worth_it(self, name: str, case: Case, size: int, count: int) -> bool:
-        """Whether a case can be expected to keep to its limit, from smaller sizes and, for decoding, from encoding."""
+        """Whether a case should keep to its limit, judging by smaller sizes and, for decoding, by encoding."""
         limit = self.plan.limit * case.patience
         expected = size * self._slowest.get((name, case.operation, case.kernels), 0.0)
         if case.operation == DECODE and expected <= limit:
@@ -238,5 +239,5 @@ def summarize(operation: str, timing: Timing) -> Row:
 
 
 def short(value: float) -> float:
-    """Five digits are more than a clock is good for."""
+    """Rounds to five digits: a clock is not better than that."""
     return float(f"{value:.5g}")

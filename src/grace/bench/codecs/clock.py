@@ -1,4 +1,4 @@
-"""Timing: one case after the other in turn, with empty caches where that is asked for."""
+"""Timing: the cases take turns, with empty caches if asked for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from grace import backends
 from grace.bench import machine
 
 ENCODE, FEEDBACK, DECODE = OPERATIONS = "encode", "encode with error feedback", "decode and sum"
-_LEAST = 256 << 20  # a virtual machine may tell of less than there is
+_LEAST = 256 << 20  # a virtual machine may report less cache than there is
 _WARM_SECONDS, _MOST_REPEATS = 2e-3, 25  # of one sample of a small case
 
 
@@ -61,10 +61,10 @@ class Clock:
     """Times cases. ``cold`` empties the caches before each sample, by writing a buffer larger than the last-level cache.
 
     Args:
-        limit: a case of which one run takes more seconds is not timed.
-        eviction: bytes of that buffer; by default four times the cache, at least 256 MiB, at most a quarter of what memory
-            is free.
-        budget: seconds that all samples of a case may take, what prepares them included.
+        limit: a case is not timed if one run takes more seconds than this.
+        eviction: bytes of that buffer; by default four times the cache, at least 256 MiB, at most a quarter of the free
+            memory.
+        budget: seconds that all samples of a case may take, including their preparation.
     """
 
     def __init__(self, limit: float, eviction: int | None = None, budget: float = math.inf):
@@ -79,10 +79,10 @@ class Clock:
         self._buffer.add_(1.0)
 
     def measure(self, yard: Case, cases: Sequence[Case], samples: int, *, cold: bool) -> dict[Case, Timing | float]:
-        """So many samples of each case, in turn, each turn in another order, with one of the yardstick before them.
+        """Takes ``samples`` of each case. Cases take turns, each turn in another order, after a sample of the yardstick.
 
-        A case that takes longer than the limit gets the seconds of a run in place of a timing. One whose samples would
-        take more than the budget gets fewer: at least three, and one if it is only there to be compared with.
+        A case that takes longer than the limit gets the seconds of a run instead of a timing. One whose samples would take
+        more than the budget gets fewer: at least three, or one if it is only there for comparison.
         """
         clear = self.clear if cold else nothing
         out: dict[Case, Timing | float] = {}
@@ -101,7 +101,7 @@ class Clock:
                 affordable = self.budget / (cost * repeats[case])
                 turns[case] = int(max(1 if case.kernels else 3, min(samples, affordable)))
                 found[case] = Timing([], [])
-                if turns[case] == 1:  # then that was it: what takes so long is no faster the second time
+                if turns[case] == 1:  # the trial was the sample: what takes so long is no faster the second time
                     base = self._sample(yard, clear, repeats[yard])
                     found[case] = Timing([once], [once / base])
                     turns[case] = 0
@@ -115,7 +115,7 @@ class Clock:
         return {**out, **found}
 
     def _trial(self, case: Case, clear: Callable[[], None], cold: bool) -> tuple[float, float]:
-        """Seconds of a run, and of all that it takes to make one."""
+        """Seconds of a run alone, and with its preparation."""
         once = cost = math.inf
         for _ in range(2 if cold else 4):  # the first run is slow: it loads code and makes what is kept
             start = time.perf_counter()

@@ -19,7 +19,7 @@ from grace.peer import Peer
 from grace.random import Stream
 from grace.wrapping import find_compressor
 
-_SETUP_SECONDS = 0.5  # a slow method gets fewer different wires, at least two, each several times
+_SETUP_SECONDS = 0.5  # a slow method makes fewer different wires, at least two, and repeats them
 
 
 def compressor_of(method: Method[Any] | None) -> Compressor | None:
@@ -57,7 +57,7 @@ def _encoder(compressor: Compressor, room: Room, *, remember: bool = False) -> C
 
 
 def _decoder(compressor: Compressor, room: Room, count: int) -> Case:
-    """Decodes the wires of so many workers, and adds them up. They are made when they are first needed."""
+    """Decodes the wires of ``count`` workers, and adds them up. The wires are made when they are first needed."""
     wires: list[Tensor] = []
     scale = 1.0 if compressor.aggregation == "majority" else 1 / room.workers
     rng = Peer(0, room.workers, step=1, name="weight").shared(compressor.id)

@@ -1,8 +1,8 @@
-"""The cases of a method with a conversation of its own: one worker's part of it, replayed.
+"""The cases of a method with its own exchange: one worker's part of it, replayed.
 
-All workers run once in this process, and what the network answers to worker 0 is kept. A sample is that worker's step
-again, from the same state, with the same answers: what it does before its last collective is called encoding, what it does
-with the last answer decoding.
+All workers run once in this process, and the network's answers to worker 0 are kept. A sample repeats that worker's step,
+from the same state, with the same answers: what it does before its last collective counts as encoding, what it does with
+the last answer as decoding.
 """
 
 from __future__ import annotations
@@ -25,28 +25,26 @@ from grace.run.simulate import simulate
 from grace.verify.running import clone_state
 from grace.workspace import Workspace
 
-COPIES = 4  # tensors of the size for each worker that are alive at once, as a bound
+COPIES = 4  # tensors of this size per worker that are alive at once, at most
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Replay(Case):
     """One worker's step, of which only a part is timed."""
 
     run: Callable[[], object] = nothing
-    method: Method[Any] | None = None
-    room: Room | None = None
-    shape: tuple[int, int] = (1, 1)
+    method: Method[Any]
+    room: Room
+    shape: tuple[int, int]
     part: Literal["encode", "decode", "all"] = "encode"
     state: Any = None
-    answers: list[Tensor] | None = None
+    answers: list[Tensor] = field(default_factory=list)
     workspace: Workspace = field(default_factory=Workspace)
 
     def seconds(self, clear: Callable[[], None]) -> float:
         """Runs the whole step once; the seconds of the part."""
-        assert self.method is not None
-        if self.answers is None:
+        if not self.answers:
             self._record()
-        assert self.answers is not None
         x, state = self._gradient(0), clone_state(self.state)
         answers = [answer.clone() for answer in self.answers]
         exchange = self.method.exchange(x, state, self._peer(0, self.workspace))
@@ -64,30 +62,24 @@ class Replay(Case):
 
     def _record(self) -> None:
         """Two steps of all workers: the first fills the memories, the second is kept."""
-        assert self.method is not None
-        assert self.room is not None
         workers = range(self.room.workers)
         states = [self.method.init(self._gradient(worker)) for worker in workers]
-        answers: list[Tensor] = []
         for step in range(2):
-            answers = []
+            self.answers = []
             self.state = clone_state(states[0])
             runs: list[Exchange[Exchanged[Any]]] = [
                 self.method.exchange(self._gradient(worker), states[worker], self._peer(worker, None, step))
                 for worker in workers
             ]
-            runs[0] = _tap(runs[0], answers)
+            runs[0] = _tap(runs[0], self.answers)
             states = [out.state for out in simulate(runs)]
-        self.answers = answers
 
     def _gradient(self, worker: int) -> Tensor:
-        assert self.room is not None
         m, l = self.shape
         x = self.room.x.clone() if worker == 0 else self.room.gradient(worker)
         return x.view(-1)[: m * l].view(m, l)
 
     def _peer(self, rank: int, workspace: Workspace | None, step: int = 1) -> Peer:
-        assert self.room is not None
         return Peer(rank, self.room.workers, step=step, name="weight", lent=Lent(workspace=workspace))
 
 

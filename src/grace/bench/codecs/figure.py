@@ -1,4 +1,4 @@
-"""The figure of a document: up to which speed of a link each method is worth its time."""
+"""The figure of a document: up to which link speed each method pays."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from grace.bench.codecs.plan import size_text
 from grace.bench.network.links import link
+from grace.bench.report.marks import SPEED
 from grace.bench.report.render import save
 from grace.bench.report.theme import config
 
 _LEAST, _MOST = 1e7, 1e12  # bits per second: the ends of the axis
 _DENSE = ("fp32", "bf16")
-_SPEED = "replace(format(datum.value, '~s'), /([kMGT]?)$/, ' $1bit/s')"
 
 
 def draw(document: dict[str, Any], out: Path) -> list[Path]:
@@ -63,7 +63,7 @@ def _panel(size: int, bars: Sequence[dict[str, Any]], links: Sequence[dict[str, 
     }  # fmt: skip
     x = {
         "field": "start", "type": "quantitative", "title": "speed of a link",
-        "scale": {"type": "log", "domain": [_LEAST, _MOST], "nice": False}, "axis": {"labelExpr": _SPEED, "tickCount": 5},
+        "scale": {"type": "log", "domain": [_LEAST, _MOST], "nice": False}, "axis": {"labelExpr": SPEED, "tickCount": 5},
     }  # fmt: skip
     colour = {"field": "than", "type": "nominal", "sort": "descending"}
     layers = [

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from grace.bench import machine
 from grace.bench.codecs.room import WORKERS
 from grace.errors import ConfigurationError, out_of_range
-from grace.registry import method, methods, recipe, spell, split_methods
+from grace.registry import method, methods, parse, recipe, spell, split_methods
 
 COLD = 1_000_000  # from this size on caches are emptied before every sample; smaller tensors are measured warm
 YARDSTICKS = "yardsticks"  # a job that is no method
@@ -91,23 +91,25 @@ def plan_of(
     """
     counts = parse_counts(threads) if threads else [machine.cores()]
     names = methods() if chosen is None else split_methods(chosen)
-    return Plan(by_family(names), ascending(parse_sizes(sizes)), ascending(counts), samples, limit, budget, workers)
+    return Plan(
+        by_family(names), sort_numbers(parse_sizes(sizes)), sort_numbers(counts), samples, limit, budget, workers
+    )
 
 
 def by_family(names: list[str] | tuple[str, ...]) -> tuple[str, ...]:
     """Each method once, in its canonical form, beside its kin."""
     found = {canonical(name) for name in names}
-    return tuple(sorted(found, key=lambda name: (recipe(name.partition(":")[0]).family, name)))
+    return tuple(sorted(found, key=lambda name: (recipe(parse(name)[0]).family, name)))
 
 
 @functools.cache
 def canonical(name: str) -> str:
     """One string for all that make the same method: the bare name where that is enough, else as ``spell`` writes it."""
-    made, bare = method(name), recipe(name.partition(":")[0]).name
-    return bare if method(bare) == made else spell(made)
+    one, bare = method(name), recipe(parse(name)[0]).name
+    return bare if method(bare) == one else spell(one)
 
 
-def ascending(numbers: list[int]) -> tuple[int, ...]:
+def sort_numbers(numbers: list[int]) -> tuple[int, ...]:
     """Each number once."""
     return tuple(sorted(set(numbers)))
 

@@ -1,4 +1,4 @@
-"""The numbers that are compressed, and buffers for them: made once for each size and shared by all cases."""
+"""The numbers that are compressed, and buffers for them: made once per size and shared by all cases."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ class Room:
         return Case("add_", lambda: self.out.add_(self.x))
 
     def yardsticks(self) -> list[Case]:
-        """What stands beside it: a copy by the C library, and a sum, which only reads."""
+        """What is measured beside it: a copy by the C library, and a sum, which only reads."""
         to, size = self.out.data_ptr(), 4 * self.n
         return [Case("memcpy", lambda: ctypes.memmove(to, self.x.data_ptr(), size)), Case("sum", lambda: self.x.sum())]

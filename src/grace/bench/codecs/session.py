@@ -1,5 +1,5 @@
-"""A bench as a person runs it: with an estimate first, progress on stderr, a file that is kept up to date, and an end at
-any time.
+"""A bench as a person runs it: an estimate first, progress on stderr, a file that is kept up to date, and it can be stopped
+at any time.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from grace.bench.codecs.bench import Bench
 from grace.bench.launch import terminable
+from grace.bench.report.progress import duration
 from grace.bench.scratch import write_atomically
 from grace.errors import GraceError
 
@@ -24,7 +25,7 @@ Stop: TypeAlias = KeyboardInterrupt | SystemExit
 
 
 def run(bench: Bench, out: Path | None, program: str) -> tuple[dict[str, Any], Stop | None]:
-    """The document, and what stopped the bench before its end.
+    """The document, and what stopped the bench early, if anything did.
 
     Args:
         bench: what is measured.
@@ -69,7 +70,7 @@ def write_document(document: dict[str, Any], out: Path) -> None:
 
 
 def judge(document: dict[str, Any], stop: Stop | None) -> int:
-    """The exit status of a bench that was stopped, which is told on stderr; 0 if it came to its end.
+    """The exit status: of a bench that was stopped, which is reported on stderr; 0 if it finished.
 
     Raises:
         GraceError: a method failed.
@@ -84,15 +85,8 @@ def judge(document: dict[str, Any], stop: Stop | None) -> int:
     return 0
 
 
-def duration(seconds: float) -> str:
-    """In words: a minute is as exact as such an estimate can be."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{round(seconds / 60)} minutes"
-
-
 def _lines(console: Console) -> Callable[[float, float, str], None]:
-    """Progress where there is no terminal: a line now and then."""
+    """Shows progress where there is no terminal: a line now and then."""
     start = last = time.monotonic()
 
     def tell(done: float, total: float, what: str) -> None:

@@ -1,4 +1,4 @@
-"""The document on a terminal: what methods take, and on which links they are worth it."""
+"""The document on a terminal: how long methods take, and on which links they pay."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rich.text import Text
 from grace.bench import machine
 from grace.bench.codecs.clock import DECODE, ENCODE, FEEDBACK
 from grace.bench.codecs.plan import size_text
-from grace.bench.report.tables import amount, plain_table, share
+from grace.bench.report.tables import amount, plain_table, plural, share
 
 HEADINGS = {ENCODE: "encode", FEEDBACK: "encode + memory", DECODE: "decode, sum"}
 _NOTE = (
     "In ms, medians. Faster: the link speed below which encoding, moving and decoding take less time than a ring "
-    "all-reduce; memory included where the recipe has one; nothing overlaps. Links: times faster than the better of the two."
+    "all-reduce, memory included where the recipe has one; nothing overlaps. Links: times faster than the better of the two."
 )
 
 
 def view(document: dict[str, Any]) -> RenderableType:
-    """All that a person wants to see of it."""
+    """Everything that a person wants to see."""
     parts: list[RenderableType] = []
     for count in document["plan"]["threads"]:
         for size in document["plan"]["sizes"]:
@@ -37,7 +37,7 @@ def view(document: dict[str, Any]) -> RenderableType:
 
 def _table(rows: list[dict[str, Any]], worth: dict[str, dict[str, Any]], workers: int) -> RenderableType:
     size, count = rows[0]["size"], rows[0]["threads"]
-    table = plain_table(f"{size_text(size)} elements, {workers} workers, {count} thread{'s' if count > 1 else ''}")
+    table = plain_table(f"{size_text(size)} elements, {workers} workers, {plural(count, 'thread')}")
     table.add_column("method", no_wrap=True)
     links = [one["link"] for row in worth.values() for one in row["links"]]
     for heading in (
@@ -56,7 +56,7 @@ def _table(rows: list[dict[str, Any]], worth: dict[str, dict[str, Any]], workers
 
 
 def _speed(bits: float | None) -> Text:
-    """The speed of a link below which something holds."""
+    """The link speed below which something holds."""
     if bits == 0:
         return Text("never", style="red")
     if bits is None:
@@ -71,7 +71,7 @@ def _times(factor: float) -> Text:
     return Text(f"{number(factor)}x", style="green" if factor > 1 else "red")
 
 
-# ---- what other tables of such documents have too -------------------------------------------------------------------
+# ---- shared with other tables of such documents ---------------------------------------------------------------------
 def number(value: float) -> str:
     """Three digits, without an exponent."""
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
@@ -92,7 +92,7 @@ def omissions(document: dict[str, Any]) -> Iterator[RenderableType]:
 
 
 def footer(document: dict[str, Any]) -> Iterator[RenderableType]:
-    """The machine, and whether it had something else to do."""
+    """The machine, and whether it was busy."""
     found = document["environment"]
     if machine.is_busy(found.get("load_before"), found["cores"]):
         text = f"note: the machine was busy (load {found['load_before']:.1f} on {found['cores']} cores): measure again"

@@ -1,8 +1,8 @@
-"""On which links a method is worth its time: exchanges of one tensor, beside dense all-reduces in fp32 and in bf16.
+"""On which links a method pays: exchanges of one tensor, beside dense all-reduces in fp32 and in bf16.
 
 An exchange takes ``codec seconds + 8 moved bytes / link speed``. A method that moves fewer bytes than a dense all-reduce,
-but computes longer, is faster below the speed at which both take as long. Nothing overlaps here, and latency is left out:
-in training both hide part of either, and a codec shares its cores with the backward pass.
+but computes longer, is faster below the speed at which both take equally long. Nothing overlaps here, and latency is left
+out; in training some of both is hidden, and a codec shares its cores with the backward pass.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from grace.registry import method
 from grace.run.simulate import simulate
 from grace.transports.traced import Tracer
 
-CAST = "bf16"  # always measured: what it takes to cast belongs to an all-reduce in bf16
+CAST = "bf16"  # always measured: an all-reduce in bf16 includes the cast
 _TRACED = 1 << 16  # numbers of the exchange that is counted where bytes depend on the data
 
 
@@ -44,7 +44,7 @@ class Cost:
 
 
 def break_even(cost: Cost, dense: Cost) -> float | None:
-    """Bits per second of the link below which ``cost`` is less than ``dense``; 0: of none; None: of any."""
+    """Bits per second of the link below which ``cost`` is less than ``dense``; 0: on no link; None: on any."""
     fewer, longer = dense.moved - cost.moved, cost.codec - dense.codec
     if fewer <= 0:
         return 0.0
@@ -59,8 +59,8 @@ class WorthBench(Bench):
 
     Args:
         plan: what is measured; bf16 is added to it.
-        links: that methods are held against.
-        eviction: as of a :class:`Bench`.
+        links: on which methods are compared.
+        eviction: as for :class:`Bench`.
     """
 
     def __init__(self, plan: Plan, links: Sequence[Link], eviction: int | None = None):

@@ -1,1 +1,1 @@
-"""Networks of a chosen speed on one machine, and a model of any."""
+"""Networks of a chosen speed on one machine, and a model of any network."""

@@ -1,8 +1,8 @@
-"""What the link model says of a measured run on other networks and with other numbers of workers."""
+"""What the link model predicts from a measured run for other networks and numbers of workers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 from grace.bench.network.links import Link, link
@@ -11,34 +11,22 @@ from grace.bench.network.probe import Probe, Timing
 from grace.bench.results import Document, Result, Terms
 
 
-def forecast(document: Document, links: Sequence[Link], workers: Sequence[int], cores: float) -> list[dict[str, Any]]:
-    """One row for each link and number of workers; none for a run that failed or was not predicted itself.
+def forecast(document: Document, cores: float) -> Callable[[Link, int], float] | None:
+    """A function that predicts the seconds of a step from a link and a number of workers; None for a run that failed or has
+    no prediction itself.
 
     A worker computes and encodes as it did, on ``cores`` cores of its own. Its collectives grow with the workers as
     their algorithms do; decoding more workers' payloads is not counted.
     """
     if not isinstance(document, Result) or document.prediction is None or document.prediction.terms is None:
-        return []
+        return None
     terms, world = document.prediction.terms, document.workers
     probe = Probe(link(document.link.name, document.link.latency_seconds or 0.0), world, 0)
     probe.cores = max(1, round(terms.cores_per_worker * world))
     for kind, told in terms.collectives.items():
         seconds = [ms / 1000 for ms in told.probed_ms]
         probe.timings[kind] = Timing(list(told.probed_bytes), seconds, told.cpu_ns_per_byte / 1e9)
-    measured = {"workers": world, "link": document.link.name, "step_ms": document.time.step_ms.median}
-    return [
-        {
-            "task": document.task,
-            "method": document.method,
-            "seed": document.seed,
-            "workers": count,
-            "link": str(one),
-            "step_ms": 1000 * step_seconds(_work(terms, probe, one, count, cores)),
-            "measured": measured,
-        }
-        for one in links
-        for count in workers
-    ]
+    return lambda there, count: step_seconds(_work(terms, probe, there, count, cores))
 
 
 def _work(terms: Terms, probe: Probe, there: Link, world: int, cores: float) -> Work:
@@ -61,7 +49,7 @@ def _work(terms: Terms, probe: Probe, there: Link, world: int, cores: float) -> 
 
 
 def _grow(kind: str, count: float, size: float, kinds: dict[str, Any], before: int, after: int) -> tuple[float, float]:
-    """How many collectives of this kind there are, and of what size, with other numbers of workers: an all-gather beside an
+    """How many collectives of this kind there are, and of what size, with another number of workers: an all-gather beside an
     all-to-all carries chunks; each worker sends the server a message; without a server each worker broadcasts.
     """
     if kind == "AllGather" and "AllToAll" in kinds:

@@ -7,14 +7,14 @@ from typing import NamedTuple
 import psutil
 
 
-class Counted(NamedTuple):
+class ByteCounts(NamedTuple):
     """Bytes since the interface was made, all headers included."""
 
     sent: int
     received: int
 
 
-def read_counters(interface: str) -> Counted | None:
+def read_counters(interface: str) -> ByteCounts | None:
     """The counters of an interface, in the network namespace of this process; None if it sees none of that name."""
     found = psutil.net_io_counters(pernic=True, nowrap=False).get(interface)
-    return None if found is None else Counted(found.bytes_sent, found.bytes_recv)
+    return None if found is None else ByteCounts(found.bytes_sent, found.bytes_recv)

@@ -13,17 +13,17 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?)(mbit|gbit)", re.IGNORECASE)
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)", re.IGNORECASE)
 _UNITS = {"mbit": 1e6, "gbit": 1e9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-_LEAST, _MOST = 1e6, 400e9
+LEAST, MOST = 1e6, 400e9  # bits per second
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The link of one worker to a switch, as fast in both directions.
+    """The link of one worker to a switch, equally fast in both directions.
 
     Attributes:
-        name: as it is asked for: "none", "1gbit", "2.5gbit".
+        name: as the user wrote it: "none", "1gbit", "2.5gbit".
         bits_per_second: None where nothing is shaped.
-        latency: seconds that are added to the way from one worker to another, >= 0.
+        latency: seconds that it adds on the way from one worker to another, >= 0.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Link:
 
     @property
     def shaped(self) -> bool:
-        """Whether it must be made; otherwise workers talk over what is there."""
+        """Whether it must be made; otherwise workers use the network that is there."""
         return self.bits_per_second is not None
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ def link(text: str, latency: str | float = 0.0) -> Link:
         return Link(NONE, None)
     found = _RATE.fullmatch(name)
     rate = float(found[1]) * _UNITS[found[2]] if found else 0.0
-    if not _LEAST <= rate <= _MOST:
+    if not LEAST <= rate <= MOST:
         raise ConfigurationError(
             f"unknown link {text!r}; legal: {NONE}, {', '.join(PRESETS)}, or any number with mbit or gbit (1mbit to 400gbit)"
         )

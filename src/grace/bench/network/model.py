@@ -14,14 +14,14 @@ Permute        one message                      1              N
 =============  ===============================  =============  =======================
 
 N: bytes of the buffer. alpha and the seconds per byte of each kind come from :mod:`grace.bench.network.probe`; at
-another speed of the link, what it took beyond the line's own time scales along, and moving bytes never takes less than
-its processor time.
+another link speed, what it took beyond the line's own time scales with it, and moving bytes never takes less than its
+processor time.
 
 The step: the model's thread computes (measured without communication), and each bucket of gradients, once it is ready,
 goes through the exchange: encode, move, decode, one bucket after the other. Both draw on the worker's share of the
-cores, C/W (less, if others use the machine: what the workers got of it while they computed alone), as a fair scheduler
-divides it: who wants little gets it, the other gets the rest. The optimizer waits for both. Nothing is fitted to
-measured steps.
+cores, C/W (less if others use the machine: what the workers got of it while they computed alone), which a fair scheduler
+divides: the one that needs less gets all it needs, the other the rest. The optimizer waits for both. Nothing is fitted
+to measured steps.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from grace.transports.timed import Tally
 
 if TYPE_CHECKING:
     from grace.bench.config import RunConfig
-    from grace.bench.training import Measured
+    from grace.bench.training import Measurements
 
 FRAME = 1514 / 1448  # bytes on the wire for each byte of TCP's payload, at an MTU of 1,500
 _TINY = 1e-12
 
 
 def hops(kind: str, world: int) -> int:
-    """Messages one after the other."""
+    """How many messages follow one after the other."""
     if world == 1:
         return 0
     return {
@@ -142,20 +142,36 @@ class Work:
 
 def step_seconds(work: Work) -> float:
     """Seconds of one step; see the top of this file."""
-    jobs: list[tuple[float, list[tuple[float, float]]]] = []  # (compute that must be done before, [(cpu, seconds)])
-    for ready, share in zip(work.ready, work.shares, strict=True):
-        codec, moved = share * work.codec, share * work.exchange
-        phases = [(codec / 2, codec / 2), (share * work.moving, moved), (codec / 2, codec / 2)]
-        jobs.append((ready * work.compute, [phase for phase in phases if phase[1] > 0]))
-    last = work.ready[-1] * work.compute if work.ready else work.compute
+    jobs = []
+    for share in work.shares:
+        codec = (share * work.codec / 2,) * 2
+        jobs.append([codec, (share * work.moving, share * work.exchange), codec])
+    return play(work.compute, work.threads, work.cores, work.ready, jobs)
+
+
+def play(
+    compute: float, threads: float, cores: float, ready: Sequence[float], jobs: Sequence[Sequence[tuple[float, float]]]
+) -> float:
+    """Seconds of a step whose buckets are exchanged one after the other, beside the computation.
+
+    Args:
+        compute: see :class:`Work`, as of the next three.
+        threads: that compute.
+        cores: of one worker.
+        ready: of each bucket.
+        jobs: of each bucket, its phases: (processor seconds, seconds undisturbed).
+    """
+    last = ready[-1] * compute if ready else compute
     now, done = 0.0, 0.0
-    queue = [(at, cpu, seconds) for at, phases in jobs for cpu, seconds in phases]
+    queue = [
+        (at * compute, cpu, seconds) for at, job in zip(ready, jobs, strict=True) for cpu, seconds in job if seconds > 0
+    ]
     left = queue[0][2] if queue else 0.0  # undisturbed seconds of the first phase
     while done < last - _TINY or queue:
         computing = done < last - _TINY
         moving = bool(queue) and done >= queue[0][0] - _TINY
         wants = queue[0][1] / queue[0][2] if moving else 0.0  # cores, at full speed
-        mine, theirs = _fair(float(work.threads) if computing else 0.0, wants, work.cores)
+        mine, theirs = _fair(float(threads) if computing else 0.0, wants, cores)
         speed = theirs / wants if wants > 0 else 1.0
         events = []
         if computing:
@@ -171,12 +187,12 @@ def step_seconds(work: Work) -> float:
             if left <= _TINY:
                 queue.pop(0)
                 left = queue[0][2] if queue else 0.0
-    rest = work.compute - last
-    return now + rest / _fair(float(work.threads), 0.0, work.cores)[0]
+    rest = compute - last
+    return now + rest / _fair(float(threads), 0.0, cores)[0]
 
 
 def _fair(mine: float, theirs: float, cores: float) -> tuple[float, float]:
-    """What each of two gets of the cores: who wants less than half gets it, the other the rest."""
+    """What each of two gets of the cores: one that wants less than half gets that, the other the rest."""
     if mine + theirs <= cores:
         return mine, theirs
     half = cores / 2
@@ -208,7 +224,7 @@ def bucket_readiness(ready: Sequence[tuple[float, int]], buckets: Sequence[int])
     return tuple(out)
 
 
-def predict(probe: Probe, config: RunConfig, model: nn.Module, measured: Measured) -> Prediction:
+def predict(probe: Probe, config: RunConfig, model: nn.Module, measured: Measurements) -> Prediction:
     """The step time that the model predicts for a run, and how far it is from the measured one."""
     steps = len(measured.seconds)
     tallies = {kind: tally for kind, tally in measured.steady.collectives.items() if tally.count}
@@ -243,7 +259,9 @@ def _describe(probe: Probe, kind: str, tally: Tally, steps: int, shares: Sequenc
     )
 
 
-def work_of(probe: Probe, config: RunConfig, model: nn.Module, measured: Measured, tallies: dict[str, Tally]) -> Work:
+def work_of(
+    probe: Probe, config: RunConfig, model: nn.Module, measured: Measurements, tallies: dict[str, Tally]
+) -> Work:
     """What a measured run does in a step."""
     steps = len(measured.seconds)
     shares = shares_of(measured.buckets)
@@ -254,14 +272,14 @@ def work_of(probe: Probe, config: RunConfig, model: nn.Module, measured: Measure
     compute, buckets = measured.compute, measured.buckets
     copied = probe.copying * sum(buckets)
     codec = measured.steady.codec_cpu
-    if codec is None:  # torch's own hooks: what the process spends beyond computing and moving
+    if codec is None:  # torch's own hooks: what the process spent beyond computing and moving
         plain = measured.steady.codec is not None
         codec = 0.0 if plain else max(0.0, steps * (measured.cpu - compute.cpu - moving - copied))
     sizes = {name: p.numel() * p.element_size() for name, p in model.named_parameters()}
     ready = sorted((share, sizes[name]) for name, share in compute.ready.items())
     cores = probe.cores / config.workers
     wall, threads = statistics.median(compute.seconds), min(float(config.threads), cores)
-    # where others use the machine too, a worker gets less than its share: as much less as it got for its computing
+    # if others use the machine too, a worker gets less than its share, to the degree that it did while computing alone
     got = min(1.0, max(0.05, compute.cpu / wall / threads))
     return Work(
         compute=wall * threads * got,

@@ -1,11 +1,11 @@
 """A network namespace for each worker, with a shaped virtual link to a switch in one more namespace.
 
-Nothing here has a name on the machine: a namespace lives as long as the process that holds it open, which reads from a
-pipe and ends when this process closes its end of it, or is gone, killed or not. With the last process in it the kernel
-removes a namespace and its links, whenever it comes to that: no later run can meet what an earlier one left. The
-machine's own network is not touched; addresses are of 198.18.0.0/15, the range reserved for benchmarks.
+Nothing here has a name on the machine. A namespace lives as long as the process that holds it open; that process reads
+from a pipe, and ends when this process closes its end or is gone, killed or not. After the last process in it the kernel
+removes a namespace and its links at some time: no later run can meet what an earlier one left. The machine's own network
+is not touched; addresses come from 198.18.0.0/15, the range reserved for benchmarks.
 
-Root makes namespaces directly; anybody else inside a user namespace, where the system permits that.
+Root makes namespaces directly; other users inside a user namespace, where the system permits that.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Network:
     """Context manager: the namespaces and links of ``workers`` workers.
 
     Raises:
-        LinkError: a tool is missing, the system does not permit it, or the kernel lacks a module; says which, and what
-            to do instead. Nothing is left behind then.
+        LinkError: a tool is missing, the system does not permit it, or the kernel lacks a module; the message says which,
+            and what to do instead. Nothing is left behind then.
     """
 
     def __init__(self, link: Link, workers: int):
@@ -185,7 +185,7 @@ class Network:
 
 
 def environment() -> dict[str, str]:
-    """The environment of a tool: administrators' folders belong to its path."""
+    """The environment for a tool, with the administrators' folders in its path."""
     return {**os.environ, "PATH": f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{_PATH}"}
 
 
@@ -193,7 +193,7 @@ def require_tools() -> None:
     """Checks that the tools are installed.
 
     Raises:
-        LinkError: they are not; says which package has them.
+        LinkError: they are not; the message says which package has them.
     """
     if os.name != "posix" or not os.path.exists("/proc/self/ns/net"):
         raise LinkError(f"links need Linux with network namespaces. {_REMEDY}")

@@ -1,8 +1,8 @@
 """What collectives cost on this network, measured: the constants of the link model.
 
-Nothing of a training run is in them: each kind of collective is timed alone, on buffers of zeros, by the workers of a
-run and over their link. Per kind there is a latency (a buffer of four bytes), seconds for some sizes, and processor
-time per byte, as moving bytes takes a share of the cores from the model.
+The training itself has no part in them: each kind of collective is timed alone, on buffers of zeros, by the workers of a
+run and over their link. Each kind has a latency (a buffer of four bytes), seconds for some sizes, and processor time per
+byte, because moving bytes takes a share of the cores from the model.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Timing:
 
 @dataclass(slots=True)
 class Probe:
-    """What was found so far. All workers ask it alike, as asking may send.
+    """What was found so far. All workers must ask it in the same way, as asking may send.
 
     Attributes:
         link: the network. world: workers on it. cores: of all machines, which they share.
@@ -79,7 +79,7 @@ class Probe:
     copying: float = 0.0
 
     def learn_copying(self) -> None:
-        """Measures what DistributedDataParallel does with each gradient: scale it into its bucket."""
+        """Measures what DistributedDataParallel does with each gradient: scaling it into its bucket."""
         if self.copying:
             return
         gradient = torch.ones(_COPIED // 4)
@@ -93,7 +93,7 @@ class Probe:
         self.copying = statistics.median(found)
 
     def learn(self, kind: str, size: float) -> None:
-        """Measures collectives of this kind at some sizes up to this one, and at this one, where that has not been done."""
+        """Measures collectives of this kind at this size and some smaller ones, unless that has been done."""
         timing = self.timings.setdefault(kind, Timing())
         transport = TorchDistributed()
         for one in (*(least for least in SIZES if least < size), max(SIZES[0], math.ceil(size / 4) * 4)):

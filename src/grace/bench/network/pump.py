@@ -1,6 +1,6 @@
 """Moves bytes as fast as TCP lets it: ``python pump.py receive`` and ``python pump.py send HOST SECONDS``.
 
-A program of its own, without imports from Grace, so that it starts at once. The receiver prints JSON: bytes, seconds.
+A separate program, without imports from Grace, so that it starts at once. The receiver prints JSON: bytes, seconds.
 """
 
 import json
@@ -14,7 +14,7 @@ WARM = 0.2  # of the time, left out: the connection's start
 
 
 def receive() -> None:
-    """Counts what comes, from a fifth of the time on."""
+    """Counts what arrives after the first fifth of the time."""
     with socket.create_server(("", PORT)) as server:
         sys.stdout.write("ready\n")
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What a report holds: the figures that there are data for, and everything that the page draws, as one document."""
+"""What a report holds: the figures that have data, and everything that the page draws, as one document."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import grace
-from grace.bench.report import charts
-from grace.bench.report.groups import MEASURES, Group, group_runs, result_of
+from grace.bench.baselines import NO_COMMUNICATION
+from grace.bench.report import charts, marks
+from grace.bench.report.groups import MEASURES, Group, group_runs, place, result_of
 from grace.bench.report.read import Found
-from grace.bench.report.theme import TONES, Sign, config, sign
+from grace.bench.report.theme import LIMIT, TONES, Sign, config, sign
 from grace.bench.results import Failure, Result
+from grace_command.text import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ Network = tuple[str, float, str]  # a link, its latency in seconds, a transport
 
 
 def network(run: Result) -> Network:
-    """What a run was sent over."""
+    """The network that a run used."""
     return run.link.name, run.link.latency_seconds or 0.0, run.transport
 
 
@@ -94,23 +96,29 @@ def network_name(one: Network, among: Sequence[Network]) -> str:
 
 
 def is_baseline(run: Result) -> bool:
-    """Whether it is no method of the survey, but what one would use without them; uncompressed training too."""
+    """Whether it is not a method of the survey but what one would use otherwise; uncompressed training counts too."""
     return run.family == "baseline"
 
 
 def describe_machine(run: Result) -> str:
     """Where it ran."""
     where = run.environment
-    return f"{where.system}, {where.cores} cores, {where.threads_per_worker} threads per worker"
+    return f"{where.system}, {where.cores} cores, {plural(where.threads_per_worker, 'thread')} per worker"
 
 
-def _describe_versions(run: Result) -> str:
+def _describe(run: Result) -> str:
     where = run.environment
-    return f"grace {where.grace}, python {where.python}, torch {where.torch}"
+    return f"{describe_machine(run)}; grace {where.grace}, python {where.python}, torch {where.torch}"
+
+
+def _line(group: Group) -> str | None:
+    """What the line through this group's step is called, if it has one: others are compared with it."""
+    names = {NO_COMMUNICATION: "no communication", "ddp-bf16": "bf16"}
+    return "fp32" if group.fp32 else names.get(group.first.method)
 
 
 def is_share(metric: str) -> bool:
-    """Whether this metric is a part of one, to be told in per cent: accuracies, hit rates, overlaps."""
+    """Whether this metric is a part of one, shown in per cent: accuracies, hit rates, overlaps."""
     return re.search(r"accuracy|^top\d|^hr\d|iou|dice|recall", metric) is not None
 
 
@@ -160,13 +168,15 @@ def report_of(found: Found) -> Report:
     names = sorted({group.first.method for group in groups} | {row["method"] for row in found.codecs if row["method"]})
     baselines = {group.first.method for group in groups if is_baseline(group.first)}
     ordinary = [name for name in names if name not in baselines]
-    signs = {name: sign(k, baseline=True) for k, name in enumerate(sorted(baselines, key=_fp32_first))}
+    limit = {name: LIMIT for name in baselines if name == NO_COMMUNICATION}
+    inked = sorted(baselines - set(limit), key=_fp32_first)
+    signs = {name: sign(k, baseline=True) for k, name in enumerate(inked)} | limit
     signs |= {name: sign(k) for k, name in enumerate(ordinary)}
     return Report(found, groups, [*found.skipped, *older], signs)
 
 
 def _fp32_first(name: str) -> tuple[int, str]:
-    order = ("none", "ddp-fp32", "ddp-bf16", "ddp-powersgd", "no-communication")
+    order = ("ddp-fp32", "ddp-bf16", "ddp-powersgd", "none")
     return (order.index(name) if name in order else len(order), name)
 
 
@@ -181,6 +191,7 @@ def page_document(report: Report, directory: str) -> dict[str, Any]:
     families = sorted({first.family for first in firsts}, key=lambda name: (name != "baseline", name))
     methods = list(report.signs)
     tasks = report.tasks
+    machines = sorted({_describe(first) for first in firsts})
     return {
         "grace": grace.__version__,
         "directory": directory,
@@ -199,6 +210,7 @@ def page_document(report: Report, directory: str) -> dict[str, Any]:
                 "link": links.index(network(first)),
                 "family": families.index(first.family),
                 "method": methods.index(first.method),
+                "machine": machines.index(_describe(first)),
                 **_row(group),
             }
             for group, first in zip(report.groups, firsts, strict=True)
@@ -216,7 +228,7 @@ def page_document(report: Report, directory: str) -> dict[str, Any]:
             {"title": one.title, "survey": one.survey, "needs": one.needs, "command": command_for(one, directory)}
             for one in report.missing
         ],
-        "machines": sorted({f"{describe_machine(first)}; {_describe_versions(first)}" for first in firsts}),
+        "machines": machines,
     }  # fmt: skip
 
 
@@ -240,6 +252,21 @@ def _task(name: str, report: Report) -> dict[str, Any]:
         "row": ", ".join(sorted({run.paper_row for run in runs if run.paper_row})),
         "parameters": sorted({run.model.parameters for run in runs}),
     }
+    groups = [group for group in report.groups if group.first.task == name and not group.reference]
+    share = is_share(runs[0].metric)
+    places: dict[object, list[float | None]] = {}
+    durations: dict[object, list[float | None]] = {}
+    for group in groups:
+        places.setdefault(place(group.runs[0]), []).append(group.median("step_ms"))
+        durations.setdefault(place(group.runs[0]), []).append(max(group.curve.seconds, default=None))
+    ends = [group.median("final") for group in groups]
+    ways = [value.median for group in groups for value in group.curve.quality]
+    task |= {
+        "ends": marks.stretch(ends, share=share), "ways": marks.stretch(ways, share=share),
+        "speeds": marks.stretch([group.median("throughput") for group in groups]),
+        "steps": any(marks.has_outlier(steps) for steps in places.values()),
+        "durations": any(marks.has_outlier(seconds) for seconds in durations.values()),
+    }  # fmt: skip
     return {**task, "charts": charts.of_task(task)}
 
 
@@ -253,6 +280,9 @@ def _row(group: Group) -> dict[str, Any]:
         "workers": first.workers,
         "transport": first.transport,
         "seeds": len(group.runs),
+        "steps": first.steps,
+        "batch": first.batch_per_worker,
+        "toolkit": first.toolkit,
         "procedural": first.data is not None and first.data.procedural,
         "adjusted": first.optimizer.why or "",
         "reached": group.reached,
@@ -267,7 +297,11 @@ def _row(group: Group) -> dict[str, Any]:
             "quality": [_short(value.median) for value in curve.quality],
         },
     }
-    if several:
+    if line := _line(group):
+        out |= {"fp32": group.fp32, "line": line}
+    if not several:
+        out["seed"] = first.seed
+    else:
         out["curve"] |= {end: [_short(getattr(value, end)) for value in curve.quality] for end in ("low", "high")}
     for name in MEASURES:
         value = group.measures[name]
@@ -280,7 +314,7 @@ def _row(group: Group) -> dict[str, Any]:
 
 
 def codec_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a timing: the median and the quartiles as multiples of an addition, and in microseconds."""
+    """A timing's row: its median and quartiles as multiples of an addition, and in microseconds."""
     ratio, low, high, time = (row[key] for key in ("ratio", "low", "high", "microseconds"))
     edges = [ratio if edge is None else edge for edge in (low, high)]
     scale = time / ratio if time is not None and ratio else None

@@ -9,23 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from grace.bench.report import charts
-from grace.bench.report.charts import Spec
+from grace.bench.report.beside import with_names
 from grace.bench.report.contents import describe_machine, page_document, report_of
+from grace.bench.report.marks import LINE, MARK, Spec, quality_text
 from grace.bench.report.read import Found, Run
 from grace.bench.report.render import save
-from grace.bench.report.tables import share
+from grace.bench.report.tables import plural, share
 from grace.bench.report.theme import config
 from grace.bench.results import Result
 
-_WIDTH = 330  # pixels of a panel
+_WIDTH, _HEIGHT = 330, 290  # pixels of a panel
+_POINTS = ("quality-throughput", "quality-bytes", "prediction")  # where not every name has room: there is a legend too
 _ONE_PANEL = {"links": 620, "prediction": 520}  # of all networks
 _TITLES = {
     "quality-epoch-time": "quality against epochs and against time",
-    "quality-throughput": "quality against throughput; the broad line is the Pareto front",
-    "quality-bytes": "quality against bytes sent; the broad line is the Pareto front",
-    "step-time": "where the time of a step goes (tick: the measured step; dashed: without communication)",
+    "quality-throughput": "quality at the last evaluation against throughput",
+    "quality-bytes": "quality at the last evaluation against bytes sent",
+    "step-time": "where the time of a step goes",
     "links": "transports and links",
-    "prediction": "what the link model predicts; the band is \u00b1 15 %",
+    "prediction": "what the link model predicts",
 }
 Row = dict[str, Any]
 
@@ -46,9 +48,9 @@ def draw_report(document: Mapping[str, Any], out: Path) -> list[Path]:
             shown = [row for row in rows if name in row["figures"]]
             if name in names and shown and (name != "links" or len({row["link"] for row in rows}) > 1):
                 title, panels = f"{task['name']}: {_TITLES[name]}", _panels(name, plots, shown)
-                entries = [] if name == "step-time" else _entries(shown, document)
+                entries = _entries(shown, document) if name in _POINTS else []
                 columns = len(plots) if len(plots) > 1 else 4
-                figure = _sheet(look, title, _notes(shown, task), panels, entries, columns=columns)
+                figure = sheet(look, title, _notes(name, shown, task), panels, entries, columns=columns)
                 written += save(figure, out, f"{task['name']}-{name}")
     if "codec-latency" in names:
         written += draw_codecs(document["codecs"], out, "codec-latency")
@@ -68,23 +70,27 @@ def draw_comparison(results: Sequence[Result], out: Path) -> list[Path]:
     rows = [_show(row, document) for row in document["groups"]]
     for row, group in zip(rows, report.groups, strict=True):
         row["curve"]["sent"] = [(row["sent"] or 0) * step for step in group.curve.step]
-        final = "diverged" if row["final"] is None else charts.quality_text(row["final"], task)
-        row["text"] = f"{row['label']}{'*' if row['adjusted'] else ''}\n{final}, {share(row['relative'])} of the bytes"
+        final = "diverged" if row["final"] is None else quality_text(row["final"], task)
+        row["name"] = row["label"] + "*" * bool(row["adjusted"])
+        row["text"] = f"{row['name']}\n{final}, {share(row['relative'])} of the bytes"
     worst = -math.inf if task["higher"] else math.inf
     rows.sort(key=lambda row: worst if row["final"] is None else row["final"], reverse=task["higher"])
     first = report.groups[0].first
-    workers = f"{first.workers} worker{'s' if first.workers != 1 else ''}"
+    most = max(len(group.runs) for group in report.groups)
+    chance = f"seed {first.seed}, one run each: differences of a point or so are chance"
+    seeds = chance if most == 1 else f"medians over {most} seeds"
     notes = [
-        f"{workers}, {first.transport}, {describe_machine(first)}; {first.steps} steps; seed {first.seed}; "
-        f"{'higher' if task['higher'] else 'lower'} is better. One run each: differences of a point or so are chance."
+        f"{plural(first.workers, 'worker')}, {first.transport}, {describe_machine(first)}; {first.steps} steps; {seeds}; "
+        f"{'higher' if task['higher'] else 'lower'} is better."
     ]  # fmt: skip
     if any(row["adjusted"] for row in rows):
         notes.append("* learning rate or momentum is not the task's own; the results say why")
-    titles = ("per epoch: what compression loses", "per byte: what it saves", "per second: what it costs here")
-    panels = [(title, plot, rows) for title, plot in zip(titles, charts.of_comparison(task), strict=True)
+    titles = ("per epoch", "per byte sent", "per second here")
+    panels = [(title, with_names(plot, rows, _WIDTH, _HEIGHT), rows)
+              for title, plot in zip(titles, charts.of_comparison(task), strict=True)
               if "byte" not in title or any(row["sent"] for row in rows)]  # fmt: skip  # one worker sends nothing
     title = f"{task['name']}: test {task['metric']} against epochs, bytes and time"
-    return save(_sheet(document["config"]["light"], title, notes, panels, rows), out, "comparison")
+    return save(sheet(document["config"]["light"], title, notes, panels, rows), out, "comparison")
 
 
 def draw_codecs(rows: Sequence[Mapping[str, Any]], out: Path, name: str) -> list[Path]:
@@ -101,11 +107,11 @@ def draw_codecs(rows: Sequence[Mapping[str, Any]], out: Path, name: str) -> list
     for size in sorted({row["size"] for row in rows if row["threads"] == threads}):
         members = [dict(row) for row in rows if (row["size"], row["threads"]) == (size, threads)]
         panels.append((f"{size:,} elements", charts.codecs(unit), members))
-    title = f"Codec latency with {threads} thread{'s' if threads > 1 else ''}: median and quartiles"
-    return save(_sheet(config("light"), title, [], panels, []), out, name)
+    title = f"Codec latency with {plural(threads, 'thread')}: median and quartiles"
+    return save(sheet(config("light"), title, [], panels, []), out, name)
 
 
-Panel = tuple[str, Spec, list[Row]]  # its title, what it shows, of which rows
+Panel = tuple[str, Spec, list[Row]]  # title, plot, and the rows that it shows
 
 
 def _show(row: Mapping[str, Any], document: Mapping[str, Any]) -> Row:
@@ -124,25 +130,51 @@ def _show(row: Mapping[str, Any], document: Mapping[str, Any]) -> Row:
 
 def _panels(name: str, plots: Sequence[Spec], rows: Sequence[Row]) -> list[Panel]:
     if name in _ONE_PANEL:
-        return [("", {**plots[0], "width": _ONE_PANEL[name]}, list(rows))]
+        return [("", with_names(plots[0], rows, _ONE_PANEL[name], _HEIGHT), list(rows))]
     places = sorted({(row["link"], row["workers"]) for row in rows})
     several = len({workers for _, workers in places}) > 1
     out = []
     for place in places:
         members = [row for row in rows if (row["link"], row["workers"]) == place]
         title = members[0]["network"] + (f", {place[1]} workers" if several else "")
-        out += [(title, plot, members) for plot in plots]
+        out += [(title, with_names(plot, members, _WIDTH, _HEIGHT), members) for plot in plots]
     return out
 
 
-def _notes(rows: Sequence[Row], task: Mapping[str, Any]) -> list[str]:
+def _notes(name: str, rows: Sequence[Row], task: Mapping[str, Any]) -> list[str]:
     """What the reader must know."""
     workers, seeds = {row["workers"] for row in rows}, {row["seeds"] for row in rows}
-    runs = "one run each" if seeds == {1} else f"medians and ranges over {' or '.join(map(str, sorted(seeds)))} seeds"
-    notes = [", ".join([f"{count} workers" for count in workers if len(workers) == 1] + [runs])]
+    numbers = {row["seed"] for row in rows if "seed" in row}
+    runs = f"medians and ranges over {' or '.join(map(str, sorted(seeds)))} seeds"
+    if seeds == {1}:
+        runs = f"one run each, {'seed' if len(numbers) == 1 else 'seeds'} {', '.join(map(str, sorted(numbers)))}"
+    notes = [
+        ", ".join([f"{count} workers" for count in workers if len(workers) == 1] + [runs]),
+        *_reading(name, rows, task),
+    ]
     if any(row["procedural"] for row in rows):
         notes.append(f"procedural data: {task['data']}".rstrip(": "))
     return notes
+
+
+def _reading(name: str, rows: Sequence[Row], task: Mapping[str, Any]) -> list[str]:
+    """How to read a figure; nothing that its data could contradict."""
+    if name == "quality-epoch-time":
+        lost = sorted({row["label"] for row in rows if row["final"] is None})
+        return ["marks: the last evaluation" + (f"; diverged: {', '.join(lost)}" if lost else "")]
+    if name == "prediction":
+        errors = [abs(row["prediction_error"]) for row in rows if row["prediction_error"] is not None]
+        within = sum(error <= charts.NEAR for error in errors)
+        return [f"the band is \u00b1 {100 * charts.NEAR:g} %: {within} of {len(errors)} are within it"]
+    if name == "step-time":
+        log = "the axis is logarithmic, since one would flatten all others: bars reach from compute to the whole step"
+        return [log if task["steps"] else "tick: the measured step"]
+    mark = {"quality-throughput": "front_throughput", "quality-bytes": "front_sent"}.get(name)
+    if mark is not None and all(row["seeds"] == 1 for row in rows):
+        return ["no Pareto front, which takes several seeds"]
+    places = [(row["link"], row["workers"], row["toolkit"]) for row in rows if mark is not None and row[mark]]
+    lines = len(places) > len(set(places))  # one point is no line
+    return ["broad line: the Pareto front, the points that no other clearly beats"] if lines else []
 
 
 def _entries(rows: Sequence[Row], document: Mapping[str, Any]) -> list[Row]:
@@ -153,7 +185,7 @@ def _entries(rows: Sequence[Row], document: Mapping[str, Any]) -> list[Row]:
     ]
 
 
-def _sheet(
+def sheet(
     look: Spec, title: str, notes: Sequence[str], panels: Sequence[Panel], entries: Sequence[Row], *, columns: int = 4
 ) -> Spec:
     """All panels under one title, with one legend below."""
@@ -164,7 +196,7 @@ def _sheet(
     return {
         "title": {"text": title, "subtitle": list(notes), "fontSize": 15},
         "description": f"{title}. {'. '.join(notes)}",
-        "params": [{"name": "whole", "value": False}],
+        "params": [{"name": "whole", "value": True}],
         "vconcat": parts,
         "padding": 14,
         "config": look,
@@ -178,11 +210,9 @@ def _panel(index: int, title: str, plot: Spec, rows: Sequence[Row]) -> Spec:
     own["layer"] = [
         {key: layer[key] for key in layer if key != "name"} for layer in layers
     ]  # a name is for one panel only
-    height = 290 if isinstance(own["height"], int) else own["height"]
     return {
         "width": _WIDTH,
         **own,
-        "height": height,
         "title": title,
         "data": {"name": f"rows{index}", "values": list(rows)},
     }
@@ -215,8 +245,8 @@ def _legend(entries: Sequence[Row], width: int) -> Spec:
             "encoding": {"x": {**place["x"], "field": "at"}, "y": y, **more},
         }
 
-    line = {key: value for key, value in charts.LINE.items() if key != "detail"}
-    mark = {key: value for key, value in charts.MARK.items() if key != "tooltip"}
+    line = {key: value for key, value in LINE.items() if key != "detail"}
+    mark = {key: value for key, value in MARK.items() if key != "tooltip"}
     return {
         "width": width,
         "height": height * down,

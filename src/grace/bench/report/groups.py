@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from grace.bench.baselines import NO_COMMUNICATION
 from grace.bench.report.read import Run
-from grace.bench.results import Result
+from grace.bench.results import Result, Times
 
 POINTS = 120  # of a curve, at most; a screen shows no more
-MEASURES = {  # of a group, and the columns of the table of runs that they are from
+MEASURES = {  # of a group, and the columns of the table of runs that they come from
     "final": "final", "best": "best", "throughput": "samples_per_second", "step_ms": "step_ms",
     "compute_ms": "compute_ms", "codec_ms": "codec_ms", "exchange_ms": "exchange_ms", "exposed_ms": "exposed_ms",
     "sent": "sent_bytes_per_step", "relative": "relative_to_fp32", "nic_sent": "nic_sent_bytes_per_step",
     "peak_bytes": "peak_rss_bytes", "total_seconds": "total_seconds", "target_seconds": "target_seconds",
     "predicted_ms": "predicted_step_ms", "prediction_error": "prediction_error",
 }  # fmt: skip
-_STRICT = ("final", "best", "target_seconds")  # where nothing is worse than any number
+_FP32 = "ddp-fp32", "none"  # what others are compared with: the first one that ran
+_STRICT = ("final", "best", "target_seconds")  # where None is worse than any number
 # What makes two runs different experiments rather than one with two seeds. The order is that of telling them apart.
-_PLACE = ("task", "workers", "link", "link_bits_per_second", "link_latency_seconds", "transport")
+_PLACE = ("task", "toolkit", "workers", "link", "link_bits_per_second", "link_latency_seconds", "transport")
 _SETTINGS = {
     "granularity": "{}", "steps": "{} steps", "batch_per_worker": "batch {}", "optimizer_peak_lr": "lr {:g}", "data": "{}",
     "data_source": "{}", "parameters": "{} parameters", "metric": "{}", "environment_system": "{}",
@@ -37,6 +39,17 @@ class Spread:
     low: float | None
     high: float | None
 
+    def ahead(self, other: Spread, *, higher: bool) -> bool:
+        """Whether its whole range is better than the other's whole range; None counts as the worst.
+
+        >>> Spread(3, 2, 4).ahead(Spread(1, 0, 2), higher=True), Spread(3, 2.5, 4).ahead(Spread(1, 0, 2), higher=True)
+        (False, True)
+        """
+        worst = -math.inf if higher else math.inf
+        mine, its = (self.low, other.high) if higher else (self.high, other.low)
+        mine, its = (worst if one is None else one for one in (mine, its))
+        return mine > its if higher else mine < its
+
 
 @dataclass(frozen=True, slots=True)
 class Curve:
@@ -51,7 +64,10 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One experiment: runs that differ in nothing but their seed. ``label`` tells it from others at its place."""
+    """One experiment: runs that differ in nothing but their seed. ``label`` tells it from others at its place.
+
+    ``fp32``: whether it is what others at its place are held against.
+    """
 
     runs: tuple[Run, ...]
     label: str
@@ -60,6 +76,7 @@ class Group:
     curve: Curve
     front_throughput: bool = False
     front_sent: bool = False
+    fp32: bool = False
 
     @property
     def first(self) -> Result:
@@ -112,22 +129,23 @@ def spread(values: Iterable[float | None], *, higher: bool = True, strict: bool 
     return Spread(median, ordered[0], ordered[-1])
 
 
-def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Indices of the points that no other beats: ``(cost, value)``, the cost to be low and the value high.
+def pareto(points: Sequence[tuple[Spread, Spread]], *, higher: bool = True) -> list[int]:
+    """Indices of the points ``(cost, value)`` that no other clearly beats; a low cost is good.
 
-    A point is beaten by one that is no worse in both and better in one. Equal points stay together. In order of cost.
+    A point is beaten by one that is ahead of it in one of the two and not behind it in the other. Ahead means that the
+    ranges do not touch; where they touch, neither is ahead. Some point always remains.
 
-    >>> pareto([(1, 1), (2, 3), (3, 2), (2, 3)])
+    >>> one, two, three = (Spread(x, x - 0.1, x + 0.1) for x in (1, 2, 3))
+    >>> pareto([(one, one), (two, three), (three, two), (two, Spread(3.1, 2.9, 3.2))])
     [0, 1, 3]
     """
-    kept: list[int] = []
-    best, at = -float("inf"), 0.0
-    for index in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1])):
-        cost, value = points[index]
-        if value > best or (kept and (cost, value) == (at, best)):
-            kept.append(index)
-            best, at = value, cost
-    return kept
+
+    def beats(a: tuple[Spread, Spread], b: tuple[Spread, Spread]) -> bool:
+        won = a[0].ahead(b[0], higher=False), a[1].ahead(b[1], higher=higher)
+        lost = b[0].ahead(a[0], higher=False) or b[1].ahead(a[1], higher=higher)
+        return any(won) and not lost
+
+    return [k for k, point in enumerate(points) if not any(beats(other, point) for other in points)]
 
 
 def thin(values: Sequence[float | None], limit: int = POINTS) -> list[int]:
@@ -184,7 +202,7 @@ def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[tuple[str, str]]]
         _group(sorted(repeats, key=lambda run: run.document.seed), label)
         for repeats, label in zip(experiments.values(), labels, strict=True)
     ]
-    return _mark_fronts(groups), older
+    return _mark(groups), older
 
 
 def _key(run: Run) -> tuple[object, ...]:
@@ -216,30 +234,55 @@ def _group(runs: list[Run], label: str) -> Group:
     for name, column in MEASURES.items():
         up = higher if name in ("final", "best") else name != "target_seconds"
         measures[name] = spread((run.row[column] for run in runs), higher=up, strict=name in _STRICT)
+    if len(runs) == 1:  # whose steps have quartiles, the only range that it has
+        measures |= _of_steps(result_of(runs[0]).time)
     reached = sum(run.row["target_seconds"] is not None for run in runs)
     return Group(tuple(runs), label, measures, reached, curve_of(runs))
 
 
-def _mark_fronts(groups: list[Group]) -> list[Group]:
-    """Marks those on the fronts of their place: quality against throughput, and against bytes."""
+def _of_steps(times: Times) -> dict[str, Spread]:
+    """Of one run: the quartiles of its steps, and what they say of its throughput."""
+    step, speed = times.step_ms, times.samples_per_second
+    out = {"step_ms": Spread(step.median, step.low, step.high)}
+    if speed is not None and step.low > 0:
+        out["throughput"] = Spread(
+            speed, speed * min(1.0, step.median / step.high), speed * max(1.0, step.median / step.low)
+        )
+    return out
+
+
+def _mark(groups: list[Group]) -> list[Group]:
+    """Marks the groups on the fronts of their place, quality against throughput and bytes, and those to compare with.
+
+    Nobody knows how far another seed would be from a single run: it is on no front, and keeps nothing off.
+    """
     places: dict[tuple[object, ...], list[int]] = {}
     for index, group in enumerate(groups):
-        if group.median("final") is not None and not group.reference:
-            places.setdefault((place(group.runs[0]), group.first.metric), []).append(index)
-    marks: dict[str, set[int]] = {}
-    for measure, sign in (("throughput", -1), ("sent", 1)):
-        marks[measure] = set()
-        for members in places.values():
-            there = [i for i in members if groups[i].median(measure) is not None]
-            points = [(sign * (groups[i].median(measure) or 0.0), _quality(groups[i])) for i in there]
-            marks[measure] |= {there[k] for k in pareto(points)}
+        places.setdefault((place(group.runs[0]), group.first.metric), []).append(index)
+    marks: dict[str, set[int]] = {"front_throughput": set(), "front_sent": set(), "fp32": set()}
+    for members in places.values():
+        plain = [i for name in _FP32 for i in members if groups[i].first.method == name]
+        marks["fp32"].update(plain[:1])
+        for measure in ("throughput", "sent"):
+            ends = [
+                i
+                for i in members
+                if not groups[i].reference
+                and len(groups[i].runs) > 1
+                and None not in (groups[i].median("final"), groups[i].median(measure))
+            ]
+            points = [(_cost(groups[i].measures[measure], measure), groups[i].measures["final"]) for i in ends]
+            higher = groups[members[0]].first.better == "higher"
+            marks[f"front_{measure}"] |= {ends[k] for k in pareto(points, higher=higher)}
+    throughput, sent, fp32 = marks["front_throughput"], marks["front_sent"], marks["fp32"]
     return [
-        dataclasses.replace(group, front_throughput=i in marks["throughput"], front_sent=i in marks["sent"])
+        dataclasses.replace(group, front_throughput=i in throughput, front_sent=i in sent, fp32=i in fp32)
         for i, group in enumerate(groups)
     ]
 
 
-def _quality(group: Group) -> float:
-    """Final quality, such that more is better."""
-    final = group.median("final") or 0.0
-    return final if group.first.better == "higher" else -final
+def _cost(one: Spread, measure: str) -> Spread:
+    """The measure as a cost: less is better."""
+    if measure == "sent":
+        return one
+    return Spread(*(None if value is None else -value for value in (one.median, one.high, one.low)))

@@ -8,11 +8,13 @@ from typing import TypeVar
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from grace.bench.config import RunConfig
 from grace.bench.results import Failure
 from grace.bench.sweep import Ended
+from grace.bench.toolkits import TORCH
+from grace.registry import short
 
 Own = TypeVar("Own", bound="Bar")
 
@@ -28,7 +30,7 @@ class Bar:
     def __init__(self, console: Console, *, shown: bool = True):
         self.console = console
         self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"),
+            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"),
             console=console, transient=True, disable=not (shown and console.is_terminal),
         )  # fmt: skip
         self._task = self._bar.add_task("", note="")
@@ -43,7 +45,7 @@ class Bar:
         self._bar.stop()
 
     def draw(self, done: float, total: float, label: str, note: str) -> None:
-        """Shows that so much of the total is done, with a label before the bar and a note after it."""
+        """Shows how much of the total is done, with a label before the bar and a note after it."""
         self._bar.update(self._task, completed=done, total=total, description=label, note=note)
 
 
@@ -56,7 +58,7 @@ class Checklist(Bar):
 
 
 class SweepReporter(Bar):
-    """Tells of a sweep, see :class:`grace.bench.sweep.Watcher`; ``runs``: how many there are, finished ones included."""
+    """Reports a sweep, see :class:`grace.bench.sweep.Watcher`; ``runs``: how many there are, finished ones included."""
 
     def __init__(self, console: Console, runs: int, *, bar: bool):
         super().__init__(console, shown=bar)
@@ -65,7 +67,7 @@ class SweepReporter(Bar):
 
     def begin_run(self, config: RunConfig) -> None:
         """A run begins."""
-        self._label = escape(f"{config.task} {config.method} x{config.workers} {config.network}")
+        self._label = escape(f"{config.task} {short(config.method)} x{config.workers} {config.network}")
         self._draw(0.0, "starting")
 
     def show_steps(self, done: int, steps: int) -> None:
@@ -81,7 +83,7 @@ class SweepReporter(Bar):
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def left(self, fraction: float = 0.0) -> str:
-        """The time left, if runs go on as they went: ``12 min left``; empty before anything is known."""
+        """The time left at the pace so far: ``12 min left``; empty before anything is known."""
         ran = self.done - self._earlier + fraction
         if ran < 0.05 or self.done >= self.runs:
             return ""
@@ -94,7 +96,10 @@ class SweepReporter(Bar):
 
 def name_run(config: RunConfig) -> str:
     """Which run it is, in a line."""
-    return f"{config.task} {config.method}, {config.workers} workers, {config.network}, seed {config.seed}"
+    where = "" if config.toolkit == TORCH else f" on {config.toolkit}"
+    return (
+        f"{config.task} {short(config.method)}{where}, {config.workers} workers, {config.network}, seed {config.seed}"
+    )
 
 
 def _tell(run: Ended) -> str:
@@ -111,6 +116,6 @@ def _tell(run: Ended) -> str:
 def duration(seconds: float) -> str:
     """Seconds for people: ``45 s``, ``12 min``, ``2 h 5 min``."""
     if seconds < 90:
-        return f"{seconds:.0f} s"
+        return f"{max(1, round(seconds))} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,4 +1,4 @@
-"""Reads a directory of results: documents that are what they say, and a reason for each file that is not."""
+"""Reads a directory of results: its valid documents, and a reason for each file that is not one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from grace.bench.results import SCHEMA, Document, DocumentError, decode, decode_as, short
+from grace.bench.results import SCHEMA, Document, DocumentError, Head, decode, decode_as, short
 from grace.bench.table import line
 from grace.errors import ConfigurationError
 
@@ -32,10 +32,6 @@ class CodecRow(msgspec.Struct, frozen=True):
     microseconds: float | None = None
 
 
-class _Head(msgspec.Struct):
-    schema: Any = None
-
-
 class _Codecs(msgspec.Struct):
     version: Any
     rows: list[CodecRow]
@@ -43,7 +39,7 @@ class _Codecs(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Run:
-    """A document, and the file that it is from."""
+    """A document, and the file that it comes from."""
 
     file: str
     document: Document
@@ -91,7 +87,7 @@ def read(directory: Path) -> Found:
 
 
 def _read(text: bytes, name: str, found: Found) -> None:
-    schema = decode_as(text, _Head).schema
+    schema = decode_as(text, Head).schema
     if schema == SCHEMA:
         found.runs.append(Run(name, decode(text)))
     elif schema == CODECS:

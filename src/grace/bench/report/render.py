@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from grace.bench.extras import need
-from grace.bench.report.charts import Spec
+from grace.bench.report.marks import Spec
 from grace.bench.scratch import write_atomically
 from grace.bench.tasks.embedded.cache import cache_folder
 

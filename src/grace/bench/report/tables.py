@@ -6,101 +6,109 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from grace.bench.results import Document, Failure, Result
+from grace.bench.network.break_even import speed_text
+from grace.bench.report.groups import Group as Experiment
+from grace.bench.report.groups import Spread
+from grace.bench.report.predictions import DENSE, Predictions
+from grace.bench.report.ranking import MARK, crowns, experiments
+from grace.bench.results import Document
+from grace.bench.toolkits import TORCH
+from grace_command.text import amount as amount
+from grace_command.text import number as number
+from grace_command.text import plain_table as plain_table
+from grace_command.text import plural as plural
+from grace_command.text import share as share
 
 
-def amount(size: float | None) -> str:
-    """Bytes for people, in powers of 1,000, as network speeds are: ``114 kB``."""
-    if size is None:
-        return "-"
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 999.5 or unit == "GB":
-            digits = 0 if unit == "B" or size >= 99.95 else 1 if size >= 9.995 else 2
-            return f"{size:.{digits}f} {unit}"
-        size /= 1000
-    raise AssertionError("unreachable")
+def range_text(one: Spread, digits: int, *, missing: str = "-") -> str:
+    """A median with the range over seeds: ``0.95 (0.94-0.96)``; ``missing`` where there is none."""
+    low, median, high = (missing if x is None else f"{x:.{digits}f}" for x in (one.low, one.median, one.high))
+    return median if low == high else f"{median} ({low}-{high})"
 
 
-def number(value: float | None, digits: int = 1) -> str:
-    """A number with so many digits; ``-`` where there is none."""
-    return "-" if value is None else f"{value:.{digits}f}"
+def _crown(text: str, crowned: bool) -> Text:
+    return Text(text + MARK, style="bold green") if crowned else Text(text + " ")
 
 
-def share(relative: float | None) -> str:
-    """A volume relative to another: ``12.1 %``."""
-    if relative is None:
-        return "-"
-    percent = 100 * relative
-    if 99.95 <= percent < 100.05 and percent != 100:
-        return f"{percent:.2f} %"  # so that a little more than all is not told as all
-    return f"{percent:,.0f} %" if percent >= 99.95 else f"{percent:.3g} %"
+def _quality(group: Experiment) -> str:
+    """The quality at the end; a group that exchanges nothing has none."""
+    return "-" if group.reference else range_text(group.measures["final"], 4, missing="diverged")
 
 
-def plain_table(title: str | None = None, headings: Sequence[str] = (), *, left: int = 1) -> Table:
-    """A table without lines; the first columns are aligned left, numbers right."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
-    for index, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if index < left else "right")
-    return table
+def _legend(groups: Sequence[Experiment], crowned: bool) -> str:
+    """How to read medians, ranges and marks; ``crowned``: whether there are any."""
+    many = any(len(group.runs) > 1 for group in groups)
+    over = "medians, and the range over the seeds" if many else "step ms: the median and the quartiles of a run's steps"
+    mark = f"{MARK}: clearly the best, no other's range touches its own" if crowned else "nobody is clearly the best"
+    hint = "" if many else "; a quality is marked where there are several seeds (--seeds 0,1,2)"
+    return f"{over}; {mark}{hint}."
 
 
 def comparison(documents: Sequence[Document]) -> RenderableType:
-    """One line for each method, and what one must know to read it."""
-    results = [one for one in documents if isinstance(one, Result)]
-    parts: list[RenderableType] = [_comparison(results)] if results else []
-    parts += [Text(f"failed: {one.error}", style="red") for one in documents if isinstance(one, Failure)]
+    """One line for each method, seeds together, and notes on how to read it."""
+    groups, failed = experiments(documents)
+    parts: list[RenderableType] = [_comparison(groups)] if groups else []
+    parts += [Text(f"failed: {one.error}" + (f" (seed {one.seed})" if one.seed else ""), style="red") for one in failed]
     return Group(*parts)
 
 
-def _comparison(results: Sequence[Result]) -> RenderableType:
-    first, notes = results[0], dict[str, str]()
+def _comparison(groups: Sequence[Experiment]) -> RenderableType:
+    first, notes = groups[0].first, dict[str, str]()
     size = f"{first.workers} workers, {first.steps} steps, {first.batch_per_worker} samples each"
     quality = f"test {first.metric}"
-    headings = ("method", quality, "sent / step", "vs fp32", "codec ms", "exchange ms", "step ms (quartiles)")
+    headings = ("method", "seeds", quality, "sent / step", "vs fp32", "codec ms", "exchange ms", "step ms")
     table = plain_table(f"{first.task}: {size}", headings)
-    for one in results:
-        why, times, step, relative = one.optimizer.why, one.time, one.time.step_ms, one.traffic.relative_to_fp32
+    best, fastest = crowns(groups, "final"), crowns(groups, "step_ms")
+    for group in groups:
+        why, measures, relative = group.first.optimizer.why, group.measures, group.median("relative")
         mark = notes.setdefault(why, f" [{len(notes) + 1}]") if why else ""
         table.add_row(
-            Text(one.method) + Text(mark, style="dim"), "diverged" if one.final is None else f"{one.final:.4f}",
-            amount(one.traffic.sent_bytes_per_step),
+            Text(group.label) + Text(mark, style="dim"), str(len(group.runs)),
+            _crown(_quality(group), id(group) in best), amount(group.median("sent")),
             Text(share(relative), style="red" if relative is not None and relative > 1 else ""),
-            number(times.codec_ms, 2), number(times.exchange_ms, 2),
-            f"{step.median:.1f} ({step.low:.1f}-{step.high:.1f})",
+            number(group.median("codec_ms"), 2), number(group.median("exchange_ms"), 2),
+            _crown(range_text(measures["step_ms"], 1), id(group) in fastest),
         )  # fmt: skip
     legend = "sent: bytes that one worker's collectives moved; vs fp32: against a ring all-reduce of all gradients."
-    model = max((one.model for one in results), key=lambda model: model.compressed_parameters)
+    model = max((one.first.model for one in groups), key=lambda model: model.compressed_parameters)
     if model.compressed_parameters:
         legend += (
             f" {model.compressed_parameters:,} of {model.parameters:,} parameters are compressed; tensors of "
             "fewer than 1,024 elements or fewer than two dimensions go uncompressed."
         )
     told = [Text(f"{mark.strip()} {why}", style="dim") for why, mark in notes.items()]
-    return Group(table, Text(legend, style="dim"), *told)
+    return Group(table, Text(_legend(groups, bool(best | fastest)), style="dim"), Text(legend, style="dim"), *told)
 
 
 def sweep(documents: Sequence[Document]) -> RenderableType:
-    """One line for each run: what it was, its quality, its times, and what the link model had predicted."""
-    headings = ("task", "workers", "link", "method", "quality", "sent / step", "vs fp32", "compute ms", "codec ms",
-                "exposed ms", "step ms", "predicted", "error")  # fmt: skip
+    """One line for each experiment, its seeds together: what it was, its quality, its times, and what the link model had
+    predicted.
+    """
+    groups, failed = experiments(documents)
+    headings = ("task", "workers", "link", "method", "seeds", "quality", "sent / step", "vs fp32", "compute ms",
+                "codec ms", "exposed ms", "step ms", "predicted", "error")  # fmt: skip
     table = plain_table(headings=headings, left=4)
-    for one in documents:
-        name = (one.task, str(one.workers), one.link.name)
-        if not isinstance(one, Result):
-            table.add_row(*name, Text(one.method, style="red"), Text("failed", style="red"))
-            continue
-        times, traffic, prediction = one.time, one.traffic, one.prediction
-        error = None if prediction is None else prediction.relative_error
+    best, fastest = crowns(groups, "final"), crowns(groups, "step_ms")
+    for group in groups:
+        measures, error = group.measures, group.median("prediction_error")
         table.add_row(
-            *name, Text(one.method, style="dim" if one.kind == "baseline" else ""), number(one.final, 4),
-            amount(traffic.sent_bytes_per_step), share(traffic.relative_to_fp32), number(times.compute_ms),
-            number(times.codec_ms), number(times.exposed_ms), number(times.step_ms.median),
-            number(None if prediction is None else prediction.step_ms), "-" if error is None else f"{100 * error:+.0f} %",
+            *_place(group.first), Text(group.label, style="dim" if group.first.kind == "baseline" else ""),
+            str(len(group.runs)), _crown(_quality(group), id(group) in best),
+            amount(group.median("sent")), share(group.median("relative")), number(group.median("compute_ms")),
+            number(group.median("codec_ms")), number(group.median("exposed_ms")),
+            _crown(range_text(measures["step_ms"], 1), id(group) in fastest), number(group.median("predicted_ms")),
+            "-" if error is None else f"{100 * error:+.0f} %",
         )  # fmt: skip
-    return table
+    for one in failed:
+        table.add_row(*_place(one), Text(one.method, style="red"), "", Text(f"failed (seed {one.seed})", style="red"))
+    return Group(table, Text(_legend(groups, bool(best | fastest)), style="dim")) if groups else table
+
+
+def _place(one: Document) -> tuple[str, str, str]:
+    task = one.task if one.toolkit == TORCH else f"{one.task} ({one.toolkit})"
+    return task, str(one.workers), one.link.name
 
 
 def links(rows: Sequence[dict[str, Any]]) -> RenderableType:
@@ -112,12 +120,27 @@ def links(rows: Sequence[dict[str, Any]]) -> RenderableType:
     return table
 
 
-def predictions(rows: Sequence[dict[str, Any]]) -> RenderableType:
-    """What the link model predicts."""
-    headings = ("task", "method", "workers", "link", "predicted step ms", "measured")
-    table = plain_table(headings=headings, left=2)
-    for row in rows:
-        measured = row["measured"]
-        found = f"{measured['step_ms']:.1f} ({measured['workers']} workers, {measured['link']})"
-        table.add_row(row["task"], row["method"], str(row["workers"]), row["link"], f"{row['step_ms']:.1f}", found)
-    return table
+def predictions(found: Predictions) -> RenderableType:
+    """What the link model predicts: a table for each network, and which method wins there."""
+    parts: list[RenderableType] = []
+    for one in found.tables:
+        task = one.task if one.toolkit == TORCH else f"{one.task} ({one.toolkit})"
+        there = f"measured with {one.measured_workers} workers, link {one.measured_link}"
+        title = f"{task}: {one.workers} workers, {one.link} ({there})"
+        headings = ("rank", "method", "seeds", "step ms", "vs dense", "faster below", "measured")
+        table = plain_table(title, headings, left=2)
+        for row in one.rows:
+            table.add_row(
+                "" if row.rank is None else str(row.rank), row.method, str(row.seeds),
+                _crown(range_text(row.step_ms, 1), row.method == one.winner),
+                "-" if row.over_dense is None else f"{row.over_dense:.2f}x",
+                speed_text(row.break_even_bits_per_second) if one.dense and row.method not in DENSE else "-",
+                range_text(row.measured_ms, 1),
+                style="dim" if row.rank is None else "",
+            )  # fmt: skip
+        parts += [table, Text(one.verdict, style="green" if one.winner else "yellow"), Text()]
+    legend = (
+        "All but the last column is predicted, not measured; ranges are over seeds or, for a single run, over its steps. Vs "
+        f"dense and faster below compare with the best of {', '.join(DENSE)} that ran; {MARK}: clearly the first."
+    )
+    return Group(*parts, Text(legend, style="dim"))

@@ -1,4 +1,4 @@
-"""How figures look, on the page and in a file: one palette for light and for dark, and two more signs beside the colour."""
+"""How figures look, on the page and in a file: one palette each for light and dark, and two more signs beside colour."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ COLOURS_ON_DARK = (
     "#77AADD", "#FF99A8", "#44BB99", "#DD88C0", "#99DDFF", "#EEDD88", "#A99BF5", "#EE8866", "#BBCC33", "#D9808F",
 )  # fmt: skip
 _PARTS = (0, 5, 1, 2, 3)  # colours of what is not a method: the parts of a step, the operations of a codec
-DASHES: tuple[tuple[float, ...], ...] = ((), (9, 4), (2, 3))  # pixels on and off
+INK, QUIET = -1, -2
+DASHES: tuple[tuple[float, ...], ...] = (
+    (),
+    (9, 4),
+    (2, 3),
+    (9, 3, 2, 3),
+)  # pixels on and off; methods have the first three
 # The variables of the page's style sheet, and the tones of its figures.
 TONES = {
     "light": {
@@ -61,7 +67,9 @@ MARKERS = (
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """What marks a method in every figure: indices into ``COLOURS`` (-1: ink), ``DASHES`` and ``MARKERS``."""
+    """What marks a method in every figure: indices into ``COLOURS`` (-1: ink, -2: the quiet tone of the limit), ``DASHES``
+    and ``MARKERS``.
+    """
 
     colour: int
     dash: int
@@ -75,7 +83,7 @@ class Sign:
     def paint(self, tone: str) -> dict[str, str]:
         """The fields of a row that do; ``tone`` is a key of ``TONES``. Baselines are hollow."""
         if self.colour < 0:
-            return {"stroke": TONES[tone]["ink"], "fill": TONES[tone]["card"]}
+            return {"stroke": TONES[tone]["ink" if self.colour == INK else "quiet"], "fill": TONES[tone]["card"]}
         colour = (COLOURS_ON_DARK if tone == "dark" else COLOURS)[self.colour]
         return {"stroke": colour, "fill": colour}
 
@@ -86,12 +94,16 @@ def sign(index: int, *, baseline: bool = False) -> Sign:
     Two others share all of it only when they lie 30 apart.
     """
     if baseline:
-        return Sign(-1, index % len(DASHES), index % len(MARKERS))
-    return Sign(index % len(COLOURS), index % len(DASHES), (index + index // len(COLOURS)) % len(MARKERS))
+        return Sign(INK, index % len(DASHES), index % len(MARKERS))
+    return Sign(index % len(COLOURS), index % 3, (index + index // len(COLOURS)) % len(MARKERS))
+
+
+# Without communication: not a way to train, so it looks unlike those that are.
+LIMIT = Sign(QUIET, 2, 6)
 
 
 def config(tone: str) -> dict[str, Any]:
-    """Vega-Lite's configuration: everything about a figure that is not what it shows."""
+    """Vega-Lite's configuration: everything about a figure except what it shows."""
     own = TONES[tone]
     palette = COLOURS_ON_DARK if tone == "dark" else COLOURS
     return {
@@ -123,7 +135,9 @@ def config(tone: str) -> dict[str, Any]:
             "diagonal": {"color": own["quiet"], "strokeWidth": 1},
             "goal": {"color": own["quiet"], "strokeWidth": 1.3, "strokeDash": [5, 4]},
             "small": {"color": own["quiet"], "fontSize": 10},
+            "ground": {"color": own["card"], "stroke": own["card"], "strokeWidth": 3, "fontSize": 11},
             "beside": {"color": own["ink"], "fontSize": 11},
+            "exposed": {"color": own["accent"], "strokeOpacity": 0.6},
             "measured": {"color": own["ink"], "opacity": 1},
         },
     }  # fmt: skip

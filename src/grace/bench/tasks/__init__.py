@@ -1,16 +1,17 @@
 """Tasks: what is trained, how, and how its quality is measured. A user's own task has the same contract.
 
-A task of the suite is a class in a module of this package that has a ``name``; nothing else lists it.
+A task of the suite is a class with a ``name`` in a module of this package; nothing else lists it.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from types import GenericAlias
 
-from grace.bench.loading import load
 from grace.bench.tasks.contract import DataInfo, Source, Task
 from grace.bench.tasks.suite import SuiteTask
+from grace.discovery import load
 from grace.errors import ConfigurationError, unknown
 
 __all__ = ["TASKS", "DataInfo", "Source", "Task", "find_task"]
@@ -21,6 +22,8 @@ def _discover() -> dict[str, type[SuiteTask]]:
     found: dict[str, type[SuiteTask]] = {}
     for module in pkgutil.iter_modules(__path__):
         for value in vars(importlib.import_module(f"{__name__}.{module.name}")).values():
+            if type(value) is GenericAlias:  # in Python 3.10 one is a class, too
+                continue
             if isinstance(value, type) and issubclass(value, SuiteTask) and "name" in vars(value):
                 found[value.name] = value
     return dict(sorted(found.items(), key=lambda item: (bool(item[1].four_worker_steps), item[0])))
@@ -40,7 +43,7 @@ def find_task(spec: str) -> Task:
     if spec in TASKS:
         return TASKS[spec]()
     if ":" not in spec:
-        raise unknown("task", spec, [*TASKS, "module:Class"])
+        raise unknown("task", spec, [*TASKS, "module:Class"], "grace tasks prints all tasks; yours is module:Class.")
     found = load(spec, "task")
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise ConfigurationError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from grace.bench.tasks.embedded.chunks import Array, stream
 from grace.bench.tasks.embedded.stdlib import stdlib_bytes
 from grace.bench.tasks.files import text as files
 from grace.bench.tasks.schedules import warm_cosine
-from grace.bench.tasks.suite import Loaded, SuiteTask
+from grace.bench.tasks.suite import DataSet, SuiteTask
 from grace.errors import DataError
 
 Batch = tuple[Tensor, Tensor]
@@ -35,7 +35,6 @@ class GPT2(SuiteTask):
 
     name = "gpt2_small"
     about = "GPT-2 small on text; not in the survey"
-    model_size = 124_439_808, 148
     metric = "bits_per_byte"
     better: Literal["higher", "lower"] = "lower"
     batch, epochs, clip = 8, 1, 1.0
@@ -43,15 +42,13 @@ class GPT2(SuiteTask):
     slots = 2
     tokens: ClassVar[int] = 50_257
     context: ClassVar[int] = 1024
-    layers: ClassVar[int] = 12
-    heads: ClassVar[int] = 12
-    width: ClassVar[int] = 768
+    network = models.GPT
     rate: ClassVar[float] = 6e-4
     warm: ClassVar[int] = 200
     decay: ClassVar[float] = 0.1
     windows: ClassVar[int] = 96
 
-    def read(self, root: Path | None) -> Loaded:
+    def read(self, root: Path | None) -> DataSet:
         self.metric = "bits_per_byte"
         if root is not None and self.tokens > _BYTES and files.has_tokens(root):
             self.metric = "loss"
@@ -63,11 +60,11 @@ class GPT2(SuiteTask):
         for part in ("train", "test"):
             if len(self.text[part]) <= self.context + 1:
                 size = len(self.text[part])
-                raise DataError(f"the {part} text has {size} tokens; {self.context + 2} and more make a window")
-        return Loaded.of(name, self.text, len(self.text["train"]) // self.context)
+                raise DataError(f"the {part} text has {size} tokens; a window needs at least {self.context + 2}")
+        return DataSet.of(name, self.text, len(self.text["train"]) // self.context)
 
     def model(self) -> nn.Module:
-        return models.GPT(self.tokens, self.context, self.layers, self.heads, self.width)
+        return self.network(self.tokens, self.context, **self.options)
 
     def batches_of(self, rank: int, world: int, seed: int) -> Iterator[Batch]:
         train, random = self.text["train"], stream(seed, 1 + rank)
@@ -112,8 +109,8 @@ class GPTSmall(GPT2):
 
     name = "gpt_small"
     about = "transformer on the bytes of Python's standard library: real data"
-    model_size = 842_496, 52
     four_worker_steps = 400
-    tokens, context, layers, heads, width = _BYTES, 128, 4, 4, 128
+    tokens, context = _BYTES, 128
+    options: ClassVar[dict[str, Any]] = {"layers": 4, "heads": 4, "width": 128}
     rate, warm = 2e-3, 20
     target = 3.0

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
-
-from torch import nn
+from typing import Any, ClassVar
 
 from grace.bench.tasks import models
 from grace.bench.tasks.images import CifarTask
@@ -13,7 +10,7 @@ from grace.bench.tasks.pictures import Augmentation
 from grace.bench.tasks.schedules import interpolate, piecewise
 
 
-class _Stepped(CifarTask):
+class _StepSchedule(CifarTask):
     """The learning rate falls to a tenth at each mark."""
 
     batch = 256
@@ -24,20 +21,14 @@ class _Stepped(CifarTask):
         return piecewise(step, self.steps, self.peak, self.marks)
 
 
-class ResNet20(_Stepped):
+class ResNet20(_StepSchedule):
     """ResNet-20 v2 on CIFAR-10."""
 
     name = "resnet20"
     about = "ResNet-20 v2 on CIFAR-10"
-    model_size = 269_467, 51
     paper_row = "ResNet-20 / CIFAR-10"
     target = 0.9086
-    widths: ClassVar[Sequence[int]] = (16, 32, 64)
-    decay: ClassVar[float] = 0.999
-    eps: ClassVar[float] = 1e-3
-
-    def model(self) -> nn.Module:
-        return models.ResNet20(self.widths, classes=self.classes, decay=self.decay, eps=self.eps)
+    network = models.ResNet20
 
 
 class ResNet20Small(ResNet20):
@@ -45,26 +36,20 @@ class ResNet20Small(ResNet20):
 
     name = "resnet20_small"
     about = "ResNet-20 with half the channels, on shapes"
-    model_size = 67_890, 51
     batch, four_worker_steps, embedded = 32, 500, (10_000, 2_000)
-    widths, classes, decay, eps = (8, 16, 32), 10, 0.9, 1e-5
+    classes = 10
+    options: ClassVar[dict[str, Any]] = {"widths": (8, 16, 32), "decay": 0.9, "eps": 1e-5}
     target = 0.88
 
 
-class DenseNet40(_Stepped):
+class DenseNet40(_StepSchedule):
     """DenseNet-40 (k = 12) on CIFAR-10."""
 
     name = "densenet40_k12"
     about = "DenseNet-40 (k = 12) on CIFAR-10"
-    model_size = 357_491, 158
     paper_row = "DenseNet40-K12 / CIFAR-10"
     target = 0.9207
-    growth: ClassVar[int] = 12
-    layers: ClassVar[Sequence[int]] = (12, 12, 12)
-    stem: ClassVar[int] = 16
-
-    def model(self) -> nn.Module:
-        return models.DenseNet(self.growth, self.layers, self.stem, self.classes)
+    network = models.DenseNet
 
 
 class DenseNetSmall(DenseNet40):
@@ -72,9 +57,9 @@ class DenseNetSmall(DenseNet40):
 
     name = "densenet_small"
     about = "DenseNet with 12 layers (k = 8), on shapes"
-    model_size = 25_018, 62
     batch, four_worker_steps, embedded = 32, 400, (10_000, 2_000)
-    growth, layers, stem, classes = 8, (4, 4, 4), 8, 10
+    classes = 10
+    options: ClassVar[dict[str, Any]] = {"growth": 8, "layers": (4, 4, 4), "stem": 8}
     nesterov = True  # a short run gets further with it
     target = 0.68
 
@@ -84,7 +69,6 @@ class ResNet9(CifarTask):
 
     name = "resnet9"
     about = "ResNet-9 on CIFAR-10"
-    model_size = 6_573_120, 25
     paper_row = "ResNet-9 / CIFAR-10"
     target = 0.9167
     batch_in_all = 512
@@ -92,10 +76,7 @@ class ResNet9(CifarTask):
     local_decay = 5e-4
     peak, nesterov, classes = 0.4, True, 10
     augmentation = Augmentation(reflect=True, cutout=8, mean=(125.31, 122.95, 113.87), std=(62.99, 62.09, 66.70))
-    widths: ClassVar[Sequence[int]] = (64, 128, 256, 512)
-
-    def model(self) -> nn.Module:
-        return models.ResNet9(self.widths, self.classes)
+    network = models.ResNet9
 
     def lr(self, step: int) -> float:
         return interpolate(step, self.steps, self.peak, (0, 5 / 24, 1), (0, 1, 0))
@@ -106,27 +87,20 @@ class ResNet9Small(ResNet9):
 
     name = "resnet9_small"
     about = "ResNet-9 with an eighth of the channels, on shapes"
-    model_size = 103_944, 25
     batch, batch_in_all, four_worker_steps, embedded = 32, 0, 400, (10_000, 2_000)
     augmentation = Augmentation(reflect=True, cutout=8)
-    widths = (8, 16, 32, 64)
+    options: ClassVar[dict[str, Any]] = {"widths": (8, 16, 32, 64)}
     target = 0.90
 
 
-class VGG16(_Stepped):
+class VGG16(_StepSchedule):
     """VGG16 on CIFAR-10."""
 
     name = "vgg16_cifar"
     about = "VGG16 on CIFAR-10"
-    model_size = 14_982_987, 30
     paper_row = "VGG16 / CIFAR-10"
     target = 0.8632
-    widths: ClassVar[Sequence[int]] = (64, 128, 256, 512, 512)
-    hidden: ClassVar[int] = 512
-    scale: ClassVar[float] = 1.0
-
-    def model(self) -> nn.Module:
-        return models.VGG16Cifar(self.widths, hidden=self.hidden, classes=self.classes, scale=self.scale)
+    network = models.VGG16Cifar
 
 
 class VGG16Small(VGG16):
@@ -134,8 +108,8 @@ class VGG16Small(VGG16):
 
     name = "vgg16_small"
     about = "VGG16 with a quarter of the channels and less, on shapes"
-    model_size = 335_386, 30
     batch, four_worker_steps, embedded = 32, 800, (10_000, 2_000)
-    widths, hidden, classes, scale = (16, 32, 64, 64, 64), 64, 10, 2.0
+    classes = 10
+    options: ClassVar[dict[str, Any]] = {"widths": (16, 32, 64, 64, 64), "hidden": 64, "scale": 2.0}
     peak, marks = 0.02, (0.7, 0.9)
     target = 0.80

@@ -20,7 +20,7 @@ class DataInfo(TypedDict):
 
     Attributes:
         name: of the data set. procedural: made by a program, so not real data: pages and figures say so.
-        digest: 16 hexadecimal digits of what was loaded, "" where a task does not tell.
+        digest: 16 hexadecimal digits of what was loaded; "": unknown.
         source: "embedded" (comes with Grace or with what it needs), "official" (files that the user named),
             "synthetic" (random batches of the right shape, which teach nothing).
     """
@@ -33,7 +33,7 @@ class DataInfo(TypedDict):
 
 class Task(abc.ABC):
     """One task. The runner sets ``workers``, calls ``load`` or ``load_synthetic``, sets ``steps``, and then calls
-    ``model``, ``optimizer``, ``batches`` and ``lr``. A task of one's own needs the abstract methods and no more.
+    ``model``, ``optimizer``, ``batches`` and ``lr``. A task of your own needs only the abstract methods.
 
     Attributes:
         metric: the key of ``evaluate`` that is the headline. better: its direction.
@@ -43,7 +43,7 @@ class Task(abc.ABC):
         steps: how long this run is; the runner sets it before the first ``lr``.
         local_decay: L2 term that is added to the local gradient before it is compressed, outside normalisation layers.
         clip: largest norm of the averaged gradient; 0 does not clip.
-        paper_row: the row of the survey's Table II that this task is or stands for; None: it is not in the table.
+        paper_row: the row of the survey's Table II that this task is, or stands for; None: none.
         target: the quality of ``metric`` to which the time is measured; None: none.
     """
 
@@ -63,8 +63,8 @@ class Task(abc.ABC):
         """Reads the data: official files under ``root``, or what is embedded. Never downloads.
 
         Raises:
-            DataError: files that are not there, or are not what they should be; says which, what was expected, and where
-                the set is published.
+            DataError: files that are missing or malformed; the message says which, what was expected, and where the set
+                is published.
         """
 
     def load_synthetic(self) -> None:
@@ -92,7 +92,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def batches(self, rank: int, world: int, seed: int) -> Iterator[Any]:
-        """Endless local batches. Each epoch has one permutation, which all workers share and split."""
+        """Endless local batches. Each epoch has one permutation, which the workers split among them."""
 
     @abc.abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor:

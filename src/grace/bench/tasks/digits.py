@@ -14,15 +14,15 @@ from grace.bench.tasks.embedded.chunks import Array
 from grace.bench.tasks.images import Batch, ImageTask
 from grace.bench.tasks.pictures import ArrayPictures, Augmentation
 from grace.bench.tasks.schedules import warm_cosine
-from grace.bench.tasks.suite import Loaded
+from grace.bench.tasks.suite import DataSet
 from grace.errors import DataError
 
 _TEST_EVERY = 5  # every fifth sample is a test sample
 
 
 def _table() -> Array:
-    """``[1797, 65]``: 64 pixels, then the label. From scikit-learn's file where it lies at its place: to import
-    scikit-learn takes every worker longer than all else that it does before its first step.
+    """``[1797, 65]``: 64 pixels, then the label. Read from scikit-learn's file if it is in its usual place:
+    importing scikit-learn takes a worker longer than everything else before its first step.
     """
     found = importlib.util.find_spec("sklearn")
     if found is not None and found.origin is not None:
@@ -61,7 +61,6 @@ class Digits(ImageTask):
 
     name = "digits"
     about = "handwritten digits, a small residual network: real data"
-    model_size = 19_074, 23
     metric = "accuracy"
     target = 0.95
     epochs = 14
@@ -70,7 +69,7 @@ class Digits(ImageTask):
     widths = (8, 16, 32)
     synthetic_samples = 1437
 
-    def read(self, root: Path | None) -> Loaded:
+    def read(self, root: Path | None) -> DataSet:
         if root is not None:
             raise DataError(f"the digits come with scikit-learn, not from {root}: leave --data out")
         table = _table()
@@ -79,7 +78,7 @@ class Digits(ImageTask):
         arrays = {"images": images[~test], "labels": labels[~test]}
         arrays |= {"test_images": images[test], "test_labels": labels[test]}
         self.pictures = ArrayPictures(arrays, self.augmentation, self.size)
-        return Loaded.of("digits", {"table": table}, len(arrays["labels"]))
+        return DataSet.of("digits", {"table": table}, len(arrays["labels"]))
 
     def model(self) -> nn.Module:
         first, *_, last = self.widths

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -17,18 +17,13 @@ class ResNet50(ImageNetTask):
 
     name = "resnet50"
     about = "ResNet-50 v1 on ImageNet"
-    model_size = 25_559_081, 161
     paper_row = "ResNet-50 / ImageNet"
     target = 0.7537
     batch, epochs = 64, 90
     per_256: ClassVar[float] = 0.128
     warm: ClassVar[float] = 5 / 90
     marks: ClassVar[Sequence[float]] = (30 / 90, 60 / 90, 80 / 90)
-    width: ClassVar[int] = 64
-    blocks: ClassVar[Sequence[int]] = (3, 4, 6, 3)
-
-    def model(self) -> nn.Module:
-        return models.ResNet50(self.width, self.blocks, self.classes)
+    network = models.ResNet50
 
     def lr(self, step: int) -> float:
         peak = self.per_256 * self.batch * self.workers / 256
@@ -41,9 +36,9 @@ class ResNet50Small(ResNet50):
 
     name = "resnet50_small"
     about = "ResNet with four bottlenecks, on shapes with textures"
-    model_size = 527_417, 53
     batch, four_worker_steps = 32, 500
-    size, classes, width, blocks = 64, 41, 16, (1, 1, 1, 1)
+    size, classes = 64, 41
+    options: ClassVar[dict[str, Any]] = {"width": 16, "blocks": (1, 1, 1, 1)}
     per_256, marks = 0.2, (0.5, 0.8, 0.94)
     nesterov = True  # a short run gets further with it
     target = 0.45
@@ -54,23 +49,16 @@ class VGG19(ImageNetTask):
 
     name = "vgg19"
     about = "VGG-19 on ImageNet"
-    model_size = 143_671_337, 38
     paper_row = "VGG19 / ImageNet"
     target = 0.6890
     batch, epochs = 64, 90
     local_decay = 5e-4
     peak = 0.01
     marks: ClassVar[Sequence[float]] = (30 / 90, 60 / 90)
-    widths: ClassVar[Sequence[int]] = (64, 128, 256, 512, 512)
-    counts: ClassVar[Sequence[int]] = (2, 2, 4, 4, 4)
-    hidden: ClassVar[int] = 4096
-    scale: ClassVar[float] = 1.0
-    dropout: ClassVar[float] = 0.5
+    network = models.VGG19
 
     def model(self) -> nn.Module:
-        return models.VGG19(
-            self.widths, self.counts, self.hidden, self.classes, size=self.size, scale=self.scale, dropout=self.dropout
-        )
+        return self.network(classes=self.classes, size=self.size, **self.options)
 
     def lr(self, step: int) -> float:
         return piecewise(step, self.steps, self.peak, self.marks)
@@ -81,11 +69,12 @@ class VGG11Small(VGG19):
 
     name = "vgg11_small"
     about = "VGG with eight convolutions, on shapes with textures"
-    model_size = 623_497, 22
     batch, four_worker_steps = 32, 600
     local_decay = 1e-4
     size, classes = 64, 41
-    widths, counts, hidden, scale, dropout = (16, 32, 64, 64, 64), (1, 1, 2, 2, 2), 512, 2.0, 0.0
+    options: ClassVar[dict[str, Any]] = {
+        "widths": (16, 32, 64, 64, 64), "counts": (1, 1, 2, 2, 2), "hidden": 512, "scale": 2.0, "dropout": 0.0,
+    }  # fmt: skip
     peak, marks = 0.02, (0.6, 0.85)
     nesterov = True  # a short run gets further with it
     target = 0.55

@@ -15,7 +15,7 @@ from grace.bench.tasks import metrics
 from grace.bench.tasks.embedded.shapes import shapes
 from grace.bench.tasks.files.cifar10 import cifar10
 from grace.bench.tasks.pictures import ArrayPictures, Augmentation, FolderPictures, Pictures
-from grace.bench.tasks.suite import Loaded, SuiteTask, epochs_of
+from grace.bench.tasks.suite import DataSet, SuiteTask, epochs_of
 
 Batch = tuple[Tensor, Tensor]
 
@@ -45,6 +45,9 @@ class ImageTask(SuiteTask):
         for index, random in epochs_of(self.samples, rank, world, self.batch, seed):
             yield self.pictures.training(index, random)
 
+    def model(self) -> nn.Module:
+        return self.network(classes=self.classes, **self.options)
+
     def synthetic_batch(self, random: np.random.RandomState) -> Batch:
         images = random.standard_normal((self.batch, self.channels, self.size, self.size)).astype(np.float32)
         return torch.from_numpy(images), torch.from_numpy(random.randint(0, self.classes, self.batch))
@@ -67,11 +70,11 @@ class CifarTask(ImageTask):
 
     synthetic_samples = 50_000
 
-    def read(self, root: Path | None) -> Loaded:
+    def read(self, root: Path | None) -> DataSet:
         arrays = shapes(*self.embedded) if root is None else cifar10(root)
         self.pictures = ArrayPictures(arrays, self.augmentation, self.size)
         name = "shapes" if root is None else "CIFAR-10"
-        return Loaded.of(name, arrays, len(arrays["labels"]), procedural=root is None)
+        return DataSet.of(name, arrays, len(arrays["labels"]), procedural=root is None)
 
 
 class ImageNetTask(ImageTask):
@@ -85,11 +88,11 @@ class ImageNetTask(ImageTask):
     embedded = (10_000, 2_000)
     synthetic_samples = 1_281_167
 
-    def read(self, root: Path | None) -> Loaded:
+    def read(self, root: Path | None) -> DataSet:
         if root is None:
             arrays = shapes(*self.embedded, size=64, classes=40, noise=0.04)
             self.pictures = ArrayPictures(arrays, self.augmentation, self.size, first=1)
-            return Loaded.of("shapes with textures", arrays, len(arrays["labels"]), procedural=True)
+            return DataSet.of("shapes with textures", arrays, len(arrays["labels"]), procedural=True)
         folder = FolderPictures(root, self.size, self.classes - 1)
         self.pictures = folder
-        return Loaded("ImageNet", False, len(folder.train.files), folder.digest)
+        return DataSet("ImageNet", False, len(folder.train.files), folder.digest)

@@ -25,7 +25,7 @@ _DECODERS = 8  # threads at most
 
 @dataclass(frozen=True, slots=True)
 class Augmentation:
-    """What is done to a picture to train with, and to all of them at last.
+    """What is done to a training picture, and in the end to all of them.
 
     Attributes:
         pad: pixels on each side before a random crop. reflect: they mirror the picture, and are not black.
@@ -103,12 +103,12 @@ class ArrayPictures:
 
 
 class FolderPictures:
-    """ImageNet's folders, decode as they are needed by threads of the worker.
+    """ImageNet's folders; threads of the worker decode pictures as they are needed.
 
     Args:
         root: holds ``train`` and ``val``.
         size: pixels of a side.
-        most: only so many classes, the first by name, are used.
+        most: use at most this many classes, the first by name.
     """
 
     def __init__(self, root: Path, size: int, most: int):

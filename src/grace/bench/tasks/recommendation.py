@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch.nn import functional
 from grace.bench.tasks import metrics, models
 from grace.bench.tasks.embedded.feedback import feedback
 from grace.bench.tasks.files.movielens import movielens
-from grace.bench.tasks.suite import Loaded, SuiteTask, epochs_of
+from grace.bench.tasks.suite import DataSet, SuiteTask, epochs_of
 
 Batch = tuple[Tensor, Tensor, Tensor]
 _USERS_AT_ONCE = 5000  # when evaluating
@@ -31,7 +31,6 @@ class NCF(SuiteTask):
 
     name = "ncf"
     about = "recommendation on MovieLens-20M"
-    model_size = 31_832_577, 10
     paper_row = "NCF / MovieLens-20M"
     target = 0.9598
     metric = "hr10"
@@ -42,25 +41,23 @@ class NCF(SuiteTask):
     users: int = 138_493
     items: int = 26_744
     negatives: ClassVar[int] = 4
-    factors: ClassVar[int] = 64
-    layers: ClassVar[Sequence[int]] = (256, 256, 128, 64)
-    dropout: ClassVar[float] = 0.5
+    network = models.NCF
     rate: ClassVar[float] = 0.0045
     embedded: ClassVar[tuple[int, int]] = (6_000, 2_000)
 
     candidates: Tensor | None = None  # [users, 101], the held-out item last
 
-    def read(self, root: Path | None) -> Loaded:
+    def read(self, root: Path | None) -> DataSet:
         arrays = feedback(*self.embedded) if root is None else movielens(root)
         self.pairs, self.held = arrays["pairs"], arrays["held"]
         self.touched = 1 + int(max(self.pairs[:, 1].max(), self.held.max()))  # items in the data
         self.users, self.items = max(self.users, len(self.held)), max(self.items, self.touched)
         self.candidates = None
         name = "latent feedback" if root is None else "MovieLens-20M"
-        return Loaded.of(name, arrays, len(self.pairs) * (1 + self.negatives), procedural=root is None)
+        return DataSet.of(name, arrays, len(self.pairs) * (1 + self.negatives), procedural=root is None)
 
     def model(self) -> nn.Module:
-        return models.NCF(self.users, self.items, self.factors, self.layers, self.dropout)
+        return self.network(self.users, self.items, **self.options)
 
     def batches_of(self, rank: int, world: int, seed: int) -> Iterator[Batch]:
         count = len(self.pairs)
@@ -102,7 +99,7 @@ class NCFSmall(NCF):
 
     name = "ncf_small"
     about = "recommendation, on latent feedback"
-    model_size = 390_801, 10
     batch, batch_in_all, four_worker_steps = 1024, 0, 1500
-    users, items, factors, layers, dropout = 6_000, 2_000, 16, (64, 64, 32, 16), 0.0
+    users, items = 6_000, 2_000
+    options: ClassVar[dict[str, Any]] = {"factors": 16, "layers": (64, 64, 32, 16), "dropout": 0.0}
     target = 0.54

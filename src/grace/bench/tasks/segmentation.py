@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from grace.bench.tasks import metrics, models
 from grace.bench.tasks.embedded.defects import defects
 from grace.bench.tasks.files.dagm import dagm
 from grace.bench.tasks.rmsprop import TensorFlowRMSprop
-from grace.bench.tasks.suite import Loaded, SuiteTask, epochs_of, tensor
+from grace.bench.tasks.suite import DataSet, SuiteTask, epochs_of, tensor
 
 Batch = tuple[Tensor, Tensor]
 _DICE_FROM = 0.3
@@ -33,7 +33,6 @@ class UNet(SuiteTask):
 
     name = "unet"
     about = "U-Net for the defects of DAGM2007"
-    model_size = 1_850_305, 46
     paper_row = "U-Net / DAGM2007"
     target = 0.964
     metric = "paper_iou"
@@ -44,20 +43,14 @@ class UNet(SuiteTask):
     kind: ClassVar[int] = 1
     size: ClassVar[int] = 512
     rate: ClassVar[float] = 1e-4
-    first: ClassVar[int] = 32
-    downs: ClassVar[Sequence[int]] = (32, 64, 128)
-    bottom: ClassVar[int] = 256
-    last: ClassVar[int] = 32
+    network = models.UNet
 
-    def read(self, root: Path | None) -> Loaded:
+    def read(self, root: Path | None) -> DataSet:
         arrays = defects(self.kind, self.size) if root is None else dagm(root, self.kind, self.size)
         self.images, self.masks = tensor(arrays["images"]), tensor(arrays["masks"])
         self.test_images, self.test_masks = tensor(arrays["test_images"]), tensor(arrays["test_masks"])
         name = "textures with defects" if root is None else f"DAGM2007 class {self.kind}"
-        return Loaded.of(name, arrays, len(self.images), procedural=root is None)
-
-    def model(self) -> nn.Module:
-        return models.UNet(self.first, self.downs, self.bottom, self.last)
+        return DataSet.of(name, arrays, len(self.images), procedural=root is None)
 
     def batches_of(self, rank: int, world: int, seed: int) -> Iterator[Batch]:
         for index, random in epochs_of(self.samples, rank, world, self.batch, seed):
@@ -98,8 +91,7 @@ class UNetSmall(UNet):
 
     name = "unet_small"
     about = "U-Net with a quarter of the channels, on textures with defects"
-    model_size = 116_017, 46
     batch, iterations, four_worker_steps = 4, 0, 400
     kind, size, rate = 5, 128, 1e-3
-    first, downs, bottom, last = 8, (8, 16, 32), 64, 8
+    options: ClassVar[dict[str, Any]] = {"first": 8, "downs": (8, 16, 32), "bottom": 64, "last": 8}
     target = 0.93

@@ -20,12 +20,12 @@ from grace.bench.tasks.memory import least_bytes
 from grace.errors import ConfigurationError, DataError
 
 _RING = 4  # synthetic batches that each worker makes, and then repeats
-_RANKS = 20  # bits of a stream's number that say whose it is
+_RANKS = 20  # low bits of a stream's number, which say whose it is
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """A data set in memory: ``samples`` make an epoch. Only who asks for the digest waits for it."""
+class DataSet:
+    """A data set in memory; ``samples`` make an epoch. The digest is computed only when asked for."""
 
     name: str
     procedural: bool
@@ -33,19 +33,19 @@ class Loaded:
     digest: Callable[[], str]
 
     @classmethod
-    def of(cls, name: str, arrays: dict[str, Array], samples: int, *, procedural: bool = False) -> Loaded:
+    def of(cls, name: str, arrays: dict[str, Array], samples: int, *, procedural: bool = False) -> DataSet:
         """A data set that is these arrays."""
         return cls(name, procedural, samples, lambda: digest(arrays[key] for key in sorted(arrays)))
 
 
 class SuiteTask(Task):
-    """A task of the suite. Subclasses are numbers and the methods below that are abstract.
+    """A task of the suite. A subclass has numbers, and the methods that are abstract here.
 
     Attributes:
-        name: by which it is found; without one a class is no task. about: what it is, in one line.
-        model_size: parameters and gradient vectors (tensors) of its model.
-        batch_in_all: where the original fixes the batch of all workers together; ``load`` divides it. 0: it does not.
-        iterations: where the original fixes the steps of a run whatever the number of workers. 0: it does not.
+        name: by which it is found; a class without one is no task. about: what it is, in one line.
+        network: the model's class. options: its arguments, where they are not its defaults.
+        batch_in_all: the batch of all workers together, where the original fixes it; ``load`` divides it. 0: not fixed.
+        iterations: the steps of a run, where the original fixes them for any number of workers. 0: not fixed.
         four_worker_steps: of a small task, the steps of a run with 4 workers, which set its epochs.
         synthetic_samples: of the official set, so that synthetic epochs are as long.
         slots: tensors of the parameters' size that the optimizer keeps.
@@ -53,18 +53,19 @@ class SuiteTask(Task):
 
     name: ClassVar[str]
     about: ClassVar[str]
-    model_size: ClassVar[tuple[int, int]]
+    network: ClassVar[Callable[..., nn.Module]]
+    options: ClassVar[dict[str, Any]] = {}
     batch_in_all: ClassVar[int] = 0
     iterations: ClassVar[int] = 0
     four_worker_steps: ClassVar[int] = 0
     synthetic_samples: ClassVar[int] = 0
     slots: ClassVar[int] = 1
     source: Source = "embedded"
-    data: Loaded | None = None
+    data: DataSet | None = None
     _divided: int = 0  # the batch that ``load`` made of ``batch_in_all``
 
     @abc.abstractmethod
-    def read(self, root: Path | None) -> Loaded:
+    def read(self, root: Path | None) -> DataSet:
         """Reads the data."""
 
     @abc.abstractmethod
@@ -79,6 +80,9 @@ class SuiteTask(Task):
     def measure(self, model: nn.Module) -> dict[str, float]:
         """``evaluate`` on data that were read; ``model`` is in evaluation mode, gradients are off."""
 
+    def model(self) -> nn.Module:
+        return self.network(**self.options)
+
     def load(self, root: Path | None) -> None:
         self._divide_batch()
         if root is not None and not root.is_dir():
@@ -90,11 +94,11 @@ class SuiteTask(Task):
     def load_synthetic(self) -> None:
         self._divide_batch()
         self.source = "synthetic"
-        self.data = Loaded("random batches", True, self.synthetic_samples, str)
+        self.data = DataSet("random batches", True, self.synthetic_samples, str)
         self._set_epochs()
 
     def _divide_batch(self) -> None:
-        asked = vars(self).get("batch", self._divided) != self._divided  # somebody has set another one
+        asked = vars(self).get("batch", self._divided) != self._divided  # the caller has set another one
         if self.batch_in_all and not asked:
             if self.batch_in_all < self.workers:
                 raise ConfigurationError(f"{self.workers} workers cannot share a batch of {self.batch_in_all} in all")
@@ -154,7 +158,7 @@ def epochs_of(
     samples: int, rank: int, world: int, batch: int, seed: int
 ) -> Iterator[tuple[Array, np.random.RandomState]]:
     """Endless local batches of indices, and random numbers of this worker's own. One permutation for each epoch, which
-    all workers share and split; a rest that is less than a batch for each is left out.
+    all workers share and split; a rest of less than a batch for each is left out.
     """
     share = samples // world // batch * batch
     for epoch in itertools.count():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from grace.bench.tasks.embedded.chunks import Array
 from grace.bench.tasks.embedded.stdlib import stdlib_words
 from grace.bench.tasks.files.ptb import ptb
 from grace.bench.tasks.models.lstm import State
-from grace.bench.tasks.suite import Loaded, SuiteTask
+from grace.bench.tasks.suite import DataSet, SuiteTask
 from grace.errors import DataError
 
 _RUN_EPOCHS = 25  # of the survey's run
@@ -43,7 +43,6 @@ class LSTM(SuiteTask):
 
     name = "lstm_ptb"
     about = "LSTM on Penn Treebank"
-    model_size = 19_775_200, 7
     paper_row = "LSTM / PTB"
     target = 100.17
     metric = "perplexity"
@@ -53,25 +52,23 @@ class LSTM(SuiteTask):
     slots = 0
     length: ClassVar[int] = 35
     words: ClassVar[int] = 10_000
-    hidden: ClassVar[int] = 650
-    dropout: ClassVar[float] = 0.5
-    bound: ClassVar[float] = 0.05
+    network = models.LSTMLanguageModel
     rate: ClassVar[float] = 1.0
     rows: ClassVar[int] = 20
     test_words: ClassVar[int] = 0
 
-    def read(self, root: Path | None) -> Loaded:
+    def read(self, root: Path | None) -> DataSet:
         self.text = stdlib_words(self.words) if root is None else ptb(root, self.words)
         test = len(self.text["test"])
         if test <= self.rows:
             raise DataError(
-                f"the test text of {self.words} known words has {test}; {self.rows + 1} and more are needed"
+                f"the test text has {test} of the {self.words} known words; it needs at least {self.rows + 1}"
             )
         name = "standard library words" if root is None else "Penn Treebank"
-        return Loaded.of(name, self.text, len(self.text["train"]) // self.length)
+        return DataSet.of(name, self.text, len(self.text["train"]) // self.length)
 
     def model(self) -> nn.Module:
-        return models.LSTMLanguageModel(self.words, self.hidden, dropout=self.dropout, bound=self.bound)
+        return self.network(self.words, **self.options)
 
     def steps_per_epoch(self, world: int) -> int:
         if self.source == "synthetic":
@@ -128,7 +125,7 @@ class LSTMSmall(LSTM):
 
     name = "lstm_small"
     about = "LSTM on the words of Python's standard library: real data"
-    model_size = 1_443_600, 7
     four_worker_steps = 500
-    words, hidden, dropout, bound, test_words = 2_000, 200, 0.0, 0.1, 40_000
+    words, test_words = 2_000, 40_000
+    options: ClassVar[dict[str, Any]] = {"hidden": 200, "dropout": 0.0, "bound": 0.1}
     target = 20.0

@@ -34,8 +34,8 @@ def encode_codebook(
 ) -> tuple[Tensor, bool]:
     """``p = rows + memory`` -> (wire ``[b, w]`` uint8, whether p was finite).
 
-    Number i becomes the magnitude nearest to ``|p_i| / N``, at most 1, of two that are equally near the smaller one, with its
-    sign; N is the largest magnitude of its block, 0 where that is below 2**-126. ``rest``, which may be ``rows``, becomes p
+    Number i becomes the magnitude nearest to ``|p_i| / N``, at most 1, with its sign; of two equally near ones it becomes the
+    smaller. N is the largest magnitude of its block, 0 where that is below 2**-126. ``rest``, which may be ``rows``, becomes p
     minus what the wire says. If p is not finite, wire and rest mean nothing.
 
     Rows, memory and rest are float32 ``[b, n]``, contiguous; block >= 1.

@@ -17,7 +17,7 @@ _CELLS = 0x3F81  # the upper halves of the float32s from 0 to 1
 
 @dataclass(frozen=True, eq=False)
 class Codebook:
-    """128 ascending magnitudes from 0 to at most 1, float32 ``[128]``, and what finding the nearest one needs.
+    """128 ascending magnitudes from 0 to at most 1, float32 ``[128]``, and tables for finding the nearest one.
 
     middle: ``[128]``, between a magnitude and the next; infinite for the last.
     floor: uint8 ``[0x3F81]``: how many middles are below all floats with this upper half.

@@ -20,23 +20,23 @@ native.declare("codebook_sum", P, N, P, N, N, P, F, I, I)
 def encode_codebook(
     rows: Tensor, book: Codebook, block: int, memory: Tensor | None = None, rest: Tensor | None = None
 ) -> tuple[Tensor, bool]:
-    return encode(native.c.codebook, _encoding(rows.shape[1], book, block), rows, memory, rest)
+    return encode(native.c.codebook, _encode_layout(rows.shape[1], book, block), rows, memory, rest)
 
 
 def sum_codebook(
     received: Sequence[Tensor], out: Tensor, book: Codebook, block: int, weight: float, *, add: bool = False
 ) -> None:
-    refused = decode(native.c.codebook_sum, _decoding(out.shape[1], book, block), received, out, weight, add)
-    if refused:
-        raise PayloadError(BAD_SCALE if refused == native.BAD_HEAD else BAD_CODE)
+    fault = decode(native.c.codebook_sum, _decode_layout(out.shape[1], book, block), received, out, weight, add)
+    if fault:
+        raise PayloadError(BAD_SCALE if fault == native.BAD_HEAD else BAD_CODE)
 
 
 @functools.lru_cache(LAYOUTS)
-def _encoding(n: int, book: Codebook, block: int) -> Layout:
+def _encode_layout(n: int, book: Codebook, block: int) -> Layout:
     tables = (P(table.data_ptr()) for table in (book.entries, book.middle, book.floor))
     return Layout(codebook_bytes(n, block), n, block, *tables)
 
 
 @functools.lru_cache(LAYOUTS)
-def _decoding(n: int, book: Codebook, block: int) -> Layout:
+def _decode_layout(n: int, book: Codebook, block: int) -> Layout:
     return Layout(codebook_bytes(n, block), n, block, P(book.entries.data_ptr()))

@@ -12,7 +12,7 @@ __all__ = ["all_finite", "sum_finite"]
 
 @operation
 def all_finite(x: Tensor) -> Flag:
-    """Whether there is no inf or NaN in x, of any floating type and shape: one pass, without a temporary of x's size."""
+    """Whether x, of any floating type and shape, has no inf or NaN: one pass, without a temporary of x's size."""
 
 
 @operation

@@ -40,4 +40,4 @@ def sketch_add_(sketch: Tensor, numbers: Tensor, cells: Tensor, signs: Tensor) -
 
 @operation
 def sketch_query(sketch: Tensor, cells: Tensor, signs: Tensor) -> Tensor:
-    """``[b, m]``: the median over j of ``signs[j, i] sketch[:, j, cells[j, i]]``; of an even number the lower."""
+    """``[b, m]``: the median over j of ``signs[j, i] sketch[:, j, cells[j, i]]``; for an even R the lower one."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from grace.kernels.hashing import PRIME
 
-_CHUNK = 1 << 18  # keys at a time: R int64 numbers for each are in memory
+_CHUNK = 1 << 18  # keys at a time: each takes R int64 numbers of memory
 
 
 def hash_coefficients(words: Tensor, degree: int) -> Tensor:

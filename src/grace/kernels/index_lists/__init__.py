@@ -19,11 +19,11 @@ from grace.refusals import refuse_unless
 __all__ = ["FIXED", "decode_indices", "elias_fano_split", "encode_indices", "index_bits", "layout"]
 
 FIXED = ("raw", "bitmap", "elias-fano")
-NOT_INCREASING, OUT_OF_RANGE, WRONG_BITS, NO_MEMORY = -2, -3, -4, -5  # why native code refused
+NOT_INCREASING, OUT_OF_RANGE, WRONG_BITS, NO_MEMORY = -2, -3, -4, -5  # why native code refused a list
 
 
 class Layout(NamedTuple):
-    """How k indices below n lie in a code: its number in native code, the low bits of each that are packed, all bytes."""
+    """How a code lays out k indices below n: its number in native code, how many low bits of each are packed, all bytes."""
 
     code: int
     low: int
@@ -49,7 +49,7 @@ def layout(n: int, k: int, code: str) -> Layout:
 
 
 def elias_fano_split(n: int, k: int) -> tuple[int, int]:
-    """(l, bits of the unary part) that make the code of k indices below n shortest: about 2 + log2(n/k) bits each."""
+    """(l, bits of the unary part) of the shortest code of k indices below n: about 2 + log2(n/k) bits each."""
     cost = {low: k * low + k + ((n - 1) >> low) for low in range(index_bits(n) + 1)}
     low = min(cost, key=cost.__getitem__)
     return low, k + ((n - 1) >> low)
@@ -69,7 +69,7 @@ def decode_indices(packed: Tensor, n: int, k: int, code: str) -> Tensor:
     """The inverse of :func:`encode_indices`: uint8 ``[b, w]``, w as :func:`layout` says -> ``[b, k]`` int64.
 
     Raises:
-        PayloadError: another length, or bytes that are no such list.
+        PayloadError: another length, or bytes that are not such a list.
     """
 
 
@@ -86,10 +86,10 @@ def check_width(packed: Tensor, n: int, k: int, code: str) -> Layout:
 
 
 def refuse(why: int, n: int, k: int) -> None:
-    """Raises what native code has found.
+    """Raises the error for what native code has found.
 
     Raises:
-        PayloadError, MemoryError: what it is.
+        PayloadError, MemoryError: as :func:`explain`.
     """
     if why < 0:
         raise explain(why, n, k)
@@ -107,7 +107,7 @@ def explain(why: int, n: int, k: int) -> Exception:
 
 
 def check_list(index: Tensor, n: int) -> Tensor:
-    """``index [b, k]`` itself; it has to increase strictly in [0, n). On an accelerator, where that is told later, clamped.
+    """``index [b, k]`` itself, which has to increase strictly in [0, n). On an accelerator, which reports that later, clamped.
 
     Raises:
         PayloadError: otherwise.

@@ -1,4 +1,4 @@
-"""Numbers in units of a block's scale: stochastic rounding to s levels on each side of zero, and the nearest of a list.
+"""Numbers in units of a block's scale: stochastic rounding to s levels on each side of zero, or the nearest of a list.
 
 A wire ``[b, w]`` of :func:`quantize` holds a row's norms (float32 ``[nb]``), then its codes + s, packed: base 3 for s = 1,
 else as few bits as 2 s + 1 values need.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST", "block_divide", "dequantize_sum", "nearest", "quantize", "quantized_bytes", "stochastic_round"]
 
-MOST = torch.finfo(torch.float32).max * (1 - 2.0**-20)  # rounded factors whose product should be this do not overflow
+MOST = torch.finfo(torch.float32).max * (1 - 2.0**-20)  # rounded factors chosen for this product do not overflow
 
 
 def quantized_bytes(n: int, s: int, block: int) -> int:
@@ -74,8 +74,8 @@ def block_divide(rows: Tensor, scale: Tensor, block: int) -> tuple[Tensor, Tenso
 
 @operation
 def nearest(values: Tensor, book: Tensor) -> Tensor:
-    """``[b, n]`` -> ``[b, n]`` int64: the position of the nearest entry of the ascending ``book [m]``; of two that are
-    equally near the first. The midpoints are rounded to float32.
+    """``[b, n]`` -> ``[b, n]`` int64: the position of the nearest entry of the ascending ``book [m]``, the first of two
+    equally near ones. The midpoints are rounded to float32.
     """
 
 

@@ -8,7 +8,7 @@ BAD_NORM = "field 'norms' must be finite and not negative"
 
 
 def bad_code(s: int) -> str:
-    """What is said of a code that no sender writes."""
+    """The message about a code that no sender writes."""
     return f"field 'codes' must be in [0, {242 if s == 1 else 2 * s}]"
 
 

@@ -35,7 +35,7 @@ def quantize(
 ) -> Any:
     if s > _MOST:
         return NotImplemented
-    layout = _encoding(rows.shape[1], s, block, norm, shrink)
+    layout = _encode_layout(rows.shape[1], s, block, norm, shrink)
     return encode(native.c.quantize, layout, rows, memory, rest, *rng.native_key())
 
 
@@ -44,19 +44,19 @@ def dequantize_sum(
 ) -> Any:
     if s > _MOST:
         return NotImplemented
-    refused = decode(native.c.dequantize_sum, _decoding(out.shape[1], s, block), received, out, weight, add)
-    if refused:
-        raise PayloadError(BAD_NORM if refused == native.BAD_HEAD else bad_code(s))
+    fault = decode(native.c.dequantize_sum, _decode_layout(out.shape[1], s, block), received, out, weight, add)
+    if fault:
+        raise PayloadError(BAD_NORM if fault == native.BAD_HEAD else bad_code(s))
     return None
 
 
 @functools.lru_cache(LAYOUTS)
-def _encoding(n: int, s: int, block: int, norm: str, shrink: float) -> Layout:
+def _encode_layout(n: int, s: int, block: int, norm: str, shrink: float) -> Layout:
     return Layout(quantized_bytes(n, s, block), n, block, I(s), I(_bits(s)), I(norm == "l2"), F(shrink))
 
 
 @functools.lru_cache(LAYOUTS)
-def _decoding(n: int, s: int, block: int) -> Layout:
+def _decode_layout(n: int, s: int, block: int) -> Layout:
     return Layout(quantized_bytes(n, s, block), n, block, I(s), I(_bits(s)))
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from grace.random import Stream
 
 _TINY, _SMALL, _UP = 2.0**-126, 2.0**-64, 2.0**60
-_MOST_FLOAT32 = 127  # levels: 16 bits more are what float32 has
+_MOST_FLOAT32 = 127  # levels: with 16 bits more, float32 is exhausted
 
 
 def quantize(
@@ -90,8 +90,8 @@ def _bytes(span: Span, s: int) -> slice:
 def _levels(part: Tensor, norm: Tensor, s: int, block: int, lane: Tensor) -> Tensor:
     """Numbers ``[1, m]``, norms ``[1, nb]``, lanes ``[m]`` -> ``[1, m]`` integers in [-s, s].
 
-    Rounding: as the factor is a quotient that was rounded once, N times it is s 2**16 but for less than a half; and what is
-    smaller than N does not become more.
+    Rounding: as the factor is a quotient that was rounded once, N times it is off s 2**16 by less than a half; and numbers
+    smaller than N do not exceed that.
     """
     m, zero = part.shape[1], norm < _TINY
     if s > _MOST_FLOAT32:  # more bits than a float32 has
@@ -104,7 +104,7 @@ def _levels(part: Tensor, norm: Tensor, s: int, block: int, lane: Tensor) -> Ten
 
 
 def _round(y: Tensor, lane: Tensor) -> Tensor:
-    """Y in units of 2**-16 -> y, its magnitude rounded up if what it is more than an integer exceeds the lane; ``[1, m]``"""
+    """Y in units of 2**-16 -> y, its magnitude rounded up if its fraction exceeds the lane, else down; ``[1, m]``"""
     return (y.abs().add_(0xFFFF - lane) >> 16).mul_(y.sign())
 
 

@@ -3,9 +3,9 @@
 A factor is held as r rows: p ``[r, m]`` and q ``[r, l]`` for a matrix M ``[m, l]`` that is about ``P Q^T = p^T q``. All
 tensors are float32 and contiguous.
 
-Ranks compute most of this from what they share, so that one bit of difference would stay in their models. All sums have
-one fixed order, and no product is contracted with a sum: the native kernels give the bits that ``reference`` specifies, on
-every instruction set and for any number of threads.
+Ranks compute most of this from data that they share, so one bit of difference would stay in their models. All sums have one
+fixed order, and no product is contracted with a sum: the native kernels give the bits that ``reference`` specifies, on every
+instruction set and for any number of threads.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def project_rows(matrix: Tensor, q: Tensor) -> Tensor:
     """``[m, l]`` and ``[r, l]`` -> ``[r, m]``: ``(M Q)^T``, the left factor to a given right one.
 
     Number j of 1,024 of a row goes to lane j mod 16, which adds in order; then the upper half of the lanes is added to the
-    lower, four times; then what each 1,024 numbers gave is added in order. On other devices than the CPU it is torch's
-    product: a worker computes it of a matrix that nobody else has.
+    lower, four times; then the sums of all 1,024s are added in order. On other devices than the CPU it is torch's product:
+    nobody else has this worker's matrix.
 
     Raises:
         InputError: another dtype, shape or memory layout.
@@ -34,7 +34,7 @@ def project_rows(matrix: Tensor, q: Tensor) -> Tensor:
 def project_columns(matrix: Tensor, p: Tensor) -> Tensor:
     """``[m, l]`` and ``[r, m]`` -> ``[r, l]``: ``P^T M``, the right factor to a given left one.
 
-    256 rows are added in order, then what each 256 rows gave. On other devices than the CPU it is torch's product.
+    256 rows are added in order, then the sums of all 256s. On other devices than the CPU it is torch's product.
 
     Raises:
         InputError: as :func:`project_rows`.
@@ -43,7 +43,7 @@ def project_columns(matrix: Tensor, p: Tensor) -> Tensor:
 
 @operation
 def split_low_rank(x: Tensor | None, p: Tensor, mine: Tensor, q: Tensor, out: Tensor) -> None:
-    """``x -= p^T mine``, what is left of a worker's matrix (None: nobody wants it), and ``out = p^T q``, the mean: one pass.
+    """``x -= p^T mine``, what is left of a worker's matrix (None: it is not wanted), and ``out = p^T q``, the mean: one pass.
 
     x and out ``[m, l]``, p ``[r, m]``, mine and q ``[r, l]``. ``out`` must not overlap the others. Both add up in the order
     of r, ``out`` from zero.
@@ -64,8 +64,8 @@ def add_low_rank_(out: Tensor, p: Tensor, q: Tensor, scale: float) -> None:
 
 @operation
 def orthonormalize(p: Tensor) -> Tensor:
-    """``[r, m]``, r <= m, finite -> ``[r, m]``: orthonormal rows, whose span holds p's rows; where p has fewer directions than
-    rows, others complete it. Householder's reflections in float64, with LAPACK's signs; sums by halves.
+    """``[r, m]``, r <= m, finite -> ``[r, m]``: orthonormal rows whose span holds p's rows; where p has fewer directions than
+    rows, others complete it. Householder reflections in float64, with LAPACK's signs; sums by halves.
 
     Raises:
         InputError: as :func:`project_rows`, or r > m.
@@ -76,7 +76,7 @@ def orthonormalize(p: Tensor) -> Tensor:
 def solve_ridge(p: Tensor, lam: float) -> Tensor:
     """``[r, m]``, finite -> ``[r, m]`` float64: ``(P^T P + lam t I)^-1 P^T`` with ``t = trace(P^T P) / r``; 0 for 0.
 
-    Cholesky's decomposition in float64; sums by halves.
+    Cholesky decomposition in float64; sums by halves.
 
     Raises:
         InputError: as :func:`project_rows`.

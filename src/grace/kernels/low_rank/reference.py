@@ -12,7 +12,7 @@ from grace.portable import sum_by_halves
 
 _SPAN, _LANES = 1024, 16  # of a row's sum
 _ROWS = 256  # of a column's sum
-_CHUNK = 1 << 18  # numbers of a matrix at a time, about: temporary memory is small
+_CHUNK = 1 << 18  # about as many numbers of a matrix at a time: temporary memory is small
 
 
 def project_rows(matrix: Tensor, q: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ def project_rows(matrix: Tensor, q: Tensor) -> Tensor:
 
 
 def _in_lanes(part: Tensor) -> Tensor:
-    """``[a, n]`` -> ``[a, T, 16]``, zeros behind the end."""
+    """``[a, n]`` -> ``[a, T, 16]``, zeros after the end."""
     padded = torch.nn.functional.pad(part, (0, -part.shape[1] % _LANES))
     return padded.reshape(part.shape[0], padded.shape[1] // _LANES, _LANES)
 
@@ -101,7 +101,7 @@ def orthonormalize(p: Tensor) -> Tensor:
 
 
 def check_rows(p: Tensor) -> None:
-    """P ``[r, m]``, whose rows are to become orthonormal.
+    """Whether the rows of p ``[r, m]`` can become orthonormal.
 
     Raises:
         InputError: r > m.
@@ -121,7 +121,7 @@ def solve_ridge(p: Tensor, lam: float) -> Tensor:
     r = p.shape[0]
     x = p.double()
     gram = torch.stack([sum_by_halves(row * x) for row in x])  # [r, r]
-    size = sum_by_halves(gram.diagonal()) / gram.new_full((), r)  # a number would be a reciprocal on CUDA
+    size = sum_by_halves(gram.diagonal()) / gram.new_full((), r)  # CUDA multiplies by a number's reciprocal
     gram.diagonal().add_(torch.where(size > 0, lam * size, 1.0))
     for k in range(r):  # Cholesky: the lower triangle, in place
         gram[k:, k] /= gram[k, k].sqrt()

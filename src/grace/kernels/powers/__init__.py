@@ -37,9 +37,9 @@ def encode_powers(
 ) -> tuple[Tensor, bool]:
     """``p = rows + memory`` -> (wire ``[b, w]`` uint8, whether p was finite).
 
-    ``|p_i| = 2**e (1 + m)`` becomes ``2**(e + 1)`` if ``m > u_i``, else ``2**e``; below its block's range the lowest power of
-    it if ``|p_i|`` is more than u_i of that, else 0; u_i is number i of the stream, counted over all rows. ``rest``, which may
-    be ``rows``, becomes p minus what the wire says. If p is not finite, wire and rest mean nothing.
+    ``|p_i| = 2**e (1 + m)`` becomes ``2**(e + 1)`` if ``m > u_i``, else ``2**e``. Below its block's range it becomes the
+    range's lowest power if it exceeds u_i times that, else 0. u_i is number i of the stream, counted over all rows. ``rest``,
+    which may be ``rows``, becomes p minus what the wire says. If p is not finite, wire and rest mean nothing.
 
     Rows, memory and rest are float32 ``[b, n]``, contiguous; bits is 4, 8 or 9, block >= 1.
     """

@@ -34,9 +34,9 @@ def sum_powers(
 ) -> Any:
     if bits == 9:
         return NotImplemented
-    refused = decode(native.c.natural_sum, _layout(out.shape[1], bits, block), received, out, weight, add)
-    if refused:
-        raise PayloadError(BAD_HEAD if refused == native.BAD_HEAD else BAD_CODE)
+    fault = decode(native.c.natural_sum, _layout(out.shape[1], bits, block), received, out, weight, add)
+    if fault:
+        raise PayloadError(BAD_HEAD if fault == native.BAD_HEAD else BAD_CODE)
     return None
 
 

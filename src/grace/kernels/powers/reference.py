@@ -1,4 +1,4 @@
-"""The specification of rounding to powers of two, in plain torch; of 9 bits the only implementation."""
+"""The specification of rounding to powers of two, in plain torch; for 9 bits the only implementation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from grace.random import Stream
 
 _TOP = 254  # the raw exponent of 2**127, the largest power of two
-_OCTAVES = {4: 7, 8: 126, 9: _TOP}  # how many powers of two a code can say
+_OCTAVES = {4: 7, 8: 126, 9: _TOP}  # how many powers of two a code can stand for
 _ONE = 1 << 23  # an octave of a float32's bits
 
 
@@ -77,7 +77,7 @@ def _encode(part: Tensor, bits: int, block: int, top: Tensor | None, lane: Tenso
 
 
 def _decode(code: Tensor, bits: int, block: int, top: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Codes int32 ``[1, m]`` -> what they stand for, float32 ``[1, m]``, and the raw exponents of that; 0 for none."""
+    """Codes int32 ``[1, m]`` -> the numbers they stand for, float32 ``[1, m]``, and their raw exponents; 0 for none."""
     level = code & ((1 << (bits - 1)) - 1)
     raw = torch.where(level > 0, level + _below(bits, block, top, code), 0)
     size = (raw << 23).view(torch.float32)

@@ -1,6 +1,6 @@
-"""Selecting the numbers of large magnitude: the k largest, or all from a bound on; alone, or with error feedback in one pass.
+"""Selecting numbers of large magnitude: the k largest, or all that reach a bound; alone, or with error feedback in one pass.
 
-A NaN counts as infinite; of equal magnitudes the first win.
+A NaN counts as infinite; the first of equal magnitudes win.
 
 Letters: b rows of n <= 2**31 - 1 numbers, of which k are selected.
 """
@@ -35,11 +35,11 @@ def select_at_least(row: Tensor, bound: float, *, strict: bool = False) -> Tenso
 def take_topk(
     rows: Tensor, k: int, memory: Tensor | None = None, rest: Tensor | None = None, *, narrow: bool = False
 ) -> tuple[Tensor, Tensor, bool]:
-    """The k numbers of ``p = rows + memory`` of largest magnitude: (places ``[b, k]`` ascending, int32 or int64; what they
-    say ``[b, k]``; whether p was finite). With ``narrow`` they say the nearest bfloat16.
+    """The k numbers of ``p = rows + memory`` of largest magnitude: (places ``[b, k]`` ascending, int32 or int64; what is sent
+    for them ``[b, k]``; whether p was finite). With ``narrow`` the nearest bfloat16 is sent.
 
     ``rest`` becomes p minus that; it must be there if ``memory`` is, and may be ``rows`` if it is not. All are float32
-    ``[b, n]``, contiguous. If p is not finite, what is said and the rest mean nothing. 1 <= k <= n.
+    ``[b, n]``, contiguous. If p is not finite, what is sent and the rest mean nothing. 1 <= k <= n.
     """
 
 

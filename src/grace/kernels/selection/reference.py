@@ -73,11 +73,11 @@ def _take(p: Tensor, index: Tensor, keep_rest: bool, narrow: bool) -> Tensor:
 
 
 def _select_row(row: Tensor, k: int) -> Tensor:
-    """``[n]`` -> ``[k]``. Of a large row a sample gives a lower bound of the k-th largest; what reaches it is compacted, and
-    the selection is made among that: exact, whatever the sample says.
+    """``[n]`` -> ``[k]``. For a large row a sample gives a lower bound of the k-th largest; what reaches it is compacted, and
+    the selection is made among that. It is exact, whatever the sample.
     """
     n = row.numel()
-    bound = _sampled_bound(row, k) if n > CHUNK and k < n and on_host(row.device) else 0.0
+    bound = _estimate_bound(row, k) if n > CHUNK and k < n and on_host(row.device) else 0.0
     if bound > 0:
         candidates = select_at_least(row, bound)
         if candidates.numel() >= k:
@@ -85,8 +85,8 @@ def _select_row(row: Tensor, k: int) -> Tensor:
     return _k_largest(row, k)
 
 
-def _sampled_bound(row: Tensor, k: int) -> float:
-    """A magnitude that very probably at least k numbers of the row reach, and few more; 0 if a sample cannot tell."""
+def _estimate_bound(row: Tensor, k: int) -> float:
+    """A magnitude that at least k numbers of the row very probably reach, and few more; 0 if a sample cannot tell."""
     n = row.numel()
     size = min(max(n // 256, 4096), 65536)
     sample = row[torch.arange(size, device=row.device) * n // size].abs()
@@ -96,7 +96,7 @@ def _sampled_bound(row: Tensor, k: int) -> float:
 
 
 def _k_largest(values: Tensor, k: int) -> Tensor:
-    """``[n]`` -> ``[k]`` ascending places of the k largest magnitudes, of equal ones the first."""
+    """``[n]`` -> ``[k]`` ascending places of the k largest magnitudes; the first of equal ones."""
     size = values.abs().nan_to_num_(nan=math.inf, posinf=math.inf)
     kth = size.topk(k, sorted=False).values.min()
     keep, ties = size > kth, size == kth

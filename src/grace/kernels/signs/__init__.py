@@ -63,8 +63,8 @@ def sum_signs(received: Sequence[Tensor], out: Tensor, block: int, weight: float
 def encode_two_means(
     rows: Tensor, tau: float, block: int, memory: Tensor | None = None, rest: Tensor | None = None
 ) -> tuple[Tensor, bool]:
-    """As :func:`encode_signs`, but number i becomes the mean of the numbers of its block on its side of the threshold,
-    which belongs to the upper one: ``p >= tau``.
+    """As :func:`encode_signs`, but number i becomes the mean of the numbers of its block on its side of the threshold; the
+    threshold belongs to the upper side: ``p >= tau``.
     """
 
 

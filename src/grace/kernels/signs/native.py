@@ -35,7 +35,7 @@ native.declare("majority", P, N, P, N, F, I)
 def encode_signs(
     rows: Tensor, block: int, phase: int, memory: Tensor | None = None, rest: Tensor | None = None
 ) -> tuple[Tensor, bool]:
-    layout = _encoding(SIGNS, rows.shape[1], block, positive_zeros("parity", phase), 0.0)
+    layout = _encode_layout(SIGNS, rows.shape[1], block, positive_zeros("parity", phase), 0.0)
     return encode(native.c.one_bit, layout, rows, memory, rest)
 
 
@@ -46,7 +46,7 @@ def sum_signs(received: Sequence[Tensor], out: Tensor, block: int, weight: float
 def encode_two_means(
     rows: Tensor, tau: float, block: int, memory: Tensor | None = None, rest: Tensor | None = None
 ) -> tuple[Tensor, bool]:
-    return encode(native.c.one_bit, _encoding(TWO_MEANS, rows.shape[1], block, ALL, tau), rows, memory, rest)
+    return encode(native.c.one_bit, _encode_layout(TWO_MEANS, rows.shape[1], block, ALL, tau), rows, memory, rest)
 
 
 def sum_two_means(received: Sequence[Tensor], out: Tensor, block: int, weight: float, *, add: bool = False) -> None:
@@ -59,7 +59,7 @@ def encode_votes(
     n = rows.shape[1]
     if zero == "abstain":
         return encode(native.c.trit_votes, _votes(n, zero), rows, memory, rest)
-    layout = _encoding(VOTES, n, n, positive_zeros(zero, phase), 0.0)
+    layout = _encode_layout(VOTES, n, n, positive_zeros(zero, phase), 0.0)
     return encode(native.c.one_bit, layout, rows, memory, rest)
 
 
@@ -80,9 +80,9 @@ def take_majority(received: Sequence[Tensor], out: Tensor, zero: Zeros, weight: 
 
 def _sum(rule: int, received: Sequence[Tensor], out: Tensor, block: int, weight: float, add: bool) -> None:
     n = out.shape[1]
-    if decode(native.c.one_bit_sum, _decoding(rule, n, block), received, out, weight, add):
+    if decode(native.c.one_bit_sum, _decode_layout(rule, n, block), received, out, weight, add):
         for wire in received:
-            split_wire(rule, wire, n, block)  # says which
+            split_wire(rule, wire, n, block)  # says which one is wrong
         raise PayloadError(f"fields {FIELDS[rule]} changed while they were read")
 
 
@@ -92,12 +92,12 @@ def _sum_trits(received: Sequence[Tensor], out: Tensor, weight: float, add: bool
 
 
 @functools.lru_cache(LAYOUTS)
-def _encoding(rule: int, n: int, block: int, zeros: int, tau: float) -> Layout:
+def _encode_layout(rule: int, n: int, block: int, zeros: int, tau: float) -> Layout:
     return Layout(wire_bytes(rule, n, block), n, block, I(rule), I(zeros), F(tau))
 
 
 @functools.lru_cache(LAYOUTS)
-def _decoding(rule: int, n: int, block: int) -> Layout:
+def _decode_layout(rule: int, n: int, block: int) -> Layout:
     return Layout(wire_bytes(rule, n, block), n, block, I(len(FIELDS[rule])))
 
 

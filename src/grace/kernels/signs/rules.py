@@ -37,5 +37,5 @@ def split_wire(rule: int, wire: Tensor, n: int, block: int) -> list[Tensor]:
     bits = "bits" if rule == TWO_MEANS else "signs" if rule == SIGNS else "votes"
     out = wires.split(wire, [*((name, torch.float32, nb) for name in names), (bits, torch.uint8, packed_bytes(n, 1))])
     for name, field in zip(names, out[:-1], strict=True):
-        wires.checked_scale(name, field.abs() if rule == TWO_MEANS else field)
+        wires.check_scale(name, field.abs() if rule == TWO_MEANS else field)
     return out

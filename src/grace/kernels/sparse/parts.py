@@ -34,7 +34,7 @@ class Part(NamedTuple):
 
 
 def check_parts(parts: Sequence[Part], n: int, *, narrow: bool) -> list[tuple[int, int]]:
-    """For each part its code's number in native code and the low bits that are packed, if its fields lie inside its wire.
+    """For each part: its code's number in native code, and how many low bits are packed. Its fields must lie inside its wire.
 
     Raises:
         InputError: a wire that is not uint8 ``[w]``, bytes side by side.

@@ -17,7 +17,7 @@ __all__ = ["block_abs_max", "block_abs_mean", "block_norm", "block_sum", "root_m
 
 @operation
 def block_abs_max(rows: Tensor, block: int) -> Tensor:
-    """``[b, n]`` -> ``[b, nb]``: the largest magnitude of each block; NaN if it holds one."""
+    """``[b, n]`` -> ``[b, nb]``: the largest magnitude of each block; NaN if it holds a NaN."""
 
 
 @operation
@@ -37,4 +37,4 @@ def block_sum(rows: Tensor, block: int) -> Tensor:
 
 @operation
 def root_mean_square(row: Tensor, memory: Tensor | None = None) -> float:
-    """Of ``row [n] + memory``, n >= 1, float32, contiguous: the root of the mean square."""
+    """The root of the mean square of ``row [n] + memory``, n >= 1, float32, contiguous."""

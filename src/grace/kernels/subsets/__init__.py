@@ -24,7 +24,7 @@ __all__ = ["add_subset", "take_subset"]
 def take_subset(rows: Tensor, k: int, rng: Stream, left: float | None = None) -> Tensor:
     """``rows [b, n]``, float32, contiguous -> new ``[b, k]``: the numbers at the positions, in the order of the positions.
 
-    With ``left``, they are multiplied by it where they were, in ``rows``; 0 <= k <= n.
+    With ``left``, ``rows`` is multiplied by it at these positions; 0 <= k <= n.
     """
 
 

@@ -4,11 +4,11 @@
 index_lists, gaps   ascending lists of indices in few bytes, without loss
 sparse_wire         values or other fields, and an index list
 coded_wire          a few bits for each number that is sent, and an index list
-streams             zlib and zstd behind any wire
+streams             zlib and zstd for any wire
 counts              how many of n numbers a ratio keeps
-blocks, positions   sums of numbers that stand at the same places on all ranks
-sampling, tails     numbers kept with a probability of their own; thresholds from statistics
-buckets             quantile buckets: which numbers they are taken from; bucket_groups: neighbouring ones together
+blocks, positions   sums of numbers that are at the same places on all ranks
+sampling, tails     each number kept with its own probability; thresholds from statistics
+buckets             quantile buckets: which numbers they are taken from; bucket_groups: neighboring ones together
 count_sketch        a linear sketch of a vector; minmax_sketch: small numbers in fewer cells than keys
 cast                rounding to a 16-bit float
 powers_of_two       signed powers of two in four bits; quartic: five digits to a byte, runs of zeros

@@ -42,7 +42,7 @@ class Blocks(Compressor):
         room, behind = self._cut_wire(wire, whole, tail)
         torch.index_select(blocks, 1, whole, out=room)
         behind.copy_(short[:, :tail])
-        if keep_rest:  # what the wire says is a x_i, so that (1 - a) x_i is left
+        if keep_rest:  # the wire decodes to a x_i, so that (1 - a) x_i is left
             left = 1 - self._factor(n)
             blocks.index_copy_(1, whole, room * left)
             short[:, :tail] *= left
@@ -58,24 +58,24 @@ class Blocks(Compressor):
         short[:, :tail] += behind
 
     def _places(self, n: int, rng: Stream, device: torch.device) -> tuple[Tensor, int]:
-        """The chosen blocks of full size, ascending, and how many numbers of the short one behind them are chosen."""
-        chosen = self.chosen(n, rng, device).sort().values
+        """The chosen blocks of full size, ascending, and how many numbers of the short last one are chosen."""
+        chosen = self.choose(n, rng, device).sort().values
         full = n // self.block
         whole = chosen[chosen < full]
         return whole, n % self.block if whole.numel() < chosen.numel() else 0
 
     def _cut(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows ``[b, n]`` as full blocks ``[b, nb, B]``, and the short one behind them ``[b, < B]``."""
+        """Rows ``[b, n]`` as full blocks ``[b, nb, B]``, and the short last one ``[b, < B]``."""
         b, n = rows.shape
         at = n // self.block * self.block
         return rows[:, :at].view(b, n // self.block, self.block), rows[:, at:]
 
     def _cut_wire(self, wire: Tensor, whole: Tensor, tail: int) -> tuple[Tensor, Tensor]:
-        """What of a wire ``[b, w]`` belongs to the chosen full blocks, ``[b, m, B]``, and to the short one, ``[b, tail]``."""
+        """The parts of a wire ``[b, w]``: the chosen full blocks ``[b, m, B]``, and the short one ``[b, tail]``."""
         at = whole.numel() * self.block
         return wire[:, :at].view(wire.shape[0], whole.numel(), self.block), wire[:, at : at + tail]
 
-    def chosen(self, n: int, rng: Stream, device: torch.device) -> Tensor:
+    def choose(self, n: int, rng: Stream, device: torch.device) -> Tensor:
         """The blocks of this step."""
         count, kb = self._counts(n)
         if not self.cyclic:

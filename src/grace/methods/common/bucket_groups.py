@@ -1,4 +1,4 @@
-"""Neighbouring buckets in groups, none of which holds both signs: sketchml.
+"""Neighboring buckets in groups, none of which holds both signs: sketchml.
 
 Letters: q buckets, of which the first z hold negative numbers; far: how many buckets lie between one and zero.
 """
@@ -49,7 +49,7 @@ class BucketGroups(NamedTuple):
         return group, torch.where(code < self.z, far % self.below[1], far % self.above[1])
 
     def code_of(self, group: Tensor, number: Tensor) -> Tensor:
-        """The inverse of :meth:`locate`; what no bucket has gives a number outside of [0, q)."""
+        """The inverse of :meth:`locate`; a pair that no bucket has gives a number outside [0, q)."""
         negative = group < self.below[0]
         far = number + torch.where(negative, group * self.below[1], (group - self.below[0]) * self.above[1])
         return torch.where(negative, self.z - 1 - far, self.z + far)

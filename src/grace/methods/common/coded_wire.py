@@ -1,6 +1,6 @@
-"""The wires of methods that send a list of places and a few bits for each: signs, levels, exponents.
+"""The wires of methods that send a few bits for each number, or for each of a list of places: signs, levels, exponents.
 
-Letters: n numbers, of which k are sent; f numbers in front that hold for all of them.
+Letters: n numbers, of which k are sent; a head of f numbers that apply to all of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,17 @@ def split(
     """
     count = ("count", torch.int32, 1)
     k = int(wires.split(one, [count], slack=True)[0])
-    wires.checked_index("count", torch.tensor(k), n + 1)
+    wires.check_index("count", torch.tensor(k), n + 1)
     fields = [count, head, ("codes", torch.uint8, packed_bytes(k, bits))]
     _, front, packed, index = sparse_wire.split(one, fields, n, k, code, slack=True)
     return front[0], index[0], unpack(packed, bits, k)[0].long()
+
+
+def split_all(wire: Tensor, head: tuple[str, torch.dtype, int], bits: int, n: int) -> tuple[Tensor, Tensor]:
+    """A wire ``[b, w]`` of a head ``[b, f]`` and the codes of all n numbers, packed: the head, and the codes ``[b, n]``.
+
+    Raises:
+        PayloadError: a wire that is too short or too long.
+    """
+    front, packed = wires.split(wire, [head, ("codes", torch.uint8, packed_bytes(n, bits))])
+    return front, unpack(packed, bits, n)

@@ -6,5 +6,5 @@ import math
 
 
 def count_kept(ratio: float, n: int) -> int:
-    """How many of n numbers a ratio keeps: ``max(1, ceil(ratio n))``; a ratio that is off by rounding does not count."""
+    """How many of n numbers a ratio keeps: ``max(1, ceil(ratio n))``; rounding errors of the ratio do not count."""
     return max(1, min(n, math.ceil(ratio * n - 1e-9 * n)))

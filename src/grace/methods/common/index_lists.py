@@ -56,12 +56,12 @@ def varies(code: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def choose(n: int, k: int) -> str:
-    """What ``auto`` stands for: the smallest of the codes of fixed size, of equal ones the first."""
+    """What ``auto`` stands for: the smallest of the codes of fixed size, and the first of equal ones."""
     return min(FIXED, key=lambda code: layout(n, k, code).size)
 
 
-def fixed(n: int, k: int, code: str) -> str:
-    """The code of fixed size that ``code`` is, or stands for."""
+def fixed_code(n: int, k: int, code: str) -> str:
+    """The code of fixed size that ``code`` is or stands for."""
     return choose(n, k) if code == "auto" else code
 
 
@@ -76,7 +76,7 @@ def most(n: int, k: int, code: str) -> int:
         raise out_of_range("codecs", "n, k", (n, k), f"0 <= k <= n <= {_MOST}")
     if k == 0:
         return 0
-    return _VARYING[code].most(n, k) if varies(code) else layout(n, k, fixed(n, k, code)).size
+    return _VARYING[code].most(n, k) if varies(code) else layout(n, k, fixed_code(n, k, code)).size
 
 
 def encode(index: Tensor, n: int, code: str) -> Tensor:
@@ -90,7 +90,7 @@ def encode(index: Tensor, n: int, code: str) -> Tensor:
         return torch.zeros(b, 0, dtype=torch.uint8, device=index.device)
     if varies(code):
         return pad([_VARYING[code].encode(one, n) for one in check_list(index, n)])
-    return encode_indices(index, n, fixed(n, k, code))
+    return encode_indices(index, n, fixed_code(n, k, code))
 
 
 def decode(packed: Tensor, n: int, k: int, code: str, *, slack: bool = False) -> Tensor:
@@ -110,7 +110,7 @@ def decode(packed: Tensor, n: int, k: int, code: str, *, slack: bool = False) ->
             raise PayloadError(f"truncated payload: field 'indices' needs {used} bytes of {w}")
         index = torch.zeros(b, k, dtype=torch.int64, device=packed.device)
         if k:
-            index = decode_indices(packed[:, :used], n, k, fixed(n, k, code))
+            index = decode_indices(packed[:, :used], n, k, fixed_code(n, k, code))
     if used != w and not slack:
         raise PayloadError(f"field 'indices' of {w} bytes, but its codes end at {used}")
     return index
@@ -130,5 +130,5 @@ def take(packed: Tensor, n: int, k: int, code: str) -> tuple[Tensor, int]:
 
 
 def pad(rows: list[Tensor]) -> Tensor:
-    """Rows ``[w_i]`` -> ``[b, max w_i]``, with zeros behind the shorter ones."""
+    """Rows ``[w_i]`` -> ``[b, max w_i]``, with zeros after the shorter ones."""
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)

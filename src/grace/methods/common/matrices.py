@@ -1,4 +1,4 @@
-"""What the methods share that see a tensor as a matrix.
+"""What the methods that see a tensor as a matrix share.
 
 Letters: M is m x l: m the first dimension, l all others flattened; r the rank; factors are m x r or l x r.
 """
@@ -6,18 +6,21 @@ Letters: M is m x l: m the first dimension, l all others flattened; r the rank; 
 from __future__ import annotations
 
 import math
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
+from grace.collectives import AllReduce, Traffic
 from grace.communicators import Allreduce
+from grace.communicators.base import stand_in, sum_costs
 from grace.compressor import Compressor
 from grace.facts import Facts
 from grace.finite import Flag, both, flag
-from grace.kernels import add_low_rank_, add_scaled_, all_finite, project_columns, project_rows
-from grace.method import Method
+from grace.kernels import add_low_rank_, add_scaled_, all_finite, project_columns, project_rows, sum_by_halves
+from grace.method import Method, label_parts
 from grace.methods.none import Identity
+from grace.peer import Peer
 from grace.random import Stream
 
 S = TypeVar("S")
@@ -25,15 +28,39 @@ DENSE = Allreduce(Identity())
 
 
 def product_fits(p: Tensor, q: Tensor) -> Flag:
-    """Whether the product of these factors, ``[r, m]`` and ``[r, l]``, is surely at most half the largest float32: then
-    neither it, nor the mean of several such products, overflows.
+    """Whether the product of these factors, ``[r, m]`` and ``[r, l]``, is certainly at most half the largest float32:
+    then neither it nor the mean of several such products overflows.
     """
     most = p.abs().amax(dim=1).double() @ q.abs().amax(dim=1).double()
     return flag(most <= torch.finfo(torch.float32).max / 2)
 
 
+def unit_rows(q: Tensor) -> Tensor:
+    """The rows of q ``[r, l]`` scaled to norm 1/sqrt(l): a product with them neither overflows nor vanishes. A row that
+    vanished is left zero: the orthonormal basis of the product then has another direction in its place.
+    """
+    largest = q.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(q.dtype).tiny)
+    unit = q / largest
+    norm = sum_by_halves(unit.double().square()).sqrt().float()[:, None]  # at least 1, or 0
+    return unit / (norm.clamp_min(0.5) * math.sqrt(q.shape[1]))
+
+
+def unit(factor: Tensor) -> Tensor:
+    """A factor scaled so that its largest number is 1; the product of both does not depend on it. Zero stays zero."""
+    return factor / factor.abs().max().clamp_min(torch.finfo(factor.dtype).tiny)
+
+
+def bound_rows(factor: Tensor) -> tuple[Tensor, float]:
+    """``[r, s]`` float64 -> float32 with rows of norm 1/sqrt(s) or less, so that a product with it cannot overflow, and
+    what it was divided by.
+    """
+    scale = math.sqrt(factor.shape[1]) * float(sum_by_halves(factor.square()).max().sqrt()) or 1.0
+    return (factor * (1 / scale)).float(), scale
+
+
 class LowRank(Method[S]):
-    """A method of matrices. Tensors of fewer than two dimensions, and small ones, go uncompressed.
+    """A method of matrices, whose factors the network sums. Tensors of fewer than two dimensions, and small ones, go
+    uncompressed. The state is None or a tuple of factors, which are the same on all ranks.
 
     Subclasses are dataclasses with the fields ``rank`` (:data:`grace.knobs.Count`) and ``min_rate`` (Positive).
     """
@@ -56,18 +83,46 @@ class LowRank(Method[S]):
         m, l, r = self._sizes(like)
         return m * l > self.min_rate * r * (m + l)
 
+    def with_memory(self) -> Method[Any]:
+        return self
+
+    def kinds(self, state: S) -> Any:
+        return label_parts(state, "shared")
+
+    def facts(self, like: Tensor) -> Facts:
+        return Facts(contraction=0.0) if self._compresses(like) else DENSE.facts(like)
+
+    def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        sides = self._sides(like, peer.step) if self._compresses(like) else None
+        if sides is None:
+            return DENSE.traffic(like, peer)
+        r = self._sizes(like)[2]
+        return sum_costs(peer, *(AllReduce(stand_in(side, r, dtype=torch.float32)) for side in sides))
+
+    def _sides(self, like: Tensor, step: int) -> tuple[int, ...] | None:
+        """Lengths of the factors that are sent in this step, by default both; None: it goes uncompressed."""
+        return self._sizes(like)[:2]
+
+    def _draw_factors(self, like: Tensor, name: str) -> tuple[Tensor, Tensor]:
+        """P ``[m, r]`` and Q ``[l, r]`` to start with, random and the same on all ranks."""
+        m, l, r = self._sizes(like)
+        stream = Stream(0, name, f"{m}x{l}", None, 0)
+        p, q = (stream.fork(i).normal(side * r, like.device).view(side, r) for i, side in enumerate((m, l)))
+        return p, q
+
 
 class Projection(Compressor):
     """A linear map of a matrix to a factor, and back: ``F = M E``, ``M' = F D^T``; transposed ``F = M^T E``, ``M' = D F^T``.
 
-    Linear, so that the network may sum the factors. What follows the m l numbers of the matrix goes as it is.
+    Linear, so that the network may sum the factors. What follows the m l numbers of the matrix is sent as it is.
 
     Args:
         m, l: the matrix's sides.
         encode, decode: E and D, as rows: ``[r, l]``; transposed ``[r, m]``.
         transposed: which of the two maps.
 
-    ``factor`` is the last factor that was decoded, after an exchange the mean of all, valid until the exchange has ended.
+    ``factor`` is the last factor that was decoded: after an exchange the mean of all, valid until the exchange has
+    ended.
     """
 
     summable: ClassVar[bool] = True
@@ -81,7 +136,7 @@ class Projection(Compressor):
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
     ) -> tuple[Tensor, Flag]:
-        """As :meth:`grace.Compressor.encode_`; where the product overflows, rows count as not finite."""
+        """As :meth:`grace.Compressor.encode_`; rows whose product overflows count as not finite."""
         wire, finite = Compressor.encode_(self, rows, rng, memory, rest)
         if rest is None:
             return wire, finite

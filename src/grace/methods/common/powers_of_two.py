@@ -21,8 +21,8 @@ _SPAN = 7  # powers of two below the largest that can be sent
 
 @dataclass(frozen=True, slots=True)
 class PowersOfTwo(Compressor):
-    """Non-zeros as signed powers of two, in four bits each: the nearest, at most the largest magnitude's and at least
-    that over 2^7; smaller ones are not sent. Largest magnitudes below 2^-126 count as zero.
+    """Non-zeros as signed powers of two, in four bits each: the nearest one, at most the largest magnitude's and at
+    least 2^-7 of that; smaller ones are not sent. Largest magnitudes below 2^-126 count as zero.
 
     Wire: a count (int32), the largest exponent (uint8), for each number sent 4 bits and its index.
     """

@@ -5,6 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from grace.collectives import Broadcast, Exchange
+from grace.errors import PayloadError
+from grace.refusals import refuse_unless
+
 
 def collect_covariance(slices: Tensor) -> Tensor:
     """``[N, K]`` -> ``[K, K]`` float64: slices^T slices, without overflow."""
@@ -18,3 +22,16 @@ def leading_components(covariance: Tensor, d: int) -> Tensor:
     scaled = covariance / covariance.diagonal().max().clamp_min(torch.finfo(torch.float64).tiny)
     vectors: Tensor = torch.linalg.eigh(scaled).eigenvectors  # of ascending eigenvalues
     return vectors[:, -d:].flip(1).float().contiguous()
+
+
+def share_components(covariance: Tensor, d: int, rank: int) -> Exchange[Tensor]:
+    """:func:`leading_components` on rank 0, broadcast to the others: the same bits on all ranks.
+
+    Raises:
+        PayloadError: what came cannot be parts of unit vectors.
+    """
+    empty = torch.zeros(covariance.shape[0], d, device=covariance.device)
+    basis = yield Broadcast(leading_components(covariance, d) if rank == 0 else empty, 0)
+    fine = (basis.abs() <= 1.001).all()
+    refuse_unless(fine, lambda: PayloadError("field 'basis' must hold parts of unit vectors, in [-1, 1]"))
+    return basis

@@ -29,9 +29,9 @@ from grace.kernels import (
     pack,
     packed_bytes,
     spread,
-    unpack,
 )
 from grace.knobs import Rotation
+from grace.methods.common import coded_wire
 from grace.methods.common.rotation import rotate, rotate_back
 from grace.random import Stream
 from grace.refusals import refuse_unless
@@ -83,13 +83,9 @@ class RotatedCodes(Compressor):
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         n, bits = out.shape[1], self.code_bits
-        fields = [
-            ("scales", torch.float32, block_count(n, self.block)),
-            ("codes", torch.uint8, packed_bytes(n, bits)),
-        ]
-        scales, packed = wires.split(wire, fields)
-        centroid = _book(bits, out.device)[unpack(packed, bits, n).long()]
-        y = centroid.mul_(spread(wires.checked_scale("scales", scales), n, self.block))
+        scales, code = coded_wire.split_all(wire, ("scales", torch.float32, block_count(n, self.block)), bits, n)
+        centroid = _book(bits, out.device)[code.long()]
+        y = centroid.mul_(spread(wires.check_scale("scales", scales), n, self.block))
         refuse_unless(y.isfinite().all(), lambda: PayloadError("field 'scales' must be small enough for its codes"))
         add_scaled_(out, rotate_back(y, rng, self.block), scale)
 

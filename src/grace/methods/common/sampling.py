@@ -1,4 +1,4 @@
-"""What gspar and atomo share: keep each number with a probability of its own, make up for the others, and the wire.
+"""What gspar and atomo share: keep each number with its own probability, make up for the others; and the wire.
 
 Letters: a = |x|; ``p = min(a / unit, 1)`` is the probability that a number is kept; k1 numbers have p = 1.
 """
@@ -26,8 +26,8 @@ def sample_(rows: Tensor, unit_of: Callable[[Tensor], float], rng: Stream, facto
     """Rows ``[b, n]`` -> wire ``[b, w]`` of factor times an unbiased sample; 1/lambda is ``unit_of(magnitudes)``.
 
     A row is: k1 and k2 (int32); k1 values of which p = 1; the unit, if k2 > 0; the signs of k2 others; both lists of
-    indices. Or -1, 0 and all values, where the former would be expected to be larger: the choice does not depend on
-    what is drawn, for that would be a bias.
+    indices. Or -1, 0 and all values, where the former is expected to be larger. The choice does not depend on what is
+    drawn: that would be a bias.
     """
     chance = uniform32(rng, rows.numel(), rows.device).view(rows.shape)
     return index_lists.pad([_sample(row, unit_of, u, factor, code) for row, u in zip(rows, chance, strict=True)])
@@ -53,7 +53,7 @@ def _sample(row: Tensor, unit_of: Callable[[Tensor], float], u: Tensor, factor: 
 
 
 def add_sampled_(wire: Tensor, out: Tensor, scale: float, code: str) -> None:
-    """``out [b, n]`` += scale times what wires of :func:`sample_` say.
+    """``out [b, n]`` += scale times what wires of :func:`sample_` decode to.
 
     Raises:
         PayloadError: as :meth:`grace.Compressor.decompress_add_`.
@@ -82,7 +82,7 @@ def add_sampled_(wire: Tensor, out: Tensor, scale: float, code: str) -> None:
             unit, signs = others
             index = decode(one[:, at + used :], n, k2, code, slack=True)
             sign = unpack(signs, 1, k2).to(torch.float32).mul_(2).sub_(1)
-            row.scatter_add_(1, index, sign * (wires.checked_scale("unit", unit) * scale))
+            row.scatter_add_(1, index, sign * (wires.check_scale("unit", unit) * scale))
 
 
 def _counts(row: Tensor, k1: int, k2: int) -> Tensor:
@@ -90,7 +90,7 @@ def _counts(row: Tensor, k1: int, k2: int) -> Tensor:
 
 
 def unit_of_variance(a: Tensor, epsilon: float) -> float:
-    """1/lambda with which the sample of magnitudes ``a [n]`` has variance ``epsilon sum a^2``: the fewest numbers."""
+    """1/lambda such that a sample of magnitudes ``a [n]`` has variance ``epsilon sum a^2``, with the fewest numbers."""
     sizes = a.double().sort(descending=True).values
     tail = sizes.flip(0).cumsum(0).flip(0)  # [n]: the sum of this and all smaller ones
     squares = sizes.square().flip(0).cumsum(0).flip(0)

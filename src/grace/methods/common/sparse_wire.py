@@ -2,8 +2,9 @@
 
 Three layers; use the highest that fits:
 
-- :func:`at_least_` or :func:`counted_`, and :func:`sum_counted`: as many as there are in each row (threshold, sidco, dgc);
-- :func:`topk_` and :func:`sum_pairs`: k numbers per row, k known to both sides (top-k);
+- :func:`write_at_least_` or :func:`write_counted_`, and :func:`sum_counted`: as many as there are in each row
+  (threshold, sidco, dgc);
+- :func:`write_topk_` and :func:`sum_pairs`: k numbers per row, k known to both sides (top-k);
 - :func:`join` and :func:`split`: other fields than values, such as signs and a scale.
 
 Letters: b rows of n numbers, of which k are kept.
@@ -27,10 +28,15 @@ ValueType: TypeAlias = Literal["float32", "bfloat16"]
 Field: TypeAlias = tuple[str, torch.dtype, int]  # as in wire.split
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-BF16_CONTRACTION = 1 - 2.0**-18  # of rounding to 8 significant bits: an error of 2**-9 at most
+_CONTRACTION = {"float32": 1.0, "bfloat16": 1 - 2.0**-18}  # 8 significant bits: an error of 2**-9 at most
 _DENSE = -1  # in place of the count: all n values follow, without indices
 _COUNT: Field = ("count", torch.int32, 1)
 _COUNT_BYTES = 4
+
+
+def contraction(kept: float, values: str) -> float:
+    """The delta of a method that sends the share ``kept`` of the squared norm, in values of that type."""
+    return kept * _CONTRACTION[values]
 
 
 # ---- any fields -----------------------------------------------------------------------------------------------------
@@ -60,15 +66,15 @@ def pairs_bytes(n: int, k: int, code: str, values: str) -> int | None:
     return None if size is None else k * _DTYPES[values].itemsize + size
 
 
-def topk_(
+def write_topk_(
     rows: Tensor, k: int, code: str, values: str, memory: Tensor | None, rest: Tensor | None
 ) -> tuple[Tensor, bool]:
-    """The k largest of ``rows [b, n] + memory`` -> (wire, whether that was finite); ``rest`` keeps what it does not say, as in
-    :meth:`grace.Compressor.encode_`.
+    """The k largest of ``rows [b, n] + memory`` -> (wire, whether that was finite); ``rest`` keeps what it leaves out,
+    as in :meth:`grace.Compressor.encode_`.
     """
     n, narrow = rows.shape[1], values == "bfloat16"
     if not index_lists.varies(code):
-        return encode_topk(rows, k, index_lists.fixed(n, k, code), memory, rest, narrow=narrow)
+        return encode_topk(rows, k, index_lists.fixed_code(n, k, code), memory, rest, narrow=narrow)
     index, sent, finite = take_topk(rows, k, memory, rest, narrow=narrow)
     return join([round_to_bfloat16(sent) if narrow else sent], index.long(), n, code), finite
 
@@ -76,7 +82,7 @@ def topk_(
 def sum_pairs(
     received: Sequence[Tensor], out: Tensor, scale: float, k: int, code: str, values: str, *, add: bool
 ) -> None:
-    """``out [b, n]`` = (or, with ``add``, +=) scale times the sum of what wires of :func:`topk_` say.
+    """``out [b, n]`` = (or, with ``add``, +=) scale times the sum of what wires of :func:`write_topk_` decode to.
 
     Raises:
         PayloadError: a wire that is too short or too long, a number that is not finite, or an illegal list.
@@ -96,14 +102,14 @@ def sum_pairs(
 
 
 def _part(one: Tensor, values: int, codes: int, n: int, k: int, code: str) -> Part:
-    """Of a row's wire ``[w]``, where its values and the codes of its k indices begin."""
+    """A row's wire ``[w]`` as a part: where its values and the codes of its k indices begin."""
     if k and index_lists.varies(code):
         return Part(one, values, codes, k, LIST, index_lists.take(one[None, codes:], n, k, code)[0][0])
-    return Part(one, values, codes, k, index_lists.fixed(n, k, code) if k else "raw")
+    return Part(one, values, codes, k, index_lists.fixed_code(n, k, code) if k else "raw")
 
 
 # ---- as many as there are -------------------------------------------------------------------------------------------
-def at_least_(
+def write_at_least_(
     rows: Tensor,
     bounds: Sequence[float],
     code: str,
@@ -113,8 +119,8 @@ def at_least_(
     *,
     strict: bool = False,
 ) -> tuple[Tensor, bool]:
-    """What reaches (strict: exceeds) its row's bound -> (wire of :func:`counted_`, whether ``rows + memory`` was finite), with
-    memory and rest as in :meth:`grace.Compressor.encode_`.
+    """What reaches (strict: exceeds) its row's bound -> (wire of :func:`write_counted_`, whether ``rows + memory`` was
+    finite), with memory and rest as in :meth:`grace.Compressor.encode_`.
     """
     narrow, out, all_finite = values == "bfloat16", [], True
     for j, (row, bound) in enumerate(zip(rows, bounds, strict=True)):
@@ -125,11 +131,11 @@ def at_least_(
     return index_lists.pad(out), all_finite
 
 
-def counted_(
+def write_counted_(
     rows: Tensor, selected: Sequence[tuple[Tensor, Tensor]], code: str, values: str, keep_rest: bool
 ) -> Tensor:
-    """``selected[j]``: places ``[k_j]`` of row j, ascending, and the numbers there -> wire ``[b, w]``, with zeros behind
-    shorter rows; with ``keep_rest``, rows keep what it does not say.
+    """``selected[j]``: places ``[k_j]`` of row j, ascending, and the numbers there -> wire ``[b, w]``, with zeros after
+    shorter rows; with ``keep_rest``, rows keep what it leaves out.
 
     A row is a count (int32), its values, its indices; or -1 and all its values, where that is not larger.
     """
@@ -143,19 +149,19 @@ def counted_(
 
 
 def _join_counted(row: Tensor, rest: Tensor | None, index: Tensor, sent: Tensor, code: str, values: str) -> Tensor:
-    """The wire ``[w]`` that says ``sent [k]`` at ``index [k]``. ``rest`` is what is left of the row; None: it is whole."""
+    """The wire ``[w]`` of ``sent [k]`` at ``index [k]``. ``rest`` is what is left of the row; None: it is whole."""
     n, k, dtype = row.numel(), index.numel(), _DTYPES[values]
     if k * dtype.itemsize + index_lists.most(n, k, code) >= n * dtype.itemsize:
         k, body = _DENSE, _dense(row, rest, index.long(), sent, dtype)
     elif index_lists.varies(code):
         body = join([sent[None].to(dtype)], index[None].long(), n, code)
     else:
-        body = encode_pairs(index[None], sent[None], n, index_lists.fixed(n, k, code), narrow=values == "bfloat16")
+        body = encode_pairs(index[None], sent[None], n, index_lists.fixed_code(n, k, code), narrow=values == "bfloat16")
     return wires.join(torch.tensor([[k]], dtype=torch.int32, device=row.device), body)[0]
 
 
 def _dense(row: Tensor, rest: Tensor | None, index: Tensor, sent: Tensor, dtype: torch.dtype) -> Tensor:
-    """All values ``[1, n]``, ``sent`` among them; rest keeps what they do not say."""
+    """All values ``[1, n]``, ``sent`` among them; ``rest`` keeps what they leave out."""
     whole = row if rest is None else rest
     body = round_to_bfloat16(whole) if dtype == torch.bfloat16 else whole.clone()
     if rest is not None:
@@ -167,7 +173,7 @@ def _dense(row: Tensor, rest: Tensor | None, index: Tensor, sent: Tensor, dtype:
 
 
 def sum_counted(received: Sequence[Tensor], out: Tensor, scale: float, code: str, values: str, *, add: bool) -> None:
-    """``out [b, n]`` = (or, with ``add``, +=) scale times the sum of what wires of :func:`counted_` say.
+    """``out [b, n]`` = (or, with ``add``, +=) scale times the sum of what wires of :func:`write_counted_` decode to.
 
     Raises:
         PayloadError: as :func:`sum_pairs`; or a count that no sender writes.

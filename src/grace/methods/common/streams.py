@@ -1,7 +1,7 @@
-"""A lossless stage for streams of symbols, such as quantized numbers: a well-kept compressor, or the bytes themselves.
+"""A lossless stage for streams of symbols, such as quantized numbers: zlib, zstd, or the bytes themselves.
 
-A stream is one byte, the stage (0 raw, 1 zlib, 2 zstd), and the bytes of the stage. Raw is the escape: no stream is
-longer than its input by more than that byte. zlib is in Python; zstd needs the package ``zstandard``.
+A stream is one byte, the stage (0 raw, 1 zlib, 2 zstd), and the bytes of the stage. Raw is the escape: no stream
+exceeds its input by more than that byte. zlib is in Python; zstd needs the package ``zstandard``.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def shrink(raw: bytes, stage: str, level: int) -> bytes:
 
 
 def expand(stream: bytes, size: int) -> bytes:
-    """The ``size`` bytes that a stream says; never makes more than those.
+    """The ``size`` bytes that a stream holds; never expands to more than those.
 
     Raises:
-        PayloadError: a stream that is not one, or says another number of bytes; or a stage that is not installed.
+        PayloadError: not a stream, or one of another number of bytes; or its stage is not installed.
     """
     stage, packed = stream[:1], stream[1:]
     if stage == bytes([STAGES["raw"]]):
@@ -57,7 +57,7 @@ def expand(stream: bytes, size: int) -> bytes:
     else:
         raise PayloadError(f"field 'stage' must be one of {sorted(STAGES.values())}, got {list(stage)}")
     if len(raw) != size:
-        raise PayloadError(f"field 'stream' must say {size} bytes, got {len(raw)}")
+        raise PayloadError(f"field 'stream' must hold {size} bytes, got {len(raw)}")
     return raw
 
 

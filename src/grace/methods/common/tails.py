@@ -6,13 +6,44 @@ Letters: ``a [n]`` magnitudes, not all zero; eta a threshold; mu the mean of wha
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
+class Search(NamedTuple):
+    """How many stages, and how well they have done.
+
+    stages: M. direction: where M went last, +1 or -1. error: |log of kept/wanted| before it went.
+    steps, surplus: since then, and the sum of kept/wanted over them.
+    """
+
+    stages: int = 1
+    direction: int = 1
+    error: float = math.inf
+    steps: int = 0
+    surplus: float = 0.0
+
+    def follow(self, surplus: float, most: int, eps: float, period: int) -> Search:
+        """After a step that kept ``surplus`` of what was wanted: at the end of a period outside of 1 +- eps, M moves, within
+        1 to ``most``.
+        """
+        steps, total = self.steps + 1, self.surplus + surplus
+        if steps < period:
+            return self._replace(steps=steps, surplus=total)
+        average = total / steps
+        if abs(average - 1) <= eps:
+            return self._replace(steps=0, surplus=0.0)
+        error = abs(math.log(average))
+        direction = self.direction if error <= self.error else -self.direction
+        if not 1 <= self.stages + direction <= most:
+            direction = -direction
+        return Search(min(max(self.stages + direction, 1), most), direction, error)
+
+
 def threshold(a: Tensor, ratio: float, stages: int, dist: str, first_ratio: float) -> float:
-    """The threshold that about ``ratio`` of the magnitudes ``a [n]`` exceed, estimated in so many stages."""
+    """The threshold that about ``ratio`` of the magnitudes ``a [n]`` exceed, estimated in ``stages`` stages."""
     stages = min(stages, most_stages(ratio, first_ratio))
     share = ratio if stages == 1 else first_ratio
     eta = QUANTILES[dist](a, share)
@@ -26,7 +57,7 @@ def threshold(a: Tensor, ratio: float, stages: int, dist: str, first_ratio: floa
 
 
 def most_stages(ratio: float, first_ratio: float) -> int:
-    """``ceil(log ratio / log 1/2)``; 1 where the first stage goes beyond the ratio already."""
+    """``ceil(log ratio / log 1/2)``; 1 where the first stage already goes beyond the ratio."""
     return 1 if ratio >= first_ratio else max(1, math.ceil(math.log(ratio) / math.log(0.5)))
 
 
@@ -36,7 +67,7 @@ def exponential_quantile(a: Tensor, share: float) -> float:
 
 
 def pareto_quantile(a: Tensor, share: float) -> float:
-    """What ``share`` of a generalised Pareto distribution with a's mean and variance exceeds."""
+    """What ``share`` of a generalized Pareto distribution with a's mean and variance exceeds."""
     a = a.double()
     mu, variance = float(a.mean()), float(a.var(correction=0))
     if variance <= 1e-12 * mu * mu:  # all equal
@@ -61,7 +92,7 @@ def gamma_quantile(a: Tensor, share: float) -> float:
 
 
 def inverse_gamma_tail(shape: float, share: float) -> float:
-    """The y with ``Q(shape, y) = share``, by bisection; Q is the regularised upper incomplete gamma function."""
+    """The y with ``Q(shape, y) = share``, by bisection; Q is the regularized upper incomplete gamma function."""
     order = torch.tensor(shape, dtype=torch.float64)
 
     def tail(y: float) -> float:

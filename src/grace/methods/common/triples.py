@@ -1,4 +1,4 @@
-"""A matrix as a random few of its singular triples: atomosvd.
+"""A matrix as a few random ones of its singular triples: atomosvd.
 
 Letters: M is m x l; q = min(m, l) singular values; s the budget.
 """
@@ -22,7 +22,7 @@ from grace.random import Stream
 
 @dataclass(frozen=True, slots=True)
 class Triples(Compressor):
-    """Rows that are m x l matrices, as a random few of their singular triples."""
+    """Rows that are m x l matrices, as a few random ones of their singular triples."""
 
     varies: ClassVar[bool] = True
     overflows: ClassVar[bool] = True
@@ -52,14 +52,14 @@ class Triples(Compressor):
         m, l, head = self.m, self.l, ("count", torch.int32, 1)
         for one, matrix in zip(wire[:, None], out.view(-1, m, l), strict=True):
             count = wires.split(one, [head], slack=True)[0]
-            k = int(wires.checked_index("count", count, min(m, l) + 1))
+            k = int(wires.check_index("count", count, min(m, l) + 1))
             fields = [("sizes", torch.float32, k), ("u", torch.float32, k * m), ("v", torch.float32, k * l)]
             _, size, u, v = wires.split(one, [head, *fields], slack=True)
             for name, vector in (("u", u), ("v", v)):
                 if not bool((vector.abs() <= 1.001).all()):
                     raise PayloadError(f"field {name!r} must hold parts of unit vectors, in [-1, 1]")
             left = u.view(k, m) * math.sqrt(m)
-            right = (v.view(k, l) * math.sqrt(l)) * wires.checked_scale("sizes", size).view(k, 1)
+            right = (v.view(k, l) * math.sqrt(l)) * wires.check_scale("sizes", size).view(k, 1)
             add_low_rank_(matrix, left.contiguous(), right.contiguous(), scale)
 
     @property
@@ -80,7 +80,7 @@ class Triples(Compressor):
 
 def fill_with_water(sizes: Tensor, budget: float) -> Tensor:
     """``[n]`` sizes >= 0 -> ``[n]`` float64 probabilities with sum ``min(budget, non-zeros)``: proportional to the sizes,
-    but at most 1; what is cut off goes to the others. The least variance that so many random picks can have.
+    but at most 1; what is cut off goes to the others. No other probabilities with this sum have less variance.
     """
     order = sizes.double().argsort(descending=True, stable=True)
     ordered = sizes.double()[order]

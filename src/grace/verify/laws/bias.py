@@ -11,13 +11,13 @@ from torch import Tensor
 from grace.method import Method
 from grace.verify import measure
 from grace.verify.inputs import normal
-from grace.verify.outcome import Profile, Told, not_promised
+from grace.verify.outcome import Outcome, Profile, no_promise
 from grace.verify.running import average, run
 from grace.verify.subject import Subject
 from grace.verify.trials import SHAPE
 
 BIASED = 1e-4  # a p-value below it is a bias
-_SUSPICIOUS = 1e-3  # one below it is measured again, with more draws
+_SUSPICIOUS = 1e-3  # a p-value below it is measured again, with more draws
 
 
 def draw_means(method: Method[Any], xs: Sequence[Tensor], draws: int, seed: int = 1) -> Tensor:
@@ -26,7 +26,7 @@ def draw_means(method: Method[Any], xs: Sequence[Tensor], draws: int, seed: int 
 
 
 def unbiased(method: Method[Any], xs: Sequence[Tensor], draws: int = 200) -> None:
-    """If it is declared, E mean = the average of x."""
+    """If the method is declared unbiased, E mean = the average of x."""
     if not method.facts(xs[0]).unbiased:
         return
     truth = average(xs)
@@ -44,17 +44,17 @@ def unbiased(method: Method[Any], xs: Sequence[Tensor], draws: int = 200) -> Non
     assert total <= 5 * expected, f"unbiased: |E mean - x|^2 = {total:.3g}, expected {expected:.3g}"
 
 
-def check(one: Subject, profile: Profile) -> Told:
+def check(one: Subject, profile: Profile) -> Outcome:
     """What the report says about it."""
     if one.least_world > 1:
-        return not_promised("measured with one worker, and this needs more")
+        return no_promise("measured with one worker, and this needs more")
     found = []
     said = one.core.facts(torch.empty(SHAPE, device="meta")).unbiased
     for x in (normal(*SHAPE)(0), -normal(*SHAPE)(1).abs()):
         draws = 2 if one.core.facts(x).deterministic else profile.draws
         outs = draw_means(one.core, [x], draws)
         p = measure.bias_p_value(outs, x)
-        if said and p < _SUSPICIOUS and draws > 2:  # rarely by chance: ask again
+        if said and p < _SUSPICIOUS and draws > 2:  # chance rarely does this: measure again
             p = measure.bias_p_value(draw_means(one.core, [x], 4 * draws, seed=10_001), x)
         found.append(p)
     p = min(1.0, len(found) * min(found))
@@ -63,8 +63,8 @@ def check(one: Subject, profile: Profile) -> Told:
     if said and p < BIASED:
         raise AssertionError(f"unbiased: it is declared, but E C(x) differs from x, p {_spell_p(p)}")
     if not said:
-        return not_promised("", words, declared, p_value=p)
-    return Told(words, declared, numbers={"p_value": p})
+        return no_promise("", words, declared, p_value=p)
+    return Outcome(words, declared, numbers={"p_value": p})
 
 
 def _spell_p(p: float) -> str:

@@ -14,7 +14,7 @@ from grace.collectives import Traffic
 from grace.method import Method
 from grace.run import Tracer, simulate
 from grace.verify.inputs import UGLY
-from grace.verify.outcome import Profile, Told
+from grace.verify.outcome import Outcome, Profile
 from grace.verify.running import make_peer, run
 from grace.verify.subject import Subject
 from grace.verify.trials import SHAPE, make_some, make_workers
@@ -60,7 +60,7 @@ def varies(method: Method[Any]) -> bool:
     return bool(getattr(core, "varies", method.facts(torch.empty(64, 64, device="meta")).payload is None))
 
 
-def check(one: Subject, profile: Profile) -> Told:
+def check(one: Subject, profile: Profile) -> Outcome:
     """What the report says about it."""
     for name in ("one element", "empty", "zeros", "f16", "f64"):
         xs = make_workers(UGLY[name], max(2, one.least_world))
@@ -75,7 +75,7 @@ def check(one: Subject, profile: Profile) -> Told:
     elements = math.prod(SHAPE)
     measured = f"{_spell_traffic(most)} for {elements:,} numbers, {len(moved)} workers"
     numbers = {"rounds": most.rounds, "sent": most.sent, "elements": elements, "workers": len(moved)}
-    return Told(measured, "depends on the data" if said is None else _spell_traffic(said), numbers=numbers)
+    return Outcome(measured, "depends on the data" if said is None else _spell_traffic(said), numbers=numbers)
 
 
 def _spell_traffic(traffic: grace.Traffic) -> str:

@@ -9,16 +9,14 @@ import torch
 from torch import Tensor
 
 from grace.method import Method
-from grace.verify.outcome import Profile, Told, not_promised
+from grace.verify.outcome import Outcome, Profile, no_promise
 from grace.verify.running import average, run, tolerance
 from grace.verify.subject import Subject
 from grace.verify.trials import choose_worlds, list_numbers, make_sets
 
 
 def conservation(method: Method[Any], xs: Sequence[Tensor], steps: int = 2) -> None:
-    """The average over ranks of ``x - rest`` is ``mean``; what the method owes itself, before and after, counts as x and
-    as rest.
-    """
+    """The average over ranks of ``x - rest`` is ``mean``. What the method owes counts as x before, and as rest after."""
     states = [method.init(x) for x in xs]
     owed = [_owed(method, state, x) for state, x in zip(states, xs, strict=True)]
     for step in range(steps):
@@ -45,12 +43,12 @@ def _owed(method: Method[Any], state: Any, like: Tensor) -> Tensor:
     return torch.zeros_like(like, dtype=torch.float64) if owed is None else owed.double().clone()
 
 
-def check(one: Subject, profile: Profile) -> Told:
+def check(one: Subject, profile: Profile) -> Outcome:
     """What the report says about it."""
     if not one.conserves:
         assert one.remembered is None, "conservation: what does not conserve must refuse a memory"
-        return not_promised("a vote, a sum that the network rounds, or a memory of its own; it refuses another")
+        return no_promise("a vote, a sum that the network rounds, or a memory of its own; it refuses another")
     worlds = choose_worlds(one, profile)
     for xs in make_sets(one, profile):
         conservation(one.core, xs)
-    return Told(f"to a rounding, {list_numbers(worlds)} workers")
+    return Outcome(f"to a rounding, {list_numbers(worlds)} workers")

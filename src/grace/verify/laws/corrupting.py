@@ -14,18 +14,18 @@ from grace.errors import PayloadError
 from grace.method import Method
 from grace.run import simulate
 from grace.verify.inputs import normal
-from grace.verify.outcome import Profile, Told, not_promised
+from grace.verify.outcome import Outcome, Profile, no_promise
 from grace.verify.running import Runner, assert_untouched, clone_state, run, same_bits, snapshot
 from grace.verify.subject import Subject
 from grace.verify.trials import make_some, make_workers
 
 
 def corruption_is_refused(method: Method[Any], xs: Sequence[Tensor], trials: int = 24) -> tuple[int, int]:
-    """Gathered bytes that were flipped or cut on their way: a PayloadError that leaves the state as it was, or finite
-    numbers that all ranks agree on. Nothing else.
+    """If gathered bytes are flipped or cut on their way, the exchange raises a PayloadError and leaves the state as it was, or
+    gives finite numbers that all ranks agree on. Nothing else.
 
     Returns:
-        how many trials there were (none where the method gathers no bytes), and how many of them were refused.
+        how many trials there were (none if the method gathers no bytes), and how many were refused.
     """
     start = [out.state for out in run(method, xs, step=0)]
     rounds = _gathers(method, xs, start)
@@ -36,7 +36,7 @@ def corruption_is_refused(method: Method[Any], xs: Sequence[Tensor], trials: int
         flip = trial // rounds % 3 != 2
         what = f"corruption: after round {at} of gathered bytes was {'flipped' if flip else 'cut'} (trial {trial}),"
         try:
-            outs = run(method, xs, states, step=1, runner=_garbling(at, flip, trial))
+            outs = run(method, xs, states, step=1, runner=_garble_all(at, flip, trial))
         except PayloadError:
             refused += 1
             assert_untouched(states, before, what)
@@ -54,7 +54,7 @@ def _gathers(method: Method[Any], xs: Sequence[Tensor], states: Sequence[Any]) -
     """How many rounds of gathered bytes one step has."""
     rounds = 0
 
-    def counted(exchange: Exchange[Any]) -> Exchange[Any]:
+    def count(exchange: Exchange[Any]) -> Exchange[Any]:
         nonlocal rounds
         try:
             op = next(exchange)
@@ -64,10 +64,10 @@ def _gathers(method: Method[Any], xs: Sequence[Tensor], states: Sequence[Any]) -
         except StopIteration as stop:
             return stop.value
 
-    def counting(exchanges: list[Exchange[Any]]) -> list[Any]:
-        return simulate([counted(exchanges[0]), *exchanges[1:]])
+    def count_on_rank_0(exchanges: list[Exchange[Any]]) -> list[Any]:
+        return simulate([count(exchanges[0]), *exchanges[1:]])
 
-    run(method, xs, [clone_state(state) for state in states], step=1, runner=counting)
+    run(method, xs, [clone_state(state) for state in states], step=1, runner=count_on_rank_0)
     return rounds
 
 
@@ -75,7 +75,7 @@ def _is_gathered(op: Collective) -> bool:
     return isinstance(op, AllGather | AllToAll | Broadcast | Permute) and op.buf.dtype == torch.uint8
 
 
-def _garbling(at: int, flip: bool, seed: int) -> Runner:
+def _garble_all(at: int, flip: bool, seed: int) -> Runner:
     return lambda exchanges: simulate([_garble(exchange, at, flip, seed) for exchange in exchanges])
 
 
@@ -96,7 +96,7 @@ def _garble(exchange: Exchange[Any], at: int, flip: bool, seed: int) -> Exchange
 
 
 def _flip(answer: Tensor, dice: random.Random) -> Tensor:
-    """With one to four bytes replaced, half of the time near the front, where counts and scales are."""
+    """The bytes with one to four of them replaced, half of the time near the front, where counts and scales are."""
     out = answer.contiguous().clone()
     rows = out.view(out.shape[0], -1) if out.ndim > 1 else out.view(1, -1)
     for _ in range(dice.randint(1, 4)):
@@ -106,12 +106,12 @@ def _flip(answer: Tensor, dice: random.Random) -> Tensor:
 
 
 def _cut(answer: Tensor, dice: random.Random) -> Tensor:
-    """Without the last bytes of each row."""
+    """The bytes without the last ones of each row."""
     width = answer.shape[-1]
     return answer[..., : dice.randrange(width)].contiguous() if width else answer
 
 
-def check(one: Subject, profile: Profile) -> Told:
+def check(one: Subject, profile: Profile) -> Outcome:
     """What the report says about it."""
     trials = refused = 0
     for method in one.all:
@@ -119,5 +119,5 @@ def check(one: Subject, profile: Profile) -> Told:
             found = corruption_is_refused(method, xs, profile.trials)
             trials, refused = trials + found[0], refused + found[1]
     if not trials:
-        return not_promised("no bytes are gathered; the network sums numbers")
-    return Told(f"{refused} of {trials} refused, the others finite", numbers={"trials": trials, "refused": refused})
+        return no_promise("no bytes are gathered; the network sums numbers")
+    return Outcome(f"{refused} of {trials} refused, the others finite", numbers={"trials": trials, "refused": refused})

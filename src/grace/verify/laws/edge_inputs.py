@@ -12,7 +12,7 @@ from grace.method import Method
 from grace.verify.inputs import HUGE, UGLY
 from grace.verify.laws.agreeing import agreement
 from grace.verify.laws.conserving import conservation
-from grace.verify.outcome import Profile, Told
+from grace.verify.outcome import Outcome, Profile
 from grace.verify.running import leaves, run
 from grace.verify.subject import Subject
 from grace.verify.trials import choose_worlds, make_workers, name_input
@@ -32,10 +32,10 @@ def finite_stays_finite(method: Method[Any], xs: Sequence[Tensor]) -> None:
             )
 
 
-def check(one: Subject, profile: Profile) -> Told:
+def check(one: Subject, profile: Profile) -> Outcome:
     """What the report says about it."""
     worlds = choose_worlds(one, profile)
-    one.method.facts(torch.empty(0, device="meta"))  # whatever it says, it says something
+    one.method.facts(torch.empty(0, device="meta"))  # it may claim anything, but must not fail
     for i, name in enumerate(EDGES):
         xs = make_workers(UGLY[name], worlds[i % len(worlds)])
         for method in one.all if profile.every else [one.all[i % len(one.all)]]:
@@ -47,4 +47,4 @@ def check(one: Subject, profile: Profile) -> Told:
     for method in one.all:
         name_input("huge", agreement, method, xs)
     finite = bool(run(one.method, xs)[0].mean.isfinite().all())
-    return Told(f"{len(EDGES) + 1} inputs; 1e38 {'stays finite' if finite else 'overflows'}")
+    return Outcome(f"{len(EDGES) + 1} inputs; 1e38 {'stays finite' if finite else 'overflows'}")

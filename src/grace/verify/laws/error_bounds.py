@@ -10,14 +10,14 @@ from torch import Tensor
 import grace
 from grace.method import Method
 from grace.verify.laws.bias import draw_means
-from grace.verify.outcome import Profile, Told, not_promised
+from grace.verify.outcome import Outcome, Profile, no_promise
 from grace.verify.running import TINY, same_bits
 from grace.verify.subject import Subject
 from grace.verify.trials import make_spread, name_input
 
 
 def bounds(method: Method[Any], x: Tensor, draws: int = 100) -> float:
-    """The declared contraction and variance hold for one worker, and it is as deterministic as it says.
+    """The declared contraction and variance hold for one worker, and the method is deterministic if it says so.
 
     Returns:
         E|C(x) - x|^2 / |x|^2 as measured: omega of an unbiased method, 1 - delta of a contraction.
@@ -30,7 +30,7 @@ def bounds(method: Method[Any], x: Tensor, draws: int = 100) -> float:
     size = float(x.double().square().sum())
     delta = facts.contraction or 0.0
     spread = 0.0
-    if not facts.deterministic:  # a number in [0, |x|^2] of mean (1 - delta) |x|^2 spreads no more than a coin does
+    if not facts.deterministic:  # a number in [0, |x|^2] of mean (1 - delta) |x|^2 varies no more than a coin
         spread = max(float(errors.std()), size * math.sqrt(delta * (1 - delta))) / math.sqrt(len(outs))
     found = float(errors.mean()) - 5 * spread
     slack = size * 1e-10 + TINY
@@ -45,10 +45,10 @@ def bounds(method: Method[Any], x: Tensor, draws: int = 100) -> float:
     return float(errors.mean()) / size if size else 0.0
 
 
-def check(one: Subject, profile: Profile) -> Told:
+def check(one: Subject, profile: Profile) -> Outcome:
     """What the report says about it."""
     if one.least_world > 1:
-        return not_promised("measured with one worker, and this needs more")
+        return no_promise("measured with one worker, and this needs more")
     found = _bounds(one, profile)
     worst = max(found, key=lambda name: found[name][0])
     gauss, facts = found["Gaussian"]
@@ -56,11 +56,11 @@ def check(one: Subject, profile: Profile) -> Told:
     numbers |= {"contraction": facts.contraction, "variance": facts.variance}
     measured = f"{gauss:.3g} of |x|^2 for Gaussian x; worst: {found[worst][0]:.3g} ({worst})"
     claims = spell_claims(facts)
-    return Told(measured, claims or "no bound", "holds" if claims else "not promised", "", numbers)
+    return Outcome(measured, claims or "no bound", "holds" if claims else "not promised", "", numbers)
 
 
 def _bounds(one: Subject, profile: Profile) -> dict[str, tuple[float, grace.Facts]]:
-    """The error |C(x) - x|^2 / |x|^2 for each input, beside what is declared for it."""
+    """The error |C(x) - x|^2 / |x|^2 for each input, and what is declared for it."""
     return {
         name: (name_input(name, bounds, one.core, x, profile.draws // 2), one.core.facts(x))
         for name, x in make_spread().items()

@@ -13,31 +13,31 @@ from grace.errors import TransportError
 from grace.method import Method
 from grace.run.simulate import answers
 from grace.verify.inputs import UGLY, normal
-from grace.verify.outcome import Profile, Told
+from grace.verify.outcome import Outcome, Profile
 from grace.verify.running import assert_untouched, copy_tensor, make_peer, run, snapshot
 from grace.verify.subject import Subject
 from grace.verify.trials import SHAPE, make_workers
 
 
 def failure_leaves_memory(method: Method[Any], xs: Sequence[Tensor]) -> None:
-    """A collective that fails, in whatever round, leaves the state whole, and its error passes through."""
+    """A collective that fails, in any round, leaves the state whole, and its error passes through."""
     states = [out.state for out in run(method, xs, step=0)]
     before = snapshot(states)
     rounds = 0
     while True:
         peers = [make_peer(rank, len(xs), 1) for rank in range(len(xs))]
         exchanges = [method.exchange(copy_tensor(x), s, p) for x, s, p in zip(xs, states, peers, strict=True)]
-        if not _failing(exchanges, rounds):
+        if not _fail_at(exchanges, rounds):
             break
         assert_untouched(states, before, f"failure in round {rounds}")
         rounds += 1
     assert rounds > 0 or xs[0].numel() == 0, "failure: there was no round to fail"
 
 
-def _failing(exchanges: list[Exchange[Any]], fail_at: int) -> bool:
+def _fail_at(exchanges: list[Exchange[Any]], round_: int) -> bool:
     """Runs exchanges up to a round, which fails on all ranks; False if they ended before."""
     inbox: list[Tensor | None] = [None] * len(exchanges)
-    for _ in range(fail_at + 1):
+    for _ in range(round_ + 1):
         ops: list[Collective] = []
         for exchange, message in zip(exchanges, inbox, strict=True):
             with contextlib.suppress(StopIteration):
@@ -59,9 +59,9 @@ def _failing(exchanges: list[Exchange[Any]], fail_at: int) -> bool:
     return True
 
 
-def check(one: Subject, profile: Profile) -> Told:
+def check(one: Subject, profile: Profile) -> Outcome:
     """What the report says about it."""
     for method in one.all:
         for make in (normal(*SHAPE), UGLY["empty"]):
             failure_leaves_memory(method, make_workers(make, max(2, one.least_world)))
-    return Told("in every round")
+    return Outcome("in every round")

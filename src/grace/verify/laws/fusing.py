@@ -11,7 +11,7 @@ import grace
 from grace.method import Method
 from grace.run import simulate, together
 from grace.verify.inputs import heavy, normal
-from grace.verify.outcome import Profile, Told
+from grace.verify.outcome import Outcome, Profile
 from grace.verify.running import assert_untouched, copy_tensor, make_peer, run, same_bits, snapshot
 from grace.verify.subject import Subject
 from grace.verify.trials import choose_worlds, list_numbers, make_workers
@@ -43,7 +43,7 @@ def fused_equals_alone(methods: Sequence[Method[Any]], inputs: Sequence[Sequence
             assert_untouched(fused[i], snapshot(alone[i]), f"fused: {method}")
 
 
-def check(one: Subject, profile: Profile) -> Told:
+def check(one: Subject, profile: Profile) -> Outcome:
     """What the report says about it."""
     others = [grace.method("none"), grace.method("powersgd:rank=1,min_rate=0.1")]
     for world in choose_worlds(one, profile):
@@ -55,4 +55,4 @@ def check(one: Subject, profile: Profile) -> Told:
                     for make in (normal(13, 7), normal(5), heavy(6, 6), normal(6, 5), normal(31))
                 ],
             )
-    return Told(f"bit for bit, {list_numbers(choose_worlds(one, profile))} workers")
+    return Outcome(f"bit for bit, {list_numbers(choose_worlds(one, profile))} workers")

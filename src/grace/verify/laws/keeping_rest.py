@@ -1,4 +1,4 @@
-"""Law 6, the rest is free: keeping it changes no mean."""
+"""Law 6, the rest is free: keeping it does not change the mean."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from grace.method import Method
 from grace.verify.inputs import UGLY
-from grace.verify.outcome import Profile, Told, not_promised
+from grace.verify.outcome import Outcome, Profile, no_promise
 from grace.verify.running import run, tolerance
 from grace.verify.subject import Subject
 from grace.verify.trials import make_workers
@@ -20,16 +20,16 @@ def rest_is_free(method: Method[Any], xs: Sequence[Tensor]) -> None:
     """Whether the rest is kept makes no difference to the mean."""
     kept, not_kept = run(method, xs, keep_rest=True)[0], run(method, xs)[0]
     if xs[0].dtype == torch.float32:
-        assert torch.equal(kept.mean, not_kept.mean), "keep_rest changes the mean"  # but for the sign of a zero
+        assert torch.equal(kept.mean, not_kept.mean), "keep_rest changes the mean"  # except for the sign of a zero
     else:  # uncompressed tensors are summed in their own dtype, those with a rest in float32
         error = float((kept.mean.double() - not_kept.mean.double()).abs().max()) if xs[0].numel() else 0.0
         assert error <= tolerance(xs), f"keep_rest changes the mean by {error:.3g}"
 
 
-def check(one: Subject, profile: Profile) -> Told:
+def check(one: Subject, profile: Profile) -> Outcome:
     """What the report says about it."""
     if not one.conserves:
-        return not_promised("it has no rest")
+        return no_promise("it has no rest")
     for name in ("normal", "odd size", "f16", "f64"):
         rest_is_free(one.core, make_workers(UGLY[name], max(2, one.least_world)))
-    return Told("bit for bit")
+    return Outcome("bit for bit")

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from grace.method import Method
 from grace.verify.inputs import UGLY
-from grace.verify.outcome import Profile, Told
-from grace.verify.running import assert_untouched, copy_tensor, run, same_bits, snapshot
+from grace.verify.outcome import Outcome, Profile
+from grace.verify.running import assert_untouched, clone_state, copy_tensor, run, same_bits, snapshot
 from grace.verify.subject import Subject
 from grace.verify.trials import make_workers
 
@@ -22,7 +22,7 @@ def nonfinite_is_agreed(method: Method[Any], steps: Sequence[Sequence[Tensor]], 
     spoiled[rank].view(-1)[at] = bad
     states = [method.init(x) for x in steps[0]]
     states = [out.state for out in run(method, steps[0], states, step=0)]
-    before = snapshot(states)
+    before, fresh = snapshot(states), [clone_state(state) for state in states]
     outs = run(method, spoiled, states, step=1)
     for r, out in enumerate(outs):
         assert not bool(out.mean.isfinite().all()), f"non-finite: rank {r} has a finite mean"
@@ -33,14 +33,12 @@ def nonfinite_is_agreed(method: Method[Any], steps: Sequence[Sequence[Tensor]], 
             assert bool(out.mean.isnan().all()), f"non-finite: mean of rank {r} is not NaN throughout"
     assert_untouched([out.state for out in outs], before, "non-finite")
     after = run(method, steps[2], [out.state for out in outs], step=2)
-    fresh = [method.init(x) for x in steps[0]]
-    fresh = [out.state for out in run(method, steps[0], fresh, step=0)]
     for out, expected in zip(after, run(method, steps[2], fresh, step=2), strict=True):
         assert out.finite, "non-finite: the next step is still poisoned"
         assert same_bits(out.mean, expected.mean), "non-finite: the next step differs from one without the bad step"
 
 
-def check(one: Subject, profile: Profile) -> Told:
+def check(one: Subject, profile: Profile) -> Outcome:
     """What the report says about it."""
     names = ("normal", "one element", "f16", *(("0-d", "f64", "zeros", "channels last") if profile.ugly else ()))
     cases = [(name, bad) for bad in (math.nan, math.inf, -math.inf) for name in names]
@@ -49,4 +47,4 @@ def check(one: Subject, profile: Profile) -> Told:
         steps = [xs, [x * 2 for x in xs], [-x for x in xs]]
         for method in one.all:
             nonfinite_is_agreed(method, steps, bad, rank=len(xs) - 1, at=xs[0].numel() // 2)
-    return Told("inf, -inf and NaN: NaN on all ranks, memories untouched")
+    return Outcome("inf, -inf and NaN: NaN on all ranks, memories untouched")

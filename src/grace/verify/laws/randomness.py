@@ -12,14 +12,14 @@ from torch import Tensor
 
 from grace.method import Method
 from grace.verify.inputs import UGLY
-from grace.verify.outcome import Profile, Told
+from grace.verify.outcome import Outcome, Profile
 from grace.verify.running import run, same_bits
 from grace.verify.subject import Subject
 from grace.verify.trials import SHAPE, make_some, make_workers
 
 
 def own_randomness(method: Method[Any], xs: Sequence[Tensor]) -> None:
-    """The global generators are untouched; the same seed gives the same bits, and other seeds others where random."""
+    """The global generators are untouched; the same seed gives the same bits; if random, other seeds give other bits."""
     before = torch.get_rng_state(), _read_numpy_state(), random.getstate()
     first = run(method, xs, seed=3)[0].mean
     after = torch.get_rng_state(), _read_numpy_state(), random.getstate()
@@ -33,9 +33,13 @@ def own_randomness(method: Method[Any], xs: Sequence[Tensor]) -> None:
     others = [run(method, xs, seed=seed)[0].mean for seed in (4, 5, 6)]
     facts = method.facts(xs[0])
     if facts.deterministic:
-        assert all(same_bits(first, other) for other in others), "randomness: it depends on the seed, and denies it"
+        assert all(same_bits(first, other) for other in others), (
+            "randomness: it depends on the seed, but is declared deterministic"
+        )
     elif xs[0].numel() >= 64 and bool(xs[0].any()) and facts.variance != 0:
-        assert not all(same_bits(first, other) for other in others), "randomness: declared, but no seed changes it"
+        assert not all(same_bits(first, other) for other in others), (
+            "randomness: it is declared random, but no seed changes it"
+        )
 
 
 def _read_numpy_state() -> tuple[bytes, int]:
@@ -50,10 +54,10 @@ def ranks_draw_apart(method: Method[Any], x: Tensor) -> None:
     assert float(averaged) <= 0.5 * float(alone), f"randomness: 8 ranks err by {averaged:.3g}, one by {alone:.3g}"
 
 
-def check(one: Subject, profile: Profile) -> Told:
+def check(one: Subject, profile: Profile) -> Outcome:
     """What the report says about it."""
     for method in one.all:
         for xs in (make_some(one), make_workers(UGLY["zeros"], max(2, one.least_world))):
             own_randomness(method, xs)
     said = one.core.facts(torch.empty(SHAPE, device="meta")).deterministic
-    return Told("as declared; global generators untouched", "deterministic" if said else "random")
+    return Outcome("as declared; global generators untouched", "deterministic" if said else "random")

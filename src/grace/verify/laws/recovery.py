@@ -1,4 +1,4 @@
-"""Law 5, exact recovery: what a method says it recovers comes back."""
+"""Law 5, exact recovery: inputs that a method says it recovers come back exactly."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import grace
 from grace.method import Method
 from grace.registry import recipe_of
 from grace.verify.exact import KINDS
-from grace.verify.outcome import Profile, Told, not_promised
+from grace.verify.outcome import Outcome, Profile, no_promise
 from grace.verify.running import average, run
 from grace.verify.subject import Subject
 from grace.verify.trials import make_workers, name_input
 from grace.wrapping import layers
 
-_WORLDS = (1, 2, 4)  # by which a sum can be divided without rounding
+_WORLDS = (1, 2, 4)  # sums can be divided by these without rounding
 
 
 def exact_recovery(method: Method[Any], xs: Sequence[Tensor]) -> None:
@@ -32,13 +32,13 @@ def exact_recovery(method: Method[Any], xs: Sequence[Tensor]) -> None:
     assert error <= legal, f"exact recovery: off by {error:.3g}, legal {legal:.3g}"
 
 
-def check(one: Subject, profile: Profile) -> Told:
+def check(one: Subject, profile: Profile) -> Outcome:
     """What the report says about it."""
     entry = recipe_of(type(layers(one.method)[-1]))
     if entry is None or not entry.recovers:
-        return not_promised("no input is declared to come back exactly")
+        return no_promise("no input is declared to come back exactly")
     for kind, knobs in entry.recovers:
         method = grace.method(f"{entry.name}:{knobs}" if knobs else entry.name)
         for world in _WORLDS:
             name_input(kind, exact_recovery, method, make_workers(KINDS[kind], world))
-    return Told("to a rounding: " + ", ".join(kind for kind, _ in entry.recovers))
+    return Outcome("to a rounding: " + ", ".join(kind for kind, _ in entry.recovers))

@@ -1,4 +1,4 @@
-"""Law 8, state survives: saved, loaded, and gone on, it has the bits that it had without the stop."""
+"""Law 8, state survives: saved, loaded and continued, a run has the same bits as without the stop."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import grace
 from grace.method import Method
 from grace.run import Simulator
 from grace.verify.inputs import normal
-from grace.verify.outcome import Profile, Told
+from grace.verify.outcome import Outcome, Profile
 from grace.verify.running import LR, STEPS_PER_EPOCH, same_bits
 from grace.verify.subject import Subject
 from grace.verify.trials import make_workers
 
 
 def state_survives(method: Method[Any], steps: Sequence[Sequence[Tensor]], stop: int) -> None:
-    """Save, load, go on: the same bits as without the stop."""
+    """Saving, loading and going on gives the same bits as a run without the stop."""
     W, like = len(steps[0]), {"w": steps[0][0]}
     policy = grace.Policy([("*", method)])
 
@@ -35,7 +35,7 @@ def state_survives(method: Method[Any], steps: Sequence[Sequence[Tensor]], stop:
     go(first, steps[:stop])
     file = io.BytesIO()
     torch.save(first.state_dict(), file)
-    go(first, steps[stop:])  # what was saved must not be a view of what goes on
+    go(first, steps[stop:])  # what was saved must not be a view of the live state
     file.seek(0)
     second = fresh()
     second.load_state_dict(torch.load(file, weights_only=True), like)
@@ -43,9 +43,9 @@ def state_survives(method: Method[Any], steps: Sequence[Sequence[Tensor]], stop:
         assert same_bits(a, b), f"state: step {stop + i} after loading differs from the run without a stop"
 
 
-def check(one: Subject, profile: Profile) -> Told:
+def check(one: Subject, profile: Profile) -> Outcome:
     """What the report says about it."""
     steps = [make_workers(normal(12, 8, seed=t), max(2, one.least_world)) for t in range(4)]
     for method in one.all:
         state_survives(method, steps, stop=2)
-    return Told("bit for bit, saved after 2 of 4 steps")
+    return Outcome("bit for bit, saved after 2 of 4 steps")

@@ -10,14 +10,14 @@ from torch import Tensor
 import grace
 from grace.peer import Peer
 from grace.verify.inputs import normal
-from grace.verify.outcome import Profile, Told, not_promised
+from grace.verify.outcome import Outcome, Profile, no_promise
 from grace.verify.running import make_peer
 from grace.verify.subject import Subject
 from grace.verify.trials import SHAPE
 
 
 def payload(compressor: grace.Compressor, rows: Tensor) -> None:
-    """The declared payload is the wire's size, unless it varies; wires of several rows are those of each."""
+    """The declared payload is the wire's size, unless it varies; several rows have the same wires as each alone."""
     b, n = rows.shape
     stream = Peer(0, 1, name="w").private(compressor.id)
     wire = compressor.compress_(rows.clone(), stream, False)
@@ -29,7 +29,7 @@ def payload(compressor: grace.Compressor, rows: Tensor) -> None:
 
 
 def summable(compressor: grace.Compressor, rows: Tensor) -> None:
-    """If it is declared: the sum of wires decodes to the sum of what they decode to."""
+    """If the compressor is declared summable, the sum of wires decodes to the sum of what they decode to."""
     if not compressor.summable:
         return
     stream = Peer(0, 1, name="w").shared(compressor.id)
@@ -42,10 +42,10 @@ def summable(compressor: grace.Compressor, rows: Tensor) -> None:
     assert error <= legal, f"summable: the sum of wires decodes {error:.3g} off the sum, legal {legal:.3g}"
 
 
-def check(one: Subject, profile: Profile) -> Told:
+def check(one: Subject, profile: Profile) -> Outcome:
     """What the report says about it."""
     if one.compressor is None:
-        return not_promised("it holds its own exchange")
+        return no_promise("it has its own exchange")
     for n in (1, 2, 5, 31, 257):
         payload(one.compressor, normal(3, n)(0))
         summable(one.compressor, normal(3, n)(0))
@@ -58,4 +58,4 @@ def check(one: Subject, profile: Profile) -> Told:
     words = "; wires can be summed" if one.compressor.summable else ""
     declared = "depends on the data" if said is None else f"{said:,} bytes"
     measured = f"{size:,} bytes, {8 * size / n:.3g} bits per number"
-    return Told(measured, declared + words, numbers={"bytes": size, "elements": n})
+    return Outcome(measured, declared + words, numbers={"bytes": size, "elements": n})

@@ -114,7 +114,7 @@ def test_the_command_writes_json_and_files(tmp_path):
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
     assert document == json.loads((tmp_path / "codecs.json").read_text())
-    assert done.stderr.startswith("measuring 3 methods: about 1 s\n")
+    assert "measuring 3 methods: about 1 s\n" in done.stderr  # after a word on a busy machine, if it is
     assert {path.name for path in tmp_path.iterdir()} == {"codecs.json", "codecs.svg", "codecs.png"}
     assert {row["method"] for row in document["worth"]} == {"bf16", "qsgd", "topk"}
 
@@ -132,11 +132,11 @@ def test_the_command_writes_json_and_files(tmp_path):
         (["--out", "/etc/passwd/timings"], "/etc/passwd is not a folder"),
     ],
 )
-def test_errors_are_one_line_before_anything_is_measured(arguments, message, monkeypatch):
+def test_errors_are_told_before_anything_is_measured(arguments, message, monkeypatch):
     monkeypatch.setattr(Bench, "measure", lambda *_, **__: pytest.fail("measured"))
     done = call(*arguments)
     assert done.exit_code == 1, done.output
     assert done.stderr.startswith("error: ")
     assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert done.stderr.count("\n") == 2
     assert done.stdout == ""

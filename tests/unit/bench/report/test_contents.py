@@ -4,6 +4,7 @@ import math
 import pytest
 
 from grace.bench.report.contents import FIGURES, is_share, network_name, networks, page_document, report_of
+from grace.bench.report.marks import has_outlier, stretch
 from grace.bench.report.read import Found
 from grace.bench.report.theme import sign
 from tests.unit.bench.report.samples import BASELINES, METHODS, codecs, run, run_of, sweep
@@ -56,7 +57,7 @@ def test_links_are_in_the_order_of_their_speed_and_named_by_what_differs():
 def test_the_document_of_the_page_is_small_and_is_json():
     document = page_document(report(*sweep()), "d")
     text = json.dumps(document, allow_nan=False)
-    assert len(text) < 3000 * len(document["groups"])
+    assert len(text) < 3020 * len(document["groups"])
     assert document["runs"] == 3 * 3 * 3 * len({**METHODS, **BASELINES})
     group = document["groups"][0]
     assert group["final_low"] <= group["final"] <= group["final_high"]
@@ -87,6 +88,22 @@ def test_baselines_are_ink_and_methods_have_signs_of_their_own():
     assert len(set(signs.values())) == len(signs)
     assert len({sign(k) for k in range(30)}) == 30
     assert len({(one.colour, one.marker) for one in (sign(k) for k in range(100))}) == 100
+
+
+def test_without_communication_looks_like_nothing_that_trains():
+    signs = report(*(run(name) for name in BASELINES)).signs
+    for tone in ("light", "dark"):
+        assert signs["no-communication"].paint(tone)["stroke"] != signs["ddp-fp32"].paint(tone)["stroke"]
+    assert signs["no-communication"].shape["dash"] != signs["ddp-fp32"].shape["dash"]
+
+
+def test_one_outlier_stretches_its_axis():
+    fourteen = [0.92 + 0.001 * k for k in range(14)]
+    assert stretch([*fourteen, 0.1], share=True)["type"] == "pow"
+    assert stretch([100 * value for value in fourteen] + [9000.0]) == {"type": "log"}
+    assert stretch(fourteen, share=True) == stretch([*range(15)]) == stretch([0.0] + [5.0] * 9) == stretch([]) == {}
+    assert has_outlier([*fourteen, 90.0])
+    assert not has_outlier([*fourteen, 3.0])
 
 
 def test_signs_of_a_method_do_not_depend_on_the_order_of_files():

@@ -84,16 +84,62 @@ def test_a_comparison_is_drawn_with_what_each_came_to(tmp_path, results):
     assert all(f">{one.method}{'*' if one.optimizer.why else ''}</" in text for one in results)
     assert text.count("of the bytes</") == len(results)
     assert ("diverged" in text) == any(one.final is None for one in results)
-    assert "what it saves" in text
+    assert "per byte sent" in text
 
 
 def test_what_sends_nothing_has_no_panel_of_bytes(tmp_path):
     one = result()
     nothing = msgspec.structs.replace(one.traffic, sent_bytes_per_step=0.0)
     svg, _ = draw_comparison([msgspec.structs.replace(one, traffic=nothing)], tmp_path)
-    assert "what it saves" not in svg.read_text()
+    assert "per byte sent" not in svg.read_text()
 
 
 def test_the_same_results_give_the_same_figure(tmp_path):
     first = [path.read_bytes() for path in draw_comparison([result(), result("topk")], tmp_path / "a")]
     assert first == [path.read_bytes() for path in draw_comparison([result(), result("topk")], tmp_path / "b")]
+
+
+def names_in(svg):
+    return re.findall(r">([^<>]+)</text>", svg.read_text(encoding="utf-8"))
+
+
+def test_names_are_beside_the_lines_and_points(written):
+    there = {path.name: names_in(path) for path in written if path.suffix == ".svg"}
+    for figure, times in (("links", 1), ("quality-epoch-time", 4)):  # no legend: once in each panel
+        assert there[f"digits-{figure}.svg"].count("topk:ratio=0.01") == times
+    assert there["digits-quality-bytes.svg"].count("topk:ratio=0.01") == 3  # two panels and the legend
+
+
+def test_a_pareto_front_is_named_where_one_is_drawn(tmp_path):
+    def drawn(*documents):
+        report = report_of(Found([run_of(document, f"{k}.json") for k, document in enumerate(documents)], []))
+        draw_report(page_document(report, "results"), tmp_path)
+        return (tmp_path / "digits-quality-bytes.svg").read_text()
+
+    said = "broad line: the Pareto front, the points that no other clearly beats"
+    both = [run(method, seed=seed) for method in ("none", "randomk:ratio=0.01") for seed in (0, 1)]
+    assert said in drawn(*both)
+    ends = {"topk:ratio=0.01": 0.95, "none": 0.9}
+    one = drawn(*(run(method, seed=seed, final=final) for method, final in ends.items() for seed in (0, 1)))
+    assert "Pareto" not in one
+    assert "no Pareto front, which takes several seeds" in drawn(run("none"), run("randomk:ratio=0.01"))
+
+
+def test_seeds_are_told(written, tmp_path):
+    (links,) = [path for path in written if path.name == "digits-links.svg"]
+    assert "4 workers, medians and ranges over 2 seeds" in links.read_text()
+    documents = [run("topk", seed=7), run("none", seed=7, final=None)]
+    report = report_of(Found([run_of(document, f"{k}.json") for k, document in enumerate(documents)], []))
+    draw_report(page_document(report, "results"), tmp_path)
+    said = (tmp_path / "digits-quality-epoch-time.svg").read_text()
+    assert "4 workers, one run each, seed 7" in said
+    assert "marks: the last evaluation; diverged: none" in said
+
+
+def test_one_slow_method_does_not_flatten_the_others(tmp_path):
+    documents = [run(name) for name in ("none", "topk", "qsgd", "dgc")]
+    for evaluation in documents[0]["curve"]:
+        evaluation["seconds"] *= 50
+    report = report_of(Found([run_of(document, f"{k}.json") for k, document in enumerate(documents)], []))
+    draw_report(page_document(report, "results"), tmp_path)
+    assert "seconds of training (log)" in names_in(tmp_path / "digits-quality-epoch-time.svg")

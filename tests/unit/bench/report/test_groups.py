@@ -1,9 +1,11 @@
 import itertools
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grace.bench.report.groups import curve_of, group_runs, pareto, spread, thin
+from grace.bench.report import read
+from grace.bench.report.groups import Spread, curve_of, group_runs, pareto, spread, thin
 from tests.unit.bench.report.samples import run, run_of
 
 
@@ -16,18 +18,67 @@ def only(groups, method="topk:ratio=0.01"):
     return group
 
 
-points = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12)
+@st.composite
+def spreads(draw):
+    low, middle, high = sorted(draw(st.lists(st.integers(0, 9), min_size=3, max_size=3)))
+    return Spread(middle, low, high)
+
+
+points = st.lists(st.tuples(spreads(), spreads()), min_size=1, max_size=9)
 
 
 @given(points)
-def test_the_front_is_what_nothing_beats(found):
+def test_the_front_is_what_nothing_clearly_beats_and_is_never_empty(found):
     def beaten(k):
-        (cost, value) = found[k]
-        return any(c <= cost and v >= value and (c, v) != (cost, value) for c, v in found)
+        cost, value = found[k]
+        return any(
+            (c.high < cost.low and v.high >= value.low) or (v.low > value.high and c.low <= cost.high) for c, v in found
+        )
 
     kept = pareto(found)
-    assert sorted(kept) == [k for k in range(len(found)) if not beaten(k)]
-    assert [found[k][0] for k in kept] == sorted(found[k][0] for k in kept)
+    assert kept == [k for k in range(len(found)) if not beaten(k)]
+    assert kept
+
+
+def test_what_lies_within_each_others_ranges_is_not_crowned():
+    def at(value, width):
+        return Spread(value, value - width, value + width)
+
+    dear, cheap = (at(10, 0), at(0.93, 0.01)), (at(1, 0), at(0.925, 0.01))
+    assert pareto([dear, cheap]) == [1]  # the better median is no better: its price buys nothing
+    assert pareto([(at(10, 0), at(0.93, 0.001)), (cheap[0], at(0.925, 0.001))]) == [0, 1]
+    assert pareto([dear, dear]) == [0, 1]
+    assert not at(1, 0).ahead(Spread(2, 1, None), higher=False)
+    assert at(1, 0).ahead(Spread(None, None, 0.5), higher=True)
+
+
+def test_one_run_has_the_range_of_its_steps_and_of_nothing_else():
+    group = only(group_runs(runs(run()))[0])
+    step, speed, final = (group.measures[name] for name in ("step_ms", "throughput", "final"))
+    assert step.low < step.median < step.high
+    assert speed.low < speed.median < speed.high
+    assert final.low == final.median == final.high
+
+
+def test_others_are_held_against_fp32():
+    def held(*methods):
+        return [group.first.method for group in group_runs(runs(*map(run, methods)))[0] if group.fp32]
+
+    assert held("topk", "none", "ddp-fp32") == ["ddp-fp32"]
+    assert held("topk", "none") == ["none"]
+    assert held("topk") == []
+
+
+def test_toolkits_are_places_of_their_own():
+    there = runs(*(run(method, seed=seed) for seed in (0, 1) for method in ("none", "dgc")))
+    jax = [
+        read.Run(one.file, msgspec.structs.replace(one.document, toolkit="jax"))
+        for one in there
+        if one.document.method == "dgc"
+    ]
+    groups = group_runs([*(one for one in there if one.document.method == "none"), *jax])[0]
+    assert all(group.front_throughput for group in groups)
+    assert {group.label for group in groups} == {"none", "dgc"}
 
 
 def test_a_spread_is_the_median_and_the_range():
@@ -123,22 +174,29 @@ def test_a_diverged_run_leaves_a_gap_in_its_curve_and_is_on_no_front():
 
 
 def test_fronts_are_marked_within_a_place_in_both_directions_and_never_for_the_limit():
-    def document(method, speed, value, sent, **more):
-        made = run(method, **more)
+    def document(method, speed, value, sent, *, seed=0, **more):
+        made = run(method, seed=seed, **more)
         made["final"], made["time"]["samples_per_second"], made["traffic"]["sent_bytes_per_step"] = value, speed, sent
+        made["time"]["step_ms"] = dict.fromkeys(("median", "low", "high"), 1.0)
         return made
 
     def front(groups, name):
         return {group.first.method for group in groups if getattr(group, name)}
 
-    for lower, sign in ((False, 1), (True, -1)):
-        groups, _ = group_runs(runs(
-            document("none", 10, sign * 5, 100, lower=lower), document("dgc", 20, sign * 4, 10, lower=lower),
-            document("onebit", 15, sign * 3, 10, lower=lower), document("no-communication", 99, sign * 9, 0, lower=lower),
-            document("eden", 99, sign * 9, 1, link="1gbit", lower=lower),
-        ))  # fmt: skip
-        assert front(groups, "front_throughput") == {"none", "dgc", "eden"}
-        assert front(groups, "front_sent") == {"none", "dgc", "eden"}
+    for (lower, sign), single in itertools.product(
+        ((False, 1), (True, -1)), ((), ("none",), ("none", "dgc", "onebit"))
+    ):
+        all_runs = [
+            document(method, speed, sign * value, sent, seed=seed, lower=lower, link=link)
+            for method, speed, value, sent, link in (
+                ("none", 10, 5, 100, "none"), ("dgc", 20, 4, 10, "none"), ("onebit", 15, 3, 10, "none"),
+                ("no-communication", 99, 9, 0, "none"), ("eden", 99, 9, 1, "1gbit"),
+            )
+            for seed in ((0,) if method in single else (0, 1))
+        ]  # fmt: skip
+        groups, _ = group_runs(runs(*all_runs))
+        for name in ("front_throughput", "front_sent"):
+            assert front(groups, name) == {"none", "dgc", "eden"} - set(single), "one run has no range: no front"
 
 
 def test_labels_tell_all_groups_of_a_place_apart():

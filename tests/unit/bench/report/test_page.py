@@ -1,12 +1,15 @@
 """The page in a real browser."""
 
 import base64
+import json
 import re
 
+import msgspec
 import pytest
 
 from grace.bench.report.contents import FIGURES
 from grace.bench.report.write import write_report
+from grace.bench.results import decode, encode
 from tests.unit.bench.report import browser
 from tests.unit.bench.report.samples import BASELINES, METHODS, codecs, run, sweep, write
 
@@ -102,6 +105,107 @@ def test_filters_of_task_link_workers_and_family(page):
     assert "Nothing in this selection" in page.js("return document.querySelector('#figure-step-time').textContent")
 
 
+def test_the_head_says_what_ran_and_where(page):
+    facts = page.js("return document.getElementById('facts').innerText").replace("\n", " ")
+    for part in (
+        "workers 4",
+        "link 1gbit",
+        "steps 400",
+        "batch of each worker 32",
+        "seeds 1, 2",
+        "2 cores",
+        "toolkit torch",
+    ):
+        assert part in facts
+    page.choose("#link", "all links")
+    assert "100mbit, 1gbit, 10gbit" in page.js("return document.getElementById('facts').innerText")
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory):
+    """Three seeds: two methods within each other's ranges, and one far behind; one of them with another toolkit too."""
+    directory = tmp_path_factory.mktemp("tied")
+    finals = {"none": (0.90, 0.91, 0.92), "dgc": (0.905, 0.915, 0.925), "signsgd": (0.5, 0.51, 0.52)}
+    documents = [
+        run(method, seed=seed, final=final, link="1gbit")
+        for method, ends in finals.items()
+        for seed, final in enumerate(ends)
+    ]
+    write(directory, documents)
+    other = decode(json.dumps(run("dgc", link="1gbit")))
+    (directory / "runs" / "jax.json").write_text(encode(msgspec.structs.replace(other, toolkit="jax")))
+    write_report(directory, figures=False)
+    return directory / "report.html"
+
+
+def test_what_is_not_told_apart_is_not_crowned(open_browser, tied):
+    open_browser.open(tied)
+    best, *_ = open_browser.js(
+        "return [...document.querySelectorAll('#glance > div')].map((one) => [one.dataset.clear, one.textContent])"
+    )
+    assert best[0] == "false"
+    assert "no clear first: dgc, none" in best[1]
+    assert "last evaluation" in best[1]
+    assert "signsgd" not in best[1]
+    open_browser.js("state.off.add(DATA.groups.find((group) => group.label === 'dgc').family); drawAll()")
+    best, *_ = open_browser.js(
+        "return [...document.querySelectorAll('#glance > div')].map((one) => [one.dataset.clear, one.textContent])"
+    )
+    assert best[0] == "true"
+    assert "no clear first" not in best[1]
+
+
+def test_one_run_each_is_no_ranking(open_browser, tmp_path):
+    ends = {"none": 0.90, "dgc": 0.95, "signsgd": 0.5}
+    write(tmp_path, [run(method, final=final, link="1gbit") for method, final in ends.items()])
+    write_report(tmp_path, figures=False)
+    open_browser.open(tmp_path / "report.html")
+    open_browser.figures()
+    tiles = open_browser.js(
+        "return [...document.querySelectorAll('#glance > div')].map((one) => [one.dataset.clear, one.textContent])"
+    )
+    for clear, text in tiles[:2]:  # of quality, and of the time to the target
+        assert clear == "false"
+        assert "one run each: no ranking, which takes several seeds" in text
+    assert open_browser.js("return document.querySelectorAll('.front').length") == 0
+    for name in ("throughput", "bytes"):
+        note = open_browser.js(
+            "return document.querySelector(arguments[0]).textContent", f"#figure-quality-{name} .note"
+        )
+        assert "One run each: no Pareto front, which takes several seeds." in note
+
+
+def test_captions_are_what_the_data_say(open_browser, tied):
+    open_browser.open(tied)
+    open_browser.figures()
+    notes = open_browser.js(
+        "return Object.fromEntries([...document.querySelectorAll('.figure')].map("
+        "(one) => [one.dataset.figure, one.querySelector('.note').textContent]))"
+    )
+    assert "range over 3 seeds" in notes["quality-throughput"]
+    on = open_browser.js("return selected().filter((group) => group.front_throughput).length")
+    assert f"{on} of 3" in notes["quality-throughput"]
+    open_browser.choose("#toolkit", "jax")
+    open_browser.figures()
+    assert open_browser.column("method") == ["dgc"]
+    note = open_browser.js("return document.querySelector('#figure-quality-throughput .note').textContent")
+    assert "one run each" in note
+    open_browser.choose("#toolkit", "all")
+    assert sorted(open_browser.column("toolkit")) == ["jax", "torch", "torch", "torch"]
+    assert open_browser.messages() == []
+
+
+def test_the_axis_of_quality_has_all_data(page):
+    page.figures()
+    least, low = page.js(
+        "const rows = selected().filter((group) => group.figures.includes('quality-epoch-time'));"
+        "const plot = document.querySelector('#figure-quality-epoch-time .plot');"
+        "const least = Math.min(...rows.flatMap((group) => group.curve.low ?? group.curve.quality));"
+        "return [least, plot.view.scale('y').domain()[0]]"
+    )
+    assert low <= least < 0.3
+
+
 def test_headings_sort_both_ways_and_what_is_missing_stays_last(page):
     def value(text):
         found = re.match(r"[-+]?[\d,.]+", text)
@@ -181,10 +285,22 @@ def test_light_and_dark(open_browser, report):
     assert page.messages() == []
 
 
-@pytest.mark.parametrize("width", [375, 1280])
-def test_the_page_never_scrolls_sideways(page, report, width):
+FITS = "const place = document.querySelector('.scroll'); return place.scrollWidth <= place.clientWidth"
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_never_scrolls_sideways_and_the_table_fits(page, report, width):
     page.open(report, width=width)
     page.figures()
+    assert page.js(FITS)
+    shown = page.js("return [...document.querySelectorAll('#table th:not(.gone)')].map((one) => one.dataset.key)")
+    assert {"method", "quality"} < set(shown)
+    assert len(shown) >= (3 if width == 390 else 9)
+    page.click("#wide")
+    assert page.js("return document.querySelector('#table .gone')") is None
+    assert not page.js(FITS)
+    page.click("#wide")
+    assert page.js(FITS)
     page.choose("#link", "all links")
     page.figures()
     assert page.js("return document.documentElement.scrollWidth <= window.innerWidth")

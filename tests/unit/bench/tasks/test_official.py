@@ -127,5 +127,5 @@ def test_a_token_that_the_model_does_not_have(tmp_path):
 
 def test_text_that_is_too_short_for_a_window(tmp_path):
     (tmp_path / "a.txt").write_text("x" * 1000)
-    with pytest.raises(DataError, match="the test text has 50 tokens; 130 and more make a window"):
+    with pytest.raises(DataError, match="the test text has 50 tokens; a window needs at least 130"):
         find_task("gpt_small").load(tmp_path)

@@ -3,7 +3,7 @@
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const NOTHING = "\u2013";
-const state = { task: 0, link: -1, workers: 0, off: new Set(), picked: new Set(), theme: "light", printing: false };
+const state = { task: 0, link: -1, workers: 0, toolkit: "", off: new Set(), picked: new Set(), theme: "light", printing: false };
 
 // ---- elements: text is only ever set as text, so no name in a result can become markup ----
 function el(tag, attributes = {}, ...children) {
@@ -67,6 +67,33 @@ function ranged(group, key, text) {
   return text(group[key]) + (over && ` (${over})`);
 }
 
+// ---- what is better ----
+// The range of a measure; what has diverged or was missed is the worst there is
+function ends(group, key, higher) {
+  const worst = higher ? -Infinity : Infinity;
+  return ["low", "high"].map((end) => (`${key}_${end}` in group ? group[`${key}_${end}`] : group[key]) ?? worst);
+}
+
+// Of one run these have no range, and say nothing of another seed
+const OF_A_SEED = ["final", "best", "target_seconds"];
+const isUnsure = (group, key) => OF_A_SEED.includes(key) && group.seeds === 1;
+
+// Whether all of a's range is better than all of b's: ranges that touch tell nothing apart, nor does one seed
+function isAhead(a, b, key, higher) {
+  if (isUnsure(a, key) || isUnsure(b, key)) return false;
+  const [[low, high], [least, most]] = [ends(a, key, higher), ends(b, key, higher)];
+  return higher ? low > most : high < least;
+}
+
+// The best by its median, and those that it is not ahead of
+function best(groups, key, higher) {
+  const there = groups.filter((group) => isThere(group[key])).sort((a, b) => (higher ? b[key] - a[key] : a[key] - b[key]));
+  return there.length ? [there[0], ...there.slice(1).filter((group) => !isAhead(there[0], group, key, higher))] : [];
+}
+
+const seedsOf = (groups) => unique(groups.map((group) => group.seeds)).sort((a, b) => a - b).join(" or ");
+const fp32Of = (groups) => groups.find((group) => group.fp32) ?? null;
+
 // ---- signs ----
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const look = (method) => ({ shape: method.shape, dash: method.dash, width: method.width, ...method[state.theme] });
@@ -83,7 +110,7 @@ function glyph(method) {
 const NO_TASK = { name: "codecs", metric: "", share: false, higher: true, target: null, data: "", parameters: [], charts: {} };
 const task = () => DATA.tasks[state.task] || NO_TASK;
 const method = (group) => DATA.methods[group.method];
-const here = (group) => group.task === state.task && (!state.workers || group.workers === state.workers);
+const here = (group) => group.task === state.task && (!state.workers || group.workers === state.workers) && (!state.toolkit || group.toolkit === state.toolkit);
 const onLink = (group) => state.link < 0 || group.link === state.link;
 
 // Groups of the selected task; `links`: of all links
@@ -96,6 +123,7 @@ function named(group, { links = false } = {}) {
   const parts = [group.label];
   if (state.link < 0 && linksHere().length > 1 && !links) parts.push(DATA.links[group.link]);
   if (!state.workers && workersHere().length > 1) parts.push(`${group.workers} workers`);
+  if (!state.toolkit && toolkitsHere().length > 1) parts.push(group.toolkit);
   return parts.join(" \u00b7 ");
 }
 
@@ -103,5 +131,6 @@ const unique = (values) => [...new Set(values)];
 const ofTask = () => DATA.groups.filter((group) => group.task === state.task);
 const linksHere = () => unique(ofTask().map((group) => group.link)).sort((a, b) => a - b);
 const workersHere = () => unique(ofTask().map((group) => group.workers)).sort((a, b) => a - b);
+const toolkitsHere = () => unique(ofTask().map((group) => group.toolkit)).sort();
 const isFaint = (group) => state.picked.size > 0 && !state.picked.has(group.method);
 const canHover = window.matchMedia("(hover: hover)").matches;

@@ -73,22 +73,51 @@ function codecControls(redraw) {
 
 const hint = (text) => (canHover && !state.printing ? text : "");
 const moving = () => hint(" Drag to move, Ctrl and the wheel to zoom, double-click to return.");
-const limit = () => (selected().some((group) => group.reference) ? " The dashed line is the step without any communication, the limit." : "");
+const over = (rows) => (rows.some((row) => row.seeds > 1) ? `the range over ${seedsOf(rows)} seeds` : "the quartiles of a run\u2019s steps (one run each)");
+const lines = (rows) => {
+  const names = unique(rows.filter((row) => row.line).sort((a, b) => a.step_ms - b.step_ms).map((row) => row.line));
+  return names.length ? ` Lines: ${names.join(", ")}.` : "";
+};
+const front = (rows, key, much) => {
+  const [on, repeated] = [rows.filter((row) => row[`front_${key}`]), rows.filter((row) => row.seeds > 1)];
+  if (rows.length && !repeated.length) return " One run each: no Pareto front, which takes several seeds.";
+  if (!on.length || unique(rows.map((row) => `${row.link} ${row.workers} ${row.toolkit}`)).length > 1) return "";
+  const left = repeated.length < rows.length ? ` of several seeds (${rows.length - repeated.length} with one run take no part)` : "";
+  return ` On the broad line, the Pareto front, ${on.length === 1 ? "is 1" : `are ${on.length}`} of ${repeated.length}${left}: no other is clearly ${much} with a quality within its range, or clearly better within its range of this.`;
+};
+
+// Over each link: how many are clearly faster than fp32
+function paying(rows) {
+  const told = unique(rows.map((row) => row.link)).sort((a, b) => a - b).map((link) => {
+    const pairs = rows.filter((row) => row.link === link && !row.baseline).map((row) =>
+      [row, rows.find((one) => one.fp32 && one.link === link && one.workers === row.workers && one.toolkit === row.toolkit)]).filter(([, plain]) => plain);
+    return pairs.length ? `${pairs.filter(([row, plain]) => isAhead(row, plain, "throughput", true)).length} of ${pairs.length} over ${DATA.links[link]}` : "";
+  }).filter(Boolean);
+  return told.length ? ` Clearly faster than fp32: ${told.join(", ")}.` : "";
+}
+
+function foretold(rows) {
+  const errors = rows.map((row) => Math.abs(row.prediction_error)).sort((a, b) => a - b);
+  return errors.length ? ` ${errors.filter((error) => error <= 0.15).length} of ${errors.length} are within it; the median error is ${percent(errors[Math.floor(errors.length / 2)])}.` : "";
+}
+
+// What the drawn rows say; nothing here is asserted that they could deny
 const FIGURES = {
-  "quality-epoch-time": () => "The same runs twice: what compression loses per epoch, and what it gains per second. Bands are the range over seeds. The axis starts where methods differ" + hint("; double-click shows all") + ".",
-  "quality-throughput": () => `To the right is faster, the better quality is better. The broad line joins the Pareto front: no method at this place is both faster and better. Bars are the range over seeds.${moving()}`,
-  "quality-bytes": () => `Bytes that the collectives moved, not the size of the payload. To the left is less; the broad line joins the Pareto front.${moving()}`,
+  "quality-epoch-time": (rows) => `The same runs twice: against epochs, and against seconds.${rows.some((row) => row.seeds > 1) ? ` Bands are ${over(rows)}.` : " One run each."} Marks are the last evaluation${hint("; double-click shows only where methods end")}.`,
+  "quality-throughput": (rows) => `To the right is faster.${front(rows, "throughput", "faster")} Bars are ${over(rows)}.${moving()}`,
+  "quality-bytes": (rows) => `Bytes that the collectives moved, not the size of the payload. To the left is less.${front(rows, "sent", "smaller")}${moving()}`,
   "codec-latency": () => `Time to compress and to decompress one tensor of ${codec.size.toLocaleString("en")} elements with ${codec.threads} thread${codec.threads > 1 ? "s" : ""}. Boxes span the quartiles.`,
-  "step-time": () => `Parts add up to the step: of the codec's time, only what does not hide behind the backward pass is shown. The tick is the measured step, with its range over seeds.${limit()}`,
-  links: () => "The same methods over every link, whatever is selected above: compression pays where the network is slow.",
-  prediction: () => `On the diagonal the link model predicts the step that was measured; the band is \u00b1 15 %.${moving()}`,
+  "step-time": (rows) => `${task().steps ? "One outlier would flatten all others, so the axis is logarithmic: bars reach from compute to the whole step." : "Parts add up to the step: of the codec\u2019s time, only what does not hide behind the backward pass is shown. The tick is the measured step."} Thin bars are ${over(rows)}.${lines(rows)}`,
+  links: (rows) => `The same methods over every link, whatever is selected above.${paying(rows)}`,
+  prediction: (rows) => `On the diagonal the link model predicts the step that was measured; the band is \u00b1 15 %.${foretold(rows)}${moving()}`,
 };
 const content = (name) => (name === "codec-latency" ? ofCodecs() : ofGroups(name, { links: name === "links" }));
 
 // Names go where there is room, which Vega can and Vega-Lite has no word for
 function placeLabels(vega) {
   for (const mark of vega.marks.filter((one) => one.name === "labels_marks")) {
-    mark.transform = [{ type: "label", size: { signal: "[width, height]" }, anchor: ["top", "right", "left", "bottom"], offset: [8],
+    mark.transform = [{ type: "label", size: { signal: "[width, height]" }, offset: [8],
+      anchor: vega.marks.some((one) => one.name === "hover_marks") ? ["right", "top-right", "bottom-right"] : ["top", "right", "left", "bottom"],
       avoidMarks: ["points_marks"], sort: { field: "datum.rank" } }];
   }
   return vega;
@@ -122,7 +151,7 @@ async function drawFigure(card) {
   const area = card.querySelector(".plots");
   const { rows, plots, drawn, of } = content(name);
   const isLate = () => turn !== card.turn;
-  card.querySelector(".note").textContent = FIGURES[name]() + (of > drawn
+  card.querySelector(".note").textContent = FIGURES[name](rows) + (of > drawn
     ? ` Drawn are ${drawn} of ${of.toLocaleString("en")}: what is singled out, baselines, the Pareto fronts, and then the best.` : "");
   const badge = card.querySelector(".procedural");
   badge.hidden = !rows.some((row) => row.procedural);

@@ -41,9 +41,11 @@ function drawFilters() {
       ...options.map(([value, text]) => el("option", { selected: value === chosen }, text))));
   const links = linksHere();
   const workers = workersHere();
+  const toolkits = toolkitsHere();
   const bar = [
     pick("Task", "task", DATA.tasks.map((one, k) => [k, one.name]), state.task, (value) => { state.task = value; start(); }),
     pick("Link", "link", [...links.map((k) => [k, DATA.links[k]]), ...(links.length > 1 ? [[-1, "all links"]] : [])], state.link, (value) => { state.link = value; }),
+    pick("Toolkit", "toolkit", [...toolkits.map((name) => [name, name]), ...(toolkits.length > 1 ? [["", "all"]] : [])], state.toolkit, (value) => { state.toolkit = value; }),
     pick("Workers", "workers", [...workers.map((count) => [count, String(count)]), ...(workers.length > 1 ? [[0, "all"]] : [])], state.workers, (value) => { state.workers = value; }),
   ].filter(Boolean);
   const place = document.getElementById("filters");
@@ -59,12 +61,15 @@ function settle() {
 // The link and the number of workers that most methods of the task ran with; of several, the slowest and the largest
 function start() {
   const most = (values, choices) => choices.reduce((a, b) => (values.filter((v) => v === b).length > values.filter((v) => v === a).length ? b : a), choices[0]);
-  state.workers = most(ofTask().map((group) => group.workers), workersHere().reverse());
-  state.link = most(ofTask().filter((group) => group.workers === state.workers).map((group) => group.link), linksHere());
+  state.toolkit = most(ofTask().map((group) => group.toolkit), toolkitsHere().reverse());
+  const ofToolkit = ofTask().filter((group) => group.toolkit === state.toolkit);
+  state.workers = most(ofToolkit.map((group) => group.workers), workersHere().reverse());
+  state.link = most(ofToolkit.filter((group) => group.workers === state.workers).map((group) => group.link), linksHere());
 }
 
 function drawSelection() {
   const parts = [`Task: ${task().name}`, `link: ${state.link < 0 ? "all" : DATA.links[state.link]}`, `workers: ${state.workers || "all"}`];
+  if (toolkitsHere().length > 1) parts.push(`toolkit: ${state.toolkit || "all"}`);
   if (state.off.size) parts.push(`without ${[...state.off].map((k) => DATA.families[k]).join(", ")}`);
   document.getElementById("selection").textContent = parts.join("; ");
   const model = task().parameters.map((count) => count.toLocaleString("en")).join(" and ");
@@ -72,6 +77,13 @@ function drawSelection() {
   if (task().row) said.push(task().row);
   if (task().data) said.push(`data: ${task().data}${task().procedural ? " (procedural)" : ""}`);
   document.getElementById("subtitle").textContent = said.join(" \u00b7 ");
+  const groups = selected();
+  const all = (key, text) => unique(groups.map((group) => group[key])).sort((a, b) => (a > b ? 1 : -1)).map(text).join(", ");
+  const count = (value) => value.toLocaleString("en");
+  const facts = { toolkit: all("toolkit", String), workers: all("workers", count), link: all("link", (k) => DATA.links[k]), transport: all("transport", String),
+    steps: all("steps", count), "batch of each worker": all("batch", count), seeds: all("seeds", count), machine: all("machine", (k) => DATA.machines[k]) };
+  document.getElementById("facts").replaceChildren(...Object.entries(facts).map(([term, text]) =>
+    el("div", {}, el("dt", {}, term), el("dd", {}, text || NOTHING))));
 }
 
 // ---- the legend, which is also the filter of families ----
@@ -186,7 +198,7 @@ if (DATA.groups.length) {
   drawFilters();
   drawTexts();
 } else {
-  for (const id of ["glance", "legend", "table-card", "filters"]) document.getElementById(id).remove();
+  for (const id of ["glance", "legend", "table-card", "filters", "facts"]) document.getElementById(id).remove();
 }
 document.addEventListener("DOMContentLoaded", () => {
   ready = true;

@@ -15,7 +15,9 @@ function columns(groups) {
     { key: "method", title: "method", text: true, value: (group) => group.label, cell: (group) => el("span", {}, glyph(method(group)), group.label) },
     linksHere().length > 1 && state.link < 0 && { key: "link", title: "link", text: true, value: (group) => group.link, cell: (group) => [DATA.links[group.link]] },
     workersHere().length > 1 && { key: "workers", title: "workers", value: (group) => group.workers, cell: (group) => [String(group.workers)] },
-    good("quality", `${task().metric}\nat the end`),
+    toolkitsHere().length > 1 && { key: "toolkit", title: "toolkit", text: true, value: (group) => group.toolkit, cell: (group) => [group.toolkit] },
+    { key: "seeds", title: "seeds", value: (group) => group.seeds, cell: (group) => [String(group.seeds)] },
+    good("quality", `${task().metric}\nlast`),
     target !== null && { key: "target", title: `time to\n${quality(target)}`, value: (group) => group.target_seconds, cell: timeToTarget },
     measured("throughput", "samples/s", number, { down: true, cell: (group) => withFront(group, "throughput", number) }),
     measured("step_ms", "step\nms", number),
@@ -25,13 +27,12 @@ function columns(groups) {
     measured("exposed_ms", "exposed\nms", number),
     measured("predicted_ms", "predicted\nms", number),
     measured("prediction_error", "prediction\nerror", signed),
-    good("best", `best\n${task().metric}`, { detail: true }),
+    good("best", `${task().metric}\nbest ever`, { detail: true }),
     measured("compute_ms", "compute\nms", number, { detail: true }),
     measured("exchange_ms", "exchange\nms", number, { detail: true }),
     measured("nic_sent", "interface\nper step", bytes, { detail: true }),
     measured("peak_bytes", "peak\nmemory", bytes, { detail: true }),
     { key: "family", title: "family", text: true, detail: true, value: (group) => DATA.families[group.family], cell: (group) => [DATA.families[group.family]] },
-    { key: "seeds", title: "seeds", value: (group) => group.seeds, cell: (group) => [String(group.seeds)] },
   ].filter(Boolean);
 }
 
@@ -75,6 +76,7 @@ function drawTable() {
   document.getElementById("table").replaceChildren(el("thead", {}, head), el("tbody", {}, ...rows));
   document.getElementById("more").replaceChildren(...(rows.length < ordered.length ? [`The first ${ROWS} of ${ordered.length.toLocaleString("en")} rows. `,
     el("button", { type: "button", class: "plain", onclick: () => { sorting.all = true; drawTable(); } }, "show all")] : []));
+  fitTable();
 }
 
 function sortBy(column) {
@@ -85,26 +87,59 @@ function sortBy(column) {
   document.querySelector(`#table th[data-key="${column.key}"] button`).focus();
 }
 
+// ---- as many columns as fit, the most important first; a button shows all ----
+const KEEP = ["method", "quality", "throughput", "step_ms", "relative", "seeds", "target", "link", "workers", "toolkit", "sent", "exposed_ms", "codec_ms", "best",
+  "prediction_error", "predicted_ms", "compute_ms", "nic_sent", "exchange_ms", "peak_bytes", "family"];
+
+function fitTable() {
+  const table = document.getElementById("table");
+  const place = document.getElementById("columns");
+  const cells = (key) => table.querySelectorAll(`[data-key="${key}"]`);
+  const keys = [...table.querySelectorAll("th")].map((one) => one.dataset.key).sort((a, b) => KEEP.indexOf(a) - KEEP.indexOf(b));
+  const hide = (key, on) => { for (const cell of cells(key)) cell.classList.toggle("gone", on); };
+  const all = sorting.wide || state.printing;
+  for (const key of keys) hide(key, !all);
+  const scroll = table.parentElement;
+  const gone = all ? [] : keys.filter((key) => {
+    hide(key, false);
+    const over = !["method", "quality"].includes(key) && scroll.scrollWidth > scroll.clientWidth;
+    hide(key, over);
+    return over;
+  });
+  place.replaceChildren(...(gone.length || sorting.wide ? [el("button", { type: "button", class: "plain no-print", id: "wide", "aria-pressed": String(Boolean(sorting.wide)),
+    onclick: () => { sorting.wide = !sorting.wide; fitTable(); document.getElementById("wide")?.focus(); } }, sorting.wide ? "Only the columns that fit" : `${gone.length} more columns`)] : []));
+}
+
 // ---- at a glance ----
+// A winner is named only where it is clearly ahead: what lies within each other's ranges is not told apart
 function drawGlance() {
   const groups = selected().filter((group) => !group.reference && isThere(group.final));
-  const fp32 = groups.find((group) => DATA.methods[group.method].name === "ddp-fp32") || groups.find((group) => DATA.methods[group.method].name === "none");
-  const sign = task().higher ? 1 : -1;
-  const best = (rows, value) => rows.filter((group) => value(group) !== null).reduce((a, b) => (a === null || value(b) > value(a) ? b : a), null);
+  const places = unique(groups.map((group) => `${group.link} ${group.workers} ${group.toolkit}`)).length;
+  const fp32 = places > 1 ? null : fp32Of(groups);
   const than = (group, key, more) => (!fp32 || fp32 === group || !fp32[key] || !group[key] ? "" :
     `${number(more ? group[key] / fp32[key] : fp32[key] / group[key])} times ${fp32.label}`);
-  const reached = groups.filter((group) => isThere(group.target_seconds));
   const goal = task().target === null ? "" : quality(task().target);
-  const [top, soon, fast, small] = [
-    best(groups, (group) => sign * group.final), best(reached, (group) => -group.target_seconds),
-    best(groups, (group) => group.throughput), best(reached.length ? reached : [], (group) => -group.sent),
-  ];
+  const reached = groups.filter((group) => isThere(group.target_seconds));
+  const tile = (what, rows, key, higher, text, more) => {
+    const [top, ...near] = best(rows, key, higher);
+    if (!top) return null;
+    const names = near.slice(0, 2).map((group) => named(group));
+    const who = near.length ? `no clear first: ${[named(top), ...names].join(", ")}${near.length > 2 ? ` and ${near.length - 2} more` : ""}` : named(top);
+    const unsure = rows.filter((group) => isUnsure(group, key)).length;
+    const tied = unsure ? `${unsure === rows.length ? "one run each" : `${unsure} of ${rows.length} have one run`}: no ranking, which takes several seeds` : "within each other\u2019s ranges";
+    const how = near.length ? tied : more(top);
+    return el("div", { "data-clear": String(!near.length) }, el("div", { class: "what" }, what), el("div", { class: "value" }, text(top)), el("div", { class: "who" }, who),
+      el("div", { class: "than" }, [how, near.length && unsure === rows.length ? "" : `${seedsOf(rows)} ${seedsOf(rows) === "1" ? "run" : "seeds"} each`].filter(Boolean).join("; ")));
+  };
   const cards = [
-    top && ["best quality at the end", quality(top.final), top, !fp32 || fp32 === top ? "" : `${fp32.label} ${quality(fp32.final)}`],
-    soon && [`first to reach ${goal}`, seconds(soon.target_seconds), soon, !fp32 || fp32 === soon ? "" : fp32.target_seconds === null ? `${fp32.label} does not reach it` : `${fp32.label} ${seconds(fp32.target_seconds)}`],
-    fast && ["highest throughput", `${number(fast.throughput)} samples/s`, fast, [than(fast, "throughput", true), `ends at ${quality(fast.final)}`].filter(Boolean).join(", ")],
-    small && small.sent && [`fewest bytes of those that reach ${goal}`, `${bytes(small.sent)} per step`, small, small.relative === null ? "" : `${percent(small.relative)} of an fp32 all-reduce`],
+    tile(`best ${task().metric} at the last evaluation`, groups, "final", task().higher, (one) => ranged(one, "final", quality),
+      (one) => (!fp32 || fp32 === one ? "" : `${fp32.label} ${quality(fp32.final)}`)),
+    tile(`first to reach ${goal}`, reached, "target_seconds", false, (one) => seconds(one.target_seconds),
+      (one) => (!fp32 || fp32 === one ? "" : fp32.target_seconds === null ? `${fp32.label} does not reach it` : `${fp32.label} ${seconds(fp32.target_seconds)}`)),
+    tile("highest throughput", groups, "throughput", true, (one) => `${number(one.throughput)} samples/s`,
+      (one) => [than(one, "throughput", true), `ends at ${quality(one.final)}`].filter(Boolean).join(", ")),
+    tile(`fewest bytes of those that reach ${goal}`, reached.filter((group) => group.sent), "sent", false, (one) => `${bytes(one.sent)} per step`,
+      (one) => (one.relative === null ? "" : `${percent(one.relative)} of an fp32 all-reduce`)),
   ].filter(Boolean);
-  document.getElementById("glance").replaceChildren(...cards.map(([what, value, group, more]) => el("div", {},
-    el("div", { class: "what" }, what), el("div", { class: "value" }, value), el("div", { class: "who" }, named(group)), el("div", { class: "than" }, more))));
+  document.getElementById("glance").replaceChildren(...cards);
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ IMAGENET = Published(
     "https://image-net.org/download.php (ILSVRC 2012)",
 )
 _ENDS = (".jpeg", ".jpg", ".png")
+_BILINEAR = 2  # Resampling.BILINEAR of Pillow, which is imported where it is used
 _TRIES = 100  # to find a crop that lies within the image
 _MARGIN = 1.145  # how much larger than the crop an image is made to evaluate: 256 for 224
 
@@ -70,33 +72,28 @@ class ImageFolder:
 
     def training(self, index: int, random: np.random.RandomState, size: int) -> Array:
         """float32 ``[3, s, s]``, -1 to 1: a random 5 to 100 % of the area at a ratio of 3/4 to 4/3, half the time mirrored."""
-        pillow = need("PIL.Image", extra="bench")
-        path, _ = self.files[index]
-        try:
-            with pillow.open(path) as picture:
-                rgb = picture.convert("RGB")
-                width, height = rgb.size
-                box = _crop(width, height, random)
-                pixels = np.asarray(rgb.resize((size, size), pillow.Resampling.BILINEAR, box=box), np.float32)
-        except (OSError, SyntaxError, ValueError) as error:  # Pillow's for damaged files
-            raise IMAGENET.malformed(path, str(error)) from error
+        picture = self._open(index)
+        box = _crop(picture.width, picture.height, random)
+        pixels = np.asarray(picture.resize((size, size), _BILINEAR, box=box), np.float32)
         return _scale(pixels[:, ::-1] if random.randint(2) else pixels)
 
     def evaluation(self, index: int, size: int) -> Array:
         """float32 ``[3, s, s]``, -1 to 1: the centre."""
+        picture = self._open(index)
+        scale = _MARGIN * max(size / picture.width, size / picture.height)
+        picture = picture.resize((int(picture.width * scale), int(picture.height * scale)), _BILINEAR)
+        x, y = (picture.width - size) // 2, (picture.height - size) // 2
+        return _scale(np.asarray(picture.crop((x, y, x + size, y + size)), np.float32))
+
+    def _open(self, index: int) -> Any:
+        """The picture, in RGB."""
         pillow = need("PIL.Image", extra="bench")
         path, _ = self.files[index]
         try:
             with pillow.open(path) as picture:
-                rgb = picture.convert("RGB")
-                width, height = rgb.size
-                scale = _MARGIN * max(size / width, size / height)
-                rgb = rgb.resize((int(width * scale), int(height * scale)), pillow.Resampling.BILINEAR)
-                x, y = (rgb.width - size) // 2, (rgb.height - size) // 2
-                pixels = np.asarray(rgb.crop((x, y, x + size, y + size)), np.float32)
+                return picture.convert("RGB")
         except (OSError, SyntaxError, ValueError) as error:  # Pillow's for damaged files
             raise IMAGENET.malformed(path, str(error)) from error
-        return _scale(pixels)
 
 
 def _crop(width: int, height: int, random: np.random.RandomState) -> tuple[int, int, int, int]:

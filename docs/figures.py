@@ -1,0 +1,99 @@
+"""Draws what is drawn of the tables of docs/concepts/results.md: README's picture, light and dark, and a step of each model.
+
+Run by ``make figures``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from grace.bench.report.charts import MILLISECONDS, end_labels, reference_lines
+from grace.bench.report.files import sheet
+from grace.bench.report.marks import figure, layer, number
+from grace.bench.report.render import save
+from grace.bench.report.theme import LIMIT, TONES, config, sign
+
+DOCS = Path(__file__).resolve().parent
+LINES = {"no-communication": "no communication", "ddp-fp32": "fp32", "ddp-bf16": "bf16"}
+LINK, MODEL = "1 Gbit/s", "VGG16"
+LINKS, MODELS = (LINK, "10 Gbit/s"), (MODEL, "LSTM", "ResNet-50")
+NOTES = [
+    "four workers on two cores, batches of 2; medians and quartiles of one run each: differences below 15 % mean nothing"
+]
+
+
+def rows(text: str, link: str = LINK, model: str = MODEL) -> list[dict[str, Any]]:
+    """The rows of a page's table whose first heading is this link: a method's step with this model, with its quartiles.
+
+    Raises:
+        ValueError: there is no such table, or no such column.
+    """
+    _, found, rest = text.partition(f"| {link} |")
+    heading, *lines = rest.partition("\n\n")[0].splitlines() or [""]
+    titles = [title.strip() for title in heading.split("|")]
+    if not found or f"{model} ms" not in titles:
+        raise ValueError(f"no table of {link} with a column {model} ms")
+    out = []
+    for line in lines[1:]:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        name, cell = cells[0].strip("`"), cells[1 + titles.index(f"{model} ms")]
+        step, low, high = map(float, re.findall(r"[\d.]+", cell))
+        out.append({"name": name, "step_ms": step, "step_ms_low": low, "step_ms_high": high, "line": LINES.get(name)})
+    return out
+
+
+def draw(
+    panels: Mapping[str, Sequence[Mapping[str, Any]]],
+    out: Path,
+    name: str,
+    title: str,
+    tones: Sequence[str] = tuple(TONES),
+) -> list[Path]:
+    """Draws a panel of bars for each table: as ``name-light`` and ``name-dark``, or as ``name`` in one tone."""
+    written: list[Path] = []
+    lines = {"no communication": LIMIT, **{line: sign(k, baseline=True) for k, line in enumerate(("fp32", "bf16"))}}
+    plot = {**step_bars(), "width": 560 if len(panels) == 1 else 330}
+    for tone in tones:
+        signs = {line: {**own.shape, **own.paint(tone)} for line, own in lines.items()}
+        bar = TONES[tone]["accent"], TONES[tone]["quiet"]
+        shown = [
+            (head, plot, [{**row, **signs.get(row["line"], {}), "bar": bar[row["line"] is not None]} for row in table])
+            for head, table in panels.items()
+        ]
+        drawing = sheet(config(tone), title, NOTES, shown, [])
+        written += save(drawing, out, f"{name}-{tone}" if len(tones) > 1 else name)
+    return written
+
+
+def step_bars() -> dict[str, Any]:
+    """Bars of the time of a step, one for each method, without their parts."""
+    y = {"field": "name", "type": "nominal", "title": None, "sort": {"field": "step_ms", "op": "max"}}
+    x = number("step_ms", "milliseconds of a step", zero=True)
+    fill = {"fill": {"field": "bar", "type": "nominal", "scale": None}}
+    said = f"datum.name + ': ' + {MILLISECONDS}"
+    bar = layer("bar", {"y": y, "x": x, **fill}, name="parts", said=said, height={"band": 0.7})
+    ends = {"x": {**x, "field": "step_ms_low"}, "x2": {"field": "step_ms_high"}, "y": y}
+    spread = layer("rule", ends, {"filter": "isValid(datum.step_ms_low)"}, style="measured")
+    says = "Bars of the milliseconds of a step, one for each method."
+    return figure([bar, *reference_lines(x), spread, *end_labels(x, y)], says, {"step": 24})
+
+
+def main() -> None:
+    """Writes docs/images/readme-*.svg and docs/images/step-time-*.svg."""
+    page = (DOCS / "concepts" / "results.md").read_text(encoding="utf-8")
+    images = DOCS / "images"
+    drawn = draw({"": rows(page)}, images, "readme", f"A step of {MODEL} over {LINK}, by method")
+    for model in MODELS:
+        panels = {link: rows(page, link, model) for link in LINKS}
+        name = f"step-time-{model.replace('-', '').lower()}"
+        drawn += draw(panels, images, name, f"A step of {model}, by method", ["light"])
+    for path in drawn:
+        if path.suffix == ".png":
+            path.unlink()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""What the callbacks for other libraries' trainers share: they attach, and put memories into the trainers' checkpoints."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from grace.adapters.attach import attach
+from grace.adapters.torch_ddp import Handle
+from grace.errors import ConfigurationError, GraceWarning, out_of_range
+from grace.method import Method
+from grace.policy import Policy
+from grace.run.checkpoint import MEMORIES, Memories
+from grace.run.groups import Granularity
+from grace.run.log import PREFIX
+from grace.run.worker import NonFinite
+from grace.transports.base import Transport
+
+
+class Companion:
+    """Grace beside a trainer that wraps the model itself. To derive a callback from.
+
+    Args:
+        method, granularity, seed, nonfinite, check, steps_per_epoch, transport: as for :func:`grace.attach`.
+        memories: what a checkpoint holds, in one file: "mean", the mean of the workers' memories, which loads on any number
+            of workers and under any method; or "all", each worker's state, gathered by rank 0: the same number of workers goes
+            on with the same bits.
+        errors_every: steps from one measurement of compression errors to the next; 0 measures none.
+
+    Raises:
+        ConfigurationError: an unknown method, or a knob out of range.
+
+    ``handle``: of the model that is trained, to switch the method or to read ``stats``; None before training.
+    """
+
+    def __init__(
+        self,
+        method: Policy | Method[Any] | str,
+        *,
+        granularity: Granularity = "parameter",
+        seed: int = 0,
+        nonfinite: NonFinite = "propagate",
+        check: bool = False,
+        steps_per_epoch: int | None = None,
+        transport: str | Transport | None = "auto",
+        memories: Memories = "mean",
+        errors_every: int = 0,
+    ):
+        super().__init__()
+        if memories not in MEMORIES:
+            raise out_of_range(type(self).__name__, "memories", memories, " or ".join(map(repr, MEMORIES)))
+        if type(errors_every) is not int or errors_every < 0:
+            raise out_of_range(type(self).__name__, "errors_every", errors_every, "a whole number >= 0")
+        self.handle: Handle | None = None
+        self._method = Policy.of(method)
+        self._options: dict[str, Any] = {
+            "granularity": granularity, "seed": seed, "nonfinite": nonfinite, "check": check,
+            "steps_per_epoch": steps_per_epoch, "transport": transport,
+        }  # fmt: skip
+        self._memories, self._errors_every = memories, errors_every
+        self._found: dict[str, float] = {}  # of the last step
+
+    def _attach(self, model: Any, how: str, optimizer: Any, scaler: torch.amp.GradScaler | None) -> None:
+        """Attaches to the model that the trainer has wrapped; ``how``: how to make it wrap it in DistributedDataParallel.
+
+        Raises:
+            ConfigurationError: there are several workers, and it has not.
+        """
+        self._detach()
+        if isinstance(model, DistributedDataParallel):
+            self.handle = attach(model, self._method, optimizer=optimizer, scaler=scaler, **self._options)
+            return
+        world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        text = f"the trained model is a {type(model).__name__}, not a DistributedDataParallel model"
+        if world > 1:
+            raise ConfigurationError(f"{type(self).__name__}: {text}; {how}")
+        warnings.warn(f"{text}: nothing is exchanged. For several workers {how}", GraceWarning, stacklevel=2)
+
+    def _detach(self) -> None:
+        if self.handle is not None:
+            self.handle.detach()
+            self.handle = None
+
+    def _save(self) -> dict[str, Any]:
+        """For a checkpoint that rank 0 writes. All ranks call it."""
+        return {} if self.handle is None else self.handle.checkpoint(self._memories, whole=True).state_dict()
+
+    def _load(self, saved: Mapping[str, Any] | None) -> None:
+        """Loads what such a checkpoint holds; None: it holds nothing of Grace. All ranks call it.
+
+        Raises:
+            StateError: it does not fit, on all ranks.
+        """
+        if self.handle is None:
+            return
+        if saved is not None:
+            self.handle.checkpoint(self._memories, whole=True).load_state_dict(saved)
+        elif self.handle.rank == 0:
+            warnings.warn("the checkpoint holds no memories of Grace: they start empty", GraceWarning, stacklevel=2)
+
+    def _watch(self, every: int) -> None:
+        """Notes, every ``every`` steps, what they were like, for :meth:`_take`."""
+        if self.handle is not None:
+            every = max(1, every)
+            self.handle.log(
+                lambda values, step: self._found.update(values), every=every, errors_every=self._errors_every
+            )
+
+    def _take(self, separator: str = "/") -> dict[str, float]:
+        """What has been noted since the last call."""
+        found = {f"grace{separator}{key.removeprefix(PREFIX)}": value for key, value in self._found.items()}
+        self._found = {}
+        return found

@@ -1,0 +1,67 @@
+"""``grace advise``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from grace.cli.options import Cores, Json, OneWay, Speeds, parse_methods, parse_numbers
+from grace.cli.output import show, warn_if_busy, write_json
+from grace.errors import ConfigurationError
+
+_WIDTH = 200  # where there is no terminal
+
+
+def advise(
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="MODULE:FUNCTION", help="Returns a model, or (model, batch, loss)."),
+    ] = None,
+    task: Annotated[str | None, typer.Option("--task", help="A task of the suite, or module:Class.")] = None,
+    methods: Annotated[
+        str | None, typer.Option("--methods", "-m", help="With commas between; one of each kind by default.")
+    ] = None,
+    links: Speeds = "1gbit,10gbit",
+    latency: OneWay = "0",
+    workers: Annotated[str, typer.Option("--workers", "-w", help="Numbers of workers, 2 to 1024.")] = "8",
+    cores: Cores = 1.0,
+    step_ms: Annotated[
+        float | None, typer.Option("--step-ms", help="A step without communication; measured here without it.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="With --task: samples of one worker.")] = None,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Timed exchanges of each method.")] = 5,
+    out: Annotated[Path | None, typer.Option("--out", help="A figure: .svg or .html.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Advise which method to use for a model, on a network: predicted, without a cluster.
+
+    One worker's exchange of the model's real shapes runs here against a network that answers at once; the link model does the
+    rest. Nothing is trained, and no links are made.
+
+    Example: [bold]grace advise --task resnet20_small --link 1gbit,10gbit --workers 8[/]
+    """
+    from grace.bench.advise.run import advise as ask
+    from grace.bench.advise.show import check_kind, draw, view
+    from grace.bench.advise.subject import of_model, of_task
+    from grace.bench.network.links import parse_links
+
+    if (model is None) == (task is None):
+        raise ConfigurationError("say what to advise on: --model module:function, or --task NAME (not both)")
+    if out is not None:
+        check_kind(out)
+    chosen, counts = parse_links(links, latency), parse_numbers(workers, "--workers")
+    warn_if_busy()
+    subject = of_task(task, batch) if task is not None else of_model(str(model))
+    advice, seconds = ask(
+        subject, chosen, counts, methods=None if methods is None else parse_methods(methods), step_ms=step_ms, cores=cores,
+        samples=samples, tell=lambda text: typer.echo(f"measuring {text}", err=True),
+    )  # fmt: skip
+    if out is not None:
+        for path in draw(advice, seconds, out):
+            typer.echo(f"wrote {path}", err=True)
+    if as_json:
+        write_json(advice)
+    else:
+        show(view(advice), _WIDTH)

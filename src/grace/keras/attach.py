@@ -1,0 +1,65 @@
+"""The one line for a training script: ``handle = grace.keras.attach(model, "topk:ratio=0.01")``, after ``compile``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grace.keras.handle import Handle
+from grace.method import Method
+from grace.policy import Policy
+from grace.run.groups import Granularity
+from grace.run.worker import NonFinite
+from grace.transports.base import Transport
+from grace.transports.choose import transport as choose_transport
+
+
+def attach(
+    model: Any,
+    method: Policy | Method[Any] | str,
+    *,
+    transport: Transport | str = "auto",
+    granularity: Granularity = "parameter",
+    seed: int = 0,
+    nonfinite: NonFinite = "propagate",
+    check: bool = False,
+    steps_per_epoch: int | None = None,
+) -> Handle:
+    """Exchanges this model's gradients with a compression method from now on. All ranks call it alike, after ``compile``.
+
+    All ranks then have rank 0's variables, of the model and of the optimizer. ``fit``, ``train_on_batch`` and a
+    ``train_step`` of your own work as before. Memories that follow the learning rate (``follow_lr=true``) find it in the
+    optimizer.
+
+    Args:
+        model: a compiled and built ``keras.Model``, on any backend of Keras.
+        method: as for :func:`grace.attach`. Tensors have the names that ``variable.path`` gives, such as ``dense/kernel``.
+            One of more than two dimensions is compressed as the matrix ``[-1, shape[-1]]``.
+        transport: between the ranks; a name such as "gloo" or "mpi", or "auto": what the launcher implies.
+        granularity: what is compressed as one tensor: each "parameter", each "bucket", or the whole "model".
+        seed: of all random streams.
+        nonfinite: what happens to a tensor in which some rank has an inf or NaN: all ranks see a NaN mean ("propagate"), 0
+            ("skip"), or NonFiniteError ("error"). Under a ``LossScaleOptimizer`` all ranks skip the step.
+        check: compare all collectives between ranks before they start; slow, for debugging.
+        steps_per_epoch: updates in an epoch, for schedules that count epochs.
+
+    Returns:
+        A handle: ``stats``, ``state_dict()``, ``load_state_dict(s)``, ``save(path)``, ``load(path)``, ``switch(method)``,
+        ``detach()``.
+
+    Raises:
+        ConfigurationError: a model that is not compiled or not built, several replicas in one process, XLA where it cannot
+            call the host, or a method that cannot work.
+        InputError: a complex or otherwise unsuitable variable, by name.
+        FingerprintMismatch: ranks that differ in method, options or model, on every rank, within a minute.
+
+    Example::
+
+        model.compile("adam", "mse")
+        handle = grace.keras.attach(model, "topk:ratio=0.01")
+        model.fit(x, y, callbacks=[grace.keras.AverageMetrics(handle), grace.keras.Traffic(handle)])
+    """
+    options = {
+        "granularity": granularity, "seed": seed, "nonfinite": nonfinite, "check": check,
+        "steps_per_epoch": steps_per_epoch,
+    }  # fmt: skip
+    return Handle(model, method, choose_transport(transport), options)

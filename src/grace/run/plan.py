@@ -1,0 +1,172 @@
+"""What is exchanged, how, and what it costs: a table of all tensors, from what their methods declare."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+from grace.collectives import Traffic
+from grace.errors import UncompressedWarning, stack_level
+from grace.method import Method
+from grace.peer import Peer
+from grace.policy import SMALL, Policy
+from grace.registry import spell
+from grace.run.groups import Granularity, Group, form_groups
+
+_COLUMNS = ("parameter", "shape", "method", "bytes", "share")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What is exchanged as one tensor.
+
+    name: of the parameter, or of the group of parameters. members: the parameters. shape: of what is exchanged.
+    method: as a string. compressed: False if it is sent as it is.
+    sent_bytes: what this worker sends for it in a step; None where that depends on the data.
+    dense_bytes: what it would send in a ring all-reduce of the gradient as it is. share: its part of the known bytes of
+        all rows.
+    """
+
+    name: str
+    members: tuple[str, ...]
+    shape: tuple[int, ...]
+    method: str
+    compressed: bool
+    sent_bytes: int | None
+    dense_bytes: int
+    share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that one worker exchanges in a step. Iterates over its :class:`Row` objects, and prints as a table.
+
+    rows: in the order of the parameters. world: workers. step: the global step that it is for.
+    """
+
+    rows: tuple[Row, ...]
+    world: int
+    step: int
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes sent in a step, without those that depend on the data."""
+        return sum(row.sent_bytes or 0 for row in self.rows)
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes that a ring all-reduce of the gradients as they are would send."""
+        return sum(row.dense_bytes for row in self.rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        total = {"sent_bytes": self.sent_bytes, "dense_bytes": self.dense_bytes}
+        return {"workers": self.world, "step": self.step, "rows": [asdict(row) for row in self.rows], **total}
+
+    def __str__(self) -> str:
+        lines = [_COLUMNS, *(_cells(row) for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        text = [
+            "  ".join(
+                cell.rjust(width) if index > 2 else cell.ljust(width) for index, (cell, width) in enumerate(pairs)
+            )
+            for pairs in (list(zip(line, widths, strict=True)) for line in lines)
+        ]
+        return "\n".join([line.rstrip() for line in text] + [self._summary()])
+
+    def _summary(self) -> str:
+        sent = sum(row.compressed for row in self.rows)
+        open_ = " and what depends on the data" if any(row.sent_bytes is None for row in self.rows) else ""
+        dense = f" of {self.dense_bytes:,} without compression" if self.dense_bytes else ""
+        return f"{sent} of {len(self.rows)} compressed; a step sends {self.sent_bytes:,} bytes{open_}{dense}"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    members = f" ({len(row.members)} parameters)" if len(row.members) > 1 else ""
+    sent = "by the data" if row.sent_bytes is None else f"{row.sent_bytes:,}"
+    share = "-" if row.share is None else f"{row.share:.1%}"
+    return row.name + members, " x ".join(map(str, row.shape)) or "scalar", row.method, sent, share
+
+
+def plan_groups(groups: Sequence[Group], like: Mapping[str, Tensor], policy: Policy, peer: Peer) -> Plan:
+    """The plan of these groups, under a policy for groups."""
+    found: list[tuple[Group, Tensor, Method[Any], Traffic | None]] = []
+    for group in groups:
+        x = group.like(like).to("meta")
+        method = policy.method_for(group.name, x, peer.step)
+        found.append((group, x, method, method.traffic(x, peer)))
+    total = sum(traffic.sent for *_, traffic in found if traffic is not None)
+    rows = []
+    for group, x, method, traffic in found:
+        sent = None if traffic is None else traffic.sent
+        dense = math.ceil(2 * (peer.world - 1) * x.numel() * x.element_size() / peer.world)
+        share = None if sent is None or not total else sent / total
+        label = spell(method)
+        rows.append(Row(group.name, group.members, tuple(x.shape), label, label != "none", sent, dense, share))
+    return Plan(tuple(rows), peer.world, peer.step)
+
+
+def warn_uncompressed(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
+    """Warns if a policy has methods that compress, and no tensor gets one at any step."""
+    wanted = {spell(method) for rule in policy.rules if isinstance(method := rule.method, Method)} - {"none"}
+    used = {spell(method) for name, x in tensors.items() for method in policy.methods_for(name, x)}
+    if wanted and used <= {"none"}:
+        one = sorted(wanted)[0]
+        numbers = sum(x.numel() for x in tensors.values())
+        warnings.warn(
+            f"nothing is compressed: all {len(tensors)} tensors ({numbers:,} numbers) go as they are, and none gets {one}. A "
+            f"bare method leaves tensors of at most one dimension, and of under {SMALL:,} numbers, alone; to compress all: "
+            f'grace.Policy([("*", "{one}")])',
+            UncompressedWarning,
+            stacklevel=stack_level(),
+        )
+
+
+def plan(
+    tensors: Mapping[str, Tensor],
+    method: Policy | Method[Any] | str,
+    world: int,
+    *,
+    granularity: Granularity = "parameter",
+    bucket_bytes: int = 25 << 20,
+    step: int = 0,
+    steps_per_epoch: int | None = None,
+) -> Plan:
+    """What rank 0 of ``world`` workers would exchange for these tensors, without a job.
+
+    Args:
+        tensors: by name; meta tensors will do.
+        method: a method, the string that makes it, or a policy.
+        world: workers, >= 1.
+        granularity: as in :class:`grace.run.exchanger.Exchanger`.
+        bucket_bytes: the size of a bucket.
+        steps_per_epoch: for schedules that count epochs.
+        step: the global step that it is for.
+
+    Raises:
+        ConfigurationError: a rule that no tensor matches, or a tensor that matches no rule.
+
+    Example:
+        >>> import torch
+        >>> print(plan({"weight": torch.empty(100, 100), "bias": torch.empty(100)}, "qsgd:bits=4", world=4))
+        parameter  shape      method        bytes  share
+        weight     100 x 100  qsgd:bits=4  15,492  96.3%
+        bias       100        none            600   3.7%
+        1 of 2 compressed; a step sends 16,092 bytes of 60,600 without compression
+    """
+    policy = Policy.of(method)
+    policy.check_names(tensors.keys())
+    groups, group_policy = form_groups(tensors, policy, granularity, bucket_bytes)
+    peer = Peer(0, world, step, steps_per_epoch=steps_per_epoch)
+    return plan_groups(groups, tensors, group_policy, peer)

@@ -1,0 +1,194 @@
+"""The exchange of the gradients of some variables: ``Gradients(variables, "topk:ratio=0.01").mean(gradients)``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import tensorflow as tf
+from torch import Tensor
+
+from grace.adapters.handle import BaseHandle
+from grace.adapters.handover import Handover
+from grace.errors import ConfigurationError, InputError
+from grace.method import Method
+from grace.policy import Policy
+from grace.run.groups import Granularity
+from grace.run.worker import NonFinite
+from grace.tensorflow.calls import call_host, keep_python, refuse_replicas, refuse_xla
+from grace.transports.base import Transport
+from grace.transports.choose import transport as choose_transport
+
+
+class Gradients(BaseHandle):
+    """The exchange of the gradients of these variables, always all of them, in their order. All ranks make one alike, and
+    make the same number of steps.
+
+    Args:
+        variables: ``tf.Variable`` or Keras's, which exist already: build the model first.
+        method: a method, the string that makes it, or a :class:`grace.Policy`. Tensors have the names of the variables:
+            ``variable.path`` for Keras's, else ``variable.name`` without ``:0``. One of more than two dimensions is
+            compressed as the matrix ``[-1, shape[-1]]``.
+        transport: between the ranks: a transport, its name, or "auto"; see :func:`grace.transport`.
+        granularity: what is compressed as one tensor: each "parameter", each "bucket", or the whole "model".
+        seed: of all random streams.
+        nonfinite: what happens to a tensor in which some rank has an inf or NaN: all ranks see a NaN mean ("propagate"), 0
+            ("skip"), or NonFiniteError ("error").
+        check: compare all collectives between ranks before they start; slow, for debugging.
+        sparse: what happens to ``tf.IndexedSlices``, as from an embedding: "densify" (and a warning says how large it is), or
+            "refuse".
+        steps_per_epoch: steps in an epoch, for schedules that count epochs.
+        learning_rate: for memories that follow it (``follow_lr=true``): an optimizer of Keras's, a variable, or a function
+            without arguments. It is read in each step.
+
+    ``error`` keeps what has ended the exchange. In a ``tf.function`` TensorFlow raises ``UnknownError`` or
+    ``InvalidArgumentError`` instead, with its text; in eager mode it comes as it is.
+
+    Raises:
+        ConfigurationError: no variables, several replicas in one process, or a method that cannot work.
+        InputError: a variable that is not f16, bf16, f32 or f64, by name.
+        FingerprintMismatch: ranks that differ in method, options or variables, on every rank, within a minute.
+    """
+
+    @keep_python
+    def __init__(
+        self,
+        variables: Sequence[Any],
+        method: Policy | Method[Any] | str,
+        *,
+        transport: Transport | str = "auto",
+        granularity: Granularity = "parameter",
+        seed: int = 0,
+        nonfinite: NonFinite = "propagate",
+        check: bool = False,
+        sparse: Literal["densify", "refuse"] = "densify",
+        steps_per_epoch: int | None = None,
+        learning_rate: Any = None,
+    ):
+        network = choose_transport(transport)
+        try:
+            if sparse not in ("densify", "refuse"):
+                raise ConfigurationError(f"sparse={sparse!r} is unknown; legal: 'densify', 'refuse'")
+            if not tf.executing_eagerly():  # within tf.init_scope() it may be made while a graph is traced
+                raise ConfigurationError("make Gradients outside of the tf.function: once, not at each tracing")
+            refuse_replicas()
+            self.variables = list(variables)
+            self._shapes = [_read_shape(v) for v in self.variables]
+        except BaseException as error:
+            network.close(error)
+            raise
+        self._handover = Handover(
+            [name_of(v) for v in self.variables], self._shapes, [tf.as_dtype(v.dtype).name for v in self.variables],
+            method, transport=network, granularity=granularity, seed=seed, nonfinite=nonfinite, check=check,
+            steps_per_epoch=steps_per_epoch,
+        )  # fmt: skip
+        super().__init__(self._handover._exchanger)
+        self._sparse, self._learning_rate = sparse, learning_rate
+        self._said: set[str] = set()
+
+    @keep_python
+    def mean(self, gradients: Sequence[Any], *, scale: Any = 1.0) -> list[Any]:
+        """One step: this worker's gradients -> their means over all workers; in eager mode and in graphs.
+
+        Args:
+            gradients: in the order of the variables: tensors, ``tf.IndexedSlices``, or None where the loss does not depend
+                on a variable. What is None on all ranks in the first step stays None, on all ranks; what is None on only some
+                counts as zeros there, and all get a mean.
+            scale: the factor of the loss, such as a ``LossScaleOptimizer``'s ``dynamic_scale``: memories are then kept in
+                units without it. Means have the same factor.
+
+        Raises:
+            ConfigurationError: XLA compiles the step (``jit_compile=True``), or several replicas.
+            InputError: another number of gradients than of variables, or other shapes or dtypes.
+            What the exchange raises: see above, and :meth:`grace.adapters.handover.Handover.mean`.
+        """
+        try:
+            refuse_xla()
+            refuse_replicas()
+            given = self._densify(list(gradients))
+        except (ConfigurationError, InputError) as error:
+            self._handover.fail(error)
+            raise
+        here = [g is not None for g in given]
+        common = [not none for none in self._handover.agree_absent([not there for there in here])]
+
+        def exchange(lent: Sequence[Tensor], scale: float, lr: float | None = None) -> list[Tensor]:
+            tensors = iter(lent)
+            means = self._handover.mean([next(tensors) if there else None for there in here], lr=lr, scale=scale)
+            return [mean for mean in means if mean is not None]
+
+        present = [g for g in given if g is not None]
+        like = [v for v, there in zip(self.variables, common, strict=True) if there]
+        if not like:  # on all ranks alike
+            raise InputError("no variable has a gradient on any rank: the loss depends on none of them")
+        numbers = [scale] if self._learning_rate is None else [scale, self._read_learning_rate()]
+        means = iter(call_host(exchange, present, *numbers, like=like))
+        return [next(means) if there else None for there in common]
+
+    def load_state_dict(self, saved: Any) -> None:
+        """Goes on where ``saved`` stopped; see :meth:`grace.adapters.handover.Handover.load_state_dict`."""
+        self._handover.load_state_dict(saved)
+
+    def close(self) -> None:
+        """Leaves the job: this rank makes no more steps. Ranks that still wait for it hear of it."""
+        self._handover.close()
+
+    # ---- within -----------------------------------------------------------------------------------------------------
+    def _densify(self, gradients: list[Any]) -> list[Any]:
+        """The gradients as dense tensors.
+
+        Raises:
+            InputError: of another number, shape or dtype than the variables, or sparse ones that are refused.
+        """
+        if len(gradients) != len(self.variables):
+            raise InputError(
+                f"{len(gradients)} gradients for {len(self.variables)} variables; give all of them in each step, in their "
+                "order, and None where there is none. After creating more variables, make new Gradients"
+            )
+        dense: list[Any] = []
+        for g, v, shape, name in zip(gradients, self.variables, self._shapes, self._handover.names, strict=True):
+            if isinstance(g, tf.IndexedSlices):
+                g = self._densify_slices(g, shape, name)
+            if g is not None:
+                dtype = tf.as_dtype(v.dtype)
+                g = tf.convert_to_tensor(g)
+                if g.dtype != dtype or not g.shape.is_compatible_with(shape):
+                    raise InputError(
+                        f"the gradient of {name!r} is {g.dtype.name} {tuple(g.shape)}, and the variable {dtype.name} {shape}"
+                    )
+            dense.append(g)
+        return dense
+
+    def _densify_slices(self, g: Any, shape: tuple[int, ...], name: str) -> Any:
+        size = tf.TensorShape(shape).num_elements() * tf.as_dtype(g.dtype).size
+        if self._sparse == "refuse":
+            raise InputError(
+                f"the gradient of {name!r} is tf.IndexedSlices, and sparse='refuse'; sparse='densify' makes a dense tensor of "
+                f"{size:,} bytes of it"
+            )
+        if name not in self._said:
+            self._said.add(name)
+            warnings.warn(
+                f"the gradient of {name!r} is tf.IndexedSlices, and is exchanged as a dense tensor of {size:,} bytes",
+                stacklevel=5,
+            )
+        return tf.math.unsorted_segment_sum(g.values, g.indices, shape[0])
+
+    def _read_learning_rate(self) -> Any:
+        source = self._learning_rate
+        if hasattr(source, "learning_rate"):
+            return source.learning_rate
+        return source() if callable(source) else source
+
+
+def name_of(variable: Any) -> str:
+    """The name of a variable: Keras's path, or TensorFlow's name without the number of the output."""
+    return str(getattr(variable, "path", None) or variable.name.partition(":")[0])
+
+
+def _read_shape(variable: Any) -> tuple[int, ...]:
+    shape = tf.TensorShape(variable.shape)
+    if not shape.is_fully_defined():
+        raise InputError(f"{name_of(variable)!r} has the shape {shape}; legal: variables whose shape is known")
+    return tuple(shape.as_list())

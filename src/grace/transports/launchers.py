@@ -1,0 +1,84 @@
+"""What launchers say about this process in its environment: torchrun, Slurm, and those of MPI."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from grace.errors import ConfigurationError
+
+_FIRST_PORT, _PORTS = 20000, 20000  # a Slurm job takes the port of its number
+_MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+_MPI_WORLDS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")  # PMIx tells a process its rank only
+_MPI_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which worker this process is, and where rank 0 is."""
+
+    rank: int
+    world: int
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class MPIPlace:
+    """Which worker this process is, according to an MPI launcher. ``variable``: the variable that says so; ``world``: None if
+    it does not say how many there are; ``local_rank``: the rank on this machine, None if it does not say.
+    """
+
+    variable: str
+    rank: int
+    world: int | None
+    local_rank: int | None
+
+
+def find_place(environment: Mapping[str, str] | None = None) -> Place | None:
+    """The place of this process, if torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) or a Slurm step (SLURM_PROCID,
+    SLURM_STEP_NUM_TASKS) has started it; None if it stands alone.
+
+    Raises:
+        ConfigurationError: they give only half of it.
+    """
+    env = os.environ if environment is None else environment
+    if "RANK" in env and "WORLD_SIZE" in env:
+        absent = [key for key in ("MASTER_ADDR", "MASTER_PORT") if key not in env]
+        if absent:
+            raise ConfigurationError(
+                f"RANK and WORLD_SIZE are set, {' and '.join(absent)} not: set them, or use torchrun"
+            )
+        return Place(int(env["RANK"]), int(env["WORLD_SIZE"]), env["MASTER_ADDR"], int(env["MASTER_PORT"]))
+    if int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", "")
+        address = env.get("MASTER_ADDR") or _find_first_host(nodes)
+        port = int(env.get("MASTER_PORT") or _FIRST_PORT + int(env.get("SLURM_JOB_ID", "0")) % _PORTS)
+        return Place(int(env["SLURM_PROCID"]), int(env["SLURM_STEP_NUM_TASKS"]), address, port)
+    return None
+
+
+def _find_first_host(nodes: str) -> str:
+    """The first of ``node[01-04]``, from Slurm's own tool."""
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True, timeout=30
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigurationError(f"cannot tell the first machine of {nodes!r} ({error}); set MASTER_ADDR") from error
+    return done.stdout.split()[0]
+
+
+def find_mpi_place(environment: Mapping[str, str] | None = None) -> MPIPlace | None:
+    """The place of this process, if mpirun, mpiexec or srun has started it as one of MPI's; None otherwise. Workers of a
+    torchrun that mpirun has started are torchrun's.
+    """
+    env = os.environ if environment is None else environment
+    variable = next((name for name in _MPI_RANKS if name in env), None)
+    if variable is None or "TORCHELASTIC_RUN_ID" in env:
+        return None
+    world = next((int(env[name]) for name in _MPI_WORLDS if name in env), None)
+    local_rank = next((int(env[name]) for name in _MPI_LOCAL_RANKS if name in env), None)
+    return MPIPlace(variable, int(env[variable]), world, local_rank)

@@ -1,0 +1,35 @@
+"""Reductions that the ranks make themselves, in rank order, for dtypes that the network below cannot reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from grace.collectives import ReduceOp
+
+
+def reduce_rows(rows: Tensor, op: ReduceOp) -> Tensor:
+    """``[W, ...]`` over ranks, in their order; sums of 16-bit floats are made in float32."""
+    if op == "max":
+        return rows.amax(0)
+    total = rows[0].float() if rows.dtype in (torch.float16, torch.bfloat16) else rows[0].clone()
+    for row in rows[1:]:
+        total += row
+    return total.to(rows.dtype)
+
+
+def reduce_in_parts_(
+    out: Tensor,
+    op: ReduceOp,
+    world: int,
+    all_to_all: Callable[[Tensor], Tensor],
+    all_gather: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """An all-reduce in place: each rank reduces a part, and all gather the parts. The traffic is that of a ring."""
+    size = out.numel()
+    rows = out.new_zeros(world, -(-size // world))
+    rows.view(-1)[:size] = out.view(-1)
+    mine = reduce_rows(all_to_all(rows), op)
+    return out.copy_(all_gather(mine).view(-1)[:size].view(out.shape))

@@ -1,0 +1,101 @@
+"""What ``grace list``, ``explain`` and ``tasks`` print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from grace_command.text import amount, plain_table, share
+
+
+def list_table(rows: Sequence[dict[str, str]]) -> RenderableType:
+    """The registered methods."""
+    lines = plain_table()
+    lines.add_column("method", style="bold", no_wrap=True)
+    lines.add_column("family", no_wrap=True)
+    lines.add_column("what it does")
+    lines.add_column("the optimizer needs", style="yellow")
+    lines.add_column("recipe", style="dim")
+    for line in rows:
+        lines.add_row(
+            line["name"], line["family"], Text(line["summary"]), Text(line["optimizer"]), Text(line["recipe"])
+        )
+    return lines
+
+
+def tasks_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
+    """The tasks, and what else ``--task`` and ``--data`` take."""
+    table = plain_table(None, ("task", "what it is", "parameters", "tensors", "metric", "better", "batch"), left=2)
+    for row in rows:
+        size = (f"{row['parameters']:,}", str(row["tensors"]))
+        table.add_row(
+            Text(row["name"], style="bold"), Text(row["about"]), *size, row["metric"], row["better"], str(row["batch"])
+        )
+    more = "--data DIR takes the official files, --data synthetic random batches. Your own: module:Class."
+    return Group(table, Text(more, style="dim"))
+
+
+def method_table(found: dict[str, Any]) -> RenderableType:
+    """All about one method."""
+    title = Text(found["method"], style="bold") + Text(f"  {found['family']}", style="dim")
+    parts: list[RenderableType] = [title, Text(found["summary"]), Text()]
+    parts.append(Text("Recipe", style="bold"))
+    parts += [Padding(Text(found["recipe"]), (0, 0, 1, 4), expand=False)]
+    for name, text in found["sections"].items():
+        parts += [Text(name, style="bold"), Padding(Text(text), (0, 0, 1, 4), expand=False)]
+    if found["optimizer"]["needs"]:
+        text = "{needs}: {why}".format(**found["optimizer"])
+        parts += [Text("The optimizer needs", style="bold"), Padding(Text(text, "yellow"), (0, 0, 1, 4), expand=False)]
+    parts += [Text("Claims", style="bold"), Padding(_facts(found["facts"]), (0, 0, 1, 4), expand=False)]
+    parts += [
+        Text("Traffic of one worker and step", style="bold"),
+        Padding(_traffic(found["traffic"]), (0, 0, 0, 4), expand=False),
+    ]
+    if any(line["sent_bytes"] is None for line in found["traffic"]):
+        parts.append(Text("    '-': depends on the data; grace train measures it.", style="dim"))
+    parts += [Text(f"Note: {found['method']} {warning}.", style="yellow") for warning in found["warnings"]]
+    return Group(*parts)
+
+
+def error_text(found: dict[str, str]) -> RenderableType:
+    """What to do about an error."""
+    return Group(Text(found["error"], style="bold"), Text(found["about"]))
+
+
+def _facts(facts: Sequence[dict[str, Any]]) -> Table:
+    lines = plain_table()
+    for heading in ("tensor", "unbiased", "delta", "omega", "deterministic", "payload"):
+        lines.add_column(heading, justify="left" if heading == "tensor" else "right")
+    for fact in facts:
+        lines.add_row(
+            " x ".join(map(str, fact["shape"])),
+            "yes" if fact["unbiased"] else "no",
+            *("-" if fact[bound] is None else f"{fact[bound]:.4g}" for bound in ("contraction", "variance")),
+            "yes" if fact["deterministic"] else "no",
+            amount(fact["payload"]),
+        )
+    return lines
+
+
+def _traffic(rows: Sequence[dict[str, Any]]) -> Table:
+    lines = plain_table()
+    for heading in ("tensor", "workers", "rounds", "sent", "vs fp32 all-reduce", "vs bf16 all-reduce"):
+        lines.add_column(heading, justify="left" if heading == "tensor" else "right")
+    before = None
+    for line in rows:
+        shape = " x ".join(map(str, line["shape"]))
+        cells = []
+        for key in ("relative_to_fp32", "relative_to_bf16"):
+            more = line[key] is not None and line[key] > 1
+            cells.append(Text(("more: " if more else "") + share(line[key]), style="yellow" if more else ""))
+        rounds = "-" if line["rounds"] is None else str(line["rounds"])
+        lines.add_row(
+            "" if shape == before else shape, str(line["workers"]), rounds, amount(line["sent_bytes"]), *cells
+        )
+        before = shape
+    return lines

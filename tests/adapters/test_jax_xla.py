@@ -1,0 +1,111 @@
+"""compressed_mean inside XLA, on four emulated devices: one process runs all checks of ``jax_xla_cases.py``."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import grace.jax as gj
+from grace import Policy, Rule
+from grace.errors import ConfigurationError
+from tests.distributed.processes import free_port
+from tests.docs.pages import script
+
+pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.timeout(600)]  # minutes where all cores are busy
+ROOT = Path(__file__).parents[2]
+CASES = Path(__file__).with_name("jax_xla_cases.py")
+PAGE = Path(__file__).parents[2] / "docs/concepts/jax-xla.md"
+NAMES = [
+    node.name
+    for node in ast.parse(CASES.read_text()).body
+    if isinstance(node, ast.FunctionDef)
+    and any(isinstance(one, ast.Name) and one.id == "check" for one in node.decorator_list)
+]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each check says that is wrong; nothing if all is well."""
+    file = tmp_path_factory.mktemp("xla") / "told.json"
+    command = [sys.executable, "-m", "tests.adapters.jax_xla_cases", str(file)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=550, check=False)
+    assert run.returncode == 0, run.stderr[-4000:]
+    found: dict[str, str] = json.loads(file.read_text())
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_on_four_devices(told: dict[str, str], name: str) -> None:
+    assert told[name] == "", told[name]
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("sidco:ratio=0.1", "compressed_mean_on_host"),
+        ("signum", "powersgd"),
+        ("topk:index=rice", "elias-fano"),
+        ("qsgd:norm=l2", "linf"),
+        ("qsgd:bits=12", "127 levels"),
+        ("topk:ratio=0.1,memory=ef21", "memory=residual"),
+        ("topk:follow_lr=true", "follow_lr"),
+        ("topk:ratio=0.1,communicator=parameterserver", "scatterreduce"),
+        ("qsgd:communicator=scatterreduce,server_memory=true", "server memory"),
+        ("topk:ratio=0.1,start=100", "do not change with the step"),
+        ("powersgd:start_step=5", "start_step=0"),
+        ("blockrandomk:mode=clt", "cyclic"),
+        (Policy([Rule("*", "none", until_step=5), Rule("*", "topk")]), "changes with the step"),
+    ],
+)
+def test_what_xla_does_not_have_is_refused_at_once(method: str | Policy, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        gj.compressed_mean(method)
+
+
+def test_no_error_can_be_raised_inside_xla() -> None:
+    with pytest.raises(ConfigurationError, match="propagate"):
+        gj.compressed_mean("topk", nonfinite="error")  # type: ignore[arg-type]
+
+
+START = """
+import sys
+import jax
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", num_processes=2, process_id=int(sys.argv[1]))
+"""
+END = """
+whole = jax.tree.leaves(state.params)
+print("bits", [np.asarray(x.addressable_shards[0].data).tobytes().hex()[:64] for x in whole])
+jax.distributed.shutdown()
+"""
+
+
+def test_the_page_runs_in_two_processes_of_two_devices_each(tmp_path: Path) -> None:
+    (tmp_path / "page.py").write_text(START + script(PAGE) + END)
+    port = str(free_port())
+    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    runs = [
+        subprocess.Popen(
+            [sys.executable, str(tmp_path / "page.py"), str(rank), port],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [run.communicate(timeout=400) for run in runs]
+    finally:
+        for run in runs:
+            run.kill()
+    assert [run.returncode for run in runs] == [0, 0], said
+    bits = [next(line for line in out.splitlines() if line.startswith("bits")) for out, _ in said]
+    assert bits[0] == bits[1]

@@ -1,0 +1,134 @@
+"""Every method gives the simulator's bits through every door and over every transport.
+
+One pair of processes for each toolkit, under mpiexec, runs all its doors over all transports: what takes long is
+to import the toolkit. Horovod, where there is one, has pairs of its own, under horovodrun.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from tests.adapters.toolkits.all_methods import METHODS, Means, differences, expect, find_network_sums, read
+from tests.distributed.processes import ENVIRONMENT, free_port, mpiexec
+from tests.distributed.with_horovod import find_python, horovodrun
+
+pytestmark = pytest.mark.xdist_group("processes")
+SCRIPT = Path(__file__).parent / "toolkits" / "doors.py"
+SECONDS = 240
+DOORS = {  # of one pair of processes
+    "torch": ("ddp", "optimizer", "keras_torch"),
+    "tensorflow": ("tensorflow", "keras_tensorflow"),
+    "jax": ("jax", "keras_jax"),
+}
+MUTANT = "rounds"
+BESIDE = {"torch": (MUTANT,), "jax": ("cases",)}  # what these processes do when they are there
+PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "same-answer.md"
+TRANSPORTS = ("gloo", "mpi", "horovod")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    @functools.cache
+    def run(toolkit: str, world: int = 2, over: str = "gloo,mpi") -> tuple[Path, subprocess.CompletedProcess[str]]:
+        for package in ("tensorflow", "jax") if toolkit == "mixed" else ("keras", toolkit):
+            if importlib.util.find_spec(package) is None:
+                pytest.skip(f"pip install 'grace-dl[{package}]'")
+        folder = tmp_path_factory.mktemp(toolkit)
+        doors = [door.partition("_")[0] for door in (*DOORS.get(toolkit, (toolkit,)), *BESIDE.get(toolkit, ()))]
+        backend = "tensorflow" if toolkit == "mixed" else toolkit
+        command = [str(SCRIPT), str(folder), over, ",".join(doors)]
+        env = {
+            **ENVIRONMENT, "PYTHONPATH": str(SCRIPT.parents[3]), "PYTHONWARNINGS": "", "KERAS_BACKEND": backend,
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+        }  # fmt: skip
+        full = (
+            horovodrun(world, command, find_python())
+            if over == "horovod"
+            else mpiexec(world, [sys.executable, *command])
+        )
+        return folder, subprocess.run(full, capture_output=True, text=True, timeout=SECONDS, env=env, check=False)
+
+    return run
+
+
+def run_over(transport: str, run: Any, *what: Any) -> Any:
+    if transport == "horovod":
+        find_python()  # or skips
+        return run(*what, over="horovod")
+    return run(*what)
+
+
+@functools.cache
+def simulated(world: int) -> list[Means]:
+    return expect(world)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(("toolkit", "door"), [(toolkit, door) for toolkit, doors in DOORS.items() for door in doors])
+def test_every_method_gives_the_simulators_bits(toolkit: str, door: str, transport: str, run: Any) -> None:
+    folder, done = run_over(transport, run, toolkit)
+    for rank in range(2):
+        found = read(folder, door, transport, rank)
+        assert not isinstance(found, str), f"rank {rank}: {found}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        assert not differences(found, simulated(2)), f"rank {rank}"
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_ranks_with_three_toolkits_in_one_job_have_the_same_bits(transport: str, run: Any) -> None:
+    """TensorFlow, JAX and torch."""
+    folder, done = run_over(transport, run, "mixed", 3)
+    found = [read(folder, "mixed", transport, rank) for rank in range(3)]
+    means = [x for x in found if not isinstance(x, str)]
+    assert len(means) == 3, f"{found}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    assert not differences(means[1], means[0])
+    assert not differences(means[2], means[0])
+    apart = {name.partition("/")[0] for name in differences(means[0], simulated(3))}
+    assert apart <= network_sums(), "with three workers, others than those whose sums the network makes"
+
+
+def test_what_users_of_jax_do_works_over_mpi_too(run: Any) -> None:
+    folder, done = run("jax")
+    for rank in range(2):
+        found = read(folder, "cases", "mpi", rank)
+        assert not isinstance(found, str), f"rank {rank}: {found}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+
+
+@functools.cache
+def network_sums() -> set[str]:
+    return {name for name in METHODS if find_network_sums(name)}
+
+
+def test_the_page_lists_the_methods_whose_sums_the_network_makes() -> None:
+    (line,) = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("`none`,")]
+    assert set(re.findall(r"`(\w+)`", line)) == network_sums()
+
+
+def test_a_door_that_rounds_is_caught(run: Any) -> None:
+    folder, _ = run("torch")
+    found = read(folder, MUTANT, "gloo", 0)
+    assert not isinstance(found, str), found
+    wrong = differences(found, simulated(2))
+    assert len({name.partition("/")[0] for name in wrong}) > len(METHODS) / 2, wrong
+
+
+def test_another_order_of_sums_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reduce(bufs: Tensor, op: str) -> Tensor:
+        return bufs.amax(0) if op == "max" else own(bufs.flip(0), op)
+
+    right = simulated(3)  # before it is broken
+    simulation: Any = importlib.import_module("grace.run.simulate")
+    own = simulation._reduce
+    monkeypatch.setattr(simulation, "_reduce", reduce)
+    wrong = differences(expect(3), right)
+    assert "none/matrix" in wrong
+    assert {name.partition("/")[0] for name in wrong} <= network_sums()

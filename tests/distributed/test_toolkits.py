@@ -1,0 +1,32 @@
+"""``grace bench train --toolkit``: one sweep over all toolkits, two workers each, as a user runs it."""
+
+import importlib.util
+
+import pytest
+
+from grace.bench.results import decode
+from grace.bench.toolkits import TOOLKITS
+from tests.distributed.test_train import run
+
+
+@pytest.mark.timeout(600)  # three times two workers, whose imports take long where cores are busy
+def test_all_toolkits_train_the_same_task_on_the_same_data_to_the_same_quality(tmp_path):
+    toolkits = [one for one in TOOLKITS if importlib.util.find_spec(one) is not None]
+    if len(toolkits) == 1:
+        pytest.skip("pip install 'grace-dl[tensorflow,jax]'")
+    command = ["bench", "train", "--toolkit", ",".join(toolkits), "--tasks", "ncf_small", "--methods", "topk:ratio=0.1"]
+    short = ["--baselines", "", "--workers", "2", "--steps", "6", "--evaluations", "2", "--out", str(tmp_path)]
+    ran = run(*command, *short, cwd=tmp_path)
+    assert ran.exit_code == 0, ran.output
+    runs = {one.toolkit: one for one in (decode(file.read_bytes()) for file in (tmp_path / "runs").glob("*.json"))}
+    assert set(runs) == set(toolkits)
+    torchs = runs["torch"]
+    for one in runs.values():
+        assert one.replicas_agree
+        assert one.data == torchs.data
+        assert one.model == torchs.model
+        assert one.traffic.sent_bytes_per_step == pytest.approx(torchs.traffic.sent_bytes_per_step, rel=0.05)
+        for here, there in zip(one.curve, torchs.curve, strict=True):
+            assert here.metrics["hr10"] == pytest.approx(there.metrics["hr10"], abs=0.01)
+            assert (here.train_loss is None) == (there.train_loss is None)  # none before the first step
+            assert there.train_loss is None or here.train_loss == pytest.approx(there.train_loss, rel=1e-3)
