@@ -49,7 +49,7 @@ class Workers:
         self.world, self._pipes = len(pipes), pipes
 
     def run(self, function: Any, *args: Any) -> list[Any]:
-        """The results of ``function(rank, world, *args)`` by rank; the first error of a worker is raised here."""
+        """The results of ``function(rank, world, *args)`` by rank; fails with all workers' errors, where there are some."""
         for pipe in self._pipes:
             pipe.send((function.__module__, function.__qualname__, args))
         results = []
@@ -58,9 +58,10 @@ class Workers:
                 self.close()
                 raise TimeoutError(f"rank {rank} of {self.world} did not answer within {SECONDS} s")
             results.append(pipe.recv())
-        for rank, (fine, value) in enumerate(results):
-            if not fine:
-                raise AssertionError(f"rank {rank} of {self.world} failed:\n{value}")
+        failed = [
+            f"rank {rank} of {self.world} failed:\n{value}" for rank, (fine, value) in enumerate(results) if not fine
+        ]
+        assert not failed, "\n".join(failed)
         return [value for _, value in results]
 
     def close(self) -> None:

@@ -12,9 +12,11 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from grace.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, Permute, ReduceScatter
 from grace.errors import FingerprintMismatch, RoundMismatch, TransportError
@@ -258,6 +260,30 @@ def test_a_rank_that_closes_with_an_error_wakes_the_others(workers: AnyPool) -> 
     if isinstance(workers, LaunchedPool) and workers.kind == "horovod":
         workers.retire()  # there is no second start of Horovod in a process
     check_that_all_hear(messages, workers.kind)
+
+
+def closing_meanwhile(rank: int, world: int) -> list[str]:
+    """Each rank closes its transport between the checks of a collective and its start, as another thread may."""
+    transport = TorchDistributed.beside()
+    transport.tell("", seconds=60.0)
+    groups: list[Any] = []
+
+    def note(*_: object, group: Any) -> None:
+        groups.append(group)
+
+    def close(*_: object) -> None:
+        transport.close(ValueError("met by another thread"))
+
+    with (
+        mock.patch("grace.transports.torch_distributed.refuse_unfit", close),
+        mock.patch.object(dist, "all_reduce", note),
+    ):
+        transport.run(AllReduce(torch.ones(2)))
+    return ["the default one" if group in (None, dist.group.WORLD) else "its own" for group in groups]
+
+
+def test_a_collective_during_which_the_transport_closes_never_reaches_the_users_group(pair: Pool) -> None:
+    assert pair.run(closing_meanwhile) == [["its own"]] * 2
 
 
 def library(rank: int, world: int) -> str:

@@ -141,12 +141,13 @@ class HorovodTransport:
     def _find_left(self) -> list[str]:
         """Who has left without taking part in this rank's current collective, and why."""
         left: list[str] = []
+        store = self._store  # read once: another thread may close the transport
         with contextlib.suppress(RuntimeError):
-            if self._store is None or not self._store.check([f"{self._prefix}/left"]):
+            if store is None or not store.check([f"{self._prefix}/left"]):
                 return []
             for other in range(self.world):
-                if self._store.check([key := f"{self._prefix}/{other}"]):
-                    begun, _, why = self._store.get(key).decode().partition(":")
+                if store.check([key := f"{self._prefix}/{other}"]):
+                    begun, _, why = store.get(key).decode().partition(":")
                     if int(begun) < self._begun or "without an error" not in why:
                         left.append(f"rank {other} has left ({why})")
         return left

@@ -136,27 +136,33 @@ class TorchDistributed:
         """
         if self._closed:
             raise TransportError(f"rank {self.rank} has left the group, and cannot ask for {signature(op)}")
-        if self.group is None:
+        group = (
+            self.group
+        )  # read once: another thread may close the transport, and torch takes None for the default group
+        if group is None:
             raise TransportError(
                 f"rank {self.rank} has no group before its first tell, and cannot ask for {signature(op)}"
             )
         refuse_unfit(op, self.rank, self.world)
         try:
-            return self._run(op)
-        except RuntimeError as error:  # torch.distributed has no narrower class on all backends
+            return self._run(op, group)
+        except (
+            RuntimeError,
+            ValueError,
+        ) as error:  # no narrower class on all backends; ValueError: the group was destroyed
             raise TransportError(
                 f"rank {self.rank} of {self.world}: {signature(op)} failed. A worker has died, left, or did not answer "
                 f"within the process group's time-out. The backend says: {error}"
             ) from error
 
-    def _run(self, op: Collective) -> Tensor:
+    def _run(self, op: Collective, group: dist.ProcessGroup) -> Tensor:
         buf = op.buf.contiguous()
         if isinstance(op, AllReduce):
             out = buf if op.donate else buf.clone()
             if op.op == "mean":
                 out.mul_(1 / self.world)  # as DistributedDataParallel does: before the sum, so that nothing overflows
             if self.world > 1 and out.numel():
-                dist.all_reduce(out, _OPS[op.op], group=self.group)
+                dist.all_reduce(out, _OPS[op.op], group=group)
             return out
         if self.world == 1 and not isinstance(op, Permute):
             if isinstance(op, AllGather):
@@ -164,41 +170,37 @@ class TorchDistributed:
             return buf.clone() if isinstance(op, AllToAll | Broadcast) else buf[0].clone()
         if isinstance(op, AllGather):
             out = buf.new_empty(self.world, *buf.shape)
-            _all_gather(out.view(-1), buf.view(-1), group=self.group)
+            _all_gather(out.view(-1), buf.view(-1), group=group)
             return out
         if isinstance(op, AllToAll):
             out = torch.empty_like(buf)
-            dist.all_to_all_single(out, buf, group=self.group)
+            dist.all_to_all_single(out, buf, group=group)
             return out
         if isinstance(op, ReduceScatter):
             rows = buf * (1 / self.world) if op.op == "mean" else buf
             out = buf.new_empty(buf.shape[1:])
-            _reduce_scatter(out.view(-1), rows.view(-1), _OPS[op.op], group=self.group)
+            _reduce_scatter(out.view(-1), rows.view(-1), _OPS[op.op], group=group)
             return out
         if isinstance(op, Broadcast):
             out = buf.clone() if self.rank == op.root else torch.empty_like(buf)
-            dist.broadcast(out, self._global(op.root), group=self.group)
+            dist.broadcast(out, dist.get_global_rank(group, op.root), group=group)
             return out
-        return self._permute(op, buf)
+        return self._permute(op, buf, group)
 
-    def _permute(self, op: Permute, buf: Tensor) -> Tensor:
+    def _permute(self, op: Permute, buf: Tensor, group: dist.ProcessGroup) -> Tensor:
         out = torch.zeros_like(buf)
         works = []
         for source, destination in op.pairs:
             if source == destination == self.rank:
                 out.copy_(buf)
             elif source == self.rank:
-                works.append(dist.isend(buf, self._global(destination), group=self.group))
+                works.append(dist.isend(buf, dist.get_global_rank(group, destination), group=group))
             elif destination == self.rank:
-                works.append(dist.irecv(out, self._global(source), group=self.group))
+                works.append(dist.irecv(out, dist.get_global_rank(group, source), group=group))
         for work in works:
             if work is not None:
                 work.wait()
         return out
-
-    def _global(self, rank: int) -> int:
-        assert self.group is not None
-        return dist.get_global_rank(self.group, rank)
 
 
 def _get_store(group: Any) -> dist.Store:
