@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.distributed.processes import HorovodPool, LaunchedPool, MPIPool, Pool
+from tests.distributed.processes import HorovodPool, LaunchedPool, MPIPool, Pool, Workers
 from tests.distributed.with_horovod import find_python
 
 
@@ -17,35 +18,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def pools() -> Iterator[dict[int, Pool]]:
-    made = {world: Pool(world) for world in (2, 3)}
-    yield made
-    for pool in made.values():
-        pool.close()
+def pools() -> Iterator[Callable[[str, int], Any]]:
+    """Finds the workers of a kind of transport; they start when first asked for, and anew where a test has harmed them."""
+    makers: dict[str, Callable[[int], Workers]] = {
+        "gloo": Pool, "mpi": MPIPool, "horovod": lambda world: HorovodPool(world, find_python()),
+    }  # fmt: skip
+    started: dict[tuple[str, int], Workers] = {}
 
-
-@pytest.fixture(scope="session")
-def mpi_pools() -> Iterator[Callable[[int], MPIPool]]:
-    started: dict[int, MPIPool] = {}
-
-    def find(world: int) -> MPIPool:
-        if world not in started:
-            started[world] = MPIPool(world)
-        return started[world]
-
-    yield find
-    for pool in started.values():
-        pool.close()
-
-
-@pytest.fixture(scope="session")
-def horovod_pools() -> Iterator[Callable[[int], HorovodPool]]:
-    started: dict[int, HorovodPool] = {}
-
-    def find(world: int) -> HorovodPool:
-        if world not in started or not started[world].fit:
-            started[world] = HorovodPool(world, find_python())
-        return started[world]
+    def find(kind: str, world: int) -> Workers:
+        found = started.get((kind, world))
+        if found is None or not found.fit:
+            found = started[kind, world] = makers[kind](world)
+        return found
 
     yield find
     for pool in started.values():
@@ -57,27 +41,25 @@ def horovod_pools() -> Iterator[Callable[[int], HorovodPool]]:
     params=[("gloo", 2), ("gloo", 3), ("mpi", 2), ("mpi", 4), ("horovod", 2), ("horovod", 3)],
     ids=lambda one: f"{one[0]} x {one[1]}",
 )
-def workers(
-    request: pytest.FixtureRequest, pools: dict[int, Pool], mpi_pools: Callable[[int], MPIPool],
-    horovod_pools: Callable[[int], HorovodPool],
-) -> Pool | LaunchedPool:  # fmt: skip
+def workers(request: pytest.FixtureRequest, pools: Callable[[str, int], Any]) -> Pool | LaunchedPool:
     """One after the other, workers of every kind of transport."""
-    kind, world = request.param
-    if kind == "horovod":
-        return horovod_pools(world)
-    return mpi_pools(world) if kind == "mpi" else pools[world]
+    found: Pool | LaunchedPool = pools(*request.param)
+    return found
 
 
 @pytest.fixture(params=[2, 4], ids=lambda world: f"mpi x {world}")
-def mpi(request: pytest.FixtureRequest, mpi_pools: Callable[[int], MPIPool]) -> MPIPool:
-    return mpi_pools(request.param)
+def mpi(request: pytest.FixtureRequest, pools: Callable[[str, int], Any]) -> MPIPool:
+    found: MPIPool = pools("mpi", request.param)
+    return found
 
 
 @pytest.fixture(params=[2, 3], ids=["2 workers", "3 workers"])
-def pool(request: pytest.FixtureRequest, pools: dict[int, Pool]) -> Pool:
-    return pools[request.param]
+def pool(request: pytest.FixtureRequest, pools: Callable[[str, int], Any]) -> Pool:
+    found: Pool = pools("gloo", request.param)
+    return found
 
 
 @pytest.fixture
-def pair(pools: dict[int, Pool]) -> Pool:
-    return pools[2]
+def pair(pools: Callable[[str, int], Any]) -> Pool:
+    found: Pool = pools("gloo", 2)
+    return found

@@ -43,19 +43,30 @@ SERVER.set_forkserver_preload(
 
 
 class Workers:
-    """Processes that stay alive. ``run`` calls a function of a test module in all of them."""
+    """Processes that stay alive. ``run`` calls a function of a test module in all of them.
+
+    ``fit``: whether they can run another one.
+    """
 
     def __init__(self, pipes: Sequence[Connection]):
-        self.world, self._pipes = len(pipes), pipes
+        self.world, self._pipes, self.fit = len(pipes), pipes, True
 
     def run(self, function: Any, *args: Any) -> list[Any]:
-        """The results of ``function(rank, world, *args)`` by rank; fails with all workers' errors, where there are some."""
+        """The results of ``function(rank, world, *args)`` by rank. Fails with all workers' errors, where there are some; the
+        ranks may be apart then, and are not used again.
+        """
+        try:
+            return self._run(function, args)
+        except BaseException:
+            self.retire()
+            raise
+
+    def _run(self, function: Any, args: Sequence[Any]) -> list[Any]:
         for pipe in self._pipes:
             pipe.send((function.__module__, function.__qualname__, args))
         results = []
         for rank, pipe in enumerate(self._pipes):
             if not pipe.poll(SECONDS):
-                self.close()
                 raise TimeoutError(f"rank {rank} of {self.world} did not answer within {SECONDS} s")
             results.append(pipe.recv())
         failed = [
@@ -63,6 +74,11 @@ class Workers:
         ]
         assert not failed, "\n".join(failed)
         return [value for _, value in results]
+
+    def retire(self) -> None:
+        """Ends it before its time."""
+        self.fit = False
+        self.close()
 
     def close(self) -> None:
         for pipe in self._pipes:
@@ -100,7 +116,7 @@ class LaunchedPool(Workers):
     kind: str
 
     def __init__(self, kind: str, world: int, launcher: Sequence[str], python: str = sys.executable):
-        self.kind, self.fit = kind, True
+        self.kind = kind
         key = secrets.token_bytes(16)
         with Listener(("localhost", 0), authkey=key) as listener:
             module = ["-m", "tests.distributed.processes", kind, str(listener.address[1]), key.hex()]
@@ -120,11 +136,6 @@ class LaunchedPool(Workers):
             self._job.wait(20)
             raise
         assert status == 0, f"a worker of {self.kind} did not end well"
-
-    def retire(self) -> None:
-        """Ends it before its time."""
-        self.fit = False
-        self.close()
 
 
 class MPIPool(LaunchedPool):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import grace
 import grace.horovod
 from grace.errors import ConfigurationError
-from tests.distributed.processes import HorovodPool, Pool
+from tests.distributed.processes import Pool
 
 METHODS = ("none", "fp16", "qsgd:bits=4", "topk:ratio=0.1", "powersgd")
 
@@ -173,5 +173,5 @@ def test_horovods_scripts_over_the_stand_in(pair: Pool) -> None:
 
 
 @pytest.mark.parametrize("case", [*CASES, keras_training], ids=lambda case: str(case.__name__))
-def test_horovods_scripts_over_horovod(case: Any, horovod_pools: Callable[[int], HorovodPool]) -> None:
-    horovod_pools(2).run(case, "horovod")
+def test_horovods_scripts_over_horovod(case: Any, pools: Callable[[str, int], Any]) -> None:
+    pools("horovod", 2).run(case, "horovod")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -107,8 +108,8 @@ def test_replicas_are_the_same_bits_after_a_window_and_differ_within(pair: Pool,
     pair.run(windows, spec, optimizer)
 
 
-def test_three_workers(pools: dict[int, Pool]) -> None:
-    pools[3].run(windows, "qsparse:ratio=0.05", "SGD")
+def test_three_workers(pools: Callable[[str, int], Any]) -> None:
+    pools("gloo", 3).run(windows, "qsparse:ratio=0.05", "SGD")
 
 
 def conservation(rank: int, world: int, spec: str) -> None:
@@ -523,5 +524,5 @@ def part_of_the_ranks(rank: int, world: int) -> None:
     handle.detach()
 
 
-def test_a_group_of_some_ranks(pools: dict[int, Pool]) -> None:
-    pools[3].run(part_of_the_ranks)
+def test_a_group_of_some_ranks(pools: Callable[[str, int], Any]) -> None:
+    pools("gloo", 3).run(part_of_the_ranks)

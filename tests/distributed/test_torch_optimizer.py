@@ -19,7 +19,7 @@ from grace.policy import Policy
 from grace.run.simulator import Simulator
 from grace.transports.base import Wrapper
 from grace.transports.torch_distributed import TorchDistributed
-from tests.distributed.processes import MPIPool, Pool
+from tests.distributed.processes import Pool
 from tests.laws.mutants import OnlyMine
 
 SPECS = ["topk:ratio=0.05", "qsgd:bits=4", "powersgd:rank=2", "none"]
@@ -117,8 +117,8 @@ def test_means_are_those_of_the_simulator_to_the_bit(pair: Pool, spec: str) -> N
     assert pair.run(same_as_simulated, spec, "parameter") == [4, 4]
 
 
-def test_all_in_one_tensor_too(pools: dict[int, Pool]) -> None:
-    assert pools[3].run(same_as_simulated, "topk:ratio=0.05", "model") == [4, 4, 4]
+def test_all_in_one_tensor_too(pools: Callable[[str, int], Any]) -> None:
+    assert pools("gloo", 3).run(same_as_simulated, "topk:ratio=0.05", "model") == [4, 4, 4]
 
 
 class Recorded(Wrapper):
@@ -385,8 +385,8 @@ def test_training_scripts(pair: Pool, case: Callable[[int, int], None]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda f: f.__name__)
-def test_training_scripts_over_mpi(mpi_pools: Callable[[int], MPIPool], case: Callable[[int, int], None]) -> None:
-    mpi_pools(2).run(case)
+def test_training_scripts_over_mpi(pools: Callable[[str, int], Any], case: Callable[[int, int], None]) -> None:
+    pools("mpi", 2).run(case)
 
 
 # ---- mutants: ranks that decide alone whether all numbers are finite -----------------------------------------------
@@ -433,8 +433,8 @@ def finite_alone(rank: int, world: int) -> list[str]:
     ]
 
 
-def test_ranks_that_do_not_agree_on_what_is_finite_are_caught(mpi_pools: Callable[[int], MPIPool]) -> None:
-    for parted, apart in mpi_pools(2).run(finite_alone):
+def test_ranks_that_do_not_agree_on_what_is_finite_are_caught(pools: Callable[[str, int], Any]) -> None:
+    for parted, apart in pools("mpi", 2).run(finite_alone):
         assert parted.startswith("AssertionError: replicas differ"), parted
         assert apart.startswith(("StepMismatch", "TransportError")), apart
 
