@@ -51,7 +51,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Samples in seconds, and as multiples of the yardstick's neighbouring sample."""
+    """Samples in seconds, and as multiples of the yardstick's neighboring sample."""
 
     seconds: list[float]
     ratios: list[float]

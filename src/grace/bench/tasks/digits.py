@@ -52,7 +52,7 @@ class _Block(nn.Module):
 
 
 class Digits(ImageTask):
-    """Handwritten digits: 1,797 grey images of 8 x 8 pixels, real data that come with scikit-learn; ten classes.
+    """Handwritten digits: 1,797 gray images of 8 x 8 pixels, real data that come with scikit-learn; ten classes.
 
     A pre-activation residual network of 19,074 parameters in 23 tensors; the four of 1,024 elements and more hold
     nine tenths of them. SGD with momentum 0.9; the learning rate rises to 0.1 over the first tenth and falls to 0 on a

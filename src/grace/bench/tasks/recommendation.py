@@ -21,7 +21,7 @@ _USERS_AT_ONCE = 5000  # when evaluating
 
 
 class NCF(SuiteTask):
-    """Neural matrix factorisation on MovieLens-20M. Four negatives for each positive, uniform and not verified, are
+    """Neural matrix factorization on MovieLens-20M. Four negatives for each positive, uniform and not verified, are
     drawn anew in each epoch. Quality is HR@10: the held-out item is among the ten best of 101.
 
     Attributes:

@@ -349,7 +349,7 @@ def test_the_codecs_figure_has_its_own_choices(page):
     assert "4,096 elements" in page.js("return document.querySelector('#figure-codec-latency .note').textContent")
 
 
-def test_on_paper_all_figures_are_drawn_in_light_colours(page, report):
+def test_on_paper_all_figures_are_drawn_in_light_colors(page, report):
     page.open(report, dark=True)
     page.js(
         "window.seen = null; window.addEventListener('beforeprint', () => {"

@@ -1,4 +1,4 @@
-"""DAGM 2007: grey textures, some with a defect."""
+"""DAGM 2007: gray textures, some with a defect."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def _part(folder: Path, size: int, *, defective_only: bool) -> tuple[Array, Arra
     for path in sorted(path for path in folder.iterdir() if path.suffix.lower() == ".png"):
         label = folder / "Label" / f"{path.stem}_label{path.suffix}"
         if label.is_file():
-            images.append(_grey(path, size))
-            masks.append(_grey(label, size))
+            images.append(_read_gray(path, size))
+            masks.append(_read_gray(label, size))
         elif not defective_only:
-            images.append(_grey(path, size))
+            images.append(_read_gray(path, size))
             masks.append(np.zeros_like(images[-1]))
     if not images:
         raise DAGM.missing(folder / "Label" / "0001_label.PNG" if defective_only else folder / "0001.PNG")
     return np.stack(images), np.stack(masks)
 
 
-def _grey(path: Path, size: int) -> Array:
+def _read_gray(path: Path, size: int) -> Array:
     """uint8 ``[s, s]``."""
     pillow = need("PIL.Image", extra="bench")
     try:

@@ -78,7 +78,7 @@ class ImageFolder:
         return _scale(pixels[:, ::-1] if random.randint(2) else pixels)
 
     def evaluation(self, index: int, size: int) -> Array:
-        """float32 ``[3, s, s]``, -1 to 1: the centre."""
+        """float32 ``[3, s, s]``, -1 to 1: the center."""
         picture = self._open(index)
         scale = _MARGIN * max(size / picture.width, size / picture.height)
         picture = picture.resize((int(picture.width * scale), int(picture.height * scale)), _BILINEAR)

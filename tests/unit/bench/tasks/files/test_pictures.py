@@ -72,16 +72,16 @@ def test_dagm_of_a_size_that_does_not_fit(tmp_path, textures):
         dagm(tmp_path, 2, 12)
 
 
-GREYS = {"n01": 60, "n02": 130, "n03": 200}
+GRAYS = {"n01": 60, "n02": 130, "n03": 200}
 
 
 def write_imagenet(root, flat=False):
-    for name, grey in GREYS.items():
-        picture = np.full((90, 120, 3), grey, np.uint8)
+    for name, gray in GRAYS.items():
+        picture = np.full((90, 120, 3), gray, np.uint8)
         save(root / "train" / name / f"{name}_1.JPEG", picture)
         save(root / "val" / (f"{name}.JPEG" if flat else f"{name}/{name}.JPEG"), picture)
     if flat:
-        (root / "val.txt").write_text("".join(f"{name}.JPEG {k}\n" for k, name in enumerate(GREYS)))
+        (root / "val.txt").write_text("".join(f"{name}.JPEG {k}\n" for k, name in enumerate(GRAYS)))
 
 
 @pytest.mark.parametrize("flat", [False, True])
@@ -90,11 +90,11 @@ def test_imagenet(tmp_path, flat):
     for split in ("train", "val"):
         folder = ImageFolder(tmp_path, split, 1000)
         assert [label for _, label in folder.files] == [1, 2, 3]
-        for k, grey in enumerate(GREYS.values()):
+        for k, gray in enumerate(GRAYS.values()):
             for pixels in (folder.training(k, np.random.RandomState(k), 64), folder.evaluation(k, 64)):
                 assert pixels.shape == (3, 64, 64)
                 assert pixels.dtype == np.float32
-                assert np.abs(pixels - (grey / 127.5 - 1)).max() < 0.03
+                assert np.abs(pixels - (gray / 127.5 - 1)).max() < 0.03
 
 
 @pytest.mark.parametrize("flat", [False, True])
@@ -112,7 +112,7 @@ def test_the_digest_sees_files(tmp_path):
     assert ImageFolder(tmp_path, "train", 1000).digest() != before
 
 
-def test_the_evaluation_takes_the_centre(tmp_path):
+def test_the_evaluation_takes_the_center(tmp_path):
     write_imagenet(tmp_path)
     picture = np.zeros((100, 200, 3), np.uint8)
     picture[:, 80:120] = 255
