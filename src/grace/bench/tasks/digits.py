@@ -20,7 +20,7 @@ from grace.errors import DataError
 _TEST_EVERY = 5  # every fifth sample is a test sample
 
 
-def _table() -> Array:
+def _read_table() -> Array:
     """``[1797, 65]``: 64 pixels, then the label. Read from scikit-learn's file if it is in its usual place:
     importing scikit-learn takes a worker longer than everything else before its first step.
     """
@@ -72,7 +72,7 @@ class Digits(ImageTask):
     def read(self, root: Path | None) -> DataSet:
         if root is not None:
             raise DataError(f"the digits come with scikit-learn, not from {root}: leave --data out")
-        table = _table()
+        table = _read_table()
         images, labels = table[:, :64].astype(np.uint8).reshape(-1, 1, 8, 8), table[:, 64].astype(np.int64)
         test = np.arange(len(labels)) % _TEST_EVERY == _TEST_EVERY - 1
         arrays = {"images": images[~test], "labels": labels[~test]}
