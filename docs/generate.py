@@ -154,7 +154,7 @@ def page(name: str) -> str:
     out += ["## Example", _example(parts["Example"])]
     out += ["## Reference", markdown(parts["Reference"])]
     out += [f"The code: [`{_source(entry)}`](../../{_source(entry)}). All methods: [the table](index.md)."]
-    return _written("\n\n".join(out))
+    return _end_line("\n\n".join(out))
 
 
 def _sentence(text: str) -> str:
@@ -275,7 +275,7 @@ list, `grace explain topk` one method's page.
   [the optimizer](../concepts/needs.md).
 - *bound*: delta, from `|x - C(x)|^2 <= (1 - delta) |x|^2`, or omega, from `E|C(x) - x|^2 <= omega |x|^2`, for that matrix.
 """
-    return _written(text)
+    return _end_line(text)
 
 
 def readme_table() -> str:
@@ -347,11 +347,11 @@ def _isort_key(name: str) -> tuple[bool, list[tuple[bool, int, str]]]:
     return not name.isupper(), [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
 
 
-def _written(text: str) -> str:
+def _end_line(text: str) -> str:
     return text.rstrip() + "\n"
 
 
-def generated() -> dict[Path, str]:
+def generate_all() -> dict[Path, str]:
     """Every generated file and its text. README.md is generated between two marks."""
     pages = {ROOT / "docs/methods" / f"{name}.md": page(name) for name in own_methods()}
     pages[ROOT / "docs/methods/index.md"] = index()
@@ -369,7 +369,7 @@ def generated() -> dict[Path, str]:
 
 def main() -> None:
     """Writes all of it, and removes the pages of methods that are no more."""
-    pages = generated()
+    pages = generate_all()
     for old in (ROOT / "docs/methods").glob("*.md"):
         if old not in pages:
             old.unlink()

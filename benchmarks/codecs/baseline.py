@@ -30,7 +30,7 @@ class Change:
 
     @property
     def percent(self) -> float:
-        """How much slower, in per cent; negative if faster."""
+        """How much slower, in percent; negative if faster."""
         return 100 * (self.factor - 1)
 
 
@@ -44,7 +44,7 @@ class Comparison:
     differs: dict[str, tuple[Any, Any]]
 
     def slower(self, percent: float = 0.0) -> list[Change]:
-        """What is slower beyond the spread, and by more than so many per cent; the worst first."""
+        """What is slower beyond the spread, and by more than so many percent; the worst first."""
         found = [change for change in self.changes if change.verdict == "slower" and change.percent > percent]
         return sorted(found, key=lambda change: -change.factor)
 

@@ -52,7 +52,9 @@ def codecs(
     baseline: Annotated[Path | None, typer.Option("--baseline", help="codecs.json of an earlier run.")] = None,
     fail_slower: Annotated[
         float | None,
-        typer.Option("--fail-slower", min=0, help="Exit 1 if anything is slower than the baseline by more per cent."),
+        typer.Option(
+            "--fail-slower", min=0, help="Exit 1 if anything is slower than the baseline by more than so many percent."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

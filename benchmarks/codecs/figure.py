@@ -11,7 +11,7 @@ from grace.bench.codecs.clock import OPERATIONS
 from grace.bench.codecs.plan import size_text
 from grace.bench.report.marks import tick_values
 from grace.bench.report.render import save
-from grace.bench.report.theme import COLOURS, config
+from grace.bench.report.theme import COLORS, config
 from grace.registry import recipe
 from grace_command.text import plural
 
@@ -141,8 +141,8 @@ def _panel(
         "axis": {"labelExpr": "format(datum.value, ',~g')", "values": tick_values(1, 3)},
     }  # fmt: skip
     shown = {"orient": "right", "direction": "vertical"} if legend else None  # one for all panels
-    colours = {"range": list(COLOURS)} if not several else {}
-    colour: Row = {"field": "kind", "type": "nominal", "legend": shown, "scale": colours}
+    colors = {"range": list(COLORS)} if not several else {}
+    color: Row = {"field": "kind", "type": "nominal", "legend": shown, "scale": colors}
     marks: Row = {
         "field": "what", "type": "nominal", "legend": shown,
         "scale": {"domain": list(_GOALS), "range": ["#228833", "#BB3322", "#999999"]},
@@ -158,8 +158,8 @@ def _panel(
     layers: list[Row] = [
         {"data": {"values": [{"one": 1}]}, "mark": {"type": "rule", "style": "diagonal"},
          "encoding": {"x": {**x, "field": "one"}}},
-        mark({"type": "rule"}, x={**x, "field": "least"}, x2={"field": "most"}, color={**colour, "legend": None}),
-        mark({"type": "bar", "style": "quartiles"}, x={**x, "field": "low"}, x2={"field": "high"}, color=colour),
+        mark({"type": "rule"}, x={**x, "field": "least"}, x2={"field": "most"}, color={**color, "legend": None}),
+        mark({"type": "bar", "style": "quartiles"}, x={**x, "field": "low"}, x2={"field": "high"}, color=color),
         mark({"type": "tick", "style": "measured", "thickness": 1.6}, x=x),
     ]  # fmt: skip
     if rivals:

@@ -26,14 +26,14 @@ def generate() -> ModuleType:
 def test_generated_pages_are_up_to_date(generate: ModuleType) -> None:
     stale = [
         str(path.relative_to(ROOT))
-        for path, text in generate.generated().items()
+        for path, text in generate.generate_all().items()
         if not path.exists() or path.read_text(encoding="utf-8") != text
     ]
     assert stale == [], "run `make docs`"
 
 
 def test_no_page_is_left_over(generate: ModuleType) -> None:
-    pages = {path for path in generate.generated() if path.suffix == ".md" and path.parent.name == "methods"}
+    pages = {path for path in generate.generate_all() if path.suffix == ".md" and path.parent.name == "methods"}
     assert set((ROOT / "docs/methods").glob("*.md")) == pages
 
 

@@ -1,7 +1,7 @@
 """Convergence, in the simulator: on a strongly convex problem at the rate that a method's class promises, and on the
 digits task within a stated distance of no compression.
 
-The problem: worker w has ``f_w(x) = 1/2 sum_i a_wi (x_i - b_i)^2`` with 1 <= a_wi <= L, the same minimiser b for all
+The problem: worker w has ``f_w(x) = 1/2 sum_i a_wi (x_i - b_i)^2`` with 1 <= a_wi <= L, the same minimizer b for all
 workers and other curvatures. There gradient descent contracts the squared distance by ``(1 - gamma)^2`` in each step
 (mu = 1), and the classes promise, up to a constant in gamma:
 
@@ -38,7 +38,7 @@ ROUNDING = 1e-9  # no run comes closer than this in float32
 
 
 def problem() -> tuple[list[Tensor], Tensor]:
-    """Curvatures a_w of all workers, and the minimiser b."""
+    """Curvatures a_w of all workers, and the minimizer b."""
     made = torch.Generator().manual_seed(3)
     curvatures = [1 + (L - 1) * torch.rand(SHAPE, generator=made) for _ in range(W)]
     return curvatures, torch.randn(SHAPE, generator=made) * torch.randn(SHAPE, generator=made).exp()

@@ -240,7 +240,7 @@ class Sensitive(Wrapper):
         return Exchanged((answer + (mine - x.reshape(-1))).view(x.shape).to(x.dtype), None, state)
 
 
-class Neighbourly(Wrapper):
+class Neighborly(Wrapper):
     """Its mean depends on whether others share its answer's storage."""
 
     def exchange(self, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:

@@ -129,7 +129,7 @@ BROKEN: list[tuple[Law, Any, str]] = [
     (payload, Allgather(mutants.Slim()), "payload: 4 bytes declared, 5 encoded"),
     (summable, Allreduce(mutants.Squares()), "summable: the sum of wires decodes"),
     (exact, Allgather(mutants.SmallestK(ratio=0.02)), "exact recovery: off by"),
-    (fused, mutants.Neighbourly(NONE), "fused:"),
+    (fused, mutants.Neighborly(NONE), "fused:"),
     (donation, mutants.Sensitive(NONE), "donation: rank"),
     (free_rest, mutants.RestCosts(TOPK), "keep_rest changes the mean"),
     (randomness, Allgather(mutants.GlobalTorch(**QSGD)), "torch's generator"),

@@ -71,7 +71,7 @@ def test_uniform_lies_in_the_open_interval_and_is_uniform():
     u = STREAM.uniform(200_000)
     assert u.dtype == torch.float32
     assert 0 < float(u.min()) < float(u.max()) < 1
-    assert torch.equal(u * 65536 - 0.5, (u * 65536 - 0.5).round()), "16-bit lanes, centred"
+    assert torch.equal(u * 65536 - 0.5, (u * 65536 - 0.5).round()), "16-bit lanes, centered"
     assert stats.kstest(u.numpy(), "uniform").pvalue > 1e-3
     assert abs(float(torch.corrcoef(torch.stack((u[:-1], u[1:])))[0, 1])) < 0.01
 

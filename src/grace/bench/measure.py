@@ -50,10 +50,9 @@ class StepTimes:
     """Steps without communication, timed just before the run in the same processes, on all workers at once, as they share
     the machine.
 
-
     Args:
         batches: for ``step``, which does one step.
-        seen: where the step notes when each gradient was ready, by name, if it does.
+        seen: where ``step`` notes when each gradient was ready, by name, if it notes that.
 
     Attributes:
         seconds: of each step. ready: when each parameter's gradient was ready, as a share of the step (medians), by name.

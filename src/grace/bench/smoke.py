@@ -35,9 +35,9 @@ class Blobs(Task):
 
     def load(self, root: Path | None) -> None:
         generator = torch.Generator().manual_seed(0)
-        centres = torch.randn(self.classes, self.features, generator=generator)
+        centers = torch.randn(self.classes, self.features, generator=generator)
         self.labels = torch.arange(self.samples) % self.classes
-        self.points = centres[self.labels] + torch.randn(self.samples, self.features, generator=generator)
+        self.points = centers[self.labels] + torch.randn(self.samples, self.features, generator=generator)
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(self.features, 64), nn.ReLU(), nn.Linear(64, self.classes))

@@ -104,7 +104,7 @@ def sweep(
             for index, (document, config) in enumerate(zip(documents, batch, strict=True), 1):
                 file = None if out is None else out / "runs" / file_name(config)
                 ended[config] = Ended(config, document, file, time.monotonic() - since)
-                with _writing(out):
+                with _explain_write_errors(out):
                     if out is not None and file is not None:
                         write_atomically(file, encode(document))
                         write_tables([one.document for one in ended.values()], out)
@@ -117,7 +117,7 @@ def sweep(
                     watcher.begin_run(batch[index])
     runs = [ended[config] for config in configs]
     if out is not None:
-        with _writing(out):
+        with _explain_write_errors(out):
             write_tables([run.document for run in runs], out)
     return runs
 
@@ -131,7 +131,7 @@ def _batch(configs: Sequence[RunConfig]) -> list[list[RunConfig]]:
 
 
 @contextlib.contextmanager
-def _writing(out: Path | None) -> Iterator[None]:
+def _explain_write_errors(out: Path | None) -> Iterator[None]:
     """Turns what the system says about the folder into a message."""
     try:
         yield

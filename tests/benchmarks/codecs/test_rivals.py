@@ -7,7 +7,7 @@ from benchmarks.codecs import naive, parts
 from benchmarks.codecs.goals import GOALS, THRESHOLD
 from grace.bench.codecs import compressors
 from grace.bench.codecs.cases import variants
-from grace.bench.codecs.clock import DECODE, ENCODE, FEEDBACK, nothing
+from grace.bench.codecs.clock import DECODE, ENCODE, FEEDBACK, do_nothing
 from grace.bench.codecs.plan import canonical
 from grace.bench.codecs.room import WORKERS, Room
 
@@ -20,7 +20,7 @@ def room():
 def test_index_coding_knows_its_bits():
     room = Room(100_000)
     (one, few), (_, fewer) = parts.elias_fano(room)
-    one.seconds(nothing)
+    one.seconds(do_nothing)
     assert (few.count, fewer.count) == (1000, 100)
     assert 8.0 < 8 * few.size / few.count < 8.7
     assert 11.0 < 8 * fewer.size / fewer.count < 12.6
@@ -35,15 +35,15 @@ def test_degenerate_inputs_are_what_they_are_called(room):
     ):
         case.prepare()
         assert check(room.rows), case.operation
-        case.seconds(nothing)
+        case.seconds(do_nothing)
 
 
 def test_powersgd_takes_a_whole_step(monkeypatch):
     monkeypatch.setattr(parts, "MATRIX", (64, 32))
     step, copy, size = parts.powersgd()
     assert size == 64 * 32
-    assert step.seconds(nothing) > 0
-    assert copy.seconds(nothing) > 0
+    assert step.seconds(do_nothing) > 0
+    assert copy.seconds(do_nothing) > 0
     assert [tuple(answer.shape) for answer in step.answers] == [(4, 64), (4, 32)]
 
 
@@ -82,7 +82,7 @@ def test_naive_code_decodes_and_sums_and_remembers(room):
     theirs.prepare()
     summed = theirs.run()
     *_, ours = compressors.cases(*variants("topk"), room)
-    ours.seconds(nothing)
+    ours.seconds(do_nothing)
     same = (summed - room.out.view(-1)).abs() <= 1e-5
     assert same.float().mean() > 0.98  # int() keeps one number less than ceil()
     payload, rest = naive.case(FEEDBACK, "topk", room, WORKERS).run()

@@ -74,12 +74,12 @@ def test_a_stopped_sweep_goes_on_where_it_was(tmp_path):
     configs = small("none", "topk", "qsgd")
     launch = Fake()
 
-    def stopped(batch, *, on_progress, command):
+    def stop_early(batch, *, on_progress, command):
         yield from list(launch(batch[:2], on_progress=on_progress, command=command))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(configs, tmp_path, stopped)
+        run(configs, tmp_path, stop_early)
     assert find_finished(configs[1], tmp_path) is not None
     assert find_finished(configs[2], tmp_path) is None
     again, seen = Fake(), Seen()
@@ -123,7 +123,7 @@ def test_a_full_disk_ends_the_sweep_and_what_is_finished_stays(tmp_path, monkeyp
     assert not list((tmp_path / "runs").glob(".*"))
 
 
-def drawn(view):
+def render(view):
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
         console.print(view)
@@ -132,11 +132,11 @@ def drawn(view):
 
 def test_tables_tell_quality_times_and_predictions(tmp_path):
     runs = run(small("none", "topk"), tmp_path, Fake("topk"))
-    text = drawn(tables.sweep([one.document for one in runs]))
+    text = render(tables.sweep([one.document for one in runs]))
     assert "+10 %" in text
     assert "failed" in text
     row = {"link": "1gbit", "asked_bits_per_second": 1e9, "measured_bits_per_second": 9.5e8, "relative_error": -0.05}
-    assert "-5.0 %" in drawn(tables.links([row]))
+    assert "-5.0 %" in render(tables.links([row]))
 
 
 def test_time_left(tmp_path, monkeypatch):

@@ -14,10 +14,10 @@ def test_the_summary_leaves_out_what_there_is_not():
 
 @pytest.mark.parametrize("made", [lambda path: TensorBoard(path), lambda path: Wandb("p", path)])
 def test_missing_packages_are_named_with_their_extra(made, tmp_path, monkeypatch):
-    def absent(name):
+    def fail_import(name):
         raise ModuleNotFoundError(name=name)
 
-    monkeypatch.setattr("importlib.import_module", absent)
+    monkeypatch.setattr("importlib.import_module", fail_import)
     with pytest.raises(MissingExtraError, match=r"grace-dl\[(tensorboard|wandb)\]"):
         made(tmp_path)
 

@@ -55,7 +55,7 @@ def test_a_cycle_written_densely() -> None:
 
 
 def test_exact_in_the_span() -> None:
-    """Slices of a space of dimension d are learnt, and then sent without error."""
+    """Slices of a space of dimension d are learned, and then sent without error."""
     space = rand(2, 8, seed=1)
     inputs = [[(rand(22, 2, seed=10 * t + r) @ space).view(-1) for r in range(2)] for t in range(5)]
     for xs, outs in zip(inputs, steps(SMALL, inputs), strict=True):

@@ -26,7 +26,7 @@ SHAPE = (12, 3, 5)
 
 
 def test_the_vector() -> None:
-    """The absolute regulariser 1 is relative 1 for Q and 0.16 for P."""
+    """The absolute regularizer 1 is relative 1 for Q and 0.16 for P."""
     matrix = torch.tensor([[3.0, 0.0], [4.0, 0.0]], dtype=torch.float64)
     p = matrix @ solve_ridge(torch.tensor([[1.0, 0.0]]), 1.0).mT
     torch.testing.assert_close(p, torch.tensor([[1.5], [2.0]], dtype=torch.float64))
@@ -36,7 +36,7 @@ def test_the_vector() -> None:
     torch.testing.assert_close(p @ q.mT, product, rtol=0, atol=1e-3)
 
 
-def test_the_vector_with_a_relative_regulariser() -> None:
+def test_the_vector_with_a_relative_regularizer() -> None:
     """lam = 1: P = M Q / 2, Q = M^T P / (2 |P|^2), so that C = M / 2; but for the fresh part of Q."""
     matrix = torch.tensor([[3.0, 0.0], [4.0, 0.0]])
     out = steps(

@@ -58,7 +58,7 @@ def test_the_worked_example() -> None:
 
 
 @pytest.mark.parametrize("method", [THC(), THC(bits=3), THC(bits=2, uniform=True), THC(clip=1 / 512, uniform=True)])
-def test_rounding_is_unbiased_between_neighbours(method: THC) -> None:
+def test_rounding_is_unbiased_between_neighbors(method: THC) -> None:
     table = torch.tensor(method.table, dtype=torch.float32)
     assert torch.equal(
         table[round_to_table(table.view(1, -1), method.table, check.peer().private("THC"))], table.view(1, -1)

@@ -137,7 +137,7 @@ def test_rows_stay_rows(make: Any):
 
 
 # ---- without a copy -------------------------------------------------------------------------------------------------
-def test_neighbours_travel_as_they_are():
+def test_neighbors_travel_as_they_are():
     bucket = torch.arange(10.0)
     parts = [bucket[:4].view(2, 2), bucket[4:5], bucket[5:]]
     run = together([ask(AllReduce(part, donate=True)) for part in parts])
@@ -152,7 +152,7 @@ def test_neighbours_travel_as_they_are():
     assert torch.equal(bucket, torch.arange(10.0) * 2)
 
 
-def test_neighbours_are_filled_from_an_answer_elsewhere():
+def test_neighbors_are_filled_from_an_answer_elsewhere():
     bucket = torch.arange(6.0)
     run = together([ask(AllReduce(part, donate=True)) for part in (bucket[:2], bucket[2:])])
     op = next(run)
@@ -164,7 +164,7 @@ def test_neighbours_are_filled_from_an_answer_elsewhere():
 @pytest.mark.parametrize(
     "parts",
     [
-        lambda t: [t[5:], t[:5]],  # neighbours in the wrong order
+        lambda t: [t[5:], t[:5]],  # neighbors in the wrong order
         lambda t: [t[:4], t[5:]],  # a gap
         lambda t: [t[:4], t[3:]],  # they overlap
         lambda t: [t[:4:2], t[4:]],  # not contiguous

@@ -20,7 +20,7 @@ _LEAST = 256 << 20  # a virtual machine may report less cache than there is
 _WARM_SECONDS, _MOST_REPEATS = 2e-3, 25  # of one sample of a small case
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     """Does nothing."""
 
 
@@ -35,7 +35,7 @@ class Case:
 
     operation: str
     run: Callable[[], object]
-    prepare: Callable[[], object] = nothing
+    prepare: Callable[[], object] = do_nothing
     kernels: str | None = None
     what: str = ""
     patience: float = 1.0
@@ -51,7 +51,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Samples in seconds, and as multiples of the yardstick's neighbouring sample."""
+    """Samples in seconds, and as multiples of the yardstick's neighboring sample."""
 
     seconds: list[float]
     ratios: list[float]
@@ -84,7 +84,7 @@ class Clock:
         A case that takes longer than the limit gets the seconds of a run instead of a timing. One whose samples would take
         more than the budget gets fewer: at least three, or one if it is only there for comparison.
         """
-        clear = self.clear if cold else nothing
+        clear = self.clear if cold else do_nothing
         out: dict[Case, Timing | float] = {}
         found: dict[Case, Timing] = {}
         repeats: dict[Case, int] = {}

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from grace.bench.codecs.clock import DECODE, ENCODE, FEEDBACK, Case, nothing
+from grace.bench.codecs.clock import DECODE, ENCODE, FEEDBACK, Case, do_nothing
 from grace.bench.codecs.room import Room
 from grace.collectives import Collective, Exchange
 from grace.lent import Lent
@@ -32,7 +32,7 @@ COPIES = 4  # tensors of this size per worker that are alive at once, at most
 class Replay(Case):
     """One worker's step, of which only a part is timed."""
 
-    run: Callable[[], object] = nothing
+    run: Callable[[], object] = do_nothing
     method: Method[Any]
     room: Room
     shape: tuple[int, int]

@@ -65,9 +65,9 @@ def _panel(size: int, bars: Sequence[dict[str, Any]], links: Sequence[dict[str, 
         "field": "start", "type": "quantitative", "title": "speed of a link",
         "scale": {"type": "log", "domain": [_LEAST, _MOST], "nice": False}, "axis": {"labelExpr": SPEED, "tickCount": 5},
     }  # fmt: skip
-    colour = {"field": "than", "type": "nominal", "sort": "descending"}
+    color = {"field": "than", "type": "nominal", "sort": "descending"}
     layers = [
-        {"mark": "bar", "encoding": {**each, "x": x, "x2": {"field": "end"}, "color": colour}},
+        {"mark": "bar", "encoding": {**each, "x": x, "x2": {"field": "end"}, "color": color}},
         {"mark": {"type": "text", "align": "left", "dx": 4, "style": "small"},
          "encoding": {**each, "x": x, "text": {"field": "never"}}},
         {"data": {"values": list(links)}, "mark": {"type": "rule", "style": "goal"},

@@ -2,7 +2,7 @@
 
 The dataset ``rows`` has those of :mod:`grace.bench.report.contents`, with the look of their method (``stroke``, ``fill``,
 ``shape``, ``dash``, ``width``), an ``opacity``, a ``name``, and in the page what a pointer is told (``about``). A measure
-is a field ``NAME``; ``NAME_low`` and ``NAME_high`` are its range over seeds, where there is one. Colours and fonts are those
+is a field ``NAME``; ``NAME_low`` and ``NAME_high`` are its range over seeds, where there is one. Colors and fonts are those
 of :mod:`grace.bench.report.theme`.
 """
 
@@ -127,7 +127,7 @@ def step_time(task: Mapping[str, Any]) -> Spec:
     told = {"tooltip": {"field": "about"}, **OPACITY}
     seen = "isValid(datum.exposed_ms) ? min(datum.codec_ms || 0, datum.exposed_ms) : datum.codec_ms"
     rest = "isValid(datum.exposed_ms) ? datum.exposed_ms - datum.codec : null"
-    colour = {"field": "part", "type": "nominal", "sort": list(parts), "legend": {"offset": _ROOM}}
+    color = {"field": "part", "type": "nominal", "sort": list(parts), "legend": {"offset": _ROOM}}
     if log:
         ends = {"y": y, "x": {**x, "field": "compute_ms"}, "x2": {"field": "step_ms"}, **told}
         bars = [layer("rule", ends, style="exposed", strokeWidth=9), layer(
@@ -136,7 +136,7 @@ def step_time(task: Mapping[str, Any]) -> Spec:
         )]  # fmt: skip
     else:
         bars = [layer(
-            "bar", {"y": y, "x": {**x, "field": "ms", "stack": "zero"}, "color": colour,
+            "bar", {"y": y, "x": {**x, "field": "ms", "stack": "zero"}, "color": color,
                     "order": {"field": "order", "type": "quantitative"}, **told},
             {"calculate": "datum.compute_ms", "as": parts[0]}, {"calculate": seen, "as": parts[1]},
             {"calculate": rest, "as": parts[2]},

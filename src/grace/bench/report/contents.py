@@ -118,7 +118,7 @@ def _line(group: Group) -> str | None:
 
 
 def is_share(metric: str) -> bool:
-    """Whether this metric is a part of one, shown in per cent: accuracies, hit rates, overlaps."""
+    """Whether this metric is a part of one, shown in percent: accuracies, hit rates, overlaps."""
     return re.search(r"accuracy|^top\d|^hr\d|iou|dice|recall", metric) is not None
 
 

@@ -150,14 +150,14 @@ def _notes(name: str, rows: Sequence[Row], task: Mapping[str, Any]) -> list[str]
         runs = f"one run each, {'seed' if len(numbers) == 1 else 'seeds'} {', '.join(map(str, sorted(numbers)))}"
     notes = [
         ", ".join([f"{count} workers" for count in workers if len(workers) == 1] + [runs]),
-        *_reading(name, rows, task),
+        *_explain(name, rows, task),
     ]
     if any(row["procedural"] for row in rows):
         notes.append(f"procedural data: {task['data']}".rstrip(": "))
     return notes
 
 
-def _reading(name: str, rows: Sequence[Row], task: Mapping[str, Any]) -> list[str]:
+def _explain(name: str, rows: Sequence[Row], task: Mapping[str, Any]) -> list[str]:
     """How to read a figure; nothing that its data could contradict."""
     if name == "quality-epoch-time":
         lost = sorted({row["label"] for row in rows if row["final"] is None})

@@ -1,4 +1,4 @@
-"""How figures look, on the page and in a file: one palette each for light and dark, and two more signs beside colour."""
+"""How figures look, on the page and in a file: one palette each for light and dark, and two more signs beside color."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-# Paul Tol's "bright" and "muted" schemes, chosen apart for the colour-blind; baselines are ink.
-COLOURS = (
+# Paul Tol's "bright" and "muted" schemes, chosen apart for the color-blind; baselines are ink.
+COLORS = (
     "#4477AA", "#EE6677", "#228833", "#AA3377", "#66CCEE", "#CC9933", "#332288", "#EE7733", "#999933", "#BB5566",
 )  # fmt: skip
 # The same hues on a dark ground, after Tol's "light" scheme.
-COLOURS_ON_DARK = (
+COLORS_ON_DARK = (
     "#77AADD", "#FF99A8", "#44BB99", "#DD88C0", "#99DDFF", "#EEDD88", "#A99BF5", "#EE8866", "#BBCC33", "#D9808F",
 )  # fmt: skip
-_PARTS = (0, 5, 1, 2, 3)  # colours of what is not a method: the parts of a step, the operations of a codec
+_PARTS = (0, 5, 1, 2, 3)  # colors of what is not a method: the parts of a step, the operations of a codec
 INK, QUIET = -1, -2
 DASHES: tuple[tuple[float, ...], ...] = (
     (),
@@ -67,25 +67,25 @@ MARKERS = (
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """What marks a method in every figure: indices into ``COLOURS`` (-1: ink, -2: the quiet tone of the limit), ``DASHES``
+    """What marks a method in every figure: indices into ``COLORS`` (-1: ink, -2: the quiet tone of the limit), ``DASHES``
     and ``MARKERS``.
     """
 
-    colour: int
+    color: int
     dash: int
     marker: int
 
     @property
     def shape(self) -> dict[str, Any]:
         """The fields of a row that do not depend on light and dark."""
-        return {"shape": MARKERS[self.marker], "dash": DASHES[self.dash], "width": 2.4 if self.colour < 0 else 1.6}
+        return {"shape": MARKERS[self.marker], "dash": DASHES[self.dash], "width": 2.4 if self.color < 0 else 1.6}
 
     def paint(self, tone: str) -> dict[str, str]:
         """The fields of a row that do; ``tone`` is a key of ``TONES``. Baselines are hollow."""
-        if self.colour < 0:
-            return {"stroke": TONES[tone]["ink" if self.colour == INK else "quiet"], "fill": TONES[tone]["card"]}
-        colour = (COLOURS_ON_DARK if tone == "dark" else COLOURS)[self.colour]
-        return {"stroke": colour, "fill": colour}
+        if self.color < 0:
+            return {"stroke": TONES[tone]["ink" if self.color == INK else "quiet"], "fill": TONES[tone]["card"]}
+        color = (COLORS_ON_DARK if tone == "dark" else COLORS)[self.color]
+        return {"stroke": color, "fill": color}
 
 
 def sign(index: int, *, baseline: bool = False) -> Sign:
@@ -95,7 +95,7 @@ def sign(index: int, *, baseline: bool = False) -> Sign:
     """
     if baseline:
         return Sign(INK, index % len(DASHES), index % len(MARKERS))
-    return Sign(index % len(COLOURS), index % 3, (index + index // len(COLOURS)) % len(MARKERS))
+    return Sign(index % len(COLORS), index % 3, (index + index // len(COLORS)) % len(MARKERS))
 
 
 # Without communication: not a way to train, so it looks unlike those that are.
@@ -105,7 +105,7 @@ LIMIT = Sign(QUIET, 2, 6)
 def config(tone: str) -> dict[str, Any]:
     """Vega-Lite's configuration: everything about a figure except what it shows."""
     own = TONES[tone]
-    palette = COLOURS_ON_DARK if tone == "dark" else COLOURS
+    palette = COLORS_ON_DARK if tone == "dark" else COLORS
     return {
         "background": own["card"],
         "font": "Liberation Sans, Arial, Helvetica, sans-serif",  # vl-convert carries it: files are the same everywhere

@@ -30,7 +30,7 @@ class GPT2(SuiteTask):
     the loss in nats, on windows spread evenly over the test text.
 
     Attributes:
-        tokens: rows of the embedding. context: tokens of a window. windows: that are evaluated.
+        tokens: rows of the embedding. context: tokens of a window. windows: how many are evaluated.
     """
 
     name = "gpt2_small"
@@ -52,9 +52,9 @@ class GPT2(SuiteTask):
         self.metric = "bits_per_byte"
         if root is not None and self.tokens > _BYTES and files.has_tokens(root):
             self.metric = "loss"
-            self.text, name = files.tokens(root), "tokens"
+            self.text, name = files.read_tokens(root), "tokens"
         elif root is not None:
-            self.text, name = files.text(root), "enwik8" if (root / "enwik8").is_file() else "text"
+            self.text, name = files.read_text(root), "enwik8" if (root / "enwik8").is_file() else "text"
         else:
             self.text, name = stdlib_bytes(), "standard library bytes"
         for part in ("train", "test"):

@@ -65,7 +65,7 @@ class DenseNetSmall(DenseNet40):
 
 
 class ResNet9(CifarTask):
-    """The DAWNBench network on CIFAR-10; its own schedule, normalisation and cutout."""
+    """The DAWNBench network on CIFAR-10; its own schedule, normalization and cutout."""
 
     name = "resnet9"
     about = "ResNet-9 on CIFAR-10"

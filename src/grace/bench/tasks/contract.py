@@ -41,7 +41,7 @@ class Task(abc.ABC):
         workers: how many there are; the runner sets it first, as a batch "of 512 in all" and a learning rate "for each
             256 images" need it.
         steps: how long this run is; the runner sets it before the first ``lr``.
-        local_decay: L2 term that is added to the local gradient before it is compressed, outside normalisation layers.
+        local_decay: L2 term that is added to the local gradient before it is compressed, outside normalization layers.
         clip: largest norm of the averaged gradient; 0 does not clip.
         paper_row: the row of the survey's Table II that this task is, or stands for; None: none.
         target: the quality of ``metric`` to which the time is measured; None: none.
@@ -126,7 +126,7 @@ class Task(abc.ABC):
         return self.batch
 
     def decayed(self, model: nn.Module) -> list[nn.Parameter]:
-        """The parameters under ``local_decay``: all but those of normalisation layers."""
+        """The parameters under ``local_decay``: all but those of normalization layers."""
         norms = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
         own = {id(p) for module in model.modules() if isinstance(module, norms) for p in module.parameters()}
         return [p for p in model.parameters() if p.requires_grad and id(p) not in own]

@@ -20,7 +20,7 @@ from grace.errors import DataError
 _TEST_EVERY = 5  # every fifth sample is a test sample
 
 
-def _table() -> Array:
+def _read_table() -> Array:
     """``[1797, 65]``: 64 pixels, then the label. Read from scikit-learn's file if it is in its usual place:
     importing scikit-learn takes a worker longer than everything else before its first step.
     """
@@ -52,7 +52,7 @@ class _Block(nn.Module):
 
 
 class Digits(ImageTask):
-    """Handwritten digits: 1,797 grey images of 8 x 8 pixels, real data that come with scikit-learn; ten classes.
+    """Handwritten digits: 1,797 gray images of 8 x 8 pixels, real data that come with scikit-learn; ten classes.
 
     A pre-activation residual network of 19,074 parameters in 23 tensors; the four of 1,024 elements and more hold
     nine tenths of them. SGD with momentum 0.9; the learning rate rises to 0.1 over the first tenth and falls to 0 on a
@@ -72,7 +72,7 @@ class Digits(ImageTask):
     def read(self, root: Path | None) -> DataSet:
         if root is not None:
             raise DataError(f"the digits come with scikit-learn, not from {root}: leave --data out")
-        table = _table()
+        table = _read_table()
         images, labels = table[:, :64].astype(np.uint8).reshape(-1, 1, 8, 8), table[:, 64].astype(np.int64)
         test = np.arange(len(labels)) % _TEST_EVERY == _TEST_EVERY - 1
         arrays = {"images": images[~test], "labels": labels[~test]}

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from grace.bench.tasks import metrics
 from grace.bench.tasks.embedded.shapes import shapes
-from grace.bench.tasks.files.cifar10 import cifar10
+from grace.bench.tasks.files.cifar10 import read_cifar10
 from grace.bench.tasks.pictures import ArrayPictures, Augmentation, FolderPictures, Pictures
 from grace.bench.tasks.suite import DataSet, SuiteTask, epochs_of
 
@@ -71,7 +71,7 @@ class CifarTask(ImageTask):
     synthetic_samples = 50_000
 
     def read(self, root: Path | None) -> DataSet:
-        arrays = shapes(*self.embedded) if root is None else cifar10(root)
+        arrays = shapes(*self.embedded) if root is None else read_cifar10(root)
         self.pictures = ArrayPictures(arrays, self.augmentation, self.size)
         name = "shapes" if root is None else "CIFAR-10"
         return DataSet.of(name, arrays, len(arrays["labels"]), procedural=root is None)

@@ -15,8 +15,8 @@ _COPIES = 3  # of the parameters' size: they themselves, the gradients, Distribu
 
 
 def least_bytes(task: Task, batch: Any, slots: int) -> int:
-    """Of one worker: the process, the model, its gradients in their buckets, ``slots`` tensors of the optimizer, and what
-    one pass saves for the way back. Neither the data nor what a method keeps.
+    """What one worker needs: the process, the model, its gradients in their buckets, ``slots`` tensors of the optimizer,
+    and what one forward pass saves for the backward pass. Neither the data nor what a method keeps are counted.
 
     Args:
         task: whose model and loss they are.
@@ -30,7 +30,7 @@ def least_bytes(task: Task, batch: Any, slots: int) -> int:
 
 
 def saved_bytes(task: Task, model: torch.nn.Module, batch: Any) -> int:
-    """What the way forward saves for the way back, the parameters not counted. ``model`` is on the meta device.
+    """What the forward pass saves for the backward pass, without the parameters. ``model`` is on the meta device.
 
     A fake tensor has a shape and a device, here the CPU, but no memory; unlike meta tensors, which have no device, it
     takes the kernels of the real one, and so saves what they save.
@@ -43,7 +43,7 @@ def saved_bytes(task: Task, model: torch.nn.Module, batch: Any) -> int:
             for name, b in list(module.named_buffers(recurse=False)):
                 setattr(module, name, torch.empty(b.shape, dtype=b.dtype))
     parameters = {_storage(p) for p in model.parameters()}
-    # Tensors without memory have no address, so their storages are kept, that no two have the same identity.
+    # Tensors without memory have no address. Their storages are kept alive, so that no two share an identity.
     saved: dict[int, torch.UntypedStorage] = {}
 
     def keep(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Labelled pictures: arrays in memory, or ImageNet's folders. Letters: n pictures, c channels, s pixels of a side."""
+"""Labeled pictures: arrays in memory, or ImageNet's folders. Letters: n pictures, c channels, s pixels of a side."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from grace.bench.tasks import metrics, models
 from grace.bench.tasks.embedded.feedback import feedback
-from grace.bench.tasks.files.movielens import movielens
+from grace.bench.tasks.files.movielens import read_movielens
 from grace.bench.tasks.suite import DataSet, SuiteTask, epochs_of
 
 Batch = tuple[Tensor, Tensor, Tensor]
@@ -21,7 +21,7 @@ _USERS_AT_ONCE = 5000  # when evaluating
 
 
 class NCF(SuiteTask):
-    """Neural matrix factorisation on MovieLens-20M. Four negatives for each positive, uniform and not verified, are
+    """Neural matrix factorization on MovieLens-20M. Four negatives for each positive, uniform and not verified, are
     drawn anew in each epoch. Quality is HR@10: the held-out item is among the ten best of 101.
 
     Attributes:
@@ -48,7 +48,7 @@ class NCF(SuiteTask):
     candidates: Tensor | None = None  # [users, 101], the held-out item last
 
     def read(self, root: Path | None) -> DataSet:
-        arrays = feedback(*self.embedded) if root is None else movielens(root)
+        arrays = feedback(*self.embedded) if root is None else read_movielens(root)
         self.pairs, self.held = arrays["pairs"], arrays["held"]
         self.touched = 1 + int(max(self.pairs[:, 1].max(), self.held.max()))  # items in the data
         self.users, self.items = max(self.users, len(self.held)), max(self.items, self.touched)

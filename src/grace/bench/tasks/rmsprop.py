@@ -15,7 +15,7 @@ class TensorFlowRMSprop(torch.optim.Optimizer):
 
     ::
 
-        ms = decay ms + (1 - decay) g^2        mg = decay mg + (1 - decay) g, if centred, else 0
+        ms = decay ms + (1 - decay) g^2        mg = decay mg + (1 - decay) g, if centered, else 0
         buffer = momentum buffer + lr g / sqrt(ms - mg^2 + eps)
         p = p - buffer
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from grace.bench.tasks import metrics, models
 from grace.bench.tasks.embedded.defects import defects
-from grace.bench.tasks.files.dagm import dagm
+from grace.bench.tasks.files.dagm import read_dagm
 from grace.bench.tasks.rmsprop import TensorFlowRMSprop
 from grace.bench.tasks.suite import DataSet, SuiteTask, epochs_of, tensor
 
@@ -24,8 +24,8 @@ _TEST_BATCH = 25
 
 
 class UNet(SuiteTask):
-    """TinyUNet on DAGM2007. Only the defective images are trained with, flipped and turned at random. The loss is
-    cross-entropy, and the Dice loss once that of the worker's own batch is below 0.3. All test images are evaluated.
+    """TinyUNet on DAGM2007. It trains only on the defective images, flipped and turned at random. The loss is the Dice
+    loss where that of the worker's own batch is below 0.3, and cross-entropy elsewhere. All test images are evaluated.
 
     Attributes:
         kind: the class of DAGM2007, 1 to 10. size: pixels of a side.
@@ -46,7 +46,7 @@ class UNet(SuiteTask):
     network = models.UNet
 
     def read(self, root: Path | None) -> DataSet:
-        arrays = defects(self.kind, self.size) if root is None else dagm(root, self.kind, self.size)
+        arrays = defects(self.kind, self.size) if root is None else read_dagm(root, self.kind, self.size)
         self.images, self.masks = tensor(arrays["images"]), tensor(arrays["masks"])
         self.test_images, self.test_masks = tensor(arrays["test_images"]), tensor(arrays["test_masks"])
         name = "textures with defects" if root is None else f"DAGM2007 class {self.kind}"

@@ -112,7 +112,7 @@ class SuiteTask(Task):
 
     @property
     def samples(self) -> int:
-        """Of an epoch.
+        """The samples of an epoch.
 
         Raises:
             ConfigurationError: nothing has been loaded.
@@ -158,7 +158,7 @@ def epochs_of(
     samples: int, rank: int, world: int, batch: int, seed: int
 ) -> Iterator[tuple[Array, np.random.RandomState]]:
     """Endless local batches of indices, and random numbers of this worker's own. One permutation for each epoch, which
-    all workers share and split; a rest of less than a batch for each is left out.
+    all workers share and split; what is left over, less than a batch for each, is not used.
     """
     share = samples // world // batch * batch
     for epoch in itertools.count():

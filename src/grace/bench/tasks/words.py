@@ -14,7 +14,7 @@ from torch.nn import functional
 from grace.bench.tasks import metrics, models
 from grace.bench.tasks.embedded.chunks import Array
 from grace.bench.tasks.embedded.stdlib import stdlib_words
-from grace.bench.tasks.files.ptb import ptb
+from grace.bench.tasks.files.ptb import read_ptb
 from grace.bench.tasks.models.lstm import State
 from grace.bench.tasks.suite import DataSet, SuiteTask
 from grace.errors import DataError
@@ -38,7 +38,7 @@ class LSTM(SuiteTask):
 
     Attributes:
         length: words of a sequence. words: of the vocabulary. rows: streams of the test text.
-        test_words: of the test text, so many are used; 0: all.
+        test_words: how many words of the test text are used; 0: all.
     """
 
     name = "lstm_ptb"
@@ -58,7 +58,7 @@ class LSTM(SuiteTask):
     test_words: ClassVar[int] = 0
 
     def read(self, root: Path | None) -> DataSet:
-        self.text = stdlib_words(self.words) if root is None else ptb(root, self.words)
+        self.text = stdlib_words(self.words) if root is None else read_ptb(root, self.words)
         test = len(self.text["test"])
         if test <= self.rows:
             raise DataError(

@@ -8,7 +8,7 @@ import torch
 import grace
 from grace.bench.codecs import compressors
 from grace.bench.codecs.cases import cases_of, variants
-from grace.bench.codecs.clock import DECODE, ENCODE, FEEDBACK, OPERATIONS, nothing
+from grace.bench.codecs.clock import DECODE, ENCODE, FEEDBACK, OPERATIONS, do_nothing
 from grace.bench.codecs.conversations import Replay
 from grace.bench.codecs.room import WORKERS, Room
 from grace.collectives import AllReduce
@@ -31,7 +31,7 @@ def test_every_method_can_be_timed(name, room):
     cases = by_name(cases_of(plain, feedback, room)[0])
     assert set(OPERATIONS) - set(cases) <= {FEEDBACK}
     assert (FEEDBACK in cases) == (feedback is not None)
-    assert all(case.seconds(nothing) >= 0 for case in cases.values())
+    assert all(case.seconds(do_nothing) >= 0 for case in cases.values())
 
 
 def mean(room):
@@ -40,16 +40,16 @@ def mean(room):
 
 def test_a_compressors_cases_encode_remember_and_decode(room):
     cases = by_name(compressors.cases(*variants("topk:ratio=0.5"), room))
-    cases[FEEDBACK].seconds(nothing)
+    cases[FEEDBACK].seconds(do_nothing)
     p = (room.x + room.memory).abs()
     assert int((room.rest == 0).sum()) == 2048
     assert p[room.rest == 0].min() >= room.rest.abs().max()
     assert torch.equal(room.memory, room.gradient(WORKERS))
-    cases[ENCODE].seconds(nothing)
+    cases[ENCODE].seconds(do_nothing)
     cases[ENCODE].prepare()
     assert torch.equal(room.rows, room.x)
     everything = by_name(compressors.cases(*variants("topk:ratio=1"), room))
-    everything[DECODE].seconds(nothing)
+    everything[DECODE].seconds(do_nothing)
     torch.testing.assert_close(room.out.double(), mean(room), rtol=1e-5, atol=1e-5)
 
 
@@ -60,14 +60,14 @@ def test_what_the_network_sums_is_decoded_once(room):
 
 
 def test_a_majority_is_decoded_to_signs(room):
-    by_name(compressors.cases(*variants("signsgd"), room))[DECODE].seconds(nothing)
+    by_name(compressors.cases(*variants("signsgd"), room))[DECODE].seconds(do_nothing)
     votes = sum(room.gradient(worker).sign() for worker in range(WORKERS))
     assert torch.equal(room.out, votes.sign())
 
 
 def test_slow_wires_are_used_again(room, monkeypatch):
     monkeypatch.setattr(compressors, "_SETUP_SECONDS", -1.0)
-    by_name(compressors.cases(*variants("topk:ratio=1"), room))[DECODE].seconds(nothing)
+    by_name(compressors.cases(*variants("topk:ratio=1"), room))[DECODE].seconds(do_nothing)
     two = (room.gradient(0) + room.gradient(1)) / 2
     torch.testing.assert_close(room.out, two)
 
@@ -107,7 +107,7 @@ def test_a_replay_is_the_second_step_of_worker_0_again_and_again(room):
     cleared = []
     encode, decode = (Replay("a", method=method, room=room, shape=(64, 64), part=part) for part in ("encode", "decode"))
     for _ in range(2):
-        assert encode.seconds(nothing) > 0
+        assert encode.seconds(do_nothing) > 0
     assert decode.seconds(lambda: cleared.append(1)) > 0
     assert len(cleared) == 2  # before the step, and before the part that is timed
     for found, state in method.means[2:4]:

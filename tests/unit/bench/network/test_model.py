@@ -45,7 +45,7 @@ def test_the_line_counts_headers():
     assert line_seconds(link("none")) == 0
 
 
-def timed(rate="1gbit", world=4, efficiency=1.0):
+def make_probe(rate="1gbit", world=4, efficiency=1.0):
     """A network of 1 ms per all-reduce of nothing, and the line's own time otherwise."""
     probe = Probe(link(rate), world, world)
     each = line_seconds(probe.link) * 1.5 / efficiency
@@ -62,12 +62,12 @@ def test_between_and_beyond_measured_sizes_time_is_on_a_line():
 
 
 def test_here_the_model_says_what_was_measured():
-    assert collective_seconds(timed(), "AllReduce", 1_000_000) == pytest.approx(1e-3 + 1e6 * 1.5 * 8e-9 * FRAME)
+    assert collective_seconds(make_probe(), "AllReduce", 1_000_000) == pytest.approx(1e-3 + 1e6 * 1.5 * 8e-9 * FRAME)
 
 
 def test_a_large_bucket_takes_what_its_size_takes():
     """Two collectives of 1 MB on average, of which one is nearly all: beyond 1 MB a byte takes twice as long."""
-    probe = timed()
+    probe = make_probe()
     line = probe.timings["AllReduce"]
     line.sizes.append(2_000_000)
     line.seconds.append(line.seconds[1] + 2 * (line.seconds[1] - line.seconds[0]))
@@ -79,22 +79,22 @@ def test_a_large_bucket_takes_what_its_size_takes():
 
 
 def test_a_tenth_of_the_speed_takes_ten_times_as_long_beyond_latency():
-    slow = collective_seconds(timed(), "AllReduce", 1_000_000, link=link("100mbit"))
+    slow = collective_seconds(make_probe(), "AllReduce", 1_000_000, link=link("100mbit"))
     assert slow == pytest.approx(1e-3 + 1e6 * 1.5 * 8e-8 * FRAME, rel=1e-3)
 
 
 def test_what_an_algorithm_loses_it_loses_at_any_speed():
-    slow = collective_seconds(timed(efficiency=0.5), "AllReduce", 1_000_000, link=link("100mbit"))
+    slow = collective_seconds(make_probe(efficiency=0.5), "AllReduce", 1_000_000, link=link("100mbit"))
     assert slow == pytest.approx(1e-3 + 2 * 1e6 * 1.5 * 8e-8 * FRAME, rel=1e-3)
 
 
 def test_no_line_is_faster_than_the_cores():
-    fast = collective_seconds(timed(), "AllReduce", 1_000_000, link=link("400gbit"))
+    fast = collective_seconds(make_probe(), "AllReduce", 1_000_000, link=link("400gbit"))
     assert fast == pytest.approx(1e-3 + 1e6 * 1e-9)
 
 
 def test_more_workers_need_more_hops_and_a_latency_counts_for_each():
-    more = collective_seconds(timed(), "AllReduce", 4, world=8, link=link("1gbit", "1ms"))
+    more = collective_seconds(make_probe(), "AllReduce", 4, world=8, link=link("1gbit", "1ms"))
     assert more == pytest.approx(14 * (1e-3 / 6 + 1e-3), rel=1e-3)
 
 
@@ -138,7 +138,7 @@ def test_buckets_are_ready_with_their_last_parameter():
     assert bucket_readiness([(0.4, 10)], [10]) == (0.4,)
 
 
-def predicted(kinds, world=4):
+def make_document(kinds, world=4):
     told = {
         kind: CollectiveTerms(count, count * size, 0.0, 0.0, [4, 1_000_000], [0.0, 1000.0], 0.0)
         for kind, (count, size) in kinds.items()
@@ -159,7 +159,7 @@ def predicted(kinds, world=4):
     ],
 )  # fmt: skip
 def test_forecasts_grow_as_the_algorithms_do(kinds, here, there):
-    seconds = forecast(predicted(kinds), 1.0)
+    seconds = forecast(make_document(kinds), 1.0)
     steps = [1000 * seconds(link("1gbit"), workers) for workers in (4, 8)]
     assert steps == pytest.approx([100 + here, 100 + there], rel=1e-3)
 

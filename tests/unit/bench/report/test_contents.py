@@ -84,10 +84,10 @@ def test_failures_keep_their_error_and_their_command():
 
 def test_baselines_are_ink_and_methods_have_signs_of_their_own():
     signs = report(*(run(name) for name in {**METHODS, **BASELINES})).signs
-    assert {name for name, one in signs.items() if one.colour < 0} == {"none", *BASELINES}
+    assert {name for name, one in signs.items() if one.color < 0} == {"none", *BASELINES}
     assert len(set(signs.values())) == len(signs)
     assert len({sign(k) for k in range(30)}) == 30
-    assert len({(one.colour, one.marker) for one in (sign(k) for k in range(100))}) == 100
+    assert len({(one.color, one.marker) for one in (sign(k) for k in range(100))}) == 100
 
 
 def test_without_communication_looks_like_nothing_that_trains():
@@ -113,7 +113,7 @@ def test_signs_of_a_method_do_not_depend_on_the_order_of_files():
 
 def test_palettes_can_be_told_apart_and_from_their_ground():
     """At least 2.0 in contrast with the card behind: large shapes, which also differ in dash and marker."""
-    from grace.bench.report.theme import COLOURS, COLOURS_ON_DARK
+    from grace.bench.report.theme import COLORS, COLORS_ON_DARK
 
     def luminance(text):
         parts = [int(text[at : at + 2], 16) / 255 for at in (1, 3, 5)]
@@ -124,9 +124,9 @@ def test_palettes_can_be_told_apart_and_from_their_ground():
         high, low = sorted((luminance(a), luminance(b)), reverse=True)
         return (high + 0.05) / (low + 0.05)
 
-    assert len(set(COLOURS)) == len(COLOURS) == len(COLOURS_ON_DARK) == len(set(COLOURS_ON_DARK))
-    assert min(contrast(colour, "#ffffff") for colour in COLOURS) > 1.7
-    assert min(contrast(colour, "#1a1f28") for colour in COLOURS_ON_DARK) > 4.5
+    assert len(set(COLORS)) == len(COLORS) == len(COLORS_ON_DARK) == len(set(COLORS_ON_DARK))
+    assert min(contrast(color, "#ffffff") for color in COLORS) > 1.7
+    assert min(contrast(color, "#1a1f28") for color in COLORS_ON_DARK) > 4.5
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "top1", "hr10", "paper_iou"])

@@ -111,18 +111,18 @@ def test_names_are_beside_the_lines_and_points(written):
 
 
 def test_a_pareto_front_is_named_where_one_is_drawn(tmp_path):
-    def drawn(*documents):
+    def draw(*documents):
         report = report_of(Found([run_of(document, f"{k}.json") for k, document in enumerate(documents)], []))
         draw_report(page_document(report, "results"), tmp_path)
         return (tmp_path / "digits-quality-bytes.svg").read_text()
 
     said = "broad line: the Pareto front, the points that no other clearly beats"
     both = [run(method, seed=seed) for method in ("none", "randomk:ratio=0.01") for seed in (0, 1)]
-    assert said in drawn(*both)
+    assert said in draw(*both)
     ends = {"topk:ratio=0.01": 0.95, "none": 0.9}
-    one = drawn(*(run(method, seed=seed, final=final) for method, final in ends.items() for seed in (0, 1)))
+    one = draw(*(run(method, seed=seed, final=final) for method, final in ends.items() for seed in (0, 1)))
     assert "Pareto" not in one
-    assert "no Pareto front, which takes several seeds" in drawn(run("none"), run("randomk:ratio=0.01"))
+    assert "no Pareto front, which takes several seeds" in draw(run("none"), run("randomk:ratio=0.01"))
 
 
 def test_seeds_are_told(written, tmp_path):

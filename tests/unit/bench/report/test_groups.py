@@ -61,12 +61,12 @@ def test_one_run_has_the_range_of_its_steps_and_of_nothing_else():
 
 
 def test_others_are_held_against_fp32():
-    def held(*methods):
+    def find_fp32(*methods):
         return [group.first.method for group in group_runs(runs(*map(run, methods)))[0] if group.fp32]
 
-    assert held("topk", "none", "ddp-fp32") == ["ddp-fp32"]
-    assert held("topk", "none") == ["none"]
-    assert held("topk") == []
+    assert find_fp32("topk", "none", "ddp-fp32") == ["ddp-fp32"]
+    assert find_fp32("topk", "none") == ["none"]
+    assert find_fp32("topk") == []
 
 
 def test_toolkits_are_places_of_their_own():

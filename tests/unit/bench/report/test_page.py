@@ -312,7 +312,7 @@ def test_the_page_never_scrolls_sideways_and_the_table_fits(page, report, width)
 
 
 def test_procedural_data_are_marked_on_every_figure_that_shows_them(page):
-    def marked():
+    def find_marked():
         page.figures()
         return page.js(
             "return [...document.querySelectorAll('.figure')].filter((one) => !one.querySelector('.procedural').hidden &&"
@@ -321,9 +321,9 @@ def test_procedural_data_are_marked_on_every_figure_that_shows_them(page):
             ".map((one) => one.dataset.figure)"
         )
 
-    assert marked() == []
+    assert find_marked() == []
     page.choose("#task", "resnet20")
-    assert marked() == [figure.name for figure in FIGURES if figure.name != "codec-latency"]
+    assert find_marked() == [figure.name for figure in FIGURES if figure.name != "codec-latency"]
 
 
 def test_failures_strangers_and_notes_are_listed(page):
@@ -349,7 +349,7 @@ def test_the_codecs_figure_has_its_own_choices(page):
     assert "4,096 elements" in page.js("return document.querySelector('#figure-codec-latency .note').textContent")
 
 
-def test_on_paper_all_figures_are_drawn_in_light_colours(page, report):
+def test_on_paper_all_figures_are_drawn_in_light_colors(page, report):
     page.open(report, dark=True)
     page.js(
         "window.seen = null; window.addEventListener('beforeprint', () => {"

@@ -18,27 +18,27 @@ def runs(method, *finals, workers=2):
     ]
 
 
-def crowned(*documents, measure="final"):
+def find_crowned(*documents, measure="final"):
     groups, _ = experiments(documents)
     found = crowns(groups, measure)
     return [group.label for group in groups if id(group) in found]
 
 
 def test_who_is_clearly_the_best_is_crowned():
-    assert crowned(*runs("none", 0.90, 0.91), *runs("topk", 0.92, 0.93)) == ["topk"]
-    assert crowned(*runs("none", 0.90, 0.92), *runs("topk", 0.92, 0.93)) == [], "their ranges touch"
-    assert crowned(*runs("none", None, 0.91), *runs("topk", 0.92, 0.93)) == ["topk"]
-    assert crowned(*runs("none", 0.90, 0.91), *runs("topk", None, 0.93)) == [], "one seed diverged"
+    assert find_crowned(*runs("none", 0.90, 0.91), *runs("topk", 0.92, 0.93)) == ["topk"]
+    assert find_crowned(*runs("none", 0.90, 0.92), *runs("topk", 0.92, 0.93)) == [], "their ranges touch"
+    assert find_crowned(*runs("none", None, 0.91), *runs("topk", 0.92, 0.93)) == ["topk"]
+    assert find_crowned(*runs("none", 0.90, 0.91), *runs("topk", None, 0.93)) == [], "one seed diverged"
 
 
 def test_one_seed_says_nothing_of_another():
-    assert crowned(*runs("none", 0.90), *runs("topk", 0.95)) == []
-    assert crowned(*runs("none", 0.90, 0.91), *runs("topk", 0.95)) == []
+    assert find_crowned(*runs("none", 0.90), *runs("topk", 0.95)) == []
+    assert find_crowned(*runs("none", 0.90, 0.91), *runs("topk", 0.95)) == []
 
 
 def test_nobody_wins_alone_nor_what_exchanges_nothing():
-    assert crowned(*runs("topk", 0.92, 0.93)) == []
-    assert crowned(*runs("topk", 0.92, 0.93), *runs("no-communication", 0.98, 0.99)) == []
+    assert find_crowned(*runs("topk", 0.92, 0.93)) == []
+    assert find_crowned(*runs("topk", 0.92, 0.93), *runs("no-communication", 0.98, 0.99)) == []
 
 
 def test_places_have_their_own_winner():

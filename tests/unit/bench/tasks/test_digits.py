@@ -66,7 +66,7 @@ def test_the_learning_rate_rises_and_falls(digits):
     assert rates[0] < rates[5] < rates[10] > rates[50] > rates[99] >= 0
 
 
-def test_decay_spares_normalisation(digits):
+def test_decay_spares_normalization(digits):
     model = digits.model()
     norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
     assert len(digits.decayed(model)) == 23 - 2 * len(norms)

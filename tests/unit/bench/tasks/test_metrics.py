@@ -24,7 +24,7 @@ def test_negatives_are_untouched():
     assert np.array_equal(found, metrics.negatives(pairs, held, 20, count=50))
 
 
-def ranked(better, ties, others=20):
+def make_scores(better, ties, others=20):
     """Scores where ``better`` candidates beat the held-out one and ``ties`` equal it."""
     scores = [1.0] * better + [0.0] * ties + [-1.0] * (others - better - ties) + [0.0]
     return torch.tensor([scores]), torch.arange(others + 1)[None]
@@ -35,7 +35,7 @@ def ranked(better, ties, others=20):
     [(0, 0, 0), (9, 0, 9), (10, 0, None), (0, 19, None), (0, 18, 9), (8, 2, 9), (8, 3, None)],
 )
 def test_hit_rate_by_hand(better, ties, rank):
-    hits, gain = metrics.hit_rate(*ranked(better, ties))
+    hits, gain = metrics.hit_rate(*make_scores(better, ties))
     assert hits == (rank is not None)
     assert gain == pytest.approx(0.0 if rank is None else 1 / math.log2(rank + 2))
 
@@ -50,7 +50,7 @@ def test_copies_take_one_place():
 
 
 def test_hit_rate_is_the_mean_over_users():
-    scores = torch.cat([ranked(0, 0)[0], ranked(15, 0)[0]])
+    scores = torch.cat([make_scores(0, 0)[0], make_scores(15, 0)[0]])
     assert metrics.hit_rate(scores, torch.arange(21).expand(2, -1))[0] == 0.5
 
 

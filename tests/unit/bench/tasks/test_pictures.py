@@ -14,7 +14,7 @@ def arrays(size=8):
     return {"images": images, "labels": labels, "test_images": images[:10], "test_labels": labels[:10]}
 
 
-def scaled(images):
+def scale(images):
     return (torch.from_numpy(images).float() - 127.5) / 127.5
 
 
@@ -26,13 +26,13 @@ def train(how, size=8, first=0, index=None):
 
 def test_without_padding_and_flips_nothing_moves():
     images, labels = train(Augmentation(pad=0, flip=False))
-    assert torch.equal(images, scaled(arrays()["images"]))
+    assert torch.equal(images, scale(arrays()["images"]))
     assert torch.equal(labels, torch.arange(N) % 4)
 
 
 def test_half_of_the_pictures_are_mirrored():
     images, _ = train(Augmentation(pad=0))
-    plain = scaled(arrays()["images"])
+    plain = scale(arrays()["images"])
     same = (images == plain).flatten(1).all(1)
     mirrored = (images == plain.flip(3)).flatten(1).all(1)
     assert torch.equal(same, ~mirrored)
@@ -43,7 +43,7 @@ def test_half_of_the_pictures_are_mirrored():
 def test_crops_of_the_padded_picture(reflect):
     images, _ = train(Augmentation(pad=2, flip=False, reflect=reflect))
     wide = np.pad(arrays()["images"], ((0, 0), (0, 0), (2, 2), (2, 2)), mode="reflect" if reflect else "constant")
-    wide = scaled(wide)
+    wide = scale(wide)
     places = set()
     for k in range(N):
         windows = {(y, x): wide[k, :, y : y + 8, x : x + 8] for y in range(5) for x in range(5)}
@@ -81,7 +81,7 @@ def test_the_test_set_comes_as_it_is():
     pictures = ArrayPictures(arrays(), Augmentation(cutout=4), 8)
     (images, labels), *more = pictures.testing()
     assert not more
-    assert torch.equal(images, scaled(arrays()["images"][:10]))
+    assert torch.equal(images, scale(arrays()["images"][:10]))
     assert torch.equal(labels, torch.arange(10) % 4)
 
 

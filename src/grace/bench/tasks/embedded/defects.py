@@ -1,5 +1,5 @@
 """Procedural textures with a defect, after DAGM 2007: a band-passed texture, and on some images one elliptical defect,
-labelled weakly by an ellipse around it.
+labeled weakly by an ellipse around it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from grace.bench.tasks.embedded.shapes import smooth
 
 _TEST = 1_000_000  # the number of the first test image
 # For each of the ten kinds: the spatial frequency at 128 pixels, and how much it is stretched along its tilt.
-_CENTRES = (6, 10, 16, 8, 12, 20, 5, 14, 9, 18)
+_CENTERS = (6, 10, 16, 8, 12, 20, 5, 14, 9, 18)
 _STRETCHES = (1.0, 2.5, 1.0, 4.0, 1.5, 1.0, 3.0, 2.0, 1.0, 2.5)
 
 
@@ -59,11 +59,11 @@ def _texture(random: np.random.RandomState, size: int, kind: int) -> Array:
     """White noise through an anisotropic band-pass: mean 0, standard deviation 1."""
     frequencies = np.fft.fftfreq(size) * size
     fy, fx = np.meshgrid(frequencies, frequencies, indexing="ij")
-    centre, tilt = _CENTRES[kind - 1] * size / 128, math.pi * (kind - 1) / 10
+    center, tilt = _CENTERS[kind - 1] * size / 128, math.pi * (kind - 1) / 10
     along = math.cos(tilt) * fx + math.sin(tilt) * fy
     across = (math.cos(tilt) * fy - math.sin(tilt) * fx) * _STRETCHES[kind - 1]
     r = np.hypot(along, across)
-    gain = np.exp(-(((r - centre) / (0.45 * centre)) ** 2)) + 0.15 * np.exp(-((r / (3 * centre)) ** 2))
+    gain = np.exp(-(((r - center) / (0.45 * center)) ** 2)) + 0.15 * np.exp(-((r / (3 * center)) ** 2))
     gain[0, 0] = 0
     found: Array = np.fft.ifft2(np.fft.fft2(random.standard_normal((size, size))) * gain).real
     found /= found.std()

@@ -28,11 +28,11 @@ def feedback(users: int, items: int, seed: int = 13) -> dict[str, Array]:
         world = stream(seed, 0)
         tastes = _unit(world.standard_normal((items, _RANK)))
         popularity = world.standard_normal(items)
-        centres = world.standard_normal((_GROUPS, _RANK))
+        centers = world.standard_normal((_GROUPS, _RANK))
         pairs: list[Array] = []
         held: list[int] = []
         for chunk in range(-(-users // CHUNK)):
-            for drawn in _chunk(chunk, tastes, popularity, centres, seed)[: users - chunk * CHUNK]:
+            for drawn in _chunk(chunk, tastes, popularity, centers, seed)[: users - chunk * CHUNK]:
                 pairs.append(np.stack([np.full(len(drawn) - 1, len(held)), drawn[:-1]], axis=1))
                 held.append(int(drawn[-1]))
         return {"pairs": np.concatenate(pairs).astype(np.int64), "held": np.array(held, np.int64)}
@@ -45,11 +45,11 @@ def _unit(x: Array) -> Array:
     return found
 
 
-def _chunk(chunk: int, tastes: Array, popularity: Array, centres: Array, seed: int) -> list[Array]:
+def _chunk(chunk: int, tastes: Array, popularity: Array, centers: Array, seed: int) -> list[Array]:
     """The items of 1,000 users."""
     random, items = stream(seed, 1 + chunk), len(tastes)
     groups = random.randint(0, _GROUPS, CHUNK)
-    users = _unit(centres[groups] + 0.5 * random.standard_normal((CHUNK, _RANK)))
+    users = _unit(centers[groups] + 0.5 * random.standard_normal((CHUNK, _RANK)))
     counts = np.clip(np.exp(random.normal(_LOG_MEAN, _LOG_STD, CHUNK)).astype(int), _FEWEST, max(_FEWEST, items // 4))
     logits = _SHARPNESS * math.sqrt(_RANK) * (users @ tastes.T) + _POPULARITY * popularity
     order = np.argsort(-(logits + random.gumbel(size=logits.shape)), axis=1)  # Gumbel's trick: without replacement

@@ -1,4 +1,4 @@
-"""Procedural images: one of ten shapes at a random place, size, angle and colour, under a stray bar and noise.
+"""Procedural images: one of ten shapes at a random place, size, angle and color, under a stray bar and noise.
 
 Letters: n images, s pixels of a side.
 """
@@ -82,18 +82,18 @@ def shape_chunk(chunk: int, size: int, classes: int, noise: float, seed: int) ->
     place, scale = random.uniform(-0.3, 0.3, (n, 2)), random.uniform(0.45, 0.70, n)
     angle, phase = random.uniform(0, 2 * math.pi, n), random.uniform(0, 1, n)
     ground = random.uniform(0.35, 0.65, (n, 3))
-    # A weak hint of colour: each shape prefers a sign of contrast in each channel, and has it four times out of five.
+    # A weak hint of color: each shape prefers a sign of contrast in each channel, and has it four times out of five.
     preferred = np.random.RandomState(99).choice([-1.0, 1.0], (_SHAPES, 3))[shape]
     sign = np.where(random.uniform(0, 1, (n, 3)) < 0.8, preferred, -preferred)
     contrast = random.uniform(0.15, 0.45, (n, 3)) * sign
     light = 0.10 * smooth(random, n, size, 4)
     bar_angle, bar_place = random.uniform(0, math.pi, n), random.uniform(-0.7, 0.7, n)
-    bar_colour = random.uniform(0, 1, (n, 3))
+    bar_color = random.uniform(0, 1, (n, 3))
     grain = random.standard_normal((n, 3, size, size)).astype(np.float32)
     grain *= random.uniform(0.5, 1.5, (n, 1, 1, 1)).astype(np.float32) * noise
 
-    centres = (np.arange(size) + 0.5) / size * 2 - 1
-    y, x = np.meshgrid(centres, centres, indexing="ij")
+    centers = (np.arange(size) + 0.5) / size * 2 - 1
+    y, x = np.meshgrid(centers, centers, indexing="ij")
     edge = size / 4  # how steeply an edge rises from 0 to 1: within about two pixels
     images = np.empty((n, 3, size, size), np.float32)
     for i in range(n):
@@ -106,7 +106,7 @@ def shape_chunk(chunk: int, size: int, classes: int, noise: float, seed: int) ->
         away = np.abs(math.cos(bar_angle[i]) * x + math.sin(bar_angle[i]) * y - bar_place[i])
         bar = 0.8 * np.clip((0.05 - away) * edge + 0.5, 0, 1)
         images[i] = ground[i][:, None, None] + contrast[i][:, None, None] * mask
-        images[i] += bar * (bar_colour[i][:, None, None] - images[i])
+        images[i] += bar * (bar_color[i][:, None, None] - images[i])
     images += light[:, None] + grain
     return (np.clip(images, 0, 1) * 255 + 0.5).astype(np.uint8), labels.astype(np.int64)
 

@@ -1,5 +1,5 @@
-"""Text that is on every machine: the running interpreter's own standard library. Real data, and other ones for each
-version of Python, which is why results carry a digest.
+"""Text that is on every machine: the running interpreter's own standard library. Real data, which differ between versions
+of Python; so results carry a digest.
 """
 
 from __future__ import annotations

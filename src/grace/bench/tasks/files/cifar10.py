@@ -23,7 +23,7 @@ _PIXELS = 3 * 32 * 32
 _CLASSES = 10
 
 
-def cifar10(root: Path) -> dict[str, Array]:
+def read_cifar10(root: Path) -> dict[str, Array]:
     """``images`` uint8 ``[n, 3, 32, 32]`` and ``labels`` int64 ``[n]``, and the same of the test set as ``test_*``.
 
     ``root`` holds, or is, one of the two official folders.

@@ -30,7 +30,7 @@ class ImageFolder:
     Args:
         root: holds ``train`` and ``val``.
         split: "train" or "val".
-        most: only so many classes, the first by name, are used.
+        most: use at most this many classes, the first by name.
 
     Raises:
         DataError: a folder or file is not there, or ``val.txt`` is malformed.
@@ -49,11 +49,11 @@ class ImageFolder:
             paths = sorted(path for path in (root / split / name).iterdir() if path.suffix.lower() in _ENDS)
             self.files += [(path, self.classes[name]) for path in paths]
         if not folders:
-            self._flat(root / split, root / f"{split}.txt")
+            self._read_listing(root / split, root / f"{split}.txt")
         if not self.files:
             raise IMAGENET.missing(root / split / "n01440764" / "*.JPEG")
 
-    def _flat(self, folder: Path, listing: Path) -> None:
+    def _read_listing(self, folder: Path, listing: Path) -> None:
         if not listing.is_file():
             raise IMAGENET.missing(listing)
         for number, line in enumerate(listing.read_text(errors="replace").splitlines(), start=1):
@@ -73,12 +73,12 @@ class ImageFolder:
     def training(self, index: int, random: np.random.RandomState, size: int) -> Array:
         """float32 ``[3, s, s]``, -1 to 1: a random 5 to 100 % of the area at a ratio of 3/4 to 4/3, half the time mirrored."""
         picture = self._open(index)
-        box = _crop(picture.width, picture.height, random)
+        box = _draw_crop(picture.width, picture.height, random)
         pixels = np.asarray(picture.resize((size, size), _BILINEAR, box=box), np.float32)
         return _scale(pixels[:, ::-1] if random.randint(2) else pixels)
 
     def evaluation(self, index: int, size: int) -> Array:
-        """float32 ``[3, s, s]``, -1 to 1: the centre."""
+        """float32 ``[3, s, s]``, -1 to 1: the center."""
         picture = self._open(index)
         scale = _MARGIN * max(size / picture.width, size / picture.height)
         picture = picture.resize((int(picture.width * scale), int(picture.height * scale)), _BILINEAR)
@@ -96,7 +96,7 @@ class ImageFolder:
             raise IMAGENET.malformed(path, str(error)) from error
 
 
-def _crop(width: int, height: int, random: np.random.RandomState) -> tuple[int, int, int, int]:
+def _draw_crop(width: int, height: int, random: np.random.RandomState) -> tuple[int, int, int, int]:
     w, h = width, height
     for _ in range(_TRIES):
         area, ratio = random.uniform(0.05, 1) * width * height, random.uniform(3 / 4, 4 / 3)

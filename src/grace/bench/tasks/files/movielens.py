@@ -21,7 +21,7 @@ _HEAD = "userid,movieid,rating,timestamp"
 FEWEST = 20  # ratings of a user who counts
 
 
-def movielens(root: Path) -> dict[str, Array]:
+def read_movielens(root: Path) -> dict[str, Array]:
     """``pairs`` int64 ``[n, 2]`` of a user and an item, by user and time, and ``held``, each user's latest item.
 
     Users with fewer than 20 ratings are left out; users and items are numbered as they first appear; of ratings at the
@@ -33,11 +33,11 @@ def movielens(root: Path) -> dict[str, Array]:
     path = MOVIELENS.folder(root, "ratings.csv", ["ml-20m"]) / "ratings.csv"
     state = path.stat()
     key = (str(path.resolve()), state.st_size, state.st_mtime_ns)
-    return load_or_build("movielens", key, lambda: _implicit(path))  # 20 million lines: workers parse them once
+    return load_or_build("movielens", key, lambda: _build_pairs(path))  # 20 million lines: workers parse them once
 
 
-def _implicit(path: Path) -> dict[str, Array]:
-    user, item, when = _ratings(path)
+def _build_pairs(path: Path) -> dict[str, Array]:
+    user, item, when = _read_ratings(path)
     keep = np.bincount(user)[user] >= FEWEST
     if not keep.any():
         raise MOVIELENS.malformed(path, f"no user has {FEWEST} ratings or more")
@@ -53,7 +53,7 @@ def _implicit(path: Path) -> dict[str, Array]:
     return {"pairs": np.stack([user[train], item[train]], axis=1), "held": item[last]}
 
 
-def _ratings(path: Path) -> tuple[Array, Array, Array]:
+def _read_ratings(path: Path) -> tuple[Array, Array, Array]:
     """Users, items and times, int64."""
     try:
         with path.open(encoding="ascii") as file:

@@ -18,7 +18,7 @@ PTB = Published(
 _UNKNOWN = "<unk>"
 
 
-def ptb(root: Path, vocabulary: int) -> dict[str, Array]:
+def read_ptb(root: Path, vocabulary: int) -> dict[str, Array]:
     """``train``, ``valid`` and ``test``, int32: words by falling frequency in ``train``, the ends of lines as ``<eos>``.
 
     Words beyond the ``vocabulary`` most frequent, or not in ``train``, are ``<unk>``. The whole files have 929,589, 73,760
@@ -28,7 +28,7 @@ def ptb(root: Path, vocabulary: int) -> dict[str, Array]:
         DataError: files that are not there, not UTF-8, or empty.
     """
     folder = PTB.folder(root, "ptb.train.txt", ["data", "simple-examples/data"])
-    text = {part: _words(folder / f"ptb.{part}.txt") for part in ("train", "valid", "test")}
+    text = {part: _read_words(folder / f"ptb.{part}.txt") for part in ("train", "valid", "test")}
     frequent = [word for word, _ in sorted(Counter(text["train"]).items(), key=lambda item: (-item[1], item[0]))]
     known = frequent[:vocabulary]
     if _UNKNOWN not in known and len(frequent) > vocabulary:
@@ -42,7 +42,7 @@ def ptb(root: Path, vocabulary: int) -> dict[str, Array]:
     return found
 
 
-def _words(path: Path) -> list[str]:
+def _read_words(path: Path) -> list[str]:
     if not path.is_file():
         raise PTB.missing(path)
     try:

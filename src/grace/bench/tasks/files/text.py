@@ -22,7 +22,7 @@ TOKENS = Published(
 _PARTS = ("train", "valid", "test")
 
 
-def text(root: Path) -> dict[str, Array]:
+def read_text(root: Path) -> dict[str, Array]:
     """``train``, ``valid`` and ``test``, uint8. One file, or many joined, are split at 90 and 95 percent.
 
     Raises:
@@ -32,18 +32,18 @@ def text(root: Path) -> dict[str, Array]:
     if (root / "enwik8").is_file():
         return _split([root / "enwik8"])
     if all(path.is_file() for path in named):
-        return {part: _bytes(path) for part, path in zip(_PARTS, named, strict=True)}
+        return {part: _read_bytes(path) for part, path in zip(_PARTS, named, strict=True)}
     if files := sorted(path for path in root.rglob("*.txt") if path.is_file()):
         return _split(files)
     raise TEXT.missing(root / "enwik8")
 
 
 def has_tokens(root: Path) -> bool:
-    """Whether ``tokens`` would find its files."""
+    """Whether ``read_tokens`` would find its files."""
     return (root / "train.bin").is_file()
 
 
-def tokens(root: Path) -> dict[str, Array]:
+def read_tokens(root: Path) -> dict[str, Array]:
     """``train`` and ``test`` (``val.bin``), uint16, mapped: nothing is read yet.
 
     Raises:
@@ -60,7 +60,7 @@ def tokens(root: Path) -> dict[str, Array]:
     return found
 
 
-def _bytes(path: Path) -> Array:
+def _read_bytes(path: Path) -> Array:
     found = np.fromfile(path, np.uint8)
     if not found.size:
         raise TEXT.malformed(path, "it is empty")
@@ -68,6 +68,6 @@ def _bytes(path: Path) -> Array:
 
 
 def _split(files: list[Path]) -> dict[str, Array]:
-    joined = np.concatenate([_bytes(path) for path in files])
+    joined = np.concatenate([_read_bytes(path) for path in files])
     twentieth = len(joined) // 20
     return dict(zip(_PARTS, np.split(joined, [18 * twentieth, 19 * twentieth]), strict=True))

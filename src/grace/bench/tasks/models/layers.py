@@ -75,14 +75,14 @@ class SameConv(nn.Conv2d):
 
 
 def symmetric_conv(before: int, channels: int, kernel: int, stride: int = 1) -> nn.Conv2d:
-    """A convolution without bias, padded by half a kernel on both sides, initialised as ``SameConv``."""
+    """A convolution without bias, padded by half a kernel on both sides, with initial weights as in ``SameConv``."""
     conv = nn.Conv2d(before, channels, kernel, stride, padding=kernel // 2, bias=False)
     variance_scaling_(conv.weight)
     return conv
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """Batch normalisation, if asked for without a scale.
+    """Batch normalization, without its scale if ``scale`` is false.
 
     Args:
         decay: of the moving averages, TensorFlow's way: torch's momentum is 1 - decay.

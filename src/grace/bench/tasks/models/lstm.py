@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-State = list[tuple[Tensor, Tensor]]  # for each layer what it put out last and its cell, [n, h] each
+State = list[tuple[Tensor, Tensor]]  # for each layer its last output and its cell, [n, h] each
 
 
 class _Layer(nn.Module):

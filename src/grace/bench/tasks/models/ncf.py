@@ -10,10 +10,10 @@ from torch.nn import functional
 
 
 class NCF(nn.Module):
-    """Neural matrix factorisation: 31,832,577 parameters, 10 vectors.
+    """Neural matrix factorization: 31,832,577 parameters, 10 vectors.
 
     Args:
-        factors: width of the factorisation part. layers: widths of the perceptron, the input first.
+        factors: width of the factorization part. layers: widths of the perceptron, the input first.
     """
 
     def __init__(

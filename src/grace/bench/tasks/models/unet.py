@@ -25,7 +25,7 @@ class _Pair(nn.Module):
 
 
 class _Up(_Pair):
-    """Two convolutions, then twice the size: nearest neighbour and a 2 x 2 convolution that halves the channels."""
+    """Two convolutions, then twice the size: nearest neighbor and a 2 x 2 convolution that halves the channels."""
 
     def __init__(self, before: int, first: int, second: int, out: int):
         super().__init__(before, first, second)
@@ -37,7 +37,7 @@ class _Up(_Pair):
 
 
 class UNet(nn.Module):
-    """TinyUNet for grey images ``[n, 1, h, w]``, sides divisible by 16: 1,850,305 parameters, 46 vectors.
+    """TinyUNet for gray images ``[n, 1, h, w]``, sides divisible by 16: 1,850,305 parameters, 46 vectors.
 
     23 convolutions with bias, no norms. Returns logits ``[n, 1, h, w]``.
     """

@@ -4,7 +4,7 @@ import pickle
 import numpy as np
 import pytest
 
-from grace.bench.tasks.files.cifar10 import cifar10
+from grace.bench.tasks.files.cifar10 import read_cifar10
 from grace.errors import DataError
 
 NAMES = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
@@ -46,8 +46,8 @@ def check(found, data):
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_pickles(tmp_path, data, protocol):
     pickles(tmp_path / "cifar-10-batches-py", data, protocol)
-    check(cifar10(tmp_path), data)
-    check(cifar10(tmp_path / "cifar-10-batches-py"), data)
+    check(read_cifar10(tmp_path), data)
+    check(read_cifar10(tmp_path / "cifar-10-batches-py"), data)
 
 
 def test_the_names_that_old_pickles_use(tmp_path, data):
@@ -56,18 +56,18 @@ def test_the_names_that_old_pickles_use(tmp_path, data):
     for name in NAMES:
         path = tmp_path / "cifar-10-batches-py" / name
         path.write_bytes(path.read_bytes().replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n"))
-    check(cifar10(tmp_path), data)
+    check(read_cifar10(tmp_path), data)
 
 
 def test_records(tmp_path, data):
     records(tmp_path / "cifar-10-batches-bin", data)
-    check(cifar10(tmp_path), data)
-    check(cifar10(tmp_path / "cifar-10-batches-bin"), data)
+    check(read_cifar10(tmp_path), data)
+    check(read_cifar10(tmp_path / "cifar-10-batches-bin"), data)
 
 
 def test_nothing_there(tmp_path):
     with pytest.raises(DataError, match=r"data_batch_1 is not there. Expected .*cs.toronto.edu") as error:
-        cifar10(tmp_path)
+        read_cifar10(tmp_path)
     assert str(tmp_path) in str(error.value)
 
 
@@ -75,7 +75,7 @@ def test_one_file_missing(tmp_path, data):
     records(tmp_path / "cifar-10-batches-bin", data)
     (tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin").unlink()
     with pytest.raises(DataError, match=r"data_batch_3\.bin is not there"):
-        cifar10(tmp_path)
+        read_cifar10(tmp_path)
 
 
 class Evil:
@@ -101,7 +101,7 @@ def test_malformed_pickles(tmp_path, data, content, message, monkeypatch):
     pickles(tmp_path / "cifar-10-batches-py", data)
     (tmp_path / "cifar-10-batches-py" / "data_batch_2").write_bytes(content)
     with pytest.raises(DataError, match=rf"data_batch_2 is not as expected: .*({message})"):
-        cifar10(tmp_path)
+        read_cifar10(tmp_path)
     assert not (tmp_path / "harm").exists()
 
 
@@ -112,4 +112,4 @@ def test_malformed_records(tmp_path, data, content, message):
     records(tmp_path / "cifar-10-batches-bin", data)
     (tmp_path / "cifar-10-batches-bin" / "test_batch.bin").write_bytes(content)
     with pytest.raises(DataError, match=rf"test_batch\.bin is not as expected: .*{message}"):
-        cifar10(tmp_path)
+        read_cifar10(tmp_path)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from grace.bench.tasks.files.movielens import movielens
+from grace.bench.tasks.files.movielens import read_movielens
 from grace.errors import DataError
 
 HEAD = "userId,movieId,rating,timestamp"
@@ -25,7 +25,7 @@ def test_implicit_feedback(tmp_path, end, below):
             for item in items:
                 first.setdefault(item, len(first))
     write(tmp_path / below / "ratings.csv", rows, end)
-    found = movielens(tmp_path)
+    found = read_movielens(tmp_path)
     assert found["held"].tolist() == [first[latest[user]] for user in (7, 3, 12)]
     assert np.bincount(found["pairs"][:, 0]).tolist() == [24, 19, 29]
     pairs = {(user, first[item]) for user, item, _, _ in rows if user != 9 for user in [[7, 3, 12].index(user)]}
@@ -35,26 +35,26 @@ def test_implicit_feedback(tmp_path, end, below):
 
 def test_at_the_same_time_the_last_in_the_file_is_the_latest(tmp_path):
     write(tmp_path / "ratings.csv", [(1, 100 + k, 4.0, 5) for k in range(20)])
-    assert movielens(tmp_path)["held"].tolist() == [19]
+    assert read_movielens(tmp_path)["held"].tolist() == [19]
 
 
 def test_a_pair_counts_once(tmp_path):
     write(tmp_path / "ratings.csv", [(1, 100 + k % 20, 4.0, k) for k in range(25)])
-    found = movielens(tmp_path)
+    found = read_movielens(tmp_path)
     assert len(found["pairs"]) == 19
     assert found["held"].tolist() == [19]
 
 
 def test_a_changed_file_is_read_again(tmp_path):
     write(tmp_path / "ratings.csv", [(1, 100 + k, 4.0, k) for k in range(20)])
-    assert len(movielens(tmp_path)["pairs"]) == 19
+    assert len(read_movielens(tmp_path)["pairs"]) == 19
     write(tmp_path / "ratings.csv", [(1, 100 + k, 4.0, k) for k in range(30)])
-    assert len(movielens(tmp_path)["pairs"]) == 29
+    assert len(read_movielens(tmp_path)["pairs"]) == 29
 
 
 def test_not_there(tmp_path):
     with pytest.raises(DataError, match=r"ratings\.csv is not there. .*grouplens.org"):
-        movielens(tmp_path)
+        read_movielens(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -72,4 +72,4 @@ def test_not_there(tmp_path):
 def test_malformed(tmp_path, text, message):
     (tmp_path / "ratings.csv").write_text(text, encoding="utf-8")
     with pytest.raises(DataError, match=rf"ratings\.csv is not as expected: .*{message}"):
-        movielens(tmp_path)
+        read_movielens(tmp_path)

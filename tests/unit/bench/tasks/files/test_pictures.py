@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from grace.bench.tasks.files.dagm import dagm
-from grace.bench.tasks.files.imagenet import ImageFolder, _crop
+from grace.bench.tasks.files.dagm import read_dagm
+from grace.bench.tasks.files.imagenet import ImageFolder, _draw_crop
 from grace.errors import DataError
 
 pillow = pytest.importorskip("PIL.Image")
@@ -33,7 +33,7 @@ def write_dagm(root, textures, defective=(0, 3)):
 def test_dagm(tmp_path, textures, below):
     write_dagm(tmp_path / below, textures)
     images, masks = textures
-    found = dagm(tmp_path, 2, 16)
+    found = read_dagm(tmp_path, 2, 16)
     assert np.array_equal(found["images"], images[[0, 3]])
     assert np.array_equal(found["masks"], masks[[0, 3]])
     assert np.array_equal(found["test_images"], images)
@@ -43,19 +43,19 @@ def test_dagm(tmp_path, textures, below):
 
 def test_dagm_averaged_down(tmp_path, textures):
     write_dagm(tmp_path, textures)
-    found = dagm(tmp_path, 2, 4)["test_images"]
+    found = read_dagm(tmp_path, 2, 4)["test_images"]
     assert np.array_equal(found, textures[0].reshape(5, 4, 4, 4, 4).mean((2, 4)).astype(np.uint8))
 
 
 def test_dagm_is_not_there(tmp_path, textures):
     with pytest.raises(DataError, match=r"Class2 is not there.*hci.iwr"):
-        dagm(tmp_path, 2, 16)
+        read_dagm(tmp_path, 2, 16)
     write_dagm(tmp_path, textures, defective=())
     with pytest.raises(DataError, match=r"0001_label.PNG is not there"):
-        dagm(tmp_path, 2, 16)
+        read_dagm(tmp_path, 2, 16)
     (tmp_path / "Class2" / "Train").rename(tmp_path / "elsewhere")
     with pytest.raises(DataError, match=r"Train is not there"):
-        dagm(tmp_path, 2, 16)
+        read_dagm(tmp_path, 2, 16)
 
 
 @pytest.mark.parametrize("content", [b"", b"no picture", b"\x89PNG\r\n\x1a\n" + bytes(40)])
@@ -63,25 +63,25 @@ def test_dagm_damaged(tmp_path, textures, content):
     write_dagm(tmp_path, textures)
     (tmp_path / "Class2" / "Test" / "0002.PNG").write_bytes(content)
     with pytest.raises(DataError, match=r"0002\.PNG is not as expected"):
-        dagm(tmp_path, 2, 16)
+        read_dagm(tmp_path, 2, 16)
 
 
 def test_dagm_of_a_size_that_does_not_fit(tmp_path, textures):
     write_dagm(tmp_path, textures)
     with pytest.raises(DataError, match=r"16 x 16 pixels, which do not average down to 12 x 12"):
-        dagm(tmp_path, 2, 12)
+        read_dagm(tmp_path, 2, 12)
 
 
-GREYS = {"n01": 60, "n02": 130, "n03": 200}
+GRAYS = {"n01": 60, "n02": 130, "n03": 200}
 
 
 def write_imagenet(root, flat=False):
-    for name, grey in GREYS.items():
-        picture = np.full((90, 120, 3), grey, np.uint8)
+    for name, gray in GRAYS.items():
+        picture = np.full((90, 120, 3), gray, np.uint8)
         save(root / "train" / name / f"{name}_1.JPEG", picture)
         save(root / "val" / (f"{name}.JPEG" if flat else f"{name}/{name}.JPEG"), picture)
     if flat:
-        (root / "val.txt").write_text("".join(f"{name}.JPEG {k}\n" for k, name in enumerate(GREYS)))
+        (root / "val.txt").write_text("".join(f"{name}.JPEG {k}\n" for k, name in enumerate(GRAYS)))
 
 
 @pytest.mark.parametrize("flat", [False, True])
@@ -90,11 +90,11 @@ def test_imagenet(tmp_path, flat):
     for split in ("train", "val"):
         folder = ImageFolder(tmp_path, split, 1000)
         assert [label for _, label in folder.files] == [1, 2, 3]
-        for k, grey in enumerate(GREYS.values()):
+        for k, gray in enumerate(GRAYS.values()):
             for pixels in (folder.training(k, np.random.RandomState(k), 64), folder.evaluation(k, 64)):
                 assert pixels.shape == (3, 64, 64)
                 assert pixels.dtype == np.float32
-                assert np.abs(pixels - (grey / 127.5 - 1)).max() < 0.03
+                assert np.abs(pixels - (gray / 127.5 - 1)).max() < 0.03
 
 
 @pytest.mark.parametrize("flat", [False, True])
@@ -112,7 +112,7 @@ def test_the_digest_sees_files(tmp_path):
     assert ImageFolder(tmp_path, "train", 1000).digest() != before
 
 
-def test_the_evaluation_takes_the_centre(tmp_path):
+def test_the_evaluation_takes_the_center(tmp_path):
     write_imagenet(tmp_path)
     picture = np.zeros((100, 200, 3), np.uint8)
     picture[:, 80:120] = 255
@@ -126,11 +126,11 @@ def test_the_evaluation_takes_the_centre(tmp_path):
 def test_crops_lie_within():
     random = np.random.RandomState(0)
     for _ in range(200):
-        left, top, right, bottom = _crop(120, 90, random)
+        left, top, right, bottom = _draw_crop(120, 90, random)
         assert 0 <= left < right <= 120
         assert 0 <= top < bottom <= 90
         assert (right - left) * (bottom - top) >= 0.04 * 120 * 90
-    assert _crop(1, 1000, random) == (0, 0, 1, 1000)  # no crop of these ratios fits
+    assert _draw_crop(1, 1000, random) == (0, 0, 1, 1000)  # no crop of these ratios fits
 
 
 def test_imagenet_is_not_there(tmp_path):
