@@ -33,9 +33,8 @@ def tasks_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
     table = plain_table(None, ("task", "what it is", "parameters", "tensors", "metric", "better", "batch"), left=2)
     for row in rows:
         size = (f"{row['parameters']:,}", str(row["tensors"]))
-        table.add_row(
-            Text(row["name"], style="bold"), Text(row["about"]), *size, row["metric"], row["better"], str(row["batch"])
-        )
+        batch = f"{row['batch_in_all']:,} in all" if row["batch_in_all"] else str(row["batch"])
+        table.add_row(Text(row["name"], style="bold"), Text(row["about"]), *size, row["metric"], row["better"], batch)
     more = "--data DIR takes the official files, --data synthetic random batches. Your own: module:Class."
     return Group(table, Text(more, style="dim"))
 

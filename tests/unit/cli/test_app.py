@@ -181,6 +181,8 @@ def test_tasks_are_listed():
     assert rows["lstm_small"]["better"] == "lower"
     shown = call("tasks").stdout
     assert all(name in shown for name in rows)
+    (resnet9,) = [line for line in shown.splitlines() if line.startswith("resnet9 ")]
+    assert "512 in all" in resnet9
 
 
 @pytest.mark.parametrize("command", ["list", "explain", "tasks", "train"])
