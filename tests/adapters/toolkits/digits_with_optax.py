@@ -21,10 +21,11 @@ jax.config.update("jax_default_prng_impl", "rbg")  # the default takes seconds m
 class ConvNet(nn.Module):
     @nn.compact
     def __call__(self, x: Any) -> Any:
+        start = nn.initializers.glorot_uniform()  # as in Keras
         for channels in (32, 64):
-            x = nn.max_pool(nn.relu(nn.Conv(channels, (3, 3))(x)), (2, 2), (2, 2))
-        x = nn.relu(nn.Dense(64)(x.reshape(len(x), -1)))
-        return nn.Dense(10)(x)
+            x = nn.max_pool(nn.relu(nn.Conv(channels, (3, 3), kernel_init=start)(x)), (2, 2), (2, 2))
+        x = nn.relu(nn.Dense(64, kernel_init=start)(x.reshape(len(x), -1)))
+        return nn.Dense(10, kernel_init=start)(x)
 
 
 def train(method: str, start: Any, seed: int) -> None:
