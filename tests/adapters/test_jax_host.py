@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import grace.jax as gj
@@ -175,6 +176,32 @@ def test_a_lent_tensor_that_is_kept_is_an_error(monkeypatch: pytest.MonkeyPatch)
     call = jax.ffi.ffi_call(grace.jax.buffers.TARGET, grace.jax.calls._TICKET, input_output_aliases={0: 0})
     with pytest.raises(jax.errors.JaxRuntimeError, match="was not announced"):
         jax.block_until_ready(jax.jit(call)(jnp.int32(0)))
+
+
+def test_a_step_on_broadcast_parameters_is_compiled_once() -> None:
+    params = gj.broadcast_params({"w": jnp.ones((4, 4))}, transport=Alone())
+    mean, handle = gj.compressed_mean_on_host("none", params, transport=Alone())
+    optimizer = optax.chain(mean, optax.sgd(0.1, momentum=0.9))
+
+    @jax.jit
+    def step(params: Any, state: Any) -> Any:
+        updates, state = optimizer.update(params, state, params)
+        return optax.apply_updates(params, updates), state
+
+    state = optimizer.init(params)
+    for _ in range(3):
+        params, state = step(params, state)
+    assert step._cache_size() == 1  # for parameters that are committed, beside a state that is not, it is 2
+    handle.close()
+
+
+def test_broadcast_parameters_stay_on_the_device_that_they_are_committed_to() -> None:
+    device = jax.devices()[0]
+    params = {"here": jax.device_put(jnp.ones(2), device), "anywhere": jnp.ones(2)}
+    got = gj.broadcast_params(params, transport=Alone())
+    assert got["here"].committed
+    assert got["here"].sharding == params["here"].sharding
+    assert not got["anywhere"].committed
 
 
 def test_names_are_key_paths_and_a_policy_picks_by_them() -> None:

@@ -194,12 +194,12 @@ def under_open_mpi(workers: int) -> list[str]:
 
 
 def run_under_mpi(
-    script: Path, *args: str, workers: int, env: Mapping[str, str] = {}
+    script: Path, *args: str, workers: int, env: Mapping[str, str] = {}, seconds: int = SECONDS
 ) -> subprocess.CompletedProcess[str]:
     """A script under mpiexec in processes of its own."""
     command = mpiexec(workers, [sys.executable, str(script), *args])
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=SECONDS, env={**ENVIRONMENT, **env}, check=False
+        command, capture_output=True, text=True, timeout=seconds, env={**ENVIRONMENT, **env}, check=False
     )
 
 

@@ -19,6 +19,9 @@ from grace.transports.choose import transport as choose_transport
 def broadcast_params(params: Any, root: int = 0, *, transport: Transport | str = "auto") -> Any:
     """The root's numbers for all workers: a new tree of arrays. All workers call it, outside ``jit``.
 
+    An array that was committed to a device stays so. Others stay uncommitted, or a step would be compiled twice: first for
+    parameters that are committed beside an optax state that is not, then for what it has returned.
+
     Args:
         params: a pytree of local arrays of any dtype, such as parameters, an optax state, or flax's ``TrainState``. Leaves
             that are not arrays, such as Python's numbers, become arrays.
@@ -56,7 +59,7 @@ def broadcast_params(params: Any, root: int = 0, *, transport: Transport | str =
     ends = np.cumsum([x.nbytes for x in arrays])
     parts = [theirs[end - x.nbytes : end].view(x.dtype).reshape(x.shape) for x, end in zip(arrays, ends, strict=True)]
     placed = [
-        jax.device_put(part, leaf.sharding) if isinstance(leaf, jax.Array) else jax.numpy.asarray(part)
+        jax.device_put(part, leaf.sharding) if getattr(leaf, "committed", False) else jax.numpy.asarray(part)
         for part, leaf in zip(parts, leaves.values(), strict=True)
     ]
     return jax.tree.unflatten(jax.tree.structure(params), placed)
