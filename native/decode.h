@@ -150,6 +150,7 @@ GRACE_INLINE void sum_part(const Codec& codec, const uint8_t* const* codes, int 
         alignas(64) float part[STRIDE<form>];
         for (int64_t w = 0; w < wires; w++) {
             memcpy(copies[w], codes[w] + first, (size_t)(end - first));
+            if (form == NIBBLES && left % 2) copies[w][left / 2] &= 15;  // what fills the last byte says nothing
             from[w] = copies[w];
         }
         if (more) memcpy(part, sum + i, (size_t)left * 4);
@@ -210,7 +211,9 @@ static int64_t decode_blocks(
                         factors[k] = codec.factor(wires[w + k] + j * Codec::HEAD, bad);
                         here[k] = codes[k] + (form == BYTES ? i : form == NIBBLES ? i / 2 : i / 5);
                         if (form == BYTES && !codec.fits(here[k], size, factors[k])) bad = BAD_HEAD;
-                        if (form == NIBBLES && !codec.fits4(here[k], (size + 1) / 2, factors[k])) bad = BAD_HEAD;
+                        if (form != NIBBLES) continue;
+                        const uint8_t odd = size % 2 ? here[k][size / 2] & 15 : 0;  // zero is legal
+                        if (!codec.fits4(here[k], size / 2, factors[k]) || !codec.fits4(&odd, 1, factors[k])) bad = BAD_HEAD;
                     }
                     float* to = out + at + i;
                     if (form == BYTES) {

@@ -3,6 +3,7 @@
 //   fuzz_decoders [SECONDS [SEED]]         all decoders in turn
 //   fuzz_decoders payloads COUNT [SEED]    so many inputs for each decoder; a line each: name, inputs, refused
 //   fuzz_decoders only RUN SEED            that run again: a crash names its run
+#include <signal.h>
 #include <stdio.h>
 #include <time.h>
 
@@ -49,6 +50,7 @@ bool run(size_t decoders) {  // whether the input was refused; run i is for deco
 
 int main(int argc, char** argv) {
     if (__sanitizer_set_death_callback) __sanitizer_set_death_callback(tell);
+    signal(SIGABRT, [](int) { tell(); });  // a target that finds something aborts
     const std::vector<const char*> names = decoder_names();
     const bool counted = argc >= 3 && !strcmp(argv[1], "payloads");
     if (argc == 4 && !strcmp(argv[1], "only")) {

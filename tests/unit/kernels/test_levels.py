@@ -53,6 +53,21 @@ def test_the_largest_number_zeros_and_signs_are_exact(s: int, target: str) -> No
     assert bool(((out - x).abs() <= top[:, None] / s * 1.001)[live].all())
 
 
+@pytest.mark.parametrize("target", backends.available())
+@pytest.mark.parametrize("n", [1, 7, 9, 15, 17, 31, 33, 65])
+def test_what_fills_the_last_byte_says_nothing(n: int, target: str) -> None:
+    """Four bits with s = 5: 11 to 15 are no codes."""
+    x = check.numbers(1, n)
+    wire = quantize(x, 5, 100, "linf", 1.0, check.RNG)[0]
+    filled = wire.clone()
+    filled[..., -1] |= 0xF0
+    with backends.using(target):
+        out, again = torch.empty_like(x), torch.empty_like(x)
+        dequantize_sum([wire], out, 5, 100, 1.0)
+        dequantize_sum([filled], again, 5, 100, 1.0)
+    assert torch.equal(again, out)
+
+
 def test_nonfinite_numbers_are_found() -> None:
     for codec in (QSGD(), QSGD(bits=8, bucket=7), QSGD(levels=1, bucket=4999, norm="l2")):
         check.assert_flags_nonfinite(codec)

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from grace import backends
+from grace.kernels import encode_powers, sum_powers
 from grace.methods.natural import Natural
 from tests.unit.kernels import block_codecs as check
 
@@ -25,6 +28,22 @@ def test_native_agrees_for_every_block(block: int) -> None:
 def test_the_number_of_threads_changes_nothing(count: int) -> None:
     for codec in (Natural(), Natural(bits=4)):
         check.assert_agrees(codec, (600_011,), rows=1, count=count)
+
+
+@pytest.mark.parametrize("target", backends.available())
+@pytest.mark.parametrize("n", [1, 7, 9, 15, 17, 31, 33, 65])
+def test_what_fills_the_last_byte_says_nothing(n: int, target: str) -> None:
+    """Four bits, in a range that begins below float32's: 1 to 3 would be no codes."""
+    x = torch.full((1, n), 2.0**-122)
+    wire = encode_powers(x, 4, 100, check.RNG)[0]
+    filled = wire.clone()
+    filled[..., -1] |= 0x10
+    with backends.using(target):
+        out, again = torch.empty_like(x), torch.empty_like(x)
+        sum_powers([wire], out, 4, 100, 1.0)
+        sum_powers([filled], again, 4, 100, 1.0)
+    assert torch.equal(out, x)
+    assert torch.equal(again, out)
 
 
 def test_nonfinite_numbers_are_found() -> None:
