@@ -21,6 +21,7 @@ import torch.distributed as dist
 from grace.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, Permute, ReduceScatter
 from grace.errors import FingerprintMismatch, RoundMismatch, TransportError
 from grace.run.simulate import answers
+from grace.transports import mpi_line
 from grace.transports.agreement import agree
 from grace.transports.base import Transport
 from grace.transports.checked import Checked
@@ -316,6 +317,54 @@ def test_a_transport_without_the_alarm_is_caught_by_its_deadline(mpi: MPIPool, m
     with pytest.raises(AssertionError, match="has left"):
         check_that_all_hear(messages, "mpi")
     assert any("no answer within 1 s" in message for message in messages)
+
+
+def dropped_within_a_call(rank: int, world: int) -> list[float]:
+    """Any allocation may collect garbage, and with it a transport that nobody holds, which then tells that it leaves."""
+    dropped, kept = [ready("mpi")], ready("mpi")
+    assert isinstance(kept, MPITransport)
+    kept._line.start(dropped.clear)
+    total: list[float] = kept.run(AllReduce(torch.ones(2), "sum")).tolist()
+    kept.close()
+    return total
+
+
+def test_a_transport_that_is_dropped_while_another_is_in_mpi_does_not_hang(mpi: MPIPool) -> None:
+    assert mpi.run(dropped_within_a_call) == [[mpi.world] * 2] * mpi.world
+
+
+class Watched:
+    """A communicator that notes who calls it without the turn."""
+
+    def __init__(self, comm: Any):
+        self._comm = comm
+        self.out_of_turn: list[str] = []
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            self.calls += 1
+            if not mpi_line._turn._is_owned():
+                self.out_of_turn.append(name)
+            return getattr(self._comm, name)(*args, **options)
+
+        return call
+
+
+def turns(rank: int, world: int) -> tuple[int, list[str]]:
+    transport: Any = ready("mpi")
+    transport._line.comm = watched = Watched(transport._line.comm)
+    for dtype in (torch.float32, torch.bfloat16):
+        for op in ops_of(rank, world, dtype):
+            transport.run(op)
+    transport.close()
+    return watched.calls, watched.out_of_turn
+
+
+def test_one_thread_at_a_time_calls_mpi(mpi: MPIPool) -> None:
+    for calls, out_of_turn in mpi.run(turns):
+        assert calls > 40
+        assert not out_of_turn
 
 
 def leaving_after_the_work(rank: int, world: int) -> str:

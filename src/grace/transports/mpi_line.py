@@ -21,7 +21,9 @@ _ROLL_SECONDS = 2.0  # how long ranks that are there have to say so
 _TEXT_BYTES = 1000  # of an error, for the others
 _YIELDS, _STEP_SECONDS, _LONGEST_SECONDS = 50, 20e-6, 1e-3
 _WORK_SECONDS = 40e-6
-_turn = threading.Lock()  # some MPIs take calls from only one thread at a time
+# Some MPIs take calls from only one thread at a time. Again by the thread that holds it: whatever allocates may collect
+# garbage, and a transport that is dropped leaves.
+_turn = threading.RLock()
 
 
 class Pace:
@@ -63,7 +65,12 @@ class Line:
         self._texts: defaultdict[int, dict[int, tuple[int, str]]] = defaultdict(dict)
         self._read: defaultdict[int, dict[int, int]] = defaultdict(dict)
 
-    # ---- waiting ----------------------------------------------------------------------------------------------------
+    # ---- requests ---------------------------------------------------------------------------------------------------
+    def start(self, call: Callable[[], Any]) -> Any:
+        """What ``call()`` returns: a request of MPI, in which no other thread is meanwhile."""
+        with _turn:
+            return call()
+
     def wait(self, request: Any, what: str, seconds: float) -> None:
         """Waits until the request is complete.
 
