@@ -1,3 +1,4 @@
+import contextlib
 import os
 import signal
 import subprocess
@@ -19,23 +20,22 @@ permitted = pytest.mark.skipif(REFUSED is not None, reason=f"no links here: {REF
 
 def network_namespaces():
     """All that some process is in."""
-    found = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            found.add(os.readlink(process / "ns/net"))
-        except OSError:
-            continue
-    return found
+    return namespaces_of(Path("/proc").glob("[0-9]*"))
 
 
 def of_children(parent):
-    """The namespaces of this process's own children and theirs."""
-    return {os.readlink(f"/proc/{pid}/ns/net") for pid in children(parent)} - {os.readlink("/proc/self/ns/net")}
-
-
-def children(parent):
+    """The namespaces of a process's children, without this process's own."""
     path = Path(f"/proc/{parent}/task/{parent}/children")
-    return [int(pid) for pid in path.read_text().split()] if path.exists() else []
+    pids = path.read_text().split() if path.exists() else []
+    return namespaces_of(Path("/proc", pid) for pid in pids) - {os.readlink("/proc/self/ns/net")}
+
+
+def namespaces_of(processes):
+    found = set()
+    for process in processes:
+        with contextlib.suppress(OSError):  # one that has ended is in none
+            found.add(os.readlink(process / "ns/net"))
+    return found
 
 
 @permitted
