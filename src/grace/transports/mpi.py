@@ -10,10 +10,9 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -123,6 +122,7 @@ class MPITransport:
             raise TransportError(f"rank {self.rank} has left the group, and cannot {what}")
 
     def _run(self, op: Collective, buf: Tensor) -> Tensor:
+        line = self._line
         if isinstance(op, AllReduce):
             out = buf if op.donate or not op.buf.is_contiguous() else buf.clone()
             if op.op == "mean":
@@ -138,55 +138,54 @@ class MPITransport:
         if isinstance(op, Broadcast):
             out = buf.clone()
             if out.numel():
-                self._run_one(op, lambda comm: comm.Ibcast(self._bytes(out), op.root), out)
+                self._wait(op, [line.start(line.comm.Ibcast, self._bytes(out), op.root)], out)
             return out
         return self._permute(op, buf)
 
     def _all_reduce(self, op: AllReduce, out: Tensor) -> Tensor:
         """In place."""
+        line = self._line
         size = out.numel()
         if self.world == 1 or not size:
             return out
         if out.dtype in _SUMMED_BY_MPI and not (op.op == "max" and out.is_floating_point()):
             kind = self._mpi.MAX if op.op == "max" else self._mpi.SUM
-            self._run_one(op, lambda comm: comm.Iallreduce(self._mpi.IN_PLACE, out.view(-1).numpy(), kind), out)
+            started = line.start(line.comm.Iallreduce, self._mpi.IN_PLACE, out.view(-1).numpy(), kind)
+            self._wait(op, [started], out)
             return out
         return reduce_in_parts_(
             out, op.op, self.world, lambda rows: self._all_to_all(op, rows), lambda part: self._all_gather(op, part)
         )
 
     def _all_gather(self, op: Collective, buf: Tensor) -> Tensor:
+        line = self._line
         out = buf.new_empty(self.world, *buf.shape)
         if out.numel():
-            self._run_one(op, lambda comm: comm.Iallgather(self._bytes(buf), self._bytes(out)), buf, out)
+            self._wait(op, [line.start(line.comm.Iallgather, self._bytes(buf), self._bytes(out))], buf, out)
         return out
 
     def _all_to_all(self, op: Collective, buf: Tensor) -> Tensor:
+        line = self._line
         out = torch.empty_like(buf)
         if out.numel():
-            self._run_one(op, lambda comm: comm.Ialltoall(self._bytes(buf), self._bytes(out)), buf, out)
+            self._wait(op, [line.start(line.comm.Ialltoall, self._bytes(buf), self._bytes(out))], buf, out)
         return out
 
     def _permute(self, op: Permute, buf: Tensor) -> Tensor:
+        line = self._line
         out, requests = torch.zeros_like(buf), []
         for source, destination in op.pairs:
             if source == destination == self.rank:
                 out.copy_(buf)
             elif source == self.rank:
-                start = functools.partial(self._line.comm.Isend, self._bytes(buf), destination, _PERMUTED)
-                requests.append(self._line.start(start))
+                requests.append(line.start(line.comm.Isend, self._bytes(buf), destination, _PERMUTED))
             elif destination == self.rank:
-                start = functools.partial(self._line.comm.Irecv, self._bytes(out), source, _PERMUTED)
-                requests.append(self._line.start(start))
+                requests.append(line.start(line.comm.Irecv, self._bytes(out), source, _PERMUTED))
         self._wait(op, requests, buf, out)
         return out
 
     def _bytes(self, x: Tensor) -> list[Any]:
         return [x.view(-1).view(torch.uint8).numpy(), self._mpi.BYTE]
-
-    def _run_one(self, op: Collective, start: Callable[[Any], Any], *buffers: Tensor) -> None:
-        """``start(comm)`` returns a request, which is waited for."""
-        self._wait(op, [self._line.start(lambda: start(self._line.comm))], *buffers)
 
     def _wait(self, op: Collective, requests: Sequence[Any], *buffers: Tensor) -> None:
         for request in requests:

@@ -66,10 +66,10 @@ class Line:
         self._read: defaultdict[int, dict[int, int]] = defaultdict(dict)
 
     # ---- requests ---------------------------------------------------------------------------------------------------
-    def start(self, call: Callable[[], Any]) -> Any:
-        """What ``call()`` returns: a request of MPI, in which no other thread is meanwhile."""
+    def start(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """What a call of MPI returns: a request. No other thread is in MPI meanwhile."""
         with _turn:
-            return call()
+            return call(*arguments)
 
     def wait(self, request: Any, what: str, seconds: float) -> None:
         """Waits until the request is complete.

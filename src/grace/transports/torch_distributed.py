@@ -122,7 +122,8 @@ class TorchDistributed:
             seen.add(id(cause))
             traceback.clear_frames(cause.__traceback__)
             cause = cause.__cause__ or cause.__context__
-        group, self.group, self._home, self._closed = self.group, None, None, True
+        self._closed = True  # first: whoever finds no group then knows why
+        group, self.group, self._home = self.group, None, None
         if group is not None and (error is not None or group is not dist.group.WORLD):
             with contextlib.suppress(RuntimeError, ValueError, AssertionError):
                 dist.destroy_process_group(group)
@@ -134,11 +135,10 @@ class TorchDistributed:
             TransportError: a dtype or operation that the backend refuses (nothing was sent then), or a collective that
                 failed: a worker has died, or the group's time-out has passed.
         """
+        # Read once: another thread may close the transport meanwhile, and torch takes None for the default group.
+        group = self.group
         if self._closed:
             raise TransportError(f"rank {self.rank} has left the group, and cannot ask for {signature(op)}")
-        group = (
-            self.group
-        )  # read once: another thread may close the transport, and torch takes None for the default group
         if group is None:
             raise TransportError(
                 f"rank {self.rank} has no group before its first tell, and cannot ask for {signature(op)}"
@@ -146,10 +146,7 @@ class TorchDistributed:
         refuse_unfit(op, self.rank, self.world)
         try:
             return self._run(op, group)
-        except (
-            RuntimeError,
-            ValueError,
-        ) as error:  # no narrower class on all backends; ValueError: the group was destroyed
+        except (RuntimeError, ValueError) as error:  # no narrower class; ValueError: a destroyed group
             raise TransportError(
                 f"rank {self.rank} of {self.world}: {signature(op)} failed. A worker has died, left, or did not answer "
                 f"within the process group's time-out. The backend says: {error}"

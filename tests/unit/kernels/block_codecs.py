@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
@@ -101,3 +101,11 @@ def assert_refuses_other_lengths(codec: Fused, n: int = 40) -> None:
         for wire in (good[:, :-1], torch.cat((good, good), 1)):
             with backends.using(target), pytest.raises(PayloadError):
                 codec.aggregate_([good, wire], torch.empty(2, n), 1.0, RNG)
+
+
+def assert_fill_says_nothing(wire: Tensor, fill: int, decode: Callable[[Tensor], Tensor], target: str) -> None:
+    """Bits of the last byte that belong to no code, ``fill``, change nothing."""
+    filled = wire.clone()
+    filled[..., -1] |= fill
+    with backends.using(target):
+        assert torch.equal(decode(filled), decode(wire))
