@@ -8,10 +8,12 @@ import functools
 import json
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -49,7 +51,9 @@ class Host:
         differentiate: ``differentiate(loss, params)``: the gradients of ``loss(params)``, from within.
         relu: of the toolkit.
         wait: blocks until these tensors are computed.
+        now: seconds since ``opened``, read when a compiled function comes to this call, from within.
         own: the toolkit's own all-reduce.
+        opened: time.time() at the beginning; JAX's float32 can tell microseconds only of small numbers.
     """
 
     name: str
@@ -59,7 +63,9 @@ class Host:
     differentiate: Callable[[Callable[[Sequence[Any]], Any], Sequence[Any]], Sequence[Any]]
     relu: Callable[[Any], Any]
     wait: Callable[[Any], Any]
+    now: Callable[[], Any]
     own: Own
+    opened: float
 
 
 def open_host(toolkit: str) -> Host:
@@ -111,17 +117,20 @@ def _open_tensorflow() -> Host:
         return means
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
+    opened = time.time()
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     compiler = functools.partial(tf.function, reduce_retracing=True)
     own = Own("MultiWorkerMirroredStrategy", tf.constant, compile_replica, mean)
     call = grace.tensorflow.call_host
     return Host(
-        "TensorFlow", tf.constant, compiler, call, differentiate, tf.nn.relu, lambda xs: xs[-1][:1].numpy(), own
-    )
+        "TensorFlow", tf.constant, compiler, call, differentiate, tf.nn.relu, lambda xs: xs[-1][:1].numpy(),
+        lambda: tf.timestamp() - opened, own, opened,
+    )  # fmt: skip
 
 
 def _open_jax() -> Host:
     import jax
+    from jax.experimental import io_callback
 
     import grace.jax
 
@@ -143,10 +152,15 @@ def _open_jax() -> Host:
         compiled: Callable[..., Any] = jax.jit(shards, donate_argnums=0)
         return compiled
 
+    def now() -> Any:
+        read = lambda: np.float32(time.time() - opened)  # noqa: E731
+        return io_callback(read, jax.ShapeDtypeStruct((), np.float32), ordered=True)
+
+    opened = time.time()
     own = Own("psum over gloo", spread, compile_rows, lambda xs: [x / world for x in jax.lax.psum(list(xs), "ranks")])
     return Host(
         "JAX", jax.numpy.asarray, functools.partial(jax.jit, donate_argnums=0), grace.jax.call_host,
-        lambda loss, params: jax.grad(loss)(list(params)), jax.nn.relu, jax.block_until_ready, own,
+        lambda loss, params: jax.grad(loss)(list(params)), jax.nn.relu, jax.block_until_ready, now, own, opened,
     )  # fmt: skip
 
 
@@ -160,10 +174,11 @@ def _open_torch() -> Host:
             dist.all_reduce(x)
         return [x.div_(dist.get_world_size()) for x in gradients]
 
+    opened = time.time()
     own = Own("torch's all_reduce", torch.from_numpy, _as_it_is, mean)
     return Host(
         "torch", torch.from_numpy, _as_it_is, lambda exchange, xs: list(exchange(xs)), differentiate, torch.relu,
-        lambda xs: xs, own,
+        lambda xs: xs, lambda: time.time() - opened, own, opened,
     )  # fmt: skip
 
 
