@@ -22,6 +22,8 @@ CANDIDATES = (
     "qsparse", "adaq", "sketchml", "powersgd", "atomo", "gradiveq", "gradzip",
 )  # fmt: skip
 MARGIN = 0.02  # a method must be faster by this much to pay
+CLOSE = 0.1  # a prediction errs by this much in the median: docs/concepts/choosing.md
+_NAMED = 4  # of the methods that are close
 _LOSS = 0.1  # of quality: beyond it, the reason warns
 
 
@@ -61,13 +63,26 @@ class Row(msgspec.Struct, frozen=True):
     complete: bool
     reason: str
 
+    @property
+    def learns_less(self) -> bool:
+        """Whether the suite has seen it end worse than fp32 by more than 10 %."""
+        return self.quality is not None and self.quality.loss > _LOSS
+
 
 class Table(msgspec.Struct, frozen=True):
-    """All methods on one link with so many workers. best: the fastest that pays; null: none pays here."""
+    """All methods on one link with so many workers.
+
+    Attributes:
+        best: the fastest that pays; null: none pays here. close: others that pay, and take at most 10 % longer: no prediction
+            tells them apart. keeps: the fastest that pays and is not known to learn less; null: none.
+        verdict: this in words.
+    """
 
     link: str
     workers: int
     best: str | None
+    close: list[str]
+    keeps: str | None
     verdict: str
     rows: list[Row]
 
@@ -109,14 +124,17 @@ def rank(step: Step, costs: Mapping[str, Cost], link: Link, world: int) -> Table
     """
     seconds = {name: cost.seconds(step, link, world) for name, cost in costs.items()}
     fp32, bf16 = seconds["none"], seconds["bf16"]
-    best = min(fp32, bf16)
     order = sorted(seconds, key=lambda name: seconds[name])
     rows = [
         _row(place, name, seconds[name], (fp32, bf16), step, costs, link, world)
         for place, name in enumerate(order, start=1)
     ]
-    winner = next((row for row in rows if row.pays), None)
-    return Table(str(link), world, winner.method if winner else None, _verdict(winner, fp32, bf16, best, step), rows)
+    paying = [row for row in rows if row.pays]
+    keeping = next((row for row in paying if not row.learns_less), None)
+    close = [row.method for row in paying[1:] if row.step_ms <= (1 + CLOSE) * paying[0].step_ms]
+    verdict = _verdict(paying[0] if paying else None, close, keeping, (fp32, bf16), step)
+    best, keeps = (row.method if row else None for row in (paying[0] if paying else None, keeping))
+    return Table(str(link), world, best, close, keeps, verdict, rows)
 
 
 def against_baselines(step: Step, costs: Mapping[str, Cost], world: int) -> Callable[[Link], float]:
@@ -160,7 +178,7 @@ def _reason(row: Row, dense_sent: float, step: Step) -> str:
         parts = [f"its codec takes {row.codec_adds:.0f} passes over the gradient, {row.codec_ms:.0f} ms"]
     else:
         parts = ["the link is fast enough: there is little to save"]
-    if row.quality is not None and row.quality.loss > _LOSS:
+    if row.quality is not None and row.learns_less:
         parts.append(f"learns less: {row.quality.metric} {row.quality.value:g}, fp32 {row.quality.fp32:g}")
     if row.needs.optimizer:
         parts.append(f"needs {row.needs.optimizer}")
@@ -169,15 +187,27 @@ def _reason(row: Row, dense_sent: float, step: Step) -> str:
     return "; ".join(parts)
 
 
-def _verdict(winner: Row | None, fp32: float, bf16: float, best: float, step: Step) -> str:
-    dense = "fp32" if fp32 <= bf16 else "bf16"
+def _verdict(
+    winner: Row | None, close: Sequence[str], keeping: Row | None, dense: tuple[float, float], step: Step
+) -> str:
+    best = 1000 * min(dense)
+    name = "fp32" if dense[0] <= dense[1] else "bf16"
     limit = f"a step without communication takes {1000 * step.seconds:.3g} ms"
     if winner is None:
-        return f"none pays here: use {dense}, {1000 * best:.4g} ms ({limit})"
-    gain = 1000 * best / winner.step_ms
-    return (
-        f"{winner.method}: {winner.step_ms:.4g} ms, {gain:.2f} times as fast as {dense}, {1000 * best:.4g} ms ({limit})"
-    )
+        return f"none pays here: use {name}, {best:.4g} ms ({limit})"
+    gain = best / winner.step_ms
+    parts = [f"{winner.method}: {winner.step_ms:.4g} ms, {gain:.2f} times as fast as {name}, {best:.4g} ms ({limit})"]
+    if close:
+        more = f" and {len(close) - _NAMED} more" if len(close) > _NAMED else ""
+        parts.append(
+            f"not told apart from it (at most {CLOSE:.0%} longer, the error of a prediction): "
+            f"{', '.join(close[:_NAMED])}{more}"
+        )
+    if keeping is None:
+        parts.append("all that pay are known to learn less")
+    elif keeping is not winner:
+        parts.append(f"the fastest that is not known to learn less: {keeping.method}, {keeping.step_ms:.4g} ms")
+    return "; ".join(parts)
 
 
 def candidates(chosen: Sequence[str] | None) -> list[str]:

@@ -53,6 +53,26 @@ def test_a_slow_link_wants_few_bytes_and_a_fast_one_none_saved():
     assert fast.rows[0].step_ms < slow.rows[0].step_ms
 
 
+def test_the_fastest_is_not_crowned_where_a_prediction_cannot_tell():
+    tied = {**costs(), "topk": cost("AllGather", 0.4, 6), "signsgd": cost("AllGather", 0.4, 5.9)}
+    table = rank(STEP, tied, link("1gbit"), 4)
+    assert (table.best, table.close, table.keeps) == ("signsgd", ["topk"], "topk")
+    assert "; not told apart from it (at most 10% longer, the error of a prediction): topk; " in table.verdict
+    assert (
+        "; the fastest that is not known to learn less: topk, " in table.verdict
+    )  # signsgd ended with 99.5, fp32 with 16.5
+    apart = rank(STEP, {**tied, "signsgd": cost("AllGather", 0.4, 100)}, link("1gbit"), 4)
+    assert (apart.best, apart.close, apart.keeps) == ("topk", [], "topk")
+    assert "told apart" not in apart.verdict
+    assert "learn less" not in apart.verdict
+    only = rank(STEP, {name: tied[name] for name in ("none", "bf16", "signsgd")}, link("1gbit"), 4)
+    assert (only.best, only.close, only.keeps) == ("signsgd", [], None)
+    assert only.verdict.endswith("; all that pay are known to learn less")
+    many = {f"topk:ratio=0.0{k}": tied["topk"] for k in range(1, 8)}
+    verdict = rank(STEP, {**costs(), **many, "topk": tied["topk"]}, link("1gbit"), 4).verdict
+    assert "topk:ratio=0.04 and 3 more" in verdict
+
+
 def test_below_its_break_even_a_method_pays_and_above_it_does_not():
     row = next(row for row in rank(STEP, costs(), link("1gbit"), 4).rows if row.method == "atomo")
     speed = row.break_even_bits_per_second
