@@ -26,6 +26,8 @@ def pools() -> Iterator[Callable[[str, int], Any]]:
     started: dict[tuple[str, int], Workers] = {}
 
     def find(kind: str, world: int) -> Workers:
+        if kind == "mpi":
+            pytest.importorskip("mpi4py", reason="pip install 'grace-dl[mpi]' mpich")
         found = started.get((kind, world))
         if found is None or not found.fit:
             found = started[kind, world] = makers[kind](world)

@@ -436,7 +436,8 @@ def refused(rank: int, world: int) -> None:
     spectrum = nn.Module()
     spectrum.register_parameter("waves", nn.Parameter(torch.zeros(3, dtype=torch.complex64)))
     spectrum.register_parameter("plain", nn.Parameter(torch.zeros(3)))
-    with pytest.raises(InputError, match=r"'waves' is complex64.*view_as_real"):
+    # DistributedDataParallel itself says this where its gloo broadcasts no complex numbers: until torch 2.6
+    with pytest.raises((InputError, RuntimeError), match=r"'waves' is complex64.*view_as_real|^Invalid scalar type$"):
         grace.attach(DistributedDataParallel(spectrum), "topk")
     hooked = model()
     hooked.register_comm_hook(None, _other_hook)

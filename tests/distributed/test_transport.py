@@ -287,6 +287,27 @@ def test_a_collective_during_which_the_transport_closes_never_reaches_the_users_
     assert pair.run(closing_meanwhile) == [["its own"]] * 2
 
 
+def letting_go(rank: int, world: int) -> int:
+    """How many tensors are still held when a transport has closed; as a thread of gloo, one is for a moment."""
+    transport = TorchDistributed.beside()
+    transport.tell("", seconds=60.0)
+    held: list[torch.Tensor] = []
+
+    def hold(x: torch.Tensor, *_: object, group: Any) -> None:
+        held.append(x)
+        threading.Timer(0.1, held.clear).start()
+
+    with mock.patch.object(dist, "all_reduce", hold):
+        transport.run(AllReduce(torch.ones(2)))
+    transport.close()
+    return len(held)
+
+
+def test_a_group_outlives_the_tensors_that_its_threads_hold(pair: Pool) -> None:
+    """Until torch 2.7, destroying it earlier can wait for ever: the threads need the lock of the interpreter."""
+    assert pair.run(letting_go) == [0, 0]
+
+
 def library(rank: int, world: int) -> str:
     from mpi4py import MPI
 

@@ -76,7 +76,7 @@ def test_a_library_older_than_its_sources_is_told(
 @needs_native
 def test_the_bindings_are_those_of_the_list() -> None:
     """Every function of the library's list has a binding that passes what it takes, and the other way round."""
-    for module in pkgutil.walk_packages(grace.__path__, "grace."):
+    for module in pkgutil.walk_packages(grace.__path__, "grace.", lambda _: None):  # toolkits that are missing
         if module.name.endswith(".native"):
             importlib.import_module(module.name)
     library = native._library()

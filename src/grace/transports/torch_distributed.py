@@ -4,6 +4,10 @@ The pitfalls of that platform are dealt with here, and nowhere else:
 
 - gloo's threads can abort the interpreter at exit, after a run that succeeded: a short sleep at exit lets them drop
   their last work while the interpreter is still alive (:func:`guard_exit`).
+- torch 2.6 and 2.7 destroy a group with the interpreter's lock held, and wait for gloo's threads, which need that lock to
+  let go of a tensor: they get only views made for them, and no group is destroyed before these are gone
+  (:meth:`TorchDistributed.close`).
+- gloo sums in a reduce-scatter there, whatever it is asked for: a maximum goes another way.
 - a collective that gloo refuses on one rank poisons the group for all: dtypes and operations are checked before
   anything is sent (:meth:`TorchDistributed.run`).
 """
@@ -17,6 +21,7 @@ import functools
 import os
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -40,6 +45,8 @@ from grace.transports.refusing import refuse_unfit
 from grace.transports.store import tell_over_store
 
 _EXIT_SECONDS = 0.05
+_RELEASE_SECONDS = 0.5  # a thread that still waits for another rank never lets go
+_LENT = 8  # views: two threads of gloo, two collectives each, two tensors each
 _OPS: dict[ReduceOp, dist.ReduceOp.RedOpType] = {
     "sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX,
 }  # fmt: skip
@@ -81,6 +88,7 @@ class TorchDistributed:
         self._backend = dist.get_backend(self.group)
         self._ranks = tuple(dist.get_process_group_ranks(self.group))
         self._closed = False
+        self._lent: collections.deque[weakref.ref[Tensor]] = collections.deque(maxlen=_LENT)
         self.why = ""
 
     @property
@@ -125,6 +133,9 @@ class TorchDistributed:
         self._closed = True  # first: whoever finds no group then knows why
         group, self.group, self._home = self.group, None, None
         if group is not None and (error is not None or group is not dist.group.WORLD):
+            until = time.monotonic() + _RELEASE_SECONDS
+            while any(view() is not None for view in tuple(self._lent)) and time.monotonic() < until:
+                time.sleep(1e-4)
             with contextlib.suppress(RuntimeError, ValueError, AssertionError):
                 dist.destroy_process_group(group)
 
@@ -159,7 +170,7 @@ class TorchDistributed:
             if op.op == "mean":
                 out.mul_(1 / self.world)  # as DistributedDataParallel does: before the sum, so that nothing overflows
             if self.world > 1 and out.numel():
-                dist.all_reduce(out, _OPS[op.op], group=group)
+                dist.all_reduce(self._lend(out), _OPS[op.op], group=group)
             return out
         if self.world == 1 and not isinstance(op, Permute):
             if isinstance(op, AllGather):
@@ -167,20 +178,24 @@ class TorchDistributed:
             return buf.clone() if isinstance(op, AllToAll | Broadcast) else buf[0].clone()
         if isinstance(op, AllGather):
             out = buf.new_empty(self.world, *buf.shape)
-            _all_gather(out.view(-1), buf.view(-1), group=group)
+            _all_gather(self._lend(out), self._lend(buf), group=group)
             return out
         if isinstance(op, AllToAll):
             out = torch.empty_like(buf)
-            dist.all_to_all_single(out, buf, group=group)
+            dist.all_to_all_single(self._lend(out), self._lend(buf), group=group)
             return out
+        if isinstance(op, ReduceScatter) and op.op == "max" and self._backend == "gloo":
+            rows = torch.empty_like(buf)
+            dist.all_to_all_single(self._lend(rows), self._lend(buf), group=group)
+            return rows.amax(0)
         if isinstance(op, ReduceScatter):
             rows = buf * (1 / self.world) if op.op == "mean" else buf
             out = buf.new_empty(buf.shape[1:])
-            _reduce_scatter(out.view(-1), rows.view(-1), _OPS[op.op], group=group)
+            _reduce_scatter(self._lend(out), self._lend(rows), _OPS[op.op], group=group)
             return out
         if isinstance(op, Broadcast):
             out = buf.clone() if self.rank == op.root else torch.empty_like(buf)
-            dist.broadcast(out, dist.get_global_rank(group, op.root), group=group)
+            dist.broadcast(self._lend(out), dist.get_global_rank(group, op.root), group=group)
             return out
         return self._permute(op, buf, group)
 
@@ -191,13 +206,19 @@ class TorchDistributed:
             if source == destination == self.rank:
                 out.copy_(buf)
             elif source == self.rank:
-                works.append(dist.isend(buf, dist.get_global_rank(group, destination), group=group))
+                works.append(dist.isend(self._lend(buf), dist.get_global_rank(group, destination), group=group))
             elif destination == self.rank:
-                works.append(dist.irecv(out, dist.get_global_rank(group, source), group=group))
+                works.append(dist.irecv(self._lend(out), dist.get_global_rank(group, source), group=group))
         for work in works:
             if work is not None:
                 work.wait()
         return out
+
+    def _lend(self, x: Tensor) -> Tensor:
+        """A view in one row, which nobody else holds."""
+        view = x.view(-1)
+        self._lent.append(weakref.ref(view))
+        return view
 
 
 def _get_store(group: Any) -> dist.Store:

@@ -93,6 +93,7 @@ def test_errors_of_all_methods(name: str) -> None:
 
 
 def test_tensorboard_gets_scalars(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
 
