@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.processes import HorovodPool, LaunchedPool, MPIPool, Pool, Workers
+from tests.distributed.processes import HorovodPool, LaunchedPool, MPIPool, Pool, Workers, skip_without_mpi
 from tests.distributed.with_horovod import find_python
 
 
@@ -27,7 +27,7 @@ def pools() -> Iterator[Callable[[str, int], Any]]:
 
     def find(kind: str, world: int) -> Workers:
         if kind == "mpi":
-            pytest.importorskip("mpi4py", reason="pip install 'grace-dl[mpi]' mpich")
+            skip_without_mpi()
         found = started.get((kind, world))
         if found is None or not found.fit:
             found = started[kind, world] = makers[kind](world)

@@ -178,6 +178,13 @@ def _serve(rank: int, world: int, pipe: Connection) -> None:
             pipe.send((False, traceback.format_exc()))
 
 
+def skip_without_mpi() -> None:
+    """Skips the test where mpi4py is not installed."""
+    import pytest  # workers need none
+
+    pytest.importorskip("mpi4py", reason="pip install 'grace-dl[mpi]' mpich")
+
+
 def mpiexec(workers: int, command: Sequence[str]) -> list[str]:
     """The command under mpiexec: that of the ``mpich`` wheel, beside this Python, or the one on the path."""
     found = shutil.which("mpiexec", path=os.pathsep.join([str(_BESIDE.parent), os.environ["PATH"]]))
@@ -196,7 +203,8 @@ def under_open_mpi(workers: int) -> list[str]:
 def run_under_mpi(
     script: Path, *args: str, workers: int, env: Mapping[str, str] = {}, seconds: int = SECONDS
 ) -> subprocess.CompletedProcess[str]:
-    """A script under mpiexec in processes of its own."""
+    """A script under mpiexec in processes of its own. The test skips where mpi4py is not installed."""
+    skip_without_mpi()
     command = mpiexec(workers, [sys.executable, str(script), *args])
     return subprocess.run(
         command, capture_output=True, text=True, timeout=seconds, env={**ENVIRONMENT, **env}, check=False
