@@ -153,8 +153,7 @@ def _open_jax() -> Host:
         return compiled
 
     def now() -> Any:
-        read = lambda: np.float32(time.time() - opened)  # noqa: E731
-        return io_callback(read, jax.ShapeDtypeStruct((), np.float32), ordered=True)
+        return io_callback(lambda: np.float32(time.time() - opened), jax.ShapeDtypeStruct((), np.float32), ordered=True)
 
     opened = time.time()
     own = Own("psum over gloo", spread, compile_rows, lambda xs: [x / world for x in jax.lax.psum(list(xs), "ranks")])
