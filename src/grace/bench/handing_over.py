@@ -25,7 +25,7 @@ from torch import Tensor
 
 from grace.adapters.handover import Handover
 from grace.bench.extras import need
-from grace.bench.hosts import Host, open_host
+from grace.bench.hosts import BEGUN, Host, open_host
 from grace.bench.overhead import in_two_processes, make_row, seconds
 from grace.collectives import Collective
 from grace.transports.alone import Alone
@@ -92,7 +92,7 @@ def hand_over(host: Host, samples: int, numbers: int) -> list[dict[str, Any]]:
         host.wait(mine)
         end = time.time()
         if sample >= _WARM:
-            begin = max(called, host.opened + float(came))
+            begin = max(called, BEGUN + float(came))
             faults.append(float(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faulted))
             there.append((clock.asked - begin) / copied)
             back.append((end - clock.answered) / copied)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from grace.errors import ConfigurationError, unknown
 
+BEGUN = time.time()  # JAX's float32 can tell microseconds only of small numbers
 TOOLKITS = ("tensorflow", "keras", "jax")
 
 
@@ -51,9 +52,8 @@ class Host:
         differentiate: ``differentiate(loss, params)``: the gradients of ``loss(params)``, from within.
         relu: of the toolkit.
         wait: blocks until these tensors are computed.
-        now: seconds since ``opened``, read when a compiled function comes to this call, from within.
+        now: seconds since ``BEGUN``, read when a compiled function comes to this call, from within.
         own: the toolkit's own all-reduce.
-        opened: time.time() at the beginning; JAX's float32 can tell microseconds only of small numbers.
     """
 
     name: str
@@ -65,7 +65,6 @@ class Host:
     wait: Callable[[Any], Any]
     now: Callable[[], Any]
     own: Own
-    opened: float
 
 
 def open_host(toolkit: str) -> Host:
@@ -117,14 +116,13 @@ def _open_tensorflow() -> Host:
         return means
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    opened = time.time()
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     compiler = functools.partial(tf.function, reduce_retracing=True)
     own = Own("MultiWorkerMirroredStrategy", tf.constant, compile_replica, mean)
     call = grace.tensorflow.call_host
     return Host(
         "TensorFlow", tf.constant, compiler, call, differentiate, tf.nn.relu, lambda xs: xs[-1][:1].numpy(),
-        lambda: tf.timestamp() - opened, own, opened,
+        lambda: tf.timestamp() - BEGUN, own,
     )  # fmt: skip
 
 
@@ -153,13 +151,12 @@ def _open_jax() -> Host:
         return compiled
 
     def now() -> Any:
-        return io_callback(lambda: np.float32(time.time() - opened), jax.ShapeDtypeStruct((), np.float32), ordered=True)
+        return io_callback(lambda: np.float32(time.time() - BEGUN), jax.ShapeDtypeStruct((), np.float32), ordered=True)
 
-    opened = time.time()
     own = Own("psum over gloo", spread, compile_rows, lambda xs: [x / world for x in jax.lax.psum(list(xs), "ranks")])
     return Host(
         "JAX", jax.numpy.asarray, functools.partial(jax.jit, donate_argnums=0), grace.jax.call_host,
-        lambda loss, params: jax.grad(loss)(list(params)), jax.nn.relu, jax.block_until_ready, now, own, opened,
+        lambda loss, params: jax.grad(loss)(list(params)), jax.nn.relu, jax.block_until_ready, now, own,
     )  # fmt: skip
 
 
@@ -173,11 +170,10 @@ def _open_torch() -> Host:
             dist.all_reduce(x)
         return [x.div_(dist.get_world_size()) for x in gradients]
 
-    opened = time.time()
     own = Own("torch's all_reduce", torch.from_numpy, _as_it_is, mean)
     return Host(
         "torch", torch.from_numpy, _as_it_is, lambda exchange, xs: list(exchange(xs)), differentiate, torch.relu,
-        lambda xs: xs, lambda: time.time() - opened, own, opened,
+        lambda xs: xs, lambda: time.time() - BEGUN, own,
     )  # fmt: skip
 
 

@@ -184,7 +184,7 @@ class TorchDistributed:
             out = torch.empty_like(buf)
             dist.all_to_all_single(self._lend(out), self._lend(buf), group=group)
             return out
-        if isinstance(op, ReduceScatter) and op.op == "max" and self._backend == "gloo":
+        if isinstance(op, ReduceScatter) and op.op == "max" and self._backend != "nccl":
             rows = torch.empty_like(buf)
             dist.all_to_all_single(self._lend(rows), self._lend(buf), group=group)
             return rows.amax(0)

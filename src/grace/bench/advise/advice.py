@@ -130,11 +130,13 @@ def rank(step: Step, costs: Mapping[str, Cost], link: Link, world: int) -> Table
         for place, name in enumerate(order, start=1)
     ]
     paying = [row for row in rows if row.pays]
+    winner = next(iter(paying), None)
     keeping = next((row for row in paying if not row.learns_less), None)
-    close = [row.method for row in paying[1:] if row.step_ms <= (1 + CLOSE) * paying[0].step_ms]
-    verdict = _verdict(paying[0] if paying else None, close, keeping, (fp32, bf16), step)
-    best, keeps = (row.method if row else None for row in (paying[0] if paying else None, keeping))
-    return Table(str(link), world, best, close, keeps, verdict, rows)
+    close = [
+        row.method for row in paying if winner and row is not winner and row.step_ms <= (1 + CLOSE) * winner.step_ms
+    ]
+    best, keeps = (row.method if row else None for row in (winner, keeping))
+    return Table(str(link), world, best, close, keeps, _verdict(winner, close, keeping, (fp32, bf16), step), rows)
 
 
 def against_baselines(step: Step, costs: Mapping[str, Cost], world: int) -> Callable[[Link], float]:
