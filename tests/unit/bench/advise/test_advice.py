@@ -58,9 +58,8 @@ def test_the_fastest_is_not_crowned_where_a_prediction_cannot_tell():
     table = rank(STEP, tied, link("1gbit"), 4)
     assert (table.best, table.close, table.keeps) == ("signsgd", ["topk"], "topk")
     assert "; not told apart from it (at most 10% longer, the error of a prediction): topk; " in table.verdict
-    assert (
-        "; the fastest that is not known to learn less: topk, " in table.verdict
-    )  # signsgd ended with 99.5, fp32 with 16.5
+    # signsgd ended with a perplexity of 99.5, fp32 with 16.5
+    assert "; the fastest that is not known to learn less: topk, " in table.verdict
     apart = rank(STEP, {**tied, "signsgd": cost("AllGather", 0.4, 100)}, link("1gbit"), 4)
     assert (apart.best, apart.close, apart.keeps) == ("topk", [], "topk")
     assert "told apart" not in apart.verdict
