@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 import grace
-from grace import backends, native
+from grace.compute import backends, native
 
 installed = Path(grace.__file__).resolve()
 assert Path(sys.prefix).resolve() in installed.parents, f"{installed} is not the installed package"
@@ -22,7 +22,7 @@ assert tags[:2] == ["py3", "none"], f"{wheel.name} must serve every Python"
 assert tags[2] != "any", f"{wheel.name} must not serve every machine"
 files = zipfile.ZipFile(wheel).namelist()
 assert "grace/py.typed" in files, files
-assert "grace/bench/report/page/page.html" in files, files
+assert "grace_bench/report/page/page.html" in files, files
 assert any(name.endswith("/licenses/LICENSE") for name in files), files
 strangers = {name.partition("/")[0] for name in files if not name.partition("/")[0].startswith("grace")}
 assert not strangers, f"the wheel also holds {strangers}"

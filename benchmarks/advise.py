@@ -16,11 +16,11 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from grace.bench import machine
-from grace.bench.advise.costs import Cost, Step
-from grace.bench.advise.echo import Replayer
-from grace.bench.advise.subject import of_task, usual_readiness
-from grace.bench.network.links import link
+from grace_bench import machine
+from grace_bench.advise.costs import Cost, Step
+from grace_bench.advise.echo import Replayer
+from grace_bench.advise.subject import of_task, usual_readiness
+from grace_bench.network.links import link
 
 PAGE = Path(__file__).parents[1] / "docs/concepts/results.md"
 TASKS = {"VGG16": "vgg16_cifar", "LSTM": "lstm_ptb", "ResNet-50": "resnet50"}

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grace.bench.report.charts import MILLISECONDS, end_labels, reference_lines
-from grace.bench.report.files import sheet
-from grace.bench.report.marks import figure, layer, number
-from grace.bench.report.render import save
-from grace.bench.report.theme import LIMIT, TONES, config, sign
+from grace_bench.report.charts import MILLISECONDS, end_labels, reference_lines
+from grace_bench.report.files import sheet
+from grace_bench.report.marks import figure, layer, number
+from grace_bench.report.render import save
+from grace_bench.report.theme import LIMIT, TONES, config, sign
 
 DOCS = Path(__file__).resolve().parent
 LINES = {"no-communication": "no communication", "ddp-fp32": "fp32", "ddp-bf16": "bf16"}

@@ -19,7 +19,7 @@ import grace
 from grace.cli.app import app
 from grace.cli.explain import describe, describe_all
 from grace.cli.tasks import describe_tasks
-from grace.knobs import as_call, describe_knobs, spell_value
+from grace.contract.knobs import as_call, describe_knobs, spell_value
 from grace.registry import Recipe, documentation, recipe
 from grace_command import catalog, shell
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grace.bench.codecs.bench import SCHEMA, VERSION
 from grace.errors import ConfigurationError
+from grace_bench.codecs.bench import SCHEMA, VERSION
 
 _KEY = ("operation", "method", "size", "threads")
 _NUMBERS = ("ratio", "low", "high", "microseconds")

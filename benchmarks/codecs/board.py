@@ -5,12 +5,12 @@ from __future__ import annotations
 from benchmarks.codecs import naive, parts, rows
 from benchmarks.codecs.goals import goals_of
 from benchmarks.codecs.plan import PARTS, BoardPlan
-from grace import backends
-from grace.bench.codecs import compressors
-from grace.bench.codecs.bench import Bench, Row
-from grace.bench.codecs.clock import Case, Timing
-from grace.bench.codecs.plan import COLD
-from grace.bench.codecs.room import Room
+from grace.compute import backends
+from grace_bench.codecs import compressors
+from grace_bench.codecs.bench import Bench, Row
+from grace_bench.codecs.clock import Case, Timing
+from grace_bench.codecs.plan import COLD
+from grace_bench.codecs.room import Room
 
 _PATIENCE = {
     None: 10.0,

@@ -13,12 +13,12 @@ from benchmarks.codecs.board import Board
 from benchmarks.codecs.figure import draw
 from benchmarks.codecs.plan import board_plan
 from benchmarks.codecs.table import view
-from grace.bench.codecs.session import judge, run, write_document
-from grace.bench.report.render import renderer
 from grace.cli.errors import Command
 from grace.cli.options import Json, folder
 from grace.cli.output import show, write_json
 from grace.errors import ConfigurationError, GraceError
+from grace_bench.codecs.session import judge, run, write_document
+from grace_bench.report.render import renderer
 
 _PROGRAM = "python -m benchmarks.codecs"
 _WIDTH = 180  # where there is no terminal

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.codecs.goals import RATIO, position
-from grace.bench.codecs.clock import OPERATIONS
-from grace.bench.codecs.plan import size_text
-from grace.bench.report.marks import tick_values
-from grace.bench.report.render import save
-from grace.bench.report.theme import COLORS, config
 from grace.registry import recipe
+from grace_bench.codecs.clock import OPERATIONS
+from grace_bench.codecs.plan import size_text
+from grace_bench.report.marks import tick_values
+from grace_bench.report.render import save
+from grace_bench.report.theme import COLORS, config
 from grace_command.text import plural
 
 _KINDS = {"reference": "reference kernels", "torch": "plain torch code"}  # rivals that are shown

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from grace.bench.codecs.clock import DECODE, ENCODE, FEEDBACK
-from grace.bench.codecs.plan import COLD, canonical
+from grace_bench.codecs.clock import DECODE, ENCODE, FEEDBACK
+from grace_bench.codecs.plan import COLD, canonical
 
 RATIO, MICROSECONDS, PER_INDEX, BITS, COPIES = "x add_", "us", "ns per index", "bits per index", "x memcpy"
 THRESHOLD = "threshold:v=10.7"  # keeps about 1 % of randn * exp(randn)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.codecs.goals import THRESHOLD
-from grace.bench.codecs.clock import DECODE, ENCODE, FEEDBACK, Case
-from grace.bench.codecs.room import Room
+from grace_bench.codecs.clock import DECODE, ENCODE, FEEDBACK, Case
+from grace_bench.codecs.room import Room
 
 _SETUP_SECONDS = 0.5
 Payload = tuple[Tensor, Tensor]

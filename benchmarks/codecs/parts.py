@@ -9,13 +9,13 @@ import torch
 
 import grace
 from benchmarks.codecs.goals import CONSTANT, ELIAS_FANO, ELIAS_FANO_FEW, POWERSGD, SPARSE, ZEROS
-from grace.bench.codecs.clock import Case
-from grace.bench.codecs.compressors import compressor_of, stream
-from grace.bench.codecs.conversations import Replay
-from grace.bench.codecs.room import Room
 from grace.kernels import select_topk
 from grace.methods.common import index_lists
 from grace.methods.common.counts import count_kept
+from grace_bench.codecs.clock import Case
+from grace_bench.codecs.compressors import compressor_of, stream
+from grace_bench.codecs.conversations import Replay
+from grace_bench.codecs.room import Room
 
 MATRIX = (4096, 1024)
 

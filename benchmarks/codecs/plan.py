@@ -6,9 +6,9 @@ import functools
 from dataclasses import dataclass
 
 from benchmarks.codecs.goals import GOALS
-from grace.bench import machine
-from grace.bench.codecs.plan import COLD, YARDSTICKS, Plan, by_family, parse_counts, parse_sizes, sort_numbers
 from grace.registry import methods, split_methods
+from grace_bench import machine
+from grace_bench.codecs.plan import COLD, YARDSTICKS, Plan, by_family, parse_counts, parse_sizes, sort_numbers
 
 LARGE = 4_000_000  # from this size on only methods with a goal are measured, unless methods were named
 PARTS = "parts"  # a job that is no method

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from benchmarks.codecs.goals import BITS, COPIES, MICROSECONDS, PER_INDEX, RATIO, SPEEDUP, Goal
 from benchmarks.codecs.parts import IndexList
-from grace.bench.codecs.bench import Row, short, summarize
-from grace.bench.codecs.clock import Case, Timing
-from grace.bench.results import quartiles
+from grace_bench.codecs.bench import Row, short, summarize
+from grace_bench.codecs.clock import Case, Timing
+from grace_bench.results import quartiles
 
 
 def row(

@@ -10,9 +10,9 @@ from rich.text import Text
 
 from benchmarks.codecs.baseline import Change, Comparison
 from benchmarks.codecs.goals import RATIO, SPEEDUP, position
-from grace.bench.codecs.plan import size_text
-from grace.bench.codecs.table import HEADINGS, footer, number, omissions
-from grace.bench.report.tables import plain_table, plural
+from grace_bench.codecs.plan import size_text
+from grace_bench.codecs.table import HEADINGS, footer, number, omissions
+from grace_bench.report.tables import plain_table, plural
 
 _MOST_CHANGES = 20
 

@@ -3,7 +3,7 @@
 Example: ``cd docs/examples; grace bench train --tasks resnet50_64:ResNet50At64 --data synthetic --steps 20 --batch 2 ...``
 """
 
-from grace.bench.tasks.imagenet import ResNet50
+from grace_bench.tasks.imagenet import ResNet50
 
 
 class ResNet50At64(ResNet50):

@@ -12,25 +12,25 @@ from grace.adapters.torch_ddp import Handle
 from grace.adapters.torch_optimizer import DistributedOptimizer
 from grace.collectives import Traffic
 from grace.communicators import *
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
+from grace.contract.facts import Facts
+from grace.contract.lent import Lent
+from grace.contract.loan import Loan
+from grace.contract.method import Exchanged, Method
+from grace.contract.needs import Needs
+from grace.contract.peer import Peer
+from grace.contract.wrapping import layers
 from grace.errors import GraceError, GraceWarning, OptimizerWarning, UncompressedWarning
-from grace.facts import Facts
-from grace.lent import Lent
-from grace.loan import Loan
 from grace.memories import *
-from grace.method import Exchanged, Method
 from grace.methods import *
-from grace.needs import Needs
-from grace.peer import Peer
-from grace.policy import Policy, Rule
 from grace.registry import method, methods, register, register_communicator, register_memory, spell
+from grace.registry.policy import Policy, Rule
 from grace.run.simulator import Simulator
 from grace.schedules import Schedule
 from grace.survey import dequantize, desparsify, pack, quantize, sparsify, unpack
 from grace.transports.choose import transport
 from grace.transports.meeting import init_process_group
 from grace.version import __version__ as __version__
-from grace.wrapping import layers
 
 __all__ = [
     "Compressor",

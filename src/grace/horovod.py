@@ -19,13 +19,13 @@ from torch import Tensor
 from grace.adapters import torch_optimizer
 from grace.adapters.torch_optimizer import KEY
 from grace.communicators import Allreduce
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
+from grace.contract.method import Method
 from grace.errors import ConfigurationError
-from grace.method import Method
-from grace.policy import Policy
 from grace.random import Stream
 from grace.registry import method as read_method
 from grace.registry import spell
+from grace.registry.policy import Policy
 from grace.transports.choose import transport as choose_transport
 from grace.transports.horovod import HorovodTransport
 

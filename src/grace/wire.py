@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from grace.errors import PayloadError, StepMismatch
-from grace.finite import Flag, on_host
-from grace.refusals import refuse_unless
+from grace.flags.finite import Flag, on_host
+from grace.flags.refusals import refuse_unless
 
 VERSION = 2  # of the wire format
 HEADER = 4

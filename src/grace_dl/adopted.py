@@ -16,14 +16,14 @@ from torch import Tensor
 import grace
 from grace import wire as wires
 from grace.collectives import AllGather, Exchange, Traffic
+from grace.contract.facts import Facts
+from grace.contract.knobs import check_value
+from grace.contract.loan import Loan
+from grace.contract.method import Exchanged, Method
+from grace.contract.peer import Peer
 from grace.errors import CompositionError, ConfigurationError, PayloadError
-from grace.facts import Facts
-from grace.finite import fill_unless_
+from grace.flags.finite import fill_unless_
 from grace.kernels.finite import all_finite
-from grace.knobs import check_value
-from grace.loan import Loan
-from grace.method import Exchanged, Method
-from grace.peer import Peer
 from grace.registry import MEMORIES
 from grace_dl.parts import Compressor, KnownCompressor
 from grace_dl.protocol import as_bytes, count_rows, from_bytes, size_of

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 import grace
+from grace.contract.method import Method
 from grace.errors import ConfigurationError
-from grace.method import Method
-from grace.policy import Policy
+from grace.registry.policy import Policy
 from grace.run.drive import drive
 from grace.run.exchanger import Exchanger
 from grace.transports.agreement import SECONDS

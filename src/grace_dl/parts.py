@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import grace
+from grace.contract.wrapping import find_compressor
 from grace.errors import ConfigurationError
 from grace.random import Stream
-from grace.wrapping import find_compressor
 
 
 class Memory(ABC):

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import grace
-from grace.policy import Policy
+from grace.registry.policy import Policy
 from grace.run.drive import drive
 from grace.run.worker import Worker
 from grace.transports.torch_distributed import TorchDistributed

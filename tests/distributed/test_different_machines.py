@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from grace import backends
+from grace.compute import backends
 from tests.distributed import different_machines
 from tests.distributed.processes import launch
 

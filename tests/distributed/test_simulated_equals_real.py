@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from grace.method import Method
-from grace.policy import Policy
+from grace.contract.method import Method
+from grace.registry.policy import Policy
 from grace.run.drive import drive
 from grace.run.simulator import Simulator
 from grace.run.worker import Worker

@@ -11,14 +11,14 @@ import time
 
 import pytest
 
-from grace.bench.network.links import link
-from grace.bench.network.namespaces import why_not
-from grace.bench.results import decode
+from grace_bench.network.links import link
+from grace_bench.network.namespaces import why_not
+from grace_bench.results import decode
 from tests.distributed.test_train import OWN_TASK, end_all, grace_command, run
 
 REFUSED = why_not(link("1gbit"))
 permitted = pytest.mark.skipif(REFUSED is not None, reason=f"no links here: {REFUSED}")
-BLOBS = "grace.bench.smoke:Blobs"
+BLOBS = "grace_bench.smoke:Blobs"
 SHORT = ["--workers", "2", "--evaluations", "1"]
 
 
@@ -129,7 +129,7 @@ def test_a_sweep_that_is_ended_keeps_what_is_finished_and_leaves_nothing_else(fo
     if linked:
         assert len(spaces) == 2
         assert not spaces & namespaces()
-    assert [path.name.split("-")[0] for path in (folder / "out" / "runs").iterdir()] == ["grace.bench.smoke_Blobs"]
+    assert [path.name.split("-")[0] for path in (folder / "out" / "runs").iterdir()] == ["grace_bench.smoke_Blobs"]
 
 
 def namespaces():
@@ -146,7 +146,7 @@ def test_in_workers_that_torchrun_has_started(folder):
         "bench",
         "train",
         "--task",
-        "grace.bench.smoke:Blobs",
+        "grace_bench.smoke:Blobs",
         "--methods",
         "powersgd:rank=2,topk",
         "--granularity",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import grace
 from grace.collectives import Collective
 from grace.errors import ConfigurationError, FingerprintMismatch, GraceError, InputError, StateError
-from grace.policy import Policy
+from grace.registry.policy import Policy
 from grace.run.simulator import Simulator
 from grace.transports.base import Wrapper
 from grace.transports.torch_distributed import TorchDistributed

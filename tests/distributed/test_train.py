@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from grace.cli.app import app
 
 OWN_TASK = '''
-from grace.bench.tasks.digits import Digits
+from grace_bench.tasks.digits import Digits
 
 class Slow(Digits):
     """Says where its workers are, and takes its time."""

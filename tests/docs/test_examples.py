@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from grace.bench.tasks import find_task
+from grace_bench.tasks import find_task
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 

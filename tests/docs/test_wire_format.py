@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import grace
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
 from grace.methods.common.bucket_groups import BucketGroups
 from tests.docs.pages import ROOT
 from tests.golden.golden import COMPRESSORS, CORES, GOLDEN

@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 
 import grace
-from grace.bench.optimizers import adjust
-from grace.bench.tasks.digits import Digits
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
 from grace.memories import Memory
-from grace.policy import Policy
 from grace.registry import recipe
+from grace.registry.policy import Policy
 from grace.run.simulator import Simulator
+from grace_bench.optimizers import adjust
+from grace_bench.tasks.digits import Digits
 
 W, L, SHAPE = 4, 4.0, (24, 24)
 STEPS = 60

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grace import backends
-from grace.compressor import Compressor
+from grace.compute import backends
+from grace.contract.compressor import Compressor
+from grace.contract.wrapping import find_compressor
 from grace.errors import PayloadError
 from grace.random import Stream
-from grace.wrapping import find_compressor
 from tests.fuzz.damage import Payloads, damage
 from tests.fuzz.tally import Tally
 from tests.laws.cases import CASES

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import grace
 from grace.collectives import Collective
+from grace.contract.method import Exchanged, Method
 from grace.errors import AgreementError, PayloadError
-from grace.method import Exchanged, Method
 from grace.run.simulate import answers
 from tests.fuzz.damage import damage
 from tests.fuzz.tally import Tally
@@ -60,7 +60,7 @@ class Conversation:
                 self.tally.refused += 1
                 return
             for out in [] if self._plain(shape) else outs:
-                assert not grace.finite.ask_host(out.finite) or bool(out.mean.isfinite().all()), (
+                assert not grace.flags.finite.ask_host(out.finite) or bool(out.mean.isfinite().all()), (
                     "flagged finite, and is not"
                 )
             states = [out.state for out in outs]

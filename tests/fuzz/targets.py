@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from grace import backends
+from grace.compute import backends
 from tests.fuzz.decoders import ROWS, Decoder, compressors
 from tests.fuzz.exchanges import Conversation
 from tests.laws.cases import CASES

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace.compressor import Compressor
-from grace.knobs import spell_value
-from grace.method import Method
-from grace.peer import Peer
+from grace.contract.compressor import Compressor
+from grace.contract.knobs import spell_value
+from grace.contract.method import Method
+from grace.contract.peer import Peer
+from grace.contract.wrapping import own_fields
 from grace.random import Stream
 from grace.registry import parse, recipe
 from grace.run.simulate import answers
-from grace.wrapping import own_fields
 
 FILE = Path(__file__).with_name("golden.json")
 

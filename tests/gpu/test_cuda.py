@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 import grace
-from grace.method import Exchanged, Method
-from grace.refusals import Refusals
+from grace.contract.method import Exchanged, Method
+from grace.flags.refusals import Refusals
 from grace.run import simulate
 from grace.verify import laws
 from tests.laws.cases import CASES

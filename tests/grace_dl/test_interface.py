@@ -19,8 +19,8 @@ import grace
 import grace.verify
 import grace_dl
 from grace.cli.app import app
+from grace.contract.knobs import as_call
 from grace.errors import CompositionError, ConfigurationError
-from grace.knobs import as_call
 from grace_dl import network, table
 from grace_dl.horovod.teaching import Teacher, teach
 from grace_dl.script import run

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import grace
+from grace.contract.method import Method
 from grace.errors import CompositionError
-from grace.method import Method
 from grace.registry import recipe
 
 COMMUNICATORS = ("allreduce", "allgather", "broadcast", "scatterreduce", "parameterserver")

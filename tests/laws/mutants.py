@@ -14,14 +14,14 @@ from torch import Tensor
 import grace
 from grace.collectives import AllReduce, Exchange, Traffic
 from grace.communicators import Allgather, Allreduce
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
+from grace.contract.facts import Facts
+from grace.contract.method import Exchanged, Method
+from grace.contract.peer import Peer
 from grace.errors import TransportError
-from grace.facts import Facts
 from grace.kernels import block_abs_max, spread
 from grace.memories import ErrorFeedback
-from grace.method import Exchanged, Method
 from grace.methods import QSGD, Identity, PowerSGD, RandomK, TopK
-from grace.peer import Peer
 from grace.random import Stream
 
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import grace
-from grace.compressor import Compressor
-from grace.method import Method
+from grace.contract.compressor import Compressor
+from grace.contract.method import Method
+from grace.contract.wrapping import layers
 from grace.verify import laws
 from grace.verify.exact import KINDS
 from grace.verify.inputs import HUGE, UGLY, Make, heavy, normal
-from grace.wrapping import layers
 from tests.laws.cases import CASES, EXACT, spell_case
 
 WORLDS = (1, 2, 3, 5, 8)

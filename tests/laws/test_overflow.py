@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 import grace
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
+from grace.contract.method import Method
+from grace.contract.peer import Peer
+from grace.contract.wrapping import find_compressor
 from grace.errors import PayloadError
-from grace.method import Method
-from grace.peer import Peer
 from grace.verify import laws
 from grace.verify.inputs import normal
 from grace.verify.overflow import overflow_is_not_kept
-from grace.wrapping import find_compressor
 from tests.laws.cases import CASES
 
 

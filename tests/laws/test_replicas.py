@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 import grace
-from grace import backends
 from grace.collectives import Exchange
+from grace.compute import backends
+from grace.contract.method import Exchanged
+from grace.contract.peer import Peer
 from grace.kernels import split_low_rank
-from grace.method import Exchanged
-from grace.peer import Peer
 from grace.verify import laws, replicas
 from grace.verify.inputs import UGLY, Make, heavy, normal
 from tests.laws.cases import CASES

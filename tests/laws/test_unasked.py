@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import grace
-from grace.compressor import Compressor
-from grace.finite import ask_host
+from grace.contract.compressor import Compressor
+from grace.contract.method import Exchanged, Method
+from grace.flags.finite import ask_host
 from grace.memories.base import Memory
-from grace.method import Exchanged, Method
 from grace.verify import laws
 from grace.verify.inputs import normal
 from grace.verify.unasked import host_is_not_asked

@@ -20,7 +20,7 @@ from grace_command import catalog
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/concepts/errors.md"
 for _module in ("network.namespaces", "results", "sweep", "extras"):
-    importlib.import_module(f"grace.bench.{_module}")
+    importlib.import_module(f"grace_bench.{_module}")
 
 
 def kinds(root: type[BaseException]) -> set[type[BaseException]]:

@@ -3,10 +3,10 @@
 import pytest
 
 import grace
-from grace.bench.config import RunConfig
-from grace.bench.record import file_name
 from grace.errors import ConfigurationError
 from grace.registry import recipe, resolve, short, spell, split_methods
+from grace_bench.config import RunConfig
+from grace_bench.record import file_name
 
 SOURCE = """
 from dataclasses import dataclass

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import grace
+from grace.contract.peer import Peer
 from grace.errors import CompositionError, ConfigurationError
-from grace.peer import Peer
 from grace.registry import split_methods
 from grace.run.simulate import simulate
 from grace.run.simulator import Simulator

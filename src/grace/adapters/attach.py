@@ -9,9 +9,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from grace.adapters.torch_ddp import Handle
 from grace.adapters.wrappers import explain_wrapper
+from grace.contract.method import Method
 from grace.errors import ConfigurationError
-from grace.method import Method
-from grace.policy import Policy
+from grace.registry.policy import Policy
 from grace.run.groups import Granularity
 from grace.run.worker import NonFinite
 from grace.transports.base import Transport

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from grace.method import Method
-from grace.policy import Policy
+from grace.contract.method import Method
+from grace.registry.policy import Policy
 from grace.run.checkpoint import Checkpoint, Memories
 from grace.run.exchanger import Exchanger
 from grace.run.optimizer import Settings, check_optimizer

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from grace.adapters.handle import BaseHandle
 from grace.collectives import AllGather, Collective, Exchange
+from grace.contract.method import Method
 from grace.errors import FingerprintMismatch, GraceError, InputError, NonFiniteError
-from grace.method import Method
-from grace.policy import Policy
+from grace.registry.policy import Policy
 from grace.run.exchanger import Exchanger
 from grace.run.worker import DTYPES
 from grace.state import STRUCTURE, nested

@@ -27,9 +27,9 @@ from torch.utils.hooks import RemovableHandle
 from grace.adapters.handle import BaseHandle
 from grace.adapters.trained import find_trained, zero_nonfinite_state
 from grace.adapters.window import read_window
+from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, StateError, out_of_range
-from grace.method import Method
-from grace.policy import Policy
+from grace.registry.policy import Policy
 from grace.run.exchanger import Exchanger
 from grace.run.optimizer import Settings, read_settings
 from grace.transports.base import Transport

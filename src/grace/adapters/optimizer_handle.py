@@ -22,9 +22,9 @@ from grace.adapters.on_its_way import stand_in
 from grace.adapters.scaling import describe_scaler
 from grace.adapters.trained import name_trained
 from grace.collectives import AllReduce, Exchange
+from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, StateError
-from grace.method import Method
-from grace.policy import Policy
+from grace.registry.policy import Policy
 from grace.run.exchanger import Exchanger
 from grace.run.lane import Lane
 from grace.run.optimizer import Settings, read_settings

@@ -20,9 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 from grace.adapters.ddp_hook import Hook
 from grace.adapters.handle import GradientHandle
 from grace.adapters.scaling import describe_scaler
+from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError
-from grace.method import Method
-from grace.policy import Policy
+from grace.registry.policy import Policy
 from grace.run.exchanger import Exchanger
 from grace.run.lane import Lane
 from grace.run.optimizer import Settings, read_settings

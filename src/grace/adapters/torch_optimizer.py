@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from grace.adapters.optimizer_handle import OptimizerHandle
+from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, out_of_range
-from grace.method import Method
-from grace.policy import Policy
+from grace.registry.policy import Policy
 from grace.run.exchanger import BUCKET_BYTES
 from grace.run.groups import Granularity
 from grace.run.worker import NonFinite

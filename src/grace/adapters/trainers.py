@@ -11,9 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from grace.adapters.attach import attach
 from grace.adapters.torch_ddp import Handle
+from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceWarning, out_of_range
-from grace.method import Method
-from grace.policy import Policy
+from grace.registry.policy import Policy
 from grace.run.checkpoint import MEMORIES, Memories
 from grace.run.groups import Granularity
 from grace.run.log import PREFIX

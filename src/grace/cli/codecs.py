@@ -37,13 +37,13 @@ def codecs(
 
     Example: [bold]grace bench codecs --methods topk,qsgd,powersgd --sizes 1M,25M --links 1gbit,10gbit[/]
     """
-    from grace.bench.codecs.figure import draw
-    from grace.bench.codecs.plan import plan_of
-    from grace.bench.codecs.session import judge, run, write_document
-    from grace.bench.codecs.table import view
-    from grace.bench.codecs.worth import WorthBench
-    from grace.bench.network.links import parse_links
-    from grace.bench.report.render import renderer
+    from grace_bench.codecs.figure import draw
+    from grace_bench.codecs.plan import plan_of
+    from grace_bench.codecs.session import judge, run, write_document
+    from grace_bench.codecs.table import view
+    from grace_bench.codecs.worth import WorthBench
+    from grace_bench.network.links import parse_links
+    from grace_bench.report.render import renderer
 
     plan, speeds = plan_of(methods, sizes, threads, samples, limit=limit, workers=workers), parse_links(links)
     if out is not None:

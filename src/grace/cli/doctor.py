@@ -23,12 +23,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from grace import backends, native
-from grace.bench import machine
 from grace.cli.options import Json
 from grace.cli.output import show, write_json
+from grace.compute import backends, native
 from grace.errors import ConfigurationError
 from grace.transports.choose import choose
+from grace_bench import machine
 
 _DISTRIBUTION = "grace-dl"
 _PATIENCE = 2.0  # seconds for a name server

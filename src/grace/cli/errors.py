@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from grace.backends import slow_note
+from grace.compute.backends import slow_note
 from grace.errors import GraceError, KernelsWarning
 from grace_command import shell
 from grace_command.text import describe_os_error

@@ -21,12 +21,12 @@ import grace
 from grace.cli.options import Json, complete_method
 from grace.cli.output import show, write_json
 from grace.collectives import Traffic
-from grace.discovery import load
+from grace.contract.knobs import as_call
+from grace.contract.method import Method
+from grace.contract.peer import Peer
 from grace.errors import ConfigurationError
-from grace.knobs import as_call
-from grace.method import Method
-from grace.peer import Peer
 from grace.registry import documentation, parse, recipe
+from grace.registry.discovery import load
 from grace.run.plan import Plan, plan
 from grace_command import catalog
 from grace_command.views import error_text, list_table, method_table

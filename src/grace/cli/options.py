@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from grace.bench.scratch import require_folder
 from grace.errors import ConfigurationError
 from grace.registry import methods, split_methods
+from grace_bench.scratch import require_folder
 from grace_command.shell import LINKS, complete_last
 
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Write JSON, and nothing else, to stdout.")]
@@ -28,7 +28,7 @@ def complete_method(begun: str) -> list[str]:
 
 def complete_task(begun: str) -> list[str]:
     """The same for tasks."""
-    from grace.bench.tasks import TASKS
+    from grace_bench.tasks import TASKS
 
     return complete_last(begun, TASKS)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import typer
 
-from grace.bench import machine
-from grace.bench.results import encode
+from grace_bench import machine
+from grace_bench.results import encode
 from grace_command.text import show as show
 
 

@@ -9,10 +9,10 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from grace.bench.report.tables import plain_table
 from grace.cli.options import Json
 from grace.cli.output import show, warn_if_busy, write_json
 from grace.errors import unknown
+from grace_bench.report.tables import plain_table
 
 
 def overhead(
@@ -27,7 +27,7 @@ def overhead(
 
     Example: [bold]grace bench overhead --json[/]
     """
-    from grace.bench import handing_over, hosts, overhead
+    from grace_bench import handing_over, hosts, overhead
 
     if toolkit not in ("torch", *hosts.TOOLKITS):
         raise unknown("toolkit", toolkit, ("torch", *hosts.TOOLKITS))

@@ -21,7 +21,7 @@ def report(
 
     Example: [bold]grace report results[/]
     """
-    from grace.bench.report.write import write_report
+    from grace_bench.report.write import write_report
 
     done = write_report(directory, out, figures=figures)
     if as_json:

@@ -11,21 +11,6 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.console import Console, Group, RenderableType
 
-from grace.bench.baselines import BASELINES
-from grace.bench.config import RunConfig
-from grace.bench.external import Company
-from grace.bench.launch import Launcher, launch
-from grace.bench.network.links import seconds_of
-from grace.bench.plan import Plan, add_baseline, check, check_memory
-from grace.bench.report import tables
-from grace.bench.report.elsewhere import elsewhere
-from grace.bench.report.files import draw_comparison
-from grace.bench.report.progress import SweepReporter
-from grace.bench.report.render import renderer
-from grace.bench.results import Failure, Result
-from grace.bench.sweep import Ended, sweep
-from grace.bench.toolkits import TORCH
-from grace.bench.trackers import TensorBoard, Tracker, Wandb
 from grace.cli.options import (
     WIDE,
     AddedLatency,
@@ -41,6 +26,21 @@ from grace.cli.options import (
 from grace.cli.output import show, warn_if_busy, write_json
 from grace.errors import ConfigurationError, GraceError
 from grace.transports.launchers import Place, find_place
+from grace_bench.baselines import BASELINES
+from grace_bench.config import RunConfig
+from grace_bench.external import Company
+from grace_bench.launch import Launcher, launch
+from grace_bench.network.links import seconds_of
+from grace_bench.plan import Plan, add_baseline, check, check_memory
+from grace_bench.report import tables
+from grace_bench.report.elsewhere import elsewhere
+from grace_bench.report.files import draw_comparison
+from grace_bench.report.progress import SweepReporter
+from grace_bench.report.render import renderer
+from grace_bench.results import Failure, Result
+from grace_bench.sweep import Ended, sweep
+from grace_bench.toolkits import TORCH
+from grace_bench.trackers import TensorBoard, Tracker, Wandb
 
 _LAUNCHERS = ("auto", "local", "ray")
 _COMMON = ("steps", "epochs", "evaluations", "batch", "lr", "data", "granularity", "timeout")
@@ -229,7 +229,7 @@ def _sweep(plan: Plan, out: Path | None, options: dict[str, Any]) -> list[Ended]
         with company.end_together():
             return _sweep_with(company.lead, company.check, plan, out, options)
     if options["launcher"] == "ray":
-        from grace.bench.ray_launcher import Cluster
+        from grace_bench.ray_launcher import Cluster
 
         cluster = Cluster()
         return _sweep_with(cluster.launch, cluster.check, plan, out, options)

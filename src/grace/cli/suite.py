@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from grace.bench.report import tables
-from grace.bench.report.progress import SweepReporter
-from grace.bench.results import Document, DocumentError, decode
 from grace.cli.options import WIDE, AddedLatency, Cores, Json, OneWay, Speeds, folder, parse_numbers
 from grace.cli.output import show, warn_if_busy, write_json
 from grace.errors import ConfigurationError, GraceError
+from grace_bench.report import tables
+from grace_bench.report.progress import SweepReporter
+from grace_bench.results import Document, DocumentError, decode
 
 
 def smoke(
@@ -25,7 +25,7 @@ def smoke(
 
     Example: [bold]grace bench smoke --out smoke[/]
     """
-    from grace.bench.smoke import run
+    from grace_bench.smoke import run
 
     warn_if_busy()
     found = run(out, lambda runs: SweepReporter(Console(stderr=True), runs, bar=not as_json))
@@ -48,8 +48,8 @@ def link(
 
     Example: [bold]grace bench link --link 1gbit[/]
     """
-    from grace.bench.network.links import parse_links
-    from grace.bench.network.throughput import measure_link
+    from grace_bench.network.links import parse_links
+    from grace_bench.network.throughput import measure_link
 
     speeds = parse_links(links, latency)
     warn_if_busy()
@@ -75,8 +75,8 @@ def predict(
 
     Example: [bold]grace bench predict results --links 1gbit --workers 4,16[/]
     """
-    from grace.bench.network.links import parse_links
-    from grace.bench.report import predictions
+    from grace_bench.network.links import parse_links
+    from grace_bench.report import predictions
 
     chosen, counts = parse_links(links, latency), parse_numbers(workers, "--workers")
     files = sorted((results / "runs").glob("*.json"))

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from grace.bench.tasks import TASKS
 from grace.cli.options import Json
 from grace.cli.output import show, write_json
+from grace_bench.tasks import TASKS
 from grace_command.views import tasks_table
 
 _NO_FILES = ("digits", "digits_small")  # their set comes with scikit-learn

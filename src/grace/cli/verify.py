@@ -8,14 +8,14 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from grace.bench.report.progress import Checklist
-from grace.bench.report.tables import plain_table
 from grace.cli.options import Json
 from grace.cli.output import show, write_json
-from grace.discovery import load
 from grace.errors import ConfigurationError
 from grace.registry import is_own, parse
+from grace.registry.discovery import load
 from grace.verify import Report
+from grace_bench.report.progress import Checklist
+from grace_bench.report.tables import plain_table
 
 _MARKS = {
     "holds": ("holds", "green"), "broken": ("BROKEN", "bold red"), "not promised": ("-", "dim"), "told": ("told", "dim")

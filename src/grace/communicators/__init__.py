@@ -15,8 +15,8 @@ Letters: n numbers, w bytes of one wire, W workers, rank r; c = ceil(n/W) number
 
 from __future__ import annotations
 
-from grace.discovery import import_classes
-from grace.method import Method
+from grace.contract.method import Method
+from grace.registry.discovery import import_classes
 
 _found = import_classes(__name__, __path__, Method)
 globals().update(_found)

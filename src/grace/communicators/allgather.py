@@ -10,9 +10,9 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import AllGather, Exchange, Traffic
 from grace.communicators.base import Communicator, seal, stand_in, sum_costs
-from grace.loan import Loan
-from grace.method import Exchanged
-from grace.peer import Peer
+from grace.contract.loan import Loan
+from grace.contract.method import Exchanged
+from grace.contract.peer import Peer
 from grace.registry.recipes import register_communicator
 
 

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Traffic
 from grace.communicators.base import Communicator, stand_in, sum_costs
+from grace.contract.knobs import as_call
+from grace.contract.loan import Loan
+from grace.contract.method import Exchanged, Method
+from grace.contract.peer import Peer
 from grace.errors import CompositionError
-from grace.finite import fill_unless_
+from grace.flags.finite import fill_unless_
 from grace.kernels.finite import all_finite
-from grace.knobs import as_call
-from grace.loan import Loan
-from grace.method import Exchanged, Method
-from grace.peer import Peer
 from grace.registry.recipes import register_communicator
 
 

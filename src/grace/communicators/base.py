@@ -11,18 +11,18 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllGather, Collective, Exchange, Traffic, cost
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
+from grace.contract.facts import Facts
+from grace.contract.knobs import as_call, check_knobs
+from grace.contract.loan import Loan
+from grace.contract.method import Exchanged, Method
+from grace.contract.needs import Needs
+from grace.contract.peer import Peer
 from grace.errors import CompositionError, PayloadError
-from grace.facts import Facts
-from grace.finite import Flag, both
+from grace.flags.finite import Flag, both
+from grace.flags.refusals import decode
 from grace.kernels.finite import all_finite
-from grace.knobs import as_call, check_knobs
-from grace.loan import Loan
-from grace.method import Exchanged, Method
-from grace.needs import Needs
-from grace.peer import Peer
 from grace.random import Stream
-from grace.refusals import decode
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from grace import wire as wires
 from grace.collectives import Broadcast as BroadcastOp
 from grace.collectives import Exchange, Traffic
 from grace.communicators.base import Communicator, read_all_headers, seal, stand_in, sum_costs
-from grace.loan import Loan
-from grace.method import Exchanged
-from grace.peer import Peer
+from grace.contract.loan import Loan
+from grace.contract.method import Exchanged
+from grace.contract.peer import Peer
 from grace.registry.recipes import register_communicator
 
 

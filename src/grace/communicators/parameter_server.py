@@ -12,11 +12,11 @@ from grace.collectives import Broadcast as BroadcastOp
 from grace.collectives import Exchange, Permute, Traffic
 from grace.communicators.base import read_all_headers, seal, stand_in, sum_costs
 from grace.communicators.two_hops import TwoHops
+from grace.contract.loan import Loan
+from grace.contract.method import Exchanged
+from grace.contract.peer import Peer
 from grace.errors import ConfigurationError
-from grace.finite import Flag, both, fill_unless_
-from grace.loan import Loan
-from grace.method import Exchanged
-from grace.peer import Peer
+from grace.flags.finite import Flag, both, fill_unless_
 from grace.registry.recipes import register_communicator
 
 

@@ -12,10 +12,10 @@ from grace import wire as wires
 from grace.collectives import AllGather, AllToAll, Exchange, Traffic
 from grace.communicators.base import seal, stand_in, sum_costs
 from grace.communicators.two_hops import TwoHops
-from grace.finite import both, fill_unless_
-from grace.loan import Loan
-from grace.method import Exchanged
-from grace.peer import Peer
+from grace.contract.loan import Loan
+from grace.contract.method import Exchanged
+from grace.contract.peer import Peer
+from grace.flags.finite import both, fill_unless_
 from grace.registry.recipes import register_communicator
 
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from grace.communicators.base import Communicator
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
+from grace.contract.facts import Facts
+from grace.contract.learning_rate import Rate, choose_rate, lr_ratio, scale
+from grace.contract.method import label_parts
+from grace.contract.peer import Peer
 from grace.errors import StateError
-from grace.facts import Facts
-from grace.finite import Flag, store_
+from grace.flags.finite import Flag, store_
 from grace.kernels.finite import all_finite
-from grace.learning_rate import Rate, choose_rate, lr_ratio, scale
-from grace.method import label_parts
-from grace.peer import Peer
 
 
 class ServerDebt(NamedTuple):

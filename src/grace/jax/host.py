@@ -11,12 +11,12 @@ import optax
 from torch import Tensor
 
 from grace.adapters.handover import Handover
+from grace.contract.method import Method
 from grace.errors import InputError, StateError, TransportError
 from grace.jax.calls import call_host
 from grace.jax.places import GLOBAL_ARRAYS, check_shards, check_wrappers
 from grace.jax.trees import describe_change, describe_gradients
-from grace.method import Method
-from grace.policy import Policy
+from grace.registry.policy import Policy
 from grace.run.worker import NonFinite
 from grace.state import STRUCTURE, nested
 from grace.transports.base import Transport

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from grace.contract.method import Method
 from grace.keras.handle import Handle
-from grace.method import Method
-from grace.policy import Policy
+from grace.registry.policy import Policy
 from grace.run.groups import Granularity
 from grace.run.worker import NonFinite
 from grace.transports.base import Transport

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from grace.adapters.handover import Handover
 from grace.collectives import AllReduce, Collective, Exchange
+from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, StateError
 from grace.keras.checks import check_model, check_optimizer
 from grace.keras.files import read_state, write_state
 from grace.keras.hooks import Hooks, is_hooked
 from grace.keras.host import call_host, call_when, make_dense, wait_for_host
-from grace.method import Method
-from grace.policy import Policy
+from grace.registry.policy import Policy
 from grace.run.optimizer import Settings
 from grace.state import STRUCTURE, nested
 from grace.transports.base import Transport

@@ -1,10 +1,11 @@
 """Coarse operations on rows of numbers, the hot paths of the methods: a folder for each family of them.
 
-``grace.dispatch`` says what a family's files are, and which of them runs.
+``grace.compute.dispatch`` says what a family's files are, and which of them runs.
 """
 
 from __future__ import annotations
 
+from grace.compute.portable import *
 from grace.kernels.blocks import *
 from grace.kernels.codebook import *
 from grace.kernels.finite import *
@@ -24,4 +25,3 @@ from grace.kernels.sparse import *
 from grace.kernels.statistics import *
 from grace.kernels.subsets import *
 from grace.kernels.sums import *
-from grace.portable import *

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace import native
+from grace.compute import native
 from grace.kernels.check import numbers, pointers, wire_rows
 
 _UINT8 = torch.uint8  # globals are found faster than attributes of torch

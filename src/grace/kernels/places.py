@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grace.finite import on_host
+from grace.flags.finite import on_host
 
 __all__ = ["find_set"]
 

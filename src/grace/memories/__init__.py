@@ -6,8 +6,8 @@ and only if every rank's gradient was finite: a failed exchange, or an inf or Na
 
 from __future__ import annotations
 
-from grace.discovery import import_classes
-from grace.method import Method
+from grace.contract.method import Method
+from grace.registry.discovery import import_classes
 
 _found = import_classes(__name__, __path__, Method)
 globals().update(_found)

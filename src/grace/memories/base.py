@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from grace.collectives import Traffic
+from grace.contract.facts import Facts
+from grace.contract.knobs import as_call, check_knobs
+from grace.contract.method import Method
+from grace.contract.needs import Needs
+from grace.contract.peer import Peer
 from grace.errors import CompositionError
-from grace.facts import Facts
-from grace.finite import Flag
-from grace.knobs import as_call, check_knobs
-from grace.method import Method
-from grace.needs import Needs
-from grace.peer import Peer
+from grace.flags.finite import Flag
 
 S = TypeVar("S")
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from grace.collectives import Exchange
-from grace.finite import choose_
-from grace.knobs import Range
+from grace.contract.knobs import Range
+from grace.contract.method import Exchanged
+from grace.contract.peer import Peer
+from grace.flags.finite import choose_
 from grace.memories.base import drop_overflow_
 from grace.memories.error_feedback import ErrorFeedback, FeedbackState, FollowingState
-from grace.method import Exchanged
-from grace.peer import Peer
 from grace.registry.recipes import register_memory
 
 S = TypeVar("S")

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Traffic, cost
+from grace.contract.facts import Facts
+from grace.contract.knobs import Share, as_call
+from grace.contract.loan import narrow
+from grace.contract.method import Exchanged, Method, label_parts
+from grace.contract.needs import AVERAGES, NOTHING, Needs
+from grace.contract.peer import Peer
 from grace.errors import CompositionError
-from grace.facts import Facts
-from grace.finite import ask_host, fill_unless_, store_
+from grace.flags.finite import ask_host, fill_unless_, store_
 from grace.kernels.finite import all_finite
-from grace.knobs import Share, as_call
-from grace.loan import narrow
 from grace.memories.base import Memory, state_dtype
-from grace.method import Exchanged, Method, label_parts
-from grace.needs import AVERAGES, NOTHING, Needs
-from grace.peer import Peer
 from grace.registry.recipes import register_memory
 
 S = TypeVar("S")

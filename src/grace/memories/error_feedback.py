@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
+from grace.contract.knobs import Positive, Share, as_call
+from grace.contract.learning_rate import Rate, choose_rate, lr_ratio
+from grace.contract.loan import narrow
+from grace.contract.method import Exchanged, Method
+from grace.contract.peer import Peer
 from grace.errors import CompositionError
-from grace.finite import choose_
+from grace.flags.finite import choose_
 from grace.kernels.finite import sum_finite
-from grace.knobs import Positive, Share, as_call
-from grace.learning_rate import Rate, choose_rate, lr_ratio
-from grace.loan import narrow
 from grace.memories.base import Memory, drop_overflow_
-from grace.method import Exchanged, Method
-from grace.peer import Peer
 from grace.registry.recipes import register_memory
 
 S = TypeVar("S")

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from grace.collectives import Exchange
+from grace.contract.knobs import Range, as_call
+from grace.contract.loan import narrow
+from grace.contract.method import Exchanged, Method
+from grace.contract.needs import AVERAGES, NOTHING, Needs
+from grace.contract.peer import Peer
 from grace.errors import CompositionError
-from grace.finite import both, choose_
+from grace.flags.finite import both, choose_
 from grace.kernels.finite import all_finite
-from grace.knobs import Range, as_call
-from grace.loan import narrow
 from grace.memories.base import Memory, drop_overflow_
-from grace.method import Exchanged, Method
-from grace.needs import AVERAGES, NOTHING, Needs
-from grace.peer import Peer
 from grace.registry.recipes import register_memory
 
 S = TypeVar("S")

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
+from grace.contract.knobs import Positive, Range, as_call
+from grace.contract.loan import narrow
+from grace.contract.method import Exchanged, Method
+from grace.contract.needs import ACCUMULATES, NOTHING, Needs
+from grace.contract.peer import Peer
 from grace.errors import CompositionError
-from grace.finite import choose_, on_host
+from grace.flags.finite import choose_, on_host
 from grace.kernels import accelerate, forget_sent
-from grace.knobs import Positive, Range, as_call
-from grace.loan import narrow
 from grace.memories.base import Memory, drop_overflow_
-from grace.method import Exchanged, Method
-from grace.needs import ACCUMULATES, NOTHING, Needs
-from grace.peer import Peer
 from grace.registry.recipes import register_memory
 
 S = TypeVar("S")

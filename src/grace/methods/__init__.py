@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import grace.communicators
 import grace.memories  # noqa: F401  # recipes name communicators and memories, so these come first
-from grace.compressor import Compressor
-from grace.discovery import import_classes
-from grace.method import Method
+from grace.contract.compressor import Compressor
+from grace.contract.method import Method
+from grace.registry.discovery import import_classes
 
 _found = import_classes(__name__, __path__, Compressor, Method)
 globals().update(_found)

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from grace.collectives import Exchange
 from grace.communicators import Allreduce
-from grace.finite import ask_host
+from grace.contract.knobs import Count, Positive
+from grace.contract.method import Exchanged
+from grace.contract.peer import Peer
+from grace.flags.finite import ask_host
 from grace.kernels import orthonormalize
-from grace.knobs import Count, Positive
-from grace.method import Exchanged
 from grace.methods.common.matrices import DENSE, LowRank, Projection
-from grace.peer import Peer
 from grace.registry import register
 
 

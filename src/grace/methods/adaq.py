@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.compressor import Compressor
-from grace.facts import Facts
+from grace.contract.compressor import Compressor
+from grace.contract.facts import Facts
+from grace.contract.knobs import Share, Steps
 from grace.kernels import select_topk
-from grace.knobs import Share, Steps
 from grace.methods.common import coded_wire, index_lists
 from grace.methods.common.counts import count_kept
 from grace.methods.common.index_lists import IndexCode

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
 from grace.communicators import Allgather
-from grace.facts import Facts
-from grace.knobs import Count, Positive
-from grace.method import Exchanged, Method
+from grace.contract.facts import Facts
+from grace.contract.knobs import Count, Positive
+from grace.contract.method import Exchanged, Method
+from grace.contract.peer import Peer
 from grace.methods.common.matrices import DENSE, LowRank
 from grace.methods.common.triples import Triples
-from grace.peer import Peer
 from grace.registry import register
 
 

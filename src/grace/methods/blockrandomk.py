@@ -14,16 +14,16 @@ from torch import Tensor
 from grace.collectives import AllReduce, Broadcast, Exchange, Traffic
 from grace.communicators import Allreduce
 from grace.communicators.base import stand_in, sum_costs
+from grace.contract.facts import Facts
+from grace.contract.knobs import Count, Share, check_knobs
+from grace.contract.method import Exchanged, Method
+from grace.contract.peer import Peer
 from grace.errors import CompositionError, ConfigurationError
-from grace.facts import Facts
 from grace.kernels import select_topk
-from grace.knobs import Count, Share, check_knobs
-from grace.method import Exchanged, Method
 from grace.methods.common import index_lists
 from grace.methods.common.blocks import Blocks
 from grace.methods.common.counts import count_kept
 from grace.methods.common.positions import Positions
-from grace.peer import Peer
 from grace.registry import register
 
 

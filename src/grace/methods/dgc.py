@@ -9,10 +9,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from grace.compressor import Compressor
-from grace.facts import Facts
+from grace.contract.compressor import Compressor
+from grace.contract.facts import Facts
+from grace.contract.knobs import Share, Steps
 from grace.kernels import select_topk, take_at_least, take_subset, take_topk
-from grace.knobs import Share, Steps
 from grace.methods.common import sparse_wire
 from grace.methods.common.counts import count_kept
 from grace.methods.common.index_lists import IndexCode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from grace.knobs import Range
+from grace.contract.knobs import Range
 from grace.methods.common.rotated_codes import RotatedCodes
 from grace.registry import register
 

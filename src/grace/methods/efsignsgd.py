@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from grace.compressor import Fused
-from grace.facts import Facts
+from grace.contract.compressor import Fused
+from grace.contract.facts import Facts
+from grace.contract.knobs import Count
 from grace.kernels import block_count, encode_signs, packed_bytes, sum_signs
-from grace.knobs import Count
 from grace.random import Stream
 from grace.registry import register
 

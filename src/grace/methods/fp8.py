@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
+from grace.contract.facts import ROUNDING_BIAS, Facts
+from grace.contract.knobs import Count
 from grace.errors import PayloadError
-from grace.facts import ROUNDING_BIAS, Facts
+from grace.flags.refusals import refuse_unless
 from grace.kernels import MOST, add_scaled_, block_abs_max, block_count, block_divide, spread, stochastic_round
-from grace.knobs import Count
 from grace.random import Stream
-from grace.refusals import refuse_unless
 from grace.registry import register
 
 

@@ -15,15 +15,15 @@ from torch import Tensor
 from grace.collectives import AllReduce, Broadcast, Exchange, Traffic
 from grace.communicators import Allreduce
 from grace.communicators.base import stand_in, sum_costs
+from grace.contract.facts import Facts
+from grace.contract.knobs import Count, Range, check_knobs
+from grace.contract.method import Exchanged, Method, label_parts
+from grace.contract.peer import Peer
 from grace.errors import out_of_range
-from grace.facts import Facts
-from grace.finite import ask_host, both
+from grace.flags.finite import ask_host, both
 from grace.kernels.finite import all_finite
-from grace.knobs import Count, Range, check_knobs
-from grace.method import Exchanged, Method, label_parts
 from grace.methods.common.matrices import DENSE, Projection
 from grace.methods.common.principal import collect_covariance, share_components
-from grace.peer import Peer
 from grace.registry import register
 
 

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange
 from grace.communicators import Allreduce
-from grace.facts import Facts
-from grace.finite import ask_host
+from grace.contract.facts import Facts
+from grace.contract.knobs import Count, Positive, Range
+from grace.contract.method import Exchanged
+from grace.contract.peer import Peer
+from grace.flags.finite import ask_host
 from grace.kernels import all_finite, project_rows, solve_ridge
-from grace.knobs import Count, Positive, Range
-from grace.method import Exchanged
 from grace.methods.common.matrices import DENSE, LowRank, Projection, bound_rows, unit
-from grace.peer import Peer
 from grace.registry import register
 
 _FRESH = 1e-4  # share of fresh random numbers in a factor, which could not leave a subspace without them

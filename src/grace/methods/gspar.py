@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
+from grace.contract.facts import Facts
+from grace.contract.knobs import Positive, Share, Steps, check_knobs
 from grace.errors import ConfigurationError
-from grace.facts import Facts
-from grace.knobs import Positive, Share, Steps, check_knobs
 from grace.methods.common.index_lists import IndexCode
 from grace.methods.common.sampling import add_sampled_, sample_, unit_of_variance
 from grace.random import Stream

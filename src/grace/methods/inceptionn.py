@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
+from grace.contract.facts import Facts
+from grace.contract.knobs import Range
 from grace.errors import PayloadError
-from grace.facts import Facts
 from grace.kernels import add_scaled_, pack, packed_bytes, unpack
-from grace.knobs import Range
 from grace.random import Stream
 from grace.registry import register
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
+from grace.contract.facts import Facts
+from grace.contract.knobs import as_call, check_knobs
+from grace.contract.needs import Needs
 from grace.errors import CompositionError, PayloadError
-from grace.facts import Facts
-from grace.knobs import as_call, check_knobs
 from grace.methods.common import index_lists, streams
-from grace.needs import Needs
 from grace.random import Stream
 from grace.registry import register_wrapper
 

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
+from grace.contract.facts import ROUNDING_BIAS, Facts
+from grace.contract.knobs import Count, Range, Share
 from grace.errors import PayloadError
-from grace.facts import ROUNDING_BIAS, Facts
+from grace.flags.refusals import refuse_unless
 from grace.kernels import (
     MOST,
     add_scaled_,
@@ -24,10 +26,8 @@ from grace.kernels import (
     spread,
     stochastic_round,
 )
-from grace.knobs import Count, Range, Share
 from grace.methods.common import coded_wire
 from grace.random import Stream
-from grace.refusals import refuse_unless
 from grace.registry import register
 
 

@@ -8,11 +8,11 @@ from typing import Literal
 
 from torch import Tensor
 
-from grace.compressor import Fused
+from grace.contract.compressor import Fused
+from grace.contract.facts import ROUNDING_BIAS, Facts
+from grace.contract.knobs import Count, check_knobs
 from grace.errors import out_of_range
-from grace.facts import ROUNDING_BIAS, Facts
 from grace.kernels import encode_powers, powers_bytes, sum_powers
-from grace.knobs import Count, check_knobs
 from grace.random import Stream
 from grace.registry import register
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from grace import wire as wires
-from grace.compressor import Compressor
-from grace.facts import Facts
+from grace.contract.compressor import Compressor
+from grace.contract.facts import Facts
 from grace.kernels import add_scaled_
 from grace.random import Stream
 from grace.registry import register

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange
-from grace.facts import Facts
-from grace.finite import both, fill_unless_, store_
+from grace.contract.facts import Facts
+from grace.contract.knobs import Count, Positive, Steps
+from grace.contract.loan import narrow, room_beside
+from grace.contract.method import Exchanged
+from grace.contract.peer import Peer
+from grace.flags.finite import both, fill_unless_, store_
 from grace.kernels import add_low_rank_, all_finite, orthonormalize, project_columns, project_rows, split_low_rank
-from grace.knobs import Count, Positive, Steps
-from grace.loan import narrow, room_beside
-from grace.method import Exchanged
 from grace.methods.common.matrices import DENSE, LowRank, product_fits, unit_rows
-from grace.peer import Peer
 from grace.random import Stream
 from grace.registry import register
 

@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 
 from torch import Tensor
 
-from grace.compressor import Fused
+from grace.contract.compressor import Fused
+from grace.contract.facts import ROUNDING_BIAS, Facts
+from grace.contract.knobs import Count, Range, check_knobs
 from grace.errors import ConfigurationError
-from grace.facts import ROUNDING_BIAS, Facts
 from grace.kernels import dequantize_sum, quantize, quantized_bytes
-from grace.knobs import Count, Range, check_knobs
 from grace.random import Stream
 from grace.registry import register
 

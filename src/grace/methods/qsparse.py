@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
+from grace.contract.facts import Facts
+from grace.contract.knobs import Share, check_knobs
 from grace.errors import out_of_range
-from grace.facts import Facts
 from grace.kernels import block_abs_mean, pack, packed_bytes, select_topk, unpack
-from grace.knobs import Share, check_knobs
 from grace.methods.common import sparse_wire
 from grace.methods.common.counts import count_kept
 from grace.methods.common.index_lists import IndexCode, size, varies

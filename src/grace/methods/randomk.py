@@ -8,14 +8,14 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
+from grace.contract.facts import Facts
+from grace.contract.knobs import Share
 from grace.errors import CompositionError, PayloadError
-from grace.facts import Facts
+from grace.flags.refusals import refuse_unless
 from grace.kernels import add_subset, all_finite, take_subset
-from grace.knobs import Share
 from grace.methods.common.counts import count_kept
 from grace.random import Stream
-from grace.refusals import refuse_unless
 from grace.registry import register
 
 

@@ -11,11 +11,11 @@ from typing import Literal
 
 from torch import Tensor
 
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
+from grace.contract.facts import Facts
+from grace.contract.knobs import Rotation, as_call, check_knobs
 from grace.errors import CompositionError
-from grace.facts import Facts
 from grace.kernels import add_scaled_
-from grace.knobs import Rotation, as_call, check_knobs
 from grace.methods.common.rotation import rotate, rotate_back
 from grace.random import Stream
 from grace.registry import method, register

@@ -14,16 +14,16 @@ from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
 from grace.communicators import Allgather
-from grace.facts import Facts
-from grace.finite import ask_host
-from grace.knobs import Count, Positive, Range, Share
-from grace.method import Exchanged, Method
+from grace.contract.facts import Facts
+from grace.contract.knobs import Count, Positive, Range, Share
+from grace.contract.method import Exchanged, Method
+from grace.contract.peer import Peer
+from grace.flags.finite import ask_host
 from grace.methods.common import sparse_wire
 from grace.methods.common.counts import count_kept
 from grace.methods.common.index_lists import IndexCode
 from grace.methods.common.tails import Search, most_stages, threshold
 from grace.methods.threshold import Threshold
-from grace.peer import Peer
 from grace.registry import register
 
 

@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from grace.compressor import Compressor, Fused
+from grace.contract.compressor import Compressor, Fused
+from grace.contract.facts import Facts
 from grace.errors import CompositionError
-from grace.facts import Facts
 from grace.kernels import encode_votes, sum_votes, take_majority, votes_bytes
 from grace.random import Stream
 from grace.registry import register

@@ -15,17 +15,17 @@ from torch import Tensor
 from grace.collectives import AllReduce, Exchange, Traffic
 from grace.communicators import Allreduce
 from grace.communicators.base import stand_in, sum_costs
+from grace.contract.facts import Facts
+from grace.contract.knobs import Count, Odd, Share
+from grace.contract.loan import narrow
+from grace.contract.method import Exchanged, Method
+from grace.contract.peer import Peer
 from grace.errors import InputError
-from grace.facts import Facts
-from grace.finite import Flag, both, fill_unless_
+from grace.flags.finite import Flag, both, fill_unless_
 from grace.kernels import PRIME, select_topk
 from grace.kernels.finite import all_finite
-from grace.knobs import Count, Odd, Share
-from grace.loan import narrow
-from grace.method import Exchanged, Method
 from grace.methods.common.count_sketch import CountSketch
 from grace.methods.common.counts import count_kept
-from grace.peer import Peer
 from grace.registry import register
 
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.compressor import Compressor
-from grace.facts import Facts
+from grace.contract.compressor import Compressor
+from grace.contract.facts import Facts
+from grace.contract.knobs import Range, Share
 from grace.kernels import pack, packed_bytes, quantile_buckets, unpack
-from grace.knobs import Range, Share
 from grace.methods.common import index_lists, minmax_sketch
 from grace.methods.common.bucket_groups import BucketGroups
 from grace.methods.common.buckets import SMALL, check_means, sample_columns

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
+from grace.contract.facts import Facts
+from grace.contract.knobs import Positive, Range
 from grace.errors import PayloadError
-from grace.facts import Facts
-from grace.knobs import Positive, Range
 from grace.methods.common import coded_wire, index_lists
 from grace.methods.common.index_lists import IndexCode
 from grace.random import Stream

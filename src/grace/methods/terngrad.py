@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
+from grace.contract.facts import Facts
+from grace.contract.knobs import Count, check_knobs
 from grace.errors import out_of_range
-from grace.facts import Facts
 from grace.kernels import block_norm, block_sizes, spread
-from grace.knobs import Count, check_knobs
 from grace.methods.qsgd import QSGD
 from grace.random import Stream
 from grace.registry import register

@@ -17,16 +17,16 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import AllGather, AllReduce, AllToAll, Exchange, Traffic
 from grace.communicators.base import stand_in, sum_costs
+from grace.contract.facts import Facts
+from grace.contract.knobs import Range, Rotation, check_knobs
+from grace.contract.loan import Loan
+from grace.contract.method import Exchanged, Method
+from grace.contract.peer import Peer
 from grace.errors import ConfigurationError
-from grace.facts import Facts
-from grace.finite import fill_unless_
+from grace.flags.finite import fill_unless_
 from grace.kernels import all_finite, block_count, block_norm, pack, packed_bytes, unpack
-from grace.knobs import Range, Rotation, check_knobs
-from grace.loan import Loan
-from grace.method import Exchanged, Method
 from grace.methods.common.integer_table import TableScale, choose_table, count_sum_bits, round_to_table, table_on
 from grace.methods.common.rotation import rotate, rotate_back
-from grace.peer import Peer
 from grace.registry import register
 
 

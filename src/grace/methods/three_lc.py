@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
+from grace.contract.facts import Facts
+from grace.contract.knobs import Range
 from grace.errors import PayloadError
-from grace.facts import Facts
+from grace.flags.refusals import refuse_unless
 from grace.kernels import add_scaled_, block_divide, packed_trits_bytes
-from grace.knobs import Range
 from grace.methods.common.quartic import lengthen_runs, pack_quartic, shorten_runs, unpack_quartic
 from grace.random import Stream
-from grace.refusals import refuse_unless
 from grace.registry import register
 
 

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from grace.compressor import Fused
-from grace.facts import Facts
+from grace.contract.compressor import Fused
+from grace.contract.facts import Facts
+from grace.contract.knobs import Positive
 from grace.kernels import root_mean_square
-from grace.knobs import Positive
 from grace.methods.common import sparse_wire
 from grace.methods.common.index_lists import IndexCode
 from grace.random import Stream

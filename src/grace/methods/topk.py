@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from grace.compressor import Fused
-from grace.facts import Facts
-from grace.knobs import Share
+from grace.contract.compressor import Fused
+from grace.contract.facts import Facts
+from grace.contract.knobs import Share
 from grace.methods.common import sparse_wire
 from grace.methods.common.counts import count_kept
 from grace.methods.common.index_lists import IndexCode, varies

@@ -10,10 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from grace.compressor import Fused
-from grace.facts import Facts
+from grace.contract.compressor import Fused
+from grace.contract.facts import Facts
+from grace.contract.knobs import Count
 from grace.kernels import Codebook, codebook_bytes, encode_codebook, sum_codebook
-from grace.knobs import Count
 from grace.random import Stream
 from grace.registry import register
 

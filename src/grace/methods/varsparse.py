@@ -14,14 +14,14 @@ from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
 from grace.communicators import Allgather
-from grace.facts import Facts
-from grace.finite import ask_host, store_
-from grace.knobs import Positive, Share
-from grace.loan import narrow
-from grace.method import Exchanged, Method
+from grace.contract.facts import Facts
+from grace.contract.knobs import Positive, Share
+from grace.contract.loan import narrow
+from grace.contract.method import Exchanged, Method
+from grace.contract.peer import Peer
+from grace.flags.finite import ask_host, store_
 from grace.methods.common.index_lists import IndexCode
 from grace.methods.common.powers_of_two import PowersOfTwo
-from grace.peer import Peer
 from grace.registry import register
 
 

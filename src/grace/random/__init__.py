@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from grace import native
-from grace.dispatch import operation
-from grace.portable import cosine_and_sine, natural_log
+from grace.compute import native
+from grace.compute.dispatch import operation
+from grace.compute.portable import cosine_and_sine, natural_log
 
 _SHARED = 0xFFFFFFFF  # the rank field of a shared stream
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from grace import native
-from grace.native import I, N, P, U
+from grace.compute import native
+from grace.compute.native import I, N, P, U
 
 if TYPE_CHECKING:
     from grace.random import Stream

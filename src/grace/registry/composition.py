@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from grace.contract.method import Method
+from grace.contract.wrapping import own_fields
 from grace.errors import CompositionError, ConfigurationError, unknown
-from grace.method import Method
 from grace.registry.recipes import COMMUNICATORS, MEMORIES, WRAPPERS, Recipe
 from grace.schedules import Delayed, Schedule, Scheduled
-from grace.wrapping import own_fields
 
 Knobs: TypeAlias = dict[str, Any]
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from grace.compressor import Compressor
-from grace.discovery import load
+from grace.contract.compressor import Compressor
+from grace.contract.knobs import name_owner
+from grace.contract.method import Method
 from grace.errors import CompositionError, ConfigurationError
-from grace.knobs import name_owner
-from grace.method import Method
+from grace.registry.discovery import load
 from grace.registry.names import Names
 
 C = TypeVar("C", bound=type)

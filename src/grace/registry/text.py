@@ -7,14 +7,14 @@ import dataclasses
 import os
 from typing import Any
 
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
+from grace.contract.knobs import as_call, spell_value
+from grace.contract.method import Method
+from grace.contract.wrapping import Layer, layers, own_fields
 from grace.errors import ConfigurationError
-from grace.knobs import as_call, spell_value
-from grace.method import Method
 from grace.registry.composition import Knobs, build
 from grace.registry.recipes import COMMUNICATORS, MEMORIES, METHODS, WRAPPERS, Recipe, recipe, recipe_of
 from grace.schedules import Delayed, Scheduled
-from grace.wrapping import Layer, layers, own_fields
 
 _WORDS = {"true": True, "false": False, "none": None}
 

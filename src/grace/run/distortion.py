@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace.method import Method
-from grace.peer import Peer
+from grace.contract.method import Method
+from grace.contract.peer import Peer
 from grace.run.saved import copy_state, fill
 from grace.run.simulate import simulate
 

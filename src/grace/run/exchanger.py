@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from grace.collectives import Exchange
+from grace.contract.method import Method
+from grace.contract.peer import Peer
 from grace.errors import ConfigurationError, GraceError, NonFiniteError, StateError
-from grace.method import Method
-from grace.peer import Peer
-from grace.policy import Policy
 from grace.registry import spell
+from grace.registry.policy import Policy
 from grace.run.arrivals import Arrivals
 from grace.run.drive import broadcast_, drive
 from grace.run.fingerprint import fingerprint

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from grace import wire
-from grace.policy import Policy
+from grace.registry.policy import Policy
 from grace.version import __version__
 
 

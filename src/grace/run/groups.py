@@ -14,12 +14,12 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from grace.contract.method import Method
+from grace.contract.workspace import Workspace
 from grace.errors import CompositionError, ConfigurationError
-from grace.method import Method
-from grace.policy import Policy
 from grace.registry import method as make_method
 from grace.registry import spell
-from grace.workspace import Workspace
+from grace.registry.policy import Policy
 
 Granularity: TypeAlias = Literal["parameter", "bucket", "model"]
 NONE = make_method("none")

@@ -1,4 +1,4 @@
-"""Whether an optimizer suits a method, which declares what it needs: see :class:`grace.needs.Needs`."""
+"""Whether an optimizer suits a method, which declares what it needs: see :class:`grace.contract.needs.Needs`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grace.contract.method import Method
+from grace.contract.needs import Needs
 from grace.errors import OptimizerWarning, stack_level
-from grace.method import Method
-from grace.needs import Needs
-from grace.policy import Policy
 from grace.registry import spell
+from grace.registry.policy import Policy
 
 _ADAPTIVE = {"betas", "eps", "etas"}  # of optimizers whose steps do not grow with the gradient
 

@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from grace.collectives import Traffic
+from grace.contract.method import Method
+from grace.contract.peer import Peer
 from grace.errors import UncompressedWarning, stack_level
-from grace.method import Method
-from grace.peer import Peer
-from grace.policy import SMALL, Policy
 from grace.registry import spell
+from grace.registry.policy import SMALL, Policy
 from grace.run.groups import Granularity, Group, form_groups
 
 _COLUMNS = ("parameter", "shape", "method", "bytes", "share")

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grace.contract.method import Method
 from grace.errors import ConfigurationError, StateError
-from grace.method import Method
-from grace.policy import Policy
 from grace.registry import method as make_method
 from grace.registry import spell
+from grace.registry.policy import Policy
 
 VERSION = 2  # of the state
 _KEYS = {

@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from grace.collectives import Traffic
+from grace.contract.knobs import Count, check_value
+from grace.contract.method import Method
 from grace.errors import InputError, StateError
-from grace.knobs import Count, check_value
-from grace.method import Method
-from grace.policy import Policy
+from grace.registry.policy import Policy
 from grace.run.simulate import simulate
 from grace.run.worker import NonFinite, Worker
 from grace.transports.traced import Tracer

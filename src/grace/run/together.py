@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from grace.collectives import AllGather, AllReduce, AllToAll, Collective, Exchange, ReduceScatter
-from grace.workspace import Workspace
+from grace.contract.workspace import Workspace
 
 T = TypeVar("T")
 _ALIGN = 4  # bytes: where a piece may begin

@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 from grace.collectives import Exchange
+from grace.contract.knobs import Count, check_value
+from grace.contract.lent import Lent
+from grace.contract.method import Exchanged, Method
+from grace.contract.peer import Peer
+from grace.contract.workspace import Workspace
 from grace.errors import ConfigurationError, InputError, NonFiniteError
-from grace.finite import both, fill_unless_, on_host
+from grace.flags.finite import both, fill_unless_, on_host
+from grace.flags.pending import PendingFlags
 from grace.kernels.finite import all_finite
-from grace.knobs import Count, check_value
-from grace.lent import Lent
-from grace.method import Exchanged, Method
-from grace.peer import Peer
-from grace.policy import Policy
+from grace.registry.policy import Policy
 from grace.run.distortion import measure_distortion
 from grace.run.groups import NONE
-from grace.run.outlook import Outlook
 from grace.run.saved import WorkerState
 from grace.run.together import Layouts, together
-from grace.workspace import Workspace
 
 NonFinite: TypeAlias = Literal["propagate", "skip", "error"]
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -91,7 +91,7 @@ class Worker:
         self.measures = False
         self.distortions: dict[str, float] = {}
         self.aside_seconds = 0.0
-        self._outlook = Outlook()
+        self._pending = PendingFlags()
 
     def exchange(self, tensors: Mapping[str, Tensor]) -> Exchange[dict[str, Exchanged[Any]]]:
         """Averages these tensors over the workers in as few collectives as possible. The tensors are donated; the
@@ -116,7 +116,7 @@ class Worker:
             if all(on_host(x.device) for x in tensors.values()):
                 outs = yield from exchange
             else:
-                outs = yield from self._outlook.refusals.watch(exchange)
+                outs = yield from self._pending.refusals.watch(exchange)
         except BaseException:
             self.workspace.forget()  # states are as they were
             raise
@@ -181,7 +181,7 @@ class Worker:
             if self.nonfinite == "skip":
                 fill_unless_(finite, out.mean, 0.0)
             if isinstance(finite, Tensor):
-                self._outlook.flags.append((self.step, name, finite))
+                self._pending.flags.append((self.step, name, finite))
             elif finite:
                 self._owed.pop(name, None)
             else:
@@ -190,10 +190,10 @@ class Worker:
 
     def _learn(self) -> None:
         """Acts on what an accelerator found in the steps before this one."""
-        if not self._outlook.ready:
+        if not self._pending.ready:
             return
         bad: dict[int, list[str]] = {}
-        for step, name, finite in self._outlook.read():
+        for step, name, finite in self._pending.read():
             if finite:
                 self._owed.pop(name, None)
             else:
@@ -204,7 +204,7 @@ class Worker:
     def _catch_up(self) -> None:
         """Waits for what an accelerator has found so far."""
         self._learn()
-        self._outlook.send()
+        self._pending.send()
         self._learn()
 
     def _count(self, step: int, bad: list[str]) -> None:
@@ -217,7 +217,7 @@ class Worker:
     def advance(self) -> None:
         """The step has ended."""
         self.step += 1
-        self._outlook.send()
+        self._pending.send()
 
     def memory_norm(self) -> float:
         """The norm of what this worker owes the model: the square root of its sum of squares over all tensors."""
@@ -247,7 +247,7 @@ class Worker:
     def adopt(self, state: WorkerState) -> None:
         """Goes on from there."""
         self.step, self.seed, self._states, self._owed = state.step, state.seed, state.states, state.owed
-        self._outlook = Outlook()
+        self._pending = PendingFlags()
 
     def load_state_dict(self, saved: Any, like: Mapping[str, Tensor]) -> None:
         """Goes on where ``saved`` stopped; see :meth:`read_state`. If it raises, nothing has changed."""

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Traffic, cost
+from grace.contract.facts import Facts
+from grace.contract.knobs import Steps, as_call, check_knobs
+from grace.contract.method import Exchanged, Method
+from grace.contract.needs import Needs
+from grace.contract.peer import Peer
 from grace.errors import CompositionError
-from grace.facts import Facts
-from grace.finite import fill_unless_
+from grace.flags.finite import fill_unless_
 from grace.kernels.finite import all_finite
-from grace.knobs import Steps, as_call, check_knobs
-from grace.method import Exchanged, Method
-from grace.needs import Needs
-from grace.peer import Peer
 
 
 @dataclass(frozen=True, slots=True)

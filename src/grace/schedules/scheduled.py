@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
+from grace.contract.facts import Facts
+from grace.contract.knobs import spell_value
+from grace.contract.method import Exchanged, Method
+from grace.contract.needs import NOTHING, Needs
+from grace.contract.peer import Peer
 from grace.errors import CompositionError
-from grace.facts import Facts
-from grace.knobs import spell_value
-from grace.method import Exchanged, Method
-from grace.needs import NOTHING, Needs
-from grace.peer import Peer
 from grace.schedules.schedule import Schedule
 
 _SAMPLES = ((256, 256), (1000,))  # shapes at which states are compared at construction

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from grace.adapters.handle import BaseHandle
 from grace.adapters.handover import Handover
+from grace.contract.method import Method
 from grace.errors import ConfigurationError, InputError
-from grace.method import Method
-from grace.policy import Policy
+from grace.registry.policy import Policy
 from grace.run.groups import Granularity
 from grace.run.worker import NonFinite
 from grace.tensorflow.calls import call_host, keep_python, refuse_replicas, refuse_xla

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace.lent import Lent
-from grace.method import Method
-from grace.peer import Peer
+from grace.contract.lent import Lent
+from grace.contract.method import Method
+from grace.contract.peer import Peer
+from grace.contract.wrapping import find_compressor
 from grace.run import simulate
 from grace.verify.outcome import Outcome, Profile, no_promise
 from grace.verify.subject import Subject
-from grace.wrapping import find_compressor
 
 _DIRECTIONS = 8  # random ones, besides those that a method is likely to be biased along
 _SPEED_SECONDS = 0.4  # a codec that takes longer is timed once

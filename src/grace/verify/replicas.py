@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from grace import backends
 from grace.collectives import Exchange
-from grace.method import Method
+from grace.compute import backends
+from grace.contract.method import Method
 from grace.run import simulate
 from grace.verify import laws
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 import grace
+from grace.contract.knobs import as_call
 from grace.errors import ConfigurationError
-from grace.knobs import as_call
 from grace.verify import measure
 from grace.verify.laws import (
     agreeing,

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace.lent import Lent
-from grace.method import Exchanged, Method
-from grace.peer import Peer
+from grace.contract.lent import Lent
+from grace.contract.method import Exchanged, Method
+from grace.contract.peer import Peer
 from grace.run import simulate
 
 Runner = Callable[[list[Any]], list[Any]]

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 
 import grace
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
+from grace.contract.knobs import as_call
+from grace.contract.method import Method
+from grace.contract.wrapping import find_compressor
 from grace.errors import CompositionError, ConfigurationError
-from grace.knobs import as_call
 from grace.memories import Memory
-from grace.method import Method
 from grace.registry import COMMUNICATORS, recipe_of
 from grace.schedules import Delayed, Scheduled
 from grace.verify.running import STEPS_PER_EPOCH
-from grace.wrapping import find_compressor
 
 
 def is_memory(method: Method[Any]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from grace.method import Method
+from grace.contract.method import Method
 from grace.verify.inputs import UGLY, Make, heavy, normal
 from grace.verify.outcome import Outcome, Profile
 from grace.verify.subject import Subject

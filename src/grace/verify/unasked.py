@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from grace import backends, finite
-from grace.method import Exchanged, Method
-from grace.refusals import Refusals
+from grace.compute import backends
+from grace.contract.method import Exchanged, Method
+from grace.flags import finite
+from grace.flags.refusals import Refusals
 from grace.run import simulate
 from grace.verify import laws
 

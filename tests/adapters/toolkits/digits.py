@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from grace.adapters.handover import Handover
-from grace.bench.tasks.digits import Digits
+from grace_bench.tasks.digits import Digits
 
 METHODS = ("none", "topk:ratio=0.01")
 WORLD = 4

@@ -6,10 +6,10 @@ import torch
 from benchmarks.codecs.board import Board
 from benchmarks.codecs.goals import POWERSGD
 from benchmarks.codecs.plan import board_plan
-from grace import backends
-from grace.bench import machine
-from grace.bench.codecs import bench
-from grace.bench.codecs.clock import OPERATIONS, Clock, Timing
+from grace.compute import backends
+from grace_bench import machine
+from grace_bench.codecs import bench
+from grace_bench.codecs.clock import OPERATIONS, Clock, Timing
 
 NUMBERS = ("ratio", "low", "high", "microseconds")
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from benchmarks.codecs.board import Board
 from benchmarks.codecs.command import app
-from grace.bench.codecs import bench
+from grace_bench.codecs import bench
 
 SMALL = ("--methods", "qsgd:bits=8", "--sizes", "1000", "--threads", "1", "--samples", "3")
 

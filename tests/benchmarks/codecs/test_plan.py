@@ -3,8 +3,8 @@ import pytest
 import grace
 from benchmarks.codecs.goals import GOALS, goals_of, position
 from benchmarks.codecs.plan import LARGE, BoardPlan, board_plan
-from grace.bench.codecs.clock import OPERATIONS
-from grace.bench.codecs.plan import canonical
+from grace_bench.codecs.clock import OPERATIONS
+from grace_bench.codecs.plan import canonical
 
 
 def test_by_default_every_registered_method_and_every_goal_is_measured():

@@ -5,11 +5,11 @@ import torch
 
 from benchmarks.codecs import naive, parts
 from benchmarks.codecs.goals import GOALS, THRESHOLD
-from grace.bench.codecs import compressors
-from grace.bench.codecs.cases import variants
-from grace.bench.codecs.clock import DECODE, ENCODE, FEEDBACK, do_nothing
-from grace.bench.codecs.plan import canonical
-from grace.bench.codecs.room import WORKERS, Room
+from grace_bench.codecs import compressors
+from grace_bench.codecs.cases import variants
+from grace_bench.codecs.clock import DECODE, ENCODE, FEEDBACK, do_nothing
+from grace_bench.codecs.plan import canonical
+from grace_bench.codecs.room import WORKERS, Room
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from rich.console import Console
 from benchmarks.codecs.baseline import compare
 from benchmarks.codecs.figure import draw
 from benchmarks.codecs.table import view
-from grace.bench.codecs.table import number
+from grace_bench.codecs.table import number
 from tests.benchmarks.codecs.samples import document, goal, other, row
 
 

@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 import grace
-from grace import backends, native
 from grace.cli.app import app, run
 from grace.cli.output import warn_if_busy
+from grace.compute import backends, native
 from grace.errors import GraceError
 from grace_command import catalog
 
@@ -58,7 +58,7 @@ def test_explain_as_json():
         (["train", "--method", "topk", "--granularity", "layer"], 1, "'parameter', 'bucket', 'model'"),
         (["train", "--method", "topk", "--steps", "3", "--epochs", "1"], 1, "not both"),
         (["train", "--method", "topk", "--task", "no.such.module:Task"], 1, "no.such"),
-        (["train", "--method", "topk", "--task", "grace.bench.config:RunConfig"], 1, "not a subclass"),
+        (["train", "--method", "topk", "--task", "grace_bench.config:RunConfig"], 1, "not a subclass"),
         (["compare", "--methods", "topk,nome", "--out", "nowhere"], 1, "unknown method 'nome'"),
         (["train", "--method", "topk", "--timeout", "nan"], 1, "timeout=nan is out of range; legal: seconds > 0"),
         (["bench", "predict", "nowhere"], 1, "nowhere has no runs/*.json"),
@@ -205,7 +205,7 @@ def test_a_full_disk_is_told(monkeypatch):
 
 @pytest.mark.parametrize("load", [0.0, 100.0])
 def test_a_busy_machine_is_told_where_something_is_measured(load, monkeypatch, capsys):
-    monkeypatch.setattr("grace.bench.machine.load", lambda: load)
+    monkeypatch.setattr("grace_bench.machine.load", lambda: load)
     warn_if_busy()
     assert ("times are doubtful" in capsys.readouterr().err) == (load > 0)
 
@@ -237,12 +237,12 @@ def test_what_trains_has_the_same_options():
         (["train", "-m", "topk"], "grace.cli.runs.sweep"),
         (["compare", "-m", "topk", "--out", "OUT"], "grace.cli.runs.sweep"),
         (["bench", "train", "-m", "topk", "--out", "OUT"], "grace.cli.runs.sweep"),
-        (["bench", "smoke", "--out", "OUT"], "grace.bench.smoke.run"),
-        (["bench", "link"], "grace.bench.network.throughput.measure_link"),
-        (["bench", "codecs"], "grace.bench.codecs.session.run"),
-        (["bench", "overhead"], "grace.bench.overhead.measure"),
-        (["bench", "overhead", "--toolkit", "jax"], "grace.bench.handing_over.measure"),
-        (["advise", "--task", "digits"], "grace.bench.advise.run.advise"),
+        (["bench", "smoke", "--out", "OUT"], "grace_bench.smoke.run"),
+        (["bench", "link"], "grace_bench.network.throughput.measure_link"),
+        (["bench", "codecs"], "grace_bench.codecs.session.run"),
+        (["bench", "overhead"], "grace_bench.overhead.measure"),
+        (["bench", "overhead", "--toolkit", "jax"], "grace_bench.handing_over.measure"),
+        (["advise", "--task", "digits"], "grace_bench.advise.run.advise"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -250,7 +250,7 @@ def test_every_command_that_measures_says_first_that_the_machine_is_busy(command
     def stop(*arguments, **options):
         raise GraceError("here it would measure")
 
-    monkeypatch.setattr("grace.bench.machine.load", lambda: 1000.0)
+    monkeypatch.setattr("grace_bench.machine.load", lambda: 1000.0)
     monkeypatch.setattr(measure, stop)
     done = call(*(str(tmp_path) if word == "OUT" else word for word in command))
     before, stopped, _ = done.stderr.partition("error: here it would measure")

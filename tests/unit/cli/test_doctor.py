@@ -8,9 +8,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import grace
-from grace import backends, native
 from grace.cli import doctor
 from grace.cli.app import app
+from grace.compute import backends, native
 
 
 @pytest.fixture(autouse=True)

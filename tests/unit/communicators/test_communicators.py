@@ -13,19 +13,19 @@ from torch import Tensor
 
 import grace
 from grace import Allgather, Allreduce, Broadcast, ParameterServer, Peer, ScatterReduce
-from grace.bench.overhead import list_allocations
 from grace.communicators.base import check_widths
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
+from grace.contract.facts import Facts
+from grace.contract.lent import Lent
+from grace.contract.method import Method
 from grace.errors import CompositionError, ConfigurationError, PayloadError, StepMismatch
-from grace.facts import Facts
-from grace.lent import Lent
-from grace.method import Method
-from grace.policy import Policy
 from grace.random import Stream
+from grace.registry.policy import Policy
 from grace.run import simulate
 from grace.run.drive import drive
 from grace.run.simulate import answers
 from grace.run.worker import Worker
+from grace_bench.overhead import list_allocations
 
 ALL = (Allreduce, Allgather, Broadcast, ScatterReduce, ParameterServer)
 RAGGED = (Allgather, Broadcast, ScatterReduce, ParameterServer)

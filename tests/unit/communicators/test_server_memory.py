@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import grace
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
+from grace.contract.peer import Peer
 from grace.errors import CompositionError, ConfigurationError, StateError
-from grace.peer import Peer
 from grace.run.simulate import simulate
 from grace.run.simulator import Simulator
 from grace.run.worker import Worker

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from grace import backends
-from grace.compressor import Fused
+from grace.compute import backends
+from grace.contract.compressor import Fused
 from grace.errors import PayloadError
 from grace.random import Stream
 from tests.unit.kernels.native_checks import TARGETS as TARGETS

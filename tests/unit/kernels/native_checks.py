@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grace import backends
+from grace.compute import backends
 
 TARGETS = backends.available()[1:]
 needs_native = pytest.mark.skipif(not TARGETS, reason="the native kernels were not built here")

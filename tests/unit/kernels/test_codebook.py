@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grace import backends
+from grace.compute import backends
 from grace.errors import InputError
 from grace.kernels import Codebook, encode_codebook, nearest
 from grace.methods.u8bit import U8bit, table

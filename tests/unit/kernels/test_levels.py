@@ -5,7 +5,7 @@ import struct
 import pytest
 import torch
 
-from grace import backends
+from grace.compute import backends
 from grace.kernels import block_divide, block_sum, dequantize_sum, nearest, quantize
 from grace.methods.qsgd import QSGD
 from tests.unit.kernels import block_codecs as check

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grace import backends
+from grace.compute import backends
 from grace.errors import InputError
 from grace.kernels import (
     add_low_rank_,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grace import backends
+from grace.compute import backends
 from grace.errors import InputError
 from grace.kernels import accelerate, forget_sent
 from tests.unit.kernels.native_checks import TARGETS, needs_native, offset, same_bits, with_threads

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grace import backends
+from grace.compute import backends
 from grace.kernels import packing
 from grace.kernels.packing import reference
 from tests.unit.kernels.native_checks import TARGETS, needs_native, with_threads

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grace import backends
+from grace.compute import backends
 from grace.kernels import encode_powers, sum_powers
 from grace.methods.natural import Natural
 from tests.unit.kernels import block_codecs as check

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grace import backends
+from grace.compute import backends
 from grace.errors import InputError, PayloadError
 from grace.kernels import (
     encode_signs,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grace import backends
+from grace.compute import backends
 from grace.errors import InputError, PayloadError
 from grace.kernels.index_lists import FIXED, decode_indices, encode_indices, layout
 from grace.kernels.sparse import DENSE, Part, sum_sparse

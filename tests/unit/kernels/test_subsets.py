@@ -7,7 +7,8 @@ import itertools
 import pytest
 import torch
 
-from grace import backends, kernels, native
+from grace import kernels
+from grace.compute import backends, native
 from grace.random import Stream
 
 STREAM = Stream(3, "randomk", "w", None, 2**31 + 7)  # a step beyond int32

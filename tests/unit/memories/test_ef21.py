@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import grace
+from grace.contract.method import Exchanged, Method
+from grace.contract.peer import Peer
 from grace.errors import CompositionError, ConfigurationError
 from grace.memories import EF21, EF21M
-from grace.method import Exchanged, Method
-from grace.peer import Peer
 from grace.run.simulate import simulate
 from grace.run.simulator import Simulator
 from grace.transports.traced import Tracer

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import grace
 from grace import Allgather, Allreduce, ErrorFeedback, Momentum, Peer, TopK
+from grace.contract.method import Method
 from grace.errors import CompositionError, ConfigurationError
-from grace.method import Method
 from grace.run import simulate
 
 TOP1 = Allgather(TopK(ratio=0.25))

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 import grace
+from grace.contract.method import Method
+from grace.contract.peer import Peer
 from grace.errors import CompositionError, ConfigurationError
 from grace.memories import MomentumCorrection
-from grace.method import Method
-from grace.peer import Peer
 from grace.run.simulate import simulate
 
 

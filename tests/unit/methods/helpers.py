@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
+from grace.contract.lent import Lent
+from grace.contract.method import Exchanged, Method
+from grace.contract.peer import Peer
 from grace.errors import PayloadError
-from grace.lent import Lent
-from grace.method import Exchanged, Method
-from grace.peer import Peer
 from grace.random import Stream
 from grace.run.simulate import simulate
 

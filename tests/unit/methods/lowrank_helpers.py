@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from grace.lent import Lent
-from grace.method import Exchanged, Method
-from grace.peer import Peer
+from grace.contract.lent import Lent
+from grace.contract.method import Exchanged, Method
+from grace.contract.peer import Peer
 from grace.run.simulate import simulate
 from grace.transports.traced import Tracer
 

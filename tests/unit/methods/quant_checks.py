@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 import grace
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
+from grace.contract.lent import Lent
+from grace.contract.method import Method
+from grace.contract.peer import Peer
 from grace.errors import ConfigurationError, PayloadError
-from grace.lent import Lent
 from grace.memories import Memory
-from grace.method import Method
-from grace.peer import Peer
 from grace.run.simulate import simulate
 from grace.run.simulator import Simulator
 from grace.transports.traced import Tracer

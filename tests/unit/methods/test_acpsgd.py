@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 import grace
+from grace.contract.lent import Lent
+from grace.contract.peer import Peer
 from grace.errors import ConfigurationError
-from grace.lent import Lent
 from grace.methods.acpsgd import ACPSGD, ACPState
-from grace.peer import Peer
 from tests.unit.methods.lowrank_helpers import (
     check_agreement_and_conservation,
     check_dtypes_and_layouts,

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 import grace
+from grace.contract.lent import Lent
+from grace.contract.peer import Peer
 from grace.errors import ConfigurationError, PayloadError
-from grace.lent import Lent
 from grace.methods.atomosvd import AtomoSVD
 from grace.methods.common.triples import Triples, fill_with_water
-from grace.peer import Peer
 from grace.random import Stream
 from tests.unit.methods.lowrank_helpers import (
     check_agreement_and_conservation,

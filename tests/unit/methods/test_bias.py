@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import grace
-from grace import backends
-from grace.compressor import Compressor
+from grace.compute import backends
+from grace.contract.compressor import Compressor
 from grace.random import Stream
 
 EVERY = 1 << 16  # numbers that a stream can draw

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import grace
+from grace.contract.lent import Lent
+from grace.contract.peer import Peer
 from grace.errors import CompositionError, ConfigurationError
-from grace.lent import Lent
 from grace.methods import BlockRandomK
 from grace.methods.common.blocks import Blocks
-from grace.peer import Peer
 from grace.run.simulate import simulate
 from grace.transports.traced import Tracer
 

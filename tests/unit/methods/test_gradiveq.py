@@ -7,10 +7,10 @@ import torch
 
 import grace
 from grace.collectives import Broadcast
+from grace.contract.lent import Lent
+from grace.contract.peer import Peer
 from grace.errors import ConfigurationError, PayloadError
-from grace.lent import Lent
 from grace.methods.gradiveq import GradiVeQ, GradiVeQState
-from grace.peer import Peer
 from grace.run.simulator import Simulator
 from tests.unit.methods.lowrank_helpers import (
     check_agreement_and_conservation,

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import grace
+from grace.contract.peer import Peer
 from grace.errors import ConfigurationError
 from grace.kernels import solve_ridge
 from grace.methods.gradzip import GradZip, GradZipState
-from grace.peer import Peer
 from tests.unit.methods.lowrank_helpers import (
     check_agreement_and_conservation,
     check_dtypes_and_layouts,

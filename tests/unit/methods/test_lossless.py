@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import grace
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
 from grace.errors import CompositionError, ConfigurationError, PayloadError
 from grace.methods import BF16, QSGD, EFSignSGD, Lossless, RandomK, SignSGD, Threshold, TopK
 from grace.methods.common import streams

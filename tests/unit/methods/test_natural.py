@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from grace import backends
+from grace.compute import backends
 from grace.errors import PayloadError
 from grace.methods.natural import Natural
 from tests.unit.methods import quant_checks as check

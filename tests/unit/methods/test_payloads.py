@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import grace
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
 from grace.errors import PayloadError
 from grace.kernels import split_spans
 from tests.golden.golden import COMPRESSORS

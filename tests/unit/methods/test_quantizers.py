@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import grace
+from grace.contract.peer import Peer
 from grace.errors import ConfigurationError
-from grace.peer import Peer
 from grace.run import simulate
 from tests.unit.methods.tools import Fixed, hex_of, roundtrip, row, wire_of
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 import grace
+from grace.contract.lent import Lent
+from grace.contract.peer import Peer
 from grace.errors import CompositionError, ConfigurationError, PayloadError
 from grace.kernels import PRIME, hash_coefficients, polynomial_hash, sketch_add_, sketch_hashes, sketch_query
-from grace.lent import Lent
 from grace.methods.common import count_sketch
 from grace.methods.common.count_sketch import CountSketch
 from grace.methods.sketchedsgd import SketchedSGD
-from grace.peer import Peer
 from grace.run.simulate import simulate
 from grace.transports.traced import Tracer
 

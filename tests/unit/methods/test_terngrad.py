@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from grace import backends
+from grace.compute import backends
 from grace.methods.terngrad import TernGrad
 from tests.unit.methods import quant_checks as check
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import grace
+from grace.contract.lent import Lent
+from grace.contract.method import Method
+from grace.contract.peer import Peer
 from grace.errors import ConfigurationError, PayloadError
-from grace.lent import Lent
-from grace.method import Method
 from grace.methods.common.integer_table import TableScale, round_to_table
 from grace.methods.common.rotation import rotate, rotate_back
 from grace.methods.thc import THC
-from grace.peer import Peer
 from grace.run.simulate import simulate
 from tests.unit.methods import quant_checks as check
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 import grace
+from grace.contract.peer import Peer
 from grace.errors import CompositionError, ConfigurationError, PayloadError
 from grace.methods.common import coded_wire
 from grace.methods.common.powers_of_two import PowersOfTwo
 from grace.methods.varsparse import Memory, VarSparse
-from grace.peer import Peer
 from grace.run.simulate import simulate
 
 from .helpers import UGLY, check_corrupted, check_nothing_lost, check_rows, coded, gradients, shapes, steps, stream

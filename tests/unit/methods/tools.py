@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace import backends
-from grace.compressor import Compressor
-from grace.peer import Peer
+from grace.compute import backends
+from grace.contract.compressor import Compressor
+from grace.contract.peer import Peer
 from grace.random import Stream
 
 

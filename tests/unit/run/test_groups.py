@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from grace.errors import CompositionError, ConfigurationError
-from grace.policy import Policy, Rule
 from grace.registry import method
+from grace.registry.policy import Policy, Rule
 from grace.run.groups import Group, form_groups, regroup
 
 PARAMETERS: dict[str, Tensor] = {

@@ -10,10 +10,10 @@ from torch import Tensor
 
 import grace
 from grace.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, Exchange, Permute, ReduceScatter
+from grace.contract.peer import Peer
+from grace.contract.workspace import Workspace
 from grace.errors import TransportError
-from grace.peer import Peer
 from grace.run import Layouts, simulate, together
-from grace.workspace import Workspace
 
 
 def ask(*ops: Collective) -> Exchange[list[Tensor]]:

@@ -9,8 +9,8 @@ import torch
 
 import grace
 from grace.collectives import AllGather, AllReduce, Exchange, Traffic
+from grace.contract.peer import Peer
 from grace.errors import TransportError
-from grace.peer import Peer
 from grace.run import Checked, Tracer, simulate
 from grace.transports.timed import Timed
 from tests.unit.networks import Loopback

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from grace.communicators import Allgather, Allreduce, ScatterReduce
+from grace.contract.method import Method
 from grace.errors import ConfigurationError
 from grace.jax.xla.blocks import block_random_k, check_block_random_k
 from grace.jax.xla.casts import CastCodec, FP8Codec, IdentityCodec
@@ -22,7 +23,6 @@ from grace.jax.xla.signs import SignsCodec
 from grace.jax.xla.sparse import TopKCodec
 from grace.jax.xla.together import Talk
 from grace.memories import ErrorFeedback
-from grace.method import Method
 from grace.methods import BF16, FP8, FP16, QSGD, BlockRandomK, EFSignSGD, Identity, PowerSGD, TopK
 from grace.registry import spell
 

@@ -12,15 +12,15 @@ import torch
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from grace.contract.knobs import check_value
+from grace.contract.method import Method
 from grace.errors import ConfigurationError, StateError
 from grace.jax.trees import describe_gradients
 from grace.jax.xla.place import Place
 from grace.jax.xla.plan import Plan, plan
 from grace.jax.xla.random import Array
 from grace.jax.xla.together import Axis, agree, together
-from grace.knobs import check_value
-from grace.method import Method
-from grace.policy import Policy
+from grace.registry.policy import Policy
 
 _MOST = float(np.finfo(np.float32).max) / 64  # see grace.memories.base.drop_overflow_
 

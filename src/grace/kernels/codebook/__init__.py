@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from grace.dispatch import operation
+from grace.compute.dispatch import operation
 from grace.kernels.blocks import block_count
 from grace.kernels.codebook.book import Codebook
 

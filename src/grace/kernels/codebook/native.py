@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from grace import native
+from grace.compute import native
+from grace.compute.native import F, I, N, P
 from grace.errors import PayloadError
 from grace.kernels.calling import LAYOUTS, Layout, decode, encode
 from grace.kernels.codebook import BAD_CODE, BAD_SCALE, Codebook, codebook_bytes
-from grace.native import F, I, N, P
 
 native.declare("codebook", P, P, P, N, N, N, P, N, P, P, P, I)
 native.declare("codebook_sum", P, N, P, N, N, P, F, I, I)

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.errors import PayloadError
-from grace.finite import Flag, both, flag
+from grace.flags.finite import Flag, both, flag
+from grace.flags.refusals import refuse_unless
 from grace.kernels.blocks import block_count, spread
 from grace.kernels.codebook import BAD_CODE, BAD_SCALE, SIGN, Codebook
 from grace.kernels.levels import nearest
 from grace.kernels.spans import split_spans
 from grace.kernels.statistics import block_abs_max
-from grace.refusals import refuse_unless
 
 _TINY, _SMALL, _UP = 2.0**-126, 2.0**-64, 2.0**60
 

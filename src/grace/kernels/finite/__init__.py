@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from grace.dispatch import operation
-from grace.finite import Flag
+from grace.compute.dispatch import operation
+from grace.flags.finite import Flag
 
 __all__ = ["all_finite", "sum_finite"]
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace import native
+from grace.compute import native
+from grace.compute.native import I, N, P
 from grace.kernels import check
-from grace.native import I, N, P
 
 native.declare("finite", P, N, I)
 native.declare("sum_finite", P, P, P, N, I)

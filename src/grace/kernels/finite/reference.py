@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from grace.finite import Flag, on_host
+from grace.flags.finite import Flag, on_host
 
 
 def all_finite(x: Tensor) -> Flag:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from grace.dispatch import operation
+from grace.compute.dispatch import operation
 
 __all__ = ["PRIME", "hash_coefficients", "polynomial_hash", "sketch_add_", "sketch_hashes", "sketch_query"]
 

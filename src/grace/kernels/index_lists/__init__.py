@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from grace.dispatch import operation
+from grace.compute.dispatch import operation
 from grace.errors import PayloadError
-from grace.finite import on_host
+from grace.flags.finite import on_host
+from grace.flags.refusals import refuse_unless
 from grace.kernels.packing import packed_bytes
-from grace.refusals import refuse_unless
 
 __all__ = ["FIXED", "decode_indices", "elias_fano_split", "encode_indices", "index_bits", "layout"]
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace import native
+from grace.compute import native
+from grace.compute.native import I, N, P
 from grace.kernels.index_lists import check_width, layout, refuse
-from grace.native import I, N, P
 
 native.declare("encode_indices", P, N, N, N, I, I, P, N, I)
 native.declare("decode_indices", P, N, N, N, N, I, I, P, I)

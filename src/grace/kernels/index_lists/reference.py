@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from grace.flags.refusals import refuse_unless
 from grace.kernels.index_lists import WRONG_BITS, check_list, check_width, elias_fano_split, explain, index_bits
 from grace.kernels.packing import pack, packed_bytes, unpack
 from grace.kernels.places import find_set
-from grace.refusals import refuse_unless
 
 
 def encode_indices(index: Tensor, n: int, code: str) -> Tensor:

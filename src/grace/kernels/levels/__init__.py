@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from grace.dispatch import operation
+from grace.compute.dispatch import operation
 from grace.kernels.blocks import block_count
 from grace.kernels.levels.codes import code_bytes
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from grace import native
+from grace.compute import native
+from grace.compute.native import F, I, N, P, U
 from grace.errors import PayloadError
 from grace.kernels.calling import LAYOUTS, Layout, decode, encode
 from grace.kernels.levels import quantized_bytes
 from grace.kernels.levels.codes import BAD_NORM, bad_code, code_bits
-from grace.native import F, I, N, P, U
 
 if TYPE_CHECKING:
     from grace.random import Stream

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.errors import PayloadError
-from grace.finite import Flag, both, flag
+from grace.flags.finite import Flag, both, flag
+from grace.flags.refusals import refuse_unless
 from grace.kernels.blocks import block_count, spread
 from grace.kernels.levels.codes import BAD_NORM, bad_code, code_bits, code_bytes
 from grace.kernels.packing import pack, pack_trits, unpack, unpack_trits
 from grace.kernels.spans import Span, split_spans
 from grace.kernels.statistics import block_abs_max, block_norm
-from grace.refusals import refuse_unless
 
 if TYPE_CHECKING:
     from grace.random import Stream

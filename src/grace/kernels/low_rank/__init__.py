@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from grace.dispatch import operation
+from grace.compute.dispatch import operation
 
 __all__ = ["add_low_rank_", "orthonormalize", "project_columns", "project_rows", "solve_ridge", "split_low_rank"]
 

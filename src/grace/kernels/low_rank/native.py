@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grace import native
+from grace.compute import native
+from grace.compute.native import D, F, I, N, P
 from grace.kernels import check
 from grace.kernels.low_rank.reference import check_rows
-from grace.native import D, F, I, N, P
 
 for name in ("project_rows", "project_columns"):
     native.declare(name, P, P, P, N, N, N, I)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from grace.compute.portable import sum_by_halves
 from grace.errors import InputError
-from grace.portable import sum_by_halves
 
 _SPAN, _LANES = 1024, 16  # of a row's sum
 _ROWS = 256  # of a column's sum

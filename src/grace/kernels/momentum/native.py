@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace import native
+from grace.compute import native
+from grace.compute.native import F, I, N, P
 from grace.kernels import check
-from grace.native import F, I, N, P
 
 native.declare("accelerate", P, P, P, F, I, P, P, N, I)
 native.declare("forget_sent", P, P, P, P, N, I)

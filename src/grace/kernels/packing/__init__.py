@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from grace.dispatch import operation
+from grace.compute.dispatch import operation
 
 __all__ = ["pack", "pack_trits", "packed_bytes", "packed_trits_bytes", "unpack", "unpack_trits"]
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace import native
+from grace.compute import native
+from grace.compute.native import I, N, P
 from grace.kernels.packing import packed_bytes
-from grace.native import I, N, P
 
 native.declare("pack", P, I, N, N, I, P, I)
 native.declare("unpack", P, N, N, N, I, P, I, I)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from grace.dispatch import operation
+from grace.compute.dispatch import operation
 from grace.kernels.blocks import block_count
 from grace.kernels.packing import packed_bytes
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from grace import native
+from grace.compute import native
+from grace.compute.native import F, I, N, P, U
 from grace.errors import PayloadError
 from grace.kernels.calling import LAYOUTS, Layout, decode, encode
 from grace.kernels.powers import BAD_CODE, BAD_HEAD, powers_bytes
-from grace.native import F, I, N, P, U
 
 if TYPE_CHECKING:
     from grace.random import Stream

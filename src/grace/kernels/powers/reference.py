@@ -10,13 +10,13 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.errors import PayloadError
-from grace.finite import Flag, flag
+from grace.flags.finite import Flag, flag
+from grace.flags.refusals import refuse_unless
 from grace.kernels.blocks import block_count, spread
 from grace.kernels.packing import pack, packed_bytes, unpack
 from grace.kernels.powers import BAD_CODE, BAD_HEAD
 from grace.kernels.spans import split_spans
 from grace.kernels.statistics import block_abs_max
-from grace.refusals import refuse_unless
 
 if TYPE_CHECKING:
     from grace.random import Stream

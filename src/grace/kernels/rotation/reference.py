@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from grace.finite import on_host
+from grace.flags.finite import on_host
 
 _SHORTEST = 16  # what is left of a row after its last block is transformed in pieces down to this size
 _LARGE = 2.0**96  # beyond this, sums of a block are formed at 2**-32 of their size

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grace.dispatch import operation
+from grace.compute.dispatch import operation
 
 __all__ = ["round_to_bfloat16", "select_at_least", "select_topk", "take_at_least", "take_topk"]
 

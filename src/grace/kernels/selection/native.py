@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace import native
+from grace.compute import native
+from grace.compute.native import I, N, P
 from grace.kernels import check
-from grace.native import I, N, P
 
 native.declare("topk", P, P, P, N, N, N, I, P, P, I)
 native.declare("above", P, P, P, N, I, I, N, P, P, P, I)

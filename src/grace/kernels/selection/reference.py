@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from grace.finite import Flag, on_host
+from grace.flags.finite import Flag, on_host
 from grace.kernels.finite import all_finite
 from grace.kernels.places import find_set
 from grace.kernels.selection import round_to_bfloat16

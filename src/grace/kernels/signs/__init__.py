@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 from torch import Tensor
 
-from grace.dispatch import operation
+from grace.compute.dispatch import operation
 from grace.kernels.packing import packed_bytes, packed_trits_bytes
 
 __all__ = [

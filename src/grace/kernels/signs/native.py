@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from grace import native
+from grace.compute import native
+from grace.compute.native import F, I, N, P
 from grace.errors import PayloadError
 from grace.kernels.calling import LAYOUTS, Layout, decode, encode
 from grace.kernels.signs import Zeros, votes_bytes
@@ -23,7 +24,6 @@ from grace.kernels.signs.rules import (
     split_wire,
     wire_bytes,
 )
-from grace.native import F, I, N, P
 
 native.declare("one_bit", P, P, P, N, N, N, P, N, I, I, F, I)
 native.declare("one_bit_sum", P, N, P, N, N, I, F, I, I)

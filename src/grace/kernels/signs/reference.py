@@ -10,7 +10,8 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.errors import PayloadError
-from grace.finite import Flag, both, flag, on_host
+from grace.flags.finite import Flag, both, flag, on_host
+from grace.flags.refusals import refuse_unless
 from grace.kernels.blocks import block_count, block_sizes, spread
 from grace.kernels.packing import pack, pack_trits, packed_bytes, packed_trits_bytes, unpack, unpack_trits
 from grace.kernels.signs import Zeros
@@ -27,7 +28,6 @@ from grace.kernels.signs.rules import (
 )
 from grace.kernels.spans import split_spans
 from grace.kernels.statistics import block_abs_mean, block_sum
-from grace.refusals import refuse_unless
 
 
 def encode_signs(

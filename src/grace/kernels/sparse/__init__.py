@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from grace.dispatch import operation
+from grace.compute.dispatch import operation
 from grace.kernels.sparse.parts import DENSE, LIST, Part
 
 __all__ = ["DENSE", "LIST", "Part", "encode_pairs", "encode_topk", "sum_sparse"]

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace import native
+from grace.compute import native
+from grace.compute.native import F, I, N, P
 from grace.errors import PayloadError
 from grace.kernels import check
 from grace.kernels.index_lists import layout, refuse
 from grace.kernels.sparse import Part
 from grace.kernels.sparse.parts import BAD_VALUES, check_parts
-from grace.native import F, I, N, P
 
 _NOT_FINITE = -1
 native.declare("topk_wire", P, P, P, N, N, N, I, I, I, P, N, I)

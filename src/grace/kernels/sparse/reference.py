@@ -9,12 +9,12 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.errors import PayloadError
-from grace.finite import Flag
+from grace.flags.finite import Flag
+from grace.flags.refusals import refuse_unless
 from grace.kernels.index_lists import check_list, decode_indices, encode_indices, layout
 from grace.kernels.selection import round_to_bfloat16, take_topk
 from grace.kernels.sparse import DENSE, Part
 from grace.kernels.sparse.parts import BAD_VALUES, check_parts
-from grace.refusals import refuse_unless
 
 
 def encode_topk(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from grace.dispatch import operation
+from grace.compute.dispatch import operation
 
 __all__ = ["block_abs_max", "block_abs_mean", "block_norm", "block_sum", "root_mean_square"]
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace import native
+from grace.compute import native
+from grace.compute.native import I, N, P
 from grace.kernels import check
 from grace.kernels.blocks import block_count
-from grace.native import I, N, P
 
 native.declare("block_statistics", P, N, N, N, I, P, I)
 native.declare("square_sum", P, P, N, P, I)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from grace import native
+from grace.compute import native
+from grace.compute.native import F, I, N, P, U
 from grace.kernels import check
 from grace.kernels.calling import LAYOUTS, Layout, decode
 from grace.kernels.subsets import check_wires
-from grace.native import F, I, N, P, U
 
 if TYPE_CHECKING:
     from grace.random import Stream

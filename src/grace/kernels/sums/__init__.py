@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from grace.dispatch import operation
+from grace.compute.dispatch import operation
 
 __all__ = ["add_scaled_"]
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace import native
-from grace.native import F, I, N, P
+from grace.compute import native
+from grace.compute.native import F, I, N, P
 
 native.declare("add_scaled", P, P, I, F, N, I)
 _KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.compressor import Compressor
-from grace.facts import Facts
+from grace.contract.compressor import Compressor
+from grace.contract.facts import Facts
 from grace.kernels import block_count
 from grace.methods.common.counts import count_kept
 from grace.random import Stream

@@ -7,8 +7,8 @@ import math
 from torch import Tensor
 
 from grace.errors import PayloadError
+from grace.flags.refusals import refuse_unless
 from grace.random import Stream
-from grace.refusals import refuse_unless
 
 SMALL = 1 << 20  # up to here quantiles are exact
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.compressor import Compressor
-from grace.facts import Facts
+from grace.contract.compressor import Compressor
+from grace.contract.facts import Facts
 from grace.kernels import add_scaled_, split_spans
 from grace.random import Stream
 

@@ -14,13 +14,13 @@ from torch import Tensor
 from grace.collectives import AllReduce, Traffic
 from grace.communicators import Allreduce
 from grace.communicators.base import stand_in, sum_costs
-from grace.compressor import Compressor
-from grace.facts import Facts
-from grace.finite import Flag, both, flag
+from grace.contract.compressor import Compressor
+from grace.contract.facts import Facts
+from grace.contract.method import Method, label_parts
+from grace.contract.peer import Peer
+from grace.flags.finite import Flag, both, flag
 from grace.kernels import add_low_rank_, add_scaled_, all_finite, project_columns, project_rows, sum_by_halves
-from grace.method import Method, label_parts
 from grace.methods.none import Identity
-from grace.peer import Peer
 from grace.random import Stream
 
 S = TypeVar("S")
@@ -62,7 +62,7 @@ class LowRank(Method[S]):
     """A method of matrices, whose factors the network sums. Tensors of fewer than two dimensions, and small ones, go
     uncompressed. The state is None or a tuple of factors, which are the same on all ranks.
 
-    Subclasses are dataclasses with the fields ``rank`` (:data:`grace.knobs.Count`) and ``min_rate`` (Positive).
+    Subclasses are dataclasses with the fields ``rank`` (:data:`grace.contract.knobs.Count`) and ``min_rate`` (Positive).
     """
 
     rank: int

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from grace.compressor import Compressor
-from grace.facts import Facts
+from grace.contract.compressor import Compressor
+from grace.contract.facts import Facts
 from grace.random import Stream
 
 

@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
+from grace.contract.facts import Facts
 from grace.errors import PayloadError
-from grace.facts import Facts
 from grace.methods.common import coded_wire, index_lists
 from grace.methods.common.index_lists import IndexCode
 from grace.random import Stream

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from grace.collectives import Broadcast, Exchange
 from grace.errors import PayloadError
-from grace.refusals import refuse_unless
+from grace.flags.refusals import refuse_unless
 
 
 def collect_covariance(slices: Tensor) -> Tensor:

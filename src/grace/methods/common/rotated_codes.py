@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
+from grace.contract.facts import Facts
+from grace.contract.knobs import Rotation
 from grace.errors import PayloadError
-from grace.facts import Facts
+from grace.flags.refusals import refuse_unless
 from grace.kernels import (
     MOST,
     add_scaled_,
@@ -30,11 +32,9 @@ from grace.kernels import (
     packed_bytes,
     spread,
 )
-from grace.knobs import Rotation
 from grace.methods.common import coded_wire
 from grace.methods.common.rotation import rotate, rotate_back
 from grace.random import Stream
-from grace.refusals import refuse_unless
 
 # the Lloyd-Max quantizers of the standard normal distribution: positive halves
 _CENTROIDS = {

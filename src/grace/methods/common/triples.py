@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.compressor import Compressor
+from grace.contract.compressor import Compressor
+from grace.contract.facts import Facts
 from grace.errors import PayloadError
-from grace.facts import Facts
 from grace.kernels import add_low_rank_
 from grace.random import Stream
 

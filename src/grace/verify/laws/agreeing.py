@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from grace.method import Method
+from grace.contract.method import Method
 from grace.verify.outcome import Outcome, Profile
 from grace.verify.running import run, same_bits
 from grace.verify.subject import Subject

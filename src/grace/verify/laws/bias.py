@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace.method import Method
+from grace.contract.method import Method
 from grace.verify import measure
 from grace.verify.inputs import normal
 from grace.verify.outcome import Outcome, Profile, no_promise

@@ -11,14 +11,14 @@ from torch import Tensor
 
 import grace
 from grace.collectives import Traffic
-from grace.method import Method
+from grace.contract.method import Method
+from grace.contract.wrapping import find_compressor, layers
 from grace.run import Tracer, simulate
 from grace.verify.inputs import UGLY
 from grace.verify.outcome import Outcome, Profile
 from grace.verify.running import make_peer, run
 from grace.verify.subject import Subject
 from grace.verify.trials import SHAPE, make_some, make_workers
-from grace.wrapping import find_compressor, layers
 
 
 def traffic(method: Method[Any], xs: Sequence[Tensor], keep_rest: bool = False) -> list[Traffic]:

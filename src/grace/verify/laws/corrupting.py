@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from grace.collectives import AllGather, AllToAll, Broadcast, Collective, Exchange, Permute
+from grace.contract.method import Method
 from grace.errors import PayloadError
-from grace.method import Method
 from grace.run import simulate
 from grace.verify.inputs import normal
 from grace.verify.outcome import Outcome, Profile, no_promise

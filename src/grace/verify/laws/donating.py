@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange
-from grace.method import Method
+from grace.contract.method import Method
 from grace.run import simulate
 from grace.verify.inputs import UGLY
 from grace.verify.outcome import Outcome, Profile

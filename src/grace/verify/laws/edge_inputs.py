@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace.method import Method
+from grace.contract.method import Method
 from grace.verify.inputs import HUGE, UGLY
 from grace.verify.laws.agreeing import agreement
 from grace.verify.laws.conserving import conservation

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 import grace
-from grace.method import Method
+from grace.contract.method import Method
 from grace.verify.laws.bias import draw_means
 from grace.verify.outcome import Outcome, Profile, no_promise
 from grace.verify.running import TINY, same_bits

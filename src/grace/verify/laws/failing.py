@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from grace.collectives import Collective, Exchange
+from grace.contract.method import Method
 from grace.errors import TransportError
-from grace.method import Method
 from grace.run.simulate import answers
 from grace.verify.inputs import UGLY, normal
 from grace.verify.outcome import Outcome, Profile

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 import grace
-from grace.method import Method
+from grace.contract.method import Method
 from grace.run import simulate, together
 from grace.verify.inputs import heavy, normal
 from grace.verify.outcome import Outcome, Profile

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import grace
-from grace.method import Method
+from grace.contract.method import Method
 from grace.verify.outcome import Outcome, Profile, no_promise
 from grace.verify.running import average, run, tolerance
 from grace.verify.subject import Subject

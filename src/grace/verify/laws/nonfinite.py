@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from grace.method import Method
+from grace.contract.method import Method
 from grace.verify.inputs import UGLY
 from grace.verify.outcome import Outcome, Profile
 from grace.verify.running import assert_untouched, clone_state, copy_tensor, run, same_bits, snapshot

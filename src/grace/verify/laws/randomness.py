@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grace.method import Method
+from grace.contract.method import Method
 from grace.verify.inputs import UGLY
 from grace.verify.outcome import Outcome, Profile
 from grace.verify.running import run, same_bits

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 import grace
-from grace.method import Method
+from grace.contract.method import Method
+from grace.contract.wrapping import layers
 from grace.registry import recipe_of
 from grace.verify.exact import KINDS
 from grace.verify.outcome import Outcome, Profile, no_promise
 from grace.verify.running import average, run
 from grace.verify.subject import Subject
 from grace.verify.trials import make_workers, name_input
-from grace.wrapping import layers
 
 _WORLDS = (1, 2, 4)  # sums can be divided by these without rounding
 

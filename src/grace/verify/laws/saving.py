@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import grace
-from grace.method import Method
+from grace.contract.method import Method
 from grace.run import Simulator
 from grace.verify.inputs import normal
 from grace.verify.outcome import Outcome, Profile

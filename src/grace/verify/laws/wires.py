@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import grace
-from grace.peer import Peer
+from grace.contract.peer import Peer
 from grace.verify.inputs import normal
 from grace.verify.outcome import Outcome, Profile, no_promise
 from grace.verify.running import make_peer

@@ -1,0 +1,112 @@
+"""Which backend computes: plain torch, or something faster on the tensors' device.
+
+``GRACE_KERNELS`` forces one: ``reference`` (plain torch on every device), ``native`` (on the CPU the best instruction set of
+this processor), or ``native-base``, ``native-avx2``, ``native-avx512``. Without it the native kernels are used where they were
+built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from grace.compute import native
+from grace.errors import ConfigurationError, KernelsWarning, out_of_range, stack_level
+
+CHOICES: Final = ("reference", "native", *(f"native-{isa}" for isa in native.ISAS))
+VARIABLE: Final = "GRACE_KERNELS"
+SLOWER: Final = "Grace uses its slower torch kernels: "
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Backend:
+    """What runs.
+
+    name: "reference" or "native-ISA", what runs on the CPU. why: the reason for it.
+    modules: the module of a family that serves a type of device; the reference serves those that are missing.
+    functions: the C functions of the instruction set; None for the reference.
+    chosen: what each operation runs, filled by ``grace.compute.dispatch``.
+    """
+
+    name: str
+    why: str
+    modules: Mapping[str, str]
+    functions: native.Functions | None = None
+    chosen: dict[Any, Callable[..., Any]] = field(default_factory=dict)
+
+
+UNDECIDED: Final = Backend("", "nothing has asked for a kernel yet", {})
+current = UNDECIDED
+
+
+def backend() -> Backend:
+    """What runs; the first call chooses it.
+
+    Raises:
+        ConfigurationError: ``GRACE_KERNELS`` asks for something unknown, not built, or beyond this processor.
+    """
+    return current if current is not UNDECIDED else _use(_choose(os.environ.get(VARIABLE) or None))
+
+
+def active() -> tuple[str, str]:
+    """(what runs on the CPU: "reference" or "native-ISA", why)"""
+    now = backend()
+    return now.name, now.why
+
+
+def available() -> list[str]:
+    """What could be chosen here."""
+    return ["reference", *(f"native-{isa}" for isa in native.isas())]
+
+
+def slow_note() -> str | None:
+    """What to say if the native kernels are missing and no others were asked for; None if all is well."""
+    return None if os.environ.get(VARIABLE) or native.isas() else SLOWER + native.library()
+
+
+@contextlib.contextmanager
+def using(choice: str) -> Iterator[None]:
+    """A context that uses another backend, in all threads. For tests and benchmarks.
+
+    Raises:
+        ConfigurationError: it is unknown, was not built, or the processor cannot run it.
+    """
+    before = current
+    try:
+        _use(_choose(choice))
+        yield
+    finally:
+        _use(before)
+
+
+def _use(chosen: Backend) -> Backend:
+    global current
+    if chosen.functions is not None:
+        native.c = chosen.functions
+    current = chosen
+    return chosen
+
+
+def _choose(choice: str | None) -> Backend:
+    if choice is not None and choice not in CHOICES:
+        raise out_of_range("kernels", VARIABLE, choice, ", ".join(CHOICES))
+    if choice == "reference":
+        return Backend("reference", f"asked for ({VARIABLE})", {})
+    isas = native.isas()
+    if not isas:
+        why = native.library()
+        if choice is not None:
+            raise ConfigurationError(f"{VARIABLE}={choice}, but {why}")
+        warnings.warn(SLOWER + why, KernelsWarning, stacklevel=stack_level())
+        return Backend("reference", why, {"cuda": "triton"})
+    if choice is None or choice == "native":
+        isa, why = isas[-1], "the best that this processor has"
+    else:
+        isa, why = choice.removeprefix("native-"), f"asked for ({VARIABLE})"
+        if isa not in isas:
+            raise ConfigurationError(f"{VARIABLE}={choice}, but this processor has no more than {isas[-1]}")
+    return Backend(f"native-{isa}", why, {"cpu": "native", "cuda": "triton"}, native.Functions(isa))

@@ -1,0 +1,127 @@
+"""The native kernels: a shared library with a plain C interface, loaded at first use.
+
+``grace.compute.backends`` says which of its functions run; the families' files ``native.py`` call them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from grace.errors import ConfigurationError
+
+ISAS: Final = ("base", "avx2", "avx512")
+BAD_HEAD, BAD_CODE = -1, -2  # why a decoder refused
+_NAMES = ("libgrace_kernels.so", "libgrace_kernels.dylib")
+
+P, I, N, U = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_uint32
+F, D = ctypes.c_float, ctypes.c_double
+_BY_NAME = {"int": I, "int64_t": N, "uint32_t": U, "float": F, "double": D, "Wires": P}  # all others are pointers
+_signatures: dict[str, tuple[Any, ...]] = {}
+
+
+def declare(name: str, *types: Any) -> None:
+    """Declares the arguments that ``c.NAME`` is called with. The first call compares them with what the library declares."""
+    _signatures[name] = types
+
+
+class Functions:
+    """The C functions ``grace_NAME_ISA`` of one instruction set, as attributes; each returns an int64.
+
+    Args:
+        isa: one of :data:`ISAS`.
+
+    Raises:
+        ConfigurationError: on reading an attribute whose function is missing or takes other arguments.
+    """
+
+    def __init__(self, isa: str):
+        self._isa = isa
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        ours = _signatures.get(name)
+        if ours is None:
+            raise AttributeError(f"no file has declared a native kernel {name!r}")
+        library = _library()
+        assert not isinstance(library, str), library  # no backend is made without one
+        listed = interface(library)
+        theirs = listed.get(name)
+        if theirs is None or tuple(map(_type, theirs)) != ours:
+            found = f"{name}({', '.join(theirs)}), called otherwise" if theirs else f"no {name!r}"
+            what = f"has {found}" if listed else "does not say what it has"
+            raise ConfigurationError(
+                f"the native library {library._name} is older than its sources: it {what}; run `make setup`, "
+                "or install Grace again"
+            )
+        bound = getattr(library, f"grace_{name}_{self._isa}")
+        bound.argtypes, bound.restype = ours, ctypes.c_int64
+        setattr(self, name, bound)
+        return bound  # type: ignore[no-any-return]
+
+
+c: Functions  # those in use; none before a backend is chosen, or where nothing was built
+
+
+def threads() -> int:
+    """How many threads a kernel may use: as many as torch."""
+    return torch.get_num_threads()
+
+
+def library() -> str:
+    """The file that holds the native kernels, or why there is none."""
+    found = _library()
+    return found if isinstance(found, str) else str(found._name)
+
+
+def isas() -> tuple[str, ...]:
+    """The instruction sets that this processor has, the best one last; none without a library."""
+    found = _library()
+    return () if isinstance(found, str) else ISAS[: int(found.grace_best()) + 1]
+
+
+def interface(library: ctypes.CDLL) -> dict[str, tuple[str, ...]]:
+    """The functions of a library, and the C types of their arguments."""
+    try:
+        text = library.grace_signatures
+    except AttributeError:  # a library from before it had one
+        return {}
+    text.restype = ctypes.c_char_p
+    lines = re.findall(r"^(\w+)\((.*)\)$", text().decode(), re.MULTILINE)
+    return {name: tuple(arguments.split(", ")) for name, arguments in lines}
+
+
+def _type(name: str) -> Any:
+    return P if name.endswith("*") else _BY_NAME[name]
+
+
+_loaded: ctypes.CDLL | str | None = None
+
+
+def _library() -> ctypes.CDLL | str:
+    """The library, or why there is none."""
+    global _loaded
+    if _loaded is None:
+        _loaded = _load()
+    return _loaded
+
+
+def _load() -> ctypes.CDLL | str:
+    # An editable installation keeps built files apart from the sources: importlib.resources knows both places.
+    places = [Path(__file__).parents[1], resources.files("grace")]
+    for place in places:
+        for name in _NAMES:
+            file = place.joinpath(name)
+            if file.is_file():
+                try:
+                    library = ctypes.CDLL(str(file))
+                except OSError as error:
+                    return f"the native library cannot be loaded: {error}"
+                library.grace_best.restype = ctypes.c_int64
+                return library
+    return "the native library was not built; install Grace again where there is a C++ compiler"

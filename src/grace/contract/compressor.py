@@ -1,0 +1,151 @@
+"""The first tier: a :class:`Compressor` is local and stateless, rows of numbers to rows of a wire and back.
+
+Letters: rows are ``[b, n]``; a wire is ``[b, w]``.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from grace.contract.facts import Facts
+from grace.contract.knobs import check_knobs
+from grace.contract.needs import NOTHING, VOTES, Needs
+from grace.flags.finite import Flag, fill_unless_
+from grace.kernels.finite import all_finite, sum_finite
+from grace.random import Stream
+
+
+class Compressor(abc.ABC):
+    """Q and Q^-1 of the survey: local, without network or state. Subclasses are frozen dataclasses.
+
+    Class attributes say how a communicator must treat the wires:
+
+    summable: wires are added up by the network, and the sum decodes to the sum; ``Allreduce`` can carry them.
+    varies: the width of a wire depends on the data; it may then differ between ranks, and padding may follow it.
+    randomness: "shared" (all ranks draw the same numbers) or "private".
+    aggregation: "mean" of what was decoded, or "majority": the sign of the sum of votes.
+    predivide: the wire is narrow, so rows are divided by W before they are encoded: the sum cannot overflow.
+    transparent: a wire is the rows themselves, whatever their dtype.
+    overflows: accepted wires may decode to an inf; such a step counts as not finite.
+    """
+
+    summable: ClassVar[bool] = False
+    varies: ClassVar[bool] = False
+    randomness: ClassVar[Literal["shared", "private"]] = "private"
+    aggregation: ClassVar[Literal["mean", "majority"]] = "mean"
+    predivide: ClassVar[bool] = False
+    transparent: ClassVar[bool] = False
+    overflows: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Checks the knobs against their annotations; an override calls :func:`grace.contract.knobs.check_knobs` first."""
+        check_knobs(self)
+
+    @abc.abstractmethod
+    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
+        """float32 ``[b, n]``, contiguous, n >= 1, finite -> wire ``[b, w]``.
+
+        With ``keep_rest`` it leaves rows minus what the wire says in ``rows``; without, anything.
+        """
+
+    @abc.abstractmethod
+    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
+        """float32 out ``[b, n]`` += scale times what wire ``[b, w]`` says.
+
+        All ranks must get the same bits: write ``out.add_(x * scale)``, not ``out.add_(x, alpha=scale)``, which some
+        processors round once, others twice (``grace.kernels.add_scaled_``).
+
+        Raises:
+            PayloadError: a length, index or scale that no sender writes. Then ``out`` is undefined, but nothing else.
+        """
+
+    @abc.abstractmethod
+    def facts(self, n: int) -> Facts:
+        """What the compressor claims for rows of n numbers."""
+
+    def with_memory(self) -> Compressor:
+        """The variant that a memory may wrap: one whose error stays bounded. By default the compressor itself.
+
+        Raises:
+            CompositionError: there is none.
+        """
+        return self
+
+    def again(self) -> Compressor:
+        """The variant for the second hop of ScatterReduce and ParameterServer, which sees averages of what was decoded.
+        By default the compressor itself; it must read and write the same wires.
+        """
+        return self
+
+    def encode_(
+        self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
+    ) -> tuple[Tensor, Flag]:
+        """``p = rows + memory``, float32 ``[b, n]`` each -> (wire ``[b, w]``, whether p is finite).
+
+        ``rest``, which must be there if ``memory`` is, and may be ``rows`` if it is not, becomes p minus what the wire says;
+        ``rows`` is donated. If p is not finite, the wire is that of zeros, and ``rest`` means nothing.
+        """
+        if rest is None or rest is rows:
+            finite = all_finite(rows)
+        else:
+            finite = sum_finite(rows, memory, rest)
+            rows = rest
+        fill_unless_(finite, rows, 0.0)
+        return self.compress_(rows, rng, rest is not None), finite
+
+    def aggregate_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream) -> None:
+        """float32 out ``[b, n]`` = scale times the sum of what the wires ``[b, w]`` say, added in their order; under
+        ``aggregation="majority"`` the sign of that sum.
+
+        Raises:
+            PayloadError: as :meth:`decompress_add_`.
+        """
+        out.zero_()
+        for wire in received:
+            self.decompress_add_(wire, out, scale, rng)
+        if self.aggregation == "majority":
+            out.sign_()
+
+    @property
+    def needs(self) -> Needs:
+        """What it needs of the optimizer: by default nothing, or what every majority vote needs."""
+        return VOTES if self.aggregation == "majority" else NOTHING
+
+    @property
+    def id(self) -> str:
+        """The name that keys its random streams."""
+        return type(self).__name__
+
+
+class Fused(Compressor):
+    """A compressor whose kernels do several things in one pass over memory: add a memory, find out whether all numbers are
+    finite, encode, and keep the rest; and decode and add up several wires. Subclasses define :meth:`encode_` and :meth:`sum_`.
+    """
+
+    @abc.abstractmethod
+    def encode_(
+        self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
+    ) -> tuple[Tensor, Flag]: ...
+
+    @abc.abstractmethod
+    def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
+        """float32 out ``[b, n]`` = (or, with ``add``, +=) scale times the sum of what the wires ``[b, w]`` say.
+
+        Raises:
+            PayloadError: as :meth:`decompress_add_`.
+        """
+
+    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
+        return self.encode_(rows, rng, rest=rows if keep_rest else None)[0]
+
+    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
+        self.sum_([wire], out, scale, rng, True)
+
+    def aggregate_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream) -> None:
+        self.sum_(received, out, scale, rng, False)
+        if self.aggregation == "majority":
+            out.sign_()

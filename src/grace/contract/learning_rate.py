@@ -1,0 +1,44 @@
+"""Memories that follow the learning rate: they owe in units of the gradient, but updates are not in these units."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from grace.errors import ConfigurationError
+from grace.flags.finite import Flag
+
+Rate: TypeAlias = float | Tensor  # a 0-d float64 tensor where only the device knows
+
+
+def lr_ratio(last: Rate, lr: float | None) -> Rate:
+    """The factor for a memory when the learning rate goes from ``last`` (0: none yet) to ``lr``.
+
+    Raises:
+        ConfigurationError: the learning rate is unknown, negative, infinite or NaN.
+    """
+    if lr is None:
+        raise ConfigurationError(
+            "a memory follows the learning rate, which is unknown; use attach(..., optimizer=optimizer), or "
+            "set handle.lr before each step"
+        )
+    if not 0 <= lr < math.inf:
+        raise ConfigurationError(f"lr={lr!r} is not a learning rate; legal: 0 <= lr < inf")
+    if isinstance(last, Tensor):
+        return torch.where(last > 0, last / lr, 1.0) if lr else 1.0
+    return last / lr if last and lr else 1.0
+
+
+def choose_rate(finite: Flag, lr: float, last: Rate) -> Rate:
+    """The learning rate of a memory's units, after a step at ``lr`` that changed the memory only if it was ``finite``."""
+    if isinstance(finite, Tensor):
+        return torch.where(finite, torch.full_like(finite, lr, dtype=torch.float64), last)
+    return lr if finite else last
+
+
+def scale(memory: Tensor, ratio: Rate) -> Tensor:
+    """``ratio`` times the memory; the memory itself if the ratio is known to be 1."""
+    return memory if isinstance(ratio, float) and ratio == 1 else memory * ratio

@@ -1,0 +1,127 @@
+"""What an exchange makes of x and of what it is lent: numbers to work on, room for the mean, and the way back."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from grace.contract.lent import Lent
+from grace.contract.method import Exchanged
+from grace.contract.peer import Peer
+from grace.flags.finite import Flag, both, fill_unless_
+from grace.kernels.finite import all_finite
+
+S = TypeVar("S")
+
+
+def narrow(mean: Tensor, dtype: torch.dtype, finite: Flag, rest: Tensor | None = None) -> tuple[Tensor, Flag]:
+    """The mean in the dtype that it is applied in, and whether it was and is finite.
+
+    ``rest``, of the mean's dtype, which may be wider, learns what the cast loses: it was computed, and is not applied.
+    """
+    if mean.dtype == dtype:
+        return mean, finite
+    cast = mean.to(dtype)
+    if dtype.itemsize < mean.element_size():
+        finite = both(finite, all_finite(cast))  # a finite number may be too large for a narrow one
+        fill_unless_(finite, cast, math.nan)
+        if rest is not None:
+            rest.add_(mean - cast)
+    return cast, finite
+
+
+def room_beside(numbers: Tensor, lent: Lent) -> Tensor:
+    """Uninitialized room for the mean of contiguous float32 numbers, like them: their own, if the rest is not wanted."""
+    if not lent.keep_rest:
+        return numbers
+    spare = lent.spare
+    fits = spare is not None and spare.numel() == numbers.numel() and spare.dtype == numbers.dtype
+    if spare is not None and fits and spare.is_contiguous():
+        return spare.view(numbers.shape)
+    return lent.scratch(tuple(numbers.shape), numbers)
+
+
+class Loan:
+    """x as contiguous float32 numbers to work on, and the way back to x's shape and dtype.
+
+    For authors of a :class:`grace.Method`. An exchange that uses it copies nothing where x is contiguous float32, and
+    works for all shapes and dtypes all the same::
+
+        loan = Loan(x, peer)
+        ...                                # encode loan.numbers; leave the rest, if it is wanted, in loan.work
+        answer = yield AllGather(wire)
+        mean = loan.make_room()            # [n]
+        ...                                # decode into it
+        return loan.give_back(mean, state)
+
+    Which storage holds what (peer.lent has the fields memory, rest, spare; g is the gradient, e the memory)::
+
+                          | x             | lent.rest     | lent.memory   | lent.spare    | scratch
+        ------------------+---------------+---------------+---------------+---------------+--------
+        the rest is not wanted
+          before          | g  (numbers)  |               |               |               |
+          after           | mean          |               |               |               |
+        keep_rest, nothing lent
+          before          | g  (numbers)  |               |               |               |
+          after           | rest  (work)  |               |               |               | mean
+        keep_rest and spare
+          before          | g  (numbers)  |               |               | anything      |
+          after           | rest  (work)  |               |               | mean          |
+        keep_rest, memory and rest        (only where Method.adds_memory)
+          before          | g  (numbers)  | anything      | e             |               |
+          after           | mean          | rest  (work)  | e             |               |
+
+    In the last case p = g + e is what is sent, and the rest is p minus what was sent: the memory's successor. The memory
+    itself is not written, so that it is whole if the exchange fails. If x is not contiguous or not float32, numbers is a
+    copy of it and takes its place in the drawing. After :meth:`pad`, numbers and work are scratch memory.
+
+    numbers: ``[n]`` float32: x, or a copy of it.
+    work: ``[n]`` float32: where the rest is to be left; the storage of ``numbers``, unless there is a memory.
+    """
+
+    def __init__(self, x: Tensor, peer: Peer):
+        self.x, self.lent = x, peer.lent
+        flat = x.reshape(-1)
+        self.numbers = flat if flat.dtype == torch.float32 else flat.float()
+        self.work = self.numbers if self.lent.rest is None else self.lent.rest.view(-1)
+        wide = self.lent.keep_rest and x.dtype == torch.float64
+        self._low = flat - self.work.double() if wide else None  # what float32 could not hold
+        self._padded = False
+
+    @property
+    def memory(self) -> Tensor | None:
+        """``[n]`` float32 that is still to be added to :attr:`numbers`; None if there is none, or no longer."""
+        return None if self._padded or self.lent.memory is None else self.lent.memory.view(-1)
+
+    def pad(self, size: int) -> None:
+        """From now on work on scratch memory of ``size`` numbers: those there are, with the memory, then zeros."""
+        n = self.numbers.numel()
+        padded = self.lent.scratch(size, self.x)
+        if self.memory is None:
+            padded[:n] = self.numbers
+        else:
+            torch.add(self.numbers, self.memory, out=padded[:n])
+        padded[n:] = 0
+        self.numbers = self.work = padded
+        self._padded = True
+
+    def make_room(self) -> Tensor:
+        """Room for the mean, uninitialized, as large as :attr:`numbers`. Where the rest is wanted ``work`` stays as it is."""
+        return room_beside(self.work, self.lent) if self.work is self.numbers else self.numbers
+
+    def give_back(self, mean: Tensor, state: S, finite: Flag = True) -> Exchanged[S]:
+        """The result: ``mean [n]`` or longer, and the rest if it is wanted. Unless ``finite``, the mean becomes NaN."""
+        n, kept = self.x.numel(), None
+        fill_unless_(finite, mean, math.nan)
+        if self.lent.keep_rest:
+            rest = self.work[:n]
+            kept = rest if self._low is None else rest + self._low
+        cast, finite = narrow(mean[:n], self.x.dtype, finite, kept)
+        return Exchanged(cast.view(self.x.shape), None if kept is None else kept.view(self.x.shape), state, finite)
+
+    def poison(self, state: S) -> Exchanged[S]:
+        """The result of a step in which some rank saw an inf or NaN."""
+        return Exchanged.poisoned(self.x, state)

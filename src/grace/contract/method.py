@@ -1,0 +1,130 @@
+"""What a compression method is.
+
+Two tiers. Most methods are only a :class:`~grace.Compressor`: local and stateless, rows of numbers to rows of a wire and
+back; a communicator (``grace.communicators``) makes a :class:`Method` of it. A few methods have their own conversation over
+several rounds and are a :class:`Method` themselves. Memories wrap any method.
+
+Letters: x is one worker's tensor of n numbers; W workers; rank r of W.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from grace.collectives import Exchange, Traffic
+from grace.contract.facts import Facts
+from grace.contract.knobs import check_knobs
+from grace.contract.needs import NOTHING, Needs
+from grace.contract.peer import Peer
+from grace.errors import CompositionError
+from grace.flags.finite import Flag
+
+S = TypeVar("S")
+Kind: TypeAlias = Literal["debt", "chunk", "shared", "own"]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged(Generic[S]):
+    """The result of an exchange.
+
+    mean: what every worker applies, like x; bit-identical on all ranks.
+    rest: x minus my share of mean (where peer.lent.keep_rest): the average over ranks of x - rest is mean.
+    state: replaces the state that went in.
+    finite: False if any rank saw an inf or NaN. Then mean is NaN throughout, on every rank, and memories stay as they were;
+        otherwise every number of mean is finite. One exception: if the network sums gradients as they are (``none`` over
+        all-reduce), the mean is not checked. It is whatever the network made of them, flagged finite, which saves a pass. A
+        bool on the CPU; on an accelerator a 0-d bool tensor that the host need not read (``grace.flags.finite``).
+    """
+
+    mean: Tensor
+    rest: Tensor | None
+    state: S
+    finite: Flag = True
+
+    @classmethod
+    def poisoned(cls, x: Tensor, state: S) -> Exchanged[S]:
+        """The result of a step in which some rank saw an inf or NaN: a mean like x that is NaN throughout."""
+        return cls(torch.full_like(x, math.nan), None, state, finite=False)
+
+
+class Method(abc.ABC, Generic[S]):
+    """Averages one tensor over the workers. Subclasses are frozen dataclasses: their fields are the knobs."""
+
+    def __post_init__(self) -> None:
+        """Checks the knobs against their annotations; an override calls :func:`grace.contract.knobs.check_knobs` first."""
+        check_knobs(self)
+
+    @property
+    def needs_shape(self) -> bool:
+        """Whether the method sees more in a tensor than a list of numbers, so that flattening it would change it."""
+        return False
+
+    @property
+    def needs_epochs(self) -> bool:
+        """Whether the method follows the epoch, so that the run must say how many steps one has."""
+        return False
+
+    @property
+    def needs(self) -> Needs:
+        """What the method needs of the optimizer; a wrapper adds to the needs of what it wraps."""
+        return NOTHING
+
+    @property
+    def adds_memory(self) -> bool:
+        """Whether :meth:`exchange` adds :attr:`Peer.memory` itself, which saves passes over memory."""
+        return False
+
+    def init(self, like: Tensor) -> S:
+        """The state before the first step: None, a tensor, a number, or a (named) tuple of such."""
+        return None  # type: ignore[return-value]
+
+    @abc.abstractmethod
+    def exchange(self, x: Tensor, state: S, peer: Peer) -> Exchange[Exchanged[S]]:
+        """One step: a generator that yields collectives and returns an :class:`Exchanged`.
+
+        ``x`` is donated: the method may overwrite it, and ``mean`` or ``rest`` may live in its storage. ``state`` must
+        be whole again if the generator is left by an exception: change it only after the last yield.
+        """
+
+    @abc.abstractmethod
+    def facts(self, like: Tensor) -> Facts:
+        """What the method claims for tensors of this shape (``like`` may be on the meta device)."""
+
+    @abc.abstractmethod
+    def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        """Rounds and bytes of one exchange of a tensor like this; None if they depend on the data."""
+
+    def with_memory(self) -> Method[Any]:
+        """The variant of this method that a memory may wrap.
+
+        Raises:
+            CompositionError: there is none.
+        """
+        raise CompositionError(f"{self!r} cannot be wrapped by a memory")
+
+    def kinds(self, state: S) -> Any:
+        """What happens to each part of a state when the number of workers changes: a tree like the state, of
+
+        - "debt": owed to the model; its mean over the workers is what counts (:meth:`owed` says it in units of x);
+        - "chunk": the same, of the owner of one chunk;
+        - "shared": the same bits on all workers, and right for a new one as well;
+        - "own": starts afresh.
+
+        By default all parts are the worker's own.
+        """
+        return label_parts(state, "own")
+
+    def owed(self, state: S) -> Tensor | None:
+        """What this worker still owes the others: gradient units, like x, or None. Handed on when methods change."""
+        return None
+
+
+def label_parts(state: Any, kind: Kind) -> Any:
+    """A tree like the state, with ``kind`` for each part; see :meth:`Method.kinds`."""
+    return tuple(label_parts(part, kind) for part in state) if isinstance(state, tuple) else kind

@@ -1,0 +1,197 @@
+"""One worker's exchange of a model's real shapes, against a network that answers as if all workers had sent the same.
+
+For any method or policy, that gives the processor time of codec and machinery, and every collective with its bytes. Times
+are multiples of one ``y.add_(x)`` over all numbers of the model, measured beside them, so a busy machine changes little.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grace.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, ReduceScatter, cost
+from grace.contract.method import Method
+from grace.registry.policy import Policy
+from grace.run.drive import drive
+from grace.run.worker import Worker
+from grace_bench import machine
+
+_WARM = 2  # exchanges until memories and workspaces exist
+_EVICTION = 64 << 20  # numbers of a buffer that empties the caches
+_MOST_ROWS = 1 << 28  # bytes of a gathered answer: a larger one is a view, without its own memory
+
+
+@dataclass(slots=True)
+class Tally:
+    """The collectives of one kind and bucket. bytes: of their buffers. half: those of sums of 16-bit numbers among them."""
+
+    count: float = 0.0
+    bytes: float = 0.0
+    half: float = 0.0
+
+    def add(self, other: Tally, times: float = 1.0) -> None:
+        """Adds ``times`` times another."""
+        self.count += times * other.count
+        self.bytes += times * other.bytes
+        self.half += times * other.half
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What one worker of ``world`` does in a step.
+
+    codec: processor time of encoding, decoding and machinery, in ``y.add_(x)`` of all numbers; of each bucket.
+    moved: the collectives of each bucket, by kind. sent: bytes that this worker sends.
+    whole: whether all buckets were exchanged; if not, the others were taken to cost as much for each number.
+    """
+
+    world: int
+    codec: tuple[float, ...]
+    moved: tuple[dict[str, Tally], ...]
+    sent: float
+    whole: bool = True
+
+
+@dataclass(slots=True)
+class Echo:
+    """A network that answers as if all workers had sent the same. ``cpu``: processor seconds that answers took."""
+
+    world: int
+    cpu: float = 0.0
+    sent: float = 0.0
+    moved: dict[str, Tally] = field(default_factory=dict)
+    _rows: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
+
+    def run(self, op: Collective) -> Tensor:
+        """See :class:`grace.transports.base.Network`."""
+        start = time.thread_time()
+        tally = self.moved.setdefault(type(op).__name__, Tally())
+        size = op.buf.numel() * op.buf.element_size()
+        tally.count += 1
+        tally.bytes += size
+        if isinstance(op, AllReduce | ReduceScatter) and op.buf.dtype in (torch.float16, torch.bfloat16):
+            tally.half += size
+        self.sent += cost(op, 0, self.world).sent
+        answer = self._answer(op)
+        self.cpu += time.thread_time() - start
+        return answer
+
+    def _answer(self, op: Collective) -> Tensor:
+        buf = op.buf
+        if isinstance(op, AllGather):
+            shape = (self.world, *buf.shape)
+            if self.world * buf.numel() * buf.element_size() > _MOST_ROWS:
+                return buf.expand(shape)
+            key = (shape, buf.dtype)
+            if key not in self._rows:
+                self._rows[key] = torch.empty(shape, dtype=buf.dtype)
+            return self._rows[key].copy_(buf.expand(shape))
+        if isinstance(op, AllToAll):
+            return buf[:1].expand_as(buf).contiguous()
+        if isinstance(op, AllReduce):
+            times = self.world if op.op == "sum" else 1
+            return buf.mul_(times) if op.donate else buf * times
+        if isinstance(op, ReduceScatter):
+            return buf[0] * (self.world if op.op == "sum" else 1)
+        return buf if isinstance(op, Broadcast) else torch.zeros_like(buf)
+
+
+class Replayer:
+    """Replays exchanges of one model. Keeps its memory between methods.
+
+    Args:
+        shapes: of the parameters, by name. buckets: their names, in the order in which buckets become ready.
+        samples: exchanges that are timed, >= 1. patience: seconds after which an exchange ends with the bucket that it is at.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[str, Sequence[int]],
+        buckets: Sequence[Sequence[str]],
+        samples: int = 5,
+        patience: float = 10.0,
+    ):
+        self.buckets, self.samples, self.patience = [list(names) for names in buckets], samples, patience
+        numbers = {name: torch.Size(shapes[name]).numel() for names in buckets for name in names}
+        self.numbers = [sum(numbers[name] for name in names) for names in self.buckets]
+        generator = torch.Generator().manual_seed(0)
+        total = sum(self.numbers)
+        self._source = torch.randn(total, generator=generator)
+        self._source *= torch.randn(total, generator=generator).exp_()  # a few numbers are much larger than the others
+        self._flat, self._y = torch.empty(total), torch.zeros(total)
+        self._evict = torch.zeros(min(_EVICTION, max(machine.available_memory() // 16, 1 << 18)))
+        parts = torch.split(self._flat, [numbers[name] for names in self.buckets for name in names])
+        names = [name for names in self.buckets for name in names]
+        self._views = {name: part.view(tuple(shapes[name])) for name, part in zip(names, parts, strict=True)}
+        self.adds: list[float] = []  # seconds of each y.add_(x) so far
+
+    @property
+    def add_seconds(self) -> float:
+        """Processor seconds of one ``y.add_(x)`` over all numbers, in this run."""
+        return statistics.median(self.adds)
+
+    def run(self, method: Policy | Method[Any] | str, world: int) -> Replay:
+        """One worker's step under this method, among ``world``."""
+        with machine.threads(1), warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            return self._run(Worker(Policy.of(method), 0, world, steps_per_epoch=1000), world)
+
+    def _run(self, worker: Worker, world: int) -> Replay:
+        found: list[list[float]] = []
+        for sample in range(_WARM + self.samples):
+            self._flat.copy_(self._source)
+            self._evict.add_(1.0)
+            echo = Echo(world)
+            begin, seconds, moved = time.perf_counter(), list[float](), list[dict[str, Tally]]()
+            for names in self.buckets:
+                seconds.append(self._exchange(worker, echo, names))
+                moved.append(echo.moved)
+                echo.moved = {}
+                if time.perf_counter() - begin > self.patience:
+                    break
+            worker.advance()
+            add = self._add()
+            if sample >= _WARM:
+                found.append([one / add for one in seconds])
+            if time.perf_counter() - begin > self.patience:
+                return self._extrapolate([one / add for one in seconds], moved, echo.sent, world)
+        codec = tuple(statistics.median(column) for column in zip(*found, strict=True))
+        return Replay(world, codec, tuple(moved), echo.sent)
+
+    def _exchange(self, worker: Worker, echo: Echo, names: Sequence[str]) -> float:
+        """Processor seconds of a bucket's exchange, and of the copies of its means."""
+        start, before = time.thread_time(), echo.cpu
+        outs = drive(worker.exchange({name: self._views[name] for name in names}), echo)
+        for name in names:
+            if outs[name].mean.data_ptr() != self._views[name].data_ptr():
+                self._views[name].copy_(outs[name].mean)
+        worker.workspace.reset()
+        return max(0.0, time.thread_time() - start - (echo.cpu - before))
+
+    def _add(self) -> float:
+        self._evict.add_(1.0)
+        start = time.thread_time()
+        self._y.add_(self._source)
+        self.adds.append(max(time.thread_time() - start, 1e-9))
+        return self.adds[-1]
+
+    def _extrapolate(self, codec: list[float], moved: list[dict[str, Tally]], sent: float, world: int) -> Replay:
+        """Assumes that the rest costs as much per number as what was exchanged."""
+        done = len(codec)
+        known = sum(self.numbers[:done])
+        for numbers in self.numbers[done:]:
+            share = numbers / known
+            codec.append(share * sum(codec[:done]))
+            total: dict[str, Tally] = {}
+            for bucket in moved[:done]:
+                for kind, tally in bucket.items():
+                    total.setdefault(kind, Tally()).add(tally, share)
+            moved.append(total)
+        return Replay(world, tuple(codec), tuple(moved), sent * sum(self.numbers) / known, done == len(self.numbers))

@@ -1,0 +1,141 @@
+"""What advice is asked for: the shapes of a model, its buckets, and a step without communication."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from grace.errors import ConfigurationError
+from grace.registry.discovery import load
+from grace.run.exchanger import BUCKET_BYTES
+from grace_bench import machine
+from grace_bench.measure import Compute
+from grace_bench.network.model import bucket_readiness
+from grace_bench.tasks import Task, find_task
+
+_FIRST_BYTES = 1 << 20  # of DistributedDataParallel's first bucket
+_FIRST, _LAST = 0.4, 0.9  # of a step: where its backward pass usually begins, and where its last gradient is ready
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model. ``shapes``: of its parameters, by name. ``measure``: a step; None where nothing but the model is known."""
+
+    name: str
+    shapes: dict[str, tuple[int, ...]]
+    measure: Callable[[], Compute] | None
+
+    @property
+    def buckets(self) -> list[list[str]]:
+        """Names in the buckets of DistributedDataParallel, in the order in which they become ready."""
+        found: list[list[str]] = [[]]
+        size, limit = 0, _FIRST_BYTES
+        for name in reversed(self.shapes):
+            found[-1].append(name)
+            size += 4 * torch.Size(self.shapes[name]).numel()
+            if size >= limit:
+                found.append([])
+                size, limit = 0, BUCKET_BYTES
+        return [names for names in found if names]
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """In each bucket."""
+        return tuple(sum(torch.Size(self.shapes[name]).numel() for name in names) for names in self.buckets)
+
+    def compute(self, threads: int) -> tuple[float, tuple[float, ...]]:
+        """Seconds of a step with so many threads, and when each bucket is ready, as shares of it.
+
+        Raises:
+            ConfigurationError: only the model is known.
+        """
+        if self.measure is None:
+            raise ConfigurationError(
+                f"model {self.name!r} comes without a batch and a loss: give --step-ms, the milliseconds of a step without "
+                "communication, or let the function return (model, batch, loss), where loss(model, batch) is a scalar"
+            )
+        with machine.threads(threads):
+            found = self.measure()
+        sizes = {name: 4 * torch.Size(shape).numel() for name, shape in self.shapes.items()}
+        ready = sorted((share, sizes[name]) for name, share in found.ready.items())
+        return statistics.median(found.seconds), bucket_readiness(ready, [4 * one for one in self.numbers])
+
+
+def usual_readiness(numbers: Sequence[int]) -> tuple[float, ...]:
+    """When buckets are ready if the step was not measured: as if every number took equally long."""
+    total = sum(numbers)
+    return tuple(_FIRST + (_LAST - _FIRST) * sum(numbers[: k + 1]) / total for k in range(len(numbers)))
+
+
+def of_task(name: str, batch: int | None = None) -> Subject:
+    """A task of the suite, or ``module:Class``, on synthetic batches where it has them.
+
+    Raises:
+        UnknownNameError, ConfigurationError: there is no such task.
+    """
+    task = find_task(name)
+    task.batch = batch or task.batch
+    try:
+        task.load_synthetic()
+    except ConfigurationError:
+        task.load(None)
+    task.steps = task.default_steps(task.workers)
+    model = task.model()
+
+    step = _step_with(task.loss)
+    return Subject(name, _shapes(name, model), lambda: Compute(task, model, task.batches(0, task.workers, 0), step))
+
+
+def of_model(target: str) -> Subject:
+    """What ``module:function`` returns: a model, or (model, batch, loss), where ``loss(model, batch)`` is a scalar.
+
+    Raises:
+        ConfigurationError: it cannot be loaded, or returns something else.
+    """
+    make = load(target, "model")
+    found = make() if callable(make) and not isinstance(make, nn.Module) else make
+    model, *rest = found if isinstance(found, tuple) else (found,)
+    if not isinstance(model, nn.Module) or len(rest) not in (0, 2) or (rest and not callable(rest[1])):
+        raise ConfigurationError(
+            f"model {target!r} returns {type(found).__name__}; legal: a torch.nn.Module, or (model, batch, loss), where "
+            "loss(model, batch) is a scalar"
+        )
+    shapes = _shapes(target, model)
+    if not rest:
+        return Subject(target, shapes, None)
+    batch, loss = rest
+
+    step = _step_with(loss)
+    return Subject(target, shapes, lambda: Compute(cast(Task, _Plain), model, itertools.repeat(batch), step))
+
+
+def _step_with(loss: Callable[[nn.Module, Any], Tensor]) -> Callable[..., None]:
+    """A step on a batch."""
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+        optimizer.zero_grad()
+        torch.autograd.backward(loss(model, batch))
+        optimizer.step()
+
+    return step
+
+
+class _Plain:
+    """The part of a task that is needed here, its optimizer: SGD with momentum, with steps too small to matter."""
+
+    @staticmethod
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
+
+
+def _shapes(name: str, model: nn.Module) -> dict[str, tuple[int, ...]]:
+    found = {key: tuple(p.shape) for key, p in model.named_parameters() if p.requires_grad}
+    if not found:
+        raise ConfigurationError(f"model {name!r} has no parameter that requires a gradient")
+    return found

@@ -1,0 +1,243 @@
+"""Measures a plan, and makes the ``grace.codecs`` document."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from grace.compute import backends
+from grace_bench import machine
+from grace_bench.codecs import conversations
+from grace_bench.codecs.cases import cases_of, variants
+from grace_bench.codecs.clock import DECODE, ENCODE, Case, Clock, Timing
+from grace_bench.codecs.compressors import compressor_of
+from grace_bench.codecs.plan import COLD, YARDSTICKS, Plan, size_text
+from grace_bench.codecs.room import COPIES, Room
+from grace_bench.results import quartiles
+from grace_command.text import plural
+
+SCHEMA, VERSION = "grace.codecs", 1
+Row = dict[str, Any]
+Progress = Callable[[float, float, str], None]  # done, of all, what comes now
+
+
+class Bench:
+    """Times every method of a plan on this machine.
+
+    Args:
+        plan: what.
+        eviction: bytes that are written to empty the caches; by default what the machine needs.
+    """
+
+    def __init__(self, plan: Plan, eviction: int | None = None):
+        self.plan, self.clock = plan, Clock(plan.limit, eviction, plan.budget)
+        self.kernels, self.why = backends.active()
+        self.lists: dict[str, list[Row]] = {name: [] for name in ("yardsticks", "rows", "left_out", "failed")}
+        self._slowest: dict[tuple[str, str, str | None], float] = {}  # seconds per element, so far
+
+    def measure(
+        self,
+        *,
+        command: Sequence[str] = (),
+        progress: Progress | None = None,
+        keep: Callable[[dict[str, Any]], None] | None = None,
+    ) -> dict[str, Any]:
+        """The document.
+
+        Args:
+            command: of the document, the command that asked for it.
+            progress: is told how much is done and how much there is, both in expected seconds, and what comes next.
+            keep: gets the unfinished document after each method at each size, so that an interrupted run leaves it.
+        """
+        start, plan = time.monotonic(), self.plan
+        head = {
+            "schema": SCHEMA,
+            "version": VERSION,
+            "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "command": list(command),
+            "environment": {**self._environment(), "load_before": machine.load()},
+            "plan": {
+                "methods": list(plan.methods), "sizes": list(plan.sizes), "threads": list(plan.threads),
+                "samples": plan.samples, "limit_seconds": plan.limit, "budget_seconds": plan.budget,
+                "workers": plan.workers, "data": "randn * exp(randn)",
+            },
+        }  # fmt: skip
+
+        def document(complete: bool) -> dict[str, Any]:
+            lists = {name: list(found) for name, found in self.lists.items()}
+            return {**head, "complete": complete, "seconds": round(time.monotonic() - start, 1), **lists, **self.more()}
+
+        total, done = plan.seconds(), 0.0
+        with torch.random.fork_rng(devices=[]):  # what is compared may draw from torch's generator
+            for count, size in ((count, size) for count in plan.threads for size in plan.sizes):
+                jobs = plan.jobs(size, count)
+                if self._lacks_memory(None, size, count, COPIES):
+                    done += sum(seconds for _, seconds in jobs)
+                    continue
+                with machine.threads(count):
+                    room = Room(size, workers=plan.workers)
+                    for name, seconds in jobs:
+                        if progress is not None:
+                            label = f"{name}, {size_text(size)}, {plural(count, 'thread')}"
+                            progress(done, total, label)
+                        self._attempt(name, room, count)
+                        done += seconds
+                        if keep is not None:
+                            keep(document(False))
+        return document(True)
+
+    # ---- what a bench with goals does differently -------------------------------------------------------------------
+    def run_job(self, name: str, room: Room, count: int) -> None:
+        """One job of the plan."""
+        if name == YARDSTICKS:
+            self._measure_yardsticks(room, count)
+        else:
+            self._measure_method(name, room, count)
+
+    def rivals_of(self, case: Case, name: str, room: Room, payloads: int | None) -> list[Case]:
+        """What a compressor's case is compared with; sets the case's patience."""
+        return []
+
+    def row_of(self, case: Case, name: str, room: Room, count: int, timing: Timing, rivals: dict[Case, Timing]) -> Row:
+        """The row of a case."""
+        return summarize(case.operation, timing)
+
+    def place(self, name: str | None, size: int, count: int) -> Row:
+        """What a row says about where it was measured."""
+        return {
+            "operation": None, "method": name, "size": size, "threads": count, "kernels": self.kernels,
+            "cold": size >= COLD, "payloads": None,
+        }  # fmt: skip
+
+    def more(self) -> dict[str, Any]:
+        """What the document has beyond what was timed."""
+        return {}
+
+    # ---- one job ----------------------------------------------------------------------------------------------------
+    def _attempt(self, name: str, room: Room, count: int) -> None:
+        """A method that fails does not cost the results of the others; the document and the exit status report it."""
+        try:
+            self.run_job(name, room, count)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            self.lists["failed"].append({"method": name, "size": room.n, "threads": count, "error": text})
+
+    def _measure_yardsticks(self, room: Room, count: int) -> None:
+        cold = room.n >= COLD
+        found = self.clock.measure(room.add(), [room.add(), *room.yardsticks()], self.plan.samples, cold=cold)
+        for case, timing in found.items():
+            if isinstance(timing, Timing):
+                where = {"size": room.n, "threads": count, "cold": cold}
+                self.lists["yardsticks"].append({**summarize(case.operation, timing), **where})
+
+    def _measure_method(self, name: str, room: Room, count: int) -> None:
+        """All operations of one method, with what they are compared with, in one interleaved measurement."""
+        plain, feedback = variants(name)
+        compressor = compressor_of(plain)
+        if compressor is not None and compressor.transparent:
+            return self.leave(None, name, room.n, count, "the gradient itself travels: nothing is encoded")
+        copies = 0 if compressor is not None else conversations.COPIES * room.workers
+        if self._lacks_memory(name, room.n, count, copies):
+            return None
+        cases, payloads = cases_of(plain, feedback, room)
+        rivals: dict[Case, list[Case]] = {}
+        for case in cases:
+            compared = self.rivals_of(case, name, room, payloads) if compressor is not None else []
+            if self._is_worth_it(name, case, room.n, count):
+                rivals[case] = [other for other in compared if self._is_worth_it(name, other, room.n, count)]
+        found = self.clock.measure(
+            room.add(),
+            [*rivals, *(other for group in rivals.values() for other in group)],
+            self.plan.samples,
+            cold=room.n >= COLD,
+        )
+        for case in rivals:
+            timings = {one: self._note(name, one, found[one], room.n, count) for one in (case, *rivals[case])}
+            timing = timings.pop(case)
+            if timing is not None:
+                told = {other: theirs for other, theirs in timings.items() if theirs is not None}
+                row = self.row_of(case, name, room, count, timing, told)
+                row["payloads"] = payloads if case.operation == DECODE else None
+                self.lists["rows"].append(self.place(name, room.n, count) | row)
+        return None
+
+    def _environment(self) -> dict[str, Any]:
+        """Where the measurement takes place, as far as it bears on the numbers."""
+        return {
+            **machine.versions(),
+            "processor": machine.processor(),
+            "cores": machine.cores(),
+            "kernels": self.kernels,
+            "kernels_why": self.why,
+            "last_level_cache_bytes": self.clock.cache,
+            "eviction_bytes": self.clock.eviction,
+        }
+
+    # ---- what is left out -------------------------------------------------------------------------------------------
+    def leave(self, operation: str | None, name: str | None, size: int, count: int, why: str) -> None:
+        """Notes what is not measured, and why."""
+        self.lists["left_out"].append(
+            {"operation": operation, "method": name, "size": size, "threads": count, "why": why}
+        )
+
+    def leave_slow(
+        self, case: Case, name: str | None, size: int, count: int, seconds: float, takes: str = "takes"
+    ) -> None:
+        """Notes that a run of this case takes longer than its limit."""
+        operation = case.operation if case.kernels is None else f"{case.operation} ({case.kernels})"
+        shown = f"{seconds:.2g}" if seconds < 10 else f"{math.ceil(seconds):,}"
+        limit = self.plan.limit * case.patience
+        self.leave(operation, name, size, count, f"a run {takes} {shown} s, more than the limit of {limit:g} s")
+
+    def _lacks_memory(self, name: str | None, size: int, count: int, copies: int) -> bool:
+        """Whether so many tensors take more than half of the free memory; if so, notes it."""
+        if 4 * size * copies <= machine.available_memory() // 2:
+            return False
+        why = f"{copies} tensors of {4 * size / 1e6:,.0f} MB do not fit into half of the free memory"
+        self.leave(None, name, size, count, why)
+        return True
+
+    def _is_worth_it(self, name: str, case: Case, size: int, count: int) -> bool:
+        """Whether a case should keep to its limit, judging by smaller sizes and, for decoding, by encoding."""
+        limit = self.plan.limit * case.patience
+        expected = size * self._slowest.get((name, case.operation, case.kernels), 0.0)
+        if case.operation == DECODE and expected <= limit:
+            encode = size * self._slowest.get((name, ENCODE, case.kernels), 0.0)
+            expected = encode if encode > 2 * limit else expected  # its wires would take too long
+        if expected <= 1.5 * limit:
+            return True
+        self.leave_slow(case, name, size, count, expected, "would take about")
+        return False
+
+    def _note(self, name: str, case: Case, found: Timing | float, size: int, count: int) -> Timing | None:
+        """The timing, remembered for larger sizes; None, and a note, where a run took longer than the limit."""
+        seconds = quartiles(found.seconds)["median"] if isinstance(found, Timing) else found
+        if size >= 1 << 16 or seconds > self.plan.limit:  # smaller ones tell of overheads
+            self._slowest[name, case.operation, case.kernels] = seconds / size
+        if isinstance(found, Timing):
+            return found
+        self.leave_slow(case, name, size, count, found)
+        return None
+
+
+def summarize(operation: str, timing: Timing) -> Row:
+    """The numbers of one case: ``ratio`` with its quartiles ``low`` and ``high``, and its median in microseconds."""
+    ratio = quartiles(timing.ratios)
+    return {
+        "operation": operation,
+        "ratio": short(ratio["median"]),
+        "low": short(ratio["low"]),
+        "high": short(ratio["high"]),
+        "microseconds": short(1e6 * quartiles(timing.seconds)["median"]),
+        "samples": [short(value) for value in timing.ratios],
+    }
+
+
+def short(value: float) -> float:
+    """Rounds to five digits: a clock is not better than that."""
+    return float(f"{value:.5g}")

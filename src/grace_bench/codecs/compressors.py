@@ -1,0 +1,79 @@
+"""The cases of a compressor: what its communicator calls, on one row."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from grace.communicators import Allreduce
+from grace.contract.compressor import Compressor
+from grace.contract.method import Method
+from grace.contract.peer import Peer
+from grace.contract.wrapping import find_compressor
+from grace.random import Stream
+from grace_bench.codecs.clock import DECODE, ENCODE, FEEDBACK, Case
+from grace_bench.codecs.room import Room
+
+_SETUP_SECONDS = 0.5  # a slow method makes fewer different wires, at least two, and repeats them
+
+
+def compressor_of(method: Method[Any] | None) -> Compressor | None:
+    """The compressor of a communicator, with or without a memory around it; None if there is none."""
+    return None if method is None else find_compressor(method)
+
+
+def cases(plain: Method[Any], feedback: Method[Any] | None, room: Room) -> list[Case]:
+    """Encode, encode with error feedback (where ``feedback`` is not None), decode and sum."""
+    compressor = compressor_of(plain)
+    assert compressor is not None
+    out = [Case(ENCODE, _encoder(compressor, room), room.restore)]
+    with_memory = compressor_of(feedback)
+    if with_memory is not None:
+        out.append(Case(FEEDBACK, _encoder(with_memory, room, remember=True), room.restore))
+    return [*out, _decoder(compressor, room, payloads(plain, room))]
+
+
+def payloads(method: Method[Any], room: Room) -> int:
+    """How many wires one worker decodes: one where the network has summed them."""
+    return 1 if isinstance(method, Allreduce) else room.workers
+
+
+def stream(compressor: Compressor, rank: int, room: Room) -> Stream:
+    """The stream that a communicator hands to the compressor of this worker."""
+    peer = Peer(rank, room.workers, step=1, name="weight")
+    shared = compressor.randomness == "shared"
+    return peer.shared(compressor.id) if shared else peer.private(compressor.id).fork(0)
+
+
+def _encoder(compressor: Compressor, room: Room, *, remember: bool = False) -> Callable[[], object]:
+    rng = stream(compressor, 0, room)
+    memory, rest = (room.memory, room.rest) if remember else (None, None)
+    return lambda: compressor.encode_(room.rows, rng, memory, rest)
+
+
+def _decoder(compressor: Compressor, room: Room, count: int) -> Case:
+    """Decodes the wires of ``count`` workers, and adds them up. The wires are made when they are first needed."""
+    wires: list[Tensor] = []
+    scale = 1.0 if compressor.aggregation == "majority" else 1 / room.workers
+    rng = Peer(0, room.workers, step=1, name="weight").shared(compressor.id)
+
+    def prepare() -> None:
+        start = time.perf_counter()
+        while len(wires) < count:
+            if len(wires) >= 2 and time.perf_counter() - start > _SETUP_SECONDS:
+                wires.extend(itertools.islice(itertools.cycle(list(wires)), count - len(wires)))
+            else:
+                rng = stream(compressor, len(wires), room)
+                wires.append(compressor.encode_(room.gradient(len(wires)), rng)[0])
+
+    return Case(DECODE, lambda: compressor.aggregate_(wires, room.out, scale, rng), prepare)
+
+
+def on(case: Case, kernels: str) -> Case:
+    """The same case on another backend."""
+    return dataclasses.replace(case, kernels=kernels)

@@ -1,0 +1,153 @@
+"""What is measured: which methods, at which sizes, with how many threads, how often."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+
+from grace.errors import ConfigurationError, out_of_range
+from grace.registry import method, methods, parse, recipe, spell, split_methods
+from grace_bench import machine
+from grace_bench.codecs.room import WORKERS
+
+COLD = 1_000_000  # from this size on caches are emptied before every sample; smaller tensors are measured warm
+YARDSTICKS = "yardsticks"  # a job that is no method
+_UNITS = {"": 1, "K": 1024, "M": 1_000_000}
+_SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)([KM]?)")
+_MOST = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured.
+
+    Args:
+        methods: in their canonical form, each once.
+        sizes: numbers in a tensor, ascending, each 1 to 1,000,000,000.
+        threads: ascending, each 1 to 1,024.
+        samples: of each case, 3 to 1,000.
+        limit: a case of which one run takes more seconds than this is left out, > 0.
+        budget: seconds that the samples of a case may take together, > 0; what would take longer is sampled less often.
+        workers: that exchange, 2 to 256: so many wires are decoded.
+    """
+
+    methods: tuple[str, ...]
+    sizes: tuple[int, ...]
+    threads: tuple[int, ...]
+    samples: int = 9
+    limit: float = 1.0
+    budget: float = 0.5
+    workers: int = WORKERS
+
+    def __post_init__(self) -> None:
+        for knob, values, most in (("sizes", self.sizes, _MOST), ("threads", self.threads, 1024)):
+            if not values or not all(1 <= value <= most for value in values):
+                raise out_of_range("codecs", knob, values, f"1 to {most:,}")
+        if not self.methods:
+            raise out_of_range("codecs", "methods", "", "one method or more, with commas between")
+        if not 3 <= self.samples <= 1000:
+            raise out_of_range("codecs", "samples", self.samples, "3 to 1,000")
+        if not 2 <= self.workers <= 256:
+            raise out_of_range("codecs", "workers", self.workers, "2 to 256")
+        for knob, seconds in (("limit", self.limit), ("budget", self.budget)):
+            if not seconds > 0:
+                raise out_of_range("codecs", knob, seconds, "seconds > 0")
+
+    def jobs(self, size: int, threads: int) -> list[tuple[str, float]]:
+        """What is measured at this size, with so many threads, in this order, and about how many seconds each takes."""
+        often, millions = self.samples / 9, size / 1e6
+        each = often * min(0.15 + 1.3 * millions, 6 * self.budget)
+        return [(YARDSTICKS, often * (0.1 + 0.03 * millions)), *((name, each) for name in self.methods)]
+
+    def seconds(self) -> float:
+        """About how long all of it takes, on two cores of a server; other machines differ by a factor of two or more."""
+        return sum(seconds for count in self.threads for size in self.sizes for _, seconds in self.jobs(size, count))
+
+
+def plan_of(
+    chosen: str | None = None,
+    sizes: str = "256K,1M,10M",
+    threads: str | None = None,
+    samples: int = 5,
+    *,
+    limit: float = 1.0,
+    budget: float = 0.25,
+    workers: int = WORKERS,
+) -> Plan:
+    """A plan from the words of the command line.
+
+    Args:
+        chosen: methods with commas between; None: all that are registered.
+        sizes: such as "4K,6.5M".
+        threads: such as "1,2"; None: as many as there are cores.
+        samples: of each case.
+        limit: seconds of one run.
+        budget: seconds of all samples of a case.
+        workers: that exchange.
+
+    Raises:
+        ConfigurationError: a method, size or number that is not legal.
+    """
+    counts = parse_counts(threads) if threads else [machine.cores()]
+    names = methods() if chosen is None else split_methods(chosen)
+    return Plan(
+        by_family(names), sort_numbers(parse_sizes(sizes)), sort_numbers(counts), samples, limit, budget, workers
+    )
+
+
+def by_family(names: list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    """Each method once, in its canonical form, beside its kin."""
+    found = {canonical(name) for name in names}
+    return tuple(sorted(found, key=lambda name: (recipe(parse(name)[0]).family, name)))
+
+
+@functools.cache
+def canonical(name: str) -> str:
+    """One string for all that make the same method: the bare name where that is enough, else as ``spell`` writes it."""
+    one, bare = method(name), recipe(parse(name)[0]).name
+    return bare if method(bare) == one else spell(one)
+
+
+def sort_numbers(numbers: list[int]) -> tuple[int, ...]:
+    """Each number once."""
+    return tuple(sorted(set(numbers)))
+
+
+def parse_sizes(text: str) -> list[int]:
+    """``"4K,6.5M"`` -> ``[4096, 6500000]``: K is 1,024, and M is 1,000,000.
+
+    Raises:
+        ConfigurationError: not such a list.
+    """
+    sizes = []
+    for part in text.split(","):
+        found = _SIZE.fullmatch(part.strip().upper())
+        size = float(found[1]) * _UNITS[found[2]] if found else 0.5
+        if size != int(size):
+            raise ConfigurationError(
+                f"codecs: size {part!r} is not a whole number of elements; legal: such as 4096, 256K or 6.5M"
+            )
+        sizes.append(int(size))
+    return sizes
+
+
+def size_text(size: int) -> str:
+    """The shortest way to write a size that is still readable: ``256K``, ``6.5M``, ``1000``."""
+    if size >= 1_000_000 and size % 100_000 == 0:
+        return f"{size / 1_000_000:g}M"
+    return f"{size // 1024}K" if size >= 1024 and size % 1024 == 0 else str(size)
+
+
+def parse_counts(text: str) -> list[int]:
+    """``"1,2"`` -> ``[1, 2]``.
+
+    Raises:
+        ConfigurationError: not such a list.
+    """
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigurationError(
+            f"codecs: threads {text!r} are not whole numbers with commas between; legal: such as 1,2"
+        ) from error

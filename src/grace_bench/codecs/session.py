@@ -1,0 +1,100 @@
+"""A bench as a person runs it: an estimate first, progress on stderr, a file that is kept up to date, and it can be stopped
+at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from grace.errors import GraceError
+from grace_bench.codecs.bench import Bench
+from grace_bench.launch import terminable
+from grace_bench.report.progress import duration
+from grace_bench.scratch import write_atomically
+
+_LINE_SECONDS = 30.0  # between lines where there is no terminal
+Stop: TypeAlias = KeyboardInterrupt | SystemExit
+
+
+def run(bench: Bench, out: Path | None, program: str) -> tuple[dict[str, Any], Stop | None]:
+    """The document, and what stopped the bench early, if anything did.
+
+    Args:
+        bench: what is measured.
+        out: folder in which codecs.json is written again after each method.
+        program: what was called, for the document.
+
+    Raises:
+        KeyboardInterrupt, SystemExit: before anything was measured.
+    """
+    console, plan = Console(stderr=True, highlight=False), bench.plan
+    console.print(f"measuring {len(plan.methods)} methods: about {duration(plan.seconds())}")
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(),
+        TextColumn("left"), TimeRemainingColumn(), console=console,
+        transient=True, disable=not console.is_terminal, speed_estimate_period=600.0,
+    )  # fmt: skip
+    task = bar.add_task("preparing")
+    document: dict[str, Any] = {}
+
+    def keep(measured: dict[str, Any]) -> None:
+        document.update(measured)
+        if out is not None:
+            write_document(document, out)
+
+    def show(done: float, total: float, what: str) -> None:
+        bar.update(task, completed=done, total=total, description=what)
+
+    try:
+        with terminable(), bar:
+            progress = _lines(console) if bar.disable else show
+            document = bench.measure(command=[*program.split(), *sys.argv[1:]], progress=progress, keep=keep)
+    except (KeyboardInterrupt, SystemExit) as stop:
+        if not document:
+            raise
+        return document, stop
+    return document, None
+
+
+def write_document(document: dict[str, Any], out: Path) -> None:
+    """Writes ``codecs.json``."""
+    write_atomically(out / "codecs.json", json.dumps(document, indent=1, allow_nan=False) + "\n")
+
+
+def judge(document: dict[str, Any], stop: Stop | None) -> int:
+    """The exit status: of a bench that was stopped, which is reported on stderr; 0 if it finished.
+
+    Raises:
+        GraceError: a method failed.
+    """
+    if stop is not None:
+        text = f"error: stopped after {duration(document['seconds'])}: what is missing was not measured"
+        Console(stderr=True, highlight=False, soft_wrap=True).print(text)
+        return stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 130
+    if failed := document["failed"]:
+        names = ", ".join(sorted({one["method"] for one in failed}))
+        raise GraceError(f"failed: {names}; the first: {failed[0]['error']}")
+    return 0
+
+
+def _lines(console: Console) -> Callable[[float, float, str], None]:
+    """Shows progress where there is no terminal: a line now and then."""
+    start = last = time.monotonic()
+
+    def tell(done: float, total: float, what: str) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _LINE_SECONDS:
+            left = (total - done) * ((now - start) / done if done else 1.0)
+            console.print(f"{100 * done / total:.0f} %, about {duration(left)} left; next: {what}")
+            last = now
+
+    return tell

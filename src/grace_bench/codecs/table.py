@@ -1,0 +1,104 @@
+"""The document on a terminal: how long methods take, and on which links they pay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from grace_bench import machine
+from grace_bench.codecs.clock import DECODE, ENCODE, FEEDBACK
+from grace_bench.codecs.plan import size_text
+from grace_bench.report.tables import amount, plain_table, plural, share
+
+HEADINGS = {ENCODE: "encode", FEEDBACK: "encode + memory", DECODE: "decode, sum"}
+_NOTE = (
+    "In ms, medians. Faster: the link speed below which encoding, moving and decoding take less time than a ring "
+    "all-reduce, memory included where the recipe has one; nothing overlaps. Links: times faster than the better of the two."
+)
+
+
+def view(document: dict[str, Any]) -> RenderableType:
+    """Everything that a person wants to see."""
+    parts: list[RenderableType] = []
+    for count in document["plan"]["threads"]:
+        for size in document["plan"]["sizes"]:
+            place = {"size": size, "threads": count}
+            rows = [row for row in document["rows"] if place.items() <= row.items()]
+            if rows:
+                worth = {row["method"]: row for row in document["worth"] if place.items() <= row.items()}
+                parts += [_table(rows, worth, document["plan"]["workers"]), Text()]
+    if parts:
+        parts += [Text(_NOTE, style="dim"), Text()]
+    return Group(*parts, *omissions(document), *footer(document))
+
+
+def _table(rows: list[dict[str, Any]], worth: dict[str, dict[str, Any]], workers: int) -> RenderableType:
+    size, count = rows[0]["size"], rows[0]["threads"]
+    table = plain_table(f"{size_text(size)} elements, {workers} workers, {plural(count, 'thread')}")
+    table.add_column("method", no_wrap=True)
+    links = [one["link"] for row in worth.values() for one in row["links"]]
+    for heading in (
+        *HEADINGS.values(), "moved", "vs fp32", "faster than fp32", "faster than bf16", *dict.fromkeys(links)
+    ):  # fmt: skip
+        table.add_column(heading, justify="right")
+    for name in dict.fromkeys(row["method"] for row in rows):
+        times = {row["operation"]: number(row["microseconds"] / 1000) for row in rows if row["method"] == name}
+        cells = [Text(times.get(operation, "-")) for operation in HEADINGS]
+        if row := worth.get(name):
+            cells += [Text(amount(row["moved_bytes"])), Text(share(row["relative_to_fp32"]))]
+            cells += [_speed(row[f"faster_than_{dense}_below"]) for dense in ("fp32", "bf16")]
+            cells += [_times(one["speedup"]) for one in row["links"]]
+        table.add_row(name, *cells)
+    return table
+
+
+def _speed(bits: float | None) -> Text:
+    """The link speed below which something holds."""
+    if bits == 0:
+        return Text("never", style="red")
+    if bits is None:
+        return Text("always", style="green")
+    for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
+        if bits >= size or unit == "kbit/s":
+            return Text(f"< {number(bits / size)} {unit}")
+    raise AssertionError("unreachable")
+
+
+def _times(factor: float) -> Text:
+    return Text(f"{number(factor)}x", style="green" if factor > 1 else "red")
+
+
+# ---- shared with other tables of such documents ---------------------------------------------------------------------
+def number(value: float) -> str:
+    """Three digits, without an exponent."""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
+
+
+def omissions(document: dict[str, Any]) -> Iterator[RenderableType]:
+    """What is not in the tables, by reason."""
+    groups: dict[str, set[str]] = {}
+    for one in document["left_out"]:
+        slow = "more than the limit" in one["why"]
+        why = "a run takes longer than the limit" if slow else one["why"]
+        text = " ".join(part for part in (one["method"], one["operation"]) if part)
+        groups.setdefault(f"{size_text(one['size'])}: {why}", set()).add(text or "all")
+    for why, who in groups.items():
+        yield Text(f"left out, {why}: {', '.join(sorted(who))}", style="dim")
+    for one in document["failed"]:
+        yield Text(f"failed: {one['method']}, {one['size']} elements: {one['error']}", style="red")
+
+
+def footer(document: dict[str, Any]) -> Iterator[RenderableType]:
+    """The machine, and whether it was busy."""
+    found = document["environment"]
+    if machine.is_busy(found.get("load_before"), found["cores"]):
+        text = f"note: the machine was busy (load {found['load_before']:.1f} on {found['cores']} cores): measure again"
+        yield Text(text, style="yellow")
+    yield Text(
+        f"{found['kernels']} on {found['processor']}, {found['cores']} cores; torch {found['torch']}; "
+        f"{document['seconds']:.0f} s",
+        style="dim",
+    )

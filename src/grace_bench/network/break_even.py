@@ -1,0 +1,49 @@
+"""Up to which link speed one thing is faster than others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from grace_bench.network.links import LEAST, MOST, Link
+
+_STEPS, _HALVINGS = 57, 20  # ten for each decade; then to a millionth
+
+
+def break_even(mine: Callable[[Link], float], others: Callable[[Link], float], latency: float = 0.0) -> float | None:
+    """The fastest link, in bits per second, on which ``mine`` takes less time than ``others``.
+
+    Args:
+        mine: seconds of a step over a link.
+        others: the same.
+        latency: of the links, in seconds.
+
+    Returns:
+        Infinity if it is faster even on the fastest link, 400 Gbit/s; None if it is faster on none.
+    """
+
+    def gains(rate: float) -> bool:
+        there = Link(f"{rate:g}bit", rate, latency)
+        return mine(there) < others(there)
+
+    rates: list[float] = [LEAST * math.pow(MOST / LEAST, k / (_STEPS - 1)) for k in range(_STEPS)]
+    if gains(rates[-1]):
+        return math.inf
+    at = next((k for k in reversed(range(_STEPS - 1)) if gains(rates[k])), None)
+    if at is None:
+        return None
+    low, high = rates[at], rates[at + 1]
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if gains(middle) else (low, middle)
+    return low
+
+
+def speed_text(rate: float | None) -> str:
+    """A break-even for people: ``2.4 Gbit/s``, ``any`` up to 400 Gbit/s, ``none``."""
+    if rate is None:
+        return "none"
+    if rate >= MOST:
+        return "any"
+    size, unit = (rate / 1e9, "Gbit/s") if rate >= 1e9 else (rate / 1e6, "Mbit/s")
+    return f"{size:.{0 if size >= 10 else 1}f} {unit}"

@@ -1,0 +1,55 @@
+"""Who is ahead, where that can be told: methods whose ranges touch are not told apart, here or on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from grace_bench.report.groups import Group, Spread, group_runs, place
+from grace_bench.report.read import Run
+from grace_bench.results import Document, Failure
+
+MARK = "*"  # after a number that is clearly the best
+_QUALITIES = ("final", "best")  # from a single run these have no range, and say nothing about another seed
+
+
+def experiments(documents: Sequence[Document]) -> tuple[list[Group], list[Failure]]:
+    """The runs that succeeded, with their seeds in one group each, in the order of the documents; and those that failed."""
+    runs = [Run(str(at), one) for at, one in enumerate(documents)]
+    order = {run.file: at for at, run in enumerate(runs)}
+    groups, _ = group_runs(runs)
+    groups.sort(key=lambda group: min(order[run.file] for run in group.runs))
+    return groups, [one for one in documents if isinstance(one, Failure)]
+
+
+def leaders(ranges: Sequence[Spread], *, higher: bool) -> list[int]:
+    """The best by its median, and all that it is not clearly ahead of; if it is alone, it is a clear winner.
+
+    >>> leaders([Spread(3, 2, 4), Spread(1, 0.5, 1.5), Spread(2, 1.4, 2.5)], higher=False)
+    [1, 2]
+    >>> leaders([Spread(3, 2, 4), Spread(1, 0.5, 1.3), Spread(2, 1.4, 2.5)], higher=False)
+    [1]
+    """
+    medians = {at: one.median for at, one in enumerate(ranges) if one.median is not None}
+    if not medians:
+        return []
+    best = (max if higher else min)(medians, key=lambda at: medians[at])
+    near = [at for at, one in enumerate(ranges) if at != best and not ranges[best].ahead(one, higher=higher)]
+    return [best, *near]
+
+
+def crowns(groups: Iterable[Group], measure: str) -> set[int]:
+    """Those (by ``id``) that are clearly the best of two or more where they compete: with the best quality, ``final``, which
+    takes several seeds, or with the least of another measure.
+    """
+    places: dict[tuple[object, ...], list[Group]] = {}
+    for group in groups:
+        if not group.reference:
+            places.setdefault(place(group.runs[0]), []).append(group)
+    found = set()
+    for rivals in places.values():
+        higher = measure in _QUALITIES and rivals[0].first.better == "higher"
+        first = leaders([one.measures[measure] for one in rivals], higher=higher)
+        alone = len(first) == 1 and len(rivals) > 1
+        if alone and not (measure in _QUALITIES and any(len(one.runs) == 1 for one in rivals)):
+            found.add(id(rivals[first[0]]))
+    return found

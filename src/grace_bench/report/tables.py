@@ -1,0 +1,146 @@
+"""Tables and notes for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from grace_bench.network.break_even import speed_text
+from grace_bench.report.groups import Group as Experiment
+from grace_bench.report.groups import Spread
+from grace_bench.report.predictions import DENSE, Predictions
+from grace_bench.report.ranking import MARK, crowns, experiments
+from grace_bench.results import Document
+from grace_bench.toolkits import TORCH
+from grace_command.text import amount as amount
+from grace_command.text import number as number
+from grace_command.text import plain_table as plain_table
+from grace_command.text import plural as plural
+from grace_command.text import share as share
+
+
+def range_text(one: Spread, digits: int, *, missing: str = "-") -> str:
+    """A median with the range over seeds: ``0.95 (0.94-0.96)``; ``missing`` where there is none."""
+    low, median, high = (missing if x is None else f"{x:.{digits}f}" for x in (one.low, one.median, one.high))
+    return median if low == high else f"{median} ({low}-{high})"
+
+
+def _crown(text: str, crowned: bool) -> Text:
+    return Text(text + MARK, style="bold green") if crowned else Text(text + " ")
+
+
+def _quality(group: Experiment) -> str:
+    """The quality at the end; a group that exchanges nothing has none."""
+    return "-" if group.reference else range_text(group.measures["final"], 4, missing="diverged")
+
+
+def _legend(groups: Sequence[Experiment], crowned: bool) -> str:
+    """How to read medians, ranges and marks; ``crowned``: whether there are any."""
+    many = any(len(group.runs) > 1 for group in groups)
+    over = "medians, and the range over the seeds" if many else "step ms: the median and the quartiles of a run's steps"
+    mark = f"{MARK}: clearly the best, no other's range touches its own" if crowned else "nobody is clearly the best"
+    hint = "" if many else "; a quality is marked where there are several seeds (--seeds 0,1,2)"
+    return f"{over}; {mark}{hint}."
+
+
+def comparison(documents: Sequence[Document]) -> RenderableType:
+    """One line for each method, seeds together, and notes on how to read it."""
+    groups, failed = experiments(documents)
+    parts: list[RenderableType] = [_comparison(groups)] if groups else []
+    parts += [Text(f"failed: {one.error}" + (f" (seed {one.seed})" if one.seed else ""), style="red") for one in failed]
+    return Group(*parts)
+
+
+def _comparison(groups: Sequence[Experiment]) -> RenderableType:
+    first, notes = groups[0].first, dict[str, str]()
+    size = f"{first.workers} workers, {first.steps} steps, {first.batch_per_worker} samples each"
+    quality = f"test {first.metric}"
+    headings = ("method", "seeds", quality, "sent / step", "vs fp32", "codec ms", "exchange ms", "step ms")
+    table = plain_table(f"{first.task}: {size}", headings)
+    best, fastest = crowns(groups, "final"), crowns(groups, "step_ms")
+    for group in groups:
+        why, measures, relative = group.first.optimizer.why, group.measures, group.median("relative")
+        mark = notes.setdefault(why, f" [{len(notes) + 1}]") if why else ""
+        table.add_row(
+            Text(group.label) + Text(mark, style="dim"), str(len(group.runs)),
+            _crown(_quality(group), id(group) in best), amount(group.median("sent")),
+            Text(share(relative), style="red" if relative is not None and relative > 1 else ""),
+            number(group.median("codec_ms"), 2), number(group.median("exchange_ms"), 2),
+            _crown(range_text(measures["step_ms"], 1), id(group) in fastest),
+        )  # fmt: skip
+    legend = "sent: bytes that one worker's collectives moved; vs fp32: against a ring all-reduce of all gradients."
+    model = max((one.first.model for one in groups), key=lambda model: model.compressed_parameters)
+    if model.compressed_parameters:
+        legend += (
+            f" {model.compressed_parameters:,} of {model.parameters:,} parameters are compressed; tensors of "
+            "fewer than 1,024 elements or fewer than two dimensions go uncompressed."
+        )
+    told = [Text(f"{mark.strip()} {why}", style="dim") for why, mark in notes.items()]
+    return Group(table, Text(_legend(groups, bool(best | fastest)), style="dim"), Text(legend, style="dim"), *told)
+
+
+def sweep(documents: Sequence[Document]) -> RenderableType:
+    """One line for each experiment, its seeds together: what it was, its quality, its times, and what the link model had
+    predicted.
+    """
+    groups, failed = experiments(documents)
+    headings = ("task", "workers", "link", "method", "seeds", "quality", "sent / step", "vs fp32", "compute ms",
+                "codec ms", "exposed ms", "step ms", "predicted", "error")  # fmt: skip
+    table = plain_table(headings=headings, left=4)
+    best, fastest = crowns(groups, "final"), crowns(groups, "step_ms")
+    for group in groups:
+        measures, error = group.measures, group.median("prediction_error")
+        table.add_row(
+            *_place(group.first), Text(group.label, style="dim" if group.first.kind == "baseline" else ""),
+            str(len(group.runs)), _crown(_quality(group), id(group) in best),
+            amount(group.median("sent")), share(group.median("relative")), number(group.median("compute_ms")),
+            number(group.median("codec_ms")), number(group.median("exposed_ms")),
+            _crown(range_text(measures["step_ms"], 1), id(group) in fastest), number(group.median("predicted_ms")),
+            "-" if error is None else f"{100 * error:+.0f} %",
+        )  # fmt: skip
+    for one in failed:
+        table.add_row(*_place(one), Text(one.method, style="red"), "", Text(f"failed (seed {one.seed})", style="red"))
+    return Group(table, Text(_legend(groups, bool(best | fastest)), style="dim")) if groups else table
+
+
+def _place(one: Document) -> tuple[str, str, str]:
+    task = one.task if one.toolkit == TORCH else f"{one.task} ({one.toolkit})"
+    return task, str(one.workers), one.link.name
+
+
+def links(rows: Sequence[dict[str, Any]]) -> RenderableType:
+    """Speeds asked for and measured."""
+    table = plain_table(headings=("link", "asked Mbit/s", "measured Mbit/s", "difference"))
+    for row in rows:
+        asked, found = row["asked_bits_per_second"] / 1e6, row["measured_bits_per_second"] / 1e6
+        table.add_row(row["link"], f"{asked:,.0f}", f"{found:,.1f}", f"{100 * row['relative_error']:+.1f} %")
+    return table
+
+
+def predictions(found: Predictions) -> RenderableType:
+    """What the link model predicts: a table for each network, and which method wins there."""
+    parts: list[RenderableType] = []
+    for one in found.tables:
+        task = one.task if one.toolkit == TORCH else f"{one.task} ({one.toolkit})"
+        there = f"measured with {one.measured_workers} workers, link {one.measured_link}"
+        title = f"{task}: {one.workers} workers, {one.link} ({there})"
+        headings = ("rank", "method", "seeds", "step ms", "vs dense", "faster below", "measured")
+        table = plain_table(title, headings, left=2)
+        for row in one.rows:
+            table.add_row(
+                "" if row.rank is None else str(row.rank), row.method, str(row.seeds),
+                _crown(range_text(row.step_ms, 1), row.method == one.winner),
+                "-" if row.over_dense is None else f"{row.over_dense:.2f}x",
+                speed_text(row.break_even_bits_per_second) if one.dense and row.method not in DENSE else "-",
+                range_text(row.measured_ms, 1),
+                style="dim" if row.rank is None else "",
+            )  # fmt: skip
+        parts += [table, Text(one.verdict, style="green" if one.winner else "yellow"), Text()]
+    legend = (
+        "All but the last column is predicted, not measured; ranges are over seeds or, for a single run, over its steps. Vs "
+        f"dense and faster below compare with the best of {', '.join(DENSE)} that ran; {MARK}: clearly the first."
+    )
+    return Group(*parts, Text(legend, style="dim"))

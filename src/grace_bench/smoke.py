@@ -1,0 +1,127 @@
+"""The suite tests itself: small runs of everything, each document checked, and the report written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from grace_bench.extras import MissingExtraError
+from grace_bench.network.links import link
+from grace_bench.network.namespaces import why_not
+from grace_bench.plan import Plan, check, check_memory
+from grace_bench.record import file_name
+from grace_bench.results import SCHEMA, VERSION, DocumentError, Failure, decode
+from grace_bench.sweep import Watcher, sweep
+from grace_bench.tasks import Task
+
+METHODS = ("none", "topk:ratio=0.01", "qsgd:bits=4", "powersgd:rank=2")
+LINKS = ("none", "1gbit")
+TASKS = ("digits", "grace_bench.smoke:Blobs")
+STEPS, WORKERS = 12, 2
+
+
+class Blobs(Task):
+    """Four clouds of points in 32 dimensions, told apart by a perceptron: drawn on the spot, as small as a task can be."""
+
+    batch = 16
+    epochs = 1
+    classes, features, samples = 4, 32, 1024
+
+    def load(self, root: Path | None) -> None:
+        generator = torch.Generator().manual_seed(0)
+        centers = torch.randn(self.classes, self.features, generator=generator)
+        self.labels = torch.arange(self.samples) % self.classes
+        self.points = centers[self.labels] + torch.randn(self.samples, self.features, generator=generator)
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(self.features, 64), nn.ReLU(), nn.Linear(64, self.classes))
+
+    def steps_per_epoch(self, world: int) -> int:
+        return self.samples // world // self.batch
+
+    def batches(self, rank: int, world: int, seed: int) -> Any:
+        epoch = 0
+        while True:
+            order = torch.randperm(self.samples, generator=torch.Generator().manual_seed(seed + (epoch << 16)))
+            for index in torch.split(order[rank::world], self.batch)[: self.steps_per_epoch(world)]:
+                yield self.points[index], self.labels[index]
+            epoch += 1
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        points, labels = batch
+        return functional.cross_entropy(model(points), labels)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def lr(self, step: int) -> float:
+        return 0.1
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return {"accuracy": (model(self.points).argmax(dim=1) == self.labels).float().mean().item()}
+
+    def data_info(self) -> Any:
+        return {"name": "blobs", "procedural": True, "digest": "", "source": "embedded"}
+
+
+def run(out: Path, watch: Callable[[int], AbstractContextManager[Watcher]]) -> dict[str, Any]:
+    """What was checked, and what is wrong, as lists of lines. The baselines run once, on one task without links.
+
+    Args:
+        out: folder of results.
+        watch: makes the watcher of that many runs.
+    """
+    refused = why_not(link(LINKS[1]))
+    links = LINKS[:1] if refused else LINKS
+    common = {"steps": STEPS, "evaluations": 2, "timeout": 60.0}
+    methods = Plan(TASKS, METHODS, (WORKERS,), links, baselines=(), common=common).runs()
+    configs = [*Plan(TASKS[:1], (), (WORKERS,), LINKS[:1], common=common).runs(), *methods]
+    check(configs)
+    check_memory(configs)
+    with watch(len(configs)) as watcher:
+        runs = sweep(configs, out, watcher, command=["smoke"])
+    said, wrong = _make_report(out, len(runs))
+    for one in runs:
+        name = file_name(one.config)
+        wrong += [f"{name}: {problem}" for problem in _find_problems(out / "runs" / name)]
+    checked = [f"{len(runs)} runs, {len(links)} links: each document has the form of {SCHEMA}, version {VERSION}", said]
+    if refused:
+        checked.append(f"no link was made: {refused}")
+    return {"checked": checked, "problems": wrong}
+
+
+def _find_problems(file: Path) -> list[str]:
+    try:
+        document = decode(file.read_bytes())
+    except DocumentError as error:
+        return [str(error)]
+    if isinstance(document, Failure):
+        return [document.error]
+    if document.kind == "baseline" or document.link.name == LINKS[0]:
+        return []
+    # the interface must have counted at least what the collectives say they moved
+    told = document.traffic.sent_bytes_per_step
+    seen = 0.0 if document.nic is None else document.nic.sent_bytes_per_step
+    return [] if seen >= told else [f"the interface counted {seen:.0f} bytes a step, the collectives {told:.0f}"]
+
+
+def _make_report(out: Path, runs: int) -> tuple[str, list[str]]:
+    """What to say of the report, and what is wrong with it."""
+    from grace_bench.report.write import write_report
+
+    try:
+        report = write_report(out, None, figures=False)
+    except MissingExtraError as error:
+        return f"no report: {error}", []
+    wrong = [f"report: {report['runs']} of {runs} runs are in it"] if report["runs"] != runs else []
+    wrong += [f"report: {one['file']} was left out: {one['reason']}" for one in report["skipped"]]
+    if "<html" not in Path(report["page"]).read_text()[:2000].lower():
+        wrong.append(f"report: {report['page']} is no page")
+    return f"report: {report['page']}", wrong

@@ -1,0 +1,31 @@
+"""The models of the survey's Table II, and a transformer: one file for each family.
+
+With their defaults they have exactly the parameters and gradient vectors (tensors) that the table prints. What makes the
+numbers what they are, an unused class here, a missing scale there, is each model's own quirk and a comment in its file.
+Widths and depths make the small variants.
+"""
+
+from __future__ import annotations
+
+from grace_bench.tasks.models.densenet import DenseNet
+from grace_bench.tasks.models.gpt import GPT
+from grace_bench.tasks.models.lstm import LSTMLanguageModel
+from grace_bench.tasks.models.ncf import NCF
+from grace_bench.tasks.models.resnet9 import ResNet9
+from grace_bench.tasks.models.resnet20 import ResNet20
+from grace_bench.tasks.models.resnet50 import ResNet50
+from grace_bench.tasks.models.unet import UNet
+from grace_bench.tasks.models.vgg import VGG19, VGG16Cifar
+
+__all__ = [
+    "GPT",
+    "NCF",
+    "VGG19",
+    "DenseNet",
+    "LSTMLanguageModel",
+    "ResNet9",
+    "ResNet20",
+    "ResNet50",
+    "UNet",
+    "VGG16Cifar",
+]

@@ -1,0 +1,48 @@
+"""Scratch memory is reused, aligned, and does not overlap."""
+
+from __future__ import annotations
+
+import torch
+
+from grace.contract.workspace import Workspace
+
+CPU = torch.device("cpu")
+
+
+def test_what_is_taken_does_not_overlap():
+    space = Workspace()
+    taken = [space.take((n, 3), dtype, CPU) for n in range(40) for dtype in (torch.float32, torch.uint8, torch.float64)]
+    for i, piece in enumerate(taken):
+        piece.fill_(i % 200)
+    for i, piece in enumerate(taken):
+        assert bool((piece == i % 200).all())
+        assert piece.numel() == 0 or piece.data_ptr() % 64 == 0
+
+
+def test_shapes():
+    space = Workspace()
+    assert space.take(5, torch.int64, CPU).shape == (5,)
+    assert space.take((), torch.float32, CPU).shape == ()
+    assert space.take((2, 0), torch.float32, CPU).shape == (2, 0)
+
+
+def test_the_steady_state_allocates_nothing():
+    space = Workspace()
+
+    def step() -> list[int]:
+        pointers = [space.take(n, torch.float32, CPU).data_ptr() for n in (1000, 50_000, 3)]
+        space.reset()
+        return pointers
+
+    step()
+    assert step() == step()
+    assert len(space._blocks) == 1
+
+
+def test_more_than_before_still_fits():
+    space = Workspace()
+    space.take(10, torch.float32, CPU)
+    space.reset()
+    small, large = space.take(10, torch.float32, CPU).fill_(1), space.take(10_000, torch.float32, CPU).fill_(2)
+    assert bool((small == 1).all())
+    assert bool((large == 2).all())

@@ -1,0 +1,114 @@
+"""On an accelerator the host learns at the next step what was not finite and what was refused."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from grace.collectives import AllGather
+from grace.compute import backends
+from grace.errors import NonFiniteError, PayloadError, StepMismatch
+from grace.flags.finite import cpu_as_accelerator
+from grace.registry.policy import Policy
+from grace.run.worker import Worker
+
+
+def step(worker: Worker, x: torch.Tensor, spoil=None) -> torch.Tensor:
+    """One step of a lone worker; ``spoil`` changes what it gathers."""
+    run = worker.exchange({"w": x.clone()})
+    try:
+        op = next(run)
+        while True:
+            answer = op.buf[None].clone() if isinstance(op, AllGather) else op.buf.clone()
+            op = run.send(answer if spoil is None else spoil(answer))
+    except StopIteration as stop:
+        out = stop.value["w"].mean.clone()
+    worker.workspace.reset()
+    worker.advance()
+    return out
+
+
+def lone(spec: str = "qsgd:memory=residual", **kwargs) -> Worker:
+    return Worker(Policy([("*", spec)]), 0, 1, **kwargs)
+
+
+X = torch.linspace(-1, 1, 50)
+BAD = X.clone().index_fill_(0, torch.tensor(7), math.nan)
+
+
+@pytest.fixture(autouse=True)
+def accelerator():
+    with backends.using("reference"), cpu_as_accelerator():
+        yield
+
+
+def test_a_count_of_non_finite_steps_lags_one_step():
+    worker = lone()
+    step(worker, X)
+    assert step(worker, BAD).isnan().all()
+    assert worker.nonfinite_seen == 0
+    assert step(worker, X).isfinite().all()
+    assert worker.nonfinite_seen == 1
+
+
+def test_an_error_comes_with_the_next_step_and_names_its_own():
+    worker = lone(nonfinite="error")
+    step(worker, X)
+    step(worker, BAD)
+    with pytest.raises(NonFiniteError, match="step 1: an inf or NaN in the gradients of 'w'"):
+        step(worker, X)
+
+
+def test_a_skipped_step_is_zero_at_once():
+    assert not step(lone(nonfinite="skip"), BAD).any()
+
+
+def test_what_is_refused_poisons_the_step_and_is_raised_with_the_next():
+    worker = lone()
+    step(worker, X)
+    before = worker.state_dict()["states"]["w"][0]
+
+    def spoil(answer: torch.Tensor) -> torch.Tensor:
+        answer[..., 4:8] = 255  # the first norm
+        return answer
+
+    assert step(worker, X, spoil).isnan().all()
+    assert torch.equal(worker._states["w"][1].memory, before)
+    with pytest.raises(PayloadError, match="norms"):
+        step(worker, X)
+
+
+def test_a_peer_of_another_step_is_named_with_the_next():
+    worker = lone()
+
+    def spoil(answer: torch.Tensor) -> torch.Tensor:
+        answer[..., 1] = 9
+        return answer
+
+    assert step(worker, X, spoil).isnan().all()
+    with pytest.raises(StepMismatch, match="rank 0 sent its step 9, this rank is at step 0"):
+        step(worker, X)
+
+
+def test_an_illegal_index_is_harmless():
+    worker = lone("topk:ratio=0.1,index=raw")
+
+    def spoil(answer: torch.Tensor) -> torch.Tensor:
+        answer[..., 4 + 20 :] = 255
+        return answer
+
+    assert step(worker, X, spoil).isnan().all()
+    with pytest.raises(PayloadError, match="indices"):
+        step(worker, X)
+
+
+def test_what_a_former_method_owes_is_not_lost_in_a_step_that_is_not_finite():
+    worker = lone("topk:ratio=0.1")
+    step(worker, X)
+    owed = worker.state_dict()["states"]["w"][0].clone()
+    worker.switch(Policy([("*", "none:memory=none")]))
+    step(worker, BAD)
+    torch.testing.assert_close(step(worker, X), X + owed)
+    torch.testing.assert_close(step(worker, X), X)

@@ -1,0 +1,115 @@
+"""What is timed is the real thing: the cases compute what they say."""
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+import grace
+from grace.collectives import AllReduce
+from grace.contract.facts import Facts
+from grace.contract.method import Exchanged, Method
+from grace_bench.codecs import compressors
+from grace_bench.codecs.cases import cases_of, variants
+from grace_bench.codecs.clock import DECODE, ENCODE, FEEDBACK, OPERATIONS, do_nothing
+from grace_bench.codecs.conversations import Replay
+from grace_bench.codecs.room import WORKERS, Room
+
+
+@pytest.fixture(scope="module")
+def room():
+    return Room(4096)
+
+
+def by_name(cases):
+    return {case.operation: case for case in cases}
+
+
+@pytest.mark.parametrize("name", [name for name in grace.methods() if name != "none"])
+def test_every_method_can_be_timed(name, room):
+    plain, feedback = variants(name)
+    cases = by_name(cases_of(plain, feedback, room)[0])
+    assert set(OPERATIONS) - set(cases) <= {FEEDBACK}
+    assert (FEEDBACK in cases) == (feedback is not None)
+    assert all(case.seconds(do_nothing) >= 0 for case in cases.values())
+
+
+def mean(room):
+    return sum(room.gradient(worker).double() for worker in range(WORKERS)) / WORKERS
+
+
+def test_a_compressors_cases_encode_remember_and_decode(room):
+    cases = by_name(compressors.cases(*variants("topk:ratio=0.5"), room))
+    cases[FEEDBACK].seconds(do_nothing)
+    p = (room.x + room.memory).abs()
+    assert int((room.rest == 0).sum()) == 2048
+    assert p[room.rest == 0].min() >= room.rest.abs().max()
+    assert torch.equal(room.memory, room.gradient(WORKERS))
+    cases[ENCODE].seconds(do_nothing)
+    cases[ENCODE].prepare()
+    assert torch.equal(room.rows, room.x)
+    everything = by_name(compressors.cases(*variants("topk:ratio=1"), room))
+    everything[DECODE].seconds(do_nothing)
+    torch.testing.assert_close(room.out.double(), mean(room), rtol=1e-5, atol=1e-5)
+
+
+def test_what_the_network_sums_is_decoded_once(room):
+    assert compressors.payloads(variants("randomk")[0], room) == 1
+    assert compressors.payloads(variants("fp16")[0], room) == 1
+    assert compressors.payloads(variants("qsgd")[0], room) == WORKERS
+
+
+def test_a_majority_is_decoded_to_signs(room):
+    by_name(compressors.cases(*variants("signsgd"), room))[DECODE].seconds(do_nothing)
+    votes = sum(room.gradient(worker).sign() for worker in range(WORKERS))
+    assert torch.equal(room.out, votes.sign())
+
+
+def test_slow_wires_are_used_again(room, monkeypatch):
+    monkeypatch.setattr(compressors, "_SETUP_SECONDS", -1.0)
+    by_name(compressors.cases(*variants("topk:ratio=1"), room))[DECODE].seconds(do_nothing)
+    two = (room.gradient(0) + room.gradient(1)) / 2
+    torch.testing.assert_close(room.out, two)
+
+
+def test_variants_have_no_other_memory_than_error_feedback():
+    plain, feedback = variants("dgc:ratio=0.5")
+    assert type(plain).__name__ == "Allgather"
+    assert type(feedback).__name__ == "ErrorFeedback"
+    assert variants("signum")[1] is None
+
+
+@dataclass(frozen=True)
+class Averages(Method):
+    """One round; notes what it comes to, and on which state."""
+
+    means: list = field(default_factory=list)
+
+    def init(self, like):
+        return torch.zeros(1)
+
+    def exchange(self, x, state, peer):
+        answer = yield AllReduce(x, "mean", donate=True)
+        if peer.rank == 0:
+            self.means.append((answer.clone(), float(state)))
+        answer.zero_()
+        return Exchanged(answer, None, state.add_(1))
+
+    def facts(self, like):
+        return Facts()
+
+    def traffic(self, like, peer):
+        return None
+
+
+def test_a_replay_is_the_second_step_of_worker_0_again_and_again(room):
+    method = Averages()
+    cleared = []
+    encode, decode = (Replay("a", method=method, room=room, shape=(64, 64), part=part) for part in ("encode", "decode"))
+    for _ in range(2):
+        assert encode.seconds(do_nothing) > 0
+    assert decode.seconds(lambda: cleared.append(1)) > 0
+    assert len(cleared) == 2  # before the step, and before the part that is timed
+    for found, state in method.means[2:4]:
+        torch.testing.assert_close(found.double().view(1, -1), mean(room), rtol=1e-5, atol=1e-5)
+        assert state == 1

@@ -1,0 +1,71 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from grace.cli import overhead
+from grace_bench.config import RunConfig
+from grace_bench.record import failure_of
+from grace_bench.report.progress import Checklist, SweepReporter
+from grace_bench.report.tables import amount, comparison, share
+from grace_bench.sweep import Ended
+from tests.unit.grace_bench.documents import document
+
+
+def text_of(view):
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.file:
+        console.print(view)
+    return console.export_text()
+
+
+def test_the_table_shows_methods_notes_and_failures():
+    signs = RunConfig("digits", "signsgd")
+    text = text_of(comparison([
+        document(relative=1.5), document(signs, final=None, why="lr x 0.02"), failure_of(signs, "rank 0 failed", []),
+    ]))  # fmt: skip
+    assert "signsgd [1]" in text
+    assert "[1] lr x 0.02" in text
+    assert "diverged" in text
+    assert "150 %" in text
+    assert "failed: rank 0 failed" in text
+
+
+def test_overhead_is_shown_with_its_spread():
+    row = {"operation": "step", "value": 1.05, "unit": "x", "low": 1.0, "high": 1.1, "goal": 1.1}
+    assert "1.05" in text_of(overhead.table([row]))
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(None, "-"), (0, "0 B"), (999, "999 B"), (114_444, "114 kB"), (13_824, "13.8 kB"), (2.1e6, "2.10 MB")],
+)
+def test_amounts(size, text):
+    assert amount(size) == text
+
+
+@pytest.mark.parametrize(
+    ("part", "text"), [(None, "-"), (0.0312, "3.12 %"), (1, "100 %"), (1.0002, "100.02 %"), (12.5, "1,250 %")]
+)
+def test_shares(part, text):
+    assert share(part) == text
+
+
+def test_without_a_terminal_progress_is_a_line_for_each_run(tmp_path):
+    with open(tmp_path / "log", "w+") as file:
+        with SweepReporter(Console(file=file, width=100), 1, bar=True) as reporter:
+            run = Ended(RunConfig("digits", "none"), document(), seconds=2.0)
+            reporter.begin_run(run.config)
+            reporter.show_steps(1, 10)
+            reporter.end_run(run)
+        file.seek(0)
+        assert file.read() == "1/1 digits none, 4 workers, none, seed 0: accuracy 0.9000, step 3.0 ms (2 s)\n"
+
+
+def test_on_a_terminal_progress_is_a_bar():
+    console = Console(force_terminal=True, record=True, width=120, file=io.StringIO())
+    with Checklist(console) as checklist:
+        checklist.begin(1, 7, "agreement")
+        checklist._bar.refresh()
+    assert "agreement" in console.file.getvalue()
+    assert "1 of 7" in console.file.getvalue()

@@ -1,0 +1,73 @@
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+
+from grace.errors import ConfigurationError, UnknownNameError
+from grace_bench.config import RunConfig
+from grace_bench.plan import Plan, check
+from grace_bench.record import file_name
+from grace_bench.toolkits import PORTED, TOOLKITS
+from tests.unit.grace_bench.tasks.test_models import COUNTS
+
+SMALL = [name for name in PORTED if name.endswith("_small")]
+
+
+@pytest.fixture(scope="module", params=TOOLKITS[1:])
+def seen(request):
+    if importlib.util.find_spec(request.param) is None:  # to import it here would cost seconds
+        pytest.skip(f"pip install 'grace-dl[{request.param}]'")
+    command = [sys.executable, "-m", "tests.unit.grace_bench.toolkits.cases", request.param]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return json.loads(ran.stdout)
+
+
+@pytest.mark.parametrize("name", PORTED)
+def test_the_models_have_the_surveys_parameters_and_vectors(name, seen):
+    assert tuple(seen["counted"][name]) == COUNTS[name]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_model_with_torchs_weights_trains_as_torchs_does(name, seen):
+    for torchs, own in seen["trained"][name]["losses"]:
+        assert own == pytest.approx(torchs, rel=1e-5, abs=1e-6)
+    # Keras adds Adam's epsilon elsewhere, and its variances are the biased ones
+    assert seen["trained"][name]["apart"] < 5e-3
+
+
+def test_a_task_that_a_toolkit_does_not_have_is_refused_and_those_it_has_are_named():
+    with pytest.raises(ConfigurationError, match=f"'digits' exists on torch only.*{', '.join(PORTED)}"):
+        check([RunConfig("digits", "topk", toolkit="jax")])
+    with pytest.raises(ConfigurationError, match="exists on torch only"):
+        check([RunConfig("grace_bench.smoke:Blobs", "topk", toolkit="tensorflow")])
+
+
+def test_a_toolkit_that_is_not_installed_is_refused_before_anything_runs(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"needs jax, which is not installed: pip install 'grace-dl\[jax\]'"):
+        check([RunConfig("ncf_small", "topk", toolkit="jax")])
+    check([RunConfig("ncf_small", "topk")])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"toolkit": "mxnet"}, "mxnet"),
+        ({"toolkit": "jax", "method": "ddp-bf16"}, "is torch's own"),
+        ({"toolkit": "jax", "granularity": "model"}, "granularity"),
+    ],
+)
+def test_what_a_toolkit_cannot_do_is_no_run(wrong, said):
+    with pytest.raises((ConfigurationError, UnknownNameError), match=said):
+        RunConfig(**{"task": "ncf_small", "method": "topk", **wrong})
+
+
+def test_a_sweep_over_toolkits_takes_of_the_baselines_what_each_has():
+    runs = Plan(["ncf_small"], ["none"], toolkits=("torch", "jax")).runs()
+    methods = {kit: [run.method for run in runs if run.toolkit == kit] for kit in ("torch", "jax")}
+    assert methods["jax"] == ["no-communication", "none"]
+    assert len(methods["torch"]) == 5
+    assert len({file_name(run) for run in runs}) == len(runs)
