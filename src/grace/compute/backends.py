@@ -2,23 +2,28 @@
 
 ``GRACE_KERNELS`` forces one: ``reference`` (plain torch on every device), ``native`` (on the CPU the best instruction set of
 this processor), or ``native-base``, ``native-avx2``, ``native-avx512``. Without it the native kernels are used where they were
-built.
+built. ``triton`` adds the Triton kernels: on CUDA, and under Triton's interpreter (``TRITON_INTERPRET=1``) on the CPU.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import importlib.util
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import torch
+
 from grace.compute import native
 from grace.errors import ConfigurationError, KernelsWarning, out_of_range, stack_level
 
-CHOICES: Final = ("reference", "native", *(f"native-{isa}" for isa in native.ISAS))
+CHOICES: Final = ("reference", "native", *(f"native-{isa}" for isa in native.ISAS), "triton")
 VARIABLE: Final = "GRACE_KERNELS"
+INTERPRETER: Final = "TRITON_INTERPRET"
 SLOWER: Final = "Grace uses its slower torch kernels: "
 
 
@@ -96,17 +101,36 @@ def _choose(choice: str | None) -> Backend:
         raise out_of_range("kernels", VARIABLE, choice, ", ".join(CHOICES))
     if choice == "reference":
         return Backend("reference", f"asked for ({VARIABLE})", {})
+    if choice == "triton":
+        return _triton()
     isas = native.isas()
     if not isas:
         why = native.library()
         if choice is not None:
             raise ConfigurationError(f"{VARIABLE}={choice}, but {why}")
         warnings.warn(SLOWER + why, KernelsWarning, stacklevel=stack_level())
-        return Backend("reference", why, {"cuda": "triton"})
+        return Backend("reference", why, {})
     if choice is None or choice == "native":
         isa, why = isas[-1], "the best that this processor has"
     else:
         isa, why = choice.removeprefix("native-"), f"asked for ({VARIABLE})"
         if isa not in isas:
             raise ConfigurationError(f"{VARIABLE}={choice}, but this processor has no more than {isas[-1]}")
-    return Backend(f"native-{isa}", why, {"cpu": "native", "cuda": "triton"}, native.Functions(isa))
+    return Backend(f"native-{isa}", why, {"cpu": "native"}, native.Functions(isa))
+
+
+def _triton() -> Backend:
+    """The Triton kernels where they can run; elsewhere what would run without them."""
+    if importlib.util.find_spec("triton") is None:
+        raise ConfigurationError(
+            f"{VARIABLE}=triton, but the package triton is not installed; install the release that this torch names, "
+            "such as triton==3.7.1 for torch 2.13"
+        )
+    if os.environ.get(INTERPRETER) == "1":
+        return Backend("triton", f"asked for ({VARIABLE}), in Triton's interpreter ({INTERPRETER})", {"cpu": "triton"})
+    if not torch.cuda.is_available():
+        raise ConfigurationError(
+            f"{VARIABLE}=triton, but there is no CUDA device; to run Triton's kernels on the CPU, slowly, set {INTERPRETER}=1"
+        )
+    other = _choose(None)
+    return dataclasses.replace(other, modules={**other.modules, "cuda": "triton"}, chosen={})

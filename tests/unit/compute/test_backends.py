@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -25,7 +26,7 @@ def undecided(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-@pytest.mark.parametrize("choice", backends.CHOICES)
+@pytest.mark.parametrize("choice", [choice for choice in backends.CHOICES if choice != "triton"])
 def test_every_choice_is_had_or_refused_with_a_reason(choice: str, undecided: pytest.MonkeyPatch) -> None:
     undecided.setenv(backends.VARIABLE, choice)
     if choice in backends.available() or (choice == "native" and BUILT):
@@ -108,3 +109,32 @@ def test_a_choice_without_a_library_is_an_error(undecided: pytest.MonkeyPatch) -
     with backends.using("reference"), warnings.catch_warnings():
         warnings.simplefilter("error")
         assert kernels.all_finite(torch.zeros(3)), "the reference was asked for: nothing to warn of"
+
+
+def test_triton_in_its_interpreter_serves_the_cpu(undecided: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="needs the package triton")
+    undecided.setenv(backends.VARIABLE, "triton")
+    undecided.setenv(backends.INTERPRETER, "1")
+    assert backends.active() == ("triton", "asked for (GRACE_KERNELS), in Triton's interpreter (TRITON_INTERPRET)")
+    assert backends.backend().modules == {"cpu": "triton"}
+
+
+def test_triton_with_a_gpu_leaves_the_cpu_as_it_is(undecided: pytest.MonkeyPatch) -> None:
+    undecided.setattr(importlib.util, "find_spec", lambda name: name)
+    undecided.setattr(torch.cuda, "is_available", lambda: True)
+    undecided.delenv(backends.INTERPRETER, raising=False)
+    with backends.using("triton"):
+        assert backends.active()[0] == backends.available()[-1]
+        assert backends.backend().modules["cuda"] == "triton"
+
+
+@pytest.mark.parametrize(
+    ("installed", "what"), [(False, "is not installed; install"), (True, "set TRITON_INTERPRET=1")]
+)
+def test_triton_that_cannot_run_says_what_to_do(installed: bool, what: str, undecided: pytest.MonkeyPatch) -> None:
+    undecided.setattr(importlib.util, "find_spec", lambda name: name if installed else None)
+    undecided.setattr(torch.cuda, "is_available", lambda: False)
+    undecided.delenv(backends.INTERPRETER, raising=False)
+    undecided.setenv(backends.VARIABLE, "triton")
+    with pytest.raises(ConfigurationError, match=what):
+        backends.active()

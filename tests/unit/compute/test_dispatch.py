@@ -100,30 +100,28 @@ def test_a_triton_kernel_is_one_file(family: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_triton_kernel_joins_a_family_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One file in its folder; here another folder stands in for it."""
-    from grace.kernels import block_abs_max, block_sum, statistics
+    from grace.kernels import pack, packing, unpack
 
-    (tmp_path / "triton.py").write_text(
-        "def block_abs_max(rows, block): return 'fast' if block > 1 else NotImplemented\n"
-    )
-    monkeypatch.setattr(statistics, "__path__", [*statistics.__path__, str(tmp_path)])
+    (tmp_path / "triton.py").write_text("def pack(values, bits): return 'fast' if bits > 1 else NotImplemented\n")
+    monkeypatch.setattr(packing, "__path__", [*packing.__path__, str(tmp_path)])
     importlib.invalidate_caches()
     dispatch._find.cache_clear()
     pretend(monkeypatch, meta="triton", cpu="native")
-    x = torch.empty(2, 6, device="meta")
+    x = torch.empty(2, 6, device="meta", dtype=torch.uint8)
     try:
-        assert block_abs_max(x, 3) == "fast"  # type: ignore[comparison-overlap]
-        assert block_abs_max(x, 1).shape == (2, 6)
-        assert block_sum(x, 3).shape == (2, 2)
+        assert pack(x, 3) == "fast"  # type: ignore[comparison-overlap]
+        assert pack(x, 1).shape == (2, 1)
+        assert unpack(x, 8, 5).shape == (2, 5)
     finally:
-        sys.modules.pop("grace.kernels.statistics.triton", None)
-        vars(statistics).pop("triton", None)
+        sys.modules.pop("grace.kernels.packing.triton", None)
+        vars(packing).pop("triton", None)
         dispatch._find.cache_clear()
 
 
-def test_cuda_is_served_by_triton_unless_the_reference_is_asked_for() -> None:
+def test_triton_serves_no_device_unless_it_is_asked_for() -> None:
     for choice in backends.available():
         with backends.using(choice):
-            assert backends.backend().modules.get("cuda") == (None if choice == "reference" else "triton")
+            assert "triton" not in backends.backend().modules.values()
 
 
 def test_without_the_triton_package_the_reference_runs(family: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,122 @@
+"""Launches Triton kernels: what their arguments have in common, and which wires lie evenly in memory.
+
+Letters: b rows of n numbers; blocks of B numbers, nb = ceil(n/B) of them per row; W wires of w bytes for each row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from grace.errors import InputError, PayloadError
+from grace.flags.finite import Flag, flag
+from grace.flags.refusals import refuse_unless
+
+TILE = 1024  # numbers of a program, where blocks do not ask for more
+MOST_PER_BLOCK = 4096  # numbers of a block that one program holds at a time
+# No fused multiply-add: the bits are those of the CPU.
+OPTIONS = {"enable_fp_fusion": False}
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+    """Runs ``kernel`` on the device of its first tensor; a grid without programs runs nothing."""
+    if 0 in grid:
+        return
+    first = next(a for a in args if isinstance(a, Tensor))
+    with torch.cuda.device(first.device) if first.is_cuda else _quiet():
+        kernel[grid](*args, **constants, **OPTIONS)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """For Triton's interpreter: numpy warns where 32-bit words wrap around and where what is not finite is cast."""
+    with np.errstate(all="ignore"):
+        yield
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is at least n, n >= 1."""
+    return 1 << (n - 1).bit_length()
+
+
+def signed(word: int) -> int:
+    """A 32-bit word as the int32 that a kernel takes."""
+    word &= 0xFFFFFFFF
+    return word - (1 << 32) if word >> 31 else word
+
+
+def check_rows(**tensors: Tensor | None) -> None:
+    """Raises:
+    InputError: a tensor is not float32, contiguous and of the first one's shape; names it.
+    """
+    shape = None
+    for name, x in tensors.items():
+        if x is None:
+            continue
+        shape = x.shape if shape is None else shape
+        if x.dtype is not torch.float32 or not x.is_contiguous() or x.shape != shape:
+            raise InputError(
+                f"kernels: {name} must be contiguous float32 {list(shape)}, got {x.dtype} {list(x.shape)}"
+                f"{'' if x.is_contiguous() else ', not contiguous'}; use .float().contiguous()"
+            )
+
+
+class Marks:
+    """Marks that the programs of a kernel leave, int32 ``[count]`` on the device: 0 until one of them writes a 1."""
+
+    def __init__(self, like: Tensor, count: int = 1):
+        self.words = torch.zeros(count, dtype=torch.int32, device=like.device)
+
+    def unset(self, which: int = 0) -> Flag:
+        """Whether no program has left this mark."""
+        return flag(self.words[which] == 0)
+
+    def refuse(self, which: int, problem: Callable[[], Exception]) -> None:
+        """Refuses what was received if a program has left this mark."""
+        refuse_unless(self.words[which] == 0, problem)
+
+
+@dataclass(frozen=True)
+class Wires:
+    """Wires that lie evenly in memory: wire number j begins ``j stride`` bytes behind ``first [b, w]``, whose rows are
+    ``row`` bytes apart.
+    """
+
+    first: Tensor
+    count: int
+    stride: int
+    row: int
+
+
+def even_runs(received: Sequence[Tensor], rows: int, width: int) -> Iterator[Wires]:
+    """The wires uint8 ``[b, w]``, in their order, in runs that lie evenly in memory: the answer of a collective is one run.
+
+    Raises:
+        InputError: another dtype, or bytes that do not lie side by side.
+        PayloadError: another number of rows or bytes.
+    """
+    for wire in received:
+        if wire.shape != (rows, width):
+            kind = "truncated payload" if wire.ndim == 2 and wire.shape[1] < width else "payload"
+            raise PayloadError(f"{kind}: {list(wire.shape)} bytes, but its fields end at {[rows, width]}")
+        if wire.dtype is not torch.uint8 or (width > 1 and wire.stride(1) != 1):
+            raise InputError(f"kernels: a wire must be uint8 with bytes side by side, got {wire.dtype} {wire.stride()}")
+    start = 0
+    while start < len(received):
+        first = received[start]
+        stop, stride = start + 1, 0
+        while stop < len(received):
+            step = received[stop].data_ptr() - received[stop - 1].data_ptr()
+            if received[stop].stride(0) != first.stride(0) or (stop - start > 1 and step != stride):
+                break
+            if received[stop].untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+                break
+            stride, stop = step, stop + 1
+        yield Wires(first, stop - start, stride, first.stride(0))
+        start = stop

@@ -1,0 +1,221 @@
+"""What the Triton kernels of all families are made of.
+
+Bits are those of the references: no operation is contracted (``launching.OPTIONS``), quotients are rounded to nearest
+(``div_rn``), and sums of many numbers have the order of ``kernels.statistics``. Wires are read and written byte by byte, since
+a float32 field may begin anywhere.
+
+A tile of codes is ``[G, 8]``, or ``[G, 8]`` of which five columns count: the numbers of a row whose codes fill whole bytes.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+# ---- numbers --------------------------------------------------------------------------------------------------------
+@triton.jit
+def load_sum(x, e, i, inside, HAS_MEMORY: tl.constexpr):
+    """``x + e`` at i, 0 outside."""
+    p = tl.load(x + i, inside, 0.0)
+    if HAS_MEMORY:
+        p = p + tl.load(e + i, inside, 0.0)
+    return p
+
+
+@triton.jit
+def word_of(x):
+    """The bits of float32 numbers, int32."""
+    return x.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def magnitude(x):
+    """The bits of ``|x|``, int32: magnitudes in order, an inf or NaN above all others."""
+    return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def negated(x):
+    """``-x``, also of zeros: Triton's own minus takes them from zero."""
+    return x * -1.0
+
+
+@triton.jit
+def mark_if(marks, bad):
+    """Leaves a 1 at ``marks`` if anything of ``bad`` is set; all programs would write the same."""
+    if tl.max(tl.reshape(bad.to(tl.int32), (bad.numel,)), 0) != 0:
+        tl.store(marks, 1)
+
+
+@triton.jit
+def round_half_even(y):
+    """float32 -> int32: the nearest integer, of two the even one; ``|y| < 2**23``. From 2**23 on, a float32 is an integer."""
+    size = ((tl.abs(y) + 8388608.0) - 8388608.0).to(tl.int32)
+    return tl.where(y < 0, -size, size)
+
+
+@triton.jit
+def load_float(at, inside):
+    """float32 from four bytes anywhere."""
+    word = tl.load(at, inside, 0).to(tl.int32)
+    word |= tl.load(at + 1, inside, 0).to(tl.int32) << 8
+    word |= tl.load(at + 2, inside, 0).to(tl.int32) << 16
+    word |= tl.load(at + 3, inside, 0).to(tl.int32) << 24
+    return word.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def store_float(at, x, inside):
+    """float32 as four bytes anywhere."""
+    word = x.to(tl.int32, bitcast=True)
+    tl.store(at, (word & 0xFF).to(tl.uint8), inside)
+    tl.store(at + 1, ((word >> 8) & 0xFF).to(tl.uint8), inside)
+    tl.store(at + 2, ((word >> 16) & 0xFF).to(tl.uint8), inside)
+    tl.store(at + 3, ((word >> 24) & 0xFF).to(tl.uint8), inside)
+
+
+# ---- codes ----------------------------------------------------------------------------------------------------------
+@triton.jit
+def store_codes(at, code, first, n, width, BITS: tl.constexpr, G: tl.constexpr):
+    """Codes ``[G, 8]`` int32 of the numbers from ``first`` on, 0 outside, as a little-endian stream of fields of ``BITS``
+    bits; ``BITS`` 0: base 3, five to a byte (three columns are 0). ``width``: the bytes of all n codes.
+    """
+    g = tl.arange(0, G)
+    column = tl.arange(0, 8)
+    if BITS == 0:
+        power = tl.where(
+            column == 0, 1, tl.where(column == 1, 3, tl.where(column == 2, 9, tl.where(column == 3, 27, 81)))
+        )
+        byte = tl.sum(tl.where(column[None, :] < 5, code * power[None, :], 0), 1)
+        where = first // 5 + g
+        tl.store(at + where, byte.to(tl.uint8), where < width)
+    else:
+        word = tl.sum(code.to(tl.int64) << (column * BITS).to(tl.int64)[None, :], 1)  # [G]; the fields are disjoint
+        byte = (word[:, None] >> (8 * column).to(tl.int64)[None, :]) & 0xFF
+        where = (first // 8 * BITS + g * BITS)[:, None] + column[None, :]
+        tl.store(at + where, byte.to(tl.uint8), (column < BITS)[None, :] & (where < width))
+
+
+@triton.jit
+def _load_digit(at, i, inside):
+    byte = tl.load(at + i // 5, inside, 0).to(tl.int32)
+    digit = i % 5
+    power = tl.where(digit == 0, 1, tl.where(digit == 1, 3, tl.where(digit == 2, 9, tl.where(digit == 3, 27, 81))))
+    return (byte // power) % 3, byte <= 242
+
+
+@triton.jit
+def _load_field(at, i, inside, width, BITS: tl.constexpr):
+    byte = i * BITS // 8
+    word = tl.load(at + byte, inside, 0).to(tl.int32)
+    if 8 % BITS != 0:
+        word |= tl.load(at + byte + 1, inside & (byte + 1 < width), 0).to(tl.int32) << 8
+    code = (word >> (i * BITS % 8).to(tl.int32)) & ((1 << BITS) - 1)
+    return code, code >= 0
+
+
+@triton.jit
+def load_code(at, i, inside, width, BITS: tl.constexpr):
+    """(int32: the codes of numbers i, whether their bytes are such as a sender writes); ``BITS`` and ``width`` as above."""
+    if BITS == 0:
+        code, good = _load_digit(at, i, inside)
+    else:
+        code, good = _load_field(at, i, inside, width, BITS)
+    return code, good
+
+
+@triton.jit
+def tile_positions(G: tl.constexpr, PER: tl.constexpr):
+    """(first number of this program's tile, ``[G, 8]`` its positions, ``[G, 8]`` whether a column counts): PER is 8 or 5."""
+    first = tl.program_id(0).to(tl.int64) * G * PER
+    column = tl.arange(0, 8)[None, :]
+    i = first + tl.arange(0, G)[:, None] * PER + column
+    return first, i, (column < PER) & (i >= 0)
+
+
+# ---- one number for each block --------------------------------------------------------------------------------------
+@triton.jit
+def block_max_kernel(x, e, top, n, block, nb, HAS_MEMORY: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr):
+    """``top [b, nb]`` int32, zeros before: the bits of the largest magnitude of ``x + e`` in each block, of any size.
+
+    A program: CHUNK numbers of each of ROWS blocks. Integers have one maximum, whatever the order.
+    """
+    row = tl.program_id(1).to(tl.int64)
+    k = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inner = tl.program_id(2).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    i = k[:, None] * block + inner[None, :]
+    inside = (inner[None, :] < block) & (i < n)
+    p = load_sum(x, e, row * n + i, inside, HAS_MEMORY)
+    tl.atomic_max(top + row * nb + k, tl.max(magnitude(p), 1), k < nb)
+
+
+@triton.jit
+def _halves(lanes, ROWS: tl.constexpr):
+    """``[ROWS, 16]`` -> ``[ROWS]``: the upper half of the lanes is added to the lower, four times."""
+    lanes = tl.sum(tl.reshape(lanes, (ROWS, 2, 8)), 1)
+    lanes = tl.sum(tl.reshape(lanes, (ROWS, 2, 4)), 1)
+    lanes = tl.sum(tl.reshape(lanes, (ROWS, 2, 2)), 1)
+    return tl.sum(lanes, 1)
+
+
+@triton.jit
+def _measure(x, e, at, inside, tau, KIND: tl.constexpr, HAS_MEMORY: tl.constexpr):
+    p = load_sum(x, e, at, inside, HAS_MEMORY)
+    if KIND == 0:  # magnitudes
+        value = tl.abs(p)
+    elif KIND == 1:  # squares
+        value = p
+    elif KIND == 2:  # what is on the upper side of tau
+        value = tl.where((p >= tau) & inside, p, 0.0)
+    else:  # on the lower
+        value = tl.where(p >= tau, 0.0, p)
+    wide = value.to(tl.float64)
+    if KIND == 1:
+        wide = wide * wide
+    return wide
+
+
+@triton.jit
+def piece_sum_kernel(
+    x, e, out, n, block, pieces, count, turns, tau, KIND: tl.constexpr, HAS_MEMORY: tl.constexpr, ROWS: tl.constexpr
+):
+    """``out [b, count]`` float64: the ordered sums of the pieces of 4,096 numbers, ``count = nb pieces`` of each row.
+
+    turns: how often each of the 16 lanes adds; B is at most n.
+    """
+    row = tl.program_id(1).to(tl.int64)
+    j = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    begin = (j % pieces) * 4096
+    start = (j // pieces) * block + begin
+    lane = tl.arange(0, 16)
+    inner = begin[:, None] + lane[None, :]
+    i = start[:, None] + lane[None, :]
+    total = _measure(x, e, row * n + i, (inner < block) & (i < n), tau, KIND, HAS_MEMORY)
+    for t in range(1, turns):
+        inside = (inner + 16 * t < block) & (i + 16 * t < n)
+        total += _measure(x, e, row * n + i + 16 * t, inside, tau, KIND, HAS_MEMORY)
+    tl.store(out + row * count + j, _halves(total, ROWS), j < count)
+
+
+@triton.jit
+def count_kernel(x, e, out, n, block, nb, tau, HAS_MEMORY: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr):
+    """``out [b, nb]`` int32, zeros before: how many numbers of each block are at least tau."""
+    row = tl.program_id(1).to(tl.int64)
+    k = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inner = tl.program_id(2).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    i = k[:, None] * block + inner[None, :]
+    inside = (inner[None, :] < block) & (i < n)
+    p = load_sum(x, e, row * n + i, inside, HAS_MEMORY)
+    tl.atomic_add(out + row * nb + k, tl.sum(((p >= tau) & inside).to(tl.int32), 1), k < nb)
+
+
+@triton.jit
+def join_pieces_kernel(pieces_of, out, blocks, pieces, ROWS: tl.constexpr):
+    """``pieces_of [blocks, pieces]`` float64 -> ``out [blocks]``: added in order."""
+    k = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = k < blocks
+    total = tl.load(pieces_of + k * pieces, inside, 0.0)
+    for j in range(1, pieces):
+        total += tl.load(pieces_of + k * pieces + j, inside, 0.0)
+    tl.store(out + k, total, inside)

@@ -1,0 +1,153 @@
+"""The random operations as Triton kernels, and what kernels of other families draw from a stream.
+
+Words are uint32: sums wrap around, shifts to the right are logical.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from grace.compute.launching import TILE, launch, signed
+from grace.random.reference import FEISTEL_ROUNDS, SORTED_SUBSET
+
+if TYPE_CHECKING:
+    from grace.random import Stream
+
+
+@triton.jit
+def _turn(x0, x1, r: tl.constexpr):
+    x0 = x0 + x1
+    return x0, ((x1 << r) | (x1 >> (32 - r))) ^ x0
+
+
+@triton.jit
+def _turns_even(x0, x1):
+    x0, x1 = _turn(x0, x1, 13)
+    x0, x1 = _turn(x0, x1, 15)
+    x0, x1 = _turn(x0, x1, 26)
+    return _turn(x0, x1, 6)
+
+
+@triton.jit
+def _turns_odd(x0, x1):
+    x0, x1 = _turn(x0, x1, 17)
+    x0, x1 = _turn(x0, x1, 29)
+    x0, x1 = _turn(x0, x1, 16)
+    return _turn(x0, x1, 24)
+
+
+@triton.jit
+def threefry(key0, key1, counter, step):
+    """Threefry-2x32 with 20 rounds, as ``grace.random``: uint32 counters -> two uint32 words each. Keys and step are int32."""
+    k0 = tl.zeros_like(counter) + key0.to(tl.uint32, bitcast=True)
+    k1 = tl.zeros_like(counter) + key1.to(tl.uint32, bitcast=True)
+    k2 = k0 ^ k1 ^ 0x1BD11BDA
+    x0 = counter + k0
+    x1 = k1 + step.to(tl.uint32, bitcast=True)
+    x0, x1 = _turns_even(x0, x1)
+    x0, x1 = _turns_odd(x0 + k1, x1 + k2 + 1)
+    x0, x1 = _turns_even(x0 + k2, x1 + k0 + 2)
+    x0, x1 = _turns_odd(x0 + k0, x1 + k1 + 3)
+    x0, x1 = _turns_even(x0 + k1, x1 + k2 + 4)
+    return x0 + k2, x1 + k0 + 5
+
+
+@triton.jit
+def lanes_at(key0, key1, step, position):
+    """int32 in [0, 65536): the lanes of a stream at these positions, one by one."""
+    low, high = threefry(key0, key1, (position >> 2).to(tl.uint32), step)
+    word = tl.where((position & 2) == 0, low, high)
+    return (tl.where((position & 1) == 0, word, word >> 16) & 0xFFFF).to(tl.int32)
+
+
+@triton.jit
+def lanes_of_tile(key0, key1, step, first, G: tl.constexpr):
+    """``[G, 8]`` int32: the lanes from position ``first`` on, a multiple of 4; four to each call of the generator."""
+    counter = (first >> 2) + tl.arange(0, 2 * G)
+    low, high = threefry(key0, key1, counter.to(tl.uint32), step)
+    pairs = tl.join(
+        tl.join(low & 0xFFFF, high & 0xFFFF), tl.join(low >> 16, high >> 16)
+    )  # [2 G, half, word] -> order below
+    return tl.reshape(pairs, (G, 8)).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["key0", "key1", "step", "first"])
+def _words(out, n, key0, key1, step, first, TILE: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    low, high = threefry(key0, key1, (first + i).to(tl.uint32), step)
+    tl.store(out + 2 * i, low.to(tl.int32, bitcast=True), i < n)
+    tl.store(out + 2 * i + 1, high.to(tl.int32, bitcast=True), i < n)
+
+
+@triton.jit(do_not_specialize=["key0", "key1", "step", "first"])
+def _uniform(out, n, key0, key1, step, first, TILE: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    lane = lanes_at(key0, key1, step, first + i)
+    tl.store(out + i, (lane.to(tl.float32) + 0.5) * 0.0000152587890625, i < n)
+
+
+@triton.jit
+def _hash32(x):
+    """As the reference's: a full-avalanche hash of 32-bit words."""
+    x = x ^ (x >> 16)
+    x = x * 0x7FEB352D
+    x = x ^ (x >> 15)
+    x = x * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit(do_not_specialize=["n", "half", "k0", "k1", "k2", "k3", "k4", "k5"])
+def _walk(out, count, n, half, k0, k1, k2, k3, k4, k5, TILE: tl.constexpr):
+    """Images of 0, 1, ... under a permutation of [0, n): each walks until it lies below n. Nobody asks the host."""
+    i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    mask = (tl.full((TILE,), 1, tl.int64) << half) - 1
+    image = tl.where(i < count, i, 0)
+    away = tl.full((TILE,), 1, tl.int32)
+    while tl.max(away, 0) > 0:
+        left = (image >> half).to(tl.uint32)
+        right = (image & mask).to(tl.uint32)
+        for turn in tl.static_range(0, 6):
+            if turn == 0:
+                key = k0
+            elif turn == 1:
+                key = k1
+            elif turn == 2:
+                key = k2
+            elif turn == 3:
+                key = k3
+            elif turn == 4:
+                key = k4
+            else:
+                key = k5
+            word = tl.zeros((TILE,), tl.uint32) + key.to(tl.uint32, bitcast=True)
+            next_right = left ^ (_hash32(right ^ word) & mask.to(tl.uint32))
+            left = right
+            right = next_right
+        image = tl.where(away > 0, (left.to(tl.int64) << half) | right.to(tl.int64), image)
+        away = (image >= n).to(tl.int32)
+    tl.store(out + i, image, i < count)
+
+
+def fill_words(out: Tensor, rng: Stream, first: int) -> None:
+    key0, key1 = rng.key()
+    n = len(out)
+    launch(_words, (-(-n // TILE),), out, n, signed(key0), signed(key1), signed(rng.step), first, TILE=TILE)
+
+
+def fill_uniform(out: Tensor, rng: Stream, first: int) -> None:
+    key0, key1 = rng.key()
+    n = out.numel()
+    launch(_uniform, (-(-n // TILE),), out, n, signed(key0), signed(key1), signed(rng.step), first, TILE=TILE)
+
+
+def fill_subset(out: Tensor, rng: Stream, n: int) -> Any:
+    if n <= SORTED_SUBSET:
+        return NotImplemented
+    half = ((n - 1).bit_length() + 1) // 2
+    keys = [signed(int(w)) for w in rng.words(FEISTEL_ROUNDS)[:, 0]]  # on the host, which has them at no cost
+    launch(_walk, (-(-out.numel() // TILE),), out, out.numel(), n, half, *keys, TILE=TILE)
+    return None

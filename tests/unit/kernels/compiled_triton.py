@@ -1,0 +1,133 @@
+"""Compiles every Triton kernel for a GPU that need not be there.
+
+``python -m tests.unit.kernels.compiled_triton`` prints, as JSON, what of their code could have other bits than the CPU's. A
+process of its own: the interpreter and the compiler exclude each other.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import re
+import sys
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+import grace.kernels
+
+TARGET = GPUTarget("cuda", 90, 32)
+# Of arguments by their names; pointers to others are to float32, other numbers int64.
+POINTERS = {
+    "wire": "*u8", "wires": "*u8", "bad": "*i32", "marks": "*i32", "top": "*i32", "words": "*i32", "index": "*i64",
+    "pieces_of": "*fp64",
+}  # fmt: skip
+FLOATS = {"weight", "shrink", "tau", "momentum", "scale", "left"}
+NUMBERS = {
+    "n", "block", "nb", "w", "width", "W", "stride", "row_stride", "pieces", "count", "turns", "blocks", "m", "l", "r", "k",
+    "first", "half",
+}  # fmt: skip
+WORDS = {"key0", "key1", "step", "k0", "k1", "k2", "k3", "k4", "k5"}
+# kernel -> what differs from the rules above, and one dictionary of constants for each way to compile it
+KERNELS: dict[str, tuple[dict[str, str], list[dict[str, int]]]] = {
+    "kernels.levels._quantize": ({}, [
+        {"S": s, "BITS": bits, "HAS_MEMORY": 1, "HAS_REST": 1, "EVEN": even, "G": 128, "PER": per}
+        for s, bits, even, per in ((7, 4, 1, 8), (127, 8, 1, 8), (1, 0, 0, 5), (9, 5, 0, 8))
+    ]),
+    "kernels.levels._dequantize_sum": ({}, [
+        {"S": s, "BITS": bits, "ADD": 1, "TILE": 1024} for s, bits in ((7, 4), (1, 0), (9, 5))
+    ]),
+    "kernels.signs._encode": ({}, [
+        {"RULE": rule, "ZEROS": 2, "HAS_MEMORY": 1, "HAS_REST": 1, "G": 128, "PER": 5 if rule == 3 else 8} for rule in range(4)
+    ]),
+    "kernels.signs._sum": ({}, [{"RULE": rule, "ADD": 0, "MAJORITY": 1, "TILE": 1024} for rule in range(4)]),
+    "kernels.codebook._encode": ({}, [{"HAS_MEMORY": 1, "HAS_REST": 1, "TILE": 1024}]),
+    "kernels.codebook._sum": ({}, [{"ADD": 1, "TILE": 1024}]),
+    "kernels.powers._encode": ({"tops": "*i32"}, [
+        {"BITS": bits, "OCTAVES": octaves, "HAS_MEMORY": 1, "HAS_REST": 1, "EVEN": 1, "G": 128}
+        for bits, octaves in ((4, 7), (8, 126))
+    ]),
+    "kernels.powers._sum": ({}, [{"BITS": 8, "OCTAVES": 126, "ADD": 0, "TILE": 1024}]),
+    "kernels.finite._look": ({}, [{"EXPONENT": 0x7F800000, "TILE": 4096}]),
+    "kernels.finite._add": ({}, [{"HAS_MEMORY": 1, "TILE": 1024}]),
+    "kernels.momentum._accelerate": ({}, [{"NESTEROV": nesterov, "TILE": 1024} for nesterov in (0, 1)]),
+    "kernels.momentum._forget": ({}, [{"HAS_X": 1, "TILE": 1024}]),
+    "kernels.sums._add_scaled": ({}, [{"BFLOAT16": 0, "TILE": 1024}]),
+    "kernels.subsets._take": ({}, [{"HAS_LEFT": 1, "TILE": 1024}]),
+    "kernels.subsets._add": ({}, [{"TILE": 1024}]),
+    "kernels.low_rank._split": ({}, [{"HAS_X": 1, "ROWS": 16, "COLUMNS": 64}]),
+    "kernels.low_rank._add": ({}, [{"ROWS": 16, "COLUMNS": 64}]),
+    "kernels.block_max_kernel": ({}, [{"HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
+    "kernels.count_kernel": ({"out": "*i32"}, [{"HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
+    "kernels.piece_sum_kernel": ({"out": "*fp64"}, [{"KIND": kind, "HAS_MEMORY": 1, "ROWS": 16} for kind in range(4)]),
+    "kernels.join_pieces_kernel": ({"out": "*fp64"}, [{"ROWS": 16}]),
+    "random._words": ({"out": "*i32"}, [{"TILE": 1024}]),
+    "random._uniform": ({}, [{"TILE": 1024}]),
+    "random._walk": ({"out": "*i64"}, [{"TILE": 1024}]),
+}  # fmt: skip
+# What gives other bits: products fused with sums, quotients and roots not rounded to nearest, denormal numbers flushed.
+FORBIDDEN = r"fma\.rn(?:\.ftz)?\.f(?:32|64)|div\.(?:full|approx)\S*|sqrt\.approx\S*|\S+\.ftz\S*"
+
+
+def kernels() -> dict[str, Any]:
+    """The kernels that are launched, by where they are: those that take a pointer and a grid, and no helpers."""
+    found = {}
+    for package in ("grace.kernels", "grace.random"):
+        modules = [f"{package}.triton"]
+        if package == "grace.kernels":
+            modules += [f"{package}.{m.name}.triton" for m in pkgutil.iter_modules(grace.kernels.__path__) if m.ispkg]
+        for name in modules:
+            try:
+                module = importlib.import_module(name)
+            except ModuleNotFoundError:
+                continue
+            place = name.removeprefix("grace.").removesuffix(".triton")
+            for key, value in vars(module).items():
+                if isinstance(value, triton.JITFunction) and value.module == name and "tl.program_id" in value.src:
+                    found[f"{place}.{key}"] = value
+    found.pop("kernels.tile_positions", None)  # a helper that asks where it is
+    return found
+
+
+def compiled(kernel: Any, special: dict[str, str], constants: dict[str, int], fused: bool) -> str:
+    """The kernel's PTX."""
+    signature = {}
+    for name in kernel.arg_names:
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name in special:
+            signature[name] = special[name]
+        elif name in FLOATS:
+            signature[name] = "fp32"
+        elif name in WORDS:
+            signature[name] = "i32"
+        elif name in NUMBERS:
+            signature[name] = "i64"
+        else:
+            signature[name] = POINTERS.get(name, "*fp32")
+    places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(kernel, signature, places)
+    text: str = triton.compile(source, target=TARGET, options={"enable_fp_fusion": fused}).asm["ptx"]
+    return text
+
+
+def main() -> None:
+    """Prints {kernel: what is forbidden in it}, the kernels that no line of KERNELS names, and whether fusing would show."""
+    there = kernels()
+    wrong = {}
+    for name, (special, ways) in KERNELS.items():
+        found = {hit for way in ways for hit in re.findall(FORBIDDEN, compiled(there[name], special, way, False))}
+        if found:
+            wrong[name] = sorted(found)
+    fused = compiled(there["kernels.sums._add_scaled"], {}, {"BFLOAT16": 0, "TILE": 1024}, True)
+    json.dump(
+        {"wrong": wrong, "missing": sorted(set(there) ^ set(KERNELS)), "fused": re.findall(FORBIDDEN, fused)[:1]},
+        sys.stdout,
+    )
+
+
+if __name__ == "__main__":
+    main()
