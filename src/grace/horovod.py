@@ -26,7 +26,6 @@ from grace.random import Stream
 from grace.registry import method as read_method
 from grace.registry import spell
 from grace.registry.policy import Policy
-from grace.transports.choose import transport as choose_transport
 from grace.transports.horovod import HorovodTransport
 
 if TYPE_CHECKING:
@@ -209,9 +208,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
                 "hvd.Compression.none and hvd.Compression.fp16"
             )
         wanted = compression.method
-    over = "auto" if process_set is None else HorovodTransport(process_set)
+    over = "auto" if process_set is None else HorovodTransport(process_set)  # which stays open, as the set does
     return shape_as_horovods(torch_optimizer.DistributedOptimizer(
-        optimizer, wanted, named_parameters, transport=choose_transport(over),
+        optimizer, wanted, named_parameters, transport=over,
         backward_passes_per_step=backward_passes_per_step, **options,
     ))  # fmt: skip
 

@@ -16,9 +16,11 @@ from grace.errors import (
     CompositionError,
     ConfigurationError,
     FingerprintMismatch,
+    GraceError,
     InputError,
     NonFiniteError,
     StateError,
+    TransportError,
 )
 from grace.transports.torch_distributed import TorchDistributed
 from tests.distributed.processes import Pool
@@ -314,6 +316,31 @@ def given_transport(rank: int, world: int) -> None:
     other = model()
     with pytest.raises(ConfigurationError, match=r"rank and world \(0, 1\) are not those of the model's group"):
         grace.attach(other, "none", transport=Loopback())
+
+
+def lent_transport(rank: int, world: int) -> None:
+    """A user's own transport outlives the handles that use it, whichever door they come from; an error ends it."""
+    network = TorchDistributed(dist.new_group())
+    net = model()
+    handle = grace.attach(net, "topk:ratio=0.1", transport=network)
+    assert handle.transport.startswith("gloo")
+    train(net, rank, range(2))
+    handle.detach()
+    plain = Net()
+    optimizer = grace.DistributedOptimizer(torch.optim.SGD(plain.parameters(), lr=0.1), "none", transport=network)
+    optimizer.handle.detach()
+    window = grace.local(plain, torch.optim.SGD(plain.parameters(), lr=0.1), "none", every=2, transport=network)
+    window.detach()
+    assert network.tell(str(rank), seconds=20) == [str(other) for other in range(world)]
+    handle = grace.attach(net, "none", transport=network)
+    handle._exchanger.close(GraceError("enough"))
+    with pytest.raises(TransportError):
+        network.tell("x", seconds=20)
+    handle.detach()
+
+
+def test_a_transport_of_the_users_own_stays_open(pair: Pool) -> None:
+    pair.run(lent_transport)
 
 
 def test_over_a_transport_that_is_given(pool: Pool) -> None:

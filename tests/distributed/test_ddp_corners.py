@@ -7,6 +7,7 @@ import gc
 import os
 import pickle
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import grace
-from grace.errors import ConfigurationError, FingerprintMismatch, InputError
+from grace.errors import ConfigurationError, FingerprintMismatch, GraceError, InputError
 from tests.distributed.processes import Pool
 from tests.distributed.test_ddp import Net, assert_replicas_agree, batch, model, train, weights
 
@@ -107,6 +108,54 @@ def too_late(rank: int, world: int, granularity: str) -> None:
 @pytest.mark.parametrize("granularity", ["parameter", "bucket", "model"])
 def test_a_parameter_that_never_arrives_is_named(pair: Pool, granularity: str) -> None:
     pair.run(too_late, granularity)
+
+
+def unfrozen_later(rank: int, world: int) -> None:
+    """On one rank only: the other hears of it. Frozen again, all could have gone on."""
+    net = model(find_unused_parameters=True)
+    net.module.extra.requires_grad_(False)
+    handle = grace.attach(net, "topk:ratio=0.1")
+    train(net, rank, range(2))
+    net.module.extra.requires_grad_(rank == 1)
+    text = "'extra.weight' requires a gradient now.*wrap model.module anew" if rank == 1 else "has died, left"
+    with pytest.raises((InputError, GraceError), match=text):
+        train(net, rank, range(3))
+    handle.detach()
+
+
+def test_what_is_unfrozen_after_some_steps_is_named(pair: Pool) -> None:
+    pair.run(unfrozen_later)
+
+
+# ---- two exchanges of one gradient -----------------------------------------------------------------------------------
+def exchanged_twice(rank: int, world: int) -> None:
+    net = model()
+
+    def distribute() -> Any:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        return grace.DistributedOptimizer(optimizer, "topk:ratio=0.1", net.module.named_parameters())
+
+    with pytest.raises(ConfigurationError, match=r"'conv\.weight' belongs to a DistributedDataParallel"):
+        distribute()
+    plain = net.module
+    del net
+    net = SimpleNamespace(module=plain, parameters=plain.parameters)
+    optimizer = distribute()  # the wrapper is gone
+    net = DistributedDataParallel(plain)
+    with pytest.raises(ConfigurationError, match="is trained by a grace"):
+        grace.attach(net, "topk")
+    nn.functional.cross_entropy(net(batch(rank, 0)[0]), batch(rank, 0)[1]).backward()
+    with pytest.raises(ConfigurationError, match="belongs to a DistributedDataParallel"):
+        optimizer.step()  # wrapped after the optimizer was made
+    optimizer.handle.detach()
+    handle = grace.attach(net, "topk:ratio=0.1")
+    train(net, rank, range(2))
+    assert_replicas_agree(net, world)
+    handle.detach()
+
+
+def test_a_gradient_is_exchanged_once(pair: Pool) -> None:
+    pair.run(exchanged_twice)
 
 
 # ---- ranks that differ ------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from grace.registry.policy import Policy
 from grace.run.exchanger import Exchanger
 from grace.run.optimizer import Settings, read_settings
 from grace.transports.base import Transport
-from grace.transports.choose import transport as choose_transport
+from grace.transports.choose import transport_for_handle
 from grace.transports.torch_distributed import TorchDistributed
 
 
@@ -70,7 +70,7 @@ class LocalSteps(BaseHandle):
         }
         if group is not None and transport not in (None, "auto"):
             raise ConfigurationError("group= and transport= both say which ranks take part; give one of them")
-        over = choose_transport(transport or "auto") if group is None else TorchDistributed.beside(group)
+        over = transport_for_handle(transport or "auto") if group is None else TorchDistributed.beside(group)
         super().__init__(Exchanger(self._reference, method, over, counts_steps=False, knobs=knobs, **options))
         self.lr = 1.0  # delta is in units of the parameters, and so is what a memory owes of it
         self._steps = self._taken = 0  # since the start; since the ranks last synchronized

@@ -11,7 +11,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from grace.adapters.handle import GradientHandle
 from grace.adapters.on_its_way import stand_in
 from grace.adapters.scaling import describe_scaler
-from grace.adapters.trained import name_trained
+from grace.adapters.trained import name_trained, refuse_ddp
 from grace.collectives import AllReduce, Exchange
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, StateError
@@ -38,8 +38,10 @@ _DROPPED = (
 
 class OptimizerHandle(GradientHandle):
     """Grace at work on one optimizer: its ``handle``. Made by :func:`grace.DistributedOptimizer`; all ranks call its methods
-    alike, and between steps.
+    alike, and between steps. ``at_work`` holds those that are not detached.
     """
+
+    at_work: ClassVar[weakref.WeakSet[OptimizerHandle]] = weakref.WeakSet()
 
     def __init__(
         self,
@@ -54,6 +56,7 @@ class OptimizerHandle(GradientHandle):
         **options: Any,
     ):
         self._parameters = name_trained(optimizer, named_parameters)
+        refuse_ddp(self._parameters)
         knobs: dict[str, object] = {"bucket_mb": bucket_mb, "backward_passes_per_step": backward_passes_per_step}
         if scaler is not None:
             knobs["scaler"] = describe_scaler(scaler, self._parameters)
@@ -80,6 +83,8 @@ class OptimizerHandle(GradientHandle):
         ]
         self._own = type(optimizer)
         self._hooks: list[RemovableHandle] = [*hooks, optimizer.register_step_pre_hook(_before_step)]
+        self._alone = False  # whether it was looked for a DistributedDataParallel model that was made later
+        self.at_work.add(self)
 
     def _begin(self) -> None:
         """Starts a step: nothing has come yet."""
@@ -150,6 +155,7 @@ class OptimizerHandle(GradientHandle):
         if self._synchronized:
             return
         self._check_parameters()
+        self._check_alone()
         frozen = [p for name, p in self._parameters.items() if not p.requires_grad and p.grad is None]
         for name, p in self._parameters.items():
             if self._left[name]:
@@ -240,6 +246,15 @@ class OptimizerHandle(GradientHandle):
                     "Grace began: call handle.detach(), and DistributedOptimizer again"
                 ))  # fmt: skip
 
+    def _check_alone(self) -> None:
+        """In the first step: whether the model was wrapped after this optimizer was made."""
+        if not self._alone:
+            try:
+                refuse_ddp(self._parameters)
+            except ConfigurationError as error:
+                self._fail(error)
+            self._alone = True
+
     def check_open(self) -> None:
         """Refuses to go on after an error."""
         if self.error is not None:
@@ -315,6 +330,25 @@ class OptimizerHandle(GradientHandle):
         self._taken = {}
         self._exchanger.close()
         self._optimizer.__class__ = self._own
+        self.at_work.discard(self)
+
+    @classmethod
+    def refuse_shared(cls, named: Mapping[str, Tensor]) -> None:
+        """Refuses parameters whose gradients an optimizer of Grace exchanges already.
+
+        Args:
+            named: the parameters, by name.
+
+        Raises:
+            ConfigurationError: names one of them.
+        """
+        taken = {p for handle in cls.at_work for p in handle._known}
+        for name, p in named.items():
+            if p in taken:
+                raise ConfigurationError(
+                    f"{name!r} is trained by a grace.DistributedOptimizer, which exchanges its gradient, too: ranks would end "
+                    "with different parameters. Use one of the two, or call optimizer.handle.detach() first"
+                )
 
 
 def fill_buckets(parameters: Mapping[str, Tensor], most: int) -> list[list[str]]:

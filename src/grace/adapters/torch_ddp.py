@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from grace.adapters.ddp_hook import Hook
 from grace.adapters.handle import GradientHandle
+from grace.adapters.optimizer_handle import OptimizerHandle
 from grace.adapters.scaling import describe_scaler
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError
@@ -55,6 +56,7 @@ class Handle(GradientHandle):
         named = {n: p for n, p in model.module.named_parameters() if n not in model.parameters_to_ignore}
         self._names = {p: name for name, p in named.items()}
         trained = {name: p for name, p in named.items() if p.requires_grad}
+        OptimizerHandle.refuse_shared(trained)
         self._hook = Hook.on(model)
         if self._hook.taker is not None:
             raise ConfigurationError("Grace is attached to this model; use handle.switch(...) or handle.detach() first")
@@ -83,6 +85,7 @@ class Handle(GradientHandle):
         self._tickets: list[_Ticket] = []
         self._error: BaseException | None = None  # of this backward pass, for the user's thread
         self._watching = False
+        self._left_out = [(name, p) for name, p in named.items() if not p.requires_grad]
         self._hook.taker = self
 
     def _settings(self) -> Settings | None:
@@ -99,6 +102,7 @@ class Handle(GradientHandle):
                 self._exchanger.scale = self._scaler.get_scale()
         buffer, gradients = bucket.buffer(), {}
         try:
+            self._check_frozen()
             gradients = self._gradients(bucket)
         except InputError as error:
             self._fail(error)
@@ -125,6 +129,16 @@ class Handle(GradientHandle):
             text = ", ".join(map(repr, names))
             raise InputError(f"the gradient of {text} is sparse; make the layer with sparse=False")
         return {name: x for name, x in zip(names, bucket.gradients(), strict=True) if name in self._exchanger.like}
+
+    def _check_frozen(self) -> None:
+        """Whether what was frozen when Grace was attached still is: nobody exchanges its gradient."""
+        for name, p in self._left_out:
+            if p.requires_grad:
+                raise InputError(
+                    f"{name!r} requires a gradient now, and did not when Grace was attached: this rank alone would train it. "
+                    "Freeze it again; or call handle.detach(), wrap model.module anew in DistributedDataParallel, which does "
+                    "not exchange it either, and attach to that"
+                )
 
     def _job(self, ticket: _Ticket, gradients: dict[str, Tensor], last: bool) -> None:
         """Exchanges what has become complete. Runs in the lane; an error is kept for the user's thread."""

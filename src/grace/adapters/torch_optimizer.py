@@ -21,7 +21,7 @@ from grace.run.exchanger import BUCKET_BYTES
 from grace.run.groups import Granularity
 from grace.run.worker import NonFinite
 from grace.transports.base import Transport
-from grace.transports.choose import transport as choose
+from grace.transports.choose import transport_for_handle
 
 if TYPE_CHECKING:
     _Base = torch.optim.Optimizer
@@ -172,7 +172,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         raise out_of_range("DistributedOptimizer", "bucket_mb", bucket_mb, "a number > 0, in MiB")
     _check_passes(backward_passes_per_step)
     handle = OptimizerHandle(
-        optimizer, method, named_parameters, choose(transport), granularity=granularity, bucket_mb=bucket_mb,
+        optimizer, method, named_parameters, transport_for_handle(transport), granularity=granularity, bucket_mb=bucket_mb,
         backward_passes_per_step=backward_passes_per_step, seed=seed, nonfinite=nonfinite, check=check, scaler=scaler,
         steps_per_epoch=steps_per_epoch,
     )  # fmt: skip

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from grace.errors import ConfigurationError
 
@@ -94,6 +96,40 @@ def _name_by_place(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tens
     for number, group in enumerate(optimizer.param_groups):
         names = group.get("param_names") or [f"group{number}.{place}" for place in range(len(group["params"]))]
         yield from zip(names, group["params"], strict=True)
+
+
+def refuse_ddp(named: Mapping[str, Tensor]) -> None:
+    """Refuses parameters that a ``DistributedDataParallel`` model exchanges, too: two exchanges would race on one gradient.
+
+    Args:
+        named: the parameters, by name.
+
+    Raises:
+        ConfigurationError: such a model is alive; names a parameter of it.
+    """
+    for last in (False, True):
+        shared = _find_in_ddp(named)
+        if shared is None:
+            return
+        if not last:
+            gc.collect()  # a model that was dropped may wait for this
+    raise ConfigurationError(
+        f"{shared!r} belongs to a DistributedDataParallel model, which exchanges its gradient, too: ranks would end with "
+        "different parameters. Write grace.attach(model, ...) and keep the plain optimizer, or leave out "
+        "DistributedDataParallel: grace.DistributedOptimizer(optimizer, ..., model.module.named_parameters()) without it"
+    )
+
+
+def _find_in_ddp(named: Mapping[str, Tensor]) -> str | None:
+    """The name of a parameter that some live ``DistributedDataParallel`` model exchanges. torch keeps no list of them."""
+    names = {p: name for name, p in named.items()}
+    for thing in gc.get_objects():
+        if not issubclass(type(thing), DistributedDataParallel) or not hasattr(thing, "parameters_to_ignore"):
+            continue
+        for name, p in thing.module.named_parameters():
+            if p in names and name not in thing.parameters_to_ignore:
+                return names[p]
+    return None
 
 
 def zero_nonfinite_state(optimizer: torch.optim.Optimizer, p: Tensor) -> None:

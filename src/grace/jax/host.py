@@ -20,7 +20,7 @@ from grace.registry.policy import Policy
 from grace.run.worker import NonFinite
 from grace.state import STRUCTURE, nested
 from grace.transports.base import Transport
-from grace.transports.choose import transport as choose_transport
+from grace.transports.choose import transport_for_handle
 
 
 class CompressedMeanState(NamedTuple):
@@ -157,7 +157,7 @@ def compressed_mean_on_host(
         >>> handle.stats.steps, int(state[0].count)
         (1, 1)
     """
-    network = choose_transport(transport) if isinstance(transport, str) else transport
+    network = transport_for_handle(transport)
     handle = Handle(
         params, method, network, seed=seed, nonfinite=nonfinite, check=check, steps_per_epoch=steps_per_epoch
     )

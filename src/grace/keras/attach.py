@@ -10,7 +10,7 @@ from grace.registry.policy import Policy
 from grace.run.groups import Granularity
 from grace.run.worker import NonFinite
 from grace.transports.base import Transport
-from grace.transports.choose import transport as choose_transport
+from grace.transports.choose import transport_for_handle
 
 
 def attach(
@@ -62,4 +62,4 @@ def attach(
         "granularity": granularity, "seed": seed, "nonfinite": nonfinite, "check": check,
         "steps_per_epoch": steps_per_epoch,
     }  # fmt: skip
-    return Handle(model, method, choose_transport(transport), options)
+    return Handle(model, method, transport_for_handle(transport), options)

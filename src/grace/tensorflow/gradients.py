@@ -18,7 +18,7 @@ from grace.run.groups import Granularity
 from grace.run.worker import NonFinite
 from grace.tensorflow.calls import call_host, keep_python, refuse_replicas, refuse_xla
 from grace.transports.base import Transport
-from grace.transports.choose import transport as choose_transport
+from grace.transports.choose import transport_for_handle
 
 
 class Gradients(BaseHandle):
@@ -66,7 +66,7 @@ class Gradients(BaseHandle):
         steps_per_epoch: int | None = None,
         learning_rate: Any = None,
     ):
-        network = choose_transport(transport)
+        network = transport_for_handle(transport)
         try:
             if sparse not in ("densify", "refuse"):
                 raise ConfigurationError(f"sparse={sparse!r} is unknown; legal: 'densify', 'refuse'")

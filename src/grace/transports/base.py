@@ -70,3 +70,19 @@ class Wrapper:
     def close(self, error: BaseException | None = None) -> None:
         """See :class:`Transport`."""
         self.transport.close(error)
+
+
+class Kept(Wrapper):
+    """A user's own transport, in the hands of a handle: it stays open when the handle leaves, for whatever the user does next.
+
+    Only an error closes it, since the other ranks hear of the error through that.
+    """
+
+    def __init__(self, transport: Transport):
+        super().__init__(transport)
+        self.name, self.why = getattr(transport, "name", type(transport).__name__), getattr(transport, "why", "")
+
+    def close(self, error: BaseException | None = None) -> None:
+        """See :class:`Transport`; without an error nothing happens."""
+        if error is not None:
+            self.transport.close(error)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from grace.errors import ConfigurationError, unknown
 from grace.transports.alone import Alone
-from grace.transports.base import Transport, describe
+from grace.transports.base import Kept, Transport, describe
 from grace.transports.launchers import find_mpi_place, find_place
 from grace.transports.meeting import find_jax, init_process_group
 from grace.transports.mpi import MPITransport, find_why_no_mpi
@@ -57,6 +57,15 @@ def transport(spec: str | Transport = "auto") -> Transport:
     if not isinstance(spec, str):
         return spec
     return _carry_out(choose(spec))
+
+
+def transport_for_handle(spec: str | Transport = "auto") -> Transport:
+    """As :func:`transport`, for a handle that closes it when it leaves: a transport of the user's own stays open then.
+
+    Raises:
+        ConfigurationError: as :func:`transport`.
+    """
+    return transport(spec) if isinstance(spec, str) else Kept(spec)
 
 
 def _carry_out(choice: Choice) -> Transport:
@@ -113,7 +122,7 @@ def transport_beside(group: dist.ProcessGroup | None, spec: str | Transport | No
         ConfigurationError: as :func:`transport`.
     """
     if not isinstance(spec, str | None):
-        return spec
+        return Kept(spec)
     choice = _choose_by_name(spec or "auto")
     if choice is not None and choice.name != str(dist.get_backend(group)):
         return _carry_out(choice)
