@@ -31,6 +31,7 @@ from grace.transports.choose import choose
 from grace_bench import machine
 
 _DISTRIBUTION = "grace-dl"
+_OF_DEVELOPERS = ("dev", "docs", "test", "toolkits")  # extras that no user of Grace lacks
 _PATIENCE = 2.0  # seconds for a name server
 _MPI_PATIENCE = 30.0
 _ASK_MPI = (
@@ -120,7 +121,15 @@ def _kernels(errors: list[str]) -> dict[str, Any]:
         "asked": os.environ.get(backends.VARIABLE) or None,
         "available": backends.available(),
         "library": native.library(),
+        "triton": _version("triton"),
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _local_workers() -> int:
@@ -139,13 +148,9 @@ def _extras() -> list[dict[str, str | None]]:
     for line in wanted:
         name = re.match(r"[\w.-]+", line)
         extra = re.search(r"extra\s*==\s*[\"']([\w-]+)", line)
-        if name is None or extra is None or extra[1] == "dev" or name[0] == _DISTRIBUTION:
+        if name is None or extra is None or extra[1] in _OF_DEVELOPERS or name[0] == _DISTRIBUTION:
             continue
-        try:
-            version = metadata.version(name[0])
-        except metadata.PackageNotFoundError:
-            version = None
-        out.append({"extra": extra[1], "package": name[0], "version": version})
+        out.append({"extra": extra[1], "package": name[0], "version": _version(name[0])})
     return out
 
 
@@ -215,6 +220,10 @@ def table(found: dict[str, Any]) -> RenderableType:
     lines.add_row("kernels", Text(f"{kernels['active']}: {kernels['why']}" if kernels["active"] else "none"))
     lines.add_row("", Text(f"available: {', '.join(kernels['available'])}", "dim"))
     lines.add_row("", Text(str(kernels["library"]), "dim"))
+    if kernels["triton"] is not None:
+        lines.add_row(
+            "", Text(f"triton {kernels['triton']}, in use with {backends.VARIABLE}=triton; 3.7.1 was tested", "dim")
+        )
     lines.add_row("threads", f"{threads['torch']} of torch and the kernels, {threads['cores']} cores")
     there = [name for name in ("gloo", "nccl", "mpi") if transports[name]]
     lines.add_row("transports", f"{', '.join(there) or 'none'}; CUDA devices: {transports['cuda_devices']}")
@@ -223,15 +232,20 @@ def table(found: dict[str, Any]) -> RenderableType:
     lines.add_row("", Text(f"mpi4py: {mpi['problem'] or mpi['library'] + ', ' + threaded}", "dim"))
     if chosen is not None:
         lines.add_row("", Text(f"grace.transport() gives {chosen['name']} here: {chosen['why']}"))
+    absent = []
     for extra in dict.fromkeys(one["extra"] for one in found["extras"]):
         packages = [one for one in found["extras"] if one["extra"] == extra]
-        text = Text(", ").join(
-            Text(f"{one['package']} {one['version']}")
-            if one["version"]
-            else Text(f"{one['package']} missing", "yellow")
-            for one in packages
-        )
+        there = [f"{one['package']} {one['version']}" for one in packages if one["version"]]
+        others = [one["package"] for one in packages if not one["version"]]
+        if not there:
+            absent.append(extra)
+            continue
+        text = Text(", ".join(there))
+        if others:
+            text.append(f"; not installed: {', '.join(others)}", "dim")
         lines.add_row(Text(f"[{extra}]"), text)
+    if absent:
+        lines.add_row("optional", Text(f"not installed, and needed by nothing else: {', '.join(absent)}", "dim"))
     notes = [Text(f"warning: {text}", "yellow") for text in found["warnings"]]
     notes += [Text(f"error: {text}", "red") for text in found["errors"]]
     return Group(lines, *notes)

@@ -166,12 +166,11 @@ def compare_(methods: Methods, out: RequiredOut, **options: Any) -> None:
             raise ConfigurationError(f"grace compare takes one {what}, not {several}; grace bench train takes several")
     runs = _sweep(plan, out, options)
     results = [run.document for run in runs if isinstance(run.document, Result)]
-    if results:
-        draw_comparison(results, out)
+    drawn = draw_comparison(results, out) if results else []
     documents = [run.document for run in runs]
     predicted = elsewhere(documents)
     view = Group(tables.comparison(documents), *([] if predicted is None else [predicted]))
-    figures = ", comparison.png, comparison.svg" if results else ""
+    figures = ", comparison.png, comparison.svg" if drawn else ""
     _tell(runs, view, options, f"In {out}: runs/, runs.csv, curves.csv{figures}")
     _tell_failures(runs, "runs")
 

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grace
@@ -122,7 +123,7 @@ def is_share(metric: str) -> bool:
     return re.search(r"accuracy|^top\d|^hr\d|iou|dice|recall", metric) is not None
 
 
-_TRAIN = "grace bench train --task digits --methods none,topk {more}--out {{directory}}".format
+_TRAIN = "grace bench train --task {{task}} --methods none,topk {more}--out {{directory}}".format
 FIGURES = (
     Figure(
         "quality-epoch-time", "Quality against epochs and against time", "1",
@@ -194,9 +195,10 @@ def page_document(report: Report, directory: str) -> dict[str, Any]:
     machines = sorted({_describe(first) for first in firsts})
     return {
         "grace": grace.__version__,
-        "directory": directory,
+        "directory": Path(directory).name or directory,
         "written": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="minutes"),
         "runs": sum(len(group.runs) for group in report.groups),
+        "measured": sum(result_of(run).measured for group in report.groups for run in group.runs),
         "config": {tone: config(tone) for tone in TONES},
         "tasks": [_task(name, report) for name in tasks],
         "links": [network_name(one, links) for one in links],
@@ -225,16 +227,16 @@ def page_document(report: Report, directory: str) -> dict[str, Any]:
         "skipped": [{"file": file, "why": why} for file, why in report.skipped],
         "figures": [{"name": one.name, "title": one.title, "survey": one.survey} for one in report.figures],
         "missing": [
-            {"title": one.title, "survey": one.survey, "needs": one.needs, "command": command_for(one, directory)}
+            {"title": one.title, "survey": one.survey, "needs": one.needs, "command": command_for(one, report, directory)}
             for one in report.missing
         ],
         "machines": machines,
     }  # fmt: skip
 
 
-def command_for(figure: Figure, directory: str) -> str:
-    """The command that makes the figure's data."""
-    return figure.command.format(directory=directory)
+def command_for(figure: Figure, report: Report, directory: str) -> str:
+    """The command that makes the figure's data, with a task of this report if it has one."""
+    return figure.command.format(task=report.tasks[0] if report.tasks else "digits", directory=directory)
 
 
 def _task(name: str, report: Report) -> dict[str, Any]:
@@ -276,6 +278,7 @@ def _row(group: Group) -> dict[str, Any]:
     out: dict[str, Any] = {
         "label": group.label,
         "reference": group.reference,
+        "measured": group.measured,
         "baseline": is_baseline(first),
         "workers": first.workers,
         "transport": first.transport,

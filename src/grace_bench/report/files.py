@@ -63,14 +63,19 @@ def draw_comparison(results: Sequence[Result], out: Path) -> list[Path]:
     Args:
         results: of one task on one network, one for each method.
         out: a directory.
+
+    Returns:
+        What was written; nothing, where no run measured a quality.
     """
+    if not any(result.measured for result in results):
+        return []
     report = report_of(Found([Run(one.method, one) for one in results]))
     document = page_document(report, str(out))
     (task,) = document["tasks"]
     rows = [_show(row, document) for row in document["groups"]]
     for row, group in zip(rows, report.groups, strict=True):
         row["curve"]["sent"] = [(row["sent"] or 0) * step for step in group.curve.step]
-        final = "diverged" if row["final"] is None else quality_text(row["final"], task)
+        final = quality_text(row["final"], task) if row["final"] is not None else "diverged" if row["measured"] else "-"
         row["name"] = row["label"] + "*" * bool(row["adjusted"])
         row["text"] = f"{row['name']}\n{final}, {share(row['relative'])} of the bytes"
     worst = -math.inf if task["higher"] else math.inf
@@ -160,7 +165,7 @@ def _notes(name: str, rows: Sequence[Row], task: Mapping[str, Any]) -> list[str]
 def _explain(name: str, rows: Sequence[Row], task: Mapping[str, Any]) -> list[str]:
     """How to read a figure; nothing that its data could contradict."""
     if name == "quality-epoch-time":
-        lost = sorted({row["label"] for row in rows if row["final"] is None})
+        lost = sorted({row["label"] for row in rows if row["final"] is None and row["measured"]})
         return ["marks: the last evaluation" + (f"; diverged: {', '.join(lost)}" if lost else "")]
     if name == "prediction":
         errors = [abs(row["prediction_error"]) for row in rows if row["prediction_error"] is not None]

@@ -88,6 +88,11 @@ class Group:
         return self.measures[measure].median
 
     @property
+    def measured(self) -> bool:
+        """Whether any of its runs measured a quality: where none did, a missing one is no divergence."""
+        return not self.reference and any(result_of(run).measured for run in self.runs)
+
+    @property
     def reference(self) -> bool:
         """Whether it exchanges nothing: the limit for speed, but no way to train."""
         return self.first.method == NO_COMMUNICATION

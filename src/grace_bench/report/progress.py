@@ -108,8 +108,10 @@ def _tell(run: Ended) -> str:
         return f"failed: {document.error.strip().splitlines()[-1]}"
     took = "(finished earlier)" if run.earlier else f"({run.seconds:.0f} s)"
     quality = ""
-    if document.curve:
+    if document.measured:
         quality = f"{document.metric} " + ("diverged, " if document.final is None else f"{document.final:.4f}, ")
+    elif document.curve:
+        quality = "quality not measured, "
     return f"{quality}step {document.time.step_ms.median:.1f} ms {took}"
 
 

@@ -34,7 +34,17 @@ def _crown(text: str, crowned: bool) -> Text:
 
 def _quality(group: Experiment) -> str:
     """The quality at the end; a group that exchanges nothing has none."""
-    return "-" if group.reference else range_text(group.measures["final"], 4, missing="diverged")
+    if group.reference:
+        return "-"
+    return range_text(group.measures["final"], 4, missing="diverged") if group.measured else "not measured"
+
+
+def _unmeasured(groups: Sequence[Experiment]) -> str:
+    """What to say first where no run measured a quality; empty where one did."""
+    if any(group.measured for group in groups):
+        return ""
+    runs = sum(len(group.runs) for group in groups)
+    return f"0 of {plural(runs, 'run')} measured quality: batches were random, or nothing was evaluated."
 
 
 def _legend(groups: Sequence[Experiment], crowned: bool) -> str:
@@ -58,7 +68,9 @@ def _comparison(groups: Sequence[Experiment]) -> RenderableType:
     first, notes = groups[0].first, dict[str, str]()
     size = f"{first.workers} workers, {first.steps} steps, {first.batch_per_worker} samples each"
     quality = f"test {first.metric}"
-    headings = ("method", "seeds", quality, "sent / step", "vs fp32", "codec ms", "exchange ms", "step ms")
+    unmeasured = _unmeasured(groups)
+    headings = ("method", "seeds", *([] if unmeasured else [quality]), "sent / step", "vs fp32", "codec ms", "exchange ms",
+                "step ms")  # fmt: skip
     table = plain_table(f"{first.task}: {size}", headings)
     best, fastest = crowns(groups, "final"), crowns(groups, "step_ms")
     for group in groups:
@@ -66,7 +78,7 @@ def _comparison(groups: Sequence[Experiment]) -> RenderableType:
         mark = notes.setdefault(why, f" [{len(notes) + 1}]") if why else ""
         table.add_row(
             Text(group.label) + Text(mark, style="dim"), str(len(group.runs)),
-            _crown(_quality(group), id(group) in best), amount(group.median("sent")),
+            *([] if unmeasured else [_crown(_quality(group), id(group) in best)]), amount(group.median("sent")),
             Text(share(relative), style="red" if relative is not None and relative > 1 else ""),
             number(group.median("codec_ms"), 2), number(group.median("exchange_ms"), 2),
             _crown(range_text(measures["step_ms"], 1), id(group) in fastest),
@@ -79,7 +91,13 @@ def _comparison(groups: Sequence[Experiment]) -> RenderableType:
             "fewer than 1,024 elements or fewer than two dimensions go uncompressed."
         )
     told = [Text(f"{mark.strip()} {why}", style="dim") for why, mark in notes.items()]
-    return Group(table, Text(_legend(groups, bool(best | fastest)), style="dim"), Text(legend, style="dim"), *told)
+    return Group(
+        *_first(unmeasured),
+        table,
+        Text(_legend(groups, bool(best | fastest)), style="dim"),
+        Text(legend, style="dim"),
+        *told,
+    )
 
 
 def sweep(documents: Sequence[Document]) -> RenderableType:
@@ -87,15 +105,16 @@ def sweep(documents: Sequence[Document]) -> RenderableType:
     predicted.
     """
     groups, failed = experiments(documents)
-    headings = ("task", "workers", "link", "method", "seeds", "quality", "sent / step", "vs fp32", "compute ms",
-                "codec ms", "exposed ms", "step ms", "predicted", "error")  # fmt: skip
+    unmeasured = _unmeasured(groups)
+    headings = ("task", "workers", "link", "method", "seeds", *([] if unmeasured else ["quality"]), "sent / step", "vs fp32",
+                "compute ms", "codec ms", "exposed ms", "step ms", "predicted", "error")  # fmt: skip
     table = plain_table(headings=headings, left=4)
     best, fastest = crowns(groups, "final"), crowns(groups, "step_ms")
     for group in groups:
         measures, error = group.measures, group.median("prediction_error")
         table.add_row(
             *_place(group.first), Text(group.label, style="dim" if group.first.kind == "baseline" else ""),
-            str(len(group.runs)), _crown(_quality(group), id(group) in best),
+            str(len(group.runs)), *([] if unmeasured else [_crown(_quality(group), id(group) in best)]),
             amount(group.median("sent")), share(group.median("relative")), number(group.median("compute_ms")),
             number(group.median("codec_ms")), number(group.median("exposed_ms")),
             _crown(range_text(measures["step_ms"], 1), id(group) in fastest), number(group.median("predicted_ms")),
@@ -103,7 +122,13 @@ def sweep(documents: Sequence[Document]) -> RenderableType:
         )  # fmt: skip
     for one in failed:
         table.add_row(*_place(one), Text(one.method, style="red"), "", Text(f"failed (seed {one.seed})", style="red"))
-    return Group(table, Text(_legend(groups, bool(best | fastest)), style="dim")) if groups else table
+    return (
+        Group(*_first(unmeasured), table, Text(_legend(groups, bool(best | fastest)), style="dim")) if groups else table
+    )
+
+
+def _first(unmeasured: str) -> list[Text]:
+    return [Text(unmeasured, style="yellow")] if unmeasured else []
 
 
 def _place(one: Document) -> tuple[str, str, str]:

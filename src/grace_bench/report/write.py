@@ -81,7 +81,7 @@ def write_report(directory: Path, out: Path | None = None, *, figures: bool = Tr
         "skipped": [{"file": name, "reason": why} for name, why in report.skipped],
         "shown": [figure.name for figure in report.figures],
         "missing": [
-            {"figure": figure.name, "needs": figure.needs, "command": command_for(figure, str(directory))}
+            {"figure": figure.name, "needs": figure.needs, "command": command_for(figure, report, str(directory))}
             for figure in report.missing
         ],
         "figures": [str(path) for path in drawn],

@@ -30,6 +30,9 @@ function number(value, digits = 3, fixed = false) {
   return value.toLocaleString("en", { minimumFractionDigits: fixed ? decimals : 0, maximumFractionDigits: decimals });
 }
 
+// Of a group: a quality that nobody measured is no divergence
+const qualityOf = (group) => (value) => (isThere(value) || group.measured ? quality(value) : "not measured");
+
 function quality(value) {
   if (!isThere(value)) return "diverged";
   return task().share ? `${(100 * value).toFixed(1)}\u00a0%` : number(value, 4, true);

@@ -14,12 +14,12 @@ function shown(groups) {
 // What a pointer is told
 function about(group) {
   const seeds = group.seeds > 1 ? `${group.seeds} seeds` : "1 seed";
-  const told = { title: named(group), [task().metric]: `${ranged(group, "final", quality)}, ${seeds}` };
+  const told = { title: named(group), [task().metric]: `${ranged(group, "final", qualityOf(group))}, ${seeds}` };
   const say = (key, title, text) => { if (isThere(group[key])) told[title] = text; };
   say("throughput", "throughput", `${ranged(group, "throughput", number)} samples/s`);
   say("step_ms", "step", `${ranged(group, "step_ms", number)} ms`);
   say("sent", "sends", `${bytes(group.sent)} per step${isThere(group.relative) ? `, ${percent(group.relative)} of fp32` : ""}`);
-  if (task().target !== null && !group.reference) {
+  if (task().target !== null && group.measured) {
     const when = isThere(group.target_seconds) ? `after ${seconds(group.target_seconds)}` : "not reached";
     told[`target ${quality(task().target)}`] = when + (group.seeds > 1 ? ` (${group.reached} of ${seeds})` : "");
   }

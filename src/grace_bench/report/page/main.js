@@ -74,6 +74,7 @@ function drawSelection() {
   document.getElementById("selection").textContent = parts.join("; ");
   const model = task().parameters.map((count) => count.toLocaleString("en")).join(" and ");
   const said = [`${DATA.runs} runs of ${unique(DATA.groups.map((group) => group.method)).length} methods`, `${task().name}: ${model} parameters`];
+  if (DATA.measured < DATA.runs) said.splice(1, 0, `${DATA.measured} of ${DATA.runs} runs measured quality`);
   if (task().row) said.push(task().row);
   if (task().data) said.push(`data: ${task().data}${task().procedural ? " (procedural)" : ""}`);
   document.getElementById("subtitle").textContent = said.join(" \u00b7 ");
@@ -132,7 +133,7 @@ function drawRest() {
     appendix.append(Object.assign(card(`Runs that failed: ${DATA.failed.length}`, "", list(DATA.failed.map((run) => [
       `${run.method} \u00b7 ${run.task} \u00b7 ${run.workers} workers \u00b7 link ${run.link} \u00b7 seed ${run.seed}`, run.error, run.command]))), { id: "failed" }));
   }
-  const notes = unique(DATA.groups.filter((group) => group.adjusted).map((group) => `${group.label}: ${group.adjusted}`));
+  const notes = unique(DATA.groups.filter((group) => group.adjusted).map((group) => `${DATA.tasks[group.task].name}, ${group.label}: ${group.adjusted}`));
   const split = unique(DATA.groups.filter((group) => group.disagree && !group.reference).map((group) => `${group.label}: replicas differ at the end in ${group.disagree} of ${group.seeds} runs`));
   if (notes.length + split.length) {
     appendix.append(Object.assign(card("Notes on methods", "Learning rate or momentum is not the task's own, or workers did not stay equal.", el("ul", { class: "quiet" }, ...[...split, ...notes].map((text) => el("li", {}, text)))), { id: "notes" }));

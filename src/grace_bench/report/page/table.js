@@ -9,15 +9,16 @@ function columns(groups) {
     key, title, value: (group) => group[key], cell: (group) => withRange(group, key, text), ...more,
   };
   const good = (key, title, more) => ({ key, title, down: task().higher, value: (group) => group[key.replace("quality", "final")],
-    cell: (group) => (group.reference ? [NOTHING] : withRange(group, key.replace("quality", "final"), quality)), ...more });
-  const target = task().target;
+    cell: (group) => (group.reference ? [NOTHING] : withRange(group, key.replace("quality", "final"), qualityOf(group))), ...more });
+  const hasQuality = groups.some((group) => group.measured);
+  const target = hasQuality ? task().target : null;
   return [
     { key: "method", title: "method", text: true, value: (group) => group.label, cell: (group) => el("span", {}, glyph(method(group)), group.label) },
     linksHere().length > 1 && state.link < 0 && { key: "link", title: "link", text: true, value: (group) => group.link, cell: (group) => [DATA.links[group.link]] },
     workersHere().length > 1 && { key: "workers", title: "workers", value: (group) => group.workers, cell: (group) => [String(group.workers)] },
     toolkitsHere().length > 1 && { key: "toolkit", title: "toolkit", text: true, value: (group) => group.toolkit, cell: (group) => [group.toolkit] },
     { key: "seeds", title: "seeds", value: (group) => group.seeds, cell: (group) => [String(group.seeds)] },
-    good("quality", `${task().metric}\nlast`),
+    hasQuality && good("quality", `${task().metric}\nlast`),
     target !== null && { key: "target", title: `time to\n${quality(target)}`, value: (group) => group.target_seconds, cell: timeToTarget },
     measured("throughput", "samples/s", number, { down: true, cell: (group) => withFront(group, "throughput", number) }),
     measured("step_ms", "step\nms", number),
@@ -27,7 +28,7 @@ function columns(groups) {
     measured("exposed_ms", "exposed\nms", number),
     measured("predicted_ms", "predicted\nms", number),
     measured("prediction_error", "prediction\nerror", signed),
-    good("best", `${task().metric}\nbest ever`, { detail: true }),
+    hasQuality && good("best", `${task().metric}\nbest ever`, { detail: true }),
     measured("compute_ms", "compute\nms", number, { detail: true }),
     measured("exchange_ms", "exchange\nms", number, { detail: true }),
     measured("nic_sent", "interface\nper step", bytes, { detail: true }),
@@ -47,7 +48,7 @@ function withFront(group, key, text) {
 }
 
 function timeToTarget(group) {
-  if (group.reference) return [NOTHING];
+  if (group.reference || !group.measured) return [NOTHING];
   const cell = isThere(group.target_seconds) ? withRange(group, "target_seconds", seconds) : ["not reached"];
   return group.reached < group.seeds && group.seeds > 1 ? [cell[0], el("small", {}, `${group.reached} of ${group.seeds} seeds`)] : cell;
 }
@@ -55,7 +56,7 @@ function timeToTarget(group) {
 function drawTable() {
   const groups = selected();
   const all = columns(groups);
-  const column = all.find((one) => one.key === sorting.key) || all.find((one) => one.key === "quality");
+  const column = all.find((one) => one.key === sorting.key) || all.find((one) => one.key === "quality") || all[0];
   const down = sorting.descending ?? Boolean(column.down);
   const rank = (group) => column.value(group);
   const ordered = [...groups].sort((a, b) => {

@@ -57,7 +57,7 @@ def test_links_are_in_the_order_of_their_speed_and_named_by_what_differs():
 def test_the_document_of_the_page_is_small_and_is_json():
     document = page_document(report(*sweep()), "d")
     text = json.dumps(document, allow_nan=False)
-    assert len(text) < 3020 * len(document["groups"])
+    assert len(text) < 3030 * len(document["groups"])
     assert document["runs"] == 3 * 3 * 3 * len({**METHODS, **BASELINES})
     group = document["groups"][0]
     assert group["final_low"] <= group["final"] <= group["final_high"]
@@ -137,3 +137,13 @@ def test_parts_of_one_are_told_in_per_cent(metric):
 @pytest.mark.parametrize("metric", ["perplexity", "bits_per_byte", "loss", "stop10"])
 def test_other_metrics_are_not(metric):
     assert not is_share(metric)
+
+
+def test_commands_and_headings_are_of_this_sweep():
+    document = page_document(report(run("topk", task="lstm_small", points=2)), "/somewhere/else/results")
+    assert document["directory"] == "results"
+    assert document["missing"]
+    assert all("--task lstm_small" in one["command"] for one in document["missing"] if "bench train" in one["command"])
+    assert document["measured"] == 1
+    synthetic = run("topk", final=None, data={"name": "random batches", "source": "synthetic"})
+    assert page_document(report(synthetic), "d")["measured"] == 0

@@ -143,3 +143,9 @@ def test_one_slow_method_does_not_flatten_the_others(tmp_path):
     report = report_of(Found([run_of(document, f"{k}.json") for k, document in enumerate(documents)], []))
     draw_report(page_document(report, "results"), tmp_path)
     assert "seconds of training (log)" in names_in(tmp_path / "digits-quality-epoch-time.svg")
+
+
+def test_no_comparison_of_qualities_is_drawn_where_none_was_measured(tmp_path):
+    synthetic = run("topk", final=None, data={"name": "random batches", "source": "synthetic"})
+    assert draw_comparison([run_of(synthetic).document], tmp_path) == []
+    assert list(tmp_path.iterdir()) == []

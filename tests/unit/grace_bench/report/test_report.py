@@ -7,7 +7,8 @@ from grace.cli import overhead
 from grace_bench.config import RunConfig
 from grace_bench.record import failure_of
 from grace_bench.report.progress import Checklist, SweepReporter
-from grace_bench.report.tables import amount, comparison, share
+from grace_bench.report.tables import amount, comparison, share, sweep
+from grace_bench.results import Data
 from grace_bench.sweep import Ended
 from tests.unit.grace_bench.documents import document
 
@@ -69,3 +70,28 @@ def test_on_a_terminal_progress_is_a_bar():
         checklist._bar.refresh()
     assert "agreement" in console.file.getvalue()
     assert "1 of 7" in console.file.getvalue()
+
+
+SYNTHETIC = {"data": Data("random batches", True, source="synthetic"), "final": None}
+
+
+@pytest.mark.parametrize("view", [comparison, sweep])
+def test_what_nobody_measured_is_no_divergence(view):
+    unmeasured = [document(RunConfig("digits", name), **SYNTHETIC) for name in ("none", "topk:ratio=0.01")]
+    text = text_of(view(unmeasured))
+    assert "0 of 2 runs measured quality" in text
+    assert "diverged" not in text
+    assert "quality  " not in text
+    assert "test accuracy" not in text
+    mixed = text_of(view([*unmeasured, document(RunConfig("digits", "bf16"), final=None)]))
+    assert "runs measured quality" not in mixed
+    assert mixed.count("not measured") == 2
+    assert mixed.count("diverged") == 1
+
+
+def test_progress_tells_what_was_not_measured_from_what_diverged():
+    for changes, told in ((SYNTHETIC, "quality not measured, step"), ({"final": None}, "accuracy diverged, step")):
+        out = io.StringIO()
+        reporter = SweepReporter(Console(file=out, width=200), 1, bar=False)
+        reporter.end_run(Ended(RunConfig("digits", "none"), document(**changes), seconds=1.0))
+        assert told in out.getvalue()
