@@ -43,8 +43,8 @@ $(LIGHT): pyproject.toml constraints.txt $(NATIVE)
 	$(PIP) install --quiet -c constraints.txt -e '.[bench]'
 	@touch $@
 
-demo: $(if $(wildcard $(STAMP)),$(STAMP),$(LIGHT)) ## ten methods train a small model with four workers each; table and figures in demo/
-	$(BIN)/grace compare --task digits --methods "$(DEMO)" --workers 4 --out demo
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(LIGHT)) ## ten methods train a network with four workers each; table and figures in demo/
+	$(BIN)/grace compare --task digits_wide --methods "$(DEMO)" --workers 4 --out demo
 
 # The tests start some hundred processes: where PYTHONDONTWRITEBYTECODE is set, each would compile Grace's sources again.
 test: lint ## everything that must pass: style, types, tests

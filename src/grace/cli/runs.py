@@ -169,7 +169,7 @@ def compare_(methods: Methods, out: RequiredOut, **options: Any) -> None:
     drawn = draw_comparison(results, out) if results else []
     documents = [run.document for run in runs]
     predicted = elsewhere(documents)
-    view = Group(tables.comparison(documents), *([] if predicted is None else [predicted]))
+    view = Group(*([] if predicted is None else [predicted]), tables.comparison(documents))
     figures = ", comparison.png, comparison.svg" if drawn else ""
     _tell(runs, view, options, f"In {out}: runs/, runs.csv, curves.csv{figures}")
     _tell_failures(runs, "runs")

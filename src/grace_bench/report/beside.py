@@ -74,8 +74,11 @@ def axis_of(
     return Axis(0.0 if zero else least - room, most + room, pixels, power)
 
 
-def with_names(plot: Spec, rows: Sequence[Row], width: int, height: int) -> Spec:
-    """A plot of curves, of points or of lines over links, so wide, with names beside them; other plots stay as they are."""
+def with_names(plot: Spec, rows: Sequence[Row], width: int, height: int, *, names: bool = True) -> Spec:
+    """A plot of curves, of points or of lines over links, so wide, with names beside them; other plots stay as they are.
+
+    ``names``: whether curves get theirs; a legend may have them.
+    """
     marks = [layer for layer in plot["layer"] if layer.get("name") == "points" and layer["mark"]["type"] == "point"]
     if not marks:
         return {**plot, "width": width}
@@ -84,7 +87,7 @@ def with_names(plot: Spec, rows: Sequence[Row], width: int, height: int) -> Spec
     own = [dict(layer) for layer in plot["layer"]]
     if any(layer.get("name") == "hover" for layer in plot["layer"]):  # curves
         ends = [(*end, row) for row in rows if (end := _end(row, x)) is not None]
-        height = height_for(len(ends), height)
+        height = height_for(len(ends), height) if names else height
         target = [layer["encoding"]["y"]["datum"] for layer in own if "datum" in layer["encoding"].get("y", {})]
         qualities = [value for row in rows for key in ("quality", "low", "high") for value in row["curve"].get(key, ())]
         sides = (
@@ -93,7 +96,7 @@ def with_names(plot: Spec, rows: Sequence[Row], width: int, height: int) -> Spec
             ),
             axis_of([*qualities, *(row.get(f"final{end}") for row in rows for end in _RANGE), *target], height, up),
         )
-        own += beside_ends(_locate(ends, *sides), width, height)
+        own += beside_ends(_locate(ends, *sides), width, height) if names else []
     elif marks[0]["encoding"]["x"]["type"] == "ordinal":  # lines
         links = sorted({row["link"] for row in rows})
         last: dict[tuple[object, ...], Row] = {}

@@ -8,7 +8,7 @@ of :mod:`grace_bench.report.theme`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grace_bench.report.marks import (
@@ -259,10 +259,13 @@ def of_task(task: Mapping[str, Any]) -> dict[str, list[Spec]]:
     }
 
 
-def of_comparison(task: Mapping[str, Any]) -> list[Spec]:
-    """What quality costs in epochs, in bytes and in time."""
-    return [
-        curves(task, "epoch", "epochs"),
-        curves(task, "sent", "bytes sent by each worker, so far", text=BYTES),
-        _over_time(task, "seconds of training, so far"),
-    ]
+def of_comparison(task: Mapping[str, Any], links: Sequence[str]) -> dict[str, Spec]:
+    """What quality costs, by title: in seconds over each of these links, in bytes, and, without links, in epochs and in
+    seconds here. ``curve`` of a row holds the seconds under the link's name.
+    """
+    over = {f"over {link}": curves(task, link, "seconds of training, predicted") for link in links}
+    sent = {"per byte sent": curves(task, "sent", "bytes sent by each worker, so far", text=BYTES)}
+    if links:
+        return {**over, **sent}
+    here = {"per second here": _over_time(task, "seconds of training, so far")}
+    return {"per epoch": curves(task, "epoch", "epochs"), **sent, **here}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 from grace_bench.report import charts
 from grace_bench.report.beside import with_names
 from grace_bench.report.contents import describe_machine, page_document, report_of
+from grace_bench.report.elsewhere import links_of, step_seconds
+from grace_bench.report.groups import result_of
 from grace_bench.report.marks import LINE, MARK, Spec, quality_text
 from grace_bench.report.read import Found, Run
 from grace_bench.report.render import save
@@ -73,8 +76,12 @@ def draw_comparison(results: Sequence[Result], out: Path) -> list[Path]:
     document = page_document(report, str(out))
     (task,) = document["tasks"]
     rows = [_show(row, document) for row in document["groups"]]
+    over = links_of(report.groups)
     for row, group in zip(rows, report.groups, strict=True):
         row["curve"]["sent"] = [(row["sent"] or 0) * step for step in group.curve.step]
+        for link, bits in over.items():
+            second = statistics.median(step_seconds(result_of(run), bits) for run in group.runs)
+            row["curve"][link] = [second * step for step in group.curve.step]
         final = quality_text(row["final"], task) if row["final"] is not None else "diverged" if row["measured"] else "-"
         row["name"] = row["label"] + "*" * bool(row["adjusted"])
         row["text"] = f"{row['name']}\n{final}, {share(row['relative'])} of the bytes"
@@ -90,11 +97,14 @@ def draw_comparison(results: Sequence[Result], out: Path) -> list[Path]:
     ]  # fmt: skip
     if any(row["adjusted"] for row in rows):
         notes.append("* learning rate or momentum is not the task's own; the results say why")
-    titles = ("per epoch", "per byte sent", "per second here")
-    panels = [(title, with_names(plot, rows, _WIDTH, _HEIGHT), rows)
-              for title, plot in zip(titles, charts.of_comparison(task), strict=True)
+    if over:
+        notes.append("Over a link: the measured steps, and after each the time that its bytes take on the line.")
+    # no names beside the ends, which would lie on lines that cross: the legend below says what each came to
+    panels = [(title, with_names(plot, rows, _WIDTH, _HEIGHT, names=False), rows)
+              for title, plot in charts.of_comparison(task, list(over)).items()
               if "byte" not in title or any(row["sent"] for row in rows)]  # fmt: skip  # one worker sends nothing
-    title = f"{task['name']}: test {task['metric']} against epochs, bytes and time"
+    what = "the same training over slower links, and bytes" if over else "epochs, bytes and time"
+    title = f"{task['name']}: test {task['metric']} against {what}"
     return save(sheet(document["config"]["light"], title, notes, panels, rows), out, "comparison")
 
 

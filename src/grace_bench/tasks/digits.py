@@ -98,3 +98,24 @@ class Digits(ImageTask):
 
     def lr(self, step: int) -> float:
         return warm_cosine(step, self.steps, self.peak, max(1, self.steps // 10))
+
+
+class DigitsWide(Digits):
+    """The digits, by a network whose gradient matters: two hidden layers of 1,024 units, 1,126,410 parameters in 6 tensors.
+
+    A step computes a few milliseconds, and its gradient has 4.5 MB: over 100 Mbit/s four workers wait half a second for it.
+    SGD with momentum 0.9; the learning rate rises to 0.02 over the first tenth and falls to 0 on a cosine.
+    """
+
+    name = "digits_wide"
+    about = "handwritten digits, a wide network of two hidden layers: real data"
+    target = 0.95
+    hidden = 1024
+    peak = 0.02
+
+    def model(self) -> nn.Module:
+        pixels, hidden = self.channels * self.size**2, self.hidden
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(pixels, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(),
+            nn.Linear(hidden, self.classes),
+        )  # fmt: skip

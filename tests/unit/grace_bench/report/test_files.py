@@ -85,6 +85,10 @@ def test_a_comparison_is_drawn_with_what_each_came_to(tmp_path, results):
     assert text.count("of the bytes</") == len(results)
     assert ("diverged" in text) == any(one.final is None for one in results)
     assert "per byte sent" in text
+    if any(one.method == "none" for one in results):
+        assert all(f">over {link}</" in text for link in ("100 Mbit/s", "1 Gbit/s", "10 Gbit/s"))
+    else:
+        assert "per second here" in text
 
 
 def test_what_sends_nothing_has_no_panel_of_bytes(tmp_path):

@@ -27,6 +27,7 @@ COUNTS = {  # the survey's Table II, and what the documentation says
     "unet_small": (116_017, 46),
     "gpt_small": (842_496, 52),
     "digits": (19_074, 23),
+    "digits_wide": (1_126_410, 6),
     "digits_small": (19_074, 23),
 }
 

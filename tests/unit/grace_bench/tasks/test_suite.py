@@ -13,7 +13,7 @@ from grace_bench.tasks.embedded.chunks import stream
 from grace_bench.tasks.memory import saved_bytes
 from grace_bench.tasks.suite import SuiteTask, epochs_of
 
-SMALL = [name for name, task in TASKS.items() if task.four_worker_steps or name == "digits"]
+SMALL = [name for name, task in TASKS.items() if task.four_worker_steps or name in ("digits", "digits_wide")]
 FULL = [name for name in TASKS if name not in (*SMALL, "digits_small")]
 # What makes a small task smaller still.
 CUT = {
