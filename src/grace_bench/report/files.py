@@ -103,8 +103,9 @@ def draw_comparison(results: Sequence[Result], out: Path) -> list[Path]:
     panels = [(title, with_names(plot, rows, _WIDTH, _HEIGHT, names=False), rows)
               for title, plot in charts.of_comparison(task, list(over)).items()
               if "byte" not in title or any(row["sent"] for row in rows)]  # fmt: skip  # one worker sends nothing
-    what = "the same training over slower links, and bytes" if over else "epochs, bytes and time"
-    title = f"{task['name']}: test {task['metric']} against {what}"
+    title = f"{task['name']}: test {task['metric']} against epochs, bytes and time"
+    if over:
+        title = f"{task['name']}: test {task['metric']} in the same training over slower links, and per byte"
     return save(sheet(document["config"]["light"], title, notes, panels, rows), out, "comparison")
 
 
