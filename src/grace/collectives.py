@@ -7,6 +7,9 @@ Rule 2. A yielded buffer is read-only until its answer is there. With ``donate=T
         buffer's storage; otherwise the buffer is left as it was.
 Rule 3. All ranks of a group ask for the same collective, with the same dtype and shape, in the same order.
 
+``axis`` says along which axis of a grid of ranks (:class:`grace.grid.Grid`) a collective goes; "" is all ranks. W, r, roots
+and pairs then count along this axis, and every line of ranks along it has a collective of its own.
+
 Letters: W workers, rank r of W.
 """
 
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, TypeVar
 
 from torch import Tensor
@@ -30,6 +33,7 @@ class AllReduce:
     buf: Tensor
     op: ReduceOp = "mean"
     donate: bool = False
+    axis: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,7 @@ class AllGather:
     """Everyone gets everyone's buffer. Answer: ``[W, *buf.shape]``."""
 
     buf: Tensor
+    axis: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,7 @@ class AllToAll:
     """``buf [W, ...]``: row r goes to rank r. Answer ``[W, ...]``: row r came from rank r."""
 
     buf: Tensor
+    axis: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,7 @@ class ReduceScatter:
 
     buf: Tensor
     op: ReduceOp = "mean"
+    axis: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,7 @@ class Broadcast:
 
     buf: Tensor
     root: int = 0
+    axis: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,7 @@ class Permute:
 
     buf: Tensor
     pairs: tuple[tuple[int, int], ...]
+    axis: str = ""
 
 
 Collective: TypeAlias = AllReduce | AllGather | AllToAll | ReduceScatter | Broadcast | Permute
@@ -90,7 +99,7 @@ class Traffic:
 
 
 def signature(op: Collective) -> str:
-    """What all ranks must agree on, in words: ``AllReduce(mean, float32, (4, 2))``."""
+    """What all ranks must agree on, in words: ``AllReduce(mean, float32, (4, 2))``, and the axis, if there is one."""
     detail = ""
     if isinstance(op, AllReduce | ReduceScatter):
         detail = f"{op.op}, "
@@ -98,11 +107,30 @@ def signature(op: Collective) -> str:
         detail = f"root {op.root}, "
     elif isinstance(op, Permute):
         detail = f"{op.pairs}, "
-    return f"{type(op).__name__}({detail}{str(op.buf.dtype).removeprefix('torch.')}, {tuple(op.buf.shape)})"
+    where = f", along {op.axis}" if op.axis else ""
+    return f"{type(op).__name__}({detail}{str(op.buf.dtype).removeprefix('torch.')}, {tuple(op.buf.shape)}{where})"
+
+
+def along(exchange: Exchange[T], axis: str) -> Exchange[T]:
+    """The same exchange along an axis: what it asks of all ranks, it asks of those on this rank's line. What it asks along an
+    axis already stays there.
+    """
+    try:
+        op = next(exchange)
+        while True:
+            try:
+                answer = yield op if op.axis else replace(op, axis=axis)
+            except BaseException as error:
+                op = exchange.throw(error)
+            else:
+                op = exchange.send(answer)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
 
 
 def cost(op: Collective, rank: int, world: int) -> Traffic:
-    """Bytes that ``rank`` moves for ``op`` under the bandwidth-optimal algorithm.
+    """Bytes that ``rank`` of ``world``, both along the axis of ``op``, moves for it under the bandwidth-optimal algorithm.
 
     With N bytes in ``buf``: all-reduce on a ring 2 N (W-1)/W each way; all-gather N (W-1); all-to-all and
     reduce-scatter N (W-1)/W; broadcast N from the root to each other rank; permute N per pair.

@@ -27,7 +27,7 @@ from grace.run.saved import WorkerState, restore_shared
 from grace.run.stats import Stats
 from grace.run.worker import NonFinite, Worker, check_tensor
 from grace.transports.agreement import agree, compare_loads
-from grace.transports.base import Transport, describe
+from grace.transports.base import Transport, describe, find_axes
 from grace.transports.checked import Checked
 from grace.transports.timed import Timed
 from grace.transports.traced import Tracer
@@ -94,8 +94,9 @@ class Exchanger:
         self.groups, group_policy = form_groups(self.like, policy, granularity, bucket_bytes)
         self.rank, self.world = transport.rank, transport.world
         self.worker = Worker(
-            group_policy, self.rank, self.world, seed=seed, nonfinite=nonfinite, steps_per_epoch=steps_per_epoch
-        )
+            group_policy, self.rank, self.world, seed=seed, nonfinite=nonfinite, steps_per_epoch=steps_per_epoch,
+            axes=find_axes(transport),
+        )  # fmt: skip
         self._transport, self.transport = transport, describe(transport)
         try:
             self._agree(policy)
@@ -105,7 +106,7 @@ class Exchanger:
             raise
         self._checked = Checked(transport) if check else None
         self._timed = Timed(self._checked or transport)
-        self._tracer = Tracer(self.rank, self.world)
+        self._tracer = Tracer(self.rank, self.world, find_axes(transport))
         self._arrivals.sort_into(self.groups)
         self._spoiled = False  # all ranks have found an inf or NaN, and skip the rest of the step
         self._turn = threading.Lock()
@@ -214,7 +215,7 @@ class Exchanger:
                     target.copy_(mean)
                 means[name] = mean if target is None else target
         worker.workspace.reset()  # what was taken stays readable until the next exchange
-        stats.traffic = self._tracer.traffic
+        stats.traffic, stats.by_axis = self._tracer.traffic, self._tracer.by_axis
         return means
 
     def count_step(self, dense_bytes: int | None = None) -> None:
@@ -247,7 +248,8 @@ class Exchanger:
 
     def plan(self) -> Plan:
         """What this worker exchanges in the coming step, and what it sends for it."""
-        peer = Peer(self.rank, self.world, self.worker.step, steps_per_epoch=self.worker.steps_per_epoch)
+        worker = self.worker
+        peer = Peer(self.rank, self.world, worker.step, steps_per_epoch=worker.steps_per_epoch, axes=worker.axes)
         return plan_groups(self.groups, self.like, self.worker.policy, peer)
 
     def switch(self, method: Policy | Method[Any] | str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -20,17 +21,25 @@ from grace.collectives import (
     ReduceScatter,
     signature,
 )
-from grace.errors import round_mismatch
+from grace.errors import ConfigurationError, round_mismatch
+from grace.grid import Grid
 
 T = TypeVar("T")
 
 
-def simulate(workers: Sequence[Exchange[T]]) -> list[T]:
+def simulate(workers: Sequence[Exchange[T]], grid: Grid | None = None) -> list[T]:
     """Runs the exchanges of ranks 0, 1, ... against each other; returns their results.
+
+    Args:
+        workers: one exchange per rank.
+        grid: how the ranks lie, for collectives along an axis.
 
     Raises:
         RoundMismatch: ranks ask for different collectives in one round, or only some of them have finished.
+        ConfigurationError: a grid of another number of ranks, or a collective along an axis that there is not.
     """
+    if grid is not None and grid.world != len(workers):
+        raise ConfigurationError(f"{grid} is of {grid.world} ranks, and there are {len(workers)} workers")
     done: dict[int, T] = {}
 
     def advance(inbox: Sequence[Tensor | None]) -> list[Collective]:
@@ -57,13 +66,24 @@ def simulate(workers: Sequence[Exchange[T]]) -> list[T]:
 
     ops = advance([None] * len(workers))
     while ops:
-        ops = advance(answers(ops))
+        ops = advance(answers(ops, grid))
     return [done[rank] for rank in range(len(workers))]
 
 
-def answers(ops: Sequence[Collective]) -> list[Tensor]:
-    """What each rank receives when the ranks ask for ``ops``, which have one signature."""
+def answers(ops: Sequence[Collective], grid: Grid | None = None) -> list[Tensor]:
+    """What each rank receives when the ranks ask for ``ops``, which have one signature.
+
+    Raises:
+        ConfigurationError: they go along an axis that there is not.
+    """
     first, world = ops[0], len(ops)
+    if first.axis:
+        if grid is None:
+            raise ConfigurationError(f"{signature(first)}: the simulation needs a grid, simulate(workers, grid)")
+        found: dict[int, Tensor] = {}
+        for line in grid.lines(first.axis):
+            found.update(zip(line, answers([replace(ops[rank], axis="") for rank in line]), strict=True))
+        return [found[rank] for rank in range(world)]
     if isinstance(first, Broadcast):
         return [ops[first.root].buf.clone() for _ in ops]
     if isinstance(first, Permute):

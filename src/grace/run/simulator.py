@@ -10,7 +10,8 @@ from torch import Tensor
 from grace.collectives import Traffic
 from grace.contract.knobs import Count, check_value
 from grace.contract.method import Method
-from grace.errors import InputError, StateError
+from grace.errors import ConfigurationError, InputError, StateError
+from grace.grid import Grid
 from grace.registry.policy import Policy
 from grace.run.simulate import simulate
 from grace.run.worker import NonFinite, Worker
@@ -27,6 +28,7 @@ class Simulator:
         seed: of all random streams.
         nonfinite: "propagate", "skip" or "error"; see :class:`grace.run.worker.Worker`.
         steps_per_epoch: for schedules that count epochs.
+        grid: how the workers lie, for methods that go along an axis: sizes by name, ``{"machines": 2, "machine": 4}``.
 
     Example:
         >>> sim = Simulator("topk:ratio=0.1", world=2)
@@ -43,13 +45,18 @@ class Simulator:
         seed: int = 0,
         nonfinite: NonFinite = "propagate",
         steps_per_epoch: int | None = None,
+        grid: Grid | Mapping[str, int] | None = None,
     ):
         check_value("Simulator", "world", world, Count)
         policy = Policy.of(method)
         self.world = world
         options: dict[str, Any] = {"seed": seed, "nonfinite": nonfinite, "steps_per_epoch": steps_per_epoch}
-        self.workers = [Worker(policy, rank, world, **options) for rank in range(world)]
-        self._tracers = [Tracer(rank, world) for rank in range(world)]
+        self.grid = Grid(grid) if isinstance(grid, Mapping) else grid
+        if self.grid is not None and self.grid.world != world:
+            raise ConfigurationError(f"{self.grid} is of {self.grid.world} ranks, and world={world}")
+        axes = [self.grid.place(rank) if self.grid else {} for rank in range(world)]
+        self.workers = [Worker(policy, rank, world, axes=axes[rank], **options) for rank in range(world)]
+        self._tracers = [Tracer(rank, world, axes[rank]) for rank in range(world)]
 
     def step(self, gradients: Mapping[str, Sequence[Tensor]], *, lr: float | None = None) -> dict[str, Tensor]:
         """One step: a tensor per worker for each name -> the mean that every worker applies. Inputs are not changed.
@@ -70,7 +77,7 @@ class Simulator:
             tracer.trace(worker.exchange({name: xs[worker.rank].clone() for name, xs in gradients.items()}))
             for worker, tracer in zip(self.workers, self._tracers, strict=True)
         ]
-        outs = simulate(runs)
+        outs = simulate(runs, self.grid)
         means = {name: out.mean.clone() for name, out in outs[0].items()}
         for worker in self.workers:
             worker.advance()
@@ -81,6 +88,11 @@ class Simulator:
     def traffic(self) -> list[Traffic]:
         """Per worker: rounds, bytes sent and received since the start, as the collectives moved them."""
         return [tracer.traffic for tracer in self._tracers]
+
+    @property
+    def by_axis(self) -> list[dict[str, Traffic]]:
+        """Per worker: the same along each axis of the grid; "" is what went between all workers."""
+        return [tracer.by_axis for tracer in self._tracers]
 
     def switch(self, method: Policy | Method[Any] | str) -> None:
         """Uses another method from the next step on; what memories owe is added to the next gradient."""

@@ -17,6 +17,7 @@ class Stats:
     """Totals since the start, for one worker.
 
     steps: synchronized steps. traffic: rounds and bytes, as the collectives moved them.
+    by_axis: the same, along each axis of a grid of ranks; "" is what went between all ranks.
     dense_bytes: bytes of the gradients that were exchanged; a ring all-reduce of them would send 2 (W-1)/W times that.
     codec_seconds: time spent encoding, decoding and fusing.
     exchange_seconds: time spent in collectives, waiting included.
@@ -37,6 +38,7 @@ class Stats:
     cpu_seconds: float = 0.0
     nonfinite: int = 0
     collectives: dict[str, Tally] = field(default_factory=dict)
+    by_axis: dict[str, Traffic] = field(default_factory=dict)
     overlaps: bool = False  # whether exchanges run beside training, and the adapter says what is exposed
 
     @contextlib.contextmanager

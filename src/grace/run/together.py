@@ -96,7 +96,7 @@ def together(
 def _kind(op: Collective) -> _Key:
     """Collectives of one kind can be fused: all fields but the buffer agree, and the buffer's dtype and device."""
     if type(op) is AllReduce:  # most are
-        return (AllReduce, op.buf.dtype, op.buf.device, op.op)
+        return (AllReduce, op.buf.dtype, op.buf.device, op.op, op.axis)
     lead = op.buf.shape[:1] if isinstance(op, AllToAll | ReduceScatter) else ()
     details = [getattr(op, slot) for slot in op.__slots__ if slot not in ("buf", "donate")]
     return (type(op), op.buf.dtype, op.buf.device, *lead, *details)

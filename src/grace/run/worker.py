@@ -54,6 +54,7 @@ class Worker:
             scaling sees it) or 0 ("skip"), or NonFiniteError is raised ("error"). An accelerator raises it one step later,
             since the host does not wait for the answer.
         steps_per_epoch: for schedules that count epochs.
+        axes: where it stands along each axis of a grid; see :class:`grace.Peer`.
 
     ``lr`` is the learning rate of the coming step, for memories that follow it; set it before each step. ``nonfinite_seen``
     counts tensors and steps in which some rank saw an inf or NaN; on an accelerator they do not include the last step.
@@ -70,6 +71,7 @@ class Worker:
         seed: int = 0,
         nonfinite: NonFinite = "propagate",
         steps_per_epoch: int | None = None,
+        axes: Mapping[str, tuple[int, int]] | None = None,
     ):
         check_value("grace", "seed", seed, int)
         check_value("grace", "steps_per_epoch", steps_per_epoch, Count | None)
@@ -78,7 +80,7 @@ class Worker:
         self.policy, self.rank, self.world, self.seed, self.nonfinite = policy, rank, world, seed, nonfinite
         if not (steps_per_epoch is None or (isinstance(steps_per_epoch, int) and steps_per_epoch >= 1)):
             raise ConfigurationError(f"steps_per_epoch={steps_per_epoch!r} is out of range; legal: a whole number >= 1")
-        self.steps_per_epoch = steps_per_epoch
+        self.steps_per_epoch, self.axes = steps_per_epoch, dict(axes or {})
         self._check_epochs(policy)
         self.lr: float | None = None
         self.step = 0
@@ -142,6 +144,7 @@ class Worker:
             self.lr,
             self.steps_per_epoch,
             self._lent,
+            self.axes,
         )
 
     def _check_epochs(self, policy: Policy) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from torch import Tensor
@@ -52,12 +53,18 @@ def describe(transport: Transport) -> str:
     return f"{name} ({why})" if why else str(name)
 
 
+def find_axes(transport: Transport) -> Mapping[str, tuple[int, int]]:
+    """Where this rank stands along each axis of the transport's grid, ``{"machine": (rank, size)}``; empty without a grid."""
+    axes: Mapping[str, tuple[int, int]] = getattr(transport, "axes", {})
+    return axes
+
+
 class Wrapper:
     """A transport around a transport, to derive from: it passes everything on."""
 
     def __init__(self, transport: Transport):
         self.transport = transport
-        self.rank, self.world = transport.rank, transport.world
+        self.rank, self.world, self.axes = transport.rank, transport.world, find_axes(transport)
 
     def run(self, op: Collective) -> Tensor:
         """See :class:`Transport`."""

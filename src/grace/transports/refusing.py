@@ -24,7 +24,9 @@ def refuse_unfit(op: Collective, rank: int, world: int, devices: Collection[str]
     if isinstance(op, AllReduce | ReduceScatter):
         legal = FLOATS if op.op == "mean" else SUMMABLE
     problem = None
-    if op.buf.dtype not in legal:
+    if op.axis:
+        problem = f"there is no axis {op.axis!r} here; legal: a transport over a grid of ranks"
+    elif op.buf.dtype not in legal:
         problem = f"legal dtypes: {', '.join(str(d).removeprefix('torch.') for d in legal)}"
     elif devices and op.buf.device.type not in devices:
         problem = f"the tensor is on {op.buf.device}; legal: {', '.join(devices)}"

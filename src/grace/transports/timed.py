@@ -23,7 +23,8 @@ class Timed(Wrapper):
     """Wraps a transport, and records how long its collectives take.
 
     seconds: spent in collectives, waiting included. cpu_seconds: processor time of the calling thread in them.
-    collectives: a :class:`Tally` for each kind.
+    collectives: a :class:`Tally` for each kind; one along an axis is a kind of its own, such as
+    "AllReduce along machine".
     """
 
     def __init__(self, transport: Transport):
@@ -34,7 +35,8 @@ class Timed(Wrapper):
 
     def run(self, op: Collective) -> Tensor:
         """See :class:`grace.transports.base.Transport`."""
-        tally = self.collectives.setdefault(type(op).__name__, Tally())
+        kind = type(op).__name__
+        tally = self.collectives.setdefault(f"{kind} along {op.axis}" if op.axis else kind, Tally())
         tally.count += 1
         tally.bytes += op.buf.numel() * op.buf.element_size()
         start, cpu = time.perf_counter(), time.thread_time()

@@ -105,13 +105,22 @@ class TorchDistributed:
         transport.group = None
         return transport
 
+    @classmethod
+    def among(cls, ranks: Sequence[int], group: dist.ProcessGroup | None = None) -> TorchDistributed:
+        """As :meth:`beside`, over some ranks of the group only, given by their places in it; this rank is one of them."""
+        transport = cls.beside(group)
+        transport.rank, transport.world = list(ranks).index(transport.rank), len(ranks)
+        transport._ranks = tuple(transport._ranks[rank] for rank in ranks)
+        return transport
+
     def tell(self, text: str, *, seconds: float) -> list[str]:
         """See :class:`grace.transports.base.Transport`. It goes through the group's store."""
         home = self._home
         if self._closed or home is None:
             raise TransportError(f"rank {self.rank} has left the group, and cannot tell anything")
         count = self._told[self._ranks]
-        store, place = _get_store(home), f"grace/{name_attempt()}/{count}"
+        some = "" if len(self._ranks) == dist.get_world_size(home) else f"/{'-'.join(map(str, self._ranks))}"
+        store, place = _get_store(home), f"grace/{name_attempt()}{some}/{count}"
         texts = tell_over_store(store, place, self.rank, self.world, text, seconds)
         self._told[self._ranks] = count + 1  # only now: a rank that gave up takes the same place when it returns
         if self.group is None:

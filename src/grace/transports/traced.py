@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeVar
 
 from grace.collectives import Exchange, Traffic, cost
@@ -10,18 +11,29 @@ T = TypeVar("T")
 
 
 class Tracer:
-    """Adds up the traffic of one worker."""
+    """Adds up the traffic of one worker.
 
-    def __init__(self, rank: int, world: int):
+    Args:
+        rank, world: the worker's.
+        axes: its place along each axis of a grid, and how many there are; see :class:`grace.Peer`.
+
+    ``traffic`` is all of it, ``by_axis`` the part along each axis: "" for what goes between all ranks.
+    """
+
+    def __init__(self, rank: int, world: int, axes: Mapping[str, tuple[int, int]] | None = None):
         self.rank, self.world = rank, world
+        self._places = {**(axes or {}), "": (rank, world)}
         self.traffic = Traffic()
+        self.by_axis: dict[str, Traffic] = {}
 
     def trace(self, exchange: Exchange[T]) -> Exchange[T]:
         """The same exchange, counted."""
         try:
             op = next(exchange)
             while True:
-                self.traffic += cost(op, self.rank, self.world)
+                moved = cost(op, *self._places[op.axis])
+                self.traffic += moved
+                self.by_axis[op.axis] = self.by_axis.get(op.axis, Traffic()) + moved
                 try:
                     answer = yield op
                 except BaseException as error:

@@ -1,0 +1,97 @@
+"""A transport of transports: one between all ranks, and one along each axis of a grid."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from grace.collectives import Collective, signature
+from grace.errors import ConfigurationError, TransportError
+from grace.grid import Grid
+from grace.transports.base import Transport, describe
+
+
+class GridTransport:
+    """Carries collectives of all ranks over one transport, and those along an axis over the transport of this rank's line.
+
+    An error on a line closes it all here when :meth:`close` hears of it, so that ranks on every line hear of it too.
+
+    Args:
+        whole: between all ranks.
+        grid: how they lie.
+        lines: for each axis, the transport between the ranks on this one's line, in their order. They get ready with the first
+            :meth:`tell`. The grid's transport takes them all over, and closes them.
+
+    Raises:
+        ConfigurationError: transports that do not fit the grid; all are closed then.
+
+    ``axes`` says where this rank stands: for each axis its place and how many there are.
+    """
+
+    def __init__(self, whole: Transport, grid: Grid, lines: Mapping[str, Transport]):
+        self._whole, self._lines, self.grid = whole, dict(lines), grid
+        self.rank, self.world = whole.rank, whole.world
+        self.axes = grid.place(self.rank)
+        given = {axis: (line.rank, line.world) for axis, line in lines.items()}
+        if grid.world != self.world or given != self.axes:
+            error = ConfigurationError(
+                f"{grid} puts rank {self.rank} of {grid.world} at {self.axes}; the transports are of {self.world} ranks, and "
+                f"at {given}"
+            )
+            self.close(error)
+            raise error
+        self._ready = False
+
+    @property
+    def name(self) -> str:
+        """That of the transport between all ranks, and the grid's sizes: ``gloo, 2 x 4``."""
+        return f"{getattr(self._whole, 'name', type(self._whole).__name__)}, {' x '.join(map(str, self.grid.sizes.values()))}"
+
+    @property
+    def why(self) -> str:
+        """See :func:`grace.transports.base.describe`."""
+        return str(getattr(self._whole, "why", ""))
+
+    def run(self, op: Collective) -> Tensor:
+        """See :class:`grace.transports.base.Transport`.
+
+        Raises:
+            TransportError: also says along which axis it went, between which ranks.
+        """
+        if not op.axis:
+            return self._whole.run(op)
+        line = self._lines.get(op.axis)
+        if line is None:
+            raise TransportError(
+                f"rank {self.rank}: {signature(op)} is refused: legal axes: {', '.join(map(repr, self._lines))}; nothing was "
+                "sent"
+            )
+        try:
+            return line.run(replace(op, axis=""))
+        except TransportError as error:
+            raise TransportError(f"{self._describe(op.axis)}: {error}") from error
+
+    def tell(self, text: str, *, seconds: float) -> list[str]:
+        """See :class:`grace.transports.base.Transport`. The first one makes the lines ready."""
+        texts = self._whole.tell(text, seconds=seconds)
+        if not self._ready:
+            for axis, line in self._lines.items():
+                try:
+                    line.tell("", seconds=seconds)
+                except TransportError as error:
+                    raise TransportError(f"{self._describe(axis)}: {error}") from error
+            self._ready = True
+        return texts
+
+    def close(self, error: BaseException | None = None) -> None:
+        """See :class:`grace.transports.base.Transport`. All are closed, whatever one of them raises."""
+        with contextlib.ExitStack() as stack:
+            for part in (self._whole, *self._lines.values()):
+                stack.callback(part.close, error)
+
+    def _describe(self, axis: str) -> str:
+        ranks = ", ".join(map(str, self.grid.line(self.rank, axis)))
+        return f"along the axis {axis!r}, between ranks {ranks} ({describe(self._lines[axis])})"
