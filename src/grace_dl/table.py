@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from grace.errors import ConfigurationError
+from grace.errors import ConfigurationError, nearest, one_of
 from grace.registry import spell
 from grace_dl.communicator import Communicator
 from grace_dl.parts import Compressor, KnownCompressor, KnownMemory, Memory
@@ -239,7 +239,9 @@ def grace_from_params(params: Mapping[str, Any], toolkit: str = "dist") -> Commu
     for kind, default in (("compressor", "none"), ("memory", "none"), ("communicator", "allreduce")):
         given = params.get(kind, default)
         if given not in _NAMES[kind]:
-            raise NotImplementedError(f"{kind}={given!r}; legal: {', '.join(_NAMES[kind])}")
+            near = nearest(str(given), _NAMES[kind])
+            meant = f"did you mean {one_of(near)}? " if near else ""
+            raise NotImplementedError(f"{kind}={given!r}; {meant}legal: {', '.join(_NAMES[kind])}")
         chosen[kind] = _NAMES[kind][given]
     compresses = _make(compressor(chosen["compressor"]), params)
     if "compress_rank" in params and chosen["compressor"] == "powersgd":

@@ -99,3 +99,18 @@ def trap(rank: int, world: int, place: str) -> str:
 def test_a_plain_state_does_not_pass_through_as_another_ranks(pair: Pool, tmp_path: Path) -> None:
     messages = pair.run(trap, str(tmp_path / "checkpoint"))
     assert any("rank" in message for message in messages)
+
+
+def handles(rank: int, world: int, place: str) -> None:
+    """A handle itself would keep one rank's memory, whoever asks for its state."""
+    net = DistributedDataParallel(Net())
+    handle = grace.attach(net, "topk:ratio=0.1")
+    train(net, rank, range(1))
+    with pytest.raises(Exception, match=r"save and load handle\.checkpoint\(\)"):
+        dcp.save({"grace": handle}, checkpoint_id=place)
+    assert handle.state_dict()["rank"] == rank
+    handle.detach()
+
+
+def test_a_handle_is_refused_when_it_is_saved(pair: Pool, tmp_path: Path) -> None:
+    pair.run(handles, str(tmp_path))

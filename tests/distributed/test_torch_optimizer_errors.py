@@ -140,7 +140,10 @@ def not_finite(rank: int, world: int) -> None:
 
 def differ(rank: int, world: int) -> None:
     for options, text in [
-        ({"spec": f"topk:ratio=0.0{rank + 1}"}, "rule 3"),
+        (
+            {"spec": f"topk:ratio=0.0{rank + 1}"},
+            r"method: topk on ranks \[0\], topk:ratio=0\.02 on ranks \[1\]",
+        ),
         ({"bucket_mb": rank + 1}, "bucket_mb"),
         ({"backward_passes_per_step": rank + 1}, "backward_passes_per_step"),
         ({"scaler": torch.amp.GradScaler("cpu") if rank else None}, "scaler"),

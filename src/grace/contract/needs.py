@@ -12,6 +12,7 @@ class Needs:
 
     Args:
         momentum: whether the optimizer may have a momentum of its own.
+        averages: whether it may be one that averages gradients and scales them by their size, as Adam does.
         lr_scale: the factor for a learning rate that suits SGD without compression, > 0.
         max_lr: the largest learning rate that can make sense where the optimizer takes steps of the learning rate times
             what was exchanged, as SGD does, and Adam does not; infinite: any.
@@ -25,18 +26,20 @@ class Needs:
     """
 
     momentum: bool = True
+    averages: bool = True
     lr_scale: float = 1.0
     max_lr: float = math.inf
     why: str = ""
 
     def __bool__(self) -> bool:
-        return not self.momentum or self.lr_scale != 1 or self.max_lr < math.inf
+        return not self.momentum or not self.averages or self.lr_scale != 1 or self.max_lr < math.inf
 
     def __or__(self, other: Needs) -> Needs:
         """What both need."""
         reasons = dict.fromkeys(why for text in (self.why, other.why) for why in text.split("; ") if why)
         return Needs(
             self.momentum and other.momentum,
+            self.averages and other.averages,
             min(self.lr_scale, other.lr_scale),
             min(self.max_lr, other.max_lr),
             "; ".join(reasons),
@@ -45,6 +48,7 @@ class Needs:
     def __str__(self) -> str:
         """In a few words; empty if it needs nothing."""
         parts = [] if self.momentum else ["momentum 0"]
+        parts += [] if self.averages else ["SGD"]
         parts += [] if self.lr_scale == 1 else [f"learning rate x {self.lr_scale:g}"]
         return ", ".join(parts)
 
@@ -58,5 +62,9 @@ VOTES = Needs(
     max_lr=0.01,
     why="the update is the sign of a vote, +-1 for each element, whatever the gradient's size",
 )
-ACCUMULATES = Needs(momentum=False, why="its memory takes the place of momentum, and a second one would count it twice")
+ACCUMULATES = Needs(
+    momentum=False,
+    averages=False,
+    why="its memory takes the place of momentum, and a second one would count it twice",
+)
 AVERAGES = Needs(momentum=False, why="what it exchanges is a momentum already")

@@ -277,7 +277,8 @@ class Handle(Handover):
         inner = self._inner
         rate = getattr(inner, "_learning_rate", None)
         lr = float(getattr(rate, "initial_learning_rate", inner.learning_rate))  # the start of a schedule
-        return Settings(getattr(inner, "momentum", None), lr if isinstance(inner, keras.optimizers.SGD) else None)
+        steps_by_lr = isinstance(inner, keras.optimizers.SGD)
+        return Settings(getattr(inner, "momentum", None), lr if steps_by_lr else None, getattr(inner, "beta_1", None))
 
     # ---- within -----------------------------------------------------------------------------------------------------
     def _all_variables(self) -> list[Any]:

@@ -106,6 +106,7 @@ class Policy:
         self.rules = tuple(entries)
         self.strict = strict
         self.timeless = all(rule.timeless for rule in self.rules)
+        self.method: Method[Any] | None = None  # what :meth:`of` was given
         self._cache: dict[tuple[str, tuple[int, ...]], Method[Any]] = {}
 
     @classmethod
@@ -115,7 +116,10 @@ class Policy:
         """
         if isinstance(spec, Policy):
             return spec
-        return cls([Rule("*", "none", max_ndim=1), Rule("*", "none", max_size=SMALL - 1), Rule("*", make_method(spec))])
+        method = make_method(spec)
+        policy = cls([Rule("*", "none", max_ndim=1), Rule("*", "none", max_size=SMALL - 1), Rule("*", method)])
+        policy.method = method
+        return policy
 
     def method_for(self, name: str, like: Tensor, step: int) -> Method[Any]:
         """The method of the first rule that matches.

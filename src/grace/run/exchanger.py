@@ -23,7 +23,7 @@ from grace.run.fingerprint import fingerprint
 from grace.run.groups import Granularity, Group, form_groups, regroup
 from grace.run.log import Logs
 from grace.run.plan import Plan, plan_groups, warn_uncompressed
-from grace.run.saved import WorkerState, restore_shared
+from grace.run.saved import WorkerState, check_form, restore_shared
 from grace.run.stats import Stats
 from grace.run.worker import NonFinite, Worker, check_tensor
 from grace.transports.agreement import agree, compare_loads
@@ -337,10 +337,10 @@ class Exchanger:
             StateError: it does not fit.
         """
         groups = {group.name: list(group.members) for group in self.groups}
-        if not isinstance(saved, Mapping) or saved.get("groups") != groups:
-            was = saved.get("granularity") if isinstance(saved, Mapping) else saved
+        check_form(saved)
+        if saved.get("groups") != groups:
             raise StateError(
-                f"the state was saved with granularity={was!r} and other groups of parameters; "
+                f"the state was saved with granularity={saved.get('granularity')!r} and other groups of parameters; "
                 f"this is granularity={self.granularity!r}"
             )
         return WorkerState.read(saved, rank, world, self.worker.policy, self.group_tensors())

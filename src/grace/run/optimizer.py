@@ -24,21 +24,24 @@ class Settings:
     """What matters about an optimizer. None: it has no such thing.
 
     momentum: of SGD and its like; Adam's moving averages do not count.
+    beta1: of Adam and its like: the weight of the past in the average of gradients.
     lr: of an optimizer that steps by lr times the gradient; the peak, where a schedule tells it. Adam does not.
     """
 
     momentum: float | None = None
     lr: float | None = None
+    beta1: float | None = None
 
 
 def read_settings(optimizer: torch.optim.Optimizer) -> Settings:
     """The largest of all groups of parameters."""
-    momenta, lrs = [], []
+    momenta, lrs, averages = [], [], []
     for group in optimizer.param_groups:
         momenta += [float(group["momentum"])] if "momentum" in group else []
         if _ADAPTIVE.isdisjoint(group):
             lrs += [float(group[key]) for key in ("lr", "initial_lr") if key in group]
-    return Settings(max(momenta, default=None), max(lrs, default=None))
+        averages += [float(group["betas"][0])] if group.get("betas") else []
+    return Settings(max(momenta, default=None), max(lrs, default=None), max(averages, default=None))
 
 
 def needs_of(policy: Policy, tensors: Mapping[str, Tensor]) -> list[tuple[Method[Any], Needs]]:
@@ -52,6 +55,10 @@ def find_faults(needs: Needs, settings: Settings) -> list[str]:
     faults = []
     if not needs.momentum and settings.momentum:
         faults.append(f"momentum 0 (it is {settings.momentum:g})")
+    if not needs.averages and settings.beta1 is not None:
+        faults.append(
+            f"SGD without momentum (it averages gradients by itself, with beta1 {settings.beta1:g}, and scales them)"
+        )
     if settings.lr is not None and settings.lr > needs.max_lr:
         faults.append(
             f"a learning rate of at most {needs.max_lr:g} (it is {settings.lr:g}); "

@@ -70,10 +70,15 @@ class WorkerState:
         Raises:
             StateError: it is damaged, of another version, rank, number of workers or policy, or of tensors that are not here.
         """
-        _check_form(saved)
+        check_form(saved)
         for key, mine in (("version", VERSION), ("rank", rank), ("world", world)):
             if saved[key] != mine:
-                raise StateError(f"the state is of {key} {saved[key]}, this is {key} {mine}; each rank loads its own")
+                other = "" if key != "world" else (
+                    "; handle.checkpoint(), saved with torch.distributed.checkpoint, loads on any number of workers"
+                )  # fmt: skip
+                raise StateError(
+                    f"the state is of {key} {saved[key]}, this is {key} {mine}; each rank loads its own{other}"
+                )
         if saved["policy"] != repr(policy):
             raise StateError(f"the state was saved under {saved['policy']}, this is {policy!r}; load, then switch")
         states: dict[str, tuple[Method[Any], Any]] = {}
@@ -104,10 +109,12 @@ class WorkerState:
         return cls(saved["step"], saved["seed"], states, owed)
 
 
-def _check_form(saved: Any) -> None:
+def check_form(saved: Any) -> None:
     """Raises a StateError unless this has the keys of a state, with values of the right types."""
     if not isinstance(saved, Mapping):
         raise StateError(f"not a Grace state: a dictionary is needed, got {type(saved).__name__}")
+    if not saved:
+        raise StateError("not a Grace state: the dictionary is empty")
     if missing := _KEYS.keys() - saved.keys():
         raise StateError(f"not a Grace state: it lacks {', '.join(sorted(missing))}")
     for key, kind in _KEYS.items():

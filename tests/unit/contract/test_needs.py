@@ -67,7 +67,7 @@ def test_what_is_read_of_optimizers() -> None:
     one, two = weights()
     groups = [{"params": [one], "lr": 0.5}, {"params": [two], "momentum": 0.3}]
     assert read_settings(torch.optim.SGD(groups, lr=0.1)) == Settings(momentum=0.3, lr=0.5)
-    assert read_settings(torch.optim.Adam(weights(), lr=0.1)) == Settings()
+    assert read_settings(torch.optim.Adam(weights(), lr=0.1)) == Settings(beta1=0.9)
     assert read_settings(torch.optim.RMSprop(weights(), lr=0.1, momentum=0.9)) == Settings(momentum=0.9)
 
 
@@ -82,6 +82,12 @@ def test_a_learning_rate_that_a_schedule_has_lowered_counts_at_its_peak() -> Non
     ("spec", "settings", "faults"),
     [
         ("dgc", Settings(0.9, 0.1), ["momentum 0 (it is 0.9)"]),
+        (
+            "dgc",
+            Settings(beta1=0.9),
+            ["SGD without momentum (it averages gradients by itself, with beta1 0.9"],
+        ),
+        ("dgc:momentum=0", Settings(beta1=0.9), []),
         ("dgc", Settings(0.0, 0.1), []),
         ("dgc", Settings(), []),
         ("signsgd", Settings(0.0, 0.002), []),
@@ -100,7 +106,7 @@ def test_only_methods_in_use_are_warned_of() -> None:
     policy = Policy([("head", "dgc"), ("*", "topk")], strict=False)
     check_optimizer(policy, {"body": torch.empty(9, 9)}, None)
     with pytest.warns(
-        grace.OptimizerWarning, match=r"^dgc needs of the optimizer: momentum 0; give optimizer="
+        grace.OptimizerWarning, match=r"^dgc needs of the optimizer: momentum 0, SGD; give optimizer="
     ) as found:
         check_optimizer(policy, {"body": torch.empty(9, 9), "head": torch.empty(9, 9)}, None)
     assert found[0].filename == __file__

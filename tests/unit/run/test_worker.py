@@ -189,7 +189,8 @@ def with_(key: str, value: Any) -> Any:
     ("spoil", "message"),
     [
         (lacking("states"), "not a Grace state: it lacks states"),
-        (lambda state: {}, "not a Grace state: it lacks checksum, methods, owed, policy, rank"),
+        (lambda state: {}, "not a Grace state: the dictionary is empty"),
+        (lambda state: {"step": 1}, "not a Grace state: it lacks checksum, methods, owed, policy, rank"),
         (with_("version", 99), "the state is of version 99"),
         (with_("rank", 3), "the state is of rank 3, this is rank 0; each rank loads its own"),
         (with_("world", 8), "the state is of world 8"),
