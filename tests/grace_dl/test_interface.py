@@ -74,9 +74,9 @@ def test_what_grace_did_not_have_is_not_there() -> None:
 def test_the_helper_says_what_is_legal() -> None:
     from grace_dl.dist.helper import grace_from_params
 
-    with pytest.raises(NotImplementedError, match="compressor='topq'; legal: none, fp16, topk"):
+    with pytest.raises(NotImplementedError, match=r"compressor='topq'; did you mean 'topk'\? legal: none, fp16, topk"):
         grace_from_params({"compressor": "topq"})
-    with pytest.raises(NotImplementedError, match="memory='residul'; legal: none, residual"):
+    with pytest.raises(NotImplementedError, match=r"memory='residul'; did you mean 'residual'\? legal: none, residual"):
         grace_from_params({"memory": "residul"})
     with pytest.raises(
         NotImplementedError, match="communicator='ring'; legal: allreduce, allgather, broadcast, alltoall"
