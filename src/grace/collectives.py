@@ -38,10 +38,13 @@ class AllReduce:
 
 @dataclass(frozen=True, slots=True)
 class AllGather:
-    """Everyone gets everyone's buffer. Answer: ``[W, *buf.shape]``."""
+    """Everyone gets everyone's buffer. Answer: ``[W, *buf.shape]``, which a network may put into ``into``: storage like it,
+    contiguous, that is the network's until the answer is there.
+    """
 
     buf: Tensor
     axis: str = ""
+    into: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,10 @@ so that every sealed wire, and every 4-byte field in front of the smaller ones, 
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Sequence
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -151,6 +153,64 @@ def unseal(sealed: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     return _view_as(sealed[:, HEADER : HEADER + width], dtype)
 
 
+class Gathered(Sequence[Tensor]):
+    """The wires ``[1, w]`` of one tensor, one of each sender, where they lie in rows that stay.
+
+    A sequence of tensors, which are made when they are asked for: native decoders need only the addresses.
+
+    Args:
+        rows: ``[W, s]`` uint8, contiguous rows.
+        at: the byte of a row where the sealed wire begins.
+        width: bytes of the wire. dtype: of its numbers.
+    """
+
+    __slots__ = ("_at", "_rows", "_views", "dtype", "pointers", "width")
+
+    def __init__(self, rows: Tensor, at: int, width: int, dtype: torch.dtype = torch.uint8):
+        self._rows, self._at, self.width, self.dtype = rows, at, width, dtype
+        self._views: list[Tensor] | None = None
+        first, step = rows.data_ptr() + at + HEADER, rows.stride(0)
+        self.pointers = (ctypes.c_void_p * len(rows))(*range(first, first + step * len(rows), step))
+
+    def __len__(self) -> int:
+        return len(self.pointers)
+
+    @overload
+    def __getitem__(self, key: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, key: slice) -> list[Tensor]: ...
+    def __getitem__(self, key: int | slice) -> Tensor | list[Tensor]:
+        if self._views is None:  # bytes that are not aligned are copied, so only views of bytes may be kept
+            sealed = self._rows[:, None, self._at : self._at + sealed_bytes(self.width)]
+            views = [unseal(row, self.width, self.dtype) for row in sealed]
+            if self.dtype != torch.uint8:
+                return views[key]
+            self._views = views
+        return self._views[key]
+
+
+def read_bucket_headers(rows: Tensor, words: Tensor, step: int) -> list[bool]:
+    """For each of the T sealed wires in rows ``[W, s]`` uint8, whether all senders saw only finite numbers; ``words [T]``:
+    where their headers are, in int32.
+
+    Raises:
+        StepMismatch, PayloadError: as :func:`read_headers`.
+    """
+    found = rows.view(torch.int32)[:, words]  # [W, T]
+    if bool((found == _header(True, step)).all()):
+        return [True] * len(words)
+    return [_judge(headers, step, 0) for headers in found.t().tolist()]
+
+
+def write_bucket_headers(row: Tensor, words: Tensor, finite: Sequence[bool], step: int) -> None:
+    """Writes the headers of sealed wires that ``row [s]`` uint8 holds; see :func:`read_bucket_headers`."""
+    numbers = row.view(torch.int32)
+    if all(finite):
+        numbers[words] = _header(True, step)
+    else:
+        numbers[words] = torch.tensor([_header(fine, step) for fine in finite], dtype=torch.int32)
+
+
 def read_headers(sealed: Tensor, step: int, sender: int = 0) -> Flag:
     """Whether every sender of these sealed wires ``[b, s]`` saw only finite numbers.
 
@@ -163,12 +223,17 @@ def read_headers(sealed: Tensor, step: int, sender: int = 0) -> Flag:
     if sealed.shape[1] < HEADER:
         raise PayloadError(f"truncated payload: field 'status' needs {HEADER} bytes of {sealed.shape[1]}")
     found = sealed[:, :HEADER].contiguous().view(torch.int32).view(-1)
-    good, bad = _header(True, step), _header(False, step)
     if not on_host(sealed.device):
+        good, bad = _header(True, step), _header(False, step)
         finite, legal = found == good, (found == good) | (found == bad)
         refuse_unless(legal.all(), lambda: _explain(found.tolist(), step, sender))
         return finite.all()
-    headers: list[int] = found.tolist()
+    return _judge(found.tolist(), step, sender)
+
+
+def _judge(headers: list[int], step: int, sender: int) -> bool:
+    """Whether no header says that its sender saw an inf or NaN; see :func:`read_headers`."""
+    good, bad = _header(True, step), _header(False, step)
     if headers.count(good) == len(headers):
         return True
     if any(header not in (good, bad) for header in headers):

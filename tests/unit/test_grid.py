@@ -19,10 +19,10 @@ from grace.collectives import (
     signature,
 )
 from grace.contract.peer import Peer
+from grace.contract.together import together
 from grace.errors import CompositionError, ConfigurationError, RoundMismatch
 from grace.grid import Grid
 from grace.run import Tracer, simulate
-from grace.run.together import together
 
 GRID = Grid({"machines": 2, "machine": 3})
 

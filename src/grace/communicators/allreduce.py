@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from grace.collectives import AllReduce, Exchange, Traffic
+from grace.collectives import AllReduce, Collective, Exchange, Traffic
 from grace.communicators.base import Communicator, stand_in, sum_costs
 from grace.contract.knobs import as_call
 from grace.contract.loan import Loan
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
+from grace.contract.together import Layouts, one_collective
 from grace.errors import CompositionError
 from grace.flags.finite import fill_unless_
 from grace.kernels.finite import all_finite
@@ -65,6 +67,28 @@ class Allreduce(Communicator):
         if finite is False:
             return loan.poison(None)
         return loan.give_back(mean, None, finite)
+
+    @property
+    def batches(self) -> type[Collective] | None:
+        exact = type(self) is Allreduce  # a subclass may exchange otherwise
+        return AllReduce if exact and self.compressor.transparent else None
+
+    def exchange_all(
+        self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
+    ) -> Exchange[list[Exchanged[Any]]]:
+        """Numbers that travel as they are travel side by side."""
+        workspace = peers[0].lent.workspace if peers else None
+        batch = workspace is not None and self.batches is not None
+        if (
+            workspace is None
+            or not batch
+            or any(peer.lent.keep_rest for peer in peers)
+            or not all(map(torch.numel, xs))
+        ):
+            return (yield from Method.exchange_all(self, xs, states, peers))
+        layouts = workspace.kept.setdefault(Layouts, Layouts())
+        answers = yield from one_collective([AllReduce(x, "mean", True) for x in xs], layouts, workspace)
+        return [Exchanged(answer, None, None) for answer in answers]
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         dtype = like.dtype if self.compressor.transparent and not peer.lent.keep_rest else torch.uint8

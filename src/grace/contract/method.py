@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import abc
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from grace.collectives import Exchange, Traffic
+from grace.collectives import Collective, Exchange, Traffic
 from grace.contract.facts import Facts
 from grace.contract.knobs import check_knobs
 from grace.contract.needs import NOTHING, Needs
 from grace.contract.peer import Peer
+from grace.contract.together import together
 from grace.errors import CompositionError
 from grace.flags.finite import Flag
 
@@ -91,6 +93,24 @@ class Method(abc.ABC, Generic[S]):
         ``x`` is donated: the method may overwrite it, and ``mean`` or ``rest`` may live in its storage. ``state`` must
         be whole again if the generator is left by an exception: change it only after the last yield.
         """
+
+    @property
+    def batches(self) -> type[Collective] | None:
+        """The kind of collective that :meth:`exchange_all` asks for, once, where it handles tensors of one dtype and device as
+        a batch. None: several tensors are as many exchanges, run together.
+        """
+        return None
+
+    def exchange_all(
+        self, xs: Sequence[Tensor], states: Sequence[S], peers: Sequence[Peer]
+    ) -> Exchange[list[Exchanged[S]]]:
+        """One step of several tensors, such as those of a bucket: as many results, with the bits of :meth:`exchange`.
+
+        By default the exchanges run :func:`grace.contract.together.together`. An override asks the network for the same bytes
+        in the same order (so that ranks need not choose alike), and commits no state before the last answer has come.
+        """
+        runs = [self.exchange(x, state, peer) for x, state, peer in zip(xs, states, peers, strict=True)]
+        return (yield from together(runs, workspace=peers[0].lent.workspace if peers else None))
 
     @abc.abstractmethod
     def facts(self, like: Tensor) -> Facts:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 _ALIGN = 64
+_KEPT = 4096
 
 
 class Workspace:
-    """An arena. ``take`` hands out tensors that are valid until ``reset``; after the first steps one block serves all."""
+    """An arena. ``take`` hands out tensors that are valid until ``reset``; after the first steps one block serves all.
+
+    kept: what its users know of the memory that they take at every step, such as where the fields of a message lie; emptied
+        when the memory moves, or when it holds more than any model needs.
+    """
 
     def __init__(self) -> None:
+        self.kept: dict[Hashable, Any] = {}
         self._blocks: list[Tensor] = []  # uint8, in the order of their allocation; the last one is being filled
         self._used = 0  # bytes of the last block
         self._taken = 0  # bytes since the last reset
@@ -37,6 +45,8 @@ class Workspace:
 
     def reset(self) -> None:
         """Frees everything taken. Several blocks become one that is large enough for all of them."""
+        if len(self._blocks) > 1 or len(self.kept) > _KEPT:
+            self.kept.clear()
         if len(self._blocks) > 1:
             self._blocks = [torch.empty(self._taken, dtype=torch.uint8, device=self._blocks[-1].device)]
         self._used = self._taken = 0

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from grace.collectives import Exchange, Traffic
+from grace.collectives import Collective, Exchange, Traffic
 from grace.contract.knobs import Positive, Share, as_call
 from grace.contract.learning_rate import Rate, choose_rate, lr_ratio
+from grace.contract.lent import Lent
 from grace.contract.loan import narrow
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
@@ -109,6 +111,41 @@ class ErrorFeedback(Memory[S]):
         after = FeedbackState(memory, out.state) if last is None else FollowingState(memory, out.state, last)
         return Exchanged(mean, None, after, finite)
 
+    @property
+    def batches(self) -> type[Collective] | None:
+        exact = type(self) is ErrorFeedback  # a subclass may exchange otherwise
+        same = self.method.adds_memory and self.beta == self.gamma == 1 and not self.follow_lr
+        return self.method.batches if exact and same else None
+
+    def exchange_all(
+        self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
+    ) -> Exchange[list[Exchanged[Any]]]:
+        """The method inside adds the memories of all tensors, as in :meth:`exchange`."""
+        if self.batches is None or not all(map(_is_plain, xs, peers)):
+            return (yield from Method.exchange_all(self, xs, states, peers))
+        lending = []
+        for x, state, peer in zip(xs, states, peers, strict=True):
+            lent = Lent(True, state[0], peer.lent.swap_in(state[0]), x, peer.lent.workspace)
+            lending.append(
+                Peer(
+                    peer.rank, peer.world, peer.step, peer.name, peer.seed, None, peer.steps_per_epoch, lent, peer.axes
+                )
+            )
+        outs = yield from self.method.exchange_all(xs, [inner for _, inner in states], lending)
+        results = []
+        for out, (memory, _), peer in zip(outs, states, lending, strict=True):
+            rest, finite = peer.lent.rest, out.finite
+            assert rest is not None
+            if finite is not False:
+                assert out.rest is not None, f"{as_call(self.method)} did not keep the rest"
+                if out.rest is not rest and out.rest.data_ptr() != rest.data_ptr():
+                    rest.copy_(out.rest)
+                memory, rest = choose_(finite, rest, memory), memory
+            drop_overflow_(finite, memory)
+            peer.lent.swap_out(rest)
+            results.append(Exchanged(out.mean, None, FeedbackState(memory, out.state), finite))
+        return results
+
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         return Memory.traffic(self, like, peer.lending(keep_rest=True))
 
@@ -125,3 +162,8 @@ class ErrorFeedback(Memory[S]):
         raise CompositionError(
             f"{as_call(self)} already has a memory; a second ErrorFeedback around it would stay empty"
         )
+
+
+def _is_plain(x: Tensor, peer: Peer) -> bool:
+    """Whether a method can add the memory to x where it is, and the mean is applied as it comes."""
+    return x.dtype is torch.float32 and x.is_contiguous() and peer.lent.applied_as in (None, torch.float32)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from grace.contract.together import Layouts, together
 from grace.run.drive import drive
 from grace.run.simulate import simulate
 from grace.run.simulator import Simulator
-from grace.run.together import Layouts, together
 from grace.run.worker import Worker
 from grace.transports.base import Transport
 from grace.transports.checked import Checked

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from grace.collectives import AllGather, AllReduce, Broadcast, Exchange
+from grace.contract.together import together
 from grace.errors import ConfigurationError, StateError
 from grace.run.exchanger import Exchanger
-from grace.run.together import together
 
 Memories: TypeAlias = Literal["mean", "all"]
 MEMORIES: tuple[Memories, ...] = get_args(Memories)

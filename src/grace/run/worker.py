@@ -14,16 +14,17 @@ from grace.contract.knobs import Count, check_value
 from grace.contract.lent import Lent
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
+from grace.contract.together import Layouts
 from grace.contract.workspace import Workspace
 from grace.errors import ConfigurationError, InputError, NonFiniteError
 from grace.flags.finite import both, fill_unless_, on_host
 from grace.flags.pending import PendingFlags
 from grace.kernels.finite import all_finite
 from grace.registry.policy import Policy
+from grace.run.batches import Batches, plans_wanted
 from grace.run.distortion import measure_distortion
 from grace.run.groups import NONE
 from grace.run.saved import WorkerState
-from grace.run.together import Layouts, together
 
 NonFinite: TypeAlias = Literal["propagate", "skip", "error"]
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -58,6 +59,7 @@ class Worker:
 
     ``lr`` is the learning rate of the coming step, for memories that follow it; set it before each step. ``nonfinite_seen``
     counts tensors and steps in which some rank saw an inf or NaN; on an accelerator they do not include the last step.
+    ``plans``: whether tensors of one method are exchanged as one batch (``GRACE_PLANS``): the same bits in less time.
     ``measures``: whether tensors of the coming step are compressed a second time, to see what is lost: |x - C(x)| / |x| by
     tensor is then in ``distortions``, and the time that took in ``aside_seconds``.
     """
@@ -90,6 +92,7 @@ class Worker:
         self._states: dict[str, tuple[Method[Any], Any]] = {}
         self._owed: dict[str, Tensor] = {}  # left by an earlier method, to be added to the next gradient
         self.nonfinite_seen = 0
+        self.plans = plans_wanted()
         self.measures = False
         self.distortions: dict[str, float] = {}
         self.aside_seconds = 0.0
@@ -105,15 +108,15 @@ class Worker:
         """
         self._learn()
         names = list(tensors)
-        runs = []
+        batches = Batches(self.plans)
         for name, x in tensors.items():
             method, state = self._ready(name, x)
             if name in self._owed:
                 x.add_(self._owed[name])
             if self.measures and method != NONE:
                 self._measure(method, x, state, name)
-            runs.append(method.exchange(x, state, self._peer(name)))
-        exchange = together(runs, self._layouts, self.workspace)
+            batches.add(method, x, state, self._peer(name))
+        exchange = batches.exchange(self._layouts, self.workspace)
         try:
             if all(on_host(x.device) for x in tensors.values()):
                 outs = yield from exchange

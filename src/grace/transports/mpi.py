@@ -159,7 +159,8 @@ class MPITransport:
 
     def _all_gather(self, op: Collective, buf: Tensor) -> Tensor:
         line = self._line
-        out = buf.new_empty(self.world, *buf.shape)
+        into = op.into if isinstance(op, AllGather) else None
+        out = buf.new_empty(self.world, *buf.shape) if into is None else into
         if out.numel():
             self._wait(op, [line.start(line.comm.Iallgather, self._bytes(buf), self._bytes(out))], buf, out)
         return out

@@ -183,10 +183,10 @@ class TorchDistributed:
             return out
         if self.world == 1 and not isinstance(op, Permute):
             if isinstance(op, AllGather):
-                return buf.clone()[None]
+                return buf.clone()[None] if op.into is None else op.into.copy_(buf)
             return buf.clone() if isinstance(op, AllToAll | Broadcast) else buf[0].clone()
         if isinstance(op, AllGather):
-            out = buf.new_empty(self.world, *buf.shape)
+            out = buf.new_empty(self.world, *buf.shape) if op.into is None else op.into
             _all_gather(self._lend(out), self._lend(buf), group=group)
             return out
         if isinstance(op, AllToAll):

@@ -1,7 +1,7 @@
 """Collectives inside XLA, and many exchanges as one: in each round, those that ask for the same kind share a collective.
 
-An exchange is a generator that yields collectives and is sent their answers, as in :mod:`grace.run.together`; here it runs
-while the step is traced, and only arrays are left in the program.
+An exchange is a generator that yields collectives and is sent their answers, as in :mod:`grace.contract.together`; here it
+runs while the step is traced, and only arrays are left in the program.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from grace.compute import native
 from grace.compute.native import F, I, N, P
 from grace.errors import PayloadError
 from grace.kernels import check
+from grace.kernels.calling import new_wire
 from grace.kernels.index_lists import layout, refuse
 from grace.kernels.sparse import Part
 from grace.kernels.sparse.parts import BAD_VALUES, check_parts
@@ -29,7 +30,7 @@ def encode_topk(
     b, n = rows.shape
     number, low, size = layout(n, k, code)
     width = k * (2 if narrow else 4) + size
-    wire = torch.empty(b, width, dtype=torch.uint8)
+    wire = new_wire(b, width)
     tensors = check.same_shape(rows, memory, rest)
     done = native.c.topk_wire(*tensors, b, n, k, narrow, number, low, wire.data_ptr(), width, native.threads())
     if done < 0:
@@ -42,7 +43,7 @@ def encode_pairs(index: Tensor, sent: Tensor, n: int, code: str, *, narrow: bool
     if b != 1 or index.dtype is not torch.int32 or not sent.is_contiguous():
         return NotImplemented
     number, low, size = layout(n, k, code)
-    wire = torch.empty(b, k * (2 if narrow else 4) + size, dtype=torch.uint8)
+    wire = new_wire(b, k * (2 if narrow else 4) + size)
     native.c.write_pairs(index.data_ptr(), sent.data_ptr(), k, n, narrow, number, low, wire.data_ptr())
     return wire
 

@@ -6,7 +6,7 @@ by side (the gradients of a bucket of DistributedDataParallel) and are donated t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
@@ -82,7 +82,7 @@ def together(
             # all collectives of a round before any answer is handed out: if the second fails, no memory has committed
             inbox: dict[int, Tensor] = {}
             for batch in asked:
-                answers = yield from _one_collective(list(batch.values()), layouts, workspace)
+                answers = yield from one_collective(list(batch.values()), layouts, workspace)
                 inbox.update(zip(batch, answers, strict=True))
             for i, answer in inbox.items():
                 advance(i, answer)
@@ -98,14 +98,12 @@ def _kind(op: Collective) -> _Key:
     if type(op) is AllReduce:  # most are
         return (AllReduce, op.buf.dtype, op.buf.device, op.op, op.axis)
     lead = op.buf.shape[:1] if isinstance(op, AllToAll | ReduceScatter) else ()
-    details = [getattr(op, slot) for slot in op.__slots__ if slot not in ("buf", "donate")]
+    details = [getattr(op, slot) for slot in op.__slots__ if slot not in ("buf", "donate", "into")]
     return (type(op), op.buf.dtype, op.buf.device, *lead, *details)
 
 
-def _one_collective(
-    ops: list[Collective], layouts: Layouts, workspace: Workspace | None
-) -> Exchange[Iterator[Tensor] | list[Tensor]]:
-    """Performs collectives of one kind as one; returns their answers."""
+def one_collective(ops: Sequence[Collective], layouts: Layouts, workspace: Workspace | None) -> Exchange[list[Tensor]]:
+    """Performs collectives of one kind, dtype and device as one; returns their answers."""
     first = ops[0]
     if len(ops) == 1:
         return [(yield first)]
@@ -128,7 +126,11 @@ def _one_collective(
 
 
 def _with_buffer(op: Collective, buf: Tensor) -> Collective:
-    return replace(op, buf=buf, donate=True) if isinstance(op, AllReduce) else replace(op, buf=buf)
+    if isinstance(op, AllReduce):
+        return replace(op, buf=buf, donate=True)
+    if isinstance(op, AllGather):
+        return replace(op, buf=buf, into=None)  # rooms for its parts are none for it
+    return replace(op, buf=buf)
 
 
 def _fuse(rows: list[Tensor], lead: tuple[int, ...], layout: _Layout, workspace: Workspace | None) -> Tensor:
@@ -146,7 +148,7 @@ def _fuse(rows: list[Tensor], lead: tuple[int, ...], layout: _Layout, workspace:
     return torch.cat(parts, dim=-1, out=out)
 
 
-def _side_by_side(ops: list[Collective]) -> Tensor | None:
+def _side_by_side(ops: Sequence[Collective]) -> Tensor | None:
     """The flat tensor that these donated buffers cover without a gap, in their order; None if they do not."""
     at = ops[0].buf.data_ptr()
     for op in ops:

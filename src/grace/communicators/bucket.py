@@ -1,0 +1,80 @@
+"""The wires of a bucket in one message: where each lies, computed once.
+
+A *bucket* is the tensors that come to the network together; those of one method travel as one message ``[s]``, their sealed
+wires one after the other. Everything here follows from their widths and from where the message is in memory, which stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from grace import wire as wires
+from grace.contract.workspace import Workspace
+from grace.wire import Gathered
+
+
+class BucketPlan:
+    """Where the sealed wires of several tensors lie in a message.
+
+    Args:
+        kinds: for each tensor the bytes of its wire, and the dtype of the wire's numbers.
+
+    size: s, bytes of the message. words: where the headers are, in int32, ``[T]`` int64.
+    """
+
+    def __init__(self, kinds: Sequence[tuple[int, torch.dtype]]):
+        self._kinds = tuple(kinds)
+        self._begins: list[int] = []
+        at, padded = 0, []
+        for width, _ in kinds:
+            self._begins.append(at)
+            at += wires.sealed_bytes(width)
+            if width % wires.ALIGNMENT:
+                padded.append(at // 4 - 1)
+        self.size = at
+        self.words = torch.tensor([begin // 4 for begin in self._begins])
+        self._padded = torch.tensor(padded) if padded else None
+        self._sent: tuple[int, list[Tensor]] = (0, [])
+        self._gathered: tuple[tuple[int, ...], list[Gathered]] = ((), [])
+
+    def take(self, workspace: Workspace, device: torch.device) -> Tensor:
+        """An uninitialized message ``[s]`` uint8, but for its padding, which is zero."""
+        message = workspace.take(self.size, torch.uint8, device)
+        if self._padded is not None:
+            message.view(torch.int32)[self._padded] = 0
+        return message
+
+    def places(self, message: Tensor) -> list[Tensor]:
+        """For each tensor the bytes ``[1, w]`` of ``message [s]`` uint8 that its wire fills."""
+        if self._sent[0] != message.data_ptr():
+            begins = [begin + wires.HEADER for begin in self._begins]
+            places = [message[None, at : at + width] for at, (width, _) in zip(begins, self._kinds, strict=True)]
+            self._sent = (message.data_ptr(), places)
+        return self._sent[1]
+
+    def gathered(self, rows: Tensor) -> list[Gathered]:
+        """For each tensor the wires of all senders in ``rows [W, s]`` uint8, contiguous."""
+        where = (rows.data_ptr(), *rows.shape)
+        if self._gathered[0] != where:
+            found = [Gathered(rows, begin, *kind) for begin, kind in zip(self._begins, self._kinds, strict=True)]
+            self._gathered = (where, found)
+        return self._gathered[1]
+
+    def fits(self, made: Sequence[Tensor]) -> bool:
+        """Whether these wires have the widths that the plan was made for."""
+        return self._kinds == tuple(kind_of(wire) for wire in made)
+
+
+def kind_of(wire: Tensor) -> tuple[int, torch.dtype]:
+    """A wire's bytes, and the dtype of its numbers."""
+    return wire.shape[1] * wire.element_size(), wire.dtype
+
+
+def put(made: Sequence[Tensor], places: Sequence[Tensor]) -> None:
+    """Copies wires to their places, unless they were written there."""
+    for wire, place in zip(made, places, strict=True):
+        if wire is not place and wire.data_ptr() != place.data_ptr():
+            place.copy_(wire.contiguous().view(torch.uint8))

@@ -1,0 +1,100 @@
+"""Which tensors of a bucket are exchanged as one batch: those of one method, where the method can."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from torch import Tensor
+
+from grace.collectives import AllReduce, Exchange
+from grace.contract.method import Exchanged, Method
+from grace.contract.peer import Peer
+from grace.contract.together import Layouts, together
+from grace.contract.workspace import Workspace
+from grace.errors import ConfigurationError
+
+VARIABLE = "GRACE_PLANS"
+
+
+def plans_wanted() -> bool:
+    """Whether tensors are exchanged in batches: unless the environment variable GRACE_PLANS is 0.
+
+    Raises:
+        ConfigurationError: it is neither 0 nor 1.
+    """
+    given = os.environ.get(VARIABLE) or "1"
+    if given not in ("0", "1"):
+        raise ConfigurationError(
+            f"the environment variable {VARIABLE}={given!r}; legal: 1, tensors of one method are exchanged as one batch, "
+            "or 0, each on its own"
+        )
+    return given == "1"
+
+
+class _Batch:
+    """Tensors of one method, and what belongs to each."""
+
+    __slots__ = ("method", "peers", "places", "states", "xs")
+
+    def __init__(self, method: Method[Any]):
+        self.method = method
+        self.xs: list[Tensor] = []
+        self.states: list[Any] = []
+        self.peers: list[Peer] = []
+        self.places: list[int] = []
+
+
+class Batches:
+    """The tensors of a bucket, in their order, as batches. The network is asked for the same bytes as if each tensor were
+    exchanged on its own: a batch ends where the bytes of another one would come between its own.
+
+    Args:
+        plans: whether there are batches of more than one tensor.
+    """
+
+    def __init__(self, plans: bool):
+        self._plans = plans
+        self._count = 0
+        self._all: list[_Batch] = []
+        self._open: dict[Any, tuple[Any, _Batch]] = {}  # by what they ask of the network
+
+    def add(self, method: Method[Any], x: Tensor, state: Any, peer: Peer) -> None:
+        """The next tensor."""
+        kind = method.batches if self._plans else None
+        shared = (kind, x.dtype) if kind is AllReduce else kind  # those of one kind share a collective
+        key = (id(method), x.dtype, x.device)
+        held = self._open.get(shared)
+        if kind is None or held is None or held[0] != key:
+            if kind is None:
+                self._open.clear()
+            batch = _Batch(method)
+            self._all.append(batch)
+            if kind is not None:
+                self._open[shared] = (key, batch)
+        else:
+            batch = held[1]
+        batch.xs.append(x)
+        batch.states.append(state)
+        batch.peers.append(peer)
+        batch.places.append(self._count)
+        self._count += 1
+
+    def exchange(self, layouts: Layouts, workspace: Workspace) -> Exchange[list[Exchanged[Any]]]:
+        """The results of all tensors, in their order."""
+        results: list[Any] = [None] * self._count
+        outs = yield from together([_run(batch) for batch in self._all], layouts, workspace)
+        for batch, results_of in zip(self._all, outs, strict=True):
+            for place, out in zip(batch.places, results_of, strict=True):
+                results[place] = out
+        return results
+
+
+def _run(batch: _Batch) -> Exchange[list[Exchanged[Any]]]:
+    if len(batch.xs) > 1:
+        return batch.method.exchange_all(batch.xs, batch.states, batch.peers)
+    return _alone(batch)
+
+
+def _alone(batch: _Batch) -> Exchange[list[Exchanged[Any]]]:
+    return [(yield from batch.method.exchange(batch.xs[0], batch.states[0], batch.peers[0]))]

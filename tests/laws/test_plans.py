@@ -1,0 +1,300 @@
+"""A batch is as many exchanges: the same bytes travel, and means, states and traffic are the same to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from grace import wire as wires
+from grace.collectives import AllGather, Collective, Exchange
+from grace.communicators import Allgather
+from grace.communicators.bucket import BucketPlan
+from grace.compute import backends, native
+from grace.contract.workspace import Workspace
+from grace.errors import GraceError, TransportError
+from grace.registry.policy import Policy
+from grace.run.simulate import answers
+from grace.run.worker import Worker
+from grace.transports.traced import Tracer
+from tests.laws.cases import CASES
+
+WORLDS = (2, 3, 1, 5)
+SMALL = ((1,), (2,), (15, 17), (3, 41), (7,), (256,), (8, 8), (257,))
+LARGE = ((4095,), (3, 401), (4096,), (4097,), (70_000,), (255,))
+BATCHED = [spec for spec, method in CASES.items() if method.batches is not None]
+ALONE = {
+    spec.partition(":")[0]: spec for spec in CASES if spec not in BATCHED
+}  # one case of each stands for the others
+FAST = ("none", "topk:ratio=0.2", "efsignsgd:block=32", "qsgd:bits=4,bucket=32")
+Shapes = tuple[tuple[int, ...], ...]
+Plans = Callable[[int], bool]
+
+
+def ALL(rank: int) -> bool:
+    """Every rank makes batches."""
+    return True
+
+
+def SOME(rank: int) -> bool:
+    """Every other rank does: the network cannot tell."""
+    return rank % 2 == 0
+
+
+def gradients(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]:
+    """Tensors side by side that begin at odd addresses: normal numbers; -0 and denormals; an inf on one rank."""
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    flat = torch.randn(sum(sizes) + 1, generator=torch.Generator().manual_seed(1000 * step + rank))[1:]
+    if step == 1:
+        flat[::3], flat[1::5] = -0.0, 1e-41
+    parts = flat.split(sizes)
+    if step == 2 and rank == 0:
+        parts[-2][0] = torch.inf
+    return {f"layer{i}": part.view(shape) for i, (part, shape) in enumerate(zip(parts, shapes, strict=True))}
+
+
+def in_bytes(x: Any) -> Any:
+    """A tree with the bytes of its tensors."""
+    if isinstance(x, Tensor):
+        return x.dtype, tuple(x.shape), x.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    if isinstance(x, dict):
+        return {key: in_bytes(value) for key, value in x.items()}
+    return tuple(map(in_bytes, x)) if isinstance(x, tuple | list) else x
+
+
+class Run:
+    """W workers in lock step, over a network that keeps what it is given; ``plans`` says which ranks make batches."""
+
+    def __init__(self, policy: Policy, world: int, shapes: Shapes, plans: Plans):
+        self.policy, self.shapes, self.plans = policy, shapes, plans
+        self.seen: list[Any] = []  # for each collective, what each rank gave
+        self.tracers = [Tracer(rank, world) for rank in range(world)]
+        self.workers = [self._make(rank, world) for rank in range(world)]
+
+    def _make(self, rank: int, world: int) -> Worker:
+        worker = Worker(self.policy, rank, world, seed=3)
+        worker.plans = self.plans(rank)
+        return worker
+
+    def states(self) -> Any:
+        return [in_bytes(worker.state_dict()) for worker in self.workers]
+
+    def step(self, fail_at: int | None = None) -> Any:
+        """Means and states after a step, and the traffic so far; None if there was a collective ``fail_at``: it failed."""
+        runs: list[Exchange[Any]] = []
+        for worker, tracer in zip(self.workers, self.tracers, strict=True):
+            runs.append(tracer.trace(worker.exchange(gradients(worker.rank, worker.step, self.shapes))))
+        ops, means = self._hear(runs, [None] * len(runs))
+        while ops:
+            if fail_at == 0:
+                for run in runs:
+                    with pytest.raises(TransportError):
+                        run.throw(TransportError("a worker died"))
+                return None
+            fail_at = None if fail_at is None else fail_at - 1
+            ops, means = self._hear(runs, _in_place(ops))
+        for worker in self.workers:
+            worker.workspace.reset()
+            worker.advance()
+        return means, self.states(), [tracer.traffic for tracer in self.tracers]
+
+    def _hear(self, runs: list[Exchange[Any]], inbox: list[Any]) -> tuple[list[Collective], list[Any]]:
+        ops, means = [], []
+        for run, message in zip(runs, inbox, strict=True):
+            try:
+                ops.append(next(run) if message is None else run.send(message))
+            except StopIteration as stop:
+                means.append({name: in_bytes(out.mean) for name, out in stop.value.items()})
+        self.seen.append([(type(op).__name__, in_bytes(op.buf)) for op in ops])
+        return ops, means
+
+    def reload(self) -> None:
+        """New workers go on from the states of these."""
+        fresh = []
+        for worker in self.workers:
+            new = self._make(worker.rank, worker.world)
+            new.load_state_dict(worker.state_dict(), gradients(0, 0, self.shapes))
+            fresh.append(new)
+        self.workers = fresh
+
+    def switch(self, policy: Policy) -> None:
+        self.policy = policy
+        for worker in self.workers:
+            worker.switch(policy)
+
+
+def _in_place(ops: list[Collective]) -> list[Tensor]:
+    """The answers; every other network puts them where it may."""
+    given = answers(ops)
+    return [
+        op.into.copy_(answer) if rank % 2 == 0 and isinstance(op, AllGather) and op.into is not None else answer
+        for rank, (op, answer) in enumerate(zip(ops, given, strict=True))
+    ]
+
+
+def story(run: Run, other: Policy | None = None) -> Iterator[Any]:
+    """Five steps: with ugly numbers, a save, another policy for a step, and a network that fails at each round in turn."""
+    for _ in range(3):
+        yield run.step()
+    run.reload()
+    before, policy, number = run.states(), run.policy, 0
+    while (done := run.step(fail_at=number)) is None:
+        assert run.states() == before, f"a failure in round {number} changed a state"
+        number += 1
+    yield done
+    if other is not None:
+        run.switch(other)
+        yield run.step()
+        run.switch(policy)
+    yield run.step()
+
+
+def assert_same(policy: Policy, world: int, shapes: Shapes, other: Policy | None = None, plans: Plans = ALL) -> None:
+    alone, batched = Run(policy, world, shapes, lambda _: False), Run(policy, world, shapes, plans)
+    for step, (a, b) in enumerate(zip(story(alone, other), story(batched, other), strict=True)):
+        assert a == b, step
+    assert alone.seen == batched.seen
+
+
+def policy_of(spec: str) -> Policy:
+    """A method for most tensors, and none for two of them, which stand in between."""
+    return Policy([("layer1", "none"), ("layer5", "none"), ("*", CASES[spec])], strict=False)
+
+
+@pytest.mark.parametrize("spec", BATCHED)
+def test_batches_have_the_bytes_of_single_exchanges(spec: str):
+    world = WORLDS[BATCHED.index(spec) % len(WORLDS)]
+    assert_same(policy_of(spec), world, SMALL, policy_of("topk:ratio=0.2"))
+
+
+@pytest.mark.parametrize("spec", ALONE.values())
+def test_methods_without_batches_are_left_as_they_are(spec: str):
+    assert_same(policy_of(spec), 2, ((5, 7), (3,), (8, 8)))
+
+
+@pytest.mark.parametrize("spec", FAST)
+def test_ranks_need_not_choose_alike(spec: str):
+    assert_same(policy_of(spec), 3, SMALL, plans=SOME)
+
+
+@pytest.mark.parametrize("spec", FAST)
+def test_sizes_around_blocks(spec: str):
+    assert_same(policy_of(spec), 3, LARGE)
+
+
+def test_methods_in_turn_keep_the_order_of_bytes():
+    rules = [("layer2", "qsgd"), ("layer6", "powersgd:rank=1"), ("layer[47]", "none"), ("*", "topk:ratio=0.2")]
+    assert_same(Policy(rules, strict=False), 3, SMALL)
+
+
+def test_batches_are_what_runs():
+    """Otherwise all of this would compare a thing with itself."""
+    assert {"topk:ratio=0.2", "none", "efsignsgd:block=32", "qsgd:bits=4,bucket=32"} <= set(BATCHED)
+    run = Run(policy_of("topk:ratio=0.2"), 2, SMALL, ALL)
+    run.step()
+    kept = run.workers[0].workspace.kept
+    run.step()
+    assert any(isinstance(plan, BucketPlan) for plan in kept.values())
+
+
+@pytest.mark.parametrize("backend", ["reference", "native"])
+def test_on_both_backends(backend: str, monkeypatch: pytest.MonkeyPatch):
+    if backend == "native" and not native.isas():
+        pytest.skip("no native kernels")
+    with backends.using(backend):
+        for spec in FAST:
+            assert_same(policy_of(spec), 2, SMALL)
+
+
+# ---- mutants --------------------------------------------------------------------------------------------------------
+def padding_not_zeroed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def take(self: BucketPlan, workspace: Workspace, device: torch.device) -> Tensor:
+        return workspace.take(self.size, torch.uint8, device).fill_(255)
+
+    monkeypatch.setattr(BucketPlan, "take", take)
+
+
+def header_of_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    write, read = wires.write_bucket_headers, wires.read_bucket_headers
+    monkeypatch.setattr(wires, "write_bucket_headers", lambda row, words, fine, step: write(row, words, fine, step - 1))
+    monkeypatch.setattr(wires, "read_bucket_headers", lambda rows, words, step: read(rows, words, step - 1))
+
+
+def headers_of_rank_0_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = wires.read_bucket_headers
+    monkeypatch.setattr(wires, "read_bucket_headers", lambda rows, words, step: read(rows[-1:], words, step))
+
+
+def pointers_reversed(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = wires.Gathered.__init__
+
+    def reverse(self: wires.Gathered, rows: Tensor, *args: Any) -> None:
+        make(self, rows, *args)
+        self.pointers = type(self.pointers)(*reversed(self.pointers))
+
+    monkeypatch.setattr(wires.Gathered, "__init__", reverse)
+
+
+def memory_of_the_wrong_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Allgather._write
+
+    def write(self: Allgather, rows: Any, peers: Any, *args: Any) -> Any:
+        first, *others = peers
+        same = [i for i, peer in enumerate(others) if peer.lent.memory.shape == first.lent.memory.shape]
+        lent = replace(first.lent, memory=others[same[0]].lent.memory) if same else first.lent
+        return right(self, rows, [replace(first, lent=lent), *others], *args)
+
+    monkeypatch.setattr(Allgather, "_write", write)
+
+
+def states_change_before_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Allgather._write
+
+    def write(self: Allgather, rows: Any, peers: Any, *args: Any) -> Any:
+        out = right(self, rows, peers, *args)
+        for peer in peers:
+            peer.lent.memory.copy_(peer.lent.rest)
+        return out
+
+    monkeypatch.setattr(Allgather, "_write", write)
+
+
+def layout_of_another_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key of a plan leaves out the sizes."""
+    monkeypatch.setattr(BucketPlan, "fits", lambda self, made: True)
+    get = dict.get
+
+    class Forgetful(dict[Any, Any]):
+        def get(self, key: Any, default: Any = None) -> Any:
+            return get(self, key[0] if isinstance(key, tuple) else key, default)
+
+        def __setitem__(self, key: Any, value: Any) -> None:
+            super().__setitem__(key[0] if isinstance(key, tuple) else key, value)
+
+    make = Workspace.__init__
+
+    def init(self: Workspace) -> None:
+        make(self)
+        self.kept = Forgetful()
+
+    monkeypatch.setattr(Workspace, "__init__", init)
+
+
+MUTANTS = [
+    padding_not_zeroed, header_of_the_last_step, headers_of_rank_0_only, pointers_reversed, memory_of_the_wrong_tensor,
+    states_change_before_the_answer, layout_of_another_bucket,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_each_mutant_is_caught(mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch):
+    policy = Policy([("layer4", "qsgd"), ("*", "efsignsgd:block=32")])
+    shapes = ((2,), (2,), (15, 17), (3, 41), (7,), (5,), (8, 8), (257,))
+    assert_same(policy, 3, shapes)
+    mutant(monkeypatch)
+    with pytest.raises((AssertionError, ValueError, GraceError)):
+        assert_same(policy, 3, shapes)
