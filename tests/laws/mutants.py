@@ -391,6 +391,15 @@ class EarlyQ(PowerSGD):
             return result
 
 
+@dataclass(frozen=True, slots=True)
+class InPlace(ErrorFeedback[Any]):
+    """Writes the new memory over the old one, which is still the state if an exchange beside it fails."""
+
+    def exchange(self, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
+        out = yield from ErrorFeedback.exchange(self, x, state, peer)
+        return replace(out, state=out.state._replace(memory=state.memory.copy_(out.state.memory)))
+
+
 class Stubborn(Wrapper):
     """Swallows the failure and returns its own gradient."""
 

@@ -13,10 +13,11 @@ from grace.communicators.base import Communicator
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.learning_rate import Rate, choose_rate, lr_ratio, scale
+from grace.contract.loan import succeed
 from grace.contract.method import label_parts
 from grace.contract.peer import Peer
 from grace.errors import StateError
-from grace.flags.finite import Flag, store_
+from grace.flags.finite import Flag
 from grace.kernels.finite import all_finite
 
 
@@ -122,4 +123,5 @@ class TwoHops(Communicator):
         debt[max(0, x.numel() - start) :] = 0  # padding
         if held is None:
             held = ServerDebt(torch.zeros_like(debt), start, peer.world, tuple(x.shape), 0.0)
-        return held._replace(debt=store_(finite, debt, held.debt), lr=choose_rate(finite, peer.lr or 0.0, held.lr))
+        after = succeed(finite, debt, held.debt, peer.lent)
+        return held._replace(debt=after, lr=choose_rate(finite, peer.lr or 0.0, held.lr))

@@ -11,7 +11,7 @@ from torch import Tensor
 from grace.contract.lent import Lent
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
-from grace.flags.finite import Flag, both, fill_unless_
+from grace.flags.finite import Flag, both, choose_, fill_unless_
 from grace.kernels.finite import all_finite
 
 S = TypeVar("S")
@@ -42,6 +42,18 @@ def room_beside(numbers: Tensor, lent: Lent) -> Tensor:
     if spare is not None and fits and spare.is_contiguous():
         return spare.view(numbers.shape)
     return lent.scratch(tuple(numbers.shape), numbers)
+
+
+def succeed(finite: Flag, new: Tensor, old: Tensor, lent: Lent) -> Tensor:
+    """What follows a tensor of the state, in storage that stays valid: ``new``, copied and cast, if ``finite``, else ``old``.
+
+    ``old`` keeps its numbers: another exchange of the bucket may fail, and then it is still the state.
+    """
+    if finite is False:
+        return old
+    out = choose_(finite, lent.swap_in(old).copy_(new), old)
+    lent.swap_out(old)
+    return out
 
 
 class Loan:

@@ -90,8 +90,9 @@ class Method(abc.ABC, Generic[S]):
     def exchange(self, x: Tensor, state: S, peer: Peer) -> Exchange[Exchanged[S]]:
         """One step: a generator that yields collectives and returns an :class:`Exchanged`.
 
-        ``x`` is donated: the method may overwrite it, and ``mean`` or ``rest`` may live in its storage. ``state`` must
-        be whole again if the generator is left by an exception: change it only after the last yield.
+        ``x`` is donated: the method may overwrite it, and ``mean`` or ``rest`` may live in its storage. ``state`` stays as it
+        is, whether the generator is left by an exception or ends: another tensor's exchange may still fail, and then it
+        is the state. Its successor is returned, in storage of its own (``grace.contract.loan.succeed``).
         """
 
     @property

@@ -79,10 +79,3 @@ def choose_(a: Flag, new: Tensor, old: Tensor) -> Tensor:
     if isinstance(a, Tensor):
         return torch.where(a, new, old, out=new)
     return new if a else new.copy_(old)
-
-
-def store_(a: Flag, new: Tensor, old: Tensor) -> Tensor:
-    """``old``, overwritten with ``new`` if ``a``: for parts of a state that keep their storage."""
-    if isinstance(a, Tensor):
-        return old.copy_(torch.where(a, new.to(old.dtype), old))
-    return old.copy_(new) if a else old

@@ -15,12 +15,12 @@ from torch import Tensor
 from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.contract.facts import Facts
 from grace.contract.knobs import Share, as_call
-from grace.contract.loan import narrow
+from grace.contract.loan import narrow, succeed
 from grace.contract.method import Exchanged, Method, label_parts
 from grace.contract.needs import AVERAGES, NOTHING, Needs
 from grace.contract.peer import Peer
 from grace.errors import CompositionError
-from grace.flags.finite import ask_host, fill_unless_, store_
+from grace.flags.finite import ask_host, fill_unless_
 from grace.kernels.finite import all_finite
 from grace.memories.base import Memory, state_dtype
 from grace.registry.recipes import register_memory
@@ -99,25 +99,26 @@ class EF21(Memory[S], Generic[S]):
         assert out.rest is not None, f"{as_call(self.method)} did not keep the rest"
         applied = torch.add(shared, out.mean, out=peer.lent.scratch(tuple(x.shape), x, shared.dtype))
         mean, finite = narrow(applied, peer.lent.applied_as or x.dtype, out.finite)
-        # what was not sent is exactly zero here, and h keeps its bits
-        store_(finite, difference.sub_(out.rest).add_(local), local)
-        store_(finite, applied, shared)
-        if velocity is not None:
-            store_(finite, target, velocity)
         if finite is False:
             return Exchanged.poisoned(x, state)
-        return Exchanged(fill_unless_(finite, mean, math.nan), None, state._replace(inner=out.state), finite)
+        # what was not sent is exactly zero here, and h keeps its bits
+        after = EF21State(
+            succeed(finite, difference.sub_(out.rest).add_(local), local, peer.lent),
+            succeed(finite, applied, shared, peer.lent),
+            None if velocity is None else succeed(finite, target, velocity, peer.lent),
+            1,
+            out.state,
+        )
+        return Exchanged(fill_unless_(finite, mean, math.nan), None, after, finite)
 
     def _first(self, x: Tensor, state: EF21State, peer: Peer) -> Exchange[Exchanged[EF21State]]:
         mine = peer.lent.scratch(tuple(x.shape), x, state.local.dtype).copy_(x)
         mean = yield AllReduce(mine)
         if not ask_host(all_finite(mean)):  # what the next step sends depends on it; once in a run
             return Exchanged.poisoned(x, state)
-        state.local.copy_(x)
-        state.shared.copy_(mean)
-        if state.velocity is not None:
-            state.velocity.copy_(x)
-        return Exchanged(x.copy_(state.shared), None, state._replace(started=1))
+        velocity = None if state.velocity is None else succeed(True, x, state.velocity, peer.lent)
+        local, shared = succeed(True, x, state.local, peer.lent), succeed(True, mean, state.shared, peer.lent)
+        return Exchanged(x.copy_(shared), None, EF21State(local, shared, velocity, 1, state.inner))
 
     def kinds(self, state: EF21State) -> Any:
         """H is the same on all workers, yet a new one cannot take it over: its h must match, as after a dense first step."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from grace.collectives import Exchange
 from grace.communicators import Allreduce
 from grace.contract.knobs import Count, Positive
+from grace.contract.loan import succeed
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
 from grace.flags.finite import ask_host
@@ -81,8 +82,9 @@ class ACPSGD(LowRank["ACPState | None"]):
         out = yield from Allreduce(projection).exchange(x, None, peer)
         if not ask_host(out.finite):  # which factor the next step sends depends on it
             return Exchanged.poisoned(x, state)
-        new.copy_(projection.factor)
-        return Exchanged(out.mean, out.rest, state._replace(turn=1 - state.turn))
+        factor = succeed(True, projection.factor, new, peer.lent)
+        after = ACPState(state.p, factor, 0) if state.turn else ACPState(factor, state.q, 1)
+        return Exchanged(out.mean, out.rest, after)
 
     def _sides(self, like: Tensor, step: int) -> tuple[int, ...] | None:
         m, l, _ = self._sizes(like)

@@ -17,6 +17,7 @@ from grace.communicators import Allreduce
 from grace.communicators.base import stand_in, sum_costs
 from grace.contract.facts import Facts
 from grace.contract.knobs import Count, Range, check_knobs
+from grace.contract.loan import succeed
 from grace.contract.method import Exchanged, Method, label_parts
 from grace.contract.peer import Peer
 from grace.errors import out_of_range
@@ -113,13 +114,14 @@ class GradiVeQ(Method["GradiVeQState | None"]):
             return Exchanged.poisoned(x, state)
         K, d, N = self._sizes(x.numel())
         covariance = collect_covariance(out.mean.reshape(-1)[: N * K].view(N, K).float())
-        if state.turn + 1 < self.collect:
-            state.covariance.add_(covariance)
-        else:
-            basis = yield from share_components(covariance.add_(state.covariance), d, peer.rank)
-            state.basis.copy_(basis)
-            state.covariance.zero_()
-        return Exchanged(out.mean, out.rest, state._replace(turn=state.turn + 1))
+        covariance.add_(state.covariance)
+        basis = state.basis
+        if state.turn + 1 == self.collect:
+            shared = yield from share_components(covariance, d, peer.rank)
+            basis = succeed(True, shared, basis, peer.lent)
+            covariance = torch.zeros_like(covariance)
+        after = GradiVeQState(basis, succeed(True, covariance, state.covariance, peer.lent), state.turn + 1)
+        return Exchanged(out.mean, out.rest, after)
 
     def kinds(self, state: GradiVeQState | None) -> Any:
         return label_parts(state, "shared")

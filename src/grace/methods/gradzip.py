@@ -14,6 +14,7 @@ from grace.collectives import AllReduce, Exchange
 from grace.communicators import Allreduce
 from grace.contract.facts import Facts
 from grace.contract.knobs import Count, Positive, Range
+from grace.contract.loan import succeed
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
 from grace.flags.finite import ask_host
@@ -99,7 +100,8 @@ class GradZip(LowRank["GradZipState | None"]):
         if not ask_host(out.finite):  # which factor the next step sends depends on it
             return Exchanged.poisoned(x, state)
         if bool(projection.factor.any()):  # a zero gradient says nothing about where to look next
-            found.copy_(projection.factor)
+            factor = succeed(True, projection.factor, found, peer.lent)
+            state = state._replace(q=factor) if turn else state._replace(p=factor)
         return Exchanged(out.mean, out.rest, state._replace(turn=1 - turn))
 
     def facts(self, like: Tensor) -> Facts:

@@ -13,10 +13,10 @@ from torch import Tensor
 from grace.collectives import AllReduce, Exchange
 from grace.contract.facts import Facts
 from grace.contract.knobs import Count, Positive, Steps
-from grace.contract.loan import narrow, room_beside
+from grace.contract.loan import narrow, room_beside, succeed
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
-from grace.flags.finite import both, fill_unless_, store_
+from grace.flags.finite import both, fill_unless_
 from grace.kernels import add_low_rank_, all_finite, orthonormalize, project_columns, project_rows, split_low_rank
 from grace.methods.common.matrices import DENSE, LowRank, product_fits, unit_rows
 from grace.random import Stream
@@ -105,7 +105,7 @@ class PowerSGD(LowRank["Tensor | None"]):
         mean, finite = narrow(
             fill_unless_(finite, mean, math.nan), x.dtype, finite, matrix if rest is not None else None
         )
-        return Exchanged(mean.view(x.shape), rest, store_(finite, q.mT, state), finite)
+        return Exchanged(mean.view(x.shape), rest, succeed(finite, q.mT, state, peer.lent), finite)
 
     def facts(self, like: Tensor) -> Facts:
         if not self._compresses(like):

@@ -16,10 +16,10 @@ from grace.collectives import Exchange, Traffic
 from grace.communicators import Allgather
 from grace.contract.facts import Facts
 from grace.contract.knobs import Positive, Share
-from grace.contract.loan import narrow
+from grace.contract.loan import narrow, succeed
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
-from grace.flags.finite import ask_host, store_
+from grace.flags.finite import ask_host
 from grace.methods.common.index_lists import IndexCode
 from grace.methods.common.powers_of_two import PowersOfTwo
 from grace.registry import register
@@ -98,11 +98,10 @@ class VarSparse(Method[Memory]):
             return Exchanged.poisoned(x, state._replace(seen=None))
         assert out.rest is not None
         sent = sure & (out.rest != r)
-        state.d.copy_(d.mul_(math.sqrt(self.zeta)).masked_fill_(sent, 0.0))
+        after = succeed(True, d.mul_(math.sqrt(self.zeta)).masked_fill_(sent, 0.0), state.d, peer.lent)
         left = torch.where(sent, out.rest if self.keep_error else 0.0, r)
         mean, finite = narrow(out.mean, x.dtype, True, left)
-        store_(finite, left, state.r)
-        return Exchanged(mean, None, Memory(state.r, state.d, None), finite)
+        return Exchanged(mean, None, Memory(succeed(finite, left, state.r, peer.lent), after, None), finite)
 
     def kinds(self, state: Memory) -> Any:
         return ("debt", "own", "own")

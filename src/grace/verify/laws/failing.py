@@ -1,4 +1,4 @@
-"""Law 10, failure: a collective that fails leaves the memory whole."""
+"""Law 10, failure: a collective that fails, and a result that is dropped, leave the memory whole."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from grace.verify.trials import SHAPE, make_workers
 
 
 def failure_leaves_memory(method: Method[Any], xs: Sequence[Tensor]) -> None:
-    """A collective that fails, in any round, leaves the state whole, and its error passes through."""
+    """A collective that fails, in any round, leaves the state whole, and its error passes through. An exchange that has ended
+    leaves it whole as well: its new state is a successor, since another exchange of the bucket may still fail.
+    """
     states = [out.state for out in run(method, xs, step=0)]
     before = snapshot(states)
     rounds = 0
@@ -28,6 +30,7 @@ def failure_leaves_memory(method: Method[Any], xs: Sequence[Tensor]) -> None:
         peers = [make_peer(rank, len(xs), 1) for rank in range(len(xs))]
         exchanges = [method.exchange(copy_tensor(x), s, p) for x, s, p in zip(xs, states, peers, strict=True)]
         if not _fail_at(exchanges, rounds):
+            assert_untouched(states, before, "failure beside it, after its last round")
             break
         assert_untouched(states, before, f"failure in round {rounds}")
         rounds += 1
