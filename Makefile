@@ -21,8 +21,15 @@ DEMO   := none,bf16,fp16,qsgd:bits=4,signsgd,efsignsgd,topk:ratio=0.01,randomk:r
 # Damaged payloads for each decoder.
 FUZZ   ?= 10000000
 
+# Processes of the test runner: each keeps a group of tests to itself, and the longest groups begin (tests/tiers.py).
+SPREAD := -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+# What each test took, dearest first: make night RECORD=FILE
+RECORD ?= build/seconds.tsv
+# make quick runs the laws of the methods whose files differ from this commit's.
+SINCE  ?= HEAD
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz native-test bench-codecs lint docs site goldens figures wheels pair clean
+.PHONY: help setup demo quick test night fuzz native-test bench-codecs lint docs site goldens figures wheels pair clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,10 +53,20 @@ $(LIGHT): pyproject.toml constraints.txt $(NATIVE)
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(LIGHT)) ## ten methods train a network with four workers each; table and figures in demo/
 	$(BIN)/grace compare --task digits_wide --methods "$(DEMO)" --workers 4 --out demo
 
+quick: lint ## before a commit: style, types, units without the bench, golden bytes, laws of the methods that changed (SINCE=main)
+	$(BIN)/python -m pytest -q $(SPREAD) -m "not night" --changed $(SINCE) --ignore tests/unit/grace_bench \
+	  --ignore tests/unit/cli --ignore tests/unit/kernels/test_triton.py tests/test_tiers.py tests/unit tests/golden tests/laws
+
 # The tests start some hundred processes: where PYTHONDONTWRITEBYTECODE is set, each would compile Grace's sources again.
-test: lint ## everything that must pass: style, types, tests
+test: lint ## what must pass: style, types, tests
 	$(BIN)/python -m compileall -q src tests
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(SPREAD) -m "not night"
+
+night: lint ## every test there is, long ones included, and what each took, in build/seconds.tsv; then native-test, and fuzzing
+	$(BIN)/python -m compileall -q src tests
+	GRACE_TEST_DIGITS=1 GRACE_TEST_RAY=1 $(BIN)/python -m pytest $(SPREAD) --seconds $(RECORD)
+	$(MAKE) native-test
+	$(BIN)/python -m tests.fuzz --payloads 100000
 
 native-test: setup ## the native kernels under sanitizers, and a short fuzzing of their decoders
 	PATH="$(CURDIR)/$(BIN):$$PATH" native/tests/run.sh

@@ -1,13 +1,21 @@
 """Settings for all tests: one thread, for the same speed everywhere; examples that are the same in each run; Triton's kernels
-in its interpreter where there is no GPU.
+in its interpreter where there is no GPU; tiers and groups (tests/tiers.py).
 """
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from tests import tiers
 
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
@@ -21,3 +29,54 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("grace")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seconds", metavar="FILE", help="write each test's processor and clock seconds here")
+    parser.addoption("--changed", metavar="COMMIT", help="laws only of methods whose files differ from this commit's")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--seconds"):
+        from tests.seconds import Recorder  # it needs psutil, which not all environments have
+
+        config.pluginmanager.register(Recorder(Path(config.getoption("--seconds"))))
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist may change the names in the same hook
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--changed"):
+        kept = tiers.keep_changed(items, tiers.find_changed(config.getoption("--changed")))
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
+    tiers.check_marks(items)
+    groups = tiers.arrange(items)
+    if (file := getattr(config, "workerinput", {}).get("groups")) is not None and config.workerinput[
+        "workerid"
+    ] == "gw0":
+        Path(file).write_text(json.dumps(groups), encoding="utf-8")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["groups"] = str(_groups_file(node.config))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return tiers.make_scheduler(config, log, _groups_file(config)) if config.getoption("dist") == "loadgroup" else None
+
+
+def _groups_file(config: pytest.Config) -> Path:
+    """Where a worker writes each test's group for the process that hands the tests out."""
+    if _GROUPS not in config.stash:
+        config.stash[_GROUPS] = Path(tempfile.mkdtemp(prefix="groups-"), "groups.json")
+    return config.stash[_GROUPS]
+
+
+_GROUPS: pytest.StashKey[Path] = pytest.StashKey()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _GROUPS in config.stash:
+        shutil.rmtree(config.stash[_GROUPS].parent, ignore_errors=True)

@@ -14,7 +14,6 @@ import pytest
 from tests.adapters.toolkits.digits import METHODS, STEPS, WORLD, read
 from tests.distributed.processes import run_under_mpi
 
-pytestmark = pytest.mark.xdist_group("processes")
 FOLDER = Path(__file__).parent / "toolkits"
 SECONDS = 240  # with a loaded machine in mind
 NEEDS = {  # of each script
@@ -30,6 +29,8 @@ TAKES_LONG = pytest.mark.skipif(os.environ.get("GRACE_TEST_DIGITS") != "1", reas
 ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
 
 
+# Its doors give the simulator's bits (test_same_answer.py), and with these methods the same task is learned (tests/fidelity).
+@pytest.mark.night("raw gradient", "last tensor skipped", "NeverUpdated")
 @pytest.mark.parametrize(
     ("script", "toolkit"),
     [

@@ -23,7 +23,7 @@ from grace.errors import ConfigurationError, InputError
 from grace.transports.alone import Alone
 from tests.distributed.processes import free_port
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("toolkits")
 SCRIPT = Path(__file__).with_name("jax_cases.py")
 SECONDS = 250  # with a loaded machine in mind
 GLOO = [

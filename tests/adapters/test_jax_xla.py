@@ -17,7 +17,7 @@ from grace.errors import ConfigurationError
 from tests.distributed.processes import free_port
 from tests.docs.pages import script
 
-pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.timeout(600)]  # minutes where all cores are busy
+pytestmark = [pytest.mark.xdist_group("toolkits"), pytest.mark.timeout(600)]  # minutes where all cores are busy
 ROOT = Path(__file__).parents[2]
 CASES = Path(__file__).with_name("jax_xla_cases.py")
 PAGE = Path(__file__).parents[2] / "docs/concepts/jax-xla.md"

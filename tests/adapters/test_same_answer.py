@@ -1,7 +1,7 @@
 """Every method gives the simulator's bits through every door and over every transport.
 
-One pair of processes for each toolkit, under mpiexec, runs all its doors over all transports: what takes long is
-to import the toolkit. Horovod, where there is one, has pairs of its own, under horovodrun.
+One pair of processes for each toolkit and transport, under mpiexec, runs all its doors: what takes long is to import the
+toolkit. Horovod, where there is one, has pairs of its own, under horovodrun.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import importlib.util
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import Tensor
 
-from tests.adapters.toolkits.all_methods import METHODS, Means, differences, expect, find_network_sums, read
+from tests.adapters.toolkits.all_methods import METHODS, Means, differences, expect, find_network_sums, gradients, read
 from tests.distributed.processes import ENVIRONMENT, free_port, mpiexec
 from tests.distributed.with_horovod import find_python, horovodrun
 
-pytestmark = pytest.mark.xdist_group("processes")
 SCRIPT = Path(__file__).parent / "toolkits" / "doors.py"
 SECONDS = 240
 DOORS = {  # of one pair of processes
@@ -39,7 +39,7 @@ TRANSPORTS = ("gloo", "mpi", "horovod")
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     @functools.cache
-    def run(toolkit: str, world: int = 2, over: str = "gloo,mpi") -> tuple[Path, subprocess.CompletedProcess[str]]:
+    def run(toolkit: str, world: int = 2, over: str = "gloo") -> tuple[Path, subprocess.CompletedProcess[str]]:
         for package in ("tensorflow", "jax") if toolkit == "mixed" else ("keras", toolkit):
             if importlib.util.find_spec(package) is None:
                 pytest.skip(f"pip install 'grace-dl[{package}]'")
@@ -61,11 +61,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run
 
 
-def run_over(transport: str, run: Any, *what: Any) -> Any:
+def run_over(transport: str, run: Any, toolkit: str, world: int = 2) -> Any:
     if transport == "horovod":
         find_python()  # or skips
-        return run(*what, over="horovod")
-    return run(*what)
+    return run(toolkit, world, transport)
 
 
 @functools.cache
@@ -73,7 +72,12 @@ def simulated(world: int) -> list[Means]:
     return expect(world)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+# A door is the same over every transport, and a transport the same for every door: tests/distributed/test_transport.py.
+MORE = pytest.mark.night("mean without 1/W", "rows in another order", "maximum that adds", "another root")
+MIXED = pytest.mark.night("raw gradient", "last tensor skipped", "rows in another order")
+
+
+@pytest.mark.parametrize("transport", ["gloo", *(pytest.param(name, marks=MORE) for name in TRANSPORTS[1:])])
 @pytest.mark.parametrize(("toolkit", "door"), [(toolkit, door) for toolkit, doors in DOORS.items() for door in doors])
 def test_every_method_gives_the_simulators_bits(toolkit: str, door: str, transport: str, run: Any) -> None:
     folder, done = run_over(transport, run, toolkit)
@@ -83,6 +87,7 @@ def test_every_method_gives_the_simulators_bits(toolkit: str, door: str, transpo
         assert not differences(found, simulated(2)), f"rank {rank}"
 
 
+@MIXED
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_ranks_with_three_toolkits_in_one_job_have_the_same_bits(transport: str, run: Any) -> None:
     """TensorFlow, JAX and torch."""
@@ -96,8 +101,9 @@ def test_ranks_with_three_toolkits_in_one_job_have_the_same_bits(transport: str,
     assert apart <= network_sums(), "with three workers, others than those whose sums the network makes"
 
 
+@MORE
 def test_what_users_of_jax_do_works_over_mpi_too(run: Any) -> None:
-    folder, done = run("jax")
+    folder, done = run("jax", 2, "mpi")
     for rank in range(2):
         found = read(folder, "cases", "mpi", rank)
         assert not isinstance(found, str), f"rank {rank}: {found}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
@@ -119,6 +125,24 @@ def test_a_door_that_rounds_is_caught(run: Any) -> None:
     assert not isinstance(found, str), found
     wrong = differences(found, simulated(2))
     assert len({name.partition("/")[0] for name in wrong}) > len(METHODS) / 2, wrong
+
+
+DEFECTS: dict[str, Callable[[int, str, list[Means]], Tensor]] = {
+    "raw gradient": lambda step, name, means: gradients(0, step)[name],
+    "last tensor skipped": lambda step, name, means: (
+        gradients(0, step)[name] if name == list(means[step])[-1] else means[step][name]
+    ),
+    "means of the step before": lambda step, name, means: means[max(step - 1, 0)][name],
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_door_with_a_defect_is_caught(defect: str) -> None:
+    means = simulated(2)
+    given = [{name: DEFECTS[defect](step, name, means) for name in means[step]} for step in range(len(means))]
+    wrong = differences(given, means)
+    assert list(means[0])[-1] in wrong
+    assert len(wrong) == 1 if defect == "last tensor skipped" else len(wrong) > len(METHODS), wrong
 
 
 def test_another_order_of_sums_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,16 +9,11 @@ from tests.distributed.processes import HorovodPool, LaunchedPool, MPIPool, Pool
 from tests.distributed.with_horovod import find_python
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests in real processes run one after the other, in one of the test runner's own processes."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.xdist_group("processes"))
-
-
 @pytest.fixture(scope="session")
 def pools() -> Iterator[Callable[[str, int], Any]]:
-    """Finds the workers of a kind of transport; they start when first asked for, and anew where a test has harmed them."""
+    """Finds the workers of a kind of transport; they start when first asked for, and anew where a test has harmed them. Tests
+    that use them are one group for pytest-xdist (tests/tiers.py): they start once, in one of its processes.
+    """
     makers: dict[str, Callable[[int], Workers]] = {
         "gloo": Pool, "mpi": MPIPool, "horovod": lambda world: HorovodPool(world, find_python()),
     }  # fmt: skip
@@ -39,8 +33,14 @@ def pools() -> Iterator[Callable[[str, int], Any]]:
             pool.close()
 
 
+# Three workers are the smallest group in which ranks are not just "this one and the other".
+OTHERS = pytest.mark.night("mean without 1/W", "rows in another order", "maximum that adds", "another root")
+_KINDS = [("gloo", 2), ("gloo", 3), ("mpi", 2), ("mpi", 3), ("mpi", 4), ("horovod", 2), ("horovod", 3)]
+_STAY = [("gloo", 3), ("mpi", 3)]
+
+
 @pytest.fixture(
-    params=[("gloo", 2), ("gloo", 3), ("mpi", 2), ("mpi", 4), ("horovod", 2), ("horovod", 3)],
+    params=[pytest.param(kind, marks=() if kind in _STAY else OTHERS) for kind in _KINDS],
     ids=lambda one: f"{one[0]} x {one[1]}",
 )
 def workers(request: pytest.FixtureRequest, pools: Callable[[str, int], Any]) -> Pool | LaunchedPool:
@@ -49,13 +49,15 @@ def workers(request: pytest.FixtureRequest, pools: Callable[[str, int], Any]) ->
     return found
 
 
-@pytest.fixture(params=[2, 4], ids=lambda world: f"mpi x {world}")
+@pytest.fixture(
+    params=[pytest.param(2, marks=OTHERS), 3, pytest.param(4, marks=OTHERS)], ids=lambda world: f"mpi x {world}"
+)
 def mpi(request: pytest.FixtureRequest, pools: Callable[[str, int], Any]) -> MPIPool:
     found: MPIPool = pools("mpi", request.param)
     return found
 
 
-@pytest.fixture(params=[2, 3], ids=["2 workers", "3 workers"])
+@pytest.fixture(params=[pytest.param(2, marks=OTHERS), 3], ids=["2 workers", "3 workers"])
 def pool(request: pytest.FixtureRequest, pools: Callable[[str, int], Any]) -> Pool:
     found: Pool = pools("gloo", request.param)
     return found

@@ -10,6 +10,8 @@ import re
 import textwrap
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,6 +31,7 @@ from grace.transports.horovod import HorovodTransport
 from grace.transports.mpi import MPITransport, describe_library
 from grace.transports.torch_distributed import TorchDistributed
 from tests.distributed.processes import LaunchedPool, MPIPool, Pool, run_under_mpi
+from tests.tiers import CAUGHT
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int32, torch.int64)
 AnyPool = Pool | LaunchedPool
@@ -84,6 +87,40 @@ def every_collective(rank: int, world: int, kind: str) -> int:
 
 def test_every_collective_in_every_dtype_as_simulated(workers: AnyPool) -> None:
     assert workers.run(every_collective, workers.kind) == [19 * len(DTYPES) + 4 * 3] * workers.world
+
+
+def every_collective_with(defect: str, own: Callable[[Transport, Collective], Any]) -> Any:
+    """A transport's ``run`` with a defect, as one of its collectives could have it."""
+
+    def run(transport: Transport, op: Collective) -> Any:
+        if defect == "mean without 1/W" and isinstance(op, AllReduce) and op.op == "mean":
+            return own(transport, replace(op, op="sum"))
+        if defect == "maximum that adds" and isinstance(op, AllReduce | ReduceScatter) and op.op == "max":
+            return own(transport, replace(op, op="sum"))
+        if defect == "another root" and isinstance(op, Broadcast):
+            return own(transport, replace(op, root=(op.root + 1) % transport.world))
+        answer = own(transport, op)
+        return answer.flip(0) if defect == "rows in another order" and isinstance(op, AllGather | AllToAll) else answer
+
+    return run
+
+
+def with_defect(rank: int, world: int, kind: str, defect: str) -> str:
+    made: Any = MPITransport if kind == "mpi" else TorchDistributed
+    with mock.patch.object(made, "run", every_collective_with(defect, made.run)):
+        try:
+            every_collective(rank, world, kind)
+        except AssertionError as error:
+            return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    "defect", [name for name, test in CAUGHT.items() if test.endswith("test_a_transport_with_a_defect_is_caught")]
+)
+@pytest.mark.parametrize("kind", ["gloo", "mpi"])
+def test_a_transport_with_a_defect_is_caught(pools: Callable[[str, int], Any], kind: str, defect: str) -> None:
+    assert all(pools(kind, 3).run(with_defect, kind, defect))
 
 
 def one_answer(rank: int, world: int, kind: str) -> None:

@@ -20,6 +20,7 @@ from grace.verify.exact import KINDS
 from grace.verify.inputs import HUGE, UGLY, Make, heavy, normal
 from tests.laws.cases import CASES, EXACT, spell_case
 
+SPREAD = True  # over the test runner's processes
 WORLDS = (1, 2, 3, 5, 8)
 CYCLE = (2, 3, 1, 5, 2, 3, 8)  # the large ones less often: their cost grows with the square
 every_case = pytest.mark.parametrize("spec", CASES)

@@ -1,3 +1,4 @@
+import copy
 import importlib.util
 import json
 import subprocess
@@ -25,17 +26,47 @@ def seen(request):
     return json.loads(ran.stdout)
 
 
-@pytest.mark.parametrize("name", PORTED)
-def test_the_models_have_the_surveys_parameters_and_vectors(name, seen):
+def check_counts(name, seen):
     assert tuple(seen["counted"][name]) == COUNTS[name]
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_a_model_with_torchs_weights_trains_as_torchs_does(name, seen):
+def check_training(name, seen):
     for torchs, own in seen["trained"][name]["losses"]:
         assert own == pytest.approx(torchs, rel=1e-5, abs=1e-6)
     # Keras adds Adam's epsilon elsewhere, and its variances are the biased ones
     assert seen["trained"][name]["apart"] < 5e-3
+
+
+@pytest.mark.parametrize("name", PORTED)
+def test_the_models_have_the_surveys_parameters_and_vectors(name, seen):
+    check_counts(name, seen)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_model_with_torchs_weights_trains_as_torchs_does(name, seen):
+    check_training(name, seen)
+
+
+def leave_out_a_parameter(seen, name):
+    seen["counted"][name][0] -= 1
+
+
+def halve_the_step(seen, name):
+    """What is learned from one step to the next is half of it."""
+    first = seen["trained"][name]["losses"][0][1]
+    seen["trained"][name]["losses"] = [[a, first + (b - first) / 2] for a, b in seen["trained"][name]["losses"]]
+
+
+@pytest.mark.parametrize(
+    ("defect", "check"), [(leave_out_a_parameter, check_counts), (halve_the_step, check_training)],
+    ids=["another model", "another training"],
+)  # fmt: skip
+def test_a_toolkit_with_a_defect_is_caught(defect, check, seen):
+    broken = copy.deepcopy(seen)
+    for name in SMALL:
+        defect(broken, name)
+        with pytest.raises(AssertionError):
+            check(name, broken)
 
 
 def test_a_task_that_a_toolkit_does_not_have_is_refused_and_those_it_has_are_named():

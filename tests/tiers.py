@@ -1,0 +1,126 @@
+"""Which tests run when, and where: tiers by marker, groups for the processes of pytest-xdist.
+
+- ``night(defect, ...)``: `make test` leaves the test out and `make night` runs it. It names the defects by which `make test`
+  shows that it catches in its place what this test is for: each is in :data:`CAUGHT`.
+- ``xdist_group(name)``: tests of a group run in one process, one after the other. Others go with their file, as their
+  fixtures do; a file that says ``SPREAD = True`` shares nothing among its tests, and each of its functions goes alone.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+POOLS = "pools"
+# What a test that stays catches: the defect, and the test that shows it.
+CAUGHT = {
+    "raw gradient": "tests/adapters/test_same_answer.py::test_a_door_with_a_defect_is_caught",
+    "last tensor skipped": "tests/adapters/test_same_answer.py::test_a_door_with_a_defect_is_caught",
+    "means of the step before": "tests/adapters/test_same_answer.py::test_a_door_with_a_defect_is_caught",
+    "mean without 1/W": "tests/distributed/test_transport.py::test_a_transport_with_a_defect_is_caught",
+    "rows in another order": "tests/distributed/test_transport.py::test_a_transport_with_a_defect_is_caught",
+    "maximum that adds": "tests/distributed/test_transport.py::test_a_transport_with_a_defect_is_caught",
+    "another root": "tests/distributed/test_transport.py::test_a_transport_with_a_defect_is_caught",
+    "NeverUpdated": "tests/laws/test_mutants.py::test_the_law_catches_the_mutant",
+    "Unscaled": "tests/laws/test_mutants.py::test_the_law_catches_the_mutant",
+    "SumInsteadOfMean": "tests/laws/test_mutants.py::test_the_law_catches_the_mutant",
+    "another training": "tests/unit/grace_bench/toolkits/test_toolkits.py::test_a_toolkit_with_a_defect_is_caught",
+    "another model": "tests/unit/grace_bench/toolkits/test_toolkits.py::test_a_toolkit_with_a_defect_is_caught",
+}
+# Groups that take longest begin first, so that none is left to one process at the end; by the beginning of their names.
+FIRST = (
+    POOLS, "tests/adapters/test_same_answer", "tests/adapters/", "tests/distributed/", "toolkits", "tests/fidelity/",
+    "tests/unit/grace_bench/", "tests/laws/", "tests/docs/",
+)  # fmt: skip
+
+
+def find_group(item: pytest.Item) -> str:
+    """The group of a test: its mark's, that of the pools if it uses them, its function's, its file's."""
+    mark = item.get_closest_marker("xdist_group")
+    if mark is not None:
+        return str(mark.args[0])
+    if "pools" in getattr(item, "fixturenames", ()):
+        return POOLS
+    file = item.path.relative_to(ROOT).as_posix()
+    if getattr(getattr(item, "module", None), "SPREAD", False):
+        return f"{file}::{getattr(item, 'originalname', item.name)}"
+    return file
+
+
+def arrange(items: list[pytest.Item]) -> dict[str, str]:
+    """Puts the longest groups first, and says which group each test is in."""
+    groups = {item.nodeid: find_group(item) for item in items}
+    items.sort(key=lambda item: _rank(groups[item.nodeid]))
+    return groups
+
+
+def _rank(group: str) -> int:
+    return next((i for i, start in enumerate(FIRST) if group.startswith(start)), len(FIRST))
+
+
+def check_marks(items: list[pytest.Item]) -> None:
+    """Nothing goes to the night without a defect that `make test` catches in its place.
+
+    Raises:
+        UsageError: a mark without a defect, or with one that is not in the list.
+    """
+    for item in items:
+        for mark in item.iter_markers("night"):
+            if not mark.args or not set(mark.args) <= CAUGHT.keys():
+                raise pytest.UsageError(
+                    f"{item.nodeid} goes to the night and names {list(mark.args)}: give defects that make test catches in "
+                    f"its place. There are {sorted(CAUGHT)}; a new one comes with its test, in tests/tiers.py"
+                )
+
+
+def make_scheduler(config: pytest.Config, log: Any, file: Path) -> Any:
+    """A scheduler for pytest-xdist that keeps groups together, which a worker has written into a file.
+
+    Its own reads them from the names of tests, where they no longer are under pytest 9.2.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Grouped(LoadScopeScheduling):  # type: ignore[misc, unused-ignore]
+        groups: dict[str, str] | None = None
+
+        def _split_scope(self, nodeid: str) -> str:
+            if self.groups is None:
+                self.groups = json.loads(file.read_text(encoding="utf-8"))
+            return self.groups.get(nodeid) or self.groups[nodeid.rpartition("@")[0]]
+
+    return Grouped(config, log)
+
+
+def keep_changed(items: list[pytest.Item], changed: Sequence[str]) -> list[pytest.Item]:
+    """Without the laws' cases of methods whose files have not changed."""
+    return [item for item in items if (name := _method_of(item)) is None or name in changed]
+
+
+def _method_of(item: pytest.Item) -> str | None:
+    """The method whose law a test is; None if it is no law's case."""
+    if not item.path.is_relative_to(ROOT / "tests/laws"):
+        return None
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    return str(params.get("spec", params.get("name", ""))).partition(":")[0]
+
+
+def find_changed(against: str, git: Callable[[list[str]], str] | None = None) -> list[str]:
+    """The methods whose files differ from a commit's, in the working tree."""
+    import grace
+    from grace.contract.wrapping import layers
+
+    ask = git or _ask_git
+    new = ask(["ls-files", "--others", "--exclude-standard", "src/grace/methods"])
+    files = {*ask(["diff", "--name-only", against, "--", "src/grace/methods"]).split(), *new.split()}
+    modules = {file.removeprefix("src/").removesuffix(".py").replace("/", ".") for file in files}
+    return [name for name in grace.methods() if type(layers(grace.method(name))[-1]).__module__ in modules]
+
+
+def _ask_git(words: list[str]) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
