@@ -5,9 +5,11 @@ Three questions, and how they are answered:
 - *time*: two gloo processes train the same perceptron of 10 million parameters twice, as plain DistributedDataParallel
   and with ``attach(model, "none")``. A sample is one step (forward, backward, optimizer) of each, one right after the
   other, in alternating order; the measure is the ratio of the two.
-- *machinery*: one exchange of many small tensors under ``none``, over a network that at once returns what it was
-  given; the measure is this thread's processor time, in microseconds per tensor. What is left is generators,
-  fusing and bookkeeping, and the copies of 64 numbers that belong to it.
+- *machinery*: one exchange of many small tensors, under ``none`` and under methods with a memory and a gather of four
+  workers' wires, over a network that at once returns what it was given; the measure is this thread's processor time
+  without the network's, in microseconds per tensor. What is left is generators, plans, calls and bookkeeping, and the
+  coding of 64 numbers that belongs to it. *Cold*: a pass over 64 MB in between empties the caches, as a backward pass does.
+  *Alone*: with ``GRACE_PLANS=0``.
 - *memory*: allocations of at least half the gradient's size in one exchange of 10 million numbers between two
   processes, once memories and workspaces exist; the measure is how many of them a step makes.
 """
@@ -27,7 +29,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.nn.parallel import DistributedDataParallel
 
 import grace
-from grace.collectives import Collective
+from grace.collectives import AllGather, Collective
 from grace.errors import GraceError
 from grace.registry.policy import Policy
 from grace.run.drive import drive
@@ -39,7 +41,10 @@ from grace_bench import machine
 from grace_bench.results import quartiles
 
 WIDTH, DEPTH, BATCH = 1824, 3, 32  # 3 x (1824^2 + 1824) = 9,986,400 parameters
-TENSORS, NUMBERS = 200, 64  # of the machinery's measurement
+TENSORS, NUMBERS, WORKERS = 200, 64, 4  # of the machinery's measurement
+MACHINERY_METHODS = ("none", "topk", "efsignsgd", "qsgd:bits=4,memory=residual")
+GOAL = 10.0  # microseconds per tensor
+_COLD = 64 << 18  # numbers that empty the caches
 MEMORY_METHODS = ("none", "bf16", "topk", "efsignsgd", "qsgd", "powersgd")
 _WARM_STEPS = 3
 
@@ -50,7 +55,9 @@ def measure(samples: int) -> list[dict[str, Any]]:
     Raises:
         GraceError: the two processes failed.
     """
-    return [*in_two_processes(_worker, samples), machinery(samples)]
+    rows = [machinery(method, samples, cold=cold) for method in MACHINERY_METHODS for cold in (False, True)]
+    alone = [machinery(method, samples, plans=False) for method in MACHINERY_METHODS]
+    return [*in_two_processes(_worker, samples), *rows, *alone]
 
 
 def make_row(operation: str, values: list[float], unit: str, goal: float) -> dict[str, Any]:
@@ -177,26 +184,43 @@ def list_allocations(run: Callable[[], None]) -> list[int]:
 
 
 # ---- machinery, in this process -------------------------------------------------------------------------------------
-class _Echo:
-    """A network that at once returns what it was given."""
+class Echo:
+    """A network of :data:`WORKERS` that at once returns what it was given. seconds: of this thread's processor in it."""
 
-    rank, world = 0, 2
+    rank, world = 0, WORKERS
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
 
     def run(self, op: Collective) -> Tensor:
-        return op.buf
+        start = time.thread_time()
+        answer = op.buf
+        if isinstance(op, AllGather):
+            answer = op.buf.new_empty(self.world, *op.buf.shape) if op.into is None else op.into
+            answer[:] = op.buf
+        self.seconds += time.thread_time() - start
+        return answer
 
 
-def machinery(samples: int) -> dict[str, Any]:
-    """Microseconds per tensor of an exchange that does nothing."""
+def machinery(method: str, samples: int, *, cold: bool = False, plans: bool = True) -> dict[str, Any]:
+    """Microseconds per tensor of an exchange of small tensors."""
     with machine.threads(1):
-        worker, network = Worker(Policy([("*", "none")]), 0, 2), _Echo()
-        tensors = {f"layer{i}.weight": torch.zeros(NUMBERS) for i in range(TENSORS)}
+        worker, network = Worker(Policy([("*", method)]), 0, WORKERS), Echo()
+        worker.plans = plans
+        source = torch.randn(TENSORS, NUMBERS, generator=torch.Generator().manual_seed(0))
+        flat, large = source.clone(), torch.zeros(_COLD if cold else 0)
+        tensors = {f"layer{i}.weight": row for i, row in enumerate(flat.unbind())}
         costs = []
-        for sample in range(_WARM_STEPS + 4 * samples):
-            start = time.thread_time()
+        for sample in range(_WARM_STEPS + (1 if cold else 4) * samples):
+            flat.copy_(source)
+            large.add_(1.0)
+            start, elsewhere = time.thread_time(), network.seconds
             drive(worker.exchange(tensors), network)
             worker.workspace.reset()
             worker.advance()
+            spent = time.thread_time() - start - (network.seconds - elsewhere)
             if sample >= _WARM_STEPS:
-                costs.append(1e6 * (time.thread_time() - start) / TENSORS)
-    return make_row(f"machinery per tensor and step, {TENSORS} tensors of {NUMBERS} numbers", costs, "us", 15.0)
+                costs.append(1e6 * spent / TENSORS)
+    how = ("cold caches" if cold else "warm") + ("" if plans else ", alone")
+    what = f"machinery per tensor and step, {method}, {TENSORS} tensors of {NUMBERS} numbers, {WORKERS} workers, {how}"
+    return make_row(what, costs, "us", GOAL)

@@ -14,7 +14,7 @@ import ctypes
 import functools
 import hashlib
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -70,7 +70,7 @@ class Stream:
 
     def fork(self, salt: int) -> Stream:
         """An independent stream with the same owner."""
-        return replace(self, salt=self.salt * 1009 + salt + 1)
+        return Stream(self.seed, self.method, self.tensor, self.rank, self.step, self.salt * 1009 + salt + 1)
 
     def key(self) -> tuple[int, int]:
         """The key of this stream, two 32-bit words; its counters are (group, step)."""

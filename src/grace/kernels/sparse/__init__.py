@@ -14,7 +14,7 @@ from torch import Tensor
 from grace.compute.dispatch import operation
 from grace.kernels.sparse.parts import DENSE, LIST, Part
 
-__all__ = ["DENSE", "LIST", "Part", "encode_pairs", "encode_topk", "sum_sparse"]
+__all__ = ["DENSE", "LIST", "Part", "encode_pairs", "encode_topk", "sum_sparse", "sum_topk"]
 
 
 @operation
@@ -35,4 +35,15 @@ def sum_sparse(parts: Sequence[Part], out: Tensor, weight: float, *, narrow: boo
 
     Raises:
         PayloadError: too short a wire, values that are not finite, or an illegal list; ``out`` is then undefined.
+    """
+
+
+@operation
+def sum_topk(
+    received: Sequence[Tensor], out: Tensor, k: int, code: str, weight: float, *, narrow: bool, add: bool = False
+) -> None:
+    """Out ``[b, n]`` = (or, with ``add``, +=) weight times the sum of what wires of :func:`encode_topk` ``[b, w]`` say.
+
+    Raises:
+        PayloadError: as :func:`sum_sparse`.
     """

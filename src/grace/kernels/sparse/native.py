@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,10 +14,11 @@ from grace.compute import native
 from grace.compute.native import F, I, N, P
 from grace.errors import PayloadError
 from grace.kernels import check
-from grace.kernels.calling import new_wire
+from grace.kernels.calling import LAYOUTS, new_wire
 from grace.kernels.index_lists import layout, refuse
 from grace.kernels.sparse import Part
 from grace.kernels.sparse.parts import BAD_VALUES, check_parts
+from grace.wire import Gathered
 
 _NOT_FINITE = -1
 native.declare("topk_wire", P, P, P, N, N, N, I, I, I, P, N, I)
@@ -46,6 +48,45 @@ def encode_pairs(index: Tensor, sent: Tensor, n: int, code: str, *, narrow: bool
     wire = new_wire(b, k * (2 if narrow else 4) + size)
     native.c.write_pairs(index.data_ptr(), sent.data_ptr(), k, n, narrow, number, low, wire.data_ptr())
     return wire
+
+
+class _Same(NamedTuple):
+    """W wires of k pairs each, as arrays for ``sparse_sum``; the lists begin ``values`` bytes into a wire of ``width``."""
+
+    width: int
+    values: int
+    counts: ctypes.Array[ctypes.c_int64]
+    codes: ctypes.Array[ctypes.c_int32]
+    lows: ctypes.Array[ctypes.c_int32]
+
+
+@functools.lru_cache(LAYOUTS)
+def _same(senders: int, n: int, k: int, code: str, narrow: bool) -> _Same:
+    number, low, size = layout(n, k, code)
+    values = k * (2 if narrow else 4)
+    counts, codes = (ctypes.c_int64 * senders)(*[k] * senders), (ctypes.c_int32 * senders)(*[number] * senders)
+    return _Same(values + size, values, counts, codes, (ctypes.c_int32 * senders)(*[low] * senders))
+
+
+def sum_topk(
+    received: Sequence[Tensor], out: Tensor, k: int, code: str, weight: float, *, narrow: bool, add: bool = False
+) -> None:
+    (b, n), W = out.shape, len(received)
+    width, values, *same = _same(W, n, k, code, narrow)
+    address = check.numbers("out", out)
+    if type(received) is Gathered and b == 1 and received.width == width:
+        rows = [list(received.pointers)]
+    else:
+        addresses = check.wire_rows(received, b, width)
+        rows = [addresses[j * W : (j + 1) * W] for j in range(b)]
+    for j, begins in enumerate(rows):
+        lists = check.pointers([begin + values for begin in begins])
+        sizes = (W, address + 4 * n * j, n, narrow, weight, add, native.threads())
+        why = native.c.sparse_sum(check.pointers(begins), lists, *same, *sizes)
+        if why == _NOT_FINITE:
+            raise PayloadError(BAD_VALUES)
+        if why:
+            refuse(why, n, k)
 
 
 def sum_sparse(parts: Sequence[Part], out: Tensor, weight: float, *, narrow: bool, add: bool = False) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+import grace.kernels.sparse as family
 from grace import wire as wires
 from grace.errors import PayloadError
 from grace.flags.finite import Flag
@@ -52,3 +53,12 @@ def _add(part: Part, out: Tensor, weight: float, narrow: bool) -> None:
             end = part.codes + layout(n, part.k, part.code).size
             index = decode_indices(part.wire[None, part.codes : end], n, part.k, part.code)
         out.scatter_add_(0, index[0], said)
+
+
+def sum_topk(
+    received: Sequence[Tensor], out: Tensor, k: int, code: str, weight: float, *, narrow: bool, add: bool = False
+) -> None:
+    at = k * (2 if narrow else 4)
+    for j, row in enumerate(out):
+        parts = [Part(wire[j], 0, at, k, code) for wire in received]
+        family.sum_sparse(parts, row, weight, narrow=narrow, add=add)  # which a device may have a kernel for

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.errors import PayloadError
-from grace.kernels import encode_pairs, encode_topk, round_to_bfloat16, sum_sparse, take_at_least, take_topk
+from grace.kernels import encode_pairs, encode_topk, round_to_bfloat16, sum_sparse, sum_topk, take_at_least, take_topk
 from grace.kernels.sparse import DENSE, LIST, Part
 from grace.methods.common import index_lists
+from grace.wire import Gathered
 
 ValueType: TypeAlias = Literal["float32", "bfloat16"]
 Field: TypeAlias = tuple[str, torch.dtype, int]  # as in wire.split
@@ -87,18 +88,22 @@ def sum_pairs(
     Raises:
         PayloadError: a wire that is too short or too long, a number that is not finite, or an illegal list.
     """
-    (b, n), at = out.shape, k * _DTYPES[values].itemsize
+    (b, n), at, narrow = out.shape, k * _DTYPES[values].itemsize, values == "bfloat16"
     size = pairs_bytes(n, k, code, values)
-    for wire in received:
-        width = wire.shape[1]
-        if len(wire) != b or (size is not None and width != size):
-            cut = "truncated " if size is not None and width < size else ""
-            raise PayloadError(
-                f"{cut}payload of {len(wire)} times {width} bytes, but its fields end at {b} times {size}"
-            )
+    if not (type(received) is Gathered and b == 1 and received.width == size):
+        for wire in received:
+            width = wire.shape[1]
+            if len(wire) != b or (size is not None and width != size):
+                cut = "truncated " if size is not None and width < size else ""
+                raise PayloadError(
+                    f"{cut}payload of {len(wire)} times {width} bytes, but its fields end at {b} times {size}"
+                )
+    if k and size is not None:
+        sum_topk(received, out, k, index_lists.fixed_code(n, k, code), scale, narrow=narrow, add=add)
+        return
     for j, row in enumerate(out):
         parts = [_part(wire[j], 0, at, n, k, code) for wire in received]
-        sum_sparse(parts, row, scale, narrow=values == "bfloat16", add=add)
+        sum_sparse(parts, row, scale, narrow=narrow, add=add)
 
 
 def _part(one: Tensor, values: int, codes: int, n: int, k: int, code: str) -> Part:
