@@ -104,6 +104,35 @@ class NoSecondDebt(grace.ScatterReduce):
         return replace(out, rest=rest.view(x.shape) if out.rest is not None else None)
 
 
+class NextRow(Wrapper):
+    """Each rank has its neighbor's row of the mean."""
+
+    def scatter(self, rows: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
+        out = yield from self.method.exchange(rows, state, peer)
+        return replace(out, mean=out.mean[(peer.rank + 1) % peer.world])
+
+
+class KeepsItsOwnRow(Wrapper):
+    """Nobody sends it, so it is taken to be in the rest as well."""
+
+    def scatter(self, rows: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
+        own = rows[peer.rank].clone()
+        out = yield from self.method.scatter(rows, state, peer)
+        if out.rest is not None:
+            out.rest[peer.rank] = own
+        return out
+
+
+class OnlyItsOwnRow(Wrapper):
+    """A rank looks for inf and NaN in its own row of the mean only."""
+
+    def scatter(self, rows: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
+        clean = rows.nan_to_num(nan=0.0)
+        dirty = (yield AllReduce(rows.isnan().any(1).float(), "max"))[peer.rank]
+        out = yield from self.method.scatter(clean, state, peer)
+        return Exchanged.poisoned(out.mean, state) if bool(dirty) else out
+
+
 # ---- law 3: nothing lost --------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class NeverUpdated(ErrorFeedback[Any]):

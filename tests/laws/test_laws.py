@@ -72,6 +72,14 @@ def test_conservation(spec: str):
         laws.conservation(method, xs)
 
 
+@pytest.mark.parametrize("spec", [*BARE, *MEMORIES])
+def test_scattered_rows_conserve(spec: str):
+    world = worlds(CASES[spec])[-3]
+    for width in (7, 1, 0):
+        laws.scatter_conserves(CASES[spec], workers(normal(world, width), world))
+    laws.scatter_conserves(CASES[spec], workers(normal(world, 7), world), bad=math.nan)
+
+
 @pytest.mark.parametrize("spec", MEMORIES)
 def test_nothing_is_lost(spec: str):
     method = MEMORIES[spec]

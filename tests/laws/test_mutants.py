@@ -37,6 +37,11 @@ def conservation(method: Any) -> None:
     laws.conservation(method, XS)
 
 
+def scatter(method: Any) -> None:
+    laws.scatter_conserves(method, [x[:3] for x in XS])
+    laws.scatter_conserves(method, [x[:3] for x in XS], bad=math.nan)
+
+
 def nothing_lost(method: Any) -> None:
     laws.nothing_lost(method if isinstance(method, grace.ErrorFeedback) else grace.ErrorFeedback(method), STEPS)
 
@@ -151,6 +156,9 @@ BROKEN: list[tuple[Law, Any, str]] = [
         "after its last round: the state of rank 0 changed",
     ),
     (failure, mutants.Stubborn(TOPK), "failure: rank 0 swallowed the error"),
+    (scatter, mutants.NextRow(TOPK), "scatter: row 0 of x - rest is off"),
+    (scatter, mutants.KeepsItsOwnRow(TOPK), "scatter: row 0 of x - rest is off"),
+    (scatter, mutants.OnlyItsOwnRow(TOPK), "scatter: rank 0 says finite=True of nan"),
     (corruption, Allgather(own.TrustsItsIndex()), "corruption: after round 0 of gathered bytes was flipped"),
     (finiteness, Allgather(own.DividesByZero()), "finite: rank 0 has an inf or NaN"),
 ]
@@ -205,7 +213,7 @@ def test_sound_methods_pass_where_mutants_fail(name: str):
     method = mutants.SOUND[name]
     for law in (agreement, conservation, nothing_lost, unbiased, bounds, traffic, fused, donation, free_rest):
         law(method)
-    for law in (randomness, state, nonfinite, failure):
+    for law in (randomness, state, nonfinite, failure, scatter):
         law(method)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -10,16 +11,16 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.collectives import AllGather, Collective, Exchange, Traffic, cost
+from grace.collectives import AllGather, AllReduce, AllToAll, Collective, Exchange, Traffic, cost
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import as_call, check_knobs
 from grace.contract.loan import Loan
-from grace.contract.method import Exchanged, Method
+from grace.contract.method import Exchanged, Method, check_rows
 from grace.contract.needs import Needs
 from grace.contract.peer import Peer
 from grace.errors import CompositionError, PayloadError
-from grace.flags.finite import Flag, both
+from grace.flags.finite import Flag, both, fill_unless_, flag
 from grace.flags.refusals import decode
 from grace.kernels.finite import all_finite
 from grace.random import Stream
@@ -73,6 +74,36 @@ class Communicator(Method[Any]):
 
     def _exchange(self, x: Tensor, peer: Peer, state: Any) -> Exchange[Exchanged[Any]]:
         raise NotImplementedError
+
+    def scatter(self, rows: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
+        """One all-to-all of sealed rows, whatever the communicator; one more round where decoded numbers may overflow."""
+        check_rows(rows, peer)
+        if rows.numel() == 0:
+            return Exchanged(rows[0], rows if peer.lent.keep_rest else None, state)
+        loan = Loan(rows, peer)
+        mean, finite = yield from self._first_hop(loan, peer)
+        if self.compressor.overflows:  # each rank has decoded another row
+            bad = torch.logical_not(torch.as_tensor(finite, device=rows.device)).to(torch.uint8)
+            finite = flag((yield AllReduce(bad.view(1), "max"))[0] == 0)
+        if finite is False:
+            return Exchanged.poisoned(rows[peer.rank], state)
+        fill_unless_(finite, mean, math.nan)
+        return Exchanged(mean[0], loan.work.view(rows.shape) if peer.lent.keep_rest else None, state, finite)
+
+    def _first_hop(self, loan: Loan, peer: Peer) -> Exchange[tuple[Tensor, Flag]]:
+        """The loan's numbers as W rows -> the aggregate ``[1, c]`` of all ranks' versions of my row, in scratch memory, and
+        whether it means anything: whether all ranks saw finite numbers, and my row is one.
+        """
+        W = peer.world
+        c = loan.numbers.numel() // W
+        wire, finite = self._encode(loan, peer, W)  # [W, w]
+        widths = yield from self._widths(wire, c, peer)
+        theirs = yield AllToAll(seal(wire, finite, max(widths), peer))  # [W, s]
+        finite = wires.read_headers(theirs, peer.step)
+        mean = peer.lent.scratch((1, c), loan.x)
+        received = [wires.unseal(one, width, wire.dtype) for one, width in zip(theirs[:, None], widths, strict=True)]
+        scale = 1.0 if self.compressor.aggregation == "majority" else 1 / W
+        return mean, self._decode(received, mean, peer, scale, finite)
 
     def _at(self, hop: int) -> Compressor:
         """The compressor of the first or second time that a number is compressed on its way."""

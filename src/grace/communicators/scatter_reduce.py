@@ -35,13 +35,7 @@ class ScatterReduce(TwoHops):
         loan = Loan(x, peer)
         if n != W * c:
             loan.pad(W * c)
-        wire, own_finite = self._encode(loan, peer, W)  # [W, w]
-        widths = yield from self._widths(wire, c, peer)
-        theirs = yield AllToAll(seal(wire, own_finite, max(widths), peer))  # [W, s]: everyone's version of my chunk
-        finite = wires.read_headers(theirs, peer.step)
-        chunk = peer.lent.scratch((1, c), x)
-        received = [wires.unseal(one, width, wire.dtype) for one, width in zip(theirs[:, None], widths, strict=True)]
-        finite = self._decode(received, chunk, peer, 1 / W, finite)
+        chunk, finite = yield from self._first_hop(loan, peer)
         fill_unless_(finite, chunk, 0.0)
         again = self._compress_again(chunk, state, peer)  # chunk: now my second rounding
         finite = both(finite, self._keep_debt(chunk, loan.work.view(W, c)[peer.rank], peer))

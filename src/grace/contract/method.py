@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import torch
@@ -24,7 +24,7 @@ from grace.contract.knobs import check_knobs
 from grace.contract.needs import NOTHING, Needs
 from grace.contract.peer import Peer
 from grace.contract.together import together
-from grace.errors import CompositionError
+from grace.errors import CompositionError, InputError
 from grace.flags.finite import Flag
 
 S = TypeVar("S")
@@ -113,6 +113,29 @@ class Method(abc.ABC, Generic[S]):
         runs = [self.exchange(x, state, peer) for x, state, peer in zip(xs, states, peers, strict=True)]
         return (yield from together(runs, workspace=peers[0].lent.workspace if peers else None))
 
+    def scatter(self, rows: Tensor, state: S, peer: Peer) -> Exchange[Exchanged[S]]:
+        """One step of a reduce-scatter: row j is for rank j, which alone learns its mean.
+
+        By default the whole exchange, of which each rank takes its row. Communicators ask for their first hop only, and
+        memories wrap it as they wrap :meth:`exchange`.
+
+        Args:
+            rows: ``[W, c]`` float32, donated; the same shape on all ranks.
+            state: as in :meth:`exchange`, for a tensor like ``rows``.
+            peer: who I am.
+
+        Returns:
+            An :class:`Exchanged` whose mean ``[c]`` is that of row ``peer.rank``, on this rank only. The rest, if it is
+            wanted, is like ``rows``: the average over ranks of row j of ``rows - rest`` is the mean of rank j. ``finite`` is
+            False on all ranks if any of them saw an inf or NaN in any row.
+
+        Raises:
+            InputError: rows of another shape or dtype.
+        """
+        check_rows(rows, peer)
+        out = yield from self.exchange(rows, state, peer)
+        return replace(out, mean=out.mean[peer.rank])
+
     @abc.abstractmethod
     def facts(self, like: Tensor) -> Facts:
         """What the method claims for tensors of this shape (``like`` may be on the meta device)."""
@@ -144,6 +167,19 @@ class Method(abc.ABC, Generic[S]):
     def owed(self, state: S) -> Tensor | None:
         """What this worker still owes the others: gradient units, like x, or None. Handed on when methods change."""
         return None
+
+
+def check_rows(rows: Tensor, peer: Peer) -> None:
+    """Checks what is to be scattered: ``[W, c]`` float32.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if rows.ndim != 2 or rows.shape[0] != peer.world or rows.dtype != torch.float32:
+        given = f"{str(rows.dtype).removeprefix('torch.')} {tuple(rows.shape)}"
+        raise InputError(
+            f"{peer.name!r}: scatter takes float32 rows, one for each of {peer.world} workers, got {given}"
+        )
 
 
 def label_parts(state: Any, kind: Kind) -> Any:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from grace.collectives import Traffic
+from grace.collectives import Exchange, Traffic
 from grace.contract.facts import Facts
 from grace.contract.knobs import as_call, check_knobs
-from grace.contract.method import Method
+from grace.contract.method import Exchanged, Method, check_rows
 from grace.contract.needs import Needs
 from grace.contract.peer import Peer
 from grace.errors import CompositionError
 from grace.flags.finite import Flag
 
 S = TypeVar("S")
+Verb: TypeAlias = Callable[[Tensor, Any, Peer], Exchange[Exchanged[Any]]]
 
 
 def state_dtype(x: Tensor) -> torch.dtype:
@@ -47,6 +49,19 @@ class Memory(Method[Any], Generic[S]):
                 f"{type(self).__name__} wraps a Method, got {as_call(self.method)}; "
                 "put a communicator around a compressor, such as Allgather(...)"
             )
+
+    def exchange(self, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
+        return self._wrap(self.method.exchange, x, state, peer)
+
+    def scatter(self, rows: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
+        if type(self).exchange is not Memory.exchange:  # one that exchanges otherwise
+            return (yield from Method.scatter(self, rows, state, peer))
+        check_rows(rows, peer)
+        return (yield from self._wrap(self.method.scatter, rows, state, peer))
+
+    def _wrap(self, verb: Verb, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
+        """What the memory does around a verb of the method inside, its exchange or its scatter."""
+        raise NotImplementedError
 
     def init(self, like: Tensor) -> Any:
         memory = torch.zeros(like.shape, dtype=state_dtype(like), device=like.device)

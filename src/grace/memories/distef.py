@@ -13,7 +13,7 @@ from grace.contract.knobs import Range
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
 from grace.flags.finite import choose_
-from grace.memories.base import drop_overflow_
+from grace.memories.base import Verb, drop_overflow_
 from grace.memories.error_feedback import ErrorFeedback, FeedbackState, FollowingState
 from grace.registry.recipes import register_memory
 
@@ -51,14 +51,14 @@ class DistEF(ErrorFeedback[S], Generic[S]):
         state = ErrorFeedback.init(self, like)
         return DistEFState(torch.zeros_like(state.memory), state)
 
-    def exchange(self, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
+    def _wrap(self, verb: Verb, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
         velocity, feedback = state
         m = peer.lent.swap_in(velocity)
         torch.mul(velocity, self.mu, out=m).add_(x)
         p = peer.lent.scratch(tuple(x.shape), x, velocity.dtype)
         torch.mul(m, self.mu, out=p).add_(x)
         applied_as = peer.lent.applied_as or x.dtype
-        out = yield from ErrorFeedback.exchange(self, p, feedback, peer.lending(applied_as=applied_as))
+        out = yield from ErrorFeedback._wrap(self, verb, p, feedback, peer.lending(applied_as=applied_as))
         drop_overflow_(out.finite, velocity)
         if out.finite is not False:
             velocity, m = choose_(out.finite, m, velocity), velocity

@@ -19,7 +19,7 @@ from grace.contract.peer import Peer
 from grace.errors import CompositionError
 from grace.flags.finite import choose_
 from grace.kernels.finite import sum_finite
-from grace.memories.base import Memory, drop_overflow_
+from grace.memories.base import Memory, Verb, drop_overflow_
 from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
@@ -75,7 +75,7 @@ class ErrorFeedback(Memory[S]):
         memory, inner = Memory.init(self, like)
         return FollowingState(memory, inner, 0.0) if self.follow_lr else FeedbackState(memory, inner)
 
-    def exchange(self, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
+    def _wrap(self, verb: Verb, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
         memory, inner, *lrs = state
         last = lrs[0] if lrs else None
         applied_as = peer.lent.applied_as or x.dtype
@@ -97,7 +97,7 @@ class ErrorFeedback(Memory[S]):
             p = torch.add(x, memory, alpha=weight, out=rest)
         else:
             p = torch.mul(x, self.gamma, out=rest).add_(memory, alpha=weight)
-        out = yield from self.method.exchange(p, inner, peer)
+        out = yield from verb(p, inner, peer)
         if out.finite is not False:
             assert out.rest is not None, f"{as_call(self.method)} did not keep the rest"
             if out.rest.data_ptr() != rest.data_ptr() or out.rest.dtype != rest.dtype:

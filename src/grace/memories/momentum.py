@@ -17,7 +17,7 @@ from grace.contract.peer import Peer
 from grace.errors import CompositionError
 from grace.flags.finite import both, choose_
 from grace.kernels.finite import all_finite
-from grace.memories.base import Memory, drop_overflow_
+from grace.memories.base import Memory, Verb, drop_overflow_
 from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
@@ -55,12 +55,12 @@ class Momentum(Memory[S]):
     def init(self, like: Tensor) -> MomentumState:
         return MomentumState(*Memory.init(self, like))
 
-    def exchange(self, x: Tensor, state: MomentumState, peer: Peer) -> Exchange[Exchanged[MomentumState]]:
+    def _wrap(self, verb: Verb, x: Tensor, state: MomentumState, peer: Peer) -> Exchange[Exchanged[MomentumState]]:
         memory, inner = state
         m = peer.lent.swap_in(memory)
         torch.mul(memory, self.beta, out=m).add_(x, alpha=1 - self.beta)
         lent = peer.lent.scratch(tuple(x.shape), x, memory.dtype).copy_(m)
-        out = yield from self.method.exchange(lent, inner, peer.lending(applied_as=peer.lent.applied_as or x.dtype))
+        out = yield from verb(lent, inner, peer.lending(applied_as=peer.lent.applied_as or x.dtype))
         mean, finite = narrow(out.mean, peer.lent.applied_as or x.dtype, out.finite)
         kept = both(finite, all_finite(mean))
         drop_overflow_(kept, memory)

@@ -18,7 +18,7 @@ from grace.contract.peer import Peer
 from grace.errors import CompositionError
 from grace.flags.finite import choose_, on_host
 from grace.kernels import accelerate, forget_sent
-from grace.memories.base import Memory, drop_overflow_
+from grace.memories.base import Memory, Verb, drop_overflow_
 from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
@@ -74,7 +74,7 @@ class MomentumCorrection(Memory[S]):
         v, inner = Memory.init(self, like)
         return CorrectionState(torch.stack([torch.zeros_like(v), v]), inner)
 
-    def exchange(self, x: Tensor, state: CorrectionState, peer: Peer) -> Exchange[Exchanged[CorrectionState]]:
+    def _wrap(self, verb: Verb, x: Tensor, state: CorrectionState, peer: Peer) -> Exchange[Exchanged[CorrectionState]]:
         memory, inner = state
         successor = peer.lent.swap_in(memory)  # the memory stays as it is until the exchange has succeeded
         u, v = successor
@@ -82,7 +82,7 @@ class MomentumCorrection(Memory[S]):
             _clip_(x, self.clip / math.sqrt(peer.world))
         accelerate(x, memory, self.momentum, self.nesterov, successor)
         spare = x if x.dtype == torch.float32 and x.is_contiguous() and not self.nesterov else None
-        out = yield from self.method.exchange(v, inner, peer.lending(keep_rest=True, spare=spare, applied_as=None))
+        out = yield from verb(v, inner, peer.lending(keep_rest=True, spare=spare, applied_as=None))
         finite = out.finite
         if finite is not False:
             assert out.rest is not None, f"{as_call(self.method)} did not keep the rest"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from grace.verify.laws.agreeing import agreement
 from grace.verify.laws.bias import draw_means, unbiased
 from grace.verify.laws.bytes_moved import traffic, varies
-from grace.verify.laws.conserving import conservation
+from grace.verify.laws.conserving import conservation, scatter_conserves
 from grace.verify.laws.corrupting import corruption_is_refused
 from grace.verify.laws.donating import answers_may_alias, in_place
 from grace.verify.laws.edge_inputs import finite_stays_finite
@@ -66,6 +66,7 @@ __all__ = [
     "rest_is_free",
     "run",
     "same_bits",
+    "scatter_conserves",
     "snapshot",
     "state_survives",
     "summable",

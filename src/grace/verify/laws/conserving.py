@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from grace.contract.method import Method
+from grace.run import simulate
 from grace.verify.outcome import Outcome, Profile, no_promise
-from grace.verify.running import average, run, tolerance
-from grace.verify.subject import Subject
+from grace.verify.running import average, make_peer, run, tolerance
+from grace.verify.subject import Subject, conserves, is_memory
 from grace.verify.trials import choose_worlds, list_numbers, make_sets
 
 
@@ -35,6 +36,38 @@ def conservation(method: Method[Any], xs: Sequence[Tensor], steps: int = 2) -> N
         # the second rounding of W workers' chunks is W times as large in the memory of its owner
         legal = tolerance([*xs, *[k.to(x.dtype) for k, x in zip(kept, xs, strict=True)]], 16 + 2 * len(xs))
         assert error <= legal, f"conservation: average of x - rest is off the mean by {error:.3g}, legal {legal:.3g}"
+
+
+def scatter_conserves(method: Method[Any], xs: Sequence[Tensor], steps: int = 2, bad: float | None = None) -> None:
+    """Where rows are scattered, the average over ranks of row j of ``x - rest`` is the mean that rank j has. What the method
+    owes counts as x before, and as rest after. If rank 0 has ``bad`` in its last row, all ranks have NaN, and know it.
+    """
+    W = len(xs)
+    states = [method.init(x) for x in xs]
+    keep_rest = not is_memory(method)
+    for step in range(steps):
+        before = [_owed(method, state, x) for state, x in zip(states, xs, strict=True)]
+        peers = [make_peer(rank, W, step, keep_rest=keep_rest) for rank in range(W)]
+        rows = [x.clone() for x in xs]
+        if bad is not None:
+            rows[0][-1, -1] = bad
+        outs = simulate([method.scatter(x, s, p) for x, s, p in zip(rows, states, peers, strict=True)])
+        states = [out.state for out in outs]
+        for rank, out in enumerate(outs):
+            assert out.mean.shape == xs[0].shape[1:], f"scatter: the mean of rank {rank} is {tuple(out.mean.shape)}"
+            assert bool(out.finite) == (bad is None), f"scatter: rank {rank} says finite={out.finite} of {bad}"
+            assert bad is None or bool(out.mean.isnan().all()), f"scatter: rank {rank} has a finite mean of {bad}"
+        if bad is not None or not (conserves(method) or is_memory(method)):
+            continue
+        kept = [_owed(method, state, x) - was for state, x, was in zip(states, xs, before, strict=True)]
+        for out, more in zip(outs, kept, strict=True):
+            assert out.rest is not None or not keep_rest, "scatter: the rest was not kept"
+            more += 0.0 if out.rest is None else out.rest.double()
+        said = average([x.double() - more for x, more in zip(xs, kept, strict=True)])
+        legal = tolerance([*xs, *[more.to(x.dtype) for more, x in zip(kept, xs, strict=True)]], 16 + 2 * W)
+        for rank, out in enumerate(outs):
+            error = float((said[rank] - out.mean.double()).abs().max()) if out.mean.numel() else 0.0
+            assert error <= legal, f"scatter: row {rank} of x - rest is off the mean by {error:.3g}, legal {legal:.3g}"
 
 
 def _owed(method: Method[Any], state: Any, like: Tensor) -> Tensor:
