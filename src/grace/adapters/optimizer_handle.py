@@ -26,7 +26,7 @@ from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, StateError
 from grace.registry.policy import Policy
 from grace.run.exchanger import Exchanger
-from grace.run.lane import Lane
+from grace.run.lane import lane_for
 from grace.run.optimizer import Settings, read_settings
 from grace.transports.base import Transport
 
@@ -69,9 +69,8 @@ class OptimizerHandle(GradientHandle):
         self._buckets = fill_buckets(self._parameters, bucket_bytes)
         self._place = {name: place for place, names in enumerate(self._buckets) for name in names}
         self._known = set(self._parameters.values())
-        on_cpu = not next(iter(self._parameters.values())).is_cuda
-        self._lane = Lane("grace-exchange") if on_cpu else None
-        self.stats.overlaps = on_cpu
+        self._lane = lane_for(next(iter(self._parameters.values())).device)
+        self.stats.overlaps = self._lane.overlaps
         self._turn = threading.Lock()  # the autograd engine has a thread for each device
         self._error: BaseException | None = None  # of this step, for the user's thread
         self.automatic = True  # whether step() synchronizes
@@ -133,10 +132,7 @@ class OptimizerHandle(GradientHandle):
         gradients = {name: self._taken[name][0].detach() for name in self._buckets[self._next]}
         self._next += 1
         last = self._next == len(self._buckets)
-        if self._lane is None:
-            self._exchange(gradients, last)
-        else:
-            self._lane.submit(lambda: self._exchange(gradients, last))
+        self._lane.submit(lambda: self._exchange(gradients, last))
 
     def _exchange(self, gradients: dict[str, Tensor], last: bool) -> None:
         """Replaces these gradients by their means. Runs in the lane; an error is kept for the user's thread."""
@@ -164,9 +160,8 @@ class OptimizerHandle(GradientHandle):
                 self._take(name)
         while self._next < len(self._buckets):
             self._submit()
-        if self._lane is not None:
-            with self.stats.wait():
-                self._lane.drain()
+        with self.stats.wait():
+            self._lane.drain()
         for name, p in self._parameters.items():
             gradient, standing = self._taken[name]
             if p.grad is not standing:
@@ -322,8 +317,7 @@ class OptimizerHandle(GradientHandle):
         """The optimizer goes on alone, on this rank's gradients, as one of its own class."""
         for hook in self._hooks:
             hook.remove()
-        if self._lane is not None:
-            self._lane.close()
+        self._lane.close()
         for name, (gradient, standing) in self._taken.items():
             p = self._parameters[name]
             p.grad = gradient if p.grad is standing else p.grad

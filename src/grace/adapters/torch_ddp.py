@@ -25,7 +25,7 @@ from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError
 from grace.registry.policy import Policy
 from grace.run.exchanger import Exchanger
-from grace.run.lane import Lane
+from grace.run.lane import lane_for
 from grace.run.optimizer import Settings, read_settings
 from grace.transports.base import Transport, describe
 from grace.transports.choose import transport_beside
@@ -79,8 +79,8 @@ class Handle(GradientHandle):
         super().__init__(exchanger)
         self._optimizer, self._scaler = optimizer, scaler
         self._check_optimizer()
-        self._lane = None if next(iter(trained.values())).is_cuda else Lane("grace-exchange")
-        exchanger.stats.overlaps = self._lane is not None
+        self._lane = lane_for(next(iter(trained.values())).device)
+        exchanger.stats.overlaps = self._lane.overlaps
         self._waits: AbstractContextManager[None] = nullcontext()
         self._tickets: list[_Ticket] = []
         self._error: BaseException | None = None  # of this backward pass, for the user's thread
@@ -108,13 +108,9 @@ class Handle(GradientHandle):
             self._fail(error)
         ticket = _Ticket(buffer, set(gradients))
         last = bucket.is_last()
-        if self._lane is None:
-            self._job(ticket, gradients, last)
-        else:
-            self._lane.submit(lambda: self._job(ticket, gradients, last))
+        self._lane.submit(lambda: self._job(ticket, gradients, last))
         if not self._watching:  # this rank has joined early, and gives zeros while others go on
-            if self._lane is not None:
-                self._lane.drain()
+            self._lane.drain()
             self._raise()
         return ticket.future
 
@@ -192,8 +188,7 @@ class Handle(GradientHandle):
         if self._hook.taker is not self:
             return
         self._hook.taker = None
-        if self._lane is not None:
-            self._lane.close()
+        self._lane.close()
         self._exchanger.close()
 
     def _check_attached(self) -> None:

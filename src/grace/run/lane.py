@@ -1,4 +1,4 @@
-"""One thread that does one job after another, in the order of submission."""
+"""Where exchanges run: on one thread, in the order of submission, or at once where they are asked for."""
 
 from __future__ import annotations
 
@@ -6,17 +6,54 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
+
+import torch
 
 _Jobs: TypeAlias = "queue.SimpleQueue[Callable[[], None] | None]"
 
 
-class Lane:
+class Lane(Protocol):
+    """Does jobs in the order of submission. ``overlaps``: whether ``submit`` returns before the job is done."""
+
+    overlaps: ClassVar[bool]
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Does ``job`` after all that was submitted before."""
+
+    def drain(self) -> None:
+        """Returns once everything submitted is done."""
+
+    def close(self) -> None:
+        """Ends the lane once everything submitted is done."""
+
+
+def lane_for(device: torch.device) -> Lane:
+    """The lane for gradients on this device: a CUDA device has a stream of its own, where jobs are only enqueued."""
+    return Inline() if device.type == "cuda" else ThreadLane("grace-exchange")
+
+
+class Inline:
+    """Does each job at once, in the thread that submits it."""
+
+    overlaps: ClassVar[bool] = False
+
+    def submit(self, job: Callable[[], None]) -> None:
+        job()
+
+    def drain(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class ThreadLane:
     """A first-in-first-out thread. Collectives started from it keep their order on all ranks, whichever thread asks.
 
     A job reports its own errors: one that escapes ends the lane's thread and is printed by ``threading.excepthook``. The
     thread ends when the lane is closed or dropped.
     """
+
+    overlaps: ClassVar[bool] = True
 
     def __init__(self, name: str):
         self._jobs: _Jobs = queue.SimpleQueue()
