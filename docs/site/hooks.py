@@ -177,6 +177,7 @@ def api_pages() -> dict[str, tuple[str, str]]:
 
     memories, communicators, methods = (importlib.import_module(f"grace.{room}") for room in ROOMS)
     places: dict[str, Any] = {name: getattr(grace, name) for name in grace.__all__}
+    places["methods"] = grace.registry.methods  # what a call of the package gives
     pages, used = {}, set(methods.__all__)
     groups = dict(GROUPS)
     groups["around"] = ("Memories and communicators", [*memories.__all__, *communicators.__all__])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import typing as _typing
+
 import grace.methods as _methods
 from grace import communicators as _communicators
 from grace import memories as _memories
@@ -23,7 +25,7 @@ from grace.contract.wrapping import layers
 from grace.errors import GraceError, GraceWarning, OptimizerWarning, UncompressedWarning
 from grace.memories import *
 from grace.methods import *
-from grace.registry import method, methods, register, register_communicator, register_memory, spell
+from grace.registry import method, register, register_communicator, register_memory, spell
 from grace.registry.policy import Policy, Rule
 from grace.run.simulator import Simulator
 from grace.schedules import Schedule
@@ -31,6 +33,11 @@ from grace.survey import dequantize, desparsify, pack, quantize, sparsify, unpac
 from grace.transports.choose import transport
 from grace.transports.meeting import init_process_group
 from grace.version import __version__ as __version__
+
+if _typing.TYPE_CHECKING:
+    from grace.registry import methods  # what a call of the package gives
+else:
+    from grace import methods
 
 __all__ = [
     "Compressor",

@@ -8,13 +8,17 @@ from types import ModuleType
 import pytest
 
 import grace
+import grace.methods.topk as one_file
+from grace.registry import recipes
 
 PACKAGES = ("grace.communicators", "grace.memories", "grace.methods")
 
 
 def test_everything_public_is_exported():
     public = {
-        name for name, value in vars(grace).items() if not name.startswith("_") and not isinstance(value, ModuleType)
+        name
+        for name, value in vars(grace).items()
+        if not name.startswith("_") and (callable(value) or not isinstance(value, ModuleType))
     }
     assert public - {"annotations"} == set(grace.__all__)
     assert len(grace.__all__) == len(set(grace.__all__))
@@ -28,3 +32,9 @@ def test_everything_that_is_registered_is_exported(package: str):
     mine = {one.__name__: one for one in classes if one.__module__.rpartition(".")[0] == package}
     assert set(mine) <= set(found.__all__)
     assert all(getattr(grace, name) is one for name, one in mine.items())
+
+
+def test_methods_is_a_package_and_a_function():
+    assert one_file.TopK is grace.TopK
+    assert isinstance(grace.methods, ModuleType)
+    assert grace.methods() == recipes.methods()
