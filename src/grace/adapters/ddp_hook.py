@@ -53,7 +53,7 @@ class Hook:
         return Hook, ()
 
     def run(self, bucket: GradBucket) -> Future[Tensor]:
-        """One bucket."""
+        """Hands a bucket of gradients to the taker; without one it is averaged as DistributedDataParallel would."""
         if self.taker is not None:
             return self.taker.accept(bucket)
         work = dist.all_reduce(bucket.buffer().mul_(1 / self.world), group=self.group, async_op=True)

@@ -127,7 +127,7 @@ class Communicator(Method[Any]):
         return compressor.compress_(rows, self._stream(compressor, peer, hop), peer.lent.keep_rest)
 
     def _aggregate(self, received: Sequence[Tensor], out: Tensor, peer: Peer, scale: float, hop: int = 0) -> None:
-        """Out ``[b, n]`` = scale times the sum of what the wires say."""
+        """Sets ``out [b, n]`` to scale times the sum of what the wires say."""
         compressor = self._at(hop)
         compressor.aggregate_(received, out, scale, peer.shared(compressor.id))
 

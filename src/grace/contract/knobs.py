@@ -99,7 +99,7 @@ class Odd:
         return bool(value >= 1 and value % 2)
 
     def describe(self, knob: str, whole: bool) -> str:
-        """In words."""
+        """The odd numbers, as an error names them."""
         return "1, 3, 5, ..."
 
 

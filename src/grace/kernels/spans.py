@@ -24,7 +24,7 @@ class Span:
 
     @property
     def columns(self) -> slice:
-        """The numbers."""
+        """Where the span's numbers lie in their row."""
         return slice(self.start, self.stop)
 
     @property

@@ -28,17 +28,17 @@ _SHARED = 0xFFFFFFFF  # the rank field of a shared stream
 
 @operation
 def fill_words(out: Tensor, rng: Stream, first: int) -> None:
-    """Out ``[g, 2]`` int32, contiguous: one 64-bit output for each counter, from counter ``first`` on."""
+    """Sets ``out [g, 2]``, int32, contiguous: one 64-bit output for each counter, from counter ``first`` on."""
 
 
 @operation
 def fill_uniform(out: Tensor, rng: Stream, first: int) -> None:
-    """Out ``[n]`` float32, contiguous: ``(lane + 1/2) / 2**16`` of the stream's :meth:`Stream.lanes` from ``first`` on."""
+    """Sets ``out [n]``, float32, contiguous: ``(lane + 1/2) / 2**16`` of the :meth:`Stream.lanes` from ``first`` on."""
 
 
 @operation
 def fill_subset(out: Tensor, rng: Stream, n: int) -> None:
-    """Out ``[k]`` int64, contiguous, k < n: k distinct positions out of n, every position equally likely."""
+    """Sets ``out [k]``, int64, contiguous, k < n: k distinct positions out of n, every position equally likely."""
 
 
 @functools.lru_cache(maxsize=16384)

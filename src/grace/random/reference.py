@@ -64,7 +64,7 @@ def threefry2x32(key: tuple[int, int], c0: Tensor, c1: int) -> tuple[Tensor, Ten
 
 
 def _feistel(out: Tensor, rng: Stream, n: int) -> None:
-    """Out ``[k]`` becomes the images of 0..k-1 under a pseudo-random permutation of [0, n): a Feistel network on the next even
+    """Sets ``out [k]`` to the images of 0..k-1 under a pseudo-random permutation of [0, n): a Feistel network on the next even
     number of bits, repeated until the image lies below n. Costs O(k), whatever n is.
     """
     half = ((n - 1).bit_length() + 1) // 2

@@ -71,7 +71,7 @@ class Plan:
         return None if q is None else q.numpy().astype(np.float32)
 
     def exchange(self, x: Array, state: Any, place: Place) -> Talk[tuple[Array, Array, Any]]:
-        """X in the shape that the method sees -> the mean, the rest (both like x), and the next state."""
+        """``x``, in the shape that the method sees -> the mean, the rest (both like x), and the next state."""
         if x.size == 0:
             return x, x, state
         if isinstance(self.core, PowerSGD) and state is not None:

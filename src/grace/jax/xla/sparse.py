@@ -28,7 +28,7 @@ class TopKCodec(Codec):
 
     @property
     def dtype(self) -> Any:
-        """Of the values."""
+        """In which the wire holds the kept values."""
         return jnp.dtype(self.compressor.values)
 
     def encode(self, rows: Array, place: Place, hop: int, keep_rest: bool) -> tuple[Array, Array]:

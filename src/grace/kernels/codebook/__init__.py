@@ -46,7 +46,7 @@ def encode_codebook(
 def sum_codebook(
     received: Sequence[Tensor], out: Tensor, book: Codebook, block: int, weight: float, *, add: bool = False
 ) -> None:
-    """Out ``[b, n]`` = (or, with ``add``, +=) weight times the sum of what the wires ``[b, w]`` say, in their order.
+    """Sets (adds to, with ``add``) ``out [b, n]``: weight times the sum of what the wires ``[b, w]`` say, in order.
 
     Raises:
         PayloadError: a length, scale or code that no sender writes; ``out`` is then undefined.

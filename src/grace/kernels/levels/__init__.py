@@ -57,7 +57,7 @@ def quantize(
 def dequantize_sum(
     received: Sequence[Tensor], out: Tensor, s: int, block: int, weight: float, *, add: bool = False
 ) -> None:
-    """Out ``[b, n]`` = (or, with ``add``, +=) weight times the sum of what the wires ``[b, w]`` say, in their order.
+    """Sets (adds to, with ``add``) ``out [b, n]``: weight times the sum of what the wires ``[b, w]`` say, in order.
 
     Raises:
         PayloadError: a length, norm or code that no sender writes; ``out`` is then undefined.

@@ -49,7 +49,7 @@ def encode_powers(
 def sum_powers(
     received: Sequence[Tensor], out: Tensor, bits: int, block: int, weight: float, *, add: bool = False
 ) -> None:
-    """Out ``[b, n]`` = (or, with ``add``, +=) weight times the sum of what the wires ``[b, w]`` say, in their order.
+    """Sets (adds to, with ``add``) ``out [b, n]``: weight times the sum of what the wires ``[b, w]`` say, in order.
 
     Raises:
         PayloadError: a length, exponent or code that no sender writes; ``out`` is then undefined.

@@ -52,7 +52,7 @@ def encode_signs(
 
 @operation
 def sum_signs(received: Sequence[Tensor], out: Tensor, block: int, weight: float, *, add: bool = False) -> None:
-    """Out ``[b, n]`` = (or, with ``add``, +=) weight times the sum of what the wires ``[b, w]`` say, in their order.
+    """Sets (adds to, with ``add``) ``out [b, n]``: weight times the sum of what the wires ``[b, w]`` say, in order.
 
     Raises:
         PayloadError: a length or scale that no sender writes; ``out`` is then undefined.
@@ -89,7 +89,7 @@ def sum_votes(received: Sequence[Tensor], out: Tensor, zero: Zeros, weight: floa
 
 @operation
 def take_majority(received: Sequence[Tensor], out: Tensor, zero: Zeros, weight: float) -> None:
-    """Out ``[b, n]`` = the sign of weight times the sum of the votes: -1, 0 or 1; a tie is 0.
+    """Sets ``out [b, n]`` to the sign of weight times the sum of the votes: -1, 0 or 1; a tie is 0.
 
     Raises:
         PayloadError: a length or vote that no sender writes; ``out`` is then undefined.

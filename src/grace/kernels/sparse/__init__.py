@@ -31,7 +31,7 @@ def encode_pairs(index: Tensor, sent: Tensor, n: int, code: str, *, narrow: bool
 
 @operation
 def sum_sparse(parts: Sequence[Part], out: Tensor, weight: float, *, narrow: bool, add: bool = False) -> None:
-    """Out ``[n]`` = (or, with ``add``, +=) weight times the sum of what the parts say, added in their order.
+    """Sets (adds to, with ``add``) ``out [n]``: weight times the sum of what the parts say, added in their order.
 
     Raises:
         PayloadError: too short a wire, values that are not finite, or an illegal list; ``out`` is then undefined.

@@ -30,7 +30,7 @@ def take_subset(rows: Tensor, k: int, rng: Stream, left: float | None = None) ->
 
 @operation
 def add_subset(received: Sequence[Tensor], out: Tensor, weight: float, rng: Stream) -> None:
-    """Out ``[b, n]``, float32, contiguous, += at the positions: weight times each of the wires ``[b, k]``, in their order.
+    """Adds to ``out [b, n]``, float32, contiguous, at the positions: weight times each of the wires ``[b, k]``, in order.
 
     Raises:
         PayloadError: wires that are not float32, or not all of the same shape, or that have more numbers than ``out``.
