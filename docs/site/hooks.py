@@ -47,7 +47,7 @@ GROUPS = {  # of what `import grace` offers; what is in none of them is under "E
          "register_communicator", "pack", "unpack", "quantize", "dequantize", "sparsify", "desparsify"],
     ),
     "errors": (
-        "Errors", ["GraceError", "GraceWarning", "OptimizerWarning", "UncompressedWarning"],
+        "Errors", ["GraceError", "GraceWarning", "OptimizerWarning", "UncompressedWarning", "DivergenceWarning"],
     ),
 }  # fmt: skip
 LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:)([^)\s#]*)(#[^)\s]*)?(?=\))")

@@ -22,7 +22,7 @@ from grace.contract.method import Exchanged, Method
 from grace.contract.needs import Needs
 from grace.contract.peer import Peer
 from grace.contract.wrapping import layers
-from grace.errors import GraceError, GraceWarning, OptimizerWarning, UncompressedWarning
+from grace.errors import DivergenceWarning, GraceError, GraceWarning, OptimizerWarning, UncompressedWarning
 from grace.memories import *
 from grace.methods import *
 from grace.registry import method, register, register_communicator, register_memory, spell
@@ -42,6 +42,7 @@ else:
 __all__ = [
     "Compressor",
     "DistributedOptimizer",
+    "DivergenceWarning",
     "Exchanged",
     "Facts",
     "GraceError",

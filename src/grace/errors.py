@@ -1,7 +1,8 @@
 """Everything that Grace raises on purpose. Each class has its section in docs/concepts/errors.md.
 
 What runs but is hardly intended is a GraceWarning (UserWarning), on rank 0: OptimizerWarning, an optimizer with which a method
-diverges, or that a method must know and was not given; UncompressedWarning, a method that no tensor gets.
+diverges, or that a method must know and was not given; UncompressedWarning, a method that no tensor gets;
+DivergenceWarning, a training that drifts apart.
 
 ::
 
@@ -28,6 +29,8 @@ import difflib
 import functools
 import inspect
 from collections.abc import Iterable, Sequence
+
+_OWN = ("grace", "grace_bench")  # packages whose lines and classes are Grace's
 
 
 class GraceError(Exception):
@@ -94,6 +97,10 @@ class UncompressedWarning(GraceWarning):
     """Nothing is compressed, although a method was asked for."""
 
 
+class DivergenceWarning(GraceWarning):
+    """What memories hold back and the gradients keep growing: this training drifts apart."""
+
+
 class KernelsWarning(GraceWarning):
     """The native kernels are not there: what runs is slower."""
 
@@ -131,7 +138,7 @@ class AbsentError(TransportError):
 
 def _section(kind: type[BaseException]) -> str:
     """How to read on about this kind; for a class that is not Grace's own, about the class that it extends."""
-    own = next(base.__name__ for base in kind.__mro__ if base.__module__.partition(".")[0] == "grace")
+    own = next(base.__name__ for base in kind.__mro__ if base.__module__.partition(".")[0] in _OWN)
     page = _page()
     return f"grace explain {own}" if page is None else f"{page}#{own.lower()}"
 
@@ -153,7 +160,7 @@ def _page() -> str | None:
 def stack_level() -> int:
     """For ``warnings.warn``, in the function that calls it: the nearest line that is not Grace's own."""
     frame, level = inspect.currentframe(), -1
-    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "grace":
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _OWN:
         frame, level = frame.f_back, level + 1
     return max(1, level + 1)
 

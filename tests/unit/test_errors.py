@@ -26,7 +26,7 @@ for _module in ("network.namespaces", "results", "sweep", "extras"):
 def kinds(root: type[BaseException]) -> set[type[BaseException]]:
     """All classes of Grace's own below this one, and it."""
     below = {kind for child in root.__subclasses__() for kind in kinds(child)}
-    return {kind for kind in {root, *below} if kind.__module__.partition(".")[0] == "grace"}
+    return {kind for kind in {root, *below} if kind.__module__.partition(".")[0] in ("grace", "grace_bench")}
 
 
 ALL = sorted(kinds(GraceError) | kinds(GraceWarning), key=lambda kind: kind.__name__)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from grace.errors import ConfigurationError, out_of_range
+from grace.errors import ConfigurationError, DivergenceWarning, out_of_range, stack_level
 from grace.run.stats import Stats
+from grace.run.watch import WHAT_TO_DO
 from grace.run.worker import Worker
 
 Sink: TypeAlias = Callable[[dict[str, float], int], Any]
@@ -70,6 +72,7 @@ class Logs:
         self._worker, self._stats = worker, stats
         self._logs: list[Log] = []
         self._told = 0  # steps that the logs have been told of
+        self._warned = False
 
     def add(self, to: Any, *, every: int = 1, errors_every: int = 0) -> None:
         """See :class:`Log`; from the coming step on."""
@@ -83,12 +86,22 @@ class Logs:
         Args:
             step: its number in training, from 1, where that is not the exchange's.
         """
+        self._warn()
         if not self._logs or self._stats.steps == self._told:
             return
         self._told = self._stats.steps
         for one in self._logs:
             one.step(self._worker.step if step is None else step)
         self._look_ahead()
+
+    def _warn(self) -> None:
+        """Warns, on rank 0 and once, of a training that drifts apart."""
+        worker = self._worker
+        if worker.watch.diverging and not self._warned:
+            self._warned = True
+            if worker.rank == 0:
+                text = f"at step {worker.step} {WHAT_TO_DO}"
+                warnings.warn(text, DivergenceWarning, stacklevel=stack_level())
 
     def _look_ahead(self) -> None:
         self._worker.measures = any(one.measures(self._stats.steps + 1) for one in self._logs)

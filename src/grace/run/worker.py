@@ -25,6 +25,7 @@ from grace.run.batches import Batches, plans_wanted
 from grace.run.distortion import measure_distortion
 from grace.run.groups import NONE
 from grace.run.saved import WorkerState
+from grace.run.watch import DebtWatch
 
 NonFinite: TypeAlias = Literal["propagate", "skip", "error"]
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -97,6 +98,7 @@ class Worker:
         self.distortions: dict[str, float] = {}
         self.aside_seconds = 0.0
         self._pending = PendingFlags()
+        self.watch = DebtWatch()
 
     def exchange(self, tensors: Mapping[str, Tensor]) -> Exchange[dict[str, Exchanged[Any]]]:
         """Averages these tensors over the workers in as few collectives as possible. The tensors are donated; the
@@ -113,6 +115,8 @@ class Worker:
             method, state = self._ready(name, x)
             if name in self._owed:
                 x.add_(self._owed[name])
+            if on_host(x.device) and (debt := method.owed(state)) is not None:
+                self.watch.see(name, debt, x, self.step)
             if self.measures and method != NONE:
                 self._measure(method, x, state, name)
             batches.add(method, x, state, self._peer(name))
@@ -222,6 +226,7 @@ class Worker:
 
     def advance(self) -> None:
         """The step has ended."""
+        self.watch.end_step()
         self.step += 1
         self._pending.send()
 
@@ -262,7 +267,7 @@ class Worker:
     def switch(self, policy: Policy) -> None:
         """Uses another policy from the next exchange on. What memories owe is added to the next gradient."""
         self._check_epochs(policy)
-        self.policy = policy
+        self.policy, self.watch = policy, DebtWatch()
 
     def settle(self) -> dict[str, Tensor]:
         """Ends all methods and returns what they owe, by name; they start afresh."""

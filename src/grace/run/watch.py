@@ -1,0 +1,98 @@
+"""Watches whether what a memory holds back drives training apart: then both it and the gradients keep growing.
+
+Error feedback applies late what it has held back, and an optimizer's momentum multiplies that. Where the learning rate is too
+large for the delay, each correction overshoots, gradients grow, and what is held back grows with them. A run that learns has
+neither for long: its gradients settle, and a memory that still fills has gradients that do not grow.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import torch
+from torch import Tensor
+
+EVERY = 2  # steps from one look to the next
+WINDOW = 10  # looks whose median counts as one
+FIRST = 6  # windows before anything is said: in the first steps everything grows
+GROWTH = 1.15  # of the gradients and of the memory, since half of the run
+RISE = 2.5  # of the gradients, over their least
+
+
+TENSORS = 2  # that are looked at: the largest with a memory
+NUMBERS = 16384  # of a tensor, about, evenly spread: two looks at it take some microseconds
+WHAT_TO_DO = (
+    "what memories hold back and the gradients keep growing: this training drifts apart. Error feedback applies late what "
+    "it holds back, which the optimizer's momentum multiplies. Use a lower learning rate, a larger ratio or rank, less "
+    "momentum, or start=N, which compresses from step N on"
+)
+
+
+class DebtWatch:
+    """One worker's watch over the norms of what it owes and of its gradients, in its two largest tensors with a memory.
+
+    ``diverging`` becomes True, for good, where both have grown by 15 % since half of the run, twice in a row, and the
+    gradients are 2.5 times what they were at least. Norms are medians of ten looks, one in every second step.
+    """
+
+    def __init__(self) -> None:
+        self.diverging = False
+        self._sizes: dict[str, int] = {}  # of tensors with a memory, until it is known which are the largest
+        self._watched: set[str] | None = None
+        self._squares = [0.0, 0.0]  # of this step: owed, gradient
+        self._looks: list[tuple[float, float]] = []
+        self._debts: list[float] = []
+        self._gradients: list[float] = []
+        self._suspect = False
+
+    def see(self, name: str, debt: Tensor, gradient: Tensor, step: int) -> None:
+        """Takes note of a tensor that is about to be exchanged in this step, of any shape, on the CPU."""
+        if self._watched is None:
+            self._sizes[name] = gradient.numel()
+        elif step % EVERY == 0 and name in self._watched:
+            self._squares[0] += _square(debt)
+            self._squares[1] += _square(gradient)
+
+    def end_step(self) -> None:
+        """The step has ended."""
+        if self._watched is None:
+            if self._sizes:
+                self._watched = set(sorted(self._sizes, key=lambda name: -self._sizes[name])[:TENSORS])
+            return
+        debt, gradient = self._squares
+        if gradient > 0 and math.isfinite(debt + gradient):
+            self.add(math.sqrt(debt), math.sqrt(gradient))
+        self._squares = [0.0, 0.0]
+
+    def add(self, debt: float, gradient: float) -> None:
+        """One look: the norms of what is owed and of the gradient."""
+        self._looks.append((debt, gradient))
+        if len(self._looks) < WINDOW:
+            return
+        debts, gradients = zip(*self._looks, strict=True)
+        self._debts.append(statistics.median(debts))
+        self._gradients.append(statistics.median(gradients))
+        self._looks = []
+        grows = self._grows()
+        self.diverging = self.diverging or (grows and self._suspect)
+        self._suspect = grows
+
+    def _grows(self) -> bool:
+        now = len(self._debts) - 1
+        if now + 1 < FIRST:
+            return False
+        half = (now + 1) // 2
+        owed, size = self._debts[now], self._gradients[now]
+        return (
+            owed >= GROWTH * self._debts[half]
+            and size >= GROWTH * self._gradients[half]
+            and size >= RISE * min(self._gradients)
+        )
+
+
+def _square(x: Tensor) -> float:
+    """The square of the norm of an even sample of x."""
+    stride = max(1, x.numel() // NUMBERS)
+    sample = x.view(-1)[::stride] if x.is_contiguous() else x
+    return float(torch.linalg.vector_norm(sample, dtype=torch.float32)) ** 2
