@@ -90,7 +90,7 @@ class Training:
         torch.manual_seed(config.seed)
         model = task.model()
         torch.manual_seed(config.seed * MOST + self.rank + 1)  # dropout differs between workers
-        _add_decay(task, model)
+        add_decay(task, model)
         self.scale, changes = self._adjust_optimizer(model)
         trial = task.batches(self.rank, config.workers, config.seed)
         dist.barrier()
@@ -178,7 +178,7 @@ class Training:
         config, model = self.config, trained.model
         batches = self.task.batches(self.rank, config.workers, config.seed)
         steps = min(self.steps, _SILENT_MOST) if self.silent else self.steps
-        marks = set() if self.silent else _evaluation_steps(self.steps, config.evaluations)
+        marks = set() if self.silent else evaluation_steps(self.steps, config.evaluations)
         curve, seconds, last_report = list[Point](), list[float](), 0.0
         steady, before, nic, cpu = measure.steady_from(steps), Counters(), None, 0.0
         if self.rank == 0 and not self.silent:
@@ -263,7 +263,7 @@ def count_steps(config: RunConfig, task: Task) -> int:
     return task.default_steps(config.workers)
 
 
-def _evaluation_steps(steps: int, evaluations: int) -> set[int]:
+def evaluation_steps(steps: int, evaluations: int) -> set[int]:
     """The steps after which the test set is evaluated."""
     return {max(1, round(steps * k / evaluations)) for k in range(1, evaluations + 1)}
 
@@ -274,7 +274,7 @@ def _between(before: ByteCounts | None, after: ByteCounts | None) -> ByteCounts 
     return ByteCounts(after.sent - before.sent, after.received - before.received)
 
 
-def _add_decay(task: Task, model: nn.Module) -> None:
+def add_decay(task: Task, model: nn.Module) -> None:
     """Adds the L2 term to the local gradients, before DistributedDataParallel sees them."""
     if not task.local_decay:
         return

@@ -18,6 +18,7 @@ from grace.cli.explain import explain, list_
 from grace.cli.migrate import migrate
 from grace.cli.overhead import overhead
 from grace.cli.report import report
+from grace.cli.survey import survey_add, survey_run
 from grace.cli.tasks import tasks
 from grace.cli.verify import verify
 from grace_command import shell
@@ -31,15 +32,21 @@ bench = typer.Typer(
     cls=shell.Group, no_args_is_help=True, help="Benchmarks: sweeps over links, and what Grace itself costs."
 )
 app.add_typer(bench, name="bench")
+survey = typer.Typer(
+    cls=shell.Group, no_args_is_help=True, help="The survey, done again: evidence that anyone can repeat and add to."
+)
+app.add_typer(survey, name="survey")
 _COMMANDS: list[Callable[..., None]] = [
     list_, explain, tasks, runs.train, runs.compare_, advise, report, verify, doctor,
 ]  # fmt: skip
 _BENCH_COMMANDS: list[Callable[..., None]] = [
     runs.bench_train, suite.smoke, suite.link, suite.predict, codecs, overhead,
 ]  # fmt: skip
-for group, commands in ((app, _COMMANDS), (bench, _BENCH_COMMANDS)):
+_SURVEY_COMMANDS: list[Callable[..., None]] = [survey_run, survey_add]
+for group, commands in ((app, _COMMANDS), (bench, _BENCH_COMMANDS), (survey, _SURVEY_COMMANDS)):
     for command in commands:
-        group.command(command.__name__.removeprefix("bench_").rstrip("_"), cls=shell.Command)(command)
+        name = command.__name__.removeprefix("bench_").removeprefix("survey_").rstrip("_")
+        group.command(name, cls=shell.Command)(command)
 # What follows the script is the script's, options and all.
 _REST = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 app.command("migrate", cls=shell.Command, context_settings=_REST)(migrate)

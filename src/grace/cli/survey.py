@@ -1,0 +1,89 @@
+"""The commands of the survey: ``grace survey run`` and ``grace survey add``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from grace.cli.options import Json, folder
+from grace.cli.output import write_json
+from grace.errors import GraceError
+
+
+def survey_run(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", exists=True, dir_okay=False, help="The plan, a TOML file.")],
+    out: Annotated[
+        Path, typer.Option("--out", callback=folder, help="Folder of runs; what is in it does not run again.")
+    ],
+    shard: Annotated[str, typer.Option("--shard", help="Only part I of N, from 1/N to N/N.")] = "1/1",
+    jobs: Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Runs side by side, one thread each.")] = 1,
+    idle: Annotated[bool, typer.Option("--idle/--no-idle", help="Take only what no other process wants.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Run a plan of the survey: methods x tasks x seeds, all workers of a run in one process.
+
+    Quality does not depend on the machine's load: it may run beside other work. Stop it at any time; the same command goes
+    on with the runs that are missing. A run that diverges is a result.
+
+    Example: [bold]grace survey run docs/survey/plan.toml --out survey --shard 2/5[/]
+    """
+    import torch
+
+    from grace_bench.survey import plan as plans
+    from grace_bench.survey.run import Done, run_all, yield_to_others
+
+    runs = plans.shard(plans.read_plan(plan), shard)
+    if idle:
+        yield_to_others()
+    torch.set_num_threads(1)
+    began, ended, here, failed = time.monotonic(), 0, 0, list[str]()
+
+    def tell(done: Done) -> None:
+        nonlocal ended, here
+        ended += 1
+        name = plans.describe(done.run)
+        if done.row is None:
+            failed.append(name)
+            typer.echo(f"[{ended}/{len(runs)}] {name}: failed: {done.error}", err=True)
+            return
+        if not done.seconds:
+            return
+        here += 1
+        row = done.row
+        end = f"diverged at step {row.diverged}" if row.diverged is not None else f"{row.metric} {row.final:.4g}"
+        left = (time.monotonic() - began) / (here + len(failed)) * (len(runs) - ended) / 60
+        typer.echo(f"[{ended}/{len(runs)}] {name}: {end}; {left:.0f} min left if the rest take as long", err=True)
+
+    rows = run_all(runs, out, tell, jobs)
+    if as_json:
+        write_json(rows)
+    else:
+        typer.echo(f"{len(rows)} of {len(runs)} runs in {out / 'runs'}")
+    if failed:
+        raise GraceError(
+            f"{len(failed)} of {len(runs)} runs failed: {'; '.join(failed)}. The same command tries them again"
+        )
+
+
+def survey_add(
+    runs: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that grace survey run wrote.")],
+    archive: Annotated[Path, typer.Option("--archive", help="The archive, a Parquet file; made if it is not there.")],
+    as_json: Json = False,
+) -> None:
+    """Check runs and append them to an archive, each once: those of a shard, or of anyone.
+
+    Checked are the schema, its version, the data's digest against the other runs of a task, and whether the bytes are
+    plausible. If anything is wrong nothing is written.
+
+    Example: [bold]grace survey add survey --archive archive.parquet[/]
+    """
+    from grace_bench.survey.archive import add
+
+    new, total = add(runs, archive)
+    if as_json:
+        write_json({"archive": str(archive), "added": new, "rows": total})
+    else:
+        typer.echo(f"{archive}: {new} runs added, {total} in all")

@@ -1,0 +1,163 @@
+"""The archive: all runs of the survey in one Parquet file, in one order, each once."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from grace.contract.knobs import as_call
+from grace.errors import GraceError
+from grace.registry import method
+from grace_bench.extras import need
+from grace_bench.results import DocumentError, by_path
+from grace_bench.scratch import write_atomically
+from grace_bench.survey.row import SCHEMA, VERSION, Row, decode_row, same_run
+from grace_bench.tasks import find_task
+
+_MOST_BYTES = 8.0  # that a worker sends each other worker, for each number and step: twice fp32's
+
+
+def read_archive(path: Path) -> list[Row]:
+    """All rows.
+
+    Raises:
+        DocumentError: it is no archive of this version.
+    """
+    parquet = need("pyarrow.parquet", extra="parquet")
+    try:
+        table = parquet.read_table(path)
+    except (OSError, ValueError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise DocumentError(f"{path} is no Parquet file: {error}") from error
+    said = (table.schema.metadata or {}).get(SCHEMA.encode(), b"nothing").decode()
+    if said != str(VERSION):
+        raise DocumentError(
+            f"{path} is an archive of {SCHEMA} version {said}; legal: {VERSION}; the Grace that made it reads it"
+        )
+    try:
+        return msgspec.convert(table.to_pylist(), list[Row])
+    except msgspec.ValidationError as error:
+        raise DocumentError(f"{path}: {by_path(error)}") from error
+
+
+def write_archive(path: Path, rows: Iterable[Row]) -> None:
+    """Writes them in the order of their keys, whole or not at all."""
+    arrow, parquet = need("pyarrow", extra="parquet"), need("pyarrow.parquet", extra="parquet")
+    ordered = sorted(rows, key=lambda row: tuple(map(str, row.key)))
+    table = arrow.Table.from_pylist([msgspec.to_builtins(row) for row in ordered], schema=_columns(arrow))
+    buffer = io.BytesIO()
+    parquet.write_table(table, buffer, compression="zstd")
+    write_atomically(path, buffer.getvalue())
+
+
+def read_runs(folder: Path) -> list[Row]:
+    """The rows in ``folder/runs``.
+
+    Raises:
+        DocumentError: there are none, or one is no row; the message names the file.
+    """
+    paths = sorted((folder / "runs").glob("*.json"))
+    if not paths:
+        raise DocumentError(f"{folder} has no runs/*.json: make them with grace survey run PLAN --out {folder}")
+    rows = []
+    for path in paths:
+        try:
+            rows.append(decode_row(path.read_bytes()))
+        except DocumentError as error:
+            raise DocumentError(f"{path}: {error}") from error
+    return rows
+
+
+def merge(*parts: Sequence[Row]) -> list[Row]:
+    """All rows, each once: the same run may be in several parts if they say the same of it.
+
+    Raises:
+        DocumentError: two parts say different things of one run, or a task's data differ within a source.
+    """
+    found: dict[Any, Row] = {}
+    digests: dict[tuple[str, str], Row] = {}
+    for row in (row for part in parts for row in part):
+        before = found.setdefault(row.key, row)
+        if not same_run(before, row):
+            raise DocumentError(
+                f"{_name(row)} is there twice, and the two differ: keep the one that its command repeats"
+            )
+        first = digests.setdefault((row.task, row.source), row)
+        if first.digest != row.digest:
+            raise DocumentError(
+                f"{_name(row)} has {row.source} data {row.digest}, where other runs of {row.task} have {first.digest}: "
+                "use the data and the version of Grace that they used"
+            )
+    return list(found.values())
+
+
+def check_row(row: Row) -> None:
+    """What a row of another's must fulfil beyond its types.
+
+    Raises:
+        DocumentError: it does not.
+    """
+    try:
+        built = method(row.method)
+        find_task(row.task)
+    except GraceError as error:
+        raise DocumentError(f"{_name(row)}: {str(error).splitlines()[0]}") from error
+    most = _MOST_BYTES * row.workers * row.parameters * row.steps
+    sent = row.sent[-1] if row.sent else -1
+    laws: Sequence[tuple[bool, str]] = (
+        (as_call(built) != row.recipe, "its recipe is not what this version of Grace makes of its method"),
+        (not len(row.at) == len(row.values) == len(row.sent) >= 1, "its evaluations differ in number"),
+        (sorted(row.at) != row.at or sorted(row.sent) != row.sent, "its evaluations are not in order"),
+        (bool(row.at) and row.at[-1] > row.steps, "it was evaluated after its last step"),
+        (row.diverged is None and (row.final is None or not row.at or row.at[-1] != row.steps), "it has no end"),
+        (row.diverged is None and row.workers > 1 and not 0 < sent <= most, f"{sent} bytes sent are not plausible"),
+        (row.source == "synthetic", "random batches teach nothing"),
+        (not row.digest, "its data have no digest"),
+        (not math.isfinite(row.peak_lr) or row.peak_lr <= 0, "its learning rate is not positive"),
+    )
+    for broken, why in laws:
+        if broken:
+            raise DocumentError(f"{_name(row)}: {why}; run it again with grace survey run")
+
+
+def add(folder: Path, archive: Path) -> tuple[int, int]:
+    """Appends the runs of a folder to an archive, or makes one; the numbers of rows that are new, and that there are then."""
+    new = read_runs(folder)
+    for row in new:
+        check_row(row)
+    old = read_archive(archive) if archive.exists() else []
+    rows = merge(old, new)
+    if len(rows) > len(old) or not old:
+        write_archive(archive, rows)
+    return len(rows) - len(old), len(rows)
+
+
+def _name(row: Row) -> str:
+    return f"{row.protocol}: {row.task}, {row.method}, seed {row.seed}, {row.steps} steps"
+
+
+def _columns(arrow: Any) -> Any:
+    """The columns of the file; its metadata say which version it is."""
+    kinds = {
+        "int": arrow.int64(), "float": arrow.float64(), "bool": arrow.bool_(), "list[int]": arrow.list_(arrow.int64()),
+        "list[float]": arrow.list_(arrow.float64()),
+    }  # fmt: skip
+    columns = [(name, kinds[_KINDS[name]] if name in _KINDS else arrow.string()) for name in Row.__struct_fields__]
+    return arrow.schema(columns, metadata={SCHEMA: str(VERSION)})
+
+
+_KINDS = {
+    **dict.fromkeys(
+        ("workers", "seed", "steps", "steps_per_epoch", "batch", "diverged", "parameters", "rounds", "version"), "int"
+    ),
+    **dict.fromkeys(("peak_lr", "momentum", "final", "best", "cpu_seconds"), "float"),
+    "procedural": "bool",
+    **dict.fromkeys(("at", "sent"), "list[int]"),
+    "values": "list[float]",
+}  # the others are text

@@ -1,0 +1,110 @@
+"""The document of one run of the survey, ``grace.survey``: a row of the archive."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from grace_bench.config import RunConfig
+from grace_bench.record import file_name
+from grace_bench.results import Count, DocumentError, Head, decode_as
+
+SCHEMA, VERSION = "grace.survey", 1
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """One run. Two rows of one :attr:`key` are the same run.
+
+    Attributes:
+        protocol: by which its length and learning rate were chosen.
+        method: as a string. recipe: with all its knobs.
+        steps, batch: its length, and the samples of one worker and step. peak_lr, momentum: of the optimizer; why: the
+            reason for which they are not the task's own; null where they are.
+        final, best: of the metric; null: not finite. diverged: the first step whose loss was not finite; null: none.
+        at, values, sent: the evaluations: after how many steps, with what result, after how many bytes of one worker.
+        parameters: of the model. rounds: of collectives, in the whole run.
+        data, digest, source, procedural: see :class:`grace_bench.tasks.contract.DataInfo`.
+        device: "cpu" or the name of a GPU. command: repeats the run in real worker processes.
+        cpu_seconds: processor time that the run took in one process: no measure of the method.
+    """
+
+    protocol: Annotated[str, Meta(min_length=1)]
+    task: str
+    method: str
+    recipe: str
+    workers: Annotated[int, Meta(ge=1)]
+    seed: Count
+    steps: Annotated[int, Meta(ge=1)]
+    steps_per_epoch: Count
+    batch: Annotated[int, Meta(ge=1)]
+    optimizer: str
+    peak_lr: float
+    momentum: float | None
+    why: str | None
+    metric: str
+    better: Literal["higher", "lower"]
+    final: float | None
+    best: float | None
+    diverged: Count | None
+    at: list[int]
+    values: list[float | None]
+    sent: list[int]
+    parameters: Count
+    rounds: Count
+    data: str
+    digest: str
+    source: str
+    procedural: bool
+    grace: str
+    torch: str
+    numpy: str
+    python: str
+    device: str
+    command: str
+    cpu_seconds: float
+    schema: Literal["grace.survey"] = "grace.survey"
+    version: Literal[1] = 1
+
+    @property
+    def key(self) -> tuple[str, str, str, int, int, int, int, float, str, str]:
+        """What makes it another run than another."""
+        return (
+            self.protocol, self.task, self.recipe, self.workers, self.seed, self.steps, self.batch, self.peak_lr,
+            self.digest, self.device,
+        )  # fmt: skip
+
+    @property
+    def fp32_bytes(self) -> float:
+        """What one worker would have sent in the whole run with a ring all-reduce of fp32."""
+        return 2 * (self.workers - 1) / self.workers * 4 * self.parameters * self.steps
+
+
+def run_file(protocol: str, config: RunConfig) -> str:
+    """A file name for the row of this run."""
+    name = file_name(config).removesuffix(".json")
+    mark = hashlib.sha256(protocol.encode()).hexdigest()[:4] if not protocol.isalnum() else protocol
+    return f"{mark}-{name}.json"
+
+
+def decode_row(text: bytes | str) -> Row:
+    """A row of this version.
+
+    Raises:
+        DocumentError: it is not one; the message names the field, and what is wrong with it.
+    """
+    head = decode_as(text, Head)
+    if (head.schema, head.version) != (SCHEMA, VERSION):
+        raise DocumentError(
+            f"not a run of the survey: {head.schema!r}, version {head.version!r}; legal: {SCHEMA!r}, version {VERSION}: "
+            "make it with grace survey run"
+        )
+    row: Row = decode_as(text, Row)
+    return row
+
+
+def same_run(one: Row, other: Row) -> bool:
+    """Whether two rows say the same, up to the processor time that they took."""
+    return msgspec.structs.replace(one, cpu_seconds=0) == msgspec.structs.replace(other, cpu_seconds=0)

@@ -1,0 +1,105 @@
+"""Runs a plan of the survey: one file for each run, written whole or not at all, so that any interruption costs one run."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from grace.errors import GraceError
+from grace_bench.results import DocumentError, encode
+from grace_bench.scratch import write_atomically
+from grace_bench.survey.plan import Planned
+from grace_bench.survey.row import Row, decode_row, run_file
+from grace_bench.survey.train import Progress, Together
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A run that has ended. ``row``: None where it failed with ``error``. ``seconds``: it took; 0: in an earlier call."""
+
+    run: Planned
+    row: Row | None
+    error: str = ""
+    seconds: float = 0.0
+
+
+def find_row(run: Planned, out: Path) -> Row | None:
+    """The row of a run that has one.
+
+    Raises:
+        DocumentError: the file is there, and is no row; nothing is overwritten.
+    """
+    file = out / "runs" / run_file(run.protocol, run.config)
+    try:
+        return decode_row(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except DocumentError as error:
+        raise DocumentError(f"{file}: {error}; move it away, or take another --out") from error
+
+
+def run_all(
+    runs: Sequence[Planned],
+    out: Path,
+    told: Callable[[Done], None],
+    jobs: int = 1,
+    progress: Progress = lambda done, steps: None,
+) -> list[Row]:
+    """The rows of all runs, in their order: those of earlier calls are read, the others run, ``jobs`` side by side.
+
+    Args:
+        runs: in the order in which they begin.
+        out: the folder; ``runs/*.json`` in it.
+        told: is told of every run as it ends. One that fails is told and runs again in a later call; the others go on.
+        jobs: processes, with one thread each, at idle priority; 1: this process itself.
+        progress: called with (steps done, steps in all) of a run in this process.
+    """
+    rows: dict[Planned, Row] = {}
+    for run in runs:
+        if (row := find_row(run, out)) is not None:
+            rows[run] = row
+            told(Done(run, row))
+    waiting = [run for run in runs if run not in rows]
+    with _side_by_side(waiting, out, jobs, progress) as ended:
+        for done in ended:
+            if done.row is not None:
+                rows[done.run] = done.row
+            told(done)
+    return [rows[run] for run in runs if run in rows]
+
+
+def run_one(run: Planned, out: Path, progress: Progress = lambda done, steps: None) -> Done:
+    """Runs it and writes its row."""
+    began = time.monotonic()
+    try:
+        row = Together(run.config, progress).row(run.protocol)
+    except GraceError as error:
+        return Done(run, None, str(error), time.monotonic() - began)
+    write_atomically(out / "runs" / run_file(run.protocol, run.config), encode(row))
+    return Done(run, row, seconds=time.monotonic() - began)
+
+
+def yield_to_others() -> None:
+    """Lets this process have only what no other process wants."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    with contextlib.suppress(OSError, AttributeError):
+        os.nice(19)
+
+
+@contextlib.contextmanager
+def _side_by_side(runs: Sequence[Planned], out: Path, jobs: int, progress: Progress) -> Iterator[Iterator[Done]]:
+    if jobs == 1 or len(runs) < 2:
+        yield (run_one(run, out, progress) for run in runs)
+        return
+    with multiprocessing.get_context("spawn").Pool(min(jobs, len(runs)), yield_to_others) as pool:
+        yield pool.imap_unordered(_run_in_pool, [(run, out) for run in runs])
+
+
+def _run_in_pool(given: tuple[Planned, Path]) -> Done:
+    return run_one(*given)

@@ -1,0 +1,279 @@
+"""The survey's runs, its archive, and what is wrong with those of others."""
+
+import json
+import random
+
+import msgspec
+import pyarrow.parquet as parquet
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from grace.cli.app import app
+from grace.errors import ConfigurationError, UnknownNameError
+from grace_bench.launch import launch
+from grace_bench.results import DocumentError, encode
+from grace_bench.survey.archive import add, check_row, merge, read_archive, read_runs, write_archive
+from grace_bench.survey.plan import read_plan, shard
+from grace_bench.survey.row import Row, decode_row, run_file, same_run
+from grace_bench.survey.run import run_all
+from grace_bench.tasks import Task
+
+HERE = "tests.unit.grace_bench.survey.test_survey"
+PLAN = """
+[[runs]]
+tasks = ["{here}:Tiny"]
+methods = ["none", "topk", "qsgd:bits=4"]
+seeds = [0, 1]
+workers = 2
+steps = 3
+evaluations = 1
+"""
+
+
+class Tiny(Task):
+    """A layer with dropout and a running mean, whose data are random numbers."""
+
+    metric, better, batch = "loss", "lower", 4
+    rate = 0.1
+
+    def load(self, root):
+        self.x = torch.randn(64, 80, generator=torch.Generator().manual_seed(1))
+
+    def data_info(self):
+        return {"name": "tiny", "procedural": True, "digest": "0123456789abcdef", "source": "embedded"}
+
+    def model(self):
+        return nn.Sequential(nn.Linear(80, 20), nn.BatchNorm1d(20), nn.Dropout(0.5), nn.Linear(20, 80))
+
+    def steps_per_epoch(self, world):
+        return 64 // world // self.batch
+
+    def batches(self, rank, world, seed):
+        while True:
+            for start in range(rank * 4, 64, 4 * world):
+                yield self.x[start : start + 4]
+
+    def loss(self, model, batch):
+        return (model(batch) - batch).square().mean()
+
+    def optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=self.rate, momentum=0.9)
+
+    def lr(self, step):
+        return self.rate
+
+    def evaluate(self, model):
+        model.eval()
+        with torch.no_grad():
+            value = self.loss(model, self.x).item()
+        model.train()
+        return {"loss": value}
+
+
+class Steep(Tiny):
+    """The same, with a learning rate that no method survives."""
+
+    rate = 1e30
+
+
+def plan(tmp_path, text=PLAN, name="plan.toml"):
+    path = tmp_path / name
+    path.write_text(text.replace("{here}", HERE))
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of all runs, and their rows."""
+    out = tmp_path_factory.mktemp("whole")
+    return out, run_all(read_plan(plan(out)), out, lambda done: None)
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, ["survey", *map(str, arguments)])
+
+
+def test_real_processes_train_the_same(whole):
+    """Dropout, running means and private random numbers included."""
+    runs = [run.config for run in read_plan(whole[0] / "plan.toml") if run.config.seed == 1]
+    rows = [row for row in whole[1] if row.seed == 1]
+    for row, result in zip(rows, launch(runs, on_progress=lambda done, steps: None, command=[]), strict=True):
+        assert [point.metrics["loss"] for point in result.curve] == row.values
+        assert [point.sent_bytes for point in result.curve] == row.sent
+
+
+def test_a_plan_killed_five_times_gives_the_same_archive(tmp_path, whole):
+    runs, draw = read_plan(whole[0] / "plan.toml"), random.Random(0)
+    for _ in range(5):
+        left = draw.randrange(3, 40)
+
+        def die(done, steps):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+
+        try:
+            run_all(runs, tmp_path, lambda done: None, progress=die)
+        except KeyboardInterrupt:
+            assert len(list((tmp_path / "runs").glob("*"))) <= len(runs)
+    rows = run_all(runs, tmp_path, lambda done: None)
+    assert all(map(same_run, rows, whole[1]))
+    assert len(rows) == len(whole[1]) == 6
+
+
+def test_what_has_run_does_not_run_again(whole):
+    told = []
+    run_all(read_plan(whole[0] / "plan.toml"), whole[0], told.append)
+    assert [done.seconds for done in told] == [0.0] * 6
+
+
+def test_two_shards_merged_are_the_whole(tmp_path, whole):
+    runs, archive, other = read_plan(whole[0] / "plan.toml"), tmp_path / "parts.parquet", tmp_path / "whole.parquet"
+    for part in ("1/2", "2/2"):
+        run_all(shard(runs, part), tmp_path / part[0], lambda done: None)
+        add(tmp_path / part[0], archive)
+    assert add(whole[0], other) == (6, 6)
+    assert all(map(same_run, read_archive(archive), read_archive(other)))
+    assert add(tmp_path / "1", archive) == (0, 6), "a run that is there is not there twice"
+
+
+def test_an_archive_gives_back_its_rows(tmp_path, whole):
+    write_archive(tmp_path / "a.parquet", whole[1])
+    assert sorted(map(encode, read_archive(tmp_path / "a.parquet"))) == sorted(map(encode, whole[1]))
+
+
+def test_divergence_is_a_result(tmp_path):
+    text = (
+        PLAN.replace("Tiny", "Steep")
+        .replace('"none", "topk", "qsgd:bits=4"', '"none"')
+        .replace("steps = 3", "steps = 9")
+    )
+    row = run_all(read_plan(plan(tmp_path, text)), tmp_path, lambda done: None)[0]
+    assert row.final is None
+    assert row.diverged is not None
+    check_row(row)
+
+
+def test_the_row_says_how_to_repeat_it(whole):
+    row = whole[1][0]
+    assert row.command == (
+        f"grace bench train --tasks {HERE}:Tiny --methods none --baselines '' --workers 2 --seeds 0 --steps 3 "
+        "--evaluations 1 --out results"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "match"),
+    [
+        (PLAN.replace("topk", "topp"), UnknownNameError, "topp"),
+        (PLAN.replace("{here}:Tiny", "lstm_smal"), UnknownNameError, "lstm_small"),
+        (PLAN.replace("steps = 3", "stepps = 3"), ConfigurationError, r"plan.toml: .*stepps"),
+        (
+            PLAN.replace("workers = 2", "workers = 'two'"),
+            ConfigurationError,
+            r"plan.toml: runs\[0\].workers: expected `int`",
+        ),
+        ("[[runs", ConfigurationError, "plan.toml is not TOML"),
+    ],
+)
+def test_a_wrong_plan_says_what_is_wrong(text, error, match, tmp_path):
+    with pytest.raises(error, match=match):
+        read_plan(plan(tmp_path, text))
+
+
+@pytest.mark.parametrize("part", ["0/2", "3/2", "1", "a/b"])
+def test_a_wrong_shard(part):
+    with pytest.raises(ConfigurationError, match="legal: I/N with 1 <= I <= N"):
+        shard([], part)
+
+
+def change(row, **fields):
+    return msgspec.structs.replace(row, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"method": "topp"}, "topp"),
+        ({"recipe": "Allreduce(BF16())"}, "its recipe is not"),
+        ({"sent": [0, 10**12]}, "1000000000000 bytes sent are not plausible"),
+        ({"sent": [0, 0]}, "0 bytes sent are not plausible"),
+        ({"sent": [0]}, "its evaluations differ in number"),
+        ({"at": [3, 0]}, "not in order"),
+        ({"at": [0, 4]}, "after its last step"),
+        ({"final": None}, "it has no end"),
+        ({"source": "synthetic"}, "teach nothing"),
+        ({"digest": ""}, "no digest"),
+        ({"peak_lr": -1.0}, "learning rate"),
+    ],
+)
+def test_what_cannot_be_is_refused(fields, match, whole):
+    check_row(whole[1][0])
+    with pytest.raises(DocumentError, match=match):
+        check_row(change(whole[1][0], **fields))
+
+
+def test_runs_that_do_not_fit_are_refused_and_nothing_is_written(tmp_path, whole):
+    archive, row = tmp_path / "a.parquet", whole[1][0]
+    add(whole[0], archive)
+    before = archive.read_bytes()
+    for name, changed, match in (
+        ("twice", change(row, final=0.5), "is there twice, and the two differ"),
+        (
+            "data",
+            change(row, seed=7, digest="f" * 16),
+            "has embedded data f+, where other runs of .* have 0123456789abcdef",
+        ),
+    ):
+        (tmp_path / name / "runs").mkdir(parents=True)
+        (tmp_path / name / "runs" / "one.json").write_text(encode(changed))
+        with pytest.raises(DocumentError, match=match):
+            add(tmp_path / name, archive)
+        assert archive.read_bytes() == before
+
+
+def test_official_data_are_rows_of_their_own(whole):
+    official = change(whole[1][0], source="official", digest="f" * 16)
+    assert len(merge(whole[1], [official])) == 7
+
+
+def test_another_version_is_refused(tmp_path, whole):
+    other = json.loads(encode(whole[1][0])) | {"version": 2}
+    with pytest.raises(DocumentError, match=r"'grace.survey', version 2; legal: 'grace.survey', version 1"):
+        decode_row(json.dumps(other))
+    path = tmp_path / "a.parquet"
+    write_archive(path, whole[1])
+    table = parquet.read_table(path)
+    parquet.write_table(table.replace_schema_metadata({"grace.survey": "2"}), path)
+    with pytest.raises(DocumentError, match=r"an archive of grace.survey version 2; legal: 1"):
+        read_archive(path)
+    path.write_text("no")
+    with pytest.raises(DocumentError, match="is no Parquet file"):
+        read_archive(path)
+
+
+def test_a_folder_without_runs(tmp_path):
+    with pytest.raises(DocumentError, match="make them with grace survey run PLAN"):
+        read_runs(tmp_path)
+
+
+def test_a_file_that_is_no_row_is_not_overwritten(tmp_path, whole):
+    run = read_plan(whole[0] / "plan.toml")[0]
+    file = tmp_path / "runs" / run_file(run.protocol, run.config)
+    file.parent.mkdir()
+    file.write_text("{}")
+    with pytest.raises(DocumentError, match="move it away, or take another --out"):
+        run_all([run], tmp_path, lambda done: None)
+    assert file.read_text() == "{}"
+
+
+def test_the_commands(tmp_path, whole):
+    done = call("run", plan(tmp_path), "--out", whole[0], "--no-idle", "--json")
+    assert done.exit_code == 0, done.output
+    assert len(msgspec.json.decode(done.stdout, type=list[Row])) == 6
+    done = call("add", whole[0], "--archive", tmp_path / "a.parquet")
+    assert done.stdout.endswith("a.parquet: 6 runs added, 6 in all\n")
+    assert json.loads(call("add", whole[0], "--archive", tmp_path / "a.parquet", "--json").stdout)["added"] == 0
