@@ -120,7 +120,7 @@ def test_the_page_lists_the_methods_whose_sums_the_network_makes() -> None:
 
 
 def test_a_door_that_rounds_is_caught(run: Any) -> None:
-    folder, _ = run("torch")
+    folder, _ = run_over("gloo", run, "torch")
     found = read(folder, MUTANT, "gloo", 0)
     assert not isinstance(found, str), found
     wrong = differences(found, simulated(2))
