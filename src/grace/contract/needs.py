@@ -67,4 +67,7 @@ ACCUMULATES = Needs(
     averages=False,
     why="its memory takes the place of momentum, and a second one would count it twice",
 )
+LAGS = Needs(
+    momentum=False, why="what is applied lags behind the gradient, and momentum multiplies the lag until it diverges"
+)
 AVERAGES = Needs(momentum=False, why="what it exchanges is a momentum already")

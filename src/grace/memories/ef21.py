@@ -17,7 +17,7 @@ from grace.contract.facts import Facts
 from grace.contract.knobs import Share, as_call
 from grace.contract.loan import narrow, succeed
 from grace.contract.method import Exchanged, Method, label_parts
-from grace.contract.needs import AVERAGES, NOTHING, Needs
+from grace.contract.needs import AVERAGES, LAGS, Needs
 from grace.contract.peer import Peer
 from grace.errors import CompositionError
 from grace.flags.finite import ask_host, fill_unless_
@@ -71,6 +71,10 @@ class EF21(Memory[S], Generic[S]):
                 f"{type(self).__name__} needs a contraction, and {as_call(self.method)} is none (delta={delta}); "
                 "use memory=residual"
             )
+
+    @property
+    def needs(self) -> Needs:
+        return self.method.needs | LAGS
 
     def init(self, like: Tensor) -> EF21State:
         local, inner = Memory.init(self, like)
@@ -169,7 +173,7 @@ class EF21M(EF21[S], Generic[S]):
 
     @property
     def needs(self) -> Needs:
-        return self.method.needs | (NOTHING if self.eta == 1 else AVERAGES)
+        return self.method.needs | (LAGS if self.eta == 1 else AVERAGES)
 
     def _target(self, x: Tensor, state: EF21State, peer: Peer) -> Tensor:
         assert state.velocity is not None

@@ -88,6 +88,7 @@ def test_a_learning_rate_that_a_schedule_has_lowered_counts_at_its_peak() -> Non
             ["SGD without momentum (it averages gradients by itself, with beta1 0.9"],
         ),
         ("dgc:momentum=0", Settings(beta1=0.9), []),
+        ("topk:memory=ef21", Settings(0.9, 0.1), ["momentum 0 (it is 0.9)"]),
         ("dgc", Settings(0.0, 0.1), []),
         ("dgc", Settings(), []),
         ("signsgd", Settings(0.0, 0.002), []),
