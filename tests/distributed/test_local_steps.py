@@ -350,7 +350,7 @@ def differing(rank: int, world: int) -> list[str]:
 def test_ranks_that_differ_are_told_in_what(pair: Pool) -> None:
     for messages in pair.run(differing):
         assert "every: 2 on ranks [0], 4 on ranks [1]" in messages[0]
-        assert "'*' -> topk on ranks [0], '*' -> qsparse on ranks [1]" in messages[1]
+        assert "method: topk on ranks [0], qsparse on ranks [1]" in messages[1]
         assert "warmup_steps: 5 on ranks [0], 0 on ranks [1]" in messages[2]
         assert "parameter weight: (6, 4) torch.float32 on ranks [0], (6, 5) torch.float32 on ranks [1]" in messages[3]
 

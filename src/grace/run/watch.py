@@ -95,4 +95,4 @@ def _square(x: Tensor) -> float:
     """The square of the norm of an even sample of x."""
     stride = max(1, x.numel() // NUMBERS)
     sample = x.view(-1)[::stride] if x.is_contiguous() else x
-    return float(torch.linalg.vector_norm(sample, dtype=torch.float32)) ** 2
+    return float(torch.linalg.vector_norm(sample, dtype=torch.promote_types(x.dtype, torch.float32))) ** 2
