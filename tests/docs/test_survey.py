@@ -1,0 +1,97 @@
+"""The page of the survey's findings is what its archive says."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from types import ModuleType
+
+import msgspec
+import pytest
+
+from grace_bench.survey.archive import check_row, merge, read_archive
+from grace_bench.survey.plan import read_plan
+from grace_bench.survey.row import Row
+from tests.docs.pages import ROOT
+
+
+@pytest.fixture(scope="module")
+def findings() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("survey_findings", ROOT / "docs/survey/findings.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look themselves up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def rows(findings: ModuleType) -> list[Row]:
+    return read_archive(findings.ARCHIVE)
+
+
+def test_the_page_is_what_the_archive_says(findings: ModuleType, rows: list[Row]) -> None:
+    assert findings.PAGE.read_text(encoding="utf-8") == findings.page(rows, read_plan(findings.PLAN))
+
+
+def test_the_archive_holds_sound_runs_each_once(findings: ModuleType, rows: list[Row]) -> None:
+    assert len(merge(rows)) == len(rows)
+    for row in rows:
+        check_row(row)
+    assert findings.ARCHIVE.stat().st_size < 5e6
+
+
+def runs(row: Row, task: str, **finals: tuple[float, ...]) -> list[Row]:
+    """Rows of a task where higher is better, a method's seeds ending with these values."""
+    names = {"topk": "topk", "bare": "topk:memory=none"}
+    return [
+        msgspec.structs.replace(
+            row, task=task, method=names[name], recipe=name, seed=seed, final=value, better="higher", source="embedded"
+        )
+        for name, values in finals.items()
+        for seed, value in enumerate(values)
+    ]
+
+
+HIGH, LOW = (0.8, 0.82, 0.84), (0.5, 0.52, 0.54)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "verdict"),
+    [
+        ({"topk": HIGH, "bare": LOW}, {"topk": HIGH, "bare": LOW}, "confirmed"),
+        ({"topk": HIGH, "bare": LOW}, {"topk": LOW, "bare": HIGH}, "refuted"),
+        ({"topk": HIGH, "bare": LOW}, {"topk": HIGH, "bare": (0.5, 0.52, 0.8)}, "not decidable here"),
+        ({"topk": HIGH, "bare": LOW}, {"topk": HIGH[:2], "bare": LOW[:2]}, "not decidable here"),
+        ({"topk": HIGH, "bare": LOW}, {"topk": HIGH, "bare": LOW[:2]}, "not decidable here"),
+    ],
+)
+def test_a_finding_takes_two_tasks_and_intervals_that_do_not_touch(
+    a: dict[str, tuple[float, ...]],
+    b: dict[str, tuple[float, ...]],
+    verdict: str,
+    findings: ModuleType,
+    rows: list[Row],
+) -> None:
+    found = findings.judge([*runs(rows[0], "a", **a), *runs(rows[0], "b", **b)])
+    assert found[0].verdict == verdict
+
+
+def test_rows_of_official_data_and_of_gpus_are_not_mixed_in(findings: ModuleType, rows: list[Row]) -> None:
+    other = [msgspec.structs.replace(rows[0], source="official"), msgspec.structs.replace(rows[0], device="H200")]
+    assert findings.table([*rows, *other]) == findings.table(rows)
+
+
+def test_places_that_change_and_winners(findings: ModuleType, rows: list[Row]) -> None:
+    changed = [*runs(rows[0], "a", topk=HIGH, bare=LOW), *runs(rows[0], "b", topk=LOW, bare=HIGH)]
+    same = [*runs(rows[0], "a", topk=HIGH, bare=LOW), *runs(rows[0], "b", topk=HIGH, bare=LOW)]
+    assert [one.verdict for one in findings.judge(changed)[4:6]] == ["confirmed", "confirmed"]
+    assert [one.verdict for one in findings.judge(same)[4:6]] == ["refuted", "not decidable here"]
+
+
+def test_divergence_is_the_worst_there_is(findings: ModuleType, rows: list[Row]) -> None:
+    one = runs(rows[0], "a", topk=HIGH, bare=LOW)
+    lost = [msgspec.structs.replace(row, final=None) if row.recipe == "bare" else row for row in one]
+    (of,) = findings.table(lost).values()
+    assert of["topk"].beats(of["topk:memory=none"])
