@@ -219,7 +219,8 @@ def page(rows: Sequence[Row], plan: Sequence[Planned]) -> str:
         "[`grace survey`](survey.md) made from [the plan](../survey/plan.toml).", "",
         f"The archive has {len(rows)} runs, which took {hours:.2f} hours of one core. The plan has {len(plan)}; the others "
         f"have not been run, and are not measured. In {seeds} places of the tables a method has {SEEDS} seeds; one with fewer "
-        "has no interval, and nothing is concluded from it.", "",
+        "has no interval, and nothing is concluded from it. The plan was extended, and the rules of the verdicts were "
+        "written, while the first runs were already there.", "",
         "## The survey's findings", "",
         f"An interval is a 95 % bootstrap interval of the median over seeds. One method is better than another only where "
         f"their intervals do not touch. Of three seeds the interval is their range, which holds the "

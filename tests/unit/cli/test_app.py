@@ -53,7 +53,7 @@ def test_explain_as_json():
     [
         (["explain", "topkk"], 1, "did you mean 'topk'?"),
         (["explain", "topk:ratio=7"], 1, "0 < ratio <= 1"),
-        (["train", "--method", "topk", "--task", "digit"], 1, "did you mean 'digits'?"),
+        (["train", "--method", "topk", "--task", "digit"], 1, "did you mean 'digits' or 'digits_wide'?"),
         (["train", "--method", "topk", "--workers", "0"], 1, "workers=0"),
         (["train", "--method", "topk", "--granularity", "layer"], 1, "'parameter', 'bucket', 'model'"),
         (["train", "--method", "topk", "--steps", "3", "--epochs", "1"], 1, "not both"),

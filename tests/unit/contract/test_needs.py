@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import grace
-from grace.contract.needs import ACCUMULATES, AVERAGES, NOTHING, VOTES, Needs
+from grace.contract.needs import ACCUMULATES, AVERAGES, LAGS, NOTHING, VOTES, Needs
 from grace.registry.policy import Policy
 from grace.run.optimizer import Settings, check_optimizer, find_faults, read_settings
 from grace.run.simulator import Simulator
@@ -34,8 +34,8 @@ WORKERS, SHAPE = 2, (32, 32)
         ("dgc:ratio=linear(0.2->0.1, 10 steps)", ACCUMULATES),
         ("sketchedsgd", ACCUMULATES),
         ("topk:memory=ef21m", AVERAGES),
-        ("topk:memory=ef21m,eta=1", NOTHING),
-        ("topk:memory=ef21", NOTHING),
+        ("topk:memory=ef21m,eta=1", LAGS),
+        ("topk:memory=ef21", LAGS),
     ],
 )
 def test_needs_follow_from_the_layers(spec: str, needs: Needs) -> None:

@@ -42,7 +42,7 @@ def sum_sparse(parts: Sequence[Part], out: Tensor, weight: float, *, narrow: boo
 def sum_topk(
     received: Sequence[Tensor], out: Tensor, k: int, code: str, weight: float, *, narrow: bool, add: bool = False
 ) -> None:
-    """Out ``[b, n]`` = (or, with ``add``, +=) weight times the sum of what wires of :func:`encode_topk` ``[b, w]`` say.
+    """Sets (adds to, with ``add``) ``out [b, n]``: weight times the sum of what wires of :func:`encode_topk` ``[b, w]`` say.
 
     Raises:
         PayloadError: as :func:`sum_sparse`.
