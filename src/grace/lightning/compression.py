@@ -36,7 +36,8 @@ class Compression(Companion, _Callback):  # type: ignore[misc]
 
     - Checkpoints of the trainer hold the memories, and ``fit(ckpt_path=...)`` gives them back. As Lightning demands,
       call ``trainer.save_checkpoint`` on all ranks.
-    - The loggers get ``grace/...`` every ``log_every_n_steps``: see :meth:`grace.Handle.log`.
+    - The loggers and ``trainer.callback_metrics`` get ``grace/...`` every ``log_every_n_steps``, on rank 0: see
+      :meth:`grace.Handle.log`.
     - Under ``precision="16-mixed"`` memories are in units without the loss's scale.
 
     Args:
@@ -67,15 +68,16 @@ class Compression(Companion, _Callback):  # type: ignore[misc]
         resumed, self._resumed = self._resumed, None
         if resumed is not None or trainer.ckpt_path:
             self._load(resumed)
-        if trainer.is_global_zero and trainer.loggers:
+        if trainer.is_global_zero:
             self._watch(trainer.log_every_n_steps)
 
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """Lightning calls it after each batch."""
         if self._found:
             found = self._take()
             for logger in trainer.loggers:
                 logger.log_metrics(found, step=trainer.global_step)
+            pl_module.log_dict(found, logger=False, rank_zero_only=True)  # into trainer.callback_metrics
 
     def state_dict(self) -> dict[str, Any]:
         """For Lightning's checkpoint; all ranks call it."""

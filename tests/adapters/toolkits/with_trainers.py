@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 os.environ.update(
     LOCAL_RANK=os.environ["RANK"], LOCAL_WORLD_SIZE=os.environ["WORLD_SIZE"], TORCHELASTIC_RUN_ID="test",
@@ -97,7 +97,9 @@ if LIBRARY == "lightning":
             return torch.utils.data.DataLoader(torch.utils.data.Subset(DATA, rows), 8)
 
     class Noting(L.Callback):
-        """What is owed when training begins, and after each step."""
+        """What is owed when training begins, and after each step; and what callbacks are told."""
+
+        told: ClassVar[set[str]] = set()
 
         def __init__(self, compression: Any):
             self.compression, self.debts = compression, {}
@@ -107,6 +109,7 @@ if LIBRARY == "lightning":
 
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             self.debts[trainer.global_step] = mean_debts(self.compression.handle)
+            self.told.update(trainer.callback_metrics)
 
         def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
             if trainer.global_step == STEPS // 2 and not trainer.ckpt_path:
@@ -143,6 +146,7 @@ if LIBRARY == "lightning":
                 [{k: float(v) for k, v in zip(header, line, strict=True) if v} for line in lines], "grace/ratio"
             )
             assert "grace/error/module.net.0.weight" in header or "grace/error/net.0.weight" in header, header
+            assert {"grace/ratio", "grace/sent_bytes"} <= Noting.told, Noting.told
         dist.barrier()
         resumed, again = fit(Compression(METHOD), FOLDER / "mean.ckpt")
         check_debts(debts[3], again[3])
