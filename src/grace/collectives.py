@@ -132,6 +132,11 @@ def along(exchange: Exchange[T], axis: str) -> Exchange[T]:
         return result
 
 
+def ring_bytes(size: float, world: int) -> float:
+    """Bytes that each of ``world`` workers sends, and receives, in a ring all-reduce of ``size`` bytes: 2 size (W-1)/W."""
+    return 2 * (world - 1) * size / world
+
+
 def cost(op: Collective, rank: int, world: int) -> Traffic:
     """Bytes that ``rank`` of ``world``, both along the axis of ``op``, moves for it under the bandwidth-optimal algorithm.
 
@@ -140,7 +145,7 @@ def cost(op: Collective, rank: int, world: int) -> Traffic:
     """
     size = op.buf.numel() * op.buf.element_size()
     if isinstance(op, AllReduce):
-        moved = math.ceil(2 * (world - 1) * size / world)
+        moved = math.ceil(ring_bytes(size, world))
         return Traffic(1, moved, moved)
     if isinstance(op, AllGather):
         return Traffic(1, (world - 1) * size, (world - 1) * size)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 import grace
+from grace.collectives import ring_bytes
 from grace.contract.knobs import as_call
 from grace.registry import parse, recipe, short
 from grace.registry.policy import Policy
@@ -79,7 +80,7 @@ def result_of(
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     compressed = _find_compressed(config, trained)
     size = sum(p.numel() for p in trained.values())
-    fp32 = 2 * (config.workers - 1) / config.workers * 4 * size
+    fp32 = ring_bytes(4 * size, config.workers)
     values = [value for point in curve if (value := point.metrics[task.metric]) is not None]
     ran, moved = len(measured.seconds), measured.steady
     return Result(

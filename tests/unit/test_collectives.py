@@ -15,6 +15,7 @@ from grace.collectives import (
     ReduceScatter,
     Traffic,
     cost,
+    ring_bytes,
     signature,
 )
 
@@ -63,3 +64,8 @@ def test_signatures_tell_what_ranks_must_agree_on():
     assert signature(AllReduce(BUF, "sum")) != signature(AllReduce(BUF, "mean"))
     assert signature(AllGather(BUF)) != signature(AllGather(BUF.float()))
     assert signature(AllGather(BUF)) != signature(AllGather(BUF[1:]))
+
+
+def test_a_ring_of_one_moves_nothing_and_a_large_one_twice_the_buffer():
+    assert [ring_bytes(1000, world) for world in (1, 2, 4)] == [0, 1000, 1500]
+    assert ring_bytes(1000, 1_000_000) == pytest.approx(2000, rel=1e-5)

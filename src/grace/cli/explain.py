@@ -20,7 +20,7 @@ from torch import nn
 import grace
 from grace.cli.options import Json, complete_method
 from grace.cli.output import show, write_json
-from grace.collectives import Traffic
+from grace.collectives import Traffic, ring_bytes
 from grace.contract.knobs import as_call
 from grace.contract.method import Method
 from grace.contract.peer import Peer
@@ -172,11 +172,6 @@ def sections_of(text: str) -> dict[str, str]:
     return {name: textwrap.dedent("\n".join(block)).strip() for name, block in found.items() if any(block)}
 
 
-def ring_bytes(n: int, size: int, world: int) -> int:
-    """Bytes that a worker sends in a ring all-reduce of n numbers of ``size`` bytes."""
-    return math.ceil(2 * (world - 1) * n * size / world)
-
-
 def traffic_row(method: Method[Any], shape: tuple[int, ...], world: int) -> dict[str, Any]:
     """Rounds and bytes of one exchange, for the worker that sends most; bytes are None where they depend on the data."""
     like = torch.empty(shape, device="meta")
@@ -184,7 +179,7 @@ def traffic_row(method: Method[Any], shape: tuple[int, ...], world: int) -> dict
     moved = [method.traffic(like, Peer(rank, world)) for rank in ranks if rank < world]
     known = [traffic for traffic in moved if traffic is not None]
     most: Traffic | None = max(known, key=lambda t: t.sent, default=None)
-    fp32, bf16 = ring_bytes(like.numel(), 4, world), ring_bytes(like.numel(), 2, world)
+    fp32, bf16 = (math.ceil(ring_bytes(size * like.numel(), world)) for size in (4, 2))
     row: dict[str, Any] = {"shape": list(shape), "elements": like.numel(), "workers": world}
     row |= {"rounds": None, "sent_bytes": None, "relative_to_fp32": None, "relative_to_bf16": None}
     if most is not None:

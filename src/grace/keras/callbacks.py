@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from grace.collectives import ring_bytes
 from grace.errors import ConfigurationError, out_of_range
 from grace.keras.files import name_file, write_state
 from grace.keras.handle import Handle
@@ -76,7 +77,7 @@ class Traffic(_Callback):
         sent, dense = stats.traffic.sent - self._sent, stats.dense_bytes - self._dense
         self._sent, self._dense = stats.traffic.sent, stats.dense_bytes
         if logs is not None:
-            ring = 2 * (stats.world - 1) / stats.world * dense
+            ring = ring_bytes(dense, stats.world)
             logs.update(grace_sent_bytes=float(sent), grace_ratio=ring / sent if sent else 1.0)
 
 

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from grace.collectives import ring_bytes
 from grace.errors import ConfigurationError, DivergenceWarning, out_of_range, stack_level
 from grace.run.stats import Stats
 from grace.run.watch import WHAT_TO_DO
@@ -57,7 +58,7 @@ class Log:
         since = {key: now[key] - self._last[key] for key in now}
         self._last = now
         steps, sent = max(1.0, since.pop("steps")), since["sent_bytes"]
-        ring = 2 * (self._stats.world - 1) / self._stats.world * since.pop("dense_bytes")
+        ring = ring_bytes(since.pop("dense_bytes"), self._stats.world)
         values = {key: total / steps for key, total in since.items()}
         values |= {"ratio": ring / sent if sent else 1.0, "memory_norm": self._worker.memory_norm()}
         values |= {f"error/{name}": error for name, error in self._errors.items()}

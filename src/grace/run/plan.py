@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from grace.collectives import Traffic
+from grace.collectives import Traffic, ring_bytes
 from grace.contract.method import Method
 from grace.contract.peer import Peer
 from grace.errors import UncompressedWarning, stack_level
@@ -110,7 +110,7 @@ def plan_groups(groups: Sequence[Group], like: Mapping[str, Tensor], policy: Pol
     rows = []
     for group, x, method, traffic in found:
         sent = None if traffic is None else traffic.sent
-        dense = math.ceil(2 * (peer.world - 1) * x.numel() * x.element_size() / peer.world)
+        dense = math.ceil(ring_bytes(x.numel() * x.element_size(), peer.world))
         share = None if sent is None or not total else sent / total
         label = spell(method)
         rows.append(Row(group.name, group.members, tuple(x.shape), label, label != "none", sent, dense, share))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from grace.collectives import Traffic
+from grace.collectives import Traffic, ring_bytes
 from grace.transports.timed import Tally, Timed
 
 
@@ -76,7 +76,7 @@ class Stats:
     @property
     def ratio(self) -> float:
         """Bytes of a ring all-reduce of the gradients as they are, divided by bytes sent: how many times fewer bytes move."""
-        dense = 2 * (self.world - 1) / self.world * self.dense_bytes
+        dense = ring_bytes(self.dense_bytes, self.world)
         return dense / self.traffic.sent if self.traffic.sent else 1.0
 
     def as_dict(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 import grace
 from grace.cli.app import app
-from grace.cli.explain import ring_bytes
+from grace.collectives import ring_bytes
 from grace_bench.codecs.bench import Bench
 from grace_bench.codecs.clock import OPERATIONS
 from grace_bench.codecs.figure import draw
@@ -42,7 +42,7 @@ def test_more_bytes_never_pay_and_fewer_without_more_time_always():
 
 def test_bytes_are_those_that_the_method_declares():
     room = Room(100_000, workers=4)
-    assert moved_bytes(grace.method("none"), room) == ring_bytes(316 * 316, 4, 4)
+    assert moved_bytes(grace.method("none"), room) == ring_bytes(4 * 316 * 316, 4)
     topk = grace.method("topk")
     wires = topk.traffic(room.x, grace.Peer(0, 4)).sent
     assert moved_bytes(topk, room) == pytest.approx(wires, rel=0.01)
@@ -77,7 +77,7 @@ def test_each_method_and_size_has_a_row(document):
         assert [one["link"] for one in row["links"]] == ["100mbit", "1gbit"]
     topk = document["worth"][2]
     wire = topk["moved_bytes"] / 2
-    assert topk["relative_to_fp32"] == pytest.approx(topk["moved_bytes"] / ring_bytes(4096, 4, 3), rel=1e-4)
+    assert topk["relative_to_fp32"] == pytest.approx(topk["moved_bytes"] / ring_bytes(4 * 4096, 3), rel=1e-4)
     assert topk["links"][0]["microseconds"] == pytest.approx(
         topk["codec_microseconds"] + 1e6 * 2 * wire * line_seconds(link("100mbit")), rel=1e-3
     )
