@@ -29,7 +29,7 @@ from jax.sharding import PartitionSpec as P
 
 import grace
 import grace.jax as gj
-from grace.errors import ConfigurationError, StateError
+from grace.errors import ConfigurationError, InputError, StateError
 from grace.jax.xla import communicators, transform
 from grace.jax.xla.place import Place
 from grace.jax.xla.plan import CODECS
@@ -154,6 +154,27 @@ def collectives_are_fused() -> None:
     assert counts == {"all-gather": 2, "all-to-all": 1}, counts  # of one round, and of the second of two
     # sums: float32 twice (low rank has two rounds), bfloat16 once; and the flags
     assert text.count(" all-reduce(") + text.count(" all-reduce-start(") <= 4
+
+
+@check
+def what_was_not_placed_is_placed_by_shard() -> None:
+    mean = gj.compressed_mean("topk:ratio=0.05")
+    params, batch = {"w": jnp.ones((64, 64))}, jnp.ones((16, 64))
+    state = mean.init(params)
+    specs = gj.state_specs(state)
+
+    @jax.jit
+    @partial(jax.shard_map, mesh=MESH, in_specs=(P(), specs, P("data")), out_specs=(P(), specs), check_vma=False)
+    def step(params: Any, state: Any, x: Any) -> Any:
+        return mean.update(jax.grad(lambda p: ((x @ p["w"]) ** 2).mean())(params), state)
+
+    with pytest.raises(ValueError, match=r"in_specs|incompatible devices"):  # JAX's own, before it comes to Grace
+        step(params, jax.device_put(state, jax.devices()[0]), jax.device_put(batch, jax.devices()[0]))
+    _, after = step(params, gj.shard(state, MESH, specs), gj.shard(batch, MESH, P("data")))
+    assert int(after.count) == 1
+    assert after.memory["w"].sharding.spec[0] == "data"
+    with pytest.raises(InputError, match=r"'x' is \(3, 64\), and 4 devices .* multiple of 4"):
+        gj.shard({"x": batch[:3]}, MESH, P("data"))
 
 
 @check

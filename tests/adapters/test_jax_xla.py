@@ -9,11 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 import grace.jax as gj
 from grace import Policy, Rule
-from grace.errors import ConfigurationError
+from grace.errors import ConfigurationError, InputError
 from tests.distributed.processes import free_port
 from tests.docs.pages import script
 
@@ -71,6 +74,47 @@ def test_what_xla_does_not_have_is_refused_at_once(method: str | Policy, words: 
 def test_no_error_can_be_raised_inside_xla() -> None:
     with pytest.raises(ConfigurationError, match="propagate"):
         gj.compressed_mean("topk", nonfinite="error")  # type: ignore[arg-type]
+
+
+LEAVES = {"kernel": jax.ShapeDtypeStruct((64, 64), "float32"), "bias": jax.ShapeDtypeStruct((64,), "bfloat16")}
+FLAG, BIAS = 4, 128  # bytes of the one flag, and of the bias, which goes as it is
+
+
+@pytest.mark.parametrize(
+    ("method", "bytes_by_hand"),
+    [
+        ("none", [(1.5, 64 * 64 * 4), (1.5, BIAS)]),  # sums: a ring of 4 sends 2 * 3/4 of their bytes
+        ("bf16", [(1.5, 64 * 64 * 2), (1.5, BIAS), (1.5, FLAG)]),
+        ("fp8:block=128", [(3, 64 * 64 + 32 * 4), (1.5, BIAS), (1.5, FLAG)]),  # a gather: to three others
+        ("qsgd:bits=4,bucket=512,communicator=scatterreduce", [(3, 2 * (1024 // 2 + 2 * 4)), (1.5, BIAS), (1.5, FLAG)]),
+        ("powersgd:rank=2", [(1.5, 2 * 64 * 4), (1.5, 2 * 64 * 4), (1.5, BIAS), (1.5, FLAG)]),
+    ],
+)
+def test_the_bytes_of_a_step_are_those_counted_by_hand(method: str, bytes_by_hand: list[tuple[float, int]]) -> None:
+    counted = gj.step_bytes(method, LEAVES, 4)
+    assert counted.sent == sum(times * size for times, size in bytes_by_hand)
+    assert counted.dense == 1.5 * (64 * 64 * 4 + BIAS)
+    assert counted.ratio == counted.dense / counted.sent
+
+
+def test_one_worker_sends_nothing() -> None:
+    assert gj.step_bytes("topk", LEAVES, 1) == (0, 0)
+    assert gj.step_bytes("topk", LEAVES, 1).ratio == float("inf")
+
+
+def test_bytes_are_counted_of_workers_and_gradients_only() -> None:
+    with pytest.raises(ConfigurationError, match="workers"):
+        gj.step_bytes("topk", LEAVES, 0)
+    with pytest.raises(InputError, match="int32"):
+        gj.step_bytes("topk", {"count": jax.ShapeDtypeStruct((3,), "int32")}, 4)
+
+
+def test_what_a_mesh_cannot_take_is_refused_by_name() -> None:
+    mesh = jax.make_mesh((1,), ("data",))
+    with pytest.raises(ConfigurationError, match="no axis 'rows'; legal: 'data'"):
+        gj.shard({"x": np.zeros(4)}, mesh, PartitionSpec("rows"))
+    with pytest.raises(ConfigurationError, match="specs are of another tree"):
+        gj.shard({"x": np.zeros(4)}, mesh, {"y": PartitionSpec()})
 
 
 START = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,8 +88,8 @@ def trap(rank: int, world: int, place: str) -> str:
     net = DistributedDataParallel(Net(), bucket_cap_mb=0.03)
     handle = grace.attach(net, "topk:ratio=0.05")
     train(net, rank, range(2))
-    dcp.save({"grace": handle.state_dict()}, checkpoint_id=place)
-    state = {"grace": handle.state_dict()}
+    dcp.save({"grace": dict(handle.state_dict())}, checkpoint_id=place)  # a copy is not refused when it is saved
+    state = {"grace": dict(handle.state_dict())}
     dcp.load(state, checkpoint_id=place)
     with pytest.raises(StateError) as caught:
         handle.load_state_dict(state["grace"])
@@ -102,13 +103,20 @@ def test_a_plain_state_does_not_pass_through_as_another_ranks(pair: Pool, tmp_pa
 
 
 def handles(rank: int, world: int, place: str) -> None:
-    """A handle itself would keep one rank's memory, whoever asks for its state."""
+    """A handle, or its state, would keep one rank's memory, whoever asks for it."""
     net = DistributedDataParallel(Net())
     handle = grace.attach(net, "topk:ratio=0.1")
     train(net, rank, range(1))
     with pytest.raises(Exception, match=r"save and load handle\.checkpoint\(\)"):
         dcp.save({"grace": handle}, checkpoint_id=place)
+    optimizer = torch.optim.SGD(net.parameters())
+    for state in ({"grace": handle.state_dict()}, {"optimizer": optimizer.state_dict(), "more": [handle.state_dict()]}):
+        with pytest.raises(dcp.CheckpointException, match=r"save and load handle\.checkpoint\(\)"):
+            dcp.save(state, checkpoint_id=place)
     assert handle.state_dict()["rank"] == rank
+    file = io.BytesIO()
+    torch.save(handle.state_dict(), file)
+    handle.load_state_dict(torch.load(io.BytesIO(file.getvalue()), weights_only=True))
     handle.detach()
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from grace.contract.method import Method
-from grace.errors import StateError
 from grace.registry.policy import Policy
 from grace.run.checkpoint import Checkpoint, Memories
 from grace.run.exchanger import Exchanger
 from grace.run.optimizer import Settings, check_optimizer
 from grace.run.plan import Plan
+from grace.run.saved import OwnState, refuse_dcp
 from grace.run.stats import Stats
 
 
@@ -105,28 +104,16 @@ class BaseHandle:
         """What the next step depends on. Each rank saves and loads its own.
 
         Raises:
-            StateError: ``torch.distributed.checkpoint`` asks for it, as in ``dcp.save({"grace": handle})``: that would keep
-                the memories of one rank only. Give it ``handle.checkpoint()``.
+            StateError: ``torch.distributed.checkpoint`` asks for it, as in ``dcp.save({"grace": handle})``, or is given it:
+                that would keep the memories of one rank only. Give it ``handle.checkpoint()``.
         """
-        _refuse_dcp()
-        return self._exchanger.state_dict()
+        refuse_dcp()
+        return OwnState(self._exchanger.state_dict())
 
     def __repr__(self) -> str:
         return (
             f"<{type(self).__name__} rank {self.rank} of {self.world} over {self.transport}: {self._exchanger.policy}>"
         )
-
-
-def _refuse_dcp() -> None:
-    """Raises a StateError if ``torch.distributed.checkpoint`` is among the callers."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_globals.get("__name__", "").startswith("torch.distributed.checkpoint."):
-            raise StateError(
-                "torch.distributed.checkpoint keeps one rank's tensors of each name, and memories are each rank's own; save "
-                'and load handle.checkpoint() instead of the handle: dcp.save({"grace": handle.checkpoint()})'
-            )
 
 
 class GradientHandle(BaseHandle):

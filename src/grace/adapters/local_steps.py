@@ -32,6 +32,7 @@ from grace.errors import ConfigurationError, GraceError, StateError, out_of_rang
 from grace.registry.policy import Policy
 from grace.run.exchanger import Exchanger
 from grace.run.optimizer import Settings, read_settings
+from grace.run.saved import OwnState
 from grace.transports.base import Transport
 from grace.transports.choose import transport_for_handle
 from grace.transports.torch_distributed import TorchDistributed
@@ -161,13 +162,13 @@ class LocalSteps(BaseHandle):
         replica. Each rank saves and loads its own.
         """
         local = {} if self.synchronized else {name: p.detach().clone() for name, p in self._parameters.items()}
-        return {
+        return OwnState({
             **super().state_dict(),
             "steps": self._steps,
             "taken": self._taken,
             "reference": {name: x.clone() for name, x in self._reference.items()},
             "local": local,
-        }
+        })  # fmt: skip
 
     @torch.no_grad()
     def load_state_dict(self, saved: Any) -> None:

@@ -23,11 +23,12 @@ from grace.jax.broadcast import broadcast_params
 from grace.jax.calls import call_host
 from grace.jax.checkpoints import restore_memories, save_memories
 from grace.jax.host import CompressedMeanState, Handle, compressed_mean_on_host
-from grace.jax.xla import XlaMeanState, compressed_mean, state_specs
+from grace.jax.xla import StepBytes, XlaMeanState, compressed_mean, shard, state_specs, step_bytes
 
 __all__ = [
     "CompressedMeanState",
     "Handle",
+    "StepBytes",
     "XlaMeanState",
     "broadcast_params",
     "call_host",
@@ -35,5 +36,7 @@ __all__ = [
     "compressed_mean_on_host",
     "restore_memories",
     "save_memories",
+    "shard",
     "state_specs",
+    "step_bytes",
 ]

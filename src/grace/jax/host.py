@@ -17,6 +17,7 @@ from grace.jax.calls import call_host
 from grace.jax.places import GLOBAL_ARRAYS, check_shards, check_wrappers
 from grace.jax.trees import describe_change, describe_gradients
 from grace.registry.policy import Policy
+from grace.run.saved import OwnState
 from grace.run.worker import NonFinite
 from grace.state import STRUCTURE, nested
 from grace.transports.base import Transport
@@ -93,7 +94,7 @@ class Handle(Handover):
 
     def state_dict(self) -> dict[str, Any]:
         """What the next step depends on, besides optax's state. Each worker saves and loads its own."""
-        return {**super().state_dict(), "count": self.count}
+        return OwnState({**super().state_dict(), "count": self.count})
 
     def load_state_dict(self, saved: Any) -> None:
         """Goes on where ``saved`` stopped; restore optax's state of the same step, too. See

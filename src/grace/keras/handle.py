@@ -27,6 +27,7 @@ from grace.keras.hooks import Hooks, is_hooked
 from grace.keras.host import call_host, call_when, make_dense, wait_for_host
 from grace.registry.policy import Policy
 from grace.run.optimizer import Settings
+from grace.run.saved import OwnState
 from grace.state import STRUCTURE, nested
 from grace.transports.base import Transport
 
@@ -216,7 +217,7 @@ class Handle(Handover):
         """
         wait_for_host()
         states = [torch.from_numpy(_read_generator(v)) for v in self._generators()]
-        return {**super().state_dict(), "generators": states}
+        return OwnState({**super().state_dict(), "generators": states})
 
     def load_state_dict(self, saved: Any) -> None:
         """Goes on where ``saved`` stopped, under the same method, model and number of workers. All ranks call it, each with

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +23,41 @@ _KEYS = {
     "version": int, "rank": int, "world": int, "step": int, "seed": int, "policy": str, "methods": Mapping,
     "states": Mapping, "owed": Mapping, "checksum": int,
 }  # fmt: skip
+
+
+class OwnState(OrderedDict[str, Any]):
+    """The state of one rank, as a door gives it. ``torch.distributed.checkpoint`` would keep one rank's tensors of each name
+    and drop the others': so it is refused the items. Pickled, it is an OrderedDict, which ``weights_only`` admits.
+    """
+
+    def items(self) -> Any:
+        """As of any dictionary.
+
+        Raises:
+            StateError: ``torch.distributed.checkpoint`` asks.
+        """
+        refuse_dcp()
+        return super().items()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OrderedDict, (), None, None, iter(self.items())
+
+
+def refuse_dcp() -> None:
+    """Keeps the state of one rank out of a checkpoint of all ranks, where it would stand for the others', too.
+
+    Raises:
+        StateError: ``torch.distributed.checkpoint`` is among the callers.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_globals.get("__name__", "").startswith("torch.distributed.checkpoint."):
+            raise StateError(
+                "torch.distributed.checkpoint keeps one rank's tensors of each name, and memories are each rank's own; save "
+                "and load handle.checkpoint() instead of the handle or its state_dict(): "
+                'dcp.save({"grace": handle.checkpoint()})'
+            )
 
 
 @dataclass(frozen=True, slots=True)
