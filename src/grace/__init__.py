@@ -10,6 +10,7 @@ from grace import memories as _memories
 from grace.adapters.attach import attach
 from grace.adapters.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from grace.adapters.local_steps import LocalSteps, local
+from grace.adapters.momentum import momentum_in_memory
 from grace.adapters.torch_ddp import Handle
 from grace.adapters.torch_optimizer import DistributedOptimizer
 from grace.collectives import Traffic
@@ -72,6 +73,7 @@ __all__ = [
     "local",
     "method",
     "methods",
+    "momentum_in_memory",
     "pack",
     "quantize",
     "register",
