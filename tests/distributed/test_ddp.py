@@ -306,6 +306,31 @@ def test_a_detached_model_is_plain_and_can_be_attached_again(pool: Pool) -> None
     pool.run(detaching)
 
 
+def count_left_keys(rank: int, world: int, attached: bool) -> int:
+    """Keys that ten rounds leave in the job's store: of attaching, or of making and destroying a group of torch's."""
+    store, net = dist.distributed_c10d._get_default_store(), model()  # type: ignore[attr-defined]
+
+    def rounds(count: int) -> int:
+        for _ in range(count):
+            if attached:
+                grace.attach(net, "topk").detach()
+            else:
+                group = dist.new_group(backend="gloo")
+                dist.all_reduce(torch.ones(1), group=group)
+                dist.destroy_process_group(group)
+        dist.barrier()
+        keys = store.num_keys()
+        dist.barrier()
+        return int(keys)
+
+    before = rounds(1)
+    return rounds(10) - before
+
+
+def test_rounds_of_attaching_leave_no_more_than_torchs_own_groups(pool: Pool) -> None:
+    assert pool.run(count_left_keys, True) == pool.run(count_left_keys, False)
+
+
 def given_transport(rank: int, world: int) -> None:
     net, plain = model(), model()
     handle = grace.attach(net, "none", transport=TorchDistributed(dist.new_group()))

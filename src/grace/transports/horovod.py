@@ -84,7 +84,8 @@ class HorovodTransport:
         meeting = self._meetings.setdefault(self._place, _Meeting())
         store = meeting.find(self, seconds)
         count = self._told[self._place]
-        texts = tell_over_store(store, f"grace/{count}", self.rank, self.world, text, seconds)
+        ended = (f"grace/{count - 1}",) if count else ()
+        texts = tell_over_store(store, f"grace/{count}", self.rank, self.world, text, seconds, ended)
         self._told[self._place] = count + 1  # only now: a rank that gave up takes the same place when it returns
         if self._store is None:
             self._store, self._prefix = store, f"grace.{self._place}.{count}"

@@ -7,17 +7,23 @@ from __future__ import annotations
 import contextlib
 import datetime
 import time
+from collections.abc import Sequence
 
 import torch.distributed as dist
 
 from grace.errors import AbsentError, TransportError
 
 
-def tell_over_store(store: dist.Store, prefix: str, rank: int, world: int, text: str, seconds: float) -> list[str]:
+def tell_over_store(
+    store: dist.Store, prefix: str, rank: int, world: int, text: str, seconds: float, ended: Sequence[str] = ()
+) -> list[str]:
     """Everyone's text, in the order of the ranks. All ranks call it with the same ``prefix``, which nobody else uses.
 
     It ends only when all have read: a rank that then leaves, and takes the store along, leaves nobody without an answer. A
     rank that gives up takes its text back, so that a later rank does not take it for an answer.
+
+    ``ended`` names prefixes of earlier calls by the same ranks. Once all have come to this one none waits in those, and what
+    they left in the store is deleted.
 
     Raises:
         AbsentError: some ranks did not come within ``seconds``, or came and gave up.
@@ -33,6 +39,10 @@ def tell_over_store(store: dist.Store, prefix: str, rank: int, world: int, text:
             store.delete_key(mine)
             raise AbsentError(absent, f"ranks {absent} did not come within {seconds:.0f} s of rank {rank}")
         texts = [store.get(key).decode() for key in keys]
+        with contextlib.suppress(RuntimeError):  # stores that cannot delete
+            for earlier in ended if rank == 0 else ():
+                store.delete_key(f"{earlier}/read")
+                store.delete_key(f"{earlier}/readers")
         readers = store.add(f"{prefix}/readers", 1)
     except AbsentError:
         raise

@@ -120,8 +120,10 @@ class TorchDistributed:
             raise TransportError(f"rank {self.rank} has left the group, and cannot tell anything")
         count = self._told[self._ranks]
         some = "" if len(self._ranks) == dist.get_world_size(home) else f"/{'-'.join(map(str, self._ranks))}"
-        store, place = _get_store(home), f"grace/{name_attempt()}{some}/{count}"
-        texts = tell_over_store(store, place, self.rank, self.world, text, seconds)
+        store, prefix = _get_store(home), f"grace/{name_attempt()}{some}"
+        place, before = f"{prefix}/{count}", f"{prefix}/{count - 1}"
+        ended = (before, f"{before}/group") if count else ()
+        texts = tell_over_store(store, place, self.rank, self.world, text, seconds, ended)
         self._told[self._ranks] = count + 1  # only now: a rank that gave up takes the same place when it returns
         if self.group is None:
             self.group = _make_group(home, self._ranks)
