@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import grace
 from grace.collectives import AllReduce, cost
-from grace.run.groups import Granularity
+from grace.run.options import Granularity
 from grace.run.stats import Stats
 from grace.transports.timed import Tally
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from grace.errors import ConfigurationError, out_of_range, unknown
 from grace.registry import method, resolve
-from grace.run.groups import Granularity
+from grace.run.options import Granularity
 from grace_bench.baselines import BASELINES, NO_COMMUNICATION
 from grace_bench.network.links import Link, link
 from grace_bench.toolkits import TOOLKITS, TORCH

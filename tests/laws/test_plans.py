@@ -18,6 +18,7 @@ from grace.compute import backends, native
 from grace.contract.workspace import Workspace
 from grace.errors import GraceError, TransportError
 from grace.registry.policy import Policy
+from grace.run.options import Options
 from grace.run.simulate import answers
 from grace.run.worker import Worker
 from grace.transports.traced import Tracer
@@ -76,7 +77,7 @@ class Run:
         self.workers = [self._make(rank, world) for rank in range(world)]
 
     def _make(self, rank: int, world: int) -> Worker:
-        worker = Worker(self.policy, rank, world, seed=3)
+        worker = Worker(self.policy, rank, world, Options(seed=3))
         worker.plans = self.plans(rank)
         return worker
 

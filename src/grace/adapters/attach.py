@@ -12,8 +12,7 @@ from grace.adapters.wrappers import explain_wrapper
 from grace.contract.method import Method
 from grace.errors import ConfigurationError
 from grace.registry.policy import Policy
-from grace.run.groups import Granularity
-from grace.run.worker import NonFinite
+from grace.run.options import Granularity, NonFinite, Options
 from grace.transports.base import Transport
 
 
@@ -21,12 +20,12 @@ def attach(
     model: DistributedDataParallel,
     method: Policy | Method[Any] | str,
     *,
-    granularity: Granularity = "parameter",
-    seed: int = 0,
-    nonfinite: NonFinite = "propagate",
-    check: bool = False,
+    granularity: Granularity = Options.granularity,
+    seed: int = Options.seed,
+    nonfinite: NonFinite = Options.nonfinite,
+    check: bool = Options.check,
     optimizer: torch.optim.Optimizer | None = None,
-    steps_per_epoch: int | None = None,
+    steps_per_epoch: int | None = Options.steps_per_epoch,
     scaler: torch.amp.GradScaler | None = None,
     transport: str | Transport | None = "auto",
 ) -> Handle:
@@ -68,7 +67,5 @@ def attach(
         raise ConfigurationError(explain_wrapper(model))
     if not isinstance(optimizer, torch.optim.Optimizer | None):
         raise ConfigurationError(f"attach: optimizer={optimizer!r}; legal: a torch.optim.Optimizer, or none")
-    return Handle(
-        model, method, granularity=granularity, seed=seed, nonfinite=nonfinite, check=check, optimizer=optimizer,
-        steps_per_epoch=steps_per_epoch, scaler=scaler, transport=transport,
-    )  # fmt: skip
+    options = Options(seed, nonfinite, steps_per_epoch, check, granularity)
+    return Handle(model, method, options, optimizer=optimizer, scaler=scaler, transport=transport)

@@ -25,6 +25,7 @@ from grace.contract.method import Method
 from grace.errors import FingerprintMismatch, GraceError, InputError, NonFiniteError
 from grace.registry.policy import Policy
 from grace.run.exchanger import Exchanger
+from grace.run.options import DEFAULTS, Options
 from grace.run.worker import DTYPES
 from grace.state import STRUCTURE, nested
 from grace.transports.base import Transport
@@ -45,8 +46,8 @@ class Handover(BaseHandle):
         dtypes: of torch, or their names, such as "float32".
         method: a method, the string that makes it, or a :class:`grace.Policy`.
         transport: between the ranks; taken over. A name, or "auto": see :func:`grace.transport`.
-        options: ``seed``, ``nonfinite``, ``check``, ``steps_per_epoch``, ``granularity``, ``knobs``; see
-            :class:`~grace.run.exchanger.Exchanger`.
+        options: how to exchange.
+        knobs: what else the ranks must have in common, each under its name.
 
     Raises:
         InputError: a tensor that is not f16, bf16, f32 or f64, by name.
@@ -67,7 +68,8 @@ class Handover(BaseHandle):
         method: Policy | Method[Any] | str,
         *,
         transport: Transport | str = "auto",
-        **options: Any,
+        options: Options = DEFAULTS,
+        knobs: Mapping[str, object] | None = None,
     ):
         transport = choose_transport(transport)
         try:
@@ -76,7 +78,7 @@ class Handover(BaseHandle):
             self.dtypes = [_read_dtype(name, dtype) for name, dtype in zip(self.names, dtypes, strict=True)]
             kinds = zip(self.names, self.shapes, self.dtypes, strict=True)
             like = {name: torch.empty(_flatten(shape), dtype=dtype, device="meta") for name, shape, dtype in kinds}
-            super().__init__(Exchanger(like, method, transport, **options))
+            super().__init__(Exchanger(like, method, transport, options, knobs=knobs))
         except FingerprintMismatch:  # all ranks raise it
             raise
         except BaseException as error:

@@ -32,6 +32,7 @@ from grace.errors import ConfigurationError, GraceError, StateError, out_of_rang
 from grace.registry.policy import Policy
 from grace.run.exchanger import Exchanger
 from grace.run.optimizer import Settings, read_settings
+from grace.run.options import Options
 from grace.run.saved import OwnState
 from grace.transports.base import Transport
 from grace.transports.choose import transport_for_handle
@@ -48,13 +49,13 @@ class LocalSteps(BaseHandle):
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         method: Policy | Method[Any] | str,
+        options: Options,
         *,
         every: int,
         warmup_steps: int = 0,
         automatic: bool = True,
         group: dist.ProcessGroup | None = None,
         transport: str | Transport | None = "auto",
-        **options: Any,
     ):
         for name, value, least in (("every", every, 1), ("warmup_steps", warmup_steps, 0)):
             if type(value) is not int or value < least:
@@ -72,7 +73,7 @@ class LocalSteps(BaseHandle):
         if group is not None and transport not in (None, "auto"):
             raise ConfigurationError("group= and transport= both say which ranks take part; give one of them")
         over = transport_for_handle(transport or "auto") if group is None else TorchDistributed.beside(group)
-        super().__init__(Exchanger(self._reference, method, over, counts_steps=False, knobs=knobs, **options))
+        super().__init__(Exchanger(self._reference, method, over, options, counts_steps=False, knobs=knobs))
         self.lr = 1.0  # delta is in units of the parameters, and so is what a memory owes of it
         self._steps = self._taken = 0  # since the start; since the ranks last synchronized
         self._exchanger.start_alike(model.parameters())
@@ -213,9 +214,9 @@ def local(
     *,
     every: int,
     warmup_steps: int = 0,
-    seed: int = 0,
-    check: bool = False,
-    steps_per_epoch: int | None = None,
+    seed: int = Options.seed,
+    check: bool = Options.check,
+    steps_per_epoch: int | None = Options.steps_per_epoch,
     automatic: bool = True,
     group: dist.ProcessGroup | None = None,
     transport: str | Transport | None = "auto",
@@ -248,7 +249,8 @@ def local(
         InputError: a complex or otherwise unsuitable parameter, by name.
         FingerprintMismatch: ranks that differ in method, knobs or model, on every rank, within a minute.
     """
+    options = Options(seed, steps_per_epoch=steps_per_epoch, check=check)
     return LocalSteps(
-        model, optimizer, method, every=every, warmup_steps=warmup_steps, seed=seed, check=check,
-        steps_per_epoch=steps_per_epoch, automatic=automatic, group=group, transport=transport,
+        model, optimizer, method, options, every=every, warmup_steps=warmup_steps, automatic=automatic, group=group,
+        transport=transport,
     )  # fmt: skip

@@ -28,6 +28,7 @@ from grace.registry.policy import Policy
 from grace.run.exchanger import Exchanger
 from grace.run.lane import lane_for
 from grace.run.optimizer import Settings, read_settings
+from grace.run.options import Options
 from grace.transports.base import Transport
 
 _DROPPED = (
@@ -49,24 +50,23 @@ class OptimizerHandle(GradientHandle):
         method: Policy | Method[Any] | str,
         named_parameters: Iterable[tuple[str, Tensor]] | None,
         transport: Transport,
+        options: Options,
         *,
-        bucket_mb: float,
         backward_passes_per_step: int,
         scaler: torch.amp.GradScaler | None,
-        **options: Any,
     ):
         self._parameters = name_trained(optimizer, named_parameters)
         refuse_ddp(self._parameters)
-        knobs: dict[str, object] = {"bucket_mb": bucket_mb, "backward_passes_per_step": backward_passes_per_step}
+        knobs: dict[str, object] = {
+            "bucket_mb": options.bucket_bytes / 2**20,
+            "backward_passes_per_step": backward_passes_per_step,
+        }
         if scaler is not None:
             knobs["scaler"] = describe_scaler(scaler, self._parameters)
-        bucket_bytes = int(bucket_mb * 2**20)
-        super().__init__(
-            Exchanger(self._parameters, method, transport, bucket_bytes=bucket_bytes, knobs=knobs, **options)
-        )
+        super().__init__(Exchanger(self._parameters, method, transport, options, knobs=knobs))
         self._optimizer, self._scaler, self._passes = optimizer, scaler, backward_passes_per_step
         self._check_optimizer()
-        self._buckets = fill_buckets(self._parameters, bucket_bytes)
+        self._buckets = fill_buckets(self._parameters, options.bucket_bytes)
         self._place = {name: place for place, names in enumerate(self._buckets) for name in names}
         self._known = set(self._parameters.values())
         self._lane = lane_for(next(iter(self._parameters.values())).device)

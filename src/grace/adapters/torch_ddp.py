@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from grace.registry.policy import Policy
 from grace.run.exchanger import Exchanger
 from grace.run.lane import lane_for
 from grace.run.optimizer import Settings, read_settings
+from grace.run.options import Options
 from grace.transports.base import Transport, describe
 from grace.transports.choose import transport_beside
 
@@ -47,11 +49,11 @@ class Handle(GradientHandle):
         self,
         model: DistributedDataParallel,
         method: Policy | Method[Any] | str,
+        options: Options,
         *,
         optimizer: torch.optim.Optimizer | None = None,
         scaler: torch.amp.GradScaler | None = None,
         transport: str | Transport | None = "auto",
-        **options: Any,
     ):
         named = {n: p for n, p in model.module.named_parameters() if n not in model.parameters_to_ignore}
         self._names = {p: name for name, p in named.items()}
@@ -72,9 +74,8 @@ class Handle(GradientHandle):
         if scaler is not None:
             knobs["scaler"] = describe_scaler(scaler, trained)
         exchanger = Exchanger(
-            trained, method, over, bucket_bytes=int(model.bucket_bytes_cap),
+            trained, method, over, replace(options, bucket_bytes=int(model.bucket_bytes_cap)), knobs=knobs,
             absent="DistributedDataParallel does not exchange what was frozen when it wrapped the model: unfreeze it first",
-            knobs=knobs, **options,
         )  # fmt: skip
         super().__init__(exchanger)
         self._optimizer, self._scaler = optimizer, scaler

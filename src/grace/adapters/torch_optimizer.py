@@ -17,9 +17,7 @@ from grace.adapters.optimizer_handle import OptimizerHandle
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, out_of_range
 from grace.registry.policy import Policy
-from grace.run.exchanger import BUCKET_BYTES
-from grace.run.groups import Granularity
-from grace.run.worker import NonFinite
+from grace.run.options import Granularity, NonFinite, Options
 from grace.transports.base import Transport
 from grace.transports.choose import transport_for_handle
 
@@ -107,14 +105,14 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     named_parameters: Iterable[tuple[str, Tensor]] | None = None,
     *,
     transport: Transport | str = "auto",
-    granularity: Granularity = "parameter",
-    bucket_mb: float = BUCKET_BYTES / 2**20,
+    granularity: Granularity = Options.granularity,
+    bucket_mb: float = Options.bucket_bytes / 2**20,
     backward_passes_per_step: int = 1,
-    seed: int = 0,
-    nonfinite: NonFinite = "propagate",
-    check: bool = False,
+    seed: int = Options.seed,
+    nonfinite: NonFinite = Options.nonfinite,
+    check: bool = Options.check,
     scaler: torch.amp.GradScaler | None = None,
-    steps_per_epoch: int | None = None,
+    steps_per_epoch: int | None = Options.steps_per_epoch,
 ) -> Some:
     """Makes this optimizer step with the means over ranks of what a compression method sends. All ranks call it alike.
 
@@ -171,10 +169,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if not (isinstance(bucket_mb, int | float) and bucket_mb > 0):
         raise out_of_range("DistributedOptimizer", "bucket_mb", bucket_mb, "a number > 0, in MiB")
     _check_passes(backward_passes_per_step)
+    options = Options(seed, nonfinite, steps_per_epoch, check, granularity, bucket_bytes=int(bucket_mb * 2**20))
     handle = OptimizerHandle(
-        optimizer, method, named_parameters, transport_for_handle(transport), granularity=granularity, bucket_mb=bucket_mb,
-        backward_passes_per_step=backward_passes_per_step, seed=seed, nonfinite=nonfinite, check=check, scaler=scaler,
-        steps_per_epoch=steps_per_epoch,
+        optimizer, method, named_parameters, transport_for_handle(transport), options,
+        backward_passes_per_step=backward_passes_per_step, scaler=scaler,
     )  # fmt: skip
     own = type(optimizer)
     optimizer.__class__ = type(f"Distributed{own.__name__}", (Distributed, own), {"__module__": own.__module__})

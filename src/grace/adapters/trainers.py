@@ -9,15 +9,13 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from grace.adapters.attach import attach
 from grace.adapters.torch_ddp import Handle
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceWarning, out_of_range
 from grace.registry.policy import Policy
 from grace.run.checkpoint import MEMORIES, Memories
-from grace.run.groups import Granularity
 from grace.run.log import PREFIX
-from grace.run.worker import NonFinite
+from grace.run.options import Granularity, NonFinite, Options
 from grace.transports.base import Transport
 
 
@@ -41,11 +39,11 @@ class Companion:
         self,
         method: Policy | Method[Any] | str,
         *,
-        granularity: Granularity = "parameter",
-        seed: int = 0,
-        nonfinite: NonFinite = "propagate",
-        check: bool = False,
-        steps_per_epoch: int | None = None,
+        granularity: Granularity = Options.granularity,
+        seed: int = Options.seed,
+        nonfinite: NonFinite = Options.nonfinite,
+        check: bool = Options.check,
+        steps_per_epoch: int | None = Options.steps_per_epoch,
         transport: str | Transport | None = "auto",
         memories: Memories = "mean",
         errors_every: int = 0,
@@ -57,10 +55,7 @@ class Companion:
             raise out_of_range(type(self).__name__, "errors_every", errors_every, "a whole number >= 0")
         self.handle: Handle | None = None
         self._method = Policy.of(method)
-        self._options: dict[str, Any] = {
-            "granularity": granularity, "seed": seed, "nonfinite": nonfinite, "check": check,
-            "steps_per_epoch": steps_per_epoch, "transport": transport,
-        }  # fmt: skip
+        self._options, self._transport = Options(seed, nonfinite, steps_per_epoch, check, granularity), transport
         self._memories, self._errors_every = memories, errors_every
         self._found: dict[str, float] = {}  # of the last step
 
@@ -72,7 +67,9 @@ class Companion:
         """
         self._detach()
         if isinstance(model, DistributedDataParallel):
-            self.handle = attach(model, self._method, optimizer=optimizer, scaler=scaler, **self._options)
+            self.handle = Handle(
+                model, self._method, self._options, optimizer=optimizer, scaler=scaler, transport=self._transport
+            )
             return
         world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
         text = f"the trained model is a {type(model).__name__}, not a DistributedDataParallel model"

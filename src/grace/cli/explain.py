@@ -154,8 +154,6 @@ def plan_model(target: str, method: str, workers: int, granularity: str) -> Plan
     trained = {name: p.detach().to("meta") for name, p in module.named_parameters() if p.requires_grad}
     if not trained:
         raise ConfigurationError(f"model {target!r} has no parameter that requires a gradient")
-    if granularity not in ("parameter", "bucket", "model"):
-        raise ConfigurationError(f"granularity={granularity!r} is unknown; legal: 'parameter', 'bucket', 'model'")
     return plan(trained, method, workers, granularity=granularity)  # type: ignore[arg-type]
 
 

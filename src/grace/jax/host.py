@@ -17,8 +17,8 @@ from grace.jax.calls import call_host
 from grace.jax.places import GLOBAL_ARRAYS, check_shards, check_wrappers
 from grace.jax.trees import describe_change, describe_gradients
 from grace.registry.policy import Policy
+from grace.run.options import NonFinite, Options
 from grace.run.saved import OwnState
-from grace.run.worker import NonFinite
 from grace.state import STRUCTURE, nested
 from grace.transports.base import Transport
 from grace.transports.choose import transport_for_handle
@@ -37,7 +37,7 @@ class Handle(Handover):
     ``count``: the exchanges whose means have been handed out.
     """
 
-    def __init__(self, params: Any, method: Policy | Method[Any] | str, transport: Transport, **options: Any):
+    def __init__(self, params: Any, method: Policy | Method[Any] | str, transport: Transport, options: Options):
         self.count = 0
         self._are_global = any(not getattr(x, "is_fully_addressable", True) for x in jax.tree.leaves(params))
         try:
@@ -46,7 +46,7 @@ class Handle(Handover):
             transport.close(error)
             raise
         shapes, dtypes = [shape for shape, _ in self._kinds.values()], [dtype for _, dtype in self._kinds.values()]
-        super().__init__(list(self._kinds), shapes, dtypes, method, transport=transport, **options)
+        super().__init__(list(self._kinds), shapes, dtypes, method, transport=transport, options=options)
 
     def exchange(self, gradients: Sequence[Tensor], count: int, lr: float | None = None) -> list[Tensor]:
         """One step, asked for by an optax state with this ``count``: gradients in the order of ``names`` -> their means.
@@ -116,10 +116,10 @@ def compressed_mean_on_host(
     *,
     transport: Transport | str = "auto",
     learning_rate: Callable[[Any], Any] | float | None = None,
-    seed: int = 0,
-    nonfinite: NonFinite = "propagate",
-    check: bool = False,
-    steps_per_epoch: int | None = None,
+    seed: int = Options.seed,
+    nonfinite: NonFinite = Options.nonfinite,
+    check: bool = Options.check,
+    steps_per_epoch: int | None = Options.steps_per_epoch,
 ) -> tuple[optax.GradientTransformation, Handle]:
     """An optax transformation that replaces gradients by their means over all workers; one process is one worker.
 
@@ -158,10 +158,8 @@ def compressed_mean_on_host(
         >>> handle.stats.steps, int(state[0].count)
         (1, 1)
     """
-    network = transport_for_handle(transport)
-    handle = Handle(
-        params, method, network, seed=seed, nonfinite=nonfinite, check=check, steps_per_epoch=steps_per_epoch
-    )
+    options = Options(seed, nonfinite, steps_per_epoch, check)
+    handle = Handle(params, method, transport_for_handle(transport), options)
 
     def init(params: Any) -> CompressedMeanState:
         del params

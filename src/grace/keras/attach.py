@@ -7,8 +7,7 @@ from typing import Any
 from grace.contract.method import Method
 from grace.keras.handle import Handle
 from grace.registry.policy import Policy
-from grace.run.groups import Granularity
-from grace.run.worker import NonFinite
+from grace.run.options import Granularity, NonFinite, Options
 from grace.transports.base import Transport
 from grace.transports.choose import transport_for_handle
 
@@ -18,11 +17,11 @@ def attach(
     method: Policy | Method[Any] | str,
     *,
     transport: Transport | str = "auto",
-    granularity: Granularity = "parameter",
-    seed: int = 0,
-    nonfinite: NonFinite = "propagate",
-    check: bool = False,
-    steps_per_epoch: int | None = None,
+    granularity: Granularity = Options.granularity,
+    seed: int = Options.seed,
+    nonfinite: NonFinite = Options.nonfinite,
+    check: bool = Options.check,
+    steps_per_epoch: int | None = Options.steps_per_epoch,
 ) -> Handle:
     """Exchanges this model's gradients with a compression method from now on. All ranks call it alike, after ``compile``.
 
@@ -58,8 +57,5 @@ def attach(
         handle = grace.keras.attach(model, "topk:ratio=0.01")
         model.fit(x, y, callbacks=[grace.keras.AverageMetrics(handle), grace.keras.Traffic(handle)])
     """
-    options = {
-        "granularity": granularity, "seed": seed, "nonfinite": nonfinite, "check": check,
-        "steps_per_epoch": steps_per_epoch,
-    }  # fmt: skip
+    options = Options(seed, nonfinite, steps_per_epoch, check, granularity)
     return Handle(model, method, transport_for_handle(transport), options)

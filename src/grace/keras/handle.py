@@ -27,6 +27,7 @@ from grace.keras.hooks import Hooks, is_hooked
 from grace.keras.host import call_host, call_when, make_dense, wait_for_host
 from grace.registry.policy import Policy
 from grace.run.optimizer import Settings
+from grace.run.options import Options
 from grace.run.saved import OwnState
 from grace.state import STRUCTURE, nested
 from grace.transports.base import Transport
@@ -41,9 +42,7 @@ class Handle(Handover):
     exchange, if anything has.
     """
 
-    def __init__(
-        self, model: Any, method: Policy | Method[Any] | str, transport: Transport, options: Mapping[str, Any]
-    ):
+    def __init__(self, model: Any, method: Policy | Method[Any] | str, transport: Transport, options: Options):
         try:
             check_model(model)
             self._model, self._outer = model, model.optimizer
@@ -72,7 +71,7 @@ class Handle(Handover):
         super().__init__(
             [self._name(v) for v in self._variables], [tuple(v.shape) for v in self._variables],
             [keras.backend.standardize_dtype(v.dtype) for v in self._variables],
-            method, transport=transport, knobs=knobs, **options,
+            method, transport=transport, options=options, knobs=knobs,
         )  # fmt: skip
         self._present: list[int] | None = None  # while the optimizer applies gradients: which variables have one
         self._came = False

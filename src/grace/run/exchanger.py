@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 import torch
@@ -20,12 +20,13 @@ from grace.registry.policy import Policy
 from grace.run.arrivals import Arrivals
 from grace.run.drive import broadcast_, drive
 from grace.run.fingerprint import fingerprint
-from grace.run.groups import Granularity, Group, form_groups, regroup
+from grace.run.groups import Group, form_groups, regroup
 from grace.run.log import Logs
+from grace.run.options import DEFAULTS, Options
 from grace.run.plan import Plan, plan_groups, warn_uncompressed
 from grace.run.saved import WorkerState, check_form, restore_shared
 from grace.run.stats import Stats
-from grace.run.worker import NonFinite, Worker, check_tensor
+from grace.run.worker import Worker, check_tensor
 from grace.transports.agreement import agree, compare_loads
 from grace.transports.base import Transport, describe, find_axes
 from grace.transports.checked import Checked
@@ -33,7 +34,6 @@ from grace.transports.timed import Timed
 from grace.transports.traced import Tracer
 
 T = TypeVar("T")
-BUCKET_BYTES = 25 << 20
 
 
 class Exchanger:
@@ -45,9 +45,7 @@ class Exchanger:
             names is the same on all ranks.
         method: a method, the string that makes it, or a :class:`grace.Policy`.
         transport: between the ranks; the exchanger takes it over, and closes it.
-        granularity: what is compressed as one tensor: each "parameter", each "bucket" of ``bucket_bytes``, or the "model".
-        seed, nonfinite, steps_per_epoch: see :class:`grace.run.worker.Worker`.
-        check: compare all collectives between ranks before they start.
+        options: how to exchange.
         counts_steps: whether a step here is a step of training; if not, call :meth:`count_step` after each step of training.
         knobs: what else the ranks must have in common, each under its name.
         absent: what a user can do about a tensor that did not come.
@@ -67,13 +65,8 @@ class Exchanger:
         like: Mapping[str, Tensor],
         method: Policy | Method[Any] | str,
         transport: Transport,
+        options: Options = DEFAULTS,
         *,
-        granularity: Granularity = "parameter",
-        bucket_bytes: int = BUCKET_BYTES,
-        seed: int = 0,
-        nonfinite: NonFinite = "propagate",
-        check: bool = False,
-        steps_per_epoch: int | None = None,
         counts_steps: bool = True,
         knobs: Mapping[str, object] | None = None,
         absent: str = "Give zeros where there is no gradient",
@@ -83,20 +76,14 @@ class Exchanger:
         for name, x in like.items():
             check_tensor(name, x)
         self.like = {name: x.detach() for name, x in like.items()}
-        self.granularity, self._bucket_bytes, self._counts_steps = granularity, bucket_bytes, counts_steps
+        self.options, self._counts_steps = options, counts_steps
         self._dense_bytes = sum(x.numel() * x.element_size() for x in self.like.values())
-        self._knobs = {
-            "granularity": granularity, "bucket_bytes": bucket_bytes, "seed": seed, "nonfinite": nonfinite,
-            "check": check, "steps_per_epoch": steps_per_epoch, **(knobs or {}),
-        }  # fmt: skip
+        self._knobs = {**asdict(options), **(knobs or {})}
         self._arrivals = Arrivals(self.like, absent)
         policy = Policy.of(method)
-        self.groups, group_policy = form_groups(self.like, policy, granularity, bucket_bytes)
+        self.groups, group_policy = form_groups(self.like, policy, options)
         self.rank, self.world = transport.rank, transport.world
-        self.worker = Worker(
-            group_policy, self.rank, self.world, seed=seed, nonfinite=nonfinite, steps_per_epoch=steps_per_epoch,
-            axes=find_axes(transport),
-        )  # fmt: skip
+        self.worker = Worker(group_policy, self.rank, self.world, options, axes=find_axes(transport))
         self._transport, self.transport = transport, describe(transport)
         try:
             self._agree(policy)
@@ -104,7 +91,7 @@ class Exchanger:
         except BaseException:
             transport.close()
             raise
-        self._checked = Checked(transport) if check else None
+        self._checked = Checked(transport) if options.check else None
         self._timed = Timed(self._checked or transport)
         self._tracer = Tracer(self.rank, self.world, find_axes(transport))
         self._arrivals.sort_into(self.groups)
@@ -260,7 +247,7 @@ class Exchanger:
         """
         self._check_open()
         policy = Policy.of(method)
-        groups, group_policy = form_groups(self.like, policy, self.granularity, self._bucket_bytes)
+        groups, group_policy = form_groups(self.like, policy, self.options)
         self._agree(policy)
         self._look_at(policy)
         if groups == self.groups:
@@ -288,7 +275,7 @@ class Exchanger:
         :func:`grace.state.flat` makes numpy arrays of it.
         """
         groups = {group.name: list(group.members) for group in self.groups}
-        return {**self.worker.state_dict(), "granularity": self.granularity, "groups": groups}
+        return {**self.worker.state_dict(), "granularity": self.options.granularity, "groups": groups}
 
     def load_state_dict(
         self, saved: Any, also: Callable[[Mapping[str, Any]], Mapping[str, object]] | None = None
@@ -341,7 +328,7 @@ class Exchanger:
         if saved.get("groups") != groups:
             raise StateError(
                 f"the state was saved with granularity={saved.get('granularity')!r} and other groups of parameters; "
-                f"this is granularity={self.granularity!r}"
+                f"this is granularity={self.options.granularity!r}"
             )
         return WorkerState.read(saved, rank, world, self.worker.policy, self.group_tensors())
 

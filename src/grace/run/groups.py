@@ -9,7 +9,7 @@ import glob
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,8 +20,8 @@ from grace.errors import CompositionError, ConfigurationError
 from grace.registry import method as make_method
 from grace.registry import spell
 from grace.registry.policy import Policy
+from grace.run.options import DEFAULTS, Options
 
-Granularity: TypeAlias = Literal["parameter", "bucket", "model"]
 NONE = make_method("none")
 
 
@@ -60,7 +60,9 @@ class Group:
 
 
 def form_groups(
-    parameters: Mapping[str, Tensor], policy: Policy, granularity: Granularity, bucket_bytes: int
+    parameters: Mapping[str, Tensor],
+    policy: Policy,
+    options: Options = DEFAULTS,
 ) -> tuple[list[Group], Policy]:
     """The groups of these parameters, in their order, and the policy for them.
 
@@ -68,11 +70,10 @@ def form_groups(
     uncompressed stays alone. The policy returned is for groups.
 
     Raises:
-        ConfigurationError: an unknown granularity, or rules that follow the step where groups must stay as they are.
+        ConfigurationError: rules that follow the step where groups must stay as they are.
         CompositionError: a method that needs a matrix, in groups that are flat.
     """
-    if granularity not in ("parameter", "bucket", "model"):
-        raise ConfigurationError(f"granularity={granularity!r} is unknown; legal: 'parameter', 'bucket', 'model'")
+    granularity = options.granularity
     if granularity == "parameter":
         return [Group(name, (name,), (tuple(p.shape),)) for name, p in parameters.items()], policy
     if not policy.timeless:
@@ -90,7 +91,7 @@ def form_groups(
         if method.needs_shape:
             raise CompositionError(f"{spell(method)} needs the shape of {name!r}; use granularity='parameter'")
         key = (method, p.dtype, p.device)
-        if key not in open_ or (granularity == "bucket" and filled[key] >= bucket_bytes):
+        if key not in open_ or (granularity == "bucket" and filled[key] >= options.bucket_bytes):
             open_[key], filled[key] = [], 0
             members.append((open_[key], method))
         open_[key].append(name)

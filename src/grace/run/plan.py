@@ -16,7 +16,8 @@ from grace.contract.peer import Peer
 from grace.errors import UncompressedWarning, stack_level
 from grace.registry import spell
 from grace.registry.policy import SMALL, Policy
-from grace.run.groups import Granularity, Group, form_groups
+from grace.run.groups import Group, form_groups
+from grace.run.options import Granularity, Options
 
 _COLUMNS = ("parameter", "shape", "method", "bytes", "share")
 
@@ -138,10 +139,10 @@ def plan(
     method: Policy | Method[Any] | str,
     world: int,
     *,
-    granularity: Granularity = "parameter",
-    bucket_bytes: int = 25 << 20,
+    granularity: Granularity = Options.granularity,
+    bucket_bytes: int = Options.bucket_bytes,
     step: int = 0,
-    steps_per_epoch: int | None = None,
+    steps_per_epoch: int | None = Options.steps_per_epoch,
 ) -> Plan:
     """What rank 0 of ``world`` workers would exchange for these tensors, without a job.
 
@@ -149,13 +150,13 @@ def plan(
         tensors: by name; meta tensors will do.
         method: a method, the string that makes it, or a policy.
         world: workers, >= 1.
-        granularity: as in :class:`grace.run.exchanger.Exchanger`.
+        granularity: what is compressed as one tensor; as all options here, see :class:`grace.run.options.Options`.
         bucket_bytes: the size of a bucket.
         steps_per_epoch: for schedules that count epochs.
         step: the global step that it is for.
 
     Raises:
-        ConfigurationError: a rule that no tensor matches, or a tensor that matches no rule.
+        ConfigurationError: an option out of range, a rule that no tensor matches, or a tensor that matches no rule.
 
     Example:
         >>> import torch
@@ -165,8 +166,9 @@ def plan(
         bias       100        none            600   3.7%
         1 of 2 compressed; a step sends 16,092 bytes of 60,600 without compression
     """
+    options = Options(granularity=granularity, bucket_bytes=bucket_bytes, steps_per_epoch=steps_per_epoch)
     policy = Policy.of(method)
     policy.check_names(tensors.keys())
-    groups, group_policy = form_groups(tensors, policy, granularity, bucket_bytes)
+    groups, group_policy = form_groups(tensors, policy, options)
     peer = Peer(0, world, step, steps_per_epoch=steps_per_epoch)
     return plan_groups(groups, tensors, group_policy, peer)

@@ -13,8 +13,9 @@ from grace.contract.method import Method
 from grace.errors import ConfigurationError, InputError, StateError
 from grace.grid import Grid
 from grace.registry.policy import Policy
+from grace.run.options import NonFinite, Options
 from grace.run.simulate import simulate
-from grace.run.worker import NonFinite, Worker
+from grace.run.worker import Worker
 from grace.transports.traced import Tracer
 
 
@@ -25,9 +26,7 @@ class Simulator:
         method: a method, the string that makes it, or a :class:`grace.Policy`. As in ``attach``, a bare method leaves
             small and 1-D tensors uncompressed; ``grace.Policy([("*", method)])`` compresses all.
         world: number of workers, >= 1.
-        seed: of all random streams.
-        nonfinite: "propagate", "skip" or "error"; see :class:`grace.run.worker.Worker`.
-        steps_per_epoch: for schedules that count epochs.
+        seed, nonfinite, steps_per_epoch: see :class:`grace.run.options.Options`.
         grid: how the workers lie, for methods that go along an axis: sizes by name, ``{"machines": 2, "machine": 4}``.
 
     Example:
@@ -42,20 +41,20 @@ class Simulator:
         method: Policy | Method[Any] | str,
         world: int,
         *,
-        seed: int = 0,
-        nonfinite: NonFinite = "propagate",
-        steps_per_epoch: int | None = None,
+        seed: int = Options.seed,
+        nonfinite: NonFinite = Options.nonfinite,
+        steps_per_epoch: int | None = Options.steps_per_epoch,
         grid: Grid | Mapping[str, int] | None = None,
     ):
         check_value("Simulator", "world", world, Count)
         policy = Policy.of(method)
         self.world = world
-        options: dict[str, Any] = {"seed": seed, "nonfinite": nonfinite, "steps_per_epoch": steps_per_epoch}
+        options = Options(seed, nonfinite, steps_per_epoch)
         self.grid = Grid(grid) if isinstance(grid, Mapping) else grid
         if self.grid is not None and self.grid.world != world:
             raise ConfigurationError(f"{self.grid} is of {self.grid.world} ranks, and world={world}")
         axes = [self.grid.place(rank) if self.grid else {} for rank in range(world)]
-        self.workers = [Worker(policy, rank, world, axes=axes[rank], **options) for rank in range(world)]
+        self.workers = [Worker(policy, rank, world, options, axes=axes[rank]) for rank in range(world)]
         self._tracers = [Tracer(rank, world, axes[rank]) for rank in range(world)]
 
     def step(self, gradients: Mapping[str, Sequence[Tensor]], *, lr: float | None = None) -> dict[str, Tensor]:

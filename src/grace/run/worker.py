@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from grace.collectives import Exchange
-from grace.contract.knobs import Count, check_value
 from grace.contract.lent import Lent
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
@@ -24,10 +23,10 @@ from grace.registry.policy import Policy
 from grace.run.batches import Batches, plans_wanted
 from grace.run.distortion import measure_distortion
 from grace.run.groups import NONE
+from grace.run.options import DEFAULTS, Options
 from grace.run.saved import WorkerState
 from grace.run.watch import DebtWatch
 
-NonFinite: TypeAlias = Literal["propagate", "skip", "error"]
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -51,11 +50,7 @@ class Worker:
     Args:
         policy: which method for which tensor.
         rank, world: this worker, and how many there are.
-        seed: of all random streams; the same on all ranks.
-        nonfinite: what happens to a tensor in which some rank saw an inf or NaN: its mean is NaN ("propagate", so that loss
-            scaling sees it) or 0 ("skip"), or NonFiniteError is raised ("error"). An accelerator raises it one step later,
-            since the host does not wait for the answer.
-        steps_per_epoch: for schedules that count epochs.
+        options: ``seed``, ``nonfinite`` and ``steps_per_epoch`` of them.
         axes: where it stands along each axis of a grid; see :class:`grace.Peer`.
 
     ``lr`` is the learning rate of the coming step, for memories that follow it; set it before each step. ``nonfinite_seen``
@@ -70,20 +65,13 @@ class Worker:
         policy: Policy,
         rank: int,
         world: int,
+        options: Options = DEFAULTS,
         *,
-        seed: int = 0,
-        nonfinite: NonFinite = "propagate",
-        steps_per_epoch: int | None = None,
         axes: Mapping[str, tuple[int, int]] | None = None,
     ):
-        check_value("grace", "seed", seed, int)
-        check_value("grace", "steps_per_epoch", steps_per_epoch, Count | None)
-        if nonfinite not in ("propagate", "skip", "error"):
-            raise ConfigurationError(f"nonfinite={nonfinite!r} is unknown; legal: 'propagate', 'skip', 'error'")
-        self.policy, self.rank, self.world, self.seed, self.nonfinite = policy, rank, world, seed, nonfinite
-        if not (steps_per_epoch is None or (isinstance(steps_per_epoch, int) and steps_per_epoch >= 1)):
-            raise ConfigurationError(f"steps_per_epoch={steps_per_epoch!r} is out of range; legal: a whole number >= 1")
-        self.steps_per_epoch, self.axes = steps_per_epoch, dict(axes or {})
+        self.policy, self.rank, self.world = policy, rank, world
+        self.seed, self.nonfinite, self.steps_per_epoch = options.seed, options.nonfinite, options.steps_per_epoch
+        self.axes = dict(axes or {})
         self._check_epochs(policy)
         self.lr: float | None = None
         self.step = 0

@@ -14,8 +14,7 @@ from grace.adapters.handover import Handover
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, InputError
 from grace.registry.policy import Policy
-from grace.run.groups import Granularity
-from grace.run.worker import NonFinite
+from grace.run.options import Granularity, NonFinite, Options
 from grace.tensorflow.calls import call_host, keep_python, refuse_replicas, refuse_xla
 from grace.transports.base import Transport
 from grace.transports.choose import transport_for_handle
@@ -58,14 +57,15 @@ class Gradients(BaseHandle):
         method: Policy | Method[Any] | str,
         *,
         transport: Transport | str = "auto",
-        granularity: Granularity = "parameter",
-        seed: int = 0,
-        nonfinite: NonFinite = "propagate",
-        check: bool = False,
+        granularity: Granularity = Options.granularity,
+        seed: int = Options.seed,
+        nonfinite: NonFinite = Options.nonfinite,
+        check: bool = Options.check,
         sparse: Literal["densify", "refuse"] = "densify",
-        steps_per_epoch: int | None = None,
+        steps_per_epoch: int | None = Options.steps_per_epoch,
         learning_rate: Any = None,
     ):
+        options = Options(seed, nonfinite, steps_per_epoch, check, granularity)
         network = transport_for_handle(transport)
         try:
             if sparse not in ("densify", "refuse"):
@@ -80,8 +80,7 @@ class Gradients(BaseHandle):
             raise
         self._handover = Handover(
             [name_of(v) for v in self.variables], self._shapes, [tf.as_dtype(v.dtype).name for v in self.variables],
-            method, transport=network, granularity=granularity, seed=seed, nonfinite=nonfinite, check=check,
-            steps_per_epoch=steps_per_epoch,
+            method, transport=network, options=options,
         )  # fmt: skip
         super().__init__(self._handover._exchanger)
         self._sparse, self._learning_rate = sparse, learning_rate

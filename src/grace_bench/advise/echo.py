@@ -20,6 +20,7 @@ from grace.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collect
 from grace.contract.method import Method
 from grace.registry.policy import Policy
 from grace.run.drive import drive
+from grace.run.options import Options
 from grace.run.worker import Worker
 from grace_bench import machine
 
@@ -141,7 +142,7 @@ class Replayer:
         """One worker's step under this method, among ``world``."""
         with machine.threads(1), warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            return self._run(Worker(Policy.of(method), 0, world, steps_per_epoch=1000), world)
+            return self._run(Worker(Policy.of(method), 0, world, Options(steps_per_epoch=1000)), world)
 
     def _run(self, worker: Worker, world: int) -> Replay:
         found: list[list[float]] = []

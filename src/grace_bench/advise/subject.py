@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from grace.errors import ConfigurationError
 from grace.registry.discovery import load
-from grace.run.exchanger import BUCKET_BYTES
+from grace.run.options import Options
 from grace_bench import machine
 from grace_bench.measure import Compute
 from grace_bench.network.model import bucket_readiness
@@ -41,7 +41,7 @@ class Subject:
             size += 4 * torch.Size(self.shapes[name]).numel()
             if size >= limit:
                 found.append([])
-                size, limit = 0, BUCKET_BYTES
+                size, limit = 0, Options.bucket_bytes
         return [names for names in found if names]
 
     @property

@@ -12,7 +12,7 @@ import optax
 import torch
 
 from grace.jax import compressed_mean_on_host
-from grace.run.groups import Granularity
+from grace.run.options import Granularity
 from grace.transports.torch_distributed import TorchDistributed
 from grace_bench.tasks.words import Carry
 from grace_bench.toolkits import jax_models

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from grace.adapters.handle import BaseHandle
-from grace.run.groups import Granularity
+from grace.run.options import Granularity
 from grace_bench.tasks import Task
 from grace_bench.tasks.recommendation import NCF
 from grace_bench.tasks.words import LSTM, Carry

@@ -12,7 +12,7 @@ import torch
 
 import grace.tensorflow as gt
 from grace.errors import ConfigurationError
-from grace.run.groups import Granularity
+from grace.run.options import Granularity
 from grace.transports.torch_distributed import TorchDistributed
 from grace_bench.tasks.words import Carry
 from grace_bench.toolkits import tensorflow_models

@@ -15,6 +15,7 @@ import grace
 from grace.adapters.handover import Handover, make_unique
 from grace.errors import ConfigurationError, FingerprintMismatch, GraceError, InputError, NonFiniteError, StateError
 from grace.errors import TransportError as Failed
+from grace.run.options import Options
 from grace.state import flat
 from tests.unit.networks import Loopback, in_threads
 
@@ -33,8 +34,9 @@ class Forgetful(Loopback):
 
 
 def two(method: Any = TOP, **options: Any) -> Handover:
-    options.setdefault("transport", Forgetful())
-    return Handover(["v", "w"], [(4,), (2, 2)], ["float32", torch.float64], method, **options)
+    transport = options.pop("transport", None) or Forgetful()
+    kinds = ["float32", torch.float64]
+    return Handover(["v", "w"], [(4,), (2, 2)], kinds, method, transport=transport, options=Options(**options))
 
 
 def some(step: int = 0) -> list[Tensor]:

@@ -12,6 +12,7 @@ from grace.compute import backends
 from grace.errors import NonFiniteError, PayloadError, StepMismatch
 from grace.flags.finite import cpu_as_accelerator
 from grace.registry.policy import Policy
+from grace.run.options import Options
 from grace.run.worker import Worker
 
 
@@ -31,7 +32,7 @@ def step(worker: Worker, x: torch.Tensor, spoil=None) -> torch.Tensor:
 
 
 def lone(spec: str = "qsgd:memory=residual", **kwargs) -> Worker:
-    return Worker(Policy([("*", spec)]), 0, 1, **kwargs)
+    return Worker(Policy([("*", spec)]), 0, 1, Options(**kwargs))
 
 
 X = torch.linspace(-1, 1, 50)

@@ -12,6 +12,7 @@ import grace
 from grace.errors import ConfigurationError, StateError
 from grace.run.checkpoint import Checkpoint
 from grace.run.exchanger import Exchanger
+from grace.run.options import Options
 from grace.run.simulator import Simulator
 from tests.laws.cases import CASES
 from tests.unit.networks import in_threads
@@ -32,7 +33,7 @@ def gradients(rank: int, step: int) -> dict[str, Tensor]:
 
 def exchanger(transport: Any, spec: str, granularity: Any = "parameter") -> Exchanger:
     like = {name: torch.empty(shape) for name, shape in SHAPES.items()}
-    return Exchanger(like, grace.Policy([("*", spec)]), transport, granularity=granularity)
+    return Exchanger(like, grace.Policy([("*", spec)]), transport, Options(granularity=granularity))
 
 
 def saves(world: int, spec: str, memories: Any, granularity: Any = "parameter") -> list[Any]:

@@ -17,6 +17,7 @@ from grace.collectives import Collective
 from grace.errors import ConfigurationError, FingerprintMismatch, GraceError, InputError, NonFiniteError, StateError
 from grace.run.exchanger import Exchanger
 from grace.run.fingerprint import fingerprint
+from grace.run.options import Options
 from grace.state import flat, nested
 from tests.unit.networks import Loopback, in_threads
 
@@ -31,8 +32,8 @@ def like(**shapes: tuple[int, ...]) -> dict[str, Tensor]:
     return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
 
-def two(**options: Any) -> Exchanger:
-    return Exchanger(like(v=(4,), w=(4,)), TOP1, Loopback(), **options)
+def two(counts_steps: bool = True, **options: Any) -> Exchanger:
+    return Exchanger(like(v=(4,), w=(4,)), TOP1, Loopback(), Options(**options), counts_steps=counts_steps)
 
 
 # ---- a step ---------------------------------------------------------------------------------------------------------
@@ -70,7 +71,7 @@ def test_a_step_in_parts_is_the_same_step() -> None:
 
 
 def test_a_group_waits_for_its_members() -> None:
-    exchanger = Exchanger(like(a=(2, 2), b=(3,)), TOP1, Loopback(), granularity="model")
+    exchanger = Exchanger(like(a=(2, 2), b=(3,)), TOP1, Loopback(), Options(granularity="model"))
     a = torch.ones(2, 2)
     assert exchanger.step({"a": a}, last=False, into={"a": a}) == {}
     means = exchanger.step({"b": vector(5, 0, 0)})
@@ -192,7 +193,7 @@ def test_the_rest_of_a_spoiled_step_is_left_out() -> None:
 # ---- switch, state, end ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("granularity", ["parameter", "model"])
 def test_a_switch_loses_nothing(granularity: Any) -> None:
-    exchanger = Exchanger(like(a=(2, 2), b=(4,)), TOP1, Loopback(), granularity=granularity)
+    exchanger = Exchanger(like(a=(2, 2), b=(4,)), TOP1, Loopback(), Options(granularity=granularity))
     xs = {"a": torch.arange(4.0).view(2, 2), "b": vector(4, 5, 6, 7)}
     total = {name: x.clone() for name, x in exchanger.step({n: x.clone() for n, x in xs.items()}).items()}
     exchanger.switch("none")
@@ -245,7 +246,7 @@ def test_one_that_is_dropped_closes_its_transport() -> None:
 
 def test_means_are_the_same_on_all_ranks_with_checks() -> None:
     def run(transport: Any, rank: int) -> Any:
-        exchanger = Exchanger(like(v=(4,), w=(4,)), TOP1, transport, check=True)
+        exchanger = Exchanger(like(v=(4,), w=(4,)), TOP1, transport, Options(check=True))
         x = torch.empty(3)
         x.fill_(rank)
         exchanger.start_alike([x])

@@ -8,23 +8,25 @@ from grace.errors import CompositionError, ConfigurationError
 from grace.registry import method
 from grace.registry.policy import Policy, Rule
 from grace.run.groups import Group, form_groups, regroup
+from grace.run.options import Options
 
 PARAMETERS: dict[str, Tensor] = {
     "a.weight": torch.zeros(40, 40), "a.bias": torch.zeros(40), "b.weight": torch.zeros(50, 40), "b.bias": torch.zeros(50),
     "c.weight": torch.zeros(60, 40), "half": torch.zeros(64, 64, dtype=torch.bfloat16),
 }  # fmt: skip
+MODEL = Options(granularity="model")
 
 
 def test_each_parameter_is_a_group_and_the_policy_stays() -> None:
     policy = Policy.of("topk")
-    groups, same = form_groups(PARAMETERS, policy, "parameter", 1 << 20)
+    groups, same = form_groups(PARAMETERS, policy, Options())
     assert same is policy
     assert [group.name for group in groups] == list(PARAMETERS)
     assert groups[0].like(PARAMETERS).shape == (40, 40)
 
 
 def test_the_whole_model_is_one_group_per_method_and_dtype() -> None:
-    groups, policy = form_groups(PARAMETERS, Policy([("b.weight", "qsgd"), *Policy.of("topk").rules]), "model", 1)
+    groups, policy = form_groups(PARAMETERS, Policy([("b.weight", "qsgd"), *Policy.of("topk").rules]), MODEL)
     by_members = {group.members: group for group in groups}
     assert set(by_members) == {("c.weight", "a.weight"), ("b.weight",), ("half",), ("a.bias",), ("b.bias",)}
     flat = by_members["c.weight", "a.weight"]
@@ -36,7 +38,7 @@ def test_the_whole_model_is_one_group_per_method_and_dtype() -> None:
 
 
 def test_a_bucket_is_closed_once_it_is_full() -> None:
-    groups, _ = form_groups(PARAMETERS, Policy.of("topk"), "bucket", 4 * 60 * 40 + 1)
+    groups, _ = form_groups(PARAMETERS, Policy.of("topk"), Options(granularity="bucket", bucket_bytes=4 * 60 * 40 + 1))
     assert [group.members for group in groups if "weight" in group.members[0]] == [
         ("c.weight", "b.weight"),
         ("a.weight",),
@@ -45,11 +47,9 @@ def test_a_bucket_is_closed_once_it_is_full() -> None:
 
 def test_what_flat_groups_cannot_do_is_refused() -> None:
     with pytest.raises(CompositionError, match=r"powersgd.*granularity='parameter'"):
-        form_groups(PARAMETERS, Policy.of("powersgd"), "bucket", 1)
+        form_groups(PARAMETERS, Policy.of("powersgd"), Options(granularity="bucket", bucket_bytes=1))
     with pytest.raises(ConfigurationError, match="steps"):
-        form_groups(PARAMETERS, Policy([Rule("*", "topk", from_step=3), ("*", "none")]), "model", 1)
-    with pytest.raises(ConfigurationError, match="legal: 'parameter', 'bucket', 'model'"):
-        form_groups(PARAMETERS, Policy.of("topk"), "layer", 1)  # type: ignore[arg-type]
+        form_groups(PARAMETERS, Policy([Rule("*", "topk", from_step=3), ("*", "none")]), MODEL)
 
 
 def test_debts_move_between_groups_by_parameter() -> None:

@@ -10,7 +10,7 @@ import torch
 import grace
 from grace.errors import ConfigurationError
 from grace.run.exchanger import Exchanger
-from grace.run.groups import Granularity
+from grace.run.options import Granularity, Options
 from grace.run.plan import Plan, plan
 from tests.unit.networks import Loopback
 
@@ -40,7 +40,7 @@ def test_what_depends_on_the_data_is_said() -> None:
 @pytest.mark.parametrize("granularity", ["parameter", "bucket", "model"])
 def test_it_adds_up_to_what_a_step_sends(granularity: Granularity) -> None:
     like = {name: torch.zeros(x.shape) for name, x in LIKE.items()}
-    exchanger = Exchanger(like, "topk:ratio=0.02", Loopback(), granularity=granularity)
+    exchanger = Exchanger(like, "topk:ratio=0.02", Loopback(), Options(granularity=granularity))
     found = exchanger.plan()
     exchanger.step({name: torch.randn(x.shape) for name, x in like.items()})
     assert found.sent_bytes == exchanger.stats.traffic.sent

@@ -1,0 +1,48 @@
+"""What all doors let a user choose about an exchange, beside the method: checked once, and handed on whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from grace.contract.knobs import Count, check_knobs, name_owner
+
+NonFinite: TypeAlias = Literal["propagate", "skip", "error"]
+Granularity: TypeAlias = Literal["parameter", "bucket", "model"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to exchange; the same on all ranks. A door takes them one by one, with these defaults, and makes this of them.
+
+    Args:
+        seed: of all random streams.
+        nonfinite: what happens to a tensor in which some rank saw an inf or NaN: its mean is NaN ("propagate", so that loss
+            scaling sees it) or 0 ("skip"), or NonFiniteError is raised ("error"). An accelerator raises it one step later,
+            since the host does not wait for the answer.
+        steps_per_epoch: steps in an epoch, for schedules that count epochs; None: unknown.
+        check: compare all collectives between ranks before they start; slow, for debugging.
+        granularity: what is compressed as one tensor: each "parameter", each "bucket" of ``bucket_bytes``, or the "model".
+        bucket_bytes: how much a bucket holds at least before the next one begins.
+
+    Raises:
+        ConfigurationError: an option of another type, or out of range.
+
+    Example:
+        >>> Options(seed=3, granularity="model").bucket_bytes
+        26214400
+    """
+
+    seed: int = 0
+    nonfinite: NonFinite = "propagate"
+    steps_per_epoch: Count | None = None
+    check: bool = False
+    granularity: Granularity = "parameter"
+    bucket_bytes: int = 25 << 20
+
+    def __post_init__(self) -> None:
+        check_knobs(self)
+
+
+name_owner(Options, "grace")
+DEFAULTS = Options()

@@ -1,0 +1,59 @@
+"""Options: checked once, wherever a user gave them; and every door hands them on."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import FrozenInstanceError, fields
+from typing import Any
+
+import pytest
+
+import grace
+from grace.adapters.trainers import Companion
+from grace.errors import ConfigurationError
+from grace.run.options import DEFAULTS, Options
+from grace.run.plan import plan
+
+DOORS: list[Any] = [
+    grace.attach, grace.local, grace.DistributedOptimizer, grace.Simulator, Companion, plan
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "legal"),
+    [
+        ("seed", 1.5, "a whole number"),
+        ("seed", True, "a whole number"),
+        ("nonfinite", "ignore", "'propagate', 'skip', 'error'"),
+        ("steps_per_epoch", 0, "a whole number >= 1, or none"),
+        ("check", "yes", "True, False"),
+        ("granularity", "layer", "'parameter', 'bucket', 'model'"),
+        ("bucket_bytes", 2.5, "a whole number"),
+    ],
+)
+def test_what_is_not_legal_is_told(option: str, value: Any, legal: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        Options(**{option: value})
+    assert str(raised.value) == f"grace: {option}={value!r} is out of range; legal: {legal}"
+
+
+def test_they_do_not_change_underway() -> None:
+    with pytest.raises(FrozenInstanceError):
+        DEFAULTS.seed = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_door_has_these_defaults_and_no_others(door: Any) -> None:
+    given = inspect.signature(door).parameters
+    shared = {field.name for field in fields(Options)} & given.keys()
+    assert shared
+    assert {name: given[name].default for name in shared} == {name: getattr(Options, name) for name in shared}
+
+
+@pytest.mark.parametrize("option", [{"seed": "x"}, {"nonfinite": "ignore"}, {"steps_per_epoch": 0}])
+def test_doors_check_them_before_anything_is_sent(option: dict[str, Any]) -> None:
+    (name,) = option
+    with pytest.raises(ConfigurationError, match=f"{name}="):
+        grace.Simulator("topk", 2, **option)
+    with pytest.raises(ConfigurationError, match=f"{name}="):
+        Companion("topk", **option)
