@@ -66,7 +66,8 @@ night: lint ## every test there is, long ones included, and what each took, in b
 	$(BIN)/python -m compileall -q src tests
 	GRACE_TEST_DIGITS=1 GRACE_TEST_RAY=1 $(BIN)/python -m pytest $(SPREAD) --seconds $(RECORD)
 	$(MAKE) native-test
-	$(BIN)/python -m tests.fuzz --payloads 100000
+	$(BIN)/python -m tests.fuzz --record 30
+	$(BIN)/python -m tests.fuzz --only exchange --seconds 5
 
 native-test: setup ## the native kernels under sanitizers, and a short fuzzing of their decoders
 	PATH="$(CURDIR)/$(BIN):$$PATH" native/tests/run.sh

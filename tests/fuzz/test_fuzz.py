@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -12,10 +13,11 @@ from torch import Tensor
 import grace
 from grace.errors import PayloadError
 from grace.random import Stream
+from tests.fuzz import record
 from tests.fuzz.damage import damage
 from tests.fuzz.decoders import Decoder
 from tests.fuzz.exchanges import Conversation
-from tests.fuzz.targets import fuzz, names
+from tests.fuzz.targets import Outcome, fuzz, names
 
 PAYLOADS, SECONDS, ROWS = 120, 0.25, 40
 
@@ -94,3 +96,32 @@ def test_damage_changes_what_it_says() -> None:
     assert not whole.any()
     assert changed == 200
     assert min(sizes) < 90 < max(sizes)
+
+
+def test_a_share_goes_to_the_decoders_that_have_had_least() -> None:
+    targets = [("decoder a", "native"), ("decoder b", "native"), ("decoder c", "native"), ("exchange d", "native")]
+    tried = {
+        "decoder a | native": record.Tried(500, 20, 3), "decoder c | native": record.Tried(record.GOAL, 7, 9),
+    }  # fmt: skip
+    assert record.choose(targets, tried) == [
+        ("decoder b", "native", record.GOAL, 1), ("decoder a", "native", record.GOAL - 500, 4),
+    ]  # fmt: skip
+    after = tried["decoder a | native"].plus(Outcome("decoder a", "native", 100, 40, 1.0))
+    assert after == record.Tried(600, 60, 4)
+
+
+def test_the_record_is_read_as_it_was_written_and_the_page_says_it(tmp_path: Path) -> None:
+    page, file = tmp_path / "page.md", tmp_path / "tried.json"
+    page.write_text(f"before\n{record.BEGIN}\nold\n{record.END}\nafter\n")
+    tried = {"decoder a | native": record.Tried(record.GOAL, 250_000, 2), "decoder b | native": record.Tried(10, 0, 1)}
+    assert record.read(file) == {}
+    record.write(tried, file, page)
+    assert record.read(file) == tried
+    text = page.read_text()
+    assert "| native | 2 | 1,000,010 | 10 | 25% | 1 |" in text
+    assert text.startswith("before\n")
+    assert text.endswith(f"{record.END}\nafter\n")
+
+
+def test_the_page_says_what_the_record_does() -> None:
+    assert record.summary(record.read()) in record.PAGE.read_text()

@@ -13,15 +13,14 @@ import statistics
 import torch
 from torch import Tensor
 
-EVERY = 2  # steps from one look to the next
-WINDOW = 10  # looks whose median counts as one
-FIRST = 6  # windows before anything is said: in the first steps everything grows
-GROWTH = 1.15  # of the gradients and of the memory, since half of the run
-RISE = 2.5  # of the gradients, over their least
-
+WINDOW = 10  # steps whose median counts as one
+FIRST = 10  # windows before anything is said: in the first steps everything grows
+GROWTH = 1.25  # of the gradients and of the memory, since half of the run
+RISE = 2.3  # of the gradients, over the first window's: those of a network that begins to learn grow less
+IN_A_ROW = 3  # windows that say so
 
 TENSORS = 2  # that are looked at: the largest with a memory
-NUMBERS = 16384  # of a tensor, about, evenly spread: two looks at it take some microseconds
+NUMBERS = 8192  # of a tensor, about, evenly spread: two looks at it take some microseconds
 WHAT_TO_DO = (
     "what memories hold back and the gradients keep growing: this training drifts apart. Error feedback applies late what "
     "it holds back, which the optimizer's momentum multiplies. Use a lower learning rate, a larger ratio or rank, less "
@@ -32,8 +31,8 @@ WHAT_TO_DO = (
 class DebtWatch:
     """One worker's watch over the norms of what it owes and of its gradients, in its two largest tensors with a memory.
 
-    ``diverging`` becomes True, for good, where both have grown by 15 % since half of the run, twice in a row, and the
-    gradients are 2.5 times what they were at least. Norms are medians of ten looks, one in every second step.
+    ``diverging`` becomes True, for good, where both have grown by a quarter since half of the run, and the gradients are 2.3
+    times the first ones, three times in a row. Norms are medians of ten steps.
     """
 
     def __init__(self) -> None:
@@ -44,13 +43,13 @@ class DebtWatch:
         self._looks: list[tuple[float, float]] = []
         self._debts: list[float] = []
         self._gradients: list[float] = []
-        self._suspect = False
+        self._grown = 0  # windows in a row that say so
 
-    def see(self, name: str, debt: Tensor, gradient: Tensor, step: int) -> None:
-        """Takes note of a tensor that is about to be exchanged in this step, of any shape, on the CPU."""
+    def see(self, name: str, debt: Tensor, gradient: Tensor) -> None:
+        """Takes note of a tensor that is about to be exchanged, of any shape, on the CPU."""
         if self._watched is None:
             self._sizes[name] = gradient.numel()
-        elif step % EVERY == 0 and name in self._watched:
+        elif name in self._watched:
             self._squares[0] += _square(debt)
             self._squares[1] += _square(gradient)
 
@@ -74,9 +73,8 @@ class DebtWatch:
         self._debts.append(statistics.median(debts))
         self._gradients.append(statistics.median(gradients))
         self._looks = []
-        grows = self._grows()
-        self.diverging = self.diverging or (grows and self._suspect)
-        self._suspect = grows
+        self._grown = self._grown + 1 if self._grows() else 0
+        self.diverging = self.diverging or self._grown >= IN_A_ROW
 
     def _grows(self) -> bool:
         now = len(self._debts) - 1
@@ -87,7 +85,7 @@ class DebtWatch:
         return (
             owed >= GROWTH * self._debts[half]
             and size >= GROWTH * self._gradients[half]
-            and size >= RISE * min(self._gradients)
+            and size >= RISE * self._gradients[0]
         )
 
 

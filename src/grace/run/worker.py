@@ -104,7 +104,7 @@ class Worker:
             if name in self._owed:
                 x.add_(self._owed[name])
             if on_host(x.device) and (debt := method.owed(state)) is not None:
-                self.watch.see(name, debt, x, self.step)
+                self.watch.see(name, debt, x)
             if self.measures and method != NONE:
                 self._measure(method, x, state, name)
             batches.add(method, x, state, self._peer(name))

@@ -13,8 +13,17 @@ from torch.utils.dlpack import to_dlpack
 
 import grace
 from grace.adapters.handover import Handover, make_unique
-from grace.errors import ConfigurationError, FingerprintMismatch, GraceError, InputError, NonFiniteError, StateError
+from grace.errors import (
+    ConfigurationError,
+    DivergenceWarning,
+    FingerprintMismatch,
+    GraceError,
+    InputError,
+    NonFiniteError,
+    StateError,
+)  # fmt: skip
 from grace.errors import TransportError as Failed
+from grace.run import watch
 from grace.run.options import Options
 from grace.state import flat
 from tests.unit.networks import Loopback, in_threads
@@ -167,6 +176,17 @@ def test_a_failure_is_kept() -> None:
         with pytest.raises(Failed, match="a worker died"):
             handover.mean(some())
     assert isinstance(handover.error, Failed)
+
+
+def test_a_training_that_drifts_apart_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch.DebtWatch, "_grows", lambda self: True)
+    monkeypatch.setattr(watch, "WINDOW", 1)
+    monkeypatch.setattr(watch, "IN_A_ROW", 1)
+    handover = two()
+    handover.mean(some())  # the first step only finds out which tensors are the largest
+    with pytest.warns(DivergenceWarning, match="drifts apart"):
+        handover.mean(some())
+    handover.mean(some())  # warnings are errors
 
 
 def test_who_fails_before_its_first_step_does_not_leave_others_waiting() -> None:
