@@ -12,7 +12,8 @@ from grace.contract.method import Method
 from grace.errors import ConfigurationError
 from grace.registry.policy import Policy
 from grace.run.drive import drive
-from grace.run.exchanger import Exchanger
+from grace.run.session import Session
+from grace.run.steps import Steps
 from grace.transports.agreement import SECONDS
 from grace.transports.base import Transport, Wrapper
 from grace_dl import network, protocol
@@ -43,7 +44,7 @@ class Communicator:
                 raise ConfigurationError(f"{type(self).__name__} takes a GRACE {base.__name__}, got {what}")
         self.compressor, self.memory = compressor, memory
         self.world_size = world_size
-        self._exchangers: dict[str, Exchanger] = {}  # by tensor; those that came together share one
+        self._steps: dict[str, Steps] = {}  # by tensor; those that came together share one
         self._spelled: Method[Any] | None = None
         self._pending: dict[str, Tensor] = {}
         self._compared: set[str] = set()
@@ -157,31 +158,26 @@ class Communicator:
         method, policy = self.method, self.policy
         assert policy is not None
         if method != self._spelled:  # a knob was changed while training, on all ranks
-            for exchanger in self._in_use():
-                exchanger.switch(policy)
+            for steps in self._in_use():
+                steps.session.switch(policy)
             self._spelled = method
-        new = {name: x for name, x in tensors.items() if name not in self._exchangers}
+        new = {name: x for name, x in tensors.items() if name not in self._steps}
         if new:
-            made = Exchanger(
-                {name: x.detach() for name, x in new.items()},
-                policy,
-                Lasting(self.transport),
-                absent="Send it in every step",
-            )
-            self._exchangers.update(dict.fromkeys(new, made))
+            made = Steps(Session(new, policy, Lasting(self.transport)), absent="Send it in every step")
+            self._steps.update(dict.fromkeys(new, made))
         means: dict[str, Tensor] = {}
-        for exchanger in dict.fromkeys(self._exchangers[name] for name in tensors):
-            mine = {name: x.detach().clone() for name, x in tensors.items() if self._exchangers[name] is exchanger}
-            means.update({name: mean.clone() for name, mean in exchanger.step(mine).items()})
+        for steps in dict.fromkeys(self._steps[name] for name in tensors):
+            mine = {name: x.detach().clone() for name, x in tensors.items() if self._steps[name] is steps}
+            means.update({name: mean.clone() for name, mean in steps.step(mine).items()})
         return means
 
-    def _in_use(self) -> list[Exchanger]:
-        return list(dict.fromkeys(self._exchangers.values()))
+    def _in_use(self) -> list[Steps]:
+        return list(dict.fromkeys(self._steps.values()))
 
     @property
     def stats(self) -> list[Any]:
         """Statistics for each set of tensors that are exchanged together."""
-        return [exchanger.stats for exchanger in self._in_use()]
+        return [steps.session.stats for steps in self._in_use()]
 
     # ---- GRACE's protocol ---------------------------------------------------------------------------------------------
     @property

@@ -39,7 +39,7 @@ def on(ranks: int, spec: str) -> tuple[DistributedDataParallel, grace.Handle]:
 
 
 def mean_debt(handle: grace.Handle, group: Any, ranks: int) -> dict[str, Tensor]:
-    out = {name: x.clone() for name, x in handle._exchanger.worker.state.debts().items()}
+    out = {name: x.clone() for name, x in handle._session.worker.state.debts().items()}
     for name in sorted(out):
         dist.all_reduce(out[name], group=group)
         out[name] /= ranks

@@ -358,7 +358,7 @@ def lent_transport(rank: int, world: int) -> None:
     window.detach()
     assert network.tell(str(rank), seconds=20) == [str(other) for other in range(world)]
     handle = grace.attach(net, "none", transport=network)
-    handle._exchanger.close(GraceError("enough"))
+    handle._session.close(GraceError("enough"))
     with pytest.raises(TransportError):
         network.tell("x", seconds=20)
     handle.detach()

@@ -418,7 +418,7 @@ def leave_out_the_exchange(handle: Any) -> None:
         if handle.finite:
             own(given, last)
         elif last:
-            handle._exchanger.worker.advance()
+            handle._session.worker.advance()
             handle.finite = True
 
     handle._exchange = exchange

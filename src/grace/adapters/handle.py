@@ -7,52 +7,52 @@ from typing import Any
 from grace.contract.method import Method
 from grace.registry.policy import Policy
 from grace.run.checkpoint import Checkpoint, Memories
-from grace.run.exchanger import Exchanger
 from grace.run.optimizer import Settings, check_optimizer
 from grace.run.plan import Plan
 from grace.run.saved import OwnState, refuse_dcp
 from grace.run.stats import Stats
+from grace.run.steps import Steps
 
 
 class BaseHandle:
-    """Grace at work on one model: an :class:`~grace.run.exchanger.Exchanger`, and what a user asks of it. To derive from.
+    """Grace at work on one model: :class:`~grace.run.steps.Steps`, and what a user asks of them. To derive from.
 
     ``rank``, ``world``: this worker, and how many there are. All ranks call the methods alike.
     """
 
-    def __init__(self, exchanger: Exchanger):
-        self._exchanger = exchanger
-        self.rank, self.world = exchanger.rank, exchanger.world
+    def __init__(self, steps: Steps):
+        self._steps, self._session = steps, steps.session
+        self.rank, self.world = self._session.rank, self._session.world
 
     @property
     def stats(self) -> Stats:
         """What it has cost so far."""
-        return self._exchanger.stats
+        return self._session.stats
 
     @property
     def transport(self) -> str:
         """What it runs over, and why: ``mpi (PMI_RANK is set)``."""
-        return self._exchanger.transport
+        return self._session.transport
 
     @property
     def error(self) -> BaseException | None:
         """What has ended the exchange; None while it goes on."""
-        return self._exchanger.error
+        return self._session.error
 
     @property
     def lr(self) -> float | None:
         """The learning rate of the coming step, the same on all ranks, for memories that follow it. Set it before each
         step, where nothing else does.
         """
-        return self._exchanger.lr
+        return self._steps.lr
 
     @lr.setter
     def lr(self, lr: float | None) -> None:
-        self._exchanger.lr = lr
+        self._steps.lr = lr
 
     def plan(self) -> Plan:
         """What the coming step exchanges: parameter, shape, method, bytes and their share. It prints as a table."""
-        return self._exchanger.plan()
+        return self._session.plan()
 
     def log(self, to: Any, *, every: int = 1, errors_every: int = 0) -> None:
         """Tells ``to``, every ``every`` steps, what they were like; may be called several times, and on some ranks only.
@@ -78,7 +78,7 @@ class BaseHandle:
         Raises:
             ConfigurationError: nothing to log to, or a knob out of range.
         """
-        self._exchanger.logs.add(to, every=every, errors_every=errors_every)
+        self._session.logs.add(to, every=every, errors_every=errors_every)
 
     def switch(self, method: Policy | Method[Any] | str) -> None:
         """Uses another method or policy from the next step on. What memories owe is added to what is exchanged next.
@@ -87,14 +87,13 @@ class BaseHandle:
             FingerprintMismatch: the ranks switch to different methods; they then go on as before.
             GraceError: the handle is detached.
         """
-        self._exchanger.switch(method)
+        self._session.switch(method)
         self._check_optimizer()
 
     def _check_optimizer(self) -> None:
         """Warns, on rank 0, of a method in use that needs another optimizer."""
         if self.rank == 0:
-            exchanger = self._exchanger
-            check_optimizer(exchanger.worker.policy, exchanger.group_tensors(), self._settings())
+            check_optimizer(self._session.policy, self._session.group_tensors(), self._settings())
 
     def _settings(self) -> Settings | None:
         """The settings of the optimizer that uses the means; None: it has not been given."""
@@ -108,16 +107,14 @@ class BaseHandle:
                 that would keep the memories of one rank only. Give it ``handle.checkpoint()``.
         """
         refuse_dcp()
-        return OwnState(self._exchanger.state_dict())
+        return OwnState(self._session.state_dict())
 
     def __repr__(self) -> str:
-        return (
-            f"<{type(self).__name__} rank {self.rank} of {self.world} over {self.transport}: {self._exchanger.policy}>"
-        )
+        return f"<{type(self).__name__} rank {self.rank} of {self.world} over {self.transport}: {self._session.policy}>"
 
 
 class GradientHandle(BaseHandle):
-    """The handle of an exchange of gradients, whose state is the exchanger's. To derive from."""
+    """The handle of an exchange of gradients, whose state is the session's. To derive from."""
 
     def load_state_dict(self, saved: Any) -> None:
         """Goes on where ``saved`` stopped, under the same method, model and number of workers. All ranks call it, each with
@@ -126,7 +123,7 @@ class GradientHandle(BaseHandle):
         Raises:
             StateError: one does not fit, or they do not belong together; on every rank. Nothing has changed then.
         """
-        self._exchanger.load_state_dict(saved)
+        self._session.load_state_dict(saved)
 
     def checkpoint(self, memories: Memories = "mean", workers: int | None = None, *, whole: bool = False) -> Checkpoint:
         """For ``torch.distributed.checkpoint.save`` and ``load``, by all ranks; loads on any number of workers.
@@ -140,4 +137,4 @@ class GradientHandle(BaseHandle):
             whole: whether rank 0's ``state_dict()`` holds all workers' states, where one rank writes the file that all read.
                 It is gathered there, and ``workers`` is found in the file.
         """
-        return Checkpoint(self._exchanger, memories, workers, whole)
+        return Checkpoint(self._session, memories, workers, whole)

@@ -8,12 +8,10 @@ without another copy. Such storage is written again only when nobody holds what 
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import itertools
 import math
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,10 +20,11 @@ from torch import Tensor
 from grace.adapters.handle import BaseHandle
 from grace.collectives import AllGather, Collective, Exchange
 from grace.contract.method import Method
-from grace.errors import FingerprintMismatch, GraceError, InputError, NonFiniteError
+from grace.errors import FingerprintMismatch, InputError
 from grace.registry.policy import Policy
-from grace.run.exchanger import Exchanger
 from grace.run.options import DEFAULTS, Options
+from grace.run.session import Session
+from grace.run.steps import Steps
 from grace.run.worker import DTYPES
 from grace.state import STRUCTURE, nested
 from grace.transports.base import Transport
@@ -78,15 +77,13 @@ class Handover(BaseHandle):
             self.dtypes = [_read_dtype(name, dtype) for name, dtype in zip(self.names, dtypes, strict=True)]
             kinds = zip(self.names, self.shapes, self.dtypes, strict=True)
             like = {name: torch.empty(_flatten(shape), dtype=dtype, device="meta") for name, shape, dtype in kinds}
-            super().__init__(Exchanger(like, method, transport, options, knobs=knobs))
+            super().__init__(Steps(Session(like, method, transport, options, knobs=knobs)))
         except FingerprintMismatch:  # all ranks raise it
             raise
         except BaseException as error:
             transport.close(error)  # ranks that wait for this one hear of it
             raise
         self._pool = _Pool(self.shapes, self.dtypes)
-        self._turn = threading.Lock()
-        self._open = True
         self._absent: list[bool] | None = None
 
     # ---- a step -----------------------------------------------------------------------------------------------------
@@ -113,20 +110,20 @@ class Handover(BaseHandle):
             TransportError, StepMismatch, and others: the exchange has ended, on all ranks. ``error`` keeps what ended it,
                 and every later step raises it again.
         """
-        with self._in_turn():
+        with self._session.turn():
             self._check(gradients)
             absent = self._agree_absent([x is None for x in gradients])
             tensors = self._copy(gradients)  # a method's state may keep what it was given
             if lr is not None:
                 self.lr = lr
-            self._exchanger.scale = scale
+            self._steps.scale = scale
             given = {
                 name: mine.view(_flatten(shape))
                 for name, mine, shape in zip(self.names, tensors, self.shapes, strict=True)
             }
-            self._exchanger.step(given, into=given)
+            self._steps.step(given, into=given)
             means = [None if none else mine.detach() for none, mine in zip(absent, tensors, strict=True)]
-        self._exchanger.logs.report()
+        self._session.logs.report()
         return means
 
     def agree_absent(self, absent: Sequence[bool]) -> list[bool]:
@@ -137,17 +134,16 @@ class Handover(BaseHandle):
             InputError: a gradient where no rank had one in the first step, or another number of them.
             TransportError: a rank has failed or left, or does not come to its first step.
         """
-        with self._in_turn():
+        with self._session.turn():
             return self._agree_absent(list(absent))
 
     def fail(self, error: BaseException) -> None:
         """Ends the exchange with this error, which later steps raise. The other ranks hear of it."""
-        self._exchanger.close(error)
+        self._session.close(error)
 
     def close(self) -> None:
         """Leaves the job: this rank makes no more steps. Ranks that still wait for it hear of it."""
-        self._open = False
-        self._exchanger.close()
+        self._session.close()
 
     # ---- states -----------------------------------------------------------------------------------------------------
     def load_state_dict(self, saved: Any) -> None:
@@ -162,28 +158,9 @@ class Handover(BaseHandle):
         """
         if isinstance(saved, Mapping) and STRUCTURE in saved:
             saved = nested(saved)
-        self._exchanger.load_state_dict(saved)
+        self._session.load_state_dict(saved)
 
     # ---- within -----------------------------------------------------------------------------------------------------
-    @contextlib.contextmanager
-    def _in_turn(self) -> Iterator[None]:
-        """Admits one thread at a time. An error inside ends the exchange on all ranks, and later steps raise it."""
-        if self.error is not None:
-            raise self.error
-        if not self._open:
-            raise GraceError("this exchange is closed; begin another")
-        if not self._turn.acquire(blocking=False):
-            raise GraceError("another thread is in a step: exchanges need one order, which all ranks share")
-        try:
-            yield
-        except NonFiniteError:  # all ranks raise it, in step
-            raise
-        except BaseException as error:
-            self.fail(error)
-            raise
-        finally:
-            self._turn.release()
-
     def _copy(self, gradients: Sequence[Tensor | None]) -> list[Tensor]:
         """The gradients in storage of our own, zeros for None."""
         tensors = self._pool.take().tensors
@@ -210,7 +187,7 @@ class Handover(BaseHandle):
         if self._absent is None:
             if len(mine) != len(self.names):
                 raise InputError(f"{len(mine)} gradients for {len(self.names)} variables")
-            told = self._exchanger.run(_ask(AllGather(torch.tensor(mine, dtype=torch.uint8))))  # [W, n]
+            told = self._session.run(_ask(AllGather(torch.tensor(mine, dtype=torch.uint8))))  # [W, n]
             self._absent = told.bool().all(0).tolist()
         new = [name for name, here, then in zip(self.names, mine, self._absent, strict=True) if then and not here]
         if new:

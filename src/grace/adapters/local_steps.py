@@ -30,10 +30,11 @@ from grace.adapters.window import read_window
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, StateError, out_of_range
 from grace.registry.policy import Policy
-from grace.run.exchanger import Exchanger
 from grace.run.optimizer import Settings, read_settings
 from grace.run.options import Options
 from grace.run.saved import OwnState
+from grace.run.session import Session
+from grace.run.steps import Steps
 from grace.transports.base import Transport
 from grace.transports.choose import transport_for_handle
 from grace.transports.torch_distributed import TorchDistributed
@@ -73,10 +74,10 @@ class LocalSteps(BaseHandle):
         if group is not None and transport not in (None, "auto"):
             raise ConfigurationError("group= and transport= both say which ranks take part; give one of them")
         over = transport_for_handle(transport or "auto") if group is None else TorchDistributed.beside(group)
-        super().__init__(Exchanger(self._reference, method, over, options, counts_steps=False, knobs=knobs))
+        super().__init__(Steps(Session(self._reference, method, over, options, knobs=knobs), counted=False))
         self.lr = 1.0  # delta is in units of the parameters, and so is what a memory owes of it
-        self._steps = self._taken = 0  # since the start; since the ranks last synchronized
-        self._exchanger.start_alike(model.parameters())
+        self._total = self._taken = 0  # since the start; since the ranks last synchronized
+        self._session.start_alike(model.parameters())
         for name, p in self._parameters.items():
             self._reference[name].copy_(p.detach())
         self._check_optimizer()
@@ -96,12 +97,12 @@ class LocalSteps(BaseHandle):
         each step, even one that a gradient scaler has skipped.
         """
         self._check_open()
-        self._steps += 1
+        self._total += 1
         self._taken += 1
-        self._exchanger.count_step(sum(p.numel() * p.element_size() for p in self._parameters.values()))
-        if self._taken >= self.every or self._steps <= self.warmup_steps:
+        self._session.count_step(sum(p.numel() * p.element_size() for p in self._parameters.values()))
+        if self._taken >= self.every or self._total <= self.warmup_steps:
             self.sync()
-        self._exchanger.logs.report(self._steps)
+        self._session.logs.report(self._total)
 
     @torch.no_grad()
     def sync(self) -> None:
@@ -116,10 +117,10 @@ class LocalSteps(BaseHandle):
         try:
             find_trained(self._model, self._optimizer, known=self._parameters)
         except BaseException as error:
-            self._exchanger.close(error)  # ranks that wait for this one hear of it
+            self._session.close(error)  # ranks that wait for this one hear of it
             raise
         counted, spoiled = self.stats.nonfinite, 0
-        means = self._exchanger.step({name: self._delta(name, p) for name, p in self._parameters.items()})
+        means = self._steps.step({name: self._delta(name, p) for name, p in self._parameters.items()})
         for name, p in self._parameters.items():
             reference = self._reference[name]
             moved = reference - means[name]
@@ -136,7 +137,7 @@ class LocalSteps(BaseHandle):
         """How far this replica has moved: x_ref, rounded as the parameter was, minus the parameter."""
         reference = self._reference[name]
         start = reference if reference.dtype == p.dtype else reference.to(p.dtype).to(reference.dtype)
-        return torch.sub(start, p, out=self._exchanger.take(reference))
+        return torch.sub(start, p, out=self._session.take(reference))
 
     # ---- for the user -----------------------------------------------------------------------------------------------
     @property
@@ -165,7 +166,7 @@ class LocalSteps(BaseHandle):
         local = {} if self.synchronized else {name: p.detach().clone() for name, p in self._parameters.items()}
         return OwnState({
             **super().state_dict(),
-            "steps": self._steps,
+            "steps": self._total,
             "taken": self._taken,
             "reference": {name: x.clone() for name, x in self._reference.items()},
             "local": local,
@@ -180,8 +181,8 @@ class LocalSteps(BaseHandle):
             StateError: one does not fit, or they do not belong together; on every rank. Nothing has changed then.
         """
         read = functools.partial(read_window, every=self.every, reference=self._reference, replica=self._parameters)
-        self._exchanger.load_state_dict(saved, also=read)
-        self._steps, self._taken = saved["steps"], saved["taken"]
+        self._session.load_state_dict(saved, also=read)
+        self._total, self._taken = saved["steps"], saved["taken"]
         for name, p in self._parameters.items():
             self._reference[name].copy_(saved["reference"][name])
             p.copy_(saved["local" if self._taken else "reference"][name])
@@ -194,7 +195,7 @@ class LocalSteps(BaseHandle):
         self._held.discard(self._optimizer)
         if self._hook is not None:
             self._hook.remove()
-        self._exchanger.close()
+        self._session.close()
 
     def _check_open(self) -> None:
         if not self._open:
@@ -204,7 +205,7 @@ class LocalSteps(BaseHandle):
 
     def __repr__(self) -> str:
         where = f"rank {self.rank} of {self.world} over {self.transport}"
-        return f"<LocalSteps {where}, every {self.every} steps: {self._exchanger.policy}>"
+        return f"<LocalSteps {where}, every {self.every} steps: {self._session.policy}>"
 
 
 def local(

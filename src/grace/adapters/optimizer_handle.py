@@ -25,10 +25,11 @@ from grace.collectives import AllReduce, Exchange
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, StateError
 from grace.registry.policy import Policy
-from grace.run.exchanger import Exchanger
 from grace.run.lane import lane_for
 from grace.run.optimizer import Settings, read_settings
 from grace.run.options import Options
+from grace.run.session import Session
+from grace.run.steps import Steps
 from grace.transports.base import Transport
 
 _DROPPED = (
@@ -63,7 +64,7 @@ class OptimizerHandle(GradientHandle):
         }
         if scaler is not None:
             knobs["scaler"] = describe_scaler(scaler, self._parameters)
-        super().__init__(Exchanger(self._parameters, method, transport, options, knobs=knobs))
+        super().__init__(Steps(Session(self._parameters, method, transport, options, knobs=knobs)))
         self._optimizer, self._scaler, self._passes = optimizer, scaler, backward_passes_per_step
         self._check_optimizer()
         self._buckets = fill_buckets(self._parameters, options.bucket_bytes)
@@ -128,7 +129,7 @@ class OptimizerHandle(GradientHandle):
             if rate is not None:
                 self.lr = float(rate)
             if self._scaler is not None:
-                self._exchanger.scale = self._scaler.get_scale()
+                self._steps.scale = self._scaler.get_scale()
         gradients = {name: self._taken[name][0].detach() for name in self._buckets[self._next]}
         self._next += 1
         last = self._next == len(self._buckets)
@@ -137,9 +138,9 @@ class OptimizerHandle(GradientHandle):
     def _exchange(self, gradients: dict[str, Tensor], last: bool) -> None:
         """Replaces these gradients by their means. Runs in the lane; an error is kept for the user's thread."""
         try:
-            if self._exchanger.error is None:
+            if self._session.error is None:
                 lent = {name: x.contiguous() for name, x in gradients.items()}
-                self._exchanger.step(lent, last=last, into=gradients)
+                self._steps.step(lent, last=last, into=gradients)
         except BaseException as error:
             self._error = self._error or error
 
@@ -170,11 +171,11 @@ class OptimizerHandle(GradientHandle):
         for p in frozen:
             p.grad = None
         self._begin()
-        error, self._error = self._exchanger.error or self._error, None
+        error, self._error = self._session.error or self._error, None
         if error is not None:
             raise error
         self._synchronized = True
-        self._exchanger.logs.report()
+        self._session.logs.report()
 
     def before_step(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         """Called when the optimizer is about to step; ``args`` begin with the optimizer. Returns them if they change."""
@@ -211,7 +212,7 @@ class OptimizerHandle(GradientHandle):
     def _average(self, loss: Tensor | float) -> Tensor | float:
         device = next(iter(self._parameters.values())).device
         mine = torch.as_tensor(loss, dtype=torch.float64, device=device).detach().reshape(1).clone()
-        mean = self._exchanger.run(_mean(mine))
+        mean = self._session.run(_mean(mine))
         return mean.reshape(()).to(loss) if isinstance(loss, Tensor) else float(mean)
 
     def before_zero_grad(self) -> None:
@@ -223,7 +224,7 @@ class OptimizerHandle(GradientHandle):
     # ---- errors -----------------------------------------------------------------------------------------------------
     def _fail(self, error: BaseException) -> NoReturn:
         """Leaves the job, so that ranks that wait for this one hear of it."""
-        self._exchanger.close(error)
+        self._session.close(error)
         raise error
 
     def _check_came(self) -> None:
@@ -278,7 +279,7 @@ class OptimizerHandle(GradientHandle):
             FingerprintMismatch: the ranks say different numbers. They go on as before then.
         """
         self.check_between_steps()
-        self._exchanger.change_knobs(backward_passes_per_step=passes)
+        self._session.change_knobs(backward_passes_per_step=passes)
         self._passes = passes
         self._left = dict.fromkeys(self._parameters, passes)
 
@@ -301,12 +302,12 @@ class OptimizerHandle(GradientHandle):
             alike = type(rank) is int and type(step) is int and step >= 0
             problem = None if alike and self.world > 1 else StateError("not the state of one rank")
             try:
-                self._exchanger.compare_loads(problem, {"saved by rank": rank, "step": step})
+                self._session.compare_loads(problem, {"saved by rank": rank, "step": step})
             except StateError:
                 problem = StateError("it is not that of one rank, either")
             if problem is not None or type(step) is not int:
                 raise
-            self._exchanger.adopt(self._exchanger.begin_state(step, self._exchanger.worker.seed, {}), {})
+            self._session.adopt(self._session.begin_state(step, self._session.worker.seed, {}), {})
             warnings.warn(
                 f"every rank loads what rank {rank} saved, but memories are each rank's own: all start empty. Save "
                 "optimizer.state_dict() on each rank, or optimizer.handle.checkpoint() with torch.distributed.checkpoint",
@@ -322,7 +323,7 @@ class OptimizerHandle(GradientHandle):
             p = self._parameters[name]
             p.grad = gradient if p.grad is standing else p.grad
         self._taken = {}
-        self._exchanger.close()
+        self._session.close()
         self._optimizer.__class__ = self._own
         self.at_work.discard(self)
 

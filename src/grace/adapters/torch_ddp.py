@@ -25,10 +25,11 @@ from grace.adapters.scaling import describe_scaler
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError
 from grace.registry.policy import Policy
-from grace.run.exchanger import Exchanger
 from grace.run.lane import lane_for
 from grace.run.optimizer import Settings, read_settings
 from grace.run.options import Options
+from grace.run.session import Session
+from grace.run.steps import Steps
 from grace.transports.base import Transport, describe
 from grace.transports.choose import transport_beside
 
@@ -73,15 +74,15 @@ class Handle(GradientHandle):
         knobs: dict[str, object] = {name: getattr(model, name) for name in ("find_unused_parameters", "static_graph")}
         if scaler is not None:
             knobs["scaler"] = describe_scaler(scaler, trained)
-        exchanger = Exchanger(
-            trained, method, over, replace(options, bucket_bytes=int(model.bucket_bytes_cap)), knobs=knobs,
-            absent="DistributedDataParallel does not exchange what was frozen when it wrapped the model: unfreeze it first",
-        )  # fmt: skip
-        super().__init__(exchanger)
+        options = replace(options, bucket_bytes=int(model.bucket_bytes_cap))
+        absent = (
+            "DistributedDataParallel does not exchange what was frozen when it wrapped the model: unfreeze it first"
+        )
+        super().__init__(Steps(Session(trained, method, over, options, knobs=knobs), absent=absent))
         self._optimizer, self._scaler = optimizer, scaler
         self._check_optimizer()
         self._lane = lane_for(next(iter(trained.values())).device)
-        exchanger.stats.overlaps = self._lane.overlaps
+        self.stats.overlaps = self._lane.overlaps
         self._waits: AbstractContextManager[None] = nullcontext()
         self._tickets: list[_Ticket] = []
         self._error: BaseException | None = None  # of this backward pass, for the user's thread
@@ -100,7 +101,7 @@ class Handle(GradientHandle):
             if self._optimizer is not None:
                 self.lr = float(self._optimizer.param_groups[0]["lr"])
             if self._scaler is not None:
-                self._exchanger.scale = self._scaler.get_scale()
+                self._steps.scale = self._scaler.get_scale()
         buffer, gradients = bucket.buffer(), {}
         try:
             self._check_frozen()
@@ -125,7 +126,7 @@ class Handle(GradientHandle):
         if bucket.buffer().is_sparse:
             text = ", ".join(map(repr, names))
             raise InputError(f"the gradient of {text} is sparse; make the layer with sparse=False")
-        return {name: x for name, x in zip(names, bucket.gradients(), strict=True) if name in self._exchanger.like}
+        return {name: x for name, x in zip(names, bucket.gradients(), strict=True) if name in self._session.like}
 
     def _check_frozen(self) -> None:
         """Whether what was frozen when Grace was attached still is: nobody exchanges its gradient."""
@@ -142,8 +143,8 @@ class Handle(GradientHandle):
         self._tickets.append(ticket)  # here, so that only the lane's thread touches the list
         done: Collection[str] = ()
         try:
-            if self._exchanger.error is None:
-                done = self._exchanger.step(gradients, last=last, into=gradients)
+            if self._session.error is None:
+                done = self._steps.step(gradients, last=last, into=gradients)
         except BaseException as error:
             self._fail(error)
         for one in self._tickets:
@@ -159,14 +160,14 @@ class Handle(GradientHandle):
         if self._error is None:
             self._error = error
         if not isinstance(error, NonFiniteError):  # all ranks have found that one, in step
-            self._exchanger.close(error)
+            self._session.close(error)
 
     def _surface(self) -> None:
         """Runs when the backward pass ends. DistributedDataParallel waits for its buckets in a callback that was
         queued later than this one: the error must come after that.
         """
-        if self._exchanger.stats.overlaps:
-            self._waits = self._exchanger.stats.wait()
+        if self.stats.overlaps:
+            self._waits = self.stats.wait()
             self._waits.__enter__()
         _at_the_end_of_backward(self._raise)
 
@@ -174,10 +175,10 @@ class Handle(GradientHandle):
         self._watching = False
         self._waits.__exit__(None, None, None)
         self._waits = nullcontext()
-        error, self._error = self._exchanger.error or self._error, None
+        error, self._error = self._session.error or self._error, None
         if error is not None:
             raise error
-        self._exchanger.logs.report()
+        self._session.logs.report()
 
     # ---- for the user -----------------------------------------------------------------------------------------------
     def switch(self, method: Policy | Method[Any] | str) -> None:
@@ -190,7 +191,7 @@ class Handle(GradientHandle):
             return
         self._hook.taker = None
         self._lane.close()
-        self._exchanger.close()
+        self._session.close()
 
     def _check_attached(self) -> None:
         if self._hook.taker is not self:

@@ -66,7 +66,7 @@ class Handle(Handover):
             if jax.process_count() == 1:
                 raise
             explained = TransportError(f"{error}\nIf no worker has failed: {GLOBAL_ARRAYS}.")
-            self._exchanger.error = explained  # what later steps raise, and what a user finds in the handle
+            self._session.error = explained  # what later steps raise, and what a user finds in the handle
             raise explained from error
         self.count += 1  # not after a NonFiniteError: optax's state keeps its count then, too
         return [mean for mean in means if mean is not None]
@@ -103,11 +103,11 @@ class Handle(Handover):
         if isinstance(saved, Mapping) and STRUCTURE in saved:
             saved = nested(saved)
         super().load_state_dict(saved)
-        self.count = int(saved.get("count", self._exchanger.worker.step))
+        self.count = int(saved.get("count", self._session.worker.step))
 
     def refuse_load(self, problem: StateError) -> None:
         """In place of ``load_state_dict``, where there is nothing to load: all workers hear why, and raise it."""
-        self._exchanger.compare_loads(problem, {})
+        self._session.compare_loads(problem, {})
 
 
 def compressed_mean_on_host(

@@ -178,7 +178,7 @@ class Handle(Handover):
 
     def _find_worst(self, flag: Tensor) -> Tensor:
         try:
-            worst: Tensor = self._exchanger.run(_ask(AllReduce(flag.clone(), "max", donate=True)))
+            worst: Tensor = self._session.run(_ask(AllReduce(flag.clone(), "max", donate=True)))
             return worst
         except BaseException as error:
             self.fail(error)
@@ -194,7 +194,7 @@ class Handle(Handover):
         wait_for_host()
         arrays = [np.ascontiguousarray(keras.ops.convert_to_numpy(v.value)) for v in self._all_variables()]
         buffer = torch.from_numpy(np.concatenate([x.reshape(-1).view(np.uint8) for x in arrays]))
-        self._exchanger.start_alike([buffer])
+        self._session.start_alike([buffer])
         start, raw = 0, buffer.numpy()
         for v, x in zip(self._all_variables(), arrays, strict=True):
             v.assign(raw[start : start + x.nbytes].view(x.dtype).reshape(tuple(v.shape)))
@@ -208,7 +208,7 @@ class Handle(Handover):
         """
         self._check_attached()
         wait_for_host()
-        return self._exchanger.run(_average_numbers(numbers, self.world))
+        return self._session.run(_average_numbers(numbers, self.world))
 
     def state_dict(self) -> dict[str, Any]:
         """What the next step depends on besides the model's own file: memories, the step, and random generators' states. Each
@@ -232,7 +232,7 @@ class Handle(Handover):
         wait_for_host()
         if isinstance(saved, Mapping) and STRUCTURE in saved:
             saved = nested(saved)
-        self._exchanger.load_state_dict(saved, also=self._check_generators)
+        self._session.load_state_dict(saved, also=self._check_generators)
         for v, state in zip(self._generators(), saved["generators"], strict=True):
             v.assign(state.numpy().astype(_read_dtype(v)))
 
@@ -255,7 +255,7 @@ class Handle(Handover):
         try:
             saved = read_state(path, self.rank, self.world)
         except StateError as problem:
-            self._exchanger.compare_loads(problem, {})
+            self._session.compare_loads(problem, {})
         else:
             self.load_state_dict(saved)
 

@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from grace.errors import InputError
 from grace.run.groups import Group
-from grace.run.worker import check_tensor
+from grace.run.session import Session
 
 
 class Arrivals:
     """The tensors of one step, in as many parts as an adapter likes: every name comes once in a step.
 
     Args:
-        like: a tensor for each name; its shape and dtype count.
+        session: says which tensors there are, and which belong together.
         absent: what a user can do about a tensor that did not come.
-
-    Call :meth:`sort_into` before the first step.
     """
 
-    def __init__(self, like: Mapping[str, Tensor], absent: str):
-        self._kinds = {name: (x.shape, x.dtype) for name, x in like.items()}
-        self._absent = absent
-        self._group_of: dict[str, Group] = {}
+    def __init__(self, session: Session, absent: str):
+        self._session, self._absent = session, absent
         self._names: set[str] = set()  # of this step
-        self._waiting: dict[str, tuple[Tensor, Tensor | None]] = {}  # of groups that are not complete
+        self._tensors: dict[str, Tensor] = {}  # of groups that are not complete
+        self._into: dict[str, Tensor] = {}  # where their means go
 
-    def sort_into(self, groups: Sequence[Group]) -> None:
-        """Exchanges tensors in these groups from now on."""
-        self._group_of = {name: group for group in groups for name in group.members}
-
-    def note(self, tensors: Mapping[str, Tensor], into: Mapping[str, Tensor], step: int) -> list[Group]:
+    def note(self, tensors: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> list[Group]:
         """Notes what has come, and where its mean goes. Returns the groups that this completes.
 
         Raises:
@@ -41,40 +33,41 @@ class Arrivals:
         """
         ready = []
         for name, x in tensors.items():
-            kind = self._kinds.get(name)
-            if kind is None:
-                raise InputError(f"{name!r} was not there when the exchange began; legal: the names given then")
-            if x.shape != kind[0] or x.dtype != kind[1] or x.layout != torch.strided:
-                check_tensor(name, x)
-                raise InputError(
-                    f"{name!r} is {x.dtype} {tuple(x.shape)}, and was {kind[1]} {tuple(kind[0])} when it began"
-                )
+            self._session.check(name, x)
             if name in self._names:
+                step = self._session.worker.step
                 raise InputError(f"{name!r} comes a second time in step {step}; end the step first (last=True)")
             self._names.add(name)
-            self._waiting[name] = (x, into.get(name))
-            group = self._group_of[name]
-            if len(group.members) == 1 or all(member in self._waiting for member in group.members):
+            self._tensors[name] = x
+            if name in into:
+                self._into[name] = into[name]
+            group = self._session.group_of[name]
+            if len(group.members) == 1 or all(member in self._tensors for member in group.members):
                 ready.append(group)
         return ready
 
-    def take(self, group: Group) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """The members of a group that is complete: each tensor, and where its mean goes."""
-        return {name: self._waiting.pop(name) for name in group.members}
+    def take(self, groups: list[Group]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The members of groups that are complete: tensors, and where means go, each by name."""
+        names = [name for group in groups for name in group.members]
+        tensors = {name: self._tensors.pop(name) for name in names}
+        return tensors, {name: self._into.pop(name) for name in names if name in self._into}
 
-    def check_complete(self, step: int) -> None:
+    def check_complete(self) -> None:
         """Checks, as the step ends, that every tensor has come.
 
         Raises:
             InputError: some tensor did not come.
         """
-        if len(self._names) != len(self._kinds):
-            absent = ", ".join(repr(name) for name in self._kinds if name not in self._names)
+        like = self._session.like
+        if len(self._names) != len(like):
+            absent = ", ".join(repr(name) for name in like if name not in self._names)
             raise InputError(
-                f"step {step} ended without {absent}, and every tensor takes part in every step. {self._absent}"
+                f"step {self._session.worker.step} ended without {absent}, and every tensor takes part in every step. "
+                f"{self._absent}"
             )
 
     def forget(self) -> None:
         """Starts over: for a step that begins, or one that is left out."""
         self._names.clear()
-        self._waiting.clear()
+        self._tensors.clear()
+        self._into.clear()

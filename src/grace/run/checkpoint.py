@@ -17,7 +17,7 @@ from torch import Tensor
 from grace.collectives import AllGather, AllReduce, Broadcast, Exchange
 from grace.contract.together import together
 from grace.errors import ConfigurationError, StateError
-from grace.run.exchanger import Exchanger
+from grace.run.session import Session
 
 Memories: TypeAlias = Literal["mean", "all"]
 MEMORIES: tuple[Memories, ...] = get_args(Memories)
@@ -29,7 +29,7 @@ class Checkpoint:
     """A ``Stateful``: safe in ``torch.distributed.checkpoint.save``, where all ranks take part, and in ``load``.
 
     Args:
-        exchanger: of this rank.
+        session: of this rank.
         memories: "mean" saves the mean of the workers' memories, once for all; it loads on any number of workers, and under
             any method. "all" saves each worker's state: the same number of workers goes on with the same bits, any other
             number with the mean.
@@ -40,47 +40,45 @@ class Checkpoint:
     With "mean", momenta and other states of a single worker start afresh.
     """
 
-    def __init__(
-        self, exchanger: Exchanger, memories: Memories = "mean", workers: int | None = None, whole: bool = False
-    ):
+    def __init__(self, session: Session, memories: Memories = "mean", workers: int | None = None, whole: bool = False):
         if memories not in MEMORIES:
             raise ConfigurationError(f"memories={memories!r} is unknown; legal: 'mean', 'all'")
         if workers is not None and (memories == "mean" or not (type(workers) is int and workers >= 1)):
             raise ConfigurationError(f"workers={workers!r}: legal: a whole number >= 1, with memories='all'")
-        self._exchanger, self._memories, self._whole = exchanger, memories, whole
-        self._workers = exchanger.world if workers is None else workers
+        self._session, self._memories, self._whole = session, memories, whole
+        self._workers = session.world if workers is None else workers
 
     # ---- saving -----------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """What to save, or the form of what to load. All ranks call it."""
-        exchanger = self._exchanger
-        state = exchanger.worker.state
+        session = self._session
+        state = session.worker.state
         about = {
-            "version": VERSION, "memories": self._memories, "workers": exchanger.world, "step": state.step,
+            "version": VERSION, "memories": self._memories, "workers": session.world, "step": state.step,
             "seed": state.seed, "shared": state.shared_parts(),
         }  # fmt: skip
         out: dict[str, Any] = {"about": pack(about)}
         if self._memories == "mean":
             out["owed"] = self._mean(state.debts())
         else:  # keys that no other rank has: equal keys would count as copies of one
-            mine = pack(exchanger.state_dict())
+            mine = pack(session.state_dict())
             if self._whole:
-                out.update(exchanger.run(_gather(mine, exchanger.rank, exchanger.world, _device(exchanger))))
+                out.update(session.run(_gather(mine, session.rank, session.world, _device(session))))
                 return out
             out.update({f"worker.{rank}": mine for rank in self._share()})
         return out
 
     def _share(self) -> list[int]:
         """Whose states this rank reads: its own, or, of another number of workers, every world-th."""
-        return list(range(self._exchanger.rank, self._workers, self._exchanger.world))
+        return list(range(self._session.rank, self._workers, self._session.world))
 
     def _mean(self, debts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """By parameter: the mean over ranks of what is owed to each group. Zeros where nothing is owed."""
-        exchanger = self._exchanger
-        means = dict(zip(debts, exchanger.run(together([_average(x) for x in debts.values()])), strict=True))
+        session = self._session
+        means = dict(zip(debts, session.run(together([_average(x) for x in debts.values()])), strict=True))
         out = {}
-        for group in exchanger.groups:
-            like = group.like(exchanger.like)
+        for group in session.groups:
+            like = group.like(session.like)
             mean = means.get(group.name)
             if mean is None:
                 device = "cpu" if like.is_meta else like.device
@@ -95,29 +93,29 @@ class Checkpoint:
         Raises:
             StateError: it does not fit; nothing has changed then.
         """
-        exchanger = self._exchanger
+        session = self._session
         problem, state, mine = None, None, None
         debts: dict[str, Tensor] = {}
         if self._whole:
             self._read_kind(saved)
-        exact = self._memories == "all" and self._workers == exchanger.world
+        exact = self._memories == "all" and self._workers == session.world
         try:
             about = self._about(saved)
             if exact:
-                mine = self._states(saved)[exchanger.rank]
+                mine = self._states(saved)[session.rank]
             else:
                 debts = self._debts(saved)
-                state = exchanger.begin_state(about["step"], about["seed"], about["shared"])
+                state = session.begin_state(about["step"], about["seed"], about["shared"])
         except StateError as error:
             problem = error
         if exact and problem is None:
-            exchanger.load_state_dict(mine)
+            session.load_state_dict(mine)
             return
-        exchanger.compare_loads(problem, {} if state is None else {"step": state.step, "seed": state.seed})
+        session.compare_loads(problem, {} if state is None else {"step": state.step, "seed": state.seed})
         assert state is not None
         if self._memories == "all":  # up to here each rank has only what it has read
-            debts = self._mean({name: x * exchanger.world for name, x in debts.items()})
-        exchanger.adopt(state, debts)
+            debts = self._mean({name: x * session.world for name, x in debts.items()})
+        session.adopt(state, debts)
 
     def _read_kind(self, saved: Any) -> None:
         """What the checkpoint holds, if it can be read: else it is refused later, on all ranks."""
@@ -152,25 +150,25 @@ class Checkpoint:
 
     def _debts(self, saved: Mapping[str, Any]) -> dict[str, Tensor]:
         """What this rank is to owe, by parameter; with "all", its share of that, by group."""
-        exchanger = self._exchanger
+        session = self._session
         if self._memories == "mean":
             owed = saved.get("owed")
-            if not isinstance(owed, Mapping) or owed.keys() != exchanger.like.keys():
+            if not isinstance(owed, Mapping) or owed.keys() != session.like.keys():
                 raise StateError("the checkpoint is of other parameters")
             for name, x in owed.items():
-                if not isinstance(x, Tensor) or x.shape != exchanger.like[name].shape or not x.is_floating_point():
+                if not isinstance(x, Tensor) or x.shape != session.like[name].shape or not x.is_floating_point():
                     raise StateError(f"the checkpoint's debt to {name!r} does not have the shape of the parameter")
             return dict(owed)
         total: dict[str, Tensor] = {}
         for rank, one in self._states(saved).items():
-            state = exchanger.read_state(one, rank, self._workers)
+            state = session.read_state(one, rank, self._workers)
             for name, x in state.debts().items():
                 total[name] = total[name] + x / self._workers if name in total else x / self._workers
-        for group in exchanger.groups:  # the same on all ranks, even those that have none to read
-            like = group.like(exchanger.like)
+        for group in session.groups:  # the same on all ranks, even those that have none to read
+            like = group.like(session.like)
             zeros = torch.zeros(like.shape, dtype=torch.promote_types(like.dtype, torch.float32))
             total.setdefault(group.name, zeros if like.is_meta else zeros.to(like.device))
-        return {group.name: total[group.name] for group in exchanger.groups}
+        return {group.name: total[group.name] for group in session.groups}
 
     def _states(self, saved: Mapping[str, Any]) -> dict[int, Any]:
         if missing := [rank for rank in self._share() if f"worker.{rank}" not in saved]:
@@ -195,9 +193,9 @@ def _gather(mine: bytes, rank: int, world: int, device: torch.device) -> Exchang
     return out
 
 
-def _device(exchanger: Exchanger) -> torch.device:
+def _device(session: Session) -> torch.device:
     """The device that its network takes tensors from."""
-    device = next(iter(exchanger.like.values())).device
+    device = next(iter(session.like.values())).device
     return torch.device("cpu") if device.type == "meta" else device
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import glob
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from grace.contract.method import Method
 from grace.contract.workspace import Workspace
-from grace.errors import CompositionError, ConfigurationError
+from grace.errors import CompositionError, ConfigurationError, InputError
 from grace.registry import method as make_method
 from grace.registry import spell
 from grace.registry.policy import Policy
@@ -102,6 +102,22 @@ def form_groups(
         groups.append(Group(label, tuple(names), tuple(tuple(parameters[name].shape) for name in names)))
         rules.append((glob.escape(label), method))
     return groups, Policy(rules)
+
+
+def whole_groups(names: Collection[str], group_of: Mapping[str, Group]) -> list[Group]:
+    """The groups of these names, in the order of their first members.
+
+    Raises:
+        InputError: a group of which only some members are among them.
+    """
+    groups = {group_of[name].name: group_of[name] for name in names}
+    for group in groups.values():
+        if absent := [name for name in group.members if name not in names]:
+            raise InputError(
+                f"{', '.join(map(repr, absent))} did not come, but is compressed as one tensor with the others of "
+                f"{group.name!r}: {', '.join(map(repr, group.members))}. Give all of them, or use granularity='parameter'"
+            )
+    return list(groups.values())
 
 
 def regroup(owed: Mapping[str, Tensor], old: Sequence[Group], new: Sequence[Group]) -> dict[str, Tensor]:

@@ -101,6 +101,29 @@ class WorkerState:
         return parts
 
     @classmethod
+    def begin(
+        cls,
+        step: int,
+        seed: int,
+        shared: Mapping[str, tuple[str, list[Any]]],
+        policy: Policy,
+        like: Mapping[str, Tensor],
+    ) -> WorkerState:
+        """A fresh state at step ``step``, with what is ``shared`` where the method is the same; see :meth:`shared_parts`.
+        ``like`` has a tensor for every name that may occur.
+
+        Raises:
+            StateError: what is shared does not fit.
+        """
+        states = {}
+        for name, (text, parts) in shared.items():
+            method = policy.method_for(name, like[name], step) if name in like else None
+            if method is not None and spell(method) == text:
+                fresh = method.init(like[name])
+                states[name] = (method, restore_shared(fresh, method.kinds(fresh), list(parts), name))
+        return cls(step, seed, states, {})
+
+    @classmethod
     def read(cls, saved: Any, rank: int, world: int, policy: Policy, like: Mapping[str, Tensor]) -> WorkerState:
         """The inverse of :meth:`save`. ``like`` has a tensor for every name that may occur.
 

@@ -107,7 +107,7 @@ class Worker:
                 self.watch.see(name, debt, x)
             if self.measures and method != NONE:
                 self._measure(method, x, state, name)
-            batches.add(method, x, state, self._peer(name))
+            batches.add(method, x, state, self.peer(name))
         exchange = batches.exchange(self._layouts, self.workspace)
         try:
             if all(on_host(x.device) for x in tensors.values()):
@@ -125,11 +125,12 @@ class Worker:
 
     def _measure(self, method: Method[Any], x: Tensor, state: Any, name: str) -> None:
         start = time.perf_counter()
-        lost = measure_distortion(method, x, state, self._peer(name))
+        lost = measure_distortion(method, x, state, self.peer(name))
         self.distortions.update({} if lost is None else {name: lost})
         self.aside_seconds += time.perf_counter() - start
 
-    def _peer(self, name: str) -> Peer:
+    def peer(self, name: str) -> Peer:
+        """Who this worker is in the exchange of this tensor, in the coming step."""
         return Peer(
             self.rank,
             self.world,

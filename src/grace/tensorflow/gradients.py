@@ -82,7 +82,7 @@ class Gradients(BaseHandle):
             [name_of(v) for v in self.variables], self._shapes, [tf.as_dtype(v.dtype).name for v in self.variables],
             method, transport=network, options=options,
         )  # fmt: skip
-        super().__init__(self._handover._exchanger)
+        super().__init__(self._handover._steps)
         self._sparse, self._learning_rate = sparse, learning_rate
         self._said: set[str] = set()
 

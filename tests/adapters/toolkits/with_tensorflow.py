@@ -182,11 +182,11 @@ def mutants(rank: int, world: int) -> None:
         names = in_place._handover.names
         for x in given:
             x.mul_(10)
-        return list(in_place._exchanger.step({n: x.clone() for n, x in zip(names, given, strict=True)}).values())
+        return list(in_place._steps.step({n: x.clone() for n, x in zip(names, given, strict=True)}).values())
 
     def hand_out_the_workspace(given: Sequence[Any], lr: Any, scale: float) -> list[Tensor]:
         names = workspace._handover.names
-        return list(workspace._exchanger.step({n: x.clone() for n, x in zip(names, given, strict=True)}).values())
+        return list(workspace._steps.step({n: x.clone() for n, x in zip(names, given, strict=True)}).values())
 
     in_place._handover.mean = write_into_what_is_lent
     workspace._handover.mean = hand_out_the_workspace

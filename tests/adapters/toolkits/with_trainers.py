@@ -48,7 +48,7 @@ def check_alike(x: Tensor) -> None:
 
 def mean_debts(handle: Any) -> dict[str, Tensor]:
     """What the workers owe the model on average."""
-    debts = {name: x.clone() for name, x in sorted(handle._exchanger.worker.state.debts().items())}
+    debts = {name: x.clone() for name, x in sorted(handle._session.worker.state.debts().items())}
     for x in debts.values():
         dist.all_reduce(x)
         x /= dist.get_world_size()

@@ -251,4 +251,4 @@ def test_dist_ef_vector() -> None:
 def test_the_worker_tells_the_rate() -> None:
     worker = Worker(grace.Policy.of("topk:follow_lr=true"), 0, 1)
     worker.lr = 0.25
-    assert worker._peer("x").lr == 0.25
+    assert worker.peer("x").lr == 0.25

@@ -11,8 +11,8 @@ from torch import Tensor
 import grace
 from grace.errors import ConfigurationError, StateError
 from grace.run.checkpoint import Checkpoint
-from grace.run.exchanger import Exchanger
 from grace.run.options import Options
+from grace.run.session import Session
 from grace.run.simulator import Simulator
 from tests.laws.cases import CASES
 from tests.unit.networks import in_threads
@@ -31,21 +31,27 @@ def gradients(rank: int, step: int) -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
 
 
-def exchanger(transport: Any, spec: str, granularity: Any = "parameter") -> Exchanger:
+def begin(transport: Any, spec: str, granularity: Any = "parameter") -> Session:
     like = {name: torch.empty(shape) for name, shape in SHAPES.items()}
-    return Exchanger(like, grace.Policy([("*", spec)]), transport, Options(granularity=granularity))
+    return Session(like, grace.Policy([("*", spec)]), transport, Options(granularity=granularity))
+
+
+def exchange(session: Session, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    means = {name: mean.clone() for name, mean in session.exchange(tensors).items()}
+    session.advance()
+    return means
 
 
 def saves(world: int, spec: str, memories: Any, granularity: Any = "parameter") -> list[Any]:
     """What each of ``world`` workers saves after three steps, and what each owes."""
 
     def work(transport: Any, rank: int) -> Any:
-        mine = exchanger(transport, spec, granularity)
+        mine = begin(transport, spec, granularity)
         for step in range(3):
-            mine.step(gradients(rank, step))
+            exchange(mine, gradients(rank, step))
         debts = {name: x.clone() for name, x in mine.worker.state.debts().items()}
         saved = Checkpoint(mine, memories).state_dict()
-        rest = [{n: m.clone() for n, m in mine.step(gradients(rank, step)).items()} for step in range(3, 5)]
+        rest = [exchange(mine, gradients(rank, step)) for step in range(3, 5)]
         return saved, debts, rest
 
     return results(in_threads(world, work))
@@ -81,11 +87,11 @@ def test_the_mean_of_what_is_owed_survives(spec: str, layout: tuple[int, int], m
     file = merged([one for one, *_ in saved])
 
     def load(transport: Any, rank: int) -> Any:
-        mine = exchanger(transport, spec)
+        mine = begin(transport, spec)
         Checkpoint(mine, memories, old if memories == "all" else None).load_state_dict(file)
         debts = {name: x.clone() for name, x in mine.worker.state.debts().items()}
         assert mine.worker.step == 3
-        return debts, [{n: m.clone() for n, m in mine.step(gradients(rank, step)).items()} for step in range(3, 5)]
+        return debts, [exchange(mine, gradients(rank, step)) for step in range(3, 5)]
 
     loaded = results(in_threads(new, load))
     for name, debt in mean_debt([debts for debts, _ in loaded]).items():
@@ -101,7 +107,7 @@ def test_another_method_and_granularity_take_the_debt_over() -> None:
     expected = mean_debt([debts for _, debts, _ in saved])
 
     def load(transport: Any, rank: int) -> Any:
-        mine = exchanger(transport, "efsignsgd", "model")
+        mine = begin(transport, "efsignsgd", "model")
         Checkpoint(mine).load_state_dict(saved[0][0])
         (debt,) = mine.worker.state.debts().values()
         return debt.clone()
@@ -128,8 +134,8 @@ def test_what_does_not_fit_changes_nothing_on_any_rank() -> None:
     ]  # fmt: skip
 
     def load(transport: Any, rank: int) -> Any:
-        mine = exchanger(transport, "topk:ratio=0.1")
-        mine.step(gradients(rank, 0))
+        mine = begin(transport, "topk:ratio=0.1")
+        exchange(mine, gradients(rank, 0))
         before = mine.state_dict()
         for file, memories, message in cases:
             with pytest.raises(StateError, match=message):
@@ -141,14 +147,14 @@ def test_what_does_not_fit_changes_nothing_on_any_rank() -> None:
 
     def load_on_three(transport: Any, rank: int) -> Any:
         with pytest.raises(StateError, match=r"2 workers saved this checkpoint, not 3; .*workers=2"):
-            Checkpoint(exchanger(transport, "topk:ratio=0.1"), "all").load_state_dict(everything)
+            Checkpoint(begin(transport, "topk:ratio=0.1"), "all").load_state_dict(everything)
 
     results(in_threads(3, load_on_three))
 
 
 def test_bad_knobs() -> None:
     def work(transport: Any, rank: int) -> None:
-        mine = exchanger(transport, "topk")
+        mine = begin(transport, "topk")
         for knobs in ({"memories": "sum"}, {"workers": 2}, {"memories": "all", "workers": 0}):
             with pytest.raises(ConfigurationError, match="legal"):
                 Checkpoint(mine, **knobs)

@@ -17,29 +17,30 @@ import grace
 from grace.adapters.handle import BaseHandle
 from grace.errors import ConfigurationError
 from grace.run.distortion import measure_distortion
-from grace.run.exchanger import Exchanger
+from grace.run.session import Session
+from grace.run.steps import Steps
 from tests.unit.networks import Loopback
 
 TOP1 = grace.Policy([("small*", "none"), ("*", "topk:ratio=0.25")])
 
 
-def exchanger() -> Exchanger:
-    return Exchanger({"w": torch.empty(4), "small": torch.empty(2)}, TOP1, Loopback())
+def begin() -> Steps:
+    return Steps(Session({"w": torch.empty(4), "small": torch.empty(2)}, TOP1, Loopback()))
 
 
-def step(one: Exchanger, *numbers: float) -> Tensor:
+def step(one: Steps, *numbers: float) -> Tensor:
     mean = one.step({"w": torch.tensor(numbers), "small": torch.ones(2)})["w"].clone()
-    one.logs.report()
+    one.session.logs.report()
     return mean
 
 
 def test_each_line_is_of_the_steps_since_the_last_one() -> None:
-    one, lines = exchanger(), []
+    one, lines = begin(), []
     for _ in range(3):
         step(one, 4.0, 3.0, 0.0, 0.0)
     BaseHandle(one).log(lambda values, at: lines.append((at, values)), every=2, errors_every=4)
     for _ in range(3):
-        one.logs.report()  # no step has ended: nothing to tell
+        one.session.logs.report()  # no step has ended: nothing to tell
         step(one, 4.0, 3.0, 0.0, 0.0)
     assert [at for at, _ in lines] == [4, 6]  # each second step of the exchange
     first, second = (values for _, values in lines)
@@ -49,27 +50,27 @@ def test_each_line_is_of_the_steps_since_the_last_one() -> None:
     assert second["grace/exposed_seconds"] == pytest.approx(
         second["grace/codec_seconds"] + second["grace/exchange_seconds"]
     )
-    assert second["grace/memory_norm"] == one.worker.memory_norm() > 0
+    assert second["grace/memory_norm"] == one.session.worker.memory_norm() > 0
 
 
 def test_the_error_is_of_gradient_and_memory_and_measuring_it_changes_nothing() -> None:
-    one, other, lines = exchanger(), exchanger(), []
-    one.logs.add(lambda values, at: lines.append(values), errors_every=1)
+    one, other, lines = begin(), begin(), []
+    one.session.logs.add(lambda values, at: lines.append(values), errors_every=1)
     gradients = [(4.0, 3.0, 0.0, 0.0), (0.0, 0.0, 0.0, 4.0)]
     assert [step(one, *g).tolist() for g in gradients] == [step(other, *g).tolist() for g in gradients]
     errors = [line["grace/error/w"] for line in lines]
     assert errors == pytest.approx([3 / 5, 3 / 5])  # in the second step the memory is 3, and the gradient 4
     assert not [line for line in lines if "grace/error/small" in line]  # goes as it is
-    assert one.stats.traffic == other.stats.traffic
-    assert torch.equal(one.worker.state.debts()["w"], other.worker.state.debts()["w"])
+    assert one.session.stats.traffic == other.session.stats.traffic
+    assert torch.equal(one.session.worker.state.debts()["w"], other.session.worker.state.debts()["w"])
 
 
 def test_the_memory_norm_is_that_of_what_is_owed() -> None:
-    one = exchanger()
-    assert one.worker.memory_norm() == 0
+    one = begin()
+    assert one.session.worker.memory_norm() == 0
     step(one, 4.0, 3.0, 0.0, 0.0)
     step(one, 4.0, 0.0, 2.0, 0.0)
-    assert one.worker.memory_norm() == pytest.approx(math.hypot(3, 2))
+    assert one.session.worker.memory_norm() == pytest.approx(math.hypot(3, 2))
 
 
 @pytest.mark.parametrize("name", grace.methods())
@@ -97,9 +98,9 @@ def test_tensorboard_gets_scalars(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
 
-    one = exchanger()
+    one = begin()
     with SummaryWriter(str(tmp_path)) as writer:
-        one.logs.add(writer, errors_every=1)
+        one.session.logs.add(writer, errors_every=1)
         step(one, 4.0, 3.0, 0.0, 0.0)
     found = EventAccumulator(str(tmp_path)).Reload()
     assert {"grace/ratio", "grace/error/w", "grace/memory_norm"} <= set(found.Tags()["scalars"])
@@ -121,8 +122,8 @@ class Wandb:
 
 
 def test_weights_and_biases_keeps_its_own_count_of_steps() -> None:
-    one, run = exchanger(), Wandb()
-    one.logs.add(run)
+    one, run = begin(), Wandb()
+    one.session.logs.add(run)
     step(one, 4.0, 3.0, 0.0, 0.0)
     assert run.metrics == [("grace/*", "grace/step")]
     assert run.rows[0]["grace/step"] == 1
@@ -161,10 +162,10 @@ run.finish()
 
 
 def test_what_is_refused() -> None:
-    one = exchanger()
+    one = begin()
     with pytest.raises(ConfigurationError, match="nothing to log to; legal: a SummaryWriter"):
-        one.logs.add("runs/1")
+        one.session.logs.add("runs/1")
     with pytest.raises(ConfigurationError, match="every=0"):
-        one.logs.add(print, every=0)
+        one.session.logs.add(print, every=0)
     with pytest.raises(ConfigurationError, match="errors_every=-1"):
-        one.logs.add(print, errors_every=-1)
+        one.session.logs.add(print, errors_every=-1)

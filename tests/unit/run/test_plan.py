@@ -9,9 +9,9 @@ import torch
 
 import grace
 from grace.errors import ConfigurationError
-from grace.run.exchanger import Exchanger
 from grace.run.options import Granularity, Options
 from grace.run.plan import Plan, plan
+from grace.run.session import Session
 from tests.unit.networks import Loopback
 
 LIKE = {"fc.weight": torch.empty(64, 64), "fc.bias": torch.empty(64), "out.weight": torch.empty(10, 64)}
@@ -40,39 +40,40 @@ def test_what_depends_on_the_data_is_said() -> None:
 @pytest.mark.parametrize("granularity", ["parameter", "bucket", "model"])
 def test_it_adds_up_to_what_a_step_sends(granularity: Granularity) -> None:
     like = {name: torch.zeros(x.shape) for name, x in LIKE.items()}
-    exchanger = Exchanger(like, "topk:ratio=0.02", Loopback(), Options(granularity=granularity))
-    found = exchanger.plan()
-    exchanger.step({name: torch.randn(x.shape) for name, x in like.items()})
-    assert found.sent_bytes == exchanger.stats.traffic.sent
+    session = Session(like, "topk:ratio=0.02", Loopback(), Options(granularity=granularity))
+    found = session.plan()
+    session.exchange({name: torch.randn(x.shape) for name, x in like.items()})
+    assert found.sent_bytes == session.stats.traffic.sent
     assert sorted(name for row in found for name in row.members) == sorted(like)
 
 
 def test_it_is_of_the_coming_step() -> None:
     policy = grace.Policy([grace.Rule("*", "none", until_step=1), ("*", "bf16")])
     like = {"w": torch.zeros(8)}
-    exchanger = Exchanger(like, policy, Loopback())
-    before = exchanger.plan()
-    exchanger.step({"w": torch.ones(8)})
-    assert (before.rows[0].method, exchanger.plan().rows[0].method) == ("none", "bf16")
+    session = Session(like, policy, Loopback())
+    before = session.plan()
+    session.exchange({"w": torch.ones(8)})
+    session.advance()
+    assert (before.rows[0].method, session.plan().rows[0].method) == ("none", "bf16")
 
 
 def test_a_rule_for_no_parameter_ends_the_exchange_before_it_begins() -> None:
     policy = grace.Policy([("fc.wieght", "topk"), ("*", "none")])
     with pytest.raises(ConfigurationError, match=r"nearest: 'fc\.weight'"):
-        Exchanger(LIKE, policy, Loopback())
+        Session(LIKE, policy, Loopback())
     with pytest.raises(ConfigurationError, match=r"nearest: 'fc\.weight'"):
         plan(LIKE, policy, world=2)
-    exchanger = Exchanger(LIKE, "topk", Loopback())
+    session = Session(LIKE, "topk", Loopback())
     with pytest.raises(ConfigurationError, match=r"nearest: 'fc\.weight'"):
-        exchanger.switch(policy)
-    assert exchanger.plan().rows[0].method == "topk"  # as before
+        session.switch(policy)
+    assert session.plan().rows[0].method == "topk"  # as before
 
 
 @pytest.mark.parametrize("method", ["topk", grace.Policy([grace.Rule("*", "topk", min_ndim=3), ("*", "none")])])
 def test_nothing_compressed_is_warned_of(method: grace.Policy | str) -> None:
     small = {name: torch.zeros(8, 8) for name in "ab"}
     with pytest.warns(grace.UncompressedWarning, match=r"all 2 tensors \(128 numbers\) .*none gets topk") as found:
-        Exchanger(small, method, Loopback())
+        Session(small, method, Loopback())
     assert len(found) == 1
     assert found[0].filename == __file__
 
@@ -80,10 +81,8 @@ def test_nothing_compressed_is_warned_of(method: grace.Policy | str) -> None:
 def test_no_warning_where_none_was_meant_or_something_is_compressed() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Exchanger({"a": torch.zeros(8)}, "none", Loopback())
-        Exchanger(
-            {"a": torch.zeros(8)}, grace.Policy([grace.Rule("*", "none", until_step=9), ("*", "topk")]), Loopback()
-        )
+        Session({"a": torch.zeros(8)}, "none", Loopback())
+        Session({"a": torch.zeros(8)}, grace.Policy([grace.Rule("*", "none", until_step=9), ("*", "topk")]), Loopback())
 
 
 def test_an_empty_plan_prints() -> None:

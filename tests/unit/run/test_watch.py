@@ -10,7 +10,8 @@ from torch import nn
 
 import grace
 from grace.errors import DivergenceWarning
-from grace.run.exchanger import Exchanger
+from grace.run.session import Session
+from grace.run.steps import Steps
 from grace.run.watch import WINDOW, DebtWatch
 from grace.transports.alone import Alone
 
@@ -99,13 +100,14 @@ def test_it_looks_at_the_largest_tensors_with_a_memory() -> None:
 
 
 def test_rank_0_is_warned_once() -> None:
-    exchanger = Exchanger({"w": torch.ones(64, 64)}, "topk:ratio=0.1", Alone())
+    session = Session({"w": torch.ones(64, 64)}, "topk:ratio=0.1", Alone())
+    training = Steps(session)
 
     def steps(diverging: bool) -> None:
         for _ in range(3):
-            exchanger.worker.watch.diverging = diverging
-            exchanger.step({"w": torch.ones(64, 64)})
-            exchanger.logs.report()
+            session.worker.watch.diverging = diverging
+            training.step({"w": torch.ones(64, 64)})
+            session.logs.report()
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -113,4 +115,4 @@ def test_rank_0_is_warned_once() -> None:
     with pytest.warns(DivergenceWarning, match=r"at step 4 .* lower learning rate") as told:
         steps(True)
     assert len(told) == 1
-    exchanger.close()
+    session.close()

@@ -12,6 +12,7 @@ import torch
 import grace
 from grace.collectives import AllGather, AllReduce, AllToAll, Broadcast, Permute, ReduceScatter
 from grace.errors import ConfigurationError, TransportError, UnknownNameError
+from grace.run.session import Session
 from grace.run.simulate import answers
 from grace.transports import choose as module
 from grace.transports.alone import Alone
@@ -114,6 +115,6 @@ def test_alone_answers_as_the_simulator_does() -> None:
 
 
 def test_one_worker_alone_trains() -> None:
-    exchanger = grace.run.exchanger.Exchanger({"w": torch.empty(64, 64)}, "topk:ratio=0.1", grace.transport())
-    means = exchanger.step({"w": torch.randn(64, 64)})
+    session = Session({"w": torch.empty(64, 64)}, "topk:ratio=0.1", grace.transport())
+    means = session.exchange({"w": torch.randn(64, 64)})
     assert 0 < int(means["w"].count_nonzero()) < 64 * 64

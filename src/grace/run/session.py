@@ -1,10 +1,11 @@
-"""What all adapters share: one worker's exchange of named tensors over any transport."""
+"""What all adapters share: the ranks agree on what they exchange, and then exchange any of it, over any transport."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
@@ -14,17 +15,16 @@ from torch import Tensor
 from grace.collectives import Exchange
 from grace.contract.method import Method
 from grace.contract.peer import Peer
-from grace.errors import ConfigurationError, GraceError, NonFiniteError, StateError
+from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError, StateError
 from grace.registry import spell
 from grace.registry.policy import Policy
-from grace.run.arrivals import Arrivals
 from grace.run.drive import broadcast_, drive
 from grace.run.fingerprint import fingerprint
-from grace.run.groups import Group, form_groups, regroup
+from grace.run.groups import Group, form_groups, regroup, whole_groups
 from grace.run.log import Logs
 from grace.run.options import DEFAULTS, Options
 from grace.run.plan import Plan, plan_groups, warn_uncompressed
-from grace.run.saved import WorkerState, check_form, restore_shared
+from grace.run.saved import WorkerState, check_form
 from grace.run.stats import Stats
 from grace.run.worker import Worker, check_tensor
 from grace.transports.agreement import agree, compare_loads
@@ -36,28 +36,37 @@ from grace.transports.traced import Tracer
 T = TypeVar("T")
 
 
-class Exchanger:
-    """Averages the tensors of one model, step by step. It knows no toolkit: an adapter says where tensors come from and
-    where the means go. All ranks make one with the same arguments, and call its methods alike and in the same order.
+class Session:
+    """One worker's part in averaging the tensors of a model. It knows no toolkit, and not what a step of training is:
+    :class:`grace.run.steps.Steps` does. All ranks make one with the same arguments, and call its methods alike and in the same
+    order.
 
     Args:
         like: a tensor for each name that is exchanged; only its shape and dtype count, so meta tensors will do. The order of
             names is the same on all ranks.
         method: a method, the string that makes it, or a :class:`grace.Policy`.
-        transport: between the ranks; the exchanger takes it over, and closes it.
+        transport: between the ranks; the session takes it over, and closes it.
         options: how to exchange.
-        counts_steps: whether a step here is a step of training; if not, call :meth:`count_step` after each step of training.
         knobs: what else the ranks must have in common, each under its name.
-        absent: what a user can do about a tensor that did not come.
 
     Raises:
         ConfigurationError, InputError: a method that cannot work, nothing to exchange, an unsuitable tensor (by name).
         FingerprintMismatch: ranks that differ, on every rank; the transport is closed then.
 
-    ``stats`` counts. ``error`` is what ended the exchanger, if anything has; every later step raises it again. ``scale`` is
-    the factor that tensors come with and means leave with: memories are in units without it. Set it before a step.
-    ``transport`` says what it runs over, and why. An adapter calls ``logs.report()`` in the user's thread to tell the logs of
-    a step.
+    ``stats`` counts. ``error`` is what ended the session, if anything has; every later exchange raises it again. ``transport``
+    says what it runs over, and why. An adapter calls ``logs.report()`` in the user's thread to tell the logs of a step.
+    ``groups`` are the tensors that are exchanged as one, and ``group_of`` has that of each name.
+
+    Example, with one rank:
+        >>> from grace.transports.alone import Alone
+        >>> like = {"layer": torch.empty(64, 64), "head": torch.empty(64, 64)}
+        >>> session = Session(like, "topk:ratio=0.1", Alone())
+        >>> for step in range(4):  # one of the two in turn
+        ...     name = ("layer", "head")[step % 2]
+        ...     means = session.exchange({name: torch.ones(64, 64)})
+        ...     session.advance()
+        >>> list(means), session.worker.step
+        (['head'], 4)
     """
 
     def __init__(
@@ -67,21 +76,19 @@ class Exchanger:
         transport: Transport,
         options: Options = DEFAULTS,
         *,
-        counts_steps: bool = True,
         knobs: Mapping[str, object] | None = None,
-        absent: str = "Give zeros where there is no gradient",
     ):
         if not like:
             raise ConfigurationError("there is nothing to exchange: no parameter requires a gradient")
         for name, x in like.items():
             check_tensor(name, x)
         self.like = {name: x.detach() for name, x in like.items()}
-        self.options, self._counts_steps = options, counts_steps
+        self._kinds = {name: (x.shape, x.dtype) for name, x in self.like.items()}
         self._dense_bytes = sum(x.numel() * x.element_size() for x in self.like.values())
-        self._knobs = {**asdict(options), **(knobs or {})}
-        self._arrivals = Arrivals(self.like, absent)
+        self.options, self._knobs = options, {**asdict(options), **(knobs or {})}
         policy = Policy.of(method)
-        self.groups, group_policy = form_groups(self.like, policy, options)
+        groups, group_policy = form_groups(self.like, policy, options)
+        self._sort_into(groups)
         self.rank, self.world = transport.rank, transport.world
         self.worker = Worker(group_policy, self.rank, self.world, options, axes=find_axes(transport))
         self._transport, self.transport = transport, describe(transport)
@@ -94,16 +101,17 @@ class Exchanger:
         self._checked = Checked(transport) if options.check else None
         self._timed = Timed(self._checked or transport)
         self._tracer = Tracer(self.rank, self.world, find_axes(transport))
-        self._arrivals.sort_into(self.groups)
-        self._spoiled = False  # all ranks have found an inf or NaN, and skip the rest of the step
-        self._turn = threading.Lock()
+        self._turn = threading.RLock()
         self.error: BaseException | None = None
-        self.scale = 1.0
         self._closed = False
         self.stats = Stats(self.world, collectives=self._timed.collectives)
         self.logs = Logs(self.worker, self.stats)
         self._finalizer = weakref.finalize(self, transport.close)
         self._finalizer.atexit = False  # at exit the process ends, and its connections with it
+
+    def _sort_into(self, groups: Sequence[Group]) -> None:
+        self.groups = groups
+        self.group_of = {name: group for group in groups for name in group.members}
 
     def _agree(self, policy: Policy) -> None:
         agree(fingerprint(policy, self.like, self._knobs), self._transport)
@@ -114,96 +122,129 @@ class Exchanger:
         if self.rank == 0:
             warn_uncompressed(policy, self.like)
 
-    # ---- a step -----------------------------------------------------------------------------------------------------
-    def step(
-        self, tensors: Mapping[str, Tensor], *, last: bool = True, into: Mapping[str, Tensor] | None = None
+    # ---- exchanges --------------------------------------------------------------------------------------------------
+    def exchange(
+        self,
+        tensors: Mapping[str, Tensor],
+        *,
+        into: Mapping[str, Tensor] | None = None,
+        scale: float = 1.0,
+        lr: float | None = None,
     ) -> dict[str, Tensor]:
-        """One step, or with ``last=False`` a part of one, such as a bucket: this worker's tensors -> the means.
+        """Averages any of the tensors that were agreed on: one worker's -> the means. It ends no step: :meth:`advance` does.
 
-        The tensors are donated, and exchanged in the order given, which is the same on all ranks. In one step every name comes
-        once; a rank that has no gradient gives zeros. A tensor whose group is not complete waits for a later part, and is not
-        in the answer.
+        What is not exchanged keeps its memory for the next time.
 
         Args:
-            tensors: by name.
-            last: whether this ends the step.
+            tensors: by name, donated; the same names in the same order on all ranks. What is compressed as one tensor comes
+                together.
             into: where means are copied to, by name; it may be the tensors themselves. Other means are handed out where they
                 are, and stay valid until the next call.
+            scale: the factor that tensors come with and means leave with: memories are in units without it.
+            lr: the learning rate that the means are applied with, the same on all ranks, for memories that follow it.
 
         Raises:
-            InputError: an unknown name, another shape or dtype, a name that comes twice or not at all.
-            NonFiniteError: with ``nonfinite="error"``, on all ranks. The rest of the step is skipped; the next may go on. On
-                an accelerator it comes with the next step.
-            GraceError: another thread is in a step, or the exchanger is closed.
+            InputError: an unknown name, another shape or dtype, or a part of a group.
+            NonFiniteError: with ``nonfinite="error"``, on all ranks. The next exchange may go on. On an accelerator it comes
+                with the next step.
+            GraceError: another thread is in a step, or the session is closed.
             TransportError, RoundMismatch, PayloadError, or what a method raises: memories are as they were before this call,
-                and the exchanger has ended: the other ranks hear of it.
+                and the session has ended: the other ranks hear of it.
         """
-        self._check_open()
-        if not self._turn.acquire(blocking=False):
-            raise GraceError("another thread is in a step: exchanges need one order, which all ranks share")
-        try:
-            return self._step(tensors, last, into or {})
-        except NonFiniteError:  # all ranks raise it, in step
-            self._spoiled = not last
-            self._arrivals.forget()
-            raise
-        except BaseException as error:
-            self.close(error)
-            raise
-        finally:
-            if last and self.error is None:
-                self.worker.advance()
-                if self._counts_steps:
-                    self.count_step()
-            self._turn.release()
+        with self.turn():
+            for name, x in tensors.items():
+                self.check(name, x)
+            return self.exchange_groups(whole_groups(tensors, self.group_of), tensors, into or {}, scale=scale, lr=lr)
 
-    def _step(self, tensors: Mapping[str, Tensor], last: bool, into: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if self._spoiled:
-            self._spoiled = not last
+    def check(self, name: str, x: Tensor) -> None:
+        """Refuses a tensor that is not like the one that was agreed on.
+
+        Raises:
+            InputError: an unknown name, another shape or dtype, a sparse tensor.
+        """
+        kind = self._kinds.get(name)
+        if kind is None:
+            raise InputError(f"{name!r} was not there when the exchange began; legal: the names given then")
+        if x.shape != kind[0] or x.dtype != kind[1] or x.layout != torch.strided:
+            check_tensor(name, x)
+            raise InputError(
+                f"{name!r} is {x.dtype} {tuple(x.shape)}, and was {kind[1]} {tuple(kind[0])} when it began"
+            )
+
+    def exchange_groups(
+        self,
+        groups: Sequence[Group],
+        tensors: Mapping[str, Tensor],
+        into: Mapping[str, Tensor],
+        *,
+        scale: float = 1.0,
+        lr: float | None = None,
+    ) -> dict[str, Tensor]:
+        """As :meth:`exchange`, within a :meth:`turn`: tensors that have passed :meth:`check`, all members of ``groups``."""
+        if not groups:
             return {}
-        ready = self._arrivals.note(tensors, into, self.worker.step)
-        if last:
-            self._arrivals.check_complete(self.worker.step)
-        means = {}
-        if ready:
-            aside = self.worker.aside_seconds
-            with self.stats.time(self._timed):
-                means = self._exchange(ready)
-            self.stats.leave_out(self.worker.aside_seconds - aside)
-        if last:
-            self._arrivals.forget()
+        worker, stats = self.worker, self.stats
+        worker.lr = lr
+        aside = worker.aside_seconds
+        with stats.time(self._timed):
+            means = self._exchange(groups, tensors, into, scale)
+        stats.leave_out(worker.aside_seconds - aside)
         return means
 
-    def _exchange(self, ready: list[Group]) -> dict[str, Tensor]:
-        stats, worker = self.stats, self.worker
-        if self._checked is not None:
-            self._checked.step = worker.step
-        targets, tensors = {}, {}
-        for group in ready:
-            parts = self._arrivals.take(group)
-            targets.update({name: target for name, (_, target) in parts.items()})
-            tensors[group.name] = group.join({name: x for name, (x, _) in parts.items()}, worker.workspace)
+    def _exchange(
+        self, groups: Sequence[Group], given: Mapping[str, Tensor], into: Mapping[str, Tensor], scale: float
+    ) -> dict[str, Tensor]:
+        worker = self.worker
+        tensors = {group.name: group.join(given, worker.workspace) for group in groups}
         seen = worker.nonfinite_seen
-        if self.scale != 1.0:
+        if scale != 1.0:
             for x in tensors.values():
-                x.mul_(1.0 / self.scale)
+                x.mul_(1.0 / scale)
         try:
-            outs = drive(self._tracer.trace(worker.exchange(tensors)), self._timed)
+            outs = self._drive(worker.exchange(tensors))
         finally:
-            stats.nonfinite += worker.nonfinite_seen - seen
+            self.stats.nonfinite += worker.nonfinite_seen - seen
         means = {}
-        for group in ready:
-            out = outs[group.name]
-            for name, mean in group.split(out.mean).items():
-                target = targets[name]
-                if self.scale != 1.0:
-                    mean = torch.mul(mean, self.scale, out=target)
+        for group in groups:
+            for name, mean in group.split(outs[group.name].mean).items():
+                target = into.get(name)
+                if scale != 1.0:
+                    mean = torch.mul(mean, scale, out=target)
                 elif target is not None and target.data_ptr() != mean.data_ptr():
                     target.copy_(mean)
                 means[name] = mean if target is None else target
         worker.workspace.reset()  # what was taken stays readable until the next exchange
-        stats.traffic, stats.by_axis = self._tracer.traffic, self._tracer.by_axis
         return means
+
+    def _drive(self, exchange: Exchange[T]) -> T:
+        """Runs what counts."""
+        if self._checked is not None:
+            self._checked.step = self.worker.step
+        result = drive(self._tracer.trace(exchange), self._timed)
+        self.stats.traffic, self.stats.by_axis = self._tracer.traffic, self._tracer.by_axis
+        return result
+
+    def run(self, exchange: Exchange[T], *, counted: bool = False) -> T:
+        """Runs an exchange of one's own. All ranks call it.
+
+        Args:
+            exchange: as methods write it: a generator of collectives. :meth:`peer` says who this worker is in it.
+            counted: whether it is a part of the training: then ``stats`` have its time and bytes, ``check`` compares it, and
+                a failure ends the session, as in :meth:`exchange`.
+        """
+        if not counted:
+            self._check_open()
+            return drive(exchange, self._transport)
+        with self.turn(), self.stats.time(self._timed):
+            return self._drive(exchange)
+
+    def peer(self, name: str = "") -> Peer:
+        """Who this worker is in an exchange of a tensor of this name, in the coming step."""
+        return self.worker.peer(name)
+
+    def advance(self) -> None:
+        """The step has ended, on all ranks: schedules and random numbers go on."""
+        self.worker.advance()
 
     def count_step(self, dense_bytes: int | None = None) -> None:
         """Counts a step of training that has ended; ``dense_bytes``: of its gradients, by default those of all tensors."""
@@ -211,33 +252,58 @@ class Exchanger:
         self.stats.dense_bytes += self._dense_bytes if dense_bytes is None else dense_bytes
 
     def take(self, like: Tensor) -> Tensor:
-        """An uninitialized tensor like this one, to be filled and given to the coming step."""
+        """An uninitialized tensor like this one, to be filled and given to the coming exchange."""
         return self.worker.workspace.take(tuple(like.shape), like.dtype, like.device)
 
     def start_alike(self, tensors: Iterable[Tensor]) -> None:
         """Copies rank 0's numbers into these tensors, of whatever dtype, on all ranks."""
         broadcast_(tensors, self._transport, 0)
 
-    # ---- for the user -----------------------------------------------------------------------------------------------
-    @property
-    def lr(self) -> float | None:
-        """The learning rate of the coming step, the same on all ranks, for memories that follow it."""
-        return self.worker.lr
+    # ---- failures ---------------------------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Admits one thread at a time, which may enter again. An error inside ends the session, and the other ranks hear of
+        it; but not a NonFiniteError, which all ranks raise in step.
 
-    @lr.setter
-    def lr(self, lr: float | None) -> None:
-        self.worker.lr = lr
+        Raises:
+            GraceError: another thread is inside, or the session is closed.
+        """
+        self._check_open()
+        if not self._turn.acquire(blocking=False):
+            raise GraceError("another thread is in a step: exchanges need one order, which all ranks share")
+        try:
+            yield
+        except NonFiniteError:
+            raise
+        except BaseException as error:
+            self.close(error)
+            raise
+        finally:
+            self._turn.release()
 
+    def close(self, error: BaseException | None = None) -> None:
+        """Leaves the job. With an error, the other ranks hear of it, and every later exchange raises it."""
+        if error is not None and self.error is None:
+            self.error = error
+        self._closed = True
+        self._finalizer.detach()
+        self._transport.close(error)
+
+    def _check_open(self) -> None:
+        if self.error is not None:
+            raise self.error
+        if self._closed:
+            raise GraceError("this exchange is closed; begin another")
+
+    # ---- what is exchanged ------------------------------------------------------------------------------------------
     @property
     def policy(self) -> Policy:
         """Which method for which tensor, or group of tensors."""
         return self.worker.policy
 
     def plan(self) -> Plan:
-        """What this worker exchanges in the coming step, and what it sends for it."""
-        worker = self.worker
-        peer = Peer(self.rank, self.world, worker.step, steps_per_epoch=worker.steps_per_epoch, axes=worker.axes)
-        return plan_groups(self.groups, self.like, self.worker.policy, peer)
+        """What this worker exchanges in the coming step, if that is all, and what it sends for it."""
+        return plan_groups(self.groups, self.like, self.worker.policy, self.peer())
 
     def switch(self, method: Policy | Method[Any] | str) -> None:
         """Uses another method or policy from the next step on. What memories owe is added to the next tensors.
@@ -256,8 +322,7 @@ class Exchanger:
             owed = regroup(self.worker.settle(), self.groups, groups)
             self.worker.switch(group_policy)
             self.worker.owe(owed)
-        self.groups = groups
-        self._arrivals.sort_into(groups)
+        self._sort_into(groups)
 
     def change_knobs(self, **knobs: object) -> None:
         """What an adapter does otherwise from the next step on. All ranks call it.
@@ -269,6 +334,7 @@ class Exchanger:
         agree({name: repr(value) for name, value in knobs.items()}, self._transport)
         self._knobs.update(knobs)
 
+    # ---- states -----------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """What the next step depends on, as plain containers of tensors. Each rank saves and loads its own.
 
@@ -344,35 +410,10 @@ class Exchanger:
         Raises:
             StateError: what is shared does not fit.
         """
-        states, like = {}, self.group_tensors()
-        for name, (text, parts) in shared.items():
-            method = self.worker.policy.method_for(name, like[name], step) if name in like else None
-            if method is not None and spell(method) == text:
-                fresh = method.init(like[name])
-                states[name] = (method, restore_shared(fresh, method.kinds(fresh), list(parts), name))
-        return WorkerState(step, seed, states, {})
+        return WorkerState.begin(step, seed, shared, self.worker.policy, self.group_tensors())
 
     def adopt(self, state: WorkerState, debts: Mapping[str, Tensor]) -> None:
         """Goes on from ``state``, with ``debts`` to parameters, which are added to the next tensors."""
         alone = [Group(name, (name,), (tuple(x.shape),)) for name, x in self.like.items()]
         owed = regroup({name: x for name, x in debts.items() if bool(x.any())}, alone, self.groups)
         self.worker.adopt(replace(state, owed=owed))
-
-    def run(self, exchange: Exchange[T]) -> T:
-        """Runs an exchange that is not a step and is not counted. All ranks call it."""
-        self._check_open()
-        return drive(exchange, self._transport)
-
-    def close(self, error: BaseException | None = None) -> None:
-        """Leaves the job. With an error, the other ranks hear of it, and every later step raises it."""
-        if error is not None and self.error is None:
-            self.error = error
-        self._closed = True
-        self._finalizer.detach()
-        self._transport.close(error)
-
-    def _check_open(self) -> None:
-        if self.error is not None:
-            raise self.error
-        if self._closed:
-            raise GraceError("this exchange is closed; begin another")

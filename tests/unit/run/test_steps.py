@@ -1,4 +1,4 @@
-"""What all adapters share: steps, parts of steps, where means go, errors, statistics, switch and state."""
+"""Steps of training above a session: parts of steps, where means go, errors, statistics, switch and state."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import grace
 from grace import wire
 from grace.collectives import Collective
 from grace.errors import ConfigurationError, FingerprintMismatch, GraceError, InputError, NonFiniteError, StateError
-from grace.run.exchanger import Exchanger
 from grace.run.fingerprint import fingerprint
-from grace.run.options import Options
+from grace.run.options import DEFAULTS, Options
+from grace.run.session import Session
+from grace.run.steps import Steps
 from grace.state import flat, nested
 from tests.unit.networks import Loopback, in_threads
 
@@ -32,27 +33,31 @@ def like(**shapes: tuple[int, ...]) -> dict[str, Tensor]:
     return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
 
-def two(counts_steps: bool = True, **options: Any) -> Exchanger:
-    return Exchanger(like(v=(4,), w=(4,)), TOP1, Loopback(), Options(**options), counts_steps=counts_steps)
+def begin(names: dict[str, Tensor], transport: Any, options: Options = DEFAULTS) -> Steps:
+    return Steps(Session(names, TOP1, transport, options))
+
+
+def two(counted: bool = True, **options: Any) -> Steps:
+    return Steps(Session(like(v=(4,), w=(4,)), TOP1, Loopback(), Options(**options)), counted=counted)
 
 
 # ---- a step ---------------------------------------------------------------------------------------------------------
 def test_means_and_what_is_counted() -> None:
-    exchanger = two()
-    means = exchanger.step({"w": vector(1, 2, 3, 4), "v": vector(4, 3, 2, 1)})
+    training = two()
+    means = training.step({"w": vector(1, 2, 3, 4), "v": vector(4, 3, 2, 1)})
     assert means["w"].tolist() == [0, 0, 0, 4]
     assert means["v"].tolist() == [4, 0, 0, 0]
-    assert exchanger.step({"w": vector(0, 0, 0, 0), "v": vector(0, 0, 0, 0)})["w"].tolist() == [0, 0, 3, 0]
-    stats = exchanger.stats
+    assert training.step({"w": vector(0, 0, 0, 0), "v": vector(0, 0, 0, 0)})["w"].tolist() == [0, 0, 3, 0]
+    stats = training.session.stats
     assert (stats.steps, stats.dense_bytes, stats.nonfinite) == (2, 64, 0)
     assert stats.traffic.rounds == 2
     assert stats.codec_seconds > 0 < stats.exchange_seconds
 
 
 def test_means_go_where_they_should() -> None:
-    exchanger = two()
+    training = two()
     mine, outside = vector(1, 2, 3, 4), torch.full((4,), 9.0)
-    means = exchanger.step({"w": mine, "v": vector(4, 3, 2, 1)}, into={"w": mine, "v": outside})
+    means = training.step({"w": mine, "v": vector(4, 3, 2, 1)}, into={"w": mine, "v": outside})
     assert means["w"] is mine
     assert means["v"] is outside
     assert mine.tolist() == [0, 0, 0, 4]
@@ -67,25 +72,25 @@ def test_a_step_in_parts_is_the_same_step() -> None:
         first = parts.step({"w": xs["w"].clone()}, last=False)
         assert torch.equal(first["w"], expected["w"])
         assert torch.equal(parts.step({"v": xs["v"].clone()})["v"], expected["v"])
-    assert parts.stats.steps == whole.stats.steps == 3
+    assert parts.session.stats.steps == whole.session.stats.steps == 3
 
 
 def test_a_group_waits_for_its_members() -> None:
-    exchanger = Exchanger(like(a=(2, 2), b=(3,)), TOP1, Loopback(), Options(granularity="model"))
+    training = begin(like(a=(2, 2), b=(3,)), Loopback(), Options(granularity="model"))
     a = torch.ones(2, 2)
-    assert exchanger.step({"a": a}, last=False, into={"a": a}) == {}
-    means = exchanger.step({"b": vector(5, 0, 0)})
+    assert training.step({"a": a}, last=False, into={"a": a}) == {}
+    means = training.step({"b": vector(5, 0, 0)})
     assert means["a"] is a
     assert torch.cat([a.flatten(), means["b"]]).count_nonzero() == 2, "a quarter of seven numbers"
 
 
 def test_steps_of_an_adapter_that_counts_for_itself() -> None:
-    exchanger = two(counts_steps=False)
-    exchanger.step({"w": vector(1, 2, 3, 4), "v": vector(4, 3, 2, 1)})
-    assert exchanger.stats.steps == 0
-    exchanger.count_step()
-    exchanger.count_step(dense_bytes=3)
-    assert (exchanger.stats.steps, exchanger.stats.dense_bytes) == (2, 32 + 3)
+    training = two(counted=False)
+    training.step({"w": vector(1, 2, 3, 4), "v": vector(4, 3, 2, 1)})
+    assert training.session.stats.steps == 0
+    training.session.count_step()
+    training.session.count_step(dense_bytes=3)
+    assert (training.session.stats.steps, training.session.stats.dense_bytes) == (2, 32 + 3)
 
 
 # ---- what it refuses ------------------------------------------------------------------------------------------------
@@ -101,26 +106,26 @@ def test_steps_of_an_adapter_that_counts_for_itself() -> None:
 )
 def test_tensors_that_do_not_fit_end_it(tensors: dict[str, Tensor], message: str) -> None:
     network = Loopback()
-    exchanger = Exchanger(like(v=(4,), w=(4,)), TOP1, network)
+    training = begin(like(v=(4,), w=(4,)), network)
     with pytest.raises(InputError, match=message) as caught:
-        exchanger.step(tensors)
-    assert exchanger.error is caught.value is network.error, "the others should hear of it"
+        training.step(tensors)
+    assert training.session.error is caught.value is network.error, "the others should hear of it"
     with pytest.raises(InputError, match=message):
-        exchanger.step({"w": vector(1, 2, 3, 4), "v": vector(1, 2, 3, 4)})
+        training.step({"w": vector(1, 2, 3, 4), "v": vector(1, 2, 3, 4)})
 
 
 def test_a_name_that_comes_twice() -> None:
-    exchanger = two()
-    exchanger.step({"w": vector(1, 2, 3, 4)}, last=False)
+    training = two()
+    training.step({"w": vector(1, 2, 3, 4)}, last=False)
     with pytest.raises(InputError, match="'w' comes a second time in step 0"):
-        exchanger.step({"w": vector(1, 2, 3, 4)}, last=False)
+        training.step({"w": vector(1, 2, 3, 4)}, last=False)
 
 
 def test_nothing_to_exchange_and_what_cannot_be() -> None:
     with pytest.raises(ConfigurationError, match="nothing to exchange"):
-        Exchanger({}, "topk", Loopback())
+        begin({}, Loopback())
     with pytest.raises(InputError, match="'w' is complex64"):
-        Exchanger({"w": torch.zeros(3, dtype=torch.complex64)}, "topk", Loopback())
+        begin({"w": torch.zeros(3, dtype=torch.complex64)}, Loopback())
 
 
 def test_a_second_thread_is_an_error_not_a_wait() -> None:
@@ -132,23 +137,23 @@ def test_a_second_thread_is_an_error_not_a_wait() -> None:
             go_on.wait(20)
             return super().run(op)
 
-    exchanger = Exchanger(like(w=(4,)), TOP1, Slow())
+    training = begin(like(w=(4,)), Slow())
     done: list[Any] = []
-    thread = threading.Thread(target=lambda: done.append(exchanger.step({"w": vector(1, 2, 3, 4)})))
+    thread = threading.Thread(target=lambda: done.append(training.step({"w": vector(1, 2, 3, 4)})))
     thread.start()
     assert inside.wait(20)
     with pytest.raises(GraceError, match="another thread"):
-        exchanger.step({"w": vector(1, 2, 3, 4)})
+        training.step({"w": vector(1, 2, 3, 4)})
     go_on.set()
     thread.join()
     assert done[0]["w"].tolist() == [0, 0, 0, 4]
-    assert exchanger.error is None
+    assert training.session.error is None
 
 
 def test_ranks_that_differ() -> None:
     def begin(transport: Any, rank: int) -> Any:
         names = ("v", "w") if rank == 0 else ("w", "v")
-        return Exchanger(like(**dict.fromkeys(names, (4,))), TOP1, transport, knobs={"speed": rank})
+        return Session(like(**dict.fromkeys(names, (4,))), TOP1, transport, knobs={"speed": rank})
 
     for error in in_threads(2, begin):
         assert isinstance(error, FingerprintMismatch)
@@ -167,61 +172,61 @@ def test_versions_are_compared() -> None:
 # ---- inf and NaN ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("nonfinite", ["propagate", "skip", "error"])
 def test_inf_and_nan_are_counted(nonfinite: Any) -> None:
-    exchanger = two(nonfinite=nonfinite)
+    training = two(nonfinite=nonfinite)
     xs = {"w": vector(1, math.nan, 3, 4), "v": vector(4, 3, 2, 1)}
     if nonfinite == "error":
         with pytest.raises(NonFiniteError, match=r"step 0.*'w'"):
-            exchanger.step(xs)
+            training.step(xs)
     else:
-        exchanger.step(xs)
-    assert exchanger.stats.nonfinite == 1
-    assert exchanger.step({"w": vector(1, 2, 3, 4), "v": vector(0, 0, 0, 0)})["w"].tolist() == [0, 0, 0, 4]
-    assert exchanger.stats.steps == 2
+        training.step(xs)
+    assert training.session.stats.nonfinite == 1
+    assert training.step({"w": vector(1, 2, 3, 4), "v": vector(0, 0, 0, 0)})["w"].tolist() == [0, 0, 0, 4]
+    assert training.session.stats.steps == 2
 
 
 def test_the_rest_of_a_spoiled_step_is_left_out() -> None:
-    exchanger = two(nonfinite="error")
+    training = two(nonfinite="error")
     with pytest.raises(NonFiniteError):
-        exchanger.step({"w": vector(1, math.inf, 3, 4)}, last=False)
-    rounds = exchanger.stats.traffic.rounds
-    assert exchanger.step({"v": vector(4, 3, 2, 1)}) == {}
-    assert exchanger.stats.traffic.rounds == rounds
-    assert exchanger.step({"w": vector(1, 2, 3, 4), "v": vector(4, 3, 2, 1)})["v"].tolist() == [4, 0, 0, 0]
-    assert exchanger.stats.steps == 2
+        training.step({"w": vector(1, math.inf, 3, 4)}, last=False)
+    rounds = training.session.stats.traffic.rounds
+    assert training.step({"v": vector(4, 3, 2, 1)}) == {}
+    assert training.session.stats.traffic.rounds == rounds
+    assert training.step({"w": vector(1, 2, 3, 4), "v": vector(4, 3, 2, 1)})["v"].tolist() == [4, 0, 0, 0]
+    assert training.session.stats.steps == 2
 
 
 # ---- switch, state, end ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("granularity", ["parameter", "model"])
 def test_a_switch_loses_nothing(granularity: Any) -> None:
-    exchanger = Exchanger(like(a=(2, 2), b=(4,)), TOP1, Loopback(), Options(granularity=granularity))
+    training = begin(like(a=(2, 2), b=(4,)), Loopback(), Options(granularity=granularity))
     xs = {"a": torch.arange(4.0).view(2, 2), "b": vector(4, 5, 6, 7)}
-    total = {name: x.clone() for name, x in exchanger.step({n: x.clone() for n, x in xs.items()}).items()}
-    exchanger.switch("none")
-    for name, x in exchanger.step({n: torch.zeros_like(x) for n, x in xs.items()}).items():
+    total = {name: x.clone() for name, x in training.step({n: x.clone() for n, x in xs.items()}).items()}
+    training.session.switch("none")
+    for name, x in training.step({n: torch.zeros_like(x) for n, x in xs.items()}).items():
         assert torch.equal(total[name] + x, xs[name])
 
 
 def test_state_goes_on_and_changes_nothing_where_it_does_not_fit() -> None:
-    def steps(exchanger: Exchanger, first: int) -> list[list[float]]:
+    def steps(training: Steps, first: int) -> list[list[float]]:
         xs = [{"w": vector(1, 2, 3, i), "v": vector(i, 3, 2, 1)} for i in range(first, first + 2)]
-        return [exchanger.step(x)["w"].tolist() for x in xs]
+        return [training.step(x)["w"].tolist() for x in xs]
 
     straight, stopped, resumed = two(), two(), two()
     expected = steps(straight, 0) + steps(straight, 2)
     assert steps(stopped, 0) == expected[:2]
-    saved = stopped.state_dict()
+    saved = stopped.session.state_dict()
     with pytest.raises(StateError, match="granularity"):
-        resumed.load_state_dict({**saved, "groups": {}})
-    resumed.load_state_dict(saved)
+        resumed.session.load_state_dict({**saved, "groups": {}})
+    resumed.session.load_state_dict(saved)
     assert steps(resumed, 2) == expected[2:]
 
 
 def test_a_state_survives_as_plain_arrays() -> None:
     stopped, resumed, again = two(), two(), two()
     stopped.step({"w": vector(1, 2, 3, 4), "v": vector(4, 3, 2, 1)})
-    saved = stopped.state_dict()
-    resumed.load_state_dict(nested(flat(saved)))
-    again.load_state_dict(saved)
+    saved = stopped.session.state_dict()
+    resumed.session.load_state_dict(nested(flat(saved)))
+    again.session.load_state_dict(saved)
     xs = {"w": vector(0, 0, 0, 1), "v": vector(1, 0, 0, 0)}
     means = [one.step({n: x.clone() for n, x in xs.items()}) for one in (stopped, resumed, again)]
     assert all(torch.equal(one[name], means[0][name]) for one in means for name in xs)
@@ -229,29 +234,29 @@ def test_a_state_survives_as_plain_arrays() -> None:
 
 def test_closed() -> None:
     network = Loopback()
-    exchanger = Exchanger(like(w=(4,)), TOP1, network)
-    exchanger.close()
+    training = begin(like(w=(4,)), network)
+    training.session.close()
     assert network.error is None
     with pytest.raises(GraceError, match="closed"):
-        exchanger.step({"w": vector(1, 2, 3, 4)})
+        training.step({"w": vector(1, 2, 3, 4)})
 
 
 def test_one_that_is_dropped_closes_its_transport() -> None:
     network = Loopback()
-    exchanger = Exchanger(like(w=(4,)), TOP1, network)
-    del exchanger
+    training = begin(like(w=(4,)), network)
+    del training
     gc.collect()
     assert network.closed
 
 
 def test_means_are_the_same_on_all_ranks_with_checks() -> None:
     def run(transport: Any, rank: int) -> Any:
-        exchanger = Exchanger(like(v=(4,), w=(4,)), TOP1, transport, Options(check=True))
+        training = begin(like(v=(4,), w=(4,)), transport, Options(check=True))
         x = torch.empty(3)
         x.fill_(rank)
-        exchanger.start_alike([x])
+        training.session.start_alike([x])
         assert x.tolist() == [0, 0, 0]
-        means = exchanger.step({"w": vector(1, 2, 3, 4) * (rank + 1), "v": vector(4, 3, 2, 1)})
+        means = training.step({"w": vector(1, 2, 3, 4) * (rank + 1), "v": vector(4, 3, 2, 1)})
         return {name: mean.tolist() for name, mean in means.items()}
 
     assert in_threads(3, run) == [{"w": [0, 0, 0, 8], "v": [4, 0, 0, 0]}] * 3

@@ -1,0 +1,83 @@
+"""Steps of training above a session: tensors come in parts, and every one comes once in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from grace.errors import NonFiniteError
+from grace.run.arrivals import Arrivals
+from grace.run.session import Session
+
+
+class Steps:
+    """Exchanges all tensors of a session in each step, as they come.
+
+    Args:
+        session: of this rank.
+        absent: what a user can do about a tensor that did not come.
+        counted: whether a step here is a step of training; if not, call ``session.count_step`` after each step of training.
+
+    ``scale`` is the factor that tensors come with and means leave with: memories are in units without it. ``lr`` is the
+    learning rate of the coming step, the same on all ranks, for memories that follow it. Set both before a step.
+    """
+
+    def __init__(
+        self, session: Session, *, absent: str = "Give zeros where there is no gradient", counted: bool = True
+    ):
+        self.session, self._counted = session, counted
+        self._arrivals = Arrivals(session, absent)
+        self._spoiled = False  # all ranks have found an inf or NaN, and skip the rest of the step
+        self.scale = 1.0
+        self.lr: float | None = None
+
+    def step(
+        self, tensors: Mapping[str, Tensor], *, last: bool = True, into: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """One step, or with ``last=False`` a part of one, such as a bucket: this worker's tensors -> the means.
+
+        The tensors are donated, and exchanged in the order given, which is the same on all ranks. In one step every name comes
+        once; a rank that has no gradient gives zeros. A tensor whose group is not complete waits for a later part, and is not
+        in the answer.
+
+        Args:
+            tensors: by name.
+            last: whether this ends the step.
+            into: where means are copied to, by name; it may be the tensors themselves. Other means are handed out where they
+                are, and stay valid until the next call.
+
+        Raises:
+            InputError: an unknown name, another shape or dtype, a name that comes twice or not at all.
+            NonFiniteError: with ``nonfinite="error"``, on all ranks. The rest of the step is skipped; the next may go on. On
+                an accelerator it comes with the next step.
+            What :meth:`grace.run.session.Session.exchange` raises.
+        """
+        with self.session.turn():
+            try:
+                means = self._step(tensors, last, into or {})
+            except NonFiniteError:  # all ranks raise it, in step
+                self._spoiled = not last
+                self._arrivals.forget()
+                self._end(last)
+                raise
+            self._end(last)
+            return means
+
+    def _step(self, tensors: Mapping[str, Tensor], last: bool, into: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if self._spoiled:
+            self._spoiled = not last
+            return {}
+        ready = self._arrivals.note(tensors, into)
+        if last:
+            self._arrivals.check_complete()
+        means = self.session.exchange_groups(ready, *self._arrivals.take(ready), scale=self.scale, lr=self.lr)
+        if last:
+            self._arrivals.forget()
+        return means
+
+    def _end(self, last: bool) -> None:
+        if last:
+            self.session.advance()
+            if self._counted:
+                self.session.count_step()
