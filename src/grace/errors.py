@@ -2,7 +2,7 @@
 
 What runs but is hardly intended is a GraceWarning (UserWarning), on rank 0: OptimizerWarning, an optimizer with which a method
 diverges, or that a method must know and was not given; UncompressedWarning, a method that no tensor gets;
-DivergenceWarning, a training that drifts apart.
+DivergenceWarning, a training that drifts apart; ReplicasWarning, replicas that differed.
 
 ::
 
@@ -18,7 +18,8 @@ DivergenceWarning, a training that drifts apart.
     |-- AgreementError (RuntimeError)       ranks that differ
     |   |-- FingerprintMismatch             ... in their methods, policies or models, found at the start
     |   |-- RoundMismatch                   ... in the collective that they ask for, found while running
-    |   `-- StepMismatch (PayloadError)     ... in the step that they are at, found in what they sent
+    |   |-- StepMismatch (PayloadError)     ... in the step that they are at, found in what they sent
+    |   `-- ReplicasDifferError             ... in the means that they applied, or in their parameters
     `-- TransportError (RuntimeError)       a collective that failed: a dead worker, a time-out, a refused operation
         `-- AbsentError                     ranks that did not come in time
 """
@@ -101,6 +102,10 @@ class DivergenceWarning(GraceWarning):
     """What memories hold back and the gradients keep growing: this training drifts apart."""
 
 
+class ReplicasWarning(GraceWarning):
+    """Replicas differed, and were repaired."""
+
+
 class KernelsWarning(GraceWarning):
     """The native kernels are not there: what runs is slower."""
 
@@ -119,6 +124,19 @@ class RoundMismatch(AgreementError):
 
 class StepMismatch(AgreementError, PayloadError):
     """Ranks that are at different steps. A header that was damaged on its way looks the same."""
+
+
+class ReplicasDifferError(AgreementError):
+    """Ranks that have applied different means, or have different parameters. ``step``: the first one in which a mean was seen
+    to differ, None if only the parameters were; ``ranks``: those that differ from most.
+    """
+
+    def __init__(self, message: str, step: int | None = None, ranks: Sequence[int] = ()):
+        super().__init__(message)
+        self.step, self.ranks = step, list(ranks)
+
+    def __reduce__(self) -> tuple[type[ReplicasDifferError], tuple[str, int | None, list[int]]]:
+        return type(self), (str(self), self.step, self.ranks)
 
 
 class TransportError(GraceError, RuntimeError):

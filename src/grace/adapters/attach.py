@@ -12,7 +12,7 @@ from grace.adapters.wrappers import explain_wrapper
 from grace.contract.method import Method
 from grace.errors import ConfigurationError
 from grace.registry.policy import Policy
-from grace.run.options import Granularity, NonFinite, Options
+from grace.run.options import Granularity, NonFinite, OnDifference, Options
 from grace.transports.base import Transport
 
 
@@ -24,6 +24,8 @@ def attach(
     seed: int = Options.seed,
     nonfinite: NonFinite = Options.nonfinite,
     check: bool = Options.check,
+    check_replicas_every: int = Options.check_replicas_every,
+    on_difference: OnDifference = Options.on_difference,
     optimizer: torch.optim.Optimizer | None = None,
     steps_per_epoch: int | None = Options.steps_per_epoch,
     scaler: torch.amp.GradScaler | None = None,
@@ -41,6 +43,9 @@ def attach(
         nonfinite: what happens to a tensor in which some rank has an inf or NaN: all ranks see a NaN mean ("propagate"), 0
             ("skip"), or NonFiniteError ("error").
         check: compare all collectives between ranks before they start; slow, for debugging.
+        check_replicas_every: steps from one comparison of the replicas to the next, >= 0; 0: none.
+        on_difference: what replicas that differ lead to: ReplicasDifferError on all ranks ("error"), or copies of those that
+            most ranks have, with a warning ("broadcast"); it needs ``optimizer``.
         optimizer: where memories that follow the learning rate (``follow_lr=true``) read it: that of its first group of
             parameters. Only the ratio between steps counts, so one group stands for all that follow the same schedule. The
             optimizer is checked against what the method needs of it (:class:`grace.Needs`): momentum 0, a smaller learning
@@ -67,5 +72,8 @@ def attach(
         raise ConfigurationError(explain_wrapper(model))
     if not isinstance(optimizer, torch.optim.Optimizer | None):
         raise ConfigurationError(f"attach: optimizer={optimizer!r}; legal: a torch.optim.Optimizer, or none")
-    options = Options(seed, nonfinite, steps_per_epoch, check, granularity)
+    options = Options(
+        seed, nonfinite, steps_per_epoch, check, granularity, check_replicas_every=check_replicas_every,
+        on_difference=on_difference,
+    )  # fmt: skip
     return Handle(model, method, options, optimizer=optimizer, scaler=scaler, transport=transport)

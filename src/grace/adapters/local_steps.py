@@ -31,7 +31,7 @@ from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, StateError, out_of_range
 from grace.registry.policy import Policy
 from grace.run.optimizer import Settings, read_settings
-from grace.run.options import Options
+from grace.run.options import OnDifference, Options
 from grace.run.saved import OwnState
 from grace.run.session import Session
 from grace.run.steps import Steps
@@ -74,7 +74,8 @@ class LocalSteps(BaseHandle):
         if group is not None and transport not in (None, "auto"):
             raise ConfigurationError("group= and transport= both say which ranks take part; give one of them")
         over = transport_for_handle(transport or "auto") if group is None else TorchDistributed.beside(group)
-        super().__init__(Steps(Session(self._reference, method, over, options, knobs=knobs), counted=False))
+        session = Session(self._reference, method, over, options, knobs=knobs, repairs=True)
+        super().__init__(Steps(session, counted=False))
         self.lr = 1.0  # delta is in units of the parameters, and so is what a memory owes of it
         self._total = self._taken = 0  # since the start; since the ranks last synchronized
         self._session.start_alike(model.parameters())
@@ -120,6 +121,7 @@ class LocalSteps(BaseHandle):
             self._session.close(error)  # ranks that wait for this one hear of it
             raise
         counted, spoiled = self.stats.nonfinite, 0
+        self._session.replicas.note_parameters(self._reference.values())
         means = self._steps.step({name: self._delta(name, p) for name, p in self._parameters.items()})
         for name, p in self._parameters.items():
             reference = self._reference[name]
@@ -129,7 +131,9 @@ class LocalSteps(BaseHandle):
             else:  # on all ranks alike
                 spoiled += 1
                 zero_nonfinite_state(self._optimizer, p)
-            p.copy_(reference)
+        self._session.repair(self._reference.values)
+        for name, p in self._parameters.items():
+            p.copy_(self._reference[name])
         self.stats.nonfinite = counted + spoiled
         self._taken = 0
 
@@ -217,6 +221,8 @@ def local(
     warmup_steps: int = 0,
     seed: int = Options.seed,
     check: bool = Options.check,
+    check_replicas_every: int = Options.check_replicas_every,
+    on_difference: OnDifference = Options.on_difference,
     steps_per_epoch: int | None = Options.steps_per_epoch,
     automatic: bool = True,
     group: dist.ProcessGroup | None = None,
@@ -235,6 +241,9 @@ def local(
         warmup_steps: steps at the start that are exchanged one by one (post-local SGD).
         seed: of all random streams.
         check: compare all collectives between ranks before they start; slow, for debugging.
+        check_replicas_every: exchanges from one comparison of the replicas to the next, >= 0; 0: none.
+        on_difference: what replicas that differ lead to: ReplicasDifferError on all ranks ("error"), or copies of those that
+            most ranks have, with a warning ("broadcast").
         steps_per_epoch: synchronizations in an epoch, for schedules that count epochs.
         automatic: whether the optimizer's hook counts steps. If not, call ``handle.step()`` after each: with a gradient
             scaler, which may skip a step on one rank alone.
@@ -250,7 +259,10 @@ def local(
         InputError: a complex or otherwise unsuitable parameter, by name.
         FingerprintMismatch: ranks that differ in method, knobs or model, on every rank, within a minute.
     """
-    options = Options(seed, steps_per_epoch=steps_per_epoch, check=check)
+    options = Options(
+        seed, steps_per_epoch=steps_per_epoch, check=check, check_replicas_every=check_replicas_every,
+        on_difference=on_difference,
+    )  # fmt: skip
     return LocalSteps(
         model, optimizer, method, options, every=every, warmup_steps=warmup_steps, automatic=automatic, group=group,
         transport=transport,

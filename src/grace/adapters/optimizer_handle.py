@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from grace.adapters.handle import GradientHandle
 from grace.adapters.on_its_way import stand_in
 from grace.adapters.scaling import describe_scaler
-from grace.adapters.trained import name_trained, refuse_ddp
+from grace.adapters.trained import list_replicated, name_trained, refuse_ddp
 from grace.collectives import AllReduce, Exchange
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, StateError
@@ -64,7 +64,7 @@ class OptimizerHandle(GradientHandle):
         }
         if scaler is not None:
             knobs["scaler"] = describe_scaler(scaler, self._parameters)
-        super().__init__(Steps(Session(self._parameters, method, transport, options, knobs=knobs)))
+        super().__init__(Steps(Session(self._parameters, method, transport, options, knobs=knobs, repairs=True)))
         self._optimizer, self._scaler, self._passes = optimizer, scaler, backward_passes_per_step
         self._check_optimizer()
         self._buckets = fill_buckets(self._parameters, options.bucket_bytes)
@@ -125,6 +125,7 @@ class OptimizerHandle(GradientHandle):
     def _submit(self) -> None:
         """Sends the next bucket on its way."""
         if self._next == 0:
+            self._session.replicas.note_parameters(self._parameters.values())
             rate = self._optimizer.param_groups[0].get("lr")
             if rate is not None:
                 self.lr = float(rate)
@@ -175,6 +176,7 @@ class OptimizerHandle(GradientHandle):
         if error is not None:
             raise error
         self._synchronized = True
+        self._session.repair(lambda: list_replicated(self._parameters.values(), self._optimizer))
         self._session.logs.report()
 
     def before_step(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:

@@ -22,6 +22,7 @@ from grace.adapters.ddp_hook import Hook
 from grace.adapters.handle import GradientHandle
 from grace.adapters.optimizer_handle import OptimizerHandle
 from grace.adapters.scaling import describe_scaler
+from grace.adapters.trained import list_replicated
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError
 from grace.registry.policy import Policy
@@ -78,8 +79,10 @@ class Handle(GradientHandle):
         absent = (
             "DistributedDataParallel does not exchange what was frozen when it wrapped the model: unfreeze it first"
         )
-        super().__init__(Steps(Session(trained, method, over, options, knobs=knobs), absent=absent))
-        self._optimizer, self._scaler = optimizer, scaler
+        super().__init__(
+            Steps(Session(trained, method, over, options, knobs=knobs, repairs=optimizer is not None), absent=absent)
+        )
+        self._optimizer, self._scaler, self._trained = optimizer, scaler, list(trained.values())
         self._check_optimizer()
         self._lane = lane_for(next(iter(trained.values())).device)
         self.stats.overlaps = self._lane.overlaps
@@ -98,6 +101,8 @@ class Handle(GradientHandle):
         """Takes a bucket of gradients; the future holds the buffer once the means are in it."""
         if not self._watching:
             self._watching = _at_the_end_of_backward(self._surface)
+            if self._watching:
+                self._session.replicas.note_parameters(self._trained)
             if self._optimizer is not None:
                 self.lr = float(self._optimizer.param_groups[0]["lr"])
             if self._scaler is not None:
@@ -178,6 +183,8 @@ class Handle(GradientHandle):
         error, self._error = self._session.error or self._error, None
         if error is not None:
             raise error
+        if (optimizer := self._optimizer) is not None:
+            self._session.repair(lambda: list_replicated(self._trained, optimizer))
         self._session.logs.report()
 
     # ---- for the user -----------------------------------------------------------------------------------------------

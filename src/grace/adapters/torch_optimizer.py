@@ -17,7 +17,7 @@ from grace.adapters.optimizer_handle import OptimizerHandle
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, out_of_range
 from grace.registry.policy import Policy
-from grace.run.options import Granularity, NonFinite, Options
+from grace.run.options import Granularity, NonFinite, OnDifference, Options
 from grace.transports.base import Transport
 from grace.transports.choose import transport_for_handle
 
@@ -111,6 +111,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     seed: int = Options.seed,
     nonfinite: NonFinite = Options.nonfinite,
     check: bool = Options.check,
+    check_replicas_every: int = Options.check_replicas_every,
+    on_difference: OnDifference = Options.on_difference,
     scaler: torch.amp.GradScaler | None = None,
     steps_per_epoch: int | None = Options.steps_per_epoch,
 ) -> Some:
@@ -145,6 +147,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         seed: of all random streams.
         nonfinite: as for :func:`grace.attach`; NonFiniteError comes from ``synchronize()`` or ``step()``.
         check: compare all collectives between ranks before they start; slow, for debugging.
+        check_replicas_every: steps from one comparison of the replicas to the next, >= 0; 0: none.
+        on_difference: what replicas that differ lead to: ReplicasDifferError on all ranks ("error"), or copies of those that
+            most ranks have, with a warning ("broadcast").
         steps_per_epoch: steps in an epoch, for schedules that count epochs.
         scaler: the ``torch.amp.GradScaler`` that multiplies the loss. Memories are then kept in units without its scale.
 
@@ -169,7 +174,16 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if not (isinstance(bucket_mb, int | float) and bucket_mb > 0):
         raise out_of_range("DistributedOptimizer", "bucket_mb", bucket_mb, "a number > 0, in MiB")
     _check_passes(backward_passes_per_step)
-    options = Options(seed, nonfinite, steps_per_epoch, check, granularity, bucket_bytes=int(bucket_mb * 2**20))
+    options = Options(
+        seed,
+        nonfinite,
+        steps_per_epoch,
+        check,
+        granularity,
+        int(bucket_mb * 2**20),
+        check_replicas_every,
+        on_difference,
+    )
     handle = OptimizerHandle(
         optimizer, method, named_parameters, transport_for_handle(transport), options,
         backward_passes_per_step=backward_passes_per_step, scaler=scaler,

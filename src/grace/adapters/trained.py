@@ -132,6 +132,20 @@ def _find_in_ddp(named: Mapping[str, Tensor]) -> str | None:
     return None
 
 
+@torch.no_grad()
+def list_replicated(parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """What is the same on all ranks once gradients are means: parameters, gradients (zeros for one that is absent), and what
+    the optimizer holds for them.
+    """
+    found: list[Tensor] = []
+    for p in parameters:
+        held = optimizer.state.get(p, {})
+        states = [x for _, x in sorted(held.items()) if isinstance(x, Tensor)]
+        found += [p, torch.zeros_like(p) if p.grad is None else p.grad]
+        found += [x for x in states if x.is_floating_point() and x.device == p.device]
+    return found
+
+
 def zero_nonfinite_state(optimizer: torch.optim.Optimizer, p: Tensor) -> None:
     """Zeroes the non-finite numbers that the optimizer holds for this parameter: they would spoil every later step."""
     for held in optimizer.state.get(p, {}).values():

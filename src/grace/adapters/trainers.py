@@ -15,7 +15,7 @@ from grace.errors import ConfigurationError, GraceWarning, out_of_range
 from grace.registry.policy import Policy
 from grace.run.checkpoint import MEMORIES, Memories
 from grace.run.log import PREFIX
-from grace.run.options import Granularity, NonFinite, Options
+from grace.run.options import Granularity, NonFinite, OnDifference, Options
 from grace.transports.base import Transport
 
 
@@ -23,7 +23,8 @@ class Companion:
     """Grace beside a trainer that wraps the model itself. To derive a callback from.
 
     Args:
-        method, granularity, seed, nonfinite, check, steps_per_epoch, transport: as for :func:`grace.attach`.
+        method, granularity, seed, nonfinite, check, check_replicas_every, on_difference, steps_per_epoch, transport: as for
+            :func:`grace.attach`.
         memories: what a checkpoint holds, in one file: "mean", the mean of the workers' memories, which loads on any number
             of workers and under any method; or "all", each worker's state, gathered by rank 0: the same number of workers goes
             on with the same bits.
@@ -43,6 +44,8 @@ class Companion:
         seed: int = Options.seed,
         nonfinite: NonFinite = Options.nonfinite,
         check: bool = Options.check,
+        check_replicas_every: int = Options.check_replicas_every,
+        on_difference: OnDifference = Options.on_difference,
         steps_per_epoch: int | None = Options.steps_per_epoch,
         transport: str | Transport | None = "auto",
         memories: Memories = "mean",
@@ -55,7 +58,11 @@ class Companion:
             raise out_of_range(type(self).__name__, "errors_every", errors_every, "a whole number >= 0")
         self.handle: Handle | None = None
         self._method = Policy.of(method)
-        self._options, self._transport = Options(seed, nonfinite, steps_per_epoch, check, granularity), transport
+        self._options = Options(
+            seed, nonfinite, steps_per_epoch, check, granularity, check_replicas_every=check_replicas_every,
+            on_difference=on_difference,
+        )  # fmt: skip
+        self._transport = transport
         self._memories, self._errors_every = memories, errors_every
         self._found: dict[str, float] = {}  # of the last step
 

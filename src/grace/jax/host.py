@@ -17,7 +17,7 @@ from grace.jax.calls import call_host
 from grace.jax.places import GLOBAL_ARRAYS, check_shards, check_wrappers
 from grace.jax.trees import describe_change, describe_gradients
 from grace.registry.policy import Policy
-from grace.run.options import NonFinite, Options
+from grace.run.options import NonFinite, OnDifference, Options
 from grace.run.saved import OwnState
 from grace.state import STRUCTURE, nested
 from grace.transports.base import Transport
@@ -119,6 +119,8 @@ def compressed_mean_on_host(
     seed: int = Options.seed,
     nonfinite: NonFinite = Options.nonfinite,
     check: bool = Options.check,
+    check_replicas_every: int = Options.check_replicas_every,
+    on_difference: OnDifference = Options.on_difference,
     steps_per_epoch: int | None = Options.steps_per_epoch,
 ) -> tuple[optax.GradientTransformation, Handle]:
     """An optax transformation that replaces gradients by their means over all workers; one process is one worker.
@@ -135,6 +137,9 @@ def compressed_mean_on_host(
         nonfinite: what happens to a leaf in which some worker has an inf or NaN: all see a mean of NaN ("propagate"), 0
             ("skip"), or NonFiniteError ("error"); its memory stays as it was.
         check: compare all collectives between workers before they start; slow, for debugging.
+        check_replicas_every: steps from one comparison of the replicas to the next, >= 0; 0: none.
+        on_difference: replicas that differ raise ReplicasDifferError, on all ranks ("error"); "broadcast", which repairs them
+            elsewhere, is refused.
         steps_per_epoch: for schedules of methods that count epochs.
 
     Returns:
@@ -158,7 +163,9 @@ def compressed_mean_on_host(
         >>> handle.stats.steps, int(state[0].count)
         (1, 1)
     """
-    options = Options(seed, nonfinite, steps_per_epoch, check)
+    options = Options(
+        seed, nonfinite, steps_per_epoch, check, check_replicas_every=check_replicas_every, on_difference=on_difference
+    )
     handle = Handle(params, method, transport_for_handle(transport), options)
 
     def init(params: Any) -> CompressedMeanState:

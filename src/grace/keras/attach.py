@@ -7,7 +7,7 @@ from typing import Any
 from grace.contract.method import Method
 from grace.keras.handle import Handle
 from grace.registry.policy import Policy
-from grace.run.options import Granularity, NonFinite, Options
+from grace.run.options import Granularity, NonFinite, OnDifference, Options
 from grace.transports.base import Transport
 from grace.transports.choose import transport_for_handle
 
@@ -21,6 +21,8 @@ def attach(
     seed: int = Options.seed,
     nonfinite: NonFinite = Options.nonfinite,
     check: bool = Options.check,
+    check_replicas_every: int = Options.check_replicas_every,
+    on_difference: OnDifference = Options.on_difference,
     steps_per_epoch: int | None = Options.steps_per_epoch,
 ) -> Handle:
     """Exchanges this model's gradients with a compression method from now on. All ranks call it alike, after ``compile``.
@@ -39,6 +41,9 @@ def attach(
         nonfinite: what happens to a tensor in which some rank has an inf or NaN: all ranks see a NaN mean ("propagate"), 0
             ("skip"), or NonFiniteError ("error"). Under a ``LossScaleOptimizer`` all ranks skip the step.
         check: compare all collectives between ranks before they start; slow, for debugging.
+        check_replicas_every: steps from one comparison of the replicas to the next, >= 0; 0: none.
+        on_difference: replicas that differ raise ReplicasDifferError, on all ranks ("error"); "broadcast", which repairs them
+            elsewhere, is refused.
         steps_per_epoch: updates in an epoch, for schedules that count epochs.
 
     Returns:
@@ -57,5 +62,8 @@ def attach(
         handle = grace.keras.attach(model, "topk:ratio=0.01")
         model.fit(x, y, callbacks=[grace.keras.AverageMetrics(handle), grace.keras.Traffic(handle)])
     """
-    options = Options(seed, nonfinite, steps_per_epoch, check, granularity)
+    options = Options(
+        seed, nonfinite, steps_per_epoch, check, granularity, check_replicas_every=check_replicas_every,
+        on_difference=on_difference,
+    )  # fmt: skip
     return Handle(model, method, transport_for_handle(transport), options)

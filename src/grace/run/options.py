@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from grace.contract.knobs import Count, check_knobs, name_owner
+from grace.contract.knobs import Count, Range, check_knobs, name_owner
 
 NonFinite: TypeAlias = Literal["propagate", "skip", "error"]
 Granularity: TypeAlias = Literal["parameter", "bucket", "model"]
+OnDifference: TypeAlias = Literal["error", "broadcast"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,9 @@ class Options:
         check: compare all collectives between ranks before they start; slow, for debugging.
         granularity: what is compressed as one tensor: each "parameter", each "bucket" of ``bucket_bytes``, or the "model".
         bucket_bytes: how much a bucket holds at least before the next one begins.
+        check_replicas_every: steps from one comparison of the replicas to the next; 0: none. See :mod:`grace.run.replicas`.
+        on_difference: what replicas that differ lead to: ReplicasDifferError ("error"), or copies of those that most ranks
+            have ("broadcast"), where the parameters and the optimizer are known.
 
     Raises:
         ConfigurationError: an option of another type, or out of range.
@@ -39,6 +43,8 @@ class Options:
     check: bool = False
     granularity: Granularity = "parameter"
     bucket_bytes: int = 25 << 20
+    check_replicas_every: Annotated[int, Range(0)] = 1000
+    on_difference: OnDifference = "error"
 
     def __post_init__(self) -> None:
         check_knobs(self)

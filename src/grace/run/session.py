@@ -15,7 +15,7 @@ from torch import Tensor
 from grace.collectives import Exchange
 from grace.contract.method import Method
 from grace.contract.peer import Peer
-from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError, StateError
+from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError, ReplicasDifferError, StateError
 from grace.registry import spell
 from grace.registry.policy import Policy
 from grace.run.drive import broadcast_, drive
@@ -24,6 +24,7 @@ from grace.run.groups import Group, form_groups, regroup, whole_groups
 from grace.run.log import Logs
 from grace.run.options import DEFAULTS, Options
 from grace.run.plan import Plan, plan_groups, warn_uncompressed
+from grace.run.replicas import Replicas, repair_
 from grace.run.saved import WorkerState, check_form
 from grace.run.stats import Stats
 from grace.run.worker import Worker, check_tensor
@@ -34,6 +35,10 @@ from grace.transports.timed import Timed
 from grace.transports.traced import Tracer
 
 T = TypeVar("T")
+_NO_REPAIR = (
+    "on_difference='broadcast' copies the parameters and the optimizer's state, which are not known here; legal: 'error'. "
+    "grace.attach(..., optimizer=...), grace.DistributedOptimizer and grace.local know them"
+)
 
 
 class Session:
@@ -48,6 +53,7 @@ class Session:
         transport: between the ranks; the session takes it over, and closes it.
         options: how to exchange.
         knobs: what else the ranks must have in common, each under its name.
+        repairs: whether :meth:`repair` is called after each step, so that ``on_difference="broadcast"`` can be.
 
     Raises:
         ConfigurationError, InputError: a method that cannot work, nothing to exchange, an unsuitable tensor (by name).
@@ -77,7 +83,10 @@ class Session:
         options: Options = DEFAULTS,
         *,
         knobs: Mapping[str, object] | None = None,
+        repairs: bool = False,
     ):
+        if options.on_difference == "broadcast" and not repairs:
+            raise ConfigurationError(_NO_REPAIR)
         if not like:
             raise ConfigurationError("there is nothing to exchange: no parameter requires a gradient")
         for name, x in like.items():
@@ -101,6 +110,7 @@ class Session:
         self._checked = Checked(transport) if options.check else None
         self._timed = Timed(self._checked or transport)
         self._tracer = Tracer(self.rank, self.world, find_axes(transport))
+        self.replicas = Replicas(self.like, options.check_replicas_every, self.world, options.on_difference)
         self._turn = threading.RLock()
         self.error: BaseException | None = None
         self._closed = False
@@ -213,6 +223,7 @@ class Session:
                 elif target is not None and target.data_ptr() != mean.data_ptr():
                     target.copy_(mean)
                 means[name] = mean if target is None else target
+        self.replicas.note(means)
         worker.workspace.reset()  # what was taken stays readable until the next exchange
         return means
 
@@ -243,8 +254,26 @@ class Session:
         return self.worker.peer(name)
 
     def advance(self) -> None:
-        """The step has ended, on all ranks: schedules and random numbers go on."""
+        """The step has ended, on all ranks: schedules and random numbers go on. Every ``check_replicas_every`` steps the ranks
+        compare what they have applied.
+
+        Raises:
+            ReplicasDifferError: on all ranks; the session has ended. What :meth:`exchange` raises.
+        """
+        if self.replicas.end_step(self.worker.step):
+            self.run(self.replicas.compare(), counted=True)
         self.worker.advance()
+
+    def repair(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
+        """Where the last step has found that replicas differ, and they are to be repaired, gives all ranks what most of them
+        have. All ranks call it after each step, before anything else is exchanged.
+
+        Args:
+            tensors: what is the same on all ranks, if no bit flips: means that are not applied yet, parameters, and the state
+                of the optimizer.
+        """
+        if (found := self.replicas.take_difference()) is not None:
+            repair_(found, tensors(), self.worker, self._transport)
 
     def count_step(self, dense_bytes: int | None = None) -> None:
         """Counts a step of training that has ended; ``dense_bytes``: of its gradients, by default those of all tensors."""
@@ -263,7 +292,7 @@ class Session:
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
         """Admits one thread at a time, which may enter again. An error inside ends the session, and the other ranks hear of
-        it; but not a NonFiniteError, which all ranks raise in step.
+        it; but not a NonFiniteError or a ReplicasDifferError, which all ranks raise in step.
 
         Raises:
             GraceError: another thread is inside, or the session is closed.
@@ -275,6 +304,10 @@ class Session:
             yield
         except NonFiniteError:
             raise
+        except ReplicasDifferError as error:  # others may still be receiving what has told this one
+            self.error = error
+            self.close()
+            raise
         except BaseException as error:
             self.close(error)
             raise
@@ -285,9 +318,10 @@ class Session:
         """Leaves the job. With an error, the other ranks hear of it, and every later exchange raises it."""
         if error is not None and self.error is None:
             self.error = error
-        self._closed = True
-        self._finalizer.detach()
-        self._transport.close(error)
+        if not self._closed:
+            self._closed = True
+            self._finalizer.detach()
+            self._transport.close(error)
 
     def _check_open(self) -> None:
         if self.error is not None:

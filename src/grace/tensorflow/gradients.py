@@ -14,7 +14,7 @@ from grace.adapters.handover import Handover
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, InputError
 from grace.registry.policy import Policy
-from grace.run.options import Granularity, NonFinite, Options
+from grace.run.options import Granularity, NonFinite, OnDifference, Options
 from grace.tensorflow.calls import call_host, keep_python, refuse_replicas, refuse_xla
 from grace.transports.base import Transport
 from grace.transports.choose import transport_for_handle
@@ -35,6 +35,9 @@ class Gradients(BaseHandle):
         nonfinite: what happens to a tensor in which some rank has an inf or NaN: all ranks see a NaN mean ("propagate"), 0
             ("skip"), or NonFiniteError ("error").
         check: compare all collectives between ranks before they start; slow, for debugging.
+        check_replicas_every: steps from one comparison of the replicas to the next, >= 0; 0: none.
+        on_difference: replicas that differ raise ReplicasDifferError, on all ranks ("error"); "broadcast", which repairs them
+            elsewhere, is refused.
         sparse: what happens to ``tf.IndexedSlices``, as from an embedding: "densify" (and a warning says how large it is), or
             "refuse".
         steps_per_epoch: steps in an epoch, for schedules that count epochs.
@@ -61,11 +64,16 @@ class Gradients(BaseHandle):
         seed: int = Options.seed,
         nonfinite: NonFinite = Options.nonfinite,
         check: bool = Options.check,
+        check_replicas_every: int = Options.check_replicas_every,
+        on_difference: OnDifference = Options.on_difference,
         sparse: Literal["densify", "refuse"] = "densify",
         steps_per_epoch: int | None = Options.steps_per_epoch,
         learning_rate: Any = None,
     ):
-        options = Options(seed, nonfinite, steps_per_epoch, check, granularity)
+        options = Options(
+            seed, nonfinite, steps_per_epoch, check, granularity, check_replicas_every=check_replicas_every,
+            on_difference=on_difference,
+        )  # fmt: skip
         network = transport_for_handle(transport)
         try:
             if sparse not in ("densify", "refuse"):
