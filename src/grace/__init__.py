@@ -9,9 +9,10 @@ from grace import communicators as _communicators
 from grace import memories as _memories
 from grace.adapters.attach import attach
 from grace.adapters.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from grace.adapters.doors import register_door
+from grace.adapters.handle import Handle
 from grace.adapters.local_steps import LocalSteps, local
 from grace.adapters.momentum import momentum_in_memory
-from grace.adapters.torch_ddp import Handle
 from grace.adapters.torch_optimizer import DistributedOptimizer
 from grace.collectives import Traffic
 from grace.communicators import *
@@ -31,6 +32,7 @@ from grace.registry.policy import Policy, Rule
 from grace.run.simulator import Simulator
 from grace.schedules import Schedule
 from grace.survey import dequantize, desparsify, pack, quantize, sparsify, unpack
+from grace.transports.candidates import register_transport
 from grace.transports.choose import transport
 from grace.transports.meeting import init_process_group
 from grace.version import __version__ as __version__
@@ -78,7 +80,9 @@ __all__ = [
     "quantize",
     "register",
     "register_communicator",
+    "register_door",
     "register_memory",
+    "register_transport",
     "sparsify",
     "spell",
     "transport",

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 
-from grace.adapters.torch_ddp import Handle
-from grace.adapters.wrappers import explain_wrapper
+import grace.adapters.torch_ddp  # noqa: F401 - which is a door
+from grace.adapters.doors import find_door
+from grace.adapters.handle import Handle
 from grace.contract.method import Method
 from grace.errors import ConfigurationError
 from grace.registry.policy import Policy
@@ -17,7 +18,7 @@ from grace.transports.base import Transport
 
 
 def attach(
-    model: DistributedDataParallel,
+    model: nn.Module,
     method: Policy | Method[Any] | str,
     *,
     granularity: Granularity = Options.granularity,
@@ -34,7 +35,8 @@ def attach(
     """Exchanges this model's gradients with a compression method from now on. All ranks call it alike.
 
     Args:
-        model: a ``DistributedDataParallel`` model without a communication hook of its own.
+        model: a ``DistributedDataParallel`` model without a communication hook of its own, or one that an installed package
+            has a door for (``grace.adapters.doors``).
         method: a method, the string that makes it, or a :class:`grace.Policy`. A bare method leaves tensors of at most
             one dimension and tensors under 1,024 elements uncompressed, fused into one all-reduce.
         granularity: what is compressed as one tensor: each "parameter" (layer-wise), each "bucket" (of
@@ -68,12 +70,11 @@ def attach(
         OptimizerWarning: the method diverges with this optimizer, or has special needs and was not given the optimizer.
         UncompressedWarning: no tensor of the model gets the method.
     """
-    if not isinstance(model, DistributedDataParallel):
-        raise ConfigurationError(explain_wrapper(model))
     if not isinstance(optimizer, torch.optim.Optimizer | None):
         raise ConfigurationError(f"attach: optimizer={optimizer!r}; legal: a torch.optim.Optimizer, or none")
     options = Options(
         seed, nonfinite, steps_per_epoch, check, granularity, check_replicas_every=check_replicas_every,
         on_difference=on_difference,
     )  # fmt: skip
-    return Handle(model, method, options, optimizer=optimizer, scaler=scaler, transport=transport)
+    door = find_door(model)
+    return door.open(model, method, options, optimizer=optimizer, scaler=scaler, transport=transport)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from typing import Any
 
 from grace.contract.method import Method
@@ -113,8 +114,12 @@ class BaseHandle:
         return f"<{type(self).__name__} rank {self.rank} of {self.world} over {self.transport}: {self._session.policy}>"
 
 
-class GradientHandle(BaseHandle):
-    """The handle of an exchange of gradients, whose state is the session's. To derive from."""
+class Handle(BaseHandle, abc.ABC):
+    """The handle of an exchange of gradients, as :func:`grace.attach` returns. Its state is the session's. To derive from."""
+
+    @abc.abstractmethod
+    def detach(self) -> None:
+        """Leaves the job: from now on the gradients are this rank's, or the model's own wrapper exchanges them."""
 
     def load_state_dict(self, saved: Any) -> None:
         """Goes on where ``saved`` stopped, under the same method, model and number of workers. All ranks call it, each with

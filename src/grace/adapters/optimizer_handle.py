@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from grace.adapters.handle import GradientHandle
+from grace.adapters.handle import Handle
 from grace.adapters.on_its_way import stand_in
 from grace.adapters.scaling import describe_scaler
 from grace.adapters.trained import list_replicated, name_trained, refuse_ddp
@@ -38,7 +38,7 @@ _DROPPED = (
 )
 
 
-class OptimizerHandle(GradientHandle):
+class OptimizerHandle(Handle):
     """Grace at work on one optimizer: its ``handle``. Made by :func:`grace.DistributedOptimizer`; all ranks call its methods
     alike, and between steps. ``at_work`` holds those that are not detached.
     """

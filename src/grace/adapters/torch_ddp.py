@@ -19,10 +19,12 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from grace.adapters.ddp_hook import Hook
-from grace.adapters.handle import GradientHandle
+from grace.adapters.doors import register_door
+from grace.adapters.handle import Handle
 from grace.adapters.optimizer_handle import OptimizerHandle
 from grace.adapters.scaling import describe_scaler
 from grace.adapters.trained import list_replicated
+from grace.adapters.wrappers import explain_wrapper
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError
 from grace.registry.policy import Policy
@@ -44,8 +46,8 @@ class _Ticket:
         self.future: Future[Tensor] = Future(devices=devices)
 
 
-class Handle(GradientHandle):
-    """Grace at work on one model. Made by :func:`grace.attach`; all ranks call its methods alike."""
+class DDPHandle(Handle):
+    """Grace at work on one ``DistributedDataParallel`` model. All ranks call its methods alike."""
 
     def __init__(
         self,
@@ -203,6 +205,28 @@ class Handle(GradientHandle):
     def _check_attached(self) -> None:
         if self._hook.taker is not self:
             raise GraceError("this handle is detached; attach again")
+
+
+@register_door("ddp")
+class DDPDoor:
+    """The door for ``DistributedDataParallel`` models."""
+
+    def takes(self, model: object) -> str | None:
+        """See :class:`grace.adapters.doors.Door`."""
+        return None if isinstance(model, DistributedDataParallel) else explain_wrapper(model)
+
+    def open(
+        self,
+        model: DistributedDataParallel,
+        method: Policy | Method[Any] | str,
+        options: Options,
+        *,
+        optimizer: torch.optim.Optimizer | None,
+        scaler: torch.amp.GradScaler | None,
+        transport: str | Transport | None,
+    ) -> DDPHandle:
+        """See :class:`grace.adapters.doors.Door`."""
+        return DDPHandle(model, method, options, optimizer=optimizer, scaler=scaler, transport=transport)
 
 
 def _at_the_end_of_backward(callback: Callable[[], None]) -> bool:

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from grace.adapters.wrappers import find_exchanging
 from grace.errors import ConfigurationError
-
-_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 
 
 def find_trained(
@@ -23,9 +22,9 @@ def find_trained(
         ConfigurationError: a wrapped model, an optimizer of parameters that are not the model's, or not known.
     """
     for module in model.modules():
-        if wrapper := {base.__name__ for base in type(module).__mro__} & set(_WRAPPERS):
+        if (wrapper := find_exchanging(module)) is not None:
             raise ConfigurationError(
-                f"local steps take a plain module, got {wrapper.pop()}, which exchanges or splits parameters itself; "
+                f"local steps take a plain module, got {wrapper}, which exchanges or splits parameters itself; "
                 "pass the module before it is wrapped, and train that"
             )
     trained = {p for one in optimizer.param_groups for p in one["params"] if p.requires_grad}

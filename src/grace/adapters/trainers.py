@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
-from grace.adapters.torch_ddp import Handle
+import grace.adapters.torch_ddp  # noqa: F401 - which is a door
+from grace.adapters.doors import find_door
+from grace.adapters.handle import Handle
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceWarning, out_of_range
 from grace.registry.policy import Policy
@@ -73,16 +74,18 @@ class Companion:
             ConfigurationError: there are several workers, and it has not.
         """
         self._detach()
-        if isinstance(model, DistributedDataParallel):
-            self.handle = Handle(
-                model, self._method, self._options, optimizer=optimizer, scaler=scaler, transport=self._transport
-            )
+        try:
+            door = find_door(model)
+        except ConfigurationError as error:
+            text = f"the trained model is a {type(model).__name__}, not a DistributedDataParallel model"
+            world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+            if world > 1:
+                raise ConfigurationError(f"{type(self).__name__}: {text}; {how}") from error
+            warnings.warn(f"{text}: nothing is exchanged. For several workers {how}", GraceWarning, stacklevel=2)
             return
-        world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-        text = f"the trained model is a {type(model).__name__}, not a DistributedDataParallel model"
-        if world > 1:
-            raise ConfigurationError(f"{type(self).__name__}: {text}; {how}")
-        warnings.warn(f"{text}: nothing is exchanged. For several workers {how}", GraceWarning, stacklevel=2)
+        self.handle = door.open(
+            model, self._method, self._options, optimizer=optimizer, scaler=scaler, transport=self._transport
+        )
 
     def _detach(self) -> None:
         if self.handle is not None:

@@ -39,6 +39,14 @@ _KNOWN = (
 )  # fmt: skip
 
 
+_EXCHANGING = frozenset({"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"})
+
+
+def find_exchanging(module: nn.Module) -> str | None:
+    """The class because of which this module exchanges or splits its parameters by itself; None: it does neither."""
+    return next((name for _, name in _classes(module) if name in _EXCHANGING), None)
+
+
 def explain_wrapper(given: object) -> str:
     """What was given, and what to write instead; for an error of :func:`grace.attach`."""
     return f"attach takes a DistributedDataParallel model, got {_name(given)}: {_find_remedy(given)}"

@@ -12,8 +12,8 @@ from grace.contract.compressor import Compressor
 from grace.contract.knobs import name_owner
 from grace.contract.method import Method
 from grace.errors import CompositionError, ConfigurationError
+from grace.names import Names
 from grace.registry.discovery import load
-from grace.registry.names import Names
 
 C = TypeVar("C", bound=type)
 

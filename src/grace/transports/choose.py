@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import os
@@ -13,13 +14,13 @@ import torch.distributed as dist
 from grace.errors import ConfigurationError, unknown
 from grace.transports.alone import Alone
 from grace.transports.base import Kept, Transport, describe
+from grace.transports.candidates import TRANSPORTS, candidates, register_transport
 from grace.transports.launchers import find_mpi_place, find_place
 from grace.transports.meeting import find_jax, init_process_group
 from grace.transports.mpi import MPITransport, find_why_no_mpi
 from grace.transports.torch_distributed import TorchDistributed
 
 VARIABLE = "GRACE_TRANSPORT"
-NAMES = ("auto", "gloo", "nccl", "mpi", "horovod", "alone")
 _log = logging.getLogger("grace")
 
 
@@ -36,14 +37,15 @@ def transport(spec: str | Transport = "auto") -> Transport:
 
     Args:
         spec: a transport, which is passed through, or a name: "gloo" or "nccl" (``torch.distributed``, initialized if need
-            be), "mpi", "horovod", "alone" (one worker), or "auto".
+            be), "torch" (whatever it was initialized with), "mpi", "horovod", "alone" (one worker), one that an installed
+            package has, or "auto".
 
     Returns:
         With "auto" the one that the environment variable GRACE_TRANSPORT names, or the first that fits: Horovod, where the
         script has initialized it; ``torch.distributed``, where it is initialized, with a process group of its own; MPI under
         ``mpirun``, ``mpiexec`` and ``srun --mpi``, or gloo where mpi4py is not installed; gloo under torchrun, in a job of
-        several JAX processes, and in a Slurm step; and otherwise one worker alone. The choice is logged, and handles say it
-        (``handle.transport``).
+        several JAX processes, and in a Slurm step; one of an installed package, which says so; and otherwise one worker alone.
+        The choice is logged, and handles say it (``handle.transport``).
 
     Raises:
         ConfigurationError: an unknown name, a missing package, or a launcher that says only half of what is needed.
@@ -69,7 +71,7 @@ def transport_for_handle(spec: str | Transport = "auto") -> Transport:
 
 
 def _carry_out(choice: Choice) -> Transport:
-    made = _build(choice)
+    made = TRANSPORTS.find(choice.name).make()
     if hasattr(made, "why"):
         made.why = choice.why
     _log.info("transport %s, rank %d of %d", describe(made), made.rank, made.world)
@@ -84,34 +86,31 @@ def choose(spec: str = "auto") -> Choice:
     """
     if (choice := _choose_by_name(spec)) is not None:
         return choice
-    if _horovod_is_initialized():
-        return Choice("horovod", "Horovod is initialized")
-    if dist.is_available() and dist.is_initialized():
-        return Choice(_default_backend(), "torch.distributed is initialized")
-    if (mpi := find_mpi_place()) is not None:
-        absent = find_why_no_mpi()
-        if absent is None:
-            return Choice("mpi", f"{mpi.variable} is set")
-        return Choice("gloo", f"{mpi.variable} is set, and {absent}")
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return Choice("gloo", "RANK and WORLD_SIZE are set")
-    if find_jax() is not None:
-        return Choice("gloo", "this is one of several JAX processes")
-    if find_place() is not None:
-        return Choice("gloo", "SLURM_PROCID is set")
+    for name, candidate in candidates():
+        if (why := candidate.running()) is not None:
+            return Choice(name, why)
+    for name, candidate in candidates():
+        if (why := candidate.launched()) is not None:
+            return Choice(name, why)
     return Choice("alone", "nothing says that there are other workers")
 
 
 def _choose_by_name(spec: str) -> Choice | None:
     """The transport that an argument or the variable names; None if neither does."""
-    if spec not in NAMES:
-        raise unknown("transport", spec, NAMES)
     if spec != "auto":
+        if spec not in TRANSPORTS.in_order():
+            raise unknown("transport", spec, _names())
         return Choice(spec, "asked for")
     named = os.environ.get(VARIABLE) or "auto"
-    if named not in NAMES:
-        raise ConfigurationError(f"the environment variable {VARIABLE}={named!r}; legal: {', '.join(NAMES)}")
-    return None if named == "auto" else Choice(named, f"{VARIABLE} asks for it")
+    if named == "auto":
+        return None
+    if named not in TRANSPORTS.in_order():
+        raise ConfigurationError(f"the environment variable {VARIABLE}={named!r}; legal: {', '.join(_names())}")
+    return Choice(named, f"{VARIABLE} asks for it")
+
+
+def _names() -> tuple[str, ...]:
+    return ("auto", *TRANSPORTS.in_order())
 
 
 def transport_beside(group: dist.ProcessGroup | None, spec: str | Transport | None = "auto") -> Transport:
@@ -124,41 +123,96 @@ def transport_beside(group: dist.ProcessGroup | None, spec: str | Transport | No
     if not isinstance(spec, str | None):
         return Kept(spec)
     choice = _choose_by_name(spec or "auto")
-    if choice is not None and choice.name != str(dist.get_backend(group)):
+    if choice is not None and choice.name not in ("torch", str(dist.get_backend(group))):
         return _carry_out(choice)
     made = TorchDistributed.beside(group)
     made.why = "the model's process group" if choice is None else choice.why
     return made
 
 
-def _build(choice: Choice) -> Transport:
-    if choice.name == "alone":
-        return Alone()
-    if choice.name == "mpi":
-        return MPITransport()
-    if choice.name == "horovod":  # imports Horovod's torch side
-        made: Transport = importlib.import_module("grace.transports.horovod").HorovodTransport()
-        return made
+# ---- Grace's own, in the order in which they are asked --------------------------------------------------------------
+def _is_horovod_initialized() -> str | None:
+    initialized = any(
+        (module := sys.modules.get(name)) is not None
+        and not hasattr(module, "stands_in")  # for Horovod, over one of the transports here: grace_dl.stand_in()
+        and bool(module.is_initialized())
+        for name in ("horovod.torch", "horovod.tensorflow")
+    )
+    return "Horovod is initialized" if initialized else None
+
+
+@register_transport("horovod", running=_is_horovod_initialized)
+def _make_horovod() -> Transport:
+    made: Transport = importlib.import_module(
+        "grace.transports.horovod"
+    ).HorovodTransport()  # imports Horovod's torch side
+    return made
+
+
+def _is_under_mpi() -> str | None:
+    mpi = find_mpi_place()
+    return f"{mpi.variable} is set" if mpi is not None and find_why_no_mpi() is None else None
+
+
+@register_transport("mpi", launched=_is_under_mpi)
+def _make_mpi() -> Transport:
+    return MPITransport()
+
+
+def _is_initialized(backend: str | None = None) -> str | None:
+    initialized = dist.is_available() and dist.is_initialized() and backend in (None, _default_backend())
+    return "torch.distributed is initialized" if initialized else None
+
+
+def _is_launched() -> str | None:
+    """Why gloo fits where nothing is initialized: the workers can find each other."""
+    if (mpi := find_mpi_place()) is not None:
+        return f"{mpi.variable} is set, and {find_why_no_mpi()}"
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return "RANK and WORLD_SIZE are set"
+    if find_jax() is not None:
+        return "this is one of several JAX processes"
+    return "SLURM_PROCID is set" if find_place() is not None else None
+
+
+@register_transport("gloo", running=functools.partial(_is_initialized, "gloo"), launched=_is_launched)
+def _make_gloo() -> Transport:
+    return _over_torch("gloo")
+
+
+@register_transport("nccl", running=functools.partial(_is_initialized, "nccl"))
+def _make_nccl() -> Transport:
+    return _over_torch("nccl")
+
+
+@register_transport("torch", running=_is_initialized)
+def _make_torch() -> Transport:
+    """Over whatever backend ``torch.distributed`` was initialized with."""
+    return _over_torch("")
+
+
+register_transport("alone")(Alone)
+
+
+def _over_torch(backend: str) -> Transport:
     if not dist.is_available():
-        raise ConfigurationError(f"the transport {choice.name!r} needs a torch that is built with torch.distributed")
-    if not dist.is_initialized():
-        init_process_group(choice.name)
-    elif choice.name not in _default_backend():
         raise ConfigurationError(
-            f"the transport {choice.name!r} is wanted ({choice.why}), and torch.distributed is initialized with "
-            f"{_default_backend()!r}; leave out the transport, or initialize torch.distributed with {choice.name!r}"
+            f"the transport {backend or 'torch'!r} needs a torch that is built with torch.distributed"
+        )
+    if not dist.is_initialized():
+        if not backend:
+            raise ConfigurationError(
+                "the transport 'torch' is what torch.distributed was initialized with, and it was not; call "
+                "grace.init_process_group(backend) first, or name the backend: 'gloo', 'nccl'"
+            )
+        init_process_group(backend)
+    elif backend not in _default_backend():
+        raise ConfigurationError(
+            f"the transport {backend!r} is wanted, by an argument or by {VARIABLE}, and torch.distributed is initialized with "
+            f"{_default_backend()!r}; leave out the transport, or initialize torch.distributed with {backend!r}"
         )
     return TorchDistributed.beside()
 
 
 def _default_backend() -> str:
     return str(dist.get_backend())
-
-
-def _horovod_is_initialized() -> bool:
-    return any(
-        (module := sys.modules.get(name)) is not None
-        and not hasattr(module, "stands_in")  # for Horovod, over one of the transports here: grace_dl.stand_in()
-        and bool(module.is_initialized())
-        for name in ("horovod.torch", "horovod.tensorflow")
-    )

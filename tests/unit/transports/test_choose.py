@@ -93,7 +93,9 @@ def test_unknown_names(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnknownNameError, match=r"'gloop'; did you mean 'gloo'\? Legal: alone, auto, gloo"):
         grace.transport("gloop")
     monkeypatch.setenv("GRACE_TRANSPORT", "tcp")
-    with pytest.raises(ConfigurationError, match="GRACE_TRANSPORT='tcp'; legal: auto, gloo"):
+    with pytest.raises(
+        ConfigurationError, match="GRACE_TRANSPORT='tcp'; legal: auto, horovod, mpi, gloo, nccl, torch, alone"
+    ):
         grace.transport()
 
 

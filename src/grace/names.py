@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 from grace.errors import ConfigurationError, unknown
@@ -20,7 +20,7 @@ class Names(Generic[E]):
     The name of an entry's class is a name, too, unless another entry has it.
 
     Args:
-        kind: what the entries are, for errors: "method", "memory", "communicator".
+        kind: what the entries are, for errors: "method", "memory", "communicator", "transport", "door".
         suffix: what a name may end in.
         group: the entry points of installed packages; their values name a class that registers itself when it is imported.
     """
@@ -28,14 +28,15 @@ class Names(Generic[E]):
     def __init__(self, kind: str, suffix: str, group: str):
         self.kind, self.suffix, self.group = kind, suffix, group
         self._entries: dict[str, E] = {}
-        self._classes: dict[str, type] = {}
+        self._classes: dict[str, Callable[..., object]] = {}
         self._aliases: dict[str, str] = {}  # squashed -> name
 
-    def add(self, name: str, entry: E, factory: type, aliases: Iterable[str] = ()) -> None:
-        """Registers an entry. The same class may register again, as when its module is reloaded.
+    def add(self, name: str, entry: E, factory: Callable[..., object], aliases: Iterable[str] = ()) -> None:
+        """Registers an entry; ``factory`` is the class or function that it is about. It may register again, as when its module
+        is reloaded.
 
         Raises:
-            ConfigurationError: a name that is not lower case, or that another class has.
+            ConfigurationError: a name that is not lower case, or that another one has.
         """
         for label in (name, *aliases):
             if not _NAME.fullmatch(label):
@@ -45,7 +46,8 @@ class Names(Generic[E]):
                 raise ConfigurationError(f"{self.kind} name {label!r} is taken by {qualified_name(taken)}")
         self._entries[name], self._classes[name] = entry, factory
         self._aliases.update({self._squash(label): name for label in (name, *aliases)})
-        self._aliases.setdefault(self._squash(factory.__name__), name)
+        if isinstance(factory, type):
+            self._aliases.setdefault(self._squash(factory.__name__), name)
 
     def find(self, name: object) -> E:
         """The entry of this name.
@@ -68,7 +70,11 @@ class Names(Generic[E]):
         """All names, those of installed packages included, in alphabetical order."""
         return tuple(sorted(self._entries.keys() | self._points().keys()))
 
-    def name_of(self, factory: type) -> str | None:
+    def in_order(self) -> tuple[str, ...]:
+        """All names in the order of registration; then those of installed packages that have not been loaded."""
+        return (*self._entries, *sorted(self._points().keys() - self._entries.keys()))
+
+    def name_of(self, factory: Callable[..., object]) -> str | None:
         """The name under which exactly this class is registered."""
         return next((name for name, one in self._classes.items() if one is factory), None)
 
@@ -108,6 +114,6 @@ class Names(Generic[E]):
             )
 
 
-def qualified_name(factory: type) -> str:
-    """The module and name of a class."""
+def qualified_name(factory: Callable[..., object]) -> str:
+    """The module and name of a class or function."""
     return f"{factory.__module__}.{factory.__qualname__}"
