@@ -16,7 +16,8 @@ from torch import Tensor
 WINDOW = 10  # steps whose median counts as one
 FIRST = 10  # windows before anything is said: in the first steps everything grows
 GROWTH = 1.25  # of the gradients and of the memory, since half of the run
-RISE = 2.3  # of the gradients, over the first window's: those of a network that begins to learn grow less
+RISE = 2.3  # of the gradients, over the first window's
+DIP = 0.8  # below this share of the first window's they belong to a network that has begun to learn, and grow for that reason
 IN_A_ROW = 3  # windows that say so
 
 TENSORS = 2  # that are looked at: the largest with a memory
@@ -32,7 +33,7 @@ class DebtWatch:
     """One worker's watch over the norms of what it owes and of its gradients, in its two largest tensors with a memory.
 
     ``diverging`` becomes True, for good, where both have grown by a quarter since half of the run, and the gradients are 2.3
-    times the first ones, three times in a row. Norms are medians of ten steps.
+    times the first ones and never fell far below them, three times in a row. Norms are medians of ten steps.
     """
 
     def __init__(self) -> None:
@@ -86,6 +87,7 @@ class DebtWatch:
             owed >= GROWTH * self._debts[half]
             and size >= GROWTH * self._gradients[half]
             and size >= RISE * self._gradients[0]
+            and min(self._gradients) >= DIP * self._gradients[0]
         )
 
 

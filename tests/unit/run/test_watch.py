@@ -84,7 +84,7 @@ def test_both_have_to_grow() -> None:
     assert not fed([(x, 1.0) for x in rising]), "a memory fills"
     assert not fed([(1.0, x) for x in rising]), "gradients grow for reasons of their own"
     assert not fed([(x, x) for x in rising[:9]]), "in the beginning everything grows"
-    assert not fed([(x, x) for x in [1.0, *(0.5 + k / 20 for k in range(24))]]), "a network begins to learn"
+    assert not fed([(x, x) for x in [1.0, *(0.5 + k / 5 for k in range(24))]]), "a network begins to learn"
     assert not fed([(1, 1)] * 8 + [(4, 4), (4, 4), (1, 1)] * 3), "two windows may be chance"
 
 
