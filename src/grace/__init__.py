@@ -17,6 +17,7 @@ from grace.adapters.torch_optimizer import DistributedOptimizer
 from grace.collectives import Traffic
 from grace.communicators import *
 from grace.contract.compressor import Compressor
+from grace.contract.conversation import Conversation
 from grace.contract.facts import Facts
 from grace.contract.lent import Lent
 from grace.contract.loan import Loan
@@ -44,6 +45,7 @@ else:
 
 __all__ = [
     "Compressor",
+    "Conversation",
     "DistributedOptimizer",
     "DivergenceWarning",
     "Exchanged",

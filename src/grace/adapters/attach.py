@@ -76,5 +76,5 @@ def attach(
         seed, nonfinite, steps_per_epoch, check, granularity, check_replicas_every=check_replicas_every,
         on_difference=on_difference,
     )  # fmt: skip
-    door = find_door(model)
-    return door.open(model, method, options, optimizer=optimizer, scaler=scaler, transport=transport)
+    door, policy = find_door(model), Policy.of(method)
+    return door.open(model, policy, options, optimizer=optimizer, scaler=scaler, transport=transport)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from grace.communicators.base import Communicator
 from grace.contract.compressor import Compressor
+from grace.contract.conversation import label_parts
 from grace.contract.facts import Facts
 from grace.contract.learning_rate import Rate, choose_rate, lr_ratio, scale
 from grace.contract.loan import succeed
-from grace.contract.method import label_parts
 from grace.contract.peer import Peer
 from grace.errors import StateError
 from grace.flags.finite import Flag

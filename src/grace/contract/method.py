@@ -13,22 +13,21 @@ import abc
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from grace.collectives import Collective, Exchange, Traffic
+from grace.collectives import Collective, Exchange
+from grace.contract.conversation import Conversation
 from grace.contract.facts import Facts
-from grace.contract.knobs import check_knobs
-from grace.contract.needs import NOTHING, Needs
+from grace.contract.knobs import as_call
 from grace.contract.peer import Peer
 from grace.contract.together import together
 from grace.errors import CompositionError, InputError
 from grace.flags.finite import Flag
 
 S = TypeVar("S")
-Kind: TypeAlias = Literal["debt", "chunk", "shared", "own"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +54,10 @@ class Exchanged(Generic[S]):
         return cls(torch.full_like(x, math.nan), None, state, finite=False)
 
 
-class Method(abc.ABC, Generic[S]):
-    """Averages one tensor over the workers. Subclasses are frozen dataclasses: their fields are the knobs."""
-
-    def __post_init__(self) -> None:
-        """Checks the knobs against their annotations; an override calls :func:`grace.contract.knobs.check_knobs` first."""
-        check_knobs(self)
+class Method(Conversation[S]):
+    """Averages one tensor over the workers, and promises the same mean on all of them, bit for bit: replicas that apply it stay
+    replicas. Subclasses are frozen dataclasses: their fields are the knobs.
+    """
 
     @property
     def needs_shape(self) -> bool:
@@ -73,26 +70,14 @@ class Method(abc.ABC, Generic[S]):
         return False
 
     @property
-    def needs(self) -> Needs:
-        """What the method needs of the optimizer; a wrapper adds to the needs of what it wraps."""
-        return NOTHING
-
-    @property
     def adds_memory(self) -> bool:
         """Whether :meth:`exchange` adds :attr:`Peer.memory` itself, which saves passes over memory."""
         return False
 
-    def init(self, like: Tensor) -> S:
-        """The state before the first step: None, a tensor, a number, or a (named) tuple of such."""
-        return None  # type: ignore[return-value]
-
     @abc.abstractmethod
     def exchange(self, x: Tensor, state: S, peer: Peer) -> Exchange[Exchanged[S]]:
-        """One step: a generator that yields collectives and returns an :class:`Exchanged`.
-
-        ``x`` is donated: the method may overwrite it, and ``mean`` or ``rest`` may live in its storage. ``state`` stays as it
-        is, whether the generator is left by an exception or ends: another tensor's exchange may still fail, and then it
-        is the state. Its successor is returned, in storage of its own (``grace.contract.loan.succeed``).
+        """One step, as :meth:`Conversation.exchange`, that returns an :class:`Exchanged`: with the same mean on all ranks. ``rest``
+        may live in the storage of ``x``, too.
         """
 
     @property
@@ -140,10 +125,6 @@ class Method(abc.ABC, Generic[S]):
     def facts(self, like: Tensor) -> Facts:
         """What the method claims for tensors of this shape (``like`` may be on the meta device)."""
 
-    @abc.abstractmethod
-    def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
-        """Rounds and bytes of one exchange of a tensor like this; None if they depend on the data."""
-
     def with_memory(self) -> Method[Any]:
         """The variant of this method that a memory may wrap.
 
@@ -162,7 +143,7 @@ class Method(abc.ABC, Generic[S]):
 
         By default all parts are the worker's own.
         """
-        return label_parts(state, "own")
+        return super().kinds(state)
 
     def owed(self, state: S) -> Tensor | None:
         """What this worker still owes the others: gradient units, like x, or None. Handed on when methods change."""
@@ -182,6 +163,15 @@ def check_rows(rows: Tensor, peer: Peer) -> None:
         )
 
 
-def label_parts(state: Any, kind: Kind) -> Any:
-    """A tree like the state, with ``kind`` for each part; see :meth:`Method.kinds`."""
-    return tuple(label_parts(part, kind) for part in state) if isinstance(state, tuple) else kind
+def refuse_unpromised(given: object) -> None:
+    """Refuses a conversation where all ranks are to apply what one of them gets.
+
+    Raises:
+        CompositionError: it is no method.
+    """
+    if isinstance(given, Conversation) and not isinstance(given, Method):
+        raise CompositionError(
+            f"{as_call(given)} does not promise the same mean on all ranks, and replicas that apply it would drift apart; "
+            "legal: a grace.Method. Where workers may differ, run it in a session of your own: "
+            "session.run(conversation.exchange(x, state, session.peer(name)), counted=True)"
+        )

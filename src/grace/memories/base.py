@@ -12,7 +12,7 @@ from torch import Tensor
 from grace.collectives import Exchange, Traffic
 from grace.contract.facts import Facts
 from grace.contract.knobs import as_call, check_knobs
-from grace.contract.method import Exchanged, Method, check_rows
+from grace.contract.method import Exchanged, Method, check_rows, refuse_unpromised
 from grace.contract.needs import Needs
 from grace.contract.peer import Peer
 from grace.errors import CompositionError
@@ -44,6 +44,7 @@ class Memory(Method[Any], Generic[S]):
 
     def __post_init__(self) -> None:
         check_knobs(self)
+        refuse_unpromised(self.method)
         if not isinstance(self.method, Method):
             raise CompositionError(
                 f"{type(self).__name__} wraps a Method, got {as_call(self.method)}; "

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Traffic, cost
+from grace.contract.conversation import label_parts
 from grace.contract.facts import Facts
 from grace.contract.knobs import Share, as_call
 from grace.contract.loan import narrow, succeed
-from grace.contract.method import Exchanged, Method, label_parts
+from grace.contract.method import Exchanged, Method
 from grace.contract.needs import AVERAGES, LAGS, Needs
 from grace.contract.peer import Peer
 from grace.errors import CompositionError

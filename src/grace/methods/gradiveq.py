@@ -15,10 +15,11 @@ from torch import Tensor
 from grace.collectives import AllReduce, Broadcast, Exchange, Traffic
 from grace.communicators import Allreduce
 from grace.communicators.base import stand_in, sum_costs
+from grace.contract.conversation import label_parts
 from grace.contract.facts import Facts
 from grace.contract.knobs import Count, Range, check_knobs
 from grace.contract.loan import succeed
-from grace.contract.method import Exchanged, Method, label_parts
+from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
 from grace.errors import out_of_range
 from grace.flags.finite import ask_host, both

@@ -9,7 +9,7 @@ from typing import Any
 
 from grace.contract.compressor import Compressor
 from grace.contract.knobs import as_call, spell_value
-from grace.contract.method import Method
+from grace.contract.method import Method, refuse_unpromised
 from grace.contract.wrapping import Layer, layers, own_fields
 from grace.errors import ConfigurationError
 from grace.registry.composition import Knobs, build
@@ -36,6 +36,7 @@ def method(spec: str | Method[Any], **knobs: Any) -> Method[Any]:
     Raises:
         UnknownNameError: an unknown method, knob, communicator or memory; names the nearest.
         ConfigurationError: a knob out of range, or an impossible composition.
+        CompositionError: a conversation that does not promise the same mean on all ranks.
 
     Example:
         >>> method("topk", ratio=0.02)
@@ -48,6 +49,7 @@ def method(spec: str | Method[Any], **knobs: Any) -> Method[Any]:
         if knobs:
             raise ConfigurationError(f"knobs {sorted(knobs)} go with a name; {as_call(spec)} is complete as it is")
         return spec
+    refuse_unpromised(spec)
     if not isinstance(spec, str):
         hint = suggest(spec) if isinstance(spec, Compressor) else ""
         raise ConfigurationError(f"a method is a name or a grace.Method, got {as_call(spec)}{hint}")

@@ -12,7 +12,7 @@ from torch import Tensor
 from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.contract.facts import Facts
 from grace.contract.knobs import Steps, as_call, check_knobs
-from grace.contract.method import Exchanged, Method
+from grace.contract.method import Exchanged, Method, refuse_unpromised
 from grace.contract.needs import Needs
 from grace.contract.peer import Peer
 from grace.errors import CompositionError
@@ -37,6 +37,7 @@ class Delayed(Method[Any]):
     start: Steps = 0
 
     def __post_init__(self) -> None:
+        refuse_unpromised(self.method)
         if not isinstance(self.method, Method):
             raise CompositionError(f"Delayed wraps a Method, got {as_call(self.method)}")
         check_knobs(self)

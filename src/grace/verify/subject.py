@@ -11,7 +11,7 @@ import torch
 import grace
 from grace.contract.compressor import Compressor
 from grace.contract.knobs import as_call
-from grace.contract.method import Method
+from grace.contract.method import Method, refuse_unpromised
 from grace.contract.wrapping import find_compressor
 from grace.errors import CompositionError, ConfigurationError
 from grace.memories import Memory
@@ -96,6 +96,7 @@ def subject(given: object) -> Subject:
 
 
 def _make(given: object) -> Method[Any] | Compressor:
+    refuse_unpromised(given)  # the laws are of means that are the same on all ranks
     if isinstance(given, Method | Compressor):
         return given
     if isinstance(given, str):

@@ -15,8 +15,9 @@ from grace.collectives import AllReduce, Traffic
 from grace.communicators import Allreduce
 from grace.communicators.base import stand_in, sum_costs
 from grace.contract.compressor import Compressor
+from grace.contract.conversation import label_parts
 from grace.contract.facts import Facts
-from grace.contract.method import Method, label_parts
+from grace.contract.method import Method
 from grace.contract.peer import Peer
 from grace.flags.finite import Flag, both, flag
 from grace.kernels import add_low_rank_, add_scaled_, all_finite, project_columns, project_rows, sum_by_halves
