@@ -43,8 +43,8 @@ GROUPS = {  # of what `import grace` offers; what is in none of them is under "E
     ),
     "writing": (
         "Writing a method",
-        ["Compressor", "Conversation", "Method", "Exchanged", "Facts", "Needs", "Peer", "Lent", "Loan", "register", "register_memory",
-         "register_communicator", "register_transport", "register_door", "pack",
+        ["Compressor", "Method", "Conversation", "Exchanged", "Facts", "Needs", "Peer", "Lent", "Loan", "register",
+         "register_memory", "register_communicator", "register_transport", "register_door", "pack",
          "unpack", "quantize", "dequantize", "sparsify", "desparsify"],
     ),
     "errors": (

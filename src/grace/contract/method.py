@@ -55,8 +55,8 @@ class Exchanged(Generic[S]):
 
 
 class Method(Conversation[S]):
-    """Averages one tensor over the workers, and promises the same mean on all of them, bit for bit: replicas that apply it stay
-    replicas. Subclasses are frozen dataclasses: their fields are the knobs.
+    """Averages one tensor over the workers, and promises the same mean on all of them, bit for bit: replicas that apply it
+    stay replicas. Subclasses are frozen dataclasses: their fields are the knobs.
     """
 
     @property
@@ -76,8 +76,8 @@ class Method(Conversation[S]):
 
     @abc.abstractmethod
     def exchange(self, x: Tensor, state: S, peer: Peer) -> Exchange[Exchanged[S]]:
-        """One step, as :meth:`Conversation.exchange`, that returns an :class:`Exchanged`: with the same mean on all ranks. ``rest``
-        may live in the storage of ``x``, too.
+        """One step, as :meth:`Conversation.exchange`, that returns an :class:`Exchanged`, with the same mean on all ranks.
+        ``rest`` may live in the storage of ``x``, too.
         """
 
     @property
