@@ -1,4 +1,4 @@
-"""Writes the pages of docs/methods and the table of methods in README.md from the registered classes.
+"""Writes the pages of docs/methods, and tables of methods in other pages, from the registered classes.
 
 Run by ``make docs``. A test compares what is checked in with what this makes.
 """
@@ -19,8 +19,11 @@ import grace
 from grace.cli.app import app
 from grace.cli.explain import describe, describe_all
 from grace.cli.tasks import describe_tasks
+from grace.collectives import AllReduce, ReduceScatter, cost
 from grace.contract.knobs import as_call, describe_knobs, spell_value
+from grace.contract.peer import Peer
 from grace.registry import Recipe, documentation, recipe
+from grace.verify.running import leaves
 from grace_command import catalog, shell
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,6 +33,17 @@ SECTIONS = ("Args", "Wire", "Bias", "Differs from the paper", "Example", "Refere
 DISCOVERED = ("grace.communicators", "grace.memories", "grace.methods")  # packages that find their own modules
 WORLDS = (2, 4, 8, 16)
 START, END = "<!-- methods: written by docs/generate.py -->", "<!-- end of methods -->"
+SHARDED = (
+    "none",
+    "bf16",
+    "fp8",
+    "qsgd:bits=4",
+    "natural",
+    "efsignsgd",
+    "topk:ratio=0.01",
+    "randomk:ratio=0.01",
+    "powersgd:rank=4",
+)
 
 
 # ---- docstrings -----------------------------------------------------------------------------------------------------
@@ -110,7 +124,7 @@ def bits_per_element(method: grace.Method[Any]) -> str:
 
 def rounds(method: grace.Method[Any], world: int = 4) -> str:
     """Collectives per exchange; traced in the simulator where they depend on the data."""
-    traffic = method.traffic(LIKE, grace.Peer(0, world))
+    traffic = method.traffic(LIKE, Peer(0, world))
     if traffic is not None:
         return str(traffic.rounds)
     sim = grace.Simulator(grace.Policy([("*", method)]), world=world)
@@ -207,7 +221,7 @@ def _traffic(method: grace.Method[Any]) -> str:
     dense = grace.method("none")
     rows = []
     for world in WORLDS:
-        mine, theirs = (m.traffic(LIKE, grace.Peer(0, world)) for m in (method, dense))
+        mine, theirs = (m.traffic(LIKE, Peer(0, world)) for m in (method, dense))
         assert mine is not None
         assert theirs is not None
         share = number(mine.sent / theirs.sent)
@@ -290,6 +304,29 @@ def readme_table() -> str:
     return table(["method", "family", "what it sends", "bits per element", "the optimizer needs"], rows)
 
 
+def sharded_table() -> str:
+    """What one matrix of 1000 x 1000 costs a rank in a step, sharded over 8 ranks, and over 2 machines of 4."""
+    shards, replicas = Peer(0, 8), Peer(0, 2)
+    rows, shard = torch.empty(8, LIKE.numel() // 8, device="meta"), torch.empty(250, 1000, device="meta")
+    reference = cost(ReduceScatter(rows), 0, 8).sent, cost(AllReduce(shard), 0, 2).sent
+    lines = []
+    for spec in SHARDED:
+        made = grace.method(spec)
+        moved = [made.scatter_traffic(rows, shards) if made.has_scatter else None, made.traffic(shard, replicas)]
+        if spec == "none":  # torch's own reduce-scatter
+            moved[0] = cost(ReduceScatter(rows), 0, 8)
+        line = [f"`{spec}`"]
+        for like, sent, dense in zip((rows, shard), moved, reference, strict=True):
+            if sent is None:
+                line += ["refused", "", ""]
+            else:
+                memory = sum(x.nbytes for x in leaves(made.init(like)))
+                line += [f"{sent.sent:,}", f"{sent.sent / dense:.1%}", f"{memory / 1e6:.3g} MB" if memory else "none"]
+        lines.append(line)
+    head = ["method", "FSDP: bytes", "of torch's", "memory", "HSDP: bytes", "of torch's", "memory"]
+    return table(head, lines)
+
+
 def own_methods() -> list[str]:
     """The registered methods that Grace itself defines, by family."""
     families = ["baseline", "cast", "quantization", "sparsification", "low rank"]
@@ -352,17 +389,17 @@ def _end_line(text: str) -> str:
 
 
 def generate_all() -> dict[Path, str]:
-    """Every generated file and its text. README.md is generated between two marks."""
+    """Every generated file and its text. Tables within a page stand between two marks."""
     pages = {ROOT / "docs/methods" / f"{name}.md": page(name) for name in own_methods()}
     pages[ROOT / "docs/methods/index.md"] = index()
     for package in DISCOVERED:
         pages[ROOT / "src" / package.replace(".", "/") / "__init__.pyi"] = stub(package)
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    before, _, rest = readme.partition(START)
-    _, mark, after = rest.partition(END)
-    if not mark:
-        raise ValueError(f"README.md must contain {START!r} and {END!r}")
-    pages[ROOT / "README.md"] = f"{before}{START}\n{readme_table()}\n{END}{after}"
+    for file, text in {"README.md": readme_table(), "docs/concepts/sharded.md": sharded_table()}.items():
+        before, _, rest = (ROOT / file).read_text(encoding="utf-8").partition(START)
+        _, mark, after = rest.partition(END)
+        if not mark:
+            raise ValueError(f"{file} must contain {START!r} and {END!r}")
+        pages[ROOT / file] = f"{before}{START}\n{text}\n{END}{after}"
     pages[catalog.FILE] = catalog_text()
     return pages
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import grace
-from grace.collectives import AllReduce, Exchange, Traffic
+from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.communicators import Allgather, Allreduce
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
@@ -122,6 +122,9 @@ class KeepsItsOwnRow(Wrapper):
             out.rest[peer.rank] = own
         return out
 
+    def scatter_traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        return self.method.scatter_traffic(like, peer)
+
 
 class OnlyItsOwnRow(Wrapper):
     """A rank looks for inf and NaN in its own row of the mean only."""
@@ -131,6 +134,10 @@ class OnlyItsOwnRow(Wrapper):
         dirty = (yield AllReduce(rows.isnan().any(1).float(), "max"))[peer.rank]
         out = yield from self.method.scatter(clean, state, peer)
         return Exchanged.poisoned(out.mean, state) if bool(dirty) else out
+
+    def scatter_traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        inner = self.method.scatter_traffic(like, peer)
+        return None if inner is None else inner + cost(AllReduce(like[:, 0]), peer.rank, peer.world)
 
 
 # ---- law 3: nothing lost --------------------------------------------------------------------------------------------
@@ -219,6 +226,17 @@ class OneRoundLess(Wrapper):
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         said = self.method.traffic(like, peer)
         return None if said is None else replace(said, rounds=said.rounds - 1)
+
+
+class ScattersForFree(Wrapper):
+    """Declares half of what a scatter moves."""
+
+    def scatter(self, rows: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
+        return self.method.scatter(rows, state, peer)
+
+    def scatter_traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        declared = self.method.scatter_traffic(like, peer)
+        return None if declared is None else replace(declared, sent=declared.sent // 2)
 
 
 class ServerLikeAll(Wrapper):

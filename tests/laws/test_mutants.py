@@ -128,6 +128,7 @@ BROKEN: list[tuple[Law, Any, str]] = [
     (bounds, Allgather(mutants.Smooth(bits=2, bucket=64, norm="l2")), "variance:"),
     (bounds, Allgather(mutants.Settled(**QSGD)), "deterministic:"),
     (traffic, mutants.OneRoundLess(TOPK), "traffic: rank 0 declares"),
+    (scatter, mutants.ScattersForFree(TOPK), "scatter: rank 0 declares"),
     (traffic, mutants.ServerLikeAll(ParameterServer(grace.TopK())), "traffic: rank 1 declares"),
     (traffic, mutants.Unsure(TOPK), "traffic: None"),
     (traffic, Allgather(mutants.Slim()), "traffic: rank 0 declares"),

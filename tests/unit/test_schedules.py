@@ -212,3 +212,24 @@ def test_traffic_before_and_after_the_start() -> None:
     before, after = (method.traffic(like, Peer(0, 2, step)) for step in (1, 2))
     assert before == grace.method("none").traffic(like, Peer(0, 2))
     assert after == grace.method("topk:ratio=0.1").traffic(like, Peer(0, 2))
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_rows_are_scattered_before_the_start_too(step: int) -> None:
+    method, rows = grace.method("topk:ratio=0.1,start=1"), [rand(3, 20, seed=seed) for seed in range(3)]
+    outs = simulate([method.scatter(x.clone(), method.init(x), Peer(rank, 3, step)) for rank, x in enumerate(rows)])
+    mean = sum(rows) / 3
+    for rank, out in enumerate(outs):
+        if step == 0:
+            torch.testing.assert_close(out.mean, mean[rank])
+        else:
+            assert int((out.mean != 0).sum()) <= 6, "two of each worker's twenty"
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_before_the_start_all_hear_of_an_inf_in_another_row(bad: float) -> None:
+    method, rows = grace.method("topk:start=1"), [rand(2, 5, seed=seed) for seed in range(2)]
+    rows[0][1, 3] = bad
+    outs = simulate([method.scatter(x, method.init(x), Peer(rank, 2, 0)) for rank, x in enumerate(rows)])
+    assert [bool(out.finite) for out in outs] == [False, False]
+    assert all(bool(out.mean.isnan().all()) for out in outs)

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-import grace.adapters.torch_ddp  # noqa: F401 - which is a door
+import grace.adapters.sharded
+import grace.adapters.torch_ddp  # noqa: F401 - which are doors, as the one above
 from grace.adapters.doors import find_door
 from grace.adapters.handle import Handle
 from grace.contract.method import Method
@@ -35,8 +36,10 @@ def attach(
     """Exchanges this model's gradients with a compression method from now on. All ranks call it alike.
 
     Args:
-        model: a ``DistributedDataParallel`` model without a communication hook of its own, or one that an installed package
-            has a door for (``grace.adapters.doors``).
+        model: a ``DistributedDataParallel`` model without a communication hook of its own; or, from torch 2.9 on, one under
+            ``fully_shard``: then the reduce-scatter of its gradients goes through the method, or on a mesh of two dimensions
+            (HSDP) the average between replicas; or a model that an installed package has a door for
+            (``grace.adapters.doors``).
         method: a method, the string that makes it, or a :class:`grace.Policy`. A bare method leaves tensors of at most
             one dimension and tensors under 1,024 elements uncompressed, fused into one all-reduce.
         granularity: what is compressed as one tensor: each "parameter" (layer-wise), each "bucket" (of

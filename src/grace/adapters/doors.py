@@ -24,7 +24,9 @@ class Door(Protocol):
     """One kind of models. A class without arguments that :func:`register_door` decorates."""
 
     def takes(self, model: object) -> str | None:
-        """None if it is for this model; else why not, and what to write instead, for an error that a user reads."""
+        """None if it is for this model; else why not, and what to write instead, for an error that a user reads, or "" where
+        there is nothing to say.
+        """
 
     def open(
         self,
@@ -72,4 +74,4 @@ def find_door(model: object) -> Door:
         if (reason := door.takes(model)) is None:
             return door
         reasons.append(reason)
-    raise ConfigurationError("\n".join(reasons))
+    raise ConfigurationError("\n".join(filter(None, reasons)))

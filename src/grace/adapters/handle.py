@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grace.contract.method import Method
 from grace.registry.policy import Policy
@@ -13,6 +13,9 @@ from grace.run.plan import Plan
 from grace.run.saved import OwnState, refuse_dcp
 from grace.run.stats import Stats
 from grace.run.steps import Steps
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.stateful import Stateful
 
 
 class BaseHandle:
@@ -130,7 +133,7 @@ class Handle(BaseHandle, abc.ABC):
         """
         self._session.load_state_dict(saved)
 
-    def checkpoint(self, memories: Memories = "mean", workers: int | None = None, *, whole: bool = False) -> Checkpoint:
+    def checkpoint(self, memories: Memories = "mean", workers: int | None = None, *, whole: bool = False) -> Stateful:
         """For ``torch.distributed.checkpoint.save`` and ``load``, by all ranks; loads on any number of workers.
 
         Also for libraries that call ``state_dict()`` on all ranks and write that of rank 0, such as Accelerate.

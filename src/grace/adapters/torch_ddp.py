@@ -7,7 +7,7 @@ enqueued on the current stream instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -18,6 +18,7 @@ from torch.distributed import GradBucket
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from grace.adapters.backward import at_end_of_backward
 from grace.adapters.ddp_hook import Hook
 from grace.adapters.doors import register_door
 from grace.adapters.handle import Handle
@@ -102,7 +103,7 @@ class DDPHandle(Handle):
     def accept(self, bucket: GradBucket) -> Future[Tensor]:
         """Takes a bucket of gradients; the future holds the buffer once the means are in it."""
         if not self._watching:
-            self._watching = _at_the_end_of_backward(self._surface)
+            self._watching = at_end_of_backward(self._surface)
             if self._watching:
                 self._session.replicas.note_parameters(self._trained)
             if self._optimizer is not None:
@@ -176,7 +177,7 @@ class DDPHandle(Handle):
         if self.stats.overlaps:
             self._waits = self.stats.wait()
             self._waits.__enter__()
-        _at_the_end_of_backward(self._raise)
+        at_end_of_backward(self._raise)
 
     def _raise(self) -> None:
         self._watching = False
@@ -227,12 +228,3 @@ class DDPDoor:
     ) -> DDPHandle:
         """See :class:`grace.adapters.doors.Door`."""
         return DDPHandle(model, method, options, optimizer=optimizer, scaler=scaler, transport=transport)
-
-
-def _at_the_end_of_backward(callback: Callable[[], None]) -> bool:
-    """Whether there is a backward pass, at the end of which ``callback`` will be called."""
-    try:
-        torch.autograd.Variable._execution_engine.queue_callback(callback)
-    except RuntimeError:  # outside of a backward pass: in DistributedDataParallel's join()
-        return False
-    return True

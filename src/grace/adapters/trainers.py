@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -96,7 +95,7 @@ class Companion:
         """For a checkpoint that rank 0 writes. All ranks call it."""
         return {} if self.handle is None else self.handle.checkpoint(self._memories, whole=True).state_dict()
 
-    def _load(self, saved: Mapping[str, Any] | None) -> None:
+    def _load(self, saved: dict[str, Any] | None) -> None:
         """Loads what such a checkpoint holds; None: it holds nothing of Grace. All ranks call it.
 
         Raises:

@@ -13,15 +13,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 _WRAP = "wrap it first: grace.attach(DistributedDataParallel(model), ...)"
 _SHARDED = (
-    "it shards parameters and reduces their gradients by itself, which Grace does not compress yet. Where the model fits into "
-    "one device, use DistributedDataParallel and grace.attach; else torch's own hooks, as bf16"
+    "that is FSDP's first version. Shard with the second, fully_shard(model) of torch.distributed.fsdp, and attach to that; "
+    "or, where the model fits into one device, use DistributedDataParallel"
 )
 # (module begins with, class, what to do); the first that fits one of the object's classes
 _KNOWN = (
     ("deepspeed.", "DeepSpeedEngine", "DeepSpeed reduces gradients by itself. Train the module under DistributedDataParallel "
      "and grace.attach(ddp, ...), or with grace.DistributedOptimizer"),
     ("torch.distributed.fsdp", "FullyShardedDataParallel", _SHARDED),
-    ("torch.distributed.fsdp", "FSDPModule", _SHARDED),
     ("lightning.", "_FabricModule", "it is what Fabric's setup() returned; give attach the model inside: "
      "grace.attach(model.module, ...) after fabric.setup(...), with strategy='ddp'"),
     ("lightning.", "LightningModule", "give the Trainer a callback instead: "

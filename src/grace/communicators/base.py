@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.collectives import AllGather, AllReduce, AllToAll, Collective, Exchange, Traffic, cost
+from grace.collectives import AllGather, AllToAll, Collective, Exchange, Traffic, cost
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import as_call, check_knobs
 from grace.contract.loan import Loan
-from grace.contract.method import Exchanged, Method, check_rows
+from grace.contract.method import SAID, Exchanged, Method, check_rows, hold_everywhere
 from grace.contract.needs import Needs
 from grace.contract.peer import Peer
 from grace.errors import CompositionError, PayloadError
-from grace.flags.finite import Flag, both, fill_unless_, flag
+from grace.flags.finite import Flag, both, fill_unless_
 from grace.flags.refusals import decode
 from grace.kernels.finite import all_finite
 from grace.random import Stream
@@ -46,6 +46,10 @@ class Communicator(Method[Any]):
     @property
     def needs(self) -> Needs:
         return self.compressor.needs
+
+    @property
+    def has_scatter(self) -> bool:
+        return True
 
     @property
     def adds_memory(self) -> bool:
@@ -83,12 +87,20 @@ class Communicator(Method[Any]):
         loan = Loan(rows, peer)
         mean, finite = yield from self._first_hop(loan, peer)
         if self.compressor.overflows:  # each rank has decoded another row
-            bad = torch.logical_not(torch.as_tensor(finite, device=rows.device)).to(torch.uint8)
-            finite = flag((yield AllReduce(bad.view(1), "max"))[0] == 0)
+            finite = yield from hold_everywhere(finite, mean)
         if finite is False:
             return Exchanged.poisoned(rows[peer.rank], state)
         fill_unless_(finite, mean, math.nan)
         return Exchanged(mean[0], loan.work.view(rows.shape) if peer.lent.keep_rest else None, state, finite)
+
+    def scatter_traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        if like.numel() == 0:
+            return Traffic()
+        size = self._payload(like.shape[1])
+        if size is None:
+            return None
+        overflowing = [SAID] if self.compressor.overflows else []
+        return sum_costs(peer, AllToAll(stand_in(peer.world, size)), *overflowing)
 
     def _first_hop(self, loan: Loan, peer: Peer) -> Exchange[tuple[Tensor, Flag]]:
         """The loan's numbers as W rows -> the aggregate ``[1, c]`` of all ranks' versions of my row, in scratch memory, and

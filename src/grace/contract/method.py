@@ -18,14 +18,14 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from grace.collectives import Collective, Exchange
+from grace.collectives import AllReduce, Collective, Exchange, Traffic
 from grace.contract.conversation import Conversation
 from grace.contract.facts import Facts
 from grace.contract.knobs import as_call
 from grace.contract.peer import Peer
 from grace.contract.together import together
 from grace.errors import CompositionError, InputError
-from grace.flags.finite import Flag
+from grace.flags.finite import Flag, flag
 
 S = TypeVar("S")
 
@@ -67,6 +67,11 @@ class Method(Conversation[S]):
     @property
     def needs_epochs(self) -> bool:
         """Whether the method follows the epoch, so that the run must say how many steps one has."""
+        return False
+
+    @property
+    def has_scatter(self) -> bool:
+        """Whether :meth:`scatter` moves less than the whole exchange does."""
         return False
 
     @property
@@ -125,6 +130,10 @@ class Method(Conversation[S]):
     def facts(self, like: Tensor) -> Facts:
         """What the method claims for tensors of this shape (``like`` may be on the meta device)."""
 
+    def scatter_traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        """As :meth:`traffic`, of one :meth:`scatter` of rows ``[W, c]`` like this."""
+        return self.traffic(like, peer)
+
     def with_memory(self) -> Method[Any]:
         """The variant of this method that a memory may wrap.
 
@@ -161,6 +170,15 @@ def check_rows(rows: Tensor, peer: Peer) -> None:
         raise InputError(
             f"{peer.name!r}: scatter takes float32 rows, one for each of {peer.world} workers, got {given}"
         )
+
+
+SAID = AllReduce(torch.empty(1, dtype=torch.uint8, device="meta"), "max")  # what hold_everywhere asks for
+
+
+def hold_everywhere(holds: Flag, beside: Tensor) -> Exchange[Flag]:
+    """Whether something holds on all ranks, of which each knows it of its own part: one round of a byte, beside a tensor."""
+    broken = torch.logical_not(torch.as_tensor(holds, device=beside.device)).to(torch.uint8)
+    return flag((yield AllReduce(broken.view(1), "max"))[0] == 0)
 
 
 def refuse_unpromised(given: object) -> None:

@@ -55,7 +55,7 @@ class Memory(Method[Any], Generic[S]):
         return self._wrap(self.method.exchange, x, state, peer)
 
     def scatter(self, rows: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
-        if type(self).exchange is not Memory.exchange:  # one that exchanges otherwise
+        if self._exchanges_otherwise:
             return (yield from Method.scatter(self, rows, state, peer))
         check_rows(rows, peer)
         return (yield from self._wrap(self.method.scatter, rows, state, peer))
@@ -73,6 +73,15 @@ class Memory(Method[Any], Generic[S]):
         return self.method.needs
 
     @property
+    def has_scatter(self) -> bool:
+        return not self._exchanges_otherwise and self.method.has_scatter
+
+    @property
+    def _exchanges_otherwise(self) -> bool:
+        """Whether it does more around an exchange than :meth:`_wrap`, which serves a scatter as well."""
+        return type(self).exchange is not Memory.exchange
+
+    @property
     def needs_shape(self) -> bool:
         return self.method.needs_shape
 
@@ -80,5 +89,14 @@ class Memory(Method[Any], Generic[S]):
         return self.method.facts(like)
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
-        memory = torch.empty(like.shape, dtype=state_dtype(like), device="meta")
-        return self.method.traffic(memory, peer)
+        return self.method.traffic(_stand_in(like), peer)
+
+    def scatter_traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        if self._exchanges_otherwise:
+            return self.traffic(like, peer)
+        return self.method.scatter_traffic(_stand_in(like), peer)
+
+
+def _stand_in(like: Tensor) -> Tensor:
+    """What the method inside is given for it."""
+    return torch.empty(like.shape, dtype=state_dtype(like), device="meta")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -100,18 +100,28 @@ def _cells(row: Row) -> tuple[str, ...]:
     return row.name + members, " x ".join(map(str, row.shape)) or "scalar", row.method, sent, share
 
 
-def plan_groups(groups: Sequence[Group], like: Mapping[str, Tensor], policy: Policy, peer: Peer) -> Plan:
-    """The plan of these groups, under a policy for groups."""
+def plan_groups(
+    groups: Sequence[Group],
+    like: Mapping[str, Tensor],
+    policy: Policy,
+    peer: Peer,
+    scattered: Callable[[str, Method[Any], Tensor], Traffic | None] | None = None,
+) -> Plan:
+    """The plan of these groups, under a policy for groups.
+
+    ``scattered``: if they are rows, of which each worker learns its own mean, what is moved for one, by name.
+    """
     found: list[tuple[Group, Tensor, Method[Any], Traffic | None]] = []
     for group in groups:
         x = group.like(like).to("meta")
         method = policy.method_for(group.name, x, peer.step)
-        found.append((group, x, method, method.traffic(x, peer)))
+        traffic = scattered(group.name, method, x) if scattered else method.traffic(x, peer)
+        found.append((group, x, method, traffic))
     total = sum(traffic.sent for *_, traffic in found if traffic is not None)
     rows = []
     for group, x, method, traffic in found:
         sent = None if traffic is None else traffic.sent
-        dense = math.ceil(ring_bytes(x.numel() * x.element_size(), peer.world))
+        dense = math.ceil(ring_bytes(x.numel() * x.element_size(), peer.world) / (2 if scattered else 1))
         share = None if sent is None or not total else sent / total
         label = spell(method)
         rows.append(Row(group.name, group.members, tuple(x.shape), label, label != "none", sent, dense, share))

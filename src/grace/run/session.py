@@ -201,6 +201,34 @@ class Session:
         stats.leave_out(worker.aside_seconds - aside)
         return means
 
+    def scatter(self, rows: Mapping[str, Tensor], *, lr: float | None = None) -> dict[str, Tensor]:
+        """One step of a reduce-scatter of any of the tensors that were agreed on, each as rows: row j is for rank j, which
+        alone learns its mean. It ends no step.
+
+        Args:
+            rows: by name, ``[W, c]`` float32, donated; the same names in the same order on all ranks.
+            lr: as for :meth:`exchange`.
+
+        Returns:
+            By name the mean ``[c]`` of this rank's row; valid until the next call.
+
+        Raises:
+            What :meth:`exchange` raises.
+        """
+        with self.turn():
+            for name, x in rows.items():
+                self.check(name, x)
+            worker, stats = self.worker, self.stats
+            worker.lr = lr
+            seen = worker.nonfinite_seen
+            with stats.time(self._timed):
+                try:
+                    outs = self._drive(worker.scatter(rows))
+                finally:
+                    stats.nonfinite += worker.nonfinite_seen - seen
+            worker.workspace.reset()
+            return {name: out.mean for name, out in outs.items()}
+
     def _exchange(
         self, groups: Sequence[Group], given: Mapping[str, Tensor], into: Mapping[str, Tensor], scale: float
     ) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from grace.collectives import Exchange
 from grace.contract.lent import Lent
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
-from grace.contract.together import Layouts
+from grace.contract.together import Layouts, together
 from grace.contract.workspace import Workspace
 from grace.errors import ConfigurationError, InputError, NonFiniteError
 from grace.flags.finite import both, fill_unless_, on_host
@@ -96,9 +96,21 @@ class Worker:
             NonFiniteError: under ``nonfinite="error"``.
             PayloadError: the network brought something illegal. On an accelerator both errors may belong to the step before.
         """
-        self._learn()
-        names = list(tensors)
         batches = Batches(self.plans)
+        for one in self._begin(tensors):
+            batches.add(*one)
+        return (yield from self._finish(tensors, batches.exchange(self._layouts, self.workspace)))
+
+    def scatter(self, rows: Mapping[str, Tensor]) -> Exchange[dict[str, Exchanged[Any]]]:
+        """As :meth:`exchange`, of rows ``[W, c]`` float32, of which each worker gets the mean ``[c]`` of its own: see
+        :meth:`grace.Method.scatter`.
+        """
+        runs = [method.scatter(x, state, peer) for method, x, state, peer in self._begin(rows)]
+        return (yield from self._finish(rows, together(runs, self._layouts, self.workspace)))
+
+    def _begin(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Method[Any], Tensor, Any, Peer]]:
+        """Each tensor, with what is owed to it, its method, that one's state, and who this worker is."""
+        self._learn()
         for name, x in tensors.items():
             method, state = self._ready(name, x)
             if name in self._owed:
@@ -107,8 +119,12 @@ class Worker:
                 self.watch.see(name, debt, x)
             if self.measures and method != NONE:
                 self._measure(method, x, state, name)
-            batches.add(method, x, state, self.peer(name))
-        exchange = batches.exchange(self._layouts, self.workspace)
+            yield method, x, state, self.peer(name)
+
+    def _finish(
+        self, tensors: Mapping[str, Tensor], exchange: Exchange[list[Exchanged[Any]]]
+    ) -> Exchange[dict[str, Exchanged[Any]]]:
+        """Runs it, and keeps the states that come of it."""
         try:
             if all(on_host(x.device) for x in tensors.values()):
                 outs = yield from exchange
@@ -117,9 +133,9 @@ class Worker:
         except BaseException:
             self.workspace.forget()  # states are as they were
             raise
-        for name, out in zip(names, outs, strict=True):
+        results = dict(zip(tensors, outs, strict=True))
+        for name, out in results.items():
             self._states[name] = (self._states[name][0], out.state)
-        results = dict(zip(names, outs, strict=True))
         self._judge(results)
         return results
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace.collectives import AllReduce, Exchange, Traffic, cost
+from grace.collectives import AllReduce, Exchange, ReduceScatter, Traffic, cost
 from grace.contract.facts import Facts
 from grace.contract.knobs import Steps, as_call, check_knobs
-from grace.contract.method import Exchanged, Method, refuse_unpromised
+from grace.contract.method import SAID, Exchanged, Method, check_rows, hold_everywhere, refuse_unpromised
 from grace.contract.needs import Needs
 from grace.contract.peer import Peer
 from grace.errors import CompositionError
@@ -51,6 +51,10 @@ class Delayed(Method[Any]):
         return self.method.needs_shape
 
     @property
+    def has_scatter(self) -> bool:
+        return self.method.has_scatter
+
+    @property
     def needs_epochs(self) -> bool:
         return self.method.needs_epochs
 
@@ -67,6 +71,17 @@ class Delayed(Method[Any]):
         fill_unless_(finite, mean, math.nan)
         return Exchanged(mean, torch.zeros_like(mean) if peer.lent.keep_rest else None, state, finite)
 
+    def scatter(self, rows: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
+        if peer.step >= self.start:
+            return (yield from self.method.scatter(rows, state, peer))
+        check_rows(rows, peer)
+        mean = yield ReduceScatter(rows, "mean")
+        finite = yield from hold_everywhere(all_finite(mean), mean)
+        if finite is False:
+            return Exchanged.poisoned(mean, state)
+        fill_unless_(finite, mean, math.nan)
+        return Exchanged(mean, torch.zeros_like(rows) if peer.lent.keep_rest else None, state, finite)
+
     def facts(self, like: Tensor) -> Facts:
         return self.method.facts(like)
 
@@ -74,6 +89,11 @@ class Delayed(Method[Any]):
         if peer.step >= self.start:
             return self.method.traffic(like, peer)
         return cost(AllReduce(like), peer.rank, peer.world)
+
+    def scatter_traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        if peer.step >= self.start:
+            return self.method.scatter_traffic(like, peer)
+        return cost(ReduceScatter(like), peer.rank, peer.world) + cost(SAID, peer.rank, peer.world)
 
     def kinds(self, state: Any) -> Any:
         return self.method.kinds(state)

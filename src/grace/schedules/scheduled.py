@@ -104,6 +104,10 @@ class Scheduled(Method[Any]):
         return any(variant.needs_shape for variant in self._variants())
 
     @property
+    def has_scatter(self) -> bool:
+        return all(variant.has_scatter for variant in self._variants())
+
+    @property
     def needs_epochs(self) -> bool:
         return any(isinstance(value, Schedule) and value.unit == "epochs" for _, value in self.knobs)
 
@@ -112,6 +116,9 @@ class Scheduled(Method[Any]):
 
     def exchange(self, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
         return (yield from self.at(peer.step, peer.steps_per_epoch).exchange(x, state, peer))
+
+    def scatter(self, rows: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
+        return (yield from self.at(peer.step, peer.steps_per_epoch).scatter(rows, state, peer))
 
     def facts(self, like: Tensor) -> Facts:
         """What holds at every value."""
@@ -126,6 +133,9 @@ class Scheduled(Method[Any]):
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         return self.at(peer.step, peer.steps_per_epoch).traffic(like, peer)
+
+    def scatter_traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
+        return self.at(peer.step, peer.steps_per_epoch).scatter_traffic(like, peer)
 
     def kinds(self, state: Any) -> Any:
         return self._with(lambda schedule: schedule.points[0][1]).kinds(state)

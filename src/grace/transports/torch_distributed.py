@@ -22,7 +22,7 @@ import os
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -126,7 +126,7 @@ class TorchDistributed:
         texts = tell_over_store(store, place, self.rank, self.world, text, seconds, ended)
         self._told[self._ranks] = count + 1  # only now: a rank that gave up takes the same place when it returns
         if self.group is None:
-            self.group = _make_group(home, self._ranks)
+            self.group = _make_group(home, self._ranks, f"{name_attempt()}{count}")
             # A rank that hears bad news may leave at once, and break connections that others are still making.
             tell_over_store(store, f"{place}/group", self.rank, self.world, "made", seconds)
         return texts
@@ -239,14 +239,34 @@ def _get_store(group: Any) -> dist.Store:
     return dist.distributed_c10d._get_process_group_store(group)  # from before torch had a public name for it
 
 
-def _make_group(group: Any, ranks: Sequence[int]) -> Any:
-    """A new process group over the same ranks, with the same backend and time-out."""
+def _make_group(group: Any, ranks: Sequence[int], which: str) -> Any:
+    """A new process group over these ranks, with the same backend and time-out; ``which`` tells it from others of the same
+    ranks.
+    """
     everyone = len(ranks) == dist.get_world_size()
     backend = dist.get_backend(group)
     try:
         timeout = group._get_backend(torch.device("cuda" if backend == "nccl" else "cpu")).options._timeout
     except (AttributeError, RuntimeError):
         timeout = None
-    return dist.new_group(
-        list(ranks), timeout=timeout, backend=backend, use_local_synchronization=not everyone, group_desc="grace"
-    )
+    with contextlib.nullcontext() if everyone else _named(f"grace_{'-'.join(map(str, ranks))}_{which}"):
+        return dist.new_group(
+            list(ranks), timeout=timeout, backend=backend, use_local_synchronization=not everyone, group_desc="grace"
+        )
+
+
+@contextlib.contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Groups made in the meantime have this name, which is where in the store their addresses are.
+
+    Torch names a group of some ranks after them and after how many groups this process has at the moment. Processes need not
+    agree on that, and wait for each other then at different places; or the name comes again after a group has gone, whose
+    addresses are found there.
+    """
+    module: Any = dist.distributed_c10d
+    torchs = module._process_group_name
+    module._process_group_name = lambda *_args, **_kwargs: name
+    try:
+        yield
+    finally:
+        module._process_group_name = torchs

@@ -30,9 +30,8 @@ GIVEN = {
     "optimizer": (lambda: torch.optim.SGD([torch.zeros(1)], lr=0.1), "grace.DistributedOptimizer"),
     "fsdp1": (
         lambda: pretend("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"),
-        "shards",
+        "first version.*fully_shard",
     ),
-    "fsdp2": (lambda: pretend("torch.distributed.fsdp._fully_shard._fully_shard", "FSDPModule"), "shards"),
     "deepspeed": (lambda: pretend("deepspeed.runtime.engine", "DeepSpeedEngine"), "DeepSpeed reduces"),
     "lightning": (lambda: pretend("lightning.pytorch.core.module", "LightningModule"), "grace.lightning.Compression"),
     "old lightning": (
@@ -59,7 +58,6 @@ REAL = {
     "lightning": ("lightning.pytorch", "LightningModule"),
     "transformers": ("transformers", "PreTrainedModel"),
     "accelerate": ("accelerate", "Accelerator"),
-    "fsdp": ("torch.distributed.fsdp", "FSDPModule"),
     "fsdp1": ("torch.distributed.fsdp", "FullyShardedDataParallel"),
     "keras": ("keras", "Model"),
 }

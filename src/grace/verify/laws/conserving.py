@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from grace.contract.method import Method
-from grace.run import simulate
+from grace.run import Tracer, simulate
 from grace.verify.outcome import Outcome, Profile, no_promise
 from grace.verify.running import average, make_peer, run, tolerance
 from grace.verify.subject import Subject, conserves, is_memory
@@ -40,7 +40,8 @@ def conservation(method: Method[Any], xs: Sequence[Tensor], steps: int = 2) -> N
 
 def scatter_conserves(method: Method[Any], xs: Sequence[Tensor], steps: int = 2, bad: float | None = None) -> None:
     """Where rows are scattered, the average over ranks of row j of ``x - rest`` is the mean that rank j has. What the method
-    owes counts as x before, and as rest after. If rank 0 has ``bad`` in its last row, all ranks have NaN, and know it.
+    owes counts as x before, and as rest after. If rank 0 has ``bad`` in its last row, all ranks have NaN, and know it. Rounds
+    and bytes are those that are declared.
     """
     W = len(xs)
     states = [method.init(x) for x in xs]
@@ -51,7 +52,14 @@ def scatter_conserves(method: Method[Any], xs: Sequence[Tensor], steps: int = 2,
         rows = [x.clone() for x in xs]
         if bad is not None:
             rows[0][-1, -1] = bad
-        outs = simulate([method.scatter(x, s, p) for x, s, p in zip(rows, states, peers, strict=True)])
+        tracers = [Tracer(rank, W) for rank in range(W)]
+        runs = [method.scatter(x, s, p) for x, s, p in zip(rows, states, peers, strict=True)]
+        outs = simulate([tracer.trace(one) for tracer, one in zip(tracers, runs, strict=True)])
+        for x, peer, tracer in zip(xs, peers, tracers, strict=True):
+            declared = method.scatter_traffic(x.to("meta"), peer)
+            assert bad is not None or declared is None or tracer.traffic == declared, (
+                f"scatter: rank {peer.rank} declares {declared}, moved {tracer.traffic}"
+            )
         states = [out.state for out in outs]
         for rank, out in enumerate(outs):
             assert out.mean.shape == xs[0].shape[1:], f"scatter: the mean of rank {rank} is {tuple(out.mean.shape)}"

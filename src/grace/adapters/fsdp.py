@@ -1,0 +1,262 @@
+"""What Grace must know of the insides of ``torch.distributed.fsdp.fully_shard``: all of it is here, for torch 2.9 to 2.13.
+
+A module that was given to ``fully_shard`` has groups of parameters. When a backward pass has made the gradients of a group,
+torch lays them out as ``[W, sum of c]``, row j being the concatenation of chunk j of every parameter ``p``, ``c = ceil(d0 / W)
+rest``, padded with zeros, and gives that to the group's reduce-scatter, an object that can be replaced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from grace.errors import ConfigurationError, GraceError
+
+OLDEST = (2, 9)  # has a reduce-scatter that can be replaced
+_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # in names: activation checkpointing, torch.compile
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A parameter of a group.
+
+    name: in the model. shape: in full, ``[d0, *rest]``. shard: this rank's part, without padding. width: c, the numbers of a
+    row. everywhere: whether every rank has a part of it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    shard: tuple[int, ...]
+    width: int
+    everywhere: bool
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """A group of parameters that are gathered, and whose gradients are reduced, together."""
+
+    module: nn.Module
+    inside: Any  # torch's FSDPParamGroup
+    pieces: tuple[Piece, ...]
+
+    @property
+    def shards(self) -> dist.ProcessGroup:
+        """The ranks among which the parameters are sharded."""
+        group: dist.ProcessGroup = self.inside.mesh_info.shard_process_group
+        return group
+
+    @property
+    def replicas(self) -> dist.ProcessGroup | None:
+        """The ranks that have the same shard, as under HSDP; None: there are no others."""
+        group: dist.ProcessGroup | None = getattr(self.inside.mesh_info, "replicate_process_group", None)
+        return group
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which torch reduces its gradients."""
+        policy = self.inside.mp_policy
+        dtype: torch.dtype = policy.reduce_dtype or policy.param_dtype or self.inside.fsdp_params[0].sharded_param.dtype
+        return dtype
+
+    @property
+    def divided(self) -> bool:
+        """Whether the user has set what sums are divided by: ``set_gradient_divide_factor``. It may be set at any time."""
+        return self.inside.gradient_divide_factor is not None
+
+    @property
+    def name(self) -> str:
+        """Its first parameter's, for errors."""
+        return self.pieces[0].name
+
+
+def is_sharded(model: object) -> bool:
+    """Whether ``fully_shard`` has been applied to this module, or to one inside; also with a torch that is too old."""
+    if not isinstance(model, nn.Module) or isinstance(model, nn.parallel.DistributedDataParallel):
+        return False
+    return any(cls.__name__ == "FSDPModule" for module in model.modules() for cls in type(module).__mro__)
+
+
+def find_groups(model: nn.Module) -> list[ParameterGroup]:
+    """All groups of a model that have something to train.
+
+    Raises:
+        ConfigurationError: torch is too old; a communication of the user's own is set; float16 is reduced; nothing
+            is trained; some rank has no part of anything; a parameter of a module outside of this model.
+    """
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < OLDEST:
+        raise ConfigurationError(
+            f"a model under fully_shard takes torch {OLDEST[0]}.{OLDEST[1]} or newer, whose reduce-scatter can be replaced; "
+            f"this is {torch.__version__}. Grace compresses DistributedDataParallel models with this torch"
+        )
+    places = {id(module): name for name, module in model.named_modules()}
+    groups = []
+    for module in model.modules():
+        if not hasattr(module, "_get_fsdp_state"):
+            continue
+        for inside in _groups_of(module):
+            if not hasattr(inside.mesh_info, "shard_mesh_size"):
+                raise ConfigurationError(
+                    "this model is replicated by replicate(), not sharded: use DistributedDataParallel and grace.attach"
+                )
+            _refuse_custom(inside, places[id(module)])
+            pieces = tuple(
+                _piece(p, places, inside.mesh_info) for p in inside.fsdp_params if p.sharded_param.requires_grad
+            )
+            if pieces:
+                groups.append(ParameterGroup(module, inside, pieces))
+    if not groups:
+        raise ConfigurationError("there is nothing to exchange: no sharded parameter requires a gradient")
+    if not any(piece.everywhere for group in groups for piece in group.pieces):
+        raise ConfigurationError(
+            "some ranks have no part of any parameter, since all have fewer rows than there are ranks; shard over fewer"
+        )
+    return groups
+
+
+def explain_dtype(dtype: torch.dtype) -> str:
+    """What to do where gradients are reduced in a dtype that Grace does not take here."""
+    return (
+        f"gradients are reduced in {dtype}; legal: float32 and bfloat16. Give fully_shard "
+        "mp_policy=MixedPrecisionPolicy(..., reduce_dtype=torch.float32): what travels is the method's affair"
+    )
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name as it is without wrappers around modules."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def _groups_of(module: nn.Module) -> list[Any]:
+    state = module._get_fsdp_state()  # type: ignore[operator]
+    if hasattr(state, "_fsdp_param_groups"):  # several since torch 2.12
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+
+
+def _refuse_custom(inside: Any, place: str) -> None:
+    kind = type(inside._reduce_scatter_comm).__name__
+    if kind == "GradientReduceScatter":
+        raise ConfigurationError("Grace is attached to this model; use handle.switch(...) or handle.detach() first")
+    if inside.mp_policy.reduce_dtype == torch.float16:
+        raise ConfigurationError(explain_dtype(torch.float16))
+    if kind != "DefaultReduceScatter" or inside._all_reduce_hook is not None:
+        what = f"a reduce-scatter of its own ({kind})" if kind != "DefaultReduceScatter" else "an all-reduce hook"
+        raise ConfigurationError(
+            f"the module {place or 'at the root'} has {what}, which Grace would replace: remove it, or leave Grace out"
+        )
+
+
+def _piece(p: Any, places: dict[int, str], mesh_info: Any) -> Piece:
+    info = p._module_info
+    if id(info.module) not in places:
+        raise ConfigurationError(
+            f"the parameter {info.param_name!r} is of a module outside of this model: attach to the root"
+        )
+    name = plain_name(".".join(part for part in (places[id(info.module)], info.param_name) if part))
+    shape = tuple(p._orig_size)
+    W, dim = mesh_info.shard_mesh_size, p.fsdp_placement.dim
+    length = math.ceil(shape[dim] / W)  # of a chunk; torch brings this dimension to the front
+    width = length * math.prod(shape) // shape[dim] if shape[dim] else 0
+    return Piece(name, shape, tuple(p.sharded_size), width, everywhere=length * (W - 1) < shape[dim])
+
+
+class GradientReduceScatter:
+    """Stands for ``torch``'s reduce-scatter of one group.
+
+    Args:
+        scatter: is given ``[W * n]``, row after row, and writes the sum over ranks of this rank's row ``[n]`` into the second
+            argument.
+    """
+
+    def __init__(self, scatter: Callable[[Tensor, Tensor], None]):
+        self._scatter = scatter
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Torch asks for its buffers here."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> None:
+        """Torch calls this for each group in a backward pass."""
+        if op != dist.ReduceOp.SUM:
+            raise GraceError(f"torch asks for a reduce-scatter by {op}, where Grace has asked it for sums")
+        self._scatter(input_tensor, output_tensor)
+
+
+class Hooked:
+    """The groups of a model whose communication is replaced, and what they had before."""
+
+    def __init__(self, groups: list[ParameterGroup]):
+        self._groups = groups
+        self._had = [{name: getattr(group.inside, name) for name in _attributes(group.inside)} for group in groups]
+
+    def reduce_by(self, scatter: Callable[[ParameterGroup, Tensor, Tensor], None]) -> None:
+        """The reduce-scatter of each group is ``scatter(group, rows, out)`` from now on: sums, which torch divides."""
+        for group in self._groups:
+            inside = group.inside
+            inside._reduce_scatter_comm = GradientReduceScatter(_bind(scatter, group))
+            inside.force_sum_reduction_for_comms = True
+            _reduce_unused(inside)
+
+    def average_replicas_by(self, average: Callable[[ParameterGroup, Tensor], None]) -> None:
+        """Torch reduces over shards only, and ``average(group, flat)`` replaces each flat shard ``[sum of c]`` by the mean
+        over replicas, or their sum where ``group.divided`` says that the user has given a divisor of sums.
+        """
+        from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+
+        for group in self._groups:
+            inside, info = group.inside, group.inside.mesh_info
+            inside.mesh_info = FSDPMeshInfo(info.mesh, shard_mesh_dim=info.shard_mesh_dim)
+            inside._all_reduce_hook = _Partial(inside, _bind(average, group))
+            _reduce_unused(inside)
+
+    def restore(self) -> None:
+        """Everything is as it was."""
+        for group, had in zip(self._groups, self._had, strict=True):
+            for name, value in had.items():
+                setattr(group.inside, name, value)
+
+
+class _Partial:
+    """Averages a flat shard over replicas, unless torch was told to wait with that: then it is added up until then."""
+
+    def __init__(self, inside: Any, average: Callable[[Tensor], None]):
+        self._inside, self._average = inside, average
+        self._sum: Tensor | None = None
+
+    def __call__(self, flat: Tensor) -> None:
+        if self._sum is not None:
+            flat.add_(self._sum)
+            self._sum = None
+        if self._inside.all_reduce_grads:
+            self._average(flat)
+        else:
+            self._sum = flat.clone()
+            flat.zero_()
+
+
+def _reduce_unused(inside: Any) -> None:
+    """Has parameters without a gradient reduced as zeros, as all are expected: others may have one. Since torch 2.13."""
+    if hasattr(inside, "reduce_scatter_unused_params"):
+        inside.reduce_scatter_unused_params = True
+
+
+def _attributes(inside: Any) -> Iterator[str]:
+    reduced = ("_reduce_scatter_comm", "force_sum_reduction_for_comms", "reduce_scatter_unused_params")
+    for name in (*reduced, "_all_reduce_hook", "mesh_info"):
+        if hasattr(inside, name):
+            yield name
+
+
+def _bind(call: Callable[..., None], group: ParameterGroup) -> Callable[..., None]:
+    return lambda *tensors: call(group, *tensors)

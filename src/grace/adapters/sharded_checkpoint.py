@@ -1,0 +1,107 @@
+"""A checkpoint of what is owed to a sharded model: sharded as its parameters are, so that any number of workers loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grace.collectives import AllGather, AllReduce, Exchange, ReduceScatter
+from grace.contract.together import together
+from grace.errors import StateError
+from grace.run.checkpoint import pack, unpack
+from grace.run.session import Session
+
+VERSION = 1
+
+
+class ShardedCheckpoint:
+    """A ``Stateful`` for ``torch.distributed.checkpoint``. All ranks save and load.
+
+    What the workers owe the model is the mean of their memories: as long as that mean is kept, what was applied plus what is
+    owed equals what was computed, whoever owes it. It is saved as a DTensor like each parameter. Momenta and other states of a
+    single worker start afresh.
+
+    Args:
+        session: of this rank.
+        parameters: by name, those of which this rank has a part; DTensors.
+        replicated: whether the session averages shards over replicas, rather than rows of whole parameters.
+    """
+
+    def __init__(self, session: Session, parameters: Mapping[str, Any], replicated: bool):
+        self._session, self._parameters, self._replicated = session, parameters, replicated
+
+    def state_dict(self) -> dict[str, Any]:
+        """What to save, or the form of what to load. All ranks call it."""
+        worker = self._session.worker
+        debts = worker.state.debts()
+        like = self._session.like
+        device = next(iter(self._parameters.values())).device
+        owed = {
+            name: debts[name].float() if name in debts else torch.zeros(x.shape, device=device)
+            for name, x in like.items()
+        }
+        means = self._session.run(together([self._mean(owed[name]) for name in like]))
+        return {
+            "about": pack({"version": VERSION, "step": worker.step, "seed": worker.seed}),
+            "owed": {name: self._shard(name, mean) for name, mean in zip(like, means, strict=True)},
+        }
+
+    def _mean(self, owed: Tensor) -> Exchange[Tensor]:
+        """Of a shard the mean over replicas; of rows ``[W, c]`` the mean over ranks of this rank's row."""
+        if self._replicated:
+            return (yield AllReduce(owed.clone(), donate=True))
+        return (yield ReduceScatter(owed))
+
+    def _shard(self, name: str, mean: Tensor) -> Any:
+        """Of a mean this rank's part, without padding, as a DTensor like the parameter."""
+        from torch.distributed.tensor import DTensor
+
+        p = self._parameters[name]
+        local = p.to_local()
+        part = mean.reshape(-1)[: local.numel()].view(local.shape).contiguous()
+        return DTensor.from_local(part, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
+
+    def load_state_dict(self, saved: Any) -> None:
+        """Goes on from ``saved``. All ranks call it; either all of them load, or none.
+
+        Raises:
+            StateError: it does not fit; nothing has changed then.
+        """
+        session, problem, debts = self._session, None, dict[str, Tensor]()
+        about: Any = {}
+        try:
+            about, debts = self._read(saved)
+        except StateError as error:
+            problem = error
+        session.compare_loads(problem, about)
+        if not self._replicated:
+            rows = session.run(together([_gather(x, session.like[name].shape[1]) for name, x in debts.items()]))
+            debts = dict(zip(debts, rows, strict=True))
+        session.adopt(session.begin_state(about["step"], about["seed"], {}), debts)
+
+    def _read(self, saved: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What it says of itself, and of what is owed this rank's parts."""
+        if not isinstance(saved, Mapping) or not {"about", "owed"} <= saved.keys():
+            raise StateError("not a checkpoint of a sharded model: it lacks 'about' or 'owed'")
+        about = unpack(saved["about"])
+        if not isinstance(about, dict) or about.get("version") != VERSION:
+            raise StateError(f"not a checkpoint of a sharded model of version {VERSION}")
+        if any(type(about.get(key)) is not int or about[key] < 0 for key in ("step", "seed")):
+            raise StateError("not a checkpoint of a sharded model: its step or seed is no number")
+        owed = saved["owed"]
+        if not isinstance(owed, Mapping) or owed.keys() != self._parameters.keys():
+            raise StateError("the checkpoint is of other parameters")
+        for name, x in owed.items():
+            if getattr(x, "shape", None) != self._parameters[name].shape:
+                raise StateError(f"the checkpoint's debt to {name!r} does not have the shape of the parameter")
+        return about, {name: x.to_local() for name, x in owed.items()}
+
+
+def _gather(part: Tensor, width: int) -> Exchange[Tensor]:
+    """The parts of a parameter that the ranks have -> the rows ``[W, c]`` of all."""
+    row = part.new_zeros(width)
+    row[: part.numel()] = part.reshape(-1)
+    return (yield AllGather(row))
