@@ -28,6 +28,7 @@ def attach(
     check: bool = Options.check,
     check_replicas_every: int = Options.check_replicas_every,
     on_difference: OnDifference = Options.on_difference,
+    checksum: bool = Options.checksum,
     optimizer: torch.optim.Optimizer | None = None,
     steps_per_epoch: int | None = Options.steps_per_epoch,
     scaler: torch.amp.GradScaler | None = None,
@@ -51,6 +52,7 @@ def attach(
         check_replicas_every: steps from one comparison of the replicas to the next, >= 0; 0: none.
         on_difference: what replicas that differ lead to: ReplicasDifferError on all ranks ("error"), or copies of those that
             most ranks have, with a warning ("broadcast"); it needs ``optimizer``.
+        checksum: whether payloads carry four bytes that are checked on receipt: for machines that flip bits.
         optimizer: where memories that follow the learning rate (``follow_lr=true``) read it: that of its first group of
             parameters. Only the ratio between steps counts, so one group stands for all that follow the same schedule. The
             optimizer is checked against what the method needs of it (:class:`grace.Needs`): momentum 0, a smaller learning
@@ -77,7 +79,7 @@ def attach(
         raise ConfigurationError(f"attach: optimizer={optimizer!r}; legal: a torch.optim.Optimizer, or none")
     options = Options(
         seed, nonfinite, steps_per_epoch, check, granularity, check_replicas_every=check_replicas_every,
-        on_difference=on_difference,
+        on_difference=on_difference, checksum=checksum,
     )  # fmt: skip
     door, policy = find_door(model), Policy.of(method)
     return door.open(model, policy, options, optimizer=optimizer, scaler=scaler, transport=transport)

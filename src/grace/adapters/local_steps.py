@@ -223,6 +223,7 @@ def local(
     check: bool = Options.check,
     check_replicas_every: int = Options.check_replicas_every,
     on_difference: OnDifference = Options.on_difference,
+    checksum: bool = Options.checksum,
     steps_per_epoch: int | None = Options.steps_per_epoch,
     automatic: bool = True,
     group: dist.ProcessGroup | None = None,
@@ -244,6 +245,7 @@ def local(
         check_replicas_every: exchanges from one comparison of the replicas to the next, >= 0; 0: none.
         on_difference: what replicas that differ lead to: ReplicasDifferError on all ranks ("error"), or copies of those that
             most ranks have, with a warning ("broadcast").
+        checksum: whether payloads carry four bytes that are checked on receipt: for machines that flip bits.
         steps_per_epoch: synchronizations in an epoch, for schedules that count epochs.
         automatic: whether the optimizer's hook counts steps. If not, call ``handle.step()`` after each: with a gradient
             scaler, which may skip a step on one rank alone.
@@ -261,7 +263,7 @@ def local(
     """
     options = Options(
         seed, steps_per_epoch=steps_per_epoch, check=check, check_replicas_every=check_replicas_every,
-        on_difference=on_difference,
+        on_difference=on_difference, checksum=checksum,
     )  # fmt: skip
     return LocalSteps(
         model, optimizer, method, options, every=every, warmup_steps=warmup_steps, automatic=automatic, group=group,

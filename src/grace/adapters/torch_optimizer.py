@@ -113,6 +113,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     check: bool = Options.check,
     check_replicas_every: int = Options.check_replicas_every,
     on_difference: OnDifference = Options.on_difference,
+    checksum: bool = Options.checksum,
     scaler: torch.amp.GradScaler | None = None,
     steps_per_epoch: int | None = Options.steps_per_epoch,
 ) -> Some:
@@ -150,6 +151,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         check_replicas_every: steps from one comparison of the replicas to the next, >= 0; 0: none.
         on_difference: what replicas that differ lead to: ReplicasDifferError on all ranks ("error"), or copies of those that
             most ranks have, with a warning ("broadcast").
+        checksum: whether payloads carry four bytes that are checked on receipt: for machines that flip bits.
         steps_per_epoch: steps in an epoch, for schedules that count epochs.
         scaler: the ``torch.amp.GradScaler`` that multiplies the loss. Memories are then kept in units without its scale.
 
@@ -183,6 +185,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         int(bucket_mb * 2**20),
         check_replicas_every,
         on_difference,
+        checksum,
     )
     handle = OptimizerHandle(
         optimizer, method, named_parameters, transport_for_handle(transport), options,

@@ -23,8 +23,8 @@ class Companion:
     """Grace beside a trainer that wraps the model itself. To derive a callback from.
 
     Args:
-        method, granularity, seed, nonfinite, check, check_replicas_every, on_difference, steps_per_epoch, transport: as for
-            :func:`grace.attach`.
+        method, granularity, seed, nonfinite, check, check_replicas_every, on_difference, checksum, steps_per_epoch, transport:
+            as for :func:`grace.attach`.
         memories: what a checkpoint holds, in one file: "mean", the mean of the workers' memories, which loads on any number
             of workers and under any method; or "all", each worker's state, gathered by rank 0: the same number of workers goes
             on with the same bits.
@@ -46,6 +46,7 @@ class Companion:
         check: bool = Options.check,
         check_replicas_every: int = Options.check_replicas_every,
         on_difference: OnDifference = Options.on_difference,
+        checksum: bool = Options.checksum,
         steps_per_epoch: int | None = Options.steps_per_epoch,
         transport: str | Transport | None = "auto",
         memories: Memories = "mean",
@@ -60,7 +61,7 @@ class Companion:
         self._method = Policy.of(method)
         self._options = Options(
             seed, nonfinite, steps_per_epoch, check, granularity, check_replicas_every=check_replicas_every,
-            on_difference=on_difference,
+            on_difference=on_difference, checksum=checksum,
         )  # fmt: skip
         self._transport = transport
         self._memories, self._errors_every = memories, errors_every

@@ -121,6 +121,7 @@ def compressed_mean_on_host(
     check: bool = Options.check,
     check_replicas_every: int = Options.check_replicas_every,
     on_difference: OnDifference = Options.on_difference,
+    checksum: bool = Options.checksum,
     steps_per_epoch: int | None = Options.steps_per_epoch,
 ) -> tuple[optax.GradientTransformation, Handle]:
     """An optax transformation that replaces gradients by their means over all workers; one process is one worker.
@@ -140,6 +141,7 @@ def compressed_mean_on_host(
         check_replicas_every: steps from one comparison of the replicas to the next, >= 0; 0: none.
         on_difference: replicas that differ raise ReplicasDifferError, on all ranks ("error"); "broadcast", which repairs them
             elsewhere, is refused.
+        checksum: whether payloads carry four bytes that are checked on receipt: for machines that flip bits.
         steps_per_epoch: for schedules of methods that count epochs.
 
     Returns:
@@ -164,8 +166,9 @@ def compressed_mean_on_host(
         (1, 1)
     """
     options = Options(
-        seed, nonfinite, steps_per_epoch, check, check_replicas_every=check_replicas_every, on_difference=on_difference
-    )
+        seed, nonfinite, steps_per_epoch, check, check_replicas_every=check_replicas_every, on_difference=on_difference,
+        checksum=checksum,
+    )  # fmt: skip
     handle = Handle(params, method, transport_for_handle(transport), options)
 
     def init(params: Any) -> CompressedMeanState:

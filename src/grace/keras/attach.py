@@ -23,6 +23,7 @@ def attach(
     check: bool = Options.check,
     check_replicas_every: int = Options.check_replicas_every,
     on_difference: OnDifference = Options.on_difference,
+    checksum: bool = Options.checksum,
     steps_per_epoch: int | None = Options.steps_per_epoch,
 ) -> Handle:
     """Exchanges this model's gradients with a compression method from now on. All ranks call it alike, after ``compile``.
@@ -44,6 +45,7 @@ def attach(
         check_replicas_every: steps from one comparison of the replicas to the next, >= 0; 0: none.
         on_difference: replicas that differ raise ReplicasDifferError, on all ranks ("error"); "broadcast", which repairs them
             elsewhere, is refused.
+        checksum: whether payloads carry four bytes that are checked on receipt: for machines that flip bits.
         steps_per_epoch: updates in an epoch, for schedules that count epochs.
 
     Returns:
@@ -64,6 +66,6 @@ def attach(
     """
     options = Options(
         seed, nonfinite, steps_per_epoch, check, granularity, check_replicas_every=check_replicas_every,
-        on_difference=on_difference,
+        on_difference=on_difference, checksum=checksum,
     )  # fmt: skip
     return Handle(model, method, transport_for_handle(transport), options)

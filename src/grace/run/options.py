@@ -28,6 +28,7 @@ class Options:
         check_replicas_every: steps from one comparison of the replicas to the next; 0: none. See :mod:`grace.run.replicas`.
         on_difference: what replicas that differ lead to: ReplicasDifferError ("error"), or copies of those that most ranks
             have ("broadcast"), where the parameters and the optimizer are known.
+        checksum: whether payloads carry four bytes that are checked on receipt; see :mod:`grace.transports.checksummed`.
 
     Raises:
         ConfigurationError: an option of another type, or out of range.
@@ -45,6 +46,7 @@ class Options:
     bucket_bytes: int = 25 << 20
     check_replicas_every: Annotated[int, Range(0)] = 1000
     on_difference: OnDifference = "error"
+    checksum: bool = False
 
     def __post_init__(self) -> None:
         check_knobs(self)

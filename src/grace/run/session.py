@@ -31,6 +31,7 @@ from grace.run.worker import Worker, check_tensor
 from grace.transports.agreement import agree, compare_loads
 from grace.transports.base import Transport, describe, find_axes
 from grace.transports.checked import Checked
+from grace.transports.checksummed import checksummed
 from grace.transports.timed import Timed
 from grace.transports.traced import Tracer
 
@@ -259,9 +260,14 @@ class Session:
         """Runs what counts."""
         if self._checked is not None:
             self._checked.step = self.worker.step
-        result = drive(self._tracer.trace(exchange), self._timed)
+        result = drive(self._tracer.trace(self._check_payloads(exchange)), self._timed)
         self.stats.traffic, self.stats.by_axis = self._tracer.traffic, self._tracer.by_axis
         return result
+
+    def _check_payloads(self, exchange: Exchange[T]) -> Exchange[T]:
+        if not self.options.checksum:
+            return exchange
+        return checksummed(exchange, self.rank, self.world, self.worker.axes, self.worker.step)
 
     def run(self, exchange: Exchange[T], *, counted: bool = False) -> T:
         """Runs an exchange of one's own. All ranks call it.
@@ -273,7 +279,7 @@ class Session:
         """
         if not counted:
             self._check_open()
-            return drive(exchange, self._transport)
+            return drive(self._check_payloads(exchange), self._transport)
         with self.turn(), self.stats.time(self._timed):
             return self._drive(exchange)
 

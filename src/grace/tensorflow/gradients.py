@@ -38,6 +38,7 @@ class Gradients(BaseHandle):
         check_replicas_every: steps from one comparison of the replicas to the next, >= 0; 0: none.
         on_difference: replicas that differ raise ReplicasDifferError, on all ranks ("error"); "broadcast", which repairs them
             elsewhere, is refused.
+        checksum: whether payloads carry four bytes that are checked on receipt: for machines that flip bits.
         sparse: what happens to ``tf.IndexedSlices``, as from an embedding: "densify" (and a warning says how large it is), or
             "refuse".
         steps_per_epoch: steps in an epoch, for schedules that count epochs.
@@ -66,13 +67,14 @@ class Gradients(BaseHandle):
         check: bool = Options.check,
         check_replicas_every: int = Options.check_replicas_every,
         on_difference: OnDifference = Options.on_difference,
+        checksum: bool = Options.checksum,
         sparse: Literal["densify", "refuse"] = "densify",
         steps_per_epoch: int | None = Options.steps_per_epoch,
         learning_rate: Any = None,
     ):
         options = Options(
             seed, nonfinite, steps_per_epoch, check, granularity, check_replicas_every=check_replicas_every,
-            on_difference=on_difference,
+            on_difference=on_difference, checksum=checksum,
         )  # fmt: skip
         network = transport_for_handle(transport)
         try:
