@@ -1,9 +1,10 @@
-"""Judges the survey's findings by the archive: ``python docs/survey/findings.py`` writes docs/concepts/survey-findings.md."""
+"""Judges the survey's findings by the archive: ``python docs/survey/findings.py`` writes docs/concepts/survey-findings.md, and
+what an installed package knows of methods' quality.
+"""
 
 from __future__ import annotations
 
 import itertools
-import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -11,48 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from scipy.stats import bootstrap
 
 import grace
+from grace_bench.survey import evidence
 from grace_bench.survey.archive import read_archive
+from grace_bench.survey.evidence import SEEDS, TASKS, Table, Task, gather
 from grace_bench.survey.plan import Planned, read_plan
 from grace_bench.survey.row import Row
 
 HERE = Path(__file__).parent
 ARCHIVE, PLAN = HERE / "archive.parquet", HERE / "plan.toml"
 PAGE = HERE.parent / "concepts/survey-findings.md"
-SEEDS = 3  # fewer give no interval
-TASKS = 2  # fewer say nothing about methods in general
+EVIDENCE = Path(evidence.__file__).with_name(evidence.FILE)
 CONFIRMED, REFUTED, OPEN = "confirmed", "refuted", "not decidable here"
-
-
-@dataclass(frozen=True)
-class Quality:
-    """What the seeds of a method on a task ended with. low, high: a 95 % bootstrap interval of the median; None: too few
-    seeds. sent: bytes of one worker, as a share of those of fp32. A run that diverged counts as the worst there can be.
-    """
-
-    seeds: int
-    median: float
-    low: float | None
-    high: float | None
-    sent: float
-    higher: bool
-
-    def beats(self, other: Quality) -> bool:
-        """Whether it is better, and the intervals do not touch."""
-        if self.low is None or self.high is None or other.low is None or other.high is None:
-            return False
-        return self.low > other.high if self.higher else self.high < other.low
-
-    def __str__(self) -> str:
-        if self.low is None or self.high is None:
-            return f"{self.median:.4g} ({self.seeds} seed{'s' if self.seeds > 1 else ''})"
-        return f"{self.median:.4g} ({min(self.low, self.high):.4g} to {max(self.low, self.high):.4g})"
-
-
-Task = tuple[str, str, int]  # protocol, task, steps
-Table = dict[Task, dict[str, Quality]]
 
 
 @dataclass(frozen=True)
@@ -62,33 +34,6 @@ class Verdict:
     finding: str
     verdict: str
     why: str
-
-
-def table(rows: Sequence[Row]) -> Table:
-    """The qualities of embedded data on the processor, by task and method."""
-    found: dict[Task, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        if row.source == "embedded" and row.device == "cpu":
-            found[row.protocol, row.task, row.steps][row.method].append(row)
-    return {
-        task: {method: _quality(runs) for method, runs in sorted(methods.items())}
-        for task, methods in sorted(found.items())
-    }
-
-
-def _quality(runs: Sequence[Row]) -> Quality:
-    higher = runs[0].better == "higher"
-    worst = -np.inf if higher else np.inf
-    values = [worst if row.final is None else row.final for row in runs]
-    median, low, high = statistics.median(values), None, None
-    if len(values) >= SEEDS:
-        low, high = min(values), max(values)
-        if np.isfinite(values).all() and low < high:
-            drawn = bootstrap((values,), np.median, method="percentile", rng=np.random.default_rng(0))
-            low, high = map(float, drawn.confidence_interval)
-    ended = [row for row in runs if row.final is not None]
-    sent = statistics.median(row.sent[-1] / row.fp32_bytes for row in ended) if ended else float("nan")
-    return Quality(len(values), median, low, high, sent, higher)
 
 
 def _pair(finding: str, better: str, worse: str, other: str = "") -> Callable[[Table], Verdict]:
@@ -182,7 +127,7 @@ FINDINGS: tuple[Callable[[Table], Verdict], ...] = (
 
 def judge(rows: Sequence[Row]) -> list[Verdict]:
     """All verdicts."""
-    qualities = table(rows)
+    qualities = gather(rows)
     return [finding(qualities) for finding in FINDINGS]
 
 
@@ -210,7 +155,7 @@ def missing(rows: Sequence[Row], plan: Sequence[Planned]) -> list[str]:
 
 def page(rows: Sequence[Row], plan: Sequence[Planned]) -> str:
     """The page, as Markdown. ``plan``: the runs that there are to be."""
-    tasks = table(rows)
+    tasks = gather(rows)
     hours = sum(row.cpu_seconds for row in rows) / 3600
     seeds = sum(one.seeds >= SEEDS for of in tasks.values() for one in of.values())
     lines = [
@@ -283,6 +228,7 @@ def _count(number: int, what: str) -> str:
 
 
 if __name__ == "__main__":
-    text = page(read_archive(ARCHIVE), read_plan(PLAN))
-    PAGE.write_text(text, encoding="utf-8")
-    sys.stdout.write(f"{PAGE}\n")
+    rows = read_archive(ARCHIVE)
+    for file, text in ((PAGE, page(rows, read_plan(PLAN))), (EVIDENCE, evidence.to_json(rows))):
+        file.write_text(text, encoding="utf-8")
+        sys.stdout.write(f"{file}\n")

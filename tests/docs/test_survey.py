@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from grace_bench.survey.archive import check_row, merge, read_archive
+from grace_bench.survey.evidence import gather, to_json
 from grace_bench.survey.plan import read_plan
 from grace_bench.survey.row import Row
 from tests.docs.pages import ROOT
@@ -33,6 +34,10 @@ def rows(findings: ModuleType) -> list[Row]:
 
 def test_the_page_is_what_the_archive_says(findings: ModuleType, rows: list[Row]) -> None:
     assert findings.PAGE.read_text(encoding="utf-8") == findings.page(rows, read_plan(findings.PLAN))
+
+
+def test_what_the_package_knows_is_what_the_archive_says(findings: ModuleType, rows: list[Row]) -> None:
+    assert findings.EVIDENCE.read_text(encoding="utf-8") == to_json(rows), "python docs/survey/findings.py writes it"
 
 
 def test_the_archive_holds_sound_runs_each_once(findings: ModuleType, rows: list[Row]) -> None:
@@ -80,7 +85,7 @@ def test_a_finding_takes_two_tasks_and_intervals_that_do_not_touch(
 
 def test_rows_of_official_data_and_of_gpus_are_not_mixed_in(findings: ModuleType, rows: list[Row]) -> None:
     other = [msgspec.structs.replace(rows[0], source="official"), msgspec.structs.replace(rows[0], device="H200")]
-    assert findings.table([*rows, *other]) == findings.table(rows)
+    assert gather([*rows, *other]) == gather(rows)
 
 
 def test_places_that_change_and_winners(findings: ModuleType, rows: list[Row]) -> None:
@@ -93,5 +98,5 @@ def test_places_that_change_and_winners(findings: ModuleType, rows: list[Row]) -
 def test_divergence_is_the_worst_there_is(findings: ModuleType, rows: list[Row]) -> None:
     one = runs(rows[0], "a", topk=HIGH, bare=LOW)
     lost = [msgspec.structs.replace(row, final=None) if row.recipe == "bare" else row for row in one]
-    (of,) = findings.table(lost).values()
+    (of,) = gather(lost).values()
     assert of["topk"].beats(of["topk:memory=none"])

@@ -11,7 +11,7 @@ from grace.cli.options import Cores, Json, OneWay, Speeds, parse_methods, parse_
 from grace.cli.output import show, warn_if_busy, write_json
 from grace.errors import ConfigurationError
 
-_WIDTH = 200  # where there is no terminal
+_WIDTH = 120  # where there is no terminal
 
 
 def advise(
@@ -21,7 +21,7 @@ def advise(
     ] = None,
     task: Annotated[str | None, typer.Option("--task", help="A task of the suite, or module:Class.")] = None,
     methods: Annotated[
-        str | None, typer.Option("--methods", "-m", help="With commas between; one of each kind by default.")
+        str | None, typer.Option("--methods", "-m", help="With commas between; all that are registered by default.")
     ] = None,
     links: Speeds = "1gbit,10gbit",
     latency: OneWay = "0",
@@ -31,7 +31,7 @@ def advise(
         float | None, typer.Option("--step-ms", help="A step without communication; measured here without it.")
     ] = None,
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="With --task: samples of one worker.")] = None,
-    samples: Annotated[int, typer.Option("--samples", min=1, help="Timed exchanges of each method.")] = 5,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Timed exchanges of each method, at most.")] = 5,
     out: Annotated[Path | None, typer.Option("--out", help="A figure: .svg or .html.")] = None,
     as_json: Json = False,
 ) -> None:

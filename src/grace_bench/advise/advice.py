@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
+import torch
 
 import grace
+from grace.contract.peer import Peer
+from grace.errors import CompositionError
+from grace.registry import recipe
 from grace_bench.advise.costs import Cost, Step
-from grace_bench.advise.known import Quality, quality_of
 from grace_bench.network.break_even import break_even
 from grace_bench.network.links import MOST, Link
+from grace_bench.survey.evidence import Evidence, evidence_for
 
 BASELINES = {"none": "fp32", "bf16": "bf16"}  # methods, and what they are called
-# One good composition of each method of the survey; those that would gather many bits use scatter-reduce.
-CANDIDATES = (
-    "topk", "dgc", "randomk", "threshold", "varsparse", "gspar",
-    "qsgd:bits=4,communicator=scatterreduce", "terngrad:communicator=scatterreduce", "natural:communicator=scatterreduce",
-    "u8bit:communicator=scatterreduce", "lpc", "inceptionn", "signsgd", "signum", "efsignsgd", "onebit", "strom", "3lc",
-    "qsparse", "adaq", "sketchml", "powersgd", "atomo", "gradiveq", "gradzip",
-)  # fmt: skip
 MARGIN = 0.02  # a method must be faster by this much to pay
 CLOSE = 0.1  # a prediction errs by this much in the median: docs/concepts/choosing.md
-_NAMED = 4  # of the methods that are close
-_LOSS = 0.1  # of quality: beyond it, the reason warns
+_NAMED = 4  # of the methods that are listed in a sentence
+_LIKE = torch.empty(1000, 1000, device="meta")  # what says how many bytes a method moves
 
 
 class Needs(msgspec.Struct, frozen=True):
@@ -43,8 +40,8 @@ class Row(msgspec.Struct, frozen=True):
         sent_bytes: of one worker and step. codec_ms: processor time of encoding, decoding and machinery.
         codec_adds: the same in ``y.add_(x)`` of the whole gradient.
         break_even_bits_per_second: the link under which it beats the better of fp32 and bf16; null: no link; 400e9: any.
-        quality: what the suite knows of it; null: not measured. complete: false where one exchange took too long to be
-            measured whole; the rest is taken to cost as much for each number.
+        quality: what the survey's runs say of exactly this method; null: nobody has measured it. complete: false where an
+            exchange took so long that it was not measured whole; the rest is taken to cost as much for each number.
         reason: one sentence.
     """
 
@@ -59,22 +56,28 @@ class Row(msgspec.Struct, frozen=True):
     codec_adds: float
     break_even_bits_per_second: float | None
     needs: Needs
-    quality: Quality | None
+    quality: Evidence | None
     complete: bool
     reason: str
 
     @property
+    def keeps(self) -> bool:
+        """Whether it has been measured not to learn less."""
+        return self.quality is not None and self.quality.verdict == "keeps"
+
+    @property
     def learns_less(self) -> bool:
-        """Whether the suite has seen it end worse than fp32 by more than 10 %."""
-        return self.quality is not None and self.quality.loss > _LOSS
+        """Whether it has been measured to learn less."""
+        return self.quality is not None and self.quality.verdict == "less"
 
 
 class Table(msgspec.Struct, frozen=True):
     """All methods on one link with so many workers.
 
     Attributes:
-        best: the fastest that pays; null: none pays here. close: others that pay, and take at most 10 % longer: no prediction
-            tells them apart. keeps: the fastest that pays and is not known to learn less; null: none.
+        best: the fastest that pays and is measured not to learn less; null: there is none. close: others of which both is
+            true, and that take at most 10 % longer: no prediction tells them apart.
+        fastest: the fastest that pays, whatever it learns; null: none pays here.
         verdict: this in words.
     """
 
@@ -82,7 +85,7 @@ class Table(msgspec.Struct, frozen=True):
     workers: int
     best: str | None
     close: list[str]
-    keeps: str | None
+    fastest: str | None
     verdict: str
     rows: list[Row]
 
@@ -99,7 +102,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     schema: Literal["grace.advice"] = "grace.advice"
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     model: str
     parameters: int
     buckets: list[int]
@@ -130,13 +133,11 @@ def rank(step: Step, costs: Mapping[str, Cost], link: Link, world: int) -> Table
         for place, name in enumerate(order, start=1)
     ]
     paying = [row for row in rows if row.pays]
-    winner = next(iter(paying), None)
-    keeping = next((row for row in paying if not row.learns_less), None)
-    close = [
-        row.method for row in paying if winner and row is not winner and row.step_ms <= (1 + CLOSE) * winner.step_ms
-    ]
-    best, keeps = (row.method if row else None for row in (winner, keeping))
-    return Table(str(link), world, best, close, keeps, _verdict(winner, close, keeping, (fp32, bf16), step), rows)
+    keeping = [row for row in paying if row.keeps]
+    close = [row for row in keeping[1:] if row.step_ms <= (1 + CLOSE) * keeping[0].step_ms]
+    best, fastest = (some[0].method if some else None for some in (keeping, paying))
+    verdict = _verdict(paying, keeping[:1], close, (fp32, bf16), step)
+    return Table(str(link), world, best, [row.method for row in close], fastest, verdict, rows)
 
 
 def against_baselines(step: Step, costs: Mapping[str, Cost], world: int) -> Callable[[Link], float]:
@@ -154,7 +155,7 @@ def _row(
     if name not in BASELINES:
         there = against_baselines(step, costs, world)
         speed = break_even(lambda other: cost.seconds(step, other, world), there, link.latency)
-    needs, quality = grace.method(name).needs, quality_of(name)
+    needs, quality = grace.method(name).needs, evidence_for(name)
     codec = cost.codec_seconds(step, world)
     dense_sent = min(costs[one].at(world).sent for one in BASELINES)
     row = Row(
@@ -174,44 +175,72 @@ def _reason(row: Row, dense_sent: float, step: Step) -> str:
             if row.sent_bytes
             else "sends nothing"
         ]
-    elif row.sent_bytes >= dense_sent:
-        parts = [f"sends {row.sent_bytes / dense_sent:.2g} times as many bytes as bf16 with this many workers"]
+    elif row.sent_bytes >= 0.95 * dense_sent:
+        more = row.sent_bytes / dense_sent
+        parts = [f"sends {f'{more:.2g} times as' if more >= 1.05 else 'as'} many bytes as bf16 with this many workers"]
     elif row.codec_ms > 100 * step.seconds:
         parts = [f"its codec takes {row.codec_adds:.0f} passes over the gradient, {row.codec_ms:.0f} ms"]
     else:
         parts = ["the link is fast enough: there is little to save"]
-    if row.quality is not None and row.learns_less:
-        parts.append(f"learns less: {row.quality.metric} {row.quality.value:g}, fp32 {row.quality.fp32:g}")
     if row.needs.optimizer:
         parts.append(f"needs {row.needs.optimizer}")
     if not row.complete:
-        parts.append("too slow here to be measured completely")
+        parts.append("too slow to be measured completely")
     return "; ".join(parts)
 
 
 def _verdict(
-    winner: Row | None, close: Sequence[str], keeping: Row | None, dense: tuple[float, float], step: Step
+    paying: Sequence[Row], best: Sequence[Row], close: Sequence[Row], dense: tuple[float, float], step: Step
 ) -> str:
-    best = 1000 * min(dense)
+    """``best``: the fastest that is measured not to learn less, if there is one."""
+    fallback = 1000 * min(dense)
     name = "fp32" if dense[0] <= dense[1] else "bf16"
     limit = f"a step without communication takes {1000 * step.seconds:.3g} ms"
-    if winner is None:
-        return f"none pays here: use {name}, {best:.4g} ms ({limit})"
-    gain = best / winner.step_ms
-    parts = [f"{winner.method}: {winner.step_ms:.4g} ms, {gain:.2f} times as fast as {name}, {best:.4g} ms ({limit})"]
+    if not paying:
+        return f"none pays here: use {name}, {fallback:.4g} ms ({limit})"
+    parts = [f"use {name}, {fallback:.4g} ms ({limit}): nothing that pays is measured not to learn less"]
+    for row in best:
+        gain = fallback / row.step_ms
+        parts = [f"{row.method}: {row.step_ms:.4g} ms, {gain:.2f} times as fast as {name}, {fallback:.4g} ms ({limit})"]
+        if row.quality is not None:
+            parts.append(f"not seen to learn less on {row.quality.tasks} tasks, in {row.quality.runs} runs")
     if close:
-        more = f" and {len(close) - _NAMED} more" if len(close) > _NAMED else ""
-        parts.append(
-            f"not told apart from it (at most {CLOSE:.0%} longer, the error of a prediction): "
-            f"{', '.join(close[:_NAMED])}{more}"
-        )
-    if keeping is None:
-        parts.append("all that pay are known to learn less")
-    elif keeping is not winner:
-        parts.append(f"the fastest that is not known to learn less: {keeping.method}, {keeping.step_ms:.4g} ms")
-    return "; ".join(parts)
+        parts.append(f"not told apart from it (at most {CLOSE:.0%} longer, the error of a prediction): {_list(close)}")
+    faster = [row for row in paying if not best or row.rank < best[0].rank]
+    kinds = {
+        "faster, but measured to learn less": [row for row in faster if row.learns_less],
+        "faster, but not measured well enough": [row for row in faster if not row.learns_less and not row.keeps],
+    }
+    return "; ".join([*parts, *(f"{what}: {_list(rows)}" for what, rows in kinds.items() if rows)])
 
 
-def candidates(chosen: Sequence[str] | None) -> list[str]:
-    """fp32 and bf16, and these methods, or one of each kind."""
-    return list(dict.fromkeys([*BASELINES, *(chosen or CANDIDATES)]))
+def _list(rows: Sequence[Row]) -> str:
+    more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
+    return ", ".join(f"{row.method} ({row.step_ms:.4g} ms)" for row in rows[:_NAMED]) + more
+
+
+def candidates(chosen: Sequence[str] | None, world: int) -> list[str]:
+    """fp32 and bf16, and these methods or every registered one; what is the same method by two names, once."""
+    names = [*BASELINES, *(chosen or (compose(name, world) for name in grace.methods()))]
+    found: dict[grace.Method[Any], str] = {}
+    for name in names:
+        found.setdefault(grace.method(name), name)
+    return list(found.values())
+
+
+def compose(name: str, world: int) -> str:
+    """A registered method as it is; but over scatter-reduce where its gather moves as many bytes as bf16's sum or more."""
+
+    def sent(spec: str) -> int | None:
+        traffic = grace.method(spec).traffic(_LIKE, Peer(0, world))
+        return None if traffic is None else traffic.sent
+
+    dense, plain = sent("bf16"), sent(name)
+    if name in BASELINES or recipe(name).communicator != "allgather" or plain is None or dense is None or plain < dense:
+        return name
+    other = f"{name}:communicator=scatterreduce"
+    try:
+        grace.method(other)
+    except CompositionError:
+        return name
+    return other

@@ -109,7 +109,8 @@ class Replayer:
 
     Args:
         shapes: of the parameters, by name. buckets: their names, in the order in which buckets become ready.
-        samples: exchanges that are timed, >= 1. patience: seconds after which an exchange ends with the bucket that it is at.
+        samples: exchanges that are timed, >= 1. patience: seconds of an exchange; of what takes longer, fewer buckets are
+            measured. budget: seconds after which a method is timed no more, once it has been.
     """
 
     def __init__(
@@ -118,8 +119,10 @@ class Replayer:
         buckets: Sequence[Sequence[str]],
         samples: int = 5,
         patience: float = 10.0,
+        budget: float = 0.4,
     ):
-        self.buckets, self.samples, self.patience = [list(names) for names in buckets], samples, patience
+        self.buckets = [list(names) for names in buckets]
+        self.samples, self.patience, self.budget = samples, patience, budget
         numbers = {name: torch.Size(shapes[name]).numel() for names in buckets for name in names}
         self.numbers = [sum(numbers[name] for name in names) for names in self.buckets]
         generator = torch.Generator().manual_seed(0)
@@ -145,7 +148,11 @@ class Replayer:
             return self._run(Worker(Policy.of(method), 0, world, Options(steps_per_epoch=1000)), world)
 
     def _run(self, worker: Worker, world: int) -> Replay:
+        tasted = self._taste(worker, world)
+        if tasted is not None:
+            return tasted
         found: list[list[float]] = []
+        started = time.perf_counter()
         for sample in range(_WARM + self.samples):
             self._flat.copy_(self._source)
             self._evict.add_(1.0)
@@ -161,10 +168,22 @@ class Replayer:
             add = self._add()
             if sample >= _WARM:
                 found.append([one / add for one in seconds])
+                if time.perf_counter() - started > self.budget:
+                    break
             if time.perf_counter() - begin > self.patience:
                 return self._extrapolate([one / add for one in seconds], moved, echo.sent, world)
         codec = tuple(statistics.median(column) for column in zip(*found, strict=True))
         return Replay(world, codec, tuple(moved), echo.sent)
+
+    def _taste(self, worker: Worker, world: int) -> Replay | None:
+        """The replay if, by what the first bucket takes, an exchange of all of them would take longer than ``patience``."""
+        for _ in range(2):  # once to make memories and workspaces
+            self._flat.copy_(self._source)
+            echo = Echo(world)
+            seconds = self._exchange(worker, echo, self.buckets[0])
+        if seconds * sum(self.numbers) / self.numbers[0] <= self.patience:
+            return None
+        return self._extrapolate([seconds / self._add()], [echo.moved], echo.sent, world)
 
     def _exchange(self, worker: Worker, echo: Echo, names: Sequence[str]) -> float:
         """Processor seconds of a bucket's exchange, and of the copies of its means."""

@@ -6,13 +6,15 @@ import functools
 from collections.abc import Callable, Sequence
 
 from grace.errors import out_of_range
-from grace.registry import method as make_method
 from grace_bench import machine
-from grace_bench.advise.advice import Advice, candidates, rank
+from grace_bench.advise.advice import BASELINES, Advice, against_baselines, candidates, rank
 from grace_bench.advise.costs import MOST_WORKERS, Cost, Step
 from grace_bench.advise.echo import Replayer
 from grace_bench.advise.subject import Subject, usual_readiness
 from grace_bench.network.links import Link
+
+_FAR = 1.5  # times a step of the better of fp32 and bf16: a codec that takes longer cannot pay
+_SHORT = 0.25  # seconds: the first exchange of a method also allocates its memory
 
 
 def advise(
@@ -33,12 +35,12 @@ def advise(
         subject: the model.
         links: there is a table for each link and number of workers.
         workers: 2 to 1,024.
-        methods: None: one good composition of each method of the survey.
+        methods: None: every registered method, see :func:`grace_bench.advise.advice.compose`.
         step_ms: a step without communication on ``cores`` cores; None: measured here.
         cores: of each worker, > 0.
-        samples: exchanges that are timed of each method.
-        patience: seconds that one may take.
-        tell: is told what is being measured.
+        samples: exchanges that are timed of each method, at most.
+        patience: seconds that one may take. What is far beyond fp32 and bf16 on all links is not measured to its end.
+        tell: is told what is being measured, and how many methods there are.
 
     Raises:
         ConfigurationError, UnknownNameError: a method that cannot be, or a number out of range.
@@ -50,9 +52,7 @@ def advise(
         raise out_of_range("advise", "step_ms", step_ms, "milliseconds > 0")
     if not 0 < cores <= 1024:
         raise out_of_range("advise", "cores", cores, "> 0")
-    names = candidates(methods)
-    for name in names:
-        make_method(name)
+    names = candidates(methods, max(workers))
     load = machine.load()
     threads = max(1, int(cores))
     if step_ms is None:
@@ -62,12 +62,20 @@ def advise(
         seconds, ready = step_ms / 1000, usual_readiness(subject.numbers)
     replayer = Replayer(subject.shapes, subject.buckets, samples, patience)
     costs = {name: Cost(functools.partial(replayer.run, name)) for name in names}
-    for name, cost in costs.items():
-        tell(name)
+    total = sum(subject.numbers)
+
+    def step_here() -> Step:
+        return Step(seconds, ready, subject.numbers, cores, replayer.add_seconds / total)
+
+    for place, (name, cost) in enumerate(costs.items(), start=1):
+        tell(f"{place} of {len(names)}: {name}")
         for world in workers:
             cost.at(world)
-    total = sum(subject.numbers)
-    step = Step(seconds, ready, subject.numbers, cores, replayer.add_seconds / total)
+        if name == list(BASELINES)[-1]:
+            here = step_here()
+            slowest = max(against_baselines(here, costs, world)(link) for world in workers for link in links)
+            replayer.patience = min(patience, max(_SHORT, _FAR * slowest))
+    step = step_here()
     tables = [rank(step, costs, link, world) for world in workers for link in links]
     advice = Advice(
         model=subject.name, parameters=total, buckets=list(subject.numbers), step_ms=1000 * seconds,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,13 @@ from grace_bench.report.render import save
 from grace_bench.report.tables import amount, number, plain_table
 from grace_bench.report.theme import config, sign
 from grace_bench.scratch import write_atomically
+from grace_bench.survey.evidence import Evidence
 
 _DRAWN = 9  # methods in a panel, baselines not counted: more lines cannot be told apart
 _POINTS = 49
 _WIDTH, _HEIGHT = 430, 320  # pixels of a panel
+_LETTER, _LINE = 6.5, 13  # pixels: the width of a letter, the height of a line
+_KINDS = {"its codec": "codec too slow", "sends": "too many bytes", "the link": "little to save"}  # how reasons begin
 
 
 def view(advice: Advice) -> RenderableType:
@@ -34,29 +37,49 @@ def view(advice: Advice) -> RenderableType:
         f"{advice.step_ms:.3g} ms ({measured}), {advice.cores:g} cores for each worker"
     )
     note = (
-        "Predicted, not measured: codecs were timed here, on a processor; the network is the link model's. Faster below: the "
-        "link speed below which it beats the better of fp32 and bf16. Quality: what the suite knows; -: not measured."
+        "Predicted, not measured: codecs were timed here, on a processor, in ms; the network is the link model's. Shown: "
+        "what pays, and the baselines; --json has all. Pays below: the link speed below which it beats the better of fp32 and "
+        "bf16. Learns: what the survey's runs say, with the task where it did worst beside fp32; runs: seeds there, of all."
     )
     return Group(Text(head, style="bold"), *(_table(one) for one in advice.tables), Text(note, style="dim"))
 
 
 def _table(table: Table) -> RenderableType:
     title = f"\n{table.workers} workers, {table.link}"
-    headings = ("method", "why", "step ms", "x fp32", "x bf16", "sent / step", "codec ms", "faster below", "quality")
-    lines = plain_table(title, headings, left=2)
-    for row in table.rows:
-        style = "" if row.pays or row.method in BASELINES else "dim"
-        lines.add_row(*_cells(row), style=style)
-    return Group(lines, Text(table.verdict, style="green" if table.best else "yellow"))
+    headings = ("method", "step ms", "x bf16", "sent", "codec", "pays below", "learns", "at worst (fp32)", "runs")
+    lines = plain_table(title, headings, left=1)
+    lines.columns[0].overflow = "fold"
+    shown = [row for row in table.rows if row.pays or row.method in BASELINES]
+    for row in shown:
+        lines.add_row(*_cells(row), style="bold" if row.method == table.best else "")
+    others = [row for row in table.rows if row not in shown]
+    needs = [f"{row.method} needs {row.needs.optimizer}" for row in shown if row.needs.optimizer]
+    notes = [Text(text, style="dim") for text in (_why_not(others) if others else "", "; ".join(needs)) if text]
+    return Group(lines, Text(table.verdict, style="green" if table.best else "yellow"), *notes)
+
+
+def _why_not(rows: Sequence[Row]) -> str:
+    """Methods that do not pay, by what decides."""
+    by_reason: dict[str, list[str]] = {}
+    for row in rows:
+        kind = next((kind for start, kind in _KINDS.items() if row.reason.startswith(start)), row.reason)
+        by_reason.setdefault(kind, []).append(row.method)
+    return "do not pay here: " + "; ".join(f"{kind}: {', '.join(names)}" for kind, names in by_reason.items())
 
 
 def _cells(row: Row) -> list[str]:
-    known = row.quality
-    return [
-        row.method, row.reason, number(row.step_ms), f"{row.over_fp32:.2f}", f"{row.over_bf16:.2f}", amount(row.sent_bytes),
-        number(row.codec_ms), "" if row.method in BASELINES else speed_text(row.break_even_bits_per_second),
-        "-" if known is None else f"{known.value:g} (fp32 {known.fp32:g})",
-    ]  # fmt: skip
+    start = [row.method, number(row.step_ms), f"{row.over_bf16:.2f}", amount(row.sent_bytes), number(row.codec_ms)]
+    if row.method in BASELINES:
+        return [*start, "", "", "", ""]
+    return [*start, speed_text(row.break_even_bits_per_second), *_quality(row.quality)]
+
+
+def _quality(found: Evidence | None) -> tuple[str, str, str]:
+    """Whether it learns less, where it did worst, and of how many runs that is known."""
+    if found is None:
+        return "?", "not measured", "0"
+    value = "diverged" if found.value is None else f"{found.value:.3g}"
+    return found.verdict, f"{found.task} {value} ({found.fp32:.3g})", f"{found.seeds}/{found.runs}"
 
 
 def draw(advice: Advice, seconds: Callable[[str, Link, int], float], out: Path) -> list[Path]:
@@ -141,7 +164,7 @@ def _panel(advice: Advice, seconds: Callable[[str, Link, int], float], world: in
     }  # fmt: skip
     line = {**LINE, "detail": [{"field": "name"}]}
     ends = [(_WIDTH, height * (1 - up.part(times[name][-1])), looks[name]) for name in names]
-    asked = [{"rate": link(one.link.partition("+")[0]).bits_per_second, "name": one.link} for one in tables]
+    asked = _label_links(tables, across)
     limit = {"values": [{"ms": advice.step_ms, "name": f"no communication: {advice.step_ms:.3g} ms"}]}
     known = {"x": {**x, "field": "rate"}}
     return {
@@ -150,10 +173,27 @@ def _panel(advice: Advice, seconds: Callable[[str, Link, int], float], world: in
             {"data": {"values": rows}, "mark": {"type": "line"}, "encoding": {"x": x, "y": y, **line}},
             {"data": {"values": asked}, "mark": {"type": "rule", "style": "goal"}, "encoding": known},
             {"data": {"values": asked}, "mark": {"type": "text", "style": "small", "align": "left", "dx": 4, "dy": 10},
-             "encoding": {**known, "y": {"value": 0}, "text": {"field": "name"}}},
+             "encoding": {**known, "y": {"field": "y", "type": "quantitative", "scale": None}, "text": {"field": "name"}}},
             {"data": limit, "mark": {"type": "rule", "style": "diagonal"}, "encoding": {"y": y}},
-            {"data": limit, "mark": {"type": "text", "style": "small", "align": "left", "dx": 4, "dy": -7},
+            {"data": limit, "mark": {"type": "text", "style": "small", "align": "left", "dx": 4, "dy": 9},
              "encoding": {"x": {"value": 0}, "y": y, "text": {"field": "name"}}},
             *beside_ends(ends, _WIDTH, height),
         ],
     }  # fmt: skip
+
+
+def _label_links(tables: Sequence[Table], across: Axis) -> list[dict[str, Any]]:
+    """The links asked about, those of one speed together, each name lower than those that it would run into."""
+    names: dict[float, list[str]] = {}
+    for one in tables:
+        rate = link(one.link.partition("+")[0]).bits_per_second
+        if rate is not None:
+            names.setdefault(rate, []).append(one.link)
+    ends: list[float] = []  # of the names in each line, in pixels
+    labels = []
+    for rate, of in sorted(names.items()):
+        start, name = _WIDTH * across.part(rate), ", ".join(dict.fromkeys(of))
+        row = next((row for row, end in enumerate(ends) if end <= start), len(ends))
+        ends[row : row + 1] = [start + _LETTER * len(name) + 8]
+        labels.append({"rate": rate, "name": name, "y": _LINE * row})
+    return labels

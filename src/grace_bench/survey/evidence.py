@@ -1,0 +1,190 @@
+"""What the survey's runs say of a method's quality, by one rule for the page of its findings and for ``grace advise``.
+
+:func:`gather` makes it of the archive's rows. ``evidence.json`` beside this file is what it makes of the archive of this
+repository, so that an installed package knows it without the archive: ``python docs/survey/findings.py`` writes it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from typing import Literal, TypeAlias
+
+import msgspec
+import numpy as np
+
+import grace
+from grace.errors import GraceError
+from grace_bench.survey.row import Row
+
+SEEDS = 3  # fewer give no interval
+TASKS = 2  # fewer say nothing about methods in general
+LOSS = 0.02  # of uncompressed training's quality: what is less does not count as learning less
+FILE = "evidence.json"
+Verdict: TypeAlias = Literal["keeps", "less", "unsure"]
+Task: TypeAlias = tuple[str, str, int]  # protocol, task, steps
+
+
+class Quality(msgspec.Struct, frozen=True):
+    """What the seeds of a method on a task ended with.
+
+    Attributes:
+        seeds: how many. median: of the metric; a run that diverged counts as the worst there can be, an infinity.
+        low, high: a 95 % bootstrap interval of the median over seeds; None: too few seeds.
+        sent: bytes of one worker, as a share of those of a ring all-reduce in fp32; NaN: no run ended.
+        higher: whether more is better.
+    """
+
+    seeds: int
+    median: float
+    low: float | None
+    high: float | None
+    sent: float
+    higher: bool
+
+    def beats(self, other: Quality) -> bool:
+        """Whether it is better, and the intervals do not touch."""
+        if self.low is None or self.high is None or other.low is None or other.high is None:
+            return False
+        return self.low > other.high if self.higher else self.high < other.low
+
+    def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            return f"{self.median:.4g} ({self.seeds} seed{'s' if self.seeds > 1 else ''})"
+        return f"{self.median:.4g} ({min(self.low, self.high):.4g} to {max(self.low, self.high):.4g})"
+
+
+Table: TypeAlias = dict[Task, dict[str, Quality]]
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """What is known of a method's quality.
+
+    Attributes:
+        verdict: "less": on some task it ended worse than uncompressed training, by more than 2 % in the median of three seeds
+            or more each, and the intervals do not touch; "keeps": on two tasks or more with so many seeds, and never that;
+            "unsure": anything else. Of several lengths of training of a task, the longest with so many seeds counts.
+        task, protocol, steps, metric: where it did worst beside uncompressed training, of the tasks with most seeds.
+        value, fp32: the medians there, its own and uncompressed training's; null: it diverged. seeds: of it there.
+        tasks, runs: on which it was run, and how many runs that were, there and elsewhere.
+    """
+
+    verdict: Verdict
+    task: str
+    protocol: str
+    steps: int
+    metric: str
+    value: float | None
+    fp32: float
+    seeds: int
+    tasks: int
+    runs: int
+
+
+class _Place(msgspec.Struct, frozen=True):
+    """A task in the file. methods: by their recipe, with all knobs."""
+
+    protocol: str
+    task: str
+    steps: int
+    metric: str
+    methods: dict[str, Quality]
+
+    @property
+    def key(self) -> Task:
+        return self.protocol, self.task, self.steps
+
+
+def gather(rows: Iterable[Row]) -> Table:
+    """The qualities on embedded data on the processor, by task and method."""
+    return {key: _qualities(of) for key, of in _sort(rows).items()}
+
+
+def judge(name: str, table: Table, metrics: dict[Task, str]) -> Evidence | None:
+    """What a table says of a method of it; None: nothing, or there is no uncompressed training to compare it with."""
+    plain = grace.spell(grace.method("none"))
+    found = {task: (of[name], of[plain]) for task, of in table.items() if name in of and plain in of}
+    if not found:
+        return None
+    judged = _longest([task for task, pair in found.items() if all(one.low is not None for one in pair)])
+    less = [task for task in judged if found[task][1].beats(found[task][0]) and _loss(*found[task]) > LOSS]
+    verdict: Verdict = "less" if less else "keeps" if len(judged) >= TASKS else "unsure"
+    worst = max(less or judged or found, key=lambda task: _loss(*found[task]))
+    one, fp32 = found[worst]
+    protocol, task, steps = worst
+    return Evidence(
+        verdict, task, protocol, steps, metrics[worst], one.median if math.isfinite(one.median) else None, fp32.median,
+        one.seeds, len({task[1] for task in found}), sum(one.seeds for one, _ in found.values()),
+    )  # fmt: skip
+
+
+def evidence_for(method: str) -> Evidence | None:
+    """What the survey knows of exactly this method, over this communicator and with these knobs; None: nothing."""
+    try:
+        return judge(grace.spell(grace.method(method)), *_read())
+    except GraceError:
+        return None
+
+
+def to_json(rows: Sequence[Row]) -> str:
+    """The text of the file."""
+    metrics = _metrics(rows)
+    places = [_Place(*task, metrics[task], of) for task, of in gather(rows).items()]
+    return json.dumps(msgspec.to_builtins(places), indent=1) + "\n"
+
+
+@functools.cache
+def _read() -> tuple[Table, dict[Task, str]]:
+    text = (files(__package__) / FILE).read_text(encoding="utf-8")
+    places = msgspec.convert(json.loads(text), list[_Place])  # with infinities, which only json reads
+    return {one.key: one.methods for one in places}, {one.key: one.metric for one in places}
+
+
+def _loss(one: Quality, fp32: Quality) -> float:
+    """How much worse it is in the median, as a share of uncompressed training's; infinite where it diverged."""
+    if not math.isfinite(one.median):
+        return math.inf
+    return (fp32.median - one.median if one.higher else one.median - fp32.median) / abs(fp32.median)
+
+
+def _longest(tasks: Iterable[Task]) -> list[Task]:
+    """Of each task, the one with most steps."""
+    return list({task[1]: task for task in sorted(tasks, key=lambda task: task[2])}.values())
+
+
+def _sort(rows: Iterable[Row]) -> dict[Task, dict[str, list[Row]]]:
+    found: dict[Task, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if row.source == "embedded" and row.device == "cpu":
+            found[row.protocol, row.task, row.steps][row.method].append(row)
+    return {task: dict(sorted(of.items())) for task, of in sorted(found.items())}
+
+
+def _metrics(rows: Iterable[Row]) -> dict[Task, str]:
+    return {(row.protocol, row.task, row.steps): row.metric for row in rows}
+
+
+def _qualities(of: dict[str, list[Row]]) -> dict[str, Quality]:
+    return {method: _quality(runs) for method, runs in of.items()}
+
+
+def _quality(runs: Sequence[Row]) -> Quality:
+    from scipy.stats import bootstrap  # slow to import, and only who reads an archive needs it
+
+    higher = runs[0].better == "higher"
+    worst = -np.inf if higher else np.inf
+    values = [worst if row.final is None else row.final for row in runs]
+    median, low, high = statistics.median(values), None, None
+    if len(values) >= SEEDS:
+        low, high = min(values), max(values)
+        if np.isfinite(values).all() and low < high:
+            drawn = bootstrap((values,), np.median, method="percentile", rng=np.random.default_rng(0))
+            low, high = map(float, drawn.confidence_interval)
+    ended = [row for row in runs if row.final is not None]
+    sent = statistics.median(row.sent[-1] / row.fp32_bytes for row in ended) if ended else float("nan")
+    return Quality(len(values), median, low, high, sent, higher)
