@@ -29,7 +29,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 _OWN = ("grace", "grace_bench")  # packages whose lines and classes are Grace's
 
@@ -215,10 +215,10 @@ def out_of_range(owner: str, knob: str, given: object, legal: str) -> Configurat
     return ConfigurationError(f"{owner}: {knob}={given!r} is out of range; legal: {legal}")
 
 
-def round_mismatch(asked: Sequence[str]) -> RoundMismatch:
-    """The error for ranks that ask for different things: who asked for what. ``asked`` is in the order of the ranks."""
+def round_mismatch(asked: Mapping[int, str]) -> RoundMismatch:
+    """The error for ranks that ask for different things: who asked for what."""
     ranks: dict[str, list[int]] = {}
-    for rank, what in enumerate(asked):
+    for rank, what in asked.items():
         ranks.setdefault(what, []).append(rank)
     told = "; ".join(f"ranks {who}: {what}" for what, who in ranks.items())
     return RoundMismatch(f"ranks ask for different collectives: {told}")

@@ -43,6 +43,8 @@ class RunConfig:
         batch: samples of one worker and step, instead of the task's own, >= 1.
         link: the network between the workers: "none" (what is there), "100mbit", "1gbit", "10gbit", "25gbit", ...
         latency: seconds that the link adds on the way from one worker to another.
+        machines: how many machines the workers are taken to be on, those of one following each other: they share its link, and
+            what stays among them does not pass it. None: every worker has a link of its own.
         toolkit: what the model and its step are written in: "torch", "tensorflow" or "jax".
         cores: threads of each worker; None: its share of the machine's cores.
     """
@@ -63,6 +65,7 @@ class RunConfig:
     latency: float = 0.0
     cores: int | None = None
     toolkit: str = TORCH
+    machines: int | None = None
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.epochs is not None:
@@ -77,6 +80,7 @@ class RunConfig:
             ("evaluations", self.evaluations, self.evaluations >= 1, "evaluations >= 1"),
             ("seed", self.seed, self.seed >= 0, "seed >= 0"),
             ("batch", self.batch, self.batch is None or self.batch >= 1, "batch >= 1"),
+            ("machines", self.machines, self.machines is None or self._divides, f"a divisor of {self.workers} workers"),
             ("threads", self.cores, self.cores is None or 1 <= self.cores <= 1024, "1 to 1024"),
         ):
             if not holds:
@@ -102,7 +106,18 @@ class RunConfig:
     @property
     def network(self) -> Link:
         """The link between the workers."""
-        return link(self.link, self.latency)
+        found = link(self.link, self.latency)
+        if self.machines is None:
+            return found
+        if not found.shaped:
+            raise ConfigurationError(
+                f"machines={self.machines} share a link each: add --link 1gbit, or leave --machines out"
+            )
+        return dataclasses.replace(found, name=f"{found.name}, {self.machines} machines")
+
+    @property
+    def _divides(self) -> bool:
+        return self.machines is not None and self.machines >= 1 and self.workers % self.machines == 0
 
     @property
     def threads(self) -> int:

@@ -59,7 +59,7 @@ def launch(
     shared = [(c.workers, c.network, c.threads, c.toolkit) for c in configs]
     if any(one != shared[0] for one in shared):
         raise ValueError("runs that share their workers need the same workers, link, threads and toolkit")
-    shaped = Network(first.network, first.workers) if first.network.shaped else contextlib.nullcontext()
+    shaped = Network(first.network, first.workers, first.machines) if first.network.shaped else contextlib.nullcontext()
     begin = 0
     with terminable(), shaped as network:
         while begin < len(configs):

@@ -46,7 +46,7 @@ class Plan:
         found: dict[RunConfig, None] = {}
         for workers in self.workers:
             for link in self.links:
-                common = self.common if link != "none" else {**self.common, "latency": 0.0}
+                common = self.common if link != "none" else {**self.common, "latency": 0.0, "machines": None}
                 for toolkit, task in itertools.product(self.toolkits, self.tasks):
                     torchs = set(BASELINES) - set(baselines_of(toolkit))
                     for name in (*(one for one in self.baselines if one not in torchs), *self.methods):

@@ -156,7 +156,7 @@ def find_target(task: Task, curve: Sequence[Point]) -> results.Target | None:
     return results.Target(task.target)
 
 
-_NAMED = {"task", "method", "toolkit", "workers", "seed", "granularity", "link", "latency", "timeout"}
+_NAMED = {"task", "method", "toolkit", "workers", "seed", "granularity", "link", "latency", "timeout", "machines"}
 
 
 def file_name(config: RunConfig) -> str:

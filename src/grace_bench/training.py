@@ -105,6 +105,8 @@ class Training:
         curve, measured = self._train(trained, optimizer, compute)
         if not self.silent:
             self._check_replicas(model)
+        if config.machines is not None or any(" along " in kind for kind in measured.steady.collectives):
+            self.probe = None  # the link model knows one kind of link
         if self.probe is not None:
             self.probe.learn_copying()
             shares = shares_of(measured.buckets)

@@ -105,6 +105,7 @@ KILLED = textwrap.dedent(
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
     transport = grid_of_gloo()
     transport.tell("", seconds=60.0)
+    transport.connect()
 
     def steps():
         for step in range(10_000):

@@ -21,9 +21,11 @@ import grace
 from grace.cli.options import Json, complete_method
 from grace.cli.output import show, write_json
 from grace.collectives import Traffic, ring_bytes
+from grace.communicators import Hierarchical
 from grace.contract.knobs import as_call
 from grace.contract.method import Method
 from grace.contract.peer import Peer
+from grace.contract.wrapping import layers
 from grace.errors import ConfigurationError
 from grace.registry import documentation, parse, recipe
 from grace.registry.discovery import load
@@ -33,6 +35,7 @@ from grace_command.views import error_text, list_table, method_table
 
 SHAPES = ((64, 64, 3, 3), (1024, 1024), (4096, 4096))  # a convolution, a small and a large matrix
 WORLDS = (2, 4, 8, 32, 128)
+_BETWEEN = "goes between machines: its traffic is counted there, beside a dense all-reduce of the same parts"
 _SECTION = re.compile(r"^([A-Z][A-Za-z ]*):$")
 
 
@@ -124,7 +127,7 @@ def describe(text: str, shapes: Sequence[tuple[int, ...]] = SHAPES, worlds: Sequ
     facts = [
         {"shape": list(shape), **asdict(method.facts(torch.empty(shape, device="meta")))} for shape in shapes
     ]  # fmt: skip
-    traffic = [traffic_row(method, shape, world) for shape in shapes for world in worlds]
+    traffic = [traffic_row(method, shape, world) for shape in shapes for world in worlds if _fits(method, world)]
     return {
         "name": name,
         "family": recipe(name).family,
@@ -135,7 +138,7 @@ def describe(text: str, shapes: Sequence[tuple[int, ...]] = SHAPES, worlds: Sequ
         "optimizer": {"needs": str(method.needs), "why": method.needs.why},
         "facts": facts,
         "traffic": traffic,
-        "warnings": warnings_of(traffic),
+        "warnings": [*warnings_of(traffic), *([_BETWEEN] if _find_hierarchy(method) else [])],
     }
 
 
@@ -170,20 +173,37 @@ def sections_of(text: str) -> dict[str, str]:
     return {name: textwrap.dedent("\n".join(block)).strip() for name, block in found.items() if any(block)}
 
 
+def _fits(method: Method[Any], world: int) -> bool:
+    """Whether so many workers can lie as the method wants them to."""
+    try:
+        method.axes(world)
+    except ConfigurationError:
+        return False
+    return True
+
+
 def traffic_row(method: Method[Any], shape: tuple[int, ...], world: int) -> dict[str, Any]:
     """Rounds and bytes of one exchange, for the worker that sends most; bytes are None where they depend on the data."""
     like = torch.empty(shape, device="meta")
     ranks = sorted({0, 1, world - 1})
-    moved = [method.traffic(like, Peer(rank, world)) for rank in ranks if rank < world]
+    hierarchy, machine = _find_hierarchy(method), 1
+    count = method.traffic
+    if hierarchy is not None:
+        count, machine = hierarchy.between, hierarchy.machine
+    moved = [count(like, Peer(rank, world)) for rank in ranks if rank < world]
     known = [traffic for traffic in moved if traffic is not None]
     most: Traffic | None = max(known, key=lambda t: t.sent, default=None)
-    fp32, bf16 = (math.ceil(ring_bytes(size * like.numel(), world)) for size in (4, 2))
+    fp32, bf16 = (math.ceil(ring_bytes(size * like.numel() / machine, world // machine)) for size in (4, 2))
     row: dict[str, Any] = {"shape": list(shape), "elements": like.numel(), "workers": world}
     row |= {"rounds": None, "sent_bytes": None, "relative_to_fp32": None, "relative_to_bf16": None}
     if most is not None:
         row |= {"rounds": most.rounds, "sent_bytes": most.sent}
-        row |= {"relative_to_fp32": most.sent / fp32, "relative_to_bf16": most.sent / bf16}
+        row |= {"relative_to_fp32": most.sent / max(fp32, 1), "relative_to_bf16": most.sent / max(bf16, 1)}
     return row
+
+
+def _find_hierarchy(method: Method[Any]) -> Hierarchical | None:
+    return next((layer for layer in layers(method) if isinstance(layer, Hierarchical)), None)
 
 
 def warnings_of(traffic: Sequence[dict[str, Any]]) -> list[str]:

@@ -43,7 +43,7 @@ from grace_bench.toolkits import TORCH
 from grace_bench.trackers import TensorBoard, Tracker, Wandb
 
 _LAUNCHERS = ("auto", "local", "ray")
-_COMMON = ("steps", "epochs", "evaluations", "batch", "lr", "data", "granularity", "timeout")
+_COMMON = ("steps", "epochs", "evaluations", "batch", "lr", "data", "granularity", "timeout", "machines")
 C = TypeVar("C", bound=Callable[..., None])
 
 Methods = Annotated[
@@ -103,6 +103,12 @@ def _options(
         str, typer.Option("--granularity", help="What is compressed as one tensor: parameter, bucket or model.")
     ] = "parameter",
     latency: AddedLatency = "0",
+    machines: Annotated[
+        int | None,
+        typer.Option(
+            "--machines", min=1, help="Machines that the workers share; a link for each. By default one each."
+        ),
+    ] = None,
     threads: Annotated[
         int | None, typer.Option("--threads", help="Threads of each worker; its share of the cores by default.")
     ] = None,
@@ -207,6 +213,8 @@ def _plan(methods: Sequence[str], options: dict[str, Any], baselines: Sequence[s
     else:
         counts = parse_numbers(options["workers"], "--workers")
     tasks, links, toolkits = (parse_names(options[name], f"--{name}") for name in ("tasks", "links", "toolkits"))
+    if options["machines"] is not None and set(links) == {"none"}:
+        raise ConfigurationError("--machines: machines share a link each; add --link 1gbit, or leave --machines out")
     common = {name: options[name] for name in _COMMON}
     common |= {"latency": seconds_of(options["latency"]), "cores": options["threads"]}
     return Plan(

@@ -17,6 +17,11 @@ from grace.kernels.finite import all_finite
 S = TypeVar("S")
 
 
+def state_dtype(x: Tensor) -> torch.dtype:
+    """Memories are float32, or float64 where the gradient is."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
 def narrow(mean: Tensor, dtype: torch.dtype, finite: Flag, rest: Tensor | None = None) -> tuple[Tensor, Flag]:
     """The mean in the dtype that it is applied in, and whether it was and is finite.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -68,6 +68,19 @@ class Method(Conversation[S]):
     def needs_epochs(self) -> bool:
         """Whether the method follows the epoch, so that the run must say how many steps one has."""
         return False
+
+    def axes(self, world: int) -> Mapping[str, int]:
+        """The axes along which it exchanges among so many workers, and their sizes: see :class:`grace.grid.Grid`. Empty: all
+        workers are alike.
+
+        Raises:
+            ConfigurationError: so many workers cannot lie as it wants them to.
+        """
+        return {}
+
+    def distortion_of(self, x: Tensor, state: S) -> tuple[Method[Any], Tensor, Any]:
+        """What this worker compresses of x: by which method, which tensor, from which state. By default x, by this method."""
+        return self, x, state
 
     @property
     def has_scatter(self) -> bool:

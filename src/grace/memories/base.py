@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from grace.collectives import Exchange, Traffic
 from grace.contract.facts import Facts
 from grace.contract.knobs import as_call, check_knobs
+from grace.contract.loan import state_dtype
 from grace.contract.method import Exchanged, Method, check_rows, refuse_unpromised
 from grace.contract.needs import Needs
 from grace.contract.peer import Peer
@@ -20,11 +21,6 @@ from grace.flags.finite import Flag
 
 S = TypeVar("S")
 Verb: TypeAlias = Callable[[Tensor, Any, Peer], Exchange[Exchanged[Any]]]
-
-
-def state_dtype(x: Tensor) -> torch.dtype:
-    """Memories are float32, or float64 where the gradient is."""
-    return torch.promote_types(x.dtype, torch.float32)
 
 
 def drop_overflow_(finite: Flag, memory: Tensor) -> None:
@@ -84,6 +80,9 @@ class Memory(Method[Any], Generic[S]):
     @property
     def needs_shape(self) -> bool:
         return self.method.needs_shape
+
+    def axes(self, world: int) -> Mapping[str, int]:
+        return self.method.axes(world)
 
     def facts(self, like: Tensor) -> Facts:
         return self.method.facts(like)

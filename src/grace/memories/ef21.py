@@ -16,14 +16,14 @@ from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.contract.conversation import label_parts
 from grace.contract.facts import Facts
 from grace.contract.knobs import Share, as_call
-from grace.contract.loan import narrow, succeed
+from grace.contract.loan import narrow, state_dtype, succeed
 from grace.contract.method import Exchanged, Method
 from grace.contract.needs import AVERAGES, LAGS, Needs
 from grace.contract.peer import Peer
 from grace.errors import CompositionError
 from grace.flags.finite import ask_host, fill_unless_
 from grace.kernels.finite import all_finite
-from grace.memories.base import Memory, state_dtype
+from grace.memories.base import Memory
 from grace.registry.recipes import register_memory
 
 S = TypeVar("S")

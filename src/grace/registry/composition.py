@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from grace.contract.method import Method
 from grace.contract.wrapping import own_fields
 from grace.errors import CompositionError, ConfigurationError, unknown
-from grace.registry.recipes import COMMUNICATORS, MEMORIES, WRAPPERS, Recipe
+from grace.registry.recipes import COMMUNICATORS, MEMORIES, OUTER, WRAPPERS, Recipe
 from grace.schedules import Delayed, Schedule, Scheduled
 
 Knobs: TypeAlias = dict[str, Any]
@@ -41,13 +41,23 @@ def build(entry: Recipe, knobs: Knobs) -> Method[Any]:
         UnknownNameError: an unknown knob, communicator or memory; names the nearest.
         ConfigurationError: a knob out of range, or an impossible composition.
     """
-    if "start" in knobs and "start" not in own_fields(entry.factory):
-        rest = {knob: value for knob, value in knobs.items() if knob != "start"}
-        return Delayed(build(entry, rest), knobs["start"])
+    for knob, factory in find_outer().items():
+        if knob in knobs and knob not in own_fields(entry.factory):
+            rest = {name: value for name, value in knobs.items() if name != knob}
+            value = knobs[knob]
+            if isinstance(value, str) and hasattr(factory, "read_word"):
+                value = factory.read_word(value)
+            wrapped: Method[Any] = _construct(factory, {knob: value}, build(entry, rest))
+            return wrapped
     if any(Schedule.is_one(value) for value in knobs.values()):
         given = {knob: Schedule.of(value) if Schedule.is_one(value) else value for knob, value in knobs.items()}
         return Scheduled(Template(entry), tuple(given.items()))
     return _compose(entry, dict(knobs))
+
+
+def find_outer() -> dict[str, type]:
+    """What goes around a whole method, by its knob; the first is outermost."""
+    return {"start": Delayed, **OUTER}
 
 
 def _compose(entry: Recipe, knobs: Knobs) -> Method[Any]:
@@ -95,7 +105,7 @@ def _distribute(entry: Recipe, knobs: Knobs, layers: dict[str, type]) -> dict[st
         label, dot, name = knob.rpartition(".")
         label = label if dot else owners.get(knob, "")
         if label not in layers or name not in own_fields(layers[label]):
-            legal = {*owners, *WRAPPERS, "communicator", "memory", "start"}
+            legal = {*owners, *WRAPPERS, *find_outer(), "communicator", "memory"}
             legal |= {f"{one}.{field}" for one in layers if one != "method" for field in own_fields(layers[one])}
             raise unknown(f"knob of {entry.name}", knob, legal if dot else {one for one in legal if "." not in one})
         if name in given[label]:

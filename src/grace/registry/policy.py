@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,6 +154,24 @@ class Policy:
                 if rule.timeless:
                     break
         return tuple(found)
+
+    def axes(self, world: int) -> Mapping[str, int]:
+        """The axes along which its methods exchange; see :meth:`grace.Method.axes`.
+
+        Raises:
+            ConfigurationError: so many workers cannot lie so, or two rules want them to lie differently.
+        """
+        found: dict[str, Mapping[str, int]] = {}
+        for rule in self.rules:
+            assert isinstance(rule.method, Method)
+            if axes := rule.method.axes(world):
+                found[spell(rule.method)] = axes
+        if any(axes != other for axes in found.values() for other in found.values()):
+            raise ConfigurationError(
+                f"the methods of a policy lie on one grid, and these want several: "
+                f"{'; '.join(f'{text} {dict(axes)}' for text, axes in found.items())}"
+            )
+        return next(iter(found.values()), {})
 
     def check_names(self, names: Collection[str]) -> None:
         """Refuses a rule that matches none of these tensors: its pattern is misspelled, or was written for another model.

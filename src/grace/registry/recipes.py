@@ -45,6 +45,7 @@ METHODS: Names[Recipe] = Names("method", "compressor", "grace.methods")
 COMMUNICATORS: Names[type] = Names("communicator", "communicator", "grace.communicators")
 MEMORIES: Names[type] = Names("memory", "memory", "grace.memories")
 WRAPPERS: dict[str, type] = {}  # knob -> a Compressor around a Compressor, whose first own field the knob is
+OUTER: dict[str, type] = {}  # knob -> a Method around a Method, with the knob as its field
 _OWN: dict[str, Recipe] = {}  # of methods that were named by their place, "file.py:Class"
 
 
@@ -123,6 +124,16 @@ def register_wrapper(knob: str) -> Callable[[C], C]:
 
     def decorate(factory: C) -> C:
         WRAPPERS[knob] = factory
+        return factory
+
+    return decorate
+
+
+def register_outer(knob: str) -> Callable[[C], C]:
+    """Class decorator: makes a :class:`~grace.Method` that wraps another one a knob of every method: ``topk:machine=8``."""
+
+    def decorate(factory: C) -> C:
+        OUTER[knob] = factory
         return factory
 
     return decorate

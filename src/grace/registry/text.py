@@ -12,9 +12,9 @@ from grace.contract.knobs import as_call, spell_value
 from grace.contract.method import Method, refuse_unpromised
 from grace.contract.wrapping import Layer, layers, own_fields
 from grace.errors import ConfigurationError
-from grace.registry.composition import Knobs, build
+from grace.registry.composition import Knobs, build, find_outer
 from grace.registry.recipes import COMMUNICATORS, MEMORIES, METHODS, WRAPPERS, Recipe, recipe, recipe_of
-from grace.schedules import Delayed, Scheduled
+from grace.schedules import Scheduled
 
 _WORDS = {"true": True, "false": False, "none": None}
 
@@ -29,9 +29,10 @@ def method(spec: str | Method[Any], **knobs: Any) -> Method[Any]:
         knobs: the fields of the method's class; ``communicator`` (allreduce, allgather, broadcast, scatterreduce,
             parameterserver) and its fields; ``memory`` (none, residual, momentum, dgc, distef, ef21, ef21m) and its
             fields, such as ``beta``; ``lossless`` (zlib, zstd), a stage after a compressor; ``start``, the first step that is
-            compressed. A field that two layers share is spelled with its layer: ``memory.beta``, ``communicator.server``. A
-            number may follow the step or epoch, such as ``ratio=warmup(0.25->0.001, 4 epochs)``, see
-            :class:`grace.schedules.Schedule`.
+            compressed; ``machine``, the workers of one machine, which average in full precision
+            (:class:`~grace.communicators.Hierarchical`). A field that two layers share is spelled with its layer:
+            ``memory.beta``, ``communicator.server``. A number may follow the step or epoch, such as
+            ``ratio=warmup(0.25->0.001, 4 epochs)``, see :class:`grace.schedules.Schedule`.
 
     Raises:
         UnknownNameError: an unknown method, knob, communicator or memory; names the nearest.
@@ -177,9 +178,11 @@ def spell(method: Method[Any]) -> str:
     """
     if isinstance(method, Scheduled):
         return str(method)
-    if isinstance(method, Delayed):
-        text = spell(method.method)
-        text = f"{text}{',' if ':' in text else ':'}start={method.start}"
+    if type(method) in find_outer().values():
+        inner: Method[Any] = method.method  # type: ignore[attr-defined]
+        text = spell(inner)
+        knob = next(knob for knob, factory in find_outer().items() if factory is type(method))
+        text = f"{text}{',' if ':' in text else ':'}{knob}={getattr(method, knob)}"
     else:
         *outer, core = layers(method)
         entry = recipe_of(type(core))

@@ -30,6 +30,7 @@ def measure_distortion(method: Method[Any], x: Tensor, state: Any, peer: Peer) -
         >>> measure_distortion(method, x, method.init(x), Peer(0, 1))  # 4 is sent, and 3 is not
         0.6
     """
+    method, x, state = method.distortion_of(x, state)
     state = fill(peer.name, method.init(x), copy_state(state))
     alone = Peer(0, 1, peer.step, peer.name, peer.seed, peer.lr, peer.steps_per_epoch)
     out = simulate([method.exchange(x.clone(), state, alone)])[0]

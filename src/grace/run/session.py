@@ -32,6 +32,7 @@ from grace.transports.agreement import agree, compare_loads
 from grace.transports.base import Transport, describe, find_axes
 from grace.transports.checked import Checked
 from grace.transports.checksummed import checksummed
+from grace.transports.grid import GridTransport, lay_out
 from grace.transports.timed import Timed
 from grace.transports.traced import Tracer
 
@@ -99,11 +100,14 @@ class Session:
         policy = Policy.of(method)
         groups, group_policy = form_groups(self.like, policy, options)
         self._sort_into(groups)
+        transport = lay_out(transport, policy.axes(transport.world))
         self.rank, self.world = transport.rank, transport.world
         self.worker = Worker(group_policy, self.rank, self.world, options, axes=find_axes(transport))
         self._transport, self.transport = transport, describe(transport)
         try:
             self._agree(policy)
+            if isinstance(transport, GridTransport):
+                transport.connect()
             self._look_at(policy)
         except BaseException:
             transport.close()
@@ -382,6 +386,7 @@ class Session:
         self._check_open()
         policy = Policy.of(method)
         groups, group_policy = form_groups(self.like, policy, self.options)
+        self._check_axes(policy)
         self._agree(policy)
         self._look_at(policy)
         if groups == self.groups:
@@ -391,6 +396,14 @@ class Session:
             self.worker.switch(group_policy)
             self.worker.owe(owed)
         self._sort_into(groups)
+
+    def _check_axes(self, policy: Policy) -> None:
+        wanted, has = policy.axes(self.world), {axis: size for axis, (_, size) in self.worker.axes.items()}
+        if wanted and dict(wanted) != has:
+            raise ConfigurationError(
+                f"this run's workers lie on {has or 'no grid'}, where the method takes {dict(wanted)}: connections are made "
+                "at the start. Attach with a method of the same machine=, and switch then"
+            )
 
     def change_knobs(self, **knobs: object) -> None:
         """What an adapter does otherwise from the next step on. All ranks call it.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,33 +41,57 @@ def simulate(workers: Sequence[Exchange[T]], grid: Grid | None = None) -> list[T
     if grid is not None and grid.world != len(workers):
         raise ConfigurationError(f"{grid} is of {grid.world} ranks, and there are {len(workers)} workers")
     done: dict[int, T] = {}
+    asked: dict[int, Collective] = {}
 
-    def advance(inbox: Sequence[Tensor | None]) -> list[Collective]:
-        ops: list[Collective | None] = []
+    def advance(inbox: Mapping[int, Tensor | None]) -> None:
         errors: list[Exception] = []
-        for rank, (worker, message) in enumerate(zip(workers, inbox, strict=True)):
+        for rank, message in inbox.items():
+            asked.pop(rank, None)
+            worker = workers[rank]
             try:
-                ops.append(next(worker) if message is None else worker.send(message))
+                asked[rank] = next(worker) if message is None else worker.send(message)
             except StopIteration as stop:
                 done[rank] = stop.value
-                ops.append(None)
             except Exception as error:  # the others still get their answers, as they would in processes of their own
                 errors.append(error)
         if errors:
-            for worker in workers:
-                worker.close()
-            raise errors[0]
-        asked = ["finished" if op is None else signature(op) for op in ops]
-        if len(set(asked)) > 1:
-            for worker in workers:
-                worker.close()
-            raise round_mismatch(asked)
-        return [op for op in ops if op is not None]
+            fail(errors[0])
 
-    ops = advance([None] * len(workers))
-    while ops:
-        ops = advance(answers(ops, grid))
+    def fail(error: Exception) -> NoReturn:
+        for worker in workers:
+            worker.close()
+        raise error
+
+    advance(dict.fromkeys(range(len(workers))))
+    while asked:
+        meeting = next(_meetings(asked, len(workers), grid), None)
+        ranks = meeting or range(len(workers))
+        said = {rank: signature(asked[rank]) if rank in asked else "finished" for rank in ranks}
+        if meeting is None or len(set(said.values())) > 1:
+            fail(round_mismatch(said))
+        ops = [replace(asked[rank], axis="") for rank in meeting]
+        advance(dict(zip(meeting, answers(ops), strict=True)))
     return [done[rank] for rank in range(len(workers))]
+
+
+def _meetings(asked: Mapping[int, Collective], world: int, grid: Grid | None) -> Iterator[Sequence[int]]:
+    """The ranks of each collective for which all of its ranks have come: all ranks, or a line of the grid.
+
+    Raises:
+        ConfigurationError: one along an axis that there is not.
+    """
+    for axis in dict.fromkeys(op.axis for op in asked.values()):
+        for line in _lines(axis, world, grid, next(op for op in asked.values() if op.axis == axis)):
+            if all(rank in asked and asked[rank].axis == axis for rank in line):
+                yield line
+
+
+def _lines(axis: str, world: int, grid: Grid | None, op: Collective) -> Sequence[Sequence[int]]:
+    if not axis:
+        return [range(world)]
+    if grid is None:
+        raise ConfigurationError(f"{signature(op)}: the simulation needs a grid, simulate(workers, grid)")
+    return grid.lines(axis)
 
 
 def answers(ops: Sequence[Collective], grid: Grid | None = None) -> list[Tensor]:

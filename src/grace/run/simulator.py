@@ -27,7 +27,8 @@ class Simulator:
             small and 1-D tensors uncompressed; ``grace.Policy([("*", method)])`` compresses all.
         world: number of workers, >= 1.
         seed, nonfinite, steps_per_epoch: see :class:`grace.run.options.Options`.
-        grid: how the workers lie, for methods that go along an axis: sizes by name, ``{"machines": 2, "machine": 4}``.
+        grid: how the workers lie, for methods that go along an axis: sizes by name, ``{"machines": 2, "machine": 4}``. By
+            default as the methods want it.
 
     Example:
         >>> sim = Simulator("topk:ratio=0.1", world=2)
@@ -51,6 +52,8 @@ class Simulator:
         self.world = world
         options = Options(seed, nonfinite, steps_per_epoch)
         self.grid = Grid(grid) if isinstance(grid, Mapping) else grid
+        if self.grid is None and (sizes := policy.axes(world)):
+            self.grid = Grid(sizes)
         if self.grid is not None and self.grid.world != world:
             raise ConfigurationError(f"{self.grid} is of {self.grid.world} ranks, and world={world}")
         axes = [self.grid.place(rank) if self.grid else {} for rank in range(world)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,12 @@ class Delayed(Method[Any]):
     @property
     def needs_epochs(self) -> bool:
         return self.method.needs_epochs
+
+    def axes(self, world: int) -> Mapping[str, int]:
+        return self.method.axes(world)
+
+    def distortion_of(self, x: Tensor, state: Any) -> tuple[Method[Any], Tensor, Any]:
+        return self.method.distortion_of(x, state)
 
     def init(self, like: Tensor) -> Any:
         return self.method.init(like)

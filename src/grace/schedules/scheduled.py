@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -110,6 +110,9 @@ class Scheduled(Method[Any]):
     @property
     def needs_epochs(self) -> bool:
         return any(isinstance(value, Schedule) and value.unit == "epochs" for _, value in self.knobs)
+
+    def axes(self, world: int) -> Mapping[str, int]:
+        return self._variants()[0].axes(world)
 
     def init(self, like: Tensor) -> Any:
         return self._states(like)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,10 @@ class Alone:
 
     def __init__(self) -> None:
         self._closed = False
+
+    def split(self, ranks: Sequence[int]) -> Alone:
+        """A transport between some of its ranks."""
+        return Alone()
 
     def run(self, op: Collective) -> Tensor:
         """See :class:`grace.transports.base.Transport`."""

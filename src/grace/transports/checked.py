@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from grace.collectives import AllGather, Collective, signature
 from grace.errors import round_mismatch
+from grace.grid import Grid
 from grace.transports.base import Transport, Wrapper
 
 _WIDTH = 240
@@ -35,6 +38,13 @@ class Checked(Wrapper):
         text = f"{step}collective {self._rounds}: {signature(op)}".encode()[:_WIDTH]
         mine = torch.tensor(list(text.ljust(_WIDTH)), dtype=torch.uint8, device=op.buf.device)
         texts = [bytes(row.tolist()).decode().rstrip() for row in self.transport.run(AllGather(mine))]
-        if len(set(texts)) > 1:
-            raise round_mismatch(texts)
+        said = {rank: texts[rank] for rank in self._find_line(op.axis)}
+        if len(set(said.values())) > 1:
+            raise round_mismatch(said)
         return self.transport.run(op)
+
+    def _find_line(self, axis: str) -> Sequence[int]:
+        """The ranks that are to agree: along an axis those of this rank's line; lines beside it may send other sizes."""
+        if not axis or axis not in self.axes:
+            return range(self.world)
+        return Grid({name: size for name, (_, size) in self.axes.items()}).line(self.rank, axis)

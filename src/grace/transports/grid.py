@@ -11,7 +11,7 @@ from torch import Tensor
 from grace.collectives import Collective, signature
 from grace.errors import ConfigurationError, TransportError
 from grace.grid import Grid
-from grace.transports.base import Transport, describe
+from grace.transports.base import Transport, describe, find_axes
 
 
 class GridTransport:
@@ -22,8 +22,8 @@ class GridTransport:
     Args:
         whole: between all ranks.
         grid: how they lie.
-        lines: for each axis, the transport between the ranks on this one's line, in their order. They get ready with the first
-            :meth:`tell`. The grid's transport takes them all over, and closes them.
+        lines: for each axis, the transport between the ranks on this one's line, in their order. They get ready in
+            :meth:`connect`. The grid's transport takes them all over, and closes them.
 
     Raises:
         ConfigurationError: transports that do not fit the grid; all are closed then.
@@ -69,22 +69,30 @@ class GridTransport:
                 f"rank {self.rank}: {signature(op)} is refused: legal axes: {', '.join(map(repr, self._lines))}; nothing was "
                 "sent"
             )
+        self.connect()
         try:
             return line.run(replace(op, axis=""))
         except TransportError as error:
             raise TransportError(f"{self._describe(op.axis)}: {error}") from error
 
     def tell(self, text: str, *, seconds: float) -> list[str]:
-        """See :class:`grace.transports.base.Transport`. The first one makes the lines ready."""
-        texts = self._whole.tell(text, seconds=seconds)
-        if not self._ready:
-            for axis, line in self._lines.items():
-                try:
-                    line.tell("", seconds=seconds)
-                except TransportError as error:
-                    raise TransportError(f"{self._describe(axis)}: {error}") from error
-            self._ready = True
-        return texts
+        """See :class:`grace.transports.base.Transport`."""
+        return self._whole.tell(text, seconds=seconds)
+
+    def connect(self, *, seconds: float = 60.0) -> None:
+        """Makes the lines ready, once; all ranks call it after they have agreed on the grid, or ask for a first collective.
+
+        Raises:
+            TransportError: some ranks of a line did not come within ``seconds``; names the axis.
+        """
+        if self._ready:
+            return
+        for axis, line in self._lines.items():
+            try:
+                line.tell("", seconds=seconds)
+            except TransportError as error:
+                raise TransportError(f"{self._describe(axis)}: {error}") from error
+        self._ready = True
 
     def close(self, error: BaseException | None = None) -> None:
         """See :class:`grace.transports.base.Transport`. All are closed, whatever one of them raises."""
@@ -95,3 +103,33 @@ class GridTransport:
     def _describe(self, axis: str) -> str:
         ranks = ", ".join(map(str, self.grid.line(self.rank, axis)))
         return f"along the axis {axis!r}, between ranks {ranks} ({describe(self._lines[axis])})"
+
+
+def lay_out(transport: Transport, sizes: Mapping[str, int]) -> Transport:
+    """The transport with these axes: itself if it needs none or has them, else a grid of it and parts of it.
+
+    Args:
+        transport: between all ranks; taken over.
+        sizes: of the axes; their product is the number of ranks.
+
+    Raises:
+        ConfigurationError: it has other axes, or cannot be divided; it is closed then.
+    """
+    has = {axis: size for axis, (_, size) in find_axes(transport).items()}
+    if not sizes or has == dict(sizes):
+        return transport
+    split = getattr(transport, "split", None)
+    error: ConfigurationError | None = None
+    if has:
+        error = ConfigurationError(f"the transport's grid is {has}, where the method takes {dict(sizes)}")
+    elif split is None:
+        error = ConfigurationError(
+            f"{dict(sizes)}: the transport {describe(transport)} cannot be divided among machines; legal: torch's process "
+            "groups, or a grace.transports.grid.GridTransport of transports of your own"
+        )
+    if error is not None:
+        transport.close()
+        raise error
+    assert split is not None
+    grid = Grid(sizes)
+    return GridTransport(transport, grid, {axis: split(grid.line(transport.rank, axis)) for axis in sizes})

@@ -113,6 +113,10 @@ class TorchDistributed:
         transport._ranks = tuple(transport._ranks[rank] for rank in ranks)
         return transport
 
+    def split(self, ranks: Sequence[int]) -> TorchDistributed:
+        """A transport between some of its ranks, this one among them; see :meth:`among`."""
+        return type(self).among(ranks, self._home)
+
     def tell(self, text: str, *, seconds: float) -> list[str]:
         """See :class:`grace.transports.base.Transport`. It goes through the group's store."""
         home = self._home

@@ -5,6 +5,7 @@ Letters: W workers; xs holds one tensor per worker.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,9 +15,10 @@ from torch import Tensor
 from grace.contract.lent import Lent
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
+from grace.grid import Grid
 from grace.run import simulate
 
-Runner = Callable[[list[Any]], list[Any]]
+Runner = Callable[..., list[Any]]  # of exchanges, and of a grid where a method lies on one
 TINY = 2.0**-140  # how much may be lost below the normal numbers
 LR, STEPS_PER_EPOCH = 1.0, 2  # for memories that follow the learning rate, and schedules that count epochs
 
@@ -34,13 +36,24 @@ def run(
     """One simulated step of all workers. ``xs`` are copied, ``states`` are donated."""
     W = len(xs)
     states = [method.init(x) for x in xs] if states is None else states
-    peers = [make_peer(rank, W, step, seed, keep_rest) for rank in range(W)]
+    grid = find_grid([method], W)
+    peers = [make_peer(rank, W, step, seed, keep_rest, grid) for rank in range(W)]
+    if grid is not None:
+        runner = functools.partial(runner, grid=grid)
     return runner([method.exchange(copy_tensor(x), s, p) for x, s, p in zip(xs, states, peers, strict=True)])
 
 
-def make_peer(rank: int, world: int, step: int = 0, seed: int = 0, keep_rest: bool = False) -> Peer:
+def make_peer(
+    rank: int, world: int, step: int = 0, seed: int = 0, keep_rest: bool = False, grid: Grid | None = None
+) -> Peer:
     """A peer for the tensor ``w``."""
-    return Peer(rank, world, step, "w", seed, LR, STEPS_PER_EPOCH, Lent(keep_rest=keep_rest))
+    axes = grid.place(rank) if grid is not None else {}
+    return Peer(rank, world, step, "w", seed, LR, STEPS_PER_EPOCH, Lent(keep_rest=keep_rest), axes)
+
+
+def find_grid(methods: Sequence[Method[Any]], world: int) -> Grid | None:
+    """How so many workers lie for these methods; None: all alike."""
+    return next((Grid(sizes) for method in methods if (sizes := method.axes(world))), None)
 
 
 def copy_tensor(x: Tensor) -> Tensor:

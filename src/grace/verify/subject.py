@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 import grace
+from grace.communicators import Hierarchical
 from grace.contract.compressor import Compressor
 from grace.contract.knobs import as_call
 from grace.contract.method import Method, refuse_unpromised
-from grace.contract.wrapping import find_compressor
+from grace.contract.wrapping import find_compressor, layers
 from grace.errors import CompositionError, ConfigurationError
 from grace.memories import Memory
 from grace.registry import COMMUNICATORS, recipe_of
@@ -78,6 +79,11 @@ class Subject:
     def least_world(self) -> int:
         """A parameter server has to be one of the workers."""
         return int(getattr(self.core, "server", 0)) + 1
+
+    def fit_world(self, world: int) -> int:
+        """The number of workers, at least this one, that it can be tried with: whole machines, where it knows of them."""
+        whole = next((layer.machine for layer in layers(self.method) if isinstance(layer, Hierarchical)), 1)
+        return -(-max(world, self.least_world * whole) // whole) * whole
 
 
 def subject(given: object) -> Subject:
@@ -147,6 +153,6 @@ def _around(compressor: Compressor) -> tuple[Method[Any], str]:
 
 
 def _core(method: Method[Any]) -> Method[Any]:
-    while isinstance(method, Memory | Delayed | Scheduled):
+    while isinstance(method, Memory | Delayed | Scheduled | Hierarchical):
         method = method.at(0, STEPS_PER_EPOCH) if isinstance(method, Scheduled) else method.method
     return method

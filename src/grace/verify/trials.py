@@ -24,7 +24,7 @@ def make_workers(make: Make, world: int) -> list[Tensor]:
 
 def choose_worlds(one: Subject, profile: Profile) -> list[int]:
     """The numbers of workers that this method can be tried with, ascending."""
-    return sorted({max(world, one.least_world) for world in profile.worlds})
+    return sorted({one.fit_world(world) for world in profile.worlds})
 
 
 def make_sets(one: Subject, profile: Profile) -> Iterator[list[Tensor]]:
@@ -39,7 +39,7 @@ def make_sets(one: Subject, profile: Profile) -> Iterator[list[Tensor]]:
 
 def make_some(one: Subject) -> list[Tensor]:
     """Gaussian gradients of the fewest workers, but at least two."""
-    return make_workers(normal(*SHAPE), max(2, one.least_world))
+    return make_workers(normal(*SHAPE), one.fit_world(2))
 
 
 def make_spread() -> dict[str, Tensor]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-from grace.errors import out_of_range
+from grace.errors import ConfigurationError, out_of_range
+from grace.registry import method as make_method
 from grace_bench import machine
 from grace_bench.advise.advice import BASELINES, Advice, against_baselines, candidates, rank
 from grace_bench.advise.costs import MOST_WORKERS, Cost, Step
@@ -53,6 +54,12 @@ def advise(
     if not 0 < cores <= 1024:
         raise out_of_range("advise", "cores", cores, "> 0")
     names = candidates(methods, max(workers))
+    for name in names:
+        if any(make_method(name).axes(world) for world in workers):
+            raise ConfigurationError(
+                f"advise: {name} goes inside machines and between them, and a prediction knows one kind of link; leave "
+                "machine= out, and give as many --workers as there are machines"
+            )
     load = machine.load()
     threads = max(1, int(cores))
     if step_ms is None:

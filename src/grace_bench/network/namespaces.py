@@ -38,20 +38,21 @@ class LinkError(GraceError, RuntimeError):
 
 
 def address(rank: int) -> str:
-    """The address of a worker."""
+    """The address of a worker; of a machine, where several share one."""
     return str(_NETWORK[256 + rank])
 
 
 class Network:
-    """Context manager: the namespaces and links of ``workers`` workers.
+    """Context manager: the namespaces and links of ``workers`` workers. Those of one of ``machines`` share both; None: none
+    do.
 
     Raises:
         LinkError: a tool is missing, the system does not permit it, or the kernel lacks a module; the message says which,
             and what to do instead. Nothing is left behind then.
     """
 
-    def __init__(self, link: Link, workers: int):
-        self.link, self.workers = link, workers
+    def __init__(self, link: Link, workers: int, machines: int | None = None):
+        self.link, self.workers, self.machines = link, workers, machines or workers
         self._holders: list[subprocess.Popen[bytes]] = []
         self._user: int | None = None  # the process whose user namespace all others are in
 
@@ -71,11 +72,11 @@ class Network:
 
     def enter(self, rank: int) -> list[str]:
         """The command that runs another one in the namespace of this worker; its arguments follow."""
-        return self._into(self._holders[1 + rank].pid)
+        return self._into(self._holder(rank).pid)
 
     def paths(self) -> dict[str, str]:
         """Where the namespaces are: "user" (if there is one) and each rank's own, as files that ``nsenter`` opens."""
-        found = {str(rank): f"/proc/{holder.pid}/ns/net" for rank, holder in enumerate(self._holders[1:])}
+        found = {str(rank): f"/proc/{self._holder(rank).pid}/ns/net" for rank in range(self.workers)}
         return found if self._user is None else {**found, "user": f"/proc/{self._user}/ns/user"}
 
     def close(self) -> None:
@@ -94,19 +95,22 @@ class Network:
             holder.stdout.close()
         self._holders = []
 
+    def _holder(self, rank: int) -> subprocess.Popen[bytes]:
+        return self._holders[1 + rank * self.machines // self.workers]
+
     # ---- how --------------------------------------------------------------------------------------------------------
     def _make(self) -> None:
         self._hub()
-        for _ in range(self.workers):
+        for _ in range(self.machines):
             self._hold([*self._into(self._holders[0].pid), "unshare", "--net"])
-        hub, *workers = (holder.pid for holder in self._holders)
+        hub, *machines = (holder.pid for holder in self._holders)
         lines = ["link set lo up", "link add name br0 type bridge", "link set br0 up"]
-        for rank, pid in enumerate(workers):
+        for rank, pid in enumerate(machines):
             lines.append(f"link add name port{rank} type veth peer name {INTERFACE} netns {pid}")
             lines.append(f"link set port{rank} master br0 up")
         self._batch(hub, "ip", lines)
-        self._batch(hub, "tc", [f"qdisc add dev port{rank} root {self._shape()}" for rank in range(self.workers)])
-        for rank, pid in enumerate(workers):
+        self._batch(hub, "tc", [f"qdisc add dev port{rank} root {self._shape()}" for rank in range(self.machines)])
+        for rank, pid in enumerate(machines):
             own = f"{address(rank)}/{_NETWORK.prefixlen}"
             self._batch(pid, "ip", ["link set lo up", f"addr add {own} dev {INTERFACE}", f"link set {INTERFACE} up"])
             self._batch(pid, "tc", [f"qdisc add dev {INTERFACE} root handle 1: {self._shape()}"])

@@ -133,4 +133,7 @@ def test_of_nobody():
 
 
 def test_mismatch_groups_ranks():
-    assert str(round_mismatch(["a", "b", "a"])) == "ranks ask for different collectives: ranks [0, 2]: a; ranks [1]: b"
+    assert (
+        str(round_mismatch({0: "a", 1: "b", 2: "a"}))
+        == "ranks ask for different collectives: ranks [0, 2]: a; ranks [1]: b"
+    )

@@ -16,7 +16,7 @@ from grace.contract.wrapping import find_compressor, layers
 from grace.run import Tracer, simulate
 from grace.verify.inputs import UGLY
 from grace.verify.outcome import Outcome, Profile
-from grace.verify.running import make_peer, run
+from grace.verify.running import find_grid, make_peer, run
 from grace.verify.subject import Subject
 from grace.verify.trials import SHAPE, make_some, make_workers
 
@@ -28,7 +28,8 @@ def traffic(method: Method[Any], xs: Sequence[Tensor], keep_rest: bool = False) 
         what each rank moved in the last step.
     """
     W = len(xs)
-    tracers = [Tracer(rank, W) for rank in range(W)]
+    grid = find_grid([method], W)
+    tracers = [Tracer(rank, W, grid.place(rank) if grid else None) for rank in range(W)]
     states = [method.init(x) for x in xs]
     for step in range(2):
         for tracer in tracers:
@@ -39,7 +40,7 @@ def traffic(method: Method[Any], xs: Sequence[Tensor], keep_rest: bool = False) 
             states,
             step=step,
             keep_rest=keep_rest,
-            runner=lambda ex: simulate([t.trace(e) for t, e in zip(tracers, ex, strict=True)]),
+            runner=lambda ex, grid=None: simulate([t.trace(e) for t, e in zip(tracers, ex, strict=True)], grid),
         )
         states = [out.state for out in outs]
         for rank, (x, tracer) in enumerate(zip(xs, tracers, strict=True)):

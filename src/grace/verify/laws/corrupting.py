@@ -12,6 +12,7 @@ from torch import Tensor
 from grace.collectives import AllGather, AllToAll, Broadcast, Collective, Exchange, Permute
 from grace.contract.method import Method
 from grace.errors import PayloadError
+from grace.grid import Grid
 from grace.run import simulate
 from grace.verify.inputs import normal
 from grace.verify.outcome import Outcome, Profile, no_promise
@@ -64,8 +65,8 @@ def _gathers(method: Method[Any], xs: Sequence[Tensor], states: Sequence[Any]) -
         except StopIteration as stop:
             return stop.value
 
-    def count_on_rank_0(exchanges: list[Exchange[Any]]) -> list[Any]:
-        return simulate([count(exchanges[0]), *exchanges[1:]])
+    def count_on_rank_0(exchanges: list[Exchange[Any]], grid: Grid | None = None) -> list[Any]:
+        return simulate([count(exchanges[0]), *exchanges[1:]], grid)
 
     run(method, xs, [clone_state(state) for state in states], step=1, runner=count_on_rank_0)
     return rounds
@@ -76,7 +77,7 @@ def _is_gathered(op: Collective) -> bool:
 
 
 def _garble_all(at: int, flip: bool, seed: int) -> Runner:
-    return lambda exchanges: simulate([_garble(exchange, at, flip, seed) for exchange in exchanges])
+    return lambda exchanges, grid=None: simulate([_garble(one, at, flip, seed) for one in exchanges], grid)
 
 
 def _garble(exchange: Exchange[Any], at: int, flip: bool, seed: int) -> Exchange[Any]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange
 from grace.contract.method import Method
+from grace.grid import Grid
 from grace.run import simulate
 from grace.verify.inputs import UGLY
 from grace.verify.outcome import Outcome, Profile
@@ -32,11 +33,11 @@ def answers_may_alias(method: Method[Any], xs: Sequence[Tensor]) -> None:
                 assert same_bits(a.rest, b.rest), f"donation: rank {rank} has another rest if answers are in place"
 
 
-def in_place(exchanges: list[Exchange[Any]], donated: list[Tensor]) -> list[Any]:
+def in_place(exchanges: list[Exchange[Any]], grid: Grid | None = None, *, donated: list[Tensor]) -> list[Any]:
     """As ``simulate``, but the answer to a donated buffer lies in that buffer, as with real transports. Such buffers are
     added to ``donated``.
     """
-    return simulate([_answer_in_place(exchange, donated) for exchange in exchanges])
+    return simulate([_answer_in_place(exchange, donated) for exchange in exchanges], grid)
 
 
 def _answer_in_place(exchange: Exchange[Any], donated: list[Tensor]) -> Exchange[Any]:

@@ -11,10 +11,11 @@ from torch import Tensor
 from grace.collectives import Collective, Exchange
 from grace.contract.method import Method
 from grace.errors import TransportError
+from grace.grid import Grid
 from grace.run.simulate import answers
 from grace.verify.inputs import UGLY, normal
 from grace.verify.outcome import Outcome, Profile
-from grace.verify.running import assert_untouched, copy_tensor, make_peer, run, snapshot
+from grace.verify.running import assert_untouched, copy_tensor, find_grid, make_peer, run, snapshot
 from grace.verify.subject import Subject
 from grace.verify.trials import SHAPE, make_workers
 
@@ -25,11 +26,12 @@ def failure_leaves_memory(method: Method[Any], xs: Sequence[Tensor]) -> None:
     """
     states = [out.state for out in run(method, xs, step=0)]
     before = snapshot(states)
+    grid = find_grid([method], len(xs))
     rounds = 0
     while True:
-        peers = [make_peer(rank, len(xs), 1) for rank in range(len(xs))]
+        peers = [make_peer(rank, len(xs), 1, grid=grid) for rank in range(len(xs))]
         exchanges = [method.exchange(copy_tensor(x), s, p) for x, s, p in zip(xs, states, peers, strict=True)]
-        if not _fail_at(exchanges, rounds):
+        if not _fail_at(exchanges, rounds, grid):
             assert_untouched(states, before, "failure beside it, after its last round")
             break
         assert_untouched(states, before, f"failure in round {rounds}")
@@ -37,7 +39,7 @@ def failure_leaves_memory(method: Method[Any], xs: Sequence[Tensor]) -> None:
     assert rounds > 0 or xs[0].numel() == 0, "failure: there was no round to fail"
 
 
-def _fail_at(exchanges: list[Exchange[Any]], round_: int) -> bool:
+def _fail_at(exchanges: list[Exchange[Any]], round_: int, grid: Grid | None) -> bool:
     """Runs exchanges up to a round, which fails on all ranks; False if they ended before."""
     inbox: list[Tensor | None] = [None] * len(exchanges)
     for _ in range(round_ + 1):
@@ -47,7 +49,7 @@ def _fail_at(exchanges: list[Exchange[Any]], round_: int) -> bool:
                 ops.append(next(exchange) if message is None else exchange.send(message))
         if not ops:
             return False
-        inbox = list(answers(ops))
+        inbox = list(answers(ops, grid))
     for rank, exchange in enumerate(exchanges):
         error = TransportError("a worker died")
         try:

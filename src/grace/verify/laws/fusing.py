@@ -12,7 +12,7 @@ from grace.contract.method import Method
 from grace.run import simulate, together
 from grace.verify.inputs import heavy, normal
 from grace.verify.outcome import Outcome, Profile
-from grace.verify.running import assert_untouched, copy_tensor, make_peer, run, same_bits, snapshot
+from grace.verify.running import assert_untouched, copy_tensor, find_grid, make_peer, run, same_bits, snapshot
 from grace.verify.subject import Subject
 from grace.verify.trials import choose_worlds, list_numbers, make_workers
 
@@ -20,6 +20,7 @@ from grace.verify.trials import choose_worlds, list_numbers, make_workers
 def fused_equals_alone(methods: Sequence[Method[Any]], inputs: Sequence[Sequence[Tensor]], steps: int = 2) -> None:
     """Exchanged together, tensors get the bits that they get alone. ``inputs``: one list of xs for each method."""
     W = len(inputs[0])
+    grid = find_grid(methods, W)
     alone = [[m.init(x) for x in xs] for m, xs in zip(methods, inputs, strict=True)]
     fused = [[m.init(x) for x in xs] for m, xs in zip(methods, inputs, strict=True)]
     for step in range(steps):
@@ -29,12 +30,13 @@ def fused_equals_alone(methods: Sequence[Method[Any]], inputs: Sequence[Sequence
             [
                 together(
                     [
-                        m.exchange(copy_tensor(xs[r]), s[r], make_peer(r, W, step))
+                        m.exchange(copy_tensor(xs[r]), s[r], make_peer(r, W, step, grid=grid))
                         for m, xs, s in zip(methods, inputs, fused, strict=True)
                     ]
                 )
                 for r in range(W)
-            ]
+            ],
+            grid,
         )
         fused = [[merged[r][i].state for r in range(W)] for i in range(len(methods))]
         for i, method in enumerate(methods):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import grace
 from grace.contract.method import Method
+from grace.contract.wrapping import layers
 from grace.verify.outcome import Outcome, Profile, no_promise
 from grace.verify.running import average, run, tolerance
 from grace.verify.subject import Subject
@@ -18,20 +19,22 @@ from grace.verify.trials import choose_worlds, list_numbers, make_sets
 
 def nothing_lost(method: Method[Any], steps: Sequence[Sequence[Tensor]]) -> None:
     """With error feedback, the sum of means plus the average memory is the sum of average gradients."""
-    assert isinstance(method, grace.ErrorFeedback), f"nothing_lost: {method} has no error feedback"
-    assert method.beta == 1, "nothing_lost: a memory that decays loses on purpose"
+    memory = next((layer for layer in layers(method) if isinstance(layer, grace.ErrorFeedback)), None)
+    assert memory is not None, f"nothing_lost: {method} has no error feedback"
+    assert memory.beta == 1, "nothing_lost: a memory that decays loses on purpose"
     states = [method.init(x) for x in steps[0]]
     applied = torch.zeros_like(steps[0][0], dtype=torch.float64)
     truth = torch.zeros_like(applied)
     seen: list[Tensor] = []
+    owed: list[Tensor] = []
     for step, xs in enumerate(steps):
         outs = run(method, xs, states, step=step)
         states = [out.state for out in outs]
         assert all(out.finite for out in outs), "nothing lost: finite gradients read as non-finite"
         applied += outs[0].mean.double()
-        truth += average(xs) * method.gamma
-        seen += [*[x.float() for x in xs], *[state[0].float() for state in states]]  # narrow gradients lose no more
-    owed = [owed for state in states if (owed := method.owed(state)) is not None]
+        truth += average(xs) * memory.gamma
+        owed = [debt for state in states if (debt := method.owed(state)) is not None]
+        seen += [*[x.float() for x in xs], *[debt.float() for debt in owed]]  # narrow gradients lose no more
     assert len(owed) == len(states), "nothing lost: a memory that owes nothing"
     error = float((applied + average(owed) - truth).abs().max()) if truth.numel() else 0.0
     legal = tolerance(seen, 4.0 * len(steps) + 4 * len(steps[0]))
