@@ -1,0 +1,185 @@
+"""A GPT under ``fully_shard``, with and without Grace: ``python -m benchmarks.sharded``.
+
+With ``--link 1gbit`` the time of a step, over links that are made for it, beside FSDP2 alone and FSDP2 that reduces in bf16:
+all take turns in one run, on one model. With ``--steps`` the quality after so many steps, beside FSDP2 alone. Run it on a
+machine with nothing else to do. The table is Markdown; ``--json`` prints the numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import grace
+from grace_bench.network.links import link
+from grace_bench.network.namespaces import INTERFACE, PORT, Network, address, environment
+from grace_bench.tasks import Task, find_task
+
+PLAIN, BF16 = "FSDP2 alone", "FSDP2, reduced in bf16"  # without Grace
+METHODS = ("none", "bf16", "fp8", "qsgd:bits=4", "natural", "efsignsgd", "topk:ratio=0.01", "randomk:ratio=0.01")
+WARM, STEPS, ROUNDS = 3, 4, 4  # steps before the clock, steps of a turn, turns
+WORLD = 4
+
+
+class Contender:
+    """A model that trains in one of the ways."""
+
+    def __init__(self, task: Task, way: str, machines: int):
+        self.task, self.way = task, way
+        torch.manual_seed(0)
+        self.model = task.model()
+        shape, names = (
+            ((machines, WORLD // machines), ("machines", "machine")) if machines > 1 else ((WORLD,), ("machine",))
+        )
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+        policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if way == BF16 else None)
+        for block in find_blocks(self.model):
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard(self.model, mesh=mesh, mp_policy=policy)
+        self.handle = None if way in (PLAIN, BF16) else grace.attach(self.model, way)
+        self.optimizer = task.optimizer(self.model)
+        self.batches = task.batches(dist.get_rank(), WORLD, 0)
+        self.seconds: list[float] = []
+        self.done = 0
+
+    def train(self, steps: int, *, timed: bool) -> None:
+        """Some steps, each after a barrier where they are timed."""
+        for _ in range(steps):
+            batch = next(self.batches)
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.task.lr(self.done)
+            if timed:
+                dist.barrier()
+            start = time.perf_counter()
+            self.optimizer.zero_grad()
+            torch.autograd.backward(self.task.loss(self.model, batch))
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.task.clip or float("inf"))
+            self.optimizer.step()
+            if timed:
+                self.seconds.append(time.perf_counter() - start)
+            self.done += 1
+
+
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """The blocks of a transformer: the members of its longest list of modules."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
+    return list(max(lists, key=len)) if lists else []
+
+
+def work(options: argparse.Namespace) -> None:
+    """What each worker does."""
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    task = find_task(options.task)
+    task.workers, task.steps = WORLD, options.steps or 100
+    task.load(None)
+    task.batch = options.batch or task.batch
+    ways = options.methods.split(";") if options.methods else [PLAIN, BF16, *METHODS]
+    found: list[dict[str, Any]] = []
+    if options.steps:
+        for way in ways:
+            one = Contender(task, way, options.machines)
+            one.train(options.steps, timed=False)
+            found.append({"way": way, **task.evaluate(one.model)})
+            tell(found[-1])
+    else:
+        contenders = [Contender(task, way, options.machines) for way in ways]
+        for one in contenders:
+            one.train(WARM, timed=True)
+            one.seconds.clear()
+        for _ in range(ROUNDS):
+            for one in contenders:
+                one.train(STEPS, timed=True)
+        for one in contenders:
+            sent = None if one.handle is None else one.handle.stats.traffic.sent / one.handle.stats.steps
+            quartiles = [1000 * x for x in statistics.quantiles(one.seconds, n=4)]
+            found.append({"way": one.way, "step_ms": quartiles, "sent_bytes": sent})
+    if dist.get_rank() == 0:
+        Path(options.out).write_text(json.dumps(found))
+    dist.barrier()
+    os._exit(0)
+
+
+def tell(row: dict[str, Any]) -> None:
+    """Says on rank 0 how far it is."""
+    if dist.get_rank() == 0:
+        sys.stderr.write(f"{row}\n")
+
+
+def show(found: list[dict[str, Any]]) -> str:
+    """The table."""
+    if "step_ms" not in found[0]:
+        metric = [key for key in found[0] if key != "way"]
+        lines = [["method", *metric], ["---"] * (1 + len(metric))]
+        lines += [[row["way"], *(f"{row[key]:.4g}" for key in metric)] for row in found]
+    else:
+        plain, bf16 = found[0]["step_ms"][1], found[1]["step_ms"][1]
+        lines = [["", "step, ms (quartiles)", "x FSDP2", "x bf16", "gradient bytes sent"], ["---"] * 5]
+        for row in found:
+            low, median, high = row["step_ms"]
+            sent = "" if row["sent_bytes"] is None else f"{row['sent_bytes']:,.0f}"
+            lines.append(
+                [
+                    row["way"],
+                    f"{median:.0f} ({low:.0f} to {high:.0f})",
+                    f"{plain / median:.2f}",
+                    f"{bf16 / median:.2f}",
+                    sent,
+                ]
+            )
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> None:
+    """Starts the workers, and shows what they found."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sharded", description=__doc__)
+    parser.add_argument("--task", default="gpt_small")
+    parser.add_argument("--link", default="none", help="1gbit, for times")
+    parser.add_argument("--machines", type=int, default=1, help="2: HSDP on two machines, which share a link each")
+    parser.add_argument("--batch", type=int, help="samples of a worker and step, instead of the task's")
+    parser.add_argument("--steps", type=int, help="quality after so many steps, instead of times")
+    parser.add_argument("--methods", help="with semicolons between")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--out", default="sharded.json", help="what the workers write")
+    options = parser.parse_args()
+    if "RANK" in os.environ:
+        work(options)
+    shaped = link(options.link).shaped
+    machines = options.machines if options.machines > 1 else None
+    with Network(link(options.link), WORLD, machines) if shaped else contextlib.nullcontext() as network:
+        workers = []
+        for rank in range(WORLD):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD), "MASTER_PORT": str(PORT)}
+            where = {"MASTER_ADDR": "127.0.0.1"}
+            if network is not None:
+                where = {"MASTER_ADDR": address(0), "GLOO_SOCKET_IFNAME": INTERFACE}
+            command = [
+                *(network.enter(rank) if network is not None else []),
+                sys.executable,
+                "-m",
+                "benchmarks.sharded",
+            ]
+            workers.append(subprocess.Popen([*command, *sys.argv[1:]], env={**environment(), **place, **where}))
+        failed = [worker.wait() for worker in workers]
+    if any(failed):
+        raise SystemExit(f"workers ended with {failed}")
+    text = Path(options.out).read_text()
+    sys.stdout.write((text if options.json else show(json.loads(text))) + "\n")
+
+
+if __name__ == "__main__":
+    main()
