@@ -77,7 +77,7 @@ def _copy(exchange: Exchange, arrays: list[Any], numbers: Sequence[Any]) -> list
     def host(*values: Any) -> tuple[NDArray[Any], ...]:
         tensors = [to_torch(x) for x in values[: len(arrays)]]
         given = [np.asarray(x).item() for x in values[len(arrays) :]]
-        return tuple(to_numpy(x) for x in exchange(tensors, *given))
+        return tuple([to_numpy(x) for x in exchange(tensors, *given)])
 
     shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays)
     return list(io_callback(host, shapes, *arrays, *numbers, ordered=True))

@@ -260,7 +260,8 @@ def copy_state(state: Any) -> Any:
     """A state as tuples, tensors and numbers; tensors are copied."""
     if isinstance(state, Tensor):
         return state.clone()
-    return tuple(copy_state(part) for part in state) if isinstance(state, tuple) else state
+    # Of a list: a tuple that grows out of a generator fails when another thread lists all objects meanwhile.
+    return tuple([copy_state(part) for part in state]) if isinstance(state, tuple) else state
 
 
 def _checksum(who: Mapping[str, Any], states: Mapping[str, Any], owed: Mapping[str, Any]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import grace
 from grace.errors import ConfigurationError, StateError
 from grace.run.checkpoint import Checkpoint
 from grace.run.options import Options
+from grace.run.saved import copy_state
 from grace.run.session import Session
 from grace.run.simulator import Simulator
 from tests.laws.cases import CASES
@@ -188,3 +191,23 @@ def check_tree(state: Any, kinds: Any) -> None:
             check_tree(part, kind)
     else:
         assert kinds in ("debt", "chunk", "shared", "own")
+
+
+def test_states_are_copied_while_another_thread_lists_all_objects() -> None:
+    """As monitors and profilers do, which then hold a tuple that is not complete yet."""
+    ended = threading.Event()
+
+    def list_objects() -> None:
+        while not ended.is_set():
+            gc.get_objects(generation=0)
+
+    watcher = threading.Thread(target=list_objects)
+    watcher.start()
+    state = (*[torch.full((100_000,), float(part)) for part in range(30)],)
+    try:
+        for _ in range(40):
+            copied = copy_state(state)
+    finally:
+        ended.set()
+        watcher.join()
+    assert [float(part[0]) for part in copied] == list(range(30))
