@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -45,6 +46,11 @@ class Threads:
         self.texts: list[Any] = [None] * world
         self.barrier = threading.Barrier(world, timeout=30)
 
+    def meet(self) -> None:
+        """Waits for the others, unless one of them has gone on, and failed, before this one woke up."""
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self.barrier.wait()
+
     def member(self, rank: int) -> Any:
         hub = self
 
@@ -58,14 +64,14 @@ class Threads:
                 hub.ops[rank] = op
                 hub.barrier.wait()
                 answer = answers(list(hub.ops))[rank]
-                hub.barrier.wait()
+                hub.meet()  # so that nobody asks for more before all have their answers
                 return answer
 
             def tell(self, text: str, *, seconds: float) -> list[str]:
                 hub.texts[rank] = text
                 hub.barrier.wait(seconds)
                 texts = list(hub.texts)
-                hub.barrier.wait(seconds)
+                hub.meet()
                 return texts
 
             def close(self, error: BaseException | None = None) -> None:
