@@ -47,6 +47,8 @@ class RunConfig:
             what stays among them does not pass it. None: every worker has a link of its own.
         toolkit: what the model and its step are written in: "torch", "tensorflow" or "jax".
         cores: threads of each worker; None: its share of the machine's cores.
+        round: which of several equal runs this is, >= 0: all methods run once, then all again, so that a machine that changes
+            its pace does so for all of them.
     """
 
     task: str
@@ -66,6 +68,7 @@ class RunConfig:
     cores: int | None = None
     toolkit: str = TORCH
     machines: int | None = None
+    round: int = 0
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.epochs is not None:
@@ -79,6 +82,7 @@ class RunConfig:
             ("timeout", self.timeout, 0 < self.timeout < math.inf, "seconds > 0"),
             ("evaluations", self.evaluations, self.evaluations >= 1, "evaluations >= 1"),
             ("seed", self.seed, self.seed >= 0, "seed >= 0"),
+            ("round", self.round, self.round >= 0, "round >= 0"),
             ("batch", self.batch, self.batch is None or self.batch >= 1, "batch >= 1"),
             ("machines", self.machines, self.machines is None or self._divides, f"a divisor of {self.workers} workers"),
             ("threads", self.cores, self.cores is None or 1 <= self.cores <= 1024, "1 to 1024"),

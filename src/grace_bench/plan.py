@@ -1,4 +1,4 @@
-"""What a sweep is: tasks x methods x workers x links x seeds, and whether this machine can run it."""
+"""What a sweep is: tasks x methods x workers x links x seeds, in rounds, and whether this machine can run it."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class Plan:
     Attributes:
         tasks, methods, workers, links, seeds, toolkits: every combination is a run. baselines: run beside the methods,
             as far as a toolkit has them.
+        rounds: how many times each of them runs: all once, then all again, >= 1.
         common: what all runs share: the fields of :class:`grace_bench.config.RunConfig` that are not named above.
     """
 
@@ -35,10 +36,12 @@ class Plan:
     seeds: Sequence[int] = (0,)
     baselines: Sequence[str] = BASELINES
     toolkits: Sequence[str] = (TORCH,)
+    rounds: int = 1
     common: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def runs(self) -> list[RunConfig]:
-        """All runs: those that can share workers side by side, baselines first. The limit is measured once, not per seed.
+        """All runs: those that can share workers side by side, round after round, baselines first. The limit is measured once
+        in a round, not per seed.
 
         Raises:
             ConfigurationError: one of them cannot be.
@@ -47,13 +50,14 @@ class Plan:
         for workers in self.workers:
             for link in self.links:
                 common = self.common if link != "none" else {**self.common, "latency": 0.0, "machines": None}
-                for toolkit, task in itertools.product(self.toolkits, self.tasks):
+                for number, toolkit, task in itertools.product(range(self.rounds), self.toolkits, self.tasks):
                     torchs = set(BASELINES) - set(baselines_of(toolkit))
                     for name in (*(one for one in self.baselines if one not in torchs), *self.methods):
                         for seed in self.seeds[:1] if name == NO_COMMUNICATION else self.seeds:
                             config = RunConfig(
-                                task=task, method=name, workers=workers, link=link, seed=seed, toolkit=toolkit, **common
-                            )
+                                task=task, method=name, workers=workers, link=link, seed=seed, toolkit=toolkit, round=number,
+                                **common,
+                            )  # fmt: skip
                             found[config] = None
         return list(found)
 

@@ -51,6 +51,7 @@ def _identity(config: RunConfig, command: list[str]) -> dict[str, Any]:
         "recipe": config.method if kind == "baseline" else as_call(grace.method(config.method)),
         "workers": config.workers,
         "seed": config.seed,
+        "round": config.round,
         "granularity": config.granularity,
         "link": results.Link(link.name, link.bits_per_second, link.latency if link.shaped else None),
         "config": config.as_dict(),
@@ -141,6 +142,7 @@ def times_of(measured: Measurements, samples: int) -> results.Times:
         compute_ms=step.median if measured.silent else compute,
         samples_per_second=samples * steps / sum(measured.seconds),
         total_seconds=measured.total,
+        cpu_ms=1000 * measured.cpu,
     )
 
 
@@ -156,7 +158,19 @@ def find_target(task: Task, curve: Sequence[Point]) -> results.Target | None:
     return results.Target(task.target)
 
 
-_NAMED = {"task", "method", "toolkit", "workers", "seed", "granularity", "link", "latency", "timeout", "machines"}
+_NAMED = {
+    "task",
+    "method",
+    "toolkit",
+    "workers",
+    "seed",
+    "granularity",
+    "link",
+    "latency",
+    "timeout",
+    "machines",
+    "round",
+}
 
 
 def file_name(config: RunConfig) -> str:
@@ -170,6 +184,8 @@ def file_name(config: RunConfig) -> str:
         parts.append(str(config.network))
     if config.granularity != "parameter":
         parts.append(config.granularity)
+    if config.round:
+        parts.append(f"round{config.round + 1}")
     fields = [field for field in dataclasses.fields(config) if field.name not in _NAMED]
     other = {field.name: value for field in fields if (value := getattr(config, field.name)) != field.default}
     if short(config.method) != config.method:

@@ -108,7 +108,9 @@ class Quartiles(Struct, frozen=True):
 
 
 class Times(Struct, frozen=True):
-    """The steady state in milliseconds a step, all workers' samples per second, and the seconds of all steps."""
+    """The steady state in milliseconds a step, all workers' samples per second, and the seconds of all steps. ``cpu_ms``: what
+    the processor worked for a worker in a step, all its threads together; it does not count waiting.
+    """
 
     step_ms: Quartiles
     codec_ms: float | None = None
@@ -117,6 +119,7 @@ class Times(Struct, frozen=True):
     compute_ms: float | None = None
     samples_per_second: float | None = None
     total_seconds: float | None = None
+    cpu_ms: float | None = None
 
 
 class Memory(Struct, frozen=True):
@@ -173,7 +176,7 @@ class Point(Struct, frozen=True):
 
 class _Run(Struct, frozen=True, kw_only=True, tag_field="status"):
     """What a document says about a run before it has run. ``config``: see :class:`grace_bench.config.RunConfig`;
-    ``toolkit``: torch, tensorflow or jax.
+    ``toolkit``: torch, tensorflow or jax; ``round``: which of several equal runs it is.
     """
 
     task: str
@@ -183,6 +186,7 @@ class _Run(Struct, frozen=True, kw_only=True, tag_field="status"):
     kind: Literal["method", "baseline"]
     workers: Annotated[int, Meta(ge=1)]
     seed: Count
+    round: Count = 0
     granularity: Literal["parameter", "bucket", "model"] = "parameter"
     link: Link = Link()
     transport: str = "gloo"

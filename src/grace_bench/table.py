@@ -89,6 +89,7 @@ def curves_csv(documents: Sequence[Document]) -> str:
                 "workers": one.workers,
                 "link": one.link.name,
                 "seed": one.seed,
+                "round": one.round,
             }
             for point in one.curve:
                 plain = {**run, "granularity": one.granularity, **msgspec.structs.asdict(point)}

@@ -83,6 +83,12 @@ def _options(
     seeds: Annotated[
         str, typer.Option("--seeds", "--seed", help="Seeds of the model, the data's order and the method: 0,1,2.")
     ] = "0",
+    rounds: Annotated[
+        int,
+        typer.Option(
+            "--rounds", min=1, help="Run all methods once, then all again, so often; ratios are within a round."
+        ),
+    ] = 1,
     toolkits: Annotated[
         str, typer.Option("--toolkits", "--toolkit", help="torch, tensorflow, jax; with commas between.")
     ] = TORCH,
@@ -217,9 +223,8 @@ def _plan(methods: Sequence[str], options: dict[str, Any], baselines: Sequence[s
         raise ConfigurationError("--machines: machines share a link each; add --link 1gbit, or leave --machines out")
     common = {name: options[name] for name in _COMMON}
     common |= {"latency": seconds_of(options["latency"]), "cores": options["threads"]}
-    return Plan(
-        tasks, methods, counts, links, parse_numbers(options["seeds"], "--seeds"), baselines, toolkits, common
-    )  # fmt: skip
+    seeds = parse_numbers(options["seeds"], "--seeds")
+    return Plan(tasks, methods, counts, links, seeds, baselines, toolkits, options["rounds"], common)
 
 
 def _find_place(options: dict[str, Any]) -> Place | None:

@@ -13,7 +13,7 @@ from typing import Any
 import grace
 from grace_bench.baselines import NO_COMMUNICATION
 from grace_bench.report import charts, marks
-from grace_bench.report.groups import MEASURES, Group, group_runs, place, result_of
+from grace_bench.report.groups import OVER_LIMIT, Group, group_runs, place, result_of
 from grace_bench.report.read import Found
 from grace_bench.report.theme import LIMIT, TONES, Sign, config, sign
 from grace_bench.results import Failure, Result
@@ -282,7 +282,7 @@ def _row(group: Group) -> dict[str, Any]:
         "baseline": is_baseline(first),
         "workers": first.workers,
         "transport": first.transport,
-        "seeds": len(group.runs),
+        "seeds": group.seeds,
         "steps": first.steps,
         "batch": first.batch_per_worker,
         "toolkit": first.toolkit,
@@ -302,12 +302,15 @@ def _row(group: Group) -> dict[str, Any]:
     }
     if line := _line(group):
         out |= {"fp32": group.fp32, "line": line}
-    if not several:
+    if group.rounds > 1:
+        out["rounds"] = group.rounds
+    if group.seeds == 1:
         out["seed"] = first.seed
-    else:
+    if several:
         out["curve"] |= {end: [_short(getattr(value, end)) for value in curve.quality] for end in ("low", "high")}
-    for name in MEASURES:
-        value = group.measures[name]
+    for name, value in group.measures.items():
+        if name in ("cpu_ms", OVER_LIMIT) and group.rounds == 1:
+            continue  # of one round they say no more than the step does
         out[name] = _short(value.median)
         if name == "final" or {value.low, value.high} != {
             value.median

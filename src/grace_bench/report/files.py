@@ -88,7 +88,7 @@ def draw_comparison(results: Sequence[Result], out: Path) -> list[Path]:
     worst = -math.inf if task["higher"] else math.inf
     rows.sort(key=lambda row: worst if row["final"] is None else row["final"], reverse=task["higher"])
     first = report.groups[0].first
-    most = max(len(group.runs) for group in report.groups)
+    most = max(group.seeds for group in report.groups)
     chance = f"seed {first.seed}, one run each: differences of a point or so are chance"
     seeds = chance if most == 1 else f"medians over {most} seeds"
     notes = [
@@ -160,9 +160,11 @@ def _panels(name: str, plots: Sequence[Spec], rows: Sequence[Row]) -> list[Panel
 def _notes(name: str, rows: Sequence[Row], task: Mapping[str, Any]) -> list[str]:
     """What the reader must know."""
     workers, seeds = {row["workers"] for row in rows}, {row["seeds"] for row in rows}
-    numbers = {row["seed"] for row in rows if "seed" in row}
+    numbers, rounds = {row["seed"] for row in rows if "seed" in row}, {row.get("rounds", 1) for row in rows}
     runs = f"medians and ranges over {' or '.join(map(str, sorted(seeds)))} seeds"
-    if seeds == {1}:
+    if rounds != {1}:
+        runs += f" in {' or '.join(map(str, sorted(rounds)))} rounds"
+    elif seeds == {1}:
         runs = f"one run each, {'seed' if len(numbers) == 1 else 'seeds'} {', '.join(map(str, sorted(numbers)))}"
     notes = [
         ", ".join([f"{count} workers" for count in workers if len(workers) == 1] + [runs]),

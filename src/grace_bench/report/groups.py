@@ -1,4 +1,4 @@
-"""From runs to what is drawn: repeats over seeds become one group with a median and a range, and fronts are marked."""
+"""From runs to what is drawn: repeats over seeds and rounds become one group with a median and a range; fronts are marked."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ MEASURES = {  # of a group, and the columns of the table of runs that they come 
     "compute_ms": "compute_ms", "codec_ms": "codec_ms", "exchange_ms": "exchange_ms", "exposed_ms": "exposed_ms",
     "sent": "sent_bytes_per_step", "relative": "relative_to_fp32", "nic_sent": "nic_sent_bytes_per_step",
     "peak_bytes": "peak_rss_bytes", "total_seconds": "total_seconds", "target_seconds": "target_seconds",
-    "predicted_ms": "predicted_step_ms", "prediction_error": "prediction_error",
+    "predicted_ms": "predicted_step_ms", "prediction_error": "prediction_error", "cpu_ms": "cpu_ms",
 }  # fmt: skip
+OVER_LIMIT = "over_limit"  # a step, in those of the same round without communication
 _FP32 = "ddp-fp32", "none"  # what others are compared with: the first one that ran
 _STRICT = ("final", "best", "target_seconds")  # where None is worse than any number
-# What makes two runs different experiments rather than one with two seeds. The order is that of telling them apart.
+# What makes two runs different experiments rather than repeats of one. The order is that of telling them apart.
 _PLACE = ("task", "toolkit", "workers", "link", "link_bits_per_second", "link_latency_seconds", "transport")
 _SETTINGS = {
     "granularity": "{}", "steps": "{} steps", "batch_per_worker": "batch {}", "optimizer_peak_lr": "lr {:g}", "data": "{}",
@@ -33,7 +34,7 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A median over seeds and the range around it; None where too many seeds have no value."""
+    """A median over seeds and rounds, and the range around it; None where too many have no value."""
 
     median: float | None
     low: float | None
@@ -64,7 +65,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One experiment: runs that differ in nothing but their seed. ``label`` tells it from others at its place.
+    """One experiment: runs that differ in nothing but their seed or round. ``label`` tells it from others at its place.
 
     ``fp32``: whether it is what others at its place are held against.
     """
@@ -84,8 +85,18 @@ class Group:
         return result_of(self.runs[0])
 
     def median(self, measure: str) -> float | None:
-        """Over the seeds."""
+        """Over the runs."""
         return self.measures[measure].median
+
+    @property
+    def seeds(self) -> int:
+        """How many seeds there are: what another round of the same seed says of quality is nothing new."""
+        return len({run.document.seed for run in self.runs})
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds there are."""
+        return len({run.document.round for run in self.runs})
 
     @property
     def measured(self) -> bool:
@@ -195,16 +206,21 @@ def curve_of(runs: Sequence[Run], limit: int = POINTS) -> Curve:
 def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[tuple[str, str]]]:
     """Groups of the runs that succeeded, and the files left out: of two runs that differ in nothing, the older."""
     there = [run for run in runs if isinstance(run.document, Result)]
-    latest = {(*_key(run), run.document.seed): run for run in sorted(there, key=lambda run: run.document.created)}
+    latest = {(*_key(run), *_repeat(run)): run for run in sorted(there, key=lambda run: run.document.created)}
     kept = {run.file for run in latest.values()}
     newer = "a newer run of the same configuration and seed is there"
     older = [(run.file, newer) for run in there if run.file not in kept]
     experiments: dict[tuple[object, ...], list[Run]] = {}
     for run in latest.values():
         experiments.setdefault(_key(run), []).append(run)
+    limits = {
+        (place(run), run.document.round): result_of(run).time.step_ms.median
+        for run in latest.values()
+        if run.document.method == NO_COMMUNICATION
+    }
     labels = _label([repeats[0] for repeats in experiments.values()])
     groups = [
-        _group(sorted(repeats, key=lambda run: run.document.seed), label)
+        _group(sorted(repeats, key=_repeat), label, limits)
         for repeats, label in zip(experiments.values(), labels, strict=True)
     ]
     return _mark(groups), older
@@ -212,6 +228,10 @@ def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[tuple[str, str]]]
 
 def _key(run: Run) -> tuple[object, ...]:
     return tuple(run.row[name] for name in (*_PLACE, "method", "kind", *_SETTINGS))
+
+
+def _repeat(run: Run) -> tuple[int, int]:
+    return run.document.seed, run.document.round
 
 
 def place(run: Run) -> tuple[object, ...]:
@@ -233,7 +253,8 @@ def _label(runs: Sequence[Run]) -> list[str]:
     return labels
 
 
-def _group(runs: list[Run], label: str) -> Group:
+def _group(runs: list[Run], label: str, limits: Mapping[tuple[tuple[object, ...], int], float]) -> Group:
+    """``limits``: the step without communication of each place and round."""
     higher = result_of(runs[0]).better == "higher"
     measures = {}
     for name, column in MEASURES.items():
@@ -241,7 +262,11 @@ def _group(runs: list[Run], label: str) -> Group:
         measures[name] = spread((run.row[column] for run in runs), higher=up, strict=name in _STRICT)
     if len(runs) == 1:  # whose steps have quartiles, the only range that it has
         measures |= _of_steps(result_of(runs[0]).time)
-    reached = sum(run.row["target_seconds"] is not None for run in runs)
+    measures[OVER_LIMIT] = spread(
+        result_of(run).time.step_ms.median / limit if (limit := limits.get((place(run), run.document.round))) else None
+        for run in runs
+    )
+    reached = len({run.document.seed for run in runs if run.row["target_seconds"] is not None})
     return Group(tuple(runs), label, measures, reached, curve_of(runs))
 
 
@@ -273,7 +298,7 @@ def _mark(groups: list[Group]) -> list[Group]:
                 i
                 for i in members
                 if not groups[i].reference
-                and len(groups[i].runs) > 1
+                and groups[i].seeds > 1
                 and None not in (groups[i].median("final"), groups[i].median(measure))
             ]
             points = [(_cost(groups[i].measures[measure], measure), groups[i].measures["final"]) for i in ends]

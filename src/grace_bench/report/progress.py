@@ -97,9 +97,8 @@ class SweepReporter(Bar):
 def name_run(config: RunConfig) -> str:
     """Which run it is, in a line."""
     where = "" if config.toolkit == TORCH else f" on {config.toolkit}"
-    return (
-        f"{config.task} {short(config.method)}{where}, {config.workers} workers, {config.network}, seed {config.seed}"
-    )
+    run = f"{config.task} {short(config.method)}{where}, {config.workers} workers, {config.network}, seed {config.seed}"
+    return run + (f", round {config.round + 1}" if config.round else "")
 
 
 def _tell(run: Ended) -> str:

@@ -9,11 +9,11 @@ from grace_bench.report.read import Run
 from grace_bench.results import Document, Failure
 
 MARK = "*"  # after a number that is clearly the best
-_QUALITIES = ("final", "best")  # from a single run these have no range, and say nothing about another seed
+_QUALITIES = ("final", "best")  # from a single seed these have no range, and say nothing about another
 
 
 def experiments(documents: Sequence[Document]) -> tuple[list[Group], list[Failure]]:
-    """The runs that succeeded, with their seeds in one group each, in the order of the documents; and those that failed."""
+    """The runs that succeeded, repeats in one group each, in the order of the documents; and those that failed."""
     runs = [Run(str(at), one) for at, one in enumerate(documents)]
     order = {run.file: at for at, run in enumerate(runs)}
     groups, _ = group_runs(runs)
@@ -50,6 +50,6 @@ def crowns(groups: Iterable[Group], measure: str) -> set[int]:
         higher = measure in _QUALITIES and rivals[0].first.better == "higher"
         first = leaders([one.measures[measure] for one in rivals], higher=higher)
         alone = len(first) == 1 and len(rivals) > 1
-        if alone and not (measure in _QUALITIES and any(len(one.runs) == 1 for one in rivals)):
+        if alone and not (measure in _QUALITIES and any(one.seeds == 1 for one in rivals)):
             found.add(id(rivals[first[0]]))
     return found

@@ -8,9 +8,10 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from grace_bench.baselines import NO_COMMUNICATION
 from grace_bench.network.break_even import speed_text
+from grace_bench.report.groups import OVER_LIMIT, Spread
 from grace_bench.report.groups import Group as Experiment
-from grace_bench.report.groups import Spread
 from grace_bench.report.predictions import DENSE, Predictions
 from grace_bench.report.ranking import MARK, crowns, experiments
 from grace_bench.results import Document
@@ -23,7 +24,7 @@ from grace_command.text import share as share
 
 
 def range_text(one: Spread, digits: int, *, missing: str = "-") -> str:
-    """A median with the range over seeds: ``0.95 (0.94-0.96)``; ``missing`` where there is none."""
+    """A median with the range over seeds and rounds: ``0.95 (0.94-0.96)``; ``missing`` where there is none."""
     low, median, high = (missing if x is None else f"{x:.{digits}f}" for x in (one.low, one.median, one.high))
     return median if low == high else f"{median} ({low}-{high})"
 
@@ -50,7 +51,12 @@ def _unmeasured(groups: Sequence[Experiment]) -> str:
 def _legend(groups: Sequence[Experiment], crowned: bool) -> str:
     """How to read medians, ranges and marks; ``crowned``: whether there are any."""
     many = any(len(group.runs) > 1 for group in groups)
-    over = "medians, and the range over the seeds" if many else "step ms: the median and the quartiles of a run's steps"
+    repeats = "rounds" if any(group.rounds > 1 for group in groups) else "seeds"
+    over = (
+        f"medians, and the range over the {repeats}"
+        if many
+        else "step ms: the median and the quartiles of a run's steps"
+    )
     mark = f"{MARK}: clearly the best, no other's range touches its own" if crowned else "nobody is clearly the best"
     hint = "" if many else "; a quality is marked where there are several seeds (--seeds 0,1,2)"
     return f"{over}; {mark}{hint}."
@@ -101,13 +107,15 @@ def _comparison(groups: Sequence[Experiment]) -> RenderableType:
 
 
 def sweep(documents: Sequence[Document]) -> RenderableType:
-    """One line for each experiment, its seeds together: what it was, its quality, its times, and what the link model had
-    predicted.
+    """One line for each experiment, its seeds and rounds together: what it was, its quality, its times, and what the link
+    model had predicted; of several rounds, how many times the step without communication of the same round its step took.
     """
     groups, failed = experiments(documents)
     unmeasured = _unmeasured(groups)
-    headings = ("task", "workers", "link", "method", "seeds", *([] if unmeasured else ["quality"]), "sent / step", "vs fp32",
-                "compute ms", "codec ms", "exposed ms", "step ms", "predicted", "error")  # fmt: skip
+    rounds = any(group.rounds > 1 for group in groups)
+    headings = ("task", "workers", "link", "method", "runs" if rounds else "seeds", *([] if unmeasured else ["quality"]),
+                "sent / step", "vs fp32", *(["processor ms"] if rounds else ["compute ms", "codec ms", "exposed ms"]),
+                "step ms", *(["of the limit"] if rounds else ["predicted", "error"]))  # fmt: skip
     table = plain_table(headings=headings, left=4)
     best, fastest = crowns(groups, "final"), crowns(groups, "step_ms")
     for group in groups:
@@ -115,15 +123,30 @@ def sweep(documents: Sequence[Document]) -> RenderableType:
         table.add_row(
             *_place(group.first), Text(group.label, style="dim" if group.first.kind == "baseline" else ""),
             str(len(group.runs)), *([] if unmeasured else [_crown(_quality(group), id(group) in best)]),
-            amount(group.median("sent")), share(group.median("relative")), number(group.median("compute_ms")),
-            number(group.median("codec_ms")), number(group.median("exposed_ms")),
-            _crown(range_text(measures["step_ms"], 1), id(group) in fastest), number(group.median("predicted_ms")),
-            "-" if error is None else f"{100 * error:+.0f} %",
+            amount(group.median("sent")), share(group.median("relative")),
+            *([range_text(measures["cpu_ms"], 1)] if rounds else
+              [number(group.median(name)) for name in ("compute_ms", "codec_ms", "exposed_ms")]),
+            _crown(range_text(measures["step_ms"], 1), id(group) in fastest),
+            *([range_text(measures[OVER_LIMIT], 2)] if rounds else
+              [number(group.median("predicted_ms")), "-" if error is None else f"{100 * error:+.0f} %"]),
         )  # fmt: skip
     for one in failed:
         table.add_row(*_place(one), Text(one.method, style="red"), "", Text(f"failed (seed {one.seed})", style="red"))
     return (
-        Group(*_first(unmeasured), table, Text(_legend(groups, bool(best | fastest)), style="dim")) if groups else table
+        Group(
+            *_first(unmeasured), table, Text(_legend(groups, bool(best | fastest)) + _of_the_limit(rounds), style="dim")
+        )
+        if groups
+        else table
+    )
+
+
+def _of_the_limit(rounds: bool) -> str:
+    if not rounds:
+        return ""
+    return (
+        f" Of the limit: against {NO_COMMUNICATION} of the same round, so that a machine that changes pace decides nothing. "
+        "Processor ms: of one worker in a step, all its threads together, waiting not counted."
     )
 
 

@@ -20,6 +20,14 @@ def test_a_plan_is_every_combination_and_its_limit_once_for_all_seeds():
     assert [run.method for run in runs[:1]] == [BASELINES[0]]
 
 
+def test_rounds_run_everything_once_and_then_again():
+    runs = dataclasses.replace(PLAN, workers=(2,), links=("none",), rounds=3).runs()
+    once = [dataclasses.replace(run, round=0) for run in runs[: len(runs) // 3]]
+    assert runs == [dataclasses.replace(run, round=number) for number in range(3) for run in once]
+    assert len({file_name(run) for run in runs}) == len(runs)
+    assert file_name(once[0]) == file_name(PLAN.runs()[0])
+
+
 def test_a_latency_is_of_the_links_that_are_made():
     plan = Plan(["digits"], ["none"], (2,), ("none", "1gbit"), baselines=(), common={"latency": 1e-3})
     assert [run.network.latency for run in plan.runs()] == [0, 1e-3]

@@ -139,6 +139,16 @@ def test_tables_tell_quality_times_and_predictions(tmp_path):
     assert "-5.0 %" in render(tables.links([row]))
 
 
+def test_rounds_have_a_table_of_ratios_and_processor_time(tmp_path):
+    methods = ["no-communication", "topk"]
+    configs = Plan(["digits"], methods, (2,), baselines=(), rounds=2, common={"steps": 5}).runs()
+    documents = [one.document for one in run(configs, tmp_path, Fake())]
+    text = render(tables.sweep(documents))
+    for said in ("of the limit", "processor ms", "runs", "over the rounds", "1.00"):
+        assert said in text
+    assert len([*(tmp_path / "runs").iterdir()]) == len(configs)
+
+
 def test_time_left(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("grace_bench.report.progress.time.monotonic", lambda: now[0])

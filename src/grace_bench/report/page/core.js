@@ -94,7 +94,12 @@ function best(groups, key, higher) {
   return there.length ? [there[0], ...there.slice(1).filter((group) => !isAhead(there[0], group, key, higher))] : [];
 }
 
+const isRepeated = (group) => group.seeds > 1 || group.rounds > 1;
 const seedsOf = (groups) => unique(groups.map((group) => group.seeds)).sort((a, b) => a - b).join(" or ");
+const repeatsOf = (groups) => {
+  const rounds = unique(groups.map((group) => group.rounds ?? 1)).sort((a, b) => a - b).join(" or ");
+  return rounds === "1" ? `${seedsOf(groups)} seeds` : `${rounds} rounds${seedsOf(groups) === "1" ? "" : ` of ${seedsOf(groups)} seeds`}`;
+};
 const fp32Of = (groups) => groups.find((group) => group.fp32) ?? null;
 
 // ---- signs ----

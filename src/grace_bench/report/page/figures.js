@@ -73,7 +73,7 @@ function codecControls(redraw) {
 
 const hint = (text) => (canHover && !state.printing ? text : "");
 const moving = () => hint(" Drag to move, Ctrl and the wheel to zoom, double-click to return.");
-const over = (rows) => (rows.some((row) => row.seeds > 1) ? `the range over ${seedsOf(rows)} seeds` : "the quartiles of a run\u2019s steps (one run each)");
+const over = (rows) => (rows.some(isRepeated) ? `the range over ${repeatsOf(rows)}` : "the quartiles of a run\u2019s steps (one run each)");
 const lines = (rows) => {
   const names = unique(rows.filter((row) => row.line).sort((a, b) => a.step_ms - b.step_ms).map((row) => row.line));
   return names.length ? ` Lines: ${names.join(", ")}.` : "";
@@ -103,7 +103,7 @@ function foretold(rows) {
 
 // What the drawn rows say; nothing here is asserted that they could deny
 const FIGURES = {
-  "quality-epoch-time": (rows) => `The same runs twice: against epochs, and against seconds.${rows.some((row) => row.seeds > 1) ? ` Bands are ${over(rows)}.` : " One run each."} Marks are the last evaluation${hint("; double-click shows only where methods end")}.`,
+  "quality-epoch-time": (rows) => `The same runs twice: against epochs, and against seconds.${rows.some(isRepeated) ? ` Bands are ${over(rows)}.` : " One run each."} Marks are the last evaluation${hint("; double-click shows only where methods end")}.`,
   "quality-throughput": (rows) => `To the right is faster.${front(rows, "throughput", "faster")} Bars are ${over(rows)}.${moving()}`,
   "quality-bytes": (rows) => `Bytes that the collectives moved, not the size of the payload. To the left is less.${front(rows, "sent", "smaller")}${moving()}`,
   "codec-latency": () => `Time to compress and to decompress one tensor of ${codec.size.toLocaleString("en")} elements with ${codec.threads} thread${codec.threads > 1 ? "s" : ""}. Boxes span the quartiles.`,

@@ -22,6 +22,7 @@ function columns(groups) {
     target !== null && { key: "target", title: `time to\n${quality(target)}`, value: (group) => group.target_seconds, cell: timeToTarget },
     measured("throughput", "samples/s", number, { down: true, cell: (group) => withFront(group, "throughput", number) }),
     measured("step_ms", "step\nms", number),
+    measured("over_limit", "of the\nlimit", (value) => `${number(value)}\u00d7`),
     measured("sent", "sent\nper step", bytes, { cell: (group) => withFront(group, "sent", bytes) }),
     measured("relative", "of fp32", percent),
     measured("codec_ms", "codec\nms", number),
@@ -30,6 +31,7 @@ function columns(groups) {
     measured("prediction_error", "prediction\nerror", signed),
     hasQuality && good("best", `${task().metric}\nbest ever`, { detail: true }),
     measured("compute_ms", "compute\nms", number, { detail: true }),
+    measured("cpu_ms", "processor\nms", number, { detail: true }),
     measured("exchange_ms", "exchange\nms", number, { detail: true }),
     measured("nic_sent", "interface\nper step", bytes, { detail: true }),
     measured("peak_bytes", "peak\nmemory", bytes, { detail: true }),
@@ -89,8 +91,8 @@ function sortBy(column) {
 }
 
 // ---- as many columns as fit, the most important first; a button shows all ----
-const KEEP = ["method", "quality", "throughput", "step_ms", "relative", "seeds", "target", "link", "workers", "toolkit", "sent", "exposed_ms", "codec_ms", "best",
-  "prediction_error", "predicted_ms", "compute_ms", "nic_sent", "exchange_ms", "peak_bytes", "family"];
+const KEEP = ["method", "quality", "throughput", "step_ms", "over_limit", "relative", "seeds", "target", "link", "workers", "toolkit", "sent", "exposed_ms", "codec_ms", "best",
+  "prediction_error", "predicted_ms", "compute_ms", "nic_sent", "cpu_ms", "exchange_ms", "peak_bytes", "family"];
 
 function fitTable() {
   const table = document.getElementById("table");

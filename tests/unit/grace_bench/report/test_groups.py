@@ -1,11 +1,14 @@
 import itertools
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from grace_bench.report import read
-from grace_bench.report.groups import Spread, curve_of, group_runs, pareto, spread, thin
+from grace_bench.report.groups import OVER_LIMIT, Spread, curve_of, group_runs, pareto, spread, thin
+from grace_bench.report.ranking import crowns
 from tests.unit.grace_bench.report.samples import run, run_of
 
 
@@ -118,6 +121,34 @@ def test_seeds_make_one_group_and_everything_else_makes_another():
               and group.first.task == "digits" and group.first.transport == "gloo"}  # fmt: skip
     said = ("parameter, 400 steps", "model, 400 steps", "parameter, 10 steps")
     assert labels == {f"topk:ratio=0.01 ({one})" for one in said}
+
+
+def in_round(number, method, step, *, limit=None):
+    """A run of a round whose step takes ``step`` ms."""
+    made = run_of(run(method, link="1gbit"), f"{method}{number}")
+    time = replace(made.document.time, step_ms=replace(made.document.time.step_ms, median=step))
+    return read.Run(made.file, replace(made.document, round=number, time=time))
+
+
+def test_a_step_is_held_against_the_limit_of_its_own_round():
+    # the machine is three times as slow in the third round: what a method costs stays the same
+    steps = {"no-communication": (100.0, 110.0, 300.0), "topk:ratio=0.01": (120.0, 121.0, 390.0)}
+    found = [in_round(number, method, step) for method, of in steps.items() for number, step in enumerate(of)]
+    groups, older = group_runs(found)
+    assert older == []
+    group = only(groups)
+    assert (group.seeds, group.rounds, len(group.runs)) == (1, 3, 3)
+    assert group.measures[OVER_LIMIT] == Spread(1.2, pytest.approx(1.1), 1.3)
+    assert only(groups, "no-communication").measures[OVER_LIMIT] == Spread(1, 1, 1)
+    alone, _ = group_runs(found[3:])
+    assert only(alone).measures[OVER_LIMIT] == Spread(None, None, None)
+
+
+def test_rounds_of_one_seed_say_nothing_about_another():
+    found = [in_round(number, method, 100) for method in ("topk:ratio=0.01", "bf16") for number in range(3)]
+    groups, _ = group_runs(found)
+    assert crowns(groups, "final") == set()
+    assert not any(group.front_throughput or group.front_sent for group in groups)
 
 
 def test_medians_over_seeds_are_those_of_the_runs():
