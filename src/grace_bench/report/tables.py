@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from grace_bench.network.break_even import speed_text
+from grace.predict.break_even import speed_text
 from grace_bench.report.groups import Group as Experiment
 from grace_bench.report.groups import Spread
 from grace_bench.report.predictions import DENSE, Predictions
