@@ -135,7 +135,8 @@ class Probe:
         most_seconds: that one collective of a size should take; larger sizes are then left out.
         repeats: how often a buffer of so many bytes is measured, once more not counted.
 
-    ``timings`` is what has been found so far; ``slowest`` which rank was the slowest in the last one.
+    ``timings`` is what has been found so far, ``last`` the nanoseconds of the last size on each rank, and ``spent`` those of
+    all measurements on the slowest.
     """
 
     def __init__(
@@ -150,7 +151,8 @@ class Probe:
         self.transport, self.most_seconds, self.repeats = transport, most_seconds, repeats
         axes = {axis: size for axis, (_, size) in find_axes(transport).items()}
         self.timings = Timings(link, transport.world, cores, axes=axes)
-        self.slowest = 0
+        self.last: list[int] = []
+        self.spent = self._mine = 0
         self._signal = torch.ones(1)
 
     def learn_copying(self) -> None:
@@ -210,15 +212,17 @@ class Probe:
         width = 2 if narrow else 4
         buf = torch.zeros(max(count, size // width), dtype=torch.bfloat16 if narrow else torch.float32)
         mine: list[int] = []
+        begin = time.perf_counter_ns()
         for repeat in range(1 + repeats):
             self.meet()
             start, cpu = time.perf_counter_ns(), time.process_time_ns()
             self.transport.run(_MAKERS[name](buf, count, axis))
             if repeat:
                 mine += [time.perf_counter_ns() - start, time.process_time_ns() - cpu]
-        rows = self.tell(mine)
+        self._mine += time.perf_counter_ns() - begin
+        rows = self.tell([*mine, self._mine])
+        self.spent = max(row[-1] for row in rows)
         walls = [[row[2 * k] for row in rows] for k in range(repeats)]
         cpus = [sum(row[2 * k + 1] for row in rows) / len(rows) for k in range(repeats)]
-        last = [sum(row[::2]) for row in rows]
-        self.slowest = last.index(max(last))
+        self.last = [int(middle(row[: 2 * repeats : 2])) for row in rows]
         return middle([max(wall) for wall in walls]) / 1e9, middle(cpus) / 1e9

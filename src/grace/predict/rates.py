@@ -129,8 +129,10 @@ class Rater:
         self.samples, self.warm = samples, warm
         self._sources: dict[int, Tensor] = {}
 
-    def run(self, method: Method[Any] | str, world: int, numbers: int) -> Sample:
-        """One worker's exchange of so many numbers, among ``world``, with whatever memory the method has."""
+    def run(self, method: Method[Any] | str, world: int, numbers: int, patience: float = math.inf) -> Sample:
+        """One worker's exchange of so many numbers, among ``world``, with whatever memory the method has; the first alone if
+        it takes more seconds than ``patience``.
+        """
         policy = Policy([("*", method)])
         sizes = dict(policy.axes(world))
         axes = Grid(sizes).place(0) if sizes else {}
@@ -150,8 +152,12 @@ class Rater:
                 watch.marks.append(time.thread_time_ns())
                 worker.workspace.reset()
                 worker.advance()
+                parts = [end - start for start, end in zip(watch.marks[::2], watch.marks[1::2], strict=True)]
                 if sample >= self.warm:
-                    found.append([end - start for start, end in zip(watch.marks[::2], watch.marks[1::2], strict=True)])
+                    found.append(parts)
+                elif sum(parts) > patience * 1e9:
+                    found = [parts]
+                    break
         codec = tuple(int(middle(column)) for column in zip(*found, strict=True))
         return Sample(x.numel(), codec, tuple(watch.moved))
 
