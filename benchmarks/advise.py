@@ -16,11 +16,13 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from grace.compute import resources
+from grace.predict.costs import Cost, Step
+from grace.predict.links import link
+from grace.predict.replay import Replayer
+from grace.predict.timeline import usual_readiness
 from grace_bench import machine
-from grace_bench.advise.costs import Cost, Step
-from grace_bench.advise.echo import Replayer
-from grace_bench.advise.subject import of_task, usual_readiness
-from grace_bench.network.links import link
+from grace_bench.advise.subject import of_task
 
 PAGE = Path(__file__).parents[1] / "docs/concepts/results.md"
 TASKS = {"VGG16": "vgg16_cifar", "LSTM": "lstm_ptb", "ResNet-50": "resnet50"}
@@ -66,7 +68,7 @@ def predict(
             spelled = HOOKS.get(method, method)
             if spelled not in costs:
                 costs[spelled] = Cost(partial(replayer.run, spelled))
-            out[speed, method] = 1000 * costs[spelled].seconds(step, link(speed), WORKERS)
+            out[speed, method] = 1000 * costs[spelled].seconds(step, step.over(link(speed)), WORKERS)
     return out
 
 
@@ -78,8 +80,8 @@ def main() -> int:
     options.add_argument("--json", type=Path, help="write all predictions there")
     asked = options.parse_args()
     say = sys.stdout.write
-    if machine.is_busy(machine.load(), machine.cores()):
-        say(f"this machine is busy (load {machine.load():.1f} on {machine.cores()} cores): times are doubtful\n")
+    if machine.is_busy(machine.load(), resources.cores()):
+        say(f"this machine is busy (load {machine.load():.1f} on {resources.cores()} cores): times are doubtful\n")
     measured = read()
     errors: list[float] = []
     kept, rows = True, []

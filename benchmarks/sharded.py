@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import grace
-from grace_bench.network.links import link
+from grace.predict.links import link
 from grace_bench.network.namespaces import INTERFACE, PORT, Network, address, environment
 from grace_bench.tasks import Task, find_task
 

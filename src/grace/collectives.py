@@ -20,9 +20,11 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor
 
 T = TypeVar("T")
+NARROW, ALONG = " in 16 bits", " along "  # in the names of kinds
 ReduceOp: TypeAlias = Literal["sum", "mean", "max"]
 
 
@@ -89,6 +91,27 @@ Collective: TypeAlias = AllReduce | AllGather | AllToAll | ReduceScatter | Broad
 Exchange: TypeAlias = Generator[Collective, Tensor, T]
 
 
+@dataclass(slots=True)
+class Tally:
+    """Collectives of one kind: how many, and the bytes of the buffers given to them."""
+
+    count: float = 0
+    bytes: float = 0
+
+    def see(self, op: Collective) -> None:
+        """Counts one."""
+        self.count += 1
+        self.bytes += op.buf.numel() * op.buf.element_size()
+
+    def add(self, other: Tally, times: float = 1) -> None:
+        """Adds ``times`` times another."""
+        self.count += times * other.count
+        self.bytes += times * other.bytes
+
+    def __sub__(self, before: Tally) -> Tally:
+        return Tally(self.count - before.count, self.bytes - before.bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """What one worker moved: rounds (collectives), bytes sent, bytes received."""
@@ -112,6 +135,20 @@ def signature(op: Collective) -> str:
         detail = f"{op.pairs}, "
     where = f", along {op.axis}" if op.axis else ""
     return f"{type(op).__name__}({detail}{str(op.buf.dtype).removeprefix('torch.')}, {tuple(op.buf.shape)}{where})"
+
+
+def kind_of(op: Collective) -> str:
+    """What costs and tallies are told apart by: ``AllReduce``, ``AllReduce in 16 bits``, ``AllGather along machine``. Only
+    what adds up numbers depends on their width.
+    """
+    narrow = isinstance(op, AllReduce | ReduceScatter) and op.buf.dtype in (torch.float16, torch.bfloat16)
+    return f"{type(op).__name__}{NARROW if narrow else ''}{ALONG + op.axis if op.axis else ''}"
+
+
+def split_kind(kind: str) -> tuple[str, bool, str]:
+    """The class of a kind, whether it adds up numbers of 16 bits, and along which axis."""
+    where, _, axis = kind.partition(ALONG)
+    return where.removesuffix(NARROW), where.endswith(NARROW), axis
 
 
 def along(exchange: Exchange[T], axis: str) -> Exchange[T]:

@@ -17,10 +17,9 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 import grace
-from grace.collectives import AllReduce, cost
+from grace.collectives import NARROW, AllReduce, Tally, cost
 from grace.run.options import Granularity
 from grace.run.stats import Stats
-from grace.transports.timed import Tally
 
 NO_COMMUNICATION = "no-communication"
 BASELINES = (NO_COMMUNICATION, "ddp-fp32", "ddp-bf16", "ddp-powersgd")
@@ -48,10 +47,7 @@ class Counters:
         def minus(a: float | None, b: float | None) -> float | None:
             return None if a is None or b is None else a - b
 
-        kinds = {}
-        for kind, tally in self.collectives.items():
-            old = before.collectives.get(kind, Tally())
-            kinds[kind] = Tally(tally.count - old.count, tally.bytes - old.bytes)
+        kinds = {kind: tally - before.collectives.get(kind, Tally()) for kind, tally in self.collectives.items()}
         return Counters(
             self.rounds - before.rounds, self.sent - before.sent, self.received - before.received,
             minus(self.codec, before.codec), minus(self.codec_cpu, before.codec_cpu),
@@ -61,7 +57,7 @@ class Counters:
 
 def counters_of(stats: Stats) -> Counters:
     """What an exchange has counted so far."""
-    kinds = {kind: Tally(tally.count, tally.bytes) for kind, tally in list(stats.collectives.items())}
+    kinds = {kind: tally - Tally() for kind, tally in list(stats.collectives.items())}
     return Counters(
         stats.traffic.rounds, stats.traffic.sent, stats.traffic.received, stats.codec_seconds, stats.cpu_seconds,
         stats.exchange_seconds, stats.nonfinite, kinds,
@@ -158,9 +154,8 @@ class Plain(Silent):
             self._count.rounds += 1
             self._count.sent += moved.sent
             self._count.received += moved.received
-            tally = self._count.collectives.setdefault("AllReduce", Tally())
-            tally.count += 1
-            tally.bytes += size
+            kind = f"AllReduce{NARROW if self.name == 'ddp-bf16' else ''}"
+            self._count.collectives.setdefault(kind, Tally()).add(Tally(1, size))
 
 
 def _read_log(model: nn.Module) -> dict[str, Any]:

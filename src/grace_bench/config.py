@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from grace.errors import ConfigurationError, out_of_range, unknown
+from grace.predict.links import Link, link
 from grace.registry import method, resolve
 from grace.run.options import Granularity
 from grace_bench.baselines import BASELINES, NO_COMMUNICATION
-from grace_bench.network.links import Link, link
 from grace_bench.toolkits import TOOLKITS, TORCH
 
 MOST_WORKERS = 256

@@ -1,10 +1,9 @@
-"""The machine, as far as it bears on numbers: processor, cores, caches, memory, load, versions, threads."""
+"""The machine, as far as it bears on numbers: processor, caches, load, versions."""
 
 from __future__ import annotations
 
 import contextlib
 import platform
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,29 +11,12 @@ import psutil
 import torch
 
 import grace
+from grace.compute.resources import cores
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")  # psutil knows no caches,
 _PROCESSORS = Path("/proc/cpuinfo")  # and no processor by name
-_CONTROL_GROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"))
 _USUAL_CACHE = 32 << 20  # bytes of the last-level cache where the system does not tell
 _BUSY = 0.5  # load per core above which times are doubtful
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    process = psutil.Process()
-    if hasattr(process, "cpu_affinity"):  # not on macOS
-        return len(process.cpu_affinity())
-    return psutil.cpu_count() or 1
-
-
-def available_memory() -> int:
-    """Bytes that could be allocated: of the machine, and of the control group where it sets a limit."""
-    free = int(psutil.virtual_memory().available)
-    with contextlib.suppress(OSError, ValueError):  # "max" is no number: no limit
-        limit, used = (int(path.read_text()) for path in _CONTROL_GROUP)
-        free = min(free, limit - used)
-    return free
 
 
 def load() -> float:
@@ -83,14 +65,3 @@ def versions() -> dict[str, str]:
         "numpy": np.__version__,
         "system": f"{platform.system()} {platform.machine()}",
     }
-
-
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Within the block, torch and the kernels use this many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

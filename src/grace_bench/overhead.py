@@ -30,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import grace
 from grace.collectives import AllGather, Collective
+from grace.compute import resources
 from grace.errors import GraceError
 from grace.registry.policy import Policy
 from grace.run.drive import drive
@@ -37,7 +38,6 @@ from grace.run.worker import Worker
 from grace.transports.base import Transport
 from grace.transports.meeting import init_process_group
 from grace.transports.torch_distributed import TorchDistributed
-from grace_bench import machine
 from grace_bench.results import quartiles
 
 WIDTH, DEPTH, BATCH = 1824, 3, 32  # 3 x (1824^2 + 1824) = 9,986,400 parameters
@@ -95,7 +95,7 @@ def in_two_processes(work: Callable[..., list[dict[str, Any]]], *args: Any) -> l
 
 def _join(work: Callable[..., list[dict[str, Any]]], *args: Any) -> list[dict[str, Any]]:
     """One of the two processes."""
-    torch.set_num_threads(max(1, machine.cores() // 2))
+    torch.set_num_threads(max(1, resources.cores() // 2))
     init_process_group()
     rows = work(*args)
     torch.distributed.barrier()
@@ -204,7 +204,7 @@ class Echo:
 
 def machinery(method: str, samples: int, *, cold: bool = False, plans: bool = True) -> dict[str, Any]:
     """Microseconds per tensor of an exchange of small tensors."""
-    with machine.threads(1):
+    with resources.threads(1):
         worker, network = Worker(Policy([("*", method)]), 0, WORKERS), Echo()
         worker.plans = plans
         source = torch.randn(TENSORS, NUMBERS, generator=torch.Generator().manual_seed(0))

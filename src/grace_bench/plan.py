@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from grace.compute import resources
 from grace.errors import ConfigurationError
 from grace.registry import method
-from grace_bench import machine
 from grace_bench.baselines import BASELINES, NO_COMMUNICATION
 from grace_bench.config import RunConfig, baselines_of
 from grace_bench.network.namespaces import LinkError, why_not
@@ -97,7 +97,7 @@ def check_memory(configs: Sequence[RunConfig], available: int | None = None) -> 
     Raises:
         ConfigurationError: they do not; the message says how many would.
     """
-    free = machine.available_memory() if available is None else available
+    free = resources.available_memory() if available is None else available
     for task, batch, workers in dict.fromkeys((config.task, config.batch, config.workers) for config in configs):
         need = _worker_bytes(task, batch, workers)
         if need * workers > free:

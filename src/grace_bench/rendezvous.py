@@ -13,9 +13,9 @@ import msgspec
 import torch.distributed as dist
 
 from grace.errors import GraceError, TransportError
-from grace.transports.torch_distributed import guard_exit
+from grace.predict.probe import Probe
+from grace.transports.torch_distributed import TorchDistributed, guard_exit
 from grace_bench.config import RunConfig
-from grace_bench.network.probe import Probe
 from grace_bench.record import failure_of
 from grace_bench.results import Document, Result
 from grace_bench.toolkits import TORCH
@@ -115,7 +115,8 @@ def _find_probe(config: RunConfig) -> Probe | None:
     local = os.environ.get("LOCAL_WORLD_SIZE")
     if local is None:
         return None
-    return Probe(config.network, config.workers, (os.cpu_count() or 1) * config.workers // int(local))
+    cores = (os.cpu_count() or 1) * config.workers // int(local)
+    return Probe(TorchDistributed(), cores, config.network)
 
 
 def find_cause(endings: Sequence[Ending]) -> Ending | None:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from grace.predict.links import link
 from grace_bench.extras import MissingExtraError
-from grace_bench.network.links import link
 from grace_bench.network.namespaces import why_not
 from grace_bench.plan import Plan, check, check_memory
 from grace_bench.record import file_name

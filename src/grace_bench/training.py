@@ -18,14 +18,15 @@ from torch import nn
 import grace
 from grace.collectives import AllGather
 from grace.errors import AgreementError, ConfigurationError, OptimizerWarning
+from grace.predict.probe import Probe
+from grace.predict.timeline import shares_of
 from grace.transports.torch_distributed import TorchDistributed
 from grace_bench import measure
 from grace_bench.baselines import NO_COMMUNICATION, Counters, Silent, connect
 from grace_bench.config import SYNTHETIC, RunConfig
 from grace_bench.network.interface import ByteCounts, read_counters
-from grace_bench.network.model import predict, shares_of
+from grace_bench.network.model import predict
 from grace_bench.network.namespaces import INTERFACE
-from grace_bench.network.probe import Probe
 from grace_bench.optimizers import adjust, set_momentum
 from grace_bench.record import result_of
 from grace_bench.results import Optimizer, Point, Result

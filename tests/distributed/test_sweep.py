@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from grace_bench.network.links import link
+from grace.predict.links import link
 from grace_bench.network.namespaces import why_not
 from grace_bench.results import decode
 from tests.distributed.test_train import OWN_TASK, end_all, grace_command, run

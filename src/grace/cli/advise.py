@@ -42,10 +42,10 @@ def advise(
 
     Example: [bold]grace advise --task resnet20_small --link 1gbit,10gbit --workers 8[/]
     """
+    from grace.predict.links import parse_links
     from grace_bench.advise.run import advise as ask
     from grace_bench.advise.show import check_kind, draw, view
     from grace_bench.advise.subject import of_model, of_task
-    from grace_bench.network.links import parse_links
 
     if (model is None) == (task is None):
         raise ConfigurationError("say what to advise on: --model module:function, or --task NAME (not both)")

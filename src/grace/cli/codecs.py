@@ -37,12 +37,12 @@ def codecs(
 
     Example: [bold]grace bench codecs --methods topk,qsgd,powersgd --sizes 1M,25M --links 1gbit,10gbit[/]
     """
+    from grace.predict.links import parse_links
     from grace_bench.codecs.figure import draw
     from grace_bench.codecs.plan import plan_of
     from grace_bench.codecs.session import judge, run, write_document
     from grace_bench.codecs.table import view
     from grace_bench.codecs.worth import WorthBench
-    from grace_bench.network.links import parse_links
     from grace_bench.report.render import renderer
 
     plan, speeds = plan_of(methods, sizes, threads, samples, limit=limit, workers=workers), parse_links(links)

@@ -25,7 +25,7 @@ from rich.text import Text
 
 from grace.cli.options import Json
 from grace.cli.output import show, write_json
-from grace.compute import backends, native
+from grace.compute import backends, native, resources
 from grace.errors import ConfigurationError
 from grace.transports.choose import choose
 from grace_bench import machine
@@ -60,7 +60,7 @@ def examine() -> dict[str, Any]:
     """Everything that ``grace doctor --json`` writes."""
     errors: list[str] = []
     kernels = _kernels(errors)
-    threads = {"torch": torch.get_num_threads(), "cores": machine.cores(), "local_workers": _local_workers()}
+    threads = {"torch": torch.get_num_threads(), "cores": resources.cores(), "local_workers": _local_workers()}
     transports = {
         "gloo": dist.is_available() and dist.is_gloo_available(),
         "nccl": dist.is_available() and dist.is_nccl_available(),

@@ -25,12 +25,12 @@ from grace.cli.options import (
 )
 from grace.cli.output import show, warn_if_busy, write_json
 from grace.errors import ConfigurationError, GraceError
+from grace.predict.links import seconds_of
 from grace.transports.launchers import Place, find_place
 from grace_bench.baselines import BASELINES
 from grace_bench.config import RunConfig
 from grace_bench.external import Company
 from grace_bench.launch import Launcher, launch
-from grace_bench.network.links import seconds_of
 from grace_bench.plan import Plan, add_baseline, check, check_memory
 from grace_bench.report import tables
 from grace_bench.report.elsewhere import elsewhere

@@ -48,7 +48,7 @@ def link(
 
     Example: [bold]grace bench link --link 1gbit[/]
     """
-    from grace_bench.network.links import parse_links
+    from grace.predict.links import parse_links
     from grace_bench.network.throughput import measure_link
 
     speeds = parse_links(links, latency)
@@ -75,7 +75,7 @@ def predict(
 
     Example: [bold]grace bench predict results --links 1gbit --workers 4,16[/]
     """
-    from grace_bench.network.links import parse_links
+    from grace.predict.links import parse_links
     from grace_bench.report import predictions
 
     chosen, counts = parse_links(links, latency), parse_numbers(workers, "--workers")

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from grace.collectives import Traffic, ring_bytes
-from grace.transports.timed import Tally, Timed
+from grace.collectives import Tally, Traffic, ring_bytes
+from grace.transports.timed import Timed
 
 
 @dataclass(slots=True)

@@ -11,10 +11,10 @@ import torch
 import grace
 from grace.contract.peer import Peer
 from grace.errors import CompositionError
+from grace.predict.break_even import break_even
+from grace.predict.costs import Cost, Step
+from grace.predict.links import MOST, Link
 from grace.registry import recipe
-from grace_bench.advise.costs import Cost, Step
-from grace_bench.network.break_even import break_even
-from grace_bench.network.links import MOST, Link
 from grace_bench.survey.evidence import Evidence, evidence_for
 
 BASELINES = {"none": "fp32", "bf16": "bf16"}  # methods, and what they are called
@@ -125,7 +125,7 @@ def rank(step: Step, costs: Mapping[str, Cost], link: Link, world: int) -> Table
         link: the network.
         world: workers.
     """
-    seconds = {name: cost.seconds(step, link, world) for name, cost in costs.items()}
+    seconds = {name: cost.seconds(step, step.over(link), world) for name, cost in costs.items()}
     fp32, bf16 = seconds["none"], seconds["bf16"]
     order = sorted(seconds, key=lambda name: seconds[name])
     rows = [
@@ -142,7 +142,7 @@ def rank(step: Step, costs: Mapping[str, Cost], link: Link, world: int) -> Table
 
 def against_baselines(step: Step, costs: Mapping[str, Cost], world: int) -> Callable[[Link], float]:
     """Seconds of the better of fp32 and bf16 over a link."""
-    return lambda link: min(costs[name].seconds(step, link, world) for name in BASELINES)
+    return lambda link: min(costs[name].seconds(step, step.over(link), world) for name in BASELINES)
 
 
 def _row(
@@ -154,7 +154,7 @@ def _row(
     speed = None
     if name not in BASELINES:
         there = against_baselines(step, costs, world)
-        speed = break_even(lambda other: cost.seconds(step, other, world), there, link.latency)
+        speed = break_even(lambda other: cost.seconds(step, step.over(other), world), there, link.latency)
     needs, quality = grace.method(name).needs, evidence_for(name)
     codec = cost.codec_seconds(step, world)
     dense_sent = min(costs[one].at(world).sent for one in BASELINES)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
+from grace.compute import resources
 from grace.errors import ConfigurationError, out_of_range
+from grace.predict.costs import MOST_WORKERS, Cost, Step
+from grace.predict.links import Link
+from grace.predict.replay import Replayer
+from grace.predict.timeline import usual_readiness
 from grace.registry import method as make_method
 from grace_bench import machine
 from grace_bench.advise.advice import BASELINES, Advice, against_baselines, candidates, rank
-from grace_bench.advise.costs import MOST_WORKERS, Cost, Step
-from grace_bench.advise.echo import Replayer
-from grace_bench.advise.subject import Subject, usual_readiness
-from grace_bench.network.links import Link
+from grace_bench.advise.subject import Subject
 
 _FAR = 1.5  # times a step of the better of fp32 and bf16: a codec that takes longer cannot pay
 _SHORT = 0.25  # seconds: the first exchange of a method also allocates its memory
@@ -87,6 +89,6 @@ def advise(
     advice = Advice(
         model=subject.name, parameters=total, buckets=list(subject.numbers), step_ms=1000 * seconds,
         measured=step_ms is None, cores=cores, ready=list(ready), add_ns=1e9 * step.add,
-        busy=machine.is_busy(load, machine.cores()), load=load, tables=tables,
+        busy=machine.is_busy(load, resources.cores()), load=load, tables=tables,
     )  # fmt: skip
-    return advice, lambda name, link, world: costs[name].seconds(step, link, world)
+    return advice, lambda name, link, world: costs[name].seconds(step, step.over(link), world)

@@ -11,9 +11,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from grace.errors import ConfigurationError
+from grace.predict.break_even import speed_text
+from grace.predict.links import LEAST, MOST, Link, link
 from grace_bench.advise.advice import BASELINES, Advice, Row, Table
-from grace_bench.network.break_even import speed_text
-from grace_bench.network.links import LEAST, MOST, Link, link
 from grace_bench.report.beside import Axis, axis_of, beside_ends, height_for
 from grace_bench.report.marks import LINE, SPEED, tick_values
 from grace_bench.report.render import save

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from grace.compute import resources
 from grace.errors import ConfigurationError
+from grace.predict.timeline import bucket_readiness
 from grace.registry.discovery import load
 from grace.run.options import Options
-from grace_bench import machine
 from grace_bench.measure import Compute
-from grace_bench.network.model import bucket_readiness
 from grace_bench.tasks import Task, find_task
 
 _FIRST_BYTES = 1 << 20  # of DistributedDataParallel's first bucket
-_FIRST, _LAST = 0.4, 0.9  # of a step: where its backward pass usually begins, and where its last gradient is ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +59,11 @@ class Subject:
                 f"model {self.name!r} comes without a batch and a loss: give --step-ms, the milliseconds of a step without "
                 "communication, or let the function return (model, batch, loss), where loss(model, batch) is a scalar"
             )
-        with machine.threads(threads):
+        with resources.threads(threads):
             found = self.measure()
         sizes = {name: 4 * torch.Size(shape).numel() for name, shape in self.shapes.items()}
         ready = sorted((share, sizes[name]) for name, share in found.ready.items())
         return statistics.median(found.seconds), bucket_readiness(ready, [4 * one for one in self.numbers])
-
-
-def usual_readiness(numbers: Sequence[int]) -> tuple[float, ...]:
-    """When buckets are ready if the step was not measured: as if every number took equally long."""
-    total = sum(numbers)
-    return tuple(_FIRST + (_LAST - _FIRST) * sum(numbers[: k + 1]) / total for k in range(len(numbers)))
 
 
 def of_task(name: str, batch: int | None = None) -> Subject:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from grace.compute import backends
+from grace.compute import backends, resources
 from grace_bench import machine
 from grace_bench.codecs import conversations
 from grace_bench.codecs.cases import cases_of, variants
@@ -79,7 +79,7 @@ class Bench:
                 if self._lacks_memory(None, size, count, COPIES):
                     done += sum(seconds for _, seconds in jobs)
                     continue
-                with machine.threads(count):
+                with resources.threads(count):
                     room = Room(size, workers=plan.workers)
                     for name, seconds in jobs:
                         if progress is not None:
@@ -171,7 +171,7 @@ class Bench:
         return {
             **machine.versions(),
             "processor": machine.processor(),
-            "cores": machine.cores(),
+            "cores": resources.cores(),
             "kernels": self.kernels,
             "kernels_why": self.why,
             "last_level_cache_bytes": self.clock.cache,
@@ -196,7 +196,7 @@ class Bench:
 
     def _lacks_memory(self, name: str | None, size: int, count: int, copies: int) -> bool:
         """Whether so many tensors take more than half of the free memory; if so, notes it."""
-        if 4 * size * copies <= machine.available_memory() // 2:
+        if 4 * size * copies <= resources.available_memory() // 2:
             return False
         why = f"{copies} tensors of {4 * size / 1e6:,.0f} MB do not fit into half of the free memory"
         self.leave(None, name, size, count, why)

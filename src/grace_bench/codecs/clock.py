@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
-from grace.compute import backends
+from grace.compute import backends, resources
 from grace_bench import machine
 
+ADD = "add_"  # the yardstick
 ENCODE, FEEDBACK, DECODE = OPERATIONS = "encode", "encode with error feedback", "decode and sum"
 _LEAST = 256 << 20  # a virtual machine may report less cache than there is
 _WARM_SECONDS, _MOST_REPEATS = 2e-3, 25  # of one sample of a small case
@@ -70,7 +71,7 @@ class Clock:
     def __init__(self, limit: float, eviction: int | None = None, budget: float = math.inf):
         self.limit, self.budget = limit, budget
         self.cache = machine.last_level_cache()
-        free = machine.available_memory()
+        free = resources.available_memory()
         self.eviction = eviction or min(max(4 * self.cache, _LEAST), max(free // 4, 1 << 20))
         self._buffer = torch.zeros(self.eviction // 4)
 

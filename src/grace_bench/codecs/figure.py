@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from grace.predict.links import link
 from grace_bench.codecs.plan import size_text
-from grace_bench.network.links import link
 from grace_bench.report.marks import SPEED
 from grace_bench.report.render import save
 from grace_bench.report.theme import config

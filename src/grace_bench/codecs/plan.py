@@ -6,9 +6,9 @@ import functools
 import re
 from dataclasses import dataclass
 
+from grace.compute import resources
 from grace.errors import ConfigurationError, out_of_range
 from grace.registry import method, methods, parse, recipe, spell, split_methods
-from grace_bench import machine
 from grace_bench.codecs.room import WORKERS
 
 COLD = 1_000_000  # from this size on caches are emptied before every sample; smaller tensors are measured warm
@@ -89,7 +89,7 @@ def plan_of(
     Raises:
         ConfigurationError: a method, size or number that is not legal.
     """
-    counts = parse_counts(threads) if threads else [machine.cores()]
+    counts = parse_counts(threads) if threads else [resources.cores()]
     names = methods() if chosen is None else split_methods(chosen)
     return Plan(
         by_family(names), sort_numbers(parse_sizes(sizes)), sort_numbers(counts), samples, limit, budget, workers

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from grace_bench.codecs.clock import Case
+from grace_bench.codecs.clock import ADD, Case
 
 WORKERS = 8  # by default
 COPIES = 6  # tensors of this size that a room holds at most
@@ -44,7 +44,7 @@ class Room:
 
     def add(self) -> Case:
         """The yardstick: reads two tensors and writes one."""
-        return Case("add_", lambda: self.out.add_(self.x))
+        return Case(ADD, lambda: self.out.add_(self.x))
 
     def yardsticks(self) -> list[Case]:
         """What is measured beside it: a copy by the C library, and a sum, which only reads."""

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from grace.errors import GraceError
-from grace_bench.network.links import Link
+from grace.predict.links import Link
 
 INTERFACE = "eth0"  # of a worker, in its namespace
 PORT = 29400  # of the workers' store: in a namespace of its own, every port is free

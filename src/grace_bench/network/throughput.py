@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from grace_bench.network.links import Link
+from grace.predict.links import Link
 from grace_bench.network.namespaces import LinkError, Network, address, environment
 
 _PUMP = str(Path(__file__).with_name("pump.py"))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from grace_bench.network.links import link
+from grace.predict.links import Link, link
+from grace.predict.timeline import play
+from grace_bench.network.forecast import forecast
 from grace_bench.report.groups import Group as Experiment
 from grace_bench.report.groups import result_of
 from grace_bench.report.ranking import experiments
@@ -17,22 +18,41 @@ from grace_bench.report.tables import plain_table, range_text, share
 from grace_bench.results import Document, Result
 
 _NEAR = 0.02  # of a quality: nearer than this, one run tells nothing apart
+MODELED = "by the link model, with as many workers and cores"
+BOUND = "the measured step, and after it the time that one worker's bytes take on the line"
 LINKS = {"100 Mbit/s": "100mbit", "1 Gbit/s": "1gbit", "10 Gbit/s": "10gbit"}
 
 
-def step_seconds(result: Result, bits_per_second: float) -> float:
-    """Seconds of a step over a link of this speed: as it was measured within one machine, and after it the time that its bytes
-    take on the line. Nothing overlaps, so the result is an upper bound.
+def step_seconds(result: Result, there: Link | None, *, modeled: bool = True) -> float:
+    """Seconds of a step over another link, with the workers and cores that it had.
+
+    Args:
+        result: measured within one machine.
+        there: None: where it ran, as it was measured.
+        modeled: whether the link model says it, as in ``grace bench predict``. Otherwise, or where a run does not have what
+            the model needs: the measured step, and after it the time that its bytes take on the line, an upper bound.
     """
-    return result.time.step_ms.median / 1000 + 8 * result.traffic.sent_bytes_per_step / bits_per_second
+    measured = result.time.step_ms.median / 1000
+    if there is None:
+        return measured
+    seconds = forecast(result) if modeled else None
+    if seconds is not None:
+        return seconds(there, result.workers)
+    sent = result.traffic.sent_bytes_per_step * there.seconds_per_byte
+    return play(measured, 1, 1, (1.0,), [[(0.0, 0.0), (0.0, sent), (0.0, 0.0)]])
 
 
-def links_of(groups: Sequence[Experiment]) -> dict[str, float]:
-    """The links over which these experiments are predicted, and their bits per second; none where the network was shaped, or
-    ``none`` is not among them: then there is nothing to compare with.
+def are_modeled(groups: Sequence[Experiment]) -> bool:
+    """Whether the link model can predict all of them; otherwise none is, as a bound is not compared with a prediction."""
+    return all(forecast(result_of(run)) is not None for one in groups for run in one.runs)
+
+
+def links_of(groups: Sequence[Experiment]) -> dict[str, Link]:
+    """The links over which these experiments are predicted; none where the network was shaped, or ``none`` is not among
+    them: then there is nothing to compare with.
     """
     if all(one.first.link.bits_per_second is None for one in groups) and _plain(groups) is not None:
-        return {name: float(link(spec).bits_per_second or math.inf) for name, spec in LINKS.items()}
+        return {name: link(spec) for name, spec in LINKS.items()}
     return {}
 
 
@@ -48,32 +68,33 @@ def elsewhere(documents: Sequence[Document]) -> RenderableType | None:
     over, plain = links_of(groups), _plain(groups)
     if plain is None or not over:
         return None
-    measured = any(one.measured for one in groups)
+    measured, modeled = any(one.measured for one in groups), are_modeled(groups)
     quality = [f"test {plain.first.metric}"] if measured else []
     headings = ("method", *quality, "bytes sent", *(f"at {name}" for name in over), "measured here")
     table = plain_table(f"{plain.first.task}: the same training in seconds over a network, predicted", headings)
     for one in groups:
-        cells = [f"{seconds:.1f} ({_median(plain, bits) / seconds:.1f}x)"
-                 for bits in over.values() for seconds in [_median(one, bits)]]  # fmt: skip
+        cells = [f"{seconds:.1f} ({_median(plain, there, modeled) / seconds:.1f}x)"
+                 for there in over.values() for seconds in [_median(one, there, modeled)]]  # fmt: skip
         final = [range_text(one.measures["final"], 4, missing="diverged")] if measured else []
-        table.add_row(one.label, *final, share(one.median("relative")), *cells, f"{_median(one, math.inf):.1f}")
+        table.add_row(one.label, *final, share(one.median("relative")), *cells, f"{_median(one, None, modeled):.1f}")
     legend = (
-        "predicted: the measured step plus the time that one worker's bytes take on the line; x: times as fast as none; bytes "
-        "sent: of a ring all-reduce of all gradients. --link 1gbit measures it over a network of that speed, where the "
-        "machine permits; grace advise asks for your model."
+        f"predicted: {MODELED if modeled else BOUND}; x: times as fast as none; bytes sent: of a ring all-reduce of all "
+        "gradients. --link 1gbit measures it over a network of that speed, where the machine permits; grace advise asks for "
+        "your model."
     )
-    return Group(table, Text(_name_fastest(groups, plain, over)), Text(legend, style="dim"), Text())
+    return Group(table, Text(_name_fastest(groups, plain, over, modeled)), Text(legend, style="dim"), Text())
 
 
-def _name_fastest(groups: Sequence[Experiment], plain: Experiment, over: Mapping[str, float]) -> str:
+def _name_fastest(groups: Sequence[Experiment], plain: Experiment, over: Mapping[str, Link], modeled: bool) -> str:
     """Which of those that learn about as much as ``none`` is predicted to be the fastest over each link; ``none`` where it is,
     or where nothing gains a tenth.
     """
     among = [one for one in groups if _keeps(one, plain)]
     told = []
-    for name, bits in over.items():
-        best = min(among, key=lambda one: _median(one, bits))
-        gain = _median(plain, bits) / _median(best, bits)
+    for name, there in over.items():
+        times = {one.label: _median(one, there, modeled) for one in among}
+        best = min(among, key=lambda one: times[one.label])
+        gain = times[plain.label] / times[best.label]
         told.append(f"at {name} {best.label}, {gain:.1f} times as fast as none" if gain >= 1.1 else
                     f"at {name} compression gains less than a tenth: take none")  # fmt: skip
     of = f" of those that end within {100 * _NEAR:g} % of none's {plain.first.metric}" if plain.measured else ""
@@ -89,7 +110,7 @@ def _keeps(one: Experiment, plain: Experiment) -> bool:
     return end is not None and sign * (end - other) >= -_NEAR * abs(other)
 
 
-def _median(group: Experiment, bits_per_second: float) -> float:
+def _median(group: Experiment, there: Link | None, modeled: bool) -> float:
     """Seconds of the whole training, over seeds."""
-    seconds = (result_of(run) for run in group.runs)
-    return statistics.median(one.steps * step_seconds(one, bits_per_second) for one in seconds)
+    results = (result_of(run) for run in group.runs)
+    return statistics.median(one.steps * step_seconds(one, there, modeled=modeled) for one in results)

@@ -12,7 +12,7 @@ from typing import Any
 from grace_bench.report import charts
 from grace_bench.report.beside import with_names
 from grace_bench.report.contents import describe_machine, page_document, report_of
-from grace_bench.report.elsewhere import links_of, step_seconds
+from grace_bench.report.elsewhere import BOUND, MODELED, are_modeled, links_of, step_seconds
 from grace_bench.report.groups import result_of
 from grace_bench.report.marks import LINE, MARK, Spec, quality_text
 from grace_bench.report.read import Found, Run
@@ -76,11 +76,11 @@ def draw_comparison(results: Sequence[Result], out: Path) -> list[Path]:
     document = page_document(report, str(out))
     (task,) = document["tasks"]
     rows = [_show(row, document) for row in document["groups"]]
-    over = links_of(report.groups)
+    over, modeled = links_of(report.groups), are_modeled(report.groups)
     for row, group in zip(rows, report.groups, strict=True):
         row["curve"]["sent"] = [(row["sent"] or 0) * step for step in group.curve.step]
-        for link, bits in over.items():
-            second = statistics.median(step_seconds(result_of(run), bits) for run in group.runs)
+        for link, there in over.items():
+            second = statistics.median(step_seconds(result_of(run), there, modeled=modeled) for run in group.runs)
             row["curve"][link] = [second * step for step in group.curve.step]
         final = quality_text(row["final"], task) if row["final"] is not None else "diverged" if row["measured"] else "-"
         row["name"] = row["label"] + "*" * bool(row["adjusted"])
@@ -98,7 +98,7 @@ def draw_comparison(results: Sequence[Result], out: Path) -> list[Path]:
     if any(row["adjusted"] for row in rows):
         notes.append("* learning rate or momentum is not the task's own; the results say why")
     if over:
-        notes.append("Over a link: the measured steps, and after each the time that its bytes take on the line.")
+        notes.append(f"Over a link: {MODELED if modeled else BOUND}.")
     # no names beside the ends, which would lie on lines that cross: the legend below says what each came to
     panels = [(title, with_names(plot, rows, _WIDTH, _HEIGHT, names=False), rows)
               for title, plot in charts.of_comparison(task, list(over)).items()

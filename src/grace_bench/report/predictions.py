@@ -9,9 +9,9 @@ from typing import Literal
 
 import msgspec
 
-from grace_bench.network.break_even import break_even
+from grace.predict.break_even import break_even
+from grace.predict.links import MOST, Link
 from grace_bench.network.forecast import forecast
-from grace_bench.network.links import MOST, Link
 from grace_bench.report.groups import Group, Spread, place, spread
 from grace_bench.report.ranking import experiments, leaders
 from grace_bench.results import Document

@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from grace.predict.break_even import speed_text
 from grace_bench.baselines import NO_COMMUNICATION
-from grace_bench.network.break_even import speed_text
 from grace_bench.report.groups import OVER_LIMIT, Spread
 from grace_bench.report.groups import Group as Experiment
 from grace_bench.report.predictions import DENSE, Predictions

@@ -5,19 +5,18 @@ import json
 import math
 
 import pytest
-import torch
 from rich.console import Console
 
 import grace
-from grace.collectives import AllGather, AllReduce, AllToAll, ReduceScatter
+from grace.collectives import Tally
 from grace.contract.method import Method
+from grace.predict.break_even import break_even, speed_text
+from grace.predict.costs import Cost, Step
+from grace.predict.links import Link, link
+from grace.predict.replay import Replay
 from grace.registry import method
 from grace_bench.advise.advice import BASELINES, Advice, candidates, compose, rank
-from grace_bench.advise.costs import Cost, Step, infer
-from grace_bench.advise.echo import Echo, Replay, Replayer, Tally
 from grace_bench.advise.show import _label_links, draw, view
-from grace_bench.network.break_even import break_even, speed_text
-from grace_bench.network.links import Link, link
 from grace_bench.report.beside import Axis
 from grace_bench.survey.evidence import Evidence
 from tests.unit.cli.test_app import call
@@ -122,7 +121,7 @@ def test_below_its_break_even_a_method_pays_and_above_it_does_not():
 
     def gain(rate):
         there = Link("", rate)
-        took = {name: one.seconds(STEP, there, 4) for name, one in costs().items()}
+        took = {name: one.seconds(STEP, STEP.over(there), 4) for name, one in costs().items()}
         return min(took["none"], took["bf16"]) - took["atomo"]
 
     assert gain(0.99 * speed) > 0 > gain(1.01 * speed)
@@ -139,55 +138,6 @@ def test_break_even_of_lines():
         "2.4 Gbit/s",
         "500 Mbit/s",
     ]
-
-
-def test_more_workers_are_inferred_whole_wires_chunks_and_headers_alike():
-    def replay(world):
-        tallies = {"AllGather": Tally(1, 100), "AllToAll": Tally(1, 800 + 16 * world), "Broadcast": Tally(world, 50)}
-        return Replay(world, (1 + 0.5 * world,), ({**tallies, "AllReduce": Tally(1, 16 + 800 / world)},), 0)
-
-    found = infer([replay(world) for world in (2, 4, 8)], 64)
-    (moved,) = found.moved
-    assert found.codec == pytest.approx((33,))
-    assert (moved["AllGather"].bytes, moved["AllToAll"].bytes) == pytest.approx((100, 800 + 16 * 64))
-    assert (moved["AllReduce"].bytes, moved["Broadcast"].count) == pytest.approx((16 + 12.5, 64))
-
-
-def test_the_echo_answers_as_if_all_had_sent_the_same():
-    echo, x = Echo(4), torch.tensor([[1.0], [2.0], [3.0], [4.0]])
-    assert torch.equal(echo.run(AllReduce(x, "sum")), 4 * x)
-    assert torch.equal(echo.run(AllReduce(x, "mean")), x)
-    assert torch.equal(echo.run(AllGather(x[0])), torch.ones(4, 1))
-    assert torch.equal(echo.run(AllToAll(x)), torch.ones(4, 1))
-    assert torch.equal(echo.run(ReduceScatter(x, "sum")), torch.tensor([4.0]))
-    assert echo.moved["AllReduce"] == Tally(2, 32)
-    assert torch.equal(x[:, 0], torch.tensor([1.0, 2.0, 3.0, 4.0]))
-
-
-@pytest.mark.parametrize("name", ["none", "topk", "qsgd:bits=4,communicator=scatterreduce", "powersgd"])
-def test_a_replay_sends_what_the_method_declares(name):
-    from grace.run.plan import plan
-
-    shapes = {"a.weight": (64, 64), "b.weight": (128, 64), "b.bias": (128,)}
-    replay = Replayer(shapes, [["b.bias", "b.weight"], ["a.weight"]], samples=1).run(name, 4)
-    declared = plan({key: torch.empty(shape, device="meta") for key, shape in shapes.items()}, name, 4)
-    assert replay.whole
-    assert replay.sent == pytest.approx(declared.sent_bytes, rel=0.1)
-
-
-def test_what_takes_too_long_is_not_measured_to_its_end():
-    shapes, buckets = {"a": (64, 64), "b": (512, 512)}, [["a"], ["b"]]
-    patient, hasty = Replayer(shapes, buckets, samples=1), Replayer(shapes, buckets, samples=1, patience=1e-9)
-    whole, part = patient.run("topk", 4), hasty.run("topk", 4)
-    assert (whole.whole, part.whole) == (True, False)
-    assert len(part.codec) == len(part.moved) == 2
-    assert part.sent == pytest.approx(whole.sent, rel=0.2)
-
-
-def test_a_method_is_timed_no_more_when_its_budget_is_spent(monkeypatch):
-    replayer = Replayer({"a": (64, 64)}, [["a"]], samples=100, budget=0.0)
-    replayer.run("topk", 4)
-    assert len(replayer.adds) == 3, "two to warm up, and one"
 
 
 def test_every_registered_method_is_a_candidate_once():
@@ -216,7 +166,9 @@ def test_the_figure_has_names_beside_its_lines(tmp_path):
         model="mine", parameters=NUMBERS, buckets=[NUMBERS], step_ms=100.0, measured=True, cores=2.0, ready=[0.9],
         add_ns=0.2, busy=False, load=None, tables=tables,
     )  # fmt: skip
-    page, svg, _ = draw(advice, lambda name, at, world: found[name].seconds(STEP, at, world), tmp_path / "a.html")
+    page, svg, _ = draw(
+        advice, lambda name, at, world: found[name].seconds(STEP, STEP.over(at), world), tmp_path / "a.html"
+    )
     text = io.StringIO()
     Console(file=text, width=120).print(view(advice))
     assert max(map(len, text.getvalue().splitlines())) <= 120

@@ -3,8 +3,8 @@ import gc
 import torch
 
 from grace.compute import backends
+from grace.compute.resources import threads
 from grace_bench.codecs.clock import Case, Clock, Timing
-from grace_bench.machine import threads
 
 
 def test_samples_are_taken_in_turn_beside_the_yardstick():

@@ -1,15 +1,15 @@
 import pytest
 
 import grace
+from grace.compute import resources
 from grace.errors import ConfigurationError, UnknownNameError
-from grace_bench import machine
 from grace_bench.codecs.plan import canonical, parse_sizes, plan_of, size_text
 
 
 def test_by_default_every_registered_method_is_measured_on_all_cores():
     plan = plan_of()
     assert set(plan.methods) == {canonical(name) for name in grace.methods()}
-    assert (plan.sizes, plan.threads) == ((262_144, 1_000_000, 10_000_000), (machine.cores(),))
+    assert (plan.sizes, plan.threads) == ((262_144, 1_000_000, 10_000_000), (resources.cores(),))
     assert [name for name, _ in plan_of("topk", "4K", "1").jobs(4096, 1)] == ["yardsticks", "topk"]
 
 

@@ -3,18 +3,17 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-import grace
 from grace.cli.app import app
-from grace.collectives import ring_bytes
+from grace.collectives import Tally, ring_bytes
+from grace.predict.break_even import break_even
+from grace.predict.costs import HOP
+from grace.predict.links import link, parse_links
 from grace_bench.codecs.bench import Bench
 from grace_bench.codecs.clock import OPERATIONS
 from grace_bench.codecs.figure import draw
 from grace_bench.codecs.plan import plan_of
-from grace_bench.codecs.room import Room
 from grace_bench.codecs.table import view
-from grace_bench.codecs.worth import Cost, WorthBench, break_even, moved_bytes
-from grace_bench.network.links import link, parse_links
-from grace_bench.network.model import line_seconds
+from grace_bench.codecs.worth import Exchange, WorthBench, step_of
 from tests.benchmarks.codecs.test_views import line_of, text_of
 
 SMALL = ("--methods", "topk,qsgd", "--sizes", "4K", "--threads", "1", "--samples", "3")
@@ -24,40 +23,18 @@ def call(*arguments):
     return CliRunner().invoke(app, ["bench", "codecs", *arguments])
 
 
-@pytest.mark.parametrize("codec", [1e-3, 0.5])
+@pytest.mark.parametrize("codec", [0.05, 0.5])
 def test_both_take_as_long_where_they_break_even(codec):
-    dense, method = Cost(1e-4, 8e6), Cost(codec, 1e5)
-    speed = break_even(method, dense)
+    step = step_of(1_000_000, 1, 0.2e-9)
+    dense, method = (
+        Exchange(time, {"AllGather": Tally(1, size)}, step, 4) for time, size in ((1e-4, 8e6), (codec, 1e5))
+    )
+    speed = break_even(method.seconds, dense.seconds)
     between = link(f"{speed / 1e6:.6f}mbit")
     assert method.seconds(between) == pytest.approx(dense.seconds(between))
     slower, faster = link(f"{0.5 * speed / 1e6:.6f}mbit"), link(f"{2 * speed / 1e6:.6f}mbit")
     assert method.seconds(slower) < dense.seconds(slower)
     assert method.seconds(faster) > dense.seconds(faster)
-
-
-def test_more_bytes_never_pay_and_fewer_without_more_time_always():
-    assert break_even(Cost(1e-3, 2e6), Cost(0.0, 1e6)) == 0
-    assert break_even(Cost(0.0, 1e6), Cost(1e-3, 2e6)) is None
-
-
-def test_bytes_are_those_that_the_method_declares():
-    room = Room(100_000, workers=4)
-    assert moved_bytes(grace.method("none"), room) == ring_bytes(4 * 316 * 316, 4)
-    topk = grace.method("topk")
-    wires = topk.traffic(room.x, grace.Peer(0, 4)).sent
-    assert moved_bytes(topk, room) == pytest.approx(wires, rel=0.01)
-
-
-def test_a_server_that_receives_more_than_it_sends_is_the_busiest():
-    server = grace.method("qsgd:communicator=parameterserver")
-    assert moved_bytes(server, Room(4096, workers=8)) > 5 * server.traffic(Room(4096).x, grace.Peer(1, 8)).sent
-
-
-def test_bytes_that_depend_on_the_data_are_counted_in_an_exchange():
-    room = Room(262_144, workers=2)
-    found = moved_bytes(grace.method("threshold:v=10.7"), room)
-    assert 0.005 < (room.x.abs() > 10.7).float().mean() < 0.02
-    assert 1.5 < found / (0.01 * room.n) < 8  # bytes of each number that is kept
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +55,9 @@ def test_each_method_and_size_has_a_row(document):
     topk = document["worth"][2]
     wire = topk["moved_bytes"] / 2
     assert topk["relative_to_fp32"] == pytest.approx(topk["moved_bytes"] / ring_bytes(4 * 4096, 3), rel=1e-4)
+    hops = 2 * 1e6 * HOP
     assert topk["links"][0]["microseconds"] == pytest.approx(
-        topk["codec_microseconds"] + 1e6 * 2 * wire * line_seconds(link("100mbit")), rel=1e-3
+        topk["codec_microseconds"] + hops + 1e6 * 2 * wire * link("100mbit").seconds_per_byte, rel=1e-3
     )
     assert [row["payloads"] for row in document["rows"] if row["operation"] == "decode and sum"] == [1, 3, 3] * 2
 

@@ -2,107 +2,47 @@ import dataclasses
 
 import pytest
 
+from grace.collectives import Tally
+from grace.predict.links import link
 from grace_bench.config import RunConfig
 from grace_bench.network.forecast import forecast
-from grace_bench.network.links import link
-from grace_bench.network.model import (
-    FRAME,
-    Work,
-    bucket_readiness,
-    collective_seconds,
-    exchange_seconds,
-    hops,
-    line_seconds,
-    step_seconds,
-    wire_bytes,
-)
-from grace_bench.network.probe import Probe, Timing
+from grace_bench.network.model import Work, exchange_seconds, step_seconds
 from grace_bench.record import failure_of
 from grace_bench.results import CollectiveTerms, Prediction, Terms
 from tests.unit.grace_bench.documents import document
+from tests.unit.predict.samples import make_timings
 
-
-@pytest.mark.parametrize(
-    ("kind", "messages", "moved"),
-    [
-        ("AllReduce", 6, 1.5), ("AllGather", 3, 3.0), ("AllToAll", 3, 0.75), ("ReduceScatter", 6, 1.5),
-        ("Broadcast", 2, 2.0), ("Permute", 1, 1.0),
-    ],
+WORK = Work(
+    compute=1.0, threads=1, ready=(0.5, 0.9), shares=(0.5, 0.5), codec=0.0, moved={"AllReduce": Tally(2, 2.0)},
+    cores=1.0, axes={},
 )  # fmt: skip
-def test_four_workers(kind, messages, moved):
-    assert hops(kind, 4) == messages
-    assert wire_bytes(kind, 1000.0, 4) == pytest.approx(1000 * moved)
 
 
-@pytest.mark.parametrize("kind", ["AllReduce", "AllGather", "AllToAll", "ReduceScatter", "Broadcast", "Permute"])
-def test_one_worker_moves_nothing(kind):
-    assert hops(kind, 1) == 0
-    assert wire_bytes(kind, 1000.0, 1) == 0
+class Given:
+    """A network on which all bytes of a step take ``exchange`` seconds, ``moving`` of them of the processor."""
+
+    def __init__(self, exchange=0.0, moving=0.0):
+        self.exchange, self.moving = exchange, moving
+
+    def move(self, kind, tally, world):
+        return self.moving * tally.bytes / 2, self.exchange * tally.bytes / 2
 
 
-def test_the_line_counts_headers():
-    assert line_seconds(link("1gbit")) == pytest.approx(8e-9 * 1514 / 1448)
-    assert line_seconds(link("none")) == 0
-
-
-def make_probe(rate="1gbit", world=4, efficiency=1.0):
-    """A network of 1 ms per all-reduce of nothing, and the line's own time otherwise."""
-    probe = Probe(link(rate), world, world)
-    each = line_seconds(probe.link) * 1.5 / efficiency
-    probe.timings["AllReduce"] = Timing([4, 1_000_000], [1e-3, 1e-3 + 1e6 * each], 1e-9)
-    return probe
-
-
-def test_between_and_beyond_measured_sizes_time_is_on_a_line():
-    timing = Timing([0, 100, 200], [1.0, 2.0, 5.0])
-    assert timing.at(50) == pytest.approx(1.5)
-    assert timing.at(150) == pytest.approx(3.5)
-    assert timing.at(300) == pytest.approx(8.0)
-    assert Timing([4], [1.0]).at(1e9) == 1.0
-
-
-def test_here_the_model_says_what_was_measured():
-    assert collective_seconds(make_probe(), "AllReduce", 1_000_000) == pytest.approx(1e-3 + 1e6 * 1.5 * 8e-9 * FRAME)
+def step(exchange=0.0, moving=0.0, **changes):
+    return step_seconds(dataclasses.replace(WORK, **changes), Given(exchange, moving), 4)
 
 
 def test_a_large_bucket_takes_what_its_size_takes():
     """Two collectives of 1 MB on average, of which one is nearly all: beyond 1 MB a byte takes twice as long."""
-    probe = make_probe()
-    line = probe.timings["AllReduce"]
-    line.sizes.append(2_000_000)
-    line.seconds.append(line.seconds[1] + 2 * (line.seconds[1] - line.seconds[0]))
-    equal = exchange_seconds(probe, "AllReduce", 2, 1_000_000, (0.5, 0.5))
+    timings = make_timings()
+    line = timings.kinds["AllReduce"]
+    line.put(2_000_000, line.seconds[1] + 2 * (line.seconds[1] - line.seconds[0]))
+    equal = exchange_seconds(timings, "AllReduce", Tally(2, 2_000_000), (0.5, 0.5))
     assert equal == pytest.approx(2 * line.seconds[1])
-    assert exchange_seconds(probe, "AllReduce", 2, 1_000_000, (0.0, 1.0)) == pytest.approx(1e-3 + line.seconds[2])
-    four = exchange_seconds(probe, "AllReduce", 4, 500_000, (0.0, 1.0))  # two of each bucket
+    large = exchange_seconds(timings, "AllReduce", Tally(2, 2_000_000), (0.0, 1.0))
+    assert large == pytest.approx(1e-3 + line.seconds[2])
+    four = exchange_seconds(timings, "AllReduce", Tally(4, 2_000_000), (0.0, 1.0))  # two of each bucket
     assert four == pytest.approx(2e-3 + 2 * line.seconds[1])
-
-
-def test_a_tenth_of_the_speed_takes_ten_times_as_long_beyond_latency():
-    slow = collective_seconds(make_probe(), "AllReduce", 1_000_000, link=link("100mbit"))
-    assert slow == pytest.approx(1e-3 + 1e6 * 1.5 * 8e-8 * FRAME, rel=1e-3)
-
-
-def test_what_an_algorithm_loses_it_loses_at_any_speed():
-    slow = collective_seconds(make_probe(efficiency=0.5), "AllReduce", 1_000_000, link=link("100mbit"))
-    assert slow == pytest.approx(1e-3 + 2 * 1e6 * 1.5 * 8e-8 * FRAME, rel=1e-3)
-
-
-def test_no_line_is_faster_than_the_cores():
-    fast = collective_seconds(make_probe(), "AllReduce", 1_000_000, link=link("400gbit"))
-    assert fast == pytest.approx(1e-3 + 1e6 * 1e-9)
-
-
-def test_more_workers_need_more_hops_and_a_latency_counts_for_each():
-    more = collective_seconds(make_probe(), "AllReduce", 4, world=8, link=link("1gbit", "1ms"))
-    assert more == pytest.approx(14 * (1e-3 / 6 + 1e-3), rel=1e-3)
-
-
-WORK = Work(compute=1.0, threads=1, ready=(0.5, 0.9), shares=(0.5, 0.5), codec=0.0, exchange=0.0, moving=0.0, cores=1.0)
-
-
-def step(**changes):
-    return step_seconds(dataclasses.replace(WORK, **changes))
 
 
 def test_nothing_to_exchange():
@@ -131,11 +71,6 @@ def test_moving_bytes_slows_the_model_down():
     # 0.4 s of transfer take 0.2 s of the core: while bytes move in the backward pass the model gets half of it
     # 0.5 compute; 0.2 s moving (compute 0.6); until 0.9: 0.3 s; 0.2 s moving; 0.1 optimizer
     assert step(exchange=0.4, moving=0.2) == pytest.approx(0.5 + 0.2 + 0.3 + 0.2 + 0.1)
-
-
-def test_buckets_are_ready_with_their_last_parameter():
-    assert bucket_readiness([(0.4, 10), (0.5, 20), (0.8, 30)], [30, 30]) == (0.5, 0.8)
-    assert bucket_readiness([(0.4, 10)], [10]) == (0.4,)
 
 
 def make_document(kinds, world=4):

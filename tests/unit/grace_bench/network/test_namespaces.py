@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from grace.predict.links import link
 from grace_bench.network import namespaces
 from grace_bench.network.interface import read_counters
-from grace_bench.network.links import link
 from grace_bench.network.namespaces import INTERFACE, LinkError, Network, address, why_not
 from grace_bench.network.throughput import measure_link
 
@@ -76,7 +76,7 @@ def test_namespaces_go_with_the_network():
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
 def test_namespaces_go_with_a_killed_parent(ending):
     code = (
-        "from grace_bench.network.links import link; from grace_bench.network.namespaces import Network\n"
+        "from grace.predict.links import link; from grace_bench.network.namespaces import Network\n"
         "import sys\n"
         "with Network(link('1gbit'), 2): print('up', flush=True); sys.stdin.read()\n"
     )

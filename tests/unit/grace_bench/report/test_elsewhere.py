@@ -4,8 +4,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from grace.predict.links import link
+from grace_bench.network.forecast import forecast
 from grace_bench.report.elsewhere import elsewhere, step_seconds
-from grace_bench.results import Quartiles, Result
+from grace_bench.results import CollectiveTerms, Prediction, Quartiles, Result, Terms
 from tests.unit.grace_bench.report.samples import run, run_of
 
 
@@ -15,10 +17,30 @@ def result(method: str, **changes: object) -> Result:
     return document
 
 
-def test_a_slow_line_adds_what_the_bytes_take() -> None:
+def with_terms(one: Result) -> Result:
+    """As a run that has measured its network."""
+    told = CollectiveTerms(1.0, 1e6, 0.0, 0.0, [4, 1_000_000], [0.1, 1.0], 0.1)
+    terms = Terms(10.0, 10.0, 0.0, 0.0, 0.0, 0.5, 1, [0.9], [1.0], {"AllReduce": told})
+    return msgspec.structs.replace(one, prediction=Prediction(20.0, 0.0, terms))
+
+
+def test_a_slow_line_adds_at_most_what_the_bytes_take_where_no_network_was_measured() -> None:
     one = result("topk:ratio=0.01")
-    line = 8 * one.traffic.sent_bytes_per_step / 1e8
-    assert step_seconds(one, 1e8) == pytest.approx(one.time.step_ms.median / 1000 + line)
+    line = one.traffic.sent_bytes_per_step * link("100mbit").seconds_per_byte
+    assert step_seconds(one, link("100mbit")) == pytest.approx(one.time.step_ms.median / 1000 + line)
+    assert step_seconds(one, None) == one.time.step_ms.median / 1000
+
+
+def test_where_it_was_measured_the_link_model_says_it_as_grace_bench_predict_does() -> None:
+    one, there = with_terms(result("none")), link("100mbit")
+    seconds = forecast(one)
+    assert seconds is not None
+    assert step_seconds(one, there) == seconds(there, one.workers) != step_seconds(one, there, modeled=False)
+    console = Console(width=200, record=True)
+    console.print(elsewhere([one, with_terms(result("bf16"))]))
+    assert "by the link model" in console.export_text()
+    console.print(elsewhere([one, result("bf16")]))  # a bound is not compared with a prediction
+    assert "the measured step, and after it the time" in console.export_text()
 
 
 def test_each_method_is_held_against_none() -> None:

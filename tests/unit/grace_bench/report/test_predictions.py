@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from grace.predict.links import link
 from grace_bench.config import RunConfig
-from grace_bench.network.links import link
 from grace_bench.record import failure_of
 from grace_bench.report import tables
 from grace_bench.report.predictions import predict

@@ -16,32 +16,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, ReduceScatter, cost
+from grace.collectives import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Collective,
+    ReduceScatter,
+    Tally,
+    cost,
+    kind_of,
+)
+from grace.compute import resources
 from grace.contract.method import Method
+from grace.grid import Grid
 from grace.registry.policy import Policy
 from grace.run.drive import drive
 from grace.run.options import Options
 from grace.run.worker import Worker
-from grace_bench import machine
 
 _WARM = 2  # exchanges until memories and workspaces exist
 _EVICTION = 64 << 20  # numbers of a buffer that empties the caches
 _MOST_ROWS = 1 << 28  # bytes of a gathered answer: a larger one is a view, without its own memory
-
-
-@dataclass(slots=True)
-class Tally:
-    """The collectives of one kind and bucket. bytes: of their buffers. half: those of sums of 16-bit numbers among them."""
-
-    count: float = 0.0
-    bytes: float = 0.0
-    half: float = 0.0
-
-    def add(self, other: Tally, times: float = 1.0) -> None:
-        """Adds ``times`` times another."""
-        self.count += times * other.count
-        self.bytes += times * other.bytes
-        self.half += times * other.half
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +47,7 @@ class Replay:
     codec: processor time of encoding, decoding and machinery, in ``y.add_(x)`` of all numbers; of each bucket.
     moved: the collectives of each bucket, by kind. sent: bytes that this worker sends.
     whole: whether all buckets were exchanged; if not, the others were taken to cost as much for each number.
+    axes: of the grid on which the workers lie, and how many there are along each.
     """
 
     world: int
@@ -58,13 +55,19 @@ class Replay:
     moved: tuple[dict[str, Tally], ...]
     sent: float
     whole: bool = True
+    axes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Echo:
-    """A network that answers as if all workers had sent the same. ``cpu``: processor seconds that answers took."""
+    """A network that answers as if all workers had sent the same.
+
+    world: how many there are. axes: and along each axis. cpu: processor seconds that answers took. sent: bytes. moved: its
+    collectives by kind.
+    """
 
     world: int
+    axes: Mapping[str, int] = field(default_factory=dict)
     cpu: float = 0.0
     sent: float = 0.0
     moved: dict[str, Tally] = field(default_factory=dict)
@@ -73,22 +76,20 @@ class Echo:
     def run(self, op: Collective) -> Tensor:
         """See :class:`grace.transports.base.Network`."""
         start = time.thread_time()
-        tally = self.moved.setdefault(type(op).__name__, Tally())
-        size = op.buf.numel() * op.buf.element_size()
-        tally.count += 1
-        tally.bytes += size
-        if isinstance(op, AllReduce | ReduceScatter) and op.buf.dtype in (torch.float16, torch.bfloat16):
-            tally.half += size
-        self.sent += cost(op, 0, self.world).sent
-        answer = self._answer(op)
+        self.moved.setdefault(kind_of(op), Tally()).see(op)
+        world = self.axes[op.axis] if op.axis else self.world
+        self.sent += cost(op, 0, world).sent
+        answer = self._answer(op, world)
         self.cpu += time.thread_time() - start
         return answer
 
-    def _answer(self, op: Collective) -> Tensor:
+    def _answer(self, op: Collective, world: int) -> Tensor:
         buf = op.buf
         if isinstance(op, AllGather):
-            shape = (self.world, *buf.shape)
-            if self.world * buf.numel() * buf.element_size() > _MOST_ROWS:
+            shape = (world, *buf.shape)
+            if op.into is not None:
+                return op.into.copy_(buf.expand(shape))
+            if world * buf.numel() * buf.element_size() > _MOST_ROWS:
                 return buf.expand(shape)
             key = (shape, buf.dtype)
             if key not in self._rows:
@@ -97,11 +98,19 @@ class Echo:
         if isinstance(op, AllToAll):
             return buf[:1].expand_as(buf).contiguous()
         if isinstance(op, AllReduce):
-            times = self.world if op.op == "sum" else 1
+            times = world if op.op == "sum" else 1
             return buf.mul_(times) if op.donate else buf * times
         if isinstance(op, ReduceScatter):
-            return buf[0] * (self.world if op.op == "sum" else 1)
-        return buf if isinstance(op, Broadcast) else torch.zeros_like(buf)
+            return buf[0] * (world if op.op == "sum" else 1)
+        arrives = isinstance(op, Broadcast) or any(to == 0 for _, to in op.pairs)
+        return buf if arrives else torch.zeros_like(buf)
+
+
+def heavy_tailed(numbers: int) -> Tensor:
+    """``randn * exp(randn)``: a few numbers are much larger than the others."""
+    generator = torch.Generator().manual_seed(0)
+    found = torch.randn(numbers, generator=generator)
+    return found.mul_(torch.randn(numbers, generator=generator).exp_())
 
 
 class Replayer:
@@ -125,12 +134,10 @@ class Replayer:
         self.samples, self.patience, self.budget = samples, patience, budget
         numbers = {name: torch.Size(shapes[name]).numel() for names in buckets for name in names}
         self.numbers = [sum(numbers[name] for name in names) for names in self.buckets]
-        generator = torch.Generator().manual_seed(0)
         total = sum(self.numbers)
-        self._source = torch.randn(total, generator=generator)
-        self._source *= torch.randn(total, generator=generator).exp_()  # a few numbers are much larger than the others
+        self._source = heavy_tailed(total)
         self._flat, self._y = torch.empty(total), torch.zeros(total)
-        self._evict = torch.zeros(min(_EVICTION, max(machine.available_memory() // 16, 1 << 18)))
+        self._evict = torch.zeros(min(_EVICTION, max(resources.available_memory() // 16, 1 << 18)))
         parts = torch.split(self._flat, [numbers[name] for names in self.buckets for name in names])
         names = [name for names in self.buckets for name in names]
         self._views = {name: part.view(tuple(shapes[name])) for name, part in zip(names, parts, strict=True)}
@@ -143,12 +150,16 @@ class Replayer:
 
     def run(self, method: Policy | Method[Any] | str, world: int) -> Replay:
         """One worker's step under this method, among ``world``."""
-        with machine.threads(1), warnings.catch_warnings(), torch.no_grad():
+        with resources.threads(1), warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            return self._run(Worker(Policy.of(method), 0, world, Options(steps_per_epoch=1000)), world)
+            policy = Policy.of(method)
+            sizes = dict(policy.axes(world))
+            axes = Grid(sizes).place(0) if sizes else {}
+            return self._run(Worker(policy, 0, world, Options(steps_per_epoch=1000), axes=axes), sizes)
 
-    def _run(self, worker: Worker, world: int) -> Replay:
-        tasted = self._taste(worker, world)
+    def _run(self, worker: Worker, axes: Mapping[str, int]) -> Replay:
+        world = worker.world
+        tasted = self._taste(worker, axes)
         if tasted is not None:
             return tasted
         found: list[list[float]] = []
@@ -156,7 +167,7 @@ class Replayer:
         for sample in range(_WARM + self.samples):
             self._flat.copy_(self._source)
             self._evict.add_(1.0)
-            echo = Echo(world)
+            echo = Echo(world, axes)
             begin, seconds, moved = time.perf_counter(), list[float](), list[dict[str, Tally]]()
             for names in self.buckets:
                 seconds.append(self._exchange(worker, echo, names))
@@ -171,19 +182,19 @@ class Replayer:
                 if time.perf_counter() - started > self.budget:
                     break
             if time.perf_counter() - begin > self.patience:
-                return self._extrapolate([one / add for one in seconds], moved, echo.sent, world)
+                return self._extrapolate([one / add for one in seconds], moved, echo)
         codec = tuple(statistics.median(column) for column in zip(*found, strict=True))
-        return Replay(world, codec, tuple(moved), echo.sent)
+        return Replay(world, codec, tuple(moved), echo.sent, axes=axes)
 
-    def _taste(self, worker: Worker, world: int) -> Replay | None:
+    def _taste(self, worker: Worker, axes: Mapping[str, int]) -> Replay | None:
         """The replay if, by what the first bucket takes, an exchange of all of them would take longer than ``patience``."""
         for _ in range(2):  # once to make memories and workspaces
             self._flat.copy_(self._source)
-            echo = Echo(world)
+            echo = Echo(worker.world, axes)
             seconds = self._exchange(worker, echo, self.buckets[0])
         if seconds * sum(self.numbers) / self.numbers[0] <= self.patience:
             return None
-        return self._extrapolate([seconds / self._add()], [echo.moved], echo.sent, world)
+        return self._extrapolate([seconds / self._add()], [echo.moved], echo)
 
     def _exchange(self, worker: Worker, echo: Echo, names: Sequence[str]) -> float:
         """Processor seconds of a bucket's exchange, and of the copies of its means."""
@@ -202,7 +213,7 @@ class Replayer:
         self.adds.append(max(time.thread_time() - start, 1e-9))
         return self.adds[-1]
 
-    def _extrapolate(self, codec: list[float], moved: list[dict[str, Tally]], sent: float, world: int) -> Replay:
+    def _extrapolate(self, codec: list[float], moved: list[dict[str, Tally]], echo: Echo) -> Replay:
         """Assumes that the rest costs as much per number as what was exchanged."""
         done = len(codec)
         known = sum(self.numbers[:done])
@@ -214,4 +225,5 @@ class Replayer:
                 for kind, tally in bucket.items():
                     total.setdefault(kind, Tally()).add(tally, share)
             moved.append(total)
-        return Replay(world, tuple(codec), tuple(moved), sent * sum(self.numbers) / known, done == len(self.numbers))
+        sent = echo.sent * sum(self.numbers) / known
+        return Replay(echo.world, tuple(codec), tuple(moved), sent, done == len(self.numbers), echo.axes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from grace_bench.network.links import LEAST, MOST, Link
+from grace.predict.links import LEAST, MOST, Link
 
 _STEPS, _HALVINGS = 57, 20  # ten for each decade; then to a millionth
 

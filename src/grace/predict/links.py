@@ -14,6 +14,7 @@ _TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)", re.IGNORECASE)
 _UNITS = {"mbit": 1e6, "gbit": 1e9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 LEAST, MOST = 1e6, 400e9  # bits per second
+FRAME = 1514 / 1448  # bytes on the wire for each byte of TCP's payload, at an MTU of 1,500
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,16 @@ class Link:
         """Whether it must be made; otherwise workers use the network that is there."""
         return self.bits_per_second is not None
 
+    @property
+    def seconds_per_byte(self) -> float:
+        """Of payload on the line, frames included; 0 where nothing is shaped."""
+        return 0.0 if self.bits_per_second is None else 8 * FRAME / self.bits_per_second
+
     def __str__(self) -> str:
         return self.name if not self.latency else f"{self.name}+{1000 * self.latency:g}ms"
+
+
+UNSHAPED = Link(NONE, None)  # one of which nothing is known, and nothing asked
 
 
 def link(text: str, latency: str | float = 0.0) -> Link:
@@ -56,7 +65,7 @@ def link(text: str, latency: str | float = 0.0) -> Link:
     if name == NONE:
         if seconds:
             raise ConfigurationError(f"latency {latency!r} needs a link: add --link 1gbit, or leave --latency out")
-        return Link(NONE, None)
+        return UNSHAPED
     found = _RATE.fullmatch(name)
     rate = float(found[1]) * _UNITS[found[2]] if found else 0.0
     if not LEAST <= rate <= MOST:

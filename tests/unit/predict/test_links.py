@@ -1,7 +1,7 @@
 import pytest
 
 from grace.errors import ConfigurationError
-from grace_bench.network.links import PRESETS, link, seconds_of
+from grace.predict.links import PRESETS, link, seconds_of
 
 
 @pytest.mark.parametrize(("name", "rate"), list(zip(PRESETS, (100e6, 1e9, 10e9, 25e9), strict=True)))

@@ -1,0 +1,381 @@
+"""What ``auto`` measures before it plans: codecs, the link, and the model's own step.
+
+- **Codecs**, in ``attach``, on all ranks at once, so that they share caches and memory as in training: each candidate's
+  exchange of 2^14 and 2^20 numbers, replayed. What takes more than 50 ns a number is left out, and what there is no time for.
+- **The link**, next, while all ranks are there and idle: the kinds of collectives that candidates need, up to the largest
+  buffer that they need, small sizes of all kinds first. A size that the last one's slope puts above 100 ms is left out.
+- **The model**, in some of the first steps, in which buckets are *held*: they are exchanged after the last one has come, so
+  that the backward pass runs undisturbed (:class:`StepClock`).
+
+All ranks decide alike. What a rank measures is a whole number of nanoseconds; an all-gather gives everyone everyone's, and
+all that follows is a function of that, in whole numbers and IEEE doubles with ``+ - * /`` and comparisons. Times are the
+maximum over ranks, as a synchronous step waits for the slowest; which rank that was is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from grace.compute import resources
+from grace.errors import ConfigurationError, TransportError
+from grace.predict.costs import Network, Probed
+from grace.predict.links import UNSHAPED
+from grace.predict.probe import SIZES, Probe, Timings, middle
+from grace.predict.rates import NUMBERS, Rate, Rater, Sample
+from grace.predict.timeline import Phase
+from grace.registry import method as make_method
+from grace.registry.policy import Policy
+from grace.transports.base import Transport, describe
+
+LINK_NS, CODEC_NS = 2_000_000_000, 1_500_000_000  # what the two may take
+MOST_SECONDS = 0.1  # of one collective of a size
+_SURE = SIZES[:2]  # sizes that each kind is measured at: through them goes a line
+_OFTEN = 1 << 17  # bytes up to which a size is measured five times instead of three
+SLOW_NS = 50  # a number: a codec that takes longer is left out
+_SMALL_TIMES = 4  # so many times that, for small tensors, whose calls count more
+BASELINES = ("none", "bf16")  # what is measured in any case
+STEPS = 5  # of the model, with buckets held
+STRAGGLES = 1.5  # times the median of the ranks
+_LOOK_SIZES, _LOOK_SECONDS = (4, 1 << 17, 1 << 20), 0.025
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What each rank has measured of one thing, in nanoseconds, by rank."""
+
+    what: str
+    ns: tuple[int, ...]
+
+    @property
+    def slowest(self) -> int:
+        """The rank that took longest."""
+        return self.ns.index(max(self.ns))
+
+    @property
+    def straggles(self) -> float:
+        """How many times the median of the ranks the slowest took."""
+        usual = sorted(self.ns)[(len(self.ns) - 1) // 2]
+        return max(self.ns) / max(1, usual)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was measured in ``attach``; the same on all ranks.
+
+    Attributes:
+        world: workers. transport: between them, as it describes itself.
+        cores: of one worker, the least of all.
+        timings: points of each kind of collective.
+        rates: of each candidate that may be used. left_out: the others, and why.
+        codecs: what each rank has measured of each candidate at 2^20 numbers. links: of each kind at its largest size.
+        spent: nanoseconds, by stage.
+    """
+
+    world: int
+    transport: str
+    cores: float
+    timings: Timings
+    rates: Mapping[str, Rate] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    codecs: tuple[Told, ...] = ()
+    links: tuple[Told, ...] = ()
+    spent: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> str:
+        """What must be the same where its numbers are to be used again."""
+        return f"{self.world} workers over {self.transport}, {self.cores:g} cores each"
+
+    @property
+    def network(self) -> Network:
+        """The network that was measured."""
+        return Probed(self.timings)
+
+    def phases(self, method: str, shapes: Sequence[Sequence[int]]) -> list[Phase]:
+        """What a bucket of tensors of these shapes does under a candidate: (processor seconds, seconds undisturbed) of codec,
+        move, codec, ... codec.
+        """
+        rate = self.rates[method]
+        numbers = [math.prod(shape) for shape in shapes]
+        return rate.phases(numbers, self.network, bytes_scale=rate.scale_to(make_method(method), shapes))
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The model's own step; the same on all ranks.
+
+    Attributes:
+        compute: seconds of a step without communication, the data loader and the optimizer included.
+        ready: when each bucket is ready, as shares of that, counted from the end of the last exchange; rising, the last one 1.
+        exposed: seconds from the last bucket to its mean while buckets were held. period: of those steps.
+        computing, waiting: what each rank has measured: of ``compute``, and from its last bucket to the mean.
+    """
+
+    compute: float
+    ready: tuple[float, ...]
+    exposed: float
+    period: float
+    computing: Told
+    waiting: Told
+
+
+def calibrate(
+    transport: Transport, candidates: Sequence[str], largest: int, *, clock: Callable[[], int] = time.monotonic_ns
+) -> Calibration:
+    """Measures codecs and the link. All ranks call it, with the same arguments.
+
+    Args:
+        transport: between them.
+        candidates: methods, the most important first: where time runs out, the last are left out.
+        largest: numbers in the largest bucket.
+        clock: nanoseconds, for what it may take.
+
+    Raises:
+        TransportError: the link failed meanwhile; on all ranks.
+    """
+    if transport.world == 1:
+        return Calibration(1, describe(transport), float(resources.cores()), Timings(UNSHAPED, 1, resources.cores()))
+    try:
+        cores = _share_cores(Probe(transport, 1))
+        rates, left_out, told, codec_ns = _measure_codecs(Probe(transport, 1), candidates, clock)
+        probe = Probe(
+            transport, max(1, int(cores * transport.world)), most_seconds=MOST_SECONDS,
+            repeats=lambda size: 5 if size <= _OFTEN else 3,
+        )  # fmt: skip
+        links = _measure_link(probe, _sizes_needed(rates.values(), largest))
+    except TransportError as error:
+        raise TransportError(f"while auto measured the link and the codecs: {error}") from error
+    return Calibration(
+        transport.world, describe(transport), cores, probe.timings, rates, left_out, tuple(told), tuple(links),
+        {"codecs": codec_ns, "link": probe.spent},
+    )  # fmt: skip
+
+
+def look(transport: Transport, known: Calibration, methods: Sequence[str]) -> Calibration:
+    """Measures the link again, between two steps: three sizes of the kinds that these candidates need. All ranks call it; the
+    rest of what is known stays.
+
+    Raises:
+        TransportError: the link failed meanwhile; on all ranks.
+    """
+    probe = Probe(transport, known.timings.cores, most_seconds=_LOOK_SECONDS, repeats=lambda size: 2)
+    kinds = dict.fromkeys(kind for name in methods for kind, _, _ in known.rates[name].moved)
+    try:
+        told = [Told(kind, _learn(probe, kind, _LOOK_SIZES)) for kind in kinds]
+    except TransportError as error:
+        raise TransportError(f"while auto measured the link again: {error}") from error
+    timings = replace(known.timings, kinds={**known.timings.kinds, **probe.timings.kinds})
+    others = [one for one in known.links if one.what not in kinds]
+    spent = {**known.spent, "looks": known.spent.get("looks", 0) + probe.spent}
+    return replace(known, timings=timings, links=(*others, *told), spent=spent)
+
+
+def stragglers(told: Sequence[Told]) -> list[str]:
+    """Which ranks take more than 1.5 times as long as the median, in words; compression cannot mend that."""
+    found: dict[int, tuple[float, str]] = {}
+    for one in told:
+        if one.straggles > max(STRAGGLES, found.get(one.slowest, (0.0, ""))[0]):
+            found[one.slowest] = one.straggles, one.what
+    return [
+        f"rank {rank} takes {times:.1f} times as long as the median of the ranks ({what}): all wait for it"
+        for rank, (times, what) in sorted(found.items())
+    ]
+
+
+# ---- codecs ---------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Agreed:
+    """What all ranks know of one exchange. sample: the slowest of each part; None, and ``why`` not. ns: of each rank. spent:
+    on codecs so far, by the slowest.
+    """
+
+    sample: Sample | None
+    why: str
+    ns: tuple[int, ...]
+    spent: int
+
+
+def _measure_codecs(
+    probe: Probe, candidates: Sequence[str], clock: Callable[[], int]
+) -> tuple[dict[str, Rate], dict[str, str], list[Told], int]:
+    """Rates, what is left out and why, what each rank measured, and nanoseconds that it took."""
+    world, rater, start = probe.timings.world, Rater(), clock()
+    rates: dict[str, Rate] = {}
+    left_out: dict[str, str] = {}
+    told: list[Told] = []
+    spent = 0
+    for name in candidates:
+        always = name in BASELINES
+        if spent > CODEC_NS and not always:
+            left_out[name] = f"not measured: {CODEC_NS / 1e9:g} s had passed"
+            continue
+        try:
+            axes = _find_axes(name, probe.timings)
+        except ConfigurationError as error:
+            left_out[name] = str(error.args[0])
+            continue
+        samples: list[Sample] = []
+        for numbers, times in zip(NUMBERS, (_SMALL_TIMES, 1), strict=True):
+            limit = math.inf if always else times * SLOW_NS * numbers
+            found = _agree_on(probe, rater, name, numbers, limit, lambda: clock() - start)
+            spent = found.spent
+            if found.sample is None:
+                left_out[name] = found.why
+                break
+            samples.append(found.sample)
+        else:
+            rates[name] = Rate.through(world, samples, axes)
+            told.append(Told(name, found.ns))
+    return rates, left_out, told, spent
+
+
+def _agree_on(probe: Probe, rater: Rater, name: str, numbers: int, limit: float, elapsed: Callable[[], int]) -> _Agreed:
+    """Measures an exchange of so many numbers, which may take ``limit`` nanoseconds."""
+    # where a small exchange is slow, the first may only have loaded what it needs
+    patience = math.inf if numbers == NUMBERS[0] else limit / 1e9
+    try:
+        sample, failed = rater.run(name, probe.timings.world, numbers, patience), 0
+    except Exception:  # a kernel that is missing on one machine: all ranks must hear of it, or they wait for ever
+        sample, failed = Sample(numbers, (), ()), 1
+    heads = probe.tell([failed, len(sample.codec), len(sample.moved), elapsed()])
+    spent = max(row[3] for row in heads)
+    if broken := [rank for rank, row in enumerate(heads) if row[0]]:
+        return _Agreed(None, f"rank {broken[0]} cannot run it", (), spent)
+    if any(row[1:3] != heads[0][1:3] for row in heads):
+        return _Agreed(None, "its collectives differ between ranks", (), spent)
+    rows = probe.tell([*sample.codec, *(size for _, size in sample.moved)])
+    parts = len(sample.codec)
+    slowest = [max(row[k] for row in rows) for k in range(parts + len(sample.moved))]
+    ns = tuple(sum(row[:parts]) for row in rows)
+    if max(ns) > limit:
+        return _Agreed(None, f"its codec takes {max(ns) / numbers:.0f} ns a number, more than {SLOW_NS}", ns, spent)
+    moved = tuple((kind, size) for (kind, _), size in zip(sample.moved, slowest[parts:], strict=True))
+    return _Agreed(Sample(sample.numbers, tuple(slowest[:parts]), moved), "", ns, spent)
+
+
+def _find_axes(name: str, timings: Timings) -> dict[str, int]:
+    """The axes along which a method exchanges.
+
+    Raises:
+        ConfigurationError: these workers do not lie so.
+    """
+    wanted, has = dict(Policy([("*", name)]).axes(timings.world)), dict(timings.axes)
+    if wanted and wanted != has:
+        raise ConfigurationError(f"needs {wanted}, and these workers lie on {has or 'no grid'}")
+    return wanted
+
+
+# ---- the link -------------------------------------------------------------------------------------------------------
+def _sizes_needed(rates: Iterable[Rate], largest: int) -> dict[str, int]:
+    """The largest buffer of each kind, in bytes, that a bucket of so many numbers needs under any of these rates."""
+    found: dict[str, int] = {}
+    for rate in rates:
+        for kind, head, each in rate.moved:
+            found[kind] = max(found.get(kind, 0), int(head + each * largest) + 1)
+    return found
+
+
+def _measure_link(probe: Probe, needed: Mapping[str, int]) -> list[Told]:
+    """Sizes rise, and each is measured of all kinds before the next: where time runs out, all kinds have the small ones."""
+    told: dict[str, Told] = {}
+    for size in SIZES:
+        for kind, most in needed.items():
+            sure = size in _SURE
+            if sure or (probe.spent <= LINK_NS and probe.timings.kinds[kind].sizes[-1] < most):
+                found = _learn(probe, kind, [size if sure else min(size, most)])
+                told[kind] = Told(kind, found) if found else told[kind]
+    return list(told.values())
+
+
+def _learn(probe: Probe, kind: str, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Measures these sizes; nanoseconds of the last that was not left out, by rank."""
+    found: tuple[int, ...] = ()
+    for size in sizes:
+        before = probe.spent
+        probe.learn(kind, size, ())
+        found = tuple(probe.last) if probe.spent > before else found
+    return found
+
+
+# ---- the model ------------------------------------------------------------------------------------------------------
+class StepClock:
+    """Listens to steps while buckets are held.
+
+    Call :meth:`ready` when a bucket comes, in the order of the buckets, and :meth:`exchanged` when the last mean is there;
+    after :attr:`done`, :meth:`record` is what to tell all ranks, and :func:`model_of` makes a model of what all have told.
+
+    Args:
+        buckets: in a step.
+        steps: that are measured; one more begins before them.
+        clock: nanoseconds, monotonic.
+    """
+
+    def __init__(self, buckets: int, steps: int = STEPS, clock: Callable[[], int] = time.perf_counter_ns):
+        if buckets < 1:
+            raise ConfigurationError(f"StepClock: buckets={buckets}; legal: >= 1")
+        self.buckets, self.steps, self.clock = buckets, steps, clock
+        self._arrivals: list[int] = []
+        self._ended: int | None = None
+        self._found: list[list[int]] = []  # of each step: computing, exposed, arrivals
+
+    @property
+    def done(self) -> bool:
+        """Whether enough steps were seen."""
+        return len(self._found) >= self.steps
+
+    def ready(self) -> bool:
+        """A bucket has come; whether it is the last, so that all may go."""
+        self._arrivals.append(self.clock())
+        return len(self._arrivals) == self.buckets
+
+    def exchanged(self) -> None:
+        """The last mean is there. Of a step with other buckets, and of the first, nothing is kept."""
+        now, arrivals, start = self.clock(), self._arrivals, self._ended
+        self._arrivals, self._ended = [], now
+        if start is not None and len(arrivals) == self.buckets and not self.done:
+            self._found.append([arrivals[-1] - start, now - arrivals[-1], *(at - start for at in arrivals)])
+
+    def record(self) -> list[int]:
+        """Medians in nanoseconds: computing, from the last bucket to the last mean, and when each bucket came."""
+        return [int(middle(column)) for column in zip(*self._found, strict=True)]
+
+
+def model_of(told: Sequence[Sequence[int]]) -> Model:
+    """The model's step, from what all ranks have told: :meth:`StepClock.record`, by rank."""
+    compute = max(1, *(row[0] for row in told))
+    # who computes for longer waits for less: the shortest wait is that of the slowest, which all others wait for
+    exposed = max(0, min(row[1] for row in told))
+    ready: list[float] = []
+    for k in range(2, len(told[0])):
+        latest = max(row[k] for row in told) / compute
+        ready.append(min(1.0, max(latest, ready[-1] if ready else 0.0)))
+    ready[-1:] = [1.0]
+    return Model(
+        compute / 1e9, tuple(ready), exposed / 1e9, (compute + exposed) / 1e9,
+        Told("the model", tuple(row[0] for row in told)), Told("waiting", tuple(row[1] for row in told)),
+    )  # fmt: skip
+
+
+# ---- where ranks are ------------------------------------------------------------------------------------------------
+def _share_cores(probe: Probe) -> float:
+    """Cores of one worker: those of its machine, over the ranks on it; the least of all ranks."""
+    rows = probe.tell([_machine(), resources.cores()])
+    machines = [row[0] for row in rows]
+    return min(row[1] / machines.count(row[0]) for row in rows)
+
+
+def _machine() -> int:
+    """A number of this machine: two that are told apart have two."""
+    try:
+        text = _BOOT.read_text()
+    except OSError:
+        text = f"{platform.node()} {os.uname().machine}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")

@@ -1,0 +1,228 @@
+"""What collectives cost on this network, measured: :class:`Probe` asks a transport, :class:`Timings` keeps what it found.
+
+The training itself has no part in it: each kind of collective is timed alone, on buffers of zeros, by the workers of a job
+and over their transport, whichever that is. Each kind has a latency (a buffer of four bytes), seconds for some sizes, and
+processor time per byte, because moving bytes takes a share of the cores from the model.
+
+Workers decide alike: what each has measured, in whole nanoseconds, goes to all of them in one all-gather, and all that follows
+is a function of that.
+"""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from grace.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, Permute, ReduceScatter, split_kind
+from grace.errors import ConfigurationError
+from grace.predict.links import UNSHAPED, Link
+from grace.predict.timeline import hops, wire_bytes
+from grace.transports.base import Transport, find_axes
+
+SIZES = (4, 1 << 14, 1 << 17, 1 << 20, 1 << 22, 1 << 24, 1 << 26)  # bytes of a buffer; gloo changes its ways at some MB
+_SMALL = SIZES[1]  # below, latency is all
+_NEAR = 0.05  # sizes that differ by no more are one
+_COPIED = 16 << 20  # bytes
+_Make: TypeAlias = Callable[[Tensor, int, str], Collective]
+
+_MAKERS: dict[str, _Make] = {
+    "AllReduce": lambda buf, world, axis: AllReduce(buf, "sum", donate=True, axis=axis),
+    "AllGather": lambda buf, world, axis: AllGather(buf, axis),
+    "AllToAll": lambda buf, world, axis: AllToAll(_rows(buf, world), axis),
+    "ReduceScatter": lambda buf, world, axis: ReduceScatter(_rows(buf, world), "sum", axis),
+    "Broadcast": lambda buf, world, axis: Broadcast(buf, axis=axis),
+    "Permute": lambda buf, world, axis: Permute(buf, ((0, world - 1),), axis),
+}
+
+
+def _rows(buf: Tensor, world: int) -> Tensor:
+    return buf.view(-1)[: buf.numel() // world * world].view(world, -1)
+
+
+def middle(values: Sequence[float]) -> float:
+    """The median, and of an even number the larger of the two in the middle: always one of the values."""
+    return sorted(values)[len(values) // 2]
+
+
+@dataclass(slots=True)
+class Timing:
+    """One kind of collective. sizes: bytes of the buffer, rising. seconds: of each. cpu: of one worker, for each byte."""
+
+    sizes: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    cpu: float = 0.0
+
+    def at(self, size: float) -> float:
+        """Seconds of one collective of so many bytes: between measured sizes on a line, beyond them on the last."""
+        if len(self.sizes) == 1:
+            return self.seconds[0]
+        i = min(max(bisect.bisect_left(self.sizes, size), 1), len(self.sizes) - 1)
+        low, high = self.sizes[i - 1], self.sizes[i]
+        slope = (self.seconds[i] - self.seconds[i - 1]) / (high - low)
+        return max(self.seconds[0], self.seconds[i - 1] + slope * (size - low))
+
+    def put(self, size: int, seconds: float, cpu: float = 0.0) -> None:
+        """Adds what one size took; of the largest, its processor seconds count."""
+        at = bisect.bisect_left(self.sizes, size)
+        self.sizes.insert(at, size)
+        self.seconds.insert(at, seconds)
+        if size >= _SMALL and at == len(self.sizes) - 1:
+            self.cpu = cpu / size
+
+
+@dataclass(slots=True)
+class Timings:
+    """What collectives cost on one network.
+
+    Attributes:
+        link: of each worker. world: workers on it. cores: of all machines, which they share.
+        kinds: the timing of each kind, as :func:`grace.collectives.kind_of` says it. copying: processor seconds per byte of a
+            gradient that goes into its bucket. axes: places along each axis of a grid.
+    """
+
+    link: Link
+    world: int
+    cores: int
+    kinds: dict[str, Timing] = field(default_factory=dict)
+    copying: float = 0.0
+    axes: Mapping[str, int] = field(default_factory=dict)
+
+    def size_of(self, kind: str) -> int:
+        """How many workers take part in a collective of this kind."""
+        axis = split_kind(kind)[2]
+        return self.axes[axis] if axis else self.world
+
+    def seconds(self, kind: str, size: float, world: int | None = None, link: Link | None = None) -> float:
+        """Seconds of one collective that nothing disturbs, here or with other workers and another link: ``hops (alpha +
+        latency) + wire bytes x seconds per byte``. What it took beyond the line's own time scales with the link, and moving
+        bytes never takes less than its processor time.
+
+        Args:
+            kind: has been measured.
+            size: bytes of its buffer.
+            world: workers that take part, each with the same share of cores as here; None: as many as here.
+            link: the link; None: the one here. What goes along an axis goes over its own, which stays.
+        """
+        timing, count = self.kinds[kind], self.size_of(kind)
+        here = timing.at(size)
+        link = self.link if link is None or split_kind(kind)[2] else link
+        world = count if world is None else world
+        if world == count and link == self.link:
+            return here
+        latency = timing.seconds[0]
+        alpha = max(0.0, latency / max(1, hops(kind, count)) - self.link.latency)
+        moved = wire_bytes(kind, size, count)
+        each = max(0.0, here - latency) / moved if moved else 0.0
+        cpu = timing.cpu * size / moved * max(1.0, self.world / self.cores) if moved else 0.0
+        line, line_here = link.seconds_per_byte, self.link.seconds_per_byte
+        each = line * each / line_here if line and line_here else each
+        return hops(kind, world) * (alpha + link.latency) + wire_bytes(kind, size, world) * max(each, line, cpu)
+
+
+class Probe:
+    """Measures a network. All workers must ask it in the same way, as asking sends.
+
+    Args:
+        transport: between the workers.
+        cores: of all machines, which they share.
+        link: the network, as far as it is known.
+        most_seconds: that one collective of a size should take; larger sizes are then left out.
+        repeats: how often a buffer of so many bytes is measured, once more not counted.
+
+    ``timings`` is what has been found so far, ``last`` the nanoseconds of the last size on each rank, and ``spent`` those of
+    all measurements on the slowest.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        cores: int,
+        link: Link = UNSHAPED,
+        *,
+        most_seconds: float = 0.6,
+        repeats: Callable[[int], int] = lambda size: 3,
+    ):
+        self.transport, self.most_seconds, self.repeats = transport, most_seconds, repeats
+        axes = {axis: size for axis, (_, size) in find_axes(transport).items()}
+        self.timings = Timings(link, transport.world, cores, axes=axes)
+        self.last: list[int] = []
+        self.spent = self._mine = 0
+        self._signal = torch.ones(1)
+
+    def learn_copying(self) -> None:
+        """Measures what DistributedDataParallel does with each gradient: scaling it into its bucket."""
+        if self.timings.copying:
+            return
+        gradient = torch.ones(_COPIED // 4)
+        bucket = torch.zeros_like(gradient)
+        found = []
+        self.meet()
+        for _ in range(3):
+            start = time.process_time()
+            torch.mul(gradient, 0.5, out=bucket)
+            found.append((time.process_time() - start) / _COPIED)
+        self.timings.copying = middle(found)
+
+    def learn(self, kind: str, size: float, sizes: Sequence[int] = SIZES) -> None:
+        """Measures collectives of this kind at this size and at those of ``sizes`` that are smaller, unless that is done.
+
+        Raises:
+            ConfigurationError: there is no such kind.
+            TransportError: the network failed.
+        """
+        name, _, axis = split_kind(kind)
+        if name not in _MAKERS or (axis and axis not in self.timings.axes):
+            raise ConfigurationError(
+                f"there is no kind of collective {kind!r}; legal: {', '.join(_MAKERS)}, along {self.timings.axes or 'no axis'}"
+            )
+        timing = self.timings.kinds.setdefault(kind, Timing())
+        whole = max(SIZES[0], int(-(-size // 4) * 4))
+        for one in (*(least for least in sizes if least < size), whole):
+            if any(abs(one - known) <= _NEAR * known for known in timing.sizes):
+                continue
+            if timing.sizes and self._estimate(timing, one) > self.most_seconds:
+                break
+            timing.put(one, *self._time(kind, one))
+
+    def meet(self) -> None:
+        """Returns when all workers have come."""
+        self.transport.run(AllReduce(self._signal, "sum"))
+
+    def tell(self, values: Sequence[int]) -> list[list[int]]:
+        """Everyone's whole numbers, equally many, by rank."""
+        answer = self.transport.run(AllGather(torch.tensor(list(values), dtype=torch.int64)))  # [W, m]
+        rows: list[list[int]] = answer.tolist()
+        return rows
+
+    def _estimate(self, timing: Timing, size: int) -> float:
+        rate = self.timings.link.bits_per_second
+        line = 0.0 if rate is None else 8 * size / rate
+        return max(line, timing.seconds[-1] * size / timing.sizes[-1] if timing.sizes[-1] >= _SMALL else 0.0)
+
+    def _time(self, kind: str, size: int) -> tuple[float, float]:
+        """Seconds (of the slowest worker; the median of some) and processor seconds (their mean) of one."""
+        name, narrow, axis = split_kind(kind)
+        count, repeats = self.timings.size_of(kind), self.repeats(size)
+        width = 2 if narrow else 4
+        buf = torch.zeros(max(count, size // width), dtype=torch.bfloat16 if narrow else torch.float32)
+        mine: list[int] = []
+        begin = time.perf_counter_ns()
+        for repeat in range(1 + repeats):
+            self.meet()
+            start, cpu = time.perf_counter_ns(), time.process_time_ns()
+            self.transport.run(_MAKERS[name](buf, count, axis))
+            if repeat:
+                mine += [time.perf_counter_ns() - start, time.process_time_ns() - cpu]
+        self._mine += time.perf_counter_ns() - begin
+        rows = self.tell([*mine, self._mine])
+        self.spent = max(row[-1] for row in rows)
+        walls = [[row[2 * k] for row in rows] for k in range(repeats)]
+        cpus = [sum(row[2 * k + 1] for row in rows) / len(rows) for k in range(repeats)]
+        self.last = [int(middle(row[: 2 * repeats : 2])) for row in rows]
+        return middle([max(wall) for wall in walls]) / 1e9, middle(cpus) / 1e9

@@ -1,0 +1,212 @@
+"""What a method's codec takes for each number, and what it moves: exchanges of one tensor of a few sizes, replayed.
+
+Where a whole model's exchange would cost too much (:mod:`grace.predict.replay`), two sizes tell: between its collectives a
+method computes for about ``a + b n`` seconds, and each of them moves about ``a + b n`` bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grace.collectives import Collective, Tally, kind_of, split_kind
+from grace.compute import resources
+from grace.contract.method import Method
+from grace.contract.peer import Peer
+from grace.grid import Grid
+from grace.predict.costs import Network
+from grace.predict.probe import middle
+from grace.predict.replay import Echo, heavy_tailed
+from grace.predict.timeline import Phase
+from grace.registry.policy import Policy
+from grace.run.drive import drive
+from grace.run.options import Options
+from grace.run.worker import Worker
+
+NUMBERS = (1 << 14, 1 << 20)  # of the two tensors
+TRACED = 1 << 16  # numbers of the exchange that is counted where bytes depend on the data
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One worker's exchange of a tensor of ``numbers``.
+
+    codec: nanoseconds of the thread's processor before the first collective, between any two, and after the last; the
+    median of some. moved: the kind and bytes of each collective, in their order.
+    """
+
+    numbers: int
+    codec: tuple[int, ...]
+    moved: tuple[tuple[str, int], ...]
+
+    @property
+    def seconds(self) -> float:
+        """Of all of the codec."""
+        return sum(self.codec) / 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What one of ``world`` workers does with a tensor of n numbers.
+
+    codec: seconds a + b n before the first collective, between any two, and after the last, as pairs (a, b). moved: the kind
+    of each collective and its bytes a + b n, as (kind, a, b). axes: of a grid, and how many workers there are along each.
+    """
+
+    world: int
+    codec: tuple[tuple[float, float], ...]
+    moved: tuple[tuple[str, float, float], ...]
+    axes: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def through(cls, world: int, samples: Sequence[Sample], axes: Mapping[str, int] | None = None) -> Rate:
+        """The lines through two samples, the smaller first; of one sample, or of two that differ in their collectives, the
+        line from nothing through the last.
+        """
+        first, last = samples[0], samples[-1]
+        if [kind for kind, _ in first.moved] != [kind for kind, _ in last.moved]:
+            first = last
+        codec = tuple(
+            _line((first.numbers, one / 1e9), (last.numbers, other / 1e9))
+            for one, other in zip(first.codec, last.codec, strict=True)
+        )
+        moved = tuple(
+            (kind, *_line((first.numbers, float(one)), (last.numbers, float(other))))
+            for (kind, one), (_, other) in zip(first.moved, last.moved, strict=True)
+        )
+        return cls(world, codec, moved, axes or {})
+
+    def phases(self, numbers: Sequence[int], network: Network, *, bytes_scale: float = 1.0) -> list[Phase]:
+        """The phases of a bucket of tensors of so many numbers, which travel together.
+
+        Args:
+            numbers: of each tensor.
+            network: that carries them.
+            bytes_scale: what the lines' bytes are multiplied by, where more is known of them; see :meth:`scale_to`.
+        """
+        total, count = sum(numbers), len(numbers)
+        found: list[Phase] = []
+        for k, (start, each) in enumerate(self.codec):
+            seconds = start * count + each * total
+            found.append((seconds, seconds))
+            if k < len(self.moved):
+                kind, head, width = self.moved[k]
+                axis = split_kind(kind)[2]
+                tally = Tally(1, bytes_scale * (head * count + width * total))
+                found.append(network.move(kind, tally, self.axes[axis] if axis else self.world))
+        return found
+
+    def scale_to(self, method: Method[Any], shapes: Sequence[Sequence[int]]) -> float:
+        """What the lines' bytes are multiplied by so that they are those that the method declares for tensors of these
+        shapes: methods of matrices move what rows and columns need, not numbers. 1 where bytes depend on the data.
+        """
+        peer = Peer(0, self.world, axes=Grid(self.axes).place(0) if self.axes else {})
+        declared = guessed = 0.0
+        for shape in shapes:
+            size = math.prod(shape)
+            known, usual = _declared(method, tuple(shape), peer), _declared(method, _matrix(size), peer)
+            if known is None or usual is None:
+                return 1.0
+            declared, guessed = declared + known, guessed + usual
+        return declared / guessed if guessed else 1.0
+
+
+class Rater:
+    """Replays exchanges of one tensor. Keeps its buffers between methods.
+
+    Args:
+        samples: exchanges that are timed, >= 1. warm: that come before, and make memories and workspaces.
+    """
+
+    def __init__(self, samples: int = 3, warm: int = 1):
+        self.samples, self.warm = samples, warm
+        self._sources: dict[int, Tensor] = {}
+
+    def run(self, method: Method[Any] | str, world: int, numbers: int, patience: float = math.inf) -> Sample:
+        """One worker's exchange of so many numbers, among ``world``, with whatever memory the method has; the first alone if
+        it takes more seconds than ``patience``.
+        """
+        policy = Policy([("*", method)])
+        sizes = dict(policy.axes(world))
+        axes = Grid(sizes).place(0) if sizes else {}
+        source = self._sources.setdefault(numbers, heavy_tailed(numbers))
+        x = torch.empty(_matrix(numbers))
+        source = source[: x.numel()].view(x.shape)
+        with resources.threads(1), warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            worker = Worker(policy, 0, world, Options(steps_per_epoch=1000), axes=axes)
+            found = []
+            for sample in range(self.warm + self.samples):
+                x.copy_(source)
+                watch = _Watch(Echo(world, sizes))
+                mean = drive(worker.exchange({"weight": x}), watch)["weight"].mean
+                if mean.data_ptr() != x.data_ptr():
+                    x.copy_(mean)
+                watch.marks.append(time.thread_time_ns())
+                worker.workspace.reset()
+                worker.advance()
+                parts = [end - start for start, end in zip(watch.marks[::2], watch.marks[1::2], strict=True)]
+                if sample >= self.warm:
+                    found.append(parts)
+                elif sum(parts) > patience * 1e9:
+                    found = [parts]
+                    break
+        codec = tuple(int(middle(column)) for column in zip(*found, strict=True))
+        return Sample(x.numel(), codec, tuple(watch.moved))
+
+
+class _Watch:
+    """A network that notes when it is asked, and when it has answered."""
+
+    def __init__(self, echo: Echo):
+        self.echo, self.moved = echo, list[tuple[str, int]]()
+        self.marks = [time.thread_time_ns()]
+
+    def run(self, op: Collective) -> Tensor:
+        self.marks.append(time.thread_time_ns())
+        self.moved.append((kind_of(op), op.buf.numel() * op.buf.element_size()))
+        answer = self.echo.run(op)
+        self.marks.append(time.thread_time_ns())
+        return answer
+
+
+def moved_by(method: Method[Any], numbers: int, world: int) -> dict[str, Tally]:
+    """The collectives of one exchange of a square matrix of so many numbers, by kind, for rank 0 of ``world``. Bytes are those
+    that the method declares; where they depend on the data, those of an exchange of 65,536 heavy-tailed numbers, scaled up.
+    """
+    small = min(numbers, TRACED)
+    sample = Rater(samples=1, warm=0).run(method, world, small)
+    peer = Peer(0, world)
+    known, traced = _declared(method, _matrix(numbers), peer), _declared(method, _matrix(small), peer)
+    scale = numbers / small if known is None or not traced else known / traced
+    found: dict[str, Tally] = {}
+    for kind, size in sample.moved:
+        found.setdefault(kind, Tally()).add(Tally(1, size * scale))
+    return found
+
+
+def _declared(method: Method[Any], shape: tuple[int, ...], peer: Peer) -> float | None:
+    traffic = method.traffic(torch.empty(shape, device="meta"), peer)
+    return None if traffic is None else float(traffic.sent)
+
+
+def _matrix(numbers: int) -> tuple[int, int]:
+    """A nearly square shape of so many numbers, or a few less."""
+    side = math.isqrt(numbers)
+    return side, numbers // side
+
+
+def _line(first: tuple[int, float], last: tuple[int, float]) -> tuple[float, float]:
+    """(a, b) of ``a + b n`` through two points (n, value), neither of them negative."""
+    (m, low), (n, high) = first, last
+    if m == n:
+        return 0.0, high / n
+    each = max(0.0, (high - low) / (n - m))
+    return max(0.0, low - each * m), each

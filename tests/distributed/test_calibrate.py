@@ -1,0 +1,131 @@
+"""What ``auto`` measures, over real networks: all ranks know the same, and a worker that dies is heard of."""
+
+from __future__ import annotations
+
+import os
+import re
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from grace.auto.calibrate import Calibration, StepClock, calibrate, look, model_of
+from grace.collectives import NARROW
+from grace.predict.probe import Probe
+from tests.distributed.processes import LaunchedPool, Pool, fork
+from tests.distributed.test_transport import ready
+
+CANDIDATES = ("none", "bf16", "topk", "qsgd:bits=4,communicator=scatterreduce", "powersgd")
+LARGEST = 500_000
+
+
+def measured(rank: int, world: int) -> tuple[Calibration, Calibration]:
+    transport = ready("gloo")
+    found = calibrate(transport, CANDIDATES, LARGEST)
+    again = look(transport, found, ["none", "topk"] if "topk" in found.rates else ["none"])
+    transport.close()
+    return found, again
+
+
+def test_ranks_know_the_same_to_the_bit(pair: Pool) -> None:
+    (found, again), *others = pair.run(measured)
+    assert all(other == (found, again) for other in others)
+    assert set(found.rates) | set(found.left_out) == set(CANDIDATES)
+    assert {"none", "bf16"} <= set(found.rates)
+    assert found.cores == pytest.approx(len(os.sched_getaffinity(0)) / 2), "two workers share this machine"
+    assert found.fingerprint.startswith("2 workers over gloo")
+    assert {"AllReduce", f"AllReduce{NARROW}"} <= set(found.timings.kinds)
+    for timing in found.timings.kinds.values():
+        assert len(timing.sizes) >= 2
+        assert timing.cpu > 0
+    assert again.rates == found.rates
+    assert again.spent["looks"] > 0
+    fp32 = found.phases("none", [(500, 1000)])
+    assert fp32[1][1] > found.timings.seconds("AllReduce", 4), "bytes take time"
+
+
+def probed(rank: int, world: int, kind: str) -> tuple[object, int]:
+    transport = ready(kind)
+    probe = Probe(transport, cores=2, repeats=lambda size: 1)
+    for name in ("AllReduce", f"AllReduce{NARROW}", "AllGather", "AllToAll", "ReduceScatter", "Broadcast", "Permute"):
+        probe.learn(name, 1 << 15)
+    transport.close()
+    return probe.timings.kinds, probe.spent
+
+
+def test_a_probe_measures_any_transport(workers: Pool | LaunchedPool) -> None:
+    first, *others = workers.run(probed, workers.kind)
+    assert all(other == first for other in others)
+    kinds, spent = first
+    assert all(len(timing.sizes) == 3 and min(timing.seconds) > 0 for timing in kinds.values())
+    assert spent > 0
+
+
+def held(rank: int, world: int) -> object:
+    """Steps of a model whose buckets are held; rank 1 computes for longer."""
+    transport = ready("gloo")
+    probe, clock = Probe(transport, 1), StepClock(2, steps=3)
+    while not clock.done:
+        for _ in range(2):
+            time.sleep(0.004 * (1 + rank))
+            last = clock.ready()
+        assert last
+        probe.meet()
+        clock.exchanged()
+    found = model_of(probe.tell(clock.record()))
+    transport.close()
+    return found
+
+
+def test_the_models_step_is_that_of_the_slowest(pair: Pool) -> None:
+    first, other = pair.run(held)
+    assert first == other
+    assert first.compute >= 0.016
+    assert first.computing.slowest == 1
+    assert first.ready[-1] == 1.0
+    assert first.waiting.ns[0] > first.waiting.ns[1], "who is early waits"
+
+
+KILLED = textwrap.dedent(
+    """
+    import os, signal, sys
+    import torch.distributed as dist
+    from grace.auto.calibrate import calibrate
+    from grace.errors import TransportError
+    from grace.transports.torch_distributed import TorchDistributed
+
+    dist.init_process_group("gloo")
+    transport = TorchDistributed.beside()
+    transport.tell("", seconds=60.0)
+
+    class Dying(TorchDistributed):
+        asked = 0
+
+        def run(self, op):
+            self.asked += 1
+            if self.rank == 1 and self.asked == int(sys.argv[1]):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().run(op)
+
+    transport.__class__ = Dying
+    try:
+        calibrate(transport, ["none", "topk"], 100_000)
+        print("never")
+    except TransportError as error:
+        print(f"heard: {error}", flush=True)
+        transport.close(error)
+    os._exit(0)
+    """
+)
+
+
+@pytest.mark.parametrize("at", [3, 30])  # while codecs are measured, and the link
+def test_when_a_worker_dies_the_others_hear_during_what(tmp_path: Path, at: int) -> None:
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    start = time.monotonic()
+    ended = fork(script, str(at), workers=2)
+    assert time.monotonic() - start < 60
+    assert ended[1][0] == -9
+    assert re.search(r"heard: while auto measured the link and the codecs: rank 0 of 2: All", ended[0][1]), ended[0][1]

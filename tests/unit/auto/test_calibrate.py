@@ -1,0 +1,303 @@
+"""All ranks measure, and decide by the same numbers."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from grace.auto import calibrate as module
+from grace.auto.calibrate import SLOW_NS, StepClock, Told, calibrate, look, model_of, stragglers
+from grace.collectives import AllGather, Collective
+from grace.errors import ConfigurationError, TransportError
+from grace.predict.costs import Cost, Step
+from grace.predict.rates import NUMBERS, Rater, Sample
+from grace.predict.replay import Replayer
+from grace.predict.timeline import play
+from grace.transports.alone import Alone
+from tests.unit.networks import Loopback, in_threads
+
+CANDIDATES = ("none", "bf16", "topk", "qsgd:bits=8,communicator=scatterreduce", "powersgd")
+LARGEST = 300_000
+
+
+def run(member: Any, rank: int) -> Any:
+    return calibrate(member, CANDIDATES, LARGEST)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_all_ranks_know_the_same(world: int) -> None:
+    first, *others = in_threads(world, run)
+    assert not isinstance(first, Exception), first
+    assert all(other == first for other in others)
+    assert set(first.rates) | set(first.left_out) == set(CANDIDATES)
+    assert {"none", "bf16"} <= set(first.rates)
+    assert {"AllReduce", "AllReduce in 16 bits"} <= set(first.timings.kinds)
+    for timing in first.timings.kinds.values():
+        assert timing.sizes[:2] == [4, 1 << 14]
+        assert timing.sizes == sorted(timing.sizes)
+        assert all(seconds > 0 for seconds in timing.seconds)
+    assert first.timings.kinds["AllReduce"].sizes[-1] <= 4 * LARGEST + 4
+    assert [one.what for one in first.codecs] == list(first.rates)
+    assert {one.what for one in first.links} == set(first.timings.kinds)
+    assert all(len(one.ns) == world for one in (*first.codecs, *first.links))
+    assert set(first.spent) == {"codecs", "link"}
+    assert first.fingerprint == f"{world} workers over Member, {first.cores:g} cores each"
+
+
+def test_a_worker_alone_measures_nothing() -> None:
+    found = calibrate(Alone(), CANDIDATES, LARGEST)
+    assert (found.world, found.rates, found.timings.kinds, found.spent) == (1, {}, {}, {})
+
+
+def test_a_link_that_fails_says_what_was_going_on() -> None:
+    class Two(Loopback):
+        world = 2
+
+        def run(self, op: Collective) -> Tensor:
+            answer = super().run(op)
+            return answer.expand(2, *answer.shape[1:]).clone() if isinstance(op, AllGather) else answer
+
+    for fail_at in (0, 1, 4):
+        with pytest.raises(TransportError, match="while auto measured the link and the codecs: a worker died"):
+            calibrate(Two(fail_at), ["none"], 1000)
+
+
+class Given(Rater):
+    """Rates that are given, by rank and method: nanoseconds a number."""
+
+    costs: dict[tuple[int, str], float] = {}  # noqa: RUF012
+    rank = threading.local()
+
+    def run(self, method: Any, world: int, numbers: int, patience: float = 0.0) -> Sample:
+        each = self.costs.get((self.rank.value, str(method)), 1.0)
+        if each < 0:
+            raise RuntimeError("no such kernel")
+        return Sample(numbers, (int(each * numbers), 1000), (("AllReduce", 4 * numbers),))
+
+
+def given(
+    monkeypatch: pytest.MonkeyPatch, costs: dict[tuple[int, str], float], world: int = 3, clock: Any = None
+) -> list[Any]:
+    monkeypatch.setattr(module, "Rater", Given)
+    monkeypatch.setattr(Given, "costs", costs)
+
+    def job(member: Any, rank: int) -> Any:
+        Given.rank.value = rank
+        return calibrate(member, ["none", "topk"], 1000, **({} if clock is None else {"clock": clock}))
+
+    return in_threads(3, job)
+
+
+def test_the_slowest_rank_counts_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = given(monkeypatch, {(1, "topk"): 7.0})
+    assert all(one == found[0] for one in found)
+    start, each = found[0].rates["topk"].codec[0]
+    assert (start, each) == (pytest.approx(0.0, abs=1e-9), pytest.approx(7e-9))
+    assert stragglers(found[0].codecs) == [
+        "rank 1 takes 7.0 times as long as the median of the ranks (topk): all wait for it"
+    ]
+    assert stragglers(found[0].codecs[:1]) == []
+
+
+def test_what_is_too_slow_on_one_rank_is_left_out_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = given(monkeypatch, {(2, "topk"): 60.0})
+    assert all(one == found[0] for one in found)
+    assert list(found[0].rates) == ["none"]
+    assert found[0].left_out == {"topk": f"its codec takes 60 ns a number, more than {SLOW_NS}"}
+
+
+def test_what_one_rank_cannot_run_is_left_out_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = given(monkeypatch, {(1, "topk"): -1.0})
+    assert all(one == found[0] for one in found)
+    assert found[0].left_out == {"topk": "rank 1 cannot run it"}
+
+
+def test_the_last_candidates_are_left_out_where_time_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = itertools.count(0, 2_000_000_000)
+    found = given(monkeypatch, {}, clock=lambda: next(now))
+    assert all(one == found[0] for one in found)
+    assert list(found[0].rates) == ["none"]
+    assert found[0].left_out == {"topk": "not measured: 1.5 s had passed"}
+
+
+def test_methods_of_machines_need_the_grid() -> None:
+    found = in_threads(2, lambda member, rank: calibrate(member, ["none", "topk:machine=2"], 1000))
+    assert found[0].left_out == {
+        "topk:machine=2": "needs {'machines': 1, 'machine': 2}, and these workers lie on no grid"
+    }
+
+
+def test_a_slow_link_is_not_measured_at_sizes_that_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the slope of 16 KiB, and within the time that there is."""
+    asked: list[int] = []
+
+    def slow(self: Any, kind: str, size: int) -> tuple[float, float]:
+        asked.append(size)
+        self.spent += 1
+        self.last = [1, 1]
+        return size * 1e-6 + 1e-4, 0.0
+
+    monkeypatch.setattr(module.Probe, "_time", slow)
+    monkeypatch.setattr(module, "Rater", Given)
+
+    def job(member: Any, rank: int) -> Any:
+        Given.rank.value = rank
+        return calibrate(member, ["none"], 1 << 24)
+
+    found = in_threads(2, job)
+    assert found[0].timings.kinds["AllReduce"].sizes == [4, 1 << 14]
+    monkeypatch.setattr(module, "LINK_NS", 0)
+    assert in_threads(2, job)[0].timings.kinds["AllReduce"].sizes == [4, 1 << 14], "two are measured in any case"
+
+
+def test_a_look_measures_the_link_again_and_keeps_the_rest() -> None:
+    def job(member: Any, rank: int) -> Any:
+        known = calibrate(member, ["none", "topk"], LARGEST)
+        return known, look(member, known, ["none"])
+
+    (known, found), *others = in_threads(2, job)
+    assert all(other == (known, found) for other in others)
+    assert found.rates == known.rates
+    assert found.timings.kinds["AllReduce"] != known.timings.kinds["AllReduce"]
+    assert found.timings.kinds["AllReduce"].sizes[:1] == [4]
+    assert found.timings.kinds["AllGather"] == known.timings.kinds["AllGather"]
+    assert found.spent["looks"] > 0
+    assert known.spent.get("looks") is None
+
+
+def test_phases_of_a_bucket_alternate_between_codec_and_move() -> None:
+    found = in_threads(2, run)[0]
+    shapes = [(64, 64), (300, 1000)]
+    for name in found.rates:
+        phases = found.phases(name, shapes)
+        assert len(phases) % 2 == 1
+        assert all(seconds >= 0 and cpu >= 0 for cpu, seconds in phases)
+    (encode, move, decode) = found.phases("none", shapes)
+    assert move[1] == pytest.approx(found.timings.seconds("AllReduce", 4 * (4096 + 300_000)), rel=0.01)
+    assert encode == (encode[0], encode[0])
+    assert decode[0] >= 0
+
+
+def test_a_rate_predicts_what_a_replay_measures() -> None:
+    """Two ways to measure one codec: of the whole model, and a line through two sizes. Bytes are the same, times alike."""
+    shapes = {"a.weight": (500, 400), "b.weight": (300, 600)}
+    replayer = Replayer(shapes, [list(shapes)], samples=5)
+    replay = replayer.run("topk", 4)
+    found = in_threads(2, lambda member, rank: calibrate(member, ["topk"], LARGEST))[0]
+    from grace.predict.rates import Rate
+
+    rate = Rate.through(4, [Rater().run("topk", 4, numbers) for numbers in NUMBERS])
+    step = Step(0.0, (0.0,), (sum(replayer.numbers),), 1.0, replayer.add_seconds / sum(replayer.numbers), copies=0.0)
+    network = step.over(module.UNSHAPED)
+    whole = Cost(lambda world: replay).seconds(step, network, 4)
+    lines = play(0.0, 1, 1.0, (0.0,), [rate.phases([200_000, 180_000], network)])
+    assert lines == pytest.approx(whole, rel=0.9), "a machine with other work to do"
+    moved = rate.phases([200_000, 180_000], network)[1]
+    assert moved[1] == pytest.approx(network.move("AllGather", replay.moved[0]["AllGather"], 4)[1], rel=0.02)
+    assert found.world == 2
+
+
+# ---- the model's step ------------------------------------------------------------------------------------------------
+class Steps:
+    """A model's steps on a clock of its own."""
+
+    def __init__(self, compute: int, arrivals: list[int], exchange: int, noise: float = 0.0, seed: int = 0):
+        self.now, self.random, self.noise = 10**12, random.Random(seed), noise
+        self.compute, self.arrivals, self.exchange = compute, arrivals, exchange
+
+    def clock(self) -> int:
+        return self.now
+
+    def run(self, clock: StepClock, buckets: int | None = None) -> list[bool]:
+        start = self.now
+        times = 1 + self.noise * self.random.random()
+        said = []
+        for at in self.arrivals[: buckets or len(self.arrivals)]:
+            self.now = start + int(times * at)
+            said.append(clock.ready())
+        self.now += self.exchange
+        clock.exchanged()
+        return said
+
+
+def test_a_step_is_measured_while_its_buckets_are_held() -> None:
+    steps = Steps(100, [40_000_000, 70_000_000, 100_000_000], 30_000_000)
+    clock = StepClock(3, clock=steps.clock)
+    count = 0
+    while not clock.done:
+        assert steps.run(clock) == [False, False, True]
+        count += 1
+    assert count == 6, "one begins before"
+    assert clock.record() == [100_000_000, 30_000_000, 40_000_000, 70_000_000, 100_000_000]
+    model = model_of([clock.record(), clock.record()])
+    assert (model.compute, model.exposed, model.period) == pytest.approx((0.1, 0.03, 0.13))
+    assert model.ready == pytest.approx((0.4, 0.7, 1.0))
+
+
+def test_an_evaluation_between_steps_and_other_buckets_do_not_count() -> None:
+    steps = Steps(100, [50, 100], 30)
+    clock = StepClock(2, clock=steps.clock)
+    for number in itertools.count():
+        if number == 3:
+            steps.now += 10**9  # an evaluation
+        steps.run(clock, buckets=1 if number == 2 else None)
+        if clock.done:
+            break
+    assert number == 6
+    assert clock.record()[0] == 100
+
+
+def test_the_slowest_model_counts_and_its_own_wait_is_the_exchange() -> None:
+    fast, slow = [80_000, 70_000, 30_000, 80_000], [130_000, 20_000, 90_000, 130_000]
+    model = model_of([fast, slow, fast])
+    assert model.compute == pytest.approx(130e-6)
+    assert model.exposed == pytest.approx(20e-6)
+    assert model.ready == pytest.approx((90 / 130, 1.0))
+    assert stragglers([model.computing]) == [
+        "rank 1 takes 1.6 times as long as the median of the ranks (the model): all wait for it"
+    ]
+    assert model.waiting.ns == (70_000, 20_000, 70_000)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_is_not_taken_for_a_slow_model(seed: int) -> None:
+    steps = Steps(100, [600_000, 1_000_000], 200_000, noise=0.2, seed=seed)
+    clock = StepClock(2, clock=steps.clock)
+    while not clock.done:
+        steps.run(clock)
+    assert 1_000_000 <= clock.record()[0] <= 1_200_000
+
+
+def test_shares_rise_even_where_ranks_differ() -> None:
+    model = model_of([[100, 5, 60, 50, 100], [100, 5, 40, 45, 100]])
+    assert model.ready == (0.6, 0.6, 1.0)
+    assert model_of([[0, 0, 0]]).ready == (1.0,), "a clock that stood still divides by nothing"
+
+
+def test_buckets_are_counted() -> None:
+    with pytest.raises(ConfigurationError, match="legal: >= 1"):
+        StepClock(0)
+
+
+@pytest.mark.parametrize(("ns", "slowest", "times"), [((5, 9, 5), 1, 1.8), ((4, 2), 0, 2.0), ((0, 0), 0, 0.0)])
+def test_who_is_slow(ns: tuple[int, ...], slowest: int, times: float) -> None:
+    told = Told("topk", ns)
+    assert (told.slowest, told.straggles) == (slowest, times)
+    assert statistics.median(ns) <= max(ns)
+
+
+def test_numbers_travel_whole() -> None:
+    """Whole nanoseconds of any length: a float32 would lose some."""
+
+    def job(member: Any, rank: int) -> Any:
+        return module.Probe(member, 1).tell([2**53 + rank, -rank])
+
+    assert in_threads(2, job)[0] == [[2**53, 0], [2**53 + 1, -1]]
+    assert torch.tensor([2**53 + 1], dtype=torch.int64).tolist() == [2**53 + 1]
