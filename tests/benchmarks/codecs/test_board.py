@@ -6,8 +6,7 @@ import torch
 from benchmarks.codecs.board import Board
 from benchmarks.codecs.goals import POWERSGD
 from benchmarks.codecs.plan import board_plan
-from grace.compute import backends
-from grace_bench import machine
+from grace.compute import backends, resources
 from grace_bench.codecs import bench
 from grace_bench.codecs.clock import OPERATIONS, Clock, Timing
 
@@ -129,7 +128,7 @@ def test_what_was_slow_is_not_tried_on_larger_tensors():
 
 
 def test_a_size_that_does_not_fit_is_left_out(monkeypatch):
-    monkeypatch.setattr(machine, "available_memory", lambda: 100_000)
+    monkeypatch.setattr(resources, "available_memory", lambda: 100_000)
     document = small("topk", "1000,1M")
     assert {row["size"] for row in document["rows"]} == {1000}
     (one,) = document["left_out"]

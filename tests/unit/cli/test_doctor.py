@@ -98,7 +98,7 @@ def test_the_torch_kernels_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_too_many_threads_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.machine, "cores", lambda: 4)
+    monkeypatch.setattr(doctor.resources, "cores", lambda: 4)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert not any("threads for" in text for text in doctor.examine()["warnings"])
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
