@@ -14,12 +14,12 @@ from grace.errors import ConfigurationError
 from grace.predict.break_even import speed_text
 from grace.predict.links import LEAST, MOST, Link, link
 from grace_bench.advise.advice import BASELINES, Advice, Row, Table
+from grace_bench.files import write_atomically
 from grace_bench.report.beside import Axis, axis_of, beside_ends, height_for
 from grace_bench.report.marks import LINE, SPEED, tick_values
 from grace_bench.report.render import save
 from grace_bench.report.tables import amount, number, plain_table
 from grace_bench.report.theme import config, sign
-from grace_bench.scratch import write_atomically
 from grace_bench.survey.evidence import Evidence
 
 _DRAWN = 9  # methods in a panel, baselines not counted: more lines cannot be told apart

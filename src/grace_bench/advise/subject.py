@@ -16,7 +16,7 @@ from grace.errors import ConfigurationError
 from grace.predict.timeline import bucket_readiness
 from grace.registry.discovery import load
 from grace.run.options import Options
-from grace_bench.measure import Compute
+from grace_bench.runs.measure import Compute
 from grace_bench.tasks import Task, find_task
 
 _FIRST_BYTES = 1 << 20  # of DistributedDataParallel's first bucket
