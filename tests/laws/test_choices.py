@@ -207,7 +207,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="follows the step"):
         worker.offer([Policy([Rule("*", "topk", until_step=1), Rule("*", "none")])])
     worker.offer([only("none"), only("topk")])
-    with pytest.raises(ConfigurationError, match="number=2 .*legal: 0 to 1, as offered"):
+    with pytest.raises(ConfigurationError, match=r"number=2 .*legal: 0 to 1, as offered"):
         worker.use(2)
 
 

@@ -1,8 +1,8 @@
 """What becomes of memories when tensors change their methods often: nothing of what is owed jumps into one gradient.
 
-- **Parked**: the state of a method that is left waits, by tensor and method, and goes on when the method comes back. Nothing is
-  paid: what is owed is still owed, only later.
-- **Handed over**, when a method stays: what others have parked goes into its memory, if that is a debt in units of the gradient.
+- **Parked**: the state of a method that is left waits, by tensor and method, and goes on when the method comes back. Nothing
+  is paid: what is owed is still owed, only later.
+- **Handed over**, when a method stays: what others have parked goes into its memory, if its units are the gradient's.
 - **In instalments**, where it has none: ``e / m, e / (m - 1), ...`` of what is left is added to each of the next m gradients.
 
 In all three the sum of what was applied and of what is owed is that of the gradients. At once instead, top-k alternating with
