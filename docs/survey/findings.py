@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 import grace
+from grace.auto import classes
 from grace_bench.survey import evidence
 from grace_bench.survey.archive import read_archive
 from grace_bench.survey.evidence import SEEDS, TASKS, Table, Task, gather
@@ -229,6 +230,11 @@ def _count(number: int, what: str) -> str:
 
 if __name__ == "__main__":
     rows = read_archive(ARCHIVE)
-    for file, text in ((PAGE, page(rows, read_plan(PLAN))), (EVIDENCE, evidence.to_json(rows))):
+    written = (
+        (PAGE, page(rows, read_plan(PLAN))),
+        (EVIDENCE, evidence.to_json(rows)),
+        (classes.PATH, evidence.to_known(rows)),
+    )
+    for file, text in written:
         file.write_text(text, encoding="utf-8")
         sys.stdout.write(f"{file}\n")
