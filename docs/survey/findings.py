@@ -19,7 +19,7 @@ from grace_bench.survey import evidence
 from grace_bench.survey.archive import read_archive
 from grace_bench.survey.evidence import SEEDS, TASKS, Table, Task, gather
 from grace_bench.survey.plan import Planned, read_plan
-from grace_bench.survey.row import Row
+from grace_bench.survey.row import TRIAL, Row
 
 HERE = Path(__file__).parent
 ARCHIVE, PLAN = HERE / "archive.parquet", HERE / "plan.toml"
@@ -142,7 +142,7 @@ def missing(rows: Sequence[Row], plan: Sequence[Planned]) -> list[str]:
     """A line of a table for each protocol and task of the plan: how many runs there are, and which methods have none."""
     there = {(row.protocol, row.task, row.method, row.seed) for row in rows}
     places: dict[tuple[str, str], list[tuple[str, int]]] = defaultdict(list)
-    for run in plan:
+    for run in (run for run in plan if not run.protocol.endswith(TRIAL)):
         method = grace.spell(grace.method(run.config.method))
         places[run.protocol, run.config.task].append((method, run.config.seed))
     lines = []

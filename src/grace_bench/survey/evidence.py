@@ -21,7 +21,7 @@ import numpy as np
 import grace
 from grace.auto.classes import LIMITS
 from grace.errors import GraceError
-from grace_bench.survey.row import Row
+from grace_bench.survey.row import TRIAL, Row
 
 SEEDS = 3  # fewer give no interval
 TASKS = 2  # fewer say nothing about methods in general
@@ -195,7 +195,7 @@ def _longest(tasks: Iterable[Task]) -> list[Task]:
 def _sort(rows: Iterable[Row]) -> dict[Task, dict[str, list[Row]]]:
     found: dict[Task, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        if row.source == "embedded" and row.device == "cpu":
+        if row.source == "embedded" and row.device == "cpu" and not row.protocol.endswith(TRIAL):
             found[row.protocol, row.task, row.steps][row.method].append(row)
     return {task: dict(sorted(of.items())) for task, of in sorted(found.items())}
 
