@@ -121,7 +121,8 @@ class Replayer:
     Args:
         shapes: of the parameters, by name. buckets: their names, in the order in which buckets become ready.
         samples: exchanges that are timed, >= 1. patience: seconds of an exchange; of what takes longer, fewer buckets are
-            measured, and of what takes many times as long, some rows of the first. budget: seconds after which a method is timed no more, once it has been.
+            measured, and of what takes many times as long, some rows of the first.
+        budget: seconds after which a method is timed no more, once it has been.
     """
 
     def __init__(

@@ -109,8 +109,8 @@ def of_model(target: str) -> Subject:
             return cast(Tensor, loss(model, batch))
         except Exception as error:  # of the user's own function, which is called here for the first time
             raise ConfigurationError(
-                f"loss(model, batch) of {target!r} failed: {type(error).__name__}: {str(error).strip()}; it is given the model "
-                "and the batch, as in lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1])"
+                f"loss(model, batch) of {target!r} failed: {type(error).__name__}: {str(error).strip()}; it is given the "
+                "model and the batch, as in lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1])"
             ) from error
 
     step = _step_with(loss_here)
