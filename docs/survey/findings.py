@@ -14,11 +14,12 @@ from pathlib import Path
 import numpy as np
 
 import grace
+from grace.auto import classes
 from grace_bench.survey import evidence
 from grace_bench.survey.archive import read_archive
 from grace_bench.survey.evidence import SEEDS, TASKS, Table, Task, gather
 from grace_bench.survey.plan import Planned, read_plan
-from grace_bench.survey.row import Row
+from grace_bench.survey.row import TRIAL, Row
 
 HERE = Path(__file__).parent
 ARCHIVE, PLAN = HERE / "archive.parquet", HERE / "plan.toml"
@@ -141,7 +142,7 @@ def missing(rows: Sequence[Row], plan: Sequence[Planned]) -> list[str]:
     """A line of a table for each protocol and task of the plan: how many runs there are, and which methods have none."""
     there = {(row.protocol, row.task, row.method, row.seed) for row in rows}
     places: dict[tuple[str, str], list[tuple[str, int]]] = defaultdict(list)
-    for run in plan:
+    for run in (run for run in plan if not run.protocol.endswith(TRIAL)):
         method = grace.spell(grace.method(run.config.method))
         places[run.protocol, run.config.task].append((method, run.config.seed))
     lines = []
@@ -229,6 +230,11 @@ def _count(number: int, what: str) -> str:
 
 if __name__ == "__main__":
     rows = read_archive(ARCHIVE)
-    for file, text in ((PAGE, page(rows, read_plan(PLAN))), (EVIDENCE, evidence.to_json(rows))):
+    written = (
+        (PAGE, page(rows, read_plan(PLAN))),
+        (EVIDENCE, evidence.to_json(rows)),
+        (classes.PATH, evidence.to_known(rows)),
+    )
+    for file, text in written:
         file.write_text(text, encoding="utf-8")
         sys.stdout.write(f"{file}\n")

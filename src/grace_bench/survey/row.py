@@ -13,6 +13,7 @@ from grace_bench.runs.record import file_name
 from grace_bench.runs.results import Count, DocumentError, Head, decode_as
 
 SCHEMA, VERSION = "grace.survey", 1
+TRIAL = "-trial"  # ends the name of a protocol whose runs choose a learning rate: no measure of a method
 
 
 class Row(Struct, frozen=True, kw_only=True):
