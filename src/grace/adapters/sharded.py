@@ -33,7 +33,7 @@ from grace.run.checkpoint import Memories
 from grace.run.groups import NONE
 from grace.run.optimizer import Settings, read_settings
 from grace.run.options import Options
-from grace.run.plan import Plan, plan_groups
+from grace.run.plan import ExchangePlan, plan_groups
 from grace.run.session import Session
 from grace.run.steps import Steps
 from grace.transports.base import Transport
@@ -219,7 +219,7 @@ class ShardedHandle(Handle):
         self._check_attached()
         super().switch(self._resolve(Policy.of(method)))
 
-    def plan(self) -> Plan:
+    def plan(self) -> ExchangePlan:
         session = self._session
         if self._replicated:
             return session.plan()

@@ -23,7 +23,7 @@ from grace.run.fingerprint import fingerprint
 from grace.run.groups import Group, form_groups, regroup, whole_groups
 from grace.run.log import Logs
 from grace.run.options import DEFAULTS, Options
-from grace.run.plan import Plan, plan_groups, warn_uncompressed
+from grace.run.plan import ExchangePlan, plan_groups, warn_uncompressed
 from grace.run.replicas import Replicas, repair_
 from grace.run.saved import WorkerState, check_form
 from grace.run.stats import Stats
@@ -373,7 +373,7 @@ class Session:
         """Which method for which tensor, or group of tensors."""
         return self.worker.policy
 
-    def plan(self) -> Plan:
+    def plan(self) -> ExchangePlan:
         """What this worker exchanges in the coming step, if that is all, and what it sends for it."""
         return plan_groups(self.groups, self.like, self.worker.policy, self.peer())
 
