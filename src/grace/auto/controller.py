@@ -109,6 +109,8 @@ class Controller:
         self.spent, self._overhead = spent, 0
         self._period = max(1, predicted[incumbent] if period is None else period)
         self._trial: Trial | None = None
+        self._counts = False
+        self._periods: list[int] = []
         self._order: list[Kind] = []
         self._pair: dict[Kind, int] = {}
         self._drift = Drift()
