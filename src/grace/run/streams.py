@@ -37,7 +37,7 @@ class CudaStreams:
         self._device = device
 
     def make(self) -> Any:
-        return torch.cuda.Stream(self._device, priority=-1)
+        return torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
 
     def current(self) -> Any:
         return torch.cuda.current_stream(self._device)
