@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import grace
+from grace.auto import classes
 from grace_bench.survey import evidence, verdicts
 from grace_bench.survey.archive import read_archive
 from grace_bench.survey.compare import SHARE, Compared, compare
@@ -145,6 +146,11 @@ def _share(sent: float) -> str:
 
 if __name__ == "__main__":
     rows = read_archive(ARCHIVE)
-    for file, text in ((PAGE, page(rows, read_plan(PLAN), read_steps(STEPS))), (EVIDENCE, evidence.to_json(rows))):
+    written = (
+        (PAGE, page(rows, read_plan(PLAN), read_steps(STEPS))),
+        (EVIDENCE, evidence.to_json(rows)),
+        (classes.PATH, evidence.to_known(rows)),
+    )
+    for file, text in written:
         file.write_text(text, encoding="utf-8")
         sys.stdout.write(f"{file}\n")

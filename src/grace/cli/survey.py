@@ -83,10 +83,10 @@ def survey_steps(
 
     Example: [bold]grace survey steps docs/survey/archive.parquet --out docs/survey/steps.json[/]
     """
-    from grace_bench.results import encode
-    from grace_bench.scratch import write_atomically
+    from grace_bench.advise.steps import measure
+    from grace_bench.files import write_atomically
+    from grace_bench.runs.results import encode
     from grace_bench.survey.archive import read_archive
-    from grace_bench.survey.steps import measure
 
     table = measure(read_archive(archive), lambda text: typer.echo(text, err=True), samples)
     write_atomically(out, encode(table))

@@ -23,6 +23,7 @@ from grace.registry.policy import Policy
 from grace.run.batches import Batches, plans_wanted
 from grace.run.distortion import measure_distortion
 from grace.run.groups import NONE
+from grace.run.members import carry, catch_up
 from grace.run.options import DEFAULTS, Options
 from grace.run.parked import INSTALMENTS, Parked, memory_of
 from grace.run.saved import WorkerState
@@ -374,6 +375,33 @@ class Worker:
         owed, self._owed, self._states = self._owed, {}, {}
         self._parked, self._settling, self._instalments = Parked(), set(), {}
         return owed
+
+    # ---- other workers ----------------------------------------------------------------------------------------------
+    def regroup(self, rank: int, world: int, axes: Mapping[str, tuple[int, int]] | None = None) -> None:
+        """From now on this worker is ``rank`` of ``world`` workers, others than before; see :mod:`grace.run.members`."""
+        self._catch_up()
+        self.adopt(carry(self.state, world / self.world))
+        self.rank, self.world, self.axes = rank, world, dict(axes or {})
+        self.workspace.kept.clear()
+
+    def catch_up(
+        self, step: int, seed: int, shared: Mapping[str, tuple[str, list[Any]]], like: Mapping[str, Tensor]
+    ) -> None:
+        """Goes on at ``step`` with those who were not away, and with what they share; see
+        :func:`grace.run.members.catch_up`.
+        """
+        self._catch_up()
+        self.adopt(catch_up(self.state, step, seed, shared, self.policy, like))
+
+    def late(self, tensors: Mapping[str, Tensor]) -> None:
+        """Gradients of a step that took place without this worker: they are added to its next ones."""
+        for name, x in tensors.items():
+            wide = torch.promote_types(x.dtype, torch.float32)
+            self._owed[name] = self._owed[name] + x if name in self._owed else x.to(wide, copy=True)
+
+    def debts(self) -> dict[str, Tensor]:
+        """What this worker owes the model, by tensor, in units of the mean: its memory, divided by its number of workers."""
+        return {name: x / self.world for name, x in self.state.debts().items()}
 
     def owe(self, owed: Mapping[str, Tensor]) -> None:
         """Adds this to the next gradients."""

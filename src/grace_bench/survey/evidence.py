@@ -19,12 +19,13 @@ import msgspec
 import numpy as np
 
 import grace
+from grace.auto.classes import LIMITS
 from grace.errors import GraceError
 from grace_bench.survey.row import TRIAL, Row
 
 SEEDS = 3  # fewer give no interval
 TASKS = 2  # fewer say nothing about methods in general
-LOSS = 0.02  # of uncompressed training's quality: what is less does not count as learning less
+LOSS = LIMITS["safe"]  # of uncompressed training's quality: what is less does not count as learning less
 FILE = "evidence.json"
 Verdict: TypeAlias = Literal["keeps", "less", "unsure"]
 Task: TypeAlias = tuple[str, str, int]  # protocol, task, steps
@@ -105,14 +106,16 @@ def gather(rows: Iterable[Row]) -> Table:
     return {key: _qualities(of) for key, of in sort_rows(rows).items()}
 
 
-def judge(name: str, table: Table, metrics: dict[Task, str]) -> Evidence | None:
-    """What a table says of a method of it; None: nothing, or there is no uncompressed training to compare it with."""
+def judge(name: str, table: Table, metrics: dict[Task, str], limit: float = LOSS) -> Evidence | None:
+    """What a table says of a method of it; None: nothing, or there is no uncompressed training to compare it with. ``limit``:
+    which share of uncompressed training's quality may be lost before a method counts as learning less.
+    """
     plain = grace.spell(grace.method("none"))
     found = {task: (of[name], of[plain]) for task, of in table.items() if name in of and plain in of}
     if not found:
         return None
     judged = _longest([task for task, pair in found.items() if all(one.low is not None for one in pair)])
-    less = [task for task in judged if found[task][1].beats(found[task][0]) and _loss(*found[task]) > LOSS]
+    less = [task for task in judged if found[task][1].beats(found[task][0]) and _loss(*found[task]) > limit]
     verdict: Verdict = "less" if less else "keeps" if len(judged) >= TASKS else "unsure"
     worst = max(less or judged or found, key=lambda task: _loss(*found[task]))
     one, fp32 = found[worst]
@@ -129,6 +132,39 @@ def evidence_for(method: str) -> Evidence | None:
         return judge(grace.spell(grace.method(method)), *_read())
     except GraceError:
         return None
+
+
+def to_known(rows: Sequence[Row]) -> str:
+    """The text of the table by which ``auto`` permits methods; see :mod:`grace.auto.classes`."""
+    rows = [row for row in rows if not row.chosen_lr]
+    return write_known(gather(rows), _metrics(rows))
+
+
+def write_known(table: Table, metrics: dict[Task, str]) -> str:
+    """The same, from what was gathered: of each method the strictest class whose limit it keeps on two tasks or more."""
+    found = {}
+    for name in sorted({name for of in table.values() for name in of}):
+        said = judge(name, table, metrics)
+        if said is None:
+            continue
+        fits = [quality for quality, limit in LIMITS.items() if _keeps(name, table, metrics, limit)]
+        plain = grace.spell(grace.method("none"))
+        loss = _loss(*(table[said.protocol, said.task, said.steps][one] for one in (name, plain)))
+        found[name] = {
+            "quality": fits[0] if fits else "", "loss": round(loss, 4) if math.isfinite(loss) else None,
+            "task": said.task, "tasks": said.tasks, "runs": said.runs,
+        }  # fmt: skip
+    return json.dumps(found, indent=1) + "\n"
+
+
+def _keeps(name: str, table: Table, metrics: dict[Task, str], limit: float) -> bool:
+    said = judge(name, table, metrics, limit)
+    return said is not None and said.verdict == "keeps"
+
+
+def read_known() -> str:
+    """What :func:`to_known` makes of the evidence in this package."""
+    return write_known(*_read())
 
 
 def to_json(rows: Sequence[Row]) -> str:

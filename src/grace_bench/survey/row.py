@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from grace_bench.config import RunConfig
-from grace_bench.record import file_name
-from grace_bench.results import LR_ASKED, Count, DocumentError, Head, decode_as
+from grace_bench.runs.config import RunConfig
+from grace_bench.runs.record import file_name
+from grace_bench.runs.results import LR_ASKED, Count, DocumentError, Head, decode_as
 
 SCHEMA, VERSION = "grace.survey", 1
 TRIAL = "-trial"  # ends the name of a protocol whose runs choose a learning rate: no measure of a method

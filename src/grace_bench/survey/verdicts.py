@@ -9,7 +9,6 @@ import numpy as np
 from msgspec import Struct
 
 import grace
-from grace_bench.advise.advice import CLOSE, MARGIN
 from grace_bench.survey.compare import Compared, Comparison
 from grace_bench.survey.evidence import SEEDS, TASKS, Quality, Task
 
@@ -17,6 +16,8 @@ CONFIRMED, REFUTED, OPEN = "confirmed", "refuted", "not decidable here"
 RANKING = ("randomk:scale=false", "threshold", "dgc", "topk", "powersgd")
 TOGETHER = 0.5  # a rank correlation above it: ratio and speed-up go together
 FEW, MOST = 0.25, 0.5  # shares of the methods: fewer are few, more are most
+MARGIN = 0.02  # a method must be faster by this much to pay, as in grace advise
+CLOSE = 0.1  # a prediction errs by this much in the median
 SWAP_ODDS = 400  # to one: that three seeds beat three others in one task, and lose in another, by chance
 _DENSE = 0.45  # of fp32's bytes: what sends as much compresses no more than bf16
 _NEEDS = "there is no table of steps that an idle machine measured: `grace survey steps` makes it"

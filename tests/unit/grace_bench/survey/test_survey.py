@@ -12,14 +12,14 @@ from typer.testing import CliRunner
 
 from grace.cli.app import app
 from grace.errors import ConfigurationError, UnknownNameError
-from grace_bench.launch import launch
-from grace_bench.results import DocumentError, encode
+from grace_bench.runs.results import DocumentError, encode
 from grace_bench.survey.archive import add, check_row, merge, read_archive, read_runs, write_archive
 from grace_bench.survey.evidence import gather
 from grace_bench.survey.plan import read_plan, shard
 from grace_bench.survey.row import Row, decode_row, run_file, same_run
 from grace_bench.survey.run import run_all
 from grace_bench.tasks import Task
+from grace_bench.workers.local import launch
 
 HERE = "tests.unit.grace_bench.survey.test_survey"
 PLAN = """
