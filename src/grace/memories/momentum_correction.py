@@ -104,8 +104,8 @@ class MomentumCorrection(Memory[S]):
         return Memory.traffic(self, like, peer.lending(keep_rest=True))
 
     def kinds(self, state: CorrectionState) -> Any:
-        """V is the debt; u, beside it in one tensor, starts afresh with it."""
-        return ("debt", self.method.kinds(state[1]))
+        """V is the debt; u, before it in one tensor, is the worker's own."""
+        return (("own", "debt"), self.method.kinds(state[1]))
 
     def owed(self, state: CorrectionState) -> Tensor | None:
         """v, which gradients have earned; what the velocity would still add has not been earned."""

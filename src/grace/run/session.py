@@ -397,6 +397,41 @@ class Session:
             self.worker.owe(owed)
         self._sort_into(groups)
 
+    def offer(self, choices: Sequence[Policy | Method[Any] | str]) -> None:
+        """The ranks agree once on what :meth:`use` then changes between, without asking again; the first is used from now on.
+
+        Raises:
+            FingerprintMismatch: the ranks offer different choices. They go on as before then.
+            ConfigurationError: nothing is offered, a policy follows the step, or ``granularity`` is not "parameter": what is
+                exchanged as one tensor must not depend on the choice.
+        """
+        self._check_open()
+        if self.options.granularity != "parameter":
+            raise ConfigurationError(
+                f"choices are made for each parameter, and granularity={self.options.granularity!r}; legal: 'parameter'"
+            )
+        policies = [Policy.of(one) for one in choices]
+        for policy in policies:
+            self._check_axes(policy)
+        texts = {f"choice {number}": repr(policy) for number, policy in enumerate(policies)}
+        agree({"choices": str(len(policies)), **texts}, self._transport)
+        self.worker.offer(policies)
+        self.worker.use(0)
+
+    def use(self, number: int, *, trial: bool = False) -> None:
+        """Uses one of the choices from the next step on. All ranks call it alike, between two steps; nothing is compared.
+
+        Args:
+            number: of the choice, in the order in which they were offered.
+            trial: whether it comes back soon: then memories only wait. Otherwise the one that stays takes over what others are
+                owed, or, where it has no memory, the next gradients do, in instalments.
+
+        Raises:
+            ConfigurationError: there is no such choice.
+        """
+        self._check_open()
+        self.worker.use(number, trial=trial)
+
     def _check_axes(self, policy: Policy) -> None:
         wanted, has = policy.axes(self.world), {axis: size for axis, (_, size) in self.worker.axes.items()}
         if wanted and dict(wanted) != has:

@@ -7,28 +7,19 @@ import math
 import torch
 from torch import Tensor
 
-from grace.flags.finite import on_host
+from grace.kernels.blocks import spread
+from grace.kernels.statistics import block_abs_max
 
 _SHORTEST = 16  # what is left of a row after its last block is transformed in pieces down to this size
-_LARGE = 2.0**96  # beyond this, sums of a block are formed at 2**-32 of their size
+_LARGE = 2.0**96  # a block with a number beyond this is transformed at 2**-32 of its size
 _SHRINK = 2.0**-32
 
 
 def hadamard(rows: Tensor, block: int) -> Tensor:
-    if not on_host(rows.device):
-        return _hadamard_either(rows, block)
-    if float(rows.abs().amax()) > _LARGE:
-        most = torch.finfo(torch.float32).max * _SHRINK
-        return _blocks(rows * _SHRINK, block).clamp_(-most, most).mul_(1 / _SHRINK)
-    return _blocks(rows, block)
-
-
-def _hadamard_either(rows: Tensor, block: int) -> Tensor:
-    """The same without asking the host whether numbers are large."""
-    large = rows.abs().amax() > _LARGE
-    shrink = torch.where(large, _SHRINK, 1.0)
-    most = torch.where(large, torch.finfo(torch.float32).max * _SHRINK, math.inf)
-    return _blocks(rows * shrink, block).clamp_(-most, most).mul_(1 / shrink)
+    large = block_abs_max(rows, block) > _LARGE
+    shrink = spread(torch.where(large, _SHRINK, 1.0), rows.shape[1], block)
+    most = spread(torch.where(large, torch.finfo(torch.float32).max * _SHRINK, math.inf), rows.shape[1], block)
+    return _blocks(rows * shrink, block).clamp_(-most, most).div_(shrink)
 
 
 def _blocks(rows: Tensor, block: int) -> Tensor:
