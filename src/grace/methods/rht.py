@@ -43,6 +43,8 @@ class RHT(Compressor):
         that of the inner compressor: R is orthonormal, so unbiasedness and every bound on the squared error carry over.
         The largest number of a block becomes about |x| sqrt(2 ln h / h); a quantizer that is scaled by it gains that
         much on heavy tails. Bounds for single elements, and sparsity, are lost.
+    Differs from the paper:
+        blocks, not the whole vector; the rest is rotated in powers of two, and at most 15 numbers stay as they are.
     Example:
         >>> method("rht:inner=(lpc:bits=3),block=256")
         Allgather(compressor=RHT(inner='(lpc:bits=3)', block=256, rounds=1))
