@@ -341,6 +341,12 @@ def summed_gradients_and_missing_axes_are_refused() -> None:
     options: Any = {"mesh": MESH, "in_specs": (specs,), "out_specs": (P(), specs), "check_vma": False}
     other = put(other, specs)
     refused(lambda: jax.jit(jax.shard_map(wrong, **options)).lower(other), "state_specs", "4 workers", error=StateError)
+    low_rank = gj.compressed_mean("powersgd:rank=2")
+    state = low_rank.init(w)
+    rows = gj.state_specs(state)._replace(inner=P("data"))  # of what is the same on all devices
+    where: Any = {**options, "in_specs": (rows,), "out_specs": (P(), rows)}
+    lowering = jax.jit(jax.shard_map(lambda state: low_rank.update(w, state), **where)).lower
+    refused(lambda: lowering(put(state, rows)), "(10, 2)", "should be (40, 2)", "state_specs", error=StateError)
 
 
 @check

@@ -15,9 +15,10 @@ import grace
 from grace.contract.method import Exchanged, Method
 from grace.flags.refusals import Refusals
 from grace.run import simulate
+from grace.run.lane import lane_for
 from grace.verify import laws
 from tests.laws.cases import CASES
-from tests.laws.test_unasked import QUIET, SPOILED, STEPS
+from tests.laws.test_unasked import LARGE, QUIET, SPOILED, STEPS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -57,10 +58,11 @@ def unsynchronized() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.parametrize("steps", [SPOILED, *LARGE.values()], ids=["91", *map(str, LARGE)])
 @pytest.mark.parametrize("spec", QUIET)
-def test_nothing_waits_for_the_stream(spec: str) -> None:
+def test_nothing_waits_for_the_stream(spec: str, steps: list[list[Tensor]]) -> None:
     method = QUIET[spec]
-    there = [[x.cuda() for x in xs] for xs in SPOILED]
+    there = [[x.cuda() for x in xs] for xs in steps]
     states = [method.init(x) for x in there[0]]
     laws.run(method, there[0], states)  # what is made once and kept, such as tables, may be copied from the host
     states, flags = [method.init(x) for x in there[0]], []
@@ -71,7 +73,7 @@ def test_nothing_waits_for_the_stream(spec: str) -> None:
             )
             states = [one.state for one in outs]
             flags.append(outs[0].finite)
-    assert [bool(flag) for flag in flags] == [True, False, True, False]
+    assert [bool(flag) for flag in flags] == [True, False, True, False][: len(steps)]
 
 
 @pytest.fixture
@@ -79,6 +81,40 @@ def one_worker() -> Iterator[None]:
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+def test_a_lane_submits_to_a_stream_of_its_own() -> None:
+    device = torch.device("cuda", 0)
+    lane, x, streams = lane_for(device), torch.zeros(1 << 20, device=device), []
+    for _ in range(50):
+        torch.cuda._sleep(100_000)
+        x.add_(1.0)
+
+        def job() -> None:
+            streams.append(torch.cuda.current_stream())
+            x.mul_(2.0)
+
+        lane.submit(job)
+        lane.drain()
+        x.sub_(1.0)
+    assert len(set(streams)) == 1
+    assert streams[0] != torch.cuda.current_stream()
+    expected = 0.0
+    for _ in range(50):
+        expected = float(torch.tensor((expected + 1) * 2).sub(1.0))
+    assert torch.equal(x.cpu(), torch.full((1 << 20,), expected))
+    lane.close()
+
+
+def test_the_host_does_not_wait_for_a_lane() -> None:
+    device = torch.device("cuda", 0)
+    lane = lane_for(device)
+    torch.cuda._sleep(2_000_000_000)
+    lane.submit(lambda: torch.cuda._sleep(1))
+    lane.drain()
+    assert not torch.cuda.current_stream().query(), "the device is still asleep"
+    torch.cuda.synchronize()
+    lane.close()
 
 
 @pytest.mark.parametrize("spec", ["none", "bf16", "topk:ratio=0.1", "qsgd:bits=4", "powersgd:rank=2", "randomk"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import grace
 from grace.contract.compressor import Compressor
@@ -58,6 +59,26 @@ def test_the_host_is_not_asked(spec: str):
     host_is_not_asked(QUIET[spec], SPOILED)
 
 
+def _large(rows: int, columns: int) -> list[list[Tensor]]:
+    """Two steps of two workers, the second of which is not finite."""
+    steps = [[normal(rows, columns, seed=t)(rank) for rank in range(2)] for t in range(2)]
+    return [steps[0], [steps[1][0], steps[1][1].index_fill(0, torch.tensor(4), math.inf)]]
+
+
+LARGE = {5_000: _large(100, 50), 72_000: _large(300, 240)}
+FIRST = {spec.partition(":")[0]: spec for spec in reversed(QUIET)}.values()  # one case of each method
+
+
+@pytest.mark.parametrize("n", LARGE)
+@pytest.mark.parametrize(
+    "spec",
+    [spec if spec in FIRST else pytest.param(spec, marks=pytest.mark.night("asks at some size")) for spec in QUIET],
+)
+def test_the_host_is_not_asked_at_larger_sizes(spec: str, n: int):
+    """Kernels choose another way from 4,096 numbers on, and again where blocks end."""
+    host_is_not_asked(QUIET[spec], LARGE[n])
+
+
 @pytest.mark.parametrize(
     "spec", ["topk:memory=dgc,clip=1", "topk:memory=distef,follow_lr=true", "none:memory=momentum"]
 )
@@ -96,6 +117,24 @@ class Asking(Compressor):
 
 
 @dataclass(frozen=True)
+class Listing(Asking):
+    """Reads a list of numbers, which is no operation of torch's, where there are many."""
+
+    def compress_(self, rows, rng, keep_rest):
+        if rows.numel() > 4096:
+            rows[0].tolist()
+        return self.inner.compress_(rows, rng, keep_rest)
+
+
+@dataclass(frozen=True)
+class Copying(Asking):
+    """Makes a tensor out of numbers of the host."""
+
+    def compress_(self, rows, rng, keep_rest):
+        return self.inner.compress_(rows * torch.tensor([1.0]), rng, keep_rest)
+
+
+@dataclass(frozen=True)
 class Forgetful(grace.ErrorFeedback):
     """Keeps the rest of a step that was not finite, where the host does not know."""
 
@@ -118,9 +157,16 @@ class Peeking(grace.ErrorFeedback):
         return out
 
 
+def at_all_sizes(method: Method[Any]) -> None:
+    for steps in (SPOILED, *LARGE.values()):
+        host_is_not_asked(method, steps)
+
+
 @pytest.mark.parametrize(
     ("mutant", "why"),
     [
+        (grace.Allgather(Listing(grace.QSGD())), "the host is asked by tolist"),
+        (grace.Allgather(Copying(grace.QSGD())), "tensor copies numbers of the host"),
         (grace.Allgather(Asking(grace.QSGD())), "the host is asked by _local_scalar_dense"),
         (Peeking(grace.Allgather(grace.QSGD())), "the host is asked by _local_scalar_dense"),
         (Forgetful(grace.Allgather(grace.QSGD())), "step 1, rank 0: finite is True"),
@@ -129,4 +175,4 @@ class Peeking(grace.ErrorFeedback):
 )
 def test_mutants_are_caught(mutant: Method[Any], why: str):
     with pytest.raises(AssertionError, match=why):
-        host_is_not_asked(mutant, SPOILED)
+        at_all_sizes(mutant)

@@ -5,8 +5,8 @@ import pytest
 import grace
 from grace.errors import ConfigurationError
 from grace.registry import recipe, resolve, short, spell, split_methods
-from grace_bench.config import RunConfig
-from grace_bench.record import file_name
+from grace_bench.runs.config import RunConfig
+from grace_bench.runs.record import file_name
 
 SOURCE = """
 from dataclasses import dataclass

@@ -8,6 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from grace.compute import backends
+from grace.errors import GraceError
+from grace.flags.finite import cpu_as_accelerator
+from grace.flags.refusals import Refusals
 from grace.random import Stream, reference
 from grace.random.reference import threefry2x32
 
@@ -117,6 +121,35 @@ def test_subset_is_uniform(n: int, k: int, draws: int, bins: int):
     # without replacement: the variance of a count is smaller than multinomial by (1 - k/n)
     statistic = float(((binned - binned.mean()) ** 2 / (binned.mean() * (1 - k / n))).sum())
     assert stats.chi2.sf(statistic, bins - 1) > 1e-4
+
+
+@pytest.mark.parametrize("n", [4097, 5000, 16384, 65537])
+@pytest.mark.parametrize("share", [0.001, 0.9])
+def test_an_accelerator_draws_the_same_subset_without_asking(n: int, share: float):
+    k = max(1, int(share * n))
+    with backends.using("reference"):
+        here = STREAM.subset(n, k)
+        with cpu_as_accelerator(), Refusals() as refusals:
+            there = STREAM.subset(n, k)
+    assert refusals.ok is not True, "whether it was complete is known later"
+    assert bool(refusals.ok)
+    assert torch.equal(there, here)
+
+
+def test_a_walk_that_was_too_short_is_known_later(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reference, "walk_sizes", lambda k, n, half: [k, 0])
+    with backends.using("reference"), cpu_as_accelerator(), Refusals() as refusals:
+        index = STREAM.subset(5000, 1000)
+    assert int(index.max()) < 5000, "harmless as an index"
+    assert not bool(refusals.ok)
+    with pytest.raises(GraceError, match="a subset of 1000 out of 5000 needs more walks"):
+        raise refusals.found[0][1]()
+
+
+def test_round_keys_are_words_of_the_stream():
+    for stream in (STREAM, Stream(1, "m", "t", 3, (1 << 24) + 5)):
+        words = stream.words(reference.FEISTEL_ROUNDS)[:, 0]
+        assert reference.feistel_keys(stream) == [int(word) & 0xFFFFFFFF for word in words]
 
 
 def test_feistel_is_a_permutation():

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from grace.collectives import AllGather, Exchange, ReduceScatter, Traffic, along, cost
+from grace.contract.conversation import label_parts
 from grace.contract.facts import Facts
 from grace.contract.knobs import Count, as_call, check_knobs
 from grace.contract.learning_rate import choose_rate
@@ -151,6 +152,10 @@ class Hierarchical(Method[HierarchicalState]):
         """The part of :meth:`traffic` that goes between machines, the flag of a byte not counted."""
         part = torch.empty(self._part(like), dtype=state_dtype(like), device="meta")
         return self.method.traffic(part, self._placed(peer).on(BETWEEN))
+
+    def kinds(self, state: Any) -> Any:
+        """A worker has the memory of its part, and another part among other workers."""
+        return label_parts(state, "chunk")
 
     def owed(self, state: Any) -> Tensor | None:
         """What this worker's part owes, S times: the mean over all workers is then that over machines."""

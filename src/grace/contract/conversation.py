@@ -22,7 +22,7 @@ from grace.flags.finite import Flag
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
 Own: TypeAlias = Literal["own"]
-Kind: TypeAlias = Own | Literal["debt", "chunk", "shared"]  # all but the first rest on the promise
+Kind: TypeAlias = Own | Literal["debt", "chunk", "shared", "together"]  # all but the first rest on the promise
 
 
 class Outcome(Protocol[S_co]):

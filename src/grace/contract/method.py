@@ -161,9 +161,10 @@ class Method(Conversation[S]):
         - "debt": owed to the model; its mean over the workers is what counts (:meth:`owed` says it in units of x);
         - "chunk": the same, of the owner of one chunk;
         - "shared": the same bits on all workers, and right for a new one as well;
-        - "own": starts afresh.
+        - "together": the workers hold it together (the mean of all h is H): starts afresh on all of them;
+        - "own": a worker that goes on keeps it, and it starts afresh on others.
 
-        By default all parts are the worker's own.
+        For a tensor it may be a tuple: a kind for each row. By default all parts are the worker's own.
         """
         return super().kinds(state)
 

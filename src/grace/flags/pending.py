@@ -8,6 +8,34 @@ from torch import Tensor
 from grace.flags.refusals import Refusals
 
 
+class _Letter:
+    """Flags on their way to the host, in memory that is made once: pinned memory and events cost a question to the driver."""
+
+    def __init__(self) -> None:
+        self._room: Tensor | None = None
+        self._count = 0
+        self._arrived: torch.cuda.Event | None = None
+
+    def write(self, flags: Tensor) -> None:
+        """``flags [n]`` set out; the host does not wait for them."""
+        self._count = flags.numel()
+        if self._room is None or self._room.numel() < self._count:
+            self._room = torch.empty(2 * self._count, dtype=torch.bool, pin_memory=flags.is_cuda)
+        self._room[: self._count].copy_(flags, non_blocking=True)
+        if flags.is_cuda:
+            if self._arrived is None:
+                self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record(torch.cuda.current_stream(flags.device))
+
+    def read(self) -> list[bool]:
+        """The flags; waits until they have arrived, but for no later work."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        assert self._room is not None
+        answers: list[bool] = self._room[: self._count].tolist()
+        return answers
+
+
 class PendingFlags:
     """Flags of a step that the host has not read yet: whether each tensor was finite, and whether what the network brought was
     legal. They travel to the host while it goes on.
@@ -20,13 +48,13 @@ class PendingFlags:
         self.refusals = Refusals()
         self._names: list[tuple[int, str]] = []
         self._problems = self.refusals.found
-        self._answers: Tensor | None = None  # on the host, perhaps still on the way
-        self._arrived: torch.cuda.Event | None = None
+        self._letter = _Letter()
+        self._sent = False
 
     @property
     def ready(self) -> bool:
         """Whether flags of a step that has ended were sent, but have not been read."""
-        return self._answers is not None
+        return self._sent
 
     def send(self) -> None:
         """The step has ended: its flags go to the host, which does not wait for them."""
@@ -35,12 +63,8 @@ class PendingFlags:
         flags = torch.stack([flag for *_, flag in self.flags] + [fine for fine, _ in self.refusals.found])
         self._names, self._problems = [(step, name) for step, name, _ in self.flags], self.refusals.found
         self.flags, self.refusals = [], Refusals()
-        if flags.is_cuda:
-            self._answers = torch.empty(flags.shape, dtype=flags.dtype, pin_memory=True).copy_(flags, non_blocking=True)
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._arrived.record(torch.cuda.current_stream(flags.device))
-        else:
-            self._answers, self._arrived = flags.cpu(), None
+        self._letter.write(flags)
+        self._sent = True
 
     def read(self) -> list[tuple[int, str, bool]]:
         """(step, name, whether it was finite) of the last step that was sent.
@@ -48,12 +72,10 @@ class PendingFlags:
         Raises:
             PayloadError, or a subclass: something that the network brought was refused.
         """
-        if self._answers is None:
+        if not self._sent:
             return []
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        answers: list[bool] = self._answers.tolist()
-        self._answers = None
+        self._sent = False
+        answers = self._letter.read()
         names = self._names
         for fine, (_, problem) in zip(answers[len(names) :], self._problems, strict=True):
             if not fine:

@@ -77,6 +77,10 @@ class EF21(Memory[S], Generic[S]):
     def needs(self) -> Needs:
         return self.method.needs | LAGS
 
+    @property
+    def loses_nothing(self) -> bool:
+        return False
+
     def init(self, like: Tensor) -> EF21State:
         local, inner = Memory.init(self, like)
         velocity = None if self._follows_at_once else torch.zeros_like(local)
@@ -127,7 +131,8 @@ class EF21(Memory[S], Generic[S]):
 
     def kinds(self, state: EF21State) -> Any:
         """H is the same on all workers, yet a new one cannot take it over: its h must match, as after a dense first step."""
-        return EF21State("own", "own", label_parts(state.velocity, "own"), "own", self.method.kinds(state.inner))  # type: ignore[arg-type]
+        velocity: Any = label_parts(state.velocity, "own")
+        return EF21State("together", "together", velocity, "together", self.method.kinds(state.inner))  # type: ignore[arg-type]
 
     def facts(self, like: Tensor) -> Facts:
         """Facts of what is applied: no bound for a single step, which depends on the steps before."""

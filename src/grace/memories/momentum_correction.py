@@ -70,6 +70,10 @@ class MomentumCorrection(Memory[S]):
     def needs(self) -> Needs:
         return self.method.needs | (ACCUMULATES if self.momentum else NOTHING)
 
+    @property
+    def loses_nothing(self) -> bool:
+        return self.momentum == 0 and self.clip is None
+
     def init(self, like: Tensor) -> CorrectionState:
         v, inner = Memory.init(self, like)
         return CorrectionState(torch.stack([torch.zeros_like(v), v]), inner)
@@ -104,8 +108,8 @@ class MomentumCorrection(Memory[S]):
         return Memory.traffic(self, like, peer.lending(keep_rest=True))
 
     def kinds(self, state: CorrectionState) -> Any:
-        """V is the debt; u, beside it in one tensor, starts afresh with it."""
-        return ("debt", self.method.kinds(state[1]))
+        """V is the debt; u, before it in one tensor, is the worker's own."""
+        return (("own", "debt"), self.method.kinds(state[1]))
 
     def owed(self, state: CorrectionState) -> Tensor | None:
         """v, which gradients have earned; what the velocity would still add has not been earned."""

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from grace.errors import GraceError
+from grace.flags.finite import on_host
+from grace.flags.refusals import refuse_unless
 
 if TYPE_CHECKING:
     from grace.random import Stream
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
+_WORD = 0xFFFFFFFF
 _CHUNK = 1 << 15  # groups at a time: the working set stays in the cache
 SORTED_SUBSET = 4096  # up to here a subset is drawn by sorting keys, beyond by a Feistel permutation
 FEISTEL_ROUNDS = 6
@@ -63,30 +69,88 @@ def threefry2x32(key: tuple[int, int], c0: Tensor, c1: int) -> tuple[Tensor, Ten
     return x0, x1
 
 
+def feistel_keys(rng: Stream) -> list[int]:
+    """The round keys of a subset's permutation, 32-bit words: the first of each pair of ``rng.words(FEISTEL_ROUNDS)``,
+    computed in Python, so that nothing has to be read from a tensor.
+    """
+    key0, key1 = rng.key()
+    keys = (key0, key1, key0 ^ key1 ^ _PARITY)
+    out = []
+    for counter in range(FEISTEL_ROUNDS):
+        x0, x1 = (counter + keys[0]) & _WORD, (rng.step + keys[1]) & _WORD
+        for block in range(5):
+            for turn in _ROTATIONS[block % 2]:
+                x0 = (x0 + x1) & _WORD
+                x1 = ((x1 << turn) & _WORD | x1 >> (32 - turn)) ^ x0
+            x0 = (x0 + keys[(block + 1) % 3]) & _WORD
+            x1 = (x1 + keys[(block + 2) % 3] + block + 1) & _WORD
+        out.append(x0)
+    return out
+
+
 def _feistel(out: Tensor, rng: Stream, n: int) -> None:
     """Sets ``out [k]`` to the images of 0..k-1 under a pseudo-random permutation of [0, n): a Feistel network on the next even
     number of bits, repeated until the image lies below n. Costs O(k), whatever n is.
+
+    On an accelerator nobody asks how many have to go on: see :func:`walk_sizes`.
     """
     half = ((n - 1).bit_length() + 1) // 2
-    mask = (1 << half) - 1
-    keys = [int(w) & 0xFFFFFFFF for w in rng.words(FEISTEL_ROUNDS)[:, 0]]
-    image = torch.arange(out.numel(), dtype=torch.int64, device=out.device)
-    todo = image
-    at: Tensor | None = None  # positions of `todo` in `image`; None while that is all of them
+    keys = feistel_keys(rng)
+    if not on_host(out.device):
+        _walk_unasked(out, keys, half, n)
+        return
+    image = _permute(torch.arange(out.numel(), dtype=torch.int64, device=out.device), keys, half)
+    at = (image >= n).nonzero().view(-1)  # positions of `todo` in `image`
+    todo = image[at]
     while todo.numel():
-        left, right = todo >> half, todo & mask
-        for key in keys:
-            left, right = right, left ^ (_hash32(right ^ key) & mask)
-        todo = (left << half) | right
-        if at is None:
-            image = todo
-            at = (todo >= n).nonzero().view(-1)
-            todo = todo[at]
-        else:
-            image[at] = todo
-            again = todo >= n
-            at, todo = at[again], todo[again]
+        todo = _permute(todo, keys, half)
+        image[at] = todo
+        again = todo >= n
+        at, todo = at[again], todo[again]
     out.copy_(image)
+
+
+def _permute(x: Tensor, keys: list[int], half: int) -> Tensor:
+    """The Feistel network's image of numbers of 2 half bits, int64."""
+    mask = (1 << half) - 1
+    left, right = x >> half, x & mask
+    for key in keys:
+        left, right = right, left ^ (_hash32(right ^ key) & mask)
+    return (left << half) | right
+
+
+def walk_sizes(k: int, n: int, half: int) -> list[int]:
+    """How many numbers can be outside of [0, n) after one walk, two, ...: the mean and eight standard deviations, so that
+    a larger number is less likely than 1e-12; the last one, 0, comes where any at all are as unlikely.
+    """
+    share = 1 - n / (1 << 2 * half)  # of the domain that lies outside
+    sizes, expected = [], k * share
+    while expected > 1e-12:
+        sizes.append(min(k, math.ceil(expected + 8 * math.sqrt(expected)) + 16))
+        expected *= share
+    return [*sizes, 0]
+
+
+def _walk_unasked(out: Tensor, keys: list[int], half: int, n: int) -> None:
+    """As the host's walk, with sizes that are known beforehand. If they do not suffice, this is raised a step later."""
+    k = out.numel()
+    image = torch.empty(k + 1, dtype=torch.int64, device=out.device)  # the last place is nobody's
+    todo = at = torch.arange(k, dtype=torch.int64, device=out.device)
+    enough = torch.ones((), dtype=torch.bool, device=out.device)
+    for size in walk_sizes(k, n, half):
+        todo = _permute(todo, keys, half)
+        image.scatter_(0, at, todo)
+        outside = (todo >= n) & (at < k)
+        count = outside.cumsum(0)
+        enough &= count[-1] <= size
+        place = torch.where(outside, count - 1, size).clamp_(max=size)
+        todo = todo.new_zeros(size + 1).scatter_(0, place, todo)
+        at = torch.full_like(todo, k).scatter_(0, place, at)
+        at[size] = k
+    refuse_unless(
+        enough, lambda: GraceError(f"a subset of {k} out of {n} needs more walks than were made: use another seed")
+    )
+    out.copy_(image[:k]).clamp_(max=n - 1)
 
 
 def _hash32(x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import sys
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -62,18 +62,23 @@ def refuse_dcp() -> None:
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """What a worker goes on from. states: method and state by tensor. owed: left by earlier methods, by tensor."""
+    """What a worker goes on from. states: method and state by tensor. owed: left by earlier methods, by tensor. instalments:
+    over how many gradients that is spread, where not over one.
+    """
 
     step: int
     seed: int
     states: dict[str, tuple[Method[Any], Any]]
     owed: dict[str, Tensor]
+    instalments: Mapping[str, int] = field(default_factory=dict)
 
     def save(self, rank: int, world: int, policy: Policy) -> dict[str, Any]:
         """Plain containers; tensors are copied."""
         states = {name: copy_state(state) for name, (_, state) in self.states.items()}
         owed = {name: x.clone() for name, x in self.owed.items()}
-        who = {"version": VERSION, "rank": rank, "world": world, "step": self.step, "seed": self.seed}
+        who: dict[str, Any] = {"version": VERSION, "rank": rank, "world": world, "step": self.step, "seed": self.seed}
+        if self.instalments:
+            who["instalments"] = dict(self.instalments)
         return {
             **who,
             "policy": repr(policy),
@@ -159,14 +164,15 @@ class WorkerState:
             if isinstance(x, Tensor) and x.dtype in (like[name].dtype, dtype):
                 dtype = x.dtype
             owed[name] = fill(name, torch.zeros_like(like[name], dtype=dtype), x)
-        who = {key: saved[key] for key in ("version", "rank", "world", "step", "seed")}
+        instalments = _read_instalments(saved.get("instalments", {}), owed)
+        who = {key: saved[key] for key in ("version", "rank", "world", "step", "seed", "instalments") if key in saved}
         if saved["checksum"] != _checksum(who, saved["states"], saved["owed"]):
             raise StateError(
                 f"the tensors of this state are not those that rank {rank} saved with it: the file is damaged, or it holds "
                 "those of several ranks. torch.distributed.checkpoint keeps one rank's tensors of each name: give it "
                 "handle.checkpoint() instead of handle.state_dict()"
             )
-        return cls(saved["step"], saved["seed"], states, owed)
+        return cls(saved["step"], saved["seed"], states, owed, instalments)
 
 
 def check_form(saved: Any) -> None:
@@ -183,6 +189,19 @@ def check_form(saved: Any) -> None:
             raise StateError(f"not a Grace state: its {key} should be {kind.__name__}, got {value!r}")
     if saved["step"] < 0:
         raise StateError(f"not a Grace state: its step should be at least 0, got {saved['step']}")
+
+
+def _read_instalments(saved: Any, owed: Mapping[str, Tensor]) -> dict[str, int]:
+    """Over how many gradients each debt is spread.
+
+    Raises:
+        StateError: of what is not owed, or not so many.
+    """
+    if not isinstance(saved, Mapping) or any(
+        name not in owed or type(count) is not int or count < 1 for name, count in saved.items()
+    ):
+        raise StateError(f"not a Grace state: its instalments should be numbers >= 1 for what is owed, got {saved!r}")
+    return dict(saved)
 
 
 def _find_method(name: str, text: object, policy: Policy) -> Method[Any]:

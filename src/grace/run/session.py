@@ -27,6 +27,7 @@ from grace.run.plan import Plan, plan_groups, warn_uncompressed
 from grace.run.replicas import Replicas, repair_
 from grace.run.saved import WorkerState, check_form
 from grace.run.stats import Stats
+from grace.run.streams import CudaStreams, StreamOrder
 from grace.run.worker import Worker, check_tensor
 from grace.transports.agreement import agree, compare_loads
 from grace.transports.base import Transport, describe, find_axes
@@ -116,6 +117,8 @@ class Session:
         self._timed = Timed(self._checked or transport)
         self._tracer = Tracer(self.rank, self.world, find_axes(transport))
         self.replicas = Replicas(self.like, options.check_replicas_every, self.world, options.on_difference)
+        device = next(iter(like.values())).device
+        self._order = StreamOrder(CudaStreams(device)) if device.type == "cuda" else None
         self._turn = threading.RLock()
         self.error: BaseException | None = None
         self._closed = False
@@ -339,6 +342,8 @@ class Session:
         if not self._turn.acquire(blocking=False):
             raise GraceError("another thread is in a step: exchanges need one order, which all ranks share")
         try:
+            if self._order is not None:
+                self._order.enter()
             yield
         except NonFiniteError:
             raise
@@ -396,6 +401,41 @@ class Session:
             self.worker.switch(group_policy)
             self.worker.owe(owed)
         self._sort_into(groups)
+
+    def offer(self, choices: Sequence[Policy | Method[Any] | str]) -> None:
+        """The ranks agree once on what :meth:`use` then changes between, without asking again; the first is used from now on.
+
+        Raises:
+            FingerprintMismatch: the ranks offer different choices. They go on as before then.
+            ConfigurationError: nothing is offered, a policy follows the step, or ``granularity`` is not "parameter": what is
+                exchanged as one tensor must not depend on the choice.
+        """
+        self._check_open()
+        if self.options.granularity != "parameter":
+            raise ConfigurationError(
+                f"choices are made for each parameter, and granularity={self.options.granularity!r}; legal: 'parameter'"
+            )
+        policies = [Policy.of(one) for one in choices]
+        for policy in policies:
+            self._check_axes(policy)
+        texts = {f"choice {number}": repr(policy) for number, policy in enumerate(policies)}
+        agree({"choices": str(len(policies)), **texts}, self._transport)
+        self.worker.offer(policies)
+        self.worker.use(0)
+
+    def use(self, number: int, *, trial: bool = False) -> None:
+        """Uses one of the choices from the next step on. All ranks call it alike, between two steps; nothing is compared.
+
+        Args:
+            number: of the choice, in the order in which they were offered.
+            trial: whether it comes back soon: then memories only wait. Otherwise the one that stays takes over what others are
+                owed, or, where it has no memory, the next gradients do, in instalments.
+
+        Raises:
+            ConfigurationError: there is no such choice.
+        """
+        self._check_open()
+        self.worker.use(number, trial=trial)
 
     def _check_axes(self, policy: Policy) -> None:
         wanted, has = policy.axes(self.world), {axis: size for axis, (_, size) in self.worker.axes.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
 from grace.contract.together import Layouts, together
 from grace.contract.workspace import Workspace
-from grace.errors import ConfigurationError, InputError, NonFiniteError
+from grace.errors import ConfigurationError, InputError, NonFiniteError, out_of_range
 from grace.flags.finite import both, fill_unless_, on_host
 from grace.flags.pending import PendingFlags
 from grace.kernels.finite import all_finite
@@ -23,7 +23,9 @@ from grace.registry.policy import Policy
 from grace.run.batches import Batches, plans_wanted
 from grace.run.distortion import measure_distortion
 from grace.run.groups import NONE
+from grace.run.members import carry, catch_up
 from grace.run.options import DEFAULTS, Options
+from grace.run.parked import INSTALMENTS, Parked, memory_of
 from grace.run.saved import WorkerState
 from grace.run.watch import DebtWatch
 
@@ -79,13 +81,23 @@ class Worker:
         self._lent = Lent(workspace=self.workspace)  # the same for all tensors and steps
         self._layouts = Layouts()
         self._states: dict[str, tuple[Method[Any], Any]] = {}
-        self._owed: dict[str, Tensor] = {}  # left by an earlier method, to be added to the next gradient
+        self._owed: dict[str, Tensor] = {}  # left by an earlier method, to be added to the next gradients
+        self._instalments: dict[str, int] = {}  # how many gradients a debt is still spread over, where that is not one
+        self._choices: tuple[Policy, ...] = ()
+        self._home = policy  # what the worker comes back to after a trial
+        self._homes: dict[str, Method[Any]] = {}  # and the method of each tensor there
+        self._parked = Parked()
+        self._settling: set[str] = set()  # tensors whose parked debts their next method takes over
         self.nonfinite_seen = 0
         self.plans = plans_wanted()
         self.measures = False
         self.distortions: dict[str, float] = {}
         self.aside_seconds = 0.0
         self._pending = PendingFlags()
+        self._given: list[
+            Any
+        ] = []  # from outside: another stream's, perhaps, and freed only when that has waited for a step
+        self._used: list[Any] = []
         self.watch = DebtWatch()
 
     def exchange(self, tensors: Mapping[str, Tensor]) -> Exchange[dict[str, Exchanged[Any]]]:
@@ -114,7 +126,7 @@ class Worker:
         for name, x in tensors.items():
             method, state = self._ready(name, x)
             if name in self._owed:
-                x.add_(self._owed[name])
+                x.add_(self._owed[name], alpha=1 / self._instalments.get(name, 1))
             if on_host(x.device) and (debt := method.owed(state)) is not None:
                 self.watch.see(name, debt, x)
             if self.measures and method != NONE:
@@ -174,10 +186,36 @@ class Worker:
             if held is None or held[0] != method:
                 check_tensor(name, x)
                 if held is not None:
-                    self._keep_owed(name, *held)
-                held = (method, method.init(x))
+                    self._leave(name, *held)
+                parked = self._parked.take(name, method)
+                held = (method, method.init(x) if parked is None else parked[0])
             held = self._states[name] = (method, held[1])
+        if self._choices and self.policy is self._home:
+            self._homes[name] = method
+        if name in self._settling:
+            self._settling.remove(name)
+            self._take_over(name, *held)
         return held
+
+    def _leave(self, name: str, method: Method[Any], state: Any) -> None:
+        """A tensor gets another method: between choices this one may come back, else what it owes is owed now."""
+        if self._choices:
+            self._parked.put(name, method, state)
+        else:
+            self._keep_owed(name, method, state)
+
+    def _take_over(self, name: str, method: Method[Any], state: Any) -> None:
+        """What other methods have parked goes into this one's memory; where it has none, into the next gradients."""
+        for other, left in self._parked.take_all(name):
+            debt = other.owed(left)
+            if debt is None:
+                continue
+            memory = memory_of(method, state)
+            if memory is not None and memory.shape == debt.shape:
+                memory.add_(debt)
+            else:
+                self._keep_owed(name, other, left)
+                self._instalments[name] = INSTALMENTS
 
     def _keep_owed(self, name: str, method: Method[Any], state: Any) -> None:
         owed = method.owed(state)
@@ -198,10 +236,19 @@ class Worker:
             if isinstance(finite, Tensor):
                 self._pending.flags.append((self.step, name, finite))
             elif finite:
-                self._owed.pop(name, None)
+                self._pay(name)
             else:
                 bad.append(name)
         self._count(self.step, bad)
+
+    def _pay(self, name: str) -> None:
+        """What was added to a gradient has gone with it."""
+        left = self._instalments.pop(name, 1) - 1
+        if not left:
+            self._owed.pop(name, None)
+        elif name in self._owed:
+            self._owed[name].mul_(left / (left + 1))
+            self._instalments[name] = left
 
     def _learn(self) -> None:
         """Acts on what an accelerator found in the steps before this one."""
@@ -210,7 +257,7 @@ class Worker:
         bad: dict[int, list[str]] = {}
         for step, name, finite in self._pending.read():
             if finite:
-                self._owed.pop(name, None)
+                self._pay(name)
             else:
                 bad.setdefault(step, []).append(name)
         for step, names in bad.items():
@@ -234,23 +281,41 @@ class Worker:
         self.watch.end_step()
         self.step += 1
         self._pending.send()
+        self._used, self._given = self._given, []
 
     def memory_norm(self) -> float:
         """The norm of what this worker owes the model: the square root of its sum of squares over all tensors."""
-        debts = [owed for method, state in self._states.values() if (owed := method.owed(state)) is not None]
+        held = [*self._states.values(), *((method, state) for _, method, state in self._parked.all())]
+        debts = [owed for method, state in held if (owed := method.owed(state)) is not None]
         squares = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in (*debts, *self._owed.values())]
         return float(torch.linalg.vector_norm(torch.stack([x.cpu() for x in squares]))) if squares else 0.0
 
     # ---- checkpoints ------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on, as plain containers of tensors. Each rank has its own."""
-        return self.state.save(self.rank, self.world, self.policy)
+        return self.state.save(self.rank, self.world, self._home)
 
     @property
     def state(self) -> WorkerState:
-        """What the next step depends on; a view, not a copy."""
+        """What the next step depends on; a view, not a copy. No trial is kept: the tensors are at their last :meth:`use` that
+        stays, and what others have parked is owed in instalments.
+        """
         self._catch_up()
-        return WorkerState(self.step, self.seed, self._states, self._owed)
+        if not self._parked:
+            return WorkerState(self.step, self.seed, self._states, self._owed, self._instalments)
+        states, owed, instalments = dict(self._states), dict(self._owed), dict(self._instalments)
+        others: list[tuple[str, Method[Any], Any]] = []
+        for name, method, state in self._parked.all():
+            if self._homes.get(name) == method:
+                others.append((name, *self._states[name]))
+                states[name] = (method, state)
+            else:
+                others.append((name, method, state))
+        for name, method, state in others:
+            if (debt := method.owed(state)) is not None:
+                owed[name] = owed[name] + debt if name in owed else debt
+                instalments[name] = INSTALMENTS
+        return WorkerState(self.step, self.seed, states, owed, instalments)
 
     def read_state(self, saved: Any, like: Mapping[str, Tensor]) -> WorkerState:
         """The state that ``saved`` holds; nothing changes. ``like`` has a tensor for every name that may occur.
@@ -262,7 +327,10 @@ class Worker:
 
     def adopt(self, state: WorkerState) -> None:
         """Goes on from there."""
+        self._given.append(state)
         self.step, self.seed, self._states, self._owed = state.step, state.seed, state.states, state.owed
+        self._instalments = dict(state.instalments)
+        self._parked, self._settling = Parked(), set()
         self._pending = PendingFlags()
 
     def load_state_dict(self, saved: Any, like: Mapping[str, Tensor]) -> None:
@@ -273,15 +341,75 @@ class Worker:
         """Uses another policy from the next exchange on. What memories owe is added to the next gradient."""
         self._check_epochs(policy)
         self.policy, self.watch = policy, DebtWatch()
+        self._home, self._choices, self._settling = policy, (), self._parked.names()
+
+    def offer(self, choices: Sequence[Policy]) -> None:
+        """From now on :meth:`use` changes between these; the worker goes on as it does until then.
+
+        Raises:
+            ConfigurationError: none, or a policy whose rules follow the step: its memories would be parked by themselves.
+        """
+        if not choices:
+            raise ConfigurationError("offer: there is nothing to choose from")
+        for policy in choices:
+            self._check_epochs(policy)
+            if not policy.timeless:
+                raise ConfigurationError(f"offer: {policy} follows the step; choices hold at every step")
+        self._choices = tuple(choices)
+
+    def use(self, number: int, *, trial: bool = False) -> None:
+        """Uses one of the choices from the next exchange on. Memories are parked; unless it is a trial, those that others have
+        parked are handed over: see :mod:`grace.run.parked`.
+
+        Raises:
+            ConfigurationError: there is no such choice.
+        """
+        if not 0 <= number < len(self._choices):
+            raise out_of_range("use", "number", number, f"0 to {len(self._choices) - 1}, as offered")
+        self.policy = self._choices[number]
+        if not trial:
+            self._home, self.watch = self.policy, DebtWatch()
+            self._settling = set(self._states)
 
     def settle(self) -> dict[str, Tensor]:
         """Ends all methods and returns what they owe, by name; they start afresh."""
         self._catch_up()
         for name, held in self._states.items():
             self._keep_owed(name, *held)
+        for name, method, state in self._parked.all():
+            self._keep_owed(name, method, state)
         owed, self._owed, self._states = self._owed, {}, {}
+        self._parked, self._settling, self._instalments = Parked(), set(), {}
         return owed
+
+    # ---- other workers ----------------------------------------------------------------------------------------------
+    def regroup(self, rank: int, world: int, axes: Mapping[str, tuple[int, int]] | None = None) -> None:
+        """From now on this worker is ``rank`` of ``world`` workers, others than before; see :mod:`grace.run.members`."""
+        self._catch_up()
+        self.adopt(carry(self.state, world / self.world))
+        self.rank, self.world, self.axes = rank, world, dict(axes or {})
+        self.workspace.kept.clear()
+
+    def catch_up(
+        self, step: int, seed: int, shared: Mapping[str, tuple[str, list[Any]]], like: Mapping[str, Tensor]
+    ) -> None:
+        """Goes on at ``step`` with those who were not away, and with what they share; see
+        :func:`grace.run.members.catch_up`.
+        """
+        self._catch_up()
+        self.adopt(catch_up(self.state, step, seed, shared, self.policy, like))
+
+    def late(self, tensors: Mapping[str, Tensor]) -> None:
+        """Gradients of a step that took place without this worker: they are added to its next ones."""
+        for name, x in tensors.items():
+            wide = torch.promote_types(x.dtype, torch.float32)
+            self._owed[name] = self._owed[name] + x if name in self._owed else x.to(wide, copy=True)
+
+    def debts(self) -> dict[str, Tensor]:
+        """What this worker owes the model, by tensor, in units of the mean: its memory, divided by its number of workers."""
+        return {name: x / self.world for name, x in self.state.debts().items()}
 
     def owe(self, owed: Mapping[str, Tensor]) -> None:
         """Adds this to the next gradients."""
+        self._given.append(owed)
         self._owed.update(owed)

@@ -21,10 +21,14 @@ class Tracer:
     """
 
     def __init__(self, rank: int, world: int, axes: Mapping[str, tuple[int, int]] | None = None):
-        self.rank, self.world = rank, world
-        self._places = {**(axes or {}), "": (rank, world)}
+        self.place(rank, world, axes)
         self.traffic = Traffic()
         self.by_axis: dict[str, Traffic] = {}
+
+    def place(self, rank: int, world: int, axes: Mapping[str, tuple[int, int]] | None = None) -> None:
+        """The worker's place from now on, among other workers; what was counted stays."""
+        self.rank, self.world = rank, world
+        self._places = {**(axes or {}), "": (rank, world)}
 
     def trace(self, exchange: Exchange[T]) -> Exchange[T]:
         """The same exchange, counted."""

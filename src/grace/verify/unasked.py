@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from grace.compute import backends
@@ -17,6 +18,21 @@ from grace.run import simulate
 from grace.verify import laws
 
 _ASKING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "is_nonzero")
+# What a tensor on the CPU answers without an operation, and what moves numbers between an accelerator and the host.
+_READING = ("tolist", "numpy", "__array__", "cpu", "pin_memory")
+
+
+class _Unread(TorchFunctionMode):
+    """Fails where the host reads a tensor, or makes pinned memory or a tensor out of numbers that it has."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        assert name not in _READING, f"unasked: the host is asked by {name}"
+        assert name not in ("tensor", "from_numpy"), f"unasked: {name} copies numbers of the host"
+        assert not (kwargs or {}).get("pin_memory"), f"unasked: {name} makes pinned memory"
+        return func(*args, **(kwargs or {}))
 
 
 class _Unasked(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -37,11 +53,11 @@ def host_is_not_asked(method: Method[Any], steps: Sequence[Sequence[Tensor]]) ->
     """No operation makes the host wait for a number, and means, states and flags have the same bits as on the host.
 
     ``steps``: the gradients of all workers, step by step; some may be inf or NaN. Tensors on the CPU stand in for an
-    accelerator's, and the reference for its kernels.
+    accelerator's, and the reference for its kernels. What a method makes once and keeps, such as a table, is made before.
     """
     with backends.using("reference"):
         expected = _go(method, steps, simulate)
-        with finite.cpu_as_accelerator(), _Unasked():  # type: ignore[no-untyped-call]
+        with finite.cpu_as_accelerator(), _Unread(), _Unasked():  # type: ignore[no-untyped-call]
             found = _go(method, steps, lambda runs: simulate([Refusals().watch(run) for run in runs]))
     for step, (outs, others) in enumerate(zip(expected, found, strict=True)):
         for rank, (out, other) in enumerate(zip(outs, others, strict=True)):

@@ -19,7 +19,7 @@ from grace_bench.report.read import Found, Run
 from grace_bench.report.render import save
 from grace_bench.report.tables import plural, share
 from grace_bench.report.theme import config
-from grace_bench.results import Result
+from grace_bench.runs.results import Result
 
 _WIDTH, _HEIGHT = 330, 290  # pixels of a panel
 _POINTS = ("quality-throughput", "quality-bytes", "prediction")  # where not every name has room: there is a legend too

@@ -14,8 +14,8 @@ from grace.contract.knobs import as_call
 from grace.errors import GraceError
 from grace.registry import method
 from grace_bench.extras import need
-from grace_bench.results import DocumentError, by_path
-from grace_bench.scratch import write_atomically
+from grace_bench.files import write_atomically
+from grace_bench.runs.results import DocumentError, by_path
 from grace_bench.survey.row import SCHEMA, VERSION, Row, decode_row, same_run
 from grace_bench.tasks import find_task
 

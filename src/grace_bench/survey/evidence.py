@@ -19,12 +19,13 @@ import msgspec
 import numpy as np
 
 import grace
+from grace.auto.classes import LIMITS
 from grace.errors import GraceError
-from grace_bench.survey.row import Row
+from grace_bench.survey.row import TRIAL, Row
 
 SEEDS = 3  # fewer give no interval
 TASKS = 2  # fewer say nothing about methods in general
-LOSS = 0.02  # of uncompressed training's quality: what is less does not count as learning less
+LOSS = LIMITS["safe"]  # of uncompressed training's quality: what is less does not count as learning less
 FILE = "evidence.json"
 Verdict: TypeAlias = Literal["keeps", "less", "unsure"]
 Task: TypeAlias = tuple[str, str, int]  # protocol, task, steps
@@ -102,17 +103,19 @@ class _Place(msgspec.Struct, frozen=True):
 
 def gather(rows: Iterable[Row]) -> Table:
     """The qualities on embedded data on the processor, by task and method."""
-    return {key: _qualities(of) for key, of in _sort(rows).items()}
+    return {key: _qualities(of) for key, of in sort_rows(rows).items()}
 
 
-def judge(name: str, table: Table, metrics: dict[Task, str]) -> Evidence | None:
-    """What a table says of a method of it; None: nothing, or there is no uncompressed training to compare it with."""
+def judge(name: str, table: Table, metrics: dict[Task, str], limit: float = LOSS) -> Evidence | None:
+    """What a table says of a method of it; None: nothing, or there is no uncompressed training to compare it with. ``limit``:
+    which share of uncompressed training's quality may be lost before a method counts as learning less.
+    """
     plain = grace.spell(grace.method("none"))
     found = {task: (of[name], of[plain]) for task, of in table.items() if name in of and plain in of}
     if not found:
         return None
     judged = _longest([task for task, pair in found.items() if all(one.low is not None for one in pair)])
-    less = [task for task in judged if found[task][1].beats(found[task][0]) and _loss(*found[task]) > LOSS]
+    less = [task for task in judged if found[task][1].beats(found[task][0]) and _loss(*found[task]) > limit]
     verdict: Verdict = "less" if less else "keeps" if len(judged) >= TASKS else "unsure"
     worst = max(less or judged or found, key=lambda task: _loss(*found[task]))
     one, fp32 = found[worst]
@@ -131,8 +134,42 @@ def evidence_for(method: str) -> Evidence | None:
         return None
 
 
+def to_known(rows: Sequence[Row]) -> str:
+    """The text of the table by which ``auto`` permits methods; see :mod:`grace.auto.classes`."""
+    rows = [row for row in rows if not row.chosen_lr]
+    return write_known(gather(rows), _metrics(rows))
+
+
+def write_known(table: Table, metrics: dict[Task, str]) -> str:
+    """The same, from what was gathered: of each method the strictest class whose limit it keeps on two tasks or more."""
+    found = {}
+    for name in sorted({name for of in table.values() for name in of}):
+        said = judge(name, table, metrics)
+        if said is None:
+            continue
+        fits = [quality for quality, limit in LIMITS.items() if _keeps(name, table, metrics, limit)]
+        plain = grace.spell(grace.method("none"))
+        loss = _loss(*(table[said.protocol, said.task, said.steps][one] for one in (name, plain)))
+        found[name] = {
+            "quality": fits[0] if fits else "", "loss": round(loss, 4) if math.isfinite(loss) else None,
+            "task": said.task, "tasks": said.tasks, "runs": said.runs,
+        }  # fmt: skip
+    return json.dumps(found, indent=1) + "\n"
+
+
+def _keeps(name: str, table: Table, metrics: dict[Task, str], limit: float) -> bool:
+    said = judge(name, table, metrics, limit)
+    return said is not None and said.verdict == "keeps"
+
+
+def read_known() -> str:
+    """What :func:`to_known` makes of the evidence in this package."""
+    return write_known(*_read())
+
+
 def to_json(rows: Sequence[Row]) -> str:
-    """The text of the file."""
+    """The text of the file: what methods do with the learning rate that suits task and method, not with a chosen one."""
+    rows = [row for row in rows if not row.chosen_lr]
     metrics = _metrics(rows)
     places = [_Place(*task, metrics[task], of) for task, of in gather(rows).items()]
     return json.dumps(msgspec.to_builtins(places), indent=1) + "\n"
@@ -157,10 +194,11 @@ def _longest(tasks: Iterable[Task]) -> list[Task]:
     return list({task[1]: task for task in sorted(tasks, key=lambda task: task[2])}.values())
 
 
-def _sort(rows: Iterable[Row]) -> dict[Task, dict[str, list[Row]]]:
+def sort_rows(rows: Iterable[Row]) -> dict[Task, dict[str, list[Row]]]:
+    """The runs on embedded data on the processor, by task and method. Trials of a learning rate measure no method."""
     found: dict[Task, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        if row.source == "embedded" and row.device == "cpu":
+        if row.source == "embedded" and row.device == "cpu" and not row.protocol.endswith(TRIAL):
             found[row.protocol, row.task, row.steps][row.method].append(row)
     return {task: dict(sorted(of.items())) for task, of in sorted(found.items())}
 
@@ -174,17 +212,20 @@ def _qualities(of: dict[str, list[Row]]) -> dict[str, Quality]:
 
 
 def _quality(runs: Sequence[Row]) -> Quality:
+    ended = [row.sent[-1] / row.fp32_bytes for row in runs if row.final is not None]
+    return quality_of([row.final for row in runs], higher=runs[0].better == "higher", sent=ended)
+
+
+def quality_of(values: Sequence[float | None], *, higher: bool, sent: Sequence[float] = ()) -> Quality:
+    """The median of several seeds, and its interval. None: the worst there is. ``sent``: shares of fp32's bytes."""
     from scipy.stats import bootstrap  # slow to import, and only who reads an archive needs it
 
-    higher = runs[0].better == "higher"
     worst = -np.inf if higher else np.inf
-    values = [worst if row.final is None else row.final for row in runs]
-    median, low, high = statistics.median(values), None, None
-    if len(values) >= SEEDS:
-        low, high = min(values), max(values)
-        if np.isfinite(values).all() and low < high:
-            drawn = bootstrap((values,), np.median, method="percentile", rng=np.random.default_rng(0))
+    given = [worst if value is None else value for value in values]
+    median, low, high = statistics.median(given), None, None
+    if len(given) >= SEEDS:
+        low, high = min(given), max(given)
+        if np.isfinite(given).all() and low < high:
+            drawn = bootstrap((given,), np.median, method="percentile", rng=np.random.default_rng(0))
             low, high = map(float, drawn.confidence_interval)
-    ended = [row for row in runs if row.final is not None]
-    sent = statistics.median(row.sent[-1] / row.fp32_bytes for row in ended) if ended else float("nan")
-    return Quality(len(values), median, low, high, sent, higher)
+    return Quality(len(given), median, low, high, statistics.median(sent) if sent else float("nan"), higher)

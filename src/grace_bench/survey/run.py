@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grace.errors import GraceError
-from grace_bench.results import DocumentError, encode
-from grace_bench.scratch import write_atomically
+from grace_bench.files import write_atomically
+from grace_bench.runs.results import DocumentError, encode
 from grace_bench.survey.plan import Planned
 from grace_bench.survey.row import Row, decode_row, run_file
 from grace_bench.survey.train import Progress, Together
@@ -51,6 +51,7 @@ def run_all(
     progress: Progress = lambda done, steps: None,
 ) -> list[Row]:
     """The rows of all runs, in their order: those of earlier calls are read, the others run, ``jobs`` side by side.
+    Those whose learning rate others choose begin when the rest have ended.
 
     Args:
         runs: in the order in which they begin.
@@ -60,16 +61,33 @@ def run_all(
         progress: called with (steps done, steps in all) of a run in this process.
     """
     rows: dict[Planned, Row] = {}
-    for run in runs:
-        if (row := find_row(run, out)) is not None:
-            rows[run] = row
-            told(Done(run, row))
-    waiting = [run for run in runs if run not in rows]
-    with _side_by_side(waiting, out, jobs, progress) as ended:
-        for done in ended:
-            if done.row is not None:
-                rows[done.run] = done.row
-            told(done)
+
+    def work(now: dict[Planned, Planned]) -> None:  # what runs, and as which run of the plan
+        for run, planned in now.items():
+            if (row := find_row(run, out)) is not None:
+                rows[planned] = row
+                told(Done(run, row))
+        waiting = [run for run, planned in now.items() if planned not in rows]
+        with _side_by_side(waiting, out, jobs, progress) as ended:
+            for done in ended:
+                if done.row is not None:
+                    rows[now[done.run]] = done.row
+                told(done)
+
+    work({run: run for run in runs if not run.grid})
+    ready: dict[Planned, Planned] = {}
+    for run in (run for run in runs if run.grid):
+        found = [rows.get(trial) or find_row(trial, out) for trial in run.trials]
+        known = [row for row in found if row is not None]
+        if len(known) == len(found):
+            ready[run.settle(known)] = run
+        else:
+            told(
+                Done(
+                    run, None, f"{len(found) - len(known)} of its {len(found)} trials of a learning rate have no result"
+                )
+            )
+    work(ready)
     return [rows[run] for run in runs if run in rows]
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import grace
+from benchmarks.overhead.ladder import list_allocations
 from grace import Allgather, Allreduce, Broadcast, ParameterServer, Peer, ScatterReduce
 from grace.communicators.base import check_widths
 from grace.contract.compressor import Compressor
@@ -25,7 +26,6 @@ from grace.run import simulate
 from grace.run.drive import drive
 from grace.run.simulate import answers
 from grace.run.worker import Worker
-from grace_bench.overhead import list_allocations
 
 ALL = (Allreduce, Allgather, Broadcast, ScatterReduce, ParameterServer)
 RAGGED = (Allgather, Broadcast, ScatterReduce, ParameterServer)

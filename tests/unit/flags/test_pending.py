@@ -113,3 +113,12 @@ def test_what_a_former_method_owes_is_not_lost_in_a_step_that_is_not_finite():
     step(worker, BAD)
     torch.testing.assert_close(step(worker, X), X + owed)
     torch.testing.assert_close(step(worker, X), X)
+
+
+def test_flags_travel_in_memory_that_is_made_once():
+    worker = lone()
+    places = set()
+    for _ in range(4):
+        step(worker, X)
+        places.add(worker._pending._letter._room.data_ptr())
+    assert len(places) == 1

@@ -184,13 +184,14 @@ def test_kinds_are_a_tree_like_the_state_and_what_is_shared_is(spec: str) -> Non
 
 
 def check_tree(state: Any, kinds: Any) -> None:
-    if isinstance(state, tuple):
-        assert isinstance(kinds, tuple)
+    if isinstance(kinds, tuple):
+        assert isinstance(state, tuple | Tensor)
         assert len(kinds) == len(state)
         for part, kind in zip(state, kinds, strict=True):
             check_tree(part, kind)
     else:
-        assert kinds in ("debt", "chunk", "shared", "own")
+        assert kinds in ("debt", "chunk", "shared", "together", "own")
+        assert not isinstance(state, tuple)
 
 
 def test_states_are_copied_while_another_thread_lists_all_objects() -> None:

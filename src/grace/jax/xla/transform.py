@@ -178,6 +178,12 @@ class _Tensor:
     def __init__(self, one: Plan, place: Place, x: Array, memory: Any, inner: Any):
         self.plan, self.place, self.x, self.memory = one, place, x, memory
         self.inner, self.inner_state = inner, None if isinstance(inner, optax.MaskedNode) else inner
+        fresh = one.init(matrix_shape(x.shape))
+        if jnp.shape(self.inner_state) != np.shape(fresh) or (self.inner_state is None) != (fresh is None):
+            raise StateError(
+                f"the state of {place.name!r} is {jnp.shape(self.inner_state)} on each device, and should be "
+                f"{np.shape(fresh)}: shard it with grace.jax.state_specs, and make it with init for these parameters"
+            )
         if one.transparent:
             self.p = x.reshape(-1)
             return

@@ -12,13 +12,14 @@ from typer.testing import CliRunner
 
 from grace.cli.app import app
 from grace.errors import ConfigurationError, UnknownNameError
-from grace_bench.launch import launch
-from grace_bench.results import DocumentError, encode
+from grace_bench.runs.results import DocumentError, encode
 from grace_bench.survey.archive import add, check_row, merge, read_archive, read_runs, write_archive
+from grace_bench.survey.evidence import gather
 from grace_bench.survey.plan import read_plan, shard
 from grace_bench.survey.row import Row, decode_row, run_file, same_run
 from grace_bench.survey.run import run_all
 from grace_bench.tasks import Task
+from grace_bench.workers.local import launch
 
 HERE = "tests.unit.grace_bench.survey.test_survey"
 PLAN = """
@@ -177,6 +178,15 @@ def test_the_row_says_how_to_repeat_it(whole):
             r"plan.toml: runs\[0\].workers: expected `int`",
         ),
         ("[[runs", ConfigurationError, "plan.toml is not TOML"),
+        (PLAN.replace("[0, 1]", "[]"), ConfigurationError, "plan.toml: seeds is empty"),
+        (PLAN + "grid = [0.1, 0.1]", ConfigurationError, "legal: learning rates > 0, each once"),
+        (PLAN + "grid = [0.1, inf]", ConfigurationError, "legal: learning rates > 0, each once"),
+        (
+            PLAN.replace("[0, 1]", "[3]") + "grid = [0.1]",
+            ConfigurationError,
+            r"seeds = \[3\] beside a grid; legal: two or more",
+        ),
+        (PLAN + "grid = [0.1]\nlr = 0.1", ConfigurationError, "lr = 0.1 beside a grid"),
     ],
 )
 def test_a_wrong_plan_says_what_is_wrong(text, error, match, tmp_path):
@@ -188,6 +198,54 @@ def test_a_wrong_plan_says_what_is_wrong(text, error, match, tmp_path):
 def test_a_wrong_shard(part):
     with pytest.raises(ConfigurationError, match="legal: I/N with 1 <= I <= N"):
         shard([], part)
+
+
+TUNED = """
+[[runs]]
+protocol = "tuned"
+tasks = ["{here}:Tiny"]
+methods = ["none", "topk"]
+seeds = [0, 1, 2]
+grid = [1e-3, 0.1, 1e30]
+workers = 2
+steps = 3
+evaluations = 1
+"""
+
+
+def test_a_learning_rate_is_chosen_on_one_seed_and_judged_on_others(tmp_path):
+    runs = read_plan(plan(tmp_path, TUNED))
+    assert len(runs) == 2 * 3 + 2 * 2
+    rows = run_all(runs, tmp_path / "whole", lambda done: None)
+    trials = {(row.method, row.peak_lr): row for row in rows if row.protocol == "tuned-trial"}
+    judged = [row for row in rows if row.protocol == "tuned"]
+    assert {row.seed for row in trials.values()} == {0}
+    assert sorted(row.seed for row in judged) == [1, 1, 2, 2]
+    assert sorted(lr for _, lr in trials) == pytest.approx([1e-3, 1e-3, 0.1, 0.1, 1e30, 1e30])
+    for row in judged:
+        ends = {lr: one.final for (method, lr), one in trials.items() if method == row.method and one.final is not None}
+        assert row.peak_lr == min(ends, key=ends.get)
+        assert f"--lr {row.peak_lr!r}" in row.command
+        check_row(row)
+    assert list(gather(rows)) == [("tuned", f"{HERE}:Tiny", 3)], "trials are no measure of a method"
+    for part in ("1/2", "2/2"):
+        run_all(shard(runs, part), tmp_path / part[0], lambda done: None)
+        add(tmp_path / part[0], tmp_path / "parts.parquet")
+    add(tmp_path / "whole", tmp_path / "whole.parquet")
+    assert all(map(same_run, read_archive(tmp_path / "parts.parquet"), read_archive(tmp_path / "whole.parquet")))
+
+
+def test_without_its_trials_no_learning_rate_is_chosen(tmp_path):
+    told = []
+    judged = [run for run in read_plan(plan(tmp_path, TUNED)) if run.grid][:1]
+    assert run_all(judged, tmp_path, told.append) == []
+    assert told[0].error == "3 of its 3 trials of a learning rate have no result"
+
+
+def test_where_all_trials_diverge_the_first_learning_rate_stands(tmp_path):
+    text = TUNED.replace("[1e-3, 0.1, 1e30]", "[1e31, 1e30]").replace('"none", "topk"', '"none"').replace("= 3", "= 9")
+    rows = run_all(read_plan(plan(tmp_path, text)), tmp_path, lambda done: None)
+    assert {(row.protocol, f"{row.peak_lr:.3g}", row.final) for row in rows if row.seed} == {("tuned", "1e+31", None)}
 
 
 def change(row, **fields):
