@@ -98,6 +98,31 @@ def survey_steps(
     typer.echo(f"{out}: steps of {len(table.tasks)} tasks, {methods} of task and method{busy}")
 
 
+def survey_report(
+    archive: Annotated[Path, typer.Argument(metavar="ARCHIVE", exists=True, dir_okay=False, help="The archive.")],
+    out: Annotated[Path, typer.Option("--out", help="The page, an HTML file.")] = Path("survey.html"),
+    steps: Annotated[
+        Path | None,
+        typer.Option("--steps", exists=True, dir_okay=False, help="The table of grace survey steps, for times."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Draw an archive: one interactive HTML page that needs no network.
+
+    Example: [bold]grace survey report docs/survey/archive.parquet --out survey.html[/]
+    """
+    from grace_bench.report.archive import write_page
+    from grace_bench.survey.archive import read_archive
+    from grace_bench.survey.steps import read_steps
+
+    rows = read_archive(archive)
+    size = write_page(rows, archive.name, out, None if steps is None else read_steps(steps))
+    if as_json:
+        write_json({"page": str(out), "bytes": size, "rows": len(rows)})
+    else:
+        typer.echo(f"{out}: {len(rows)} runs, {size / 1e6:.1f} MB")
+
+
 def survey_add(
     runs: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that grace survey run wrote.")],
     archive: Annotated[Path, typer.Option("--archive", help="The archive, a Parquet file; made if it is not there.")],
