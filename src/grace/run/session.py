@@ -27,6 +27,7 @@ from grace.run.plan import ExchangePlan, plan_groups, warn_uncompressed
 from grace.run.replicas import Replicas, repair_
 from grace.run.saved import WorkerState, check_form
 from grace.run.stats import Stats
+from grace.run.streams import CudaStreams, StreamOrder
 from grace.run.worker import Worker, check_tensor
 from grace.transports.agreement import agree, compare_loads
 from grace.transports.base import Transport, describe, find_axes
@@ -116,6 +117,8 @@ class Session:
         self._timed = Timed(self._checked or transport)
         self._tracer = Tracer(self.rank, self.world, find_axes(transport))
         self.replicas = Replicas(self.like, options.check_replicas_every, self.world, options.on_difference)
+        device = next(iter(like.values())).device
+        self._order = StreamOrder(CudaStreams(device)) if device.type == "cuda" else None
         self._turn = threading.RLock()
         self.error: BaseException | None = None
         self._closed = False
@@ -339,6 +342,8 @@ class Session:
         if not self._turn.acquire(blocking=False):
             raise GraceError("another thread is in a step: exchanges need one order, which all ranks share")
         try:
+            if self._order is not None:
+                self._order.enter()
             yield
         except NonFiniteError:
             raise
