@@ -11,6 +11,7 @@ import grace.adapters.sharded
 import grace.adapters.torch_ddp  # noqa: F401 - which are doors, as the one above
 from grace.adapters.doors import find_door
 from grace.adapters.handle import Handle
+from grace.auto.settings import Auto, wanted
 from grace.contract.method import Method
 from grace.errors import ConfigurationError
 from grace.registry.policy import Policy
@@ -20,7 +21,7 @@ from grace.transports.base import Transport
 
 def attach(
     model: nn.Module,
-    method: Policy | Method[Any] | str,
+    method: Policy | Method[Any] | Auto | str,
     *,
     granularity: Granularity = Options.granularity,
     seed: int = Options.seed,
@@ -42,7 +43,8 @@ def attach(
             (HSDP) the average between replicas; or a model that an installed package has a door for
             (``grace.adapters.doors``).
         method: a method, the string that makes it, or a :class:`grace.Policy`. A bare method leaves tensors of at most
-            one dimension and tensors under 1,024 elements uncompressed, fused into one all-reduce.
+            one dimension and tensors under 1,024 elements uncompressed, fused into one all-reduce. ``"auto"`` or a
+            :class:`grace.Auto` chooses one for each bucket by what it measures, of ``DistributedDataParallel`` models.
         granularity: what is compressed as one tensor: each "parameter" (layer-wise), each "bucket" (of
             ``bucket_cap_mb``), or the whole "model".
         seed: of all random streams.
@@ -81,5 +83,11 @@ def attach(
         seed, nonfinite, steps_per_epoch, check, granularity, check_replicas_every=check_replicas_every,
         on_difference=on_difference, checksum=checksum,
     )  # fmt: skip
-    door, policy = find_door(model), Policy.of(method)
+    door, auto = find_door(model), wanted(method)
+    if auto is not None and not getattr(door, "chooses", False):
+        raise ConfigurationError(
+            f"auto chooses for the buckets of DistributedDataParallel, and this {type(model).__name__} is no such model; "
+            "name a method: grace advise says which"
+        )
+    policy: Any = auto or Policy.of(method)  # type: ignore[arg-type]
     return door.open(model, policy, options, optimizer=optimizer, scaler=scaler, transport=transport)
