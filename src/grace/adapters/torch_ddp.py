@@ -1,8 +1,8 @@
 """Grace at work on a ``DistributedDataParallel`` model.
 
 A communication hook hands each bucket of gradients to a lane, one first-in-first-out thread with a process group of its
-own, so that exchanges overlap with the backward pass and keep their order on all ranks. On a GPU the exchange is
-enqueued on the current stream instead.
+own, so that exchanges overlap with the backward pass and keep their order on all ranks. On a GPU the thread has a stream of
+its own, too.
 """
 
 from __future__ import annotations

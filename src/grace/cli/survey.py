@@ -1,4 +1,4 @@
-"""The commands of the survey: ``grace survey run`` and ``grace survey add``."""
+"""The commands of the survey: ``grace survey``."""
 
 from __future__ import annotations
 
@@ -66,6 +66,61 @@ def survey_run(
         raise GraceError(
             f"{len(failed)} of {len(runs)} runs failed: {'; '.join(failed)}. The same command tries them again"
         )
+
+
+def survey_steps(
+    archive: Annotated[Path, typer.Argument(metavar="ARCHIVE", exists=True, dir_okay=False, help="The archive.")],
+    out: Annotated[Path, typer.Option("--out", help="The table, a JSON file; an older one is replaced.")],
+    samples: Annotated[
+        int, typer.Option("--samples", min=1, max=1000, help="Exchanges of a method that are timed.")
+    ] = 3,
+    as_json: Json = False,
+) -> None:
+    """Measure a step of every task and method of an archive, on this machine: what the times of the survey rest on.
+
+    For each task the step without communication, and for each method what it encodes, sends and decodes; the link model plays
+    both over 100 Mbit/s, 1 and 10 Gbit/s. The machine should be idle; the table says so where it is not.
+
+    Example: [bold]grace survey steps docs/survey/archive.parquet --out docs/survey/steps.json[/]
+    """
+    from grace_bench.advise.steps import measure
+    from grace_bench.files import write_atomically
+    from grace_bench.runs.results import encode
+    from grace_bench.survey.archive import read_archive
+
+    table = measure(read_archive(archive), lambda text: typer.echo(text, err=True), samples)
+    write_atomically(out, encode(table))
+    if as_json:
+        write_json(table)
+        return
+    methods = sum(len(task.methods) for task in table.tasks.values())
+    busy = "; the machine did other work meanwhile: nothing will be concluded from it" if table.busy else ""
+    typer.echo(f"{out}: steps of {len(table.tasks)} tasks, {methods} of task and method{busy}")
+
+
+def survey_report(
+    archive: Annotated[Path, typer.Argument(metavar="ARCHIVE", exists=True, dir_okay=False, help="The archive.")],
+    out: Annotated[Path, typer.Option("--out", help="The page, an HTML file.")] = Path("survey.html"),
+    steps: Annotated[
+        Path | None,
+        typer.Option("--steps", exists=True, dir_okay=False, help="The table of grace survey steps, for times."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Draw an archive: one interactive HTML page that needs no network.
+
+    Example: [bold]grace survey report docs/survey/archive.parquet --out survey.html[/]
+    """
+    from grace_bench.report.archive import write_page
+    from grace_bench.survey.archive import read_archive
+    from grace_bench.survey.steps import read_steps
+
+    rows = read_archive(archive)
+    size = write_page(rows, archive.name, out, None if steps is None else read_steps(steps))
+    if as_json:
+        write_json({"page": str(out), "bytes": size, "rows": len(rows)})
+    else:
+        typer.echo(f"{out}: {len(rows)} runs, {size / 1e6:.1f} MB")
 
 
 def survey_add(

@@ -23,10 +23,11 @@ from grace.run.fingerprint import fingerprint
 from grace.run.groups import Group, form_groups, regroup, whole_groups
 from grace.run.log import Logs
 from grace.run.options import DEFAULTS, Options
-from grace.run.plan import Plan, plan_groups, warn_uncompressed
+from grace.run.plan import ExchangePlan, plan_groups, warn_uncompressed
 from grace.run.replicas import Replicas, repair_
 from grace.run.saved import WorkerState, check_form
 from grace.run.stats import Stats
+from grace.run.streams import CudaStreams, StreamOrder
 from grace.run.worker import Worker, check_tensor
 from grace.transports.agreement import agree, compare_loads
 from grace.transports.base import Transport, describe, find_axes
@@ -116,6 +117,8 @@ class Session:
         self._timed = Timed(self._checked or transport)
         self._tracer = Tracer(self.rank, self.world, find_axes(transport))
         self.replicas = Replicas(self.like, options.check_replicas_every, self.world, options.on_difference)
+        device = next(iter(like.values())).device
+        self._order = StreamOrder(CudaStreams(device)) if device.type == "cuda" else None
         self._turn = threading.RLock()
         self.error: BaseException | None = None
         self._closed = False
@@ -345,6 +348,8 @@ class Session:
         if not self._turn.acquire(blocking=False):
             raise GraceError("another thread is in a step: exchanges need one order, which all ranks share")
         try:
+            if self._order is not None:
+                self._order.enter()
             yield
         except NonFiniteError:
             raise
@@ -379,7 +384,7 @@ class Session:
         """Which method for which tensor, or group of tensors."""
         return self.worker.policy
 
-    def plan(self) -> Plan:
+    def plan(self) -> ExchangePlan:
         """What this worker exchanges in the coming step, if that is all, and what it sends for it."""
         return plan_groups(self.groups, self.like, self.worker.policy, self.peer())
 

@@ -94,6 +94,10 @@ class Worker:
         self.distortions: dict[str, float] = {}
         self.aside_seconds = 0.0
         self._pending = PendingFlags()
+        self._given: list[
+            Any
+        ] = []  # from outside: another stream's, perhaps, and freed only when that has waited for a step
+        self._used: list[Any] = []
         self.watch = DebtWatch()
 
     def exchange(self, tensors: Mapping[str, Tensor]) -> Exchange[dict[str, Exchanged[Any]]]:
@@ -277,6 +281,7 @@ class Worker:
         self.watch.end_step()
         self.step += 1
         self._pending.send()
+        self._used, self._given = self._given, []
 
     def memory_norm(self) -> float:
         """The norm of what this worker owes the model: the square root of its sum of squares over all tensors."""
@@ -322,6 +327,7 @@ class Worker:
 
     def adopt(self, state: WorkerState) -> None:
         """Goes on from there."""
+        self._given.append(state)
         self.step, self.seed, self._states, self._owed = state.step, state.seed, state.states, state.owed
         self._instalments = dict(state.instalments)
         self._parked, self._settling = Parked(), set()
@@ -410,4 +416,5 @@ class Worker:
 
     def owe(self, owed: Mapping[str, Tensor]) -> None:
         """Adds this to the next gradients."""
+        self._given.append(owed)
         self._owed.update(owed)

@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 from grace.errors import GraceError
 
 SCHEMA, VERSION = "grace.result", 3
+LR_ASKED = "lr as asked for"  # begins the reason of a learning rate that somebody chose
 Count: TypeAlias = Annotated[int, Meta(ge=0)]
 
 

@@ -29,7 +29,7 @@ from grace_bench.runs.config import SYNTHETIC, RunConfig
 from grace_bench.runs.link_model import predict
 from grace_bench.runs.optimizers import adjust, set_momentum
 from grace_bench.runs.record import result_of
-from grace_bench.runs.results import Optimizer, Point, Result
+from grace_bench.runs.results import LR_ASKED, Optimizer, Point, Result
 from grace_bench.tasks import Task, find_task
 
 MOST = 1 << 16  # more workers than there can be, so that no two pairs (seed, rank) coincide
@@ -143,13 +143,13 @@ class Training:
         adjustment = adjust(optimizer, grace.method(self.config.method)) if self.config.kind == "method" else None
         scale, momentum, why = 1.0, None, None
         if self.config.lr is not None:
-            scale, why = self.config.lr / peak, "lr as asked for"
+            scale, why = self.config.lr / peak, LR_ASKED
         elif adjustment is not None:
             scale, why = adjustment.lr_scale, str(adjustment)
         if adjustment is not None and adjustment.momentum is not None:
             momentum = adjustment.momentum
             if self.config.lr is not None:
-                why = f"lr as asked for; momentum {momentum:g}: {adjustment.why}"
+                why = f"{LR_ASKED}; momentum {momentum:g}: {adjustment.why}"
         if momentum is None:
             momentum = optimizer.param_groups[0].get("momentum")
         name = type(optimizer).__name__
