@@ -13,7 +13,7 @@ from grace.cli import runs, suite
 from grace.cli.advise import advise
 from grace.cli.codecs import codecs
 from grace.cli.doctor import doctor
-from grace.cli.errors import Group
+from grace.cli.errors import CommandGroup
 from grace.cli.explain import explain, list_
 from grace.cli.migrate import migrate
 from grace.cli.report import report
@@ -24,7 +24,7 @@ from grace_command import shell
 from grace_command.quick import greeting
 
 app = typer.Typer(
-    cls=Group, rich_markup_mode="rich", pretty_exceptions_enable=False,
+    cls=CommandGroup, rich_markup_mode="rich", pretty_exceptions_enable=False,
     help="Gradient compression for distributed deep learning.",
 )  # fmt: skip
 bench = typer.Typer(cls=shell.Group, no_args_is_help=True, help="Benchmarks: sweeps over links, and what codecs cost.")
