@@ -281,7 +281,7 @@ def test_what_cannot_be_is_refused(fields, match, whole):
     ("fields", "match"),
     [
         ({"digest": "f" * 16}, "it has data f+, where this Grace has 0123456789abcdef"),
-        ({"parameters": 7}, "7 parameters, where the task has 3340"),
+        ({"parameters": 3341}, "3341 parameters, where the task has 3340"),
         ({"sent": [0, 10_000]}, "10000 bytes sent in 3 steps, where this Grace sends 40080"),
         ({"sent": [0, 41_500]}, "41500 bytes sent in 3 steps, where this Grace sends 40080"),
     ],
