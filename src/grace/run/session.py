@@ -23,7 +23,7 @@ from grace.run.fingerprint import fingerprint
 from grace.run.groups import Group, form_groups, regroup, whole_groups
 from grace.run.log import Logs
 from grace.run.options import DEFAULTS, Options
-from grace.run.plan import Plan, plan_groups, warn_uncompressed
+from grace.run.plan import ExchangePlan, plan_groups, warn_uncompressed
 from grace.run.replicas import Replicas, repair_
 from grace.run.saved import WorkerState, check_form
 from grace.run.stats import Stats
@@ -297,6 +297,12 @@ class Session:
         with self.turn(), self.stats.time(self._timed):
             return self._drive(exchange)
 
+    @property
+    def network(self) -> Transport:
+        """What it runs over, for whoever measures it: all ranks ask it alike, between two exchanges; nothing is counted."""
+        self._check_open()
+        return self._transport
+
     def peer(self, name: str = "") -> Peer:
         """Who this worker is in an exchange of a tensor of this name, in the coming step."""
         return self.worker.peer(name)
@@ -385,7 +391,7 @@ class Session:
         """Which method for which tensor, or group of tensors."""
         return self.worker.policy
 
-    def plan(self) -> Plan:
+    def plan(self) -> ExchangePlan:
         """What this worker exchanges in the coming step, if that is all, and what it sends for it."""
         return plan_groups(self.groups, self.like, self.worker.policy, self.peer())
 
@@ -409,8 +415,15 @@ class Session:
             self.worker.owe(owed)
         self._sort_into(groups)
 
-    def offer(self, choices: Sequence[Policy | Method[Any] | str]) -> None:
-        """The ranks agree once on what :meth:`use` then changes between, without asking again; the first is used from now on.
+    def offer(
+        self, choices: Sequence[Policy | Method[Any] | str], first: int = 0, *, also: Mapping[str, str] | None = None
+    ) -> None:
+        """The ranks agree once on what :meth:`use` then changes between, without asking again. From now on ``first`` is used.
+
+        Args:
+            choices: methods or policies.
+            first: the number of one of them.
+            also: what else the ranks must have in common, each under its name.
 
         Raises:
             FingerprintMismatch: the ranks offer different choices. They go on as before then.
@@ -426,9 +439,12 @@ class Session:
         for policy in policies:
             self._check_axes(policy)
         texts = {f"choice {number}": repr(policy) for number, policy in enumerate(policies)}
-        agree({"choices": str(len(policies)), **texts}, self._transport)
+        agree(
+            {"choices": str(len(policies)), "choice that is used first": str(first), **texts, **(also or {})},
+            self._transport,
+        )
         self.worker.offer(policies)
-        self.worker.use(0)
+        self.worker.use(first)
 
     def use(self, number: int, *, trial: bool = False) -> None:
         """Uses one of the choices from the next step on. All ranks call it alike, between two steps; nothing is compared.

@@ -361,6 +361,11 @@ class Worker:
         self.policy, self.watch = policy, DebtWatch()
         self._home, self._choices, self._settling = policy, (), self._parked.names()
 
+    @property
+    def home(self) -> Policy:
+        """The policy that is used, or that the worker comes back to after a trial."""
+        return self._home
+
     def offer(self, choices: Sequence[Policy]) -> None:
         """From now on :meth:`use` changes between these; the worker goes on as it does until then.
 
