@@ -23,12 +23,12 @@ from grace.run.fingerprint import fingerprint
 from grace.run.groups import Group, form_groups, regroup, whole_groups
 from grace.run.log import Logs
 from grace.run.options import DEFAULTS, Options
-from grace.run.plan import Plan, plan_groups, warn_uncompressed
+from grace.run.plan import ExchangePlan, plan_groups, warn_uncompressed
 from grace.run.replicas import Replicas, repair_
 from grace.run.saved import WorkerState, check_form
 from grace.run.stats import Stats
 from grace.run.streams import CudaStreams, StreamOrder
-from grace.run.worker import Worker, check_tensor
+from grace.run.worker import Worker, check_tensor, refuse_devices
 from grace.transports.agreement import agree, compare_loads
 from grace.transports.base import Transport, describe, find_axes
 from grace.transports.checked import Checked
@@ -94,7 +94,10 @@ class Session:
             raise ConfigurationError("there is nothing to exchange: no parameter requires a gradient")
         for name, x in like.items():
             check_tensor(name, x)
+        refuse_devices(like)
         self.like = {name: x.detach() for name, x in like.items()}
+        device = next(iter(self.like.values())).device
+        self._device = None if device.type == "meta" else device
         self._kinds = {name: (x.shape, x.dtype) for name, x in self.like.items()}
         self._dense_bytes = sum(x.numel() * x.element_size() for x in self.like.values())
         self.options, self._knobs = options, {**asdict(options), **(knobs or {})}
@@ -117,7 +120,6 @@ class Session:
         self._timed = Timed(self._checked or transport)
         self._tracer = Tracer(self.rank, self.world, find_axes(transport))
         self.replicas = Replicas(self.like, options.check_replicas_every, self.world, options.on_difference)
-        device = next(iter(like.values())).device
         self._order = StreamOrder(CudaStreams(device)) if device.type == "cuda" else None
         self._turn = threading.RLock()
         self.error: BaseException | None = None
@@ -178,7 +180,7 @@ class Session:
         """Refuses a tensor that is not like the one that was agreed on.
 
         Raises:
-            InputError: an unknown name, another shape or dtype, a sparse tensor.
+            InputError: an unknown name, another shape or dtype, a sparse tensor, a tensor on another device.
         """
         kind = self._kinds.get(name)
         if kind is None:
@@ -187,6 +189,11 @@ class Session:
             check_tensor(name, x)
             raise InputError(
                 f"{name!r} is {x.dtype} {tuple(x.shape)}, and was {kind[1]} {tuple(kind[0])} when it began"
+            )
+        if self._device is not None and x.device != self._device:
+            raise InputError(
+                f"{name!r} is on {x.device}, and what is exchanged with it on {self._device}: move it there, or let each "
+                "device have a handle of its own"
             )
 
     def exchange_groups(
@@ -290,6 +297,12 @@ class Session:
         with self.turn(), self.stats.time(self._timed):
             return self._drive(exchange)
 
+    @property
+    def network(self) -> Transport:
+        """What it runs over, for whoever measures it: all ranks ask it alike, between two exchanges; nothing is counted."""
+        self._check_open()
+        return self._transport
+
     def peer(self, name: str = "") -> Peer:
         """Who this worker is in an exchange of a tensor of this name, in the coming step."""
         return self.worker.peer(name)
@@ -378,7 +391,7 @@ class Session:
         """Which method for which tensor, or group of tensors."""
         return self.worker.policy
 
-    def plan(self) -> Plan:
+    def plan(self) -> ExchangePlan:
         """What this worker exchanges in the coming step, if that is all, and what it sends for it."""
         return plan_groups(self.groups, self.like, self.worker.policy, self.peer())
 
@@ -402,8 +415,15 @@ class Session:
             self.worker.owe(owed)
         self._sort_into(groups)
 
-    def offer(self, choices: Sequence[Policy | Method[Any] | str]) -> None:
-        """The ranks agree once on what :meth:`use` then changes between, without asking again; the first is used from now on.
+    def offer(
+        self, choices: Sequence[Policy | Method[Any] | str], first: int = 0, *, also: Mapping[str, str] | None = None
+    ) -> None:
+        """The ranks agree once on what :meth:`use` then changes between, without asking again. From now on ``first`` is used.
+
+        Args:
+            choices: methods or policies.
+            first: the number of one of them.
+            also: what else the ranks must have in common, each under its name.
 
         Raises:
             FingerprintMismatch: the ranks offer different choices. They go on as before then.
@@ -419,9 +439,12 @@ class Session:
         for policy in policies:
             self._check_axes(policy)
         texts = {f"choice {number}": repr(policy) for number, policy in enumerate(policies)}
-        agree({"choices": str(len(policies)), **texts}, self._transport)
+        agree(
+            {"choices": str(len(policies)), "choice that is used first": str(first), **texts, **(also or {})},
+            self._transport,
+        )
         self.worker.offer(policies)
-        self.worker.use(0)
+        self.worker.use(first)
 
     def use(self, number: int, *, trial: bool = False) -> None:
         """Uses one of the choices from the next step on. All ranks call it alike, between two steps; nothing is compared.
