@@ -100,7 +100,7 @@ def _rotate(
     LOG: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, SIGNS: tl.constexpr, END: tl.constexpr,
     HAS_MEMORY: tl.constexpr, HAS_SECOND: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of ``2**LOG`` numbers of ``x + e``; where they are longer than a tile the first and the last stages are two passes.
+    """Blocks of ``2**LOG`` numbers of ``x + e``; where they are longer than a tile, in two passes.
 
     SIGNS: 0 none, 1 before, 2 after. END: what becomes of out; ``p + m`` is what is subtracted from. A mark if x + e is not
     finite. tops: the largest magnitudes of long blocks.
