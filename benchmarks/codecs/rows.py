@@ -8,7 +8,7 @@ from benchmarks.codecs.goals import BITS, COPIES, MICROSECONDS, PER_INDEX, RATIO
 from benchmarks.codecs.parts import IndexList
 from grace_bench.codecs.bench import Row, short, summarize
 from grace_bench.codecs.clock import Case, Timing
-from grace_bench.results import quartiles
+from grace_bench.runs.results import quartiles
 
 
 def row(

@@ -14,11 +14,11 @@ from torch.nn import functional
 from grace.predict.links import link
 from grace_bench.extras import MissingExtraError
 from grace_bench.network.namespaces import why_not
-from grace_bench.plan import Plan, check, check_memory
-from grace_bench.record import file_name
-from grace_bench.results import SCHEMA, VERSION, DocumentError, Failure, decode
-from grace_bench.sweep import Watcher, sweep
+from grace_bench.runs.plan import Plan, check, check_memory
+from grace_bench.runs.record import file_name
+from grace_bench.runs.results import SCHEMA, VERSION, DocumentError, Failure, decode
 from grace_bench.tasks import Task
+from grace_bench.workers.sweep import Watcher, sweep
 
 METHODS = ("none", "topk:ratio=0.01", "qsgd:bits=4", "powersgd:rank=2")
 LINKS = ("none", "1gbit")

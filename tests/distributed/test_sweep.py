@@ -13,7 +13,7 @@ import pytest
 
 from grace.predict.links import link
 from grace_bench.network.namespaces import why_not
-from grace_bench.results import decode
+from grace_bench.runs.results import decode
 from tests.distributed.test_train import OWN_TASK, end_all, grace_command, run
 
 REFUSED = why_not(link("1gbit"))

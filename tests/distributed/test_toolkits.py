@@ -4,8 +4,8 @@ import importlib.util
 
 import pytest
 
-from grace_bench.results import decode
-from grace_bench.toolkits import TOOLKITS
+from grace_bench.extras import TOOLKITS
+from grace_bench.runs.results import decode
 from tests.distributed.test_train import run
 
 

@@ -13,6 +13,7 @@ from grace_bench.survey.archive import check_row, merge, read_archive
 from grace_bench.survey.evidence import gather, to_json
 from grace_bench.survey.plan import read_plan
 from grace_bench.survey.row import Row
+from grace_bench.survey.steps import read_steps
 from tests.docs.pages import ROOT
 
 
@@ -33,7 +34,9 @@ def rows(findings: ModuleType) -> list[Row]:
 
 
 def test_the_page_is_what_the_archive_says(findings: ModuleType, rows: list[Row]) -> None:
-    assert findings.PAGE.read_text(encoding="utf-8") == findings.page(rows, read_plan(findings.PLAN))
+    assert findings.PAGE.read_text(encoding="utf-8") == findings.page(
+        rows, read_plan(findings.PLAN), read_steps(findings.STEPS)
+    )
 
 
 def test_what_the_package_knows_is_what_the_archive_says(findings: ModuleType, rows: list[Row]) -> None:

@@ -29,7 +29,7 @@ from grace.memories import Memory
 from grace.registry import recipe
 from grace.registry.policy import Policy
 from grace.run.simulator import Simulator
-from grace_bench.optimizers import adjust
+from grace_bench.runs.optimizers import adjust
 from grace_bench.tasks.digits import Digits
 
 W, L, SHAPE = 4, 4.0, (24, 24)

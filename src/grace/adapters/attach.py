@@ -7,10 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
-import grace.adapters.sharded
-import grace.adapters.torch_ddp  # noqa: F401 - which are doors, as the one above
+import grace.adapters.torch_ddp  # noqa: F401 - a door
+from grace.adapters.axes import Axes
 from grace.adapters.doors import find_door
 from grace.adapters.handle import Handle
+from grace.adapters.sharded import ShardedDoor
+from grace.auto.settings import Auto, wanted
+from grace.contract.compressor import Compressor
 from grace.contract.method import Method
 from grace.errors import ConfigurationError
 from grace.registry.policy import Policy
@@ -20,8 +23,11 @@ from grace.transports.base import Transport
 
 def attach(
     model: nn.Module,
-    method: Policy | Method[Any] | str,
+    method: Policy | Method[Any] | Auto | str | None = None,
     *,
+    replicate: Policy | Method[Any] | str | None = None,
+    shard: Policy | Method[Any] | str | None = None,
+    weights: Compressor | Method[Any] | str | None = None,
     granularity: Granularity = Options.granularity,
     seed: int = Options.seed,
     nonfinite: NonFinite = Options.nonfinite,
@@ -42,7 +48,13 @@ def attach(
             (HSDP) the average between replicas; or a model that an installed package has a door for
             (``grace.adapters.doors``).
         method: a method, the string that makes it, or a :class:`grace.Policy`. A bare method leaves tensors of at most
-            one dimension and tensors under 1,024 elements uncompressed, fused into one all-reduce.
+            one dimension and tensors under 1,024 elements uncompressed, fused into one all-reduce. On a mesh of two
+            dimensions it goes between the replicas. ``"auto"`` or a :class:`grace.Auto` chooses one for each bucket of a
+            ``DistributedDataParallel`` model, by what it measures.
+        replicate: the same as ``method``, where it says more clearly which axis is meant: between replicas.
+        shard: of the reduce-scatter of a sharded model; beside ``replicate`` a method without a memory.
+        weights: of the all-gather of a sharded model's weights: "int8", "int4", "fp8", or another compressor that keeps every
+            number. Ranks compute with what is gathered, the optimizer with the shard as it is.
         granularity: what is compressed as one tensor: each "parameter" (layer-wise), each "bucket" (of
             ``bucket_cap_mb``), or the whole "model".
         seed: of all random streams.
@@ -81,5 +93,20 @@ def attach(
         seed, nonfinite, steps_per_epoch, check, granularity, check_replicas_every=check_replicas_every,
         on_difference=on_difference, checksum=checksum,
     )  # fmt: skip
-    door, policy = find_door(model), Policy.of(method)
+    door, axes, auto = find_door(model), Axes(replicate, shard, weights), wanted(method)
+    if auto is not None and not getattr(door, "chooses", False):
+        raise ConfigurationError(
+            f"auto chooses for the buckets of DistributedDataParallel, and this {type(model).__name__} is no such model; "
+            "name a method: grace advise says which"
+        )
+    if isinstance(door, ShardedDoor):
+        fixed: Any = method
+        return door.open(model, fixed, options, optimizer=optimizer, scaler=scaler, transport=transport, axes=axes)
+    if axes:
+        raise ConfigurationError(
+            "attach: replicate=, shard= and weights= are for models under fully_shard; legal here: a method"
+        )
+    if method is None:
+        raise ConfigurationError("attach: which method? For example grace.attach(model, 'topk:ratio=0.01')")
+    policy: Any = auto or Policy.of(method)  # type: ignore[arg-type]
     return door.open(model, policy, options, optimizer=optimizer, scaler=scaler, transport=transport)

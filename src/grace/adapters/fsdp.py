@@ -193,6 +193,31 @@ class GradientReduceScatter:
         self._scatter(input_tensor, output_tensor)
 
 
+class WeightAllGather:
+    """Stands for ``torch``'s all-gather of one group's weights.
+
+    Args:
+        gather: is given ``[n]``, this rank's part, and fills the second argument ``[W * n]`` with those of all.
+        ranks: W.
+        default: torch's own, for a gather among other ranks (``reshard_after_forward=`` a number): then all that is gathered
+            has been through ``gather`` before.
+    """
+
+    def __init__(self, gather: Callable[[Tensor, Tensor], None], ranks: int, default: Any):
+        self._gather, self._ranks, self._default = gather, ranks, default
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Torch asks for its buffers here."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> Any:
+        """Torch calls this for each group before it computes with the group's weights."""
+        if group.size() != self._ranks:
+            return self._default(output_tensor=output_tensor, input_tensor=input_tensor, group=group, async_op=async_op)
+        self._gather(input_tensor, output_tensor)
+        return None
+
+
 class Hooked:
     """The groups of a model whose communication is replaced, and what they had before."""
 
@@ -219,6 +244,25 @@ class Hooked:
             inside.mesh_info = FSDPMeshInfo(info.mesh, shard_mesh_dim=info.shard_mesh_dim)
             inside._all_reduce_hook = _Partial(inside, _bind(average, group))
             _reduce_unused(inside)
+
+    def gather_by(self, gather: Callable[[ParameterGroup, Tensor, Tensor], None]) -> None:
+        """The all-gather of each group's weights is ``gather(group, mine, out)`` from now on.
+
+        Raises:
+            ConfigurationError: a group has one of the user's own.
+        """
+        for group in self._groups:
+            kind = type(group.inside._all_gather_comm).__name__
+            if kind != "DefaultAllGather":
+                raise ConfigurationError(
+                    f"weights=: the module of {group.name!r} has an all-gather of its own ({kind}), which Grace would replace"
+                    ": remove it, or leave weights= out"
+                )
+        for group in self._groups:
+            inside = group.inside
+            inside._all_gather_comm = WeightAllGather(
+                _bind(gather, group), group.shards.size(), inside._all_gather_comm
+            )
 
     def restore(self) -> None:
         """Everything is as it was."""
@@ -253,7 +297,7 @@ def _reduce_unused(inside: Any) -> None:
 
 def _attributes(inside: Any) -> Iterator[str]:
     reduced = ("_reduce_scatter_comm", "force_sum_reduction_for_comms", "reduce_scatter_unused_params")
-    for name in (*reduced, "_all_reduce_hook", "mesh_info"):
+    for name in (*reduced, "_all_gather_comm", "_all_reduce_hook", "mesh_info"):
         if hasattr(inside, name):
             yield name
 

@@ -2,7 +2,8 @@
 
 Under FSDP the reduce-scatter of gradients is one all-to-all of compressed rows, with a memory on the sender; the owner of a
 shard keeps float32, and there is no second hop. Under HSDP torch reduces inside a machine as it always does, and shards are
-averaged between machines by any method. Weights are gathered as torch gathers them.
+averaged between machines by any method; the reduce-scatter before may go through another. Weights are gathered as torch
+gathers them, or through a compressor (:mod:`grace.adapters.weights`).
 
 A memory is of what a worker compresses: of the rows of all ranks under FSDP, as large as the gradient of the whole model in
 float32; of this rank's shard alone under HSDP.
@@ -10,8 +11,9 @@ float32; of this rank's shard alone under HSDP.
 
 from __future__ import annotations
 
-import glob
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,25 +21,29 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from grace.adapters.axes import Axes, names_held, resolve
 from grace.adapters.backward import at_end_of_backward
 from grace.adapters.doors import register_door
-from grace.adapters.fsdp import Hooked, ParameterGroup, Piece, explain_dtype, find_groups, is_sharded, plain_name
+from grace.adapters.fsdp import Hooked, ParameterGroup, explain_dtype, find_groups, is_sharded, plain_name
 from grace.adapters.handle import Handle
 from grace.adapters.sharded_checkpoint import ShardedCheckpoint
+from grace.adapters.weights import Weights, read_weights
 from grace.collectives import Exchange, ReduceScatter, Traffic, cost
 from grace.contract.method import Method
-from grace.errors import ConfigurationError, GraceError, InputError
-from grace.registry import spell
-from grace.registry.policy import Policy, Rule
+from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError
+from grace.registry.policy import Policy
 from grace.run.checkpoint import Memories
 from grace.run.groups import NONE
 from grace.run.optimizer import Settings, read_settings
 from grace.run.options import Options
-from grace.run.plan import Plan, plan_groups
+from grace.run.plan import ExchangePlan, plan_groups
 from grace.run.session import Session
+from grace.run.stats import Stats
 from grace.run.steps import Steps
 from grace.transports.base import Transport
 from grace.transports.choose import transport_beside
+
+_NO_AXES = Axes()
 
 
 class ShardedHandle(Handle):
@@ -50,12 +56,14 @@ class ShardedHandle(Handle):
     def __init__(
         self,
         model: nn.Module,
-        method: Policy | Method[Any] | str,
+        method: Policy | Method[Any] | str | None,
         options: Options,
         *,
+        axes: Axes = _NO_AXES,
         optimizer: torch.optim.Optimizer | None = None,
         transport: str | Transport | None = "auto",
     ):
+        compressor = read_weights(axes.weights)
         if options.granularity != "parameter":
             raise ConfigurationError(
                 f"granularity={options.granularity!r}: a sharded model is compressed by parameter; torch's groups of "
@@ -77,83 +85,103 @@ class ShardedHandle(Handle):
                 "nonfinite='error' between replicas: an inf is seen by those that have the same shard alone, and the others "
                 "would wait for them; legal: 'propagate', 'skip'"
             )
+        slow, fast = axes.choose(method, self._replicated)
         if not self._replicated:  # every rank applies means of its own
             options = replace(options, check_replicas_every=0)
         group = _one_group(groups)
-        world = dist.get_world_size(group)
-        like = {
-            piece.name: torch.empty(piece.shard if self._replicated else (world, piece.width), device="meta")
-            for piece in self._pieces.values()
-        }
-        like = {name: x for name, x in like.items() if x.numel()}  # a rank may have no part of a small parameter
+        shards = groups[0].shards.size()
+        rows = {name: torch.empty(shards, piece.width, device="meta") for name, piece in self._pieces.items()}
+        parts = {name: torch.empty(piece.shard, device="meta") for name, piece in self._pieces.items()}
+        like = names_held((parts if self._replicated else rows).items())
         self._held = frozenset(like)
-        policy = self._resolve(Policy.of(method))
+        policy = self._resolve(Policy.of(slow))
         over = transport_beside(group, transport)
-        knobs = {"sharded": "between replicas" if self._replicated else "reduce-scatter"}
+        knobs: dict[str, object] = {"sharded": "between replicas" if self._replicated else "reduce-scatter"}
+        if axes:
+            knobs.update({name: str(given) for name, given in (("shard", fast), ("weights", compressor))})
         super().__init__(Steps(Session(like, policy, over, options, knobs=knobs)))
         self._optimizer = optimizer
         self._check_optimizer()
         self._stepping = False
+        self._fast: Session | None = None
+        self._weights: Weights | None = None
         self._hooked: Hooked | None = Hooked(groups)
+        try:
+            if fast is not None:
+                self._fast = self._open_fast(Policy.of(fast), names_held(rows.items()), transport)
+            if compressor is not None:
+                self._weights = Weights(groups, compressor, options, transport, lambda: self._session.worker.step)
+                self._hooked.gather_by(self._gather)
+        except BaseException as error:
+            self._close(error)
+            raise
         if self._replicated:
             self._hooked.average_replicas_by(self._average)
-        else:
+        if self._fast is not None or not self._replicated:
             self._hooked.reduce_by(self._scatter)
 
     def _resolve(self, policy: Policy) -> Policy:
-        """The policy by the shapes of whole parameters, as rules for their names.
+        return resolve(policy, self._pieces.values(), self._held, scatters=not self._replicated)
 
-        Raises:
-            ConfigurationError: a rule that matches no parameter, or a parameter without a rule; a method that cannot scatter.
-        """
-        policy.check_names(self._pieces.keys())
-        rules = []
-        for piece in self._pieces.values():
-            if piece.name not in self._held:
-                continue
-            x = torch.empty(piece.shape, device="meta")
-            policy.method_for(piece.name, x, 0)
-            for rule in policy.rules:
-                if rule.matches(piece.name, x, rule.from_step):
-                    self._check_method(rule.method, piece)
-                    name = glob.escape(piece.name)
-                    rules.append(Rule(name, rule.method, from_step=rule.from_step, until_step=rule.until_step))
-                    if rule.timeless:
-                        break
-        return Policy(rules)
+    def _open_fast(self, policy: Policy, like: dict[str, Tensor], transport: str | Transport | None) -> Session:
+        """The session of the reduce-scatter within a machine, where another one follows between machines."""
+        policy = resolve(policy, self._pieces.values(), like.keys(), scatters=True, fast=True)
+        options = replace(self._session.options, check_replicas_every=0)
+        over = transport_beside(self._groups[0].shards, transport)
+        return Session(like, policy, over, options, knobs={"sharded": "reduce-scatter, then between replicas"})
 
-    def _check_method(self, method: Method[Any] | str, piece: Piece) -> None:
-        assert isinstance(method, Method)
-        if not self._replicated and not method.has_scatter:
-            raise ConfigurationError(
-                f"{spell(method)} has an exchange of its own, which has no reduce-scatter: {piece.name!r} is sharded over all "
-                "ranks. Use a compressor, such as topk or qsgd, or a mesh of two dimensions, which takes any method between "
-                "its replicas"
-            )
+    @property
+    def axes(self) -> dict[str, Stats]:
+        """What each axis has cost so far: "replicate", "shard", "weights", as far as Grace is at work there."""
+        out = {"replicate" if self._replicated else "shard": self.stats}
+        if self._fast is not None:
+            out["shard"] = self._fast.stats
+        if self._weights is not None:
+            out["weights"] = self._weights.session.stats
+        return out
+
+    @property
+    def error(self) -> BaseException | None:
+        """What has ended an exchange; None while all go on."""
+        return next((session.error for session in self._sessions() if session.error is not None), None)
+
+    def _sessions(self) -> list[Session]:
+        weights = None if self._weights is None else self._weights.session
+        return [session for session in (self._session, self._fast, weights) if session is not None]
 
     def _settings(self) -> Settings | None:
         return None if self._optimizer is None else read_settings(self._optimizer)
 
-    # ---- during the backward pass -----------------------------------------------------------------------------------
+    # ---- during the forward and backward pass -----------------------------------------------------------------------
+    def _gather(self, group: ParameterGroup, mine: Tensor, out: Tensor) -> None:
+        """Fills ``out`` with the weights of a group; see :meth:`grace.adapters.weights.Weights.gather`."""
+        assert self._weights is not None
+        if self.error is not None:
+            raise self.error
+        with self._leaving():
+            self._weights.gather(group, mine, out)
+
     def _scatter(self, group: ParameterGroup, flat: Tensor, out: Tensor) -> None:
         """Fills ``out`` ``[sum of c]`` with the sum over ranks of this rank's row of ``flat`` ``[W * sum of c]``."""
         self._begin(flat)
-        rows = flat.view(self.world, -1)
+        session = self._fast or self._session
+        rows = flat.view(session.world, -1)
         widths = [piece.width for piece in group.pieces]
         self._check_widths(group, rows.shape[1], sum(widths))
         names = [piece.name for piece in group.pieces]
-        if self._is_plain(group):
-            out.copy_(self._session.run(_sum_rows(rows), counted=True).view(-1))
-            return
-        tensors = {
-            name: part.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
-            for name, part in zip(names, torch.split(rows, widths, dim=1), strict=True)
-            if name in self._session.like
-        }
-        means = self._session.scatter(tensors, lr=self.lr)
+        with self._leaving():
+            if _is_plain(session, group):
+                out.copy_(session.run(_sum_rows(rows), counted=True).view(-1))
+                return
+            tensors = {
+                name: part.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
+                for name, part in zip(names, torch.split(rows, widths, dim=1), strict=True)
+                if name in session.like
+            }
+            means = session.scatter(tensors, lr=self.lr)
         for name, place in zip(names, torch.split(out, widths), strict=True):
             if name in means:
-                place.copy_(means[name].mul_(self.world))
+                place.copy_(means[name].mul_(session.world))
 
     def _average(self, group: ParameterGroup, flat: Tensor) -> None:
         """Replaces a flat shard by its mean over replicas."""
@@ -168,8 +196,30 @@ class ShardedHandle(Handle):
         if not shards:
             return
         given = {name: x.to(torch.float32, copy=True) for name, x in shards.items()}
-        for name, mean in self._session.exchange(given, lr=self.lr).items():
-            shards[name].copy_(mean.mul_(self.world) if group.divided else mean)
+        factor = self.world if group.divided else 1
+        if self._fast is not None:  # what comes is a sum over shards, which torch divides later; a memory keeps means
+            factor *= self._fast.world
+            for x in given.values():
+                x.div_(self._fast.world)
+        with self._leaving():
+            means = self._session.exchange(given, lr=self.lr)
+        for name, mean in means.items():
+            shards[name].copy_(mean.mul_(factor) if factor > 1 else mean)
+
+    @contextlib.contextmanager
+    def _leaving(self) -> Iterator[None]:
+        """After an error this rank leaves the job on every axis, so that all ranks hear of it."""
+        try:
+            yield
+        except NonFiniteError:
+            raise
+        except BaseException as error:
+            self._close(error)
+            raise
+
+    def _close(self, error: BaseException | None = None) -> None:
+        for session in self._sessions():
+            session.close(error)
 
     def _check_widths(self, group: ParameterGroup, given: int, expected: int) -> None:
         if given != expected:
@@ -188,30 +238,26 @@ class ShardedHandle(Handle):
         if not self._stepping:
             if self._optimizer is not None:
                 self.lr = float(self._optimizer.param_groups[0]["lr"])
+            if self._fast is not None:
+                self._fast.worker.step = self._session.worker.step  # which a checkpoint may have set
             self._stepping = at_end_of_backward(self._end)
 
     def _end(self) -> None:
         self._stepping = False
         if self.error is None:
-            self._session.advance()
-            self._session.count_step(None if self._replicated else self._half_of_dense())
+            with self._leaving():
+                self._session.advance()
+            if self._fast is not None:
+                self._fast.advance()
+                self._fast.count_step(_half_of_dense(self._fast))
+            if self._weights is not None:
+                self._weights.session.count_step(0)
+            self._session.count_step(None if self._replicated else _half_of_dense(self._session))
             self._session.logs.report()
-
-    def _half_of_dense(self) -> int:
-        """A reduce-scatter of the gradients as they are moves half of what an all-reduce moves."""
-        return sum(4 * x.numel() for x in self._session.like.values()) // 2
-
-    def _is_plain(self, group: ParameterGroup) -> bool:
-        """Whether its gradients are to be summed up as they are, to the bit as torch does it."""
-        if self._session.options.nonfinite != "propagate":
-            return False
-        policy, like, step = self._session.policy, self._session.like, self._session.worker.step
-        names = [piece.name for piece in group.pieces if piece.name in like]
-        return all(policy.method_for(name, like[name], step) == NONE for name in names)
 
     def _failed(self, error: Exception) -> Exception:
         """Leaves the job, so that ranks that wait for this one hear of it."""
-        self._session.close(error)
+        self._close(error)
         return error
 
     # ---- for the user -----------------------------------------------------------------------------------------------
@@ -219,12 +265,25 @@ class ShardedHandle(Handle):
         self._check_attached()
         super().switch(self._resolve(Policy.of(method)))
 
-    def plan(self) -> Plan:
-        session = self._session
-        if self._replicated:
+    def plan(self, axis: str = "") -> ExchangePlan:
+        """What the coming step exchanges: parameter, shape, method, bytes and their share.
+
+        Args:
+            axis: "shard": of the reduce-scatter, where replicas are averaged after it; else of the slowest axis.
+
+        Raises:
+            ConfigurationError: another axis.
+        """
+        legal = self.axes.keys() - {"weights"}
+        if axis and axis not in legal:
+            raise ConfigurationError(f"plan({axis!r}); legal here: {', '.join(map(repr, sorted(legal)))}")
+        session = self._fast if axis == "shard" and self._fast is not None else self._session
+        if self._replicated and session is self._session:
             return session.plan()
         peer = session.peer()
-        plain = {piece.name: group.dtype for group in self._groups if self._is_plain(group) for piece in group.pieces}
+        plain = {
+            piece.name: group.dtype for group in self._groups if _is_plain(session, group) for piece in group.pieces
+        }
 
         def move(name: str, method: Method[Any], rows: Tensor) -> Traffic | None:
             if name in plain:
@@ -263,7 +322,7 @@ class ShardedHandle(Handle):
         if self._hooked is not None:
             self._hooked.restore()
             self._hooked = None
-            self._session.close()
+            self._close()
 
     def _check_attached(self) -> None:
         if self._hooked is None:
@@ -287,6 +346,20 @@ def _sum_rows(rows: Tensor) -> Exchange[Tensor]:
     return (yield ReduceScatter(rows, "sum"))
 
 
+def _is_plain(session: Session, group: ParameterGroup) -> bool:
+    """Whether a group's gradients are to be summed up as they are, to the bit as torch does it."""
+    if session.options.nonfinite != "propagate":
+        return False
+    policy, like, step = session.policy, session.like, session.worker.step
+    names = [piece.name for piece in group.pieces if piece.name in like]
+    return all(policy.method_for(name, like[name], step) == NONE for name in names)
+
+
+def _half_of_dense(session: Session) -> int:
+    """A reduce-scatter of the gradients as they are moves half of what an all-reduce moves."""
+    return sum(4 * x.numel() for x in session.like.values()) // 2
+
+
 @register_door("sharded")
 class ShardedDoor:
     """The door for models under ``fully_shard``."""
@@ -298,16 +371,17 @@ class ShardedDoor:
     def open(
         self,
         model: nn.Module,
-        method: Policy | Method[Any] | str,
+        method: Policy | Method[Any] | str | None,
         options: Options,
         *,
         optimizer: torch.optim.Optimizer | None,
         scaler: torch.amp.GradScaler | None,
         transport: str | Transport | None,
+        axes: Axes = _NO_AXES,
     ) -> ShardedHandle:
         """See :class:`grace.adapters.doors.Door`."""
         if scaler is not None:
             raise ConfigurationError(
                 "attach: scaler= is for DistributedDataParallel; a sharded model is reduced in float32 or bfloat16"
             )
-        return ShardedHandle(model, method, options, optimizer=optimizer, transport=transport)
+        return ShardedHandle(model, method, options, axes=axes, optimizer=optimizer, transport=transport)

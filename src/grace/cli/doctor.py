@@ -31,6 +31,7 @@ from grace.transports.choose import choose
 from grace_bench import machine
 
 _DISTRIBUTION = "grace-dl"
+_OLDER = re.compile(r"python_version\s*<\s*[\"'](\d+)\.(\d+)")
 _OF_DEVELOPERS = ("dev", "docs", "test", "toolkits")  # extras that no user of Grace lacks
 _PATIENCE = 2.0  # seconds for a name server
 _MPI_PATIENCE = 30.0
@@ -150,6 +151,8 @@ def _extras() -> list[dict[str, str | None]]:
         extra = re.search(r"extra\s*==\s*[\"']([\w-]+)", line)
         if name is None or extra is None or extra[1] in _OF_DEVELOPERS or name[0] == _DISTRIBUTION:
             continue
+        if (older := _OLDER.search(line)) and sys.version_info >= (int(older[1]), int(older[2])):
+            continue  # a stand-in for what this Python has
         out.append({"extra": extra[1], "package": name[0], "version": _version(name[0])})
     return out
 

@@ -29,7 +29,7 @@ from grace.contract.wrapping import layers
 from grace.errors import ConfigurationError
 from grace.registry import documentation, parse, recipe
 from grace.registry.discovery import load
-from grace.run.plan import Plan, plan
+from grace.run.plan import ExchangePlan, plan
 from grace_command import catalog
 from grace_command.views import error_text, list_table, method_table
 
@@ -142,7 +142,7 @@ def describe(text: str, shapes: Sequence[tuple[int, ...]] = SHAPES, worlds: Sequ
     }
 
 
-def plan_model(target: str, method: str, workers: int, granularity: str) -> Plan:
+def plan_model(target: str, method: str, workers: int, granularity: str) -> ExchangePlan:
     """What a worker would exchange for the model that ``target``, ``module:function``, returns.
 
     Raises:

@@ -9,7 +9,7 @@ import typer
 
 from grace.errors import ConfigurationError
 from grace.registry import methods, split_methods
-from grace_bench.scratch import require_folder
+from grace_bench.files import require_folder
 from grace_command.shell import LINKS, complete_last
 
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Write JSON, and nothing else, to stdout.")]

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from grace_bench import machine
-from grace_bench.results import encode
+from grace_bench.runs.results import encode
 from grace_command.text import show as show
 
 

@@ -27,20 +27,20 @@ from grace.cli.output import show, warn_if_busy, write_json
 from grace.errors import ConfigurationError, GraceError
 from grace.predict.links import seconds_of
 from grace.transports.launchers import Place, find_place
-from grace_bench.baselines import BASELINES
-from grace_bench.config import RunConfig
-from grace_bench.external import Company
-from grace_bench.launch import Launcher, launch
-from grace_bench.plan import Plan, add_baseline, check, check_memory
+from grace_bench.extras import TORCH
 from grace_bench.report import tables
 from grace_bench.report.elsewhere import elsewhere
 from grace_bench.report.files import draw_comparison
 from grace_bench.report.progress import SweepReporter
 from grace_bench.report.render import renderer
-from grace_bench.results import Failure, Result
-from grace_bench.sweep import Ended, sweep
-from grace_bench.toolkits import TORCH
-from grace_bench.trackers import TensorBoard, Tracker, Wandb
+from grace_bench.runs.baselines import BASELINES
+from grace_bench.runs.config import RunConfig
+from grace_bench.runs.plan import Plan, add_baseline, check, check_memory
+from grace_bench.runs.results import Failure, Result
+from grace_bench.runs.trackers import TensorBoard, Tracker, Wandb
+from grace_bench.workers.external import Company
+from grace_bench.workers.local import Launcher, launch
+from grace_bench.workers.sweep import Ended, sweep
 
 _LAUNCHERS = ("auto", "local", "ray")
 _COMMON = ("steps", "epochs", "evaluations", "batch", "lr", "data", "granularity", "timeout", "machines")
@@ -241,7 +241,7 @@ def _sweep(plan: Plan, out: Path | None, options: dict[str, Any]) -> list[Ended]
         with company.end_together():
             return _sweep_with(company.lead, company.check, plan, out, options)
     if options["launcher"] == "ray":
-        from grace_bench.ray_launcher import Cluster
+        from grace_bench.workers.ray_cluster import Cluster
 
         cluster = Cluster()
         return _sweep_with(cluster.launch, cluster.check, plan, out, options)

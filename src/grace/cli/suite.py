@@ -13,7 +13,7 @@ from grace.cli.output import show, warn_if_busy, write_json
 from grace.errors import ConfigurationError, GraceError
 from grace_bench.report import tables
 from grace_bench.report.progress import SweepReporter
-from grace_bench.results import Document, DocumentError, decode
+from grace_bench.runs.results import Document, DocumentError, decode
 
 
 def smoke(

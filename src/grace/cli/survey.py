@@ -1,4 +1,4 @@
-"""The commands of the survey: ``grace survey run`` and ``grace survey add``."""
+"""The commands of the survey: ``grace survey``."""
 
 from __future__ import annotations
 
@@ -68,6 +68,81 @@ def survey_run(
         )
 
 
+def survey_merge(
+    parts: Annotated[list[Path], typer.Argument(metavar="PART...", exists=True, help="Archives, or folders of runs.")],
+    out: Annotated[Path, typer.Option("--out", help="The archive that is written, a Parquet file.")],
+    as_json: Json = False,
+) -> None:
+    """Merge archives, or the runs of shards, into one archive, each run once.
+
+    If two parts say different things of one run, or do not fit together, nothing is written.
+
+    Example: [bold]grace survey merge shard-1 shard-2 archive.parquet --out all.parquet[/]
+    """
+    from grace_bench.survey.archive import join
+
+    total = join(parts, out)
+    if as_json:
+        write_json({"archive": str(out), "rows": total})
+    else:
+        typer.echo(f"{out}: {total} runs of {len(parts)} parts")
+
+
+def survey_steps(
+    archive: Annotated[Path, typer.Argument(metavar="ARCHIVE", exists=True, dir_okay=False, help="The archive.")],
+    out: Annotated[Path, typer.Option("--out", help="The table, a JSON file; an older one is replaced.")],
+    samples: Annotated[
+        int, typer.Option("--samples", min=1, max=1000, help="Exchanges of a method that are timed.")
+    ] = 3,
+    as_json: Json = False,
+) -> None:
+    """Measure a step of every task and method of an archive, on this machine: what the times of the survey rest on.
+
+    For each task the step without communication, and for each method what it encodes, sends and decodes; the link model plays
+    both over 100 Mbit/s, 1 and 10 Gbit/s. The machine should be idle; the table says so where it is not.
+
+    Example: [bold]grace survey steps docs/survey/archive.parquet --out docs/survey/steps.json[/]
+    """
+    from grace_bench.advise.steps import measure
+    from grace_bench.files import write_atomically
+    from grace_bench.runs.results import encode
+    from grace_bench.survey.archive import read_archive
+
+    table = measure(read_archive(archive), lambda text: typer.echo(text, err=True), samples)
+    write_atomically(out, encode(table))
+    if as_json:
+        write_json(table)
+        return
+    methods = sum(len(task.methods) for task in table.tasks.values())
+    busy = "; the machine did other work meanwhile: nothing will be concluded from it" if table.busy else ""
+    typer.echo(f"{out}: steps of {len(table.tasks)} tasks, {methods} of task and method{busy}")
+
+
+def survey_report(
+    archive: Annotated[Path, typer.Argument(metavar="ARCHIVE", exists=True, dir_okay=False, help="The archive.")],
+    out: Annotated[Path, typer.Option("--out", help="The page, an HTML file.")] = Path("survey.html"),
+    steps: Annotated[
+        Path | None,
+        typer.Option("--steps", exists=True, dir_okay=False, help="The table of grace survey steps, for times."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Draw an archive: one interactive HTML page that needs no network.
+
+    Example: [bold]grace survey report docs/survey/archive.parquet --out survey.html[/]
+    """
+    from grace_bench.report.archive import write_page
+    from grace_bench.survey.archive import read_archive
+    from grace_bench.survey.steps import read_steps
+
+    rows = read_archive(archive)
+    size = write_page(rows, archive.name, out, None if steps is None else read_steps(steps))
+    if as_json:
+        write_json({"page": str(out), "bytes": size, "rows": len(rows)})
+    else:
+        typer.echo(f"{out}: {len(rows)} runs, {size / 1e6:.1f} MB")
+
+
 def survey_add(
     runs: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that grace survey run wrote.")],
     archive: Annotated[Path, typer.Option("--archive", help="The archive, a Parquet file; made if it is not there.")],
@@ -75,8 +150,8 @@ def survey_add(
 ) -> None:
     """Check runs and append them to an archive, each once: those of a shard, or of anyone.
 
-    Checked are the schema, its version, the data's digest against the other runs of a task, and whether the bytes are
-    plausible. If anything is wrong nothing is written.
+    Checked are the schema, its version, the versions of the packages, the digest of the data, the size of the model, and
+    whether the bytes are those that the method sends. If anything is wrong nothing is written.
 
     Example: [bold]grace survey add survey --archive archive.parquet[/]
     """

@@ -12,8 +12,8 @@ from torch import Tensor
 from grace import wire as wires
 from grace.contract.compressor import Compressor
 from grace.contract.facts import ROUNDING_BIAS, Facts
-from grace.contract.knobs import Count, Range, Share
-from grace.errors import PayloadError
+from grace.contract.knobs import Count, Range, Share, check_knobs
+from grace.errors import ConfigurationError, PayloadError
 from grace.flags.refusals import refuse_unless
 from grace.kernels import (
     MOST,
@@ -35,33 +35,41 @@ from grace.registry import register
     "lpc",
     communicator="allgather",
     family="quantization",
-    cases=["block=32", "bits=2,clip=0.5", "bits=8,clip=0.9,memory=residual", "bits=3,shrink=true"],
+    cases=[
+        "block=32",
+        "bits=2,clip=0.5",
+        "bits=8,clip=0.9,memory=residual",
+        "bits=3,shrink=true",
+        "block=16,nearest=true",
+    ],
 )
 @dataclass(frozen=True, slots=True)
 class LPC(Compressor):
     """LPC: fixed-point numbers of a few bits, whose unit is a share of the largest magnitude of a block.
 
     ``C(x)_i = d SR(clip(x_i / d, -2^(bits-1), q))`` with ``q = 2^(bits-1) - 1`` and ``d = clip max|x| / q``, where SR
-    rounds up or down at random, without bias
+    rounds up or down at random, without bias, or to the nearest
 
     Args:
         bits: bits of a code, 2 to 8.
         clip: share of the largest magnitude that the codes cover, in (0, 1]; 1 does not clip.
         block: elements that share d, >= 1.
-        shrink: multiply by 1/(1+omega), which makes it a contraction; a memory sets it.
+        shrink: multiply by 1/(1+omega), which makes it a contraction; a memory sets it, unless numbers go to the nearest.
+        nearest: round to the nearest code, ties to even: the same codes each time, as weights need them.
     Wire:
         one d (float32) for each block, then codes + 2^(bits-1), packed: bits n + 32 ceil(n/block) bits, one round.
     Bias:
         clip = 1: unbiased, omega = min(B/(4 q^2), (sqrt(B)-1)/2). clip < 1: biased by what exceeds the range, with a
         variance of at most d^2/4 for each number. With ``shrink`` biased, delta = clip/(1+omega). Exact for grid points
         and zeros, if clip = 1. Random numbers have 16 bits: a mean is off by at most 2^-17 d, and what is smaller than
-        that is always 0.
+        that is always 0. With ``nearest`` biased; clip = 1: delta = 4 q^2 / (4 q^2 + B - 1).
     Differs from the paper:
         the operator only: variance reduction (a second gradient, of a snapshot) and double sampling belong to the
         training loop. The paper has one d for the whole vector. The code -2^(bits-1) is used only where clip < 1.
     Example:
         >>> method("lpc:bits=8")
-        Allgather(compressor=LPC(bits=8, clip=1.0, block=1024, shrink=False))
+        Allgather(compressor=LPC(bits=8, clip=1.0, block=1024, shrink=False,
+                                 nearest=False))
 
     Reference:
         Yu, Wu and Huang, "Exploring Fast and Communication-Efficient Algorithms in Large-scale Distributed Networks",
@@ -72,6 +80,14 @@ class LPC(Compressor):
     clip: Share = 1.0
     block: Count = 1024
     shrink: bool = False
+    nearest: bool = False
+
+    def __post_init__(self) -> None:
+        check_knobs(self)
+        if self.nearest and self.shrink:
+            raise ConfigurationError(
+                "lpc: shrink=true with nearest=true; legal: one of them, since to the nearest it contracts"
+            )
 
     @property
     def q(self) -> int:
@@ -79,15 +95,17 @@ class LPC(Compressor):
         return (1 << (self.bits - 1)) - 1
 
     def with_memory(self) -> Compressor:
-        return replace(self, shrink=True)
+        return self if self.nearest else replace(self, shrink=True)
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         q, least = self.q, self.q + (self.clip < 1)  # magnitudes of the outermost codes
         unit = (block_abs_max(rows, self.block) * (self.clip / q)).clamp_max_(MOST / least)  # [b, nb]
         unit, y = block_divide(rows, unit, self.block)
-        u = rng.uniform(rows.numel(), rows.device).view(rows.shape)
         y.clamp_(-least, q)
-        level = stochastic_round(y.abs(), u)  # magnitudes are rounded, so that rounding is symmetric
+        if self.nearest:
+            level = y.abs().round_()
+        else:  # magnitudes are rounded, so that rounding is symmetric
+            level = stochastic_round(y.abs(), rng.uniform(rows.numel(), rows.device).view(rows.shape))
         code = (level * y.sign()).to(torch.int32).add_(q + 1)  # [b, n] in [0, 2q + 1]
         if self.shrink:
             unit = unit / (1 + self._omega(rows.shape[1]))
@@ -118,6 +136,9 @@ class LPC(Compressor):
     def facts(self, n: int) -> Facts:
         payload = 4 * block_count(n, self.block) + packed_bytes(n, self.bits)
         omega = self._omega(n)
+        if self.nearest:
+            B, q = min(n, self.block), self.q  # the largest of a block is exact, of others at most half a unit is lost
+            return Facts(contraction=4 * q**2 / (4 * q**2 + B - 1) if self.clip == 1 else None, payload=payload)
         if self.shrink:
             return Facts(contraction=self.clip / (1 + omega), deterministic=False, payload=payload)
         if self.clip < 1:

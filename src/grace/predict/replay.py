@@ -36,6 +36,8 @@ from grace.run.options import Options
 from grace.run.worker import Worker
 
 _WARM = 2  # exchanges until memories and workspaces exist
+_PART, _LARGE = 8, 1 << 16  # one row of so many of tensors of so many numbers is tried first,
+_HOPELESS = 4  # and of what takes so many times the patience by that, no more
 _EVICTION = 64 << 20  # numbers of a buffer that empties the caches
 _MOST_ROWS = 1 << 28  # bytes of a gathered answer: a larger one is a view, without its own memory
 
@@ -119,7 +121,8 @@ class Replayer:
     Args:
         shapes: of the parameters, by name. buckets: their names, in the order in which buckets become ready.
         samples: exchanges that are timed, >= 1. patience: seconds of an exchange; of what takes longer, fewer buckets are
-            measured. budget: seconds after which a method is timed no more, once it has been.
+            measured, and of what takes many times as long, some rows of the first.
+        budget: seconds after which a method is timed no more, once it has been.
     """
 
     def __init__(
@@ -155,11 +158,13 @@ class Replayer:
             policy = Policy.of(method)
             sizes = dict(policy.axes(world))
             axes = Grid(sizes).place(0) if sizes else {}
-            return self._run(Worker(policy, 0, world, Options(steps_per_epoch=1000), axes=axes), sizes)
+            first, worker = (Worker(policy, 0, world, Options(steps_per_epoch=1000), axes=axes) for _ in range(2))
+            return self._try_part(first, sizes) or self._run(worker, sizes)
 
     def _run(self, worker: Worker, axes: Mapping[str, int]) -> Replay:
         world = worker.world
-        tasted = self._taste(worker, axes)
+        first = {name: self._views[name] for name in self.buckets[0]}
+        tasted = self._taste(worker, axes, first, self.patience)
         if tasted is not None:
             return tasted
         found: list[list[float]] = []
@@ -170,7 +175,7 @@ class Replayer:
             echo = Echo(world, axes)
             begin, seconds, moved = time.perf_counter(), list[float](), list[dict[str, Tally]]()
             for names in self.buckets:
-                seconds.append(self._exchange(worker, echo, names))
+                seconds.append(self._exchange(worker, echo, {name: self._views[name] for name in names}))
                 moved.append(echo.moved)
                 echo.moved = {}
                 if time.perf_counter() - begin > self.patience:
@@ -186,23 +191,35 @@ class Replayer:
         codec = tuple(statistics.median(column) for column in zip(*found, strict=True))
         return Replay(world, codec, tuple(moved), echo.sent, axes=axes)
 
-    def _taste(self, worker: Worker, axes: Mapping[str, int]) -> Replay | None:
-        """The replay if, by what the first bucket takes, an exchange of all of them would take longer than ``patience``."""
+    def _try_part(self, worker: Worker, axes: Mapping[str, int]) -> Replay | None:
+        """The replay if, by some rows of the first bucket's tensors, an exchange of all would take many times ``patience``."""
+        views = {name: self._views[name] for name in self.buckets[0]}
+        part = {name: x[: -(-len(x) // _PART)] if x.numel() >= _LARGE else x for name, x in views.items()}
+        return self._taste(worker, axes, part, _HOPELESS * self.patience)
+
+    def _taste(
+        self, worker: Worker, axes: Mapping[str, int], xs: Mapping[str, Tensor], patience: float
+    ) -> Replay | None:
+        """The replay if, by what these tensors of the first bucket take, an exchange of all would take longer than that."""
         for _ in range(2):  # once to make memories and workspaces
             self._flat.copy_(self._source)
             echo = Echo(worker.world, axes)
-            seconds = self._exchange(worker, echo, self.buckets[0])
-        if seconds * sum(self.numbers) / self.numbers[0] <= self.patience:
+            seconds = self._exchange(worker, echo, xs)
+        numbers = sum(x.numel() for x in xs.values())
+        if seconds * sum(self.numbers) / numbers <= patience:
             return None
-        return self._extrapolate([seconds / self._add()], [echo.moved], echo)
+        share = self.numbers[0] / numbers
+        moved = {kind: Tally(tally.count, share * tally.bytes) for kind, tally in echo.moved.items()}
+        echo.sent *= share
+        return self._extrapolate([share * seconds / self._add()], [moved], echo, whole=share == 1)
 
-    def _exchange(self, worker: Worker, echo: Echo, names: Sequence[str]) -> float:
-        """Processor seconds of a bucket's exchange, and of the copies of its means."""
+    def _exchange(self, worker: Worker, echo: Echo, xs: Mapping[str, Tensor]) -> float:
+        """Processor seconds of an exchange of these tensors, and of the copies of their means."""
         start, before = time.thread_time(), echo.cpu
-        outs = drive(worker.exchange({name: self._views[name] for name in names}), echo)
-        for name in names:
-            if outs[name].mean.data_ptr() != self._views[name].data_ptr():
-                self._views[name].copy_(outs[name].mean)
+        outs = drive(worker.exchange(dict(xs)), echo)
+        for name, x in xs.items():
+            if outs[name].mean.data_ptr() != x.data_ptr():
+                x.copy_(outs[name].mean)
         worker.workspace.reset()
         return max(0.0, time.thread_time() - start - (echo.cpu - before))
 
@@ -213,7 +230,7 @@ class Replayer:
         self.adds.append(max(time.thread_time() - start, 1e-9))
         return self.adds[-1]
 
-    def _extrapolate(self, codec: list[float], moved: list[dict[str, Tally]], echo: Echo) -> Replay:
+    def _extrapolate(self, codec: list[float], moved: list[dict[str, Tally]], echo: Echo, whole: bool = True) -> Replay:
         """Assumes that the rest costs as much per number as what was exchanged."""
         done = len(codec)
         known = sum(self.numbers[:done])
@@ -226,4 +243,4 @@ class Replayer:
                     total.setdefault(kind, Tally()).add(tally, share)
             moved.append(total)
         sent = echo.sent * sum(self.numbers) / known
-        return Replay(echo.world, tuple(codec), tuple(moved), sent, done == len(self.numbers), echo.axes)
+        return Replay(echo.world, tuple(codec), tuple(moved), sent, whole and done == len(self.numbers), echo.axes)

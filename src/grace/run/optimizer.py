@@ -57,7 +57,7 @@ def find_faults(needs: Needs, settings: Settings) -> list[str]:
         faults.append(f"momentum 0 (it is {settings.momentum:g})")
     if not needs.averages and settings.beta1 is not None:
         faults.append(
-            f"SGD without momentum (it averages gradients by itself, with beta1 {settings.beta1:g}, and scales them)"
+            f"SGD without momentum (this one averages gradients, with beta1 {settings.beta1:g}, and scales them)"
         )
     if settings.lr is not None and settings.lr > needs.max_lr:
         faults.append(
@@ -85,9 +85,9 @@ def check_optimizer(
     """
     for method, needs in needs_of(policy, tensors):
         if settings is None:
-            text = f"of the optimizer: {needs}; give {give} and it is checked"
+            text = f"{needs}, because {needs.why}; give {give} and it is checked"
         elif faults := find_faults(needs, settings):
-            text = f"of the optimizer {'; '.join(faults)}"
+            text = f"{'; '.join(faults)}. The reason: {needs.why}"
         else:
             continue
-        warnings.warn(f"{spell(method)} needs {text} ({needs.why})", OptimizerWarning, stacklevel=stack_level())
+        warnings.warn(f"{spell(method)} needs of the optimizer: {text}", OptimizerWarning, stacklevel=stack_level())

@@ -24,10 +24,11 @@ from grace.run.fingerprint import fingerprint
 from grace.run.groups import Group, form_groups, regroup, whole_groups
 from grace.run.log import Logs
 from grace.run.options import DEFAULTS, Options
-from grace.run.plan import Plan, plan_groups, warn_uncompressed
+from grace.run.plan import ExchangePlan, plan_groups, warn_uncompressed
 from grace.run.replicas import Replicas, repair_
 from grace.run.saved import WorkerState, check_form
 from grace.run.stats import Stats
+from grace.run.streams import CudaStreams, StreamOrder
 from grace.run.worker import Worker, check_tensor
 from grace.transports.agreement import agree, compare_loads
 from grace.transports.base import Transport, describe, find_axes
@@ -103,6 +104,8 @@ class Session:
         self._sort_into(groups)
         self._turn = threading.RLock()
         self.error: BaseException | None = None
+        device = next(iter(like.values())).device
+        self._order = StreamOrder(CudaStreams(device)) if device.type == "cuda" else None
         self._tracer = Tracer(transport.rank, transport.world)
         self.stats = Stats(transport.world)
         self._connect(transport, policy)
@@ -310,7 +313,8 @@ class Session:
 
     @property
     def network(self) -> Transport:
-        """What it runs over."""
+        """What it runs over, for whoever measures it: all ranks ask it alike, between two exchanges; nothing is counted."""
+        self._check_open()
         return self._transport
 
     def tell(self, text: str, seconds: float) -> list[str]:
@@ -374,6 +378,8 @@ class Session:
         if not self._turn.acquire(blocking=False):
             raise GraceError("another thread is in a step: exchanges need one order, which all ranks share")
         try:
+            if self._order is not None:
+                self._order.enter()
             yield
         except NonFiniteError:
             raise
@@ -408,7 +414,7 @@ class Session:
         """Which method for which tensor, or group of tensors."""
         return self.worker.policy
 
-    def plan(self) -> Plan:
+    def plan(self) -> ExchangePlan:
         """What this worker exchanges in the coming step, if that is all, and what it sends for it."""
         return plan_groups(self.groups, self.like, self.worker.policy, self.peer())
 
@@ -432,8 +438,15 @@ class Session:
             self.worker.owe(owed)
         self._sort_into(groups)
 
-    def offer(self, choices: Sequence[Policy | Method[Any] | str]) -> None:
-        """The ranks agree once on what :meth:`use` then changes between, without asking again; the first is used from now on.
+    def offer(
+        self, choices: Sequence[Policy | Method[Any] | str], first: int = 0, *, also: Mapping[str, str] | None = None
+    ) -> None:
+        """The ranks agree once on what :meth:`use` then changes between, without asking again. From now on ``first`` is used.
+
+        Args:
+            choices: methods or policies.
+            first: the number of one of them.
+            also: what else the ranks must have in common, each under its name.
 
         Raises:
             FingerprintMismatch: the ranks offer different choices. They go on as before then.
@@ -449,9 +462,12 @@ class Session:
         for policy in policies:
             self._check_axes(policy)
         texts = {f"choice {number}": repr(policy) for number, policy in enumerate(policies)}
-        agree({"choices": str(len(policies)), **texts}, self._transport)
+        agree(
+            {"choices": str(len(policies)), "choice that is used first": str(first), **texts, **(also or {})},
+            self._transport,
+        )
         self.worker.offer(policies)
-        self.worker.use(0)
+        self.worker.use(first)
 
     def use(self, number: int, *, trial: bool = False) -> None:
         """Uses one of the choices from the next step on. All ranks call it alike, between two steps; nothing is compared.

@@ -96,6 +96,10 @@ class Worker:
         self.distortions: dict[str, float] = {}
         self.aside_seconds = 0.0
         self._pending = PendingFlags()
+        self._given: list[
+            Any
+        ] = []  # from outside: another stream's, perhaps, and freed only when that has waited for a step
+        self._used: list[Any] = []
         self.watch = DebtWatch()
         self.holds = False
         self._before: tuple[dict[str, tuple[Method[Any], Any]], dict[str, Tensor]] | None = None
@@ -283,6 +287,7 @@ class Worker:
         self.watch.end_step()
         self.step += 1
         self._pending.send()
+        self._used, self._given = self._given, []
 
     def memory_norm(self) -> float:
         """The norm of what this worker owes the model: the square root of its sum of squares over all tensors."""
@@ -328,6 +333,7 @@ class Worker:
 
     def adopt(self, state: WorkerState) -> None:
         """Goes on from there."""
+        self._given.append(state)
         self.step, self.seed, self._states, self._owed = state.step, state.seed, state.states, state.owed
         self._instalments = dict(state.instalments)
         self._parked, self._settling = Parked(), set()
@@ -342,6 +348,11 @@ class Worker:
         self._check_epochs(policy)
         self.policy, self.watch = policy, DebtWatch()
         self._home, self._choices, self._settling = policy, (), self._parked.names()
+
+    @property
+    def home(self) -> Policy:
+        """The policy that is used, or that the worker comes back to after a trial."""
+        return self._home
 
     def offer(self, choices: Sequence[Policy]) -> None:
         """From now on :meth:`use` changes between these; the worker goes on as it does until then.
@@ -425,4 +436,5 @@ class Worker:
 
     def owe(self, owed: Mapping[str, Tensor]) -> None:
         """Adds this to the next gradients."""
+        self._given.append(owed)
         self._owed.update(owed)

@@ -14,12 +14,12 @@ from grace.errors import ConfigurationError
 from grace.predict.break_even import speed_text
 from grace.predict.links import LEAST, MOST, Link, link
 from grace_bench.advise.advice import BASELINES, Advice, Row, Table
+from grace_bench.files import write_atomically
 from grace_bench.report.beside import Axis, axis_of, beside_ends, height_for
 from grace_bench.report.marks import LINE, SPEED, tick_values
 from grace_bench.report.render import save
 from grace_bench.report.tables import amount, number, plain_table
 from grace_bench.report.theme import config, sign
-from grace_bench.scratch import write_atomically
 from grace_bench.survey.evidence import Evidence
 
 _DRAWN = 9  # methods in a panel, baselines not counted: more lines cannot be told apart
@@ -78,7 +78,7 @@ def _quality(found: Evidence | None) -> tuple[str, str, str]:
     """Whether it learns less, where it did worst, and of how many runs that is known."""
     if found is None:
         return "?", "not measured", "0"
-    value = "diverged" if found.value is None else f"{found.value:.3g}"
+    value = "diverged" if found.value is None else f"{found.value:{',.0f' if abs(found.value) >= 1000 else '.3g'}}"
     return found.verdict, f"{found.task} {value} ({found.fp32:.3g})", f"{found.seeds}/{found.runs}"
 
 

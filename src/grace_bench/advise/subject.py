@@ -16,7 +16,7 @@ from grace.errors import ConfigurationError
 from grace.predict.timeline import bucket_readiness
 from grace.registry.discovery import load
 from grace.run.options import Options
-from grace_bench.measure import Compute
+from grace_bench.runs.measure import Compute
 from grace_bench.tasks import Task, find_task
 
 _FIRST_BYTES = 1 << 20  # of DistributedDataParallel's first bucket
@@ -104,7 +104,16 @@ def of_model(target: str) -> Subject:
         return Subject(target, shapes, None)
     batch, loss = rest
 
-    step = _step_with(loss)
+    def loss_here(model: nn.Module, batch: Any) -> Tensor:
+        try:
+            return cast(Tensor, loss(model, batch))
+        except Exception as error:  # of the user's own function, which is called here for the first time
+            raise ConfigurationError(
+                f"loss(model, batch) of {target!r} failed: {type(error).__name__}: {str(error).strip()}; it is given the "
+                "model and the batch, as in lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1])"
+            ) from error
+
+    step = _step_with(loss_here)
     return Subject(target, shapes, lambda: Compute(cast(Task, _Plain), model, itertools.repeat(batch), step))
 
 

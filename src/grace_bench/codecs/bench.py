@@ -18,7 +18,7 @@ from grace_bench.codecs.clock import DECODE, ENCODE, Case, Clock, Timing
 from grace_bench.codecs.compressors import compressor_of
 from grace_bench.codecs.plan import COLD, YARDSTICKS, Plan, size_text
 from grace_bench.codecs.room import COPIES, Room
-from grace_bench.results import quartiles
+from grace_bench.runs.results import quartiles
 from grace_command.text import plural
 
 SCHEMA, VERSION = "grace.codecs", 1

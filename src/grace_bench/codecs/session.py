@@ -16,9 +16,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from grace.errors import GraceError
 from grace_bench.codecs.bench import Bench
-from grace_bench.launch import terminable
+from grace_bench.files import write_atomically
 from grace_bench.report.progress import duration
-from grace_bench.scratch import write_atomically
+from grace_bench.workers.local import terminable
 
 _LINE_SECONDS = 30.0  # between lines where there is no terminal
 Stop: TypeAlias = KeyboardInterrupt | SystemExit

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import grace
-from grace_bench.baselines import NO_COMMUNICATION
 from grace_bench.report import charts, marks
 from grace_bench.report.groups import OVER_LIMIT, Group, group_runs, place, result_of
 from grace_bench.report.read import Found
 from grace_bench.report.theme import LIMIT, TONES, Sign, config, sign
-from grace_bench.results import Failure, Result
+from grace_bench.runs.baselines import NO_COMMUNICATION
+from grace_bench.runs.results import Failure, Result
 from grace_command.text import plural
 
 

@@ -10,12 +10,12 @@ from rich.text import Text
 
 from grace.predict.links import Link, link
 from grace.predict.timeline import play
-from grace_bench.network.forecast import forecast
 from grace_bench.report.groups import Group as Experiment
 from grace_bench.report.groups import result_of
 from grace_bench.report.ranking import experiments
 from grace_bench.report.tables import plain_table, range_text, share
-from grace_bench.results import Document, Result
+from grace_bench.runs.forecast import forecast
+from grace_bench.runs.results import Document, Result
 
 _NEAR = 0.02  # of a quality: nearer than this, one run tells nothing apart
 MODELED = "by the link model, with as many workers and cores"

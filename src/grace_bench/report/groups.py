@@ -8,9 +8,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from grace_bench.baselines import NO_COMMUNICATION
 from grace_bench.report.read import Run
-from grace_bench.results import Result, Times
+from grace_bench.runs.baselines import NO_COMMUNICATION
+from grace_bench.runs.results import Result, Times
 
 POINTS = 120  # of a curve, at most; a screen shows no more
 MEASURES = {  # of a group, and the columns of the table of runs that they come from

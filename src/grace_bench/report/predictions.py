@@ -11,10 +11,10 @@ import msgspec
 
 from grace.predict.break_even import break_even
 from grace.predict.links import MOST, Link
-from grace_bench.network.forecast import forecast
 from grace_bench.report.groups import Group, Spread, place, spread
 from grace_bench.report.ranking import experiments, leaders
-from grace_bench.results import Document
+from grace_bench.runs.forecast import forecast
+from grace_bench.runs.results import Document
 
 DENSE = ("ddp-fp32", "none", "ddp-bf16", "bf16")  # what needs no compression, or a cast only
 

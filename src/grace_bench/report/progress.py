@@ -11,10 +11,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from grace.registry import short
-from grace_bench.config import RunConfig
-from grace_bench.results import Failure
-from grace_bench.sweep import Ended
-from grace_bench.toolkits import TORCH
+from grace_bench.extras import TORCH
+from grace_bench.runs.config import RunConfig
+from grace_bench.runs.results import Failure
+from grace_bench.workers.sweep import Ended
 
 Own = TypeVar("Own", bound="Bar")
 
@@ -58,7 +58,7 @@ class Checklist(Bar):
 
 
 class SweepReporter(Bar):
-    """Reports a sweep, see :class:`grace_bench.sweep.Watcher`; ``runs``: how many there are, finished ones included."""
+    """Reports a sweep, see :class:`grace_bench.workers.sweep.Watcher`; ``runs``: how many, finished ones included."""
 
     def __init__(self, console: Console, runs: int, *, bar: bool):
         super().__init__(console, shown=bar)

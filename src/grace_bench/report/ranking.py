@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from grace_bench.report.groups import Group, Spread, group_runs, place
 from grace_bench.report.read import Run
-from grace_bench.results import Document, Failure
+from grace_bench.runs.results import Document, Failure
 
 MARK = "*"  # after a number that is clearly the best
 _QUALITIES = ("final", "best")  # from a single seed these have no range, and say nothing about another

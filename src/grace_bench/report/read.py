@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from grace.errors import ConfigurationError
-from grace_bench.results import SCHEMA, Document, DocumentError, Head, decode, decode_as, short
-from grace_bench.table import line
+from grace_bench.runs.results import SCHEMA, Document, DocumentError, Head, decode, decode_as, short
+from grace_bench.runs.table import line
 
 CODECS, COMPARISON = "grace.codecs", "grace.comparison"
 _CODECS_VERSION = 1

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from grace_bench.extras import need
+from grace_bench.files import write_atomically
 from grace_bench.report.marks import Spec
-from grace_bench.scratch import write_atomically
 from grace_bench.tasks.embedded.cache import cache_folder
 
 _DENSITY = 2.0  # pixels of a PNG for each of the figure's

@@ -9,13 +9,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from grace.predict.break_even import speed_text
-from grace_bench.baselines import NO_COMMUNICATION
+from grace_bench.extras import TORCH
 from grace_bench.report.groups import OVER_LIMIT, Spread
 from grace_bench.report.groups import Group as Experiment
 from grace_bench.report.predictions import DENSE, Predictions
 from grace_bench.report.ranking import MARK, crowns, experiments
-from grace_bench.results import Document
-from grace_bench.toolkits import TORCH
+from grace_bench.runs.baselines import NO_COMMUNICATION
+from grace_bench.runs.results import Document
 from grace_command.text import amount as amount
 from grace_command.text import number as number
 from grace_command.text import plain_table as plain_table

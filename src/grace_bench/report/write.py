@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from grace.errors import ConfigurationError
+from grace_bench.files import write_atomically
 from grace_bench.report.contents import command_for, page_document, report_of
 from grace_bench.report.read import read
 from grace_bench.report.render import runtime
 from grace_bench.report.theme import TONES, tone_rule
-from grace_bench.scratch import write_atomically
 
 _SCRIPTS = ("core.js", "figures.js", "table.js", "main.js")
 

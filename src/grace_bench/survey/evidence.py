@@ -103,7 +103,7 @@ class _Place(msgspec.Struct, frozen=True):
 
 def gather(rows: Iterable[Row]) -> Table:
     """The qualities on embedded data on the processor, by task and method."""
-    return {key: _qualities(of) for key, of in _sort(rows).items()}
+    return {key: _qualities(of) for key, of in sort_rows(rows).items()}
 
 
 def judge(name: str, table: Table, metrics: dict[Task, str], limit: float = LOSS) -> Evidence | None:
@@ -136,6 +136,7 @@ def evidence_for(method: str) -> Evidence | None:
 
 def to_known(rows: Sequence[Row]) -> str:
     """The text of the table by which ``auto`` permits methods; see :mod:`grace.auto.classes`."""
+    rows = [row for row in rows if not row.chosen_lr]
     return write_known(gather(rows), _metrics(rows))
 
 
@@ -167,7 +168,8 @@ def read_known() -> str:
 
 
 def to_json(rows: Sequence[Row]) -> str:
-    """The text of the file."""
+    """The text of the file: what methods do with the learning rate that suits task and method, not with a chosen one."""
+    rows = [row for row in rows if not row.chosen_lr]
     metrics = _metrics(rows)
     places = [_Place(*task, metrics[task], of) for task, of in gather(rows).items()]
     return json.dumps(msgspec.to_builtins(places), indent=1) + "\n"
@@ -192,7 +194,8 @@ def _longest(tasks: Iterable[Task]) -> list[Task]:
     return list({task[1]: task for task in sorted(tasks, key=lambda task: task[2])}.values())
 
 
-def _sort(rows: Iterable[Row]) -> dict[Task, dict[str, list[Row]]]:
+def sort_rows(rows: Iterable[Row]) -> dict[Task, dict[str, list[Row]]]:
+    """The runs on embedded data on the processor, by task and method. Trials of a learning rate measure no method."""
     found: dict[Task, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if row.source == "embedded" and row.device == "cpu" and not row.protocol.endswith(TRIAL):
@@ -209,17 +212,20 @@ def _qualities(of: dict[str, list[Row]]) -> dict[str, Quality]:
 
 
 def _quality(runs: Sequence[Row]) -> Quality:
+    ended = [row.sent[-1] / row.fp32_bytes for row in runs if row.final is not None]
+    return quality_of([row.final for row in runs], higher=runs[0].better == "higher", sent=ended)
+
+
+def quality_of(values: Sequence[float | None], *, higher: bool, sent: Sequence[float] = ()) -> Quality:
+    """The median of several seeds, and its interval. None: the worst there is. ``sent``: shares of fp32's bytes."""
     from scipy.stats import bootstrap  # slow to import, and only who reads an archive needs it
 
-    higher = runs[0].better == "higher"
     worst = -np.inf if higher else np.inf
-    values = [worst if row.final is None else row.final for row in runs]
-    median, low, high = statistics.median(values), None, None
-    if len(values) >= SEEDS:
-        low, high = min(values), max(values)
-        if np.isfinite(values).all() and low < high:
-            drawn = bootstrap((values,), np.median, method="percentile", rng=np.random.default_rng(0))
+    given = [worst if value is None else value for value in values]
+    median, low, high = statistics.median(given), None, None
+    if len(given) >= SEEDS:
+        low, high = min(given), max(given)
+        if np.isfinite(given).all() and low < high:
+            drawn = bootstrap((given,), np.median, method="percentile", rng=np.random.default_rng(0))
             low, high = map(float, drawn.confidence_interval)
-    ended = [row for row in runs if row.final is not None]
-    sent = statistics.median(row.sent[-1] / row.fp32_bytes for row in ended) if ended else float("nan")
-    return Quality(len(values), median, low, high, sent, higher)
+    return Quality(len(given), median, low, high, statistics.median(sent) if sent else float("nan"), higher)

@@ -11,9 +11,9 @@ import msgspec
 
 from grace.errors import ConfigurationError
 from grace.registry import resolve
-from grace_bench.config import RunConfig
-from grace_bench.plan import check
-from grace_bench.results import by_path
+from grace_bench.runs.config import RunConfig
+from grace_bench.runs.plan import check
+from grace_bench.runs.results import by_path
 from grace_bench.survey.row import TRIAL, Row
 
 
@@ -21,7 +21,7 @@ class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One table ``[[runs]]``. Every seed of every task and method is a run; the seed changes last.
 
     Attributes:
-        protocol: its name, in every row. tasks, methods, seeds, workers: see :class:`grace_bench.config.RunConfig`.
+        protocol: its name, in every row. tasks, methods, seeds, workers: see :class:`grace_bench.runs.config.RunConfig`.
         steps, epochs: length, by default the task's. lr: peak, instead of what suits task and method.
         evaluations: of the test set, the start not counted. batch: of one worker and step. data: official files.
         grid: peak learning rates. Each method tries all of them on the first seed, under the protocol ``PROTOCOL-trial``, and

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grace.errors import GraceError
-from grace_bench.results import DocumentError, encode
-from grace_bench.scratch import write_atomically
+from grace_bench.files import write_atomically
+from grace_bench.runs.results import DocumentError, encode
 from grace_bench.survey.plan import Planned
 from grace_bench.survey.row import Row, decode_row, run_file
 from grace_bench.survey.train import Progress, Together

@@ -16,10 +16,10 @@ from grace.contract.knobs import as_call
 from grace.errors import ConfigurationError
 from grace.run.simulator import Simulator
 from grace_bench import machine
-from grace_bench.config import RunConfig
-from grace_bench.results import Point
+from grace_bench.runs.config import RunConfig
+from grace_bench.runs.results import Point
+from grace_bench.runs.training import MOST, Training, add_decay, evaluation_steps
 from grace_bench.survey.row import Row
-from grace_bench.training import MOST, Training, add_decay, evaluation_steps
 
 Progress = Callable[[int, int], None]
 

@@ -1,4 +1,4 @@
-"""A run on another toolkit than torch, seen from one worker: :class:`grace_bench.training.Training` with another step."""
+"""A run on another toolkit than torch, seen from one worker: :class:`grace_bench.runs.training.Training` with another step."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from grace_bench import measure
-from grace_bench.baselines import Counters, Silent, counters_of
-from grace_bench.results import Point
-from grace_bench.toolkits import check_toolkit
+from grace_bench.extras import check_toolkit
+from grace_bench.runs import measure
+from grace_bench.runs.baselines import Counters, Silent, counters_of
+from grace_bench.runs.results import Point
+from grace_bench.runs.training import MOST, Training
 from grace_bench.toolkits.replica import Recipe, Replica
-from grace_bench.training import MOST, Training
 
 
 class _TrainedReplica(Silent):

@@ -58,7 +58,7 @@ def test_explain_as_json():
         (["train", "--method", "topk", "--granularity", "layer"], 1, "'parameter', 'bucket', 'model'"),
         (["train", "--method", "topk", "--steps", "3", "--epochs", "1"], 1, "not both"),
         (["train", "--method", "topk", "--task", "no.such.module:Task"], 1, "no.such"),
-        (["train", "--method", "topk", "--task", "grace_bench.config:RunConfig"], 1, "not a subclass"),
+        (["train", "--method", "topk", "--task", "grace_bench.runs.config:RunConfig"], 1, "not a subclass"),
         (["compare", "--methods", "topk,nome", "--out", "nowhere"], 1, "unknown method 'nome'"),
         (["train", "--method", "topk", "--timeout", "nan"], 1, "timeout=nan is out of range; legal: seconds > 0"),
         (["bench", "predict", "nowhere"], 1, "nowhere has no runs/*.json"),
@@ -72,7 +72,7 @@ def test_explain_as_json():
             1,
             "takes one link, not 1gbit, none",
         ),
-        (["bench", "overhead", "--samples", "1"], 2, "bench overhead --help"),
+        (["bench", "link", "--seconds", "none"], 2, "bench link --help"),
         (["explain"], 2, "Missing argument"),
         (["nonsense"], 2, "No such command"),
         (["train", "--method", "topk", "--task", "nonsense"], 1, "grace tasks prints all tasks"),
@@ -88,7 +88,7 @@ def test_errors_are_one_message_and_a_status(arguments, status, message):
     assert ("\nread on: " in done.stderr) == (status == 1)
 
 
-@pytest.mark.parametrize("command", [["list"], ["explain"], ["train"], ["compare"], ["bench", "overhead"]])
+@pytest.mark.parametrize("command", [["list"], ["explain"], ["train"], ["compare"], ["bench", "codecs"]])
 def test_every_command_has_help_with_an_example(command):
     done = call(*command, "--help")
     assert done.exit_code == 0
@@ -240,8 +240,6 @@ def test_what_trains_has_the_same_options():
         (["bench", "smoke", "--out", "OUT"], "grace_bench.smoke.run"),
         (["bench", "link"], "grace_bench.network.throughput.measure_link"),
         (["bench", "codecs"], "grace_bench.codecs.session.run"),
-        (["bench", "overhead"], "grace_bench.overhead.measure"),
-        (["bench", "overhead", "--toolkit", "jax"], "grace_bench.handing_over.measure"),
         (["advise", "--task", "digits"], "grace_bench.advise.run.advise"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

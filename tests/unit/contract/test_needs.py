@@ -85,7 +85,7 @@ def test_a_learning_rate_that_a_schedule_has_lowered_counts_at_its_peak() -> Non
         (
             "dgc",
             Settings(beta1=0.9),
-            ["SGD without momentum (it averages gradients by itself, with beta1 0.9"],
+            ["SGD without momentum (this one averages gradients, with beta1 0.9"],
         ),
         ("dgc:momentum=0", Settings(beta1=0.9), []),
         ("topk:memory=ef21", Settings(0.9, 0.1), ["momentum 0 (it is 0.9)"]),
@@ -107,7 +107,7 @@ def test_only_methods_in_use_are_warned_of() -> None:
     policy = Policy([("head", "dgc"), ("*", "topk")], strict=False)
     check_optimizer(policy, {"body": torch.empty(9, 9)}, None)
     with pytest.warns(
-        grace.OptimizerWarning, match=r"^dgc needs of the optimizer: momentum 0, SGD; give optimizer="
+        grace.OptimizerWarning, match=r"^dgc needs of the optimizer: momentum 0, SGD, because .*; give optimizer="
     ) as found:
         check_optimizer(policy, {"body": torch.empty(9, 9), "head": torch.empty(9, 9)}, None)
     assert found[0].filename == __file__

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from grace_bench.config import RunConfig
-from grace_bench.record import failure_of
-from grace_bench.results import (
+from grace_bench.runs.config import RunConfig
+from grace_bench.runs.record import failure_of
+from grace_bench.runs.results import (
     Data,
     Environment,
     Memory,

@@ -3,7 +3,8 @@ import threading
 
 import pytest
 
-from grace_bench.scratch import Scratch, write_atomically
+from grace_bench.files import write_atomically
+from grace_bench.workers.scratch import Scratch
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):

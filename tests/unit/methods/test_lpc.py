@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grace.errors import PayloadError
+from grace.errors import ConfigurationError, PayloadError
 from grace.methods.lpc import LPC
 from tests.unit.methods import quant_checks as check
 
@@ -41,6 +41,20 @@ def test_exact_on_the_grid() -> None:
         x = torch.arange(-q, q + 1.0) * 0.25
         assert torch.equal(check.applied(LPC(bits=bits), x), x)
     assert torch.equal(check.applied(LPC(), torch.tensor([7.0])), torch.tensor([7.0]))
+
+
+def test_to_the_nearest_it_says_the_same_each_time_and_contracts() -> None:
+    x = torch.tensor([[1, -0.6, 0.2, 0.05]])
+    got = check.decoded(
+        LPC(bits=3, nearest=True), LPC(bits=3, nearest=True).compress_(x.clone(), check.Given([0.9] * 4), False), 4
+    )
+    torch.testing.assert_close(got, torch.tensor([[1, -2 / 3, 1 / 3, 0]]))
+    assert LPC(nearest=True).with_memory() == LPC(nearest=True)
+    for compressor in (LPC(bits=2, nearest=True, block=50), LPC(bits=8, nearest=True), LPC(nearest=True, block=7)):
+        check.assert_contracts(compressor, draws=1)
+    assert LPC(clip=0.5, nearest=True).facts(50).contraction is None
+    with pytest.raises(ConfigurationError, match="shrink=true with nearest=true"):
+        LPC(shrink=True, nearest=True)
 
 
 @pytest.mark.parametrize("compressor", [LPC(), LPC(bits=2), LPC(bits=3, block=7), LPC(bits=8)])

@@ -13,10 +13,10 @@ from grace.predict.probe import Timing, Timings
 from grace.predict.replay import Replay
 from grace.predict.timeline import play
 from grace_bench.codecs.worth import Exchange, step_of
-from grace_bench.network.forecast import forecast
-from grace_bench.network.model import Work, step_seconds
 from grace_bench.report.elsewhere import step_seconds as step_elsewhere
-from grace_bench.results import CollectiveTerms, Prediction, Terms
+from grace_bench.runs.forecast import forecast
+from grace_bench.runs.link_model import Work, step_seconds
+from grace_bench.runs.results import CollectiveTerms, Prediction, Terms
 from tests.unit.grace_bench.documents import RunConfig, document
 
 WORLD, ADD = 4, 0.2e-9

@@ -131,3 +131,13 @@ def test_bytes_are_those_that_the_method_declares(name):
 def test_bytes_that_depend_on_the_data_are_counted_in_an_exchange():
     found = moved_by(grace.method("threshold:v=10.7"), 262_144, 2)
     assert 1.5 < found["AllGather"].bytes / (0.01 * 262_144) < 8  # bytes of each number that is kept
+
+
+def test_what_is_hopeless_is_measured_on_some_rows_of_the_first_bucket():
+    shapes = {"a": (2048, 64), "b": (512, 512)}
+    patient, hopeless = (Replayer(shapes, [["a"], ["b"]], samples=1, patience=one) for one in (10.0, 1e-9))
+    whole, part = patient.run("qsgd:bits=4", 4), hopeless.run("qsgd:bits=4", 4)
+    assert not part.whole
+    assert len(hopeless.adds) == 1, "no exchange of a whole bucket"
+    assert part.moved[0]["AllGather"].count == whole.moved[0]["AllGather"].count
+    assert part.sent == pytest.approx(whole.sent, rel=0.05)

@@ -201,6 +201,15 @@ def test_the_command(tmp_path):
     assert all({row["method"] for row in one["rows"]} == {"none", "bf16", "topk"} for one in said["tables"])
 
 
+def test_a_loss_that_fails_says_what_it_is_given(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import torch\ndef make():\n    return torch.nn.Linear(4, 4), torch.zeros(2, 4), torch.nn.functional.mse_loss\n"
+    )
+    done = call("advise", "--model", f"{tmp_path}/mine.py:make", "--methods", "topk")
+    assert done.exit_code == 1
+    assert "it is given the model and the batch" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

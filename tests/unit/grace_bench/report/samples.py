@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 
 from grace_bench.report import read
-from grace_bench.results import decode
+from grace_bench.runs.results import decode
 
 LINKS = {"none": None, "100mbit": 1e8, "1gbit": 1e9, "10gbit": 1e10, "25gbit": 2.5e10}
 METHODS = {  # family, bytes relative to fp32, accuracy at the end, milliseconds of its codec

@@ -5,9 +5,9 @@ import pytest
 from rich.console import Console
 
 from grace.predict.links import link
-from grace_bench.network.forecast import forecast
 from grace_bench.report.elsewhere import elsewhere, step_seconds
-from grace_bench.results import CollectiveTerms, Prediction, Quartiles, Result, Terms
+from grace_bench.runs.forecast import forecast
+from grace_bench.runs.results import CollectiveTerms, Prediction, Quartiles, Result, Terms
 from tests.unit.grace_bench.report.samples import run, run_of
 
 

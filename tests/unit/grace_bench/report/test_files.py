@@ -3,10 +3,10 @@ import re
 import msgspec
 import pytest
 
-from grace_bench.config import RunConfig
 from grace_bench.report.contents import page_document, report_of
 from grace_bench.report.files import draw_comparison, draw_report
 from grace_bench.report.read import Found
+from grace_bench.runs.config import RunConfig
 from tests.unit.grace_bench.documents import document, point
 from tests.unit.grace_bench.report.samples import METHODS, codecs, run, run_of
 

@@ -9,7 +9,7 @@ import pytest
 
 from grace_bench.report.contents import FIGURES
 from grace_bench.report.write import write_report
-from grace_bench.results import decode, encode
+from grace_bench.runs.results import decode, encode
 from tests.unit.grace_bench.report import browser
 from tests.unit.grace_bench.report.samples import BASELINES, METHODS, codecs, run, sweep, write
 

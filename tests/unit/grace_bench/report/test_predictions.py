@@ -7,11 +7,11 @@ import pytest
 from rich.console import Console
 
 from grace.predict.links import link
-from grace_bench.config import RunConfig
-from grace_bench.record import failure_of
 from grace_bench.report import tables
 from grace_bench.report.predictions import predict
-from grace_bench.results import CollectiveTerms, Prediction, Quartiles, Terms, encode
+from grace_bench.runs.config import RunConfig
+from grace_bench.runs.record import failure_of
+from grace_bench.runs.results import CollectiveTerms, Prediction, Quartiles, Terms, encode
 from tests.unit.grace_bench.documents import document
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from grace_bench.config import RunConfig
 from grace_bench.report import tables
 from grace_bench.report.ranking import crowns, experiments
+from grace_bench.runs.config import RunConfig
 from tests.unit.grace_bench.documents import document
 
 

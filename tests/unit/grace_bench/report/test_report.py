@@ -3,13 +3,12 @@ import io
 import pytest
 from rich.console import Console
 
-from grace.cli import overhead
-from grace_bench.config import RunConfig
-from grace_bench.record import failure_of
 from grace_bench.report.progress import Checklist, SweepReporter
 from grace_bench.report.tables import amount, comparison, share, sweep
-from grace_bench.results import Data
-from grace_bench.sweep import Ended
+from grace_bench.runs.config import RunConfig
+from grace_bench.runs.record import failure_of
+from grace_bench.runs.results import Data
+from grace_bench.workers.sweep import Ended
 from tests.unit.grace_bench.documents import document
 
 
@@ -30,11 +29,6 @@ def test_the_table_shows_methods_notes_and_failures():
     assert "diverged" in text
     assert "150 %" in text
     assert "failed: rank 0 failed" in text
-
-
-def test_overhead_is_shown_with_its_spread():
-    row = {"operation": "step", "value": 1.05, "unit": "x", "low": 1.0, "high": 1.1, "goal": 1.1}
-    assert "1.05" in text_of(overhead.table([row]))
 
 
 @pytest.mark.parametrize(

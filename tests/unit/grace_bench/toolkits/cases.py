@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from grace_bench.extras import PORTED
 from grace_bench.tasks import TASKS
-from grace_bench.toolkits import PORTED
 from grace_bench.toolkits.replica import Recipe, Replica, arrays_of, from_torch
 from grace_bench.toolkits.training import make_replica
 

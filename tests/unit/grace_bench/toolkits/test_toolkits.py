@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from grace.errors import ConfigurationError, UnknownNameError
-from grace_bench.config import RunConfig
-from grace_bench.plan import Plan, check
-from grace_bench.record import file_name
-from grace_bench.toolkits import PORTED, TOOLKITS
+from grace_bench.extras import PORTED, TOOLKITS
+from grace_bench.runs.config import RunConfig
+from grace_bench.runs.plan import Plan, check
+from grace_bench.runs.record import file_name
 from tests.unit.grace_bench.tasks.test_models import COUNTS
 
 SMALL = [name for name in PORTED if name.endswith("_small")]

@@ -1,0 +1,348 @@
+"""Which plan runs: predictions propose, real steps decide.
+
+Steps come in blocks. A *trial* compares a challenger with the incumbent in pairs of blocks, one of each, in an order drawn
+from a seed that all ranks share, so that noise in step with the blocks favours nobody; the first step of a block is not
+counted. The challenger wins with seven of at most eight pairs in which it was faster by the margin; fp32 and bf16 need no
+margin. It loses with the second pair that it lost, and at once if it takes more than 1.5 times as long.
+
+Outside trials the medians of blocks are watched (:class:`grace.auto.drift.Drift`). A change of pace asks for a look at the
+link, and so does time, as a link that becomes faster changes nothing in the steps of a plan that hardly uses it. Looks keep a
+distance, which doubles with each that changes nothing, so that neighbours who come and go cost one look now and then.
+
+All of it fits into a budget, the larger of six seconds and a share of the run's time; what does not fit waits.
+
+All ranks decide alike: at the end of a block each tells a few whole numbers, and what follows is a function of everyone's.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from grace.auto.drift import Drift
+from grace.errors import AgreementError
+
+PAIRS, NEED = 8, 7
+CAP = 3, 2  # times the incumbent's step, as a fraction: who takes longer has lost at once
+WATCH = 16  # steps of a block outside trials, at least
+LEAST, SPAN_NS = 4, 250_000_000  # steps, and nanoseconds, that a block of a trial has at least
+FREE_NS = 6_000_000_000  # what may be spent in any case
+SHORT_NS = 200_000  # a step below this is too short to be compared
+VARIES = 0.2  # of their median: blocks that vary by more cannot be compared
+BELIEVED = 0.8  # where steps cannot be compared, a plan must be predicted to take at most this of the baseline's
+LOOK_STEPS, LOOK_NS = 400, 120_000_000_000  # from one look to the next, at first
+APART, LASTING, DOUBLED = (
+    200,
+    1000,
+    8,
+)  # steps between looks at least; after which a change has lasted; times the distance
+_STALL = 4  # times the block's median: a period that is longer is left out, an evaluation or a checkpoint
+Kind: TypeAlias = Literal["watch", "scout", "mine", "theirs"]
+
+
+@dataclass(slots=True)
+class Trial:
+    """A challenge. incumbent, rival: numbers of plans. why: it came. pairs: nanoseconds of a step, (incumbent's, rival's).
+    better, worse: of how many pairs it was. won: None while it goes on. step: at which it ended. words: how.
+    """
+
+    incumbent: int
+    rival: int
+    why: str
+    pairs: list[tuple[int, int]] = field(default_factory=list)
+    better: int = 0
+    worse: int = 0
+    won: bool | None = None
+    step: int = 0
+    words: str = ""
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast as the incumbent the rival was, in the median of the pairs."""
+        ratios = sorted(mine / max(1, theirs) for mine, theirs in self.pairs)
+        return ratios[(len(ratios) - 1) // 2] if ratios else None
+
+
+class Controller:
+    """Runs plans, which it knows by number. Plans 0 to ``baselines - 1`` are fp32 and bf16, the better one first.
+
+    For each step: :attr:`plan` says what it uses; :meth:`ended` takes what it took, and returns what is to be told to all
+    ranks, if a block has ended; :meth:`heard` takes what all ranks have told. Then :attr:`look` says why the link should be
+    looked at, if it should; :meth:`looked` takes what came of it.
+
+    Args:
+        predicted: nanoseconds of a step under each plan.
+        incumbent: runs first. challengers: are tried, in this order.
+        baselines: how many of the plans are.
+        margin: by how much a challenger must be faster. share: of the time that trials and the rest may take.
+        seed: of the order of blocks. spent: nanoseconds so far, on all ranks alike. period: of a step, expected.
+    """
+
+    def __init__(
+        self,
+        predicted: Sequence[int],
+        incumbent: int,
+        challengers: Sequence[int],
+        *,
+        baselines: int = 2,
+        margin: float = 0.02,
+        share: float = 0.01,
+        seed: int = 0,
+        spent: int = 0,
+        period: int | None = None,
+    ):
+        self.predicted, self.baselines, self.share = list(predicted), baselines, share
+        self.current, self.queue = (
+            incumbent,
+            [(number, "to see whether it is as fast as predicted") for number in challengers],
+        )
+        self._needed = 10_000 - round(10_000 * margin)
+        self._random = random.Random(seed)
+        self.step = self.elapsed = 0
+        self.measured: dict[int, int] = {}  # nanoseconds of a step, of each plan, when it ran last
+        self.trials: list[Trial] = []
+        self.events: list[tuple[int, str]] = []
+        self.verified_at: int | None = None
+        self.look: str | None = None
+        self.looks = 0
+        self.waits: str | None = None  # a challenger that does not fit into the budget
+        self.hopeless: str | None = None  # why steps cannot be compared
+        self.spent, self._overhead = spent, 0
+        self._period = max(1, predicted[incumbent] if period is None else period)
+        self._trial: Trial | None = None
+        self._counts = False
+        self._periods: list[int] = []
+        self._order: list[Kind] = []
+        self._pair: dict[Kind, int] = {}
+        self._drift = Drift()
+        self._distance = {True: 1, False: 1}  # of looks after an alarm and of others, in times of the first
+        self._looked = (0, 0)  # step and nanoseconds of the last
+        self._alarm: str | None = None  # why a look is due as soon as there may be one
+        self._alarmed = -APART  # the step of the last look after an alarm
+        self._changed = 0  # the step of the last change of plan
+        self._open: int | None = None  # changes of plan when the last look came, if nothing has come of it yet
+        self._changes = 0
+        self._begin("watch", self._block_steps())
+
+    # ---- steps ------------------------------------------------------------------------------------------------------
+    @property
+    def plan(self) -> int:
+        """The number of the plan that the coming step uses."""
+        return self._trial.rival if self._trial is not None and self._kind in ("scout", "theirs") else self.current
+
+    @property
+    def trying(self) -> bool:
+        """Whether a trial goes on: memories of the incumbent wait."""
+        return self._trial is not None
+
+    def ended(self, period: int, elapsed: int = 0, overhead: int = 0) -> list[int] | None:
+        """A step has ended.
+
+        Args:
+            period: nanoseconds since the last one ended, on this rank. 0: unknown.
+            elapsed: nanoseconds since the run began.
+            overhead: nanoseconds that telling and looking have taken so far.
+
+        Returns:
+            What to tell all ranks, if a block has ended.
+        """
+        self.step += 1
+        self._left -= 1
+        if self._counts and period > 0:
+            self._periods.append(period)
+        self._counts = True  # the first step of a block is not counted
+        if self._left > 0:
+            return None
+        median = _middle(self._periods)
+        legal = [one for one in self._periods if one <= _STALL * median]
+        return [_middle(legal), len(legal), self.plan, self.step, elapsed, overhead]
+
+    def heard(self, rows: Sequence[Sequence[int]]) -> None:
+        """What all ranks have told of the block that has ended, by rank.
+
+        Raises:
+            AgreementError: ranks are not at the same plan and step; on all of them.
+        """
+        if any(list(row[2:4]) != [self.plan, self.step] for row in rows):
+            where = ", ".join(f"rank {rank} at plan {row[2]}, step {row[3]}" for rank, row in enumerate(rows))
+            raise AgreementError(f"auto: ranks have decided differently: {where}")
+        median, legal = max(row[0] for row in rows), min(row[1] for row in rows)
+        self.elapsed = max(self.elapsed, *(row[4] for row in rows))
+        overhead = max(row[5] for row in rows)
+        self.spent, self._overhead = self.spent + max(0, overhead - self._overhead), max(overhead, self._overhead)
+        if legal:
+            self.measured[self.plan] = median
+        if self._kind == "watch":
+            self._watched(median, legal)
+        elif self._kind == "scout":
+            self._scouted(median, legal)
+        else:
+            self._compared(median, legal)
+
+    def _begin(self, kind: Kind, steps: int) -> None:
+        self._kind: Kind = kind
+        self._left, self._periods, self._counts = steps, list[int](), False
+
+    def _block_steps(self) -> int:
+        """Steps of a block of a trial, the first included."""
+        return max(LEAST, -(-SPAN_NS // self._period)) + 1
+
+    # ---- outside trials ---------------------------------------------------------------------------------------------
+    def _watched(self, median: int, legal: int) -> None:
+        if legal:
+            self._period = max(1, median)
+            if median < SHORT_NS and self.hopeless is None:
+                self._give_up(f"a step takes {median / 1e6:.3f} ms, which is too short to be compared")
+            reference = self._drift.reference
+            if self._drift.alarm(median):
+                self._drift = Drift()
+                self._alarm = f"steps take {median / 1e6:.1f} ms, and took {(reference or median) / 1e6:.1f}"
+                self.events.append((self.step, self._alarm))
+        if self._changes and self.step - self._changed >= LASTING:
+            self._distance = {True: 1, False: 1}
+        if self.share and self.spent < self.budget:
+            steps, since = self.step - self._looked[0], self.elapsed - self._looked[1]
+            if self._alarm is not None and self.step - self._alarmed >= self._distance[True] * APART:
+                self.look, self._alarm, self._alarmed = self._alarm, None, self.step
+            elif (
+                not self.queue
+                and steps >= self._distance[False] * LOOK_STEPS
+                and since >= self._distance[False] * LOOK_NS
+            ):
+                self.look = "it is time to look again"
+        self._next()
+
+    def looked(self, predicted: Sequence[int], challengers: Sequence[int], why: str) -> None:
+        """The link was looked at, and planned anew: the prediction of each plan, new ones included, and who is to be tried."""
+        alarm = self.step == self._alarmed
+        if self._open == self._changes:
+            self._distance[alarm] = min(DOUBLED, 2 * self._distance[alarm])
+        self.look, self._looked, self._open = None, (self.step, self.elapsed), self._changes
+        self.looks += 1
+        self.predicted, self.hopeless = list(predicted), None
+        self.queue = [(number, why) for number in challengers if number != self.current]
+        self._next()
+
+    def _next(self) -> None:
+        """A trial, if one waits and is paid for; else another block."""
+        while self.queue and self.share and self.hopeless is None:
+            number, why = self.queue[0]
+            if number == self.current:
+                self.queue.pop(0)
+                continue
+            if self.spent + self._price(number) > self.budget:
+                self.waits = f"{number}: trying it may cost {self._price(number) / 1e9:.1f} s, and the budget has " \
+                             f"{max(0, self.budget - self.spent) / 1e9:.1f}"  # fmt: skip
+                break
+            self.queue.pop(0)
+            self.waits = None
+            self._trial = Trial(self.current, number, why)
+            self._begin("scout", 2)
+            return
+        steps = self._block_steps()
+        self._begin("watch", max(WATCH, 4 * (steps - 1)) if self._period_known else steps)
+
+    @property
+    def _period_known(self) -> bool:
+        return self.current in self.measured
+
+    @property
+    def budget(self) -> int:
+        """Nanoseconds that may be spent up to now."""
+        return max(FREE_NS, int(self.share * self.elapsed))
+
+    def _price(self, number: int) -> int:
+        """What a trial costs if the prediction is right and the challenger loses: two pairs, or where it is beyond the cap,
+        the steps that show it.
+        """
+        mine = max(1, self.measured.get(self.current, self.predicted[self.current]))
+        more = max(0, self.predicted[number] * mine // max(1, self.predicted[self.current]) - mine)
+        if more * CAP[1] > mine * (CAP[0] - CAP[1]):
+            return 2 * more
+        return (2 + 2 * self._block_steps()) * more
+
+    # ---- trials -----------------------------------------------------------------------------------------------------
+    def _scouted(self, median: int, legal: int) -> None:
+        trial, mine = self._now, self.measured.get(self.current, self._period)
+        self.spent += max(0, median - mine) * 2
+        if not legal or median * CAP[1] > mine * CAP[0]:
+            trial.pairs.append((mine, median))
+            self._close(won=False, words=f"{median / 1e6:.1f} ms a step, and {mine / 1e6:.1f}: much slower")
+            return
+        self._begin_pair()
+
+    def _begin_pair(self) -> None:
+        self._pair = {}
+        self._order = ["mine", "theirs"] if self._random.random() < 0.5 else ["theirs", "mine"]
+        self._begin(self._order.pop(0), self._block_steps())
+
+    def _compared(self, median: int, legal: int) -> None:
+        self._pair[self._kind] = median if legal >= 2 else 0
+        if self._order:
+            self._begin(self._order.pop(0), self._block_steps())
+            return
+        trial, mine, theirs = self._now, self._pair["mine"], self._pair["theirs"]
+        sound = mine > 0 and theirs > 0  # a pair that could not be measured is lost
+        if sound:
+            trial.pairs.append((mine, theirs))
+            self.spent += max(0, theirs - mine) * self._block_steps()
+        plain = trial.rival < self.baselines <= trial.incumbent
+        if sound and (theirs < mine if plain else 10_000 * theirs < self._needed * mine):
+            trial.better += 1
+        else:
+            trial.worse += 1
+        if sound and theirs * CAP[1] > mine * CAP[0]:
+            self._close(won=False, words="much slower")
+        elif trial.better >= NEED:
+            self._close(won=True, words=f"{trial.better} of {trial.better + trial.worse} pairs for it")
+        elif trial.worse > PAIRS - NEED:
+            self._close(won=False, words=f"{trial.worse} of {trial.better + trial.worse} pairs against it")
+        else:
+            self._begin_pair()
+
+    @property
+    def _now(self) -> Trial:
+        assert self._trial is not None
+        return self._trial
+
+    def _close(self, *, won: bool, words: str) -> None:
+        trial, self._trial = self._now, None
+        trial.won, trial.step, trial.words = won, self.step, words
+        self.trials.append(trial)
+        if won:
+            self._change(trial.rival)
+        if trial.rival < self.baselines or (won and trial.incumbent < self.baselines):
+            self.verified_at = self.step
+        varies = _spread([mine for mine, _ in trial.pairs])
+        if not won and len(trial.pairs) >= PAIRS - 1 and varies > VARIES and self.verified_at is None:
+            self._give_up(f"blocks of the same plan differ by {varies:.0%}")
+        self._drift = Drift()
+        self._next()
+
+    def _change(self, number: int) -> None:
+        self.current, self._changed, self._changes = number, self.step, self._changes + 1
+        self._period = max(1, self.measured.get(number, self.predicted[number]))
+        if number < self.baselines:
+            self.queue = []  # who has lost to fp32 or bf16 does not come back at once
+
+    def _give_up(self, why: str) -> None:
+        """Steps cannot be compared: the better baseline, unless something is predicted to be much faster."""
+        self.hopeless = why
+        best = min(range(len(self.predicted)), key=lambda number: self.predicted[number])
+        number = best if self.predicted[best] <= BELIEVED * self.predicted[0] else 0
+        self.events.append((self.step, f"{why}: no trials"))
+        if number != self.current:
+            self._change(number)
+
+
+def _middle(values: Sequence[int]) -> int:
+    """The median; of an even number the smaller of the two in the middle. 0: there are none."""
+    return sorted(values)[(len(values) - 1) // 2] if values else 0
+
+
+def _spread(values: Sequence[int]) -> float:
+    """By how much values differ, as a share of their median, the largest and the smallest left out."""
+    inner = sorted(values)[1:-1]
+    return (inner[-1] - inner[0]) / max(1, _middle(inner)) if inner else 0.0

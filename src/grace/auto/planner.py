@@ -1,0 +1,198 @@
+"""Which method each bucket gets, and which buckets travel as one: the least step that the timeline predicts.
+
+1. Where the lane does not slow the model, the end of its work is monotone in what each exchange takes: so each gets the method
+   that is over soonest, and which neighbours travel together is a shortest path, ``E[j] = min over i of max(E[i], r_j) +
+   d(i..j)``. That is exact there.
+2. Where cores are shared there is no closed form: from that plan, and from the best that use one method throughout, one bucket
+   after the other changes its method where the played timeline gets shorter, the largest first, until nothing changes.
+
+fp32 and bf16 throughout are among the starts, so no plan is predicted slower than they. It takes a few thousand timelines at
+most. All ranks plan alike: everything here is ``+ - * /`` and comparisons on the same numbers, and ties go to who comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from grace.predict.timeline import Phase, play
+
+_PASSES = 4
+_STARTS = 3
+_FUSED = 4  # buckets that travel as one at most
+_LESS = 1e-12
+GAIN = 0.03  # what a plan must be predicted to gain over the better of fp32 and bf16
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Neighbouring buckets that travel as one. first: the first of them. end: one beyond the last. method: theirs."""
+
+    first: int
+    end: int
+    method: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What all buckets do. parts: in the order of the buckets. seconds: of a step, predicted."""
+
+    parts: tuple[Part, ...]
+    seconds: float
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Of each bucket."""
+        return tuple(part.method for part in self.parts for _ in range(part.end - part.first))
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all buckets have one method, and each travels alone."""
+        return len(set(self.methods)) <= 1 and all(part.end == part.first + 1 for part in self.parts)
+
+    def __str__(self) -> str:
+        counts: dict[str, int] = {}
+        for method in self.methods:
+            counts[method] = counts.get(method, 0) + 1
+        if len(counts) == 1:
+            text = next(iter(counts))
+        else:
+            text = ", ".join(f"{method} for {count} of {len(self.methods)} buckets" for method, count in counts.items())
+        fused = sum(part.end - part.first for part in self.parts if part.end > part.first + 1)
+        return f"{text}; {fused} buckets travel with a neighbour" if fused else text
+
+
+@dataclass(slots=True)
+class Problem:
+    """A step whose communication is to be planned.
+
+    Attributes:
+        compute: processor seconds of it without communication. threads: that compute. cores: of a worker.
+        ready: when each bucket is ready, as shares of the step, rising. numbers: in each.
+        methods: that may be used, the baselines first: of two as fast, the first is taken.
+        phases: what buckets i to j - 1 do as one exchange under a method; None: they cannot.
+        lanes: of the engine.
+    """
+
+    compute: float
+    threads: float
+    cores: float
+    ready: Sequence[float]
+    numbers: Sequence[int]
+    methods: Sequence[str]
+    phases: Callable[[int, int, str], list[Phase] | None]
+    lanes: int = 1
+    _known: dict[tuple[int, int, str], list[Phase] | None] = field(default_factory=dict)
+
+    def job(self, part: Part) -> list[Phase] | None:
+        """What a part does; None: it cannot."""
+        key = (part.first, part.end, part.method)
+        if key not in self._known:
+            self._known[key] = self.phases(*key)
+        return self._known[key]
+
+    def plan(self, parts: Sequence[Part]) -> Plan | None:
+        """These parts, and what they take; None: one of them cannot be."""
+        jobs = [self.job(part) for part in parts]
+        ready = [self.ready[part.end - 1] for part in parts]
+        found = [job for job in jobs if job is not None]
+        if len(found) < len(jobs):
+            return None
+        return Plan(tuple(parts), play(self.compute, self.threads, self.cores, ready, found, self.lanes))
+
+    def uniform(self, method: str) -> Plan | None:
+        """One method for all buckets, each on its own."""
+        return self.plan([Part(j, j + 1, method) for j in range(len(self.ready))])
+
+
+def better_baseline(problem: Problem, baselines: Sequence[str]) -> Plan:
+    """The faster of these methods throughout, as predicted; they can always be used."""
+    found = [plan for name in baselines if (plan := problem.uniform(name)) is not None]
+    best = found[0]
+    for plan in found[1:]:
+        best = plan if plan.seconds < best.seconds else best
+    return best
+
+
+def make_plan(problem: Problem) -> Plan:
+    """The best plan found."""
+    starts = sorted(
+        (plan for method in problem.methods if (plan := problem.uniform(method)) is not None),
+        key=lambda plan: plan.seconds,  # stable: of two as fast the first method
+    )[:_STARTS]
+    lane = problem.plan(find_lane(problem))
+    if lane is not None:
+        starts.append(lane)
+    best = None
+    for start in starts:
+        found = _descend(problem, start)
+        if best is None or found.seconds < best.seconds - _LESS:
+            best = found
+    assert best is not None
+    return best
+
+
+def shortlist(problem: Problem, baselines: Sequence[str], most: int = 2) -> list[Plan]:
+    """What is worth trying, the best first: the plan, if it is predicted to gain 3 % over the better of the baselines, and
+    plans of one method that is not among the plan's.
+    """
+    base, best = better_baseline(problem, baselines), make_plan(problem)
+    found = [best] if best.seconds < (1 - GAIN) * base.seconds else []
+    used = {*best.methods, *baselines} if found else set(baselines)
+    others = sorted(
+        (plan for method in problem.methods if method not in used and (plan := problem.uniform(method)) is not None),
+        key=lambda plan: plan.seconds,
+    )
+    return [*found, *others][:most]
+
+
+def find_lane(problem: Problem) -> list[Part]:
+    """The parts whose lane is over soonest, if nothing that it does slows the model."""
+    count = len(problem.ready)
+    ends: list[float] = [0.0] * (count + 1)
+    back: list[Part | None] = [None] * (count + 1)
+    span = problem.compute / min(problem.threads, problem.cores)
+    for j in range(1, count + 1):
+        best: float | None = None
+        for i in range(max(0, j - _FUSED), j):
+            for method in problem.methods:
+                part = Part(i, j, method)
+                job = problem.job(part)
+                if job is None:
+                    continue
+                taken = 0.0
+                for _, seconds in job:
+                    taken += seconds
+                end = max(ends[i], problem.ready[j - 1] * span) + taken
+                if best is None or end < best - _LESS:
+                    best, back[j] = end, part
+        assert best is not None, "a baseline can always be used"
+        ends[j] = best
+    parts: list[Part] = []
+    j = count
+    while j:
+        one = back[j]
+        assert one is not None
+        parts.append(one)
+        j = one.first
+    return parts[::-1]
+
+
+def _descend(problem: Problem, start: Plan) -> Plan:
+    """Each part in turn gets the method that shortens the step most, the largest first, then the latest."""
+    plan = start
+    sizes = [sum(problem.numbers[part.first : part.end]) for part in plan.parts]
+    order = sorted(range(len(plan.parts)), key=lambda k: (-sizes[k], -k))
+    for _ in range(_PASSES):
+        before = plan.seconds
+        for k in order:
+            for method in problem.methods:
+                if method == plan.parts[k].method:
+                    continue
+                one = Part(plan.parts[k].first, plan.parts[k].end, method)
+                trial = problem.plan([*plan.parts[:k], one, *plan.parts[k + 1 :]])
+                if trial is not None and trial.seconds < plan.seconds - _LESS:
+                    plan = trial
+        if plan.seconds >= before - 1e-9:
+            break
+    return plan

@@ -1,0 +1,141 @@
+"""What a user says of ``auto``: ``"auto"``, ``"auto:quality=fast"``, or an :class:`Auto`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+from grace.auto.classes import Quality
+from grace.contract.knobs import Positive, Range, check_knobs, name_owner
+from grace.errors import ConfigurationError, nearest, one_of
+from grace.registry import method as make_method
+from grace.registry import split_commas
+
+NAME = "auto"
+
+
+@dataclass(frozen=True)
+class Auto:
+    """In place of a method: which one, for each bucket, is chosen by what is measured here.
+
+    Args:
+        quality: what it may cost: "exact" permits fp32 and bf16; "safe" what the survey never saw to end worse than
+            uncompressed training, by more than 2 %; "fast" the same with 25 %. See :mod:`grace.auto.classes`.
+        error: in place of a class, the largest ``|x - C(x)| / |x|`` of any tensor, > 0, of methods without a memory; None:
+            the class decides.
+        methods: only these, and fp32 and bf16; they need not be in the class. Empty: all of the class.
+        keep: pairs of a shell pattern and the method that tensors of such names get whatever else is chosen.
+        share: of the run's time that measuring and trying may take, 0 to 0.5; 0: it measures once, and never tries.
+        margin: by how much a challenger must be faster, 0 to 0.5.
+        seed: of the order of trials; None: that of the exchange.
+
+    Raises:
+        ConfigurationError: a knob out of range, a method that does not exist, ``quality`` and ``error`` together.
+
+    Example:
+        >>> Auto.read("auto:quality=fast,methods=(topk;qsgd:bits=4)").methods
+        ('topk', 'qsgd:bits=4')
+        >>> str(Auto(error=0.1))
+        'auto:error=0.1'
+    """
+
+    quality: Quality = "safe"
+    error: Positive | None = None
+    methods: tuple[str, ...] = ()
+    keep: tuple[tuple[str, str], ...] = ()
+    share: Annotated[float, Range(0.0, 0.5)] = 0.01
+    margin: Annotated[float, Range(0.0, 0.5)] = 0.02
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.error is not None and self.quality != "safe":
+            raise ConfigurationError("auto: error= takes the place of quality=; give one of them")
+        for name in ("methods", "keep"):
+            value = getattr(self, name)
+            if isinstance(value, str) or not isinstance(value, Sequence):
+                raise ConfigurationError(f"auto: {name}={value!r}; legal: a list, or in a string (a;b)")
+            object.__setattr__(self, name, tuple(tuple(one) if name == "keep" else one for one in value))
+        for pair in self.keep:
+            if len(pair) != 2 or not all(isinstance(part, str) for part in pair):
+                raise ConfigurationError(
+                    f"auto: keep has {pair!r}; legal: pairs of a pattern and a method, embed*=bf16"
+                )
+        for one in (*self.methods, *(text for _, text in self.keep)):
+            make_method(one)
+        check_knobs(self)
+
+    @classmethod
+    def read(cls, text: str) -> Auto:
+        """The inverse of ``str``.
+
+        Raises:
+            ConfigurationError: it does not parse.
+        """
+        name, _, rest = text.strip().partition(":")
+        if name != NAME:
+            raise ConfigurationError(f"{text!r} does not begin with {NAME}")
+        legal = [field.name for field in fields(cls)]
+        knobs: dict[str, Any] = {}
+        for part in split_commas(rest) if rest else []:
+            key, equals, value = (piece.strip() for piece in part.partition("="))
+            if not equals or not value:
+                raise ConfigurationError(
+                    f"{text!r}: expected knob=value after ':', got {part!r}; for example auto:quality=fast"
+                )
+            if key not in legal:
+                near = nearest(key, legal)
+                hint = f"; nearest: {one_of(near)}" if near else ""
+                raise ConfigurationError(f"auto has no knob {key!r}{hint}; legal: {', '.join(legal)}")
+            if key in knobs:
+                raise ConfigurationError(f"{text!r}: knob {key!r} is given twice")
+            knobs[key] = _read(key, value)
+        return cls(**knobs)
+
+    def __str__(self) -> str:
+        parts = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value == field.default:
+                continue
+            if field.name == "methods":
+                value = f"({';'.join(value)})"
+            elif field.name == "keep":
+                value = f"({';'.join(f'{pattern}={text}' for pattern, text in value)})"
+            parts.append(f"{field.name}={value}")
+        return f"{NAME}:{','.join(parts)}".rstrip(":")
+
+
+name_owner(Auto, "auto")
+
+
+def _read(key: str, value: str) -> Any:
+    if key in ("methods", "keep"):
+        if not (value.startswith("(") and value.endswith(")")):
+            raise ConfigurationError(f"auto: {key}={value}; legal: several in parentheses, {key}=(a;b)")
+        parts = [part.strip() for part in value[1:-1].split(";") if part.strip()]
+        if key == "methods":
+            return tuple(parts)
+        pairs = [part.partition("=") for part in parts]
+        return tuple((pattern.strip(), text.strip()) for pattern, _, text in pairs)
+    if key == "quality":
+        return value
+    if value.lower() == "none":
+        return None
+    try:
+        return int(value) if key == "seed" else float(value)
+    except ValueError as error:
+        raise ConfigurationError(f"auto: {key}={value}; legal: a number") from error
+
+
+def wanted(method: object) -> Auto | None:
+    """What a user says of ``auto``; None: it is a method or a policy.
+
+    Raises:
+        ConfigurationError: it begins as ``auto`` does, and does not parse.
+    """
+    if isinstance(method, Auto):
+        return method
+    if isinstance(method, str) and method.strip().partition(":")[0] == NAME:
+        return Auto.read(method)
+    return None

@@ -1,0 +1,135 @@
+"""What a training run is, as plain data: what the command line asks for and every worker reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from grace.errors import ConfigurationError, out_of_range, unknown
+from grace.predict.links import Link, link
+from grace.registry import method, resolve
+from grace.run.options import Granularity
+from grace_bench.extras import TOOLKITS, TORCH
+from grace_bench.runs.baselines import BASELINES, NO_COMMUNICATION
+
+MOST_WORKERS = 256
+SYNTHETIC = "synthetic"
+_GRANULARITIES = ("parameter", "bucket", "model")
+
+
+def baselines_of(toolkit: str) -> tuple[str, ...]:
+    """The baselines that a toolkit has. Other than torch, only the limit: there ``none`` is the uncompressed all-reduce."""
+    return BASELINES if toolkit == TORCH else (NO_COMMUNICATION,)
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """One training run.
+
+    Args:
+        task: a task's name or ``module:Class``.
+        method: the string that makes the method, or the name of a baseline.
+        workers: processes on this machine, 1 to 256.
+        steps, epochs: how long; at most one of them. By default the task decides.
+        seed: of the model, the data's order and the method.
+        granularity: what is compressed as one tensor: "parameter", "bucket" or "model".
+        lr: the peak learning rate, instead of the one that suits the task and the method.
+        evaluations: how many times the test set is evaluated, the start not counted, >= 1.
+        data: directory of the official files; "synthetic": random batches; None: the embedded data.
+        timeout: seconds that a collective may take, and a run without reporting anything.
+        batch: samples of one worker and step, instead of the task's own, >= 1.
+        link: the network between the workers: "none" (what is there), "100mbit", "1gbit", "10gbit", "25gbit", ...
+        latency: seconds that the link adds on the way from one worker to another.
+        machines: how many machines the workers are taken to be on, those of one following each other: they share its link, and
+            what stays among them does not pass it. None: every worker has a link of its own.
+        toolkit: what the model and its step are written in: "torch", "tensorflow" or "jax".
+        cores: threads of each worker; None: its share of the machine's cores.
+        round: which of several equal runs this is, >= 0: all methods run once, then all again, so that a machine that changes
+            its pace does so for all of them.
+    """
+
+    task: str
+    method: str
+    workers: int = 4
+    steps: int | None = None
+    epochs: float | None = None
+    seed: int = 0
+    granularity: Granularity = "parameter"
+    lr: float | None = None
+    evaluations: int = 15
+    data: str | None = None
+    timeout: float = 300.0
+    batch: int | None = None
+    link: str = "none"
+    latency: float = 0.0
+    cores: int | None = None
+    toolkit: str = TORCH
+    machines: int | None = None
+    round: int = 0
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.epochs is not None:
+            raise out_of_range("run", "epochs", self.epochs, "steps or epochs, not both")
+        for name, value, holds, legal in (
+            ("workers", self.workers, 1 <= self.workers <= MOST_WORKERS, f"1 to {MOST_WORKERS}"),
+            ("steps", self.steps, self.steps is None or self.steps >= 1, "steps >= 1"),
+            ("epochs", self.epochs, self.epochs is None or self.epochs > 0, "epochs > 0"),
+            ("granularity", self.granularity, self.granularity in _GRANULARITIES, str(_GRANULARITIES)[1:-1]),
+            ("lr", self.lr, self.lr is None or self.lr > 0, "lr > 0"),
+            ("timeout", self.timeout, 0 < self.timeout < math.inf, "seconds > 0"),
+            ("evaluations", self.evaluations, self.evaluations >= 1, "evaluations >= 1"),
+            ("seed", self.seed, self.seed >= 0, "seed >= 0"),
+            ("round", self.round, self.round >= 0, "round >= 0"),
+            ("batch", self.batch, self.batch is None or self.batch >= 1, "batch >= 1"),
+            ("machines", self.machines, self.machines is None or self._divides, f"a divisor of {self.workers} workers"),
+            ("threads", self.cores, self.cores is None or 1 <= self.cores <= 1024, "1 to 1024"),
+        ):
+            if not holds:
+                raise out_of_range("run", name, value, legal)
+        object.__setattr__(self, "method", resolve(self.method))
+        if self.toolkit not in TOOLKITS:
+            raise unknown("toolkit", self.toolkit, TOOLKITS)
+        if self.kind == "baseline" and self.method not in baselines_of(self.toolkit):
+            raise ConfigurationError(
+                f"baseline {self.method!r} is torch's own: toolkit {self.toolkit} does not have it"
+            )
+        if self.toolkit == "jax" and self.granularity != "parameter":
+            raise out_of_range("run", "granularity", self.granularity, "'parameter' with toolkit jax")
+        _ = self.network  # an error now, before any process starts; the same holds for
+        if self.kind == "method":
+            method(self.method)  # the method
+
+    @property
+    def kind(self) -> Literal["method", "baseline"]:
+        """What ``method`` names."""
+        return "baseline" if self.method in BASELINES else "method"
+
+    @property
+    def network(self) -> Link:
+        """The link between the workers."""
+        found = link(self.link, self.latency)
+        if self.machines is None:
+            return found
+        if not found.shaped:
+            raise ConfigurationError(
+                f"machines={self.machines} share a link each: add --link 1gbit, or leave --machines out"
+            )
+        return dataclasses.replace(found, name=f"{found.name}, {self.machines} machines")
+
+    @property
+    def _divides(self) -> bool:
+        return self.machines is not None and self.machines >= 1 and self.workers % self.machines == 0
+
+    @property
+    def threads(self) -> int:
+        """Threads of each worker: the cores are shared."""
+        if self.cores is not None:
+            return self.cores
+        return max(1, (os.cpu_count() or 1) // self.workers)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return dataclasses.asdict(self)

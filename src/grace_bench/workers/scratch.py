@@ -1,0 +1,61 @@
+"""The folder through which a command and its workers talk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from grace_bench.files import write_atomically
+
+
+class Scratch:
+    """The folder through which a command, torchrun and its workers talk.
+
+    Attributes:
+        job: what is to be run. lifeline: a named pipe that the command holds open for as long as it lives.
+        log, logs: what torchrun and its workers write. killed: the rank that a signal ended, and the signal's name.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.job, self.killed = folder / "job.json", folder / "killed"
+        self.lifeline, self.log, self.logs = folder / "lifeline", folder / "launcher.log", folder / "logs"
+        self._progress = folder / "progress"
+
+    def outcome(self, run: int) -> Path:
+        """Where the document of a run is once it has ended."""
+        return self.folder / f"outcome.{run}.json"
+
+    def report(self, run: int, done: int, steps: int) -> None:
+        """Notes how many steps of this run are done."""
+        write_atomically(self._progress, f"{run} {done} {steps}")
+
+    def read_progress(self) -> tuple[int, int, int] | None:
+        """The run, its steps done, and its steps in all; None before the first."""
+        with contextlib.suppress(FileNotFoundError):
+            run, done, steps = self._progress.read_text().split()
+            return int(run), int(done), int(steps)
+        return None
+
+    def read_tail(self, lines: int = 30) -> str:
+        """The last lines that the workers, or else torchrun, wrote."""
+        texts = [path.read_text(errors="replace").rstrip() for path in sorted(self.logs.rglob("stderr.log"))]
+        text = "\n".join(text for text in texts if text)
+        if not text and self.log.exists():
+            text = self.log.read_text(errors="replace").rstrip()
+        return "\n".join(text.splitlines()[-lines:])
+
+    def watch(self, leave: Callable[[], None]) -> None:
+        """Calls ``leave`` from a thread once nobody holds the lifeline any more: the command has ended, in whatever way."""
+
+        def wait() -> None:
+            with contextlib.suppress(OSError):  # the folder may be gone too
+                line = os.open(self.lifeline, os.O_RDONLY | os.O_NONBLOCK)  # blocking, it would wait for a writer
+                os.set_blocking(line, True)
+                os.read(line, 1)
+            leave()
+
+        threading.Thread(target=wait, name="lifeline", daemon=True).start()

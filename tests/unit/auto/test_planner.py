@@ -1,0 +1,144 @@
+"""Plans against known answers and against all combinations, over links that are only modelled."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from grace.auto.planner import GAIN, Part, Plan, Problem, better_baseline, find_lane, make_plan, shortlist
+from grace.predict.timeline import Phase, hops, wire_bytes
+
+NS = 1e-9
+# bits of a number on the wire; seconds of encoding and of decoding one wire's number, of a call; kind
+OPTIONS = {
+    "none": ("AllReduce", 32.0, 0.0, 0.0, 0.0),
+    "bf16": ("AllReduce", 16.0, 0.25 * NS, 0.2 * NS, 50e-6),
+    "qsgd:bits=4": ("AllGather", 4.13, 0.31 * NS, 0.04 * NS, 60e-6),
+    "efsignsgd": ("AllGather", 1.01, 0.32 * NS, 0.04 * NS, 60e-6),
+    "topk": ("AllGather", 0.41, 0.31 * NS, 0.05 * NS, 60e-6),
+}
+SIZES = (6_750_000, 6_750_000, 1_200_000, 260_000)
+Option = tuple[str, float, float, float, float]
+
+
+def phases(option: Option, numbers: int, gbit: float, world: int = 4, alpha: float = 60e-6) -> list[Phase]:
+    kind, bits, encode, decode, call = option
+    size = bits * numbers / 8
+    moved = wire_bytes(kind, size, world)
+    line = 8 * 1514 / 1448 / gbit / 1e9
+    cpu = 0.3 * NS if gbit < 1e5 else 0.0
+    wires = world if kind == "AllGather" else 1
+    move = (cpu * moved, hops(kind, world) * alpha + moved * max(line, cpu))
+    return [(call + encode * numbers,) * 2, move, (call + decode * numbers * wires,) * 2]
+
+
+def problem(
+    gbit: float, sizes: Sequence[int] = SIZES, options: dict[str, Option] | None = None, **more: float
+) -> Problem:
+    options = options or OPTIONS
+    ready = [0.45 + 0.47 * k / max(1, len(sizes) - 1) for k in range(len(sizes))]
+    given = {"compute": 0.16, "threads": 1.0, "cores": 1.0, **more}
+    return Problem(
+        **given, ready=ready, numbers=sizes, methods=list(options),
+        phases=lambda i, j, method: phases(options[method], sum(sizes[i:j]), gbit),
+    )  # fmt: skip
+
+
+def best_of_all(one: Problem) -> float:
+    """The best of all combinations of methods and of all ways to fuse."""
+    count, best = len(one.ready), float("inf")
+    for cuts in itertools.product((0, 1), repeat=count - 1):
+        edges = [0, *(k + 1 for k, cut in enumerate(cuts) if cut), count]
+        spans = list(itertools.pairwise(edges))
+        for methods in itertools.product(one.methods, repeat=len(spans)):
+            plan = one.plan([Part(i, j, method) for (i, j), method in zip(spans, methods, strict=True)])
+            assert plan is not None
+            best = min(best, plan.seconds)
+    return best
+
+
+@pytest.mark.parametrize("gbit", [0.1, 1.0, 10.0, 100.0, 1e6])
+def test_known_answers(gbit: float) -> None:
+    one = problem(gbit)
+    plan, best = make_plan(one), best_of_all(one)
+    base = better_baseline(one, ("none", "bf16"))
+    assert plan.seconds <= base.seconds
+    assert plan.seconds <= 1.02 * best
+    if gbit == 1e6:
+        assert set(plan.methods) == {"none"}
+        assert shortlist(one, ("none", "bf16"), most=1)[0].methods[0] not in ("none", "bf16"), (
+            "fp32 itself is no challenger"
+        )
+    if gbit == 0.1:
+        assert set(plan.methods) <= {"topk", "efsignsgd"}
+
+
+def test_never_slower_than_the_baselines_and_near_the_best() -> None:
+    rng = random.Random(1)
+    gaps = []
+    for _ in range(60):
+        sizes = [int(10 ** rng.uniform(3, 7.3)) for _ in range(rng.randint(1, 4))]
+        options = {name: OPTIONS[name] for name in ("none", "bf16")} | {
+            f"m{k}": (
+                rng.choice(("AllGather", "AllReduce")), 10 ** rng.uniform(-1.3, 1.1), 10 ** rng.uniform(-11, -8.3),
+                10 ** rng.uniform(-11, -9), 10 ** rng.uniform(-5, -3.3),
+            )
+            for k in range(2)
+        }  # fmt: skip
+        one = problem(
+            10 ** rng.uniform(-1, 2.5),
+            sizes,
+            options,
+            compute=rng.uniform(0.01, 0.5),
+            cores=rng.choice((0.5, 1.0, 2.0)),
+        )
+        plan = make_plan(one)
+        assert plan.seconds <= better_baseline(one, ("none", "bf16")).seconds
+        gaps.append(plan.seconds / best_of_all(one) - 1)
+    assert max(gaps) < 0.05
+    assert sum(gap < 0.005 for gap in gaps) >= 54
+
+
+def test_fusing_by_hand() -> None:
+    """Ready at 10, 14, 20; sizes 1, 1, 2; one method costs 4 + size, the other 1 + 3 size: 14, 18, 26, and nothing fused."""
+    costs = {"a": lambda size: 4 + size, "b": lambda size: 1 + 3 * size}
+    sizes = (1, 1, 2)
+    one = Problem(
+        20.0, 1.0, 2.0, [0.5, 0.7, 1.0], sizes, ["a", "b"],
+        lambda i, j, method: [(0.0, float(costs[method](sum(sizes[i:j]))))],
+    )  # fmt: skip
+    plan = one.plan(find_lane(one))
+    assert plan == Plan((Part(0, 1, "b"), Part(1, 2, "b"), Part(2, 3, "a")), 26.0)
+    assert make_plan(one).seconds == 26.0
+    assert str(plan) == "b for 2 of 3 buckets, a for 1 of 3 buckets"
+
+
+def test_small_buckets_travel_together_where_messages_are_slow() -> None:
+    sizes = (1000, 1000, 1000, 1000)
+    one = Problem(
+        0.01, 1.0, 2.0, [0.97, 0.98, 0.99, 1.0], sizes, ["none"],
+        lambda i, j, method: [(0.0, 0.05 + 1e-9 * sum(sizes[i:j]))],
+    )  # fmt: skip
+    plan = make_plan(one)
+    assert len(plan.parts) == 1
+    assert "4 buckets travel with a neighbour" in str(plan)
+    assert not plan.uniform
+
+
+def test_what_a_method_cannot_do_is_left_alone() -> None:
+    one = problem(0.1)
+    allowed = one.phases
+    one.phases = lambda i, j, method: None if method == "topk" and j > 2 else allowed(i, j, method)
+    plan = make_plan(one)
+    assert "topk" not in plan.methods[2:]
+    assert plan.seconds < better_baseline(one, ("none", "bf16")).seconds
+
+
+def test_what_is_tried_is_another_family_too() -> None:
+    found = shortlist(problem(0.1), ("none", "bf16"))
+    assert len(found) == 2
+    assert not set(found[0].methods) & set(found[1].methods)
+    assert found[0].seconds < (1 - GAIN) * better_baseline(problem(0.1), ("none", "bf16")).seconds

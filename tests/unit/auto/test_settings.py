@@ -1,0 +1,63 @@
+"""What a user may say of ``auto``."""
+
+from __future__ import annotations
+
+import pytest
+
+from grace.auto.settings import Auto, wanted
+from grace.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ("auto", Auto()),
+        ("auto:quality=fast", Auto(quality="fast")),
+        ("auto:error=0.1", Auto(error=0.1)),
+        ("auto:error=none", Auto()),
+        (
+            "auto:methods=(topk;qsgd:bits=4,communicator=scatterreduce)",
+            Auto(methods=("topk", "qsgd:bits=4,communicator=scatterreduce")),
+        ),
+        ("auto:keep=(embed*=bf16;*.norm*=none)", Auto(keep=(("embed*", "bf16"), ("*.norm*", "none")))),
+        ("auto:share=0,margin=0.1,seed=3", Auto(share=0.0, margin=0.1, seed=3)),
+    ],
+)
+def test_strings(text: str, made: Auto) -> None:
+    assert wanted(text) == made
+    assert Auto.read(str(made)) == made
+    assert wanted(made) is made
+
+
+def test_other_methods_are_not_meant() -> None:
+    assert wanted("topk") is None
+    assert wanted("automatic") is None
+    assert wanted(3) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("auto:quality=best", "quality='best' is out of range; legal: 'exact', 'safe', 'fast'"),
+        ("auto:quality=fast,error=0.1", "error= takes the place of quality="),
+        ("auto:error=-1", "error"),
+        ("auto:share=0.9", "share"),
+        ("auto:margin=x", "margin=x; legal: a number"),
+        ("auto:qualty=fast", "no knob 'qualty'; nearest: 'quality'"),
+        ("auto:share=0.1,share=0.2", "given twice"),
+        ("auto:quality", "expected knob=value"),
+        ("auto:methods=topk", r"legal: several in parentheses, methods=\(a;b\)"),
+        ("auto:methods=(topc)", "unknown method 'topc'"),
+        ("auto:keep=(embed*)", "keep has|a method is a name|unknown"),
+    ],
+)
+def test_what_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        wanted(text)
+
+
+def test_lists_are_lists() -> None:
+    with pytest.raises(ConfigurationError, match="methods='topk'; legal: a list"):
+        Auto(methods="topk")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="legal: pairs of a pattern and a method"):
+        Auto(keep=(("embed*",),))  # type: ignore[arg-type]
