@@ -29,7 +29,7 @@ from grace.run.replicas import Replicas, repair_
 from grace.run.saved import WorkerState, check_form
 from grace.run.stats import Stats
 from grace.run.streams import CudaStreams, StreamOrder
-from grace.run.worker import Worker, check_tensor
+from grace.run.worker import Worker, check_tensor, refuse_devices
 from grace.transports.agreement import agree, compare_loads
 from grace.transports.base import Transport, describe, find_axes
 from grace.transports.checked import Checked
@@ -95,7 +95,10 @@ class Session:
             raise ConfigurationError("there is nothing to exchange: no parameter requires a gradient")
         for name, x in like.items():
             check_tensor(name, x)
+        refuse_devices(like)
         self.like = {name: x.detach() for name, x in like.items()}
+        device = next(iter(self.like.values())).device
+        self._device = None if device.type == "meta" else device
         self._kinds = {name: (x.shape, x.dtype) for name, x in self.like.items()}
         self._dense_bytes = sum(x.numel() * x.element_size() for x in self.like.values())
         self.options, self._knobs = options, {**asdict(options), **(knobs or {})}
@@ -104,7 +107,6 @@ class Session:
         self._sort_into(groups)
         self._turn = threading.RLock()
         self.error: BaseException | None = None
-        device = next(iter(like.values())).device
         self._order = StreamOrder(CudaStreams(device)) if device.type == "cuda" else None
         self._tracer = Tracer(transport.rank, transport.world)
         self.stats = Stats(transport.world)
@@ -199,7 +201,7 @@ class Session:
         """Refuses a tensor that is not like the one that was agreed on.
 
         Raises:
-            InputError: an unknown name, another shape or dtype, a sparse tensor.
+            InputError: an unknown name, another shape or dtype, a sparse tensor, a tensor on another device.
         """
         kind = self._kinds.get(name)
         if kind is None:
@@ -208,6 +210,11 @@ class Session:
             check_tensor(name, x)
             raise InputError(
                 f"{name!r} is {x.dtype} {tuple(x.shape)}, and was {kind[1]} {tuple(kind[0])} when it began"
+            )
+        if self._device is not None and x.device != self._device:
+            raise InputError(
+                f"{name!r} is on {x.device}, and what is exchanged with it on {self._device}: move it there, or let each "
+                "device have a handle of its own"
             )
 
     def exchange_groups(

@@ -46,6 +46,24 @@ def check_tensor(name: str, x: Tensor) -> None:
         raise InputError(f"{name!r} is {str(x.dtype).removeprefix('torch.')}; legal: {legal}{hint}")
 
 
+def refuse_devices(tensors: Mapping[str, Tensor]) -> None:
+    """Refuses tensors on several devices: they are sent together. Tensors without numbers (meta) stand for any.
+
+    Raises:
+        InputError: names two of them.
+    """
+    places: dict[torch.device, str] = {}
+    for name, x in tensors.items():
+        if x.device.type != "meta":
+            places.setdefault(x.device, name)
+    if len(places) > 1:
+        (a, first), (b, second), *_ = places.items()
+        raise InputError(
+            f"{first!r} is on {a} and {second!r} on {b}; a model is exchanged from one device: move it to one "
+            f"(model.to({str(a)!r})), or let a process have each device"
+        )
+
+
 class Worker:
     """The exchanges of one worker, step by step. All ranks must call it in the same order.
 
