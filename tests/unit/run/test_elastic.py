@@ -53,7 +53,7 @@ def in_threads(world: int, job: Any) -> list[Any]:
 
 
 class Dying:
-    """A member of a network that dies before collective ``at``; or, if it is ``deaf``, fails where others have their answers."""
+    """A member of a network that dies before collective ``at``; or, if ``deaf``, fails where others have their answers."""
 
     def __init__(self, member: Any, hub: Threads, at: int, deaf: bool):
         self.member, self.hub, self.left, self.deaf = member, hub, at, deaf
