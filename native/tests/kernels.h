@@ -403,6 +403,21 @@ inline void run_rotated(Trial& t) {
     if (t.kind == EXTREME) t.forget();  // sums may overflow
 }
 
+inline void run_floats(Trial& t) {
+    if (t.n == 0) return;
+    const Key key(t.dice);
+    const int64_t block = some_block(t.dice);
+    const int m = t.dice.of({2, 3});
+    const Encoding e(t, block, 4 * blocks(t.n, block) + t.n);
+    const int64_t all = encode_floats[t.target](e.x, e.memory, e.rest, e.rows, t.n, block, e.wire, e.width, m, t.dice.coin(), key.k0,
+                                                key.k1, key.step, t.threads);
+    t.returned(all);
+    if (!all) return t.forget();
+    float* out = t.written(t.numbers(t.n), t.n);
+    t.returned(sum_floats[t.target](e.wires.data(), e.W, out, t.n, block, m, 0.5f, t.dice.coin(), t.threads));
+    if (t.kind == EXTREME) t.forget();  // sums may overflow
+}
+
 struct Case {
     const char* kernels;  // their names, with spaces around each
     void (*run)(Trial&);
@@ -431,5 +446,6 @@ constexpr Case CASES[] = {
     {" codebook codebook_sum ", run_codebook},
     {" rotate ", run_rotate},
     {" encode_rotated sum_rotated ", run_rotated},
+    {" encode_floats sum_floats ", run_floats},
     {" encode_indices decode_indices ", run_indices},
 };

@@ -68,6 +68,26 @@ def survey_run(
         )
 
 
+def survey_merge(
+    parts: Annotated[list[Path], typer.Argument(metavar="PART...", exists=True, help="Archives, or folders of runs.")],
+    out: Annotated[Path, typer.Option("--out", help="The archive that is written, a Parquet file.")],
+    as_json: Json = False,
+) -> None:
+    """Merge archives, or the runs of shards, into one archive, each run once.
+
+    If two parts say different things of one run, or do not fit together, nothing is written.
+
+    Example: [bold]grace survey merge shard-1 shard-2 archive.parquet --out all.parquet[/]
+    """
+    from grace_bench.survey.archive import join
+
+    total = join(parts, out)
+    if as_json:
+        write_json({"archive": str(out), "rows": total})
+    else:
+        typer.echo(f"{out}: {total} runs of {len(parts)} parts")
+
+
 def survey_steps(
     archive: Annotated[Path, typer.Argument(metavar="ARCHIVE", exists=True, dir_okay=False, help="The archive.")],
     out: Annotated[Path, typer.Option("--out", help="The table, a JSON file; an older one is replaced.")],
@@ -130,8 +150,8 @@ def survey_add(
 ) -> None:
     """Check runs and append them to an archive, each once: those of a shard, or of anyone.
 
-    Checked are the schema, its version, the data's digest against the other runs of a task, and whether the bytes are
-    plausible. If anything is wrong nothing is written.
+    Checked are the schema, its version, the versions of the packages, the digest of the data, the size of the model, and
+    whether the bytes are those that the method sends. If anything is wrong nothing is written.
 
     Example: [bold]grace survey add survey --archive archive.parquet[/]
     """
