@@ -11,7 +11,7 @@ from torch import Tensor
 from grace.contract.method import Method
 from grace.contract.wrapping import layers
 from grace.memories import Memory
-from grace.verify.outcome import Outcome, Profile, no_promise
+from grace.verify.outcome import Held, Profile, no_promise
 from grace.verify.running import average, run, tolerance
 from grace.verify.subject import Subject
 from grace.verify.trials import choose_worlds, list_numbers, make_sets
@@ -41,10 +41,10 @@ def nothing_lost(method: Method[Any], steps: Sequence[Sequence[Tensor]]) -> None
     assert error <= legal, f"nothing lost: means and memories are off the gradients by {error:.3g}, legal {legal:.3g}"
 
 
-def check(one: Subject, profile: Profile) -> Outcome:
+def check(one: Subject, profile: Profile) -> Held:
     """What the report says about it."""
     if one.remembered is None:
         return no_promise("it refuses a memory")
     for xs in make_sets(one, profile):
         nothing_lost(one.remembered, [[x * (1 - 0.5 * t) for x in xs] for t in range(4)])
-    return Outcome(f"to a rounding, 4 steps, {list_numbers(choose_worlds(one, profile))} workers")
+    return Held(f"to a rounding, 4 steps, {list_numbers(choose_worlds(one, profile))} workers")
