@@ -95,7 +95,9 @@ def test_a_native_kernel_is_named_where_the_table_says() -> None:
     for name in names:
         files = _files_that_name(name)
         sources = [path for path in files if path.startswith("native/kernels/")]
-        assert files >= NATIVE and sources and any(path.endswith("native.py") for path in files), name
+        assert files >= NATIVE, name
+        assert sources, name
+        assert any(path.endswith("native.py") for path in files), name
         counts.append(len(files - {FUZZED}))
     assert min(counts) == said
     assert sum(count == said for count in counts) > 0.9 * len(counts), "some have names that are words of their own"
