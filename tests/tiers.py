@@ -33,6 +33,7 @@ CAUGHT = {
     "another training": "tests/unit/grace_bench/toolkits/test_toolkits.py::test_a_toolkit_with_a_defect_is_caught",
     "another model": "tests/unit/grace_bench/toolkits/test_toolkits.py::test_a_toolkit_with_a_defect_is_caught",
     "asks at some size": "tests/laws/test_unasked.py::test_mutants_are_caught",
+    "a checkpoint of sums": "tests/distributed/test_sharded.py::test_a_checkpoint_with_a_defect_is_caught",
     "a killed rank that nobody hears of": "tests/distributed/test_sharded.py::test_when_a_worker_is_killed_no_other_hangs",
 }
 # Groups that take longest begin first, so that none is left to one process at the end; by the beginning of their names.
