@@ -29,7 +29,7 @@ RECORD ?= build/seconds.tsv
 SINCE  ?= HEAD
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test night fuzz native-test bench-codecs lint docs site goldens figures wheels pair clean
+.PHONY: help setup demo quick test night fuzz gpu-test native-test bench-codecs lint docs site goldens figures wheels pair clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ night: lint ## every test there is, long ones included, and what each took, in b
 
 native-test: setup ## the native kernels under sanitizers, and a short fuzzing of their decoders
 	PATH="$(CURDIR)/$(BIN):$$PATH" native/tests/run.sh
+
+gpu-test: setup ## what needs a CUDA device; skipped, with the reason, where there is none
+	$(BIN)/python -m pytest -p no:xdist -rs tests/gpu
 
 bench-codecs: setup ## what codecs take, beside goals, reference kernels and plain torch; in timings/ (six minutes, idle machine)
 	$(BIN)/python -m benchmarks.codecs --out timings

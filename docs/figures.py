@@ -1,4 +1,5 @@
-"""Draws what is drawn of the tables of docs/concepts/results.md: README's picture, light and dark, and a step of each model.
+"""Draws what is drawn of the tables of docs/concepts/results.md: README's picture, light and dark, and a step of each model;
+and of the survey's archive: quality on an LSTM against epochs and bytes.
 
 Run by ``make figures``.
 """
@@ -6,16 +7,25 @@ Run by ``make figures``.
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import grace
+from grace_bench.report.archive import archive_document
 from grace_bench.report.charts import MILLISECONDS, end_labels, reference_lines
-from grace_bench.report.files import sheet
+from grace_bench.report.files import draw_report, sheet
 from grace_bench.report.marks import figure, layer, number
 from grace_bench.report.render import save
 from grace_bench.report.theme import LIMIT, TONES, config, sign
+from grace_bench.survey.archive import read_archive
+from grace_bench.survey.row import Row
 
+SURVEYED = (
+    "none", "bf16", "topk", "randomk", "blockrandomk", "dgc", "signsgd", "efsignsgd", "onebit", "terngrad", "qsgd:bits=4",
+    "natural", "powersgd",
+)  # fmt: skip
 DOCS = Path(__file__).resolve().parent
 LINES = {"no-communication": "no communication", "ddp-fp32": "fp32", "ddp-bf16": "bf16"}
 LINK, MODEL = "1 Gbit/s", "VGG16"
@@ -81,8 +91,28 @@ def step_bars() -> dict[str, Any]:
     return figure([bar, *reference_lines(x), spread, *end_labels(x, y)], says, {"step": 24})
 
 
+def survey_rows() -> list[Row]:
+    """The runs of the archive that are drawn: of those methods that the page has in its table of qualities."""
+    names = {grace.spell(grace.method(name)) for name in SURVEYED}
+    rows = read_archive(DOCS / "survey" / "archive.parquet")
+    return [row for row in rows if (row.protocol, row.task) == ("quarter", "lstm_small") and row.method in names]
+
+
+def draw_survey(out: Path) -> list[Path]:
+    """Draws quality against epochs and bytes, and the last quality against bytes, as ``quality-`` and ``bytes-lstm-small``."""
+    with tempfile.TemporaryDirectory() as folder:
+        drawn = draw_report(archive_document(survey_rows(), "archive.parquet"), Path(folder))
+        written = []
+        for path in (path for path in drawn if path.suffix == ".svg"):
+            name = "quality" if "quality-epoch" in path.name else "bytes"
+            written.append(out / f"{name}-lstm-small.svg")
+            written[-1].write_bytes(path.read_bytes())
+    return written
+
+
 def main() -> None:
-    """Writes docs/images/readme-*.svg and docs/images/step-time-*.svg."""
+    """Writes docs/images/readme-*.svg, step-time-*.svg and *-lstm-small.svg."""
+    draw_survey(DOCS / "images")
     page = (DOCS / "concepts" / "results.md").read_text(encoding="utf-8")
     images = DOCS / "images"
     drawn = draw({"": rows(page)}, images, "readme", f"A step of {MODEL} over {LINK}, by method")

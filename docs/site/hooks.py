@@ -51,6 +51,8 @@ GROUPS = {  # of what `import grace` offers; what is in none of them is under "E
         "Errors", ["GraceError", "GraceWarning", "OptimizerWarning", "UncompressedWarning", "DivergenceWarning"],
     ),
 }  # fmt: skip
+ARCHIVE = "survey/report.html"  # made of the archive, when the site is built
+ARCHIVE_LINK = f"\n\n[All runs of the archive on one interactive page](../{ARCHIVE}).\n\n## "
 LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:)([^)\s#]*)(#[^)\s]*)?(?=\))")
 PICTURE = re.compile(r"""((?:src|srcset)=["'])docs/""")  # of README, in HTML: light and dark
 FENCE = re.compile(r"(^ *```.*?^ *```$)", flags=re.MULTILINE | re.DOTALL)
@@ -82,6 +84,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for uri, (title, text) in api_pages().items():
         _add(files, config, uri, f"# {title}\n\n{text}")
     _add(files, config, "reference/commands.md", commands())
+    files.append(File.generated(config, ARCHIVE, content=archive_page()))
     for path in sorted({target for page in sources(files) for target in outside(page)}):
         _add(files, config, as_page(path), _listing(path), listed=False)
     return files
@@ -90,7 +93,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Links between files of the repository become links between pages."""
     path = source(page.file.src_uri)
-    return markdown if path is None else translate(markdown, path, page.file.src_uri)
+    text = markdown if path is None else translate(markdown, path, page.file.src_uri)
+    return text.replace("\n\n## ", ARCHIVE_LINK, 1) if page.file.src_uri == "concepts/survey-findings.md" else text
 
 
 # ---- links ----------------------------------------------------------------------------------------------------------
@@ -171,6 +175,19 @@ def _add(files: Files, config: MkDocsConfig, uri: str, text: str, *, listed: boo
 
 
 # ---- pages that are made --------------------------------------------------------------------------------------------
+@functools.cache
+def archive_page() -> str:
+    """The interactive page of the survey's archive."""
+    from grace_bench.report.archive import archive_document
+    from grace_bench.report.write import page
+    from grace_bench.survey.archive import read_archive
+    from grace_bench.survey.steps import read_steps
+
+    folder = DOCS / "survey"
+    rows = read_archive(folder / "archive.parquet")
+    return page(archive_document(rows, "archive.parquet", read_steps(folder / "steps.json")))
+
+
 @functools.cache
 def api_pages() -> dict[str, tuple[str, str]]:
     """Title and text of each page of the API, by its place."""

@@ -85,7 +85,7 @@ void encode_quantized(Feed& feed, Dice& dice, Input& to) {
 }
 
 // ---- the other block codecs: heads for each block, then codes
-enum Family { ONE_BIT, VOTES, NATURAL, CODEBOOK };
+enum Family { ONE_BIT, VOTES, NATURAL, CODEBOOK, FLOATS };
 template <Family family>
 struct Blocked {
     int64_t n, block, W, width;
@@ -121,6 +121,8 @@ Decoded decode_blocked(Feed& feed, int target) {
         code = trit_votes_sum[target](wires.data(), b.W, out, b.n, 0.5f, 0, b.kind & 1, 1);
     } else if (family == NATURAL) {
         code = natural_sum[target](wires.data(), b.W, out, b.n, b.block, b.kind, 0.5f, 0, 1);
+    } else if (family == FLOATS) {
+        code = sum_floats[target](wires.data(), b.W, out, b.n, b.block, 2 + (b.kind & 1), 0.25f, 0, 1);
     } else {
         code = codebook_sum[target](wires.data(), b.W, out, b.n, b.block, book.entries, 0.5f, 0, 1);
     }
@@ -139,10 +141,42 @@ void encode_blocked(Feed& feed, Dice& dice, Input& to) {
             trit_votes[0](x, nullptr, nullptr, 1, b.n, wire, b.width, 1);
         } else if (family == NATURAL) {
             natural[0](x, nullptr, nullptr, 1, b.n, b.block, wire, b.width, b.kind, 1, 2, 3, 1);
+        } else if (family == FLOATS) {
+            encode_floats[0](x, nullptr, nullptr, 1, b.n, b.block, wire, b.width, 2 + (b.kind & 1), 0, 1, 2, 3, 1);
         } else {
             codebook[0](x, nullptr, nullptr, 1, b.n, b.block, wire, b.width, book.entries, book.middle, book.floor, 1);
         }
         append(to, wire, b.width);
+    }
+}
+
+// ---- codes of rotated blocks
+struct Rotated {
+    int64_t n, block, W;
+    int bits;
+    std::vector<float> book;
+    int64_t width;
+    explicit Rotated(Feed& feed)
+        : n(1 + feed.upto(5000)), block(2ll << feed.byte() % 16), W(1 + feed.upto(2)), bits(1 + feed.byte() % 4), book(centroids(bits)),
+          width(rotated_width(n, block, bits)) {}
+};
+Decoded decode_rotated(Feed& feed, int target) {
+    const Rotated r(feed);
+    std::vector<const uint8_t*> wires;
+    for (int64_t w = 0; w < r.W; w++) wires.push_back(feed.bytes(r.width));
+    float* out = feed.array<float>(r.n);
+    const int64_t code = sum_rotated[target](wires.data(), r.W, out, r.n, r.block, r.book.data(), r.bits, 0.5f, 0, 1, 2, 3, 1);
+    for (int64_t i = 0; i < r.n; i++) out[i] = out[i] == out[i] ? out[i] : 0;  // sums may overflow
+    return {code, out, 4 * r.n};
+}
+void encode_rotated_blocks(Feed& feed, Dice& dice, Input& to) {
+    const Rotated r(feed);
+    for (int64_t w = 0; w < r.W; w++) {
+        float* x = feed.array<float>(r.n);
+        for (int64_t i = 0; i < r.n; i++) x[i] = number(USUAL, dice);
+        uint8_t* wire = feed.array<uint8_t>(r.width);
+        encode_rotated[0](x, nullptr, nullptr, 1, r.n, r.block, wire, r.width, r.book.data(), r.bits, 0, 1, 2, 3, 1);
+        append(to, wire, r.width);
     }
 }
 
@@ -223,6 +257,8 @@ constexpr Decoder DECODERS[] = {
     {"trit_votes_sum", 8, decode_blocked<VOTES>, encode_blocked<VOTES>},
     {"natural_sum", 8, decode_blocked<NATURAL>, encode_blocked<NATURAL>},
     {"codebook_sum", 8, decode_blocked<CODEBOOK>, encode_blocked<CODEBOOK>},
+    {"sum_floats", 8, decode_blocked<FLOATS>, encode_blocked<FLOATS>},
+    {"sum_rotated", 6, decode_rotated, encode_rotated_blocks},
     {"add_subset", 6, decode_random_k, encode_nothing},
     {"decode_indices", 7, decode_list, encode_list},
     {"sparse_sum", 7, decode_sparse, encode_sparse},

@@ -368,6 +368,56 @@ inline void run_codebook(Trial& t) {
     if (t.kind == EXTREME) t.forget();  // sums may overflow
 }
 
+// The centroids of so many bits, ascending.
+inline std::vector<float> centroids(int bits) {
+    std::vector<float> book;
+    for (int i = 0; i < 1 << bits; i++) book.push_back(0.3f * static_cast<float>(2 * i + 1 - (1 << bits)));
+    return book;
+}
+inline int64_t rotated_width(int64_t n, int64_t block, int bits) { return 4 * blocks(n, block) + (n * bits + 7) / 8; }
+
+inline void run_rotate(Trial& t) {
+    if (t.n == 0) return;
+    const Key key(t.dice);
+    const int64_t rows = 1 + t.dice.below(3), block = 2ll << t.dice.below(16);
+    const float* x = t.numbers(rows * t.n);
+    const int way = static_cast<int>(t.dice.below(3));
+    rotate[t.target](x, t.room<float>(rows * t.n), rows, t.n, block, way, key.k0, key.k1, key.step, t.threads);
+    if (t.kind == NOT_FINITE) t.forget();  // which NaN comes of two is not the same everywhere
+}
+
+inline void run_rotated(Trial& t) {
+    if (t.n == 0) return;
+    const Key key(t.dice);
+    const int bits = 1 + static_cast<int>(t.dice.below(4));
+    const std::vector<float> book = centroids(bits);
+    const int64_t block = 2ll << t.dice.below(16);
+    const Encoding e(t, block, rotated_width(t.n, block, bits));
+    const int64_t all = encode_rotated[t.target](e.x, e.memory, e.rest, e.rows, t.n, block, e.wire, e.width, book.data(), bits,
+                                                 t.dice.coin(), key.k0, key.k1, key.step, t.threads);
+    t.returned(all);
+    if (!all) return t.forget();
+    float* out = t.written(t.numbers(t.n), t.n);
+    t.returned(sum_rotated[t.target](e.wires.data(), e.W, out, t.n, block, book.data(), bits, 0.5f, t.dice.coin(), key.k0, key.k1,
+                                     key.step, t.threads));
+    if (t.kind == EXTREME) t.forget();  // sums may overflow
+}
+
+inline void run_floats(Trial& t) {
+    if (t.n == 0) return;
+    const Key key(t.dice);
+    const int64_t block = some_block(t.dice);
+    const int m = t.dice.of({2, 3});
+    const Encoding e(t, block, 4 * blocks(t.n, block) + t.n);
+    const int64_t all = encode_floats[t.target](e.x, e.memory, e.rest, e.rows, t.n, block, e.wire, e.width, m, t.dice.coin(), key.k0,
+                                                key.k1, key.step, t.threads);
+    t.returned(all);
+    if (!all) return t.forget();
+    float* out = t.written(t.numbers(t.n), t.n);
+    t.returned(sum_floats[t.target](e.wires.data(), e.W, out, t.n, block, m, 0.5f, t.dice.coin(), t.threads));
+    if (t.kind == EXTREME) t.forget();  // sums may overflow
+}
+
 struct Case {
     const char* kernels;  // their names, with spaces around each
     void (*run)(Trial&);
@@ -394,5 +444,8 @@ constexpr Case CASES[] = {
     {" block_statistics ", run_block_statistics},
     {" natural natural_sum ", run_natural},
     {" codebook codebook_sum ", run_codebook},
+    {" rotate ", run_rotate},
+    {" encode_rotated sum_rotated ", run_rotated},
+    {" encode_floats sum_floats ", run_floats},
     {" encode_indices decode_indices ", run_indices},
 };

@@ -14,6 +14,7 @@ from grace.adapters.handle import Handle
 from grace.adapters.local_steps import LocalSteps, local
 from grace.adapters.momentum import momentum_in_memory
 from grace.adapters.torch_optimizer import DistributedOptimizer
+from grace.auto.settings import Auto
 from grace.collectives import Traffic
 from grace.communicators import *
 from grace.contract.compressor import Compressor
@@ -44,6 +45,7 @@ else:
     from grace import methods
 
 __all__ = [
+    "Auto",
     "Compressor",
     "Conversation",
     "DistributedOptimizer",

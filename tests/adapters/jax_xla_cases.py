@@ -31,7 +31,7 @@ import grace
 import grace.jax as gj
 from grace.errors import ConfigurationError, InputError, StateError
 from grace.jax.xla import communicators, transform
-from grace.jax.xla.place import Place
+from grace.jax.xla.place import TracedPeer
 from grace.jax.xla.plan import CODECS
 from grace.jax.xla.random import lanes, subset
 from grace.random import Stream
@@ -179,7 +179,7 @@ def what_was_not_placed_is_placed_by_shard() -> None:
 
 @check
 def golden_bytes() -> None:
-    class Golden(Place):
+    class Golden(TracedPeer):
         rank = 1  # type: ignore[assignment]
 
         def private_key(self, method: str, hop: int) -> Any:
@@ -215,7 +215,7 @@ def golden_conversations() -> None:
     x = jnp.asarray(golden.numbers(48).numpy())
     for spec, shape in (("powersgd:rank=2,min_rate=0.1", (8, 6)), ("blockrandomk:ratio=0.25,block=8", (48,))):
         one = transform.plan(golden.METHODS[spec])
-        place = Place("data", 1, jnp.int32(17), "fc.weight", 12345)
+        place = TracedPeer("data", 1, jnp.int32(17), "fc.weight", 12345)
         inner = one.init(shape)
         talk = one.exchange(x.reshape(shape), None if inner is None else jnp.asarray(inner), place)
         said: dict[str, Any] = {}

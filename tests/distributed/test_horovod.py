@@ -145,7 +145,7 @@ def keras_training(rank: int, world: int, over: str) -> None:
     handle = grace.keras.attach(model, "topk:ratio=0.1")
     assert handle.transport.startswith("horovod" if over == "horovod" else "gloo"), handle.transport
     x = torch.randn(64, 32, generator=torch.Generator().manual_seed(rank)).numpy()
-    callbacks = [grace.keras.AverageMetrics(handle), grace.keras.Traffic(handle)]
+    callbacks = [grace.keras.AverageMetrics(handle), grace.keras.LogTraffic(handle)]
     history = model.fit(x, x[:, :1], batch_size=16, epochs=3, verbose=0, callbacks=callbacks).history
     assert history["loss"][-1] < history["loss"][0]
     assert handle.stats.steps == 12

@@ -1,4 +1,5 @@
 import importlib.util
+import statistics
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,15 @@ def test_the_drawing_of_each_model_is_that_of_both_tables(model):
 def test_a_page_without_the_table_is_an_error():
     with pytest.raises(ValueError, match="no table of 1 Gbit/s with a column VGG16 ms"):
         figures.rows("| 10 Gbit/s | VGG16 ms |")
+
+
+def test_the_qualities_are_those_of_the_archive():
+    rows, drawn = figures.survey_rows(), {}
+    for name in ("quality", "bytes"):
+        drawn[name] = (ROOT / "docs" / "images" / f"{name}-lstm-small.svg").read_text()
+    assert len({row.method for row in rows}) == len(figures.SURVEYED)
+    for method in {row.method for row in rows}:
+        end = statistics.median(row.final for row in rows if row.method == method)
+        shown = float(f"{end:.4g}")
+        assert f'aria-label="{method} ends at {shown:g}"' in drawn["quality"]
+        assert f"{method}" in drawn["bytes"]

@@ -15,6 +15,7 @@ import grace
 from grace.contract.method import Exchanged, Method
 from grace.flags.refusals import Refusals
 from grace.run import simulate
+from grace.run.lane import lane_for
 from grace.verify import laws
 from tests.laws.cases import CASES
 from tests.laws.test_unasked import LARGE, QUIET, SPOILED, STEPS
@@ -80,6 +81,40 @@ def one_worker() -> Iterator[None]:
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+def test_a_lane_submits_to_a_stream_of_its_own() -> None:
+    device = torch.device("cuda", 0)
+    lane, x, streams = lane_for(device), torch.zeros(1 << 20, device=device), []
+    for _ in range(50):
+        torch.cuda._sleep(100_000)
+        x.add_(1.0)
+
+        def job() -> None:
+            streams.append(torch.cuda.current_stream())
+            x.mul_(2.0)
+
+        lane.submit(job)
+        lane.drain()
+        x.sub_(1.0)
+    assert len(set(streams)) == 1
+    assert streams[0] != torch.cuda.current_stream()
+    expected = 0.0
+    for _ in range(50):
+        expected = float(torch.tensor((expected + 1) * 2).sub(1.0))
+    assert torch.equal(x.cpu(), torch.full((1 << 20,), expected))
+    lane.close()
+
+
+def test_the_host_does_not_wait_for_a_lane() -> None:
+    device = torch.device("cuda", 0)
+    lane = lane_for(device)
+    torch.cuda._sleep(2_000_000_000)
+    lane.submit(lambda: torch.cuda._sleep(1))
+    lane.drain()
+    assert not torch.cuda.current_stream().query(), "the device is still asleep"
+    torch.cuda.synchronize()
+    lane.close()
 
 
 @pytest.mark.parametrize("spec", ["none", "bf16", "topk:ratio=0.1", "qsgd:bits=4", "powersgd:rank=2", "randomk"])

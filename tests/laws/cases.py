@@ -1,16 +1,19 @@
-"""What the laws run over: the cases that each method declares, and compositions that stand for all kinds of wires."""
+"""What the laws run over: the cases that each method declares, and every communicator and memory that is registered, around
+methods that stand for all kinds of wires.
+"""
 
 from __future__ import annotations
 
 import grace
 from grace.contract.method import Method
 from grace.errors import CompositionError
-from grace.registry import recipe
+from grace.registry import COMMUNICATORS, MEMORIES, recipe
 
-COMMUNICATORS = ("allreduce", "allgather", "broadcast", "scatterreduce", "parameterserver")
-
-# Every communicator and memory is run around these, which have all kinds of wires; around others what their recipe says.
+# Every communicator, with and without the usual memory, is run around these, which have all kinds of wires; around others
+# what their recipe says.
 AROUND = ("none", "fp16", "efsignsgd", "qsgd", "randomk", "threshold", "topk")
+WITHOUT_MOMENTUM = ("topk:ratio=0.2,memory=dgc,momentum=0", "topk:ratio=0.2,memory=distef,mu=0")  # lose nothing, either
+REMEMBERED = ("topk",)  # every other memory is run around these
 
 KNOBS = {name: recipe(name).cases for name in grace.methods()}
 # (method, kind of input): what comes back without error, for workers 0, 1, ...
@@ -25,13 +28,14 @@ def spell_case(name: str, *knobs: str) -> str:
 def _specs() -> list[str]:
     """Each case as the recipe says; the first also over ScatterReduce and without a memory, or around everything."""
     out: list[str] = []
-    for name, (first, *others) in KNOBS.items():
+    for name, (first, *more) in KNOBS.items():
         bare = recipe(name).communicator is None
-        out += [spell_case(name, knobs) for knobs in (first, *others)]
+        out += [spell_case(name, knobs) for knobs in (first, *more)]
         if name in AROUND:
-            around = [f"communicator={communicator}" for communicator in COMMUNICATORS]
+            around = [f"communicator={communicator}" for communicator in COMMUNICATORS.names()]
             out += [spell_case(name, first, one, f"memory={m}") for one in around for m in ("none", "residual")]
-            out.append(spell_case(name, first, "memory=momentum"))
+            others = MEMORIES.names() if name in REMEMBERED else ("momentum",)
+            out += [spell_case(name, first, f"memory={m}") for m in others if m != "residual"]
         elif bare:
             out.append(spell_case(name, first, "memory=none"))
         else:
@@ -51,6 +55,7 @@ def _cases() -> dict[str, Method]:
     return made | {
         "momentum(residual(topk))": grace.Momentum(inner),
         last: grace.ParameterServer(grace.QSGD(bits=3), 1),
+        **{spec: grace.method(spec) for spec in WITHOUT_MOMENTUM},
     }
 
 

@@ -15,6 +15,7 @@ import grace
 from grace.contract.compressor import Compressor
 from grace.contract.method import Method
 from grace.contract.wrapping import layers
+from grace.memories import Memory
 from grace.verify import laws
 from grace.verify.exact import KINDS
 from grace.verify.inputs import HUGE, UGLY, Make, heavy, normal
@@ -26,7 +27,7 @@ CYCLE = (2, 3, 1, 5, 2, 3, 8)  # the large ones less often: their cost grows wit
 every_case = pytest.mark.parametrize("spec", CASES)
 BARE = {spec: method for spec, method in CASES.items() if not laws.is_memory(method)}
 every_bare_case = pytest.mark.parametrize("spec", BARE)
-MEMORIES = {s: m for s, m in CASES.items() if isinstance(m, grace.ErrorFeedback) and m.beta == 1}
+MEMORIES = {s: m for s, m in CASES.items() if isinstance(m, Memory) and m.loses_nothing}
 
 
 def workers(make: Make, world: int) -> list[Tensor]:
@@ -74,10 +75,11 @@ def test_conservation(spec: str):
 
 @pytest.mark.parametrize("spec", [*BARE, *MEMORIES])
 def test_scattered_rows_conserve(spec: str):
-    world = worlds(CASES[spec])[-3]
+    method = CASES[spec]
+    world = worlds(method)[-3]
     for width in (7, 1, 0):
-        laws.scatter_conserves(CASES[spec], workers(normal(world, width), world))
-    laws.scatter_conserves(CASES[spec], workers(normal(world, 7), world), bad=math.nan)
+        laws.scatter_conserves(method, workers(normal(world, width), world))
+    laws.scatter_conserves(method, workers(normal(world, 7), world), bad=math.nan)
 
 
 @pytest.mark.parametrize("spec", MEMORIES)

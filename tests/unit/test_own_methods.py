@@ -62,7 +62,7 @@ def test_a_file_that_changed_is_read_again(file, tmp_path):
 def test_a_registered_class_keeps_its_recipe(file):
     made = grace.method(f"{file}:Registered")
     assert isinstance(made, grace.ErrorFeedback)
-    assert isinstance(made.method, grace.Broadcast)
+    assert isinstance(made.method, grace.Broadcasts)
     assert recipe(f"{file}:Registered").name == f"{file}:Registered", "a worker finds it by this name"
 
 

@@ -12,6 +12,7 @@ from grace.adapters.axes import Axes
 from grace.adapters.doors import find_door
 from grace.adapters.handle import Handle
 from grace.adapters.sharded import ShardedDoor
+from grace.auto.settings import Auto, wanted
 from grace.contract.compressor import Compressor
 from grace.contract.method import Method
 from grace.errors import ConfigurationError
@@ -22,7 +23,7 @@ from grace.transports.base import Transport
 
 def attach(
     model: nn.Module,
-    method: Policy | Method[Any] | str | None = None,
+    method: Policy | Method[Any] | Auto | str | None = None,
     *,
     replicate: Policy | Method[Any] | str | None = None,
     shard: Policy | Method[Any] | str | None = None,
@@ -48,7 +49,8 @@ def attach(
             (``grace.adapters.doors``).
         method: a method, the string that makes it, or a :class:`grace.Policy`. A bare method leaves tensors of at most
             one dimension and tensors under 1,024 elements uncompressed, fused into one all-reduce. On a mesh of two
-            dimensions it goes between the replicas.
+            dimensions it goes between the replicas. ``"auto"`` or a :class:`grace.Auto` chooses one for each bucket of a
+            ``DistributedDataParallel`` model, by what it measures.
         replicate: the same as ``method``, where it says more clearly which axis is meant: between replicas.
         shard: of the reduce-scatter of a sharded model; beside ``replicate`` a method without a memory.
         weights: of the all-gather of a sharded model's weights: "int8", "int4", "fp8", or another compressor that keeps every
@@ -91,13 +93,20 @@ def attach(
         seed, nonfinite, steps_per_epoch, check, granularity, check_replicas_every=check_replicas_every,
         on_difference=on_difference, checksum=checksum,
     )  # fmt: skip
-    door, axes = find_door(model), Axes(replicate, shard, weights)
+    door, axes, auto = find_door(model), Axes(replicate, shard, weights), wanted(method)
+    if auto is not None and not getattr(door, "chooses", False):
+        raise ConfigurationError(
+            f"auto chooses for the buckets of DistributedDataParallel, and this {type(model).__name__} is no such model; "
+            "name a method: grace advise says which"
+        )
     if isinstance(door, ShardedDoor):
-        return door.open(model, method, options, optimizer=optimizer, scaler=scaler, transport=transport, axes=axes)
+        fixed: Any = method
+        return door.open(model, fixed, options, optimizer=optimizer, scaler=scaler, transport=transport, axes=axes)
     if axes:
         raise ConfigurationError(
             "attach: replicate=, shard= and weights= are for models under fully_shard; legal here: a method"
         )
     if method is None:
         raise ConfigurationError("attach: which method? For example grace.attach(model, 'topk:ratio=0.01')")
-    return door.open(model, Policy.of(method), options, optimizer=optimizer, scaler=scaler, transport=transport)
+    policy: Any = auto or Policy.of(method)  # type: ignore[arg-type]
+    return door.open(model, policy, options, optimizer=optimizer, scaler=scaler, transport=transport)

@@ -9,7 +9,7 @@ from grace.contract.method import Method
 from grace.registry.policy import Policy
 from grace.run.checkpoint import Checkpoint, Memories
 from grace.run.optimizer import Settings, check_optimizer
-from grace.run.plan import Plan
+from grace.run.plan import ExchangePlan
 from grace.run.saved import OwnState, refuse_dcp
 from grace.run.stats import Stats
 from grace.run.steps import Steps
@@ -54,7 +54,7 @@ class BaseHandle:
     def lr(self, lr: float | None) -> None:
         self._steps.lr = lr
 
-    def plan(self) -> Plan:
+    def plan(self) -> ExchangePlan:
         """What the coming step exchanges: parameter, shape, method, bytes and their share. It prints as a table."""
         return self._session.plan()
 

@@ -2,7 +2,7 @@
 
 Hooks note each gradient that has come. Buckets of gradients go to a lane, one first-in-first-out thread, in one fixed order:
 that of the parameters from the last to the first. Networks match exchanges by their order, and gradients may become ready in
-another order on each rank. On a GPU an exchange is enqueued on the current stream instead.
+another order on each rank. On a GPU the thread has a stream of its own, too.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from grace.run.checkpoint import Memories
 from grace.run.groups import NONE
 from grace.run.optimizer import Settings, read_settings
 from grace.run.options import Options
-from grace.run.plan import Plan, plan_groups
+from grace.run.plan import ExchangePlan, plan_groups
 from grace.run.session import Session
 from grace.run.stats import Stats
 from grace.run.steps import Steps
@@ -265,7 +265,7 @@ class ShardedHandle(Handle):
         self._check_attached()
         super().switch(self._resolve(Policy.of(method)))
 
-    def plan(self, axis: str = "") -> Plan:
+    def plan(self, axis: str = "") -> ExchangePlan:
         """What the coming step exchanges: parameter, shape, method, bytes and their share.
 
         Args:

@@ -1,8 +1,8 @@
 """Grace at work on a ``DistributedDataParallel`` model.
 
 A communication hook hands each bucket of gradients to a lane, one first-in-first-out thread with a process group of its
-own, so that exchanges overlap with the backward pass and keep their order on all ranks. On a GPU the exchange is
-enqueued on the current stream instead.
+own, so that exchanges overlap with the backward pass and keep their order on all ranks. On a GPU the thread has a stream of
+its own, too.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from grace.adapters.backward import at_end_of_backward
+from grace.adapters.choosing import Choosing
 from grace.adapters.ddp_hook import Hook
 from grace.adapters.doors import register_door
-from grace.adapters.handle import Handle
 from grace.adapters.optimizer_handle import OptimizerHandle
 from grace.adapters.scaling import describe_scaler
 from grace.adapters.trained import list_replicated
 from grace.adapters.wrappers import explain_wrapper
+from grace.auto.settings import Auto, wanted
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError
 from grace.registry.policy import Policy
@@ -47,13 +48,13 @@ class _Ticket:
         self.future: Future[Tensor] = Future(devices=devices)
 
 
-class DDPHandle(Handle):
+class DDPHandle(Choosing):
     """Grace at work on one ``DistributedDataParallel`` model. All ranks call its methods alike."""
 
     def __init__(
         self,
         model: DistributedDataParallel,
-        method: Policy | Method[Any] | str,
+        method: Policy | Method[Any] | Auto | str,
         options: Options,
         *,
         optimizer: torch.optim.Optimizer | None = None,
@@ -82,10 +83,14 @@ class DDPHandle(Handle):
         absent = (
             "DistributedDataParallel does not exchange what was frozen when it wrapped the model: unfreeze it first"
         )
+        auto = wanted(method)
+        knobs |= {} if auto is None else {"auto": str(auto)}
+        fixed = "none" if isinstance(method, Auto) or auto is not None else method
         super().__init__(
-            Steps(Session(trained, method, over, options, knobs=knobs, repairs=optimizer is not None), absent=absent)
+            Steps(Session(trained, fixed, over, options, knobs=knobs, repairs=optimizer is not None), absent=absent)
         )
         self._optimizer, self._scaler, self._trained = optimizer, scaler, list(trained.values())
+        self._begin_auto(auto)
         self._check_optimizer()
         self._lane = lane_for(next(iter(trained.values())).device)
         self.stats.overlaps = self._lane.overlaps
@@ -118,6 +123,7 @@ class DDPHandle(Handle):
             self._fail(error)
         ticket = _Ticket(buffer, set(gradients))
         last = bucket.is_last()
+        self._comes(gradients)
         self._lane.submit(lambda: self._job(ticket, gradients, last))
         if not self._watching:  # this rank has joined early, and gives zeros while others go on
             self._lane.drain()
@@ -152,7 +158,7 @@ class DDPHandle(Handle):
         done: Collection[str] = ()
         try:
             if self._session.error is None:
-                done = self._steps.step(gradients, last=last, into=gradients)
+                done = self._exchange(gradients, last)
         except BaseException as error:
             self._fail(error)
         for one in self._tickets:
@@ -191,7 +197,7 @@ class DDPHandle(Handle):
         self._session.logs.report()
 
     # ---- for the user -----------------------------------------------------------------------------------------------
-    def switch(self, method: Policy | Method[Any] | str) -> None:
+    def switch(self, method: Policy | Method[Any] | Auto | str) -> None:
         self._check_attached()
         super().switch(method)
 
@@ -210,7 +216,9 @@ class DDPHandle(Handle):
 
 @register_door("ddp")
 class DDPDoor:
-    """The door for ``DistributedDataParallel`` models."""
+    """The door for ``DistributedDataParallel`` models, for whose buckets ``auto`` can choose."""
+
+    chooses = True
 
     def takes(self, model: object) -> str | None:
         """See :class:`grace.adapters.doors.Door`."""
@@ -219,7 +227,7 @@ class DDPDoor:
     def open(
         self,
         model: DistributedDataParallel,
-        method: Policy | Method[Any] | str,
+        method: Policy | Method[Any] | Auto | str,
         options: Options,
         *,
         optimizer: torch.optim.Optimizer | None,

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from grace.compute import resources
 from grace.errors import ConfigurationError, TransportError
-from grace.predict.costs import Network, Probed
+from grace.predict.costs import Carrier, Probed
 from grace.predict.links import UNSHAPED
 from grace.predict.probe import SIZES, Probe, Timings, middle
 from grace.predict.rates import NUMBERS, Rate, Rater, Sample
@@ -95,7 +95,7 @@ class Calibration:
         return f"{self.world} workers over {self.transport}, {self.cores:g} cores each"
 
     @property
-    def network(self) -> Network:
+    def network(self) -> Carrier:
         """The network that was measured."""
         return Probed(self.timings)
 

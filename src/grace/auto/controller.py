@@ -94,7 +94,10 @@ class Controller:
         period: int | None = None,
     ):
         self.predicted, self.baselines, self.share = list(predicted), baselines, share
-        self.current, self.queue = incumbent, [(number, "predicted to be faster") for number in challengers]
+        self.current, self.queue = (
+            incumbent,
+            [(number, "to see whether it is as fast as predicted") for number in challengers],
+        )
         self._needed = 10_000 - round(10_000 * margin)
         self._random = random.Random(seed)
         self.step = self.elapsed = 0
@@ -238,7 +241,8 @@ class Controller:
             self._trial = Trial(self.current, number, why)
             self._begin("scout", 2)
             return
-        self._begin("watch", max(WATCH, self._block_steps()) if self._period_known else self._block_steps())
+        steps = self._block_steps()
+        self._begin("watch", max(WATCH, 4 * (steps - 1)) if self._period_known else steps)
 
     @property
     def _period_known(self) -> bool:
@@ -309,7 +313,7 @@ class Controller:
         self.trials.append(trial)
         if won:
             self._change(trial.rival)
-        if (trial.rival < self.baselines <= trial.incumbent) if not won else (trial.incumbent < self.baselines):
+        if trial.rival < self.baselines or (won and trial.incumbent < self.baselines):
             self.verified_at = self.step
         varies = _spread([mine for mine, _ in trial.pairs])
         if not won and len(trial.pairs) >= PAIRS - 1 and varies > VARIES and self.verified_at is None:

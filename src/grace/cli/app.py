@@ -13,18 +13,18 @@ from grace.cli import runs, suite
 from grace.cli.advise import advise
 from grace.cli.codecs import codecs
 from grace.cli.doctor import doctor
-from grace.cli.errors import Group
+from grace.cli.errors import CommandGroup
 from grace.cli.explain import explain, list_
 from grace.cli.migrate import migrate
 from grace.cli.report import report
-from grace.cli.survey import survey_add, survey_run, survey_steps
+from grace.cli.survey import survey_add, survey_merge, survey_report, survey_run, survey_steps
 from grace.cli.tasks import tasks
 from grace.cli.verify import verify
 from grace_command import shell
 from grace_command.quick import greeting
 
 app = typer.Typer(
-    cls=Group, rich_markup_mode="rich", pretty_exceptions_enable=False,
+    cls=CommandGroup, rich_markup_mode="rich", pretty_exceptions_enable=False,
     help="Gradient compression for distributed deep learning.",
 )  # fmt: skip
 bench = typer.Typer(cls=shell.Group, no_args_is_help=True, help="Benchmarks: sweeps over links, and what codecs cost.")
@@ -39,7 +39,7 @@ _COMMANDS: list[Callable[..., None]] = [
 _BENCH_COMMANDS: list[Callable[..., None]] = [
     runs.bench_train, suite.smoke, suite.link, suite.predict, codecs,
 ]  # fmt: skip
-_SURVEY_COMMANDS: list[Callable[..., None]] = [survey_run, survey_add, survey_steps]
+_SURVEY_COMMANDS: list[Callable[..., None]] = [survey_run, survey_add, survey_merge, survey_report, survey_steps]
 for group, commands in ((app, _COMMANDS), (bench, _BENCH_COMMANDS), (survey, _SURVEY_COMMANDS)):
     for command in commands:
         name = command.__name__.removeprefix("bench_").removeprefix("survey_").rstrip("_")

@@ -25,7 +25,7 @@ from rich.text import Text
 
 from grace.cli.options import Json
 from grace.cli.output import show, write_json
-from grace.compute import backends, native, resources
+from grace.compute import backends, devices, native, resources
 from grace.errors import ConfigurationError
 from grace.transports.choose import choose
 from grace_bench import machine
@@ -123,7 +123,15 @@ def _kernels(errors: list[str]) -> dict[str, Any]:
         "available": backends.available(),
         "library": native.library(),
         "triton": _version("triton"),
+        "cuda": _cuda(),
     }
+
+
+def _cuda() -> dict[str, Any]:
+    """The CUDA devices, and why Triton's kernels cannot run there, if they cannot."""
+    there = devices.list_devices()
+    problem = devices.find_triton_problem() if there and _version("triton") is not None else None
+    return {"devices": there, "triton_problem": problem}
 
 
 def _version(package: str) -> str | None:
@@ -162,6 +170,13 @@ def _warnings(kernels: dict[str, Any], threads: dict[str, int], transports: dict
     if kernels["active"] == "reference":
         what = kernels["library"] if kernels["asked"] is None else f"{backends.VARIABLE}=reference asks for it"
         out.append(f"the torch kernels are in use, which are many times slower: {what}")
+    cuda = kernels["cuda"]
+    if cuda["triton_problem"] is not None:
+        out.append(f"Triton's kernels cannot run here, so that CUDA tensors get plain torch: {cuda['triton_problem']}")
+    if cuda["devices"] and kernels["triton"] not in (None, devices.TESTED_TRITON):
+        out.append(
+            f"triton {kernels['triton']} is installed, and {devices.TESTED_TRITON} is what Grace's kernels were tested with"
+        )
     used = threads["torch"] * threads["local_workers"]
     if used > threads["cores"]:
         share = max(1, threads["cores"] // threads["local_workers"])
@@ -224,9 +239,10 @@ def table(found: dict[str, Any]) -> RenderableType:
     lines.add_row("", Text(f"available: {', '.join(kernels['available'])}", "dim"))
     lines.add_row("", Text(str(kernels["library"]), "dim"))
     if kernels["triton"] is not None:
-        lines.add_row(
-            "", Text(f"triton {kernels['triton']}, in use with {backends.VARIABLE}=triton; 3.7.1 was tested", "dim")
-        )
+        tested = f"in use with {backends.VARIABLE}=triton; {devices.TESTED_TRITON} was tested"
+        lines.add_row("", Text(f"triton {kernels['triton']}, {tested}", "dim"))
+    for one in kernels["cuda"]["devices"]:
+        lines.add_row("", Text(f"CUDA: {one['name']}, capability {one['capability']}, {one['memory'] / 1e9:.0f} GB"))
     lines.add_row("threads", f"{threads['torch']} of torch and the kernels, {threads['cores']} cores")
     there = [name for name in ("gloo", "nccl", "mpi") if transports[name]]
     lines.add_row("transports", f"{', '.join(there) or 'none'}; CUDA devices: {transports['cuda_devices']}")

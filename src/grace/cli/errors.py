@@ -54,7 +54,7 @@ class _Program:
         sys.exit(status if isinstance(status, int) else 0)
 
 
-class Group(_Program, shell.Group):
+class CommandGroup(_Program, shell.Group):
     """Several commands."""
 
 

@@ -68,6 +68,26 @@ def survey_run(
         )
 
 
+def survey_merge(
+    parts: Annotated[list[Path], typer.Argument(metavar="PART...", exists=True, help="Archives, or folders of runs.")],
+    out: Annotated[Path, typer.Option("--out", help="The archive that is written, a Parquet file.")],
+    as_json: Json = False,
+) -> None:
+    """Merge archives, or the runs of shards, into one archive, each run once.
+
+    If two parts say different things of one run, or do not fit together, nothing is written.
+
+    Example: [bold]grace survey merge shard-1 shard-2 archive.parquet --out all.parquet[/]
+    """
+    from grace_bench.survey.archive import join
+
+    total = join(parts, out)
+    if as_json:
+        write_json({"archive": str(out), "rows": total})
+    else:
+        typer.echo(f"{out}: {total} runs of {len(parts)} parts")
+
+
 def survey_steps(
     archive: Annotated[Path, typer.Argument(metavar="ARCHIVE", exists=True, dir_okay=False, help="The archive.")],
     out: Annotated[Path, typer.Option("--out", help="The table, a JSON file; an older one is replaced.")],
@@ -98,6 +118,31 @@ def survey_steps(
     typer.echo(f"{out}: steps of {len(table.tasks)} tasks, {methods} of task and method{busy}")
 
 
+def survey_report(
+    archive: Annotated[Path, typer.Argument(metavar="ARCHIVE", exists=True, dir_okay=False, help="The archive.")],
+    out: Annotated[Path, typer.Option("--out", help="The page, an HTML file.")] = Path("survey.html"),
+    steps: Annotated[
+        Path | None,
+        typer.Option("--steps", exists=True, dir_okay=False, help="The table of grace survey steps, for times."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Draw an archive: one interactive HTML page that needs no network.
+
+    Example: [bold]grace survey report docs/survey/archive.parquet --out survey.html[/]
+    """
+    from grace_bench.report.archive import write_page
+    from grace_bench.survey.archive import read_archive
+    from grace_bench.survey.steps import read_steps
+
+    rows = read_archive(archive)
+    size = write_page(rows, archive.name, out, None if steps is None else read_steps(steps))
+    if as_json:
+        write_json({"page": str(out), "bytes": size, "rows": len(rows)})
+    else:
+        typer.echo(f"{out}: {len(rows)} runs, {size / 1e6:.1f} MB")
+
+
 def survey_add(
     runs: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that grace survey run wrote.")],
     archive: Annotated[Path, typer.Option("--archive", help="The archive, a Parquet file; made if it is not there.")],
@@ -105,8 +150,8 @@ def survey_add(
 ) -> None:
     """Check runs and append them to an archive, each once: those of a shard, or of anyone.
 
-    Checked are the schema, its version, the data's digest against the other runs of a task, and whether the bytes are
-    plausible. If anything is wrong nothing is written.
+    Checked are the schema, its version, the versions of the packages, the digest of the data, the size of the model, and
+    whether the bytes are those that the method sends. If anything is wrong nothing is written.
 
     Example: [bold]grace survey add survey --archive archive.parquet[/]
     """

@@ -5,7 +5,7 @@ communicator       rounds                    bytes sent per worker            ne
 =================  ========================  ===============================  ======================================
 Allreduce          1                         2 w (W-1)/W                      wires that can be summed
 Allgather          1 (+1 if sizes vary)      w (W-1)                          nothing
-Broadcast          W (+1 if sizes vary)      w (W-1), exact where sizes vary  nothing
+Broadcasts         W (+1 if sizes vary)      w (W-1), exact where sizes vary  nothing
 ScatterReduce      2 (+2 if sizes vary)      2 w (W-1)/W                      an average (no majority vote)
 ParameterServer    W (+2 if sizes vary)      w; the server w (W-1)            an average (no majority vote)
 =================  ========================  ===============================  ======================================

@@ -2,7 +2,7 @@
 from grace.communicators.allgather import Allgather as Allgather
 from grace.communicators.allreduce import Allreduce as Allreduce
 from grace.communicators.base import Communicator as Communicator
-from grace.communicators.broadcast import Broadcast as Broadcast
+from grace.communicators.broadcast import Broadcasts as Broadcasts
 from grace.communicators.hierarchical import Hierarchical as Hierarchical
 from grace.communicators.parameter_server import ParameterServer as ParameterServer
 from grace.communicators.scatter_reduce import ScatterReduce as ScatterReduce
@@ -11,7 +11,7 @@ from grace.communicators.two_hops import TwoHops as TwoHops
 __all__ = [
     "Allgather",
     "Allreduce",
-    "Broadcast",
+    "Broadcasts",
     "Communicator",
     "Hierarchical",
     "ParameterServer",

@@ -35,7 +35,7 @@ class Allreduce(Communicator):
         Communicator.__post_init__(self)
         if not self.compressor.summable:
             raise CompositionError(
-                f"{as_call(self.compressor)} makes wires that cannot be summed; use Allgather, Broadcast, "
+                f"{as_call(self.compressor)} makes wires that cannot be summed; use Allgather, Broadcasts, "
                 "ScatterReduce or ParameterServer instead of Allreduce"
             )
 

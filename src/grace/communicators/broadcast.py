@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from grace import wire as wires
-from grace.collectives import Broadcast as BroadcastOp
-from grace.collectives import Exchange, Traffic
+from grace.collectives import Broadcast, Exchange, Traffic
 from grace.communicators.base import Communicator, read_all_headers, seal, stand_in, sum_costs
 from grace.contract.loan import Loan
 from grace.contract.method import Exchanged
@@ -19,7 +18,7 @@ from grace.registry.recipes import register_communicator
 
 @register_communicator("broadcast")
 @dataclass(frozen=True, slots=True)
-class Broadcast(Communicator):
+class Broadcasts(Communicator):
     """Each rank in turn broadcasts its wire: like Allgather, in W rounds, and without padding where sizes vary."""
 
     def _exchange(self, x: Tensor, peer: Peer, state: Any) -> Exchange[Exchanged[Any]]:
@@ -30,14 +29,12 @@ class Broadcast(Communicator):
         received = []
         for root, width in enumerate(widths):
             buf = mine if root == peer.rank else mine.new_zeros(1, wires.sealed_bytes(width))
-            received.append((yield BroadcastOp(buf, root)))
+            received.append((yield Broadcast(buf, root)))
         finite = read_all_headers(received, peer)
         return self._give_back(loan, received, widths, wire.dtype, finite, peer)
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         size = self._payload(like.numel())
         return (
-            None
-            if size is None
-            else sum_costs(peer, *(BroadcastOp(stand_in(size), root) for root in range(peer.world)))
+            None if size is None else sum_costs(peer, *(Broadcast(stand_in(size), root) for root in range(peer.world)))
         )

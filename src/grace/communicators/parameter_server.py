@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from grace import wire as wires
-from grace.collectives import Broadcast as BroadcastOp
-from grace.collectives import Exchange, Permute, Traffic
+from grace.collectives import Broadcast, Exchange, Permute, Traffic
 from grace.communicators.base import read_all_headers, seal, stand_in, sum_costs
 from grace.communicators.two_hops import TwoHops
 from grace.contract.loan import Loan
@@ -67,7 +66,7 @@ class ParameterServer(TwoHops):
             if serving
             else mine.new_zeros(1, wires.sealed_bytes(widths[server]))
         )
-        answer = yield BroadcastOp(reply, server)
+        answer = yield Broadcast(reply, server)
         finite = wires.read_headers(answer, peer.step, server)
         if finite is False:
             return loan.poison(state)
@@ -84,4 +83,4 @@ class ParameterServer(TwoHops):
         if size is None:
             return None
         up = [Permute(stand_in(size), ((rank, self.server),)) for rank in range(peer.world) if rank != self.server]
-        return sum_costs(peer, *up, BroadcastOp(stand_in(size), self.server))
+        return sum_costs(peer, *up, Broadcast(stand_in(size), self.server))

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import torch
 
-from grace.compute import native
+from grace.compute import devices, native
 from grace.errors import ConfigurationError, KernelsWarning, out_of_range, stack_level
 
 CHOICES: Final = ("reference", "native", *(f"native-{isa}" for isa in native.ISAS), "triton")
@@ -133,4 +133,11 @@ def _triton() -> Backend:
             f"{VARIABLE}=triton, but there is no CUDA device; to run Triton's kernels on the CPU, slowly, set {INTERPRETER}=1"
         )
     other = _choose(None)
+    if (problem := devices.find_triton_problem()) is not None:
+        warnings.warn(
+            f"{VARIABLE}=triton, but {problem}; CUDA tensors get plain torch operations, which are slower",
+            KernelsWarning,
+            stacklevel=stack_level(),
+        )
+        return dataclasses.replace(other, why=f"{other.why}; on CUDA plain torch: {problem}", chosen={})
     return dataclasses.replace(other, modules={**other.modules, "cuda": "triton"}, chosen={})

@@ -22,12 +22,12 @@ for _name in ("jax", "optax"):
 from grace.jax.broadcast import broadcast_params
 from grace.jax.calls import call_host
 from grace.jax.checkpoints import restore_memories, save_memories
-from grace.jax.host import CompressedMeanState, Handle, compressed_mean_on_host
+from grace.jax.host import CompressedMeanState, HostHandle, compressed_mean_on_host
 from grace.jax.xla import StepBytes, XlaMeanState, compressed_mean, shard, state_specs, step_bytes
 
 __all__ = [
     "CompressedMeanState",
-    "Handle",
+    "HostHandle",
     "StepBytes",
     "XlaMeanState",
     "broadcast_params",

@@ -151,7 +151,7 @@ class _Api(ctypes.Structure):
     )
 
 
-class _Buffer(ctypes.Structure):
+class _LentBuffer(ctypes.Structure):
     _fields_ = (
         ("size", ctypes.c_size_t),
         ("extension", ctypes.c_void_p),
@@ -168,7 +168,7 @@ class _Buffers(ctypes.Structure):
         ("extension", ctypes.c_void_p),
         ("count", ctypes.c_int64),
         ("types", ctypes.c_void_p),
-        ("buffers", ctypes.POINTER(ctypes.POINTER(_Buffer))),
+        ("buffers", ctypes.POINTER(ctypes.POINTER(_LentBuffer))),
     )
 
     def addresses(self) -> list[int]:

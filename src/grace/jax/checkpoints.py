@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grace.errors import ConfigurationError, StateError
-from grace.jax.host import Handle
+from grace.jax.host import HostHandle
 from grace.state import flat
 
 _EMPTY = "empty"  # orbax does not save empty arrays: their kinds and shapes, as JSON
 
 
-def save_memories(directory: str | os.PathLike[str], handle: Handle) -> None:
+def save_memories(directory: str | os.PathLike[str], handle: HostHandle) -> None:
     """Saves what the handle holds in this process, with orbax. All workers call it with one directory, which all may share.
 
     Each worker writes ``rank-R-of-W`` in it, a checkpoint of orbax's ``PyTreeCheckpointer``, and replaces one that exists.
@@ -36,7 +36,7 @@ def save_memories(directory: str | os.PathLike[str], handle: Handle) -> None:
         orbax.save(_place(directory, handle), tree, force=True)
 
 
-def restore_memories(directory: str | os.PathLike[str], handle: Handle) -> None:
+def restore_memories(directory: str | os.PathLike[str], handle: HostHandle) -> None:
     """Goes on from what :func:`save_memories` saved, in a new handle made with the same arguments. All workers call it;
     restore optax's state of the same step, too.
 
@@ -64,7 +64,7 @@ def _complete(tree: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     return {**arrays, **{name: np.zeros(shape, kind) for name, (kind, shape) in empty.items()}}
 
 
-def _place(directory: str | os.PathLike[str], handle: Handle) -> Path:
+def _place(directory: str | os.PathLike[str], handle: HostHandle) -> Path:
     return Path(directory).absolute() / f"rank-{handle.rank}-of-{handle.world}"
 
 

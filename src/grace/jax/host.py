@@ -30,7 +30,7 @@ class CompressedMeanState(NamedTuple):
     count: jax.Array
 
 
-class Handle(Handover):
+class HostHandle(Handover):
     """What :func:`compressed_mean_on_host` returns besides the transformation: ``stats``, ``error``, ``lr``, ``switch``,
     ``state_dict``, ``load_state_dict``, ``close``. The memories are in it, in this process.
 
@@ -123,7 +123,7 @@ def compressed_mean_on_host(
     on_difference: OnDifference = Options.on_difference,
     checksum: bool = Options.checksum,
     steps_per_epoch: int | None = Options.steps_per_epoch,
-) -> tuple[optax.GradientTransformation, Handle]:
+) -> tuple[optax.GradientTransformation, HostHandle]:
     """An optax transformation that replaces gradients by their means over all workers; one process is one worker.
 
     Put it first in the chain: ``optax.chain(mean, optax.clip_by_global_norm(1.0), optax.adamw(1e-3))``. It works under
@@ -145,7 +145,7 @@ def compressed_mean_on_host(
         steps_per_epoch: for schedules of methods that count epochs.
 
     Returns:
-        The transformation, and the handle that holds the memories: :class:`Handle`.
+        The transformation, and the handle that holds the memories: :class:`HostHandle`.
 
     Raises:
         InputError: a leaf that is not f16, bf16, f32 or f64, by name.
@@ -169,7 +169,7 @@ def compressed_mean_on_host(
         seed, nonfinite, steps_per_epoch, check, check_replicas_every=check_replicas_every, on_difference=on_difference,
         checksum=checksum,
     )  # fmt: skip
-    handle = Handle(params, method, transport_for_handle(transport), options)
+    handle = HostHandle(params, method, transport_for_handle(transport), options)
 
     def init(params: Any) -> CompressedMeanState:
         del params

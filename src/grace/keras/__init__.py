@@ -17,7 +17,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from grace.keras.attach import attach
-from grace.keras.callbacks import AverageMetrics, Broadcast, Checkpoint, Traffic
-from grace.keras.handle import Handle
+from grace.keras.callbacks import AverageMetrics, BroadcastVariables, LogTraffic, SaveState
+from grace.keras.handle import KerasHandle
 
-__all__ = ["AverageMetrics", "Broadcast", "Checkpoint", "Handle", "Traffic", "attach"]
+__all__ = ["AverageMetrics", "BroadcastVariables", "KerasHandle", "LogTraffic", "SaveState", "attach"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from grace.contract.method import Method
-from grace.keras.handle import Handle
+from grace.keras.handle import KerasHandle
 from grace.registry.policy import Policy
 from grace.run.options import Granularity, NonFinite, OnDifference, Options
 from grace.transports.base import Transport
@@ -25,7 +25,7 @@ def attach(
     on_difference: OnDifference = Options.on_difference,
     checksum: bool = Options.checksum,
     steps_per_epoch: int | None = Options.steps_per_epoch,
-) -> Handle:
+) -> KerasHandle:
     """Exchanges this model's gradients with a compression method from now on. All ranks call it alike, after ``compile``.
 
     All ranks then have rank 0's variables, of the model and of the optimizer. ``fit``, ``train_on_batch`` and a
@@ -62,10 +62,10 @@ def attach(
 
         model.compile("adam", "mse")
         handle = grace.keras.attach(model, "topk:ratio=0.01")
-        model.fit(x, y, callbacks=[grace.keras.AverageMetrics(handle), grace.keras.Traffic(handle)])
+        model.fit(x, y, callbacks=[grace.keras.AverageMetrics(handle), grace.keras.LogTraffic(handle)])
     """
     options = Options(
         seed, nonfinite, steps_per_epoch, check, granularity, check_replicas_every=check_replicas_every,
         on_difference=on_difference, checksum=checksum,
     )  # fmt: skip
-    return Handle(model, method, transport_for_handle(transport), options)
+    return KerasHandle(model, method, transport_for_handle(transport), options)

@@ -10,16 +10,16 @@ import keras
 from grace.collectives import ring_bytes
 from grace.errors import ConfigurationError, out_of_range
 from grace.keras.files import name_file, write_state
-from grace.keras.handle import Handle
+from grace.keras.handle import KerasHandle
 from grace.keras.host import wait_for_host
 
 
 class _Callback(keras.callbacks.Callback):  # type: ignore[misc]
     """A callback for one handle, and the model that it is attached to."""
 
-    def __init__(self, handle: Handle):
+    def __init__(self, handle: KerasHandle):
         super().__init__()
-        if not isinstance(handle, Handle):
+        if not isinstance(handle, KerasHandle):
             raise ConfigurationError(
                 f"{type(self).__name__} takes what grace.keras.attach returned, got {type(handle).__name__}"
             )
@@ -29,7 +29,7 @@ class _Callback(keras.callbacks.Callback):  # type: ignore[misc]
         self.handle.check_model(self.model)
 
 
-class Broadcast(_Callback):
+class BroadcastVariables(_Callback):
     """Copies rank 0's variables to all ranks when training begins. :func:`grace.keras.attach` has done so already: this is
     for variables that have changed since, such as weights that rank 0 alone has loaded.
 
@@ -58,7 +58,7 @@ class AverageMetrics(_Callback):
             logs.update(self.handle.average(numbers))
 
 
-class Traffic(_Callback):
+class LogTraffic(_Callback):
     """Adds to an epoch's logs what the exchange has cost during it: ``grace_sent_bytes``, bytes that this worker has sent;
     ``grace_ratio``, how many times fewer than a ring all-reduce of the gradients. ``History`` has them, and ``TensorBoard``,
     where that comes later in the list.
@@ -67,7 +67,7 @@ class Traffic(_Callback):
         handle: what :func:`grace.keras.attach` returned.
     """
 
-    def __init__(self, handle: Handle):
+    def __init__(self, handle: KerasHandle):
         super().__init__(handle)
         self._sent, self._dense = handle.stats.traffic.sent, handle.stats.dense_bytes
 
@@ -81,7 +81,7 @@ class Traffic(_Callback):
             logs.update(grace_sent_bytes=float(sent), grace_ratio=ring / sent if sent else 1.0)
 
 
-class Checkpoint(_Callback):
+class SaveState(_Callback):
     """Saves the state of the exchange at the end of an epoch. The model you save yourself, as with
     ``keras.callbacks.ModelCheckpoint``. After a restart: ``load_model`` and :func:`grace.keras.attach`, then
     ``handle.load(path)``.
@@ -96,7 +96,7 @@ class Checkpoint(_Callback):
         ConfigurationError: another ending, or one file for several ranks.
     """
 
-    def __init__(self, handle: Handle, path: str | pathlib.Path, *, every: int = 1):
+    def __init__(self, handle: KerasHandle, path: str | pathlib.Path, *, every: int = 1):
         super().__init__(handle)
         if type(every) is not int or every < 1:
             raise out_of_range("Checkpoint", "every", every, "a whole number >= 1")

@@ -35,7 +35,7 @@ from grace.transports.base import Transport
 _GENERATOR = "seed_generator_state"  # the name of Keras's variables for random layers
 
 
-class Handle(Handover):
+class KerasHandle(Handover):
     """The exchange of one model's gradients. Made by :func:`grace.keras.attach`; all ranks call its methods alike.
 
     ``stats``: steps, bytes, ratio. ``rank``, ``world``: this worker, and how many there are. ``error``: what ended the

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["block_count", "block_sizes", "spread"]
+__all__ = ["block_count", "block_roots", "block_sizes", "spread"]
 
 
 def block_count(n: int, block: int) -> int:
@@ -21,6 +21,17 @@ def block_sizes(n: int, block: int, like: Tensor, dtype: torch.dtype = torch.flo
     if n % block:
         sizes[-1:].fill_(n % block)  # an assignment would copy the number from the host
     return sizes
+
+
+def block_roots(n: int, block: int, like: Tensor) -> Tensor:
+    """float32 ``[nb]``: the square roots of the sizes of the blocks of n numbers, rounded to the nearest float32.
+
+    Python's, since torch's root of a float32 is off by a bit on some processors.
+    """
+    roots = torch.full((block_count(n, block),), math.sqrt(block), dtype=torch.float32, device=like.device)
+    if n % block:
+        roots[-1:].fill_(math.sqrt(n % block))
+    return roots
 
 
 def spread(scales: Tensor, n: int, block: int) -> Tensor:

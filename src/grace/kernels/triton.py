@@ -9,8 +9,12 @@ A tile of codes is ``[G, 8]``, or ``[G, 8]`` of which five columns count: the nu
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from grace.compute.launching import launch
 
 
 # ---- numbers --------------------------------------------------------------------------------------------------------
@@ -75,6 +79,15 @@ def store_float(at, x, inside):
     tl.store(at + 3, ((word >> 24) & 0xFF).to(tl.uint8), inside)
 
 
+@triton.jit
+def nearest_bfloat16(x):
+    """float32: the nearest bfloat16 of each, ties to even; of finite numbers a finite one."""
+    word = x.to(tl.int32, bitcast=True)
+    size = word & 0x7FFFFFFF
+    size = tl.minimum((size + 0x7FFF + ((size >> 16) & 1)) & ~0xFFFF, 0x7F7F0000)
+    return (size | (word & ~0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
 # ---- codes ----------------------------------------------------------------------------------------------------------
 @triton.jit
 def store_codes(at, code, first, n, width, BITS: tl.constexpr, G: tl.constexpr):
@@ -98,7 +111,8 @@ def store_codes(at, code, first, n, width, BITS: tl.constexpr, G: tl.constexpr):
 
 
 @triton.jit
-def _load_digit(at, i, inside):
+def load_digit(at, i, inside):
+    """(int32: digits i of a stream in base 3, five to a byte; whether their bytes are such as a sender writes)."""
     byte = tl.load(at + i // 5, inside, 0).to(tl.int32)
     digit = i % 5
     power = tl.where(digit == 0, 1, tl.where(digit == 1, 3, tl.where(digit == 2, 9, tl.where(digit == 3, 27, 81))))
@@ -119,10 +133,34 @@ def _load_field(at, i, inside, width, BITS: tl.constexpr):
 def load_code(at, i, inside, width, BITS: tl.constexpr):
     """(int32: the codes of numbers i, whether their bytes are such as a sender writes); ``BITS`` and ``width`` as above."""
     if BITS == 0:
-        code, good = _load_digit(at, i, inside)
+        code, good = load_digit(at, i, inside)
     else:
         code, good = _load_field(at, i, inside, width, BITS)
     return code, good
+
+
+@triton.jit
+def load_bits(at, i, inside, width, BITS: tl.constexpr):
+    """int64: fields i, of 0 to 32 bits each, of a little-endian bit stream of ``width`` bytes."""
+    bit = i * BITS
+    word = bit - bit
+    for t in tl.static_range(0, (BITS + 14) // 8):
+        byte = bit // 8 + t
+        word |= tl.load(at + byte, inside & (byte < width), 0).to(tl.int64) << (8 * t)
+    return (word >> (bit % 8)) & ((1 << BITS) - 1)
+
+
+@triton.jit
+def pack_byte(values, o, n, BITS: tl.constexpr):
+    """uint8: bytes o of the little-endian bit stream of the low ``BITS`` bits, 1 to 32, of each of n integers."""
+    first = o * 8 // BITS
+    byte = o - o
+    for t in tl.static_range(0, (BITS + 6) // BITS + 1):
+        j = first + t
+        field = tl.load(values + j, j < n, 0).to(tl.int64) & ((1 << BITS) - 1)
+        shift = j * BITS - 8 * o  # of this field into the byte; negative where it began in one before
+        byte |= tl.where(shift < 0, field >> tl.maximum(-shift, 0), field << tl.maximum(shift, 0))
+    return (byte & 0xFF).to(tl.uint8)
 
 
 @triton.jit
@@ -151,7 +189,7 @@ def block_max_kernel(x, e, top, n, block, nb, HAS_MEMORY: tl.constexpr, ROWS: tl
 
 
 @triton.jit
-def _halves(lanes, ROWS: tl.constexpr):
+def halves(lanes, ROWS: tl.constexpr):
     """``[ROWS, 16]`` -> ``[ROWS]``: the upper half of the lanes is added to the lower, four times."""
     lanes = tl.sum(tl.reshape(lanes, (ROWS, 2, 8)), 1)
     lanes = tl.sum(tl.reshape(lanes, (ROWS, 2, 4)), 1)
@@ -195,7 +233,7 @@ def piece_sum_kernel(
     for t in range(1, turns):
         inside = (inner + 16 * t < block) & (i + 16 * t < n)
         total += _measure(x, e, row * n + i + 16 * t, inside, tau, KIND, HAS_MEMORY)
-    tl.store(out + row * count + j, _halves(total, ROWS), j < count)
+    tl.store(out + row * count + j, halves(total, ROWS), j < count)
 
 
 @triton.jit
@@ -219,3 +257,47 @@ def join_pieces_kernel(pieces_of, out, blocks, pieces, ROWS: tl.constexpr):
     for j in range(1, pieces):
         total += tl.load(pieces_of + k * pieces + j, inside, 0.0)
     tl.store(out + k, total, inside)
+
+
+# ---- lists ----------------------------------------------------------------------------------------------------------
+@triton.jit
+def scan_kernel(counts, begins, total, tiles, CHUNK: tl.constexpr):
+    """``counts [rows, tiles]`` int32 -> ``begins``: the sum of those before, in each row; ``total [rows]``: of all.
+
+    One program takes a row: nothing here depends on the order in which programs run.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, CHUNK)
+    carry = tl.zeros((1,), tl.int32)
+    for first in range(0, tiles, CHUNK):
+        at = row * tiles + first + lane
+        count = tl.load(counts + at, first + lane < tiles, 0)
+        up_to = tl.cumsum(count, 0)
+        tl.store(begins + at, carry + up_to - count, first + lane < tiles)
+        carry += tl.sum(count, 0)
+    tl.store(total + row + tl.zeros((1,), tl.int64), carry)
+
+
+@triton.jit
+def first_reaching(lists, bound, k, steps, inside):
+    """int64: of each list of k ascending int64 the place of the first that is at least ``bound``; k where none is.
+
+    steps: at least ``k.bit_length()``.
+    """
+    low = bound - bound
+    high = low + k
+    for _ in range(steps):
+        middle = (low + high) // 2
+        open_ = inside & (low < high)
+        below = open_ & (tl.load(lists + middle, open_, 0) < bound)
+        high = tl.where(open_ & (below == 0), middle, high)
+        low = tl.where(below, middle + 1, low)
+    return low
+
+
+def scan(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """``counts [rows, tiles]`` int32 -> (how many come before each in its row, ``[rows]`` how many there are)."""
+    rows, tiles = counts.shape
+    begins, total = torch.empty_like(counts), counts.new_zeros(rows)
+    launch(scan_kernel, (rows,), counts, begins, total, tiles, CHUNK=1024)
+    return begins, total

@@ -69,6 +69,13 @@ class Memory(Method[Any], Generic[S]):
         return self.method.needs
 
     @property
+    def loses_nothing(self) -> bool:
+        """Whether the means and what workers owe sum to the gradients, as a law then measures: nothing is lost, only late.
+        A memory that decays, or exchanges something else than gradients, says no.
+        """
+        return True
+
+    @property
     def has_scatter(self) -> bool:
         return not self._exchanges_otherwise and self.method.has_scatter
 

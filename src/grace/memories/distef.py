@@ -47,6 +47,10 @@ class DistEF(ErrorFeedback[S], Generic[S]):
 
     mu: Annotated[float, Range(0, below=1)] = 0.9
 
+    @property
+    def loses_nothing(self) -> bool:
+        return self.mu == 0 and self.beta == 1
+
     def init(self, like: Tensor) -> Any:
         state = ErrorFeedback.init(self, like)
         return DistEFState(torch.zeros_like(state.memory), state)

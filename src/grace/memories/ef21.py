@@ -77,6 +77,10 @@ class EF21(Memory[S], Generic[S]):
     def needs(self) -> Needs:
         return self.method.needs | LAGS
 
+    @property
+    def loses_nothing(self) -> bool:
+        return False
+
     def init(self, like: Tensor) -> EF21State:
         local, inner = Memory.init(self, like)
         velocity = None if self._follows_at_once else torch.zeros_like(local)

@@ -71,6 +71,10 @@ class ErrorFeedback(Memory[S]):
         Memory.__post_init__(self)
         object.__setattr__(self, "method", self.method.with_memory())
 
+    @property
+    def loses_nothing(self) -> bool:
+        return self.beta == 1
+
     def init(self, like: Tensor) -> Any:
         memory, inner = Memory.init(self, like)
         return FollowingState(memory, inner, 0.0) if self.follow_lr else FeedbackState(memory, inner)

@@ -52,6 +52,10 @@ class Momentum(Memory[S]):
     def needs(self) -> Needs:
         return self.method.needs | (AVERAGES if self.beta else NOTHING)
 
+    @property
+    def loses_nothing(self) -> bool:
+        return False
+
     def init(self, like: Tensor) -> MomentumState:
         return MomentumState(*Memory.init(self, like))
 

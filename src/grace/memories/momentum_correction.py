@@ -70,6 +70,10 @@ class MomentumCorrection(Memory[S]):
     def needs(self) -> Needs:
         return self.method.needs | (ACCUMULATES if self.momentum else NOTHING)
 
+    @property
+    def loses_nothing(self) -> bool:
+        return self.momentum == 0 and self.clip is None
+
     def init(self, like: Tensor) -> CorrectionState:
         v, inner = Memory.init(self, like)
         return CorrectionState(torch.stack([torch.zeros_like(v), v]), inner)

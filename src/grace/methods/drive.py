@@ -25,7 +25,7 @@ class DRIVE(RotatedCodes):
         0.571 for long blocks; short ones (h < 64) are visibly biased. mse: delta at least 1/h, 0.637 for most inputs.
     Differs from the paper:
         blocks instead of the whole vector, padded; the rest is rotated as in rht, and at most 15 numbers stay as they
-        are. Each worker's part is rotated back before the average, not the average once.
+        are.
     Example:
         >>> method("drive:memory=residual")
         ErrorFeedback(method=Allgather(compressor=DRIVE(block=1024, scale='mse')), beta=1.0, gamma=1.0)

@@ -5,39 +5,26 @@ Letters: F is the largest number of the format, m its fraction bits, 2**least it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
-import torch
 from torch import Tensor
 
-from grace import wire as wires
-from grace.contract.compressor import Compressor
+from grace.contract.compressor import Fused
 from grace.contract.facts import ROUNDING_BIAS, Facts
 from grace.contract.knobs import Count
-from grace.errors import PayloadError
-from grace.flags.refusals import refuse_unless
-from grace.kernels import MOST, add_scaled_, block_abs_max, block_count, block_divide, spread, stochastic_round
+from grace.flags.finite import Flag
+from grace.kernels import E4M3, E5M2, encode_floats, float_bytes, sum_floats
 from grace.random import Stream
 from grace.registry import register
 
-
-class _Format(NamedTuple):
-    dtype: torch.dtype
-    F: float
-    m: int
-    least: int
-
-
-FORMATS = {
-    "e4m3": _Format(torch.float8_e4m3fn, 448.0, 3, -6),
-    "e5m2": _Format(torch.float8_e5m2, 57344.0, 2, -14),
-}
+FORMATS = {"e4m3": E4M3, "e5m2": E5M2}
 
 
 @register("fp8", communicator="allgather", family="cast", cases=["block=32", "fmt=e5m2", "stochastic=true"])
 @dataclass(frozen=True, slots=True)
-class FP8(Compressor):
+class FP8(Fused):
     """Gradients as 8-bit floats, scaled block by block to the full range of the format.
 
     ``C(x)_i = s fp8(x_i / s)`` with ``s = max |x| / F`` of the block that holds i
@@ -69,31 +56,16 @@ class FP8(Compressor):
     block: Count = 512
     stochastic: bool = False
 
-    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        kind = FORMATS[self.fmt]
-        top = block_abs_max(rows, self.block).clamp_max_(MOST)
-        scale, y = block_divide(rows, top / kind.F, self.block)
-        if self.stochastic:
-            y = _stochastic(y, rng, kind)
-        # what casts make of numbers beyond the range differs between versions of torch
-        wire = wires.join(scale, y.clamp_(-kind.F, kind.F).to(kind.dtype))
-        if keep_rest:
-            self.decompress_add_(wire, rows, -1.0, rng)
-        return wire
+    def encode_(
+        self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
+    ) -> tuple[Tensor, Flag]:
+        return encode_floats(rows, FORMATS[self.fmt], self.block, rng if self.stochastic else None, memory, rest)
 
-    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        n, kind = out.shape[1], FORMATS[self.fmt]
-        scales, codes = wires.split(
-            wire, [("scales", torch.float32, block_count(n, self.block)), ("codes", torch.uint8, n)]
-        )
-        value = codes.contiguous().view(kind.dtype).float()
-        refuse_unless(value.isfinite().all(), lambda: PayloadError("field 'codes' must be finite numbers"))
-        value.mul_(spread(wires.check_scale("scales", scales), n, self.block))
-        refuse_unless(value.isfinite().all(), lambda: PayloadError("field 'scales' must be small enough for its codes"))
-        add_scaled_(out, value, scale)
+    def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
+        sum_floats(received, out, FORMATS[self.fmt], self.block, scale, add=add)
 
     def facts(self, n: int) -> Facts:
-        kind, payload = FORMATS[self.fmt], n + 4 * block_count(n, self.block)
+        kind, payload = FORMATS[self.fmt], float_bytes(n, self.block)
         unit, B = 2.0**-kind.m, min(n, self.block)  # spacing of the numbers in [1, 2)
         near_zero = (
             B * (2.0**kind.least * unit / 2 / kind.F) ** 2
@@ -109,11 +81,3 @@ class FP8(Compressor):
                 bias=ROUNDING_BIAS,
             )
         return Facts(contraction=1 - (unit / 2) ** 2 - near_zero, payload=payload)
-
-
-def _stochastic(y: Tensor, rng: Stream, kind: _Format) -> Tensor:
-    """``y [b, n]`` on the grid of the format, rounded at random."""
-    size = y.abs()
-    exponent = size.frexp().exponent.sub_(1).clamp_min_(kind.least) - kind.m  # of the spacing at y
-    level = stochastic_round(size.ldexp(-exponent), rng.uniform(y.numel(), y.device).view(y.shape))
-    return level.ldexp(exponent).copysign_(y)

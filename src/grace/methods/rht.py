@@ -6,6 +6,7 @@ Letters: h the length of a block; R its random rotation, H the orthonormal Hadam
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -43,7 +44,7 @@ class RHT(Compressor):
         The largest number of a block becomes about |x| sqrt(2 ln h / h); a quantizer that is scaled by it gains that
         much on heavy tails. Bounds for single elements, and sparsity, are lost.
     Differs from the paper:
-        each worker's part is rotated back before the average, not the average once.
+        blocks, not the whole vector; the rest is rotated in powers of two, and at most 15 numbers stay as they are.
     Example:
         >>> method("rht:inner=(lpc:bits=3),block=256")
         Allgather(compressor=RHT(inner='(lpc:bits=3)', block=256, rounds=1))
@@ -90,6 +91,11 @@ class RHT(Compressor):
         y = out.new_zeros(out.shape)
         self.quantizer.decompress_add_(wire, y, 1.0, shared)
         add_scaled_(out, rotate_back(y, shared, self.block, self.rounds), scale)
+
+    def aggregate_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream) -> None:
+        shared = _shared_stream(rng)
+        self.quantizer.aggregate_(received, out, scale, shared)
+        out.copy_(rotate_back(out, shared, self.block, self.rounds))  # R is linear: once, for all of them
 
     def facts(self, n: int) -> Facts:
         facts = self.quantizer.facts(n)

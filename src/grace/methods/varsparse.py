@@ -25,7 +25,7 @@ from grace.methods.common.powers_of_two import PowersOfTwo
 from grace.registry import register
 
 
-class Memory(NamedTuple):
+class VarSparseState(NamedTuple):
     """The state: r and d, like x; and the root of the sum of squares of this step's samples, if they were observed."""
 
     r: Tensor
@@ -35,7 +35,7 @@ class Memory(NamedTuple):
 
 @register("varsparse", family="sparsification", aliases=("variance",))
 @dataclass(frozen=True, slots=True)
-class VarSparse(Method[Memory]):
+class VarSparse(Method[VarSparseState]):
     """Variance-based sparsification: a number waits until its sum is certain, relative to the squares of its parts.
 
     ``r = r + mean of z_j;  v = v + sum over j of (z_j / m)^2``, z_1 ... z_m the samples of this step; where
@@ -75,16 +75,16 @@ class VarSparse(Method[Memory]):
     keep_error: bool = True
     index: IndexCode = "auto"
 
-    def init(self, like: Tensor) -> Memory:
+    def init(self, like: Tensor) -> VarSparseState:
         r = torch.zeros(like.shape, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
-        return Memory(r, torch.zeros_like(r), None)
+        return VarSparseState(r, torch.zeros_like(r), None)
 
-    def observe(self, state: Memory, sample: Tensor, samples: int) -> Memory:
+    def observe(self, state: VarSparseState, sample: Tensor, samples: int) -> VarSparseState:
         """The state after one of this step's ``samples`` samples; it replaces ``state``."""
         seen = torch.zeros_like(state.d) if state.seen is None else state.seen
         return state._replace(seen=torch.hypot(seen, sample.to(seen.dtype) / samples))
 
-    def exchange(self, x: Tensor, state: Memory, peer: Peer) -> Exchange[Exchanged[Memory]]:
+    def exchange(self, x: Tensor, state: VarSparseState, peer: Peer) -> Exchange[Exchanged[VarSparseState]]:
         r, d, lent = (peer.lent.scratch(tuple(x.shape), x, state.r.dtype) for _ in range(3))
         torch.add(state.r, x, out=r)
         torch.hypot(state.d, x.to(d.dtype) if state.seen is None else state.seen, out=d)
@@ -101,12 +101,12 @@ class VarSparse(Method[Memory]):
         after = succeed(True, d.mul_(math.sqrt(self.zeta)).masked_fill_(sent, 0.0), state.d, peer.lent)
         left = torch.where(sent, out.rest if self.keep_error else 0.0, r)
         mean, finite = narrow(out.mean, x.dtype, True, left)
-        return Exchanged(mean, None, Memory(succeed(finite, left, state.r, peer.lent), after, None), finite)
+        return Exchanged(mean, None, VarSparseState(succeed(finite, left, state.r, peer.lent), after, None), finite)
 
-    def kinds(self, state: Memory) -> Any:
+    def kinds(self, state: VarSparseState) -> Any:
         return ("debt", "own", "own")
 
-    def owed(self, state: Memory) -> Tensor | None:
+    def owed(self, state: VarSparseState) -> Tensor | None:
         return state.r
 
     def facts(self, like: Tensor) -> Facts:

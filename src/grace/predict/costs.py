@@ -34,7 +34,7 @@ _NARROW = 2.0
 COPIES = 1.7  # y.add_(x): what DistributedDataParallel does to put gradients into its buckets
 
 
-class Network(Protocol):
+class Carrier(Protocol):
     """What moving bytes takes."""
 
     def move(self, kind: str, tally: Tally, world: int) -> Phase:
@@ -56,7 +56,7 @@ class Assumed:
     lines: Mapping[str, Link] = field(default_factory=dict)
 
     def move(self, kind: str, tally: Tally, world: int) -> Phase:
-        """See :class:`Network`."""
+        """See :class:`Carrier`."""
         name, narrow, axis = split_kind(kind)
         link = self.lines.get(axis, self.link)
         moved = tally.count * wire_bytes(kind, tally.bytes / tally.count, world) if tally.count else 0.0
@@ -73,7 +73,7 @@ class Probed:
     link: Link | None = None
 
     def move(self, kind: str, tally: Tally, world: int) -> Phase:
-        """See :class:`Network`."""
+        """See :class:`Carrier`."""
         if not tally.count:
             return 0.0, 0.0
         seconds = self.timings.seconds(kind, tally.bytes / tally.count, world, self.link)
@@ -132,7 +132,7 @@ class Cost:
             return self._replay(world)
         return infer([self._replay(one) for one in self._worlds], world)
 
-    def jobs(self, step: Step, network: Network, world: int) -> list[list[Phase]]:
+    def jobs(self, step: Step, network: Carrier, world: int) -> list[list[Phase]]:
         """The phases of each bucket."""
         replay = self.at(world)
         total = sum(step.numbers)
@@ -141,7 +141,7 @@ class Cost:
             for numbers, codec, moved in zip(step.numbers, replay.codec, replay.moved, strict=True)
         ]
 
-    def seconds(self, step: Step, network: Network, world: int, lanes: int = 1) -> float:
+    def seconds(self, step: Step, network: Carrier, world: int, lanes: int = 1) -> float:
         """Seconds of a step."""
         return play(step.compute, step.threads, step.cores, step.ready, self.jobs(step, network, world), lanes)
 
@@ -151,7 +151,7 @@ class Cost:
 
 
 def phases(
-    codec: float, moved: Mapping[str, Tally], network: Network, world: int, axes: Mapping[str, int] | None = None
+    codec: float, moved: Mapping[str, Tally], network: Carrier, world: int, axes: Mapping[str, int] | None = None
 ) -> list[Phase]:
     """A bucket's phases: half of its codec, what it moves, the other half.
 

@@ -21,7 +21,7 @@ from grace.compute import resources
 from grace.contract.method import Method
 from grace.contract.peer import Peer
 from grace.grid import Grid
-from grace.predict.costs import Network
+from grace.predict.costs import Carrier
 from grace.predict.probe import middle
 from grace.predict.replay import Echo, heavy_tailed
 from grace.predict.timeline import Phase
@@ -83,7 +83,7 @@ class Rate:
         )
         return cls(world, codec, moved, axes or {})
 
-    def phases(self, numbers: Sequence[int], network: Network, *, bytes_scale: float = 1.0) -> list[Phase]:
+    def phases(self, numbers: Sequence[int], network: Carrier, *, bytes_scale: float = 1.0) -> list[Phase]:
         """The phases of a bucket of tensors of so many numbers, which travel together.
 
         Args:

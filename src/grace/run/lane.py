@@ -1,4 +1,6 @@
-"""Where exchanges run: on one thread, in the order of submission, or at once where they are asked for."""
+"""Where exchanges run: on one thread, in the order of submission, on an accelerator with a stream of its own; or at once where
+they are asked for.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,8 @@ from collections.abc import Callable
 from typing import ClassVar, Protocol, TypeAlias
 
 import torch
+
+from grace.run.streams import CudaStreams, Streams
 
 _Jobs: TypeAlias = "queue.SimpleQueue[Callable[[], None] | None]"
 
@@ -22,15 +26,16 @@ class Lane(Protocol):
         """Does ``job`` after all that was submitted before."""
 
     def drain(self) -> None:
-        """Returns once everything submitted is done."""
+        """Returns once everything submitted is done, or will be before what the current stream is given from now on."""
 
     def close(self) -> None:
         """Ends the lane once everything submitted is done."""
 
 
 def lane_for(device: torch.device) -> Lane:
-    """The lane for gradients on this device: a CUDA device has a stream of its own, where jobs are only enqueued."""
-    return Inline() if device.type == "cuda" else ThreadLane("grace-exchange")
+    """The lane for gradients on this device."""
+    name = "grace-exchange"
+    return StreamLane(name, CudaStreams(device)) if device.type == "cuda" else ThreadLane(name)
 
 
 class Inline:
@@ -75,6 +80,49 @@ class ThreadLane:
         """Ends the thread once everything submitted is done."""
         self._jobs.put(None)
         self._thread.join(seconds)
+
+
+class StreamLane:
+    """A :class:`ThreadLane` whose jobs submit to a stream of their own, which begins each job when what had been submitted
+    before it was asked for is done. So neither the thread nor the stream of the backward pass waits for codecs and networks, a
+    codec that asks the host or a network that blocks it (gloo) included.
+
+    Whatever a job frees, or others free that it has used, may be given away while its stream still reads it, if another stream
+    has allocated it: a job's tensors live until :meth:`drain`, or until a future has been waited for that was set in the job.
+    While a graph is captured jobs are done at once: a thread cannot be captured.
+    """
+
+    overlaps: ClassVar[bool] = True
+
+    def __init__(self, name: str, streams: Streams):
+        self._streams, self._own = streams, streams.make()
+        self._thread = ThreadLane(name)
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Queues ``job`` after all that was submitted before."""
+        streams, own = self._streams, self._own
+        ready = streams.record(streams.current())
+
+        def run() -> None:
+            streams.wait(own, ready)
+            with streams.use(own):
+                job()
+
+        if streams.capturing():
+            self._thread.drain()
+            run()
+        else:
+            self._thread.submit(run)
+
+    def drain(self) -> None:
+        """Returns once everything submitted has been given to the stream, which the current stream then waits for."""
+        self._thread.drain()
+        self._streams.wait(self._streams.current(), self._streams.record(self._own))
+
+    def close(self) -> None:
+        """Ends the thread once everything submitted has been given to the stream, which the current stream then waits for."""
+        self._thread.close()
+        self._streams.wait(self._streams.current(), self._streams.record(self._own))
 
 
 def _work(jobs: _Jobs) -> None:

@@ -26,17 +26,27 @@ class Log:
         worker, stats: of the exchange.
         every: steps from one line to the next.
         errors_every: steps from one measurement of compression errors to the next; 0: none.
+        more: what else there is to tell.
 
     Raises:
         ConfigurationError: nothing that Grace can log to, or a knob out of range.
     """
 
-    def __init__(self, to: Any, worker: Worker, stats: Stats, *, every: int = 1, errors_every: int = 0):
+    def __init__(
+        self,
+        to: Any,
+        worker: Worker,
+        stats: Stats,
+        *,
+        every: int = 1,
+        errors_every: int = 0,
+        more: Callable[[], dict[str, float]] = dict,
+    ):
         if type(every) is not int or every < 1:
             raise out_of_range("log", "every", every, "a whole number >= 1")
         if type(errors_every) is not int or errors_every < 0:
             raise out_of_range("log", "errors_every", errors_every, "a whole number >= 0; 0 measures none")
-        self._tell = find_sink(to)
+        self._tell, self._more = find_sink(to), more
         self._worker, self._stats, self._every, self._errors_every = worker, stats, every, errors_every
         self._last = _totals(stats)
         self._errors: dict[str, float] = {}  # measured since the last line
@@ -50,7 +60,8 @@ class Log:
         if self.measures(self._stats.steps):
             self._errors.update(self._worker.distortions)
         if self._stats.steps % self._every == 0:
-            self._tell({PREFIX + key: value for key, value in self._read().items()}, step)
+            values = self._read() | self._more()
+            self._tell({PREFIX + key: value for key, value in values.items()}, step)
 
     def _read(self) -> dict[str, float]:
         """What the steps since the last reading were like, per step."""
@@ -74,10 +85,13 @@ class Logs:
         self._logs: list[Log] = []
         self._told = 0  # steps that the logs have been told of
         self._warned = False
+        self.more: Callable[[], dict[str, float]] = dict  # what else there is to tell
 
     def add(self, to: Any, *, every: int = 1, errors_every: int = 0) -> None:
         """See :class:`Log`; from the coming step on."""
-        self._logs.append(Log(to, self._worker, self._stats, every=every, errors_every=errors_every))
+        self._logs.append(
+            Log(to, self._worker, self._stats, every=every, errors_every=errors_every, more=lambda: self.more())
+        )
         self._told = self._stats.steps
         self._look_ahead()
 

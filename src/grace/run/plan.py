@@ -44,7 +44,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ExchangePlan:
     """All that one worker exchanges in a step. Iterates over its :class:`Row` objects, and prints as a table.
 
     rows: in the order of the parameters. world: workers. step: the global step that it is for.
@@ -106,7 +106,7 @@ def plan_groups(
     policy: Policy,
     peer: Peer,
     scattered: Callable[[str, Method[Any], Tensor], Traffic | None] | None = None,
-) -> Plan:
+) -> ExchangePlan:
     """The plan of these groups, under a policy for groups.
 
     ``scattered``: if they are rows, of which each worker learns its own mean, what is moved for one, by name.
@@ -125,7 +125,7 @@ def plan_groups(
         share = None if sent is None or not total else sent / total
         label = spell(method)
         rows.append(Row(group.name, group.members, tuple(x.shape), label, label != "none", sent, dense, share))
-    return Plan(tuple(rows), peer.world, peer.step)
+    return ExchangePlan(tuple(rows), peer.world, peer.step)
 
 
 def warn_uncompressed(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
@@ -153,7 +153,7 @@ def plan(
     bucket_bytes: int = Options.bucket_bytes,
     step: int = 0,
     steps_per_epoch: int | None = Options.steps_per_epoch,
-) -> Plan:
+) -> ExchangePlan:
     """What rank 0 of ``world`` workers would exchange for these tensors, without a job.
 
     Args:

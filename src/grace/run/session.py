@@ -15,6 +15,7 @@ from torch import Tensor
 from grace.collectives import Exchange
 from grace.contract.method import Method
 from grace.contract.peer import Peer
+from grace.contract.workspace import Workspace
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError, ReplicasDifferError, StateError
 from grace.registry import spell
 from grace.registry.policy import Policy
@@ -23,11 +24,12 @@ from grace.run.fingerprint import fingerprint
 from grace.run.groups import Group, form_groups, regroup, whole_groups
 from grace.run.log import Logs
 from grace.run.options import DEFAULTS, Options
-from grace.run.plan import Plan, plan_groups, warn_uncompressed
+from grace.run.plan import ExchangePlan, plan_groups, warn_uncompressed
 from grace.run.replicas import Replicas, repair_
 from grace.run.saved import WorkerState, check_form
 from grace.run.stats import Stats
-from grace.run.worker import Worker, check_tensor
+from grace.run.streams import CudaStreams, StreamOrder
+from grace.run.worker import Worker, check_tensor, refuse_devices
 from grace.transports.agreement import agree, compare_loads
 from grace.transports.base import Transport, describe, find_axes
 from grace.transports.checked import Checked
@@ -93,16 +95,29 @@ class Session:
             raise ConfigurationError("there is nothing to exchange: no parameter requires a gradient")
         for name, x in like.items():
             check_tensor(name, x)
+        refuse_devices(like)
         self.like = {name: x.detach() for name, x in like.items()}
+        device = next(iter(self.like.values())).device
+        self._device = None if device.type == "meta" else device
         self._kinds = {name: (x.shape, x.dtype) for name, x in self.like.items()}
         self._dense_bytes = sum(x.numel() * x.element_size() for x in self.like.values())
         self.options, self._knobs = options, {**asdict(options), **(knobs or {})}
         policy = Policy.of(method)
         groups, group_policy = form_groups(self.like, policy, options)
         self._sort_into(groups)
+        self._turn = threading.RLock()
+        self.error: BaseException | None = None
+        self._order = StreamOrder(CudaStreams(device)) if device.type == "cuda" else None
+        self._tracer = Tracer(transport.rank, transport.world)
+        self.stats = Stats(transport.world)
+        self._connect(transport, policy)
+        self.worker = Worker(group_policy, self.rank, self.world, options, axes=find_axes(self._transport))
+        self.logs = Logs(self.worker, self.stats)
+
+    def _connect(self, transport: Transport, policy: Policy) -> None:
+        """Agrees with the other ranks of this transport, and uses it."""
         transport = lay_out(transport, policy.axes(transport.world))
         self.rank, self.world = transport.rank, transport.world
-        self.worker = Worker(group_policy, self.rank, self.world, options, axes=find_axes(transport))
         self._transport, self.transport = transport, describe(transport)
         try:
             self._agree(policy)
@@ -112,17 +127,27 @@ class Session:
         except BaseException:
             transport.close()
             raise
-        self._checked = Checked(transport) if options.check else None
+        self._checked = Checked(transport) if self.options.check else None
         self._timed = Timed(self._checked or transport)
-        self._tracer = Tracer(self.rank, self.world, find_axes(transport))
-        self.replicas = Replicas(self.like, options.check_replicas_every, self.world, options.on_difference)
-        self._turn = threading.RLock()
-        self.error: BaseException | None = None
+        self._timed.collectives = self.stats.collectives
+        self._tracer.place(self.rank, self.world, find_axes(transport))
+        self.stats.world = self.world
+        self.replicas = Replicas(self.like, self.options.check_replicas_every, self.world, self.options.on_difference)
         self._closed = False
-        self.stats = Stats(self.world, collectives=self._timed.collectives)
-        self.logs = Logs(self.worker, self.stats)
         self._finalizer = weakref.finalize(self, transport.close)
         self._finalizer.atexit = False  # at exit the process ends, and its connections with it
+
+    def reconnect(self, transport: Transport) -> None:
+        """Goes on over another transport, between other workers, also after an error. All of them call it, or begin.
+
+        :class:`grace.run.elastic.Elastic` calls it, and sees to what workers owe.
+
+        Raises:
+            FingerprintMismatch: ranks that differ, on every rank; the session is closed then.
+        """
+        self.close()
+        self._connect(transport, self._policy)
+        self.error = None
 
     def _sort_into(self, groups: Sequence[Group]) -> None:
         self.groups = groups
@@ -130,6 +155,7 @@ class Session:
 
     def _agree(self, policy: Policy) -> None:
         agree(fingerprint(policy, self.like, self._knobs), self._transport)
+        self._policy = policy
 
     def _look_at(self, policy: Policy) -> None:
         """Warns of what was hardly intended, on all ranks alike."""
@@ -175,7 +201,7 @@ class Session:
         """Refuses a tensor that is not like the one that was agreed on.
 
         Raises:
-            InputError: an unknown name, another shape or dtype, a sparse tensor.
+            InputError: an unknown name, another shape or dtype, a sparse tensor, a tensor on another device.
         """
         kind = self._kinds.get(name)
         if kind is None:
@@ -184,6 +210,11 @@ class Session:
             check_tensor(name, x)
             raise InputError(
                 f"{name!r} is {x.dtype} {tuple(x.shape)}, and was {kind[1]} {tuple(kind[0])} when it began"
+            )
+        if self._device is not None and x.device != self._device:
+            raise InputError(
+                f"{name!r} is on {x.device}, and what is exchanged with it on {self._device}: move it there, or let each "
+                "device have a handle of its own"
             )
 
     def exchange_groups(
@@ -287,6 +318,21 @@ class Session:
         with self.turn(), self.stats.time(self._timed):
             return self._drive(exchange)
 
+    @property
+    def network(self) -> Transport:
+        """What it runs over, for whoever measures it: all ranks ask it alike, between two exchanges; nothing is counted."""
+        self._check_open()
+        return self._transport
+
+    def tell(self, text: str, seconds: float) -> list[str]:
+        """Everyone's text, in the order of the ranks; see :class:`grace.transports.base.Transport`."""
+        return self._transport.tell(text, seconds=seconds)
+
+    def grouped(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """These tensors as groups, whole ones."""
+        groups = whole_groups(tensors, self.group_of)
+        return {group.name: group.join(tensors, Workspace()) for group in groups}
+
     def peer(self, name: str = "") -> Peer:
         """Who this worker is in an exchange of a tensor of this name, in the coming step."""
         return self.worker.peer(name)
@@ -322,9 +368,9 @@ class Session:
         """An uninitialized tensor like this one, to be filled and given to the coming exchange."""
         return self.worker.workspace.take(tuple(like.shape), like.dtype, like.device)
 
-    def start_alike(self, tensors: Iterable[Tensor]) -> None:
-        """Copies rank 0's numbers into these tensors, of whatever dtype, on all ranks."""
-        broadcast_(tensors, self._transport, 0)
+    def start_alike(self, tensors: Iterable[Tensor], root: int = 0) -> None:
+        """Copies the numbers of rank ``root`` into these tensors, of whatever dtype, on all ranks."""
+        broadcast_(tensors, self._transport, root)
 
     # ---- failures ---------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
@@ -339,6 +385,8 @@ class Session:
         if not self._turn.acquire(blocking=False):
             raise GraceError("another thread is in a step: exchanges need one order, which all ranks share")
         try:
+            if self._order is not None:
+                self._order.enter()
             yield
         except NonFiniteError:
             raise
@@ -373,7 +421,7 @@ class Session:
         """Which method for which tensor, or group of tensors."""
         return self.worker.policy
 
-    def plan(self) -> Plan:
+    def plan(self) -> ExchangePlan:
         """What this worker exchanges in the coming step, if that is all, and what it sends for it."""
         return plan_groups(self.groups, self.like, self.worker.policy, self.peer())
 
@@ -397,8 +445,15 @@ class Session:
             self.worker.owe(owed)
         self._sort_into(groups)
 
-    def offer(self, choices: Sequence[Policy | Method[Any] | str]) -> None:
-        """The ranks agree once on what :meth:`use` then changes between, without asking again; the first is used from now on.
+    def offer(
+        self, choices: Sequence[Policy | Method[Any] | str], first: int = 0, *, also: Mapping[str, str] | None = None
+    ) -> None:
+        """The ranks agree once on what :meth:`use` then changes between, without asking again. From now on ``first`` is used.
+
+        Args:
+            choices: methods or policies.
+            first: the number of one of them.
+            also: what else the ranks must have in common, each under its name.
 
         Raises:
             FingerprintMismatch: the ranks offer different choices. They go on as before then.
@@ -414,9 +469,12 @@ class Session:
         for policy in policies:
             self._check_axes(policy)
         texts = {f"choice {number}": repr(policy) for number, policy in enumerate(policies)}
-        agree({"choices": str(len(policies)), **texts}, self._transport)
+        agree(
+            {"choices": str(len(policies)), "choice that is used first": str(first), **texts, **(also or {})},
+            self._transport,
+        )
         self.worker.offer(policies)
-        self.worker.use(0)
+        self.worker.use(first)
 
     def use(self, number: int, *, trial: bool = False) -> None:
         """Uses one of the choices from the next step on. All ranks call it alike, between two steps; nothing is compared.

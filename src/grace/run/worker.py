@@ -46,6 +46,24 @@ def check_tensor(name: str, x: Tensor) -> None:
         raise InputError(f"{name!r} is {str(x.dtype).removeprefix('torch.')}; legal: {legal}{hint}")
 
 
+def refuse_devices(tensors: Mapping[str, Tensor]) -> None:
+    """Refuses tensors on several devices: they are sent together. Tensors without numbers (meta) stand for any.
+
+    Raises:
+        InputError: names two of them.
+    """
+    places: dict[torch.device, str] = {}
+    for name, x in tensors.items():
+        if x.device.type != "meta":
+            places.setdefault(x.device, name)
+    if len(places) > 1:
+        (a, first), (b, second), *_ = places.items()
+        raise InputError(
+            f"{first!r} is on {a} and {second!r} on {b}; a model is exchanged from one device: move it to one "
+            f"(model.to({str(a)!r})), or let a process have each device"
+        )
+
+
 class Worker:
     """The exchanges of one worker, step by step. All ranks must call it in the same order.
 
@@ -60,6 +78,8 @@ class Worker:
     ``plans``: whether tensors of one method are exchanged as one batch (``GRACE_PLANS``): the same bits in less time.
     ``measures``: whether tensors of the coming step are compressed a second time, to see what is lost: |x - C(x)| / |x| by
     tensor is then in ``distortions``, and the time that took in ``aside_seconds``.
+    ``holds``: whether what exchanges make of the states counts only after :meth:`commit`, so that all since the last one can
+    be undone by :meth:`abandon`; this takes the room of the memories once more.
     """
 
     def __init__(
@@ -94,7 +114,13 @@ class Worker:
         self.distortions: dict[str, float] = {}
         self.aside_seconds = 0.0
         self._pending = PendingFlags()
+        self._given: list[
+            Any
+        ] = []  # from outside: another stream's, perhaps, and freed only when that has waited for a step
+        self._used: list[Any] = []
         self.watch = DebtWatch()
+        self.holds = False
+        self._before: tuple[dict[str, tuple[Method[Any], Any]], dict[str, Tensor]] | None = None
 
     def exchange(self, tensors: Mapping[str, Tensor]) -> Exchange[dict[str, Exchanged[Any]]]:
         """Averages these tensors over the workers in as few collectives as possible. The tensors are donated; the
@@ -119,6 +145,8 @@ class Worker:
     def _begin(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Method[Any], Tensor, Any, Peer]]:
         """Each tensor, with what is owed to it, its method, that one's state, and who this worker is."""
         self._learn()
+        if self.holds and self._before is None:
+            self._before, self.workspace.holds = (dict(self._states), dict(self._owed)), True
         for name, x in tensors.items():
             method, state = self._ready(name, x)
             if name in self._owed:
@@ -277,6 +305,7 @@ class Worker:
         self.watch.end_step()
         self.step += 1
         self._pending.send()
+        self._used, self._given = self._given, []
 
     def memory_norm(self) -> float:
         """The norm of what this worker owes the model: the square root of its sum of squares over all tensors."""
@@ -322,6 +351,7 @@ class Worker:
 
     def adopt(self, state: WorkerState) -> None:
         """Goes on from there."""
+        self._given.append(state)
         self.step, self.seed, self._states, self._owed = state.step, state.seed, state.states, state.owed
         self._instalments = dict(state.instalments)
         self._parked, self._settling = Parked(), set()
@@ -336,6 +366,11 @@ class Worker:
         self._check_epochs(policy)
         self.policy, self.watch = policy, DebtWatch()
         self._home, self._choices, self._settling = policy, (), self._parked.names()
+
+    @property
+    def home(self) -> Policy:
+        """The policy that is used, or that the worker comes back to after a trial."""
+        return self._home
 
     def offer(self, choices: Sequence[Policy]) -> None:
         """From now on :meth:`use` changes between these; the worker goes on as it does until then.
@@ -376,6 +411,20 @@ class Worker:
         self._parked, self._settling, self._instalments = Parked(), set(), {}
         return owed
 
+    # ---- steps that may fail ----------------------------------------------------------------------------------------
+    def commit(self) -> None:
+        """What was exchanged counts."""
+        self._before, self.workspace.holds = None, False
+        self.workspace.reset()
+
+    def abandon(self) -> None:
+        """States are as they were at the last :meth:`commit`."""
+        if self._before is not None:
+            self._states, self._owed = self._before
+            self._pending = PendingFlags()
+            self.workspace.forget()
+            self.commit()
+
     # ---- other workers ----------------------------------------------------------------------------------------------
     def regroup(self, rank: int, world: int, axes: Mapping[str, tuple[int, int]] | None = None) -> None:
         """From now on this worker is ``rank`` of ``world`` workers, others than before; see :mod:`grace.run.members`."""
@@ -405,4 +454,5 @@ class Worker:
 
     def owe(self, owed: Mapping[str, Tensor]) -> None:
         """Adds this to the next gradients."""
+        self._given.append(owed)
         self._owed.update(owed)

@@ -7,6 +7,6 @@ from __future__ import annotations
 
 from grace.schedules.delayed import Delayed
 from grace.schedules.schedule import Schedule
-from grace.schedules.scheduled import Scheduled, Template
+from grace.schedules.scheduled import MethodTemplate, Scheduled
 
-__all__ = ["Delayed", "Schedule", "Scheduled", "Template"]
+__all__ = ["Delayed", "MethodTemplate", "Schedule", "Scheduled"]

@@ -23,7 +23,7 @@ from grace.schedules.schedule import Schedule
 _SAMPLES = ((256, 256), (1000,))  # shapes at which states are compared at construction
 
 
-class Template(Protocol):
+class MethodTemplate(Protocol):
     """Builds a method from knobs: a template of the registry. Hashable."""
 
     @property
@@ -35,7 +35,7 @@ class Template(Protocol):
 
 
 @functools.lru_cache(maxsize=1024)
-def _build(template: Template, knobs: tuple[tuple[str, Hashable], ...]) -> Method[Any]:
+def _build(template: MethodTemplate, knobs: tuple[tuple[str, Hashable], ...]) -> Method[Any]:
     return template.build(dict(knobs))
 
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from grace.errors import ConfigurationError
@@ -28,20 +29,23 @@ def init_process_group(backend: str = "gloo", *, timeout: datetime.timedelta | N
     """``torch.distributed.init_process_group`` for a worker of any launcher: torchrun (safe for restarts on one machine),
     ``mpirun`` or ``mpiexec``, Slurm's ``srun``, or one of several processes of ``jax.distributed``.
 
-    Under MPI's launchers LOCAL_RANK is set as torchrun would, where it is not.
+    Under MPI's launchers LOCAL_RANK is set as torchrun would, where it is not. With "nccl" it becomes the current CUDA device.
 
     Args:
         backend: of ``torch.distributed``: "gloo", "nccl".
         timeout: of the process group; None is torch's own.
 
     Raises:
-        ConfigurationError: the launcher says only half of what is needed; the message says what to set.
+        ConfigurationError: the launcher says only half of what is needed; the message says what to set. Or "nccl" without a
+            CUDA device for each worker of this machine.
 
     Example:
         >>> grace.init_process_group()  # doctest: +SKIP
     """
     guard_exit()
     env = os.environ
+    if backend == "nccl":
+        _take_device()
     if prefix := name_attempt():
         rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])
         kept = dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), world, is_master=False)
@@ -59,6 +63,27 @@ def init_process_group(backend: str = "gloo", *, timeout: datetime.timedelta | N
         dist.init_process_group(backend, init_method=address, rank=place.rank, world_size=place.world, timeout=timeout)
     else:
         dist.init_process_group(backend, timeout=timeout)
+
+
+def _take_device() -> None:
+    """Makes the device of this worker's place on its machine the current one, where a launcher has said which place it is."""
+    if not dist.is_nccl_available() or not torch.cuda.is_available():
+        why = (
+            "this torch is built without it"
+            if not dist.is_nccl_available()
+            else "this machine has none that torch finds"
+        )
+        raise ConfigurationError(f"the backend 'nccl' needs a CUDA device, and {why}; legal here: 'gloo'")
+    count, text = torch.cuda.device_count(), os.environ.get("LOCAL_WORLD_SIZE", "1")
+    workers = int(text) if text.isdecimal() else 1
+    if workers > count:
+        raise ConfigurationError(
+            f"the backend 'nccl' refuses two workers on one device, and this machine has {workers} workers and {count} CUDA "
+            f"devices; start at most {count} workers here, or use 'gloo', over which several share a device"
+        )
+    place = os.environ.get("LOCAL_RANK", "")
+    if place.isdecimal() and int(place) < count:
+        torch.cuda.set_device(int(place))
 
 
 def find_jax() -> Any:

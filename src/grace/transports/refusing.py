@@ -12,6 +12,8 @@ from grace.errors import TransportError
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SUMMABLE = (*FLOATS, torch.uint8, torch.int8, torch.int32, torch.int64)
 MOVABLE = (*SUMMABLE, torch.bool)
+# The devices of the tensors that a backend of torch.distributed takes; others take what torch lets them.
+DEVICES = {"gloo": ("cpu", "cuda"), "nccl": ("cuda",)}
 
 
 def refuse_unfit(op: Collective, rank: int, world: int, devices: Collection[str] = ()) -> None:

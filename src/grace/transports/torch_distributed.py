@@ -10,6 +10,9 @@ The pitfalls of that platform are dealt with here, and nowhere else:
 - gloo sums in a reduce-scatter there, whatever it is asked for: a maximum goes another way.
 - a collective that gloo refuses on one rank poisons the group for all: dtypes and operations are checked before
   anything is sent (:meth:`TorchDistributed.run`).
+- gloo takes CUDA tensors in some collectives only: they all go through the host (:func:`through_host`).
+- NCCL waits for both ends of a message before the next: those of a permutation are given to it at once. It reports failures
+  when it likes, and a rank that leaves must abort what it waits for (:func:`abort`). It has no booleans: they travel as bytes.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
+import dataclasses
 import functools
 import os
 import time
@@ -41,7 +45,7 @@ from grace.collectives import (
     signature,
 )
 from grace.errors import TransportError
-from grace.transports.refusing import refuse_unfit
+from grace.transports.refusing import DEVICES, refuse_unfit
 from grace.transports.store import tell_over_store
 
 _EXIT_SECONDS = 0.05
@@ -59,6 +63,31 @@ _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", Non
 def guard_exit() -> None:
     """Sleeps for a moment when the interpreter exits; see the top of this file."""
     atexit.register(time.sleep, _EXIT_SECONDS)
+
+
+def through_host(op: Collective, run: Callable[[Collective], Tensor]) -> Tensor:
+    """Runs a collective of an accelerator's tensors on copies in the host's memory; the host waits for them."""
+    device = op.buf.device
+    into = getattr(op, "into", None)
+    changed: dict[str, Any] = {"buf": op.buf.cpu()}
+    if isinstance(op, AllGather):
+        changed["into"] = None
+    if isinstance(op, AllReduce):
+        changed["donate"] = True
+    answer = run(dataclasses.replace(op, **changed))
+    return answer.to(device) if into is None else into.copy_(answer)
+
+
+def abort(group: Any) -> None:
+    """Ends all that NCCL does in this group, on this rank: what waits for other ranks fails at once. From torch 2.6 on; before
+    that the group is only destroyed.
+    """
+    end = getattr(dist.distributed_c10d, "_abort_process_group", None)
+    with contextlib.suppress(RuntimeError, ValueError, AssertionError):
+        if end is not None and group is not dist.group.WORLD:
+            end(group)
+        elif hasattr(group, "abort"):
+            group.abort()
 
 
 def name_attempt() -> str:
@@ -113,6 +142,11 @@ class TorchDistributed:
         transport._ranks = tuple(transport._ranks[rank] for rank in ranks)
         return transport
 
+    @classmethod
+    def forget(cls) -> None:
+        """The default process group is another one, with a store of its own, in which nobody has told anything yet."""
+        cls._told.clear()
+
     def split(self, ranks: Sequence[int]) -> TorchDistributed:
         """A transport between some of its ranks, this one among them; see :meth:`among`."""
         return type(self).among(ranks, self._home)
@@ -151,6 +185,8 @@ class TorchDistributed:
             until = time.monotonic() + _RELEASE_SECONDS
             while any(view() is not None for view in tuple(self._lent)) and time.monotonic() < until:
                 time.sleep(1e-4)
+            if error is not None and self._backend == "nccl":
+                abort(group)
             with contextlib.suppress(RuntimeError, ValueError, AssertionError):
                 dist.destroy_process_group(group)
 
@@ -169,8 +205,12 @@ class TorchDistributed:
             raise TransportError(
                 f"rank {self.rank} has no group before its first tell, and cannot ask for {signature(op)}"
             )
-        refuse_unfit(op, self.rank, self.world)
+        refuse_unfit(op, self.rank, self.world, DEVICES.get(str(self._backend), ()))
         try:
+            if op.buf.device.type != "cpu" and self._backend == "gloo":
+                return through_host(op, lambda staged: self._run(staged, group))
+            if op.buf.dtype == torch.bool and self._backend == "nccl":
+                return self._run(_as_bytes(op), group).view(torch.bool)
             return self._run(op, group)
         except (RuntimeError, ValueError) as error:  # no narrower class; ValueError: a destroyed group
             raise TransportError(
@@ -216,7 +256,10 @@ class TorchDistributed:
 
     def _permute(self, op: Permute, buf: Tensor, group: dist.ProcessGroup) -> Tensor:
         out = torch.zeros_like(buf)
-        works = []
+        works: list[Any] = []
+        if self._backend == "nccl":
+            works = self._batch(op, buf, out, group)
+            op = dataclasses.replace(op, pairs=())
         for source, destination in op.pairs:
             if source == destination == self.rank:
                 out.copy_(buf)
@@ -229,11 +272,34 @@ class TorchDistributed:
                 work.wait()
         return out
 
+    def _batch(self, op: Permute, buf: Tensor, out: Tensor, group: dist.ProcessGroup) -> list[Any]:
+        """A permutation's messages of this rank, all at once."""
+        messages = []
+        for source, destination in op.pairs:
+            if source == destination == self.rank:
+                out.copy_(buf)
+            elif source == self.rank:
+                messages.append(
+                    dist.P2POp(dist.isend, self._lend(buf), dist.get_global_rank(group, destination), group=group)
+                )
+            elif destination == self.rank:
+                messages.append(
+                    dist.P2POp(dist.irecv, self._lend(out), dist.get_global_rank(group, source), group=group)
+                )
+        return list(dist.batch_isend_irecv(messages)) if messages else []
+
     def _lend(self, x: Tensor) -> Tensor:
         """A view in one row, which nobody else holds."""
         view = x.view(-1)
         self._lent.append(weakref.ref(view))
         return view
+
+
+def _as_bytes(op: Collective) -> Collective:
+    changed: dict[str, Any] = {"buf": op.buf.view(torch.uint8)}
+    if isinstance(op, AllGather) and op.into is not None:
+        changed["into"] = op.into.view(torch.uint8)
+    return dataclasses.replace(op, **changed)
 
 
 def _get_store(group: Any) -> dist.Store:

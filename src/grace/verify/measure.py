@@ -20,7 +20,7 @@ from grace.contract.method import Method
 from grace.contract.peer import Peer
 from grace.contract.wrapping import find_compressor
 from grace.run import simulate
-from grace.verify.outcome import Outcome, Profile, no_promise
+from grace.verify.outcome import Held, Profile, no_promise
 from grace.verify.subject import Subject
 
 _DIRECTIONS = 8  # random ones, besides those that a method is likely to be biased along
@@ -94,11 +94,11 @@ def _seconds(prepare: Callable[[], Tensor], work: Callable[[Tensor], object], le
     return statistics.median(times)
 
 
-def check(one: Subject, profile: Profile) -> Outcome:
+def check(one: Subject, profile: Profile) -> Held:
     """What the report says about it."""
     if one.least_world > 1:
         return no_promise("measured with one worker, and this needs more")
     found = speed(one.core, profile.numbers)
     parts = {"encode": found.encode, "decode": found.decode} if found.decode is not None else {"step": found.encode}
     words = ", ".join(f"{what} {1e3 * t:.3g} ms ({t / found.add:.3g} x)" for what, t in parts.items() if t is not None)
-    return Outcome(words, f"{found.numbers:,} numbers; x: torch add_", "told", "", asdict(found))
+    return Held(words, f"{found.numbers:,} numbers; x: torch add_", "told", "", asdict(found))

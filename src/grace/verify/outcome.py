@@ -46,7 +46,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Held:
     """What a check that did not fail returns."""
 
     measured: str = ""
@@ -56,6 +56,6 @@ class Outcome:
     numbers: dict[str, Any] = field(default_factory=dict)
 
 
-def no_promise(why: str, measured: str = "", declared: str = "", **numbers: Any) -> Outcome:
+def no_promise(why: str, measured: str = "", declared: str = "", **numbers: Any) -> Held:
     """What a check returns if the method does not promise what it checks."""
-    return Outcome(measured, declared, "not promised", why, numbers)
+    return Held(measured, declared, "not promised", why, numbers)

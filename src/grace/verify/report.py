@@ -36,11 +36,11 @@ from grace.verify.laws import (
     wires,
 )
 from grace.verify.laws.error_bounds import spell_claims
-from grace.verify.outcome import NORMAL, Finding, Outcome, Profile
+from grace.verify.outcome import NORMAL, Finding, Held, Profile
 from grace.verify.subject import Subject, subject
 from grace.verify.trials import SHAPE
 
-Check = Callable[[Subject, Profile], Outcome]
+Check = Callable[[Subject, Profile], Held]
 CHECKS: dict[str, Check] = {
     "agreement": agreeing.check,
     "conservation": conserving.check,
@@ -128,7 +128,7 @@ def verify(
     return Report(text, as_call(one.method), one.wrapped, profile.name, tuple(findings), seconds)
 
 
-def _finding(name: str, check: Callable[[Subject, Profile], Outcome], one: Subject, profile: Profile) -> Finding:
+def _finding(name: str, check: Callable[[Subject, Profile], Held], one: Subject, profile: Profile) -> Finding:
     try:
         told = check(one, profile)
     except AssertionError as error:

@@ -97,7 +97,7 @@ def subject(given: object) -> Subject:
     if isinstance(made, Compressor):
         made, wrapped = _around(made)
     core = _core(made)
-    remembered = made if type(made) is grace.ErrorFeedback and made.beta == 1 else remembers(core)
+    remembered = made if isinstance(made, Memory) and made.loses_nothing else remembers(core)
     return Subject(made, core, remembered, wrapped)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from grace.contract.method import Method
 from grace.verify.inputs import UGLY, Make, heavy, normal
-from grace.verify.outcome import Outcome, Profile
+from grace.verify.outcome import Held, Profile
 from grace.verify.subject import Subject
 
 T = TypeVar("T")
@@ -54,14 +54,14 @@ def make_spread() -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-def check_each(law: Callable[[Method[Any], list[Tensor]], object], one: Subject, profile: Profile) -> Outcome:
+def check_each(law: Callable[[Method[Any], list[Tensor]], object], one: Subject, profile: Profile) -> Held:
     """Checks a law on the method, and on the method under error feedback."""
     count = 0
     for method in one.all:
         for xs in make_sets(one, profile):
             law(method, xs)
             count += 1
-    return Outcome(f"{count} runs, {list_numbers(choose_worlds(one, profile))} workers")
+    return Held(f"{count} runs, {list_numbers(choose_worlds(one, profile))} workers")
 
 
 def name_input(name: str, law: Callable[..., T], *arguments: Any) -> T:

@@ -34,7 +34,7 @@ ON_PAGE_ONLY = {"hover", "labels", "room"}  # layers: what a pointer finds, name
 
 
 # ---- survey, figure 1 ----
-def curves(task: Mapping[str, Any], x: str, title: str, *, text: str | None = None) -> Spec:
+def curves(task: Mapping[str, Any], x: str, title: str, *, text: str | None = None, clock: bool = True) -> Spec:
     """Quality over a run. The axis has all data; without the signal ``whole`` of the page, only where methods end.
 
     Args:
@@ -42,6 +42,7 @@ def curves(task: Mapping[str, Any], x: str, title: str, *, text: str | None = No
         x: epoch, seconds, or sent.
         title: of the x axis.
         text: how ticks are written, if it is logarithmic.
+        clock: whether a pointer is told the seconds.
     """
     ends = "extent(pluck(data('rows'), 'final_low'))", "extent(pluck(data('rows'), 'final_high'))"
     least, most = f"min({ends[0]}[0], {ends[1]}[0])", f"max({ends[0]}[1], {ends[1]}[1])"
@@ -62,9 +63,8 @@ def curves(task: Mapping[str, Any], x: str, title: str, *, text: str | None = No
         return [{"flatten": [f"curve.{name}" for name in names], "as": list(names)}, {"filter": kept}]
 
     form = ".1%" if task["share"] else ".4~g"
-    here = (
-        f"{{'here': format(datum.quality, '{form}'), 'epoch': format(datum.epoch, '.3~g'), "
-        "'seconds': format(datum.seconds, '.3~s')}"
+    here = f"{{'here': format(datum.quality, '{form}'), 'epoch': format(datum.epoch, '.3~g'), " + (
+        "'seconds': format(datum.seconds, '.3~s')}" if clock else "}"
     )
     last = {"calculate": f"peek(datum.curve['{x}'])", "as": x}
     low, high = {**y, "field": "low"}, {"field": "high"}

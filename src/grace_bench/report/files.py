@@ -26,6 +26,7 @@ _POINTS = ("quality-throughput", "quality-bytes", "prediction")  # where not eve
 _ONE_PANEL = {"links": 620, "prediction": 520}  # of all networks
 _TITLES = {
     "quality-epoch-time": "quality against epochs and against time",
+    "quality-epoch-bytes": "quality against epochs and against bytes",
     "quality-throughput": "quality at the last evaluation against throughput",
     "quality-bytes": "quality at the last evaluation against bytes sent",
     "step-time": "where the time of a step goes",
@@ -177,7 +178,7 @@ def _notes(name: str, rows: Sequence[Row], task: Mapping[str, Any]) -> list[str]
 
 def _explain(name: str, rows: Sequence[Row], task: Mapping[str, Any]) -> list[str]:
     """How to read a figure; nothing that its data could contradict."""
-    if name == "quality-epoch-time":
+    if name.startswith("quality-epoch-"):
         lost = sorted({row["label"] for row in rows if row["final"] is None and row["measured"]})
         return ["marks: the last evaluation" + (f"; diverged: {', '.join(lost)}" if lost else "")]
     if name == "prediction":

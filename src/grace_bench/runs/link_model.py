@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from grace.collectives import Tally
-from grace.predict.costs import Network, Probed, phases, spread
+from grace.predict.costs import Carrier, Probed, phases, spread
 from grace.predict.probe import Probe, Timings
 from grace.predict.timeline import bucket_readiness, hops, play, shares_of
 from grace_bench.runs.results import CollectiveTerms, Prediction, Terms
@@ -48,7 +48,7 @@ class Work:
     axes: Mapping[str, int]
 
 
-def step_seconds(work: Work, network: Network, world: int) -> float:
+def step_seconds(work: Work, network: Carrier, world: int) -> float:
     """Seconds of one step of ``world`` workers over a network."""
     jobs = [
         phases(share * work.codec, moved, network, world, work.axes)

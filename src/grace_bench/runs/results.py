@@ -234,6 +234,7 @@ class Result(_Run, frozen=True, kw_only=True, tag="ok"):
     nic: Nic | None = None
     memory: Memory | None = None
     prediction: Prediction | None = None
+    auto: dict[str, Any] | None = None
 
     @property
     def measured(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from grace.registry import method
 from grace_bench.extras import need
 from grace_bench.files import write_atomically
 from grace_bench.runs.results import DocumentError, by_path
-from grace_bench.survey.row import SCHEMA, VERSION, Row, decode_row, same_run
+from grace_bench.survey.plausible import check_plausible
+from grace_bench.survey.row import SCHEMA, TRIAL, VERSION, Row, decode_row, same_run
 from grace_bench.tasks import find_task
 
+_VERSION = re.compile(r"\d+\.\d+")
 _MOST_BYTES = 8.0  # that a worker sends each other worker, for each number and step: twice fp32's
 
 
@@ -78,10 +81,12 @@ def merge(*parts: Sequence[Row]) -> list[Row]:
     """All rows, each once: the same run may be in several parts if they say the same of it.
 
     Raises:
-        DocumentError: two parts say different things of one run, or a task's data differ within a source.
+        DocumentError: two parts say different things of one run, a task's data differ within a source, or runs of one protocol
+            differ in more than it names.
     """
     found: dict[Any, Row] = {}
     digests: dict[tuple[str, str], Row] = {}
+    settings: dict[tuple[object, ...], Row] = {}
     for row in (row for part in parts for row in part):
         before = found.setdefault(row.key, row)
         if not same_run(before, row):
@@ -93,6 +98,21 @@ def merge(*parts: Sequence[Row]) -> list[Row]:
             raise DocumentError(
                 f"{_name(row)} has {row.source} data {row.digest}, where other runs of {row.task} have {first.digest}: "
                 "use the data and the version of Grace that they used"
+            )
+        place = row.protocol, row.task, row.steps, row.source, row.device
+        first = settings.setdefault(place, row)
+        if (first.workers, first.batch) != (row.workers, row.batch):
+            raise DocumentError(
+                f"{_name(row)} has {row.workers} workers and batches of {row.batch}, where the others of its protocol have "
+                f"{first.workers} and {first.batch}: give its plan a protocol of another name"
+            )
+        if row.protocol.endswith(TRIAL):
+            continue
+        first = settings.setdefault((*place, row.recipe), row)
+        if first.peak_lr != row.peak_lr:
+            raise DocumentError(
+                f"{_name(row)} has the learning rate {row.peak_lr:g}, where others of its method and protocol have "
+                f"{first.peak_lr:g}: give its plan a protocol of another name"
             )
     return list(found.values())
 
@@ -120,6 +140,8 @@ def check_row(row: Row) -> None:
         (row.source == "synthetic", "random batches teach nothing"),
         (not row.digest, "its data have no digest"),
         (not math.isfinite(row.peak_lr) or row.peak_lr <= 0, "its learning rate is not positive"),
+        (not all(map(_VERSION.match, (row.grace, row.torch, row.numpy, row.python))), "its versions are no versions"),
+        (row.cpu_seconds < 0 or not math.isfinite(row.cpu_seconds), "its processor time is none"),
     )
     for broken, why in laws:
         if broken:
@@ -127,15 +149,36 @@ def check_row(row: Row) -> None:
 
 
 def add(folder: Path, archive: Path) -> tuple[int, int]:
-    """Appends the runs of a folder to an archive, or makes one; the numbers of rows that are new, and that there are then."""
+    """Appends the runs of a folder to an archive, or makes one; the numbers of rows that are new, and that there are then.
+
+    Raises:
+        DocumentError: a run cannot be, or does not fit to the others; nothing is written.
+    """
     new = read_runs(folder)
     for row in new:
         check_row(row)
     old = read_archive(archive) if archive.exists() else []
     rows = merge(old, new)
+    known = {row.key for row in old}
+    for row in new:
+        if row.key not in known:
+            check_plausible(row, _name(row))
     if len(rows) > len(old) or not old:
         write_archive(archive, rows)
     return len(rows) - len(old), len(rows)
+
+
+def join(parts: Sequence[Path], out: Path) -> int:
+    """Writes an archive of several archives, or of folders of runs, each run once; its number of rows.
+
+    Raises:
+        DocumentError: two of them say different things of one run, or do not fit together; nothing is written.
+    """
+    rows = merge(*(read_runs(part) if part.is_dir() else read_archive(part) for part in parts))
+    for row in rows:
+        check_row(row)
+    write_archive(out, rows)
+    return len(rows)
 
 
 def _name(row: Row) -> str:

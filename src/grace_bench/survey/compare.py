@@ -46,7 +46,7 @@ def compare(rows: Iterable[Row], steps: StepTable | None = None) -> Comparison:
     """All methods on embedded data on the processor, by task and method."""
     found: Comparison = {}
     for task, of in sort_rows(rows).items():
-        goal = _goal(of)
+        goal = goal_of(of)
         found[task] = {name: _compare(runs, goal, steps) for name, runs in of.items()}
     return found
 
@@ -72,7 +72,7 @@ def steps_to(row: Row, goal: float) -> float:
     return math.inf
 
 
-def _goal(of: Mapping[str, Sequence[Row]]) -> float | None:
+def goal_of(of: Mapping[str, Sequence[Row]]) -> float | None:
     """bf16's median, less what does not count as learning less; None: no bf16."""
     if _GOAL not in of:
         return None

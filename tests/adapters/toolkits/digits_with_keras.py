@@ -29,7 +29,7 @@ def train(method: str, seed: int) -> None:
     model.compile(keras.optimizers.SGD(rate, momentum=MOMENTUM), loss, metrics=["accuracy"])
     handle = grace.keras.attach(model, method)
     data = load(handle.rank)
-    callbacks = [grace.keras.Broadcast(handle), grace.keras.AverageMetrics(handle)]
+    callbacks = [grace.keras.BroadcastVariables(handle), grace.keras.AverageMetrics(handle)]
     model.fit(data.x, data.y, batch_size=BATCH, epochs=EPOCHS, verbose=0, callbacks=callbacks)
     _, accuracy = model.evaluate(data.test_x, data.test_y, batch_size=len(data.test_y), verbose=0)
     tell(method, accuracy, handle)

@@ -141,11 +141,11 @@ def refusals(rank: int, world: int) -> None:
     with raises(ConfigurationError, "detach"):
         model.compile("adam", "mse")
     with raises(ConfigurationError, "{rank}"):
-        grace.keras.Checkpoint(handle, FOLDER / "state.pt")
+        grace.keras.SaveState(handle, FOLDER / "state.pt")
     with raises(ConfigurationError, ".npz"):
-        grace.keras.Checkpoint(handle, FOLDER / "state-{rank}.h5")
+        grace.keras.SaveState(handle, FOLDER / "state-{rank}.h5")
     with raises(ConfigurationError, "every=0"):
-        grace.keras.Checkpoint(handle, FOLDER / "state-{rank}.pt", every=0)
+        grace.keras.SaveState(handle, FOLDER / "state-{rank}.pt", every=0)
     with raises(StateError, "cannot" if rank else ""):
         handle.load(FOLDER / "absent-{rank}.npz")
     with raises(InputError, "different metrics"):
@@ -247,8 +247,8 @@ def training(rank: int, world: int) -> None:
     handle = grace.keras.attach(model, "topk:ratio=0.05,follow_lr=true")
     check_alike(numbers([*model.variables, *optimizer.variables]))
     callbacks = [
-        grace.keras.Broadcast(handle), grace.keras.AverageMetrics(handle), grace.keras.Traffic(handle),
-        grace.keras.Checkpoint(handle, FOLDER / "memories-{rank}-{epoch}.pt", every=2),
+        grace.keras.BroadcastVariables(handle), grace.keras.AverageMetrics(handle), grace.keras.LogTraffic(handle),
+        grace.keras.SaveState(handle, FOLDER / "memories-{rank}-{epoch}.pt", every=2),
     ]  # fmt: skip
     if BACKEND == "tensorflow":
         callbacks.append(keras.callbacks.TensorBoard(FOLDER / f"board-{rank}"))
@@ -346,7 +346,7 @@ def restart(rank: int, world: int) -> None:
     """Five steps, a file, five more: the bits of ten. The file of the model knows nothing of Grace."""
     x, y = batches(rank, 1)
 
-    def begin() -> tuple[Any, grace.keras.Handle]:
+    def begin() -> tuple[Any, grace.keras.KerasHandle]:
         optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
         layers = [
             keras.layers.Dense(64, name="a"),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import grace
 from benchmarks.overhead.ladder import list_allocations
-from grace import Allgather, Allreduce, Broadcast, ParameterServer, Peer, ScatterReduce
+from grace import Allgather, Allreduce, Broadcasts, ParameterServer, Peer, ScatterReduce
 from grace.communicators.base import check_widths
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
@@ -27,8 +27,8 @@ from grace.run.drive import drive
 from grace.run.simulate import answers
 from grace.run.worker import Worker
 
-ALL = (Allreduce, Allgather, Broadcast, ScatterReduce, ParameterServer)
-RAGGED = (Allgather, Broadcast, ScatterReduce, ParameterServer)
+ALL = (Allreduce, Allgather, Broadcasts, ScatterReduce, ParameterServer)
+RAGGED = (Allgather, Broadcasts, ScatterReduce, ParameterServer)
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def test_a_width_of_ones_own_that_comes_back_changed_is_refused():
         run.send(torch.stack([mine - 1, mine]))
 
 
-@pytest.mark.parametrize("communicator", [Allgather, Broadcast])
+@pytest.mark.parametrize("communicator", [Allgather, Broadcasts])
 @pytest.mark.parametrize("byte", [0, 2])
 def test_a_spoiled_header_is_refused(communicator: Callable[[Compressor], Method[Any]], byte: int):
     run = communicator(grace.TopK(ratio=0.5)).exchange(torch.arange(4.0), None, Peer(0, 1))

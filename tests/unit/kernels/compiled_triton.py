@@ -23,12 +23,13 @@ TARGET = GPUTarget("cuda", 90, 32)
 # Of arguments by their names; pointers to others are to float32, other numbers int64.
 POINTERS = {
     "wire": "*u8", "wires": "*u8", "bad": "*i32", "marks": "*i32", "top": "*i32", "words": "*i32", "index": "*i64",
-    "pieces_of": "*fp64",
+    "pieces_of": "*fp64", "values": "*i64", "state": "*i32", "slabs": "*i16", "counts": "*i32", "both": "*i32",
+    "begins": "*i32", "total": "*i32", "fields": "*u8",
 }  # fmt: skip
 FLOATS = {"weight", "shrink", "tau", "momentum", "scale", "left"}
 NUMBERS = {
     "n", "block", "nb", "w", "width", "W", "stride", "row_stride", "pieces", "count", "turns", "blocks", "m", "l", "r", "k",
-    "first", "half",
+    "first", "half", "tiles", "least", "shift", "steps", "low_width", "b",
 }  # fmt: skip
 WORDS = {"key0", "key1", "step", "k0", "k1", "k2", "k3", "k4", "k5"}
 # kernel -> what differs from the rules above, and one dictionary of constants for each way to compile it
@@ -60,6 +61,41 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, int]]]] = {
     "kernels.subsets._add": ({}, [{"TILE": 1024}]),
     "kernels.low_rank._split": ({}, [{"HAS_X": 1, "ROWS": 16, "COLUMNS": 64}]),
     "kernels.low_rank._add": ({}, [{"ROWS": 16, "COLUMNS": 64}]),
+    "kernels.packing._pack": ({}, [{"BITS": bits, "TILE": 1024} for bits in (1, 4, 11, 32)]),
+    "kernels.packing._unpack": ({"out": "*i64"}, [{"BITS": bits, "TILE": 1024} for bits in (1, 11, 32)]),
+    "kernels.packing._pack_trits": ({"values": "*u8"}, [{"TILE": 1024}]),
+    "kernels.packing._unpack_trits": ({"out": "*u8"}, [{"TILE": 1024}]),
+    "kernels.selection._measure": ({}, [
+        {"HAS_MEMORY": 1, "COPY": 1, "HISTOGRAM": topk, "BINS": 2048, "TILE": 4096} for topk in (0, 1)
+    ]),
+    "kernels.selection._pick": ({}, [{"FIRST": first, "BINS": 1024 << first} for first in (0, 1)]),
+    "kernels.selection._note": ({}, [{"TOPK": topk, "BINS": 1024, "ROOM": 256, "TILE": 4096} for topk in (0, 1)]),
+    "kernels.selection._refine": ({}, [{"BINS": 1024, "ROOM": 256, "TILE": 4096}]),
+    "kernels.selection._tally": ({}, [{"ROOM": 256, "TILE": 4096}]),
+    "kernels.selection._emit": ({}, [
+        {"TOPK": topk, "KEEP_REST": 1, "NARROW": 1, "ROOM": 256, "TILE": 4096} for topk in (0, 1)
+    ]),
+    "kernels.index_lists._write_fields": ({}, [{"BITS": 6, "TILE": 1024}]),
+    "kernels.index_lists._write_bits": ({"high": "*i64"}, [{"ELIAS_FANO": code, "TILE": 1024} for code in (0, 1)]),
+    "kernels.index_lists._raise": ({"high": "*i64"}, [{"TILE": 1024}]),
+    "kernels.index_lists._read_fields": ({}, [{"BITS": 25, "TILE": 1024}]),
+    "kernels.index_lists._count_bits": ({}, [{"TILE": 128}]),
+    "kernels.index_lists._read_bits": ({}, [{"LOW": 6, "ELIAS_FANO": code, "TILE": 128} for code in (0, 1)]),
+    "kernels.index_lists._check": ({}, [{"TILE": 1024}]),
+    "kernels.sparse._write_values": ({}, [{"NARROW": narrow, "TILE": 1024} for narrow in (0, 1)]),
+    "kernels.sparse._sum_lists": ({}, [{"ADD": 0, "NARROW": 0, "LISTS": 8, "OWNED": 8192, "TILE": 1024}]),
+    "kernels.sparse._add_part": ({}, [{"NARROW": 1, "LISTED": listed, "TILE": 1024} for listed in (0, 1)]),
+    "kernels.rotation._rotate": ({"p": "*fp32", "m": "*fp32"}, [
+        {"LOG": log, "FIRST": first, "LAST": last, "SIGNS": signs, "END": end, "HAS_MEMORY": 1, "HAS_SECOND": 1, "TILE": tile}
+        for log, first, last, signs, end, tile in (
+            (4, 1, 1, 1, 0, 1024), (10, 1, 1, 2, 1, 1024), (12, 1, 1, 2, 3, 4096), (14, 1, 0, 1, 0, 4096),
+            (14, 0, 1, 2, 2, 4096),
+        )
+    ]),
+    "kernels.rotation._sums": ({"out": "*fp64"}, [{"BITS": 4, "SQUARES": squares, "ROWS": 16} for squares in (0, 1)]),
+    "kernels.rotation._write": ({"w": "i64"}, [{"BITS": bits, "HAS_REST": 1, "G": 128} for bits in (1, 3, 4)]),
+    "kernels.rotation._sum": ({}, [{"BITS": 4, "ADD": 1, "TILE": 1024}]),
+    "kernels.scan_kernel": ({}, [{"CHUNK": 1024}]),
     "kernels.block_max_kernel": ({}, [{"HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
     "kernels.count_kernel": ({"out": "*i32"}, [{"HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
     "kernels.piece_sum_kernel": ({"out": "*fp64"}, [{"KIND": kind, "HAS_MEMORY": 1, "ROWS": 16} for kind in range(4)]),

@@ -9,7 +9,7 @@ from torch import Tensor
 from grace.compute import backends
 from grace.errors import InputError, PayloadError
 from grace.kernels.index_lists import FIXED, decode_indices, encode_indices, layout
-from grace.kernels.sparse import DENSE, Part, sum_sparse
+from grace.kernels.sparse import DENSE, WirePart, sum_sparse
 from grace.methods.common import sparse_wire
 from grace.methods.common.index_lists import CODES
 from tests.unit.kernels.native_checks import TARGETS, needs_native, offset, same_bits, with_threads
@@ -133,11 +133,11 @@ def test_bad_parts(choice: str):
     wire = torch.arange(40, dtype=torch.uint8)
     with backends.using(choice):
         with pytest.raises(PayloadError, match="truncated payload: field 'values'"):
-            sum_sparse([Part(wire, 0, 0, 0, DENSE)], torch.zeros(11), 1.0, narrow=False)
+            sum_sparse([WirePart(wire, 0, 0, 0, DENSE)], torch.zeros(11), 1.0, narrow=False)
         with pytest.raises(PayloadError, match="truncated payload: field 'indices'"):
-            sum_sparse([Part(wire, 0, 39, 9, "raw")], torch.zeros(64), 1.0, narrow=False)
+            sum_sparse([WirePart(wire, 0, 39, 9, "raw")], torch.zeros(64), 1.0, narrow=False)
         with pytest.raises(InputError, match="side by side"):
-            sum_sparse([Part(wire[::2], 0, 0, 1, "raw")], torch.zeros(64), 1.0, narrow=False)
+            sum_sparse([WirePart(wire[::2], 0, 0, 1, "raw")], torch.zeros(64), 1.0, narrow=False)
         for narrow, number in ((False, [0, 0, 128, 127]), (True, [128, 255])):
             for k in range(1, 40):
                 bad = torch.zeros(200, dtype=torch.uint8)
@@ -146,7 +146,7 @@ def test_bad_parts(choice: str):
                 bad[width * (k - 1) : width * k] = torch.tensor(number, dtype=torch.uint8)
                 places = torch.arange(k)
                 with pytest.raises(PayloadError, match="'values' must be finite"):
-                    sum_sparse([Part(bad, 0, 0, k, "list", places)], torch.zeros(64), 1.0, narrow=narrow)
+                    sum_sparse([WirePart(bad, 0, 0, k, "list", places)], torch.zeros(64), 1.0, narrow=narrow)
         for wrong in ([3, 3], [5, 4], [3, 64], [-1, 2]):
             with pytest.raises(PayloadError, match="'indices'"):
-                sum_sparse([Part(wire, 0, 0, 2, "list", torch.tensor(wrong))], torch.zeros(64), 1.0, narrow=False)
+                sum_sparse([WirePart(wire, 0, 0, 2, "list", torch.tensor(wrong))], torch.zeros(64), 1.0, narrow=False)

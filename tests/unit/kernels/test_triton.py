@@ -34,26 +34,14 @@ from grace.random.triton import lanes_at, lanes_of_tile
 from tests.golden.golden import COMPRESSORS, GOLDEN, METHODS, conversation, decoded, encoded
 from tests.golden.test_golden import BY_LAPACK
 from tests.unit.kernels import block_codecs as check
-from tests.unit.kernels.native_checks import offset, same_bits
+from tests.unit.kernels.native_checks import offset
 from tests.unit.kernels.test_signs import CODECS, everything
 from tests.unit.kernels.test_signs import numbers as signed_numbers
+from tests.unit.kernels.triton_checks import agree, interpreter
+
+__all__ = ["interpreter"]
 
 STREAM = Stream(3, "randomk", "w", None, 2**31 + 7)  # a step beyond int32
-
-
-@pytest.fixture(autouse=True)
-def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(backends.INTERPRETER, "1")
-
-
-def agree(draw: Callable[[], list[Tensor]], what: Any) -> None:
-    """``draw`` gives the same bits whichever of the two runs."""
-    with backends.using("reference"):
-        want = draw()
-    with backends.using("triton"):
-        got = draw()
-    for k, (a, b) in enumerate(zip(want, got, strict=True)):
-        assert same_bits(a, b), (what, k)
 
 
 CODES: dict[str, Fused] = {

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from grace.compute import backends
 from grace.errors import PayloadError
-from grace.methods.common import rotation
+from grace.kernels.rotation import reference
 from grace.methods.common.rotation import rotate
 from grace.methods.drive import DRIVE
 from grace.methods.eden import EDEN
@@ -16,7 +17,9 @@ MSE = [DRIVE(block=64, scale="mse"), *(EDEN(block=64, scale="mse", bits=bits) fo
 
 
 def test_the_worked_example(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rotation, "draw_signs", lambda rows, stream: torch.tensor([[1.0, -1, 1, 1]]))
+    monkeypatch.setattr(reference, "draw_signs", lambda rows, rng: torch.tensor([[1.0, -1, 1, 1]]))
+    monkeypatch.setattr(backends, "current", backends.UNDECIDED)
+    monkeypatch.setenv(backends.VARIABLE, "reference")
     x = torch.tensor([1.0, 2, 3, 4])  # y = [3, 1, -4, 2]
     wire = check.encoded(DRIVE(block=4), x.view(1, -1))
     torch.testing.assert_close(wire[0, :4].clone().view(torch.float32), torch.tensor([3 / 0.7978846]))

@@ -92,7 +92,7 @@ def test_edges() -> None:
         checks.check_edges(Lossless(inner))
 
 
-@pytest.mark.parametrize("communicator", ["Allgather", "Broadcast", "ScatterReduce", "ParameterServer"])
+@pytest.mark.parametrize("communicator", ["Allgather", "Broadcasts", "ScatterReduce", "ParameterServer"])
 def test_exchange(communicator: str) -> None:
     wrap = getattr(grace, communicator)
     checks.check_exchange(wrap(Lossless(TopK(0.2))))

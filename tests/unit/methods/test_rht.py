@@ -4,9 +4,11 @@ import pytest
 import torch
 
 import grace
+from grace.compute import backends
 from grace.errors import CompositionError, ConfigurationError
-from grace.methods.common import rotation
-from grace.methods.common.rotation import draw_signs, rotate, rotate_back
+from grace.kernels.rotation import reference
+from grace.kernels.rotation.reference import draw_signs
+from grace.methods.common.rotation import rotate, rotate_back
 from grace.methods.efsignsgd import EFSignSGD
 from grace.methods.lpc import LPC
 from grace.methods.none import Identity
@@ -20,7 +22,9 @@ SHARED = Stream(1, "RHT", "x", None, 0)
 
 
 def test_the_worked_example(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rotation, "draw_signs", lambda rows, stream: torch.tensor([[1.0, -1, 1, 1]]))
+    monkeypatch.setattr(reference, "draw_signs", lambda rows, rng: torch.tensor([[1.0, -1, 1, 1]]))
+    monkeypatch.setattr(backends, "current", backends.UNDECIDED)
+    monkeypatch.setenv(backends.VARIABLE, "reference")
     x = torch.tensor([[1.0, 2, 3, 4]])
     assert rotate(x, SHARED, 4).tolist() == [[3, 1, -4, 2]]
     assert torch.equal(rotate_back(rotate(x, SHARED, 4), SHARED, 4), x)

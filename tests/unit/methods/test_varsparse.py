@@ -11,13 +11,13 @@ from grace.contract.peer import Peer
 from grace.errors import CompositionError, ConfigurationError, PayloadError
 from grace.methods.common import coded_wire
 from grace.methods.common.powers_of_two import PowersOfTwo
-from grace.methods.varsparse import Memory, VarSparse
+from grace.methods.varsparse import VarSparse, VarSparseState
 from grace.run.simulate import simulate
 
 from .helpers import UGLY, check_corrupted, check_nothing_lost, check_rows, coded, gradients, shapes, steps, stream
 
 
-def one(method: VarSparse, samples: list[float], state: Memory | None = None) -> tuple[float, Memory]:
+def one(method: VarSparse, samples: list[float], state: VarSparseState | None = None) -> tuple[float, VarSparseState]:
     """One worker, one number, one step with these samples -> what was sent, and the state."""
     zs = [torch.tensor([z]) for z in samples]
     state = state or method.init(zs[0])

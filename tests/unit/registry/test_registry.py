@@ -326,7 +326,7 @@ def test_register():
     assert grace.method("nil:level=4") == grace.ErrorFeedback(grace.Allgather(Zero(4)))
     assert grace.spell(grace.method("zero:level=5")) == "zero:level=5"
     grace.register("zero", communicator="broadcast")(Zero)  # the same class again: a module that is reloaded
-    assert isinstance(grace.method("zero"), grace.Broadcast)
+    assert isinstance(grace.method("zero"), grace.Broadcasts)
 
 
 @pytest.mark.usefixtures("clean")

@@ -1,16 +1,161 @@
-"""Where exchanges run: both lanes keep the order of submission; a thread overlaps, the inline lane does not."""
+"""Where exchanges run: all lanes keep the order of submission; a thread overlaps, the inline lane does not; a stream of a
+lane's own waits for others, and is waited for.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 
-from grace.run.lane import Inline, Lane, ThreadLane, lane_for
+from grace.run.lane import Inline, Lane, StreamLane, ThreadLane, lane_for
+from grace.run.streams import StreamOrder
 
 
-@pytest.mark.parametrize("make", [Inline, lambda: ThreadLane("lane-of-a-test")])
+class Stream:
+    """What was submitted and is not done."""
+
+    def __init__(self, name: str):
+        self.name, self.queue, self.done = name, [], 0
+
+
+class Reluctant:
+    """Stands in for the streams of a device. Nothing is done before someone must have it, so that whatever nobody waits for
+    comes last; but the streams that are ``hasty`` do everything as soon as they may.
+
+    log: what was asked of streams and events.
+    """
+
+    def __init__(self, captures: bool = False, hasty: str = ""):
+        self.captures, self.hasty, self.log, self.streams = captures, hasty, [], []
+        self.main = self.make("main")
+        self._local = threading.local()
+
+    def make(self, name: str = "own") -> Stream:
+        self.streams.append(Stream(name))
+        return self.streams[-1]
+
+    def current(self) -> Stream:
+        return getattr(self._local, "stream", self.main)
+
+    @contextmanager
+    def use(self, stream: Stream) -> Iterator[None]:
+        before, self._local.stream = self.current(), stream
+        yield
+        self._local.stream = before
+
+    def record(self, stream: Stream) -> tuple[Stream, int]:
+        self.log.append(f"record {stream.name}")
+        return stream, len(stream.queue)
+
+    def wait(self, stream: Stream, event: tuple[Stream, int]) -> None:
+        self.log.append(f"{stream.name} waits for {event[0].name}")
+        stream.queue.append(lambda: self.reach(*event))
+
+    def capturing(self) -> bool:
+        return self.captures
+
+    def launch(self, work: Callable[[], None]) -> None:
+        self.log.append(f"work on {self.current().name}")
+        self.current().queue.append(work)
+        if self.current().name == self.hasty:
+            self.synchronize(self.current())
+
+    def reach(self, stream: Stream, count: int) -> None:
+        while stream.done < count:
+            stream.done += 1
+            stream.queue[stream.done - 1]()
+
+    def synchronize(self, stream: Stream) -> None:
+        self.reach(stream, len(stream.queue))
+
+
+def go(lane: Lane, streams: Reluctant) -> list[float]:
+    """Two steps, each of two gradients: the backward pass makes one, the lane doubles it, the optimizer takes it."""
+    gradient, taken = [0.0, 0.0], []
+    for step in range(2):
+        for place in range(2):
+            streams.launch(lambda place=place, step=step: gradient.__setitem__(place, 10.0 * step + place + 1))
+
+            def double(place: int = place) -> None:
+                streams.launch(lambda: gradient.__setitem__(place, 2 * gradient[place]))
+
+            lane.submit(double)
+        lane.drain()
+        streams.launch(lambda: taken.extend(gradient))
+    streams.synchronize(streams.main)
+    return taken
+
+
+@pytest.mark.parametrize("hasty", ["", "own"])
+def test_streams_wait_for_each_other_and_the_host_for_neither(hasty: str):
+    streams = Reluctant(hasty=hasty)
+    lane = StreamLane("lane-of-a-test", streams)
+    assert go(lane, streams) == [2, 4, 22, 24]
+    lane.close()
+    submitted = [line for line in streams.log if line == "record main"]
+    assert len(submitted) == 4
+    assert streams.log.count("own waits for main") == 4
+    assert streams.log.count("work on own") == 4
+    assert streams.log.count("main waits for own") == 3, "twice to drain, and to close"
+    assert lane.overlaps
+
+
+class DoesNotWait(StreamLane):
+    """Begins before the gradient is there."""
+
+    def submit(self, job):
+        def run():
+            with self._streams.use(self._own):
+                job()
+
+        self._thread.submit(run)
+
+
+class IsNotWaitedFor(StreamLane):
+    """The optimizer does not wait."""
+
+    def drain(self):
+        self._thread.drain()
+
+
+@pytest.mark.parametrize(("mutant", "hasty"), [(DoesNotWait, "own"), (IsNotWaitedFor, "")])
+def test_a_stream_that_does_not_wait_is_noticed(mutant: type[StreamLane], hasty: str):
+    streams = Reluctant(hasty=hasty)
+    lane = mutant("lane-of-a-test", streams)
+    assert go(lane, streams) != [2, 4, 22, 24]
+    lane.close()
+
+
+def test_jobs_are_done_at_once_while_a_graph_is_captured():
+    streams = Reluctant(captures=True)
+    lane = StreamLane("lane-of-a-test", streams)
+    threads: list[threading.Thread] = []
+    lane.submit(lambda: threads.append(threading.current_thread()))
+    assert threads == [threading.current_thread()]
+    assert go(lane, streams) == [2, 4, 22, 24]
+    lane.close()
+
+
+def test_whoever_uses_a_session_from_another_stream_waits_for_the_one_before():
+    streams = Reluctant()
+    order, other = StreamOrder(streams), streams.make("other")
+    order.enter()
+    order.enter()
+    assert streams.log == []
+    with streams.use(other):
+        order.enter()
+    assert streams.log == ["record main", "other waits for main"]
+    order.enter()
+    assert streams.log[2:] == ["record other", "main waits for other"]
+
+
+@pytest.mark.parametrize(
+    "make", [Inline, lambda: ThreadLane("lane-of-a-test"), lambda: StreamLane("lane-of-a-test", Reluctant())]
+)
 def test_jobs_are_done_in_order(make):
     lane: Lane = make()
     done: list[int] = []
@@ -25,7 +170,7 @@ def test_jobs_are_done_in_order(make):
 
 def test_what_a_lane_says_of_overlapping_is_true():
     threads: list[threading.Thread] = []
-    for lane in (Inline(), ThreadLane("lane-of-a-test")):
+    for lane in (Inline(), ThreadLane("lane-of-a-test"), StreamLane("lane-of-a-test", Reluctant())):
         lane.submit(lambda: threads.append(threading.current_thread()))
         lane.drain()
         assert lane.overlaps == (threads[-1] is not threading.current_thread())
@@ -33,7 +178,10 @@ def test_what_a_lane_says_of_overlapping_is_true():
 
 
 def test_a_lane_for_each_device():
-    assert isinstance(lane_for(torch.device("cuda", 0)), Inline)
+    if torch.cuda.is_available():
+        beside = lane_for(torch.device("cuda", 0))
+        assert isinstance(beside, StreamLane)
+        beside.close()
     lane = lane_for(torch.device("cpu"))
     assert isinstance(lane, ThreadLane)
     lane.close()

@@ -10,7 +10,7 @@ import torch
 import grace
 from grace.errors import ConfigurationError
 from grace.run.options import Granularity, Options
-from grace.run.plan import Plan, plan
+from grace.run.plan import ExchangePlan, plan
 from grace.run.session import Session
 from tests.unit.networks import Loopback
 
@@ -86,4 +86,4 @@ def test_no_warning_where_none_was_meant_or_something_is_compressed() -> None:
 
 
 def test_an_empty_plan_prints() -> None:
-    assert str(Plan((), 1, 0)).endswith("0 of 0 compressed; a step sends 0 bytes")
+    assert str(ExchangePlan((), 1, 0)).endswith("0 of 0 compressed; a step sends 0 bytes")

@@ -15,6 +15,8 @@ from grace.errors import GraceError, InputError, NonFiniteError, RoundMismatch, 
 from grace.run.options import DEFAULTS, Options
 from grace.run.session import Session
 from grace.run.simulator import Simulator
+from grace.run.worker import refuse_devices
+from grace.transports.alone import Alone
 from tests.unit.networks import Loopback, in_threads
 
 POLICY = grace.Policy([("*", "topk:ratio=0.25")])
@@ -160,3 +162,23 @@ def test_who_a_worker_is() -> None:
     session.advance()
     peer = session.peer("a")
     assert (peer.rank, peer.world, peer.step, peer.name, peer.seed) == (0, 1, 1, "a", 5)
+
+
+def test_tensors_on_two_devices_are_refused_by_name():
+    two = {"a": torch.empty(3), "b": torch.empty(3, device="meta")}
+    session = Session(two, "none", Alone())
+    with pytest.raises(InputError, match="'b' is on meta, and what is exchanged with it on cpu"):
+        session.exchange({"a": torch.ones(3), "b": torch.ones(3, device="meta")})
+
+
+class Elsewhere:
+    """Stands in for a tensor on a device that this machine does not have."""
+
+    def __init__(self, place: str):
+        self.device = torch.device(place)
+
+
+def test_a_model_on_two_devices_is_refused():
+    refuse_devices({"a": Elsewhere("cuda:0"), "b": Elsewhere("meta"), "c": Elsewhere("cuda:0")})
+    with pytest.raises(InputError, match=r"'a' is on cuda:0 and 'c' on cuda:1; .* \(model.to\('cuda:0'\)\)"):
+        refuse_devices({"a": Elsewhere("cuda:0"), "b": Elsewhere("cuda:0"), "c": Elsewhere("cuda:1")})

@@ -12,7 +12,7 @@ from jax import lax
 from grace.errors import ConfigurationError
 from grace.jax.xla.codes import pad
 from grace.jax.xla.communicators import Outcome
-from grace.jax.xla.place import Place
+from grace.jax.xla.place import TracedPeer
 from grace.jax.xla.random import Array, subset
 from grace.jax.xla.together import Sum, Talk
 from grace.methods.blockrandomk import BlockRandomK
@@ -30,7 +30,7 @@ def check_block_random_k(method: BlockRandomK) -> None:
         raise ConfigurationError("blockrandomk inside XLA: mode='clt' is not available; legal: 'random', 'cyclic'")
 
 
-def block_random_k(method: BlockRandomK, x: Array, place: Place, keep_rest: bool) -> Talk[Outcome]:
+def block_random_k(method: BlockRandomK, x: Array, place: TracedPeer, keep_rest: bool) -> Talk[Outcome]:
     """Blocks drawn anew in each step, or in turn."""
     n = x.shape[0]
     count = -(-n // method.block)
@@ -47,7 +47,7 @@ def block_random_k(method: BlockRandomK, x: Array, place: Place, keep_rest: bool
     return mean.reshape(-1)[:n], rest.reshape(-1)[:n]
 
 
-def _choose(method: BlockRandomK, place: Place, count: int, kb: int) -> Array:
+def _choose(method: BlockRandomK, place: TracedPeer, count: int, kb: int) -> Array:
     """``[kb]`` int32: the blocks of this step; ``count``, which is no block, where the end of a cycle leaves fewer."""
     stream = place.shared(Blocks.__name__)
     if method.mode == "random":

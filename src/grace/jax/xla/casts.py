@@ -10,7 +10,7 @@ from jax import lax
 from grace.jax.xla.codec import Codec, scale_by
 from grace.jax.xla.codes import blocks, join, split, spread, to_bytes
 from grace.jax.xla.exact import product, quotient
-from grace.jax.xla.place import Place
+from grace.jax.xla.place import TracedPeer
 from grace.jax.xla.random import Array, lanes
 from grace.kernels import MOST, block_count
 from grace.methods.fp8 import FORMATS
@@ -21,10 +21,10 @@ _TINY = 2.0**-126
 class IdentityCodec(Codec):
     """Numbers as they are."""
 
-    def encode(self, rows: Array, place: Place, hop: int, keep_rest: bool) -> tuple[Array, Array]:
+    def encode(self, rows: Array, place: TracedPeer, hop: int, keep_rest: bool) -> tuple[Array, Array]:
         return to_bytes(rows), jnp.zeros_like(rows)
 
-    def decode(self, wire: Array, n: int, weight: float, place: Place) -> Array:
+    def decode(self, wire: Array, n: int, weight: float, place: TracedPeer) -> Array:
         return scale_by(split(wire, [(jnp.float32, n)])[0], weight, place)
 
 
@@ -36,12 +36,12 @@ class CastCodec(Codec):
         """JAX's name of the compressor's dtype."""
         return jnp.dtype(str(self.compressor.dtype).removeprefix("torch."))
 
-    def encode(self, rows: Array, place: Place, hop: int, keep_rest: bool) -> tuple[Array, Array]:
+    def encode(self, rows: Array, place: TracedPeer, hop: int, keep_rest: bool) -> tuple[Array, Array]:
         most = float(jnp.finfo(self.dtype).max)
         narrow = (jnp.clip(rows, -most, most) if keep_rest else rows).astype(self.dtype)
         return to_bytes(narrow), rows - narrow.astype(jnp.float32)
 
-    def decode(self, wire: Array, n: int, weight: float, place: Place) -> Array:
+    def decode(self, wire: Array, n: int, weight: float, place: TracedPeer) -> Array:
         return scale_by(split(wire, [(self.dtype, n)])[0].astype(jnp.float32), weight, place)
 
 
@@ -53,7 +53,7 @@ class FP8Codec(Codec):
         """JAX's name of the format."""
         return jnp.float8_e4m3fn if self.compressor.fmt == "e4m3" else jnp.float8_e5m2
 
-    def encode(self, rows: Array, place: Place, hop: int, keep_rest: bool) -> tuple[Array, Array]:
+    def encode(self, rows: Array, place: TracedPeer, hop: int, keep_rest: bool) -> tuple[Array, Array]:
         n, block, kind = rows.shape[1], self.compressor.block, FORMATS[self.compressor.fmt]
         top = jnp.minimum(jnp.abs(blocks(rows, block)).max(axis=2), MOST)
         scale = quotient(top, kind.F)
@@ -66,7 +66,7 @@ class FP8Codec(Codec):
         said = product(y.astype(jnp.float32), wide, place.zero)
         return join(scale, y), rows - said
 
-    def decode(self, wire: Array, n: int, weight: float, place: Place) -> Array:
+    def decode(self, wire: Array, n: int, weight: float, place: TracedPeer) -> Array:
         block = self.compressor.block
         scale, y = split(wire, [(jnp.float32, block_count(n, block)), (self.dtype, n)])
         said = product(y.astype(jnp.float32), spread(scale, n, block), place.zero)

@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from grace.jax.xla.exact import product
-from grace.jax.xla.place import Place
+from grace.jax.xla.place import TracedPeer
 from grace.jax.xla.random import Array
 
 
@@ -30,18 +30,18 @@ class Codec(abc.ABC):
         """
 
     @abc.abstractmethod
-    def encode(self, rows: Array, place: Place, hop: int, keep_rest: bool) -> tuple[Array, Array]:
+    def encode(self, rows: Array, place: TracedPeer, hop: int, keep_rest: bool) -> tuple[Array, Array]:
         """Finite float32 ``[b, n]`` -> (wire ``[b, w]``, what it leaves out ``[b, n]``)."""
 
     @abc.abstractmethod
-    def decode(self, wire: Array, n: int, weight: float, place: Place) -> Array:
+    def decode(self, wire: Array, n: int, weight: float, place: TracedPeer) -> Array:
         """``[b, w]`` -> float32 ``[b, n]``: weight times what the wire says, rounded as Grace's kernels do."""
 
-    def add(self, out: Array, wire: Array, weight: float, place: Place) -> Array:
+    def add(self, out: Array, wire: Array, weight: float, place: TracedPeer) -> Array:
         """``out [n]`` plus weight times what the wire ``[w]`` says."""
         return out + self.decode(wire[None], out.shape[0], weight, place)[0]
 
 
-def scale_by(x: Array, weight: float, place: Place) -> Array:
+def scale_by(x: Array, weight: float, place: TracedPeer) -> Array:
     """Weight times x, rounded."""
     return x if weight == 1.0 else product(x, jnp.float32(weight), place.zero)

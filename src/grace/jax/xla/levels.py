@@ -8,7 +8,7 @@ from grace.errors import ConfigurationError
 from grace.jax.xla.codec import Codec
 from grace.jax.xla.codes import blocks, join, pack, pack_trits, split, spread, unpack, unpack_trits
 from grace.jax.xla.exact import product, quotient
-from grace.jax.xla.place import Place
+from grace.jax.xla.place import TracedPeer
 from grace.jax.xla.random import Array, lanes
 from grace.kernels import block_count
 from grace.kernels.levels.codes import code_bits, code_bytes
@@ -28,7 +28,7 @@ class LevelsCodec(Codec):
                 f"qsgd inside XLA: {self.compressor.s} levels need float64; legal: at most {_MOST} levels, 8 bits"
             )
 
-    def encode(self, rows: Array, place: Place, hop: int, keep_rest: bool) -> tuple[Array, Array]:
+    def encode(self, rows: Array, place: TracedPeer, hop: int, keep_rest: bool) -> tuple[Array, Array]:
         (b, n), s, block = rows.shape, self.compressor.s, self.compressor.bucket
         norm = jnp.abs(blocks(rows, block)).max(axis=2)
         lane = lanes(place.private_key(self.compressor.id, hop), place.step, b * n).reshape(b, n)
@@ -39,7 +39,7 @@ class LevelsCodec(Codec):
         said = product(level.astype(jnp.float32), spread(quotient(sent, s), n, block), place.zero)
         return join(sent, codes), rows - said
 
-    def decode(self, wire: Array, n: int, weight: float, place: Place) -> Array:
+    def decode(self, wire: Array, n: int, weight: float, place: TracedPeer) -> Array:
         s, block = self.compressor.s, self.compressor.bucket
         norm, codes = split(wire, [(jnp.float32, block_count(n, block)), (jnp.uint8, code_bytes(n, s))])
         level = (unpack_trits(codes, n) if s == 1 else unpack(codes, code_bits(s), n)) - s

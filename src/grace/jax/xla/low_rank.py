@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from grace.errors import ConfigurationError
-from grace.jax.xla.place import Place
+from grace.jax.xla.place import TracedPeer
 from grace.jax.xla.random import Array
 from grace.jax.xla.together import Sum, Talk
 from grace.methods.powersgd import PowerSGD
@@ -33,7 +33,7 @@ def check_power_sgd(method: PowerSGD) -> None:
         )
 
 
-def power_sgd(x: Array, state: Array, place: Place) -> Talk[tuple[Array, Array, Array]]:
+def power_sgd(x: Array, state: Array, place: TracedPeer) -> Talk[tuple[Array, Array, Array]]:
     """``x [m, l]`` and Q ``[l, r]`` -> the mean, the rest, and the next Q."""
     share = 1 / place.world
     unit = _unit_rows(state.T)

@@ -14,7 +14,7 @@ from grace.random import Stream
 
 
 @dataclass(frozen=True)
-class Place:
+class TracedPeer:
     """As :class:`grace.Peer`, where rank and step are traced.
 
     Args:

@@ -17,7 +17,7 @@ from grace.jax.xla.codec import Codec
 from grace.jax.xla.communicators import allgather, cast_sum, dense, scatter_reduce
 from grace.jax.xla.levels import LevelsCodec
 from grace.jax.xla.low_rank import check_power_sgd, power_sgd
-from grace.jax.xla.place import Place
+from grace.jax.xla.place import TracedPeer
 from grace.jax.xla.random import Array
 from grace.jax.xla.signs import SignsCodec
 from grace.jax.xla.sparse import TopKCodec
@@ -43,7 +43,7 @@ LEGAL = (
 
 
 @dataclass(frozen=True)
-class Plan:
+class TensorPlan:
     """What happens to a tensor with this method.
 
     core: the method without its memory. beta, gamma: of the memory; None where there is none.
@@ -70,7 +70,7 @@ class Plan:
         q = self.core.init(torch.empty(shape))
         return None if q is None else q.numpy().astype(np.float32)
 
-    def exchange(self, x: Array, state: Any, place: Place) -> Talk[tuple[Array, Array, Any]]:
+    def exchange(self, x: Array, state: Any, place: TracedPeer) -> Talk[tuple[Array, Array, Any]]:
         """``x``, in the shape that the method sees -> the mean, the rest (both like x), and the next state."""
         if x.size == 0:
             return x, x, state
@@ -79,7 +79,7 @@ class Plan:
         mean, rest = yield from self._flat(x.reshape(-1), place)
         return mean.reshape(x.shape), rest.reshape(x.shape), state
 
-    def _flat(self, x: Array, place: Place) -> Talk[tuple[Array, Array]]:
+    def _flat(self, x: Array, place: TracedPeer) -> Talk[tuple[Array, Array]]:
         core, keep = self.core, self.has_memory
         if isinstance(core, PowerSGD) or self._sums(Identity):
             return (yield from dense(x, place))
@@ -95,17 +95,17 @@ class Plan:
         return isinstance(self.core, Allreduce) and isinstance(self.core.compressor, compressor)
 
 
-def plan(method: Method[Any]) -> Plan:
+def plan(method: Method[Any]) -> TensorPlan:
     """What this method is inside XLA.
 
     Raises:
         ConfigurationError: it is not available inside XLA; says what is.
     """
-    out = Plan(method)
+    out = TensorPlan(method)
     if type(method) is ErrorFeedback:
         if method.follow_lr:
             raise ConfigurationError(f"{spell(method)}: follow_lr needs the learning rate; {LEGAL}")
-        out = Plan(method.method, float(method.beta), float(method.gamma))
+        out = TensorPlan(method.method, float(method.beta), float(method.gamma))
     core = out.core
     if type(core) is BlockRandomK:
         check_block_random_k(core)

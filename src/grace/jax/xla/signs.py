@@ -8,7 +8,7 @@ import numpy as np
 from grace.jax.xla.codec import Codec
 from grace.jax.xla.codes import blocks, join, pack, split, spread, unpack
 from grace.jax.xla.exact import block_mean, product
-from grace.jax.xla.place import Place
+from grace.jax.xla.place import TracedPeer
 from grace.jax.xla.random import Array
 from grace.kernels import block_count, packed_bytes
 
@@ -16,7 +16,7 @@ from grace.kernels import block_count, packed_bytes
 class SignsCodec(Codec):
     """EF-SignSGD."""
 
-    def encode(self, rows: Array, place: Place, hop: int, keep_rest: bool) -> tuple[Array, Array]:
+    def encode(self, rows: Array, place: TracedPeer, hop: int, keep_rest: bool) -> tuple[Array, Array]:
         n, block = rows.shape[1], self.compressor.block
         count = block_count(n, block)
         sizes = np.minimum(block, n - np.arange(count) * block).astype(np.float32)
@@ -26,7 +26,7 @@ class SignsCodec(Codec):
         wide = spread(scale, n, block)
         return join(scale, pack(plus, 1)), rows - jnp.where(plus, wide, -wide)
 
-    def decode(self, wire: Array, n: int, weight: float, place: Place) -> Array:
+    def decode(self, wire: Array, n: int, weight: float, place: TracedPeer) -> Array:
         block = self.compressor.block
         scale, bits = split(wire, [(jnp.float32, block_count(n, block)), (jnp.uint8, packed_bytes(n, 1))])
         wide = spread(product(scale, jnp.float32(weight), place.zero), n, block)

@@ -10,7 +10,7 @@ from jax import lax
 from grace.errors import ConfigurationError
 from grace.jax.xla.codec import Codec, scale_by
 from grace.jax.xla.codes import decode_indices, encode_indices, indices_bytes, join, split
-from grace.jax.xla.place import Place
+from grace.jax.xla.place import TracedPeer
 from grace.jax.xla.random import Array
 from grace.methods.common.counts import count_kept
 from grace.methods.common.index_lists import fixed_code, varies
@@ -31,7 +31,7 @@ class TopKCodec(Codec):
         """In which the wire holds the kept values."""
         return jnp.dtype(self.compressor.values)
 
-    def encode(self, rows: Array, place: Place, hop: int, keep_rest: bool) -> tuple[Array, Array]:
+    def encode(self, rows: Array, place: TracedPeer, hop: int, keep_rest: bool) -> tuple[Array, Array]:
         n = rows.shape[1]
         k, code = self._code(n)
         index = jnp.sort(lax.top_k(jnp.abs(rows), k)[1], axis=1)  # the first of equal magnitudes, as in Grace
@@ -40,16 +40,16 @@ class TopKCodec(Codec):
         rest = _put(rows, index, kept - sent.astype(jnp.float32))
         return join(sent, encode_indices(index, n, code)), rest
 
-    def decode(self, wire: Array, n: int, weight: float, place: Place) -> Array:
+    def decode(self, wire: Array, n: int, weight: float, place: TracedPeer) -> Array:
         index, said = self._pairs(wire, n, weight, place)
         return _put(jnp.zeros((wire.shape[0], n), jnp.float32), index, said)
 
-    def add(self, out: Array, wire: Array, weight: float, place: Place) -> Array:
+    def add(self, out: Array, wire: Array, weight: float, place: TracedPeer) -> Array:
         # wire by wire, each index once: the same order, and so the same bits, on every device
         index, said = self._pairs(wire[None], out.shape[0], weight, place)
         return out.at[index[0]].add(said[0], unique_indices=True, indices_are_sorted=True)
 
-    def _pairs(self, wire: Array, n: int, weight: float, place: Place) -> tuple[Array, Array]:
+    def _pairs(self, wire: Array, n: int, weight: float, place: TracedPeer) -> tuple[Array, Array]:
         k, code = self._code(n)
         values, packed = split(wire, [(self.dtype, k), (jnp.uint8, indices_bytes(n, k, code))])
         return decode_indices(packed, n, k, code), scale_by(values.astype(jnp.float32), weight, place)

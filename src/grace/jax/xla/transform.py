@@ -16,8 +16,8 @@ from grace.contract.knobs import check_value
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, StateError
 from grace.jax.trees import describe_gradients
-from grace.jax.xla.place import Place
-from grace.jax.xla.plan import Plan, plan
+from grace.jax.xla.place import TracedPeer
+from grace.jax.xla.plan import TensorPlan, plan
 from grace.jax.xla.random import Array
 from grace.jax.xla.together import Axis, agree, together
 from grace.registry.policy import Policy
@@ -81,7 +81,7 @@ def compressed_mean(
 
 
 class _Transformation:
-    def __init__(self, policy: Policy, plans: list[Plan], axis: Axis, seed: int, skip: bool):
+    def __init__(self, policy: Policy, plans: list[TensorPlan], axis: Axis, seed: int, skip: bool):
         self.policy, self.axis, self.seed, self.skip = policy, axis, seed, skip
         self._plans = {id(rule.method): one for rule, one in zip(policy.rules, plans, strict=True)}
 
@@ -109,7 +109,9 @@ class _Transformation:
         kinds, (leaves, tree) = describe_gradients(updates), jax.tree.flatten(updates)
         world = self._check_axis(kinds, leaves)
         tensors = [
-            _Tensor(self._plan(name, x.shape), Place(self.axis, world, state.count, name, self.seed), x, memory, inner)
+            _Tensor(
+                self._plan(name, x.shape), TracedPeer(self.axis, world, state.count, name, self.seed), x, memory, inner
+            )
             for name, x, memory, inner in zip(
                 kinds, leaves, tree.flatten_up_to(state.memory), tree.flatten_up_to(state.inner), strict=True
             )
@@ -126,7 +128,7 @@ class _Transformation:
         )
         return means, XlaMeanState(state.count + 1, memories, inners)
 
-    def _plan(self, name: str, shape: tuple[int, ...]) -> Plan:
+    def _plan(self, name: str, shape: tuple[int, ...]) -> TensorPlan:
         like = torch.empty(matrix_shape(shape), device="meta")
         return self._plans[id(self.policy.method_for(name, like, 0))]
 
@@ -175,7 +177,7 @@ class _Transformation:
 class _Tensor:
     """One leaf of one step."""
 
-    def __init__(self, one: Plan, place: Place, x: Array, memory: Any, inner: Any):
+    def __init__(self, one: TensorPlan, place: TracedPeer, x: Array, memory: Any, inner: Any):
         self.plan, self.place, self.x, self.memory = one, place, x, memory
         self.inner, self.inner_state = inner, None if isinstance(inner, optax.MaskedNode) else inner
         fresh = one.init(matrix_shape(x.shape))

@@ -22,7 +22,7 @@ FIXED = ("raw", "bitmap", "elias-fano")
 NOT_INCREASING, OUT_OF_RANGE, WRONG_BITS, NO_MEMORY = -2, -3, -4, -5  # why native code refused a list
 
 
-class Layout(NamedTuple):
+class ListLayout(NamedTuple):
     """How a code lays out k indices below n: its number in native code, how many low bits of each are packed, all bytes."""
 
     code: int
@@ -36,16 +36,16 @@ def index_bits(n: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def layout(n: int, k: int, code: str) -> Layout:
+def layout(n: int, k: int, code: str) -> ListLayout:
     """raw: k indices of ceil(log2 n) bits. bitmap: n bits, of which those in the list are set. elias-fano: see below."""
     if k == 0:
-        return Layout(FIXED.index(code), 0, 0)
+        return ListLayout(FIXED.index(code), 0, 0)
     if code == "raw":
-        return Layout(0, index_bits(n), packed_bytes(k, index_bits(n)))
+        return ListLayout(0, index_bits(n), packed_bytes(k, index_bits(n)))
     if code == "bitmap":
-        return Layout(1, 0, packed_bytes(n, 1))
+        return ListLayout(1, 0, packed_bytes(n, 1))
     low, high = elias_fano_split(n, k)
-    return Layout(2, low, packed_bytes(k, low) + packed_bytes(high, 1))
+    return ListLayout(2, low, packed_bytes(k, low) + packed_bytes(high, 1))
 
 
 def elias_fano_split(n: int, k: int) -> tuple[int, int]:
@@ -73,7 +73,7 @@ def decode_indices(packed: Tensor, n: int, k: int, code: str) -> Tensor:
     """
 
 
-def check_width(packed: Tensor, n: int, k: int, code: str) -> Layout:
+def check_width(packed: Tensor, n: int, k: int, code: str) -> ListLayout:
     """The layout of a code, if ``packed [b, w]`` has its length.
 
     Raises:

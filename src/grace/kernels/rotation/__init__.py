@@ -1,12 +1,48 @@
-"""Fast orthonormal transforms. Letters: b rows of n numbers; blocks of h = 2**j numbers; H is Sylvester's Hadamard matrix."""
+"""Random rotations of blocks, and codes of rotated blocks: centroids of the normal distribution and one scale.
+
+A wire ``[b, w]`` of :func:`encode_rotated` holds a row's scales (float32 ``[nb]``), then its codes, packed.
+
+Letters: b rows of n numbers; blocks of h = 2**j numbers, nb = ceil(n/h) of them per row, the last one shorter; H is
+Sylvester's Hadamard matrix over sqrt(h), D the random signs of a stream, the same for all rows, and R = H D; W workers.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from grace.compute.dispatch import operation
+from grace.kernels.blocks import block_count
+from grace.kernels.packing import packed_bytes
 
-__all__ = ["hadamard"]
+if TYPE_CHECKING:
+    from grace.random import Stream
+
+__all__ = [
+    "CENTROIDS",
+    "encode_rotated",
+    "hadamard",
+    "rotate_blocks",
+    "rotate_blocks_back",
+    "rotated_bytes",
+    "sum_rotated",
+]
+
+# the Lloyd-Max quantizers of the standard normal distribution, by the bits of a code: positive halves
+CENTROIDS = {
+    1: (0.7978846,),
+    2: (0.4527800, 1.5104176),
+    3: (0.2450942, 0.7560053, 1.3439093, 2.1519457),
+    4: (0.1283950, 0.3880483, 0.6567591, 0.9423405, 1.2562312, 1.6180464, 2.0690172, 2.7325896),
+}
+BAD_SCALE = "field 'scales' must be finite and not negative, and small enough for its codes"
+
+
+def rotated_bytes(n: int, bits: int, block: int) -> int:
+    """Bytes of the wire of n numbers."""
+    return 4 * block_count(n, block) + packed_bytes(n, bits)
 
 
 @operation
@@ -19,4 +55,49 @@ def hadamard(rows: Tensor, block: int) -> Tensor:
 
     The order of additions: at distance s = 1, 2, 4, ..., h/2 the pair (p, q) becomes (p + q, p - q); then one product
     with the float32 nearest to 1/sqrt(h).
+    """
+
+
+@operation
+def rotate_blocks(rows: Tensor, block: int, rng: Stream) -> Tensor:
+    """``[b, n]`` -> new ``[b, n]``: ``R x = H D x``. Number i of each row changes its sign where bit i of the stream's words
+    is set.
+    """
+
+
+@operation
+def rotate_blocks_back(rows: Tensor, block: int, rng: Stream) -> Tensor:
+    """``[b, n]`` -> new ``[b, n]``: ``D H y``, the inverse of :func:`rotate_blocks`."""
+
+
+@operation
+def encode_rotated(
+    rows: Tensor,
+    bits: int,
+    block: int,
+    unbiased: bool,
+    rng: Stream,
+    memory: Tensor | None = None,
+    rest: Tensor | None = None,
+) -> tuple[Tensor, bool]:
+    """``p = rows + memory`` -> (wire ``[b, w]`` uint8, whether p was finite).
+
+    A number of a block y of R p becomes the code of the centroid c nearest to it in units of the block's root mean square, of
+    two equally near ones the larger. The block's scale is that unit times ``|u|^2 / <c, u>`` (unbiased) or ``<c, u> / |c|^2``,
+    u = y in that unit; no larger than what keeps all numbers finite. ``rest``, which may be ``rows``, becomes p minus what
+    the wire says. If p is not finite, wire and rest mean nothing.
+
+    Rows, memory and rest are float32 ``[b, n]``, contiguous; bits is 1 to 4, block a power of two from 2 to 65536.
+    """
+
+
+@operation
+def sum_rotated(
+    received: Sequence[Tensor], out: Tensor, bits: int, block: int, weight: float, rng: Stream, *, add: bool = False
+) -> None:
+    """Sets (adds to, with ``add``) ``out [b, n]``: weight times the sum of what the wires ``[b, w]`` say, which are added
+    up in order as they are, rotated, and rotated back once.
+
+    Raises:
+        PayloadError: a length or scale that no sender writes; ``out`` is then undefined.
     """

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from grace.kernels.blocks import spread
-from grace.kernels.statistics import block_abs_max
+from grace import wire as wires
+from grace.errors import PayloadError
+from grace.flags.finite import Flag, flag
+from grace.flags.refusals import refuse_unless
+from grace.kernels.blocks import block_count, block_roots, spread
+from grace.kernels.levels import MOST, block_divide, nearest
+from grace.kernels.packing import pack, packed_bytes, unpack
+from grace.kernels.rotation import BAD_SCALE, CENTROIDS
+from grace.kernels.statistics import block_abs_max, block_norm, block_sum
+
+if TYPE_CHECKING:
+    from grace.random import Stream
 
 _SHORTEST = 16  # what is left of a row after its last block is transformed in pieces down to this size
 _LARGE = 2.0**96  # a block with a number beyond this is transformed at 2**-32 of its size
@@ -20,6 +33,76 @@ def hadamard(rows: Tensor, block: int) -> Tensor:
     shrink = spread(torch.where(large, _SHRINK, 1.0), rows.shape[1], block)
     most = spread(torch.where(large, torch.finfo(torch.float32).max * _SHRINK, math.inf), rows.shape[1], block)
     return _blocks(rows * shrink, block).clamp_(-most, most).div_(shrink)
+
+
+def rotate_blocks(rows: Tensor, block: int, rng: Stream) -> Tensor:
+    return hadamard(rows * draw_signs(rows, rng), block)
+
+
+def rotate_blocks_back(rows: Tensor, block: int, rng: Stream) -> Tensor:
+    return hadamard(rows, block).mul_(draw_signs(rows, rng))
+
+
+def encode_rotated(
+    rows: Tensor,
+    bits: int,
+    block: int,
+    unbiased: bool,
+    rng: Stream,
+    memory: Tensor | None = None,
+    rest: Tensor | None = None,
+) -> tuple[Tensor, Flag]:
+    n, book = rows.shape[1], _book(bits, rows.device)
+    p = rows if memory is None else rows + memory
+    finite = flag(p.isfinite().all())
+    y = rotate_blocks(p, block, rng)
+    rms = block_norm(y, block) / block_roots(n, block, rows)  # [b, nb]
+    rms, unit = block_divide(y, rms, block)  # [b, n], as if standard normal
+    # zero is on the positive side, which only matters for one bit
+    code = nearest(-unit, book).neg_().add_(book.numel() - 1)
+    centroid = book[code].double()
+    product = block_sum(centroid * unit, block)  # [b, nb] <c, y> / rms; 0 only where y is
+    if unbiased:
+        factor = block_sum(unit.double().square(), block) / product.clamp_min(1e-300)
+    else:
+        factor = product / block_sum(centroid.square(), block)
+    most = MOST / block_abs_max(centroid.float(), block).clamp_min_(1.0)  # so that no number of the block overflows
+    scale = torch.minimum(factor * rms, most.double()).float()  # [b, nb]
+    if rest is not None:
+        said = rotate_blocks_back(book[code].mul_(spread(scale, n, block)), block, rng)
+        torch.sub(p, said, out=rest)
+    return wires.join(scale, pack(code, bits)), finite
+
+
+def sum_rotated(
+    received: Sequence[Tensor], out: Tensor, bits: int, block: int, weight: float, rng: Stream, *, add: bool = False
+) -> None:
+    n, book = out.shape[1], _book(bits, out.device)
+    total = torch.zeros_like(out)
+    for wire in received:
+        fields = [("scales", torch.float32, block_count(n, block)), ("codes", torch.uint8, packed_bytes(n, bits))]
+        scales, packed = wires.split(wire, fields)
+        centroid = book[unpack(packed, bits, n).long()]
+        value = centroid * spread(wires.check_scale("scales", scales), n, block)
+        refuse_unless(value.isfinite().all(), lambda: PayloadError(BAD_SCALE))
+        total.add_(centroid.mul_(spread(scales * weight, n, block)))
+    if not add:
+        out.zero_()
+    out.add_(rotate_blocks_back(total, block, rng))
+
+
+@functools.lru_cache
+def _book(bits: int, device: torch.device) -> Tensor:
+    """``[2**bits]`` float32: the centroids, ascending."""
+    half = torch.tensor(CENTROIDS[bits], dtype=torch.float32, device=device)
+    return torch.cat((-half.flip(0), half))
+
+
+def draw_signs(rows: Tensor, rng: Stream) -> Tensor:
+    """D ``[1, n]``: +1 or -1 for each position."""
+    n = rows.shape[1]
+    words = rng.words(block_count(n, 64), rows.device).view(torch.uint8)
+    return unpack(words.view(1, -1), 1, n).to(rows.dtype).mul_(-2).add_(1)
 
 
 def _blocks(rows: Tensor, block: int) -> Tensor:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from grace.compute.dispatch import operation
-from grace.kernels.sparse.parts import DENSE, LIST, Part
+from grace.kernels.sparse.parts import DENSE, LIST, WirePart
 
-__all__ = ["DENSE", "LIST", "Part", "encode_pairs", "encode_topk", "sum_sparse", "sum_topk"]
+__all__ = ["DENSE", "LIST", "WirePart", "encode_pairs", "encode_topk", "sum_sparse", "sum_topk"]
 
 
 @operation
@@ -30,7 +30,7 @@ def encode_pairs(index: Tensor, sent: Tensor, n: int, code: str, *, narrow: bool
 
 
 @operation
-def sum_sparse(parts: Sequence[Part], out: Tensor, weight: float, *, narrow: bool, add: bool = False) -> None:
+def sum_sparse(parts: Sequence[WirePart], out: Tensor, weight: float, *, narrow: bool, add: bool = False) -> None:
     """Sets (adds to, with ``add``) ``out [n]``: weight times the sum of what the parts say, added in their order.
 
     Raises:

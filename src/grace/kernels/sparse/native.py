@@ -16,7 +16,7 @@ from grace.errors import PayloadError
 from grace.kernels import check
 from grace.kernels.calling import LAYOUTS, new_wire
 from grace.kernels.index_lists import layout, refuse
-from grace.kernels.sparse import Part
+from grace.kernels.sparse import WirePart
 from grace.kernels.sparse.parts import BAD_VALUES, check_parts
 from grace.wire import Gathered
 
@@ -89,7 +89,7 @@ def sum_topk(
             refuse(why, n, k)
 
 
-def sum_sparse(parts: Sequence[Part], out: Tensor, weight: float, *, narrow: bool, add: bool = False) -> None:
+def sum_sparse(parts: Sequence[WirePart], out: Tensor, weight: float, *, narrow: bool, add: bool = False) -> None:
     n, W = out.numel(), len(parts)
     layouts = check_parts(parts, n, narrow=narrow)
     lists = [None if part.places is None else part.places.to(torch.int32).contiguous() for part in parts]

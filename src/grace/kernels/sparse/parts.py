@@ -17,7 +17,7 @@ NUMBERS = {name: number for number, name in enumerate((*FIXED, LIST, DENSE))}  #
 BAD_VALUES = "field 'values' must be finite"
 
 
-class Part(NamedTuple):
+class WirePart(NamedTuple):
     """What one wire says about one row.
 
     wire: uint8 ``[w]``, bytes side by side; its values begin at byte ``values``, the code of its k indices at ``codes``.
@@ -33,7 +33,7 @@ class Part(NamedTuple):
     places: Tensor | None = None
 
 
-def check_parts(parts: Sequence[Part], n: int, *, narrow: bool) -> list[tuple[int, int]]:
+def check_parts(parts: Sequence[WirePart], n: int, *, narrow: bool) -> list[tuple[int, int]]:
     """For each part: its code's number in native code, and how many low bits are packed. Its fields must lie inside its wire.
 
     Raises:
@@ -49,7 +49,7 @@ def check_parts(parts: Sequence[Part], n: int, *, narrow: bool) -> list[tuple[in
     return out
 
 
-def _check_inside(name: str, part: Part, at: int, size: int) -> None:
+def _check_inside(name: str, part: WirePart, at: int, size: int) -> None:
     wire = part.wire
     if wire.dtype is not torch.uint8 or wire.ndim != 1 or (wire.numel() > 1 and wire.stride(0) != 1):
         raise InputError(f"kernels: a wire must be uint8 [w] with bytes side by side, got {wire.dtype} {wire.shape}")

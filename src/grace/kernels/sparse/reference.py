@@ -14,7 +14,7 @@ from grace.flags.finite import Flag
 from grace.flags.refusals import refuse_unless
 from grace.kernels.index_lists import check_list, decode_indices, encode_indices, layout
 from grace.kernels.selection import round_to_bfloat16, take_topk
-from grace.kernels.sparse import DENSE, Part
+from grace.kernels.sparse import DENSE, WirePart
 from grace.kernels.sparse.parts import BAD_VALUES, check_parts
 
 
@@ -30,7 +30,7 @@ def encode_pairs(index: Tensor, sent: Tensor, n: int, code: str, *, narrow: bool
     return wires.join(values, encode_indices(index.long(), n, code)) if index.shape[1] else wires.join(values)
 
 
-def sum_sparse(parts: Sequence[Part], out: Tensor, weight: float, *, narrow: bool, add: bool = False) -> None:
+def sum_sparse(parts: Sequence[WirePart], out: Tensor, weight: float, *, narrow: bool, add: bool = False) -> None:
     check_parts(parts, out.numel(), narrow=narrow)
     if not add:
         out.zero_()
@@ -38,7 +38,7 @@ def sum_sparse(parts: Sequence[Part], out: Tensor, weight: float, *, narrow: boo
         _add(part, out, weight, narrow)
 
 
-def _add(part: Part, out: Tensor, weight: float, narrow: bool) -> None:
+def _add(part: WirePart, out: Tensor, weight: float, narrow: bool) -> None:
     n, dtype = out.numel(), torch.bfloat16 if narrow else torch.float32
     count = n if part.code == DENSE else part.k
     (values,) = wires.split(part.wire[None, part.values :], [("values", dtype, count)], slack=True)
@@ -60,5 +60,5 @@ def sum_topk(
 ) -> None:
     at = k * (2 if narrow else 4)
     for j, row in enumerate(out):
-        parts = [Part(wire[j], 0, at, k, code) for wire in received]
+        parts = [WirePart(wire[j], 0, at, k, code) for wire in received]
         family.sum_sparse(parts, row, weight, narrow=narrow, add=add)  # which a device may have a kernel for

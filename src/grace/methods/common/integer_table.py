@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grace.kernels import MOST, block_divide, block_sizes, spread
+from grace.kernels import MOST, block_divide, block_roots, spread
 from grace.random import Stream
 
 # bits: the table that minimizes the variance for clip = 1/32
@@ -48,7 +48,7 @@ class TableScale:
     @classmethod
     def from_norms(cls, norm: Tensor, n: int, reach: float, g: int, block: int) -> TableScale:
         """A is ``reach`` times the root mean square, from the norms ``[1, nb]``; 0 for blocks that are practically zero."""
-        rms = norm / block_sizes(n, block, norm).sqrt_()
+        rms = norm / block_roots(n, block, norm)
         rms = torch.where(rms < torch.finfo(torch.float32).tiny, 0.0, rms)
         return cls((rms.double() * reach).clamp_max_(MOST).float(), g, block)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.errors import PayloadError
 from grace.kernels import encode_pairs, encode_topk, round_to_bfloat16, sum_sparse, sum_topk, take_at_least, take_topk
-from grace.kernels.sparse import DENSE, LIST, Part
+from grace.kernels.sparse import DENSE, LIST, WirePart
 from grace.methods.common import index_lists
 from grace.wire import Gathered
 
@@ -106,11 +106,11 @@ def sum_pairs(
         sum_sparse(parts, row, scale, narrow=narrow, add=add)
 
 
-def _part(one: Tensor, values: int, codes: int, n: int, k: int, code: str) -> Part:
+def _part(one: Tensor, values: int, codes: int, n: int, k: int, code: str) -> WirePart:
     """A row's wire ``[w]`` as a part: where its values and the codes of its k indices begin."""
     if k and index_lists.varies(code):
-        return Part(one, values, codes, k, LIST, index_lists.take(one[None, codes:], n, k, code)[0][0])
-    return Part(one, values, codes, k, index_lists.fixed_code(n, k, code) if k else "raw")
+        return WirePart(one, values, codes, k, LIST, index_lists.take(one[None, codes:], n, k, code)[0][0])
+    return WirePart(one, values, codes, k, index_lists.fixed_code(n, k, code) if k else "raw")
 
 
 # ---- as many as there are -------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def sum_counted(received: Sequence[Tensor], out: Tensor, scale: float, code: str
             if not _DENSE <= k <= n:
                 raise PayloadError(f"field 'count' must be in [0, {n + 1}), or {_DENSE}, got {k}")
             if k == _DENSE:
-                parts.append(Part(wire[j], _COUNT_BYTES, 0, 0, DENSE))
+                parts.append(WirePart(wire[j], _COUNT_BYTES, 0, 0, DENSE))
                 continue
             at = _COUNT_BYTES + k * width
             if at > wire.shape[1]:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from grace.contract.method import Method
-from grace.verify.outcome import Outcome, Profile
+from grace.verify.outcome import Held, Profile
 from grace.verify.running import run, same_bits
 from grace.verify.subject import Subject
 from grace.verify.trials import check_each
@@ -27,6 +27,6 @@ def agreement(method: Method[Any], xs: Sequence[Tensor], steps: int = 2) -> None
             assert same_bits(out.mean, outs[0].mean), f"agreement: mean of rank {rank} differs from that of rank 0"
 
 
-def check(one: Subject, profile: Profile) -> Outcome:
+def check(one: Subject, profile: Profile) -> Held:
     """What the report says about it."""
     return check_each(agreement, one, profile)

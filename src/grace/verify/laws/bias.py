@@ -11,7 +11,7 @@ from torch import Tensor
 from grace.contract.method import Method
 from grace.verify import measure
 from grace.verify.inputs import normal
-from grace.verify.outcome import Outcome, Profile, no_promise
+from grace.verify.outcome import Held, Profile, no_promise
 from grace.verify.running import average, run
 from grace.verify.subject import Subject
 from grace.verify.trials import SHAPE
@@ -44,7 +44,7 @@ def unbiased(method: Method[Any], xs: Sequence[Tensor], draws: int = 200) -> Non
     assert total <= 5 * expected, f"unbiased: |E mean - x|^2 = {total:.3g}, expected {expected:.3g}"
 
 
-def check(one: Subject, profile: Profile) -> Outcome:
+def check(one: Subject, profile: Profile) -> Held:
     """What the report says about it."""
     if one.least_world > 1:
         return no_promise("measured with one worker, and this needs more")
@@ -64,7 +64,7 @@ def check(one: Subject, profile: Profile) -> Outcome:
         raise AssertionError(f"unbiased: it is declared, but E C(x) differs from x, p {_spell_p(p)}")
     if not said:
         return no_promise("", words, declared, p_value=p)
-    return Outcome(words, declared, numbers={"p_value": p})
+    return Held(words, declared, numbers={"p_value": p})
 
 
 def _spell_p(p: float) -> str:

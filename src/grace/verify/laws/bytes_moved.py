@@ -15,7 +15,7 @@ from grace.contract.method import Method
 from grace.contract.wrapping import find_compressor, layers
 from grace.run import Tracer, simulate
 from grace.verify.inputs import UGLY
-from grace.verify.outcome import Outcome, Profile
+from grace.verify.outcome import Held, Profile
 from grace.verify.running import find_grid, make_peer, run
 from grace.verify.subject import Subject
 from grace.verify.trials import SHAPE, make_some, make_workers
@@ -61,7 +61,7 @@ def varies(method: Method[Any]) -> bool:
     return bool(getattr(core, "varies", method.facts(torch.empty(64, 64, device="meta")).payload is None))
 
 
-def check(one: Subject, profile: Profile) -> Outcome:
+def check(one: Subject, profile: Profile) -> Held:
     """What the report says about it."""
     for name in ("one element", "empty", "zeros", "f16", "f64"):
         xs = make_workers(UGLY[name], max(2, one.least_world))
@@ -76,7 +76,7 @@ def check(one: Subject, profile: Profile) -> Outcome:
     elements = math.prod(SHAPE)
     measured = f"{_spell_traffic(most)} for {elements:,} numbers, {len(moved)} workers"
     numbers = {"rounds": most.rounds, "sent": most.sent, "elements": elements, "workers": len(moved)}
-    return Outcome(measured, "depends on the data" if said is None else _spell_traffic(said), numbers=numbers)
+    return Held(measured, "depends on the data" if said is None else _spell_traffic(said), numbers=numbers)
 
 
 def _spell_traffic(traffic: grace.Traffic) -> str:

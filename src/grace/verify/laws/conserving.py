@@ -10,7 +10,7 @@ from torch import Tensor
 
 from grace.contract.method import Method
 from grace.run import Tracer, simulate
-from grace.verify.outcome import Outcome, Profile, no_promise
+from grace.verify.outcome import Held, Profile, no_promise
 from grace.verify.running import average, make_peer, run, tolerance
 from grace.verify.subject import Subject, conserves, is_memory
 from grace.verify.trials import choose_worlds, list_numbers, make_sets
@@ -84,7 +84,7 @@ def _owed(method: Method[Any], state: Any, like: Tensor) -> Tensor:
     return torch.zeros_like(like, dtype=torch.float64) if owed is None else owed.double().clone()
 
 
-def check(one: Subject, profile: Profile) -> Outcome:
+def check(one: Subject, profile: Profile) -> Held:
     """What the report says about it."""
     if not one.conserves:
         assert one.remembered is None, "conservation: what does not conserve must refuse a memory"
@@ -92,4 +92,4 @@ def check(one: Subject, profile: Profile) -> Outcome:
     worlds = choose_worlds(one, profile)
     for xs in make_sets(one, profile):
         conservation(one.core, xs)
-    return Outcome(f"to a rounding, {list_numbers(worlds)} workers")
+    return Held(f"to a rounding, {list_numbers(worlds)} workers")

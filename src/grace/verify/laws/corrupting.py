@@ -15,7 +15,7 @@ from grace.errors import PayloadError
 from grace.grid import Grid
 from grace.run import simulate
 from grace.verify.inputs import normal
-from grace.verify.outcome import Outcome, Profile, no_promise
+from grace.verify.outcome import Held, Profile, no_promise
 from grace.verify.running import Runner, assert_untouched, clone_state, run, same_bits, snapshot
 from grace.verify.subject import Subject
 from grace.verify.trials import make_some, make_workers
@@ -112,7 +112,7 @@ def _cut(answer: Tensor, dice: random.Random) -> Tensor:
     return answer[..., : dice.randrange(width)].contiguous() if width else answer
 
 
-def check(one: Subject, profile: Profile) -> Outcome:
+def check(one: Subject, profile: Profile) -> Held:
     """What the report says about it."""
     trials = refused = 0
     for method in one.all:
@@ -121,4 +121,4 @@ def check(one: Subject, profile: Profile) -> Outcome:
             trials, refused = trials + found[0], refused + found[1]
     if not trials:
         return no_promise("no bytes are gathered; the network sums numbers")
-    return Outcome(f"{refused} of {trials} refused, the others finite", numbers={"trials": trials, "refused": refused})
+    return Held(f"{refused} of {trials} refused, the others finite", numbers={"trials": trials, "refused": refused})

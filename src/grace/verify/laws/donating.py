@@ -13,7 +13,7 @@ from grace.contract.method import Method
 from grace.grid import Grid
 from grace.run import simulate
 from grace.verify.inputs import UGLY
-from grace.verify.outcome import Outcome, Profile
+from grace.verify.outcome import Held, Profile
 from grace.verify.running import run, same_bits
 from grace.verify.subject import Subject
 from grace.verify.trials import make_workers
@@ -53,8 +53,8 @@ def _answer_in_place(exchange: Exchange[Any], donated: list[Tensor]) -> Exchange
         return stop.value
 
 
-def check(one: Subject, profile: Profile) -> Outcome:
+def check(one: Subject, profile: Profile) -> Held:
     """What the report says about it."""
     for name in ("odd size", "f16", "non-contiguous"):
         answers_may_alias(one.core, make_workers(UGLY[name], max(2, one.least_world)))
-    return Outcome("bit for bit")
+    return Held("bit for bit")

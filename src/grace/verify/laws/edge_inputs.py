@@ -12,7 +12,7 @@ from grace.contract.method import Method
 from grace.verify.inputs import HUGE, UGLY
 from grace.verify.laws.agreeing import agreement
 from grace.verify.laws.conserving import conservation
-from grace.verify.outcome import Outcome, Profile
+from grace.verify.outcome import Held, Profile
 from grace.verify.running import leaves, run
 from grace.verify.subject import Subject
 from grace.verify.trials import choose_worlds, make_workers, name_input
@@ -32,7 +32,7 @@ def finite_stays_finite(method: Method[Any], xs: Sequence[Tensor]) -> None:
             )
 
 
-def check(one: Subject, profile: Profile) -> Outcome:
+def check(one: Subject, profile: Profile) -> Held:
     """What the report says about it."""
     worlds = choose_worlds(one, profile)
     one.method.facts(torch.empty(0, device="meta"))  # it may claim anything, but must not fail
@@ -47,4 +47,4 @@ def check(one: Subject, profile: Profile) -> Outcome:
     for method in one.all:
         name_input("huge", agreement, method, xs)
     finite = bool(run(one.method, xs)[0].mean.isfinite().all())
-    return Outcome(f"{len(EDGES) + 1} inputs; 1e38 {'stays finite' if finite else 'overflows'}")
+    return Held(f"{len(EDGES) + 1} inputs; 1e38 {'stays finite' if finite else 'overflows'}")

@@ -10,7 +10,7 @@ from torch import Tensor
 import grace
 from grace.contract.method import Method
 from grace.verify.laws.bias import draw_means
-from grace.verify.outcome import Outcome, Profile, no_promise
+from grace.verify.outcome import Held, Profile, no_promise
 from grace.verify.running import TINY, same_bits
 from grace.verify.subject import Subject
 from grace.verify.trials import make_spread, name_input
@@ -45,7 +45,7 @@ def bounds(method: Method[Any], x: Tensor, draws: int = 100) -> float:
     return float(errors.mean()) / size if size else 0.0
 
 
-def check(one: Subject, profile: Profile) -> Outcome:
+def check(one: Subject, profile: Profile) -> Held:
     """What the report says about it."""
     if one.least_world > 1:
         return no_promise("measured with one worker, and this needs more")
@@ -56,7 +56,7 @@ def check(one: Subject, profile: Profile) -> Outcome:
     numbers |= {"contraction": facts.contraction, "variance": facts.variance}
     measured = f"{gauss:.3g} of |x|^2 for Gaussian x; worst: {found[worst][0]:.3g} ({worst})"
     claims = spell_claims(facts)
-    return Outcome(measured, claims or "no bound", "holds" if claims else "not promised", "", numbers)
+    return Held(measured, claims or "no bound", "holds" if claims else "not promised", "", numbers)
 
 
 def _bounds(one: Subject, profile: Profile) -> dict[str, tuple[float, grace.Facts]]:

@@ -14,7 +14,7 @@ from grace.errors import TransportError
 from grace.grid import Grid
 from grace.run.simulate import answers
 from grace.verify.inputs import UGLY, normal
-from grace.verify.outcome import Outcome, Profile
+from grace.verify.outcome import Held, Profile
 from grace.verify.running import assert_untouched, copy_tensor, find_grid, make_peer, run, snapshot
 from grace.verify.subject import Subject
 from grace.verify.trials import SHAPE, make_workers
@@ -64,9 +64,9 @@ def _fail_at(exchanges: list[Exchange[Any]], round_: int, grid: Grid | None) -> 
     return True
 
 
-def check(one: Subject, profile: Profile) -> Outcome:
+def check(one: Subject, profile: Profile) -> Held:
     """What the report says about it."""
     for method in one.all:
         for make in (normal(*SHAPE), UGLY["empty"]):
             failure_leaves_memory(method, make_workers(make, max(2, one.least_world)))
-    return Outcome("in every round")
+    return Held("in every round")

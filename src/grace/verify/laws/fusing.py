@@ -11,7 +11,7 @@ import grace
 from grace.contract.method import Method
 from grace.run import simulate, together
 from grace.verify.inputs import heavy, normal
-from grace.verify.outcome import Outcome, Profile
+from grace.verify.outcome import Held, Profile
 from grace.verify.running import assert_untouched, copy_tensor, find_grid, make_peer, run, same_bits, snapshot
 from grace.verify.subject import Subject
 from grace.verify.trials import choose_worlds, list_numbers, make_workers
@@ -45,7 +45,7 @@ def fused_equals_alone(methods: Sequence[Method[Any]], inputs: Sequence[Sequence
             assert_untouched(fused[i], snapshot(alone[i]), f"fused: {method}")
 
 
-def check(one: Subject, profile: Profile) -> Outcome:
+def check(one: Subject, profile: Profile) -> Held:
     """What the report says about it."""
     others = [grace.method("none"), grace.method("powersgd:rank=1,min_rate=0.1")]
     for world in choose_worlds(one, profile):
@@ -57,4 +57,4 @@ def check(one: Subject, profile: Profile) -> Outcome:
                     for make in (normal(13, 7), normal(5), heavy(6, 6), normal(6, 5), normal(31))
                 ],
             )
-    return Outcome(f"bit for bit, {list_numbers(choose_worlds(one, profile))} workers")
+    return Held(f"bit for bit, {list_numbers(choose_worlds(one, profile))} workers")

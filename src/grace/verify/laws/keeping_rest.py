@@ -10,7 +10,7 @@ from torch import Tensor
 
 from grace.contract.method import Method
 from grace.verify.inputs import UGLY
-from grace.verify.outcome import Outcome, Profile, no_promise
+from grace.verify.outcome import Held, Profile, no_promise
 from grace.verify.running import run, tolerance
 from grace.verify.subject import Subject
 from grace.verify.trials import make_workers
@@ -26,10 +26,10 @@ def rest_is_free(method: Method[Any], xs: Sequence[Tensor]) -> None:
         assert error <= tolerance(xs), f"keep_rest changes the mean by {error:.3g}"
 
 
-def check(one: Subject, profile: Profile) -> Outcome:
+def check(one: Subject, profile: Profile) -> Held:
     """What the report says about it."""
     if not one.conserves:
         return no_promise("it has no rest")
     for name in ("normal", "odd size", "f16", "f64"):
         rest_is_free(one.core, make_workers(UGLY[name], max(2, one.least_world)))
-    return Outcome("bit for bit")
+    return Held("bit for bit")

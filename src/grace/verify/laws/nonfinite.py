@@ -10,7 +10,7 @@ from torch import Tensor
 
 from grace.contract.method import Method
 from grace.verify.inputs import UGLY
-from grace.verify.outcome import Outcome, Profile
+from grace.verify.outcome import Held, Profile
 from grace.verify.running import assert_untouched, clone_state, copy_tensor, run, same_bits, snapshot
 from grace.verify.subject import Subject
 from grace.verify.trials import make_workers
@@ -38,7 +38,7 @@ def nonfinite_is_agreed(method: Method[Any], steps: Sequence[Sequence[Tensor]], 
         assert same_bits(out.mean, expected.mean), "non-finite: the next step differs from one without the bad step"
 
 
-def check(one: Subject, profile: Profile) -> Outcome:
+def check(one: Subject, profile: Profile) -> Held:
     """What the report says about it."""
     names = ("normal", "one element", "f16", *(("0-d", "f64", "zeros", "channels last") if profile.ugly else ()))
     cases = [(name, bad) for bad in (math.nan, math.inf, -math.inf) for name in names]
@@ -47,4 +47,4 @@ def check(one: Subject, profile: Profile) -> Outcome:
         steps = [xs, [x * 2 for x in xs], [-x for x in xs]]
         for method in one.all:
             nonfinite_is_agreed(method, steps, bad, rank=len(xs) - 1, at=xs[0].numel() // 2)
-    return Outcome("inf, -inf and NaN: NaN on all ranks, memories untouched")
+    return Held("inf, -inf and NaN: NaN on all ranks, memories untouched")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from grace.contract.method import Method
 from grace.verify.inputs import UGLY
-from grace.verify.outcome import Outcome, Profile
+from grace.verify.outcome import Held, Profile
 from grace.verify.running import run, same_bits
 from grace.verify.subject import Subject
 from grace.verify.trials import SHAPE, make_some, make_workers
@@ -54,10 +54,10 @@ def ranks_draw_apart(method: Method[Any], x: Tensor) -> None:
     assert float(averaged) <= 0.5 * float(alone), f"randomness: 8 ranks err by {averaged:.3g}, one by {alone:.3g}"
 
 
-def check(one: Subject, profile: Profile) -> Outcome:
+def check(one: Subject, profile: Profile) -> Held:
     """What the report says about it."""
     for method in one.all:
         for xs in (make_some(one), make_workers(UGLY["zeros"], max(2, one.least_world))):
             own_randomness(method, xs)
     said = one.core.facts(torch.empty(SHAPE, device="meta")).deterministic
-    return Outcome("as declared; global generators untouched", "deterministic" if said else "random")
+    return Held("as declared; global generators untouched", "deterministic" if said else "random")

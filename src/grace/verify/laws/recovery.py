@@ -13,7 +13,7 @@ from grace.contract.method import Method
 from grace.contract.wrapping import layers
 from grace.registry import recipe_of
 from grace.verify.exact import KINDS
-from grace.verify.outcome import Outcome, Profile, no_promise
+from grace.verify.outcome import Held, Profile, no_promise
 from grace.verify.running import average, run
 from grace.verify.subject import Subject
 from grace.verify.trials import make_workers, name_input
@@ -32,7 +32,7 @@ def exact_recovery(method: Method[Any], xs: Sequence[Tensor]) -> None:
     assert error <= legal, f"exact recovery: off by {error:.3g}, legal {legal:.3g}"
 
 
-def check(one: Subject, profile: Profile) -> Outcome:
+def check(one: Subject, profile: Profile) -> Held:
     """What the report says about it."""
     entry = recipe_of(type(layers(one.method)[-1]))
     if entry is None or not entry.recovers:
@@ -41,4 +41,4 @@ def check(one: Subject, profile: Profile) -> Outcome:
         method = grace.method(f"{entry.name}:{knobs}" if knobs else entry.name)
         for world in _WORLDS:
             name_input(kind, exact_recovery, method, make_workers(KINDS[kind], world))
-    return Outcome("to a rounding: " + ", ".join(kind for kind, _ in entry.recovers))
+    return Held("to a rounding: " + ", ".join(kind for kind, _ in entry.recovers))

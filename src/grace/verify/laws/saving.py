@@ -13,7 +13,7 @@ import grace
 from grace.contract.method import Method
 from grace.run import Simulator
 from grace.verify.inputs import normal
-from grace.verify.outcome import Outcome, Profile
+from grace.verify.outcome import Held, Profile
 from grace.verify.running import LR, STEPS_PER_EPOCH, same_bits
 from grace.verify.subject import Subject
 from grace.verify.trials import make_workers
@@ -43,9 +43,9 @@ def state_survives(method: Method[Any], steps: Sequence[Sequence[Tensor]], stop:
         assert same_bits(a, b), f"state: step {stop + i} after loading differs from the run without a stop"
 
 
-def check(one: Subject, profile: Profile) -> Outcome:
+def check(one: Subject, profile: Profile) -> Held:
     """What the report says about it."""
     steps = [make_workers(normal(12, 8, seed=t), max(2, one.least_world)) for t in range(4)]
     for method in one.all:
         state_survives(method, steps, stop=2)
-    return Outcome("bit for bit, saved after 2 of 4 steps")
+    return Held("bit for bit, saved after 2 of 4 steps")

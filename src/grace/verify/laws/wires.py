@@ -10,7 +10,7 @@ from torch import Tensor
 import grace
 from grace.contract.peer import Peer
 from grace.verify.inputs import normal
-from grace.verify.outcome import Outcome, Profile, no_promise
+from grace.verify.outcome import Held, Profile, no_promise
 from grace.verify.running import make_peer
 from grace.verify.subject import Subject
 from grace.verify.trials import SHAPE
@@ -42,7 +42,7 @@ def summable(compressor: grace.Compressor, rows: Tensor) -> None:
     assert error <= legal, f"summable: the sum of wires decodes {error:.3g} off the sum, legal {legal:.3g}"
 
 
-def check(one: Subject, profile: Profile) -> Outcome:
+def check(one: Subject, profile: Profile) -> Held:
     """What the report says about it."""
     if one.compressor is None:
         return no_promise("it has its own exchange")
@@ -58,4 +58,4 @@ def check(one: Subject, profile: Profile) -> Outcome:
     words = "; wires can be summed" if one.compressor.summable else ""
     declared = "depends on the data" if said is None else f"{said:,} bytes"
     measured = f"{size:,} bytes, {8 * size / n:.3g} bits per number"
-    return Outcome(measured, declared + words, numbers={"bytes": size, "elements": n})
+    return Held(measured, declared + words, numbers={"bytes": size, "elements": n})

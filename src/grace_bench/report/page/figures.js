@@ -104,6 +104,7 @@ function foretold(rows) {
 // What the drawn rows say; nothing here is asserted that they could deny
 const FIGURES = {
   "quality-epoch-time": (rows) => `The same runs twice: against epochs, and against seconds.${rows.some(isRepeated) ? ` Bands are ${over(rows)}.` : " One run each."} Marks are the last evaluation${hint("; double-click shows only where methods end")}.`,
+  "quality-epoch-bytes": (rows) => `The same runs twice: against epochs, and against the bytes that a worker sent.${rows.some(isRepeated) ? ` Bands are ${over(rows)}.` : " One run each."} Marks are the last evaluation${hint("; double-click shows only where methods end")}.`,
   "quality-throughput": (rows) => `To the right is faster.${front(rows, "throughput", "faster")} Bars are ${over(rows)}.${moving()}`,
   "quality-bytes": (rows) => `Bytes that the collectives moved, not the size of the payload. To the left is less.${front(rows, "sent", "smaller")}${moving()}`,
   "codec-latency": () => `Time to compress and to decompress one tensor of ${codec.size.toLocaleString("en")} elements with ${codec.threads} thread${codec.threads > 1 ? "s" : ""}. Boxes span the quartiles.`,

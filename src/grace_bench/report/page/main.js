@@ -123,7 +123,7 @@ function drawRest() {
       el("h2", {}, title, survey ? el("span", { class: "tag" }, `survey, figure ${survey}`) : null, el("span", { class: "tag procedural", hidden: true })),
       el("p", { class: "note" }, "\u00a0"));
     if (name === "codec-latency") made.append(codecControls(() => draw(made)));
-    made.append(el("div", { class: name === "quality-epoch-time" ? "plots two waiting" : "plots waiting" }));
+    made.append(el("div", { class: name.startsWith("quality-epoch-") ? "plots two waiting" : "plots waiting" }));
     figures.append(made);
     cards.push(made);
   }

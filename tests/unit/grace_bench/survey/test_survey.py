@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 from grace.cli.app import app
 from grace.errors import ConfigurationError, UnknownNameError
 from grace_bench.runs.results import DocumentError, encode
-from grace_bench.survey.archive import add, check_row, merge, read_archive, read_runs, write_archive
+from grace_bench.survey.archive import add, check_row, join, merge, read_archive, read_runs, write_archive
 from grace_bench.survey.evidence import gather
 from grace_bench.survey.plan import read_plan, shard
+from grace_bench.survey.plausible import check_plausible
 from grace_bench.survey.row import Row, decode_row, run_file, same_run
 from grace_bench.survey.run import run_all
 from grace_bench.tasks import Task
@@ -266,12 +267,78 @@ def change(row, **fields):
         ({"source": "synthetic"}, "teach nothing"),
         ({"digest": ""}, "no digest"),
         ({"peak_lr": -1.0}, "learning rate"),
+        ({"torch": "newest"}, "its versions are no versions"),
+        ({"cpu_seconds": -1.0}, "processor time"),
     ],
 )
 def test_what_cannot_be_is_refused(fields, match, whole):
     check_row(whole[1][0])
     with pytest.raises(DocumentError, match=match):
         check_row(change(whole[1][0], **fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"digest": "f" * 16}, "it has data f+, where this Grace has 0123456789abcdef"),
+        ({"parameters": 3341}, "3341 parameters, where the task has 3340"),
+        ({"sent": [0, 10_000]}, "10000 bytes sent in 3 steps, where this Grace sends 40080"),
+        ({"sent": [0, 41_500]}, "41500 bytes sent in 3 steps, where this Grace sends 40080"),
+    ],
+)
+def test_what_this_grace_would_not_make_is_not_added(fields, match, whole, tmp_path):
+    row = next(row for row in whole[1] if row.method == "none" and row.seed == 0)
+    check_plausible(row, "a run")
+    check_plausible(change(row, source="official", **fields), "a run")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "one.json").write_text(encode(change(row, **fields)))
+    with pytest.raises(DocumentError, match=match):
+        add(tmp_path, tmp_path / "a.parquet")
+    assert not (tmp_path / "a.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"workers": 3}, "3 workers and batches of 4, where the others of its protocol have 2 and 4"),
+        ({"batch": 5}, "2 workers and batches of 5"),
+        ({"peak_lr": 0.2}, "the learning rate 0.2, where others of its method and protocol have 0.1"),
+    ],
+)
+def test_runs_of_one_protocol_differ_in_nothing_else(fields, match, whole):
+    with pytest.raises(DocumentError, match=match + ".*a protocol of another name"):
+        merge(whole[1], [change(whole[1][0], seed=7, **fields)])
+    assert len(merge(whole[1], [change(whole[1][0], seed=7, protocol="other", **fields)])) == 7
+
+
+def test_archives_and_folders_are_merged(tmp_path, whole):
+    first, second = tmp_path / "1.parquet", tmp_path / "2.parquet"
+    write_archive(first, whole[1][:4])
+    write_archive(second, whole[1][3:])
+    done = call("merge", first, second, whole[0], "--out", tmp_path / "all.parquet")
+    assert done.stdout.endswith("all.parquet: 6 runs of 3 parts\n")
+    add(whole[0], tmp_path / "other.parquet")
+    assert (tmp_path / "all.parquet").read_bytes() == (tmp_path / "other.parquet").read_bytes()
+    write_archive(second, [change(whole[1][0], final=0.5)])
+    with pytest.raises(DocumentError, match="is there twice, and the two differ"):
+        join([first, second], tmp_path / "new.parquet")
+    assert not (tmp_path / "new.parquet").exists()
+
+
+def test_an_archive_is_drawn_and_its_steps_are_measured(tmp_path, whole, monkeypatch):
+    monkeypatch.setattr("grace_bench.report.write.runtime", lambda: "vega")
+    archive, steps = tmp_path / "a.parquet", tmp_path / "steps.json"
+    add(whole[0], archive)
+    done = call("steps", archive, "--out", steps, "--samples", "1", "--json")
+    assert done.exit_code == 0, done.output
+    assert [*json.loads(steps.read_text())["tasks"]] == [f"{HERE}:Tiny"]
+    for more in ((), ("--steps", steps)):
+        done = call("report", archive, "--out", tmp_path / "a.html", *more)
+        assert done.stdout.startswith(f"{tmp_path / 'a.html'}: 6 runs, ")
+    (tmp_path / "b.json").write_text("{}")
+    done = call("report", archive, "--out", tmp_path / "b.html", "--steps", tmp_path / "b.json")
+    assert isinstance(done.exception, DocumentError) or "is no table of steps" in done.output
+    assert not (tmp_path / "b.html").exists()
 
 
 def test_runs_that_do_not_fit_are_refused_and_nothing_is_written(tmp_path, whole):

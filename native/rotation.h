@@ -1,0 +1,177 @@
+// Random rotations R = H D of blocks: H is the orthonormal Hadamard transform of h = 2**j numbers, D random signs.
+//
+// The order of additions is the reference's: at distance s = 1, 2, 4, ..., h/2 the pair (p, q) becomes (p + q, p - q). How one
+// walks through the pairs does not change what they become, so several distances are done on what is in registers.
+#pragma once
+
+#include "blocks.h"
+
+namespace grace {
+namespace GRACE_TARGET {
+
+constexpr int64_t SHORTEST = 16;  // what is left of a row after its last block is transformed in pieces down to this size
+constexpr int32_t LARGE = (127 + 96) << 23;  // 2**96: a block with a number beyond is transformed at 2**-32 of its size
+constexpr int64_t SIGNS = 64;                // how many each counter of the stream gives
+
+// Lane i becomes lane i ^ s.
+template <int s>
+GRACE_INLINE vf partner(vf v) {
+#if defined(__x86_64__) && GRACE_LANES == 16
+    if (s == 1) return (vf)_mm512_permute_ps((__m512)v, 0xB1);
+    if (s == 2) return (vf)_mm512_permute_ps((__m512)v, 0x4E);
+    if (s == 4) return (vf)_mm512_shuffle_f32x4((__m512)v, (__m512)v, 0xB1);
+    return (vf)_mm512_shuffle_f32x4((__m512)v, (__m512)v, 0x4E);
+#elif defined(__x86_64__) && GRACE_LANES == 8
+    if (s == 1) return (vf)_mm256_permute_ps((__m256)v, 0xB1);
+    if (s == 2) return (vf)_mm256_permute_ps((__m256)v, 0x4E);
+    return (vf)_mm256_permute2f128_ps((__m256)v, (__m256)v, 1);
+#elif defined(__x86_64__)
+    if (s == 1) return (vf)_mm_shuffle_ps((__m128)v, (__m128)v, 0xB1);
+    return (vf)_mm_shuffle_ps((__m128)v, (__m128)v, 0x4E);
+#else
+    vf out;
+    for (int i = 0; i < L; i++) out[i] = v[i ^ s];
+    return out;
+#endif
+}
+// Distance s within a vector: q's lane gets -q + p, which is p - q.
+template <int s>
+GRACE_INLINE vf within(vf v) {
+    return partner<s>(v) + as_float(as_int(v) ^ (((iota() & s) != 0) & INT32_MIN));
+}
+GRACE_INLINE vf within(vf v) {
+    v = within<2>(within<1>(v));
+#if GRACE_LANES >= 8
+    v = within<4>(v);
+#endif
+#if GRACE_LANES == 16
+    v = within<8>(v);
+#endif
+    return v;
+}
+// Distances L, 2L, ... among K vectors.
+template <int K>
+GRACE_INLINE void among(vf (&v)[K]) {
+#pragma GCC unroll 3
+    for (int d = 1; d < K; d *= 2)
+#pragma GCC unroll 8
+        for (int i = 0; i < K; i++)
+            if (!(i & d)) {
+                const vf p = v[i], q = v[i + d];
+                v[i] = p + q, v[i + d] = p - q;
+            }
+}
+
+// The distances below K L of h numbers, or those from s to below K s; then a product.
+template <int K>
+GRACE_INLINE void near(float* x, int64_t h, vf factor) {
+    for (int64_t i = 0; i < h; i += K * L) {
+        vf v[K];
+        for (int k = 0; k < K; k++) v[k] = within(loadf(x + i + k * L));
+        among(v);
+        for (int k = 0; k < K; k++) store(x + i + k * L, v[k] * factor);
+    }
+}
+template <int K>
+GRACE_INLINE void far(float* x, int64_t h, int64_t s, vf factor) {
+    for (int64_t i = 0; i < h; i += K * s)
+        for (int64_t j = i; j < i + s; j += L) {
+            vf v[K];
+            for (int k = 0; k < K; k++) v[k] = loadf(x + j + k * s);
+            among(v);
+            for (int k = 0; k < K; k++) store(x + j + k * s, v[k] * factor);
+        }
+}
+
+// x [h] times H.
+static void transform(float* x, int64_t h) {
+    const float unit = (float)(1 / __builtin_sqrt((double)h));
+    if (h < L) {
+        for (int64_t s = 1; s < h; s *= 2)
+            for (int64_t i = 0; i < h; i++)
+                if (!(i & s)) {
+                    const float p = x[i], q = x[i + s];
+                    x[i] = p + q, x[i + s] = p - q;
+                }
+        for (int64_t i = 0; i < h; i++) x[i] *= unit;
+        return;
+    }
+    int64_t s = least(h, 8 * L);
+    const vf factor = splat(s == h ? unit : 1.0f);  // times 1 is nothing
+    switch (s / L) {
+        case 1: near<1>(x, h, factor); break;
+        case 2: near<2>(x, h, factor); break;
+        case 4: near<4>(x, h, factor); break;
+        default: near<8>(x, h, factor);
+    }
+    while (s < h) {
+        const int64_t times = least(8, h / s);
+        const vf last = splat(s * times == h ? unit : 1.0f);
+        switch (times) {
+            case 2: far<2>(x, h, s, last); break;
+            case 4: far<4>(x, h, s, last); break;
+            default: far<8>(x, h, s, last);
+        }
+        s *= times;
+    }
+}
+
+// A block of `len` numbers, fewer than h only at the end of a row, in a buffer; `most` is its largest magnitude, as bits.
+static void transform_block(float* x, int64_t len, int64_t h, int32_t most) {
+    const int64_t shortest = least(SHORTEST, h);
+    const bool large = most > LARGE;
+    if (large)
+        for (int64_t i = 0; i < len; i++) x[i] *= 0x1p-32f;
+    for (int64_t at = 0; at < len;) {
+        while (h > len - at) h /= 2;
+        if (h < shortest) break;
+        transform(x + at, h);
+        at += h;
+    }
+    if (large) {
+        constexpr float limit = 0x1.fffffep95f;  // what is 2**32 times as large is float32's largest number
+        for (int64_t i = 0; i < len; i++) x[i] = (x[i] > limit ? limit : x[i] < -limit ? -limit : x[i]) * 0x1p32f;
+    }
+}
+
+// The signs of numbers [first, first + count) of every row: bit i of the stream's words is set where number i changes its sign.
+class Signs {
+   public:
+    Signs(const Key& key, int64_t first_, int64_t count) : first(first_) {  // first is a multiple of 64
+        const int64_t groups = ceil_div(count, SIGNS);
+        bits = new uint32_t[(size_t)(2 * (ceil_div(groups, 4 * L) * 4 * L) + 2)];
+        words(key, (uint64_t)(first / SIGNS), groups, bits);
+    }
+    Signs(const Signs&) = delete;
+    Signs& operator=(const Signs&) = delete;
+    ~Signs() { delete[] bits; }
+
+    // y [0, len) = D x for the numbers from `at` on; both have room for a multiple of sixteen.
+    void flip(const float* x, int64_t at, int64_t len, float* y) const {
+        for (int64_t i = 0; i < len; i += L) {
+            uint64_t word;
+            const int64_t bit = at - first + i;
+            memcpy(&word, (const uint8_t*)bits + bit / 8, 8);
+            const vi minus = bits_mask((uint32_t)(word >> bit % 8)) & INT32_MIN;
+            store(y + i, as_float(load<vi>(x + i) ^ minus));
+        }
+    }
+
+   private:
+    int64_t first;
+    uint32_t* bits;
+};
+
+// Tasks of whole blocks, whole bytes of codes and whole words of signs.
+struct RotationTasks {
+    int64_t n, size, per_row;
+    RotationTasks(int64_t n_, int64_t block) : n(n_), size(0), per_row(0) {
+        const int64_t unit = block < SIGNS ? SIGNS : block;
+        size = (TASK / unit > 1 ? TASK / unit : 1) * unit;
+        per_row = ceil_div(n, size);
+    }
+};
+GRACE_INLINE int64_t padded(int64_t len) { return ceil_div(len, 16) * 16; }
+
+}  // namespace GRACE_TARGET
+}  // namespace grace

@@ -1,0 +1,148 @@
+"""A handle whose method may be ``auto``: what an adapter with buckets does with :class:`grace.auto.driver.Driver`."""
+
+from __future__ import annotations
+
+import glob
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from grace.adapters.handle import Handle
+from grace.auto.driver import Driver, read_methods
+from grace.auto.explain import Explanation
+from grace.auto.settings import Auto, wanted
+from grace.contract.method import Method
+from grace.errors import ConfigurationError, StateError
+from grace.registry.policy import Policy, Rule
+from grace.run.saved import OwnState, refuse_dcp
+
+
+class Choosing(Handle):
+    """A handle that may choose methods by itself. To derive from."""
+
+    _driver: Driver | None = None
+    _clock: Callable[[], int] = staticmethod(time.perf_counter_ns)
+    _held: dict[str, Tensor]
+
+    def _begin_auto(self, auto: Auto | None) -> None:
+        """Begins to choose, if that is wanted. All ranks call it, while nothing is exchanged."""
+        self._held = {}
+        if auto is None:
+            return
+        try:
+            self._driver = Driver(self._session, auto, optimizer=self._settings(), clock=self._clock)
+            self._driver.begin()
+        except BaseException as error:
+            self._session.close(error)
+            raise
+        self._session.logs.more = self._log_values
+
+    def _log_values(self) -> dict[str, float]:
+        return {} if self._driver is None else self._driver.values
+
+    # ---- steps ------------------------------------------------------------------------------------------------------
+    def _comes(self, gradients: Mapping[str, Tensor]) -> None:
+        """A bucket has come; called at once."""
+        if self._driver is not None:
+            self._driver.comes(list(gradients))
+
+    def _exchange(self, gradients: dict[str, Tensor], last: bool) -> Collection[str]:
+        """Exchanges this bucket, and those that have waited for it; the names of what is exchanged. Buckets come in order."""
+        driver = self._driver
+        if driver is None:
+            return self._steps.step(gradients, last=last, into=gradients)
+        self._held.update(gradients)
+        if driver.holds(list(gradients), gradients, last):
+            return ()
+        given, self._held = self._held, {}
+        try:
+            return self._steps.step(given, last=last, into=given)
+        finally:
+            if last and self._session.error is None:
+                driver.ended()
+
+    # ---- for the user -----------------------------------------------------------------------------------------------
+    @property
+    def chooses(self) -> bool:
+        """Whether the method is, or was, chosen by ``auto``."""
+        return self._driver is not None
+
+    def explain(self) -> Explanation:
+        """What ``auto`` has chosen so far and why, in words and numbers: for each bucket the method, what was predicted, what
+        was measured, and what was rejected. It prints as text; ``explain().save(FILE)`` is for ``grace explain --run FILE``.
+
+        Raises:
+            ConfigurationError: the method was not "auto".
+        """
+        if self._driver is None:
+            raise ConfigurationError(f'explain: the method was given, {self._session.policy}; legal where it is "auto"')
+        return self._driver.explain()
+
+    def switch(self, method: Policy | Method[Any] | Auto | str) -> None:
+        """Uses another method or policy from the next step on, and ends ``auto``; ``switch("auto")`` begins it again, which
+        takes some seconds. What memories owe is added to what is exchanged next.
+
+        Raises:
+            FingerprintMismatch: the ranks switch to different methods; they then go on as before.
+            GraceError: the handle is detached.
+        """
+        auto = wanted(method)
+        if auto is not None:
+            self._session.change_knobs(auto=str(auto))
+            self._begin_auto(auto)
+            return
+        assert not isinstance(method, Auto)
+        super().switch(method)
+        if self._driver is not None:
+            self._driver.end(f"the user has switched to {self._session.policy}")
+
+    # ---- checkpoints ------------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """What the next step depends on. Each rank saves and loads its own. Of a trial that goes on, nothing is kept: what its
+        methods owe is owed in instalments.
+
+        Raises:
+            StateError: ``torch.distributed.checkpoint`` asks for it.
+        """
+        if self._driver is None or not self._driver.active:
+            return super().state_dict()
+        refuse_dcp()
+        return OwnState({**self._session.state_dict(), "auto": self._driver.state_dict()})
+
+    def load_state_dict(self, saved: Any) -> None:
+        """Goes on where ``saved`` stopped. Under ``auto`` a state of any method is loaded: that method is used until a better
+        one is found. A fixed method loads what ``auto`` has saved, and takes its memories over.
+
+        Raises:
+            StateError: one does not fit, or they do not belong together; on every rank. Nothing has changed then.
+        """
+        chosen = isinstance(saved, Mapping) and "auto" in saved
+        choosing = self._driver is not None and self._driver.active
+        if not (chosen or choosing):
+            super().load_state_dict(saved)
+            return
+        worker, was = self._session.worker, self._session.worker.policy
+        try:
+            policy = _policy_of(saved)
+        except (StateError, ConfigurationError):
+            super().load_state_dict(saved)  # which says what is wrong, on all ranks
+            return
+        worker.policy = policy
+        try:
+            super().load_state_dict({**saved, "policy": repr(policy)})
+        finally:
+            worker.policy = was
+        if choosing:
+            assert self._driver is not None
+            self._driver.load(policy)
+        elif was.timeless:
+            self._session.offer([policy, was], 1)
+
+
+def _policy_of(saved: Any) -> Policy:
+    """A rule for each tensor, from a state of any method."""
+    methods = read_methods(saved.get("auto", saved))
+    rules = [Rule(glob.escape(name), text) for name, text in methods.items()]
+    return Policy([*rules, Rule("*", "none")], strict=False)

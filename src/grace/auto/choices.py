@@ -1,0 +1,139 @@
+"""What plans are made of here: a model's buckets and tensors, what each exchange of them does, and the policy of a plan."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from grace.auto.calibrate import Calibration, Model
+from grace.auto.planner import Plan, Problem
+from grace.predict.timeline import Phase
+from grace.registry.policy import SMALL, Policy, Rule
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """The buckets of a model, in the order in which they come.
+
+    names: of the tensors of each. shapes: of each tensor. keep: patterns, and the method of the first that matches.
+    """
+
+    names: tuple[tuple[str, ...], ...]
+    shapes: Mapping[str, Shape]
+    keep: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """In each bucket."""
+        return tuple(sum(_size(self.shapes[name]) for name in names) for names in self.names)
+
+    def fixed(self, name: str) -> str | None:
+        """The method that a tensor has whatever is chosen: what is kept, and "none" for small ones; None: it has no such."""
+        for pattern, method in self.keep:
+            if fnmatchcase(name, pattern):
+                return method
+        shape = self.shapes[name]
+        return "none" if len(shape) <= 1 or _size(shape) < SMALL else None
+
+    def methods_of(self, first: int, end: int, method: str) -> dict[str, list[Shape]]:
+        """The shapes of the tensors of buckets ``first`` to ``end - 1``, by the method that they have where this is chosen."""
+        found: dict[str, list[Shape]] = {}
+        for names in self.names[first:end]:
+            for name in names:
+                found.setdefault(self.fixed(name) or method, []).append(self.shapes[name])
+        return found
+
+
+def problem_of(
+    buckets: Buckets,
+    model: Model | None,
+    known: Calibration,
+    methods: Sequence[str],
+    errors: Mapping[str, Mapping[str, float]] | None = None,
+    most: float | None = None,
+) -> Problem:
+    """What is to be planned.
+
+    Args:
+        buckets: of the model.
+        model: its own step; None: not measured yet, and then exchanges alone count.
+        known: what was measured of codecs and link.
+        methods: that may be used, fp32 and bf16 first.
+        errors: of each method, by tensor.
+        most: that a tensor may have; where it has more, or nobody knows, it cannot.
+    """
+
+    def phases(first: int, end: int, method: str) -> list[Phase] | None:
+        found: list[Phase] = []
+        if most is not None and method not in methods[:2]:
+            of = (errors or {}).get(method, {})
+            names = [name for part in buckets.names[first:end] for name in part if buckets.fixed(name) is None]
+            if any(of.get(name, most + 1) > most for name in names):
+                return None
+        for one, shapes in buckets.methods_of(first, end, method).items():
+            found += known.phases(one if one in known.rates else "none", shapes)
+        return found
+
+    threads = max(1, int(known.cores))
+    seconds = 1e-6 if model is None else model.compute
+    count = len(buckets.names)
+    ready = model.ready if model is not None else [(k + 1) / count for k in range(count)]
+    return Problem(
+        seconds * min(threads, known.cores), threads, known.cores, ready, buckets.numbers, list(methods), phases
+    )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What can be used. plan: of the buckets. policy: the same for tensors. flushes: the buckets after which all that has come
+    is exchanged.
+    """
+
+    plan: Plan
+    policy: Policy
+    flushes: frozenset[int]
+
+    @classmethod
+    def of(cls, plan: Plan, buckets: Buckets) -> Choice:
+        """The choice of this plan."""
+        return cls(plan, policy_of(plan, buckets), frozenset(part.end - 1 for part in plan.parts))
+
+
+def policy_of(plan: Plan, buckets: Buckets) -> Policy:
+    """The policy of a plan: what is kept, small tensors as they are, and a rule for each tensor that differs from most."""
+    counts: dict[str, int] = {}
+    for method, numbers in zip(plan.methods, buckets.numbers, strict=True):
+        counts[method] = counts.get(method, 0) + numbers
+    usual = max(counts, key=lambda method: counts[method])
+    if len(counts) == 1 and not buckets.keep:
+        return Policy.of(usual)
+    rules = [Rule(pattern, method) for pattern, method in buckets.keep]
+    rules += [Rule("*", "none", max_ndim=1), Rule("*", "none", max_size=SMALL - 1)]
+    for method, names in zip(plan.methods, buckets.names, strict=True):
+        if method != usual:
+            rules += [Rule(glob.escape(name), method) for name in names if buckets.fixed(name) is None]
+    return Policy([*rules, Rule("*", usual)], strict=False)
+
+
+def guess_buckets(shapes: Mapping[str, Shape], most: int, keep: tuple[tuple[str, str], ...] = ()) -> Buckets:
+    """The buckets of ``most`` numbers that DistributedDataParallel will make, roughly: from the last tensor to the first."""
+    found: list[list[str]] = []
+    filled = most
+    for name in reversed(list(shapes)):
+        if filled >= most:
+            found.append([])
+            filled = 0
+        found[-1].append(name)
+        filled += _size(shapes[name])
+    return Buckets(tuple(map(tuple, found)), shapes, keep)
+
+
+def _size(shape: Shape) -> int:
+    total = 1
+    for side in shape:
+        total *= side
+    return total

@@ -1,0 +1,376 @@
+"""``auto`` at work on one session: it measures, plans, offers choices, and says before each step which one is used.
+
+An adapter calls :meth:`Driver.begin` when the ranks have agreed, :meth:`Driver.comes` when a bucket comes,
+:meth:`Driver.holds` before it exchanges one, and :meth:`Driver.ended` when a step's last exchange is over; the last two in
+the order in which buckets are exchanged, in the thread that exchanges.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from grace.auto.calibrate import Calibration, Model, StepClock, calibrate, look, model_of, stragglers
+from grace.auto.choices import Buckets, Choice, guess_buckets, policy_of, problem_of
+from grace.auto.classes import EXACT, permitted
+from grace.auto.controller import Controller
+from grace.auto.explain import Explanation, explain
+from grace.auto.planner import Part, Plan, Problem, better_baseline, make_plan, shortlist
+from grace.auto.settings import Auto
+from grace.errors import ConfigurationError, GraceWarning, StateError, stack_level
+from grace.predict.links import UNSHAPED
+from grace.predict.probe import Probe, Timings
+from grace.registry import method as make_method
+from grace.registry import spell
+from grace.registry.policy import Policy
+from grace.run.distortion import measure_distortion
+from grace.run.optimizer import Settings
+from grace.run.session import Session
+
+_MILLION = 1_000_000
+_FASTER = 0.95  # what a plan must be predicted to take, of the present one, to be tried after a look without an alarm
+_WORTH = 1.25  # times the incumbent's prediction: the other of fp32 and bf16 is tried too, if it takes no more
+
+
+class Driver:
+    """One rank's part in ``auto``. All ranks make one with the same arguments.
+
+    Args:
+        session: whose methods it chooses.
+        settings: what the user said.
+        optimizer: the settings of the optimizer; None: unknown.
+        clock: nanoseconds, monotonic.
+
+    Raises:
+        ConfigurationError: where it cannot choose: tensors on an accelerator, groups of parameters as one tensor.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        settings: Auto,
+        *,
+        optimizer: Settings | None = None,
+        clock: Callable[[], int] = time.perf_counter_ns,
+    ):
+        options, first = session.options, next(iter(session.like.values()))
+        if options.granularity != "parameter":
+            raise ConfigurationError(
+                f"auto chooses a method for each parameter, and granularity={options.granularity!r}; legal: "
+                "granularity='parameter'"
+            )
+        if first.device.type not in ("cpu", "meta"):
+            raise ConfigurationError(
+                f"auto measures codecs on the processor, and these tensors are on {first.device}; name a method: grace advise "
+                "says which"
+            )
+        self.session, self.settings, self.clock = session, settings, clock
+        self.shapes = {name: tuple(x.shape) for name, x in session.like.items()}
+        self.methods, self.left_out = permitted(
+            settings.quality if settings.error is None else "fast", session.world, optimizer, settings.methods or None,
+            memoryless=settings.error is not None,
+        )  # fmt: skip
+        self.seed = options.seed if settings.seed is None else settings.seed
+        self.known = Calibration(session.world, session.transport, 1.0, Timings(UNSHAPED, session.world, 1))
+        self.model: Model | None = None
+        self.buckets = guess_buckets(self.shapes, options.bucket_bytes // 4, settings.keep)
+        self.choices: list[Choice] = []
+        self.controller: Controller | None = None
+        self.ended_by: str | None = None  # why it chooses no more
+        self.loaded: Policy | None = None  # of a state that it goes on from
+        self.decided_at: int | None = None
+        self._first: Plan | None = None
+        self._start = clock()
+        self._last = 0
+        self._overhead = self.holding = 0
+        self._coming: list[tuple[str, ...]] = []
+        self._listening: StepClock | None = None
+        self._errors: dict[str, dict[str, float]] = {}
+        self._measuring = False
+        self._using: tuple[int, bool] = (0, False)
+
+    # ---- before the first step --------------------------------------------------------------------------------------
+    def begin(self) -> None:
+        """Measures codecs and the link, and takes what promises to be fastest until the model is known. All ranks call it.
+
+        Raises:
+            TransportError: the link failed meanwhile; on all ranks.
+        """
+        if self.session.world == 1:
+            self.ended_by = "one worker exchanges nothing"
+            return
+        kept = [method for _, method in self.settings.keep if method not in self.methods]
+        tensors = [_size(shape) for shape in self.shapes.values()]
+        largest = max(*tensors, min(sum(tensors), self.session.options.bucket_bytes // 4))
+        self.known = calibrate(self.session.network, [*self.methods[:2], *kept, *self.methods[2:]], largest)
+        self.left_out = {**self.left_out, **self.known.left_out}
+        self.methods = [name for name in self.methods if name in self.known.rates]
+        if self.session.rank == 0:
+            for text in stragglers(self.known.codecs):
+                warnings.warn(f"auto: {text}: compression cannot mend that", GraceWarning, stacklevel=stack_level())
+        problem = problem_of(self.buckets, None, self.known, self._careful)
+        plans = [plan for method in problem.methods if (plan := problem.uniform(method)) is not None]
+        self._first = min(plans, key=lambda plan: plan.seconds)
+        self.session.offer([policy_of(self._first, self.buckets)])
+
+    @property
+    def _careful(self) -> list[str]:
+        """What may be used before errors are known."""
+        return self.methods if self.settings.error is None else self.methods[:2]
+
+    # ---- steps ------------------------------------------------------------------------------------------------------
+    @property
+    def active(self) -> bool:
+        """Whether it chooses."""
+        return self.ended_by is None
+
+    def comes(self, names: Sequence[str]) -> None:
+        """A bucket of these tensors has come; called at once."""
+        if self.active and self._listening is not None and not self._measuring:
+            self._listening.ready()
+
+    def holds(self, names: Sequence[str], gradients: Mapping[str, Tensor], last: bool) -> bool:
+        """Whether this bucket waits, to be exchanged with later ones."""
+        if not self.active:
+            return False
+        self._coming.append(tuple(names))
+        if self._measuring:
+            self._measure(gradients)
+        if last:
+            return False
+        if self._listening is not None:
+            return True
+        return bool(self.choices) and len(self._coming) - 1 not in self.choices[self._using[0]].flushes
+
+    def ended(self) -> None:
+        """A step's last exchange is over.
+
+        Raises:
+            AgreementError: ranks have decided differently. TransportError: the link failed. On all ranks.
+        """
+        if not self.active:
+            return
+        now, came, self._coming = self.clock(), tuple(self._coming), []
+        period, self._last = now - self._last if self._last else 0, now
+        if came != self.buckets.names:  # the first step, and where DistributedDataParallel has made its buckets anew
+            self._listen(came)
+        elif self._measuring:
+            self._share_errors()
+        elif self._listening is not None:
+            self._listening.exchanged()
+            if self._listening.done:
+                self._decide()
+        elif self.controller is not None:
+            self._control(period, now)
+        self._last = self.clock()
+
+    def _listen(self, came: tuple[tuple[str, ...], ...]) -> None:
+        """The buckets are others than were known: their steps are measured."""
+        self.buckets = Buckets(came, self.shapes, self.settings.keep)
+        self._listening = StepClock(len(came), clock=self.clock)
+        self._measuring = self.settings.error is not None
+        if self.choices:
+            current = self._using[0]
+            self.session.use(current)
+            self.choices, self.controller = [], None
+
+    # ---- errors of methods ------------------------------------------------------------------------------------------
+    def _measure(self, gradients: Mapping[str, Tensor]) -> None:
+        """What each method would lose of these gradients."""
+        for name, x in gradients.items():
+            if self.buckets.fixed(name) is None:
+                for text in self.methods[2:]:
+                    method = make_method(text)
+                    lost = measure_distortion(method, x, method.init(x), self.session.peer(name))
+                    self._errors.setdefault(text, {})[name] = float("inf") if lost is None else lost
+
+    def _share_errors(self) -> None:
+        """All ranks take the largest of all."""
+        self._measuring = False
+        keys = [(text, name) for text, of in self._errors.items() for name in of]
+        mine = [min(1000 * _MILLION, int(_MILLION * min(1e3, self._errors[text][name]))) for text, name in keys]
+        rows = self._tell(mine) if mine else []
+        for k, (text, name) in enumerate(keys):
+            self._errors[text][name] = max(row[k] for row in rows) / _MILLION
+
+    # ---- decisions --------------------------------------------------------------------------------------------------
+    def _decide(self) -> None:
+        """The model is known: plans, and offers what is worth trying."""
+        assert self._listening is not None
+        self.model = model_of(self._tell(self._listening.record()))
+        self.holding += int(1e9 * self.model.exposed) * self._listening.steps
+        self._listening = None
+        problem = self.problem()
+        base = better_baseline(problem, EXACT)
+        other = problem.uniform(EXACT[1] if base.methods[0] == EXACT[0] else EXACT[0])
+        assert other is not None
+        plans = [base, other]
+        plans += [plan for plan in shortlist(problem, EXACT) if plan.parts not in [one.parts for one in plans]]
+        best = 2 if len(plans) > 2 and plans[2].seconds < base.seconds else 0
+        if (loaded := self._loaded_plan(problem)) is not None:
+            parts = [one.parts for one in plans]
+            best = parts.index(loaded.parts) if loaded.parts in parts else len(plans)
+            plans += [loaded] if best == len(plans) else []
+        challengers = [k for k in (0, 1, *range(2, len(plans))) if k != best and self._worth(plans, k, best)]
+        self.choices = [Choice.of(plan, self.buckets) for plan in plans]
+        self._offer(best)
+        self.decided_at = self.session.worker.step
+        told = self._told
+        self.controller = Controller(
+            _nanoseconds(plans), best, challengers, margin=self.settings.margin, share=self.settings.share, seed=self.seed,
+            spent=sum(told.values()), period=int(1e9 * plans[best].seconds),
+        )  # fmt: skip
+        if self.session.rank == 0:
+            for text in stragglers([self.model.computing]):
+                warnings.warn(f"auto: {text}: compression cannot mend that", GraceWarning, stacklevel=stack_level())
+
+    def _offer(self, first: int) -> None:
+        """The ranks agree on all choices, and use one."""
+        plans = {f"plan of choice {number}": repr(one.plan) for number, one in enumerate(self.choices)}
+        self.session.offer([one.policy for one in self.choices], first, also=plans)
+        self._using = (first, False)
+
+    def _loaded_plan(self, problem: Problem) -> Plan | None:
+        """The plan of the state that was loaded, each bucket with the method of its largest tensor; None: not measured."""
+        policy, self.loaded = self.loaded, None
+        if policy is None:
+            return None
+        parts = []
+        for j, names in enumerate(self.buckets.names):
+            free = [name for name in names if self.buckets.fixed(name) is None] or list(names)
+            name = max(free, key=lambda name: _size(self.shapes[name]))
+            parts.append(Part(j, j + 1, spell(policy.method_for(name, self.session.like[name], 0))))
+        return problem.plan(parts) if all(part.method in self.known.rates for part in parts) else None
+
+    @staticmethod
+    def _worth(plans: Sequence[Plan], number: int, incumbent: int) -> bool:
+        """Whether a plan is worth a trial: the better baseline always is."""
+        return number == 0 or plans[number].seconds <= _WORTH * plans[incumbent].seconds
+
+    def problem(self) -> Problem:
+        """What is planned, from all that is known."""
+        return problem_of(self.buckets, self.model, self.known, self.methods, self._errors, self.settings.error)
+
+    def _control(self, period: int, now: int) -> None:
+        controller = self.controller
+        assert controller is not None
+        record = controller.ended(period, now - self._start, self._overhead)
+        if record is not None:
+            controller.heard(self._tell(record))
+            if controller.look is not None:
+                self._look(controller, controller.look)
+        self._apply(controller)
+
+    def _apply(self, controller: Controller) -> None:
+        wanted = (controller.plan, controller.trying)
+        if wanted != self._using:
+            self._using = wanted
+            self.session.use(wanted[0], trial=wanted[1])
+
+    def _look(self, controller: Controller, why: str) -> None:
+        """Measures the link again, and plans anew."""
+        start = self.clock()
+        used = dict.fromkeys([*self.choices[0].plan.methods, *self.choices[controller.current].plan.methods])
+        self.known = look(self.session.network, self.known, [name for name in used if name in self.known.rates])
+        problem = self.problem()
+        plans = [problem.plan(one.plan.parts) for one in self.choices]
+        found = [plan for plan in plans if plan is not None]
+        best = make_plan(problem)
+        number = next((k for k, one in enumerate(found) if one.parts == best.parts), len(found))
+        if number == len(found):
+            found.append(best)
+            self.choices = [Choice.of(plan, self.buckets) for plan in found]
+            self._offer(controller.current)
+        current = found[controller.current].seconds
+        alarm = "time" not in why
+        challengers = [number] if best.seconds < _FASTER * current or (alarm and best.seconds < current) else []
+        if alarm or found[0].seconds < _FASTER * current:
+            challengers.append(0)
+        self._overhead += self.clock() - start
+        controller.looked(_nanoseconds(found), list(dict.fromkeys(challengers)), why)
+
+    def _tell(self, values: Sequence[int]) -> list[list[int]]:
+        start = self.clock()
+        rows = Probe(self.session.network, 1).tell(values)
+        self._overhead += self.clock() - start
+        return rows
+
+    # ---- for the user -----------------------------------------------------------------------------------------------
+    @property
+    def _told(self) -> dict[str, int]:
+        """What was spent before the controller began, in nanoseconds, on all ranks alike."""
+        return {**self.known.spent, "holding": self.holding}
+
+    @property
+    def spent(self) -> dict[str, int]:
+        """Nanoseconds, by what they were spent on."""
+        before = self._told
+        after = 0 if self.controller is None else max(0, self.controller.spent - sum(before.values()))
+        return {**before, "trials and records": after}
+
+    @property
+    def elapsed(self) -> int:
+        """Nanoseconds since it began, on this rank."""
+        return max(1, self.clock() - self._start)
+
+    @property
+    def values(self) -> dict[str, float]:
+        """For logs: the number of the plan, how many times as fast as the better baseline it was, and what was spent."""
+        controller = self.controller
+        if controller is None:
+            return {}
+        share = sum(self.spent.values()) / self.elapsed
+        found = {"auto/plan": float(controller.current), "auto/spent_share": share}
+        base, mine = controller.measured.get(0), controller.measured.get(controller.current)
+        if base and mine:
+            found["auto/speedup"] = base / mine
+        return found
+
+    def explain(self) -> Explanation:
+        """What was chosen, and why; the same on all ranks, but for times that are this rank's."""
+        return explain(self)
+
+    def end(self, why: str) -> None:
+        """It chooses no more; what it has chosen stays until something else is used."""
+        self.ended_by = self.ended_by or why
+
+    # ---- checkpoints ------------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """What goes into a checkpoint beside the session's state."""
+        methods = {}
+        for name, x in self.session.group_tensors().items():
+            methods[name] = spell(self.session.worker.home.method_for(name, x, 0))
+        return {"version": 1, "settings": str(self.settings), "methods": methods, "fingerprint": self.known.fingerprint}
+
+    def load(self, policy: Policy) -> None:
+        """A state of this policy was loaded: it is used, and the model measured anew; then it must stand its trials."""
+        self.session.offer([policy])
+        self.loaded, self.controller, self.choices, self._using = policy, None, [], (0, False)
+        self._listen(self.buckets.names)
+
+
+def read_methods(saved: Any) -> dict[str, str]:
+    """The method of each tensor, from what :meth:`Driver.state_dict` gave.
+
+    Raises:
+        StateError: it is not that.
+    """
+    methods = saved.get("methods") if isinstance(saved, Mapping) else None
+    if not isinstance(methods, Mapping) or not all(isinstance(one, str) for pair in methods.items() for one in pair):
+        raise StateError(f"not a Grace state: its auto should say the method of each tensor, got {saved!r}")
+    return dict(methods)
+
+
+def _nanoseconds(plans: Sequence[Plan]) -> list[int]:
+    return [int(1e9 * plan.seconds) for plan in plans]
+
+
+def _size(shape: Sequence[int]) -> int:
+    total = 1
+    for side in shape:
+        total *= side
+    return total

@@ -1,0 +1,300 @@
+"""What ``auto`` has chosen and why, in words and numbers: ``print(handle.explain())``, ``grace explain --run FILE``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grace.auto.calibrate import stragglers
+from grace.auto.classes import NAMES, evidence_of
+from grace.auto.planner import Part, Plan
+from grace.errors import InputError
+
+if TYPE_CHECKING:
+    from grace.auto.driver import Driver
+
+SCHEMA, VERSION = "grace.auto", 1
+_REJECTED = 3  # that are named for a bucket
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One bucket. numbers: in it. tensors: their names. ready: share of the step after which it comes. method: chosen.
+    seconds: of its exchange, predicted. others: the same of methods that were not chosen, the fastest first. fused: whether
+    it travels with a neighbour.
+    """
+
+    numbers: int
+    tensors: tuple[str, ...]
+    ready: float
+    method: str
+    seconds: float
+    others: Mapping[str, float]
+    fused: bool
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan that was offered. words: it. predicted, measured: seconds of a step; null: it was not run."""
+
+    words: str
+    predicted: float
+    measured: float | None
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A trial. step: at which it ended. incumbent, rival: numbers of candidates. why: it came. won: whether the rival did.
+    words: how. pairs: seconds of a step, (incumbent's, rival's).
+    """
+
+    step: int
+    incumbent: int
+    rival: int
+    why: str
+    won: bool
+    words: str
+    pairs: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What ``auto`` has chosen, and why. It prints as text; :meth:`save` writes what ``grace explain --run`` reads.
+
+    Attributes:
+        settings: what the user said. workers, transport, cores: of the run; cores of one worker.
+        stage: "ended: ...", "measuring", or "running".
+        step: of the run. chosen: number of the candidate that is used.
+        candidates: plans, fp32 and bf16 among them. buckets: under the chosen one.
+        verified_at: the step at which real steps had shown that it is no slower than fp32 and bf16; null: predicted only.
+        compute: seconds of the model's own step; null: not measured yet.
+        trials, events: what has happened. waits, hopeless: why something is not tried.
+        spent: seconds, by what for. elapsed: of the run.
+        left_out: methods, and why. evidence: on what it rests that a method may be used. stragglers: ranks that are slow.
+        predicted_speedup, measured_speedup: over the better of fp32 and bf16.
+    """
+
+    settings: str
+    workers: int
+    transport: str
+    cores: float
+    stage: str
+    step: int
+    chosen: int | None
+    candidates: tuple[Candidate, ...]
+    buckets: tuple[Bucket, ...]
+    verified_at: int | None
+    compute: float | None
+    trials: tuple[Tried, ...]
+    events: tuple[tuple[int, str], ...]
+    waits: str | None
+    hopeless: str | None
+    spent: Mapping[str, float]
+    elapsed: float
+    left_out: Mapping[str, str]
+    evidence: Mapping[str, str]
+    stragglers: tuple[str, ...] = ()
+    policy: str = field(default="", repr=False)
+
+    @property
+    def spent_share(self) -> float:
+        """Of the run's time, what measuring and trying have taken."""
+        return sum(self.spent.values()) / max(1e-9, self.elapsed)
+
+    @property
+    def measured_speedup(self) -> float | None:
+        """How many times as fast as the better of fp32 and bf16 its steps were; None: not both were run."""
+        if self.chosen is None:
+            return None
+        base, mine = self.candidates[0].measured, self.candidates[self.chosen].measured
+        return None if base is None or mine is None else base / mine
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        more = {"spent_share": self.spent_share, "measured_speedup": self.measured_speedup}
+        return {"schema": SCHEMA, "version": VERSION, **asdict(self), **more}
+
+    def save(self, path: str | Path) -> None:
+        """Writes it as JSON."""
+        Path(path).write_text(json.dumps(self.as_dict(), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Explanation:
+        """Reads what :meth:`save` has written, or a result of ``grace bench train`` under ``auto``.
+
+        Raises:
+            InputError: it is something else.
+        """
+        try:
+            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            return cls.read(found.get("auto") or found)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"{path} is no explanation of auto ({type(error).__name__}: {error}); handle.explain().save(FILE) writes one"
+            ) from error
+
+    @classmethod
+    def read(cls, found: Mapping[str, Any]) -> Explanation:
+        """The inverse of :meth:`as_dict`."""
+        if found.get("schema") != SCHEMA or found.get("version") != VERSION:
+            raise ValueError(
+                f"schema {found.get('schema')!r}, version {found.get('version')!r}; legal: {SCHEMA!r}, {VERSION}"
+            )
+        values = {name: found[name] for name in cls.__dataclass_fields__}
+        values["candidates"] = tuple(Candidate(**one) for one in found["candidates"])
+        values["buckets"] = tuple(Bucket(**{**one, "tensors": tuple(one["tensors"])}) for one in found["buckets"])
+        values["trials"] = tuple(Tried(**{**one, "pairs": tuple(map(tuple, one["pairs"]))}) for one in found["trials"])
+        values["events"] = tuple((step, text) for step, text in found["events"])
+        values["stragglers"] = tuple(found["stragglers"])
+        return cls(**values)
+
+    def __str__(self) -> str:
+        lines = [f"{self.settings}, {self.workers} workers over {self.transport}: {self._verdict()}"]
+        lines += self._table()
+        lines += [f"  {one.words}: {_step(one)}" for one in self.candidates]
+        lines += [f"  step {one.step}: {self._trial(one)}" for one in self.trials]
+        lines += [f"  step {step}: {text}" for step, text in self.events]
+        if self.waits is not None:
+            lines.append(f"Waits: {self.waits}.")
+        spent = ", ".join(f"{what} {seconds:.2g}" for what, seconds in self.spent.items() if seconds >= 0.005)
+        total = sum(self.spent.values())
+        lines.append(
+            f"spent {total:.1f} s in {_time(self.elapsed)} ({self.spent_share:.1%}){': ' + spent if spent else ''}."
+        )
+        lines += [f"{text[0].upper()}{text[1:]}." for text in self.stragglers]
+        lines += [
+            f"{_name(method)} may be used: {text}." for method, text in self.evidence.items() if method not in NAMES
+        ]
+        lines += [f"{method} left out: {why}." for method, why in self.left_out.items()]
+        return "\n".join(lines)
+
+    def _verdict(self) -> str:
+        if self.chosen is None:
+            return self.stage
+        words = f"{self.candidates[self.chosen].words}"
+        if self.stage != "running":
+            return f"{words}; {self.stage}"
+        if self.hopeless is not None:
+            return f"{words}; not verified, as {self.hopeless}"
+        if self.verified_at is None:
+            return f"{words}; predicted, not verified"
+        if self.candidates[self.chosen].words in NAMES.values():
+            return f"{words}; nothing that may be used was faster, as real steps showed at step {self.verified_at}"
+        speedup = self.measured_speedup
+        times = "" if speedup is None else f", {speedup:.2f} times as fast as the better of fp32 and bf16"
+        return f"{words}; verified at step {self.verified_at}{times}"
+
+    def _table(self) -> list[str]:
+        if not self.buckets:
+            return []
+        rows = [("bucket", "numbers", "ready", "chosen", "predicted", "rejected")]
+        for k, one in enumerate(self.buckets):
+            others = "; ".join(f"{_name(name)} {1e3 * s:.1f} ms" for name, s in list(one.others.items())[:_REJECTED])
+            fused = " (with a neighbour)" if one.fused else ""
+            rows.append(
+                (
+                    str(k),
+                    f"{one.numbers:,}",
+                    f"{one.ready:.2f}",
+                    _name(one.method) + fused,
+                    f"{1e3 * one.seconds:.1f} ms",
+                    others,
+                )
+            )
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        right = (0, 1, 2, 4)
+        cells = [
+            [(cell, width, i in right) for i, (cell, width) in enumerate(zip(row, widths, strict=True))] for row in rows
+        ]
+        return ["  ".join(c.rjust(w) if last else c.ljust(w) for c, w, last in row).rstrip() for row in cells]
+
+    def _trial(self, one: Tried) -> str:
+        what = "replaces" if one.won else "does not replace"
+        names = [self.candidates[k].words for k in (one.rival, one.incumbent)]
+        return f"{names[0]} {what} {names[1]}: {one.words} ({one.why})"
+
+
+def explain(driver: Driver) -> Explanation:
+    """What a driver has chosen so far, and why."""
+    controller, model, known = driver.controller, driver.model, driver.known
+    chosen = None if controller is None else controller.current
+    candidates: list[Candidate] = []
+    buckets: list[Bucket] = []
+    if controller is not None and chosen is not None:
+        for k, one in enumerate(driver.choices):
+            measured = controller.measured.get(k)
+            seconds = controller.predicted[k] / 1e9
+            candidates.append(Candidate(_words(one.plan), seconds, None if measured is None else measured / 1e9))
+        buckets = list(_buckets(driver, driver.choices[chosen].plan))
+    stage = f"ended: {driver.ended_by}" if driver.ended_by else "measuring" if controller is None else "running"
+    told = [*known.codecs, *([model.computing] if model is not None else [])]
+    used = dict.fromkeys(method for one in driver.choices for method in one.plan.methods)
+    return Explanation(
+        str(driver.settings), driver.session.world, driver.session.transport, known.cores, stage, driver.session.worker.step,
+        chosen, tuple(candidates), tuple(buckets), None if controller is None else controller.verified_at,
+        None if model is None else model.compute,
+        () if controller is None else tuple(
+            Tried(
+                one.step, one.incumbent, one.rival, one.why, bool(one.won), one.words,
+                tuple((mine / 1e9, theirs / 1e9) for mine, theirs in one.pairs),
+            )
+            for one in controller.trials
+        ),
+        () if controller is None else tuple(controller.events),
+        None if controller is None or controller.waits is None else _waits(driver, controller.waits),
+        None if controller is None else controller.hopeless,
+        {what: ns / 1e9 for what, ns in driver.spent.items()}, driver.elapsed / 1e9, dict(driver.left_out),
+        {method: evidence_of(method) for method in used}, tuple(stragglers(told)), repr(driver.session.worker.home),
+    )  # fmt: skip
+
+
+def _buckets(driver: Driver, plan: Plan) -> list[Bucket]:
+    problem = driver.problem()
+    found = []
+    for part in plan.parts:
+        for j in range(part.first, part.end):
+            times = {}
+            for method in problem.methods:
+                job = problem.job(Part(j, j + 1, method))
+                if job is not None:
+                    times[method] = sum(seconds for _, seconds in job)
+            mine = times.pop(part.method, 0.0)
+            others = dict(sorted(times.items(), key=lambda pair: pair[1]))
+            names = driver.buckets.names[j]
+            found.append(
+                Bucket(
+                    driver.buckets.numbers[j],
+                    names,
+                    problem.ready[j],
+                    part.method,
+                    mine,
+                    others,
+                    part.end > part.first + 1,
+                )
+            )
+    return found
+
+
+def _waits(driver: Driver, text: str) -> str:
+    number, _, rest = text.partition(":")
+    return f"{_words(driver.choices[int(number)].plan)}:{rest}"
+
+
+def _words(plan: Plan) -> str:
+    return NAMES.get(str(plan), str(plan))
+
+
+def _name(method: str) -> str:
+    return NAMES.get(method, method)
+
+
+def _step(one: Candidate) -> str:
+    measured = f"{1e3 * one.measured:.1f} ms a step measured, " if one.measured is not None else ""
+    return f"{measured}{1e3 * one.predicted:.1f} predicted"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

@@ -1,0 +1,45 @@
+"""The CUDA devices of this machine, and whether Triton's kernels can run there."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Final
+
+import torch
+
+LEAST_CAPABILITY: Final = (7, 0)  # what Triton compiles for
+TESTED_TRITON: Final = "3.7.1"
+
+
+def list_devices() -> list[dict[str, Any]]:
+    """Name, capability and memory in bytes of each CUDA device."""
+    if not torch.cuda.is_available():
+        return []
+    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return [
+        {"name": one.name, "capability": f"{one.major}.{one.minor}", "memory": int(one.total_memory)} for one in found
+    ]
+
+
+@functools.cache
+def find_triton_problem() -> str | None:
+    """Why Triton's kernels cannot run on the CUDA devices of this machine; None if nothing speaks against it.
+
+    The first call compiles a small kernel, runs it on 1,024 numbers of the current device, and compares.
+    """
+    if torch.version.hip is not None:
+        return "this torch is for ROCm, on which they have never been tested"
+    for index in range(torch.cuda.device_count()):
+        capability = torch.cuda.get_device_capability(index)
+        if capability < LEAST_CAPABILITY:
+            wanted = ".".join(map(str, LEAST_CAPABILITY))
+            return f"CUDA device {index} has the capability {'.'.join(map(str, capability))}, and Triton needs {wanted}"
+    try:
+        from grace.compute.triton import triton_adds_up
+
+        right = triton_adds_up(torch.device("cuda", torch.cuda.current_device()))
+    except Exception as error:  # a compiler that does not fit raises whatever it likes
+        return f"the Triton that is installed fails with this torch and device: {type(error).__name__}: {error}".split(
+            "\n"
+        )[0]
+    return None if right else "the Triton that is installed computes something else than torch on this device"

@@ -1,0 +1,66 @@
+"""The specification of floats of 8 bits, in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from grace import wire as wires
+from grace.errors import PayloadError
+from grace.flags.finite import Flag, flag
+from grace.flags.refusals import refuse_unless
+from grace.kernels.blocks import block_count, spread
+from grace.kernels.floats import BAD_CODE, BAD_SCALE, FloatFormat
+from grace.kernels.levels import MOST, block_divide, stochastic_round
+from grace.kernels.statistics import block_abs_max
+
+if TYPE_CHECKING:
+    from grace.random import Stream
+
+
+def encode_floats(
+    rows: Tensor,
+    kind: FloatFormat,
+    block: int,
+    rng: Stream | None,
+    memory: Tensor | None = None,
+    rest: Tensor | None = None,
+) -> tuple[Tensor, Flag]:
+    p = rows if memory is None else rows + memory
+    finite = flag(p.isfinite().all())
+    top = block_abs_max(p, block).clamp_max_(MOST)
+    scale, y = block_divide(p, top / kind.F, block)
+    if rng is not None:
+        y = _round_at_random(y, rng, kind)
+    # what casts make of numbers beyond the range differs between versions of torch
+    code = y.clamp_(-kind.F, kind.F).to(kind.dtype)
+    if rest is not None:
+        said = code.float().mul_(spread(scale, rows.shape[1], block))
+        torch.sub(p, said, out=rest)
+    return wires.join(scale, code), finite
+
+
+def sum_floats(
+    received: Sequence[Tensor], out: Tensor, kind: FloatFormat, block: int, weight: float, *, add: bool = False
+) -> None:
+    n = out.shape[1]
+    if not add:
+        out.zero_()
+    for wire in received:
+        scales, codes = wires.split(wire, [("scales", torch.float32, block_count(n, block)), ("codes", torch.uint8, n)])
+        value = codes.contiguous().view(kind.dtype).float()
+        refuse_unless(value.isfinite().all(), lambda: PayloadError(BAD_CODE))
+        value.mul_(spread(wires.check_scale("scales", scales), n, block))
+        refuse_unless(value.isfinite().all(), lambda: PayloadError(BAD_SCALE))
+        out.add_(value.mul_(weight))
+
+
+def _round_at_random(y: Tensor, rng: Stream, kind: FloatFormat) -> Tensor:
+    """``y [b, n]`` on the grid of the format, rounded up or down at random."""
+    size = y.abs()
+    exponent = size.frexp().exponent.sub_(1).clamp_min_(kind.least) - kind.m  # of the spacing at y
+    level = stochastic_round(size.ldexp(-exponent), rng.uniform(y.numel(), y.device).view(y.shape))
+    return level.ldexp(exponent).copysign_(y)

@@ -1,0 +1,83 @@
+"""The bindings of the native kernels for rotations."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from grace.compute import native
+from grace.compute.native import F, I, N, P, U
+from grace.errors import PayloadError
+from grace.kernels.calling import LAYOUTS, Layout, decode, encode
+from grace.kernels.rotation import BAD_SCALE, CENTROIDS, rotated_bytes
+
+if TYPE_CHECKING:
+    from grace.random import Stream
+
+_PLAIN, _FORWARD, _BACK = range(3)
+native.declare("rotate", P, P, N, N, N, I, U, U, U, I)
+native.declare("encode_rotated", P, P, P, N, N, N, P, N, P, I, I, U, U, U, I)
+native.declare("sum_rotated", P, N, P, N, N, P, I, F, I, U, U, U, I)
+
+
+def hadamard(rows: Tensor, block: int) -> Any:
+    return _rotate(rows, block, _PLAIN, (0, 0, 0))
+
+
+def rotate_blocks(rows: Tensor, block: int, rng: Stream) -> Any:
+    return _rotate(rows, block, _FORWARD, rng.native_key())
+
+
+def rotate_blocks_back(rows: Tensor, block: int, rng: Stream) -> Any:
+    return _rotate(rows, block, _BACK, rng.native_key())
+
+
+def encode_rotated(
+    rows: Tensor,
+    bits: int,
+    block: int,
+    unbiased: bool,
+    rng: Stream,
+    memory: Tensor | None = None,
+    rest: Tensor | None = None,
+) -> tuple[Tensor, bool]:
+    layout = _encode_layout(rows.shape[1], bits, block, unbiased)
+    return encode(native.c.encode_rotated, layout, rows, memory, rest, *rng.native_key())
+
+
+def sum_rotated(
+    received: Sequence[Tensor], out: Tensor, bits: int, block: int, weight: float, rng: Stream, *, add: bool = False
+) -> None:
+    layout = _decode_layout(out.shape[1], bits, block)
+    if decode(native.c.sum_rotated, layout, received, out, weight, add, *rng.native_key()):
+        raise PayloadError(BAD_SCALE)
+
+
+def _rotate(rows: Tensor, block: int, way: int, key: tuple[Any, Any, int]) -> Any:
+    if rows.dtype is not torch.float32 or rows.numel() == 0 or not rows.is_contiguous():
+        return NotImplemented
+    out, (b, n) = torch.empty_like(rows), rows.shape
+    native.c.rotate(rows.data_ptr(), out.data_ptr(), b, n, block, way, *key, native.threads())
+    return out
+
+
+@functools.lru_cache
+def _book(bits: int) -> Tensor:
+    """``[2**bits]`` float32: the centroids, ascending."""
+    half = torch.tensor(CENTROIDS[bits], dtype=torch.float32)
+    return torch.cat((-half.flip(0), half))
+
+
+@functools.lru_cache(LAYOUTS)
+def _encode_layout(n: int, bits: int, block: int, unbiased: bool) -> Layout:
+    book = P(_book(bits).data_ptr())
+    return Layout(rotated_bytes(n, bits, block), n, block, book, I(bits), I(not unbiased))
+
+
+@functools.lru_cache(LAYOUTS)
+def _decode_layout(n: int, bits: int, block: int) -> Layout:
+    return Layout(rotated_bytes(n, bits, block), n, block, P(_book(bits).data_ptr()), I(bits))

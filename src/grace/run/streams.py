@@ -1,0 +1,70 @@
+"""Streams of an accelerator, as far as exchanges need them: one of their own, which waits for others and is waited for."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+
+class Streams(Protocol):
+    """The streams of one device. Work is submitted to the current one; nothing here makes the host wait."""
+
+    def make(self) -> Any:
+        """A new stream."""
+
+    def current(self) -> Any:
+        """The stream that this thread submits to."""
+
+    def use(self, stream: Any) -> AbstractContextManager[Any]:
+        """A context in which this thread submits to that stream."""
+
+    def record(self, stream: Any) -> Any:
+        """An event that has happened when all that was submitted to the stream so far is done."""
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """What is submitted to the stream from now on begins when the event has happened."""
+
+    def capturing(self) -> bool:
+        """Whether what this thread submits is captured into a graph, not done."""
+
+
+class CudaStreams:
+    """The streams of a CUDA device. A new one has a high priority: others wait for what is exchanged there."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+
+    def make(self) -> Any:
+        return torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
+
+    def current(self) -> Any:
+        return torch.cuda.current_stream(self._device)
+
+    def use(self, stream: Any) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(stream)
+
+    def record(self, stream: Any) -> Any:
+        return stream.record_event()
+
+    def wait(self, stream: Any, event: Any) -> None:
+        stream.wait_event(event)
+
+    def capturing(self) -> bool:
+        return bool(torch.cuda.is_current_stream_capturing())
+
+
+class StreamOrder:
+    """Keeps what belongs to one session in order, whichever streams it is used from: each waits for the one before."""
+
+    def __init__(self, streams: Streams):
+        self._streams = streams
+        self._last: Any = None
+
+    def enter(self) -> None:
+        """Called before the current stream uses it."""
+        now = self._streams.current()
+        if self._last is not None and now != self._last:
+            self._streams.wait(now, self._streams.record(self._last))
+        self._last = now

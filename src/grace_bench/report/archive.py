@@ -1,0 +1,173 @@
+"""The page of the survey's archive: the report's page, fed with its rows.
+
+A task by another protocol, on official data or on a GPU is a task of its own there. Without a table of steps there are no
+times, and no figure of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from grace.errors import GraceError
+from grace.predict.links import link
+from grace.registry import recipe
+from grace.registry.text import parse
+from grace_bench.report import charts
+from grace_bench.report.contents import command_for, page_document, report_of
+from grace_bench.report.marks import BYTES
+from grace_bench.report.read import Found, Run
+from grace_bench.runs.results import (
+    Data,
+    Environment,
+    Link,
+    Model,
+    Optimizer,
+    Point,
+    Quartiles,
+    Result,
+    Target,
+    Times,
+    Traffic,
+)
+from grace_bench.survey.compare import goal_of, steps_to
+from grace_bench.survey.row import TRIAL, Row
+from grace_bench.survey.steps import LINKS, StepTable
+
+FIGURE = {"name": "quality-epoch-bytes", "title": "Quality against epochs and against bytes", "survey": "1 and 7"}
+_TIMED = ("quality-epoch-time", "quality-throughput", "step-time", "links")
+_TIMES = ("step_ms", "throughput", "total_seconds", "target_seconds", "over_limit")
+STEPS = "grace survey steps {directory} --out steps.json, and then grace survey report --steps steps.json"
+
+
+def archive_document(rows: Iterable[Row], name: str, steps: StepTable | None = None) -> dict[str, Any]:
+    """What the page draws of an archive: as :func:`grace_bench.report.contents.page_document`, for its rows.
+
+    Args:
+        rows: of the archive. Trials of a learning rate are left out.
+        name: of the archive, as the page gives it.
+        steps: the table of steps, whose links become those of the page; None, or measured on a busy machine: no times.
+    """
+    kept = [row for row in rows if not row.protocol.endswith(TRIAL)]
+    table = None if steps is None or steps.busy else steps
+    report = report_of(Found([Run(str(at), one) for at, one in enumerate(_results(kept, table))]))
+    document = page_document(report, name)
+    for task in document["tasks"]:
+        plots = [charts.curves(task, "epoch", "epochs", clock=table is not None)]
+        plots += [charts.curves(task, "sent", "bytes sent by each worker, so far", text=BYTES, clock=table is not None)]
+        task["charts"] = {FIGURE["name"]: plots, **task["charts"]}
+    timed = [figure for figure in document["figures"] if figure["name"] in _TIMED]
+    rest = [figure for figure in document["figures"] if figure["name"] == "quality-bytes"]
+    document["figures"] = [FIGURE, *rest, *(timed if table is not None else ())]
+    document["missing"] = []
+    if table is None:
+        needs = "a table of steps, which an idle machine measures in a few minutes"
+        document["missing"] = [
+            {"title": one.title, "survey": one.survey, "needs": needs, "command": STEPS.format(directory=name)}
+            for one in report.missing + report.figures
+            if one.name in _TIMED and command_for(one, report, name)
+        ]
+    for row, group in zip(document["groups"], report.groups, strict=True):
+        names = {"quality-bytes", *(_TIMED if table is not None else ())}
+        row["figures"] = [FIGURE["name"], *(one for one in row["figures"] if one in names)]
+        row["curve"]["sent"] = [(row["sent"] or 0) * step for step in group.curve.step]
+        if table is None:
+            row["curve"]["seconds"] = [None] * len(row["curve"]["epoch"])
+            for key in [key for key in row if key.startswith(_TIMES)]:
+                del row[key]
+    document["machines"] = sorted({f"workers in one process; {_versions(row)}" for row in kept})
+    document["groups"] = [{**row, "machine": 0} for row in document["groups"]]
+    if len(document["machines"]) > 1:
+        document["machines"] = ["workers in one process; " + "; or ".join(sorted(set(map(_versions, kept))))]
+    return document
+
+
+def _versions(row: Row) -> str:
+    return f"grace {row.grace}, python {row.python}, torch {row.torch}"
+
+
+def _results(rows: Sequence[Row], table: StepTable | None) -> list[Result]:
+    """A result for each run, and for each link where there are steps."""
+    tasks: dict[tuple[str, int], dict[str, list[Row]]] = {}
+    for row in rows:
+        tasks.setdefault((_task(row), row.steps), {}).setdefault(row.method, []).append(row)
+    out = []
+    for of in tasks.values():
+        goal = goal_of(of) if table is not None else None
+        for row in (row for runs in of.values() for row in runs):
+            over: Mapping[str, str | None] = {"": None} if table is None else LINKS
+            for said, spec in over.items():
+                seconds = None if table is None else table.seconds(row, said)
+                if table is None or seconds is not None:
+                    out.append(_result(row, spec, seconds, goal))
+    return out
+
+
+def _result(row: Row, spec: str | None, seconds: float | None, goal: float | None) -> Result:
+    """A run over a link, with the seconds of its step; without one, where they are not known."""
+    there = Link() if spec is None else Link(spec, link(spec).bits_per_second)
+    sent, epoch = row.sent[-1] / max(1, row.at[-1]), max(1, row.steps_per_epoch)
+    dense = row.fp32_bytes / row.steps
+    ms = 1000 * (seconds or 0.001)
+    target = None
+    if goal is not None and seconds is not None:
+        at = steps_to(row, goal)
+        known = math.isfinite(at)
+        target = Target(
+            float(f"{goal:.4g}"),
+            at * seconds if known else None,
+            at / epoch if known else None,
+            int(at) if known else None,
+        )
+    return Result(
+        task=_task(row), method=row.method, family=_family(row.method), recipe=row.recipe, kind="method",
+        workers=row.workers, seed=row.seed, link=there, transport="one process", steps=row.steps,
+        batch_per_worker=row.batch, metric=row.metric, better=row.better, final=row.final, best=row.best,
+        model=Model(row.parameters, 1, row.parameters, 1),
+        optimizer=Optimizer(row.optimizer, row.peak_lr, 1.0, row.momentum, row.why),
+        traffic=Traffic(row.rounds / row.steps, sent, sent, dense, sent / dense if dense else None),
+        time=Times(
+            Quartiles(ms, ms, ms), samples_per_second=None if seconds is None else row.workers * row.batch / seconds,
+            total_seconds=None if seconds is None else row.steps * seconds,
+        ),
+        curve=[
+            Point(at, at / epoch, at * (seconds or 0.0), bytes_, None, {row.metric: value})
+            for at, value, bytes_ in zip(row.at, row.values, row.sent, strict=True)
+        ],
+        environment=Environment(row.python, row.torch, row.grace, row.numpy, row.device, 1, 1),
+        steps_per_epoch=row.steps_per_epoch, data=Data(row.data, row.procedural, row.digest, row.source), target=target,
+    )  # fmt: skip
+
+
+def _task(row: Row) -> str:
+    """What is a task of its own on the page."""
+    own = [
+        row.protocol,
+        *([] if row.source == "embedded" else [row.source]),
+        *([] if row.device == "cpu" else [row.device]),
+    ]
+    return f"{row.task}: {', '.join(own)}"
+
+
+def _family(method: str) -> str:
+    try:
+        return recipe(parse(method)[0]).family
+    except GraceError:
+        return "other"
+
+
+def write_page(rows: Iterable[Row], name: str, out: Path, steps: StepTable | None = None) -> int:
+    """Writes the page; its bytes.
+
+    Raises:
+        MissingExtraError: vl-convert is not installed.
+        OSError: the file cannot be written.
+    """
+    from grace_bench.files import write_atomically
+    from grace_bench.report.write import page
+
+    text = page(archive_document(rows, name, steps))
+    write_atomically(out, text)
+    return len(text.encode())

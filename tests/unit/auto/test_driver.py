@@ -1,0 +1,368 @@
+"""``auto`` at work between threads, with clocks and links that are only modelled: what it decides, step by step."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from grace.adapters.choosing import Choosing
+from grace.auto import driver as driver_module
+from grace.auto.calibrate import Calibration, Told
+from grace.auto.explain import Explanation
+from grace.auto.settings import Auto
+from grace.collectives import NARROW
+from grace.errors import AgreementError, ConfigurationError, GraceWarning, InputError, StateError
+from grace.predict.links import UNSHAPED
+from grace.predict.probe import Timing, Timings
+from grace.predict.rates import Rate
+from grace.registry import spell
+from grace.run.options import Options
+from grace.run.session import Session
+from grace.run.steps import Steps
+from grace.transports.alone import Alone
+from tests.unit.networks import in_threads
+
+LIKE = {"first": torch.empty(64, 64), "bias": torch.empty(64), "second": torch.empty(64, 64)}
+BUCKETS = (("second",), ("bias", "first"))
+MS = 1_000_000
+KINDS = {"none": "AllReduce", "bf16": f"AllReduce{NARROW}", "topk": "AllGather", "qsgd:bits=4": "AllToAll"}
+NUMBERS = 4096 + 64
+Seconds = Callable[[str, int], float]  # of an exchange of a bucket: method, step
+
+
+def calibration(each: dict[str, float], cpu: float = 0.0) -> Calibration:
+    """Exchanges of a bucket take so many milliseconds, by method."""
+    kinds, rates = {}, {}
+    for name, ms in each.items():
+        kind = KINDS[name]
+        kinds[kind] = Timing([4, 4096], [1e-6, ms / 1e3])
+        rates[name] = Rate(2, ((0.0, cpu / NUMBERS), (0.0, cpu / NUMBERS)), ((kind, 0.0, 1.0),))
+    return Calibration(2, "threads", 2.0, Timings(UNSHAPED, 2, 4, kinds), rates, {}, (), (), {"codecs": MS, "link": MS})
+
+
+class Handle(Choosing):
+    """One rank's training, with a clock of its own."""
+
+    def __init__(self, transport: Any, auto: Auto | str | None, method: Any = "none", compute: int = 100):
+        super().__init__(Steps(Session(LIKE, method, transport, Options())))
+        self.now, self.compute, self.step = 0, compute, 0
+        self._clock = lambda: self.now
+        self.used: list[str] = []
+        self._begin_auto(Auto.read(auto) if isinstance(auto, str) else auto)
+
+    def detach(self) -> None: ...
+
+    def train(self, steps: int, seconds: Seconds) -> None:
+        draw = torch.Generator().manual_seed(self.rank)
+        for _ in range(steps):
+            waits = 0
+            for k, names in enumerate(BUCKETS):
+                self.now += self.compute * MS // 2
+                gradients = {name: torch.randn(LIKE[name].shape, generator=draw) for name in names}
+                self._comes(gradients)
+                method = self.method_of("second")
+                waits += int(1e3 * MS * seconds(method, self.step))
+                if k == len(BUCKETS) - 1:
+                    self.now += waits
+                    self.used.append(method)
+                self._exchange(gradients, k == len(BUCKETS) - 1)
+            self.step += 1
+
+    def method_of(self, name: str) -> str:
+        return spell(self._session.policy.method_for(name, LIKE[name], self.step))
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Milliseconds of a bucket under each method, as calibration finds them; a look finds what they are then."""
+    each = {"none": 40.0, "bf16": 25.0, "topk": 2.0, "qsgd:bits=4": 8.0}
+
+    def look(transport: Any, known: Calibration, methods: Any) -> Calibration:
+        return replace(calibration(each), spent={**known.spent, "looks": MS})
+
+    monkeypatch.setattr(driver_module, "calibrate", lambda transport, candidates, largest: calibration(
+        {name: ms for name, ms in each.items() if name in candidates}))  # fmt: skip
+    monkeypatch.setattr(driver_module, "look", look)
+    return each
+
+
+def real(each: dict[str, float]) -> Seconds:
+    return lambda method, step: each[method] / 1e3
+
+
+AUTO = "auto:methods=(topk;qsgd:bits=4)"
+
+
+def both(job: Callable[[Any, int], Any]) -> list[Any]:
+    found = in_threads(2, job)
+    for one in found:
+        if isinstance(one, BaseException):
+            raise one
+    return found
+
+
+def test_ranks_choose_alike_what_is_fastest_and_say_so(link: dict[str, float], tmp_path: Path) -> None:
+    def job(member: Any, rank: int) -> Handle:
+        handle = Handle(member, AUTO)
+        handle.train(120, real(link))
+        return handle
+
+    one, other = both(job)
+    assert one.used == other.used
+    assert one.method_of("second") == "topk"
+    assert one.method_of("bias") == "none"
+    found = one.explain()
+    assert found.policy == other.explain().policy
+    assert found.verified_at is not None
+    assert not any(trial.won for trial in found.trials)
+    assert found.compute == pytest.approx(0.1)
+    text = str(found)
+    assert "topk; verified at step" in text
+    assert "fp32" in text
+    assert "topk may be used: at worst" in text
+    assert "spent" in text
+    found.save(tmp_path / "auto.json")
+    assert Explanation.load(tmp_path / "auto.json") == found
+    values = one._log_values()
+    assert values["auto/speedup"] > 1
+    assert 0 < values["auto/spent_share"] < 1
+    for damage in ("{}", "[", '{"schema": "grace.auto", "version": 9}'):
+        (tmp_path / "other.json").write_text(damage)
+        with pytest.raises(InputError, match="is no explanation of auto"):
+            Explanation.load(tmp_path / "other.json")
+
+
+def test_what_was_predicted_wrongly_is_left(link: dict[str, float]) -> None:
+    def job(member: Any, rank: int) -> Handle:
+        handle = Handle(member, AUTO)
+        handle.train(120, lambda method, step: {"topk": 0.2, "qsgd:bits=4": 0.2}.get(method, link[method] / 1e3))
+        return handle
+
+    one, other = both(job)
+    assert one.used == other.used
+    assert one.method_of("second") == "bf16"
+    assert "nothing that may be used was faster" in str(one.explain()) or "bf16; verified" in str(one.explain())
+    assert "replaces" in str(one.explain())
+
+
+def test_a_link_that_needs_nothing_gets_fp32(link: dict[str, float]) -> None:
+    link.update({"none": 0.5, "bf16": 0.8, "topk": 2.0, "qsgd:bits=4": 4.0})
+
+    def job(member: Any, rank: int) -> Handle:
+        handle = Handle(member, AUTO)
+        handle.train(100, real(link))
+        return handle
+
+    one, _ = both(job)
+    assert one.method_of("second") == "none"
+
+
+def test_a_class_is_obeyed(link: dict[str, float]) -> None:
+    def job(member: Any, rank: int) -> Handle:
+        handle = Handle(member, "auto:quality=exact")
+        handle.train(60, real(link))
+        return handle
+
+    one, _ = both(job)
+    assert set(one.used[10:]) <= {"bf16", "none"}
+    assert one.method_of("second") == "bf16"
+
+
+def test_what_is_kept_is_kept(link: dict[str, float]) -> None:
+    link.update({"none": 90.0, "bf16": 60.0})
+
+    def job(member: Any, rank: int) -> Handle:
+        handle = Handle(member, "auto:methods=(topk;qsgd:bits=4),keep=(fir*=bf16)")
+        handle.train(60, real(link))
+        return handle
+
+    one, _ = both(job)
+    assert one.method_of("first") == "bf16"
+    assert one.method_of("second") == "topk"
+
+
+def test_errors_decide_in_place_of_a_class(link: dict[str, float]) -> None:
+    def job(most: float) -> Callable[[Any, int], Handle]:
+        def train(member: Any, rank: int) -> Handle:
+            handle = Handle(member, f"auto:methods=(topk;qsgd:bits=4),error={most}")
+            handle.train(60, real(link))
+            return handle
+
+        return train
+
+    strict, lax = both(job(1e-6))[0], both(job(0.5))[0]
+    assert "qsgd:bits=4" not in strict.used
+    assert lax.method_of("second") == "qsgd:bits=4"
+    assert "has a memory" in lax.explain().left_out["topk"]
+
+
+def test_a_link_that_changes_is_answered(link: dict[str, float]) -> None:
+    """The link becomes fast and the model slow: steps change their pace, and a look finds that topk's codec does not pay."""
+    fast = {"none": 0.2, "bf16": 0.3, "topk": 2.0, "qsgd:bits=4": 8.0}
+    lock = threading.Lock()
+
+    def job(member: Any, rank: int) -> Handle:
+        handle = Handle(member, AUTO)
+        handle.train(120, real(dict(link)))
+        with lock:
+            link.update(fast)
+        handle.compute = 140
+        handle.train(150, real(fast))
+        return handle
+
+    one, other = both(job)
+    assert one.used == other.used
+    assert one._driver is not None
+    assert one._driver.controller is not None
+    assert one._driver.controller.looks >= 1
+    assert one.method_of("second") == "none"
+    assert "steps take 14" in str(one.explain())
+    assert one.explain().spent["looks"] > 0
+
+
+class OwnNumbers(driver_module.Driver):
+    """Rank 1 decides by its own numbers."""
+
+    def _tell(self, values: Any) -> list[list[int]]:
+        rows = super()._tell(values)
+        return (
+            [[10 * value for value in row] for row in rows] if self.session.rank and self.controller is None else rows
+        )
+
+
+def test_ranks_that_decide_by_their_own_numbers_are_caught(
+    link: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grace.adapters.choosing.Driver", OwnNumbers)
+
+    def job(member: Any, rank: int) -> Handle:
+        handle = Handle(member, AUTO)
+        handle.train(200, lambda method, step: {"topk": 0.09}.get(method, link[method] / 1e3))
+        return handle
+
+    found = in_threads(2, job)
+    assert all(isinstance(one, AgreementError) for one in found), found
+
+
+# ---- what can go wrong ----------------------------------------------------------------------------------------------
+def test_one_worker_exchanges_nothing() -> None:
+    handle = Handle(Alone(), "auto")
+    handle.train(3, lambda method, step: 0.0)
+    assert str(handle.explain()).startswith("auto, 1 workers over alone")
+    assert "one worker exchanges nothing" in str(handle.explain())
+    assert handle.method_of("second") == "none"
+
+
+@pytest.mark.parametrize("granularity", ["bucket", "model"])
+def test_groups_of_parameters_are_refused(granularity: Any) -> None:
+    session = Session(LIKE, "none", Alone(), Options(granularity=granularity))
+    with pytest.raises(ConfigurationError, match="legal: granularity='parameter'"):
+        driver_module.Driver(session, Auto())
+
+
+def test_a_slow_rank_is_named(link: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told("topk", (10 * MS, 10 * MS, 31 * MS))
+    monkeypatch.setattr(driver_module, "calibrate", lambda *_: replace(calibration(link), codecs=(told,)))
+
+    def job(member: Any, rank: int) -> Handle:
+        handle = Handle(member, AUTO)
+        handle.train(20, real(link))
+        return handle
+
+    with pytest.warns(GraceWarning, match="rank 2 takes 3.1 times as long as the median.*compression cannot mend that"):
+        one, _ = both(job)
+    assert "Rank 2 takes 3.1 times" in str(one.explain())
+
+
+def test_a_switch_by_the_user_ends_it_and_another_begins_it(link: dict[str, float]) -> None:
+    def job(member: Any, rank: int) -> Handle:
+        handle = Handle(member, AUTO)
+        handle.train(60, real(link))
+        handle.switch("qsgd:bits=4")
+        handle.train(40, real(link))
+        assert handle.method_of("second") == "qsgd:bits=4"
+        assert "ended: the user has switched to" in str(handle.explain())
+        assert "auto" not in handle.state_dict()
+        handle.switch(AUTO)
+        handle.train(60, real(link))
+        return handle
+
+    one, _ = both(job)
+    assert one.method_of("second") == "topk"
+
+
+def test_a_fixed_method_explains_nothing() -> None:
+    with pytest.raises(ConfigurationError, match='legal where it is "auto"'):
+        Handle(Alone(), None, "topk").explain()
+
+
+# ---- checkpoints ----------------------------------------------------------------------------------------------------
+def owed(handle: Handle) -> float:
+    return float(sum(x.sum() for x in handle._session.worker.state.debts().values()))
+
+
+def test_a_state_of_a_fixed_method_is_where_auto_goes_on(link: dict[str, float]) -> None:
+    def job(member: Any, rank: int) -> Handle:
+        fixed = Handle(member, None, "topk")
+        fixed.train(5, real(link))
+        saved = fixed.state_dict()
+        handle = Handle(member, AUTO)
+        handle.load_state_dict(saved)
+        assert handle._session.worker.step == 5
+        assert owed(handle) == pytest.approx(owed(fixed), abs=1e-2)
+        handle.train(2, real(link))
+        assert handle.used[:2] == ["topk", "topk"]
+        handle.train(100, real(link))
+        with pytest.raises(StateError, match="not a Grace state"):
+            handle.load_state_dict({"methods": 3})
+        return handle
+
+    one, _ = both(job)
+    assert one.explain().verified_at is not None
+
+
+def test_a_state_of_auto_is_where_it_goes_on_or_a_fixed_method_does(link: dict[str, float]) -> None:
+    def job(member: Any, rank: int) -> Handle:
+        first = Handle(member, AUTO)
+        first.train(100, real(link))
+        saved = first.state_dict()
+        assert saved["auto"]["methods"] == {"first": "topk", "bias": "none", "second": "topk"}
+        again = Handle(member, AUTO)
+        again.load_state_dict(saved)
+        again.train(1, real(link))
+        assert again.used == ["topk"]
+        fixed = Handle(member, None, "qsgd:bits=4")
+        fixed.load_state_dict(saved)
+        assert owed(fixed) == pytest.approx(owed(first), abs=1e-2)
+        fixed.train(30, real(link))
+        assert set(fixed.used) == {"qsgd:bits=4"}
+        assert owed(fixed) == pytest.approx(0.0, abs=1e-2), "paid in instalments"
+        with pytest.raises(StateError, match="auto should say the method of each tensor"):
+            driver_module.read_methods({"methods": {"w": 3}})
+        return first
+
+    both(job)
+
+
+def test_a_state_in_the_middle_of_a_trial_is_that_of_the_incumbent(link: dict[str, float]) -> None:
+    def job(member: Any, rank: int) -> Handle:
+        handle = Handle(member, AUTO)
+        handle.train(8, real(link))
+        while not (handle._driver is not None and handle._driver.controller and handle._driver.controller.plan != 2):
+            handle.train(1, real(link))
+        assert handle.method_of("second") != "topk"
+        saved = handle.state_dict()
+        assert saved["auto"]["methods"]["second"] == "topk"
+        assert saved["methods"]["second"] == "topk"
+        again = Handle(member, AUTO)
+        again.load_state_dict(saved)
+        assert owed(again) == pytest.approx(owed(handle), abs=1e-2)
+        return handle
+
+    both(job)

@@ -1,0 +1,104 @@
+"""Whether Triton's kernels can run: what speaks against it is said once, and CUDA tensors then get plain torch."""
+
+from __future__ import annotations
+
+import sys
+import types
+import warnings
+
+import pytest
+import torch
+
+from grace.cli import doctor
+from grace.compute import backends, devices
+from grace.errors import KernelsWarning
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """A CUDA device of the imagination; Triton works there."""
+    one = types.SimpleNamespace(name="Imagined", major=9, minor=0, total_memory=80 * 10**9, adds_up=lambda _: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (one.major, one.minor))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: one)
+    module = types.ModuleType("grace.compute.triton")
+    module.triton_adds_up = lambda place: one.adds_up(place)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "grace.compute.triton", module)
+    monkeypatch.setattr(backends, "current", backends.UNDECIDED)
+    monkeypatch.setenv(backends.VARIABLE, "triton")
+    monkeypatch.delenv(backends.INTERPRETER, raising=False)
+    monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: object())
+    devices.find_triton_problem.cache_clear()
+    yield one
+    devices.find_triton_problem.cache_clear()
+
+
+def test_where_all_is_well_cuda_gets_triton(device: types.SimpleNamespace):
+    assert devices.find_triton_problem() is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert backends.backend().modules["cuda"] == "triton"
+    assert "CUDA: Imagined, capability 9.0, 80 GB" in shown()
+
+
+def fails(_: torch.device) -> bool:
+    raise RuntimeError("PassManager::run failed\nand more")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"major": 6, "minor": 1}, r"CUDA device 0 has the capability 6\.1, and Triton needs 7\.0"),
+        ({"adds_up": fails}, "fails with this torch and device: RuntimeError: PassManager::run failed$"),
+        ({"adds_up": lambda _: False}, "computes something else than torch on this device"),
+    ],
+)
+def test_what_speaks_against_it_is_said_once(device: types.SimpleNamespace, change: dict[str, object], why: str):
+    vars(device).update(change)
+    problem = devices.find_triton_problem()
+    assert problem is not None
+    with pytest.warns(KernelsWarning, match=why.rstrip("$")):
+        chosen = backends.backend()
+    assert "cuda" not in chosen.modules
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert backends.backend() is chosen
+    assert f"so that CUDA tensors get plain torch: {problem}" in shown()
+
+
+def test_rocm_is_not_tried(device: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+    device.adds_up = fails
+    assert "ROCm" in str(devices.find_triton_problem())
+
+
+def test_another_triton_than_the_tested_one_is_told(device: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(doctor, "_version", lambda package: "3.9.0")
+    assert "triton 3.9.0 is installed, and 3.7.1 is what Grace's kernels were tested with" in shown()
+
+
+def test_without_a_device_nothing_is_tried(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert devices.list_devices() == []
+    assert doctor._cuda() == {"devices": [], "triton_problem": None}
+
+
+def shown() -> str:
+    kernels = doctor._kernels([])
+    found = {
+        "versions": {"grace": "1", "python": "3", "torch": "2", "numpy": "2", "system": "here"},
+        "kernels": kernels, "threads": {"torch": 1, "cores": 1, "local_workers": 1}, "extras": [], "errors": [],
+        "transports": {
+            "gloo": True, "nccl": True, "mpi": False, "cuda_devices": 1, "chosen": None,
+            "mpi4py": {"library": None, "threads": None, "problem": "none"},
+        },
+    }  # fmt: skip
+    found["warnings"] = doctor._warnings(kernels, found["threads"], found["transports"])
+    from rich.console import Console
+
+    console = Console(width=300)
+    with console.capture() as capture:
+        console.print(doctor.table(found))
+    return capture.get()
