@@ -78,6 +78,8 @@ class Worker:
     ``plans``: whether tensors of one method are exchanged as one batch (``GRACE_PLANS``): the same bits in less time.
     ``measures``: whether tensors of the coming step are compressed a second time, to see what is lost: |x - C(x)| / |x| by
     tensor is then in ``distortions``, and the time that took in ``aside_seconds``.
+    ``holds``: whether what exchanges make of the states counts only after :meth:`commit`, so that all since the last one can
+    be undone by :meth:`abandon`; this takes the room of the memories once more.
     """
 
     def __init__(
@@ -117,6 +119,8 @@ class Worker:
         ] = []  # from outside: another stream's, perhaps, and freed only when that has waited for a step
         self._used: list[Any] = []
         self.watch = DebtWatch()
+        self.holds = False
+        self._before: tuple[dict[str, tuple[Method[Any], Any]], dict[str, Tensor]] | None = None
 
     def exchange(self, tensors: Mapping[str, Tensor]) -> Exchange[dict[str, Exchanged[Any]]]:
         """Averages these tensors over the workers in as few collectives as possible. The tensors are donated; the
@@ -141,6 +145,8 @@ class Worker:
     def _begin(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Method[Any], Tensor, Any, Peer]]:
         """Each tensor, with what is owed to it, its method, that one's state, and who this worker is."""
         self._learn()
+        if self.holds and self._before is None:
+            self._before, self.workspace.holds = (dict(self._states), dict(self._owed)), True
         for name, x in tensors.items():
             method, state = self._ready(name, x)
             if name in self._owed:
@@ -404,6 +410,20 @@ class Worker:
         owed, self._owed, self._states = self._owed, {}, {}
         self._parked, self._settling, self._instalments = Parked(), set(), {}
         return owed
+
+    # ---- steps that may fail ----------------------------------------------------------------------------------------
+    def commit(self) -> None:
+        """What was exchanged counts."""
+        self._before, self.workspace.holds = None, False
+        self.workspace.reset()
+
+    def abandon(self) -> None:
+        """States are as they were at the last :meth:`commit`."""
+        if self._before is not None:
+            self._states, self._owed = self._before
+            self._pending = PendingFlags()
+            self.workspace.forget()
+            self.commit()
 
     # ---- other workers ----------------------------------------------------------------------------------------------
     def regroup(self, rank: int, world: int, axes: Mapping[str, tuple[int, int]] | None = None) -> None:
