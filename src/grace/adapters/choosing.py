@@ -64,6 +64,11 @@ class Choosing(Handle):
                 driver.ended()
 
     # ---- for the user -----------------------------------------------------------------------------------------------
+    @property
+    def chooses(self) -> bool:
+        """Whether the method is, or was, chosen by ``auto``."""
+        return self._driver is not None
+
     def explain(self) -> Explanation:
         """What ``auto`` has chosen so far and why, in words and numbers: for each bucket the method, what was predicted, what
         was measured, and what was rejected. It prints as text; ``explain().save(FILE)`` is for ``grace explain --run FILE``.
