@@ -29,7 +29,7 @@ class Board(Bench):
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        self._floors: dict[tuple[int, int], rows.Here] = {}
+        self._floors: dict[tuple[int, int], floors.Floors] = {}
 
     def run_job(self, name: str, room: Room, count: int) -> None:
         if name == PARTS:
@@ -62,13 +62,12 @@ class Board(Bench):
         row["others"] = [rows.other(other, theirs, timing, goals, count, here) for other, theirs in rivals.items()]
         return row
 
-    def _here(self, room: Room, count: int) -> rows.Here | None:
+    def _here(self, room: Room, count: int) -> floors.Floors | None:
         """The floors, measured once for each size and number of threads; None for warm sizes, with goals in microseconds."""
         if room.n < COLD:
             return None
         if (room.n, count) not in self._floors:
-            found = floors.measure(self.clock, room, count, self.plan.samples)
-            self._floors[room.n, count] = rows.Here(found, room.n)
+            self._floors[room.n, count] = floors.measure(self.clock, room, count, self.plan.samples)
         return self._floors[room.n, count]
 
     def more(self) -> Row:
@@ -76,8 +75,8 @@ class Board(Bench):
             {
                 "size": size,
                 "threads": count,
-                "ns_per_byte": short(1e9 * here.floors.byte),
-                "ns_per_cycle": short(1e9 * here.floors.cycle),
+                "ns_per_byte": short(1e9 * here.byte),
+                "ns_per_cycle": short(1e9 * here.cycle),
             }
             for (size, count), here in self._floors.items()
         ]
@@ -112,7 +111,7 @@ class Board(Bench):
         *,
         coded: parts.IndexList | None = None,
         copies: Timing | float | None = None,
-        here: rows.Here | None = None,
+        here: floors.Floors | None = None,
     ) -> None:
         if not isinstance(timing, Timing):
             return self.leave_slow(case, None, size, count, timing)

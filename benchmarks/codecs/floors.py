@@ -33,11 +33,13 @@ class Floors:
     Attributes:
         byte: seconds of moving one, all threads together.
         cycle: seconds of one, of one thread.
+        add: seconds of ``y.add_(x)`` for a number.
         threads: that share the work.
     """
 
     byte: float
     cycle: float
+    add: float
     threads: int
 
     def seconds(self, goal: Goal) -> tuple[float, str]:
@@ -45,11 +47,10 @@ class Floors:
         memory, arithmetic = STREAM * goal.bytes * self.byte, goal.cycles * self.cycle / self.threads
         return (memory, MEMORY) if memory > arithmetic else (arithmetic, ARITHMETIC)
 
-    def limit(self, goal: Goal, timing: Timing, size: int) -> tuple[float, str]:
-        """The goal in multiples of the ``y.add_(x)`` that ``size`` numbers of this timing were measured against."""
-        add = statistics.median(s / r for s, r in zip(timing.seconds, timing.ratios, strict=True))
+    def limit(self, goal: Goal) -> tuple[float, str]:
+        """The goal in multiples of ``y.add_(x)``, and which floor is the larger."""
         seconds, binds = self.seconds(goal)
-        return size * seconds / add * (goal.spare if self.threads > 1 else 1.0), binds
+        return seconds / self.add * (goal.spare if self.threads > 1 else 1.0), binds
 
 
 def chain() -> Case:
@@ -62,9 +63,10 @@ def measure(clock: Clock, room: Room, threads: int, samples: int) -> Floors:
     """The floors at the size of this room."""
     copy, add, loop = Case("copy", lambda: room.out.copy_(room.x)), room.add(), chain()
     moving = clock.measure(room.add(), [copy, add], samples, cold=True)
-    byte = min(_median(moving[copy]) / _COPY, _median(moving[add]) / _ADD) / room.n
+    seconds = _median(moving[add]) / room.n
+    byte = min(_median(moving[copy]) / room.n / _COPY, seconds / _ADD)
     looping = clock.measure(loop, [loop], samples, cold=False)
-    return Floors(byte, _least(looping[loop]) / _CHAIN / _LATENCY, threads)
+    return Floors(byte, _least(looping[loop]) / _CHAIN / _LATENCY, seconds, threads)
 
 
 def _median(found: Timing | float) -> float:

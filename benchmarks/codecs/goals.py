@@ -20,7 +20,7 @@ ADD_CYCLES = 13 / 16  # of y.add_(x) for a number, where the goals were set (doc
 PAYLOADS = 8  # that are decoded and summed
 # Bytes of a wire for each number.
 WIRES = {
-    "efsignsgd": 0.126, "qsgd:bits=8": 1.0, "qsgd": 0.5, "qsgd:bits=2": 0.25, "natural": 1.0, "u8bit": 1.0, "topk": 0.051,
+    "efsignsgd": 0.126, "qsgd:bits=8": 1.016, "qsgd": 0.516, "qsgd:bits=2": 0.216, "natural": 1.0, "u8bit": 1.0, "topk": 0.051,
     "topk:ratio=0.001": 0.0055, "randomk": 0.04, THRESHOLD: 0.051,
 }  # fmt: skip
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from benchmarks.codecs.floors import Floors
 from benchmarks.codecs.goals import BITS, COPIES, MICROSECONDS, PER_INDEX, RATIO, SPEEDUP, Goal
@@ -11,13 +10,6 @@ from benchmarks.codecs.parts import IndexList
 from grace_bench.codecs.bench import Row, short, summarize
 from grace_bench.codecs.clock import Case, Timing
 from grace_bench.runs.results import quartiles
-
-
-class Here(NamedTuple):
-    """The machine, at this size and number of threads."""
-
-    floors: Floors
-    size: int
 
 
 def row(
@@ -28,7 +20,7 @@ def row(
     *,
     coded: IndexList | None = None,
     copies: Timing | None = None,
-    here: Here | None = None,
+    here: Floors | None = None,
 ) -> Row:
     """One row, whose ``others`` are still to be filled with what it is compared with.
 
@@ -42,16 +34,14 @@ def row(
     if copies is not None:
         units[COPIES] = copies.ratios
     reached = [
-        judge_goal(goal, units[goal.unit], threads, _limit(goal, timing, here))
-        for goal in goals
-        if goal.kernels is None
+        judge_goal(goal, units[goal.unit], threads, _limit(goal, here)) for goal in goals if goal.kernels is None
     ]
     first = next((found["goal"] for found in reached if found["unit"] == RATIO), None)
     return {**summarize(operation, timing), "goal": first, "goals": reached, "others": []}
 
 
 def other(
-    case: Case, timing: Timing, against: Timing, goals: Sequence[Goal], threads: int, here: Here | None = None
+    case: Case, timing: Timing, against: Timing, goals: Sequence[Goal], threads: int, here: Floors | None = None
 ) -> Row:
     """What a row is compared with: the same work on another backend. ``times`` is how often slower it is."""
     out = summarize(case.what or "the same", timing)
@@ -61,9 +51,7 @@ def other(
     else:  # samples that were not taken side by side
         times = quartiles(timing.ratios)["median"] / quartiles(against.ratios)["median"]
     reached = [
-        judge_goal(goal, timing.ratios, threads, _limit(goal, timing, here))
-        for goal in goals
-        if goal.kernels == case.kernels
+        judge_goal(goal, timing.ratios, threads, _limit(goal, here)) for goal in goals if goal.kernels == case.kernels
     ]
     if case.kernels == "torch":
         faster = Goal("times faster than torch code", "", None, SPEEDUP)
@@ -71,9 +59,9 @@ def other(
     return {"kernels": case.kernels, "what": name, **out, "times": short(times), "goals": reached}
 
 
-def _limit(goal: Goal, timing: Timing, here: Here | None) -> tuple[float, str] | None:
+def _limit(goal: Goal, here: Floors | None) -> tuple[float, str] | None:
     """What the goal is on this machine, and which floor it is; None of goals in other units."""
-    return here.floors.limit(goal, timing, here.size) if here is not None and goal.unit == RATIO else None
+    return here.limit(goal) if here is not None and goal.unit == RATIO else None
 
 
 def judge_goal(goal: Goal, values: Sequence[float], threads: int, at_least: tuple[float, str] | None = None) -> Row:
