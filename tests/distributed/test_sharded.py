@@ -18,7 +18,10 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
 import grace
+from grace.adapters.sharded_checkpoint import ShardedCheckpoint
+from grace.collectives import ReduceScatter
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError, StateError
+from grace.run.checkpoint import pack, unpack
 from tests.distributed.processes import Pool, fork
 
 fsdp = pytest.importorskip("torch.distributed.fsdp")
@@ -405,6 +408,62 @@ def test_what_is_owed_goes_on_with_other_workers(four: Pool, tmp_path: Path, old
     four.run(resized, old, new, str(tmp_path / "checkpoint"))
 
 
+def counts_sums(rank: int, world: int, place: str) -> None:
+    def total(self: ShardedCheckpoint, owed: Tensor) -> Any:
+        return (yield ReduceScatter(owed, "sum"))
+
+    with mock.patch.object(ShardedCheckpoint, "_mean", total), pytest.raises(AssertionError, match="Tensor-likes"):
+        resized(rank, world, (4, "fsdp"), (4, "fsdp"), place)
+
+
+def test_a_checkpoint_with_a_defect_is_caught(four: Pool, tmp_path: Path) -> None:
+    four.run(counts_sums, str(tmp_path / "checkpoint"))
+
+
+def from_four_to_eight(rank: int, world: int, place: str) -> None:
+    resized(rank, world, (4, "fsdp"), (8, "fsdp"), place)
+    resized(rank, world, (8, "fsdp"), (4, "hsdp"), place + "2")
+
+
+@pytest.mark.night("a checkpoint of sums")
+def test_what_is_owed_goes_on_with_twice_as_many(tmp_path: Path) -> None:
+    pool = Pool(8)
+    try:
+        pool.run(from_four_to_eight, str(tmp_path / "checkpoint"))
+    finally:
+        pool.close()
+
+
+def factors(rank: int, world: int, place: str) -> tuple[str, ...]:
+    """What replicas share of a shard goes on with as many shards; what is one worker's starts afresh, and is said."""
+    net = Given()
+    fully_shard(net, mesh=mesh_of("hsdp"))
+    policy = grace.Policy([("wide", "powersgd:rank=2"), ("*", "topk:ratio=0.1,memory=dgc")])
+    handle = grace.attach(net, policy)
+    for step in range(3):
+        net(gradients_of(rank, step)).backward()
+    saving = dcp.async_save({"grace": handle.checkpoint()}, checkpoint_id=place, process_group=dist.new_group())
+    net(gradients_of(rank, 3)).backward()
+    saving.result()
+    handle.detach()
+    again = Given()
+    fully_shard(again, mesh=mesh_of("hsdp"))
+    handle = grace.attach(again, policy)
+    checkpoint = handle.checkpoint()
+    dcp.load({"grace": checkpoint}, checkpoint_id=place)
+    (text, parts) = handle._session.worker.state.shared_parts()["wide"]
+    assert text.startswith("powersgd")
+    assert any(isinstance(part, Tensor) and bool(part.any()) for part in parts)
+    net.zero_grad()
+    again(gradients_of(rank, 3)).backward()
+    handle.detach()
+    return checkpoint.afresh
+
+
+def test_factors_of_a_shard_go_on_and_what_does_not_is_said(four: Pool, tmp_path: Path) -> None:
+    assert four.run(factors, str(tmp_path / "checkpoint")) == [("topk:ratio=0.1,memory=dgc",)] * 4
+
+
 def refuses_others(rank: int, world: int) -> None:
     _net, handle = run_on(on(world), 1, world)
     right = handle.checkpoint().state_dict()
@@ -413,6 +472,7 @@ def refuses_others(rank: int, world: int) -> None:
         {"about": b"x", "owed": {}},
         {**right, "owed": {"other": torch.ones(1)}},
         {**right, "about": b""},
+        {**right, "about": pack({**unpack(right["about"]), "shared": 3})},
     ):
         with pytest.raises(StateError):
             handle.checkpoint().load_state_dict(changed if rank == 1 else right)

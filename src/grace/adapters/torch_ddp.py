@@ -160,7 +160,7 @@ class DDPHandle(Choosing):
         done: Collection[str] = ()
         try:
             if self._session.error is None:
-                done = self._exchange(gradients, last)
+                done = self._exchange_bucket(gradients, last)
         except BaseException as error:
             self._fail(error)
         for one in self._tickets:
