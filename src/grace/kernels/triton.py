@@ -80,6 +80,12 @@ def store_float(at, x, inside):
 
 
 @triton.jit
+def power_of_two_as_float(exponent):
+    """float32: ``2**exponent``, -126 <= exponent <= 127."""
+    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def nearest_bfloat16(x):
     """float32: the nearest bfloat16 of each, ties to even; of finite numbers a finite one."""
     word = x.to(tl.int32, bitcast=True)
