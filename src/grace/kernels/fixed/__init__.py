@@ -49,8 +49,8 @@ def encode_fixed(
     """``p = rows + memory`` -> (wire ``[b, w]`` uint8, whether p was finite).
 
     ``d = clip max|p| / q`` of a block, 0 where that is below 2**-126, and at most what keeps all numbers finite. Number i
-    becomes ``p_i / d``, clipped to [-least, q], least = q where clip is 1 and else q + 1, and rounded: up or down at random, by
-    ``(lane i + 1/2) / 2**16`` of the stream, counted over all rows; without one to the nearest, ties to even. What travels is
+    becomes ``p_i / d``, clipped to [-least, q], least = q where clip is 1 and else q + 1, and rounded: up or down at random,
+    by ``(lane i + 1/2) / 2**16`` of the stream, counted over all rows; without one to the nearest, ties to even. What travels is
     ``d / shrink``. ``rest``, which may be ``rows``, becomes p minus what the wire says. If p is not finite, wire and rest mean
     nothing.
 
