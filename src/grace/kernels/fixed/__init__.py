@@ -50,9 +50,9 @@ def encode_fixed(
 
     ``d = clip max|p| / q`` of a block, 0 where that is below 2**-126, and at most what keeps all numbers finite. Number i
     becomes ``p_i / d``, clipped to [-least, q], least = q where clip is 1 and else q + 1, and rounded: up or down at random,
-    by ``(lane i + 1/2) / 2**16`` of the stream, counted over all rows; without one to the nearest, ties to even. What travels is
-    ``d / shrink``. ``rest``, which may be ``rows``, becomes p minus what the wire says. If p is not finite, wire and rest mean
-    nothing.
+    by ``(lane i + 1/2) / 2**16`` of the stream, counted over all rows; without one to the nearest, ties to even. What travels
+    is ``d / shrink``. ``rest``, which may be ``rows``, becomes p minus what the wire says. If p is not finite, wire and rest
+    mean nothing.
 
     Rows, memory and rest are float32 ``[b, n]``, contiguous; bits is 2 to 8, block >= 1, clip in (0, 1], shrink >= 1.
     """
