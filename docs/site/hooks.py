@@ -34,7 +34,8 @@ TOOLKITS = (
 GROUPS = {  # of what `import grace` offers; what is in none of them is under "Everything else"
     "training": (
         "Training",
-        ["attach", "Handle", "local", "LocalSteps", "DistributedOptimizer", "momentum_in_memory", "broadcast_parameters",
+        ["attach", "Auto", "Handle", "local", "LocalSteps", "DistributedOptimizer", "momentum_in_memory",
+         "broadcast_parameters",
          "broadcast_optimizer_state", "broadcast_object", "init_process_group", "transport"],
     ),
     "choosing": (
