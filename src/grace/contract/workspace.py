@@ -18,6 +18,7 @@ class Workspace:
 
     kept: what its users know of the memory that they take at every step, such as where the fields of a message lie; emptied
         when the memory moves, or when it holds more than any model needs.
+    holds: whether ``reset`` leaves alone what was swapped out: the step may still be abandoned.
     """
 
     def __init__(self) -> None:
@@ -27,6 +28,7 @@ class Workspace:
         self._taken = 0  # bytes since the last reset
         self._free: dict[tuple[tuple[int, ...], torch.dtype, torch.device], list[Tensor]] = {}
         self._old: list[Tensor] = []  # swapped out since the last reset
+        self.holds = False
 
     def take(self, shape: int | tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """An uninitialized tensor."""
@@ -50,6 +52,8 @@ class Workspace:
         if len(self._blocks) > 1:
             self._blocks = [torch.empty(self._taken, dtype=torch.uint8, device=self._blocks[-1].device)]
         self._used = self._taken = 0
+        if self.holds:
+            return
         for old in self._old:
             self._free.setdefault((tuple(old.shape), old.dtype, old.device), []).append(old)
         self._old.clear()

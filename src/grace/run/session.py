@@ -15,7 +15,9 @@ from torch import Tensor
 from grace.collectives import Exchange
 from grace.contract.method import Method
 from grace.contract.peer import Peer
+from grace.contract.workspace import Workspace
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError, ReplicasDifferError, StateError
+from grace.flags.capturing import capturing
 from grace.registry import spell
 from grace.registry.policy import Policy
 from grace.run.drive import broadcast_, drive
@@ -104,9 +106,19 @@ class Session:
         policy = Policy.of(method)
         groups, group_policy = form_groups(self.like, policy, options)
         self._sort_into(groups)
+        self._turn = threading.RLock()
+        self.error: BaseException | None = None
+        self._order = StreamOrder(CudaStreams(device)) if device.type == "cuda" else None
+        self._tracer = Tracer(transport.rank, transport.world)
+        self.stats = Stats(transport.world)
+        self._connect(transport, policy)
+        self.worker = Worker(group_policy, self.rank, self.world, options, axes=find_axes(self._transport))
+        self.logs = Logs(self.worker, self.stats)
+
+    def _connect(self, transport: Transport, policy: Policy) -> None:
+        """Agrees with the other ranks of this transport, and uses it."""
         transport = lay_out(transport, policy.axes(transport.world))
         self.rank, self.world = transport.rank, transport.world
-        self.worker = Worker(group_policy, self.rank, self.world, options, axes=find_axes(transport))
         self._transport, self.transport = transport, describe(transport)
         try:
             self._agree(policy)
@@ -116,18 +128,27 @@ class Session:
         except BaseException:
             transport.close()
             raise
-        self._checked = Checked(transport) if options.check else None
+        self._checked = Checked(transport) if self.options.check else None
         self._timed = Timed(self._checked or transport)
-        self._tracer = Tracer(self.rank, self.world, find_axes(transport))
-        self.replicas = Replicas(self.like, options.check_replicas_every, self.world, options.on_difference)
-        self._order = StreamOrder(CudaStreams(device)) if device.type == "cuda" else None
-        self._turn = threading.RLock()
-        self.error: BaseException | None = None
+        self._timed.collectives = self.stats.collectives
+        self._tracer.place(self.rank, self.world, find_axes(transport))
+        self.stats.world = self.world
+        self.replicas = Replicas(self.like, self.options.check_replicas_every, self.world, self.options.on_difference)
         self._closed = False
-        self.stats = Stats(self.world, collectives=self._timed.collectives)
-        self.logs = Logs(self.worker, self.stats)
         self._finalizer = weakref.finalize(self, transport.close)
         self._finalizer.atexit = False  # at exit the process ends, and its connections with it
+
+    def reconnect(self, transport: Transport) -> None:
+        """Goes on over another transport, between other workers, also after an error. All of them call it, or begin.
+
+        :class:`grace.run.elastic.Elastic` calls it, and sees to what workers owe.
+
+        Raises:
+            FingerprintMismatch: ranks that differ, on every rank; the session is closed then.
+        """
+        self.close()
+        self._connect(transport, self._policy)
+        self.error = None
 
     def _sort_into(self, groups: Sequence[Group]) -> None:
         self.groups = groups
@@ -135,6 +156,7 @@ class Session:
 
     def _agree(self, policy: Policy) -> None:
         agree(fingerprint(policy, self.like, self._knobs), self._transport)
+        self._policy = policy
 
     def _look_at(self, policy: Policy) -> None:
         """Warns of what was hardly intended, on all ranks alike."""
@@ -266,7 +288,8 @@ class Session:
                 elif target is not None and target.data_ptr() != mean.data_ptr():
                     target.copy_(mean)
                 means[name] = mean if target is None else target
-        self.replicas.note(means)
+        if not capturing():
+            self.replicas.note(means)
         worker.workspace.reset()  # what was taken stays readable until the next exchange
         return means
 
@@ -303,6 +326,15 @@ class Session:
         self._check_open()
         return self._transport
 
+    def tell(self, text: str, seconds: float) -> list[str]:
+        """Everyone's text, in the order of the ranks; see :class:`grace.transports.base.Transport`."""
+        return self._transport.tell(text, seconds=seconds)
+
+    def grouped(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """These tensors as groups, whole ones."""
+        groups = whole_groups(tensors, self.group_of)
+        return {group.name: group.join(tensors, Workspace()) for group in groups}
+
     def peer(self, name: str = "") -> Peer:
         """Who this worker is in an exchange of a tensor of this name, in the coming step."""
         return self.worker.peer(name)
@@ -314,9 +346,15 @@ class Session:
         Raises:
             ReplicasDifferError: on all ranks; the session has ended. What :meth:`exchange` raises.
         """
-        if self.replicas.end_step(self.worker.step):
+        if not capturing() and self.replicas.end_step(self.worker.step):
             self.run(self.replicas.compare(), counted=True)
         self.worker.advance()
+
+    def replayed(self) -> None:
+        """A graph that holds a captured step has been submitted: see :meth:`grace.adapters.handle.BaseHandle.replayed`."""
+        with self.turn():
+            self.worker.replayed()
+            self.count_step()
 
     def repair(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
         """Where the last step has found that replicas differ, and they are to be repaired, gives all ranks what most of them
@@ -338,9 +376,9 @@ class Session:
         """An uninitialized tensor like this one, to be filled and given to the coming exchange."""
         return self.worker.workspace.take(tuple(like.shape), like.dtype, like.device)
 
-    def start_alike(self, tensors: Iterable[Tensor]) -> None:
-        """Copies rank 0's numbers into these tensors, of whatever dtype, on all ranks."""
-        broadcast_(tensors, self._transport, 0)
+    def start_alike(self, tensors: Iterable[Tensor], root: int = 0) -> None:
+        """Copies the numbers of rank ``root`` into these tensors, of whatever dtype, on all ranks."""
+        broadcast_(tensors, self._transport, root)
 
     # ---- failures ---------------------------------------------------------------------------------------------------
     @contextlib.contextmanager

@@ -142,6 +142,11 @@ class TorchDistributed:
         transport._ranks = tuple(transport._ranks[rank] for rank in ranks)
         return transport
 
+    @classmethod
+    def forget(cls) -> None:
+        """The default process group is another one, with a store of its own, in which nobody has told anything yet."""
+        cls._told.clear()
+
     def split(self, ranks: Sequence[int]) -> TorchDistributed:
         """A transport between some of its ranks, this one among them; see :meth:`among`."""
         return type(self).among(ranks, self._home)

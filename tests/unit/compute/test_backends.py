@@ -122,6 +122,7 @@ def test_triton_in_its_interpreter_serves_the_cpu(undecided: pytest.MonkeyPatch)
 def test_triton_with_a_gpu_leaves_the_cpu_as_it_is(undecided: pytest.MonkeyPatch) -> None:
     undecided.setattr(importlib.util, "find_spec", lambda name: name)
     undecided.setattr(torch.cuda, "is_available", lambda: True)
+    undecided.setattr(backends.devices, "find_triton_problem", lambda: None)
     undecided.delenv(backends.INTERPRETER, raising=False)
     with backends.using("triton"):
         assert backends.active()[0] == backends.available()[-1]

@@ -1,0 +1,238 @@
+"""Steps of workers of which one dies, in each round of a step: it counts on all who are left, or on none."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import grace
+from grace.errors import InputError, NonFiniteError, TransportError
+from grace.run.elastic import Elastic
+from grace.run.options import Options
+from grace.run.session import Session
+from grace.run.worker import Worker
+from grace.transports.alone import Alone
+from tests.unit.networks import Threads
+
+SHAPES = {"w": (8, 6), "b": (5,)}
+SPECS = ["topk:ratio=0.1", "powersgd:rank=1,min_rate=0.5", "efsignsgd:communicator=scatterreduce,server_memory=true",
+         "topk:ratio=0.2,memory=ef21"]  # fmt: skip
+
+
+def gradients(rank: int, step: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+def begin(spec: str, **options: Any) -> Elastic:
+    like = {name: torch.empty(shape) for name, shape in SHAPES.items()}
+    return Elastic(Session(like, grace.Policy([("*", spec)]), Alone(), Options(**options)))
+
+
+def in_threads(world: int, job: Any) -> list[Any]:
+    results: list[Any] = [None] * world
+
+    def work(rank: int) -> None:
+        try:
+            results[rank] = job(rank)
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed := [one for one in results if isinstance(one, Exception)]:
+        raise failed[0]
+    return results
+
+
+class Dying:
+    """A member of a network that dies before collective ``at``; or, if ``deaf``, fails where others have their answers."""
+
+    def __init__(self, member: Any, hub: Threads, at: int, deaf: bool):
+        self.member, self.hub, self.left, self.deaf = member, hub, at, deaf
+        self.rank, self.world = member.rank, member.world
+        self.dead = False
+
+    def run(self, op: Any) -> Tensor:
+        if self.dead:
+            raise TransportError("a worker died")
+        self.left -= 1
+        if self.left != 0:
+            return self.member.run(op)
+        if not self.deaf:  # the one who dies
+            self.hub.barrier.abort()
+        else:  # one whose connection breaks before it has the answer, while another has it
+            self.member.run(op)
+        self.dead = True
+        raise TransportError("a worker died")
+
+    def tell(self, text: str, *, seconds: float) -> list[str]:
+        return self.member.tell(text, seconds=seconds)
+
+    def close(self, error: BaseException | None = None) -> None:
+        if error is not None:
+            self.hub.barrier.abort()
+
+
+def run(spec: str, at: int, how: str) -> tuple[float, list[Any]]:
+    """Worker 2 of 3 dies in collective ``at`` of the third step, and worker 3 joins: applied + owed + lost - computed, and who
+    goes on. ``how``: "dies", or "deaf": then worker 1 does not hear the last answer that worker 0 has.
+    """
+    first, second = Threads(3), Threads(3)
+    sum_of: dict[str, Any] = {"applied": 0.0, "computed": 0.0, "debts": [None] * 4, "said": [None] * 4}
+
+    def job(rank: int) -> Any:
+        elastic = begin(spec)
+        model = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+        if rank == 3:
+            said = elastic.regroup(second.member(2), list(model.values()))
+        else:
+            member = first.member(rank)
+            faulty = rank == (2 if how == "dies" else 1)
+            transport = Dying(member, first, at if faulty else -1, how == "deaf")
+            elastic.regroup(transport)  # type: ignore[arg-type]
+            transport.left = at if faulty else -1
+            said = None
+            try:
+                for step in range(3):
+                    if step == 2:
+                        transport.left = at if faulty else -1
+                        sum_of["debts"][rank] = {n: x.clone() for n, x in elastic.session.worker.debts().items()}
+                    else:
+                        transport.left = -1
+                    for name, mean in elastic.step(gradients(rank, step)).items():
+                        model[name] += mean
+            except (TransportError, threading.BrokenBarrierError):
+                pass
+            if rank == 2:
+                elastic.session.close(TransportError("died"))
+                return None
+            said = elastic.regroup(second.member(rank), list(model.values()))
+        for step in range(said.step, 6):
+            for name, mean in elastic.step(gradients(rank, step)).items():
+                model[name] += mean
+        return model, elastic.session.worker.debts(), said
+
+    found = in_threads(4, job)
+    kept = [one for one in found if one is not None]
+    step = kept[0][2].step
+    assert all(one[2].step == step for one in kept), "they do not agree on what counts"
+    assert all(torch.equal(one[0][name], kept[0][0][name]) for one in kept for name in SHAPES), "replicas"
+    apart = 0.0
+    for name in SHAPES:
+        computed = sum(sum(gradients(r, s)[name] for r in range(3)) / 3 for s in range(step))
+        computed = computed + sum(sum(gradients(r, s)[name] for r in (0, 1, 3)) / 3 for s in range(step, 6))
+        owed = sum(one[1].get(name, torch.zeros(())) for one in kept)
+        lost = sum_of["debts"][2].get(name, torch.zeros(())) if step == 2 else None
+        if lost is None:
+            continue  # it took along what it owed after a step that nobody else knows all of
+        apart = max(apart, float((kept[0][0][name] + owed + lost - computed).abs().max()))
+    return apart, [one[2] for one in kept]
+
+
+@pytest.mark.parametrize("spec", SPECS[:3])
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_step_counts_on_all_or_on_none(spec: str, at: int) -> None:
+    apart, said = run(spec, at, "dies")
+    assert apart < 1e-5
+    if said[0].step == 2:
+        assert (said[0].survivors, said[0].others, said[0].lost) == ((0, 1), (2,), 1)
+        assert "step 2: 2 workers go on, 1 join; 1 are lost, with what they owed: about 33%" in str(said[0])
+
+
+def test_who_missed_the_last_answer_hears_that_the_step_counts() -> None:
+    _, said = run("topk:ratio=0.1", 2, "deaf")  # the second collective of a step of one round is the vote
+    assert [one.applied for one in said] == [False, True, False]
+    assert [one.step for one in said] == [3, 3, 3]
+
+
+def test_a_step_that_one_has_not_made_counts_on_nobody() -> None:
+    _, said = run("topk:ratio=0.1", 1, "deaf")
+    assert [(one.step, one.survivors, one.others) for one in said] == [(2, (0, 1), (2,))] * 3
+
+
+@pytest.mark.parametrize("which", ["commits at once", "a step that counts on some only"])
+def test_a_step_with_a_defect_is_caught(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if which == "commits at once":
+        monkeypatch.setattr(Worker, "abandon", Worker.commit)
+        apart, _ = run("topk:ratio=0.1", 2, "dies")
+        assert apart > 1e-3
+    else:
+        monkeypatch.setattr("grace.run.elastic._most", unsaid)
+        with pytest.raises(AssertionError):
+            test_a_step_that_one_has_not_made_counts_on_nobody()
+
+
+def unsaid(flag: bool) -> Any:
+    """A vote that nobody asks for."""
+    yield from ()
+    return torch.tensor([flag])
+
+
+def test_the_mean_is_over_those_who_take_part() -> None:
+    hub = Threads(3)
+
+    def job(rank: int) -> Any:
+        elastic = begin("topk:ratio=1.0")
+        elastic.regroup(hub.member(rank))
+        given = {name: torch.full(shape, [3.0, 6.0, 9.0][rank]) for name, shape in SHAPES.items()}
+        first = {name: x.clone() for name, x in elastic.step(given, part=rank < 2).items()}
+        debts = elastic.session.worker.debts()
+        zeros = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+        return first["w"][0, 0].item(), debts.get("w"), elastic.step(zeros, part=True)["w"][0, 0].item()
+
+    found = in_threads(3, job)
+    assert [one[0] for one in found] == [4.5] * 3
+    assert float(found[2][1][0, 0]) == 3, "what came too late is owed"
+    assert [one[2] for one in found] == [3.0] * 3
+
+
+def test_a_step_without_anyone_is_refused() -> None:
+    elastic = begin("none")
+    with pytest.raises(InputError, match="no worker takes part in this step; at least one must"):
+        elastic.step(gradients(0, 0), part=False)
+
+
+def test_leaving_hands_over_what_is_owed() -> None:
+    hub, smaller = Threads(3), Threads(2)
+
+    def job(rank: int) -> Any:
+        elastic = begin("topk:ratio=0.05")
+        elastic.regroup(hub.member(rank))
+        for step in range(3):
+            elastic.step(gradients(rank, step))
+        before = elastic.session.worker.debts()
+        elastic.hand_over([1])
+        if rank == 1:
+            assert not elastic.session.worker.debts()
+            elastic.session.close()
+            return before, None
+        said = elastic.regroup(smaller.member(rank // 2))
+        return before, elastic.session.worker.debts(), said
+
+    found = in_threads(3, job)
+    for name in SHAPES:
+        before = sum(one[0][name] for one in found)
+        torch.testing.assert_close(found[0][1][name] + found[2][1][name], before)
+    with pytest.raises(InputError, match=r"leaving=\[0\]: legal: some of the ranks 0 to 0, not all"):
+        begin("none").hand_over([0])
+
+
+def test_a_step_with_a_nan_is_undone() -> None:
+    elastic = begin("topk:ratio=0.1", nonfinite="error")
+    elastic.step(gradients(0, 0))
+    before = {name: x.clone() for name, x in elastic.session.worker.debts().items()}
+    bad = gradients(0, 1)
+    bad["b"][0] = float("nan")
+    with pytest.raises(NonFiniteError):
+        elastic.step(bad)
+    after = elastic.session.worker.debts()
+    assert all(torch.equal(before[name], after[name]) for name in SHAPES)
+    elastic.step(gradients(0, 2))
