@@ -21,7 +21,11 @@ from grace.registry import spell
 
 
 def check_capture(name: str, method: Method[Any], x: Tensor, peer: Peer, busy: bool) -> None:
-    """Refuses to capture what a graph cannot repeat. ``busy``: whether something besides happens to the tensor in this step.
+    """Refuses to capture what a graph cannot repeat.
+
+    Args:
+        name, x: a tensor of any shape. method: that exchanges it. peer: this worker.
+        busy: whether something besides happens to the tensor in this step.
 
     Raises:
         ConfigurationError: names the tensor and the method, and what can be captured.
