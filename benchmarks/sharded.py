@@ -25,12 +25,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import grace
+from grace.adapters.sharded import ShardedHandle
 from grace.predict.links import link
 from grace_bench.network.namespaces import INTERFACE, PORT, Network, address, environment
 from grace_bench.tasks import Task, find_task
 
 PLAIN, BF16 = "FSDP2 alone", "FSDP2, reduced in bf16"  # without Grace
-METHODS = ("none", "bf16", "fp8", "qsgd:bits=4", "natural", "efsignsgd", "topk:ratio=0.01", "randomk:ratio=0.01")
+METHODS = (
+    "none", "bf16", "fp8", "qsgd:bits=4", "natural", "efsignsgd", "topk:ratio=0.01", "randomk:ratio=0.01",
+    "bf16 weights=int8", "qsgd:bits=4 weights=int8", "topk:ratio=0.01 weights=fp8",
+)  # fmt: skip
 WARM, STEPS, ROUNDS = 3, 4, 4  # steps before the clock, steps of a turn, turns
 WORLD = 4
 
@@ -50,7 +54,7 @@ class Contender:
         for block in find_blocks(self.model):
             fully_shard(block, mesh=mesh, mp_policy=policy)
         fully_shard(self.model, mesh=mesh, mp_policy=policy)
-        self.handle = None if way in (PLAIN, BF16) else grace.attach(self.model, way)
+        self.handle = None if way in (PLAIN, BF16) else attach(self.model, way)
         self.optimizer = task.optimizer(self.model)
         self.batches = task.batches(dist.get_rank(), WORLD, 0)
         self.seconds: list[float] = []
@@ -72,6 +76,15 @@ class Contender:
             if timed:
                 self.seconds.append(time.perf_counter() - start)
             self.done += 1
+
+
+def attach(model: nn.Module, way: str) -> ShardedHandle:
+    """A method, and behind it ``weights=`` and ``shard=``: ``"topk:ratio=0.01 weights=int8"``."""
+    method, *others = way.split()
+    axes: dict[str, Any] = dict(other.split("=", 1) for other in others)
+    handle = grace.attach(model, method, **axes)
+    assert isinstance(handle, ShardedHandle)
+    return handle
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
@@ -105,7 +118,7 @@ def work(options: argparse.Namespace) -> None:
             for one in contenders:
                 one.train(STEPS, timed=True)
         for one in contenders:
-            sent = None if one.handle is None else one.handle.stats.traffic.sent / one.handle.stats.steps
+            sent = None if one.handle is None else sum(axis.bytes_per_step for axis in one.handle.axes.values())
             quartiles = [1000 * x for x in statistics.quantiles(one.seconds, n=4)]
             found.append({"way": one.way, "step_ms": quartiles, "sent_bytes": sent})
     if dist.get_rank() == 0:
@@ -128,7 +141,7 @@ def show(found: list[dict[str, Any]]) -> str:
         lines += [[row["way"], *(f"{row[key]:.4g}" for key in metric)] for row in found]
     else:
         plain, bf16 = found[0]["step_ms"][1], found[1]["step_ms"][1]
-        lines = [["", "step, ms (quartiles)", "x FSDP2", "x bf16", "gradient bytes sent"], ["---"] * 5]
+        lines = [["", "step, ms (quartiles)", "x FSDP2", "x bf16", "bytes that Grace sent"], ["---"] * 5]
         for row in found:
             low, median, high = row["step_ms"]
             sent = "" if row["sent_bytes"] is None else f"{row['sent_bytes']:,.0f}"
@@ -152,7 +165,7 @@ def main() -> None:
     parser.add_argument("--machines", type=int, default=1, help="2: HSDP on two machines, which share a link each")
     parser.add_argument("--batch", type=int, help="samples of a worker and step, instead of the task's")
     parser.add_argument("--steps", type=int, help="quality after so many steps, instead of times")
-    parser.add_argument("--methods", help="with semicolons between")
+    parser.add_argument("--methods", help="with semicolons between; behind one weights= and shard=")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--out", default="sharded.json", help="what the workers write")
     options = parser.parse_args()

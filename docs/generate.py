@@ -167,6 +167,11 @@ def page(name: str) -> str:
     """The page of one method."""
     entry, made = recipe(name), grace.method(name)
     first, body, parts = sections(documentation(name))
+    if lacking := [section for section in SECTIONS if section != "Args" and section not in parts]:
+        raise SystemExit(
+            f"{name}: its docstring, which is its page, lacks {', '.join(lacking)}: a line such as 'Wire:', and the text "
+            "below it, indented; see docs/concepts/adding.md"
+        )
     title, colon, rest = first.partition(": ")
     out = [f"# {name}", f"**{markdown(title)}**: {markdown(rest)}" if colon else markdown(first)]
     out += [markdown(paragraph) for paragraph in body.split("\n\n") if paragraph]

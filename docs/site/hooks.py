@@ -34,12 +34,13 @@ TOOLKITS = (
 GROUPS = {  # of what `import grace` offers; what is in none of them is under "Everything else"
     "training": (
         "Training",
-        ["attach", "Handle", "local", "LocalSteps", "DistributedOptimizer", "momentum_in_memory", "broadcast_parameters",
+        ["attach", "Auto", "Handle", "local", "LocalSteps", "DistributedOptimizer", "momentum_in_memory",
+         "broadcast_parameters",
          "broadcast_optimizer_state", "broadcast_object", "init_process_group", "transport"],
     ),
     "choosing": (
         "Methods and policies",
-        ["method", "methods", "spell", "layers", "Policy", "Rule", "Schedule", "Simulator", "Traffic"],
+        ["method", "methods", "Auto", "spell", "layers", "Policy", "Rule", "Schedule", "Simulator", "Traffic"],
     ),
     "writing": (
         "Writing a method",

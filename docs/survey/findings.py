@@ -111,7 +111,12 @@ def _time(one: Compared, over: str) -> str:
     wait = one.times.get(over)
     if wait is None:
         return "-"
-    return f"{wait} s" if math.isfinite(wait.median) else "not reached"
+    if not math.isfinite(wait.median):
+        return "not reached"
+    if wait.low is None or wait.high is None:
+        return f"{wait.median:.3g} s"
+    ends = [f"{end:.3g}" if math.isfinite(end) else "not reached" for end in (wait.low, wait.high)]
+    return f"{wait.median:.3g} s ({' to '.join(ends)})"
 
 
 def _about_steps(steps: StepTable | None) -> str:

@@ -2,6 +2,9 @@
 
 They work on one tensor of any shape, on any device, and never touch the global random generator. Compressors of rows
 use the same kernels directly (``grace.kernels``, ``grace.methods.common``).
+
+In a function that ``torch.compile`` compiles they are operators, ``torch.ops.grace.quantize`` and so on: the compiler knows
+the shapes and types of what they return, and neither looks into them nor breaks its graph. They have no gradients there.
 """
 
 from __future__ import annotations
@@ -39,6 +42,14 @@ def quantize(x: Tensor, bits: int, rng: Stream | None = None) -> tuple[Tensor, T
         >>> codes.tolist(), scale.item()
         ([6, 1, 3], 1.0)
     """
+    _levels(bits)
+    if torch.compiler.is_compiling():
+        made: tuple[Tensor, Tensor] = _quantize_op(x, bits, *_ids_of(rng))
+        return made
+    return _quantize(x, bits, rng)
+
+
+def _quantize(x: Tensor, bits: int, rng: Stream | None) -> tuple[Tensor, Tensor]:
     s = _levels(bits)
     numbers = x.reshape(-1).float()
     scale = numbers.abs().max() if numbers.numel() else numbers.new_zeros(())
@@ -62,6 +73,11 @@ def dequantize(codes: Tensor, scale: Tensor, bits: int) -> Tensor:
         >>> dequantize(torch.tensor([6, 1, 3]), torch.tensor(1.5), bits=3)
         tensor([ 1.5000, -1.0000,  0.0000])
     """
+    _levels(bits)
+    return _dequantize_op(codes, scale, bits) if torch.compiler.is_compiling() else _dequantize(codes, scale, bits)
+
+
+def _dequantize(codes: Tensor, scale: Tensor, bits: int) -> Tensor:
     s = _levels(bits)
     wires.check_index("codes", codes, 2 * s + 1)
     return (codes.to(torch.float32) - s) * (wires.check_scale("scale", scale) / s)
@@ -84,18 +100,30 @@ def sparsify(x: Tensor, ratio: float | None = None, threshold: float | None = No
     """
     if (ratio is None) == (threshold is None):
         raise ConfigurationError(f"sparsify: give ratio={ratio} or threshold={threshold}, one of the two")
+    if ratio is not None and not 0 < ratio <= 1:
+        raise out_of_range("sparsify", "ratio", ratio, "0 < ratio <= 1")
+    if threshold is not None and not threshold >= 0:
+        raise out_of_range("sparsify", "threshold", threshold, "threshold >= 0")
+    if torch.compiler.is_compiling():
+        made: tuple[Tensor, Tensor] = _sparsify_op(x, ratio, threshold)
+        return made
+    return _sparsify(x, ratio, threshold)
+
+
+def _sparsify(x: Tensor, ratio: float | None, threshold: float | None) -> tuple[Tensor, Tensor]:
     flat = x.reshape(-1)
     if ratio is not None:
-        if not 0 < ratio <= 1:
-            raise out_of_range("sparsify", "ratio", ratio, "0 < ratio <= 1")
         n = flat.numel()
-        k = min(n, max(1, math.ceil(ratio * n - 1e-9 * n)))
+        k = _count_kept(n, ratio)
         index = kernels.select_topk(flat[None], k)[0] if n else torch.zeros(0, dtype=torch.int64, device=x.device)
     else:
-        if not (threshold is not None and threshold >= 0):
-            raise out_of_range("sparsify", "threshold", threshold, "threshold >= 0")
+        assert threshold is not None
         index = (~(flat.abs() <= threshold)).nonzero()[:, 0]
     return flat[index], index
+
+
+def _count_kept(n: int, ratio: float) -> int:
+    return min(n, max(1, math.ceil(ratio * n - 1e-9 * n)))
 
 
 def desparsify(values: Tensor, index: Tensor, shape: Sequence[int]) -> Tensor:
@@ -109,6 +137,13 @@ def desparsify(values: Tensor, index: Tensor, shape: Sequence[int]) -> Tensor:
         tensor([[ 0., -5.],
                 [ 3.,  0.]])
     """
+    if torch.compiler.is_compiling():
+        made: Tensor = _desparsify_op(values, index, list(shape))
+        return made
+    return _desparsify(values, index, shape)
+
+
+def _desparsify(values: Tensor, index: Tensor, shape: Sequence[int]) -> Tensor:
     out = values.new_zeros(tuple(shape))
     if values.shape != index.shape or values.ndim != 1:
         raise PayloadError(
@@ -130,6 +165,10 @@ def pack(codes: Tensor, bits: int) -> Tensor:
         tensor([57], dtype=torch.uint8)
     """
     _check_bits("pack", bits)
+    return _pack_op(codes, bits) if torch.compiler.is_compiling() else _pack(codes, bits)
+
+
+def _pack(codes: Tensor, bits: int) -> Tensor:
     if codes.numel() and not (int(codes.min()) >= 0 and int(codes.max()) < 1 << bits):
         raise out_of_range("pack", "codes", [int(codes.min()), int(codes.max())], f"0 to {(1 << bits) - 1}")
     return kernels.pack(codes.reshape(1, -1), bits)[0]
@@ -148,6 +187,10 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
     _check_bits("unpack", bits)
     if count < 0:
         raise out_of_range("unpack", "count", count, "0, 1, ...")
+    return _unpack_op(packed, bits, count) if torch.compiler.is_compiling() else _unpack(packed, bits, count)
+
+
+def _unpack(packed: Tensor, bits: int, count: int) -> Tensor:
     (field,) = wires.split(packed.reshape(1, -1), [("codes", torch.uint8, kernels.packed_bytes(count, bits))])
     return kernels.unpack(field, bits, count)[0].to(torch.int32)
 
@@ -161,3 +204,80 @@ def _levels(bits: int) -> int:
 def _check_bits(owner: str, bits: int) -> None:
     if bits not in range(1, 17):
         raise out_of_range(owner, "bits", bits, "1, 2, ..., 16")
+
+
+# ---- operators, for compiled functions ------------------------------------------------------------------------------
+def _ids_of(rng: Stream | None) -> tuple[str, str, int, int, int, int]:
+    """A stream as an operator takes it: method, tensor, seed, rank, step, salt; a rank below -1 for none at all."""
+    if rng is None:
+        return "", "", 0, -2, 0, 0
+    return rng.method, rng.tensor, rng.seed, -1 if rng.rank is None else rng.rank, rng.step, rng.salt
+
+
+@torch.library.custom_op("grace::quantize", mutates_args=())
+def _quantize_op(
+    x: Tensor, bits: int, method: str, tensor: str, seed: int, rank: int, step: int, salt: int
+) -> tuple[Tensor, Tensor]:
+    rng = None if rank < -1 else Stream(seed, method, tensor, None if rank < 0 else rank, step, salt)
+    return _quantize(x, bits, rng)
+
+
+@_quantize_op.register_fake
+def _(x: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape, dtype=torch.int32), x.new_empty((), dtype=torch.float32)
+
+
+@torch.library.custom_op("grace::dequantize", mutates_args=())
+def _dequantize_op(codes: Tensor, scale: Tensor, bits: int) -> Tensor:
+    return _dequantize(codes, scale, bits)
+
+
+@_dequantize_op.register_fake
+def _(codes: Tensor, scale: Tensor, bits: int) -> Tensor:
+    return torch.empty_like(codes, dtype=torch.float32)
+
+
+@torch.library.custom_op("grace::sparsify", mutates_args=())
+def _sparsify_op(x: Tensor, ratio: float | None, threshold: float | None) -> tuple[Tensor, Tensor]:
+    return _sparsify(x, ratio, threshold)
+
+
+@_sparsify_op.register_fake
+def _(x: Tensor, ratio: float | None, threshold: float | None) -> tuple[Tensor, Tensor]:
+    n = x.numel()
+    k = (
+        _count_kept(n, ratio)
+        if ratio is not None and isinstance(n, int)
+        else torch.library.get_ctx().new_dynamic_size()
+    )
+    return x.new_empty(k), x.new_empty(k, dtype=torch.int64)
+
+
+@torch.library.custom_op("grace::desparsify", mutates_args=())
+def _desparsify_op(values: Tensor, index: Tensor, shape: list[int]) -> Tensor:
+    return _desparsify(values, index, shape)
+
+
+@_desparsify_op.register_fake
+def _(values: Tensor, index: Tensor, shape: list[int]) -> Tensor:
+    return values.new_empty(shape)
+
+
+@torch.library.custom_op("grace::pack", mutates_args=())
+def _pack_op(codes: Tensor, bits: int) -> Tensor:
+    return _pack(codes, bits)
+
+
+@_pack_op.register_fake
+def _(codes: Tensor, bits: int) -> Tensor:
+    return codes.new_empty((codes.numel() * bits + 7) // 8, dtype=torch.uint8)
+
+
+@torch.library.custom_op("grace::unpack", mutates_args=())
+def _unpack_op(packed: Tensor, bits: int, count: int) -> Tensor:
+    return _unpack(packed, bits, count)
+
+
+@_unpack_op.register_fake
+def _(packed: Tensor, bits: int, count: int) -> Tensor:
+    return packed.new_empty(count, dtype=torch.int32)

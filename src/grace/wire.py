@@ -39,7 +39,13 @@ if sys.byteorder != "little":  # pragma: no cover
 # ---- fields of a wire -----------------------------------------------------------------------------------------------
 def join(*fields: Tensor) -> Tensor:
     """Fields ``[b, f_i]`` of any dtype -> one wire uint8 ``[b, w]``. Wide fields go in front, for alignment."""
-    return torch.cat([field.contiguous().view(torch.uint8).view(field.shape[0], -1) for field in fields], dim=1)
+    return torch.cat([_pack_rows(field).view(torch.uint8).view(field.shape[0], -1) for field in fields], dim=1)
+
+
+def _pack_rows(field: Tensor) -> Tensor:
+    """The field with its numbers side by side; torch calls a column of one number contiguous, whatever its stride."""
+    field = field.contiguous()
+    return field if field.stride(-1) == 1 else field.clone(memory_format=torch.contiguous_format)
 
 
 def split(wire: Tensor, fields: Sequence[tuple[str, torch.dtype, int]], *, slack: bool = False) -> list[Tensor]:

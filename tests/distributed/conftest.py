@@ -1,12 +1,23 @@
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+import grace.transports.choose  # noqa: F401 - whose transports are registered then
+from grace.transports.candidates import TRANSPORTS
 from tests.distributed.processes import HorovodPool, LaunchedPool, MPIPool, Pool, Workers, skip_without_mpi
 from tests.distributed.with_horovod import find_python
+
+
+class _Beside(Pool):
+    """Processes that know each other over gloo, for a transport that is made between such."""
+
+    def __init__(self, kind: str, world: int):
+        self.kind = kind
+        super().__init__(world)
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +35,7 @@ def pools() -> Iterator[Callable[[str, int], Any]]:
             skip_without_mpi()
         found = started.get((kind, world))
         if found is None or not found.fit:
-            found = started[kind, world] = makers[kind](world)
+            found = started[kind, world] = makers.get(kind, functools.partial(_Beside, kind))(world)
         return found
 
     yield find
@@ -36,11 +47,13 @@ def pools() -> Iterator[Callable[[str, int], Any]]:
 # Three workers are the smallest group in which ranks are not just "this one and the other".
 OTHERS = pytest.mark.night("mean without 1/W", "rows in another order", "maximum that adds", "another root")
 _KINDS = [("gloo", 2), ("gloo", 3), ("mpi", 2), ("mpi", 3), ("mpi", 4), ("horovod", 2), ("horovod", 3)]
-_STAY = [("gloo", 3), ("mpi", 3)]
+_OWN = {kind for kind, _ in _KINDS} | {"nccl", "torch", "alone"}  # the last three run over gloo here, or need none
+_NEW = [(kind, 3) for kind in TRANSPORTS.in_order() if kind not in _OWN]
+_STAY = [("gloo", 3), ("mpi", 3), *_NEW]
 
 
 @pytest.fixture(
-    params=[pytest.param(kind, marks=() if kind in _STAY else OTHERS) for kind in _KINDS],
+    params=[pytest.param(kind, marks=() if kind in _STAY else OTHERS) for kind in [*_KINDS, *_NEW]],
     ids=lambda one: f"{one[0]} x {one[1]}",
 )
 def workers(request: pytest.FixtureRequest, pools: Callable[[str, int], Any]) -> Pool | LaunchedPool:

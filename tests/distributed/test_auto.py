@@ -17,12 +17,17 @@ from tests.distributed.processes import Pool
 AUTO = "auto:methods=(topk;qsgd:bits=4)"
 
 
-def trained(rank: int, world: int, steps: int) -> dict[str, Any]:
+def trained(rank: int, world: int, steps: int, door: str) -> dict[str, Any]:
     torch.manual_seed(7)
     net = nn.Sequential(*[nn.Linear(128, 128) for _ in range(4)])
-    ddp = DistributedDataParallel(net, bucket_cap_mb=0.1)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
-    handle = grace.attach(ddp, AUTO, optimizer=optimizer)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    ddp: nn.Module = net
+    if door == "ddp":
+        ddp = DistributedDataParallel(net, bucket_cap_mb=0.1)
+        handle = grace.attach(ddp, AUTO, optimizer=optimizer)
+    else:
+        optimizer = grace.DistributedOptimizer(optimizer, AUTO, net.named_parameters(), bucket_mb=0.1)
+        handle = optimizer.handle  # type: ignore[attr-defined]
     told: list[dict[str, float]] = []
     handle.log(lambda values, step: told.append(values), every=10)
     draw = torch.Generator().manual_seed(rank)
@@ -46,8 +51,9 @@ def trained(rank: int, world: int, steps: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_all_ranks_choose_alike_and_stay_replicas(pair: Pool) -> None:
-    one, other = pair.run(trained, 40)
+@pytest.mark.parametrize("door", ["ddp", "optimizer"])
+def test_all_ranks_choose_alike_and_stay_replicas(pair: Pool, door: str) -> None:
+    one, other = pair.run(trained, 40, door)
     assert torch.equal(one["weights"], other["weights"])
     assert one["policy"] == other["policy"]
     assert one["saved"] == other["saved"]

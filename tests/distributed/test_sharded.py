@@ -18,7 +18,10 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
 import grace
+from grace.adapters.sharded_checkpoint import ShardedCheckpoint
+from grace.collectives import ReduceScatter
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError, StateError
+from grace.run.checkpoint import pack, unpack
 from tests.distributed.processes import Pool, fork
 
 fsdp = pytest.importorskip("torch.distributed.fsdp")
@@ -156,6 +159,11 @@ WAYS = [
 @pytest.mark.parametrize(("way", "options"), WAYS, ids=str)
 def test_none_is_plain_fsdp_to_the_bit(three: Pool, way: str, options: dict[str, Any]) -> None:
     three.run(none_is_plain, "fsdp", way, options)
+
+
+def test_none_is_plain_fsdp_on_two_and_on_four(pair: Pool, four: Pool) -> None:
+    for pool in (pair, four):
+        pool.run(none_is_plain, "fsdp", "", {})
 
 
 @pytest.mark.parametrize(("way", "options"), [*WAYS, ("no all-reduce", {})], ids=str)
@@ -320,6 +328,51 @@ def test_beside_tensor_parallelism_the_data_parallel_axis_is_compressed(four: Po
     four.run(beside_tensor_parallelism)
 
 
+def columns(rank: int, world: int, kind: str) -> None:
+    """Sharded along columns, in modules of several parameters with one that is frozen: to the bit with none, and conserved."""
+    from torch.distributed.tensor import Shard
+
+    class Columns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            made = torch.Generator().manual_seed(5)
+            self.wide = nn.Parameter(torch.randn(48, 32, generator=made))
+            self.tall = nn.Parameter(torch.randn(32, 48, generator=made))
+            self.fixed = nn.Parameter(torch.randn(48, 48, generator=made), requires_grad=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(x @ self.wide.t() @ self.fixed) @ self.tall.t()
+
+    def begin(method: str | None) -> Any:
+        net = nn.Sequential(Columns(), Columns())
+        for part in (*net, net):
+            fully_shard(part, mesh=mesh_of(kind), shard_placement_fn=lambda p: Shard(1))
+        return net, None if method is None else grace.attach(net, method)
+
+    ends = []
+    for method in (None, "none", "topk:ratio=0.1"):
+        net, handle = begin(method)
+        start = {name: p.full_tensor().detach().clone() for name, p in net.named_parameters()}
+        optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=1.0)
+        x = torch.randn(8, 32, generator=torch.Generator().manual_seed(rank))
+        net(x).square().mean().backward()
+        optimizer.step()
+        ends.append({name: p.full_tensor().detach().clone() for name, p in net.named_parameters()})
+        if method is not None and method != "none":
+            for name, x in full(handle.checkpoint().state_dict()["owed"]).items():
+                torch.testing.assert_close(ends[2][name] - x, ends[0][name], atol=1e-5, rtol=0)
+                assert bool(x.any())
+                assert not torch.equal(ends[2][name], start[name])
+        if handle is not None:
+            handle.detach()
+    assert all(torch.equal(x, ends[1][name]) for name, x in ends[0].items())
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "hsdp"])
+def test_parameters_may_be_sharded_along_columns(four: Pool, kind: str) -> None:
+    four.run(columns, kind)
+
+
 def nonfinite(rank: int, world: int, kind: str, what: str) -> str:
     net = Given()
     fully_shard(net, mesh=mesh_of(kind))
@@ -405,6 +458,62 @@ def test_what_is_owed_goes_on_with_other_workers(four: Pool, tmp_path: Path, old
     four.run(resized, old, new, str(tmp_path / "checkpoint"))
 
 
+def counts_sums(rank: int, world: int, place: str) -> None:
+    def total(self: ShardedCheckpoint, owed: Tensor) -> Any:
+        return (yield ReduceScatter(owed, "sum"))
+
+    with mock.patch.object(ShardedCheckpoint, "_mean", total), pytest.raises(AssertionError, match="Tensor-likes"):
+        resized(rank, world, (4, "fsdp"), (4, "fsdp"), place)
+
+
+def test_a_checkpoint_with_a_defect_is_caught(four: Pool, tmp_path: Path) -> None:
+    four.run(counts_sums, str(tmp_path / "checkpoint"))
+
+
+def from_four_to_eight(rank: int, world: int, place: str) -> None:
+    resized(rank, world, (4, "fsdp"), (8, "fsdp"), place)
+    resized(rank, world, (8, "fsdp"), (4, "hsdp"), place + "2")
+
+
+@pytest.mark.night("a checkpoint of sums")
+def test_what_is_owed_goes_on_with_twice_as_many(tmp_path: Path) -> None:
+    pool = Pool(8)
+    try:
+        pool.run(from_four_to_eight, str(tmp_path / "checkpoint"))
+    finally:
+        pool.close()
+
+
+def factors(rank: int, world: int, place: str) -> tuple[str, ...]:
+    """What replicas share of a shard goes on with as many shards; what is one worker's starts afresh, and is said."""
+    net = Given()
+    fully_shard(net, mesh=mesh_of("hsdp"))
+    policy = grace.Policy([("wide", "powersgd:rank=2"), ("*", "topk:ratio=0.1,memory=dgc")])
+    handle = grace.attach(net, policy)
+    for step in range(3):
+        net(gradients_of(rank, step)).backward()
+    saving = dcp.async_save({"grace": handle.checkpoint()}, checkpoint_id=place, process_group=dist.new_group())
+    net(gradients_of(rank, 3)).backward()
+    saving.result()
+    handle.detach()
+    again = Given()
+    fully_shard(again, mesh=mesh_of("hsdp"))
+    handle = grace.attach(again, policy)
+    checkpoint = handle.checkpoint()
+    dcp.load({"grace": checkpoint}, checkpoint_id=place)
+    (text, parts) = handle._session.worker.state.shared_parts()["wide"]
+    assert text.startswith("powersgd")
+    assert any(isinstance(part, Tensor) and bool(part.any()) for part in parts)
+    net.zero_grad()
+    again(gradients_of(rank, 3)).backward()
+    handle.detach()
+    return checkpoint.afresh
+
+
+def test_factors_of_a_shard_go_on_and_what_does_not_is_said(four: Pool, tmp_path: Path) -> None:
+    assert four.run(factors, str(tmp_path / "checkpoint")) == [("topk:ratio=0.1,memory=dgc",)] * 4
+
+
 def refuses_others(rank: int, world: int) -> None:
     _net, handle = run_on(on(world), 1, world)
     right = handle.checkpoint().state_dict()
@@ -413,6 +522,7 @@ def refuses_others(rank: int, world: int) -> None:
         {"about": b"x", "owed": {}},
         {**right, "owed": {"other": torch.ones(1)}},
         {**right, "about": b""},
+        {**right, "about": pack({**unpack(right["about"]), "shared": 3})},
     ):
         with pytest.raises(StateError):
             handle.checkpoint().load_state_dict(changed if rank == 1 else right)
@@ -451,6 +561,12 @@ def refused(rank: int, world: int) -> None:
     net = make()
     net.first.set_all_reduce_hook(lambda flat: None)
     says("module first has an all-reduce hook", net)
+    from torch.distributed.device_mesh import init_device_mesh
+
+    net, mesh = Net(), init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "expert"))
+    fully_shard(net.hidden, mesh=mesh["expert"])  # as experts are
+    fully_shard(net, mesh=mesh["data"])
+    says(r"'\S+' are shared by ranks .* compresses between the same ranks for all", net)
     says("no part of any parameter", shard(nn.Sequential(nn.Linear(8, 1))))
     net = Net()
     for p in net.parameters():

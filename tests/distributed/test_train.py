@@ -164,7 +164,7 @@ def test_a_command_that_is_killed_before_its_workers_run_leaves_no_process_and_n
     )  # fmt: skip
     try:
         deadline = time.monotonic() + 100
-        while not processes_of(folder):  # torchrun's agent
+        while not processes_of(folder):  # a worker
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -1,6 +1,7 @@
 """What every transport keeps: it gives what the simulator gives, refuses before anything is sent, and never hangs.
 
-A new kind of transport is a line in :func:`beside` and one in the fixture ``workers``.
+A new kind of transport that is registered comes under it without being listed: it is made in processes that know each other
+over gloo. One that needs a launcher of its own has a line in :func:`beside` and one in the fixture ``pools``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from grace.run.simulate import answers
 from grace.transports import mpi_line
 from grace.transports.agreement import agree
 from grace.transports.base import Transport
+from grace.transports.candidates import TRANSPORTS
 from grace.transports.checked import Checked
 from grace.transports.horovod import HorovodTransport
 from grace.transports.mpi import MPITransport, describe_library
@@ -41,7 +43,9 @@ def beside(kind: str) -> Transport:
     """A new transport between the ranks of a pool; not ready before its first tell."""
     if kind == "horovod":
         return HorovodTransport(seconds=60.0)
-    return MPITransport(seconds=60.0) if kind == "mpi" else TorchDistributed.beside()
+    if kind == "mpi":
+        return MPITransport(seconds=60.0)
+    return TorchDistributed.beside() if kind == "gloo" else TRANSPORTS.find(kind).make()
 
 
 def ready(kind: str) -> Transport:

@@ -37,6 +37,13 @@ def test_split_is_the_inverse_of_join(rows: int):
     assert counts.view(-1).tolist() == list(range(7, 7 + rows))
 
 
+@pytest.mark.parametrize("n", [1, 5, 8, 9])
+def test_join_takes_every_eighth_number(n: int):
+    rows = torch.arange(2.0 * n).view(2, n)
+    assert torch.equal(wires.join(rows[:, ::8]).view(torch.float32), rows[:, ::8])
+    assert torch.equal(wires.join(rows[:1, ::8]).view(torch.float32), rows[:1, ::8])
+
+
 @pytest.mark.parametrize("offset", [0, 1, 2, 3, 4, 7])
 def test_split_reads_misaligned_bytes(offset: int):
     padded = torch.zeros(1, 40, dtype=torch.uint8)

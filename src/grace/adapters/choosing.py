@@ -24,11 +24,11 @@ class Choosing(Handle):
 
     _driver: Driver | None = None
     _clock: Callable[[], int] = staticmethod(time.perf_counter_ns)
-    _held: dict[str, Tensor]
+    _held: tuple[dict[str, Tensor], dict[str, Tensor]]  # buckets that wait, and where their means go
 
     def _begin_auto(self, auto: Auto | None) -> None:
         """Begins to choose, if that is wanted. All ranks call it, while nothing is exchanged."""
-        self._held = {}
+        self._held = {}, {}
         if auto is None:
             return
         try:
@@ -48,22 +48,37 @@ class Choosing(Handle):
         if self._driver is not None:
             self._driver.comes(list(gradients))
 
-    def _exchange(self, gradients: dict[str, Tensor], last: bool) -> Collection[str]:
-        """Exchanges this bucket, and those that have waited for it; the names of what is exchanged. Buckets come in order."""
-        driver = self._driver
+    def _exchange_bucket(
+        self, gradients: dict[str, Tensor], last: bool, into: Mapping[str, Tensor] | None = None
+    ) -> Collection[str]:
+        """Exchanges this bucket, and those that have waited for it; the names of what is exchanged. Buckets come in order.
+
+        Args:
+            gradients: of the bucket.
+            last: whether it ends the step.
+            into: where means go; None: the gradients themselves.
+        """
+        driver, into = self._driver, gradients if into is None else into
         if driver is None:
-            return self._steps.step(gradients, last=last, into=gradients)
-        self._held.update(gradients)
+            return self._steps.step(gradients, last=last, into=into)
+        given, targets = self._held
+        given.update(gradients)
+        targets.update(into)
         if driver.holds(list(gradients), gradients, last):
             return ()
-        given, self._held = self._held, {}
+        self._held = {}, {}
         try:
-            return self._steps.step(given, last=last, into=given)
+            return self._steps.step(given, last=last, into=targets)
         finally:
             if last and self._session.error is None:
                 driver.ended()
 
     # ---- for the user -----------------------------------------------------------------------------------------------
+    @property
+    def chooses(self) -> bool:
+        """Whether the method is, or was, chosen by ``auto``."""
+        return self._driver is not None
+
     def explain(self) -> Explanation:
         """What ``auto`` has chosen so far and why, in words and numbers: for each bucket the method, what was predicted, what
         was measured, and what was rejected. It prints as text; ``explain().save(FILE)`` is for ``grace explain --run FILE``.

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -26,10 +27,11 @@ from torch.utils.hooks import RemovableHandle
 
 from grace.adapters.handle import BaseHandle
 from grace.adapters.trained import find_trained, zero_nonfinite_state
-from grace.adapters.window import read_window
+from grace.adapters.window import WindowCheckpoint, read_window
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, StateError, out_of_range
 from grace.registry.policy import Policy
+from grace.run.checkpoint import Memories
 from grace.run.optimizer import Settings, read_settings
 from grace.run.options import OnDifference, Options
 from grace.run.saved import OwnState
@@ -38,6 +40,9 @@ from grace.run.steps import Steps
 from grace.transports.base import Transport
 from grace.transports.choose import transport_for_handle
 from grace.transports.torch_distributed import TorchDistributed
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.stateful import Stateful
 
 
 class LocalSteps(BaseHandle):
@@ -190,6 +195,35 @@ class LocalSteps(BaseHandle):
         for name, p in self._parameters.items():
             self._reference[name].copy_(saved["reference"][name])
             p.copy_(saved["local" if self._taken else "reference"][name])
+
+    def checkpoint(self, memories: Memories = "mean", workers: int | None = None, *, whole: bool = False) -> Stateful:
+        """For ``torch.distributed.checkpoint.save`` and ``load``, by all ranks, between windows; loads on any number of
+        workers. It holds x_ref, and loading writes it into the model's parameters. The optimizer's state is each rank's own.
+
+        Args:
+            memories: "mean" or "all", as for :meth:`grace.adapters.handle.Handle.checkpoint`.
+            workers: for "all", how many saved it.
+            whole: whether rank 0's ``state_dict()`` holds all that is saved.
+
+        Raises:
+            StateError: within a window.
+        """
+        self._check_open()
+        if not self.synchronized:
+            raise StateError(
+                f"the replicas differ: this is step {self._taken} of a window of {self.every}; call handle.sync() on all "
+                "ranks first. handle.state_dict() is all that one rank has, within a window too"
+            )
+        return WindowCheckpoint(
+            self._session, memories, workers, whole, steps=self._total, reference=self._reference, go_on=self._go_on
+        )
+
+    @torch.no_grad()
+    def _go_on(self, steps: int, reference: Mapping[str, Tensor]) -> None:
+        """Begins a window at x_ref."""
+        self._total, self._taken = steps, 0
+        for name, p in self._parameters.items():
+            p.copy_(self._reference[name].copy_(reference[name]))
 
     def detach(self) -> None:
         """The optimizer goes on alone. Within a window the replicas stay different: call :meth:`sync` first."""

@@ -17,13 +17,15 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from grace.adapters.handle import Handle
+from grace.adapters.choosing import Choosing
 from grace.adapters.on_its_way import stand_in
 from grace.adapters.scaling import describe_scaler
 from grace.adapters.trained import list_replicated, name_trained, refuse_ddp
+from grace.auto.settings import Auto, wanted
 from grace.collectives import AllReduce, Exchange
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, StateError
+from grace.flags.capturing import refuse_capture
 from grace.registry.policy import Policy
 from grace.run.lane import lane_for
 from grace.run.optimizer import Settings, read_settings
@@ -38,7 +40,7 @@ _DROPPED = (
 )
 
 
-class OptimizerHandle(Handle):
+class OptimizerHandle(Choosing):
     """Grace at work on one optimizer: its ``handle``. Made by :func:`grace.DistributedOptimizer`; all ranks call its methods
     alike, and between steps. ``at_work`` holds those that are not detached.
     """
@@ -48,7 +50,7 @@ class OptimizerHandle(Handle):
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        method: Policy | Method[Any] | str,
+        method: Policy | Method[Any] | Auto | str,
         named_parameters: Iterable[tuple[str, Tensor]] | None,
         transport: Transport,
         options: Options,
@@ -64,8 +66,12 @@ class OptimizerHandle(Handle):
         }
         if scaler is not None:
             knobs["scaler"] = describe_scaler(scaler, self._parameters)
-        super().__init__(Steps(Session(self._parameters, method, transport, options, knobs=knobs, repairs=True)))
+        auto = wanted(method)
+        knobs |= {} if auto is None else {"auto": str(auto)}
+        fixed = "none" if isinstance(method, Auto) or auto is not None else method
+        super().__init__(Steps(Session(self._parameters, fixed, transport, options, knobs=knobs, repairs=True)))
         self._optimizer, self._scaler, self._passes = optimizer, scaler, backward_passes_per_step
+        self._begin_auto(auto)
         self._check_optimizer()
         self._buckets = fill_buckets(self._parameters, options.bucket_bytes)
         self._place = {name: place for place, names in enumerate(self._buckets) for name in names}
@@ -130,10 +136,12 @@ class OptimizerHandle(Handle):
             if rate is not None:
                 self.lr = float(rate)
             if self._scaler is not None:
+                refuse_capture("a GradScaler's scale is read on the host")
                 self._steps.scale = self._scaler.get_scale()
         gradients = {name: self._taken[name][0].detach() for name in self._buckets[self._next]}
         self._next += 1
         last = self._next == len(self._buckets)
+        self._comes(gradients)
         self._lane.submit(lambda: self._exchange(gradients, last))
 
     def _exchange(self, gradients: dict[str, Tensor], last: bool) -> None:
@@ -141,7 +149,7 @@ class OptimizerHandle(Handle):
         try:
             if self._session.error is None:
                 lent = {name: x.contiguous() for name, x in gradients.items()}
-                self._steps.step(lent, last=last, into=gradients)
+                self._exchange_bucket(lent, last, gradients)
         except BaseException as error:
             self._error = self._error or error
 
@@ -270,7 +278,7 @@ class OptimizerHandle(Handle):
     def _settings(self) -> Settings | None:
         return read_settings(self._optimizer)
 
-    def switch(self, method: Policy | Method[Any] | str) -> None:
+    def switch(self, method: Policy | Method[Any] | Auto | str) -> None:
         self.check_between_steps()
         super().switch(method)
 

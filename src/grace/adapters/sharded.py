@@ -301,7 +301,8 @@ class ShardedHandle(Handle):
     ) -> ShardedCheckpoint:
         """For ``torch.distributed.checkpoint.save`` and ``load``, by all ranks; loads on any number of workers.
 
-        It keeps the mean of what the memories owe, sharded as the parameters are.
+        It keeps the mean of what the memories owe, sharded as the parameters are, and what replicas share where there are as
+        many shards. Momenta start afresh.
 
         Raises:
             ConfigurationError: anything but the mean; no rank holds the whole of it.
@@ -314,7 +315,9 @@ class ShardedHandle(Handle):
         self._check_attached()
         parameters = {plain_name(name): p for name, p in self._model.named_parameters()}
         return ShardedCheckpoint(
-            self._session, {name: parameters[name] for name in self._session.like}, self._replicated
+            self._session,
+            {name: parameters[name] for name in self._session.like},
+            self._groups[0].shards if self._replicated else None,
         )
 
     def detach(self) -> None:

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from grace.collectives import AllGather, AllReduce, Exchange, ReduceScatter
 from grace.contract.together import together
 from grace.errors import StateError
-from grace.run.checkpoint import pack, unpack
+from grace.run.checkpoint import pack, tell_afresh, unpack
+from grace.run.saved import WorkerState
 from grace.run.session import Session
 
 VERSION = 1
@@ -21,22 +23,26 @@ class ShardedCheckpoint:
     """A ``Stateful`` for ``torch.distributed.checkpoint``. All ranks save and load.
 
     What the workers owe the model is the mean of their memories: as long as that mean is kept, what was applied plus what is
-    owed equals what was computed, whoever owes it. It is saved as a DTensor like each parameter. Momenta and other states of a
-    single worker start afresh.
+    owed equals what was computed, whoever owes it. It is saved as a DTensor like each parameter. What replicas share of a
+    shard, such as the factors of powersgd, goes on where there are as many shards. Momenta and other states of a single worker
+    start afresh: the logger "grace" says so on rank 0, and :attr:`afresh` lists the methods.
 
     Args:
         session: of this rank.
         parameters: by name, those of which this rank has a part; DTensors.
-        replicated: whether the session averages shards over replicas, rather than rows of whole parameters.
+        shards: where the session averages shards over replicas, rather than rows of whole parameters: the ranks that have the
+            other shards.
     """
 
-    def __init__(self, session: Session, parameters: Mapping[str, Any], replicated: bool):
-        self._session, self._parameters, self._replicated = session, parameters, replicated
+    def __init__(self, session: Session, parameters: Mapping[str, Any], shards: dist.ProcessGroup | None):
+        self._session, self._parameters, self._shards = session, parameters, shards
+        self.afresh: tuple[str, ...] = ()
 
     def state_dict(self) -> dict[str, Any]:
         """What to save, or the form of what to load. All ranks call it."""
         worker = self._session.worker
-        debts = worker.state.debts()
+        state = worker.state
+        debts = state.debts()
         like = self._session.like
         device = next(iter(self._parameters.values())).device
         owed = {
@@ -44,14 +50,27 @@ class ShardedCheckpoint:
             for name, x in like.items()
         }
         means = self._session.run(together([self._mean(owed[name]) for name in like]))
+        about = {
+            "version": VERSION, "step": worker.step, "seed": worker.seed, "workers": self._session.world,
+            "shared": self._gather_shared(state), "afresh": state.afresh(),
+        }  # fmt: skip
         return {
-            "about": pack({"version": VERSION, "step": worker.step, "seed": worker.seed}),
+            "about": pack(about),
             "owed": {name: self._shard(name, mean) for name, mean in zip(like, means, strict=True)},
         }
 
+    def _gather_shared(self, state: WorkerState) -> list[bytes]:
+        """By shard, what its replicas have in common; the same on all ranks."""
+        if self._shards is None:
+            return []
+        mine = pack(state.shared_parts())
+        out: list[Any] = [None] * self._shards.size()
+        dist.all_gather_object(out, mine, group=self._shards)
+        return out
+
     def _mean(self, owed: Tensor) -> Exchange[Tensor]:
         """Of a shard the mean over replicas; of rows ``[W, c]`` the mean over ranks of this rank's row."""
-        if self._replicated:
+        if self._shards is not None:
             return (yield AllReduce(owed.clone(), donate=True))
         return (yield ReduceScatter(owed))
 
@@ -61,7 +80,8 @@ class ShardedCheckpoint:
 
         p = self._parameters[name]
         local = p.to_local()
-        part = mean.reshape(-1)[: local.numel()].view(local.shape).contiguous()
+        part = mean.reshape(-1)[: local.numel()].view(local.shape)
+        part = part.clone(memory_format=torch.contiguous_format)  # of its own: async_save trips over parts of a storage
         return DTensor.from_local(part, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
 
     def load_state_dict(self, saved: Any) -> None:
@@ -72,15 +92,31 @@ class ShardedCheckpoint:
         """
         session, problem, debts = self._session, None, dict[str, Tensor]()
         about: Any = {}
+        state: WorkerState | None = None
         try:
             about, debts = self._read(saved)
+            state = session.begin_state(about["step"], about["seed"], self._find_shared(about))
         except StateError as error:
             problem = error
-        session.compare_loads(problem, about)
-        if not self._replicated:
+        common = {key: about[key] for key in ("step", "seed") if problem is None}
+        session.compare_loads(problem, common)
+        assert state is not None
+        if self._shards is None:
             rows = session.run(together([_gather(x, session.like[name].shape[1]) for name, x in debts.items()]))
             debts = dict(zip(debts, rows, strict=True))
-        session.adopt(session.begin_state(about["step"], about["seed"], {}), debts)
+        session.adopt(state, debts)
+        self.afresh = tell_afresh(about, session.rank)
+
+    def _find_shared(self, about: dict[str, Any]) -> dict[str, tuple[str, list[Any]]]:
+        """What the replicas of this rank's shard had in common, if there were as many shards."""
+        parts = about.get("shared", [])
+        if self._shards is None or len(parts) != self._shards.size():
+            return {}
+        found = unpack(parts[self._shards.rank()])
+        for name, pair in found.items() if isinstance(found, dict) else [("all", None)]:
+            if not (isinstance(pair, tuple) and [type(part) for part in pair] == [str, list]):
+                raise StateError(f"not a checkpoint of a sharded model: the shared state of {name!r} is {pair!r}")
+        return dict(found)
 
     def _read(self, saved: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """What it says of itself, and of what is owed this rank's parts."""
@@ -89,6 +125,8 @@ class ShardedCheckpoint:
         about = unpack(saved["about"])
         if not isinstance(about, dict) or about.get("version") != VERSION:
             raise StateError(f"not a checkpoint of a sharded model of version {VERSION}")
+        if any(type(about.get(key, [])) is not list for key in ("shared", "afresh")):
+            raise StateError("not a checkpoint of a sharded model: what it says of the workers' states is no list")
         if any(type(about.get(key)) is not int or about[key] < 0 for key in ("step", "seed")):
             raise StateError("not a checkpoint of a sharded model: its step or seed is no number")
         owed = saved["owed"]

@@ -29,6 +29,7 @@ from grace.adapters.wrappers import explain_wrapper
 from grace.auto.settings import Auto, wanted
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError
+from grace.flags.capturing import refuse_capture
 from grace.registry.policy import Policy
 from grace.run.lane import lane_for
 from grace.run.optimizer import Settings, read_settings
@@ -114,6 +115,7 @@ class DDPHandle(Choosing):
             if self._optimizer is not None:
                 self.lr = float(self._optimizer.param_groups[0]["lr"])
             if self._scaler is not None:
+                refuse_capture("a GradScaler's scale is read on the host")
                 self._steps.scale = self._scaler.get_scale()
         buffer, gradients = bucket.buffer(), {}
         try:
@@ -158,7 +160,7 @@ class DDPHandle(Choosing):
         done: Collection[str] = ()
         try:
             if self._session.error is None:
-                done = self._exchange(gradients, last)
+                done = self._exchange_bucket(gradients, last)
         except BaseException as error:
             self._fail(error)
         for one in self._tickets:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from grace.adapters.optimizer_handle import OptimizerHandle
+from grace.auto.settings import Auto
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, out_of_range
 from grace.registry.policy import Policy
@@ -101,7 +102,7 @@ class Distributed(_Base):
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: Some,
-    method: Policy | Method[Any] | str,
+    method: Policy | Method[Any] | Auto | str,
     named_parameters: Iterable[tuple[str, Tensor]] | None = None,
     *,
     transport: Transport | str = "auto",
@@ -138,7 +139,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Args:
         optimizer: of dense parameters that each rank has in full; not of a DistributedDataParallel model.
-        method: as for :func:`grace.attach`.
+        method: as for :func:`grace.attach`; ``"auto"``, too.
         named_parameters: ``model.named_parameters()``; without it policies cannot choose by name.
         transport: between the ranks, or its name; see :func:`grace.transport`.
         granularity: what is compressed as one tensor: each "parameter", each "bucket", or the "model".

@@ -10,6 +10,7 @@ import torch
 import grace.adapters.torch_ddp  # noqa: F401 - which is a door
 from grace.adapters.doors import find_door
 from grace.adapters.handle import Handle
+from grace.auto.settings import Auto, wanted
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceWarning, out_of_range
 from grace.registry.policy import Policy
@@ -38,7 +39,7 @@ class Companion:
 
     def __init__(
         self,
-        method: Policy | Method[Any] | str,
+        method: Policy | Method[Any] | Auto | str,
         *,
         granularity: Granularity = Options.granularity,
         seed: int = Options.seed,
@@ -58,7 +59,7 @@ class Companion:
         if type(errors_every) is not int or errors_every < 0:
             raise out_of_range(type(self).__name__, "errors_every", errors_every, "a whole number >= 0")
         self.handle: Handle | None = None
-        self._method = Policy.of(method)
+        self._method: Any = wanted(method) or Policy.of(method)  # type: ignore[arg-type]
         self._options = Options(
             seed, nonfinite, steps_per_epoch, check, granularity, check_replicas_every=check_replicas_every,
             on_difference=on_difference, checksum=checksum,

@@ -2,12 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from grace.errors import StateError
+from grace.run.checkpoint import Checkpoint, Memories, pack, unpack
+from grace.run.session import Session
+
+
+class WindowCheckpoint(Checkpoint):
+    """As :class:`~grace.run.checkpoint.Checkpoint`, with x_ref, which is the same on all ranks between windows.
+
+    Args:
+        session, memories, workers, whole: as there.
+        steps: those made so far.
+        reference: x_ref.
+        go_on: called with the steps and the x_ref that were loaded.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        memories: Memories,
+        workers: int | None,
+        whole: bool,
+        *,
+        steps: int,
+        reference: Mapping[str, Tensor],
+        go_on: Callable[[int, Mapping[str, Tensor]], None],
+    ):
+        super().__init__(session, memories, workers, whole)
+        self._steps, self._reference, self._go_on = steps, reference, go_on
+
+    def state_dict(self) -> dict[str, Any]:
+        reference = {name: x.clone() for name, x in self._reference.items()}
+        return {**super().state_dict(), "window": pack({"steps": self._steps}), "reference": reference}
+
+    def load_state_dict(self, saved: Any) -> None:
+        super().load_state_dict(saved)
+        self._go_on(self._read_more(saved)["steps"], saved["reference"])
+
+    def _read_more(self, saved: Any) -> dict[str, int]:
+        if missing := {"window", "reference"} - saved.keys():
+            raise StateError(f"not a checkpoint of local steps: it lacks {', '.join(sorted(missing))}")
+        window = unpack(saved["window"])
+        steps = window.get("steps") if isinstance(window, dict) else None
+        if type(steps) is not int or steps < 0:
+            raise StateError(f"the checkpoint counts {steps!r} steps; legal: a whole number >= 0")
+        check_fits("x_ref", saved["reference"], self._reference)
+        return {"steps": steps}
 
 
 def read_window(

@@ -123,15 +123,15 @@ class Explanation:
 
     @classmethod
     def load(cls, path: str | Path) -> Explanation:
-        """Reads what :meth:`save` has written.
+        """Reads what :meth:`save` has written, or a result of ``grace bench train`` under ``auto``.
 
         Raises:
             InputError: it is something else.
         """
         try:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
-            return cls.read(found)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            return cls.read(found.get("auto") or found)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"{path} is no explanation of auto ({type(error).__name__}: {error}); handle.explain().save(FILE) writes one"
             ) from error

@@ -11,8 +11,9 @@ from grace.contract.knobs import Positive, Range, check_knobs, name_owner
 from grace.errors import ConfigurationError, nearest, one_of
 from grace.registry import method as make_method
 from grace.registry import split_commas
+from grace.registry.text import AUTO
 
-NAME = "auto"
+NAME = AUTO
 
 
 @dataclass(frozen=True)

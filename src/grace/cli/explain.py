@@ -10,6 +10,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -18,6 +19,7 @@ from rich.text import Text
 from torch import nn
 
 import grace
+from grace.auto.explain import Explanation
 from grace.cli.options import Json, complete_method
 from grace.cli.output import show, write_json
 from grace.collectives import Traffic, ring_bytes
@@ -54,13 +56,13 @@ def list_(as_json: Json = False) -> None:
 
 def explain(
     method: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="METHOD",
             autocompletion=complete_method,
             help="A method, with knobs after a colon; or an error, such as UnknownNameError.",
         ),
-    ],
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -71,15 +73,31 @@ def explain(
     granularity: Annotated[
         str, typer.Option("--granularity", help="With --model: parameter, bucket or model.")
     ] = "parameter",
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", metavar="FILE", help="Show what auto has chosen in this run, and why, instead."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Explain a method: what it sends, what it promises, and its bytes beside a dense all-reduce.
+
+    With --run: what auto has chosen in a run; the file is a result of grace bench train, or handle.explain().save(FILE).
 
     With --model: parameter, shape, method, bytes and their share, one by one. The function takes nothing and returns a
     torch.nn.Module; file.py:function does as well.
 
     Example: [bold]grace explain topk:ratio=0.01 --model train.py:make_model[/]
     """
+    if (method is None) == (run is None):
+        raise ConfigurationError("explain: a METHOD, or --run FILE; one of the two")
+    if run is not None:
+        chosen = Explanation.load(run)
+        if as_json:
+            write_json(chosen.as_dict())
+        else:
+            show(Text(str(chosen)), soft=True)
+        return
+    assert method is not None
     if model is not None:
         found = plan_model(model, method, workers, granularity)
         if as_json:

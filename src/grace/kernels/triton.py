@@ -80,6 +80,12 @@ def store_float(at, x, inside):
 
 
 @triton.jit
+def power_of_two_as_float(exponent):
+    """float32: ``2**exponent``, -126 <= exponent <= 127."""
+    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def nearest_bfloat16(x):
     """float32: the nearest bfloat16 of each, ties to even; of finite numbers a finite one."""
     word = x.to(tl.int32, bitcast=True)
@@ -189,7 +195,7 @@ def block_max_kernel(x, e, top, n, block, nb, HAS_MEMORY: tl.constexpr, ROWS: tl
 
 
 @triton.jit
-def _halves(lanes, ROWS: tl.constexpr):
+def halves(lanes, ROWS: tl.constexpr):
     """``[ROWS, 16]`` -> ``[ROWS]``: the upper half of the lanes is added to the lower, four times."""
     lanes = tl.sum(tl.reshape(lanes, (ROWS, 2, 8)), 1)
     lanes = tl.sum(tl.reshape(lanes, (ROWS, 2, 4)), 1)
@@ -233,7 +239,7 @@ def piece_sum_kernel(
     for t in range(1, turns):
         inside = (inner + 16 * t < block) & (i + 16 * t < n)
         total += _measure(x, e, row * n + i + 16 * t, inside, tau, KIND, HAS_MEMORY)
-    tl.store(out + row * count + j, _halves(total, ROWS), j < count)
+    tl.store(out + row * count + j, halves(total, ROWS), j < count)
 
 
 @triton.jit

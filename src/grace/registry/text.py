@@ -16,6 +16,7 @@ from grace.registry.composition import Knobs, build, find_outer
 from grace.registry.recipes import COMMUNICATORS, MEMORIES, METHODS, WRAPPERS, Recipe, recipe, recipe_of
 from grace.schedules import Scheduled
 
+AUTO = "auto"  # what chooses methods, and is none
 _WORDS = {"true": True, "false": False, "none": None}
 
 
@@ -51,6 +52,11 @@ def method(spec: str | Method[Any], **knobs: Any) -> Method[Any]:
             raise ConfigurationError(f"knobs {sorted(knobs)} go with a name; {as_call(spec)} is complete as it is")
         return spec
     refuse_unpromised(spec)
+    if str(spec).strip().partition(":")[0] == AUTO:
+        raise ConfigurationError(
+            f"{str(spec).strip()!r} is no method: it chooses one for each bucket, of a DistributedDataParallel model by "
+            "grace.attach(model, 'auto') or of a grace.DistributedOptimizer. Here, name one; grace advise says which"
+        )
     if not isinstance(spec, str):
         hint = suggest(spec) if isinstance(spec, Compressor) else ""
         raise ConfigurationError(f"a method is a name or a grace.Method, got {as_call(spec)}{hint}")

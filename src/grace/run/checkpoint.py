@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -22,6 +23,7 @@ from grace.run.session import Session
 Memories: TypeAlias = Literal["mean", "all"]
 MEMORIES: tuple[Memories, ...] = get_args(Memories)
 VERSION = 1  # of the checkpoint
+_log = logging.getLogger("grace")
 _ABOUT = {"version": int, "memories": str, "workers": int, "step": int, "seed": int, "shared": dict}
 
 
@@ -37,7 +39,8 @@ class Checkpoint:
         whole: whether rank 0's dictionary holds all that is saved, for libraries in which one rank writes a file that all
             read. Then the file itself says what it holds, and how many workers saved it.
 
-    With "mean", momenta and other states of a single worker start afresh.
+    With "mean", or on another number of workers, momenta and other states of a single worker start afresh: then the logger
+    "grace" says so on rank 0, and :attr:`afresh` lists the methods.
     """
 
     def __init__(self, session: Session, memories: Memories = "mean", workers: int | None = None, whole: bool = False):
@@ -47,6 +50,7 @@ class Checkpoint:
             raise ConfigurationError(f"workers={workers!r}: legal: a whole number >= 1, with memories='all'")
         self._session, self._memories, self._whole = session, memories, whole
         self._workers = session.world if workers is None else workers
+        self.afresh: tuple[str, ...] = ()
 
     # ---- saving -----------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
@@ -55,7 +59,7 @@ class Checkpoint:
         state = session.worker.state
         about = {
             "version": VERSION, "memories": self._memories, "workers": session.world, "step": state.step,
-            "seed": state.seed, "shared": state.shared_parts(),
+            "seed": state.seed, "shared": state.shared_parts(), "afresh": state.afresh(),
         }  # fmt: skip
         out: dict[str, Any] = {"about": pack(about)}
         if self._memories == "mean":
@@ -99,8 +103,10 @@ class Checkpoint:
         if self._whole:
             self._read_kind(saved)
         exact = self._memories == "all" and self._workers == session.world
+        more: Mapping[str, object] = {}
         try:
             about = self._about(saved)
+            more = self._read_more(saved)
             if exact:
                 mine = self._states(saved)[session.rank]
             else:
@@ -109,13 +115,23 @@ class Checkpoint:
         except StateError as error:
             problem = error
         if exact and problem is None:
-            session.load_state_dict(mine)
+            session.load_state_dict(mine, also=lambda _: more)
             return
-        session.compare_loads(problem, {} if state is None else {"step": state.step, "seed": state.seed})
+        session.compare_loads(problem, {} if state is None else {"step": state.step, "seed": state.seed, **more})
         assert state is not None
         if self._memories == "all":  # up to here each rank has only what it has read
             debts = self._mean({name: x * session.world for name, x in debts.items()})
         session.adopt(state, debts)
+        self.afresh = tell_afresh(about, session.rank)
+
+    def _read_more(self, saved: Any) -> Mapping[str, object]:
+        """What a class derived from this reads beside the rest, without changing anything: what all ranks must have in common
+        of that, each under its name.
+
+        Raises:
+            StateError: it does not fit.
+        """
+        return {}
 
     def _read_kind(self, saved: Any) -> None:
         """What the checkpoint holds, if it can be read: else it is refused later, on all ranks."""
@@ -174,6 +190,18 @@ class Checkpoint:
         if missing := [rank for rank in self._share() if f"worker.{rank}" not in saved]:
             raise StateError(f"the checkpoint lacks the states of workers {missing}")
         return {rank: unpack(saved[f"worker.{rank}"]) for rank in self._share()}
+
+
+def tell_afresh(about: Mapping[str, Any], rank: int) -> tuple[str, ...]:
+    """The methods of a checkpoint that leave momenta or the like behind; rank 0 tells the log of them."""
+    found = tuple(map(str, about.get("afresh", ())))
+    if found and rank == 0:
+        _log.warning(
+            "the checkpoint is of %s workers; what each of them alone had, such as momenta, starts afresh under %s. What is "
+            "owed goes on",
+            about.get("workers", "other"), ", ".join(found),
+        )  # fmt: skip
+    return found
 
 
 def _average(x: Tensor) -> Exchange[Tensor]:

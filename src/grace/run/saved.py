@@ -24,6 +24,8 @@ _KEYS = {
     "states": Mapping, "owed": Mapping, "checksum": int,
 }  # fmt: skip
 
+_ALONE, _SHARED = frozenset({"own", "together"}), frozenset({"shared"})  # kinds of parts of a state
+
 
 class OwnState(OrderedDict[str, Any]):
     """The state of one rank, as a door gives it. ``torch.distributed.checkpoint`` would keep one rank's tensors of each name
@@ -101,9 +103,19 @@ class WorkerState:
         """What is the same on all workers, by tensor: the text of the method, and the shared parts of its state, in order."""
         parts: dict[str, tuple[str, list[Any]]] = {}
         for name, (method, state) in self.states.items():
-            if found := list(_pick_shared(state, method.kinds(state))):
+            if found := list(_pick(state, method.kinds(state), _SHARED)):
                 parts[name] = (spell(method), [copy_state(part) for part in found])
         return parts
+
+    def afresh(self) -> list[str]:
+        """The methods of which a worker of another run cannot take over all that this one knows: momenta, and what workers
+        hold together. These parts start afresh there.
+        """
+        return sorted({
+            spell(method)
+            for method, state in self.states.values()
+            if any(isinstance(part, Tensor) for part in _pick(state, method.kinds(state), _ALONE))
+        })  # fmt: skip
 
     @classmethod
     def begin(
@@ -267,11 +279,11 @@ def restore_shared(fresh: Any, kinds: Any, parts: list[Any], name: str) -> Any:
     return fill(name, fresh, parts.pop(0))
 
 
-def _pick_shared(state: Any, kinds: Any) -> Iterator[Any]:
+def _pick(state: Any, kinds: Any, wanted: frozenset[str]) -> Iterator[Any]:
     if isinstance(state, tuple):
         for part, kind in zip(state, kinds, strict=True):
-            yield from _pick_shared(part, kind)
-    elif kinds == "shared":
+            yield from _pick(part, kind, wanted)
+    elif kinds in wanted or (isinstance(kinds, tuple) and not wanted.isdisjoint(kinds)):  # of a stack of tensors
         yield state
 
 

@@ -20,7 +20,7 @@ def _never() -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class TransportMaker:
     """A transport that a job may run over.
 
     make: makes it; all ranks call it alike.
@@ -33,7 +33,7 @@ class Candidate:
     launched: Why = _never
 
 
-TRANSPORTS: Names[Candidate] = Names("transport", "transport", "grace.transports")
+TRANSPORTS: Names[TransportMaker] = Names("transport", "transport", "grace.transports")
 
 
 def register_transport(name: str, *, running: Why = _never, launched: Why = _never) -> Callable[[F], F]:
@@ -42,7 +42,8 @@ def register_transport(name: str, *, running: Why = _never, launched: Why = _nev
 
     Args:
         name: lower-case letters, digits and ``_``.
-        running: see :class:`Candidate`. ``grace.transport("auto")`` asks it before any launcher, in the order of registration.
+        running: see :class:`TransportMaker`. ``grace.transport("auto")`` asks it before any launcher, in the order of
+            registration.
         launched: likewise; Grace's own are asked first.
 
     Raises:
@@ -50,13 +51,13 @@ def register_transport(name: str, *, running: Why = _never, launched: Why = _nev
     """
 
     def decorate(make: F) -> F:
-        TRANSPORTS.add(name, Candidate(make, running, launched), make)
+        TRANSPORTS.add(name, TransportMaker(make, running, launched), make)
         return make
 
     return decorate
 
 
-def candidates() -> Iterator[tuple[str, Candidate]]:
+def candidates() -> Iterator[tuple[str, TransportMaker]]:
     """All of them, by name: Grace's own, then those of installed packages, of which one that does not load is left out."""
     for name in TRANSPORTS.in_order():
         try:

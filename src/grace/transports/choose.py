@@ -25,7 +25,7 @@ _log = logging.getLogger("grace")
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TransportChoice:
     """A transport by name, and why it was chosen."""
 
     name: str
@@ -70,7 +70,7 @@ def transport_for_handle(spec: str | Transport = "auto") -> Transport:
     return transport(spec) if isinstance(spec, str) else Kept(spec)
 
 
-def _carry_out(choice: Choice) -> Transport:
+def _carry_out(choice: TransportChoice) -> Transport:
     made = TRANSPORTS.find(choice.name).make()
     if hasattr(made, "why"):
         made.why = choice.why
@@ -78,7 +78,7 @@ def _carry_out(choice: Choice) -> Transport:
     return made
 
 
-def choose(spec: str = "auto") -> Choice:
+def choose(spec: str = "auto") -> TransportChoice:
     """Which transport :func:`transport` would give here, and why. Nothing is sent.
 
     Raises:
@@ -88,25 +88,25 @@ def choose(spec: str = "auto") -> Choice:
         return choice
     for name, candidate in candidates():
         if (why := candidate.running()) is not None:
-            return Choice(name, why)
+            return TransportChoice(name, why)
     for name, candidate in candidates():
         if (why := candidate.launched()) is not None:
-            return Choice(name, why)
-    return Choice("alone", "nothing says that there are other workers")
+            return TransportChoice(name, why)
+    return TransportChoice("alone", "nothing says that there are other workers")
 
 
-def _choose_by_name(spec: str) -> Choice | None:
+def _choose_by_name(spec: str) -> TransportChoice | None:
     """The transport that an argument or the variable names; None if neither does."""
     if spec != "auto":
         if spec not in TRANSPORTS.in_order():
             raise unknown("transport", spec, _names())
-        return Choice(spec, "asked for")
+        return TransportChoice(spec, "asked for")
     named = os.environ.get(VARIABLE) or "auto"
     if named == "auto":
         return None
     if named not in TRANSPORTS.in_order():
         raise ConfigurationError(f"the environment variable {VARIABLE}={named!r}; legal: {', '.join(_names())}")
-    return Choice(named, f"{VARIABLE} asks for it")
+    return TransportChoice(named, f"{VARIABLE} asks for it")
 
 
 def _names() -> tuple[str, ...]:

@@ -74,11 +74,6 @@ class Network:
         """The command that runs another one in the namespace of this worker; its arguments follow."""
         return self._into(self._holder(rank).pid)
 
-    def paths(self) -> dict[str, str]:
-        """Where the namespaces are: "user" (if there is one) and each rank's own, as files that ``nsenter`` opens."""
-        found = {str(rank): f"/proc/{self._holder(rank).pid}/ns/net" for rank in range(self.workers)}
-        return found if self._user is None else {**found, "user": f"/proc/{self._user}/ns/user"}
-
     def close(self) -> None:
         """Lets the namespaces go; what still runs in one keeps it until it ends."""
         for holder in self._holders:

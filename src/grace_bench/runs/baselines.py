@@ -17,6 +17,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 import grace
+from grace.adapters.choosing import Choosing
 from grace.collectives import NARROW, AllReduce, Tally, cost
 from grace.run.options import Granularity
 from grace.run.stats import Stats
@@ -85,6 +86,10 @@ class Silent:
     def step(self) -> None:
         """A step has ended."""
 
+    def explain(self) -> dict[str, Any] | None:
+        """What ``auto`` has chosen and why; None: the method was given."""
+        return None
+
     def close(self) -> None:
         """Leaves the model as it was, where it outlives the run."""
 
@@ -102,6 +107,10 @@ class Exchanged(Silent):
 
     def bucket_bytes(self) -> list[int]:
         return _bucket_bytes(self.model)
+
+    def explain(self) -> dict[str, Any] | None:
+        chosen = isinstance(self._handle, Choosing) and self._handle.chooses
+        return self._handle.explain().as_dict() if chosen else None  # type: ignore[attr-defined]
 
     def close(self) -> None:
         self._handle.detach()

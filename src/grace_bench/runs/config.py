@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from grace.auto.settings import wanted
 from grace.errors import ConfigurationError, out_of_range, unknown
 from grace.predict.links import Link, link
 from grace.registry import method, resolve
@@ -31,7 +32,7 @@ class RunConfig:
 
     Args:
         task: a task's name or ``module:Class``.
-        method: the string that makes the method, or the name of a baseline.
+        method: the string that makes the method, "auto" with its knobs, or the name of a baseline.
         workers: processes on this machine, 1 to 256.
         steps, epochs: how long; at most one of them. By default the task decides.
         seed: of the model, the data's order and the method.
@@ -99,8 +100,13 @@ class RunConfig:
         if self.toolkit == "jax" and self.granularity != "parameter":
             raise out_of_range("run", "granularity", self.granularity, "'parameter' with toolkit jax")
         _ = self.network  # an error now, before any process starts; the same holds for
-        if self.kind == "method":
+        if self.kind == "method" and wanted(self.method) is None:
             method(self.method)  # the method
+        elif self.kind == "method" and (self.toolkit != TORCH or self.granularity != "parameter"):
+            raise ConfigurationError(
+                f"{self.method} chooses for the buckets of torch's DistributedDataParallel; legal: --toolkit torch and "
+                f"granularity 'parameter', not {self.toolkit} and {self.granularity!r}"
+            )
 
     @property
     def kind(self) -> Literal["method", "baseline"]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from grace.auto.settings import wanted
 from grace.compute import resources
 from grace.errors import ConfigurationError
 from grace.registry import method
@@ -70,7 +71,7 @@ def add_baseline(methods: Sequence[str]) -> list[str]:
     """
     kept: dict[str, str] = {}
     for spec in ["none", *methods]:
-        kept.setdefault(repr(method(spec)), spec)
+        kept.setdefault(repr(wanted(spec) or method(spec)), spec)
     return list(kept.values())
 
 

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 import grace
+from grace.auto.settings import wanted
 from grace.collectives import ring_bytes
 from grace.contract.knobs import as_call
 from grace.registry import parse, recipe, short
-from grace.registry.policy import Policy
+from grace.registry.policy import SMALL, Policy
 from grace_bench import machine
 from grace_bench.extras import TORCH
 from grace_bench.runs import results
@@ -41,15 +42,15 @@ def find_environment(threads: int) -> results.Environment:
 
 def _identity(config: RunConfig, command: list[str]) -> dict[str, Any]:
     """What a document says about a run before it has run."""
-    link, kind = config.network, config.kind
+    link, kind, auto = config.network, config.kind, wanted(config.method)
     return {
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "kind": kind,
-        "family": "baseline" if kind == "baseline" else recipe(parse(config.method)[0]).family,
+        "family": "baseline" if kind == "baseline" else "auto" if auto else recipe(parse(config.method)[0]).family,
         "task": config.task,
         "method": short(config.method),
         "toolkit": config.toolkit,
-        "recipe": config.method if kind == "baseline" else as_call(grace.method(config.method)),
+        "recipe": config.method if kind == "baseline" else str(auto) if auto else as_call(grace.method(config.method)),
         "workers": config.workers,
         "seed": config.seed,
         "round": config.round,
@@ -80,7 +81,7 @@ def result_of(
 ) -> Result:
     """The document of a run; its replicas, if it has any, have been found equal."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    compressed = _find_compressed(config, trained)
+    compressed = _find_compressed(config, trained, measured.auto)
     size = sum(p.numel() for p in trained.values())
     fp32 = ring_bytes(4 * size, config.workers)
     values = [value for point in curve if (value := point.metrics[task.metric]) is not None]
@@ -114,12 +115,22 @@ def result_of(
         memory=results.Memory(measured.peak),
         prediction=prediction,
         curve=curve,
+        auto=measured.auto,
     )
 
 
-def _find_compressed(config: RunConfig, trained: dict[str, nn.Parameter]) -> list[nn.Parameter]:
+def _find_compressed(
+    config: RunConfig, trained: dict[str, nn.Parameter], auto: dict[str, Any] | None
+) -> list[nn.Parameter]:
     if config.kind == "baseline":
         return []
+    if wanted(config.method) is not None:
+        methods = {name: one["method"] for one in (auto or {}).get("buckets", ()) for name in one["tensors"]}
+        return [
+            p
+            for name, p in trained.items()
+            if p.ndim > 1 and p.numel() >= SMALL and methods.get(name, "none") != "none"
+        ]
     policy, none = Policy.of(grace.method(config.method)), grace.method("none")
     return [p for name, p in trained.items() if policy.method_for(name, p, 0) != none]
 

@@ -234,6 +234,7 @@ class Result(_Run, frozen=True, kw_only=True, tag="ok"):
     nic: Nic | None = None
     memory: Memory | None = None
     prediction: Prediction | None = None
+    auto: dict[str, Any] | None = None
 
     @property
     def measured(self) -> bool:
@@ -257,7 +258,7 @@ def encode(document: Any) -> str:
 
 
 def decode(text: bytes | str) -> Document:
-    """A document of this version, or of an older one, which is brought up to it.
+    """A document of this version.
 
     Raises:
         DocumentError: it is not one; the message names the field and what is wrong with it.
@@ -265,12 +266,12 @@ def decode(text: bytes | str) -> Document:
     head = decode_as(text, Head)
     if head.schema != SCHEMA:
         raise DocumentError(f"not a result: its schema is {short(head.schema)}; legal: {SCHEMA}")
-    if head.version == VERSION:
-        document: Document = decode_as(text, Document)
-        return document
-    from grace_bench.runs.versions import upgrade
-
-    return upgrade(msgspec.json.decode(text), head.version)
+    if head.version != VERSION or isinstance(head.version, bool):
+        raise DocumentError(
+            f"{SCHEMA} of version {short(head.version)}; this Grace reads {VERSION}: read it with its own"
+        )
+    document: Document = decode_as(text, Document)
+    return document
 
 
 def decode_as(text: bytes | str, kind: Any) -> Any:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 import grace
+from grace.auto.settings import wanted
 from grace.collectives import AllGather
 from grace.errors import AgreementError, ConfigurationError, OptimizerWarning
 from grace.predict.probe import Probe
@@ -57,6 +58,7 @@ class Measurements:
     compute: measure.StepTimes
     buckets: list[int]
     peak: int
+    auto: dict[str, Any] | None = None
 
 
 class Training:
@@ -140,7 +142,9 @@ class Training:
         """The factor on the task's learning rate, and how the optimizer differs from the task's to suit the method."""
         optimizer = self.task.optimizer(model)
         peak = max(self.task.lr(step) for step in range(self.steps))
-        adjustment = adjust(optimizer, grace.method(self.config.method)) if self.config.kind == "method" else None
+        adjustment = None
+        if self.config.kind == "method" and wanted(self.config.method) is None:
+            adjustment = adjust(optimizer, grace.method(self.config.method))
         scale, momentum, why = 1.0, None, None
         if self.config.lr is not None:
             scale, why = self.config.lr / peak, LR_ASKED
@@ -219,6 +223,7 @@ class Training:
             compute=compute,
             buckets=trained.bucket_bytes(),
             peak=measure.peak_bytes(),
+            auto=trained.explain(),
         )
 
     def _evaluate(self, model: nn.Module, step: int, seconds: float, sent: int, loss: float | None) -> Point:

@@ -120,14 +120,17 @@ def _architecture(found: Comparison) -> Verdict:
 
 
 # ---- times ----------------------------------------------------------------------------------------------------------
-Steps = Mapping[Task, Mapping[str, Compared]]
+Steps = Mapping[str, Mapping[str, Compared]]
 
 
 def _times(found: Comparison) -> Steps:
-    """Each task once, with the methods whose step is known; fp32 and bf16 among them."""
-    known = {task: {name: one for name, one in of.items() if one.steps} for task, of in found.items()}
-    kept = longest([task for task, of in known.items() if {"none", "bf16"} <= set(of)])
-    return {task: known[task] for task in kept}
+    """The methods of each task whose step is known, whatever they were trained for; fp32 and bf16 among them."""
+    known: dict[str, dict[str, Compared]] = {}
+    for task in sorted(found, key=lambda task: -task[2]):
+        for name, one in found[task].items():
+            if one.steps:
+                known.setdefault(task[1], {}).setdefault(name, one)
+    return {task: of for task, of in sorted(known.items()) if {"none", "bf16"} <= set(of)}
 
 
 def _ratio(times: Steps) -> Verdict:
@@ -141,7 +144,7 @@ def _ratio(times: Steps) -> Verdict:
         low, middle, high = _correlation(pairs)
         clear[True] += low > TOGETHER
         clear[False] += high < TOGETHER
-        said.append(f"{task[1]} {middle:.2f} ({low:.2f} to {high:.2f})")
+        said.append(f"{task} {middle:.2f} ({low:.2f} to {high:.2f})")
     why = f"rank correlation over methods at 1 Gbit/s, where above {TOGETHER} they go together: {', '.join(said)}"
     if clear[True] == len(times):
         return Verdict(finding, REFUTED, why)
@@ -173,7 +176,7 @@ def _few_pay(times: Steps) -> Verdict:
         others = [name for name in seconds if name not in ("none", "bf16")]
         paying = [name for name in others if seconds[name] < (1 - MARGIN) * dense]
         shares.append(len(paying) / len(others) if others else 0.0)
-        said.append(f"{len(paying)} of {len(others)} on {task[1]}")
+        said.append(f"{len(paying)} of {len(others)} on {task}")
     why = f"a step is shorter than that of the better of fp32 and bf16 by {100 * MARGIN:g} % with {', '.join(said)}"
     if max(shares) < FEW:
         return Verdict(finding, CONFIRMED, why)
@@ -189,7 +192,7 @@ def _ranking(times: Steps) -> Verdict:
     for task, of in there.items():
         seconds = {name: of[name].steps["1 Gbit/s"] for name in RANKING}
         order = sorted(seconds, key=lambda name: seconds[name])
-        said.append(f"{task[1]}: " + ", ".join(f"`{name}` {1000 * seconds[name]:.3g} ms" for name in order))
+        said.append(f"{task}: " + ", ".join(f"`{name}` {1000 * seconds[name]:.3g} ms" for name in order))
         turned += any(seconds[a] > (1 + CLOSE) * seconds[b] for a, b in itertools.combinations(RANKING, 2))
     much = f"the other way round by more than {100 * CLOSE:g} %"
     why = f"{turned} of {len(there)} tasks have two of them {much}. {'; '.join(said)}"

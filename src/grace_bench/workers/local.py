@@ -1,4 +1,4 @@
-"""Starts the workers of runs on this machine, under torchrun, and over a link if one is asked for.
+"""Starts the workers of runs on this machine, each in a process, and over a link if one is asked for.
 
 Workers start once for all runs with the same requirements, as starting takes seconds. A run that fails takes its
 workers with it; the runs after it get new ones.
@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,16 +21,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from grace_bench.network.namespaces import Network, environment
+from grace_bench.network.namespaces import INTERFACE, PORT, Network, address, environment
 from grace_bench.runs.config import RunConfig
 from grace_bench.runs.record import failure_of
 from grace_bench.runs.results import Document, Failure, decode, encode
-from grace_bench.workers.agent import kill_tree
 from grace_bench.workers.scratch import Scratch
 from grace_bench.workers.worker import Job
 
 _POLL_SECONDS = 0.1
-_STOP_SECONDS = 9.0  # how long torchrun may take to end: a little more than its own deadline for the workers
+_STOP_SECONDS = 8.0  # how long workers may take to end
 
 
 class Launcher(Protocol):
@@ -91,38 +91,54 @@ def terminable() -> Iterator[None]:
 def _start(job: Job, network: Network | None) -> Iterator[_Workers]:
     """Workers that go through some runs; none outlives the block."""
     with tempfile.TemporaryDirectory(prefix="grace-", ignore_cleanup_errors=True) as folder:
-        scratch = Scratch(Path(folder))
+        scratch, processes = Scratch(Path(folder)), list[subprocess.Popen[bytes]]()
         scratch.job.write_text(encode(job))
-        for name, path in ({} if network is None else network.paths()).items():
-            (scratch.folder / f"net.{name}").symlink_to(path)
         os.mkfifo(scratch.lifeline)
         lifeline = os.open(scratch.lifeline, os.O_RDWR)
         try:
-            with scratch.log.open("wb") as log:
-                arguments = _arguments_of(job.configs[0], scratch, network)
-                agent = subprocess.Popen(
-                    [sys.executable, "-m", "grace_bench.workers.agent", folder, *arguments],
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment_of(job.configs[0]),
-                    start_new_session=True,  # so that Ctrl-C comes here first, and workers end in order
-                )  # fmt: skip
-            try:
-                yield _Workers(job, scratch, agent)
-            finally:
-                _stop(agent)
+            shared = _environment_of(job.configs[0], network)
+            for rank in range(job.configs[0].workers):
+                enter = [] if network is None else network.enter(rank)
+                with scratch.log(rank).open("wb") as log:
+                    processes.append(subprocess.Popen(
+                        [*enter, sys.executable, "-m", "grace_bench.workers.worker", folder], stdin=subprocess.DEVNULL,
+                        stdout=log, stderr=log, env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                        start_new_session=True,  # so that Ctrl-C comes here first, and workers end in order
+                    ))  # fmt: skip
+            yield _Workers(job, scratch, processes)
         finally:
-            os.close(lifeline)
+            try:
+                _stop(processes)
+            finally:
+                os.close(lifeline)
 
 
-def _stop(agent: subprocess.Popen[bytes]) -> None:
-    """Ends torchrun and its workers: politely, then by force."""
-    agent.terminate()
+def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ends all workers: politely, then by force."""
+    deadline = time.monotonic() + _STOP_SECONDS
+    for process in processes:
+        process.terminate()
     try:
-        agent.wait(_STOP_SECONDS)
+        for process in processes:
+            process.wait(max(0.0, deadline - time.monotonic()))
     except BaseException as error:
-        kill_tree(agent.pid)
-        agent.wait()
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
+
+
+def find_killed(statuses: Sequence[int | None]) -> tuple[int, str] | None:
+    """The first rank that a signal has ended, and the signal's name; None if there is none. ``statuses``: exit statuses of all
+    workers, None while one runs.
+    """
+    for rank, status in enumerate(statuses):
+        if status is not None and status < 0:
+            with contextlib.suppress(ValueError):
+                return rank, signal.Signals(-status).name
+    return None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -131,7 +147,7 @@ class _Workers:
 
     job: Job
     scratch: Scratch
-    agent: subprocess.Popen[bytes]
+    processes: Sequence[subprocess.Popen[bytes]]
 
     def wait(self, on_progress: Callable[[int, int], None]) -> Iterator[Document]:
         """The documents of the runs as they end, up to the first that failed."""
@@ -141,17 +157,18 @@ class _Workers:
             if isinstance(document, Failure):
                 return
         with contextlib.suppress(subprocess.TimeoutExpired):  # they end by themselves
-            self.agent.wait(_STOP_SECONDS)
+            for process in self.processes:
+                process.wait(_STOP_SECONDS)
 
     def _wait_for(self, run: int, on_progress: Callable[[int, int], None]) -> Document:
         """The document of the run of this index, once it has ended."""
         config, scratch = self.job.configs[run], self.scratch
         seen, since = scratch.read_progress(), time.monotonic()
         while not scratch.outcome(run).exists():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                status = self.agent.wait(_POLL_SECONDS)
-                if not scratch.outcome(run).exists():
-                    return self._fail(run, self._tell(config, status))
+            time.sleep(_POLL_SECONDS)
+            statuses = [process.poll() for process in self.processes]
+            if (any(statuses) or None not in statuses) and not scratch.outcome(run).exists():
+                return self._fail(run, self._tell(config, statuses))
             now = scratch.read_progress()
             if now != seen:
                 seen, since = now, time.monotonic()
@@ -167,36 +184,32 @@ class _Workers:
     def _fail(self, run: int, error: str) -> Failure:
         return failure_of(self.job.configs[run], error, self.job.command)
 
-    def _tell(self, config: RunConfig, status: int) -> str:
+    def _tell(self, config: RunConfig, statuses: Sequence[int | None]) -> str:
         """Why the workers ended before the run did."""
-        if self.scratch.killed.exists():
-            rank, name = self.scratch.killed.read_text().split()
+        if (killed := find_killed(statuses)) is not None:
+            rank, name = killed
             hint = "; was there enough memory?" if name == "SIGKILL" else ""
             return f"{config.method}: rank {rank} of {config.workers} was ended by {name}{hint}"
-        tail = self.scratch.read_tail()
+        tail, status = self.scratch.read_tail(), next((one for one in statuses if one), 0)
         return f"{config.method}: the workers ended with status {status}" + (f":\n{tail}" if tail else "")
 
 
-def _arguments_of(config: RunConfig, scratch: Scratch, network: Network | None) -> list[str]:
-    """What torchrun is told."""
-    common = ["--standalone", "--max-restarts=0", f"--nproc-per-node={config.workers}"]
-    logs = [f"--log-dir={scratch.logs}", "--redirects=3"]
-    worker = ["-m", "grace_bench.workers.worker", str(scratch.folder)]
-    if network is None:
-        return [*common, *logs, *worker]
-    # torchrun gives every worker the same command: a shell finds the namespace of its rank
-    nets = scratch.folder / "net"
-    user = f"--user={nets}.user --preserve-credentials" if "user" in network.paths() else ""
-    enter = f'exec nsenter {user} --net={nets}.$RANK -- "$0" "$@"'
-    return [*common, *logs, "--no-python", "sh", "-c", enter, sys.executable, "-u", *worker]
-
-
-def _environment_of(config: RunConfig) -> dict[str, str]:
+def _environment_of(config: RunConfig, network: Network | None) -> dict[str, str]:
+    """What all workers are told: as by torchrun, where rank 0 is, and how many they are."""
+    there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    if network is not None:
+        there = {"MASTER_ADDR": address(0), "MASTER_PORT": str(PORT), "GLOO_SOCKET_IFNAME": INTERFACE}
+    ours = {name: value for name, value in environment().items() if not name.startswith("TORCHELASTIC_")}
     here = os.environ.get("PYTHONPATH")
     return {
-        **environment(),
+        **ours, **there, "WORLD_SIZE": str(config.workers), "LOCAL_WORLD_SIZE": str(config.workers),
         "OMP_NUM_THREADS": str(config.threads),
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # the agent's own store is not one for workers, see the transport
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5",
         "PYTHONPATH": os.getcwd() if not here else f"{here}{os.pathsep}{os.getcwd()}",  # for module:Class tasks
-    }
+    }  # fmt: skip
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port

@@ -12,18 +12,19 @@ from grace_bench.files import write_atomically
 
 
 class Scratch:
-    """The folder through which a command, torchrun and its workers talk.
+    """The folder through which a command and its workers talk.
 
     Attributes:
         job: what is to be run. lifeline: a named pipe that the command holds open for as long as it lives.
-        log, logs: what torchrun and its workers write. killed: the rank that a signal ended, and the signal's name.
     """
 
     def __init__(self, folder: Path):
-        self.folder = folder
-        self.job, self.killed = folder / "job.json", folder / "killed"
-        self.lifeline, self.log, self.logs = folder / "lifeline", folder / "launcher.log", folder / "logs"
+        self.folder, self.job, self.lifeline = folder, folder / "job.json", folder / "lifeline"
         self._progress = folder / "progress"
+
+    def log(self, rank: int) -> Path:
+        """Where all goes that this worker prints."""
+        return self.folder / f"worker.{rank}.log"
 
     def outcome(self, run: int) -> Path:
         """Where the document of a run is once it has ended."""
@@ -41,12 +42,9 @@ class Scratch:
         return None
 
     def read_tail(self, lines: int = 30) -> str:
-        """The last lines that the workers, or else torchrun, wrote."""
-        texts = [path.read_text(errors="replace").rstrip() for path in sorted(self.logs.rglob("stderr.log"))]
-        text = "\n".join(text for text in texts if text)
-        if not text and self.log.exists():
-            text = self.log.read_text(errors="replace").rstrip()
-        return "\n".join(text.splitlines()[-lines:])
+        """The last lines that the workers wrote."""
+        texts = [path.read_text(errors="replace").rstrip() for path in sorted(self.folder.glob("worker.*.log"))]
+        return "\n".join("\n".join(filter(None, texts)).splitlines()[-lines:])
 
     def watch(self, leave: Callable[[], None]) -> None:
         """Calls ``leave`` from a thread once nobody holds the lifeline any more: the command has ended, in whatever way."""

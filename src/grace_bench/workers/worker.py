@@ -1,17 +1,17 @@
-"""One worker of some runs, one after the other: ``python -m grace_bench.workers.worker SCRATCH``, under torchrun."""
+"""One worker of some runs, one after the other: ``python -m grace_bench.workers.worker SCRATCH``."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
+import shutil
 import sys
 from pathlib import Path
 
 import msgspec
 
 from grace_bench.files import write_atomically
-from grace_bench.network.namespaces import INTERFACE, PORT, address
 from grace_bench.runs.config import RunConfig
 from grace_bench.runs.results import Failure, decode_as, encode
 from grace_bench.workers.rendezvous import attend, open_store
@@ -28,11 +28,14 @@ class Job(msgspec.Struct):
 def main() -> None:
     """Takes part in each run; rank 0 leaves its document in the scratch folder."""
     scratch = Scratch(Path(sys.argv[1]))
-    scratch.watch(functools.partial(os._exit, 1))
+
+    def leave() -> None:
+        shutil.rmtree(scratch.folder, ignore_errors=True)  # the command that made it is gone
+        os._exit(1)
+
+    scratch.watch(leave)
     job: Job = decode_as(scratch.job.read_bytes(), Job)
     first, rank = job.configs[0], int(os.environ["RANK"])
-    if first.network.shaped:  # torchrun's own addresses are not of this namespace
-        os.environ.update(MASTER_ADDR=address(0), MASTER_PORT=str(PORT), GLOO_SOCKET_IFNAME=INTERFACE)
     store = open_store(rank, first.workers, first.timeout)
     for index, config in enumerate(job.configs):
         report = functools.partial(scratch.report, index)

@@ -71,7 +71,7 @@ class Handle(Choosing):
                 if k == len(BUCKETS) - 1:
                     self.now += waits
                     self.used.append(method)
-                self._exchange(gradients, k == len(BUCKETS) - 1)
+                self._exchange_bucket(gradients, k == len(BUCKETS) - 1)
             self.step += 1
 
     def method_of(self, name: str) -> str:

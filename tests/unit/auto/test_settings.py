@@ -6,6 +6,8 @@ import pytest
 
 from grace.auto.settings import Auto, wanted
 from grace.errors import ConfigurationError
+from grace.registry.policy import Policy
+from grace_bench.runs.config import RunConfig
 
 
 @pytest.mark.parametrize(
@@ -61,3 +63,21 @@ def test_lists_are_lists() -> None:
         Auto(methods="topk")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="legal: pairs of a pattern and a method"):
         Auto(keep=(("embed*",),))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", ["auto", "auto:quality=fast", Auto()])
+def test_where_a_method_is_wanted_it_is_refused_with_what_to_write(given: object) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"is no method: .* grace.attach\(model, 'auto'\) or .*Here, name one; grace advise"
+    ):
+        Policy.of(given)  # type: ignore[arg-type]
+
+
+def test_the_bench_runs_it_on_torch_only() -> None:
+    assert RunConfig("digits", "auto:quality=fast").kind == "method"
+    with pytest.raises(ConfigurationError, match="legal: --toolkit torch and granularity 'parameter', not jax"):
+        RunConfig("digits", "auto", toolkit="jax")
+    with pytest.raises(ConfigurationError, match="not torch and 'model'"):
+        RunConfig("digits", "auto", granularity="model")
+    with pytest.raises(ConfigurationError, match="no knob"):
+        RunConfig("digits", "auto:knob=3")

@@ -39,3 +39,24 @@ def test_facts_are_those_of_the_method():
     fact = describe("topk:ratio=0.5")["facts"][0]
     assert fact["contraction"] == 0.5
     assert not fact["unbiased"]
+
+
+def test_what_auto_chose_is_shown_from_a_file(tmp_path, capsys):
+    from grace.auto.explain import Explanation
+    from grace.cli.explain import explain
+    from grace.errors import ConfigurationError, InputError
+
+    found = Explanation(
+        "auto", 2, "gloo", 1.0, "measuring", 3, None, (), (), None, None, (), (), None, None, {}, 5.0, {}, {}
+    )
+    found.save(tmp_path / "auto.json")
+    explain(None, run=tmp_path / "auto.json")
+    assert "auto, 2 workers over gloo: measuring" in capsys.readouterr().out
+    explain(None, run=tmp_path / "auto.json", as_json=True)
+    assert '"schema": "grace.auto"' in capsys.readouterr().out
+    (tmp_path / "other.json").write_text("[]")
+    with pytest.raises(InputError, match="no explanation of auto"):
+        explain(None, run=tmp_path / "other.json")
+    for both in ({"method": "topk", "run": tmp_path / "auto.json"}, {"method": None}):
+        with pytest.raises(ConfigurationError, match="one of the two"):
+            explain(**both)

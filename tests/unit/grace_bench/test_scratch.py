@@ -28,14 +28,11 @@ def test_progress_is_read_as_it_was_reported(tmp_path):
     assert scratch.read_progress() == (1, 20, 50)
 
 
-def test_the_tail_is_the_workers_or_else_the_launchers(tmp_path):
+def test_the_tail_is_what_the_workers_wrote_last(tmp_path):
     scratch = Scratch(tmp_path)
     assert scratch.read_tail() == ""
-    scratch.log.write_text("launcher")
-    assert scratch.read_tail() == "launcher"
-    folder = scratch.logs / "0"
-    folder.mkdir(parents=True)
-    (folder / "stderr.log").write_text("one\ntwo\n")
+    scratch.log(0).write_text("")
+    scratch.log(1).write_text("one\ntwo\n")
     assert scratch.read_tail(1) == "two"
 
 

@@ -33,7 +33,7 @@ NUMBERS = {
 }  # fmt: skip
 WORDS = {"key0", "key1", "step", "k0", "k1", "k2", "k3", "k4", "k5"}
 # kernel -> what differs from the rules above, and one dictionary of constants for each way to compile it
-KERNELS: dict[str, tuple[dict[str, str], list[dict[str, int]]]] = {
+KERNELS: dict[str, tuple[dict[str, str], list[dict[str, float]]]] = {
     "kernels.levels._quantize": ({}, [
         {"S": s, "BITS": bits, "HAS_MEMORY": 1, "HAS_REST": 1, "EVEN": even, "G": 128, "PER": per}
         for s, bits, even, per in ((7, 4, 1, 8), (127, 8, 1, 8), (1, 0, 0, 5), (9, 5, 0, 8))
@@ -85,6 +85,21 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, int]]]] = {
     "kernels.sparse._write_values": ({}, [{"NARROW": narrow, "TILE": 1024} for narrow in (0, 1)]),
     "kernels.sparse._sum_lists": ({}, [{"ADD": 0, "NARROW": 0, "LISTS": 8, "OWNED": 8192, "TILE": 1024}]),
     "kernels.sparse._add_part": ({}, [{"NARROW": 1, "LISTED": listed, "TILE": 1024} for listed in (0, 1)]),
+    "kernels.rotation._rotate": ({"p": "*fp32", "m": "*fp32"}, [
+        {"LOG": log, "FIRST": first, "LAST": last, "SIGNS": signs, "END": end, "HAS_MEMORY": 1, "HAS_SECOND": 1, "TILE": tile}
+        for log, first, last, signs, end, tile in (
+            (4, 1, 1, 1, 0, 1024), (10, 1, 1, 2, 1, 1024), (12, 1, 1, 2, 3, 4096), (14, 1, 0, 1, 0, 4096),
+            (14, 0, 1, 2, 2, 4096),
+        )
+    ]),
+    "kernels.rotation._sums": ({"out": "*fp64"}, [{"BITS": 4, "SQUARES": squares, "ROWS": 16} for squares in (0, 1)]),
+    "kernels.rotation._write": ({"w": "i64"}, [{"BITS": bits, "HAS_REST": 1, "G": 128} for bits in (1, 3, 4)]),
+    "kernels.rotation._sum": ({}, [{"BITS": 4, "ADD": 1, "TILE": 1024}]),
+    "kernels.floats._encode": ({}, [
+        {"FRACTION": m, "LEAST": least, "LARGEST": most, "MOST": 3.4e38, "RANDOM": m - 2, "EVEN": 1, "HAS_MEMORY": 1,
+         "HAS_REST": 1, "TILE": 1024} for m, least, most in ((3, -6, 448.0), (2, -14, 57344.0))
+    ]),
+    "kernels.floats._sum": ({}, [{"FRACTION": m, "LEAST": least, "ADD": 0, "TILE": 1024} for m, least in ((3, -6), (2, -14))]),
     "kernels.scan_kernel": ({}, [{"CHUNK": 1024}]),
     "kernels.block_max_kernel": ({}, [{"HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
     "kernels.count_kernel": ({"out": "*i32"}, [{"HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
@@ -118,7 +133,7 @@ def kernels() -> dict[str, Any]:
     return found
 
 
-def compiled(kernel: Any, special: dict[str, str], constants: dict[str, int], fused: bool) -> str:
+def compiled(kernel: Any, special: dict[str, str], constants: dict[str, float], fused: bool) -> str:
     """The kernel's PTX."""
     signature = {}
     for name in kernel.arg_names:

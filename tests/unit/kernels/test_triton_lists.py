@@ -99,8 +99,8 @@ def pairs(n: int, k: int, code: str, narrow: bool) -> None:
         rest, out = torch.empty_like(x), offset(torch.ones(2, n), n % 3)
         wire, _ = sparse.encode_topk(x.clone(), k, code, memory, rest, narrow=narrow)
         sparse.sum_topk([wire, wire, wire.clone()], out, k, code, 0.3, narrow=narrow)
-        whole = sparse.Part(x[0].view(torch.uint8), 0, 0, 0, sparse.DENSE)
-        part = sparse.Part(wire[1], 0, k * (2 if narrow else 4), k, code)
+        whole = sparse.WirePart(x[0].view(torch.uint8), 0, 0, 0, sparse.DENSE)
+        part = sparse.WirePart(wire[1], 0, k * (2 if narrow else 4), k, code)
         sparse.sum_sparse([part] if narrow else [part, whole, part], out[0], -0.7, narrow=narrow, add=True)
         return [wire, rest, out]
 

@@ -26,7 +26,7 @@ COMPOSITIONS = [
     "topk:memory=distef", "topk:memory=ef21", "efsignsgd:communicator=scatterreduce,server_memory=true", "qsgd", "none",
     "varsparse", "topk:start=1",
 ]  # fmt: skip
-LAYOUTS = [(3, 2), (3, 4), (4, 1), (1, 3), (2, 2)]
+LAYOUTS = [(4, 2), (4, 3), (4, 8), (4, 1), (1, 3), (2, 2)]
 
 
 def gradients(rank: int, step: int) -> dict[str, Tensor]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from grace.errors import ConfigurationError
 from grace.run.options import DEFAULTS, Options
 from grace.run.plan import plan
 
+SOURCES = Path(grace.__file__).parent
 DOORS: list[Any] = [
     grace.attach, grace.local, grace.DistributedOptimizer, grace.Simulator, Companion, plan
 ]  # fmt: skip
@@ -57,3 +60,19 @@ def test_doors_check_them_before_anything_is_sent(option: dict[str, Any]) -> Non
         grace.Simulator("topk", 2, **option)
     with pytest.raises(ConfigurationError, match=f"{name}="):
         Companion("topk", **option)
+
+
+def test_only_doors_take_the_options_one_by_one() -> None:
+    """Behind them there is one object: an option more changes no signature inside."""
+    names, found = {field.name for field in fields(Options)}, set()
+    for path in SOURCES.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                arguments = {one.arg for one in (*node.args.args, *node.args.kwonlyargs)}
+                if len(arguments & names) >= 4:
+                    found.add((str(path.relative_to(SOURCES)), node.name))
+    assert found == {
+        ("adapters/attach.py", "attach"), ("adapters/local_steps.py", "local"),
+        ("adapters/torch_optimizer.py", "DistributedOptimizer"), ("adapters/trainers.py", "__init__"),
+        ("jax/host.py", "compressed_mean_on_host"), ("keras/attach.py", "attach"), ("tensorflow/gradients.py", "__init__"),
+    }  # fmt: skip

@@ -14,7 +14,7 @@ import grace
 from grace.errors import ConfigurationError, UnknownNameError
 from grace.transports import candidates, choose
 from grace.transports.base import describe
-from grace.transports.choose import Choice
+from grace.transports.choose import TransportChoice
 from tests.unit.packages import installed
 
 CARRIER = """
@@ -56,7 +56,7 @@ def test_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert describe(grace.transport("carrier")) == "carrier (asked for)"
     assert "grace_broken" not in sys.modules
     monkeypatch.setenv("GRACE_TRANSPORT", "carrier")
-    assert choose.choose() == Choice("carrier", "GRACE_TRANSPORT asks for it")
+    assert choose.choose() == TransportChoice("carrier", "GRACE_TRANSPORT asks for it")
 
 
 def test_in_a_door() -> None:
@@ -68,7 +68,7 @@ def test_in_a_door() -> None:
 
 def test_by_what_the_launcher_implies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIGEONS", "2")
-    assert choose.choose() == Choice("carrier", "PIGEONS is set")
+    assert choose.choose() == TransportChoice("carrier", "PIGEONS is set")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert choose.choose().name == "gloo", "Grace's own come first"
@@ -98,4 +98,4 @@ def test_a_name_is_taken_once() -> None:
     with pytest.raises(
         ConfigurationError, match=r"transport name 'mpi' is taken by grace\.transports\.choose\._make_mpi"
     ):
-        grace.register_transport("mpi")(candidates.Candidate)  # type: ignore[arg-type]
+        grace.register_transport("mpi")(candidates.TransportMaker)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from grace.run.simulate import answers
 from grace.transports import choose as module
 from grace.transports.alone import Alone
 from grace.transports.base import describe
-from grace.transports.choose import Choice, choose
+from grace.transports.choose import TransportChoice, choose
 
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2"}
 SLURM = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "MASTER_ADDR": "localhost"}
@@ -34,21 +34,24 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("env", "choice"),
     [
-        ({}, Choice("alone", "nothing says that there are other workers")),
-        (SLURM, Choice("gloo", "SLURM_PROCID is set")),
-        ({**SLURM, **TORCHRUN}, Choice("gloo", "RANK and WORLD_SIZE are set")),
-        ({**TORCHRUN, "PMI_RANK": "0"}, Choice("mpi", "PMI_RANK is set")),
-        ({**TORCHRUN, "PMI_RANK": "0", "TORCHELASTIC_RUN_ID": "x"}, Choice("gloo", "RANK and WORLD_SIZE are set")),
-        ({**TORCHRUN, "GRACE_TRANSPORT": "alone"}, Choice("alone", "GRACE_TRANSPORT asks for it")),
-        ({**TORCHRUN, "GRACE_TRANSPORT": "auto"}, Choice("gloo", "RANK and WORLD_SIZE are set")),
+        ({}, TransportChoice("alone", "nothing says that there are other workers")),
+        (SLURM, TransportChoice("gloo", "SLURM_PROCID is set")),
+        ({**SLURM, **TORCHRUN}, TransportChoice("gloo", "RANK and WORLD_SIZE are set")),
+        ({**TORCHRUN, "PMI_RANK": "0"}, TransportChoice("mpi", "PMI_RANK is set")),
+        (
+            {**TORCHRUN, "PMI_RANK": "0", "TORCHELASTIC_RUN_ID": "x"},
+            TransportChoice("gloo", "RANK and WORLD_SIZE are set"),
+        ),
+        ({**TORCHRUN, "GRACE_TRANSPORT": "alone"}, TransportChoice("alone", "GRACE_TRANSPORT asks for it")),
+        ({**TORCHRUN, "GRACE_TRANSPORT": "auto"}, TransportChoice("gloo", "RANK and WORLD_SIZE are set")),
     ],
 )
-def test_the_environment_decides(env: dict[str, str], choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_decides(env: dict[str, str], choice: TransportChoice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_why_no_mpi", lambda: None)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     assert choose() == choice
-    assert choose("mpi") == Choice("mpi", "asked for"), "an argument comes before all else"
+    assert choose("mpi") == TransportChoice("mpi", "asked for"), "an argument comes before all else"
 
 
 def test_without_mpi4py_it_is_gloo_and_the_reason_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,13 +71,13 @@ def test_horovod_where_the_script_has_initialized_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "horovod.torch", types.SimpleNamespace(is_initialized=lambda: started))
     assert choose().name == "alone"
     started = True
-    assert choose() == Choice("horovod", "Horovod is initialized")
+    assert choose() == TransportChoice("horovod", "Horovod is initialized")
 
 
 def test_jax_where_there_are_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     distributed = types.SimpleNamespace(is_initialized=lambda: True)
     monkeypatch.setitem(sys.modules, "jax", types.SimpleNamespace(distributed=distributed, process_count=lambda: 2))
-    assert choose() == Choice("gloo", "this is one of several JAX processes")
+    assert choose() == TransportChoice("gloo", "this is one of several JAX processes")
 
 
 def test_a_transport_is_passed_through() -> None:

@@ -17,7 +17,7 @@ from grace.kernels.blocks import block_count
 from grace.kernels.index_lists import check_list, layout
 from grace.kernels.index_lists.triton import read_lists, write_lists
 from grace.kernels.selection.triton import take_topk
-from grace.kernels.sparse import DENSE, Part
+from grace.kernels.sparse import DENSE, WirePart
 from grace.kernels.sparse.parts import BAD_VALUES, check_parts
 from grace.kernels.triton import first_reaching, load_float, magnitude, mark_if, nearest_bfloat16, store_float
 
@@ -135,7 +135,7 @@ def sum_topk(
     marks.refuse(0, lambda: PayloadError(BAD_VALUES))
 
 
-def sum_sparse(parts: Sequence[Part], out: Tensor, weight: float, *, narrow: bool, add: bool = False) -> None:
+def sum_sparse(parts: Sequence[WirePart], out: Tensor, weight: float, *, narrow: bool, add: bool = False) -> None:
     check_rows(out=out)
     check_parts(parts, out.numel(), narrow=narrow)
     if not add:
@@ -159,7 +159,7 @@ def _write(index: Tensor, sent: Tensor, n: int, code: str, narrow: bool) -> Tens
     return wire
 
 
-def _places(part: Part, n: int) -> Tensor:
+def _places(part: WirePart, n: int) -> Tensor:
     """The places ``[k]`` of a part, int64, legal."""
     if part.places is not None:
         return check_list(part.places[None].long().contiguous(), n)[0]

@@ -36,35 +36,22 @@ BASELINES = {
 
 def run(method="topk:ratio=0.01", *, task="digits", link="none", workers=4, seed=0, points=25, procedural=False,
         parameters=272_474, target=0.9, error=None, lower=False, transport="gloo", **changes):  # fmt: skip
-    """One ``grace.result`` document, version 2."""
+    """One ``grace.result`` document."""
     family, relative, final, codec = {**METHODS, **BASELINES}.get(method, ("other", 0.1, 0.9, 1.0))
     rng = random.Random(f"{method} {task} {link} {seed} {workers} {transport}")
     bits = LINKS.get(link)
     document = {
-        "schema": "grace.result", "version": 2, "created": "2026-01-02T03:04:05+00:00",
+        "schema": "grace.result", "version": 3, "created": "2026-01-02T03:04:05+00:00",
         "command": ["grace", "bench", "train", "--task", task], "task": task, "method": method, "recipe": method,
         "kind": "baseline" if method in BASELINES else "method", "family": family, "workers": workers, "seed": seed,
         "granularity": "parameter", "transport": transport,
         "link": {"name": link, "bits_per_second": bits, "latency_seconds": None},
         "environment": {"grace": "0.1.0", "python": "3.11.7", "torch": "2.13.0", "numpy": "2.0.0", "cores": 2,
                         "system": "Linux x86_64", "threads_per_worker": 1, "backend": transport},
-        "status": "ok", "error": None,
+        "status": "ok",
     }  # fmt: skip
     if error is not None:
-        rest = (
-            "optimizer",
-            "steps",
-            "final",
-            "best",
-            "traffic",
-            "time",
-            "curve",
-            "target",
-            "nic",
-            "memory",
-            "prediction",
-        )
-        return {**document, "status": "failed", "error": error, **dict.fromkeys(rest)}
+        return {**document, "status": "failed", "error": error}
     metric, better = ("perplexity", "lower") if lower else ("accuracy", "higher")
     fp32 = 8 * (workers - 1) / workers * parameters
     sent = relative * fp32
@@ -82,18 +69,19 @@ def run(method="topk:ratio=0.01", *, task="digits", link="none", workers=4, seed
         number = round(part * steps_per_epoch * epochs)
         curve.append({
             "epoch": number / steps_per_epoch, "step": number, "seconds": number * step / 1000,
-            "sent_bytes": round(number * sent), "train_loss": 2 * math.exp(-3 * part), metric: value,
+            "sent_bytes": round(number * sent), "train_loss": 2 * math.exp(-3 * part),
+            "metrics": {metric: value},
         })  # fmt: skip
-    values = [point[metric] for point in curve if point[metric] is not None]
+    values = [value for point in curve if (value := point["metrics"][metric]) is not None]
     better_than = (lambda value: value <= target) if lower else (lambda value: value >= target)
-    hit = next((p for p in curve if p[metric] is not None and better_than(p[metric])), None)
+    hit = next((p for p in curve if (value := p["metrics"][metric]) is not None and better_than(value)), None)
     predicted = step * rng.uniform(0.92, 1.1)
     return {
         **document, "steps": steps_per_epoch * epochs, "steps_per_epoch": steps_per_epoch, "batch_per_worker": 32,
         "optimizer": {"name": "SGD", "peak_lr": 0.1, "lr_scale": 1.0, "momentum": 0.9,
                       "why": "lr x 0.02: votes of +-1" if method == "signsgd" else None},
         "model": {"parameters": parameters, "tensors": 51, "compressed_parameters": 270_000, "compressed_tensors": 20},
-        "metric": metric, "better": better, "final": curve[-1][metric],
+        "metric": metric, "better": better, "final": curve[-1]["metrics"][metric],
         "best": (min if lower else max)(values, default=None), "replicas_agree": final is not None, "nonfinite": 0,
         "traffic": {"rounds_per_step": 2.0, "sent_bytes_per_step": sent, "received_bytes_per_step": sent,
                     "fp32_allreduce_bytes_per_step": fp32, "relative_to_fp32": relative},
@@ -105,7 +93,7 @@ def run(method="topk:ratio=0.01", *, task="digits", link="none", workers=4, seed
         "memory": {"peak_rss_bytes": 350_000_000}, "paper_row": None,
         "data": {"name": "shapes" if procedural else "digits", "procedural": procedural, "digest": "0" * 16,
                  "source": "embedded"},
-        "prediction": {"step_ms": predicted, "relative_error": predicted / step - 1, "terms": {}} if bits else None,
+        "prediction": {"step_ms": predicted, "relative_error": predicted / step - 1} if bits else None,
         "curve": curve, **changes,
     }  # fmt: skip
 

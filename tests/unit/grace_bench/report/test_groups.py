@@ -197,7 +197,7 @@ def test_a_curve_is_over_the_evaluations_that_all_seeds_have():
 def test_a_diverged_run_leaves_a_gap_in_its_curve_and_is_on_no_front():
     document = run(final=None)
     for point in document["curve"][10:]:
-        point["accuracy"] = None
+        point["metrics"]["accuracy"] = None
     group = only(group_runs(runs(document))[0])
     assert [value.median is None for value in group.curve.quality] == [False] * 10 + [True] * 15
     assert not group.front_throughput

@@ -8,24 +8,6 @@ from grace_bench.report.read import codec_rows, read
 from tests.unit.grace_bench.report.samples import codecs, run, run_of, write
 
 
-def version_1(method="topk:ratio=0.01"):
-    """As the first release wrote it: no link, no baselines, no times but these."""
-    points = [{"epoch": k, "step": 10 * k, "seconds": k / 2, "sent_bytes": 0, "train_loss": None, "accuracy": 0.9}
-              for k in range(3)]  # fmt: skip
-    return {
-        "schema": "grace.result", "version": 1, "created": "2026-01-01T00:00:00+00:00", "command": ["grace", "compare"],
-        "environment": {"cores": 2, "system": "Linux x86_64", "threads_per_worker": 1}, "task": "digits",
-        "method": method, "recipe": method, "workers": 2, "seed": 0, "granularity": "parameter",
-        "optimizer": {"name": "SGD", "peak_lr": 0.1, "lr_scale": 1.0, "momentum": 0.9, "why": None}, "steps": 20,
-        "steps_per_epoch": 10, "batch_per_worker": 32, "metric": "accuracy", "better": "higher", "final": 0.9, "best": 0.9,
-        "model": {"parameters": 10, "tensors": 2, "compressed_parameters": 5, "compressed_tensors": 1},
-        "replicas_agree": True, "nonfinite": 0, "curve": points,
-        "traffic": {"rounds_per_step": 1.0, "sent_bytes_per_step": 500.0, "received_bytes_per_step": 500.0,
-                    "fp32_allreduce_bytes_per_step": 400.0, "relative_to_fp32": 1.25},
-        "time": {"step_ms": {"median": 1.0, "low": 0.5, "high": 2.0}, "codec_ms": 0.1, "exchange_ms": 0.2},
-    }  # fmt: skip
-
-
 def test_a_directory_is_read_with_a_reason_for_every_file_that_is_not(tmp_path):
     write(tmp_path, [run(), run("qsgd:bits=4", error="rank 0: RuntimeError: no space left")], codecs(sizes=(10,)))
     runs = tmp_path / "runs"
@@ -51,7 +33,7 @@ def test_a_directory_is_read_with_a_reason_for_every_file_that_is_not(tmp_path):
     why = {name.removeprefix("runs/").removesuffix(".json"): reason for name, reason in found.skipped}
     for name, part in {
         "cut": "not JSON", "bytes": "not JSON", "list": "expected `object`, got `array`", "nan": "not JSON", "huge": "final",
-        "foreign": "schema is None; legal: grace.result, grace.codecs", "later": "version 99; this Grace reads 1, 2, 3",
+        "foreign": "schema is None; legal: grace.result, grace.codecs", "later": "version 99; this Grace reads 3",
         "field": "time.step_ms.median: expected `float`, got `str`", "kind": "time: expected `object`, got `int`",
         "curve": "curve[0]: object missing required field `seconds`", "seed": "seed: expected `int` >= 0",
         "folder": "directory", "deep": "", "digits": "",
@@ -80,17 +62,7 @@ def test_what_is_no_directory_is_an_error(tmp_path, name):
         read(tmp_path / name)
 
 
-def test_version_1_is_read_too():
-    one = run_of(version_1()).document
-    assert (one.family, one.kind, one.link.name, one.transport) == ("sparsification", "method", "none", "gloo")
-    assert one.time.samples_per_second == 1000 * 32 * 2 / 1.0  # samples of a step over its time
-    assert one.target is None
-    assert one.prediction is None
-    assert is_baseline(run_of(version_1("none")).document)
-    assert run_of(version_1("mine:Method")).document.family == "other"
-
-
-def test_version_2_is_read_whole():
+def test_a_document_is_read_whole():
     document = run("ddp-bf16", link="1gbit", procedural=True, seed=7)
     one = run_of(document).document
     assert is_baseline(one)

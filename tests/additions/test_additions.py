@@ -1,0 +1,116 @@
+"""What docs/concepts/house.md says of additions: one of each is made in a copy of the tree, and what must pass passes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.additions.tree import ROOT, Tree, differing
+from tests.additions.wanted import ADDITIONS, Addition
+
+PAGE = ROOT / "docs/concepts/house.md"
+NATIVE = {"native/signatures.h", "native/tests/kernels.h"}
+FUZZED = "native/tests/fuzz_decoders.cc"  # names decoders, too
+
+
+def read_table(text: str) -> dict[str, tuple[int, int]]:
+    """What is added -> files by hand, files that a command writes."""
+    rows = re.findall(r"^\| ([^|]+) \| (\d+): [^|]+ \| ([^|]*) \|$", text, flags=re.MULTILINE)
+    return {what: (int(by_hand), int((re.match(r"\d+", written) or ["0"])[0])) for what, by_hand, written in rows}
+
+
+def find_wrong(table: dict[str, tuple[int, int]], addition: Addition) -> str:
+    """What the table says wrongly of an addition's files by hand; empty if nothing."""
+    (row,) = [what for what in table if what.startswith(addition.what)]
+    said = table[row][0]
+    return "" if said == addition.by_hand else f"{row}: {said} files by hand, and there are {addition.by_hand}"
+
+
+@pytest.mark.parametrize("name", ADDITIONS)
+def test_the_table_counts_what_one_writes(name: str) -> None:
+    assert find_wrong(read_table(PAGE.read_text()), ADDITIONS[name]) == ""
+
+
+def test_a_table_that_undercounts_is_caught() -> None:
+    page = re.sub(r"^(\| transport \| )\d", r"\g<1>2", PAGE.read_text(), flags=re.MULTILINE)
+    assert "transport: 2 files by hand" in find_wrong(read_table(page), ADDITIONS["transport"])
+
+
+def test_what_is_added_passes_its_tests_and_the_laws_without_being_listed(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    for addition in ADDITIONS.values():
+        tree.add(addition)
+    own = [path for one in ADDITIONS.values() for path in one.files if path.startswith("tests/")]
+    wanted = " or ".join(f"({one.gate})" for one in ADDITIONS.values())
+    said = tree.check("tests/laws/test_laws.py", *own, "-k", wanted, "-vv")
+    for addition in ADDITIONS.values():
+        assert f"/test_{addition.word}.py::" in said
+    for addition in (ADDITIONS["method"], ADDITIONS["memory"], ADDITIONS["communicator"]):
+        assert re.search(rf"test_laws.py::test_agreement\S*{addition.word}", said), "no law has seen it"
+
+
+@pytest.mark.night("a wrong number in the table of additions")
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("name", ADDITIONS)
+def test_an_addition_alone(name: str, tmp_path: Path) -> None:
+    """Nothing else has to be touched: style, types, arrows, generated files, goldens and laws are right."""
+    addition, tree = ADDITIONS[name], Tree(tmp_path)
+    tree.add(addition)
+    before = tree.read()
+    for command in (["-m", "tests.golden.make"], ["docs/generate.py"]):  # make goldens docs
+        done = tree.run(command)
+        assert done.returncode == 0, done.stdout + done.stderr
+    written = differing(before, tree.read(), addition.files)
+    (row,) = [one for what, one in read_table(PAGE.read_text()).items() if what.startswith(addition.what)]
+    assert len(written) == row[1], written
+    checks = ("tests/docs/test_generated.py", "tests/docs/test_changelog.py", "tests/unit/test_exports.py",
+              "tests/unit/test_docstrings.py", "tests/unit/registry")  # fmt: skip
+    tree.check(*checks)
+    tree.check(*addition.night)
+    for command in (
+        ["-m", "ruff", "check", "."],
+        ["-m", "mypy"],
+        ["-c", "from importlinter.cli import lint_imports_command as run; run()"],
+    ):
+        done = tree.run(command)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _files_that_name(word: str) -> set[str]:
+    files = [*(ROOT / "native").rglob("*"), *(ROOT / "src/grace").rglob("native.py")]
+    return {
+        str(file.relative_to(ROOT))
+        for file in files
+        if file.suffix in (".py", ".cc", ".h") and re.search(rf"\b{word}\b", file.read_text())
+    }
+
+
+def test_a_native_kernel_is_named_where_the_table_says() -> None:
+    """As the kernels are that there are: an operation that exists has its tests already."""
+    names = re.findall(r"^GRACE_KERNEL\((\w+),", (ROOT / "native/signatures.h").read_text(), flags=re.MULTILINE)
+    said, _ = read_table(PAGE.read_text())["native kernel of an operation that exists"]
+    counts = []
+    for name in names:
+        files = _files_that_name(name)
+        sources = [path for path in files if path.startswith("native/kernels/")]
+        assert files >= NATIVE, name
+        assert sources, name
+        assert any(path.endswith("native.py") for path in files), name
+        counts.append(len(files - {FUZZED}))
+    assert min(counts) == said
+    assert sum(count == said for count in counts) > 0.9 * len(counts), "some have names that are words of their own"
+
+
+def test_a_triton_kernel_is_named_where_the_table_says() -> None:
+    said, _ = read_table(PAGE.read_text())["Triton kernel of an operation that exists"]
+    tests = [ROOT / "tests/unit/kernels" / name for name in ("test_triton.py", "compiled_triton.py")]
+    for file in (ROOT / "src/grace/kernels").glob("*/triton.py"):
+        if "@triton.jit" not in file.read_text():
+            continue  # it launches another family's
+        family = file.parent.name
+        words = "|".join(
+            [family, f"test_{family}", *re.findall(r"^def ([a-z]\w+)", file.read_text(), flags=re.MULTILINE)]
+        )
+        assert 1 + sum(bool(re.search(rf"\b({words})\b", test.read_text())) for test in tests) == said, family

@@ -1,0 +1,143 @@
+"""Triton's rotations in Triton's interpreter, against the specification, to the bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+triton = pytest.importorskip("triton", reason="needs the package triton")
+tl = pytest.importorskip("triton.language")
+
+from grace.compute import backends
+from grace.contract.compressor import Fused
+from grace.errors import PayloadError
+from grace.kernels import hadamard, rotate_blocks, rotate_blocks_back
+from grace.methods.drive import DRIVE
+from grace.methods.eden import EDEN
+from grace.random import Stream
+from tests.unit.kernels import block_codecs as check
+from tests.unit.kernels.test_rotation import CODECS
+from tests.unit.kernels.triton_checks import agree, interpreter, night
+
+__all__ = ["interpreter"]
+
+RNG = Stream(5, "R", "x", None, 2**31 + 7)
+
+
+def rotations(n: int, block: int, rows: int = 2) -> None:
+    x = check.numbers(rows, n)
+    x[0, n // 2] = torch.finfo(torch.float32).max
+
+    def draw() -> list[Tensor]:
+        return [hadamard(x, block), rotate_blocks(x, block, RNG), rotate_blocks_back(x, block, RNG)]
+
+    agree(draw, (n, block))
+
+
+def codes(codec: Fused, n: int, rows: int = 1) -> None:
+    x, memory = check.numbers(rows, n), check.numbers(rows, n, 1) / 4
+    agree(lambda: check.results(codec, x, memory, shift=n % 4), (codec, n))
+
+
+@pytest.mark.parametrize(("n", "block"), [(1, 2), (50, 8), (300, 16), (1100, 64), (8200, 8192)])
+def test_rotations(n: int, block: int) -> None:
+    rotations(n, block)
+
+
+@pytest.mark.parametrize(("codec", "n"), [(EDEN(bits=3, block=16), 130), (DRIVE(scale="mse"), 300)], ids=repr)
+def test_codes_of_rotated_blocks(codec: Fused, n: int) -> None:
+    codes(codec, n)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, -torch.inf])
+def test_what_is_not_finite_is_noticed(bad: float) -> None:
+    x, memory = torch.ones(1, 300), torch.zeros(1, 300)
+    memory[0, 299] = bad
+    with backends.using("triton"):
+        assert EDEN(block=64).encode_(x.clone(), check.RNG, memory, torch.empty_like(x))[1] is False
+
+
+def test_corrupted_wires_are_refused() -> None:
+    wire = EDEN(block=64).encode_(torch.ones(1, 100), check.RNG)[0]
+    wire[0, 3] = 0xFF
+    with (
+        backends.using("triton"),
+        pytest.raises(PayloadError, match="'scales' must be finite and not negative, and small"),
+    ):
+        EDEN(block=64).aggregate_([wire], torch.empty(1, 100), 1.0, check.RNG)
+
+
+# ---- more of them, at night -----------------------------------------------------------------------------------------
+@night
+@pytest.mark.parametrize("block", [2, 8, 16, 128, 1024])
+def test_rotations_of_every_size(block: int) -> None:
+    for n in (*range(1, 301), 1023, 1025, 4097):
+        rotations(n, block)
+
+
+@night
+@pytest.mark.parametrize(("n", "block"), [(4095, 4096), (20_000, 8192), (30_000, 32768), (70_000, 65536)])
+def test_rotations_of_long_blocks(n: int, block: int) -> None:
+    rotations(n, block, 1)
+
+
+@night
+def test_codes_of_long_blocks() -> None:
+    codes(DRIVE(block=8192), 8300)
+
+
+@night
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_codes_of_many_sizes(codec: Fused) -> None:
+    for n in (*range(1, 301, 7), 1023, 1025, 4097):
+        codes(replace(codec, block=(16, 64, 1024)[n % 3]), n)  # type: ignore[type-var]
+
+
+# ---- mutants --------------------------------------------------------------------------------------------------------
+@triton.jit
+def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.load(x + i, inside, 0.0)
+
+
+@triton.jit
+def _never(marks, bad):  # type: ignore[no-untyped-def]
+    tl.store(marks, 0)
+
+
+@triton.jit
+def _all_plus(key0, key1, step, first, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.zeros((TILE,), tl.uint32)
+
+
+@triton.jit
+def _one_long_piece(i, n, LOG: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.full(i.shape, 1 << LOG, tl.int32)
+
+
+@triton.jit
+def _other_way_round(y, size, near, S: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    p, q = tl.split(tl.permute(tl.reshape(y, (TILE // (2 * S), 2, S)), (0, 2, 1)))
+    turned = tl.reshape(tl.permute(tl.join(p + q, q - p), (0, 2, 1)), (TILE,))
+    return tl.where(size > near, turned, y)
+
+
+# what is replaced, by what, and a test above that fails then
+MUTANTS: list[tuple[str, Any, Any]] = [
+    ("load_sum", _memory_left_out, lambda: codes(DRIVE(block=16), 30)),
+    ("mark_if", _never, lambda: test_what_is_not_finite_is_noticed(torch.nan)),
+    ("mark_if", _never, test_corrupted_wires_are_refused),
+    ("_signs_of_tile", _all_plus, lambda: rotations(50, 8)),
+    ("_pieces_at", _one_long_piece, lambda: rotations(50, 16)),
+    ("_pairs", _other_way_round, lambda: rotations(50, 8)),
+]
+
+
+@pytest.mark.parametrize(("name", "mutant", "test"), MUTANTS)
+def test_mutants_are_caught(name: str, mutant: Any, test: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"grace.kernels.rotation.triton.{name}", mutant)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        test()
