@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from benchmarks.codecs import naive, parts, rows
+from typing import Any
+
+from benchmarks.codecs import floors, naive, parts, rows
 from benchmarks.codecs.goals import goals_of
 from benchmarks.codecs.plan import PARTS, BoardPlan
 from grace.compute import backends
 from grace_bench.codecs import compressors
-from grace_bench.codecs.bench import Bench, Row
+from grace_bench.codecs.bench import Bench, Row, short
 from grace_bench.codecs.clock import Case, Timing
 from grace_bench.codecs.plan import COLD
 from grace_bench.codecs.room import Room
@@ -24,6 +26,10 @@ class Board(Bench):
     """Times the methods of a plan, what they are compared with, and parts that are no method."""
 
     plan: BoardPlan
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self._floors: dict[tuple[int, int], floors.Floors] = {}
 
     def run_job(self, name: str, room: Room, count: int) -> None:
         if name == PARTS:
@@ -51,9 +57,30 @@ class Board(Bench):
 
     def row_of(self, case: Case, name: str, room: Room, count: int, timing: Timing, rivals: dict[Case, Timing]) -> Row:
         goals = goals_of(case.operation, name, room.n)
-        row = rows.row(case.operation, timing, goals, count)
-        row["others"] = [rows.other(other, theirs, timing, goals, count) for other, theirs in rivals.items()]
+        here = self._here(room, count)
+        row = rows.row(case.operation, timing, goals, count, here=here)
+        row["others"] = [rows.other(other, theirs, timing, goals, count, here) for other, theirs in rivals.items()]
         return row
+
+    def _here(self, room: Room, count: int) -> floors.Floors | None:
+        """The floors, measured once for each size and number of threads; None for warm sizes, with goals in microseconds."""
+        if room.n < COLD:
+            return None
+        if (room.n, count) not in self._floors:
+            self._floors[room.n, count] = floors.measure(self.clock, room, count, self.plan.samples)
+        return self._floors[room.n, count]
+
+    def more(self) -> Row:
+        told = [
+            {
+                "size": size,
+                "threads": count,
+                "ns_per_byte": short(1e9 * here.byte),
+                "ns_per_cycle": short(1e9 * here.cycle),
+            }
+            for (size, count), here in self._floors.items()
+        ]
+        return {**super().more(), "floors": told}
 
     def _measure_parts(self, room: Room, count: int) -> None:
         if room.n < COLD:
@@ -64,7 +91,7 @@ class Board(Bench):
             case.patience = _PATIENCE[None]
         found = self.clock.measure(room.add(), cases, self.plan.samples, cold=True)
         for case, timing in found.items():
-            self._add_part(case, timing, room.n, count, coded=coded.get(case))
+            self._add_part(case, timing, room.n, count, coded=coded.get(case), here=self._here(room, count))
         if room.n == max(self.plan.sizes):
             self._measure_powersgd(count)
 
@@ -84,11 +111,12 @@ class Board(Bench):
         *,
         coded: parts.IndexList | None = None,
         copies: Timing | float | None = None,
+        here: floors.Floors | None = None,
     ) -> None:
         if not isinstance(timing, Timing):
             return self.leave_slow(case, None, size, count, timing)
         assert not isinstance(copies, float)
         goals = goals_of(case.operation, None, size)
-        row = rows.row(case.operation, timing, goals, count, coded=coded, copies=copies)
+        row = rows.row(case.operation, timing, goals, count, coded=coded, copies=copies, here=here)
         self.lists["rows"].append(self.place(None, size, count) | row)
         return None

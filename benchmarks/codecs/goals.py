@@ -1,6 +1,8 @@
 """What the kernels should reach: the table that measured times are held against.
 
-Goals are multiples of ``torch y.add_(x)`` on equal buffers, cold, at any number of threads, if no other unit is said.
+Goals are multiples of ``torch y.add_(x)`` on equal buffers, cold, at any number of threads, if no other unit is said. Such a
+multiple says what a codec may compute, on the machine where it was set: as cycles for a number it travels to others, and what
+memory allows is measured there (:mod:`benchmarks.codecs.floors`).
 """
 
 from __future__ import annotations
@@ -14,6 +16,13 @@ RATIO, MICROSECONDS, PER_INDEX, BITS, COPIES = "x add_", "us", "ns per index", "
 THRESHOLD = "threshold:v=10.7"  # keeps about 1 % of randn * exp(randn)
 SMALL = 4096
 SPEEDUP = 15.0  # over plain torch code
+ADD_CYCLES = 13 / 16  # of y.add_(x) for a number, where the goals were set (docs/concepts/kernels.md)
+PAYLOADS = 8  # that are decoded and summed
+# Bytes of a wire for each number.
+WIRES = {
+    "efsignsgd": 0.126, "qsgd:bits=8": 1.016, "qsgd": 0.516, "qsgd:bits=2": 0.216, "natural": 1.0, "u8bit": 1.0, "topk": 0.051,
+    "topk:ratio=0.001": 0.0055, "randomk": 0.04, THRESHOLD: 0.051,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +48,19 @@ class Goal:
     kernels: str | None = None
     spare: float = 1.0
     at: int | None = None
+
+    @property
+    def cycles(self) -> float:
+        """Of one thread, for a number; of goals in multiples of ``y.add_(x)``."""
+        return self.value * ADD_CYCLES
+
+    @property
+    def bytes(self) -> float:
+        """That are read and written for a number, at the least."""
+        wire = WIRES.get(self.method or "topk", 0.0)
+        if self.operation == DECODE:
+            return 4 + PAYLOADS * wire
+        return wire + (12 if self.operation == FEEDBACK else 4)  # gradient and memory in, what is left out
 
     def is_about(self, name: str) -> bool:
         """Whether it is about this method."""

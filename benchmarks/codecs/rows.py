@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchmarks.codecs.floors import Floors
 from benchmarks.codecs.goals import BITS, COPIES, MICROSECONDS, PER_INDEX, RATIO, SPEEDUP, Goal
 from benchmarks.codecs.parts import IndexList
 from grace_bench.codecs.bench import Row, short, summarize
@@ -19,9 +20,11 @@ def row(
     *,
     coded: IndexList | None = None,
     copies: Timing | None = None,
+    here: Floors | None = None,
 ) -> Row:
     """One row, whose ``others`` are still to be filled with what it is compared with.
 
+    ``here``: the floors of this machine, from which goals in multiples of ``y.add_(x)`` follow.
     ``coded``: the list of indices that was coded; ``copies``: the same operation in multiples of memcpy.
     """
     units = {RATIO: timing.ratios, MICROSECONDS: [1e6 * s for s in timing.seconds]}
@@ -30,12 +33,16 @@ def row(
         units[BITS] = [8 * coded.size / coded.count]
     if copies is not None:
         units[COPIES] = copies.ratios
-    reached = [judge_goal(goal, units[goal.unit], threads) for goal in goals if goal.kernels is None]
+    reached = [
+        judge_goal(goal, units[goal.unit], threads, _limit(goal, here)) for goal in goals if goal.kernels is None
+    ]
     first = next((found["goal"] for found in reached if found["unit"] == RATIO), None)
     return {**summarize(operation, timing), "goal": first, "goals": reached, "others": []}
 
 
-def other(case: Case, timing: Timing, against: Timing, goals: Sequence[Goal], threads: int) -> Row:
+def other(
+    case: Case, timing: Timing, against: Timing, goals: Sequence[Goal], threads: int, here: Floors | None = None
+) -> Row:
     """What a row is compared with: the same work on another backend. ``times`` is how often slower it is."""
     out = summarize(case.what or "the same", timing)
     name = out.pop("operation")
@@ -43,19 +50,27 @@ def other(case: Case, timing: Timing, against: Timing, goals: Sequence[Goal], th
         times = quartiles([a / b for a, b in zip(timing.ratios, against.ratios, strict=True)])["median"]
     else:  # samples that were not taken side by side
         times = quartiles(timing.ratios)["median"] / quartiles(against.ratios)["median"]
-    reached = [judge_goal(goal, timing.ratios, threads) for goal in goals if goal.kernels == case.kernels]
+    reached = [
+        judge_goal(goal, timing.ratios, threads, _limit(goal, here)) for goal in goals if goal.kernels == case.kernels
+    ]
     if case.kernels == "torch":
         faster = Goal("times faster than torch code", "", None, SPEEDUP)
         reached.append({**_target(faster, SPEEDUP), "unit": "times", "value": short(times), "met": times >= SPEEDUP})
     return {"kernels": case.kernels, "what": name, **out, "times": short(times), "goals": reached}
 
 
-def judge_goal(goal: Goal, values: Sequence[float], threads: int) -> Row:
-    """A goal, and what was reached."""
+def _limit(goal: Goal, here: Floors | None) -> tuple[float, str] | None:
+    """What the goal is on this machine, and which floor it is; None of goals in other units."""
+    return here.limit(goal) if here is not None and goal.unit == RATIO else None
+
+
+def judge_goal(goal: Goal, values: Sequence[float], threads: int, at_least: tuple[float, str] | None = None) -> Row:
+    """A goal, and what was reached. ``at_least``: what it is on this machine, and which floor that is."""
     found = quartiles(values)
-    limit = goal.limit(threads)
+    limit, binds = at_least or (goal.limit(threads), None)
     return {
         **_target(goal, limit),
+        "binds": binds,
         "value": short(found["median"]),
         "low": short(found["low"]),
         "high": short(found["high"]),

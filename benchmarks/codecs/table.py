@@ -58,11 +58,12 @@ def _goals(lines: Sequence[dict[str, Any]]) -> RenderableType:
         "quartiles",
         "unit",
         "goal",
+        "bound by",
         "",
         "vs reference",
         "vs torch code",
     ):
-        table.add_column(heading, justify="left" if heading in ("unit", "") else "right", no_wrap=True)
+        table.add_column(heading, justify="left" if heading in ("unit", "bound by", "") else "right", no_wrap=True)
     last = None
     for line in lines:
         place = (size_text(line["size"]), str(line["threads"]))
@@ -73,6 +74,7 @@ def _goals(lines: Sequence[dict[str, Any]]) -> RenderableType:
         table.add_row(
             line["row"], *place, Text(number(line["value"]), style="green" if met else "red"),
             f"{number(line['low'])} to {number(line['high'])}", Text(line["unit"], style="dim"), number(line["goal"]),
+            Text(line.get("binds") or "", style="dim"),
             Text("met, and stretch" if beyond else "met" if met else "not met", style="green" if met else "red"),
             *(_times(line["times"].get(name), name) for name in ("reference", "torch")),
         )  # fmt: skip

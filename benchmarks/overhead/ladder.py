@@ -22,16 +22,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.nn.parallel import DistributedDataParallel
 
 import grace
-from grace.collectives import AllGather, Collective
 from grace.compute import resources
 from grace.errors import GraceError
+from grace.predict.replay import Echo
 from grace.registry.policy import Policy
 from grace.run.drive import drive
 from grace.run.worker import Worker
@@ -184,28 +184,10 @@ def list_allocations(run: Callable[[], None]) -> list[int]:
 
 
 # ---- machinery, in this process -------------------------------------------------------------------------------------
-class Echo:
-    """A network of :data:`WORKERS` that at once returns what it was given. seconds: of this thread's processor in it."""
-
-    rank, world = 0, WORKERS
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def run(self, op: Collective) -> Tensor:
-        start = time.thread_time()
-        answer = op.buf
-        if isinstance(op, AllGather):
-            answer = op.buf.new_empty(self.world, *op.buf.shape) if op.into is None else op.into
-            answer[:] = op.buf
-        self.seconds += time.thread_time() - start
-        return answer
-
-
 def machinery(method: str, samples: int, *, cold: bool = False, plans: bool = True) -> dict[str, Any]:
     """Microseconds per tensor of an exchange of small tensors."""
     with resources.threads(1):
-        worker, network = Worker(Policy([("*", method)]), 0, WORKERS), Echo()
+        worker, network = Worker(Policy([("*", method)]), 0, WORKERS), Echo(WORKERS)
         worker.plans = plans
         source = torch.randn(TENSORS, NUMBERS, generator=torch.Generator().manual_seed(0))
         flat, large = source.clone(), torch.zeros(_COLD if cold else 0)
@@ -214,11 +196,11 @@ def machinery(method: str, samples: int, *, cold: bool = False, plans: bool = Tr
         for sample in range(_WARM_STEPS + (1 if cold else 4) * samples):
             flat.copy_(source)
             large.add_(1.0)
-            start, elsewhere = time.thread_time(), network.seconds
+            start, elsewhere = time.thread_time(), network.cpu
             drive(worker.exchange(tensors), network)
             worker.workspace.reset()
             worker.advance()
-            spent = time.thread_time() - start - (network.seconds - elsewhere)
+            spent = time.thread_time() - start - (network.cpu - elsewhere)
             if sample >= _WARM_STEPS:
                 costs.append(1e6 * spent / TENSORS)
     how = ("cold caches" if cold else "warm") + ("" if plans else ", alone")

@@ -67,7 +67,8 @@ def page(rows: Sequence[Row], plan: Sequence[Planned], steps: StepTable | None) 
         "their intervals do not touch. Of three seeds the interval is their range, which holds the true median three times in "
         "four, not 95 times in a hundred, and of two equal methods one comes out as clearly better in one case of ten: it "
         f"takes more seeds to be surer. A finding about methods in general takes {TASKS} tasks. Of several lengths of a "
-        f"task the longest counts of which both have {SEEDS} seeds. The rules are in `grace_bench.survey.verdicts`.", "",
+        f"task the longest counts of which both have {SEEDS} seeds, and of a pair of methods only a difference of more than "
+        f"{100 * LOSS:g} % in the medians. The rules are in `grace_bench.survey.verdicts`.", "",
         _about_steps(steps), "",
         "| finding | verdict | why |", "| --- | --- | --- |",
         *(f"| {one.finding} | **{one.verdict}** | {one.why} |" for one in judge(rows, steps)), "",
@@ -111,7 +112,12 @@ def _time(one: Compared, over: str) -> str:
     wait = one.times.get(over)
     if wait is None:
         return "-"
-    return f"{wait} s" if math.isfinite(wait.median) else "not reached"
+    if not math.isfinite(wait.median):
+        return "not reached"
+    if wait.low is None or wait.high is None:
+        return f"{wait.median:.3g} s"
+    ends = [f"{end:.3g}" if math.isfinite(end) else "not reached" for end in (wait.low, wait.high)]
+    return f"{wait.median:.3g} s ({' to '.join(ends)})"
 
 
 def _about_steps(steps: StepTable | None) -> str:

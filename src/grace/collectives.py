@@ -16,7 +16,7 @@ Letters: W workers, rank r of W.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, TypeVar
 
@@ -151,15 +151,21 @@ def split_kind(kind: str) -> tuple[str, bool, str]:
     return where.removesuffix(NARROW), where.endswith(NARROW), axis
 
 
-def along(exchange: Exchange[T], axis: str) -> Exchange[T]:
-    """The same exchange along an axis: what it asks of all ranks, it asks of those on this rank's line. What it asks along an
-    axis already stays there.
+def watch(
+    exchange: Exchange[T],
+    ask: Callable[[Collective], Collective] | None = None,
+    hear: Callable[[Collective, Tensor], Tensor] | None = None,
+) -> Exchange[T]:
+    """The same exchange, seen from outside: what it asks passes ``ask``, and the answers pass ``hear``, which also gets the
+    collective as the exchange has asked for it. Errors of the network and of both are raised inside the exchange.
     """
     try:
         op = next(exchange)
         while True:
             try:
-                answer = yield op if op.axis else replace(op, axis=axis)
+                answer = yield op if ask is None else ask(op)
+                if hear is not None:
+                    answer = hear(op, answer)
             except BaseException as error:
                 op = exchange.throw(error)
             else:
@@ -167,6 +173,13 @@ def along(exchange: Exchange[T], axis: str) -> Exchange[T]:
     except StopIteration as stop:
         result: T = stop.value
         return result
+
+
+def along(exchange: Exchange[T], axis: str) -> Exchange[T]:
+    """The same exchange along an axis: what it asks of all ranks, it asks of those on this rank's line. What it asks along an
+    axis already stays there.
+    """
+    return watch(exchange, lambda op: op if op.axis else replace(op, axis=axis))
 
 
 def ring_bytes(size: float, world: int) -> float:

@@ -139,3 +139,33 @@ def test_what_cannot_be_is_refused(four: Pool) -> None:
         assert "machine=" in differs
         assert "where the method takes {'machines': 2, 'machine': 2}" in late
     four.retire()
+
+
+def from_mesh(rank: int, world: int) -> None:
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("machines", "machine"))
+    ends = []
+    for spec, given in (("topk:ratio=0.1,machine=2", {}), ("topk:ratio=0.1", {"mesh": mesh})):
+        model = DistributedDataParallel(Net())
+        handle = grace.attach(model, spec, **given)
+        for step in range(3):
+            model(gradients(rank, step)).backward()
+        ends.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+        assert set(handle.stats.by_axis) == {"", "machine", "machines"}
+        handle.detach()
+    assert torch.equal(*ends)
+
+    def says(text: str, spec: Any = "topk", **given: Any) -> None:
+        with pytest.raises(ConfigurationError, match=text):
+            grace.attach(DistributedDataParallel(Net()), spec, **given)
+
+    says("mesh of one dimension; legal", mesh=init_device_mesh("cpu", (4,)))
+    says("mesh=3; legal", mesh=3)
+    says(r"ranks \[0, 2, 1, 3\], the model of \[0, 1, 2, 3\]", mesh=DeviceMesh("cpu", torch.tensor([[0, 2], [1, 3]])))
+    says("mesh= and machine= both", "topk:machine=2", mesh=mesh)
+    says("auto with mesh=", "auto", mesh=mesh)
+
+
+def test_a_mesh_of_two_dimensions_says_which_ranks_are_of_a_machine(four: Pool) -> None:
+    four.run(from_mesh)

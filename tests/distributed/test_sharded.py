@@ -161,6 +161,11 @@ def test_none_is_plain_fsdp_to_the_bit(three: Pool, way: str, options: dict[str,
     three.run(none_is_plain, "fsdp", way, options)
 
 
+def test_none_is_plain_fsdp_on_two_and_on_four(pair: Pool, four: Pool) -> None:
+    for pool in (pair, four):
+        pool.run(none_is_plain, "fsdp", "", {})
+
+
 @pytest.mark.parametrize(("way", "options"), [*WAYS, ("no all-reduce", {})], ids=str)
 def test_none_is_plain_hsdp_to_the_bit(four: Pool, way: str, options: dict[str, Any]) -> None:
     four.run(none_is_plain, "hsdp", way, options)
@@ -321,6 +326,51 @@ def beside_tensor_parallelism(rank: int, world: int) -> None:
 
 def test_beside_tensor_parallelism_the_data_parallel_axis_is_compressed(four: Pool) -> None:
     four.run(beside_tensor_parallelism)
+
+
+def columns(rank: int, world: int, kind: str) -> None:
+    """Sharded along columns, in modules of several parameters with one that is frozen: to the bit with none, and conserved."""
+    from torch.distributed.tensor import Shard
+
+    class Columns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            made = torch.Generator().manual_seed(5)
+            self.wide = nn.Parameter(torch.randn(48, 32, generator=made))
+            self.tall = nn.Parameter(torch.randn(32, 48, generator=made))
+            self.fixed = nn.Parameter(torch.randn(48, 48, generator=made), requires_grad=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(x @ self.wide.t() @ self.fixed) @ self.tall.t()
+
+    def begin(method: str | None) -> Any:
+        net = nn.Sequential(Columns(), Columns())
+        for part in (*net, net):
+            fully_shard(part, mesh=mesh_of(kind), shard_placement_fn=lambda p: Shard(1))
+        return net, None if method is None else grace.attach(net, method)
+
+    ends = []
+    for method in (None, "none", "topk:ratio=0.1"):
+        net, handle = begin(method)
+        start = {name: p.full_tensor().detach().clone() for name, p in net.named_parameters()}
+        optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=1.0)
+        x = torch.randn(8, 32, generator=torch.Generator().manual_seed(rank))
+        net(x).square().mean().backward()
+        optimizer.step()
+        ends.append({name: p.full_tensor().detach().clone() for name, p in net.named_parameters()})
+        if method is not None and method != "none":
+            for name, x in full(handle.checkpoint().state_dict()["owed"]).items():
+                torch.testing.assert_close(ends[2][name] - x, ends[0][name], atol=1e-5, rtol=0)
+                assert bool(x.any())
+                assert not torch.equal(ends[2][name], start[name])
+        if handle is not None:
+            handle.detach()
+    assert all(torch.equal(x, ends[1][name]) for name, x in ends[0].items())
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "hsdp"])
+def test_parameters_may_be_sharded_along_columns(four: Pool, kind: str) -> None:
+    four.run(columns, kind)
 
 
 def nonfinite(rank: int, world: int, kind: str, what: str) -> str:
@@ -511,6 +561,12 @@ def refused(rank: int, world: int) -> None:
     net = make()
     net.first.set_all_reduce_hook(lambda flat: None)
     says("module first has an all-reduce hook", net)
+    from torch.distributed.device_mesh import init_device_mesh
+
+    net, mesh = Net(), init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "expert"))
+    fully_shard(net.hidden, mesh=mesh["expert"])  # as experts are
+    fully_shard(net, mesh=mesh["data"])
+    says(r"'\S+' are shared by ranks .* compresses between the same ranks for all", net)
     says("no part of any parameter", shard(nn.Sequential(nn.Linear(8, 1))))
     net = Net()
     for p in net.parameters():

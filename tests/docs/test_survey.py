@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from types import ModuleType
 
@@ -13,7 +14,7 @@ from grace_bench.survey.archive import check_row, merge, read_archive
 from grace_bench.survey.evidence import gather, to_json
 from grace_bench.survey.plan import read_plan
 from grace_bench.survey.row import Row
-from grace_bench.survey.steps import read_steps
+from grace_bench.survey.steps import LINKS, StepTable, TaskSteps, read_steps
 from tests.docs.pages import ROOT
 
 
@@ -41,6 +42,24 @@ def test_the_page_is_what_the_archive_says(findings: ModuleType, rows: list[Row]
 
 def test_what_the_package_knows_is_what_the_archive_says(findings: ModuleType, rows: list[Row]) -> None:
     assert findings.EVIDENCE.read_text(encoding="utf-8") == to_json(rows), "python docs/survey/findings.py writes it"
+
+
+def test_with_the_steps_of_an_idle_machine_the_page_has_times(findings: ModuleType, rows: list[Row]) -> None:
+    some = [row for row in rows if row.task == "ncf_small"]
+    ms = dict.fromkeys(LINKS, 10.0)
+    task = TaskSteps(4, some[0].batch, 9.0, {row.method: ms for row in some})
+    table = StepTable(
+        created="2026-01-02T03:04", system="x", cores=2, grace="1", torch="2", busy=False, tasks={"ncf_small": task}
+    )
+    text = findings.page(some, [], table)
+    assert "measured on 2026-01-02 on an idle machine" in text
+    assert "to bf16's quality, 100 Mbit/s" in text
+    line = next(line for line in text.splitlines() if line.startswith("| `bf16` |"))
+    assert re.search(r"\| [\d.]+ s \(", line), line
+    assert "not reached |" in text
+    busy = msgspec.structs.replace(table, busy=True)
+    assert "did other work" in findings.page(some, [], busy)
+    assert "to bf16's quality, 100 Mbit/s" not in findings.page(some, [], busy)
 
 
 def test_the_archive_holds_sound_runs_each_once(findings: ModuleType, rows: list[Row]) -> None:

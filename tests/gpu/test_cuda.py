@@ -13,9 +13,12 @@ from torch import Tensor
 
 import grace
 from grace.contract.method import Exchanged, Method
+from grace.errors import ConfigurationError
 from grace.flags.refusals import Refusals
 from grace.run import simulate
 from grace.run.lane import lane_for
+from grace.run.session import Session
+from grace.transports.alone import Alone
 from grace.verify import laws
 from tests.laws.cases import CASES
 from tests.laws.test_unasked import LARGE, QUIET, SPOILED, STEPS
@@ -115,6 +118,40 @@ def test_the_host_does_not_wait_for_a_lane() -> None:
     assert not torch.cuda.current_stream().query(), "the device is still asleep"
     torch.cuda.synchronize()
     lane.close()
+
+
+@pytest.mark.parametrize("spec", ["topk:ratio=0.2", "efsignsgd", "powersgd:rank=2,min_rate=0.1", "bf16"])
+def test_a_captured_step_is_a_step(spec: str) -> None:
+    xs = [torch.randn(40, 30, generator=torch.Generator().manual_seed(t)).cuda() for t in range(6)]
+    policy = grace.Policy([("*", spec)])
+    plain, session = (Session({"w": xs[0]}, policy, Alone()) for _ in range(2))
+    expected = []
+    for x in xs:
+        expected.append(plain.exchange({"w": x.clone()})["w"].clone())
+        plain.advance()
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    given, mean = xs[0].clone(), torch.empty_like(xs[0])
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        session.exchange({"w": given.clone()}, into={"w": mean})
+        session.advance()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=side):
+        session.exchange({"w": given.clone()}, into={"w": mean})
+        session.advance()
+    for x, other in zip(xs[1:], expected[1:], strict=True):
+        given.copy_(x)
+        graph.replay()
+        session.replayed()
+        assert torch.equal(mean, other)
+    assert session.worker.step == len(xs)
+
+
+def test_a_capture_of_what_depends_on_the_data_is_refused() -> None:
+    session = Session({"w": torch.empty(50, device="cuda")}, grace.Policy([("*", "threshold:v=0.5")]), Alone())
+    x = torch.randn(50, device="cuda")
+    with pytest.raises(ConfigurationError, match="depends on the data"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        session.exchange({"w": x})
 
 
 @pytest.mark.parametrize("spec", ["none", "bf16", "topk:ratio=0.1", "qsgd:bits=4", "powersgd:rank=2", "randomk"])

@@ -17,6 +17,7 @@ from grace.collectives import (
     cost,
     ring_bytes,
     signature,
+    watch,
 )
 
 BUF = torch.zeros(4, 6, dtype=torch.float16)  # 48 bytes, 4 workers
@@ -69,3 +70,23 @@ def test_signatures_tell_what_ranks_must_agree_on():
 def test_a_ring_of_one_moves_nothing_and_a_large_one_twice_the_buffer():
     assert [ring_bytes(1000, world) for world in (1, 2, 4)] == [0, 1000, 1500]
     assert ring_bytes(1000, 1_000_000) == pytest.approx(2000, rel=1e-5)
+
+
+def test_what_an_exchange_asks_and_hears_can_be_changed_and_an_error_there_is_raised_inside():
+    def exchange():
+        try:
+            return (yield AllReduce(BUF))
+        except ValueError:
+            return "caught"
+
+    def refuse(op):
+        raise ValueError
+
+    asked = watch(exchange(), lambda op: AllGather(op.buf), lambda op, answer: (op, answer))
+    assert isinstance(next(asked), AllGather)
+    with pytest.raises(StopIteration) as end:
+        asked.send("answer")
+    assert end.value.value == (AllReduce(BUF), "answer")
+    with pytest.raises(StopIteration) as end:
+        next(watch(exchange(), refuse))
+    assert end.value.value == "caught"

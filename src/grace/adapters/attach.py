@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -11,6 +11,7 @@ import grace.adapters.torch_ddp  # noqa: F401 - a door
 from grace.adapters.axes import Axes
 from grace.adapters.doors import find_door
 from grace.adapters.handle import Handle
+from grace.adapters.hierarchy import between_machines
 from grace.adapters.sharded import ShardedDoor
 from grace.auto.settings import Auto, wanted
 from grace.contract.compressor import Compressor
@@ -21,6 +22,9 @@ from grace.registry.policy import Policy
 from grace.run.options import Granularity, NonFinite, OnDifference, Options
 from grace.transports.base import Transport
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 
 def attach(
     model: nn.Module,
@@ -29,6 +33,7 @@ def attach(
     replicate: Policy | Method[Any] | str | None = None,
     shard: Policy | Method[Any] | str | None = None,
     weights: Compressor | Method[Any] | str | None = None,
+    mesh: DeviceMesh | None = None,
     granularity: Granularity = Options.granularity,
     seed: int = Options.seed,
     nonfinite: NonFinite = Options.nonfinite,
@@ -56,6 +61,9 @@ def attach(
         shard: of the reduce-scatter of a sharded model; beside ``replicate`` a method without a memory.
         weights: of the all-gather of a sharded model's weights: "int8", "int4", "fp8", or another compressor that keeps every
             number. Ranks compute with what is gathered, the optimizer with the shard as it is.
+        mesh: for a ``DistributedDataParallel`` model, of two dimensions: ranks along the inner one, a machine's, average in
+            full precision, and the method goes along the outer one, as with ``machine=`` in its string. A sharded model has a
+            mesh of its own.
         granularity: what is compressed as one tensor: each "parameter" (layer-wise), each "bucket" (of
             ``bucket_cap_mb``), or the whole "model".
         seed: of all random streams.
@@ -100,6 +108,10 @@ def attach(
             f"auto chooses for the buckets of DistributedDataParallel, and this {type(model).__name__} is no such model; "
             "name a method: grace advise says which"
         )
+    if mesh is not None and not isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ConfigurationError(
+            "attach: mesh= is for DistributedDataParallel; a sharded model has the mesh that fully_shard was given"
+        )
     if isinstance(door, ShardedDoor):
         fixed: Any = method
         return door.open(model, fixed, options, optimizer=optimizer, scaler=scaler, transport=transport, axes=axes)
@@ -109,5 +121,9 @@ def attach(
         )
     if method is None:
         raise ConfigurationError("attach: which method? For example grace.attach(model, 'topk:ratio=0.01')")
+    if mesh is not None:
+        if auto is not None:
+            raise ConfigurationError("attach: auto with mesh=; name a method, which goes between machines")
+        method = between_machines(method, mesh, model)  # type: ignore[arg-type]
     policy: Any = auto or Policy.of(method)  # type: ignore[arg-type]
     return door.open(model, policy, options, optimizer=optimizer, scaler=scaler, transport=transport)

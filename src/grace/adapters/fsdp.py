@@ -242,6 +242,8 @@ class Hooked:
         for group in self._groups:
             inside, info = group.inside, group.inside.mesh_info
             inside.mesh_info = FSDPMeshInfo(info.mesh, shard_mesh_dim=info.shard_mesh_dim)
+            if inside.post_forward_mesh_info == info:  # torch compares: between passes weights stay sharded as they are
+                inside.post_forward_mesh_info = inside.mesh_info
             inside._all_reduce_hook = _Partial(inside, _bind(average, group))
             _reduce_unused(inside)
 
@@ -297,7 +299,7 @@ def _reduce_unused(inside: Any) -> None:
 
 def _attributes(inside: Any) -> Iterator[str]:
     reduced = ("_reduce_scatter_comm", "force_sum_reduction_for_comms", "reduce_scatter_unused_params")
-    for name in (*reduced, "_all_gather_comm", "_all_reduce_hook", "mesh_info"):
+    for name in (*reduced, "_all_gather_comm", "_all_reduce_hook", "mesh_info", "post_forward_mesh_info"):
         if hasattr(inside, name):
             yield name
 

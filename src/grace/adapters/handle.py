@@ -84,6 +84,15 @@ class BaseHandle:
         """
         self._session.logs.add(to, every=every, errors_every=errors_every)
 
+    def replayed(self) -> None:
+        """Call it after each ``graph.replay()``, on all ranks, if a step with this exchange was captured into a CUDA graph: it
+        ends the step, which a graph cannot. An inf, NaN or illegal payload is raised or counted with the step after.
+
+        Raises:
+            GraceError: no step was captured.
+        """
+        self._session.replayed()
+
     def switch(self, method: Policy | Method[Any] | str) -> None:
         """Uses another method or policy from the next step on. What memories owe is added to what is exchanged next.
 

@@ -25,6 +25,7 @@ from grace.auto.settings import Auto, wanted
 from grace.collectives import AllReduce, Exchange
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, StateError
+from grace.flags.capturing import refuse_capture
 from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy
 from grace.run.lane import lane_for
@@ -136,6 +137,7 @@ class OptimizerHandle(Choosing):
             if rate is not None:
                 self.lr = float(rate)
             if self._scaler is not None:
+                refuse_capture("a GradScaler's scale is read on the host")
                 self._steps.scale = self._scaler.get_scale()
         gradients = {name: self._taken[name][0].detach() for name in self._buckets[self._next]}
         self._next += 1

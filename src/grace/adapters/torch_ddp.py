@@ -29,6 +29,7 @@ from grace.adapters.wrappers import explain_wrapper
 from grace.auto.settings import Auto, wanted
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError
+from grace.flags.capturing import refuse_capture
 from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy
 from grace.run.lane import lane_for
@@ -115,6 +116,7 @@ class DDPHandle(Choosing):
             if self._optimizer is not None:
                 self.lr = float(self._optimizer.param_groups[0]["lr"])
             if self._scaler is not None:
+                refuse_capture("a GradScaler's scale is read on the host")
                 self._steps.scale = self._scaler.get_scale()
         buffer, gradients = bucket.buffer(), {}
         try:

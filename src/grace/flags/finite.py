@@ -14,6 +14,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from grace.flags.capturing import refuse_capture
+
 Flag: TypeAlias = bool | Tensor
 _cpu_is_host = True
 
@@ -64,6 +66,8 @@ def opposite(a: Flag) -> Flag:
 
 def ask_host(a: Flag) -> bool:
     """The host's answer. On an accelerator this waits: only where what is yielded next depends on it."""
+    if isinstance(a, Tensor) and not on_host(a.device):
+        refuse_capture("what this method sends next depends on whether this step was finite")
     return bool(a)
 
 

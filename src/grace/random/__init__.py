@@ -22,6 +22,7 @@ from torch import Tensor
 from grace.compute import native
 from grace.compute.dispatch import operation
 from grace.compute.portable import cosine_and_sine, natural_log
+from grace.flags.capturing import refuse_capture
 
 _SHARED = 0xFFFFFFFF  # the rank field of a shared stream
 
@@ -74,6 +75,7 @@ class Stream:
 
     def key(self) -> tuple[int, int]:
         """The key of this stream, two 32-bit words; its counters are (group, step)."""
+        refuse_capture(f"{self.method!r} draws random numbers, and would draw the same in each replay")
         rank = _SHARED if self.rank is None else self.rank
         return _key(self.seed, self.method, self.tensor, rank, self.salt)
 

@@ -17,6 +17,7 @@ from grace.contract.method import Method
 from grace.contract.peer import Peer
 from grace.contract.workspace import Workspace
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError, ReplicasDifferError, StateError
+from grace.flags.capturing import capturing
 from grace.registry import spell
 from grace.registry.policy import Policy
 from grace.run.drive import broadcast_, drive
@@ -287,7 +288,8 @@ class Session:
                 elif target is not None and target.data_ptr() != mean.data_ptr():
                     target.copy_(mean)
                 means[name] = mean if target is None else target
-        self.replicas.note(means)
+        if not capturing():
+            self.replicas.note(means)
         worker.workspace.reset()  # what was taken stays readable until the next exchange
         return means
 
@@ -344,9 +346,15 @@ class Session:
         Raises:
             ReplicasDifferError: on all ranks; the session has ended. What :meth:`exchange` raises.
         """
-        if self.replicas.end_step(self.worker.step):
+        if not capturing() and self.replicas.end_step(self.worker.step):
             self.run(self.replicas.compare(), counted=True)
         self.worker.advance()
+
+    def replayed(self) -> None:
+        """A graph that holds a captured step has been submitted: see :meth:`grace.adapters.handle.BaseHandle.replayed`."""
+        with self.turn():
+            self.worker.replayed()
+            self.count_step()
 
     def repair(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
         """Where the last step has found that replicas differ, and they are to be repaired, gives all ranks what most of them

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from grace.errors import NonFiniteError
+from grace.flags.capturing import capturing
 from grace.run.arrivals import Arrivals
 from grace.run.session import Session
 
@@ -79,5 +80,5 @@ class Steps:
     def _end(self, last: bool) -> None:
         if last:
             self.session.advance()
-            if self._counted:
+            if self._counted and not capturing():
                 self.session.count_step()

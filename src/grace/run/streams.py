@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
+from grace.flags.capturing import capturing
+
 
 class Streams(Protocol):
     """The streams of one device. Work is submitted to the current one; nothing here makes the host wait."""
@@ -52,7 +54,7 @@ class CudaStreams:
         stream.wait_event(event)
 
     def capturing(self) -> bool:
-        return bool(torch.cuda.is_current_stream_capturing())
+        return capturing()
 
 
 class StreamOrder:

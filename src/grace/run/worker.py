@@ -16,11 +16,13 @@ from grace.contract.peer import Peer
 from grace.contract.together import Layouts, together
 from grace.contract.workspace import Workspace
 from grace.errors import ConfigurationError, InputError, NonFiniteError, out_of_range
+from grace.flags.capturing import capturing
 from grace.flags.finite import both, fill_unless_, on_host
 from grace.flags.pending import PendingFlags
 from grace.kernels.finite import all_finite
 from grace.registry.policy import Policy
 from grace.run.batches import Batches, plans_wanted
+from grace.run.captures import Captures, check_capture
 from grace.run.distortion import measure_distortion
 from grace.run.groups import NONE
 from grace.run.members import carry, catch_up
@@ -114,6 +116,7 @@ class Worker:
         self.distortions: dict[str, float] = {}
         self.aside_seconds = 0.0
         self._pending = PendingFlags()
+        self._captures = Captures()
         self._given: list[
             Any
         ] = []  # from outside: another stream's, perhaps, and freed only when that has waited for a step
@@ -144,11 +147,15 @@ class Worker:
 
     def _begin(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Method[Any], Tensor, Any, Peer]]:
         """Each tensor, with what is owed to it, its method, that one's state, and who this worker is."""
-        self._learn()
+        captured = capturing()
+        if not captured:
+            self._learn()
         if self.holds and self._before is None:
             self._before, self.workspace.holds = (dict(self._states), dict(self._owed)), True
         for name, x in tensors.items():
             method, state = self._ready(name, x)
+            if captured:
+                check_capture(name, method, x, self.peer(name), name in self._owed or self.holds or self.measures)
             if name in self._owed:
                 x.add_(self._owed[name], alpha=1 / self._instalments.get(name, 1))
             if on_host(x.device) and (debt := method.owed(state)) is not None:
@@ -170,6 +177,9 @@ class Worker:
             self.workspace.forget()  # states are as they were
             raise
         results = dict(zip(tensors, outs, strict=True))
+        if capturing():
+            results = {name: self._captures.settle(self._states[name][1], out) for name, out in results.items()}
+            self.workspace.forget()  # the old state stays in use
         for name, out in results.items():
             self._states[name] = (self._states[name][0], out.state)
         self._judge(results)
@@ -301,11 +311,27 @@ class Worker:
             raise NonFiniteError(f"step {step}: an inf or NaN in the gradients of {where}", bad)
 
     def advance(self) -> None:
-        """The step has ended."""
+        """The step has ended; or, if it was captured, the capture has: :meth:`replayed` ends each step then."""
+        if capturing():
+            self._captures.end(self._pending, self.workspace, self._layouts)
+            self.workspace, self._layouts = Workspace(), Layouts()
+            self._lent = Lent(workspace=self.workspace)
+            return
         self.watch.end_step()
         self.step += 1
         self._pending.send()
         self._used, self._given = self._given, []
+
+    def replayed(self) -> None:
+        """A graph that holds the captured step has been submitted: a step has ended.
+
+        Raises:
+            GraceError: no step was captured. What :meth:`exchange` raises about the step before.
+        """
+        self._learn()
+        self._captures.replay(self._pending, self.step)
+        self.step += 1
+        self._pending.send()
 
     def memory_norm(self) -> float:
         """The norm of what this worker owes the model: the square root of its sum of squares over all tensors."""

@@ -14,7 +14,17 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from grace.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, Exchange, ReduceScatter, signature
+from grace.collectives import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Collective,
+    Exchange,
+    ReduceScatter,
+    signature,
+    watch,
+)
 from grace.errors import PayloadError
 
 T = TypeVar("T")
@@ -39,22 +49,14 @@ def checksummed(
         PayloadError: a payload is not what was sent. Names the sender, the rank that has read it, and the step.
     """
     places = {**(axes or {}), "": (rank, world)}
-    try:
-        op = next(exchange)
-        while True:
-            try:
-                answer = yield _seal(op, places[op.axis][0])
-                try:
-                    answer = _open(op, answer, rank, places[op.axis][0])
-                except PayloadError as error:
-                    raise PayloadError(f"step {step}: {error}") from None
-            except BaseException as error:
-                op = exchange.throw(error)
-            else:
-                op = exchange.send(answer)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
+
+    def check(op: Collective, answer: Tensor) -> Tensor:
+        try:
+            return _open(op, answer, rank, places[op.axis][0])
+        except PayloadError as error:
+            raise PayloadError(f"step {step}: {error}") from None
+
+    return watch(exchange, lambda op: _seal(op, places[op.axis][0]), check)
 
 
 def _seal(op: Collective, place: int) -> Collective:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from grace.collectives import Exchange, Traffic, cost
+from grace.collectives import Collective, Exchange, Traffic, cost, watch
 
 T = TypeVar("T")
 
@@ -32,18 +32,10 @@ class Tracer:
 
     def trace(self, exchange: Exchange[T]) -> Exchange[T]:
         """The same exchange, counted."""
-        try:
-            op = next(exchange)
-            while True:
-                moved = cost(op, *self._places[op.axis])
-                self.traffic += moved
-                self.by_axis[op.axis] = self.by_axis.get(op.axis, Traffic()) + moved
-                try:
-                    answer = yield op
-                except BaseException as error:
-                    op = exchange.throw(error)
-                else:
-                    op = exchange.send(answer)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
+        return watch(exchange, self._count)
+
+    def _count(self, op: Collective) -> Collective:
+        moved = cost(op, *self._places[op.axis])
+        self.traffic += moved
+        self.by_axis[op.axis] = self.by_axis.get(op.axis, Traffic()) + moved
+        return op

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import Tensor
 
-from grace.collectives import Collective, Exchange
+from grace.collectives import Collective, Exchange, watch
 from grace.contract.lent import Lent
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
@@ -71,8 +71,12 @@ class Replay(Case):
                 self.method.exchange(self._gradient(worker), states[worker], self._peer(worker, None, step))
                 for worker in workers
             ]
-            runs[0] = _tap(runs[0], self.answers)
+            runs[0] = watch(runs[0], hear=self._keep)
             states = [out.state for out in simulate(runs)]
+
+    def _keep(self, op: Collective, answer: Tensor) -> Tensor:
+        self.answers.append(answer.clone())
+        return answer
 
     def _gradient(self, worker: int) -> Tensor:
         m, l = self.shape
@@ -90,19 +94,6 @@ def cases(plain: Method[Any], feedback: Method[Any] | None, room: Room) -> list[
     if feedback is not None:
         out.append(Replay(FEEDBACK, method=feedback, room=room, shape=shape))
     return [*out, Replay(DECODE, method=plain, room=room, shape=shape, part="decode")]
-
-
-def _tap(exchange: Exchange[Exchanged[Any]], answers: list[Tensor]) -> Generator[Collective, Tensor, Exchanged[Any]]:
-    """The same exchange; copies of the network's answers are added to ``answers``."""
-    try:
-        op = next(exchange)
-        while True:
-            answer = yield op
-            answers.append(answer.clone())
-            op = exchange.send(answer)
-    except StopIteration as stop:
-        result: Exchanged[Any] = stop.value
-        return result
 
 
 def _time(advance: Callable[[], object]) -> float:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 import grace
 from grace_bench.survey.compare import Compared, Comparison
-from grace_bench.survey.evidence import SEEDS, TASKS, Quality, Task
+from grace_bench.survey.evidence import LOSS, SEEDS, TASKS, Quality, Task
 
 CONFIRMED, REFUTED, OPEN = "confirmed", "refuted", "not decidable here"
 RANKING = ("randomk:scale=false", "threshold", "dgc", "topk", "powersgd")
@@ -52,12 +52,14 @@ def _pair(finding: str, better: str, worse: str, other: str = "") -> Callable[[C
         one, two = (grace.spell(grace.method(name)) for name in (better, worse))
         there = {task: (of[one].epochs, of[two].epochs) for task, of in found.items() if one in of and two in of}
         judged = longest([task for task, pair in there.items() if None not in (pair[0].low, pair[1].low)])
-        held = [task for task in judged if there[task][0].beats(there[task][1])]
-        against = [task for task in judged if there[task][1].beats(there[task][0])]
+        held = [task for task in judged if _clearly(*there[task])]
+        against = [task for task in judged if _clearly(*reversed(there[task]))]
         said = "; ".join(
             f"{name_of(task)}: `{one}` {there[task][0]}, `{two}` {there[task][1]}" for task in judged or there
         )
         counts = f"clearly so on {len(held)}, clearly the opposite on {len(against)} of {_count(len(judged), 'task')}. {said}"
+        if not there:
+            return Verdict(finding, OPEN, f"{other + ': ' if other else ''}nothing that could be compared is measured")
         if other:
             return Verdict(finding, OPEN, f"{other}: what is here is another method. {_upper(counts)}")
         if against:
@@ -71,8 +73,11 @@ def _pair(finding: str, better: str, worse: str, other: str = "") -> Callable[[C
     return rule
 
 
-def _open(finding: str, why: str) -> Callable[[Comparison], Verdict]:
-    return lambda found: Verdict(finding, OPEN, why)
+def _clearly(one: Quality, other: Quality) -> bool:
+    """Whether it is better by more than 2 % in the median, and the intervals do not touch: of equal methods with three seeds
+    one comes out better in one case of ten, but seldom by much.
+    """
+    return one.beats(other) and not abs(one.median - other.median) <= LOSS * abs(other.median)
 
 
 def _no_winner(found: Comparison) -> Verdict:
@@ -120,14 +125,17 @@ def _architecture(found: Comparison) -> Verdict:
 
 
 # ---- times ----------------------------------------------------------------------------------------------------------
-Steps = Mapping[Task, Mapping[str, Compared]]
+Steps = Mapping[str, Mapping[str, Compared]]
 
 
 def _times(found: Comparison) -> Steps:
-    """Each task once, with the methods whose step is known; fp32 and bf16 among them."""
-    known = {task: {name: one for name, one in of.items() if one.steps} for task, of in found.items()}
-    kept = longest([task for task, of in known.items() if {"none", "bf16"} <= set(of)])
-    return {task: known[task] for task in kept}
+    """The methods of each task whose step is known, whatever they were trained for; fp32 and bf16 among them."""
+    known: dict[str, dict[str, Compared]] = {}
+    for task in sorted(found, key=lambda task: -task[2]):
+        for name, one in found[task].items():
+            if one.steps:
+                known.setdefault(task[1], {}).setdefault(name, one)
+    return {task: of for task, of in sorted(known.items()) if {"none", "bf16"} <= set(of)}
 
 
 def _ratio(times: Steps) -> Verdict:
@@ -141,7 +149,7 @@ def _ratio(times: Steps) -> Verdict:
         low, middle, high = _correlation(pairs)
         clear[True] += low > TOGETHER
         clear[False] += high < TOGETHER
-        said.append(f"{task[1]} {middle:.2f} ({low:.2f} to {high:.2f})")
+        said.append(f"{task} {middle:.2f} ({low:.2f} to {high:.2f})")
     why = f"rank correlation over methods at 1 Gbit/s, where above {TOGETHER} they go together: {', '.join(said)}"
     if clear[True] == len(times):
         return Verdict(finding, REFUTED, why)
@@ -173,7 +181,7 @@ def _few_pay(times: Steps) -> Verdict:
         others = [name for name in seconds if name not in ("none", "bf16")]
         paying = [name for name in others if seconds[name] < (1 - MARGIN) * dense]
         shares.append(len(paying) / len(others) if others else 0.0)
-        said.append(f"{len(paying)} of {len(others)} on {task[1]}")
+        said.append(f"{len(paying)} of {len(others)} on {task}")
     why = f"a step is shorter than that of the better of fp32 and bf16 by {100 * MARGIN:g} % with {', '.join(said)}"
     if max(shares) < FEW:
         return Verdict(finding, CONFIRMED, why)
@@ -189,7 +197,7 @@ def _ranking(times: Steps) -> Verdict:
     for task, of in there.items():
         seconds = {name: of[name].steps["1 Gbit/s"] for name in RANKING}
         order = sorted(seconds, key=lambda name: seconds[name])
-        said.append(f"{task[1]}: " + ", ".join(f"`{name}` {1000 * seconds[name]:.3g} ms" for name in order))
+        said.append(f"{task}: " + ", ".join(f"`{name}` {1000 * seconds[name]:.3g} ms" for name in order))
         turned += any(seconds[a] > (1 + CLOSE) * seconds[b] for a, b in itertools.combinations(RANKING, 2))
     much = f"the other way round by more than {100 * CLOSE:g} %"
     why = f"{turned} of {len(there)} tasks have two of them {much}. {'; '.join(said)}"
@@ -205,9 +213,9 @@ _QUALITIES: tuple[Callable[[Comparison], Verdict], ...] = (
         "Error feedback hurts QSGD", "qsgd:bits=4", "qsgd:bits=4,memory=residual",
         other="around a memory Grace scales QSGD down to a contraction (`shrink=true`), which the survey did not",
     ),
-    _open(
-        "Error feedback hurts sign methods",
-        "signs without a scale are refused a memory, whose error would grow without bound: there is nothing to compare",
+    _pair(
+        "Error feedback hurts sign methods", "efsignsgd:memory=none", "efsignsgd",
+        other="signs without a scale, which the survey had, are refused a memory, whose error would grow without bound",
     ),
     _no_winner,
     _architecture,

@@ -43,6 +43,11 @@ def test_the_document_is_what_its_schema_says(cold):
         assert len(row["samples"]) == 3
         for goal in row["goals"]:
             assert goal["met"] == (goal["value"] <= goal["goal"])
+            assert goal["binds"] in (("memory", "arithmetic") if goal["unit"] == "x add_" else (None,))
+    (floor,) = document["floors"]
+    assert (floor["size"], floor["threads"]) == (1_000_000, 1)
+    assert floor["ns_per_byte"] > 0
+    assert floor["ns_per_cycle"] > 0
     assert {row["operation"] for row in document["yardsticks"]} == {"add_", "memcpy", "sum"}
 
 
@@ -50,7 +55,7 @@ def test_rows_with_a_goal_are_compared(cold):
     document, _ = cold
     rows = {row["operation"]: row for row in document["rows"] if row["method"] is not None}
     assert set(rows) == set(OPERATIONS)
-    assert rows["encode"]["goal"] == 1.1
+    assert rows["encode"]["goal"] == rows["encode"]["goals"][0]["goal"] > 0
     assert rows["decode and sum"]["payloads"] == 8
     assert rows["encode"]["payloads"] is None
     here = backends.active()[0]
@@ -72,7 +77,7 @@ def test_the_parts_have_goals_in_units_of_their_own(cold):
     units = {goal["unit"]: goal["value"] for goal in rows["Elias-Fano encode 1 %"]["goals"]}
     assert set(units) == {"ns per index", "bits per index"}
     assert 8.0 < units["bits per index"] < 8.7
-    assert rows["top-k 1 % of zeros"]["goal"] == 5.0
+    assert rows["top-k 1 % of zeros"]["goal"] > 0
 
 
 def test_progress_ends_near_all(cold):

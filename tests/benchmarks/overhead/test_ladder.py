@@ -3,8 +3,9 @@ import torch
 from rich.console import Console
 
 from benchmarks.overhead.__main__ import table
-from benchmarks.overhead.ladder import Echo, list_allocations, machinery
+from benchmarks.overhead.ladder import WORKERS, list_allocations, machinery
 from grace.compute import native
+from grace.predict.replay import Echo
 from grace.registry.policy import Policy
 from grace.run.drive import drive
 from grace.run.worker import Worker
@@ -44,7 +45,7 @@ def test_a_bucket_allocates_nothing_large(method: str):
     """Above 4 KB, once the plan is there; each exchange on its own takes a wire or an answer of more than that."""
     if not native.isas():
         pytest.skip("no native kernels")
-    worker, network = Worker(Policy([("*", method)]), 0, 4), Echo()
+    worker, network = Worker(Policy([("*", method)]), 0, WORKERS), Echo(WORKERS)
     tensors = {f"layer{i}": torch.randn(40_000) for i in range(3)}
 
     def exchange() -> None:

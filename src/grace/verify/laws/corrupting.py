@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace.collectives import AllGather, AllToAll, Broadcast, Collective, Exchange, Permute
+from grace.collectives import AllGather, AllToAll, Broadcast, Collective, Exchange, Permute, watch
 from grace.contract.method import Method
 from grace.errors import PayloadError
 from grace.grid import Grid
@@ -55,18 +55,13 @@ def _gathers(method: Method[Any], xs: Sequence[Tensor], states: Sequence[Any]) -
     """How many rounds of gathered bytes one step has."""
     rounds = 0
 
-    def count(exchange: Exchange[Any]) -> Exchange[Any]:
+    def count(op: Collective) -> Collective:
         nonlocal rounds
-        try:
-            op = next(exchange)
-            while True:
-                rounds += _is_gathered(op)
-                op = exchange.send((yield op))
-        except StopIteration as stop:
-            return stop.value
+        rounds += _is_gathered(op)
+        return op
 
     def count_on_rank_0(exchanges: list[Exchange[Any]], grid: Grid | None = None) -> list[Any]:
-        return simulate([count(exchanges[0]), *exchanges[1:]], grid)
+        return simulate([watch(exchanges[0], count), *exchanges[1:]], grid)
 
     run(method, xs, [clone_state(state) for state in states], step=1, runner=count_on_rank_0)
     return rounds
@@ -83,17 +78,17 @@ def _garble_all(at: int, flip: bool, seed: int) -> Runner:
 def _garble(exchange: Exchange[Any], at: int, flip: bool, seed: int) -> Exchange[Any]:
     """The exchange with wrong bytes in the answer to its ``at``-th round of gathered bytes, the same on all ranks."""
     dice, seen = random.Random(seed), 0
-    try:
-        op = next(exchange)
-        while True:
-            answer = yield op
-            if _is_gathered(op):
-                if seen == at:
-                    answer = _flip(answer, dice) if flip else _cut(answer, dice)
-                seen += 1
-            op = exchange.send(answer)
-    except StopIteration as stop:
-        return stop.value
+
+    def garble(op: Collective, answer: Tensor) -> Tensor:
+        nonlocal seen
+        if not _is_gathered(op):
+            return answer
+        seen += 1
+        if seen - 1 != at:
+            return answer
+        return _flip(answer, dice) if flip else _cut(answer, dice)
+
+    return watch(exchange, hear=garble)
 
 
 def _flip(answer: Tensor, dice: random.Random) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from grace.collectives import AllReduce, Exchange
+from grace.collectives import AllReduce, Collective, Exchange, watch
 from grace.contract.method import Method
 from grace.grid import Grid
 from grace.run import simulate
@@ -37,20 +37,14 @@ def in_place(exchanges: list[Exchange[Any]], grid: Grid | None = None, *, donate
     """As ``simulate``, but the answer to a donated buffer lies in that buffer, as with real transports. Such buffers are
     added to ``donated``.
     """
-    return simulate([_answer_in_place(exchange, donated) for exchange in exchanges], grid)
 
+    def answer_in_place(op: Collective, answer: Tensor) -> Tensor:
+        if not (isinstance(op, AllReduce) and op.donate):
+            return answer
+        donated.append(op.buf)
+        return op.buf.copy_(answer)
 
-def _answer_in_place(exchange: Exchange[Any], donated: list[Tensor]) -> Exchange[Any]:
-    try:
-        op = next(exchange)
-        while True:
-            answer = yield op
-            if isinstance(op, AllReduce) and op.donate:
-                donated.append(op.buf)
-                answer = op.buf.copy_(answer)
-            op = exchange.send(answer)
-    except StopIteration as stop:
-        return stop.value
+    return simulate([watch(exchange, hear=answer_in_place) for exchange in exchanges], grid)
 
 
 def check(one: Subject, profile: Profile) -> Held:

@@ -1,7 +1,11 @@
 """The survey's runs, its archive, and what is wrong with those of others."""
 
+import contextlib
 import json
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import msgspec
 import pyarrow.parquet as parquet
@@ -22,6 +26,7 @@ from grace_bench.survey.run import run_all
 from grace_bench.tasks import Task
 from grace_bench.workers.local import launch
 
+ROOT = Path(__file__).parents[4]
 HERE = "tests.unit.grace_bench.survey.test_survey"
 PLAN = """
 [[runs]]
@@ -124,6 +129,42 @@ def test_a_plan_killed_five_times_gives_the_same_archive(tmp_path, whole):
     rows = run_all(runs, tmp_path, lambda done: None)
     assert all(map(same_run, rows, whole[1]))
     assert len(rows) == len(whole[1]) == 6
+
+
+def test_a_run_half_written_is_no_run(tmp_path, whole, monkeypatch):
+    """What a writer with this defect leaves behind is noticed, and nothing is built on it."""
+
+    def half(path, content):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content[: len(content) // 2])
+        raise KeyboardInterrupt
+
+    runs = read_plan(whole[0] / "plan.toml")[:1]
+    with monkeypatch.context() as patched:
+        patched.setattr("grace_bench.survey.run.write_atomically", half)
+        with pytest.raises(KeyboardInterrupt):
+            run_all(runs, tmp_path, lambda done: None)
+    with pytest.raises(DocumentError, match="move it away"):
+        run_all(runs, tmp_path, lambda done: None)
+
+
+@pytest.mark.night("a run half written")
+def test_the_command_killed_five_times_gives_the_same_archive(tmp_path, whole):
+    """SIGKILL at random times, of real processes."""
+    draw, ended = random.Random(1), []
+    command = [Path(sys.executable).with_name("grace"), "survey", "run", whole[0] / "plan.toml", "--out", tmp_path]
+    for _ in range(5):
+        run = subprocess.Popen(list(map(str, command)), cwd=ROOT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            run.wait(draw.uniform(2, 12))
+        run.kill()
+        run.wait()
+        ended.append(len(list((tmp_path / "runs").glob("*.json"))))
+    assert ended == sorted(ended)
+    subprocess.run(list(map(str, command)), cwd=ROOT, check=True)
+    assert add(tmp_path, tmp_path / "a.parquet") == (6, 6)
+    add(whole[0], tmp_path / "b.parquet")
+    assert all(map(same_run, read_archive(tmp_path / "a.parquet"), read_archive(tmp_path / "b.parquet")))
 
 
 def test_what_has_run_does_not_run_again(whole):
@@ -339,6 +380,50 @@ def test_an_archive_is_drawn_and_its_steps_are_measured(tmp_path, whole, monkeyp
     done = call("report", archive, "--out", tmp_path / "b.html", "--steps", tmp_path / "b.json")
     assert isinstance(done.exception, DocumentError) or "is no table of steps" in done.output
     assert not (tmp_path / "b.html").exists()
+
+
+def assert_one_line(done, named):
+    """An error of one line, and another that says where to read on."""
+    assert done.exit_code == 1
+    said, *rest = done.stderr.strip().splitlines()
+    assert named in said
+    assert all(line.startswith("read on: ") for line in rest)
+
+
+BAD = {
+    "method": ("topk", "topp", "topp"),
+    "task": ("Tiny", "Tine", "Tine"),
+    "field": ("steps = 3", "stepps = 3", "stepps"),
+    "shard": ("", "", "3/2"),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "named"), BAD.values(), ids=BAD)
+def test_a_wrong_plan_is_one_line_that_names_what_is_wrong(old, new, named, tmp_path):
+    more = ["--shard", "3/2"] if named == "3/2" else []
+    done = call("run", plan(tmp_path, PLAN.replace(old, new) if old else PLAN), "--out", tmp_path / "out", *more)
+    assert_one_line(done, named)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_added_is_one_line_and_nothing_is_written(tmp_path, whole):
+    archive = tmp_path / "a.parquet"
+    add(whole[0], archive)
+    before, row = archive.read_bytes(), whole[1][0]
+    other = json.dumps(json.loads(encode(row)) | {"version": 9})
+    for text, named in (
+        (encode(change(row, final=0.5)), "is there twice"),
+        (encode(change(row, seed=7, digest="f" * 16)), "has embedded data ffff"),
+        (encode(change(row, seed=7, method="topp")), "topp"),
+        (other, "version 9"),
+        ("{", "not JSON"),
+    ):
+        folder = tmp_path / named.replace(" ", "-")
+        (folder / "runs").mkdir(parents=True)
+        (folder / "runs" / "one.json").write_text(text)
+        done = call("add", folder, "--archive", archive)
+        assert_one_line(done, named)
+        assert archive.read_bytes() == before
 
 
 def test_runs_that_do_not_fit_are_refused_and_nothing_is_written(tmp_path, whole):

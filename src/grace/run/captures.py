@@ -1,0 +1,92 @@
+"""Steps that are captured into a graph: states that stay where they are, and flags that the host reads after each replay.
+
+A graph repeats the same operations on the same memory. So what a step has made of a state is copied back into the state, what
+the step has used is kept for good, and what a graph cannot repeat is refused: sizes that the data decide, random numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from grace.contract.method import Exchanged, Method
+from grace.contract.peer import Peer
+from grace.errors import ConfigurationError, GraceError
+from grace.flags.capturing import CAPTURABLE
+from grace.flags.pending import PendingFlags
+from grace.flags.refusals import Refusals
+from grace.registry import spell
+
+
+def check_capture(name: str, method: Method[Any], x: Tensor, peer: Peer, busy: bool) -> None:
+    """Refuses to capture what a graph cannot repeat. ``busy``: whether something besides happens to the tensor in this step.
+
+    Raises:
+        ConfigurationError: names the tensor and the method, and what can be captured.
+    """
+    if method.traffic(x.to("meta"), peer) is None:
+        raise ConfigurationError(
+            f"{name!r}: how many bytes {spell(method)} sends depends on the data, and a captured graph sends as many each "
+            f"time; {CAPTURABLE}"
+        )
+    if busy:
+        raise ConfigurationError(
+            f"{name!r} is owed something by an earlier method, is measured or is held back in this step, which a graph would "
+            "repeat for ever: make one step more before the capture"
+        )
+
+
+class Captures:
+    """What captured steps leave behind."""
+
+    def __init__(self) -> None:
+        self._kept: list[Any] = []  # a graph uses it as long as it lives
+        self._flags: list[tuple[int, str, Tensor]] | None = None
+        self._refusals = Refusals()
+
+    def settle(self, old: Any, out: Exchanged[Any]) -> Exchanged[Any]:
+        """The result with the old state, into which the new one was copied.
+
+        Raises:
+            ConfigurationError: the state has another form after the step, or a number of the host's has changed.
+        """
+        new = out.state
+        self._kept.append((old, new))
+        for a, b in _pairs(old, new):
+            if isinstance(a, Tensor):
+                a.copy_(b)
+            elif a != b:
+                raise ConfigurationError(
+                    f"the state of a tensor changes from {a!r} to {b!r} on the host, which a graph cannot repeat; {CAPTURABLE}"
+                )
+        return Exchanged(out.mean, out.rest, old, out.finite)
+
+    def end(self, pending: PendingFlags, *used: Any) -> None:
+        """The capture of a step has ended. Its flags and what it has used stay."""
+        self._flags, self._refusals = pending.flags, pending.refusals
+        pending.flags, pending.refusals = [], Refusals()
+        self._kept.append(used)
+
+    def replay(self, pending: PendingFlags, step: int) -> None:
+        """A replay leaves its flags where those of the capture were.
+
+        Raises:
+            GraceError: no step was captured.
+        """
+        if self._flags is None:
+            raise GraceError("replayed() without a captured step; legal: after graph.replay()")
+        pending.flags = [(step, name, flag) for _, name, flag in self._flags]
+        pending.refusals = self._refusals
+
+
+def _pairs(old: Any, new: Any) -> Iterator[tuple[Any, Any]]:
+    """The parts of two states, side by side."""
+    if isinstance(old, tuple) and isinstance(new, tuple) and len(old) == len(new):
+        for a, b in zip(old, new, strict=True):
+            yield from _pairs(a, b)
+    elif isinstance(old, Tensor) != isinstance(new, Tensor) or (isinstance(old, Tensor) and old.shape != new.shape):
+        yield type(old).__name__, type(new).__name__ + " of another form"
+    else:
+        yield old, new

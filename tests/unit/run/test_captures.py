@@ -1,0 +1,191 @@
+"""Captured steps: a stand-in for a graph records the operations on tensors and does them again, without Python of Grace's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from grace.compute import backends
+from grace.errors import ConfigurationError, GraceError
+from grace.flags.capturing import pretend_capturing
+from grace.flags.finite import cpu_as_accelerator
+from grace.registry.policy import Policy
+from grace.run.captures import Captures
+from grace.run.options import Options
+from grace.run.session import Session
+from grace.run.simulate import simulate
+from grace.run.steps import Steps
+from grace.run.worker import Worker
+from grace.transports.alone import Alone
+from grace.verify.running import clone_state, leaves
+
+W = 2
+
+
+class Graph(TorchDispatchMode):
+    """Records operations, which on the CPU are done at once, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.operations.append((func, args, kwargs or {}, out))
+        return out
+
+    def replay(self) -> None:
+        for func, args, kwargs, out in self.operations:
+            again = func(*args, **kwargs)
+            for old, new in zip(tree_leaves(out), tree_leaves(again), strict=True):
+                if isinstance(old, Tensor) and old.untyped_storage().data_ptr() != new.untyped_storage().data_ptr():
+                    old.copy_(new)
+
+
+@pytest.fixture(autouse=True)
+def accelerator() -> Iterator[None]:
+    with backends.using("reference"), cpu_as_accelerator():
+        yield
+
+
+def gradients(step: int) -> list[dict[str, Tensor]]:
+    out = []
+    for rank in range(W):
+        generator = torch.Generator().manual_seed(10 * step + rank)
+        out.append({"w": torch.randn(20, 10, generator=generator), "v": torch.randn(37, generator=generator)})
+    if step == 3:
+        out[1]["w"][3, 3] = math.nan
+    return out
+
+
+def make(spec: str) -> list[Worker]:
+    return [Worker(Policy([("*", spec)]), rank, W, Options()) for rank in range(W)]
+
+
+def exchange(workers: list[Worker], given: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    outs = simulate([worker.exchange(one) for worker, one in zip(workers, given, strict=True)])
+    means = [{name: one.mean for name, one in out.items()} for out in outs]
+    for worker in workers:
+        worker.workspace.reset()
+        worker.advance()
+    return means
+
+
+def eager(spec: str, steps: int) -> tuple[list[Worker], list[dict[str, Tensor]]]:
+    workers = make(spec)
+    return workers, [
+        {name: mean.clone() for name, mean in exchange(workers, gradients(step))[1].items()} for step in range(steps)
+    ]
+
+
+def captured(
+    spec: str, steps: int, captures: type[Captures] = Captures
+) -> tuple[list[Worker], list[dict[str, Tensor]]]:
+    """One step as usual, then a capture, then replays. A capture does nothing on a GPU; here it is undone."""
+    workers = make(spec)
+    exchange(workers, gradients(0))
+    for worker in workers:
+        worker._captures = captures()
+    static = [{name: x.clone() for name, x in one.items()} for one in gradients(1)]
+    before = [[clone_state(state) for _, state in worker._states.values()] for worker in workers]
+    held = [[state for _, state in worker._states.values()] for worker in workers]
+    given = [{name: x.clone() for name, x in one.items()} for one in static]
+    with pretend_capturing(), Graph() as graph:
+        for mine, source in zip(given, static, strict=True):
+            for name in mine:
+                mine[name].copy_(source[name])
+        means = exchange(workers, given)
+    for old, new in zip(before, held, strict=True):
+        for a, b in zip(leaves(tuple(old)), leaves(tuple(new)), strict=True):
+            b.copy_(a)
+    found = []
+    for step in range(1, steps):
+        for source, fresh in zip(static, gradients(step), strict=True):
+            for name in source:
+                source[name].copy_(fresh[name])
+        graph.replay()
+        for worker in workers:
+            worker.replayed()
+        found.append({name: mean.clone() for name, mean in means[1].items()})
+        torch.randn(20, 10), torch.randn(37)  # what is free may be taken by others
+    return workers, found
+
+
+SPECS = ["topk:ratio=0.2", "efsignsgd", "onebit", "none", "bf16", "powersgd:rank=2,min_rate=0.1", "signsgd:memory=none"]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_replays_are_steps(spec: str):
+    """The same means, memories and counts as without a graph; one step of five is not finite."""
+    (plain, expected), (workers, found) = eager(spec, 6), captured(spec, 6)
+    for step, (mean, other) in enumerate(zip(expected[1:], found, strict=True), 1):
+        for name in mean:
+            assert torch.equal(mean[name].nan_to_num(7), other[name].nan_to_num(7)), f"{name!r} in step {step}"
+    for one, other in zip(plain, workers, strict=True):
+        assert one.step == other.step == 6
+        for name in ("w", "v"):
+            pairs = zip(leaves(one._states[name][1]), leaves(other._states[name][1]), strict=True)
+            assert all(torch.equal(a, b) for a, b in pairs)
+        one._catch_up()
+        other._catch_up()
+        assert one.nonfinite_seen == other.nonfinite_seen
+        assert one.nonfinite_seen == (0 if spec == "none" else 1)
+
+
+class NotCopied(Captures):
+    """The new state takes the old one's place, as without a graph."""
+
+    def settle(self, old, out):
+        return out
+
+
+def test_a_state_that_moves_is_noticed():
+    expected, found = eager("topk:ratio=0.2", 6)[1], captured("topk:ratio=0.2", 6, NotCopied)[1]
+    assert not all(
+        torch.equal(a["w"].nan_to_num(7), b["w"].nan_to_num(7)) for a, b in zip(expected[1:], found, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ("threshold:v=0.5", "'w': how many bytes threshold:v=0.5 sends depends on the data"),
+        ("dgc", "'w': how many bytes dgc sends depends on the data"),
+        ("qsgd:bits=4", "'QSGD' draws random numbers, and would draw the same in each replay"),
+        ("randomk:ratio=0.1", "'RandomK' draws random numbers"),
+        ("acpsgd:rank=1,min_rate=0.1", "depends on whether this step was finite"),
+    ],
+)
+def test_what_a_graph_cannot_repeat_is_refused_at_once(spec: str, why: str):
+    workers = make(spec)
+    exchange(workers, gradients(0))
+    with pretend_capturing(), pytest.raises(ConfigurationError, match=why) as raised:
+        exchange(workers, gradients(0))
+    assert "such as topk, efsignsgd" in str(raised.value)
+
+
+def test_a_capture_is_no_step_and_a_replay_is_one():
+    steps = Steps(Session({"w": torch.empty(50)}, Policy([("*", "topk:ratio=0.1")]), Alone()))
+    session, x = steps.session, torch.randn(50)
+    steps.step({"w": x.clone()})
+    with pretend_capturing(), Graph() as graph:
+        steps.step({"w": x.clone()})
+    assert (session.worker.step, session.stats.steps) == (1, 1)
+    for count in (2, 3):
+        graph.replay()
+        session.replayed()
+        assert (session.worker.step, session.stats.steps) == (count, count)
+    steps.step({"w": x.clone()})
+    assert session.worker.step == 4
+
+
+def test_replayed_without_a_capture_is_refused():
+    with pytest.raises(GraceError, match="without a captured step"):
+        make("none")[0].replayed()
