@@ -24,7 +24,10 @@ def check_capture(name: str, method: Method[Any], x: Tensor, peer: Peer, busy: b
     """Refuses to capture what a graph cannot repeat.
 
     Args:
-        name, x: a tensor of any shape. method: that exchanges it. peer: this worker.
+        name: of the tensor.
+        method: that exchanges it.
+        x: the tensor, of any shape.
+        peer: this worker.
         busy: whether something besides happens to the tensor in this step.
 
     Raises:
