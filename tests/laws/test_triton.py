@@ -1,0 +1,88 @@
+"""Whole exchanges over Triton kernels, in Triton's interpreter: the bits of the CPU, so that a rank on a GPU agrees with one
+on a CPU; and the laws themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+triton = pytest.importorskip("triton", reason="needs the package triton")
+tl = pytest.importorskip("triton.language")
+
+import grace
+from grace.compute import backends
+from grace.contract.method import Method
+from grace.verify import laws
+from grace.verify.inputs import UGLY, normal
+from grace.verify.running import leaves, run, same_bits
+from tests.laws.cases import CASES
+from tests.unit.kernels.triton_checks import interpreter, night
+
+__all__ = ["interpreter"]
+
+SPREAD = True  # over the test runner's processes
+# of each kind of kernel one
+SHARE = (
+    "efsignsgd", "qsgd:bits=4", "natural", "u8bit", "fp8", "eden:block=16", "topk:ratio=0.2", "threshold:v=0.5",
+    "randomk:ratio=0.3",
+)  # fmt: skip
+
+
+def steps(method: Method[Any], xs: list[Tensor], count: int = 2) -> list[Tensor]:
+    """The means and states of all workers after each step."""
+    states, out = None, []
+    for step in range(count):
+        done = run(method, xs, states, step=step)
+        states = [one.state for one in done]
+        out += [one.mean.clone() for one in done] + [leaf.clone() for leaf in leaves(tuple(states))]
+    return out
+
+
+def agree(method: Method[Any], xs: list[Tensor]) -> None:
+    with backends.using("reference"):
+        want = steps(method, xs)
+    with backends.using("triton"):
+        got = steps(method, xs)
+    assert len(want) == len(got)
+    for k, (a, b) in enumerate(zip(want, got, strict=True)):
+        assert same_bits(a, b), k
+
+
+@pytest.mark.parametrize("spec", SHARE)
+def test_means_and_memories_have_the_bits_of_the_cpu(spec: str) -> None:
+    agree(grace.method(spec), [normal(6, 7)(rank) for rank in range(2)])
+
+
+@night
+@pytest.mark.parametrize("spec", CASES)
+def test_means_and_memories_of_every_case(spec: str) -> None:
+    world = 3 if getattr(CASES[spec], "server", 0) < 3 else 5
+    for make in UGLY.values():
+        agree(CASES[spec], [make(rank) for rank in range(world)])
+
+
+@night
+@pytest.mark.parametrize("spec", CASES)
+def test_laws_hold(spec: str) -> None:
+    method = CASES[spec]
+    with backends.using("triton"):
+        for name in ("normal", "ties", "tiny and huge", "bf16"):
+            xs = [UGLY[name](rank) for rank in range(3)]
+            laws.agreement(method, xs)
+            if not laws.is_memory(method) and laws.conserves(method):
+                laws.conservation(method, xs)
+
+
+@triton.jit
+def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.load(x + i, inside, 0.0)
+
+
+@pytest.mark.parametrize(("family", "spec"), [("levels", "qsgd:bits=4"), ("selection", "topk:ratio=0.2")])
+def test_a_memory_that_is_left_out_is_caught(family: str, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"grace.kernels.{family}.triton.load_sum", _memory_left_out)
+    with pytest.raises(AssertionError):
+        agree(grace.method(f"{spec},memory=residual"), [normal(6, 7)(rank) for rank in range(2)])
