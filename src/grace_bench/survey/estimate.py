@@ -57,10 +57,10 @@ class _Spent:
         self._of: dict[tuple[str, ...], list[float]] = defaultdict(list)
         for row in rows:
             protocol = row.protocol.removesuffix(TRIAL)
-            for key in ((protocol, row.task, row.method), (protocol, row.task)):
-                self._of[key].append(row.cpu_seconds)
-            for key in ((row.task, row.method), (row.task,)):
-                self._of[("a step", *key)].append(row.cpu_seconds / row.steps)
+            self._of[protocol, row.task, row.method].append(row.cpu_seconds)
+            self._of[protocol, row.task].append(row.cpu_seconds)
+            self._of["a step", row.task, row.method].append(row.cpu_seconds / row.steps)
+            self._of["a step", row.task].append(row.cpu_seconds / row.steps)
 
     def seconds(self, run: Planned, method: str) -> float | None:
         """Of the same method by the same protocol, of another method, or of another protocol by its steps."""
