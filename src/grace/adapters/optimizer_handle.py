@@ -268,7 +268,11 @@ class OptimizerHandle(Choosing):
             raise self.error
 
     def check_between_steps(self) -> None:
-        """Refuses what cannot be done while gradients are on their way."""
+        """Refuses what cannot be done while gradients are on their way.
+
+        Raises:
+            GraceError: some are, or the handle is closed.
+        """
         self.check_open()
         if self._came:
             raise GraceError(
