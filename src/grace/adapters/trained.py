@@ -146,7 +146,7 @@ def list_replicated(parameters: Iterable[Tensor], optimizer: torch.optim.Optimiz
 
 
 def zero_nonfinite_state(optimizer: torch.optim.Optimizer, p: Tensor) -> None:
-    """Zeroes the non-finite numbers that the optimizer holds for this parameter, of any shape: they would spoil later steps."""
+    """Zeroes the non-finite numbers held for this parameter, of any shape: they would spoil later steps."""
     for held in optimizer.state.get(p, {}).values():
         if isinstance(held, Tensor) and held.is_floating_point() and not bool(held.isfinite().all()):
             held.zero_()
