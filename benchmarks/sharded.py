@@ -35,6 +35,11 @@ METHODS = (
     "none", "bf16", "fp8", "qsgd:bits=4", "natural", "efsignsgd", "topk:ratio=0.01", "randomk:ratio=0.01",
     "bf16 weights=int8", "qsgd:bits=4 weights=int8", "topk:ratio=0.01 weights=fp8",
 )  # fmt: skip
+BETWEEN = (
+    "powersgd:rank=4",
+    "topk:ratio=0.01 shard=bf16",
+    "topk:ratio=0.01 shard=bf16 weights=int8",
+)  # with machines only
 WARM, STEPS, ROUNDS = 3, 4, 4  # steps before the clock, steps of a turn, turns
 WORLD = 4
 
@@ -102,6 +107,8 @@ def work(options: argparse.Namespace) -> None:
     task.load(None)
     task.batch = options.batch or task.batch
     ways = options.methods.split(";") if options.methods else [PLAIN, BF16, *METHODS]
+    if not options.methods and options.machines > 1:
+        ways.extend(BETWEEN)
     found: list[dict[str, Any]] = []
     if options.steps:
         for way in ways:

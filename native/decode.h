@@ -212,8 +212,10 @@ static int64_t decode_blocks(
                         here[k] = codes[k] + (form == BYTES ? i : form == NIBBLES ? i / 2 : i / 5);
                         if (form == BYTES && !codec.fits(here[k], size, factors[k])) bad = BAD_HEAD;
                         if (form != NIBBLES) continue;
-                        const uint8_t odd = size % 2 ? here[k][size / 2] & 15 : 0;  // zero is legal
-                        if (!codec.fits4(here[k], size / 2, factors[k]) || !codec.fits4(&odd, 1, factors[k])) bad = BAD_HEAD;
+                        if (!codec.fits4(here[k], size / 2, factors[k])) bad = BAD_HEAD;
+                        if (size % 2 == 0) continue;
+                        const uint8_t alone = here[k][size / 2] & 15, twice = (uint8_t)(alone | alone << 4);
+                        if (!codec.fits4(&twice, 1, factors[k])) bad = BAD_HEAD;
                     }
                     float* to = out + at + i;
                     if (form == BYTES) {

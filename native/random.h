@@ -72,5 +72,14 @@ class Lanes {
     alignas(64) uint32_t buffer[2 * (MOST / 4 + 1 + CHAINS * L)];
 };
 
+// floor(z), or one more where (lane + 1/2) / 2**16 is below z - floor(z), for z >= 0; a z within 1e-6 max(1, z) of an integer
+// never moves.
+GRACE_INLINE vi stochastic_round(vf z, vi lane) {
+    const vf u = (to_float(lane) + splat(0.5f)) * splat(0x1p-16f), one = splat(1.0f);
+    const vi low = truncate(z), near = nearest_int(z);
+    const vf slack = splat(1e-6f) * select(z > one, z, one);
+    return select(absolute(z - to_float(near)) <= slack, near, low - (u < z - to_float(low)));
+}
+
 }  // namespace GRACE_TARGET
 }  // namespace grace

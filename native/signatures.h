@@ -54,3 +54,6 @@ GRACE_KERNEL(sum_rotated, Wires, int64_t, float*, int64_t, int64_t, const float*
 GRACE_KERNEL(encode_floats, const float*, const float*, float*, int64_t, int64_t, int64_t, uint8_t*, int64_t, int, int, uint32_t,
              uint32_t, uint32_t, int)
 GRACE_KERNEL(sum_floats, Wires, int64_t, float*, int64_t, int64_t, int, float, int, int)
+GRACE_KERNEL(encode_fixed, const float*, const float*, float*, int64_t, int64_t, int64_t, uint8_t*, int64_t, int, int, float,
+             float, float, int, uint32_t, uint32_t, uint32_t, int)
+GRACE_KERNEL(sum_fixed, Wires, int64_t, float*, int64_t, int64_t, int, int, float, int, int)

@@ -67,7 +67,8 @@ def page(rows: Sequence[Row], plan: Sequence[Planned], steps: StepTable | None) 
         "their intervals do not touch. Of three seeds the interval is their range, which holds the true median three times in "
         "four, not 95 times in a hundred, and of two equal methods one comes out as clearly better in one case of ten: it "
         f"takes more seeds to be surer. A finding about methods in general takes {TASKS} tasks. Of several lengths of a "
-        f"task the longest counts of which both have {SEEDS} seeds. The rules are in `grace_bench.survey.verdicts`.", "",
+        f"task the longest counts of which both have {SEEDS} seeds, and of a pair of methods only a difference of more than "
+        f"{100 * LOSS:g} % in the medians. The rules are in `grace_bench.survey.verdicts`.", "",
         _about_steps(steps), "",
         "| finding | verdict | why |", "| --- | --- | --- |",
         *(f"| {one.finding} | **{one.verdict}** | {one.why} |" for one in judge(rows, steps)), "",

@@ -67,20 +67,13 @@ struct Encoder {
     void encode(const float* p, int64_t len, const Scale& scale, int64_t row, int64_t at, Lanes& random, uint8_t* codes,
                 float* rest) const {
         const uint16_t* lanes = stochastic ? random.at((uint64_t)(row * n + at), len) : nullptr;
-        const vf by = splat(scale > 0 ? scale : 1.0f), step = splat(scale), half = splat(0.5f), unit = splat(0x1p-16f);
+        const vf by = splat(scale > 0 ? scale : 1.0f), step = splat(scale);
         const vi nothing = splat(scale > 0 ? -1 : 0), least = splat(127 + format.least), last = splat(format.last);
         const auto code = [&](vf x, int64_t i) {
             const vi y = as_int(x / by) & nothing;
             const vi e = max(magnitude(y) >> 23, least);
             const vf z = as_float(magnitude(y)) * as_float((splat(254 + format.m) - e) << 23);  // in steps at y
-            vi level = nearest_int(z);
-            if (stochastic) {
-                const vi low = truncate(z);
-                const vf u = (to_float(load_u16(lanes + i)) + half) * unit, near = to_float(level);
-                const vi random_level = low - (u < z - to_float(low));
-                const vf one = splat(1.0f), slack = splat(1e-6f) * select(z > one, z, one);
-                level = select(absolute(z - near) <= slack, level, random_level);
-            }
+            const vi level = stochastic ? stochastic_round(z, load_u16(lanes + i)) : nearest_int(z);
             const vi count = ((e - least) << format.m) + level;
             return at_most(count, last) | (vi)((vu)y >> 24 & 0x80);
         };

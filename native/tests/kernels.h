@@ -418,6 +418,22 @@ inline void run_floats(Trial& t) {
     if (t.kind == EXTREME) t.forget();  // sums may overflow
 }
 
+inline void run_fixed(Trial& t) {
+    if (t.n == 0) return;
+    const Key key(t.dice);
+    const int64_t block = some_block(t.dice);
+    const int bits = 2 + static_cast<int>(t.dice.below(7)), q = (1 << (bits - 1)) - 1, clips = t.dice.coin();
+    const Encoding e(t, block, 4 * blocks(t.n, block) + (t.n * bits + 7) / 8);
+    const float share = (clips ? 0.5f : 1.0f) / static_cast<float>(q), most = 3e38f / static_cast<float>(q + clips);
+    const int64_t all = encode_fixed[t.target](e.x, e.memory, e.rest, e.rows, t.n, block, e.wire, e.width, bits, q + clips, share,
+                                               most, t.dice.coin() ? 1.0f : 1.3f, t.dice.coin(), key.k0, key.k1, key.step, t.threads);
+    t.returned(all);
+    if (!all) return t.forget();
+    float* out = t.written(t.numbers(t.n), t.n);
+    t.returned(sum_fixed[t.target](e.wires.data(), e.W, out, t.n, block, bits, !clips, 0.5f, t.dice.coin(), t.threads));
+    if (t.kind == EXTREME) t.forget();  // sums may overflow
+}
+
 struct Case {
     const char* kernels;  // their names, with spaces around each
     void (*run)(Trial&);
@@ -447,5 +463,6 @@ constexpr Case CASES[] = {
     {" rotate ", run_rotate},
     {" encode_rotated sum_rotated ", run_rotated},
     {" encode_floats sum_floats ", run_floats},
+    {" encode_fixed sum_fixed ", run_fixed},
     {" encode_indices decode_indices ", run_indices},
 };

@@ -94,6 +94,9 @@ def sparsify(x: Tensor, ratio: float | None = None, threshold: float | None = No
     Returns:
         values ``[k]`` in the type of x, and positions ``[k]`` int64.
 
+    Raises:
+        ConfigurationError: both are given, or none, or one that is out of range.
+
     Example:
         >>> sparsify(torch.tensor([[0.1, -5.0], [3.0, -0.2]]), ratio=0.5)
         (tensor([-5.,  3.]), tensor([1, 2]))

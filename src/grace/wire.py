@@ -89,7 +89,7 @@ def check_shape(name: str, field: Tensor, shape: Sequence[int]) -> None:
 
 
 def check_scale(name: str, scale: Tensor) -> Tensor:
-    """``scale`` itself; every number in it has to be finite and not negative.
+    """``scale``, of any shape, itself; every number in it has to be finite and not negative.
 
     Raises:
         PayloadError: otherwise; names the field.
@@ -100,7 +100,8 @@ def check_scale(name: str, scale: Tensor) -> Tensor:
 
 
 def check_index(name: str, index: Tensor, n: int) -> Tensor:
-    """``index`` itself; every number in it has to be in [0, n). On an accelerator, which reports that later, clamped to it.
+    """``index``, of any shape, itself; every number in it has to be in [0, n). On an accelerator, which reports that
+    later, clamped to it.
 
     Raises:
         PayloadError: otherwise; names the field.
@@ -153,7 +154,11 @@ def _header(finite: bool, step: int) -> int:
 
 
 def unseal(sealed: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """Sealed uint8 ``[b, s]`` -> wires ``[b, width / itemsize]`` of ``dtype``."""
+    """Sealed uint8 ``[b, s]`` -> wires ``[b, width / itemsize]`` of ``dtype``.
+
+    Raises:
+        PayloadError: it is too short for a wire of that width.
+    """
     if width % dtype.itemsize or HEADER + width > sealed.shape[1]:
         raise PayloadError(f"sealed payload of {sealed.shape[1]} bytes cannot hold a wire of {width}")
     return _view_as(sealed[:, HEADER : HEADER + width], dtype)

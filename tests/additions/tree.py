@@ -24,18 +24,18 @@ class Tree:
     """The files of the project that git knows or does not ignore, in a folder of their own."""
 
     def __init__(self, folder: Path):
-        self.root = folder
+        self.root, self.site = folder / "tree", folder / "site"
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
         for name in filter(None, names):
             if (ROOT / name).is_file():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(ROOT / name, folder / name)
+                (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(ROOT / name, self.root / name)
         library = Path(native.library())
         if library.is_file():
-            shutil.copyfile(library, folder / "src/grace" / library.name)
-        (folder / "site").mkdir()
-        (folder / "site/sitecustomize.py").write_text(_SITE)
+            shutil.copyfile(library, self.root / "src/grace" / library.name)
+        self.site.mkdir()
+        (self.site / "sitecustomize.py").write_text(_SITE)
 
     def add(self, addition: Addition) -> None:
         """Writes what its author would write."""
@@ -54,13 +54,13 @@ class Tree:
         return {
             str(name): (self.root / name).read_bytes()
             for name in names
-            if not {"__pycache__", "site", "build", ".pytest_cache", ".hypothesis", ".mypy_cache"} & set(name.parts)
+            if not {"__pycache__", "build", ".pytest_cache", ".hypothesis", ".mypy_cache"} & set(name.parts)
             and name.suffix not in (".so", ".dylib")
         }
 
     def run(self, command: Sequence[str], timeout: float = 1500.0) -> subprocess.CompletedProcess[str]:
         """Runs a module or script of Python in the copy, and with its packages."""
-        path = os.pathsep.join(str(self.root / name) for name in ("site", "src", "."))
+        path = os.pathsep.join(map(str, (self.site, self.root / "src", self.root)))
         env = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
         return subprocess.run(
             [sys.executable, *command],

@@ -115,7 +115,7 @@ def test_the_first_of_each_block_is_kept() -> None:
 )
 
 MEMORY = Addition(
-    "memory or communicator",
+    "memory",
     {
         "src/grace/memories/fading.py": '''\
 """Error feedback that forgets."""
@@ -155,7 +155,7 @@ def test_it_forgets() -> None:
 )
 
 COMMUNICATOR = Addition(
-    "memory or communicator",
+    "communicator",
     {
         "src/grace/communicators/gathering.py": '''\
 """A gather by another name."""

@@ -175,6 +175,50 @@ def test_weights_in_other_ways_of_sharding(four: Pool, options: dict[str, Any]) 
     assert found[0] == pytest.approx(four.run(learns, None, options)[0], rel=0.1)
 
 
+def recomputed(rank: int, world: int) -> None:
+    """A forward pass that is made again in the backward pass has the weights that it had, rounded at random."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    net = nn.Sequential(checkpoint_wrapper(Seen(64)), nn.Linear(64, 32))
+    for part in (*net, net):
+        fully_shard(part)
+    handle = grace.attach(net, "none", weights="lpc:bits=4")
+    net(torch.randn(4, 32)).square().sum().backward()
+    seen = net[0]._checkpoint_wrapped_module.seen
+    assert len(seen) == 3, "forward, forward again, backward"
+    assert all(torch.equal(x, seen[0]) for x in seen)
+    net(torch.randn(4, 32))
+    assert not torch.equal(seen[3], seen[0]), "after a backward pass others are drawn"
+    handle.detach()
+
+
+def test_what_is_computed_again_has_the_same_weights(pair: Pool) -> None:
+    pair.run(recomputed)
+
+
+def compiled(rank: int, world: int) -> None:
+    ends = []
+    for compiles in (False, True):
+        torch.manual_seed(7)
+        net = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1))
+        if compiles:
+            net[0].compile(backend="aot_eager")
+        shard(net)
+        handle = grace.attach(net, "topk:ratio=0.1", weights="int8")
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(3):
+            optimizer.zero_grad()
+            net(torch.randn(8, 32, generator=torch.Generator().manual_seed(step + rank))).square().mean().backward()
+            optimizer.step()
+        ends.append(torch.cat([p.to_local().detach().flatten() for p in net.parameters()]))
+        handle.detach()
+    torch.testing.assert_close(*ends, atol=1e-6, rtol=1e-5)
+
+
+def test_a_compiled_block_computes_with_the_weights_that_travelled(pair: Pool) -> None:
+    pair.run(compiled)
+
+
 # ---- a method for each axis -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("slow", "fast"), [("topk:ratio=0.05", "bf16"), ("none", "qsgd:bits=8"), ("powersgd", "fp8")])
 def test_each_axis_has_its_method_and_the_slow_one_owes(four: Pool, slow: str, fast: str) -> None:

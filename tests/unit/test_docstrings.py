@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import grace
@@ -19,3 +21,92 @@ def test_what_is_written_to_is_not_the_subject():
         if isinstance(node, ast.FunctionDef) and (ast.get_docstring(node) or "").startswith("Out ")
     ]
     assert found == []
+
+
+# A shape, or whose it is, or where it is said.
+SHAPE = re.compile(
+    r"``[^`]*\[[^`]*``|\bshapes?\b|\blike\b|\b[01]-d\b|\bscalar\b|\bmatri|\brows\b|:(func|meth|class|mod):`|^See ",
+    re.DOTALL,
+)
+# Functions that say no shape of the tensors that they take. The list only shrinks: a new one says it.
+SHAPELESS = {
+    "adapters/optimizer_handle.py fill_buckets",
+    "adapters/scaling.py describe_scaler",
+    "adapters/trained.py list_replicated",
+    "adapters/trained.py refuse_ddp",
+    "auto/driver.py Driver.holds",
+    "jax/host.py HostHandle.exchange",
+    "run/batches.py Batches.add",
+    "run/elastic.py Elastic.regroup",
+    "run/replicas.py Replicas.note_parameters",
+    "run/replicas.py repair_",
+    "run/session.py Session.adopt",
+    "run/session.py Session.grouped",
+    "run/session.py Session.start_alike",
+    "run/simulator.py Simulator.late",
+    "run/worker.py Worker.exchange",
+    "run/worker.py Worker.late",
+    "run/worker.py Worker.owe",
+    "run/worker.py check_tensor",
+    "run/worker.py refuse_devices",
+}
+
+
+def list_public() -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Every public function and method of the core that has a docstring, and its name."""
+
+    def visit(body: Sequence[ast.stmt], place: str) -> Iterator[tuple[str, ast.FunctionDef]]:
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                if isinstance(node, ast.ClassDef):
+                    yield from visit(node.body, f"{place}{node.name}.")
+                elif ast.get_docstring(node):
+                    yield f"{place}{node.name}", node
+
+    for file in sorted(SOURCES.rglob("*.py")):
+        yield from visit(ast.parse(file.read_text(encoding="utf-8")).body, f"{file.relative_to(SOURCES).as_posix()} ")
+
+
+def takes_tensors(function: ast.FunctionDef) -> bool:
+    annotations = [
+        one.annotation for one in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
+    ]
+    texts = [ast.unparse(one) for one in annotations if one is not None]
+    return any(re.search(r"\bTensor\b", text) and "Callable" not in text for text in texts)
+
+
+def list_raised(function: ast.FunctionDef) -> set[str]:
+    """The errors that a function raises itself, by the names of their classes."""
+    found, rest = set(), list[ast.AST](function.body)
+    while rest:
+        node = rest.pop()
+        if isinstance(node, ast.FunctionDef | ast.Lambda | ast.ClassDef):
+            continue
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            made = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+            found.add(getattr(made, "id", getattr(made, "attr", "")))
+        rest += ast.iter_child_nodes(node)
+    return {name for name in found if name[:1].isupper()} - {"NotImplementedError", "AssertionError"}
+
+
+def test_public_functions_say_the_shapes_of_tensors() -> None:
+    """Laws (``verify``) take tensors of any shape."""
+    found = {
+        name
+        for name, node in list_public()
+        if takes_tensors(node) and not name.startswith("verify/") and not SHAPE.search(ast.get_docstring(node) or "")
+    }
+    assert found - SHAPELESS == set(), "say ``[b, n]``, or 'of any shape'"
+    assert SHAPELESS - found == set(), "these say it by now: take them from the list"
+
+
+def test_public_functions_say_what_they_raise() -> None:
+    """Commands say it in their help, and by their exit status."""
+    silent = [
+        f"{name}: {', '.join(sorted(raised))}"
+        for name, node in list_public()
+        if not name.startswith("cli/")
+        and (raised := list_raised(node))
+        and not re.search(r"[Rr]aises|^See ", ast.get_docstring(node) or "")
+    ]
+    assert silent == []

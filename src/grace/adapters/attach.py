@@ -17,6 +17,7 @@ from grace.auto.settings import Auto, wanted
 from grace.contract.compressor import Compressor
 from grace.contract.method import Method
 from grace.errors import ConfigurationError
+from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy
 from grace.run.options import Granularity, NonFinite, OnDifference, Options
 from grace.transports.base import Transport
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 def attach(
     model: nn.Module,
-    method: Policy | Method[Any] | Auto | str | None = None,
+    method: Policy | Method[Any] | Auto | Adaptive | str | None = None,
     *,
     replicate: Policy | Method[Any] | str | None = None,
     shard: Policy | Method[Any] | str | None = None,
@@ -84,7 +85,8 @@ def attach(
             "auto" it is what GRACE_TRANSPORT names, or a process group of its own beside the model's.
 
     Returns:
-        A handle: ``stats``, ``plan()``, ``state_dict()``, ``load_state_dict(s)``, ``switch(method)``, ``detach()``.
+        A handle: ``stats``, ``plan()``, ``state_dict()``, ``load_state_dict(s)``, ``checkpoint()``, ``switch(method)``,
+        ``detach()``; of a sharded model also ``axes``, the stats of each axis.
 
     Raises:
         ConfigurationError: not such a model, a method that cannot work, or a policy's rule that no parameter matches.

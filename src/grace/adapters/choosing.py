@@ -10,11 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from grace.adapters.handle import Handle
+from grace.auto.adaptive import Adapted, Adapting
 from grace.auto.driver import Driver, read_methods
 from grace.auto.explain import Explanation
 from grace.auto.settings import Auto, wanted
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, StateError
+from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy, Rule
 from grace.run.saved import OwnState, refuse_dcp
 
@@ -22,17 +24,20 @@ from grace.run.saved import OwnState, refuse_dcp
 class Choosing(Handle):
     """A handle that may choose methods by itself. To derive from."""
 
-    _driver: Driver | None = None
+    _driver: Driver | Adapting | None = None
     _clock: Callable[[], int] = staticmethod(time.perf_counter_ns)
     _held: tuple[dict[str, Tensor], dict[str, Tensor]]  # buckets that wait, and where their means go
 
-    def _begin_auto(self, auto: Auto | None) -> None:
+    def _begin_auto(self, auto: Auto | Adaptive | None) -> None:
         """Begins to choose, if that is wanted. All ranks call it, while nothing is exchanged."""
         self._held = {}, {}
         if auto is None:
             return
         try:
-            self._driver = Driver(self._session, auto, optimizer=self._settings(), clock=self._clock)
+            if isinstance(auto, Adaptive):
+                self._driver = Adapting(self._session, auto)
+            else:
+                self._driver = Driver(self._session, auto, optimizer=self._settings(), clock=self._clock)
             self._driver.begin()
         except BaseException as error:
             self._session.close(error)
@@ -79,7 +84,7 @@ class Choosing(Handle):
         """Whether the method is, or was, chosen by ``auto``."""
         return self._driver is not None
 
-    def explain(self) -> Explanation:
+    def explain(self) -> Explanation | Adapted:
         """What ``auto`` has chosen so far and why, in words and numbers: for each bucket the method, what was predicted, what
         was measured, and what was rejected. It prints as text; ``explain().save(FILE)`` is for ``grace explain --run FILE``.
 
@@ -90,7 +95,7 @@ class Choosing(Handle):
             raise ConfigurationError(f'explain: the method was given, {self._session.policy}; legal where it is "auto"')
         return self._driver.explain()
 
-    def switch(self, method: Policy | Method[Any] | Auto | str) -> None:
+    def switch(self, method: Policy | Method[Any] | Auto | Adaptive | str) -> None:
         """Uses another method or policy from the next step on, and ends ``auto``; ``switch("auto")`` begins it again, which
         takes some seconds. What memories owe is added to what is exchanged next.
 
@@ -103,7 +108,7 @@ class Choosing(Handle):
             self._session.change_knobs(auto=str(auto))
             self._begin_auto(auto)
             return
-        assert not isinstance(method, Auto)
+        assert not isinstance(method, Auto | Adaptive)
         super().switch(method)
         if self._driver is not None:
             self._driver.end(f"the user has switched to {self._session.policy}")

@@ -26,6 +26,7 @@ from grace.collectives import AllReduce, Exchange
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, StateError
 from grace.flags.capturing import refuse_capture
+from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy
 from grace.run.lane import lane_for
 from grace.run.optimizer import Settings, read_settings
@@ -50,7 +51,7 @@ class OptimizerHandle(Choosing):
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        method: Policy | Method[Any] | Auto | str,
+        method: Policy | Method[Any] | Auto | Adaptive | str,
         named_parameters: Iterable[tuple[str, Tensor]] | None,
         transport: Transport,
         options: Options,
@@ -68,7 +69,7 @@ class OptimizerHandle(Choosing):
             knobs["scaler"] = describe_scaler(scaler, self._parameters)
         auto = wanted(method)
         knobs |= {} if auto is None else {"auto": str(auto)}
-        fixed = "none" if isinstance(method, Auto) or auto is not None else method
+        fixed = "none" if isinstance(method, Auto | Adaptive) or auto is not None else method
         super().__init__(Steps(Session(self._parameters, fixed, transport, options, knobs=knobs, repairs=True)))
         self._optimizer, self._scaler, self._passes = optimizer, scaler, backward_passes_per_step
         self._begin_auto(auto)
@@ -267,7 +268,11 @@ class OptimizerHandle(Choosing):
             raise self.error
 
     def check_between_steps(self) -> None:
-        """Refuses what cannot be done while gradients are on their way."""
+        """Refuses what cannot be done while gradients are on their way.
+
+        Raises:
+            GraceError: some are, or the handle is closed.
+        """
         self.check_open()
         if self._came:
             raise GraceError(
@@ -278,7 +283,7 @@ class OptimizerHandle(Choosing):
     def _settings(self) -> Settings | None:
         return read_settings(self._optimizer)
 
-    def switch(self, method: Policy | Method[Any] | Auto | str) -> None:
+    def switch(self, method: Policy | Method[Any] | Auto | Adaptive | str) -> None:
         self.check_between_steps()
         super().switch(method)
 
@@ -339,7 +344,7 @@ class OptimizerHandle(Choosing):
 
     @classmethod
     def refuse_shared(cls, named: Mapping[str, Tensor]) -> None:
-        """Refuses parameters whose gradients an optimizer of Grace exchanges already.
+        """Refuses parameters, of any shape, whose gradients an optimizer of Grace exchanges already.
 
         Args:
             named: the parameters, by name.

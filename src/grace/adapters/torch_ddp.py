@@ -30,6 +30,7 @@ from grace.auto.settings import Auto, wanted
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError
 from grace.flags.capturing import refuse_capture
+from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy
 from grace.run.lane import lane_for
 from grace.run.optimizer import Settings, read_settings
@@ -55,7 +56,7 @@ class DDPHandle(Choosing):
     def __init__(
         self,
         model: DistributedDataParallel,
-        method: Policy | Method[Any] | Auto | str,
+        method: Policy | Method[Any] | Auto | Adaptive | str,
         options: Options,
         *,
         optimizer: torch.optim.Optimizer | None = None,
@@ -86,7 +87,7 @@ class DDPHandle(Choosing):
         )
         auto = wanted(method)
         knobs |= {} if auto is None else {"auto": str(auto)}
-        fixed = "none" if isinstance(method, Auto) or auto is not None else method
+        fixed = "none" if isinstance(method, Auto | Adaptive) or auto is not None else method
         super().__init__(
             Steps(Session(trained, fixed, over, options, knobs=knobs, repairs=optimizer is not None), absent=absent)
         )
@@ -199,7 +200,7 @@ class DDPHandle(Choosing):
         self._session.logs.report()
 
     # ---- for the user -----------------------------------------------------------------------------------------------
-    def switch(self, method: Policy | Method[Any] | Auto | str) -> None:
+    def switch(self, method: Policy | Method[Any] | Auto | Adaptive | str) -> None:
         self._check_attached()
         super().switch(method)
 
@@ -229,7 +230,7 @@ class DDPDoor:
     def open(
         self,
         model: DistributedDataParallel,
-        method: Policy | Method[Any] | Auto | str,
+        method: Policy | Method[Any] | Auto | Adaptive | str,
         options: Options,
         *,
         optimizer: torch.optim.Optimizer | None,

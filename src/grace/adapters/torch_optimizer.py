@@ -17,6 +17,7 @@ from grace.adapters.optimizer_handle import OptimizerHandle
 from grace.auto.settings import Auto
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, out_of_range
+from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy
 from grace.run.options import Granularity, NonFinite, OnDifference, Options
 from grace.transports.base import Transport
@@ -102,7 +103,7 @@ class Distributed(_Base):
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: Some,
-    method: Policy | Method[Any] | Auto | str,
+    method: Policy | Method[Any] | Auto | Adaptive | str,
     named_parameters: Iterable[tuple[str, Tensor]] | None = None,
     *,
     transport: Transport | str = "auto",

@@ -13,6 +13,7 @@ from grace.adapters.handle import Handle
 from grace.auto.settings import Auto, wanted
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceWarning, out_of_range
+from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy
 from grace.run.checkpoint import MEMORIES, Memories
 from grace.run.log import PREFIX
@@ -39,7 +40,7 @@ class Companion:
 
     def __init__(
         self,
-        method: Policy | Method[Any] | Auto | str,
+        method: Policy | Method[Any] | Auto | Adaptive | str,
         *,
         granularity: Granularity = Options.granularity,
         seed: int = Options.seed,

@@ -141,7 +141,11 @@ class Weights:
         return parts
 
     def gather(self, group: ParameterGroup, mine: Tensor, out: Tensor) -> None:
-        """Fills ``out [W * n]`` with what all ranks' ``mine [n]`` says, this rank's too; ``mine`` may lie in ``out``."""
+        """Fills ``out [W * n]`` with what all ranks' ``mine [n]`` says, this rank's too; ``mine`` may lie in ``out``.
+
+        Raises:
+            InputError: the parameters are not those that were there at the beginning.
+        """
         session, parts = self.session, self._layouts[id(group)]
         if mine.numel() != sum(part.c for part in parts):
             raise InputError(

@@ -138,7 +138,11 @@ class Explanation:
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> Explanation:
-        """The inverse of :meth:`as_dict`."""
+        """The inverse of :meth:`as_dict`.
+
+        Raises:
+            ValueError: it is of another schema or version.
+        """
         if found.get("schema") != SCHEMA or found.get("version") != VERSION:
             raise ValueError(
                 f"schema {found.get('schema')!r}, version {found.get('version')!r}; legal: {SCHEMA!r}, {VERSION}"

@@ -11,6 +11,7 @@ from grace.contract.knobs import Positive, Range, check_knobs, name_owner
 from grace.errors import ConfigurationError, nearest, one_of
 from grace.registry import method as make_method
 from grace.registry import split_commas
+from grace.registry.adaptive import Adaptive
 from grace.registry.text import AUTO
 
 NAME = AUTO
@@ -129,13 +130,13 @@ def _read(key: str, value: str) -> Any:
         raise ConfigurationError(f"auto: {key}={value}; legal: a number") from error
 
 
-def wanted(method: object) -> Auto | None:
-    """What a user says of ``auto``; None: it is a method or a policy.
+def wanted(method: object) -> Auto | Adaptive | None:
+    """What a user says of ``auto``, or of :meth:`grace.Policy.adaptive`; None: it is a method or a policy.
 
     Raises:
         ConfigurationError: it begins as ``auto`` does, and does not parse.
     """
-    if isinstance(method, Auto):
+    if isinstance(method, Auto | Adaptive):
         return method
     if isinstance(method, str) and method.strip().partition(":")[0] == NAME:
         return Auto.read(method)

@@ -25,6 +25,7 @@ def codecs(
     ] = None,
     samples: Annotated[int, typer.Option("--samples", help="Samples of each case, 3 to 1,000.")] = 5,
     limit: Annotated[float, typer.Option("--limit", help="Seconds of one run; what takes longer is left out.")] = 1.0,
+    device: Annotated[str, typer.Option("--device", help="Where: cpu, cuda, cuda:1.")] = "cpu",
     out: Annotated[
         Path | None, typer.Option("--out", callback=folder, help="Folder for codecs.json and figures.")
     ] = None,
@@ -45,7 +46,8 @@ def codecs(
     from grace_bench.codecs.worth import WorthBench
     from grace_bench.report.render import renderer
 
-    plan, speeds = plan_of(methods, sizes, threads, samples, limit=limit, workers=workers), parse_links(links)
+    plan = plan_of(methods, sizes, threads, samples, limit=limit, workers=workers, device=device)
+    speeds = parse_links(links)
     if out is not None:
         renderer()  # now, not after minutes
     warn_if_busy()

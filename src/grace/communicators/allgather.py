@@ -44,7 +44,7 @@ class Allgather(Communicator):
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[Any]]]:
-        """All wires are written into one message, and decoded where the network leaves them."""
+        """All wires, of tensors of any shapes, are written into one message, and decoded where the network leaves them."""
         workspace = peers[0].lent.workspace if peers else None
         if workspace is None or self.batches is None or not all(map(_is_plain, xs, peers)):
             return (yield from Method.exchange_all(self, xs, states, peers))

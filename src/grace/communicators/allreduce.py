@@ -76,7 +76,7 @@ class Allreduce(Communicator):
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[Any]]]:
-        """Numbers that travel as they are travel side by side."""
+        """Numbers that travel as they are travel side by side, of tensors of any shapes."""
         workspace = peers[0].lent.workspace if peers else None
         batch = workspace is not None and self.batches is not None
         if (

@@ -201,7 +201,7 @@ def read_all_headers(received: Sequence[Tensor], peer: Peer) -> Flag:
 
 
 def check_widths(widths: Tensor, n: int) -> list[int]:
-    """Widths of wires of n numbers, as they came from the network.
+    """Widths ``[W]`` of wires of n numbers, as they came from the network.
 
     Raises:
         PayloadError: a width that no compressor writes.

@@ -64,17 +64,17 @@ class BucketPlan:
         return self._gathered[1]
 
     def fits(self, made: Sequence[Tensor]) -> bool:
-        """Whether these wires have the widths that the plan was made for."""
+        """Whether these wires ``[1, w]`` have the widths that the plan was made for."""
         return self._kinds == tuple(kind_of(wire) for wire in made)
 
 
 def kind_of(wire: Tensor) -> tuple[int, torch.dtype]:
-    """A wire's bytes, and the dtype of its numbers."""
+    """The bytes of a wire ``[1, w]``, and the dtype of its numbers."""
     return wire.shape[1] * wire.element_size(), wire.dtype
 
 
 def put(made: Sequence[Tensor], places: Sequence[Tensor]) -> None:
-    """Copies wires to their places, unless they were written there."""
+    """Copies wires ``[1, w]`` to their places ``[1, bytes]``, unless they were written there."""
     for wire, place in zip(made, places, strict=True):
         if wire is not place and wire.data_ptr() != place.data_ptr():
             place.copy_(wire.contiguous().view(torch.uint8))

@@ -72,7 +72,9 @@ class TwoHops(Communicator):
         return compressor.with_memory() if hop and self.server_memory else compressor
 
     def facts(self, like: Tensor) -> Facts:
-        """What is left of a compressor's claims where averages are compressed again: no bound, unless it is exact."""
+        """What is left of a compressor's claims about tensors like this one where averages are compressed again: no
+        bound, unless it is exact.
+        """
         once = Communicator.facts(self, like)
         if once.variance == 0:
             return replace(once, payload=None)

@@ -56,7 +56,7 @@ class Conversation(abc.ABC, Generic[S]):
         return NOTHING
 
     def init(self, like: Tensor) -> S:
-        """The state before the first step: None, a tensor, a number, or a (named) tuple of such."""
+        """The state before the first step, for tensors like this one: None, a tensor, a number, or a (named) tuple of such."""
         return None  # type: ignore[return-value]
 
     @abc.abstractmethod

@@ -40,5 +40,5 @@ def choose_rate(finite: Flag, lr: float, last: Rate) -> Rate:
 
 
 def scale(memory: Tensor, ratio: Rate) -> Tensor:
-    """``ratio`` times the memory; the memory itself if the ratio is known to be 1."""
+    """``ratio`` times the memory, of any shape; the memory itself if the ratio is known to be 1."""
     return memory if isinstance(ratio, float) and ratio == 1 else memory * ratio

@@ -44,6 +44,6 @@ class Lent:
         return torch.empty_like(old) if self.workspace is None else self.workspace.swap_in(old)
 
     def swap_out(self, old: Tensor) -> None:
-        """Gives back the tensor that has a successor, or the successor that was not needed."""
+        """Gives back the tensor, of any shape, that has a successor, or the successor that was not needed."""
         if self.workspace is not None:
             self.workspace.swap_out(old)

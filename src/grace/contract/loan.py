@@ -19,12 +19,12 @@ S = TypeVar("S")
 
 
 def state_dtype(x: Tensor) -> torch.dtype:
-    """Memories are float32, or float64 where the gradient is."""
+    """The dtype of a memory like this gradient: float32, or float64 where the gradient is."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def narrow(mean: Tensor, dtype: torch.dtype, finite: Flag, rest: Tensor | None = None) -> tuple[Tensor, Flag]:
-    """The mean in the dtype that it is applied in, and whether it was and is finite.
+    """The mean, of any shape, in the dtype that it is applied in, and whether it was and is finite.
 
     ``rest``, of the mean's dtype, which may be wider, learns what the cast loses: it was computed, and is not applied.
     """
@@ -57,7 +57,8 @@ def room_beside(numbers: Tensor, lent: Lent) -> Tensor:
 
 
 def succeed(finite: Flag, new: Tensor, old: Tensor, lent: Lent) -> Tensor:
-    """What follows a tensor of the state, in storage that stays valid: ``new``, copied and cast, if ``finite``, else ``old``.
+    """What follows a tensor of the state, of any shape, in storage that stays valid: ``new``, copied and cast, if
+    ``finite``, else ``old``.
 
     ``old`` keeps its numbers: another exchange of the bucket may fail, and then it is still the state.
     """

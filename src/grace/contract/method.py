@@ -79,7 +79,9 @@ class Method(Conversation[S]):
         return {}
 
     def distortion_of(self, x: Tensor, state: S) -> tuple[Method[Any], Tensor, Any]:
-        """What this worker compresses of x: by which method, which tensor, from which state. By default x, by this method."""
+        """What this worker compresses of x, of any shape: by which method, which tensor, from which state. By default x,
+        by this method.
+        """
         return self, x, state
 
     @property
@@ -190,7 +192,9 @@ SAID = AllReduce(torch.empty(1, dtype=torch.uint8, device="meta"), "max")  # wha
 
 
 def hold_everywhere(holds: Flag, beside: Tensor) -> Exchange[Flag]:
-    """Whether something holds on all ranks, of which each knows it of its own part: one round of a byte, beside a tensor."""
+    """Whether something holds on all ranks, of which each knows it of its own part: one round of a byte, on the device of
+    ``beside``, which is of any shape.
+    """
     broken = torch.logical_not(torch.as_tensor(holds, device=beside.device)).to(torch.uint8)
     return flag((yield AllReduce(broken.view(1), "max"))[0] == 0)
 

@@ -64,7 +64,9 @@ class Workspace:
         return free.pop() if free else torch.empty_like(like)
 
     def swap_out(self, old: Tensor) -> None:
-        """Gives back a tensor that nobody needs once the exchange succeeds; after ``reset``, ``swap_in`` may return it."""
+        """Gives back a tensor, of any shape, that nobody needs once the exchange succeeds; after ``reset``, ``swap_in``
+        may return it.
+        """
         self._old.append(old)
 
     def forget(self) -> None:

@@ -72,14 +72,14 @@ def ask_host(a: Flag) -> bool:
 
 
 def fill_unless_(a: Flag, x: Tensor, value: float) -> Tensor:
-    """x, filled with ``value`` in place unless ``a``."""
+    """x, of any shape, filled with ``value`` in place unless ``a``."""
     if isinstance(a, Tensor):
         return x.masked_fill_(~a, value)
     return x if a else x.fill_(value)
 
 
 def choose_(a: Flag, new: Tensor, old: Tensor) -> Tensor:
-    """``new`` if ``a``, else ``old``, in new's storage, which must not overlap old's."""
+    """``new`` if ``a``, else ``old``, in new's storage, which must not overlap old's; of the same shape."""
     if isinstance(a, Tensor):
         return torch.where(a, new, old, out=new)
     return new if a else new.copy_(old)

@@ -24,8 +24,9 @@ Verb: TypeAlias = Callable[[Tensor, Any, Peer], Exchange[Exchanged[Any]]]
 
 
 def drop_overflow_(finite: Flag, memory: Tensor) -> None:
-    """Sets those numbers of a debt or a velocity to zero that may be why the step was not ``finite``: beyond a 64th of the
-    largest number, inf, and NaN. With them no later step would be finite, whatever the gradients are.
+    """Sets those numbers of a debt or a velocity of any shape to zero that may be why the step was not ``finite``:
+    beyond a 64th of the largest number, inf, and NaN. With them no later step would be finite, whatever the
+    gradients are.
     """
     if finite is not True:
         small = memory.abs() <= torch.finfo(memory.dtype).max / 64

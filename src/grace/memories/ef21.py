@@ -135,12 +135,14 @@ class EF21(Memory[S], Generic[S]):
         return EF21State("together", "together", velocity, "together", self.method.kinds(state.inner))  # type: ignore[arg-type]
 
     def facts(self, like: Tensor) -> Facts:
-        """Facts of what is applied: no bound for a single step, which depends on the steps before."""
+        """Facts of what is applied, for tensors like this one: no bound for a single step, which depends on the steps
+        before.
+        """
         inner = self.method.facts(like)
         return Facts(deterministic=inner.deterministic, payload=inner.payload)
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
-        """Traffic of step 0, where the first step is dense, or of a later one."""
+        """Traffic for tensors like this one, of step 0, where the first step is dense, or of a later one."""
         if peer.step == 0:
             dense = torch.empty(like.shape, dtype=state_dtype(like), device="meta")
             return cost(AllReduce(dense), peer.rank, peer.world)

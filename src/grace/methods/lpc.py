@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-import torch
 from torch import Tensor
 
-from grace import wire as wires
-from grace.contract.compressor import Compressor
+from grace.contract.compressor import Compressor, Fused
 from grace.contract.facts import ROUNDING_BIAS, Facts
 from grace.contract.knobs import Count, Range, Share, check_knobs
-from grace.errors import ConfigurationError, PayloadError
-from grace.flags.refusals import refuse_unless
-from grace.kernels import (
-    MOST,
-    add_scaled_,
-    block_abs_max,
-    block_count,
-    block_divide,
-    pack,
-    packed_bytes,
-    spread,
-    stochastic_round,
-)
-from grace.methods.common import coded_wire
+from grace.errors import ConfigurationError
+from grace.flags.finite import Flag
+from grace.kernels import encode_fixed, fixed_bytes, sum_fixed
 from grace.random import Stream
 from grace.registry import register
 
@@ -44,7 +32,7 @@ from grace.registry import register
     ],
 )
 @dataclass(frozen=True, slots=True)
-class LPC(Compressor):
+class LPC(Fused):
     """LPC: fixed-point numbers of a few bits, whose unit is a share of the largest magnitude of a block.
 
     ``C(x)_i = d SR(clip(x_i / d, -2^(bits-1), q))`` with ``q = 2^(bits-1) - 1`` and ``d = clip max|x| / q``, where SR
@@ -97,34 +85,15 @@ class LPC(Compressor):
     def with_memory(self) -> Compressor:
         return self if self.nearest else replace(self, shrink=True)
 
-    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        q, least = self.q, self.q + (self.clip < 1)  # magnitudes of the outermost codes
-        unit = (block_abs_max(rows, self.block) * (self.clip / q)).clamp_max_(MOST / least)  # [b, nb]
-        unit, y = block_divide(rows, unit, self.block)
-        y.clamp_(-least, q)
-        if self.nearest:
-            level = y.abs().round_()
-        else:  # magnitudes are rounded, so that rounding is symmetric
-            level = stochastic_round(y.abs(), rng.uniform(rows.numel(), rows.device).view(rows.shape))
-        code = (level * y.sign()).to(torch.int32).add_(q + 1)  # [b, n] in [0, 2q + 1]
-        if self.shrink:
-            unit = unit / (1 + self._omega(rows.shape[1]))
-        wire = wires.join(unit, pack(code, self.bits))
-        if keep_rest:
-            self.decompress_add_(wire, rows, -1.0, rng)
-        return wire
+    def encode_(
+        self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
+    ) -> tuple[Tensor, Flag]:
+        shrink = 1 + self._omega(rows.shape[1]) if self.shrink else 1.0
+        own = None if self.nearest else rng
+        return encode_fixed(rows, self.bits, self.block, self.clip, shrink, own, memory, rest)
 
-    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        n = out.shape[1]
-        head = ("units", torch.float32, block_count(n, self.block))
-        unit, code = coded_wire.split_all(wire, head, self.bits, n)
-        code = code.to(torch.float32).sub_(self.q + 1)
-        if self.clip == 1:
-            in_range = (code >= -self.q).all()
-            refuse_unless(in_range, lambda: PayloadError(f"field 'codes' must be in [1, {2 * self.q + 1}]"))
-        value = code.mul_(spread(wires.check_scale("units", unit), n, self.block))
-        refuse_unless(value.isfinite().all(), lambda: PayloadError("field 'units' must be small enough for its codes"))
-        add_scaled_(out, value, scale)
+    def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
+        sum_fixed(received, out, self.bits, self.block, self.clip, scale, add=add)
 
     def _omega(self, n: int) -> float:
         """The bound on the variance of a block, in units of the squared norm of what was not clipped away."""
@@ -134,7 +103,7 @@ class LPC(Compressor):
         return grid if self.clip < 1 else min(grid, (math.sqrt(B) - 1) / 2)
 
     def facts(self, n: int) -> Facts:
-        payload = 4 * block_count(n, self.block) + packed_bytes(n, self.bits)
+        payload = fixed_bytes(n, self.bits, self.block)
         omega = self._omega(n)
         if self.nearest:
             B, q = min(n, self.block), self.q  # the largest of a block is exact, of others at most half a unit is lost

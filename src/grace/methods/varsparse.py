@@ -80,7 +80,7 @@ class VarSparse(Method[VarSparseState]):
         return VarSparseState(r, torch.zeros_like(r), None)
 
     def observe(self, state: VarSparseState, sample: Tensor, samples: int) -> VarSparseState:
-        """The state after one of this step's ``samples`` samples; it replaces ``state``."""
+        """The state after one of this step's ``samples`` samples, which are like the gradient; it replaces ``state``."""
         seen = torch.zeros_like(state.d) if state.seen is None else state.seen
         return state._replace(seen=torch.hypot(seen, sample.to(seen.dtype) / samples))
 

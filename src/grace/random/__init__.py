@@ -112,7 +112,11 @@ class Stream:
         return torch.stack((radius * cosine, radius * sine), dim=1).view(-1)[:n].float()
 
     def subset(self, n: int, k: int, device: torch.device | str = "cpu") -> Tensor:
-        """``[k]`` int64: k distinct positions out of n, every position equally likely; all of them in order if k = n."""
+        """``[k]`` int64: k distinct positions out of n, every position equally likely; all of them in order if k = n.
+
+        Raises:
+            ValueError: k is not in [0, n].
+        """
         if not 0 <= k <= n:
             raise ValueError(f"a subset of {k} out of {n} does not exist")
         if k == n:

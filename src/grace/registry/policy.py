@@ -6,7 +6,7 @@ import dataclasses
 import fnmatch
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -14,6 +14,7 @@ from grace.contract.method import Method
 from grace.errors import ConfigurationError, nearest, one_of
 from grace.registry import method as make_method
 from grace.registry import spell
+from grace.registry.adaptive import Adaptive
 
 _PREFIXES = ("module.", "_orig_mod.")  # of wrapped and of compiled models
 SMALL = 1024  # tensors with fewer elements go uncompressed by default
@@ -50,7 +51,7 @@ class Rule:
                 raise ConfigurationError(f"Rule {self.pattern!r}: {low}={first}, {high}={last} matches nothing")
 
     def matches(self, name: str, like: Tensor, step: int) -> bool:
-        """Whether this rule is for that tensor at that step."""
+        """Whether this rule is for a tensor like this one at that step."""
         return (
             fnmatch.fnmatchcase(name, self.pattern)
             and self.min_size <= like.numel() <= (like.numel() if self.max_size is None else self.max_size)
@@ -121,8 +122,31 @@ class Policy:
         policy.method = method
         return policy
 
+    @staticmethod
+    def adaptive(
+        method: str = "qsgd", budget: float = 4.0, every: int = 1000, how: Literal["program", "filling"] = "program"
+    ) -> Adaptive:
+        """Bits, ratio or rank of each layer follow its gradients, under one budget; for :func:`grace.attach` and
+        :func:`grace.DistributedOptimizer`. Layers are the tensors that a bare method compresses. Every ``every`` steps all
+        ranks choose anew, alike, what loses least of the model's gradient.
+
+        Args:
+            method: "qsgd", whose bits follow the layer; "topk", its ratio; or "powersgd", its rank.
+            budget: bits of a wire for each number of the layers, > 0.
+            every: steps from one choice to the next, >= 1.
+            how: "program", the best whole choices (L-GreCo's programme); or "filling", real bits rounded down.
+
+        Raises:
+            ConfigurationError: another method, or a knob out of range.
+
+        Example:
+            >>> Policy.adaptive("topk", budget=0.5).choices[2]
+            'topk:ratio=0.01'
+        """
+        return Adaptive(method, budget, every, how)
+
     def method_for(self, name: str, like: Tensor, step: int) -> Method[Any]:
-        """The method of the first rule that matches.
+        """The method of the first rule that matches a tensor like this one.
 
         Raises:
             ConfigurationError: no rule matches.
@@ -145,7 +169,7 @@ class Policy:
         return found
 
     def methods_for(self, name: str, like: Tensor) -> tuple[Method[Any], ...]:
-        """All methods that a tensor gets at one step or another, each once."""
+        """All methods that a tensor like this one gets at one step or another, each once."""
         found: dict[Method[Any], None] = {}
         for rule in self.rules:
             if rule.matches(name, like, rule.from_step):

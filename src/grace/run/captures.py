@@ -21,7 +21,14 @@ from grace.registry import spell
 
 
 def check_capture(name: str, method: Method[Any], x: Tensor, peer: Peer, busy: bool) -> None:
-    """Refuses to capture what a graph cannot repeat. ``busy``: whether something besides happens to the tensor in this step.
+    """Refuses to capture what a graph cannot repeat.
+
+    Args:
+        name: of the tensor.
+        method: that exchanges it.
+        x: the tensor, of any shape.
+        peer: this worker.
+        busy: whether something besides happens to the tensor in this step.
 
     Raises:
         ConfigurationError: names the tensor and the method, and what can be captured.

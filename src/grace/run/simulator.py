@@ -196,6 +196,10 @@ class Simulator:
         """Per worker: rounds, bytes sent and received since the start, as the collectives moved them."""
         return [tracer.traffic for tracer in self._tracers]
 
+    def traffic_of(self, worker: int) -> Traffic:
+        """The same of one worker, by its place."""
+        return self._tracers[worker].traffic
+
     @property
     def by_axis(self) -> list[dict[str, Traffic]]:
         """Per worker: the same along each axis of the grid; "" is what went between all workers."""

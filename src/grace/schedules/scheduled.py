@@ -124,7 +124,7 @@ class Scheduled(Method[Any]):
         return (yield from self.at(peer.step, peer.steps_per_epoch).scatter(rows, state, peer))
 
     def facts(self, like: Tensor) -> Facts:
-        """What holds at every value."""
+        """What holds at every value, for tensors like this one."""
         every = [variant.facts(like) for variant in self._variants()]
         return Facts(
             unbiased=all(one.unbiased for one in every),

@@ -11,11 +11,21 @@ from typing import Any
 import torch
 
 from grace.compute import backends, resources
+from grace.contract.compressor import Compressor
+from grace.flags.refusals import Refusals
 from grace_bench import machine
 from grace_bench.codecs import conversations
 from grace_bench.codecs.cases import cases_of, variants
 from grace_bench.codecs.clock import DECODE, ENCODE, Case, Clock, Timing
 from grace_bench.codecs.compressors import compressor_of
+from grace_bench.codecs.device import (
+    bandwidth_share,
+    clock_of,
+    count_launches,
+    device_of,
+    least_bytes,
+    name_device,
+)
 from grace_bench.codecs.plan import COLD, YARDSTICKS, Plan, size_text
 from grace_bench.codecs.room import COPIES, Room
 from grace_bench.runs.results import quartiles
@@ -35,7 +45,9 @@ class Bench:
     """
 
     def __init__(self, plan: Plan, eviction: int | None = None):
-        self.plan, self.clock = plan, Clock(plan.limit, eviction, plan.budget)
+        self.device = device_of(plan.device)
+        self.plan = plan
+        self.clock = Clock(plan.limit, eviction, plan.budget, self.device, clock_of(self.device))
         self.kernels, self.why = backends.active()
         self.lists: dict[str, list[Row]] = {name: [] for name in ("yardsticks", "rows", "left_out", "failed")}
         self._slowest: dict[tuple[str, str, str | None], float] = {}  # seconds per element, so far
@@ -64,7 +76,7 @@ class Bench:
             "plan": {
                 "methods": list(plan.methods), "sizes": list(plan.sizes), "threads": list(plan.threads),
                 "samples": plan.samples, "limit_seconds": plan.limit, "budget_seconds": plan.budget,
-                "workers": plan.workers, "data": "randn * exp(randn)",
+                "workers": plan.workers, "data": "randn * exp(randn)", "device": plan.device,
             },
         }  # fmt: skip
 
@@ -80,7 +92,7 @@ class Bench:
                     done += sum(seconds for _, seconds in jobs)
                     continue
                 with resources.threads(count):
-                    room = Room(size, workers=plan.workers)
+                    room = Room(size, workers=plan.workers, device=self.device)
                     for name, seconds in jobs:
                         if progress is not None:
                             label = f"{name}, {size_text(size)}, {plural(count, 'thread')}"
@@ -163,8 +175,25 @@ class Bench:
                 told = {other: theirs for other, theirs in timings.items() if theirs is not None}
                 row = self.row_of(case, name, room, count, timing, told)
                 row["payloads"] = payloads if case.operation == DECODE else None
+                if self.device.type != "cpu":
+                    row |= self._of_device(case, compressor, room, payloads or room.workers)
                 self.lists["rows"].append(self.place(name, room.n, count) | row)
         return None
+
+    def _of_device(self, case: Case, compressor: Compressor | None, room: Room, payloads: int) -> Row:
+        """What is of interest on a GPU: launches, and the share of a copy's bandwidth."""
+        copies = [one for one in self.lists["yardsticks"] if one["operation"] == "memcpy" and one["size"] == room.n]
+        mine: Row = {"launches": None, "bandwidth": None}
+        if compressor is None or not copies:
+            return mine
+        with Refusals():
+            case.prepare()
+            mine["launches"] = count_launches(case.run)
+            seconds = min(case.seconds(self.clock.clear, self.clock.now) for _ in range(3))
+        moved = least_bytes(case.operation, compressor, room.n, payloads)
+        share = bandwidth_share(moved, seconds, 8 * room.n, 1e-6 * copies[-1]["microseconds"])
+        mine["bandwidth"] = None if share is None else short(share)
+        return mine
 
     def _environment(self) -> dict[str, Any]:
         """Where the measurement takes place, as far as it bears on the numbers."""
@@ -172,6 +201,7 @@ class Bench:
             **machine.versions(),
             "processor": machine.processor(),
             "cores": resources.cores(),
+            "device": name_device(self.device),
             "kernels": self.kernels,
             "kernels_why": self.why,
             "last_level_cache_bytes": self.clock.cache,
@@ -196,7 +226,9 @@ class Bench:
 
     def _lacks_memory(self, name: str | None, size: int, count: int, copies: int) -> bool:
         """Whether so many tensors take more than half of the free memory; if so, notes it."""
-        if 4 * size * copies <= resources.available_memory() // 2:
+        on_host = self.device.type == "cpu"
+        free = resources.available_memory() if on_host else torch.cuda.mem_get_info(self.device)[0]
+        if 4 * size * copies <= free // 2:
             return False
         why = f"{copies} tensors of {4 * size / 1e6:,.0f} MB do not fit into half of the free memory"
         self.leave(None, name, size, count, why)

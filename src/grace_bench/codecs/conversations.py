@@ -41,7 +41,7 @@ class Replay(Case):
     answers: list[Tensor] = field(default_factory=list)
     workspace: Workspace = field(default_factory=Workspace)
 
-    def seconds(self, clear: Callable[[], None]) -> float:
+    def seconds(self, clear: Callable[[], None], now: Callable[[], float] = time.perf_counter) -> float:
         """Runs the whole step once; the seconds of the part."""
         if not self.answers:
             self._record()
@@ -49,14 +49,14 @@ class Replay(Case):
         answers = [answer.clone() for answer in self.answers]
         exchange = self.method.exchange(x, state, self._peer(0, self.workspace))
         clear()
-        before, after = _time(lambda: next(exchange)), 0.0
+        before, after = _time(lambda: next(exchange), now), 0.0
         for i, answer in enumerate(answers):
             if i < len(answers) - 1:
-                before += _time(lambda answer=answer: exchange.send(answer))  # type: ignore[misc]
+                before += _time(lambda answer=answer: exchange.send(answer), now)  # type: ignore[misc]
                 continue
             if self.part == "decode":
                 clear()
-            after = _time(lambda answer=answer: exchange.send(answer))  # type: ignore[misc]
+            after = _time(lambda answer=answer: exchange.send(answer), now)  # type: ignore[misc]
         self.workspace.reset()
         return {"encode": before, "decode": after, "all": before + after}[self.part]
 
@@ -96,9 +96,9 @@ def cases(plain: Method[Any], feedback: Method[Any] | None, room: Room) -> list[
     return [*out, Replay(DECODE, method=plain, room=room, shape=shape, part="decode")]
 
 
-def _time(advance: Callable[[], object]) -> float:
+def _time(advance: Callable[[], object], now: Callable[[], float]) -> float:
     """Seconds to the exchange's next collective, or its end."""
-    start = time.perf_counter()
+    start = now()
     with contextlib.suppress(StopIteration):
         advance()
-    return time.perf_counter() - start
+    return now() - start

@@ -30,6 +30,7 @@ class Plan:
         limit: a case of which one run takes more seconds than this is left out, > 0.
         budget: seconds that the samples of a case may take together, > 0; what would take longer is sampled less often.
         workers: that exchange, 2 to 256: so many wires are decoded.
+        device: where: cpu, cuda, cuda:1.
     """
 
     methods: tuple[str, ...]
@@ -39,6 +40,7 @@ class Plan:
     limit: float = 1.0
     budget: float = 0.5
     workers: int = WORKERS
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         for knob, values, most in (("sizes", self.sizes, _MOST), ("threads", self.threads, 1024)):
@@ -74,6 +76,7 @@ def plan_of(
     limit: float = 1.0,
     budget: float = 0.25,
     workers: int = WORKERS,
+    device: str = "cpu",
 ) -> Plan:
     """A plan from the words of the command line.
 
@@ -85,6 +88,7 @@ def plan_of(
         limit: seconds of one run.
         budget: seconds of all samples of a case.
         workers: that exchange.
+        device: where.
 
     Raises:
         ConfigurationError: a method, size or number that is not legal.
@@ -92,7 +96,14 @@ def plan_of(
     counts = parse_counts(threads) if threads else [resources.cores()]
     names = methods() if chosen is None else split_methods(chosen)
     return Plan(
-        by_family(names), sort_numbers(parse_sizes(sizes)), sort_numbers(counts), samples, limit, budget, workers
+        by_family(names),
+        sort_numbers(parse_sizes(sizes)),
+        sort_numbers(counts),
+        samples,
+        limit,
+        budget,
+        workers,
+        device,
     )
 
 

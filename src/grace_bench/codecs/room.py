@@ -18,16 +18,18 @@ class Room:
     """Heavy-tailed data ``randn * exp(randn)`` of n numbers, and preallocated tensors ``[1, n]`` like it.
 
     x: worker 0's gradient. memory: what it remembers. rows, rest, out: to be overwritten. workers: how many exchange.
+    device: where the tensors are.
     """
 
-    def __init__(self, n: int, seed: int = 0, workers: int = WORKERS):
+    def __init__(self, n: int, seed: int = 0, workers: int = WORKERS, device: torch.device | str = "cpu"):
         self.n, self.workers = n, workers
         generator = torch.Generator().manual_seed(seed)
         self.x = torch.randn(1, n, generator=generator)
         self.rows = torch.randn(1, n, generator=generator)
         self.x.mul_(self.rows.exp_())
+        self.x, self.rows = self.x.to(device), self.rows.to(device)
         self.memory = self.gradient(workers)
-        self.rest, self.out = torch.zeros(1, n), torch.zeros(1, n)
+        self.rest, self.out = torch.zeros_like(self.x), torch.zeros_like(self.x)
 
     def gradient(self, worker: int) -> Tensor:
         """Another worker's gradient ``[1, n]``: the same numbers, elsewhere."""
@@ -47,6 +49,8 @@ class Room:
         return Case(ADD, lambda: self.out.add_(self.x))
 
     def yardsticks(self) -> list[Case]:
-        """What is measured beside it: a copy by the C library, and a sum, which only reads."""
+        """What is measured beside it: a copy, on the CPU by the C library, and a sum, which only reads."""
+        if not self.x.is_cpu:
+            return [Case("memcpy", lambda: self.out.copy_(self.x)), Case("sum", lambda: self.x.sum())]
         to, size = self.out.data_ptr(), 4 * self.n
         return [Case("memcpy", lambda: ctypes.memmove(to, self.x.data_ptr(), size)), Case("sum", lambda: self.x.sum())]

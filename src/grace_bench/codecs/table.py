@@ -44,6 +44,10 @@ def _table(rows: list[dict[str, Any]], worth: dict[str, dict[str, Any]], workers
         *HEADINGS.values(), "moved", "vs fp32", "faster than fp32", "faster than bf16", *dict.fromkeys(links)
     ):  # fmt: skip
         table.add_column(heading, justify="right")
+    measured = any("launches" in row for row in rows)
+    if measured:
+        for heading in (f"{heading}: launches, of a copy's bandwidth" for heading in HEADINGS.values()):
+            table.add_column(heading, justify="right")
     for name in dict.fromkeys(row["method"] for row in rows):
         times = {row["operation"]: number(row["microseconds"] / 1000) for row in rows if row["method"] == name}
         cells = [Text(times.get(operation, "-")) for operation in HEADINGS]
@@ -51,8 +55,19 @@ def _table(rows: list[dict[str, Any]], worth: dict[str, dict[str, Any]], workers
             cells += [Text(amount(row["moved_bytes"])), Text(share(row["relative_to_fp32"]))]
             cells += [_speed(row[f"faster_than_{dense}_below"]) for dense in ("fp32", "bf16")]
             cells += [_times(one["speedup"]) for one in row["links"]]
+        if measured:
+            found = {row["operation"]: row for row in rows if row["method"] == name}
+            cells += [Text()] * (len(table.columns) - 1 - len(HEADINGS) - len(cells))
+            cells += [_of_device(found.get(operation)) for operation in HEADINGS]
         table.add_row(name, *cells)
     return table
+
+
+def _of_device(row: dict[str, Any] | None) -> Text:
+    """Launches, and the share of a copy's bandwidth."""
+    if row is None or row.get("launches") is None:
+        return Text("-")
+    return Text(f"{row['launches']}, {share(row['bandwidth']) if row['bandwidth'] is not None else '-'}")
 
 
 def _speed(bits: float | None) -> Text:
@@ -97,8 +112,10 @@ def footer(document: dict[str, Any]) -> Iterator[RenderableType]:
     if machine.is_busy(found.get("load_before"), found["cores"]):
         text = f"note: the machine was busy (load {found['load_before']:.1f} on {found['cores']} cores): measure again"
         yield Text(text, style="yellow")
+    device = found.get("device", "cpu")
+    where = "" if device == "cpu" else f"{device}; beside it "
     yield Text(
-        f"{found['kernels']} on {found['processor']}, {found['cores']} cores; torch {found['torch']}; "
+        f"{where}{found['kernels']} on {found['processor']}, {found['cores']} cores; torch {found['torch']}; "
         f"{document['seconds']:.0f} s",
         style="dim",
     )

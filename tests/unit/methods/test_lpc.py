@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from grace.compute import backends
 from grace.errors import ConfigurationError, PayloadError
 from grace.methods.lpc import LPC
 from tests.unit.methods import quant_checks as check
@@ -10,7 +11,8 @@ from tests.unit.methods import quant_checks as check
 
 def test_the_worked_example() -> None:
     compressor = LPC(bits=3)
-    wire = compressor.compress_(torch.tensor([[1, -0.6, 0.2, 0.05]]), check.Given([0.5, 0.5, 0.5, 0.1]), False)
+    with backends.using("reference"):  # the native kernel draws its own numbers
+        wire = compressor.compress_(torch.tensor([[1, -0.6, 0.2, 0.05]]), check.Given([0.5, 0.5, 0.5, 0.1]), False)
     codes = [3 + 4, -2 + 4, 1 + 4, 1 + 4]
     assert wire[0, 4:].tolist() == list(sum(c << (3 * j) for j, c in enumerate(codes)).to_bytes(2, "little"))
     want = torch.tensor([[1, -2 / 3, 1 / 3, 1 / 3]])

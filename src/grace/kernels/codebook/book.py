@@ -36,7 +36,11 @@ class Codebook:
 
     @staticmethod
     def of(entries: Tensor) -> Codebook:
-        """The codebook of these magnitudes."""
+        """The codebook of these magnitudes, ``[128]`` float32.
+
+        Raises:
+            InputError: they do not ascend from 0 to at most 1, or lie too close together.
+        """
         good = entries.shape == (_SIZE,) and entries.dtype is torch.float32 and entries.is_contiguous()
         if not good or entries[0] != 0 or entries[-1] > 1 or not bool((entries[1:] > entries[:-1]).all()):
             raise InputError("codebook: needs 128 float32 magnitudes that ascend from 0 to at most 1")

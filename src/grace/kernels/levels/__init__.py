@@ -81,4 +81,4 @@ def nearest(values: Tensor, book: Tensor) -> Tensor:
 
 @operation
 def stochastic_round(y: Tensor, u: Tensor) -> Tensor:
-    """floor(y) + [u < y - floor(y)] for y >= 0; a y within 1e-6 max(1, y) of an integer never moves."""
+    """floor(y) + [u < y - floor(y)] for y >= 0; a y within 1e-6 max(1, y) of an integer never moves. One shape."""

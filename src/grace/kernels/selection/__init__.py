@@ -16,7 +16,7 @@ __all__ = ["round_to_bfloat16", "select_at_least", "select_topk", "take_at_least
 
 
 def round_to_bfloat16(values: Tensor) -> Tensor:
-    """The nearest bfloat16, which is finite where the number is."""
+    """The nearest bfloat16, in the same shape, which is finite where the number is."""
     largest = torch.finfo(torch.bfloat16).max
     return values.clamp(-largest, largest).to(torch.bfloat16)
 

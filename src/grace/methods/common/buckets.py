@@ -20,6 +20,6 @@ def sample_columns(rows: Tensor, share: float, rng: Stream) -> Tensor:
 
 
 def check_means(means: Tensor) -> Tensor:
-    """``means`` themselves, which have to be finite."""
+    """``means``, of any shape, themselves, which have to be finite."""
     refuse_unless(means.isfinite().all(), lambda: PayloadError("field 'means' must be finite"))
     return means

@@ -38,7 +38,9 @@ def delta_most(n: int, k: int) -> int:
 
 
 def delta_encode(index: Tensor, n: int) -> Tensor:
-    """The widths of all blocks, 5 bits each; then the blocks, each packed by its width and starting at a byte."""
+    """``index [k]``, rising -> bytes ``[w]``: the widths of all blocks, 5 bits each; then the blocks, each packed
+    by its width and starting at a byte.
+    """
     blocks = _in_blocks(gaps(index))  # [nb, 128]
     width = _bit_length(blocks.amax(dim=1))  # [nb]
     starts, end = _places(width, index.numel())
@@ -52,7 +54,7 @@ def delta_encode(index: Tensor, n: int) -> Tensor:
 
 
 def delta_decode(packed: Tensor, n: int, k: int) -> tuple[Tensor, int]:
-    """The list, and how many bytes it took."""
+    """Bytes ``[w]`` -> the list ``[k]``, and how many bytes it took."""
     count = math.ceil(k / _BLOCK)
     at = packed_bytes(count, _WIDTH_BITS)
     _require(packed, at)
@@ -102,7 +104,9 @@ def rice_most(n: int, k: int) -> int:
 
 
 def rice_encode(index: Tensor, n: int) -> Tensor:
-    """One byte for r; the r low bits of all gaps, packed; then ``gap >> r`` ones and a zero for each."""
+    """``index [k]``, rising -> bytes ``[w]``: one byte for r; the r low bits of all gaps, packed; then ``gap >> r``
+    ones and a zero for each.
+    """
     k = index.numel()
     r = rice_parameter(n, k)
     gap = gaps(index)
@@ -116,7 +120,11 @@ def rice_encode(index: Tensor, n: int) -> Tensor:
 
 
 def rice_decode(packed: Tensor, n: int, k: int) -> tuple[Tensor, int]:
-    """The list, and how many bytes it took."""
+    """Bytes ``[w]`` -> the list ``[k]``, and how many bytes it took.
+
+    Raises:
+        PayloadError: they are no such list.
+    """
     _require(packed, 1)
     r = int(packed[0])
     if r > 31:

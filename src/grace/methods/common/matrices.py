@@ -47,7 +47,9 @@ def unit_rows(q: Tensor) -> Tensor:
 
 
 def unit(factor: Tensor) -> Tensor:
-    """A factor scaled so that its largest number is 1; the product of both does not depend on it. Zero stays zero."""
+    """A factor, of any shape, scaled so that its largest number is 1; the product of both does not depend on it. Zero
+    stays zero.
+    """
     return factor / factor.abs().max().clamp_min(torch.finfo(factor.dtype).tiny)
 
 

@@ -62,12 +62,12 @@ def most_stages(ratio: float, first_ratio: float) -> int:
 
 
 def exponential_quantile(a: Tensor, share: float) -> float:
-    """What ``share`` of an exponential distribution with a's mean exceeds."""
+    """What ``share`` of an exponential distribution with a's mean exceeds; a is ``[n]``."""
     return -float(a.mean(dtype=torch.float64)) * math.log(share)
 
 
 def pareto_quantile(a: Tensor, share: float) -> float:
-    """What ``share`` of a generalized Pareto distribution with a's mean and variance exceeds."""
+    """What ``share`` of a generalized Pareto distribution with a's mean and variance exceeds; a is ``[n]``."""
     a = a.double()
     mu, variance = float(a.mean()), float(a.var(correction=0))
     if variance <= 1e-12 * mu * mu:  # all equal
@@ -79,7 +79,7 @@ def pareto_quantile(a: Tensor, share: float) -> float:
 
 
 def gamma_quantile(a: Tensor, share: float) -> float:
-    """What ``share`` of the numbers exceed if those that are not zero follow a gamma distribution."""
+    """What ``share`` of the numbers exceed if those that are not zero follow a gamma distribution; a is ``[n]``."""
     share *= a.numel()
     a = a[a > 0].double()
     share /= a.numel()

@@ -90,9 +90,13 @@ def quality(value: float, spread: float = 0.01) -> Quality:
 
 
 def one(
-    value: float, sent: float = 0.1, ms: tuple[float, float, float] = (1, 1, 1), bytes_: float | None = None
+    value: float,
+    sent: float = 0.1,
+    ms: tuple[float, float, float] = (1, 1, 1),
+    bytes_: float | None = None,
+    spread: float = 0.01,
 ) -> Compared:
-    of = msgspec.structs.replace(quality(value), sent=sent)
+    of = msgspec.structs.replace(quality(value, spread), sent=sent)
     return Compared(of, quality(value if bytes_ is None else bytes_), {}, dict(zip(LINKS, ms, strict=True)))
 
 
@@ -111,6 +115,7 @@ HIGH, LOW, MIDDLE = one(0.8), one(0.5), one(0.79)
         ((HIGH, LOW), (LOW, HIGH), REFUTED),
         ((HIGH, LOW), (HIGH, MIDDLE), OPEN),
         ((HIGH, LOW), (HIGH, None), OPEN),
+        ((HIGH, LOW), (one(0.8, spread=0.001), one(0.79, spread=0.001)), OPEN),  # apart, by little
     ],
 )
 def test_error_feedback(a: tuple[Compared, ...], b: tuple[Compared | None, ...], verdict: str) -> None:

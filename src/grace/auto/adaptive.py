@@ -1,0 +1,235 @@
+"""Bits, ratio or rank of each layer under one budget, chosen anew every so many steps, alike on all ranks.
+
+In the step after each choice is due, every rank measures what each choice would lose of its gradients, by layer; all ranks add
+up everyone's in the order of ranks, and :mod:`grace.auto.allocate` decides. What memories owe is handed over.
+"""
+
+from __future__ import annotations
+
+import glob
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grace.auto.allocate import fill_bits, within_cost
+from grace.contract.peer import Peer
+from grace.errors import ConfigurationError
+from grace.predict.probe import Probe
+from grace.registry import method as make_method
+from grace.registry import spell
+from grace.registry.adaptive import Adaptive
+from grace.registry.policy import SMALL, Policy, Rule
+from grace.run.distortion import measure_distortion
+from grace.run.session import Session
+
+FIRST = 1  # the step in which it is measured first
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer. method: chosen. bits: of a wire for each number. lost: share of the squared norm, of all ranks."""
+
+    name: str
+    numbers: int
+    method: str
+    bits: float
+    lost: float
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """What was chosen for each layer; it prints as text. step: at which. budget, bits: for each number, wanted and had."""
+
+    settings: str
+    step: int
+    budget: float
+    bits: float
+    layers: tuple[Layer, ...]
+    policy: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        if not self.layers:
+            return f"{self.settings}: nothing is measured yet"
+        lines = [f"{self.settings}: {self.bits:.2f} of {self.budget:g} bits a number, chosen at step {self.step}"]
+        lines += [
+            f"  {one.name}: {one.numbers:,} numbers, {one.method}, {one.bits:.2f} bits, loses {one.lost:.2%}"
+            for one in self.layers
+        ]
+        return "\n".join(lines)
+
+
+class Adapting:
+    """One rank's part; all ranks make one with the same arguments. It has the calls of :class:`grace.auto.driver.Driver`.
+
+    Raises:
+        ConfigurationError: groups of parameters as one tensor, or a budget that not even the fewest bytes keep.
+    """
+
+    def __init__(self, session: Session, settings: Adaptive):
+        if session.options.granularity != "parameter":
+            raise ConfigurationError(
+                f"adaptive chooses for each parameter, and granularity={session.options.granularity!r}; legal: 'parameter'"
+            )
+        self.session, self.settings = session, settings
+        self.names = [name for name, x in session.like.items() if x.ndim > 1 and x.numel() >= SMALL]
+        self.numbers = [session.like[name].numel() for name in self.names]
+        self.cost = [[_bits(text, session.like[name]) for text in settings.choices] for name in self.names]
+        self.lost: list[list[float]] = []
+        self.choice = self._uniform()
+        self.chosen_at, self.ended_by = 0, None if self.names else "nothing is large enough to be compressed"
+        self._found: dict[str, list[float]] = {}
+
+    def _uniform(self) -> list[int]:
+        """The same choice for all layers: the best that the budget permits."""
+        most = self.settings.budget * sum(self.numbers)
+        for c in reversed(range(len(self.settings.choices))):
+            if add(row[c] for row in self.cost) <= most:
+                return [c] * len(self.names)
+        least = sum(row[0] for row in self.cost) / max(1, sum(self.numbers))
+        raise ConfigurationError(
+            f"adaptive: budget={self.settings.budget:g} bits a number is less than {self.settings.choices[0]} takes, "
+            f"{least:.3g}; legal: more than that"
+        )
+
+    @property
+    def active(self) -> bool:
+        """Whether it chooses."""
+        return self.ended_by is None
+
+    def begin(self) -> None:
+        """Begins with the same choice for all layers. All ranks call it."""
+        if self.active:
+            self.session.offer([self.policy()])
+
+    def policy(self) -> Policy:
+        """A rule for each layer."""
+        rules = [
+            Rule(glob.escape(name), self.settings.choices[c]) for name, c in zip(self.names, self.choice, strict=True)
+        ]
+        return Policy([*rules, Rule("*", "none")], strict=False)
+
+    # ---- steps ------------------------------------------------------------------------------------------------------
+    @property
+    def _due(self) -> bool:
+        return self.active and self.session.worker.step % self.settings.every == min(FIRST, self.settings.every - 1)
+
+    def comes(self, names: Sequence[str]) -> None:
+        """A bucket has come."""
+
+    def holds(self, names: Sequence[str], gradients: Mapping[str, Tensor], last: bool) -> bool:
+        """Measures gradients of any shapes, if it is due; nothing waits."""
+        if self._due:
+            for name in set(names) & set(self.names):
+                x = gradients[name]
+                energy = float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
+                self._found[name] = [energy] + [
+                    energy * _share(text, x, self.session.peer(name)) ** 2 for text in self.settings.choices
+                ]
+        return False
+
+    def ended(self) -> None:
+        """A step's last exchange is over."""
+        found, self._found = self._found, {}
+        if not self.active or len(found) < len(self.names):
+            return
+        mine = [value for name in self.names for value in found[name]]
+        rows = Probe(self.session.network, 1).tell([struct.unpack("<q", struct.pack("<d", value))[0] for value in mine])
+        told = [[struct.unpack("<d", struct.pack("<q", value))[0] for value in row] for row in rows]
+        totals = [add(values) for values in zip(*told, strict=True)]
+        if any(not 0 <= value < 1e300 for value in totals):
+            return  # an inf or NaN: this step says nothing
+        width = 1 + len(self.settings.choices)
+        table = [totals[k * width : (k + 1) * width] for k in range(len(self.names))]
+        self._choose([row[0] for row in table], [row[1:] for row in table])
+
+    def _choose(self, energy: list[float], error: list[list[float]]) -> None:
+        budget = self.settings.budget * sum(self.numbers)
+        chosen = self._fill(error, budget) if self.settings.how == "filling" else within_cost(self.cost, error, budget)
+        assert chosen is not None, "the same choice for all layers keeps the budget"
+        self.lost = [[one / max(1e-300, whole) for one in row] for row, whole in zip(error, energy, strict=True)]
+        self.chosen_at = self.session.worker.step
+        if chosen != self.choice:
+            self.choice = chosen
+            self.session.offer([self.policy()])
+
+    def _fill(self, error: list[list[float]], budget: float) -> list[int]:
+        """Real bits, rounded down to what there is."""
+        low, high = self.cost[0][0] / self.numbers[0], self.cost[0][-1] / self.numbers[0]
+        scale = [
+            max(1e-300, row[0] * 4.0 ** (cost[0] / n))
+            for row, cost, n in zip(error, self.cost, self.numbers, strict=True)
+        ]
+        wanted = fill_bits(self.numbers, scale, budget, low, high)
+        return [
+            max((c for c in range(len(row)) if row[c] <= bits * n * (1 + 1e-9)), default=0)
+            for row, bits, n in zip(self.cost, wanted, self.numbers, strict=True)
+        ]
+
+    # ---- for the user -----------------------------------------------------------------------------------------------
+    @property
+    def bits(self) -> float:
+        """Of a wire, for each number of the tensors that it covers."""
+        return sum(row[c] for row, c in zip(self.cost, self.choice, strict=True)) / max(1, sum(self.numbers))
+
+    @property
+    def values(self) -> dict[str, float]:
+        """For logs: bits of a number."""
+        return {"adaptive/bits": self.bits}
+
+    def explain(self) -> Adapted:
+        """What was chosen for each layer."""
+        layers = tuple(
+            Layer(name, n, self.settings.choices[c], row[c] / n, lost[c])
+            for name, n, c, row, lost in zip(self.names, self.numbers, self.choice, self.cost, self.lost or [], strict=True)
+        ) if self.lost else ()  # fmt: skip
+        return Adapted(
+            str(self.settings), self.chosen_at, self.settings.budget, self.bits, layers, repr(self.session.worker.home)
+        )
+
+    def end(self, why: str) -> None:
+        """It chooses no more."""
+        self.ended_by = self.ended_by or why
+
+    def state_dict(self) -> dict[str, Any]:
+        """What goes into a checkpoint beside the session's state."""
+        home = self.session.worker.home
+        like = self.session.group_tensors()
+        methods = {name: spell(home.method_for(name, x, 0)) for name, x in like.items()}
+        return {"version": 1, "settings": str(self.settings), "methods": methods}
+
+    def load(self, policy: Policy) -> None:
+        """A state was loaded: its choices are used until the next ones are due."""
+        texts = [spell(policy.method_for(name, self.session.like[name], 0)) for name in self.names]
+        legal = [spell(make_method(text)) for text in self.settings.choices]
+        if all(text in legal for text in texts):
+            self.choice = [legal.index(text) for text in texts]
+        self.session.offer([policy, self.policy()], 1)
+
+
+def add(values: Iterable[float]) -> float:
+    """Their sum, one after the other: the builtin rounds otherwise from Python 3.12 on, and ranks decide by it."""
+    total = 0.0
+    for value in values:
+        total += value
+    return total
+
+
+def _bits(text: str, like: Tensor) -> float:
+    """Of the wire of one worker."""
+    traffic = make_method(text).traffic(like.to("meta"), Peer(0, 2))  # between two, what is sent is the wire
+    assert traffic is not None
+    return 8.0 * traffic.sent
+
+
+def _share(text: str, x: Tensor, peer: Peer) -> float:
+    method = make_method(text)
+    lost = measure_distortion(method, x, method.init(x), peer)
+    return float("inf") if lost is None else lost

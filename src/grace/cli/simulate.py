@@ -1,0 +1,66 @@
+"""The command ``grace simulate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from grace.cli.options import Json, complete_method, parse_methods
+from grace.cli.output import show, write_json
+
+
+def simulate(
+    methods: Annotated[
+        str, typer.Option("--methods", "-m", help="With commas between.", autocompletion=complete_method)
+    ] = "none,topk:ratio=0.01,qsgd:bits=4",
+    workers: Annotated[int, typer.Option("--workers", "-w", help="Workers at any time, 1 to 1024.")] = 1024,
+    part: Annotated[int, typer.Option("--part", help="Of them, how many take part in a step.")] = 32,
+    churn: Annotated[float, typer.Option("--churn", help="Probability that a worker goes in a step; one comes.")] = 0.0,
+    late: Annotated[float, typer.Option("--late", help="Share of those who take part that come too late.")] = 0.0,
+    hand_over: Annotated[
+        bool, typer.Option("--hand-over/--lost", help="What becomes of what a worker owes that goes.")
+    ] = False,
+    alpha: Annotated[
+        float, typer.Option("--alpha", help="Dirichlet: 0.1 gives a worker few classes, inf makes all alike.")
+    ] = 1.0,
+    steps: Annotated[int, typer.Option("--steps", help="Steps of SGD.")] = 200,
+    batch: Annotated[int, typer.Option("--batch", help="Samples of one worker in one step.")] = 8,
+    hidden: Annotated[int, typer.Option("--hidden", help="Units of the hidden layer.")] = 128,
+    lr: Annotated[float, typer.Option("--lr", help="Learning rate, the same for all methods.")] = 0.2,
+    seed: Annotated[int, typer.Option("--seed", help="Of data, events and methods.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="A figure, .svg; a .png beside it.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Simulate hundreds of workers that come and go: loss against bytes.
+
+    The workers of a step run in this process, by the code that runs in training; each has data of its own. All methods see the
+    same workers, batches and events. Time grows with the square of --part, as each worker decodes what all have sent.
+
+    Example: [bold]grace simulate --methods none,topk:ratio=0.01 --churn 0.01 --late 0.1 --alpha 0.3 --out loss.svg[/]
+    """
+    from rich.console import Console
+    from rich.markup import escape
+
+    from grace.registry import method as make
+    from grace_bench.report.progress import Bar
+    from grace_bench.simulation.run import Setting
+    from grace_bench.simulation.run import simulate as run
+    from grace_bench.simulation.show import check_kind, draw, view
+
+    setting = Setting(workers, part, steps, churn, late, hand_over, alpha, batch, hidden, lr, seed)
+    names = parse_methods(methods)
+    for name in names:
+        make(name)  # all of them before anything takes a minute
+    if out is not None:
+        check_kind(out)
+    with Bar(Console(stderr=True), shown=not as_json) as bar:
+        document = run(setting, names, lambda name, done, of: bar.draw(done, of, escape(name), f"step {done}/{of}"))
+    if out is not None:
+        for path in draw(document, out):
+            typer.echo(f"wrote {path}", err=True)
+    if as_json:
+        write_json(document)
+    else:
+        show(view(document))

@@ -1,0 +1,110 @@
+"""Bits of each layer under one budget, in training between threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import grace
+from grace.adapters.choosing import Choosing
+from grace.auto.settings import wanted
+from grace.errors import ConfigurationError
+from grace.registry import spell
+from grace.registry.adaptive import Adaptive
+from grace.run.options import Options
+from grace.run.session import Session
+from grace.run.steps import Steps
+from grace.transports.alone import Alone
+from tests.unit.networks import in_threads
+
+LIKE = {"large": torch.empty(128, 64), "bias": torch.empty(64), "small": torch.empty(64, 32)}
+
+
+class Handle(Choosing):
+    """One rank's training: the small layer has much larger gradients."""
+
+    def __init__(self, transport: Any, adaptive: Adaptive, **options: Any):
+        super().__init__(Steps(Session(LIKE, "none", transport, Options(**options))))
+        self._begin_auto(adaptive)
+        self.draw = torch.Generator().manual_seed(self.rank)
+
+    def detach(self) -> None: ...
+
+    def train(self, steps: int, spoiled: bool = False) -> None:
+        for _ in range(steps):
+            gradients = {name: torch.randn(x.shape, generator=self.draw) for name, x in LIKE.items()}
+            gradients["small"] *= 100
+            if spoiled:
+                gradients["small"][0, 0] = torch.nan
+            self._exchange_bucket({"small": gradients["small"]}, False)
+            self._exchange_bucket({"bias": gradients["bias"], "large": gradients["large"]}, True)
+
+    def methods(self) -> list[str]:
+        return [spell(self._session.policy.method_for(name, x, 0)) for name, x in LIKE.items()]
+
+
+@pytest.mark.parametrize("how", ["program", "filling"])
+def test_who_has_larger_gradients_gets_more_bits_and_all_ranks_alike(how: Any) -> None:
+    def job(member: Any, rank: int) -> Handle:
+        handle = Handle(member, grace.Policy.adaptive("qsgd", budget=4.5, every=5, how=how))
+        assert handle.methods() == ["qsgd:bits=4", "none", "qsgd:bits=4"]
+        handle.train(3)
+        return handle
+
+    one, other = in_threads(2, job)
+    assert one.methods() == other.methods()
+    large, bias, small = one.methods()
+    assert bias == "none"
+    assert int(small.partition("=")[2]) > int(large.partition("=")[2])
+    found = one.explain()
+    assert found.bits <= 4.5
+    assert "qsgd:bits=" in str(found)
+    assert found.as_dict()["step"] == 2
+    assert one._log_values() == {"adaptive/bits": found.bits}
+
+
+def test_memories_are_handed_over_and_states_are_gone_on_from() -> None:
+    handle = Handle(Alone(), grace.Policy.adaptive("topk", budget=2.0, every=3))
+    handle.train(8)
+    saved = handle.state_dict()
+    again = Handle(Alone(), grace.Policy.adaptive("topk", budget=2.0, every=3))
+    again.load_state_dict(saved)
+    assert again.methods() == handle.methods()
+    debts = [
+        sum(float(x.double().sum()) for x in one._session.worker.state.debts().values()) for one in (handle, again)
+    ]
+    assert debts[0] == pytest.approx(debts[1])
+    handle.switch("none")
+    handle.train(1)
+    assert handle.methods() == ["none"] * 3
+
+
+def test_a_nan_says_nothing() -> None:
+    handle = Handle(Alone(), grace.Policy.adaptive("qsgd", budget=4.5, every=2))
+    before = handle.methods()
+    handle.train(4, spoiled=True)
+    assert handle.methods() == before
+    assert "nothing is measured yet" in str(handle.explain())
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: grace.Policy.adaptive("efsignsgd"), "method='efsignsgd'; legal: 'qsgd', 'topk' or 'powersgd'"),
+        (lambda: grace.Policy.adaptive(budget=-1.0), "budget"),
+        (lambda: grace.Policy.adaptive(every=0), "every"),
+        (lambda: Handle(Alone(), Adaptive(budget=0.5)), "budget=0.5 bits a number is less than qsgd:bits=2 takes"),
+        (lambda: Handle(Alone(), Adaptive(), granularity="model"), "granularity='model'; legal: 'parameter'"),
+    ],
+)
+def test_what_is_refused(made: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        made()
+
+
+def test_it_is_asked_for_in_place_of_a_method() -> None:
+    one = grace.Policy.adaptive("powersgd", budget=3.0)
+    assert wanted(one) is one
+    assert one.choices[0] == "powersgd:rank=1"

@@ -1,0 +1,91 @@
+"""Measuring on a GPU, as far as a machine without one can show it."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+import torch
+from rich.console import Console
+
+import grace
+from grace.errors import ConfigurationError
+from grace_bench.codecs import device, table
+from grace_bench.codecs.bench import Bench
+from grace_bench.codecs.clock import DECODE, ENCODE, FEEDBACK, Case
+from grace_bench.codecs.device import bandwidth_share, device_of, least_bytes
+from grace_bench.codecs.plan import plan_of
+from grace_bench.codecs.room import Room
+
+
+@pytest.mark.parametrize("text", ["gpu", "cuda:x", "cpu:1", "", "tpu"])
+def test_what_is_no_device(text: str):
+    with pytest.raises(ConfigurationError, match="legal: cpu, cuda, cuda:0"):
+        device_of(text)
+
+
+def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(
+        ConfigurationError, match=r"device='cuda', and torch .* finds 0 CUDA devices here; legal: cpu\n"
+    ):
+        Bench(plan_of("qsgd", "4K", device="cuda"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert device_of("cuda") == torch.device("cuda", 0)
+    with pytest.raises(ConfigurationError, match="finds 1 CUDA devices here; legal: cpu, cuda:0"):
+        device_of("cuda:1")
+
+
+def test_bytes_that_must_be_moved():
+    qsgd = grace.QSGD(bits=4)
+    payload = qsgd.facts(1000).payload
+    assert least_bytes(ENCODE, qsgd, 1000, 8) == 4000 + payload
+    assert least_bytes(FEEDBACK, qsgd, 1000, 8) == 12000 + payload
+    assert least_bytes(DECODE, qsgd, 1000, 8) == 4000 + 8 * payload
+    assert least_bytes(ENCODE, grace.Threshold(v=1.0), 1000, 8) is None
+    assert bandwidth_share(500, 2.0, 1000, 1.0) == 0.25
+    assert bandwidth_share(None, 2.0, 1000, 1.0) is None
+
+
+def test_launches_are_counted_by_their_calls(monkeypatch: pytest.MonkeyPatch):
+    events = [("cudaLaunchKernel", 5), ("cuLaunchKernelEx", 2), ("cudaMemcpyAsync", 9), ("aten::add", 4)]
+
+    class Profile:
+        def __init__(self, **_: object): ...
+        def __enter__(self) -> Profile:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+        def key_averages(self) -> list[object]:
+            return [types.SimpleNamespace(key=key, count=count) for key, count in events]
+
+    runs: list[int] = []
+    monkeypatch.setattr(torch.profiler, "profile", Profile)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert device.count_launches(lambda: runs.append(1)) == 7
+    assert len(runs) == 2, "once before, so that what is made once does not count"
+
+
+def test_the_row_and_the_table_of_a_device(monkeypatch: pytest.MonkeyPatch):
+    """A bench on the CPU that believes it is on a GPU."""
+    monkeypatch.setattr("grace_bench.codecs.bench.count_launches", lambda run: (run(), 3)[1])
+    bench = Bench(plan_of("qsgd", "4K", samples=3, workers=2), eviction=1 << 20)
+    bench.device = types.SimpleNamespace(type="imagined")  # type: ignore[assignment]
+    room = Room(4096, workers=2)
+    bench._measure_yardsticks(room, 1)
+    monkeypatch.setattr(bench, "_lacks_memory", lambda *_: False)
+    bench._measure_method("qsgd", room, 1)
+    rows = bench.lists["rows"]
+    assert [row["launches"] for row in rows] == [3, 3, 3]
+    assert all(row["bandwidth"] > 0 for row in rows)
+    console = Console(width=400)
+    with console.capture() as capture:
+        console.print(table._table(rows, {}, 2))
+    assert "encode: launches, of a copy's bandwidth" in capture.get()
+    assert "3, " in capture.get()
+
+
+def test_the_clock_of_a_case_is_the_devices():
+    ticks = iter([1.0, 4.5])
+    assert Case("x", lambda: None).seconds(lambda: None, lambda: next(ticks)) == 3.5
