@@ -110,19 +110,29 @@ class Elastic:
                 else:
                     kept = {name: x.clone() for name, x in tensors.items()}
                     tensors = {name: x.zero_() for name, x in tensors.items()}
-            try:
-                means = session.exchange(tensors, lr=lr)
-            except NonFiniteError:
-                worker.abandon()
-                raise
+            means = self.exchange(tensors, lr=lr)
             if kept is not None:
                 worker.late(session.grouped(kept))
-            self._ready = True
             self.wanted = bool(session.run(_most(self.wants), counted=True))
-            self._commit()
+            self.commit()
             return means
 
-    def _commit(self) -> None:
+    def exchange(self, tensors: Mapping[str, Tensor], *, lr: float | None = None) -> dict[str, Tensor]:
+        """As :meth:`step`, without the vote: for whoever finds out otherwise whether all have the means, and says so by
+        :meth:`commit`. An exchange that was not committed is undone by the next one.
+        """
+        self.session.worker.abandon()
+        self._ready = False
+        try:
+            means = self.session.exchange(tensors, lr=lr)
+        except NonFiniteError:
+            self.session.worker.abandon()
+            raise
+        self._ready = True
+        return means
+
+    def commit(self) -> None:
+        """The exchange counts: all have its means."""
         self._ready = False
         self._line, self._next = self._line_after(), []
         self.session.worker.commit()
@@ -168,7 +178,7 @@ class Elastic:
             raise
         applied = me in going and worker.step < top
         if applied:
-            self._commit()
+            self.commit()
         worker.abandon()
         self._ready = False
         if me in others:

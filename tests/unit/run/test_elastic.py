@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import grace
-from grace.errors import InputError, NonFiniteError, TransportError
+from grace.errors import ConfigurationError, InputError, NonFiniteError, TransportError
+from grace.run.drive import drive
 from grace.run.elastic import Elastic
 from grace.run.options import Options
 from grace.run.session import Session
@@ -236,3 +237,26 @@ def test_a_step_with_a_nan_is_undone() -> None:
     after = elastic.session.worker.debts()
     assert all(torch.equal(before[name], after[name]) for name in SHAPES)
     elastic.step(gradients(0, 2))
+
+
+def test_what_is_paid_in_instalments_is_undone_with_the_step() -> None:
+    worker = begin("none").session.worker
+    worker.late({"w": torch.ones(8, 6)})
+    worker._instalments["w"] = 4
+    for _ in range(2):
+        assert worker.debts()["w"][0, 0] == 1
+        outs = drive(worker.exchange({"w": torch.zeros(8, 6)}), Alone())
+        assert outs["w"].mean[0, 0] == 0.25
+        assert worker.debts()["w"][0, 0] == 0.75
+        worker.abandon()
+    drive(worker.exchange({"w": torch.zeros(8, 6)}), Alone())
+    worker.commit()
+    worker.abandon()
+    assert worker.debts()["w"][0, 0] == 0.75
+
+
+def test_choices_are_refused() -> None:
+    elastic = begin("topk:ratio=0.1")
+    elastic.session.offer(["topk:ratio=0.1", "none"])
+    with pytest.raises(ConfigurationError, match=r"use switch\(...\) between steps"):
+        elastic.step(gradients(0, 0))
