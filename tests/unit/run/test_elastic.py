@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import grace
-from grace.errors import ConfigurationError, InputError, NonFiniteError, TransportError
+from grace.errors import AbsentError, ConfigurationError, InputError, NonFiniteError, TransportError
 from grace.run.drive import drive
 from grace.run.elastic import Elastic
 from grace.run.options import Options
@@ -260,3 +260,19 @@ def test_choices_are_refused() -> None:
     elastic.session.offer(["topk:ratio=0.1", "none"])
     with pytest.raises(ConfigurationError, match=r"use switch\(...\) between steps"):
         elastic.step(gradients(0, 0))
+
+
+def test_one_that_dies_before_it_has_said_anything_is_a_transport_error() -> None:
+    class Absent(Alone):
+        def tell(self, text: str, *, seconds: float) -> list[str]:
+            assert seconds == 5
+            raise AbsentError([1], "rank 1 did not come")
+
+    elastic = begin("topk:ratio=0.1")
+    elastic.step(gradients(0, 0))
+    elastic.seconds = 5.0
+    before = elastic.session.worker.debts()
+    with pytest.raises(AbsentError, match="rank 1 did not come"):
+        elastic.regroup(Absent())
+    assert str(elastic.regroup(Alone())) == "step 1: 1 workers go on, 0 join; nothing is lost"
+    assert all(torch.equal(before[name], x) for name, x in elastic.session.worker.debts().items())
