@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 triton = pytest.importorskip("triton", reason="needs the package triton")
@@ -14,10 +15,11 @@ tl = pytest.importorskip("triton.language")
 
 import grace
 from grace.compute import backends
+from grace.contract.loan import Loan
 from grace.contract.method import Method
 from grace.verify import laws
 from grace.verify.inputs import UGLY, normal
-from grace.verify.running import leaves, run, same_bits
+from grace.verify.running import leaves, make_peer, run, same_bits
 from tests.laws.cases import CASES
 from tests.unit.kernels.triton_checks import interpreter, night
 
@@ -56,6 +58,23 @@ def test_means_and_memories_have_the_bits_of_the_cpu(spec: str) -> None:
     agree(grace.method(spec), [normal(6, 7)(rank) for rank in range(2)])
 
 
+@pytest.mark.parametrize("spec", ["efsignsgd", "qsgd:bits=4,memory=residual,communicator=scatterreduce"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_narrow_gradients_are_read_as_they_are(spec: str, dtype: torch.dtype) -> None:
+    agree(grace.method(spec), [normal(6, 7)(rank).to(dtype) for rank in range(2)])
+
+
+def test_no_float32_copy_is_made_of_a_narrow_gradient() -> None:
+    x = normal(6, 7)(0).bfloat16()
+    peer = make_peer(0, 1).lending(memory=torch.zeros(6, 7), rest=torch.empty(6, 7), keep_rest=True)
+    with backends.using("triton"):
+        assert Loan(x, peer, as_is=True).numbers.data_ptr() == x.data_ptr()
+        assert Loan(x, peer, as_is=True).make_room().dtype is torch.float32
+        assert Loan(x, make_peer(0, 1), as_is=True).numbers.dtype is torch.float32
+    with backends.using("reference"):
+        assert Loan(x, peer, as_is=True).numbers.dtype is torch.float32
+
+
 @night
 @pytest.mark.parametrize("spec", CASES)
 def test_means_and_memories_of_every_case(spec: str) -> None:
@@ -79,6 +98,17 @@ def test_laws_hold(spec: str) -> None:
 @triton.jit
 def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr):  # type: ignore[no-untyped-def]
     return tl.load(x + i, inside, 0.0)
+
+
+@triton.jit
+def _words_as_numbers(x, i, inside):  # type: ignore[no-untyped-def]
+    return tl.load(x + i, inside, 0.0).to(tl.float32)
+
+
+def test_words_that_are_taken_for_numbers_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grace.kernels.triton.load_number", _words_as_numbers)
+    with pytest.raises(AssertionError):
+        test_narrow_gradients_are_read_as_they_are("efsignsgd", torch.bfloat16)
 
 
 @pytest.mark.parametrize(("family", "spec"), [("levels", "qsgd:bits=4"), ("selection", "topk:ratio=0.2")])

@@ -30,32 +30,14 @@ SHAPE = re.compile(
 )
 # Functions that say no shape of the tensors that they take. The list only shrinks: a new one says it.
 SHAPELESS = {
-    "adapters/axes.py names_held",
-    "adapters/on_its_way.py stand_in",
-    "adapters/optimizer_handle.py OptimizerHandle.refuse_shared",
     "adapters/optimizer_handle.py fill_buckets",
     "adapters/scaling.py describe_scaler",
-    "adapters/trained.py find_trained",
     "adapters/trained.py list_replicated",
-    "adapters/trained.py name_trained",
     "adapters/trained.py refuse_ddp",
-    "adapters/trained.py zero_nonfinite_state",
     "auto/driver.py Driver.holds",
-    "jax/calls.py to_numpy",
     "jax/host.py HostHandle.exchange",
-    "registry/policy.py Policy.method_for",
-    "registry/policy.py Policy.methods_for",
-    "registry/policy.py Rule.matches",
     "run/batches.py Batches.add",
-    "run/distortion.py measure_distortion",
-    "run/drive.py broadcast_",
     "run/elastic.py Elastic.regroup",
-    "run/groups.py Group.join",
-    "run/groups.py Group.split",
-    "run/groups.py regroup",
-    "run/optimizer.py needs_of",
-    "run/plan.py warn_uncompressed",
-    "run/replicas.py Replicas.note",
     "run/replicas.py Replicas.note_parameters",
     "run/replicas.py repair_",
     "run/session.py Session.adopt",
@@ -67,8 +49,6 @@ SHAPELESS = {
     "run/worker.py Worker.owe",
     "run/worker.py check_tensor",
     "run/worker.py refuse_devices",
-    "tensorflow/calls.py to_tensorflow",
-    "transports/reducing.py reduce_in_parts_",
 }
 
 

@@ -85,7 +85,8 @@ def attach(
             "auto" it is what GRACE_TRANSPORT names, or a process group of its own beside the model's.
 
     Returns:
-        A handle: ``stats``, ``plan()``, ``state_dict()``, ``load_state_dict(s)``, ``switch(method)``, ``detach()``.
+        A handle: ``stats``, ``plan()``, ``state_dict()``, ``load_state_dict(s)``, ``checkpoint()``, ``switch(method)``,
+        ``detach()``; of a sharded model also ``axes``, the stats of each axis.
 
     Raises:
         ConfigurationError: not such a model, a method that cannot work, or a policy's rule that no parameter matches.

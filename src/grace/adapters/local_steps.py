@@ -288,7 +288,7 @@ def local(
 
     Returns:
         A handle: ``stats``, ``synchronized``, ``sync()``, ``model``, ``state_dict()``, ``load_state_dict(s)``,
-        ``step()``, ``detach()``.
+        ``checkpoint()``, ``step()``, ``detach()``.
 
     Raises:
         ConfigurationError: a wrapped model, an optimizer of other parameters, a knob out of range.

@@ -38,5 +38,5 @@ class OnItsWay(Tensor):
 
 
 def stand_in(gradient: Tensor) -> OnItsWay:
-    """Takes the gradient's place; the same memory."""
+    """Takes the gradient's place, whatever its shape; the same memory."""
     return torch.Tensor.as_subclass(gradient, OnItsWay)

@@ -344,7 +344,7 @@ class OptimizerHandle(Choosing):
 
     @classmethod
     def refuse_shared(cls, named: Mapping[str, Tensor]) -> None:
-        """Refuses parameters whose gradients an optimizer of Grace exchanges already.
+        """Refuses parameters, of any shape, whose gradients an optimizer of Grace exchanges already.
 
         Args:
             named: the parameters, by name.

@@ -16,7 +16,7 @@ from grace.errors import ConfigurationError
 def find_trained(
     model: nn.Module, optimizer: torch.optim.Optimizer, known: Mapping[str, Tensor] | None = None
 ) -> dict[str, nn.Parameter]:
-    """What the optimizer trains, by the model's names; only those in ``known``, if it is given.
+    """What the optimizer trains, of any shapes, by the model's names; only those in ``known``, if it is given.
 
     Raises:
         ConfigurationError: a wrapped model, an optimizer of parameters that are not the model's, or not known.
@@ -47,7 +47,7 @@ def find_trained(
 def name_trained(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None = None
 ) -> dict[str, Tensor]:
-    """What the optimizer trains, by the names given, in their order.
+    """What the optimizer trains, of any shapes, by the names given, in their order.
 
     Args:
         optimizer: only its parameters that require a gradient count.
@@ -146,7 +146,7 @@ def list_replicated(parameters: Iterable[Tensor], optimizer: torch.optim.Optimiz
 
 
 def zero_nonfinite_state(optimizer: torch.optim.Optimizer, p: Tensor) -> None:
-    """Zeroes the non-finite numbers that the optimizer holds for this parameter: they would spoil every later step."""
+    """Zeroes the non-finite numbers held for this parameter, of any shape: they would spoil later steps."""
     for held in optimizer.state.get(p, {}).values():
         if isinstance(held, Tensor) and held.is_floating_point() and not bool(held.isfinite().all()):
             held.zero_()

@@ -2,8 +2,9 @@
 
 Steps come in blocks. A *trial* compares a challenger with the incumbent in pairs of blocks, one of each, in an order drawn
 from a seed that all ranks share, so that noise in step with the blocks favours nobody; the first step of a block is not
-counted. The challenger wins with seven of at most eight pairs in which it was faster by the margin; fp32 and bf16 need no
-margin. It loses with the second pair that it lost, and at once if it takes more than 1.5 times as long.
+counted. The challenger wins with seven of at most eight pairs in which it was faster by the margin. It loses with the second
+pair that it lost, and at once if it takes more than 1.5 times as long. fp32 and bf16 need no margin, and no more than most
+of the pairs.
 
 Outside trials the medians of blocks are watched (:class:`grace.auto.drift.Drift`). A change of pace asks for a look at the
 link, and so does time, as a link that becomes faster changes nothing in the steps of a plan that hardly uses it. Looks keep a
@@ -298,7 +299,11 @@ class Controller:
         elif trial.better >= NEED:
             self._close(won=True, words=f"{trial.better} of {trial.better + trial.worse} pairs for it")
         elif trial.worse > PAIRS - NEED:
-            self._close(won=False, words=f"{trial.worse} of {trial.better + trial.worse} pairs against it")
+            count = trial.better + trial.worse
+            if plain and trial.better > trial.worse and (trial.speedup or 0.0) > 1:
+                self._close(won=True, words=f"{trial.better} of {count} pairs for it, and what is not faster gives way")
+            else:
+                self._close(won=False, words=f"{trial.worse} of {count} pairs against it")
         else:
             self._begin_pair()
 

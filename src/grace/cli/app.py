@@ -18,7 +18,7 @@ from grace.cli.explain import explain, list_
 from grace.cli.migrate import migrate
 from grace.cli.report import report
 from grace.cli.simulate import simulate
-from grace.cli.survey import survey_add, survey_merge, survey_report, survey_run, survey_steps
+from grace.cli.survey import survey_add, survey_merge, survey_plan, survey_report, survey_run, survey_steps
 from grace.cli.tasks import tasks
 from grace.cli.verify import verify
 from grace_command import shell
@@ -40,7 +40,14 @@ _COMMANDS: list[Callable[..., None]] = [
 _BENCH_COMMANDS: list[Callable[..., None]] = [
     runs.bench_train, suite.smoke, suite.link, suite.predict, codecs,
 ]  # fmt: skip
-_SURVEY_COMMANDS: list[Callable[..., None]] = [survey_run, survey_add, survey_merge, survey_report, survey_steps]
+_SURVEY_COMMANDS: list[Callable[..., None]] = [
+    survey_plan,
+    survey_run,
+    survey_add,
+    survey_merge,
+    survey_report,
+    survey_steps,
+]
 for group, commands in ((app, _COMMANDS), (bench, _BENCH_COMMANDS), (survey, _SURVEY_COMMANDS)):
     for command in commands:
         name = command.__name__.removeprefix("bench_").removeprefix("survey_").rstrip("_")

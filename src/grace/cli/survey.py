@@ -68,6 +68,37 @@ def survey_run(
         )
 
 
+def survey_plan(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", exists=True, dir_okay=False, help="The plan, a TOML file.")],
+    archive: Annotated[
+        Path | None, typer.Option("--archive", exists=True, dir_okay=False, help="What is there, and how long it took.")
+    ] = None,
+    shard: Annotated[str, typer.Option("--shard", help="Only part I of N, from 1/N to N/N.")] = "1/1",
+    as_json: Json = False,
+) -> None:
+    """Show what a plan holds: how many runs, what an archive has of them, and how long the rest will take.
+
+    Example: [bold]grace survey plan docs/survey/plan.toml --archive docs/survey/archive.parquet[/]
+    """
+    from grace_bench.survey import plan as plans
+    from grace_bench.survey.archive import read_archive
+    from grace_bench.survey.estimate import split
+
+    parts = split(plans.shard(plans.read_plan(plan), shard), [] if archive is None else read_archive(archive))
+    if as_json:
+        write_json(parts)
+        return
+    for part in parts:
+        left = "?" if part.hours is None else f"{part.hours:.2f}"
+        typer.echo(
+            f"{part.protocol}, {part.task}: {part.there} of {part.runs} runs there, {left} hours of one core left"
+        )
+    known = [part.hours for part in parts if part.hours is not None]
+    unknown = "" if len(known) == len(parts) else f", and {len(parts) - len(known)} parts of unknown length"
+    runs, there = sum(part.runs for part in parts), sum(part.there for part in parts)
+    typer.echo(f"in all: {there} of {runs} runs there, {sum(known):.2f} hours left{unknown}")
+
+
 def survey_merge(
     parts: Annotated[list[Path], typer.Argument(metavar="PART...", exists=True, help="Archives, or folders of runs.")],
     out: Annotated[Path, typer.Option("--out", help="The archive that is written, a Parquet file.")],

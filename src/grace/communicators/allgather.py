@@ -29,7 +29,7 @@ class Allgather(Communicator):
     """Everyone sends its wire to everyone and decodes all of them, in the order of the ranks: traffic grows with W."""
 
     def _exchange(self, x: Tensor, peer: Peer, state: Any) -> Exchange[Exchanged[Any]]:
-        loan = Loan(x, peer)
+        loan = Loan(x, peer, as_is=True)
         wire, finite = self._encode(loan, peer)
         widths = yield from self._widths(wire, x.numel(), peer)
         gathered = yield AllGather(seal(wire, finite, max(widths), peer)[0])  # [W, s]

@@ -32,7 +32,7 @@ class ScatterReduce(TwoHops):
     def _exchange(self, x: Tensor, peer: Peer, state: Any) -> Exchange[Exchanged[Any]]:
         W, n = peer.world, x.numel()
         c = math.ceil(n / W)
-        loan = Loan(x, peer)
+        loan = Loan(x, peer, as_is=True)
         if n != W * c:
             loan.pad(W * c)
         chunk, finite = yield from self._first_hop(loan, peer)

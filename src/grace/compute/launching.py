@@ -22,12 +22,14 @@ TILE = 1024  # numbers of a program, where blocks do not ask for more
 MOST_PER_BLOCK = 4096  # numbers of a block that one program holds at a time
 # No fused multiply-add: the bits are those of the CPU.
 OPTIONS = {"enable_fp_fusion": False}
+READ = (torch.float32, torch.float16, torch.bfloat16)  # what kernels read without a float32 copy
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-    """Runs ``kernel`` on the device of its first tensor; a grid without programs runs nothing."""
+    """Runs ``kernel`` on the device of its first tensor; a grid without programs runs nothing. A bfloat16 comes as int16."""
     if 0 in grid:
         return
+    args = tuple(a.view(torch.int16) if isinstance(a, Tensor) and a.dtype is torch.bfloat16 else a for a in args)
     first = next(a for a in args if isinstance(a, Tensor))
     with torch.cuda.device(first.device) if first.is_cuda else _quiet():
         kernel[grid](*args, **constants, **OPTIONS)
@@ -52,15 +54,18 @@ def signed(word: int) -> int:
 
 
 def check_rows(**tensors: Tensor | None) -> None:
-    """Raises:
-    InputError: a tensor is not float32, contiguous and of the first one's shape; names it.
+    """Checks tensors. ``rows`` to which a ``memory`` is added may be narrower than float32: they are read as they are.
+
+    Raises:
+        InputError: a tensor is not float32, contiguous and of the first one's shape; names it.
     """
     shape = None
     for name, x in tensors.items():
         if x is None:
             continue
         shape = x.shape if shape is None else shape
-        if x.dtype is not torch.float32 or not x.is_contiguous() or x.shape != shape:
+        legal = READ if name == "rows" and tensors.get("memory") is not None else (torch.float32,)
+        if x.dtype not in legal or not x.is_contiguous() or x.shape != shape:
             raise InputError(
                 f"kernels: {name} must be contiguous float32 {list(shape)}, got {x.dtype} {list(x.shape)}"
                 f"{'' if x.is_contiguous() else ', not contiguous'}; use .float().contiguous()"

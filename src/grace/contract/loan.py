@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from grace.compute import backends
 from grace.contract.lent import Lent
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
@@ -36,6 +37,14 @@ def narrow(mean: Tensor, dtype: torch.dtype, finite: Flag, rest: Tensor | None =
         if rest is not None:
             rest.add_(mean - cast)
     return cast, finite
+
+
+def reads_narrow(x: Tensor) -> bool:
+    """Whether the kernels of x's device add a memory to a gradient of x's type, which is narrower than float32, as it is.
+    ``x``: of any shape.
+    """
+    narrow = x.dtype in (torch.float16, torch.bfloat16) and x.is_contiguous()
+    return narrow and backends.backend().modules.get(x.device.type) == "triton"
 
 
 def room_beside(numbers: Tensor, lent: Lent) -> Tensor:
@@ -96,14 +105,16 @@ class Loan:
     itself is not written, so that it is whole if the exchange fails. If x is not contiguous or not float32, numbers is a
     copy of it and takes its place in the drawing. After :meth:`pad`, numbers and work are scratch memory.
 
-    numbers: ``[n]`` float32: x, or a copy of it.
+    numbers: ``[n]`` float32: x, or a copy of it. With ``as_is``, and with a memory, x itself where kernels read its narrower
+        type: whoever asks for that only encodes ``numbers``, and does not write them.
     work: ``[n]`` float32: where the rest is to be left; the storage of ``numbers``, unless there is a memory.
     """
 
-    def __init__(self, x: Tensor, peer: Peer):
+    def __init__(self, x: Tensor, peer: Peer, *, as_is: bool = False):
         self.x, self.lent = x, peer.lent
         flat = x.reshape(-1)
-        self.numbers = flat if flat.dtype == torch.float32 else flat.float()
+        as_is = as_is and self.lent.memory is not None and reads_narrow(flat)
+        self.numbers = flat if flat.dtype == torch.float32 or as_is else flat.float()
         self.work = self.numbers if self.lent.rest is None else self.lent.rest.view(-1)
         wide = self.lent.keep_rest and x.dtype == torch.float64
         self._low = flat - self.work.double() if wide else None  # what float32 could not hold
@@ -128,7 +139,8 @@ class Loan:
 
     def make_room(self) -> Tensor:
         """Room for the mean, uninitialized, as large as :attr:`numbers`. Where the rest is wanted ``work`` stays as it is."""
-        return room_beside(self.work, self.lent) if self.work is self.numbers else self.numbers
+        whole = self.numbers.dtype == torch.float32
+        return room_beside(self.work, self.lent) if self.work is self.numbers or not whole else self.numbers
 
     def give_back(self, mean: Tensor, state: S, finite: Flag = True) -> Exchanged[S]:
         """The result: ``mean [n]`` or longer, and the rest if it is wanted. Unless ``finite``, the mean becomes NaN."""

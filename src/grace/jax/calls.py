@@ -96,7 +96,7 @@ def to_torch(x: Any) -> Tensor:
 
 
 def to_numpy(x: Tensor) -> NDArray[Any]:
-    """An array over the same memory; numpy knows bfloat16 through JAX."""
+    """An array of the same shape over the same memory; numpy knows bfloat16 through JAX."""
     x = x.detach()
     if x.dtype == torch.bfloat16:
         return x.view(torch.int16).numpy().view(jax.numpy.bfloat16)

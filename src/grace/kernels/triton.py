@@ -19,9 +19,22 @@ from grace.compute.launching import launch
 
 # ---- numbers --------------------------------------------------------------------------------------------------------
 @triton.jit
+def load_number(x, i, inside):
+    """float32: numbers at i, 0 outside, of float32, float16, or bfloat16, whose words come as int16 (``launching.launch``).
+
+    The interpreter's bfloat16 does arithmetic on the words.
+    """
+    if x.dtype.element_ty == tl.int16:
+        value = (tl.load(x + i, inside, 0).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    else:
+        value = tl.load(x + i, inside, 0.0).to(tl.float32)
+    return value
+
+
+@triton.jit
 def load_sum(x, e, i, inside, HAS_MEMORY: tl.constexpr):
     """``x + e`` at i, 0 outside."""
-    p = tl.load(x + i, inside, 0.0)
+    p = load_number(x, i, inside)
     if HAS_MEMORY:
         p = p + tl.load(e + i, inside, 0.0)
     return p

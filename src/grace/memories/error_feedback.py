@@ -13,7 +13,7 @@ from grace.collectives import Collective, Exchange, Traffic
 from grace.contract.knobs import Positive, Share, as_call
 from grace.contract.learning_rate import Rate, choose_rate, lr_ratio
 from grace.contract.lent import Lent
-from grace.contract.loan import narrow
+from grace.contract.loan import narrow, reads_narrow
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
 from grace.errors import CompositionError
@@ -90,7 +90,8 @@ class ErrorFeedback(Memory[S]):
         )
         rest = peer.lent.swap_in(memory)  # the memory stays as it is until the exchange has succeeded
         whole = isinstance(weight, float) and self.gamma == weight == 1
-        if plain and self.method.adds_memory and whole:
+        as_is = plain or (applied_as == x.dtype and reads_narrow(x))
+        if as_is and self.method.adds_memory and whole:
             p, peer = x, peer.lending(memory=memory, rest=rest)
         elif plain and whole and x.device.type == "cpu":
             p = rest

@@ -51,7 +51,7 @@ class Rule:
                 raise ConfigurationError(f"Rule {self.pattern!r}: {low}={first}, {high}={last} matches nothing")
 
     def matches(self, name: str, like: Tensor, step: int) -> bool:
-        """Whether this rule is for that tensor at that step."""
+        """Whether this rule is for a tensor like this one at that step."""
         return (
             fnmatch.fnmatchcase(name, self.pattern)
             and self.min_size <= like.numel() <= (like.numel() if self.max_size is None else self.max_size)
@@ -146,7 +146,7 @@ class Policy:
         return Adaptive(method, budget, every, how)
 
     def method_for(self, name: str, like: Tensor, step: int) -> Method[Any]:
-        """The method of the first rule that matches.
+        """The method of the first rule that matches a tensor like this one.
 
         Raises:
             ConfigurationError: no rule matches.
@@ -169,7 +169,7 @@ class Policy:
         return found
 
     def methods_for(self, name: str, like: Tensor) -> tuple[Method[Any], ...]:
-        """All methods that a tensor gets at one step or another, each once."""
+        """All methods that a tensor like this one gets at one step or another, each once."""
         found: dict[Method[Any], None] = {}
         for rule in self.rules:
             if rule.matches(name, like, rule.from_step):

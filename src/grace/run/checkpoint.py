@@ -157,6 +157,8 @@ class Checkpoint:
                 f"{about['workers']} workers saved this checkpoint, not {self._workers}; "
                 f"load it with handle.checkpoint(memories='all', workers={about['workers']})"
             )
+        if type(about.get("afresh", [])) is not list:
+            raise StateError("not a checkpoint of Grace: its afresh should be list")
         if about["step"] < 0:
             raise StateError(f"not a checkpoint of Grace: its step is {about['step']}")
         for name, pair in about["shared"].items():

@@ -34,7 +34,7 @@ def drive(exchange: Exchange[T], network: Network) -> T:
 
 @torch.no_grad()
 def broadcast_(tensors: Iterable[Tensor], network: Network, root: int) -> None:
-    """Copies the root's numbers into these tensors, of whatever dtype, on all ranks."""
+    """Copies the root's numbers into these tensors, of whatever shape and dtype, on all ranks."""
     for x in tensors:
         if x.numel():
             mine = x.detach().contiguous().view(-1).view(torch.uint8)

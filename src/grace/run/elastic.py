@@ -14,7 +14,7 @@ from torch import Tensor
 
 from grace.collectives import AllReduce, Broadcast, Exchange
 from grace.contract.together import together
-from grace.errors import InputError, NonFiniteError
+from grace.errors import AbsentError, FingerprintMismatch, InputError, NonFiniteError
 from grace.run.checkpoint import pack, unpack
 from grace.run.session import Session
 from grace.transports.agreement import SECONDS
@@ -56,6 +56,7 @@ class Elastic:
 
     Args:
         session: of this worker; of one that joins, over a transport of its own (:class:`grace.transports.alone.Alone`).
+        seconds: how long the slowest may take in :meth:`regroup`: so long do others wait for one that dies meanwhile.
 
     A step is an exchange and then a vote, in which all hear that all have the means. A worker that fails in either is told by
     an error, and calls :meth:`regroup` with those who are left, over a transport between them. There they find out whether
@@ -73,8 +74,8 @@ class Elastic:
         step 1: 1 workers go on, 0 join; nothing is lost
     """
 
-    def __init__(self, session: Session):
-        self.session = session
+    def __init__(self, session: Session, *, seconds: float = SECONDS):
+        self.session, self.seconds = session, seconds
         session.worker.holds = True
         self.wants = self.wanted = False
         self._ready = False
@@ -110,19 +111,29 @@ class Elastic:
                 else:
                     kept = {name: x.clone() for name, x in tensors.items()}
                     tensors = {name: x.zero_() for name, x in tensors.items()}
-            try:
-                means = session.exchange(tensors, lr=lr)
-            except NonFiniteError:
-                worker.abandon()
-                raise
+            means = self.exchange(tensors, lr=lr)
             if kept is not None:
                 worker.late(session.grouped(kept))
-            self._ready = True
             self.wanted = bool(session.run(_most(self.wants), counted=True))
-            self._commit()
+            self.commit()
             return means
 
-    def _commit(self) -> None:
+    def exchange(self, tensors: Mapping[str, Tensor], *, lr: float | None = None) -> dict[str, Tensor]:
+        """As :meth:`step`, without the vote: for whoever finds out otherwise whether all have the means, and says so by
+        :meth:`commit`. An exchange that was not committed is undone by the next one.
+        """
+        self.session.worker.abandon()
+        self._ready = False
+        try:
+            means = self.session.exchange(tensors, lr=lr)
+        except NonFiniteError:
+            self.session.worker.abandon()
+            raise
+        self._ready = True
+        return means
+
+    def commit(self) -> None:
+        """The exchange counts: all have its means."""
         self._ready = False
         self._line, self._next = self._line_after(), []
         self.session.worker.commit()
@@ -154,9 +165,14 @@ class Elastic:
         mine: dict[str, Any] = {"step": worker.step, "rank": worker.rank, "line": self._line}
         mine["after"] = self._line_after() if self._ready else None
         mine["owed"] = worker.memory_norm() / worker.world
-        session.reconnect(transport)
+        try:
+            session.reconnect(transport, self.seconds)
+        except FingerprintMismatch as error:
+            if isinstance(error.__cause__, AbsentError):  # it has died, and differs in nothing
+                raise error.__cause__ from None
+            raise
         try:  # nothing changes here before all have heard all: if it fails, they call again
-            told = [json.loads(text) for text in session.tell(json.dumps(mine), SECONDS)]
+            told = [json.loads(text) for text in session.tell(json.dumps(mine), self.seconds)]
             top, going = _find_survivors(told)
             me, source = session.rank, next(rank for rank in going if told[rank]["step"] == top)
             others = tuple(rank for rank in range(session.world) if rank not in going)
@@ -168,7 +184,7 @@ class Elastic:
             raise
         applied = me in going and worker.step < top
         if applied:
-            self._commit()
+            self.commit()
         worker.abandon()
         self._ready = False
         if me in others:

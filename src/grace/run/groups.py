@@ -44,7 +44,7 @@ class Group:
         return first.detach() if len(self.members) == 1 else first.new_empty(sum(self.sizes))
 
     def join(self, parts: Mapping[str, Tensor], workspace: Workspace) -> Tensor:
-        """The group's tensor, joined from its members' parts: the part itself, if there is only one."""
+        """The group's tensor, ``[n]``, joined from its members' parts: the part itself, if there is only one."""
         if len(self.members) == 1:
             return parts[self.members[0]]
         like = parts[self.members[0]]
@@ -52,7 +52,7 @@ class Group:
         return torch.cat([parts[name].reshape(-1) for name in self.members], out=flat)
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
-        """The group's tensor, split into its members' parts."""
+        """The group's tensor, ``[n]``, split into its members' parts."""
         if len(self.members) == 1:
             return {self.members[0]: flat}
         parts = torch.split(flat, self.sizes)
@@ -121,7 +121,7 @@ def whole_groups(names: Collection[str], group_of: Mapping[str, Group]) -> list[
 
 
 def regroup(owed: Mapping[str, Tensor], old: Sequence[Group], new: Sequence[Group]) -> dict[str, Tensor]:
-    """What is owed to old groups, for the new ones: memories outlive a change of the groups."""
+    """What is owed to old groups, ``[n]`` each, for the new ones: memories outlive a change of the groups."""
     parts: dict[str, Tensor] = {}
     for group in old:
         if group.name in owed:

@@ -45,7 +45,7 @@ def read_settings(optimizer: torch.optim.Optimizer) -> Settings:
 
 
 def needs_of(policy: Policy, tensors: Mapping[str, Tensor]) -> list[tuple[Method[Any], Needs]]:
-    """The methods that some of these tensors get at some step and that need something, and what each needs."""
+    """The methods that some tensors like these get at some step and that need something, and what each needs."""
     used = (method for name, x in tensors.items() for method in policy.methods_for(name, x))
     return [(method, method.needs) for method in dict.fromkeys(used) if method.needs]
 

@@ -129,7 +129,7 @@ def plan_groups(
 
 
 def warn_uncompressed(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
-    """Warns if a policy has methods that compress, and no tensor gets one at any step."""
+    """Warns if a policy has methods that compress, and no tensor like these gets one at any step."""
     wanted = {spell(method) for rule in policy.rules if isinstance(method := rule.method, Method)} - {"none"}
     used = {spell(method) for name, x in tensors.items() for method in policy.methods_for(name, x)}
     if wanted and used <= {"none"}:

@@ -151,7 +151,7 @@ class Replicas:
         return self._every > 0 and len(self._digests) == self._every - 1
 
     def note(self, means: Mapping[str, Tensor]) -> None:
-        """Notes means that are applied: all of a step, or a part of them."""
+        """Notes means, of any shapes, that are applied: all of a step, or a part of them."""
         if not (self._every and means):
             return
         self._device = self._device or next(iter(means.values())).device

@@ -86,7 +86,7 @@ def to_torch(x: Any) -> Tensor:
 
 
 def to_tensorflow(x: Tensor) -> Any:
-    """A tensor of torch's as TensorFlow's, in the same memory, which TensorFlow then holds."""
+    """A tensor of torch's as TensorFlow's, in the same shape and memory, which TensorFlow then holds."""
     return tf.experimental.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(x))
 
 

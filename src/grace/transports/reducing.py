@@ -27,7 +27,7 @@ def reduce_in_parts_(
     all_to_all: Callable[[Tensor], Tensor],
     all_gather: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """An all-reduce in place: each rank reduces a part, and all gather the parts. The traffic is that of a ring."""
+    """An all-reduce in place, of any shape: each rank reduces a part, and all gather the parts. A ring sends as much."""
     size = out.numel()
     rows = out.new_zeros(world, -(-size // world))
     rows.view(-1)[:size] = out.view(-1)

@@ -17,7 +17,7 @@ from grace.predict.timeline import bucket_readiness
 from grace.registry.discovery import load
 from grace.run.options import Options
 from grace_bench.runs.measure import Compute
-from grace_bench.tasks import Task, find_task
+from grace_bench.tasks import find_task
 
 _FIRST_BYTES = 1 << 20  # of DistributedDataParallel's first bucket
 
@@ -80,9 +80,12 @@ def of_task(name: str, batch: int | None = None) -> Subject:
         task.load(None)
     task.steps = task.default_steps(task.workers)
     model = task.model()
-
     step = _step_with(task.loss)
-    return Subject(name, _shapes(name, model), lambda: Compute(task, model, task.batches(0, task.workers, 0), step))
+    return Subject(
+        name,
+        _shapes(name, model),
+        lambda: Compute(model, task.optimizer(model), task.batches(0, task.workers, 0), step),
+    )
 
 
 def of_model(target: str) -> Subject:
@@ -114,7 +117,12 @@ def of_model(target: str) -> Subject:
             ) from error
 
     step = _step_with(loss_here)
-    return Subject(target, shapes, lambda: Compute(cast(Task, _Plain), model, itertools.repeat(batch), step))
+
+    def measure() -> Compute:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)  # with steps too small to matter
+        return Compute(model, optimizer, itertools.repeat(batch), step)
+
+    return Subject(target, shapes, measure)
 
 
 def _step_with(loss: Callable[[nn.Module, Any], Tensor]) -> Callable[..., None]:
@@ -126,14 +134,6 @@ def _step_with(loss: Callable[[nn.Module, Any], Tensor]) -> Callable[..., None]:
         optimizer.step()
 
     return step
-
-
-class _Plain:
-    """The part of a task that is needed here, its optimizer: SGD with momentum, with steps too small to matter."""
-
-    @staticmethod
-    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
 
 
 def _shapes(name: str, model: nn.Module) -> dict[str, tuple[int, ...]]:

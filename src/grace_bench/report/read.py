@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from grace.errors import ConfigurationError
-from grace_bench.runs.results import SCHEMA, Document, DocumentError, Head, decode, decode_as, short
+from grace_bench.runs.results import SCHEMA, Document, DocumentError, Head, decode, decode_as, quoted
 from grace_bench.runs.table import line
 
 CODECS, COMPARISON = "grace.codecs", "grace.comparison"
@@ -93,7 +93,7 @@ def _read(text: bytes, name: str, found: Found) -> None:
     elif schema == CODECS:
         found.codecs.extend(codec_rows(text))
     elif schema != COMPARISON:  # which repeats what runs/ holds
-        raise DocumentError(f"not a document of Grace: its schema is {short(schema)}; legal: {SCHEMA}, {CODECS}")
+        raise DocumentError(f"not a document of Grace: its schema is {quoted(schema)}; legal: {SCHEMA}, {CODECS}")
 
 
 def codec_rows(text: bytes | str) -> list[dict[str, Any]]:
@@ -104,6 +104,6 @@ def codec_rows(text: bytes | str) -> list[dict[str, Any]]:
     """
     document = decode_as(text, _Codecs)
     if document.version != _CODECS_VERSION:
-        raise DocumentError(f"{CODECS} of version {short(document.version)}; this Grace reads {_CODECS_VERSION}")
+        raise DocumentError(f"{CODECS} of version {quoted(document.version)}; this Grace reads {_CODECS_VERSION}")
     timed = [row for row in document.rows if row.ratio is not None or row.microseconds is not None]
     return [{**msgspec.structs.asdict(row), "method": row.method or ""} for row in timed]

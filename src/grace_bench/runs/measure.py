@@ -17,8 +17,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from grace_bench.tasks import Task
-
 STEADY = 100  # steps of the steady state: the last of a run
 _SILENT_SECONDS, _SILENT_STEPS = 2.0, 20  # of the measurement without communication: whichever comes first
 _SILENT_LEAST, _SILENT_WARM = 5, 2
@@ -83,9 +81,10 @@ class StepTimes:
 class Compute(StepTimes):
     """Forward, backward and optimizer of a bare torch model, which is restored afterwards."""
 
-    def __init__(self, task: Task, model: nn.Module, batches: Iterator[Any], step: Callable[..., object]):
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[Any], step: Callable[..., object]
+    ):
         saved, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-        optimizer = task.optimizer(model)
         seen: dict[str, float] = {}
 
         def hook(name: str) -> Callable[[torch.Tensor], None]:

@@ -265,10 +265,10 @@ def decode(text: bytes | str) -> Document:
     """
     head = decode_as(text, Head)
     if head.schema != SCHEMA:
-        raise DocumentError(f"not a result: its schema is {short(head.schema)}; legal: {SCHEMA}")
+        raise DocumentError(f"not a result: its schema is {quoted(head.schema)}; legal: {SCHEMA}")
     if head.version != VERSION or isinstance(head.version, bool):
         raise DocumentError(
-            f"{SCHEMA} of version {short(head.version)}; this Grace reads {VERSION}: read it with its own"
+            f"{SCHEMA} of version {quoted(head.version)}; this Grace reads {VERSION}: read it with its own"
         )
     document: Document = decode_as(text, Document)
     return document
@@ -306,7 +306,7 @@ def quartiles(values: Sequence[float]) -> dict[str, float]:
     return {"median": median, "low": low, "high": high}
 
 
-def short(value: object) -> str:
+def quoted(value: object) -> str:
     """A value as an error quotes it."""
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."

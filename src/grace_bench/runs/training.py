@@ -130,7 +130,7 @@ class Training:
     # ---- what other toolkits do differently --------------------------------------------------------------------------
     def _measure_compute(self, model: nn.Module, batches: Iterator[Any], momentum: float | None) -> measure.StepTimes:
         """Times the step without communication; ``momentum`` is that of :meth:`_make_optimizer`."""
-        return measure.Compute(self.task, model, batches, self._step)
+        return measure.Compute(model, self.task.optimizer(model), batches, self._step)
 
     def _connect(self, model: nn.Module) -> Silent:
         """The model under the run's method, or its baseline."""

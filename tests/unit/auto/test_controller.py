@@ -195,6 +195,18 @@ def test_coarse_clocks(resolution: int) -> None:
     assert one.controller.current == 1
 
 
+def test_a_plan_that_is_hardly_slower_gives_way_to_the_baseline() -> None:
+    """3 % slower than predicted to be 10 % faster, under noise: the burden is the plan's."""
+
+    def times(plan: int, step: int) -> float:
+        return (0.20, 0.18)[plan] if step == 0 else (0.20, 0.206)[plan]
+
+    def noise(rng: random.Random, step: int) -> float:
+        return math.exp(rng.gauss(0, 0.02))
+
+    assert sum(run(times, 2, 600, seed, noise).controller.current == 0 for seed in range(12)) >= 9
+
+
 # ---- budget ---------------------------------------------------------------------------------------------------------
 def test_what_does_not_fit_into_the_budget_waits() -> None:
     """bf16 at 100 Mbit/s: 4.5 s a step beside 0.6; two steps of it are more than 6 s."""

@@ -109,6 +109,13 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, float]]]] = {
     "random._uniform": ({}, [{"TILE": 1024}]),
     "random._walk": ({"out": "*i64"}, [{"TILE": 1024}]),
 }  # fmt: skip
+# Those that also read gradients of other types, as they are: kernel -> its arguments that have them.
+NARROW = {
+    "kernels.levels._quantize": "x",
+    "kernels.finite._add": "x",
+    "kernels.rotation._rotate": "xp",
+    "kernels.selection._measure": "x",
+}
 # What gives other bits: products fused with sums, quotients and roots not rounded to nearest, denormal numbers flushed.
 FORBIDDEN = r"fma\.rn(?:\.ftz)?\.f(?:32|64)|div\.(?:full|approx)\S*|sqrt\.approx\S*|\S+\.ftz\S*"
 
@@ -156,11 +163,18 @@ def compiled(kernel: Any, special: dict[str, str], constants: dict[str, float], 
 
 
 def main() -> None:
-    """Prints {kernel: what is forbidden in it}, the kernels that no line of KERNELS names, and whether fusing would show."""
-    there = kernels()
+    """Prints {kernel: what is forbidden in it}, the kernels that no line of KERNELS names, and whether fusing would show.
+
+    With the argument "first" each kernel is compiled in the first of its ways only.
+    """
+    there, first = kernels(), sys.argv[1:] == ["first"]
     wrong = {}
     for name, (special, ways) in KERNELS.items():
-        found = {hit for way in ways for hit in re.findall(FORBIDDEN, compiled(there[name], special, way, False))}
+        cases = [(special, way) for way in (ways[:1] if first else ways)]
+        if name in NARROW and not first:
+            for kind in ("*i16", "*fp16"):
+                cases += [({**special, **dict.fromkeys(NARROW[name], kind)}, way) for way in ways[::2]]
+        found = {hit for one, way in cases for hit in re.findall(FORBIDDEN, compiled(there[name], one, way, False))}
         if found:
             wrong[name] = sorted(found)
     fused = compiled(there["kernels.sums._add_scaled"], {}, {"BFLOAT16": 0, "TILE": 1024}, True)

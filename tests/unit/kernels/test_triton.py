@@ -350,11 +350,21 @@ def test_another_permutation_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
         test_subsets_of_many((1 << 20) + 1)
 
 
-def test_the_compiler_takes_every_kernel_and_changes_no_bits(tmp_path: Path) -> None:
+def compile_all(folder: Path, *how: str) -> None:
     """For a GPU that need not be there: nothing is fused, flushed or rounded otherwise, where fusing would show."""
-    env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    env = {**os.environ, "TRITON_CACHE_DIR": str(folder)}
     env.pop(backends.INTERPRETER)
-    command = [sys.executable, "-m", "tests.unit.kernels.compiled_triton"]
-    run = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=200)
+    command = [sys.executable, "-m", "tests.unit.kernels.compiled_triton", *how]
+    run = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=900)
     assert run.returncode == 0, run.stderr[-3000:]
     assert json.loads(run.stdout) == {"wrong": {}, "missing": [], "fused": ["fma.rn.f32"]}
+
+
+def test_the_compiler_takes_every_kernel_and_changes_no_bits(tmp_path: Path) -> None:
+    """Its "fused products" are those of a kernel that is compiled with fusing, to see that they would be found."""
+    compile_all(tmp_path, "first")
+
+
+@pytest.mark.night("fused products")
+def test_the_compiler_takes_every_kernel_in_all_ways(tmp_path: Path) -> None:
+    compile_all(tmp_path)

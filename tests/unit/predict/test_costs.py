@@ -12,6 +12,7 @@ from grace.predict.links import Link, link
 from grace.predict.probe import Timing, Timings
 from grace.predict.replay import Replay
 from grace.predict.timeline import play
+from grace_bench.advise.advice import rank
 from grace_bench.codecs.worth import Exchange, step_of
 from grace_bench.report.elsewhere import step_seconds as step_elsewhere
 from grace_bench.runs.forecast import forecast
@@ -38,11 +39,11 @@ def random_run(seed):
     return step, codec, moved, timings
 
 
-def cost_of(step, codec, moved):
+def cost_of(step, codec, moved, sent=0.0):
     total = sum(step.numbers)
     shares = [numbers / total for numbers in step.numbers]
     adds = tuple(share * codec / (step.add * total) for share in shares)
-    return Cost(lambda world: Replay(world, adds, tuple(spread(moved, shares)), 0.0))
+    return Cost(lambda world: Replay(world, adds, tuple(spread(moved, shares)), sent))
 
 
 def work_of(step, codec, moved):
@@ -85,20 +86,21 @@ def test_a_forecast_and_the_report_are_the_probed_cost(seed):
 
 
 @pytest.mark.parametrize("name", ["100mbit", "10gbit"])
-def test_what_a_codec_is_worth_is_the_cost_that_advise_asks(name):
-    """Of a step that only exchanges one tensor."""
-    numbers, codec = 1_000_000, 3e-3
+def test_what_a_codec_is_worth_is_what_advise_says(name):
+    """Of a step that only exchanges one tensor: the seconds, and the link under which it beats both dense all-reduces."""
+    numbers, there = 1_000_000, link(name)
     step = step_of(numbers, 1, ADD)
-    exchange = Exchange(codec, {"AllGather": Tally(1, numbers / 20)}, step, WORLD)
-    cost = cost_of(step, codec, exchange.moved)
-    assert exchange.seconds(link(name)) == pytest.approx(cost.seconds(step, step.over(link(name)), WORLD), rel=1e-9)
-    dense = Exchange(0.0, {"AllReduce": Tally(1, 4 * numbers)}, step, WORLD)
-    dense_cost = cost_of(step, 0.0, dense.moved)
-    advised = break_even(
-        lambda there: cost.seconds(step, step.over(there), WORLD),
-        lambda there: dense_cost.seconds(step, step.over(there), WORLD),
-    )
-    assert break_even(exchange.seconds, dense.seconds) == pytest.approx(advised, rel=1e-9)
+    exchanges = {
+        "none": Exchange(0.0, {"AllReduce": Tally(1, 4 * numbers)}, step, WORLD),
+        "bf16": Exchange(1e-4, {f"AllReduce{NARROW}": Tally(1, 2 * numbers)}, step, WORLD),
+        "topk": Exchange(3e-3, {"AllGather": Tally(1, numbers / 20)}, step, WORLD),
+    }
+    costs = {name: cost_of(step, one.codec, one.moved, one.wire_bytes) for name, one in exchanges.items()}
+    advised = {row.method: row for row in rank(step, costs, there, WORLD).rows}
+    for method, exchange in exchanges.items():
+        assert 1000 * exchange.seconds(there) == pytest.approx(advised[method].step_ms, rel=1e-9)
+    speeds = [break_even(exchanges["topk"].seconds, exchanges[dense].seconds) for dense in ("none", "bf16")]
+    assert min(speeds) == pytest.approx(advised["topk"].break_even_bits_per_second, rel=1e-4)
 
 
 def test_each_bucket_pays_for_its_own_bytes():

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import grace
 from grace.errors import ConfigurationError, StateError
-from grace.run.checkpoint import Checkpoint
+from grace.run.checkpoint import Checkpoint, pack, unpack
 from grace.run.options import Options
 from grace.run.saved import copy_state
 from grace.run.session import Session
@@ -133,6 +133,7 @@ def test_what_does_not_fit_changes_nothing_on_any_rank() -> None:
         (mean, "all", "memories='mean'"), (everything, "mean", "memories='all'"), (None, "mean", "lacks 'about'"),
         ({"about": b"x", "owed": {}}, "mean", "not a checkpoint"), ({**mean, "owed": {}}, "mean", "other parameters"),
         ({**mean, "owed": {name: torch.zeros(2) for name in SHAPES}}, "mean", "shape of the parameter"),
+        ({**mean, "about": pack({**unpack(mean["about"]), "afresh": 3})}, "mean", "afresh should be list"),
         (lacking, "all", r"lacks the states of workers \[1\]"),
     ]  # fmt: skip
 

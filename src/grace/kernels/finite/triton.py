@@ -43,7 +43,7 @@ def all_finite(x: Tensor) -> Any:
 
 
 def sum_finite(x: Tensor, memory: Tensor | None, out: Tensor) -> Flag:
-    check_rows(x=x, memory=memory, out=out)
+    check_rows(rows=x, memory=memory, out=out)
     bad, n = Marks(x), x.numel()
     launch(_add, (block_count(n, TILE),), x, memory, out, bad.words, n, HAS_MEMORY=memory is not None, TILE=TILE)
     return bad.unset()

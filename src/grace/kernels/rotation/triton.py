@@ -29,6 +29,7 @@ from grace.kernels.triton import (
     join_pieces_kernel,
     load_code,
     load_float,
+    load_number,
     load_sum,
     magnitude,
     mark_if,
@@ -146,7 +147,7 @@ def _rotate(
                 minus = _signs_at(key0, key1, step, i)
             y = tl.where(minus == 1, negated(y), y)
         if END == 1:
-            whole = tl.load(p + at, inside, 0.0)
+            whole = load_number(p, at, inside)
             if HAS_SECOND:
                 whole += tl.load(m + at, inside, 0.0)
             y = whole - y
@@ -274,7 +275,7 @@ def encode_rotated(
     check_rows(rows=rows, memory=memory, rest=rest)
     b, n = rows.shape
     nb, bad = block_count(n, block), Marks(rows)
-    y = torch.empty_like(rows)
+    y = torch.empty_like(rows, dtype=torch.float32)
     _launch(rows, memory, y, block, 1, rng, bad=bad.words)
     rms = euclidean_norm(y, None, block) / block_roots(n, block, rows)
     rms.masked_fill_(rms < 2.0**-126, 0.0)
@@ -350,7 +351,7 @@ def _launch(
                **knobs, FIRST=True, LAST=True, END=end, HAS_MEMORY=e is not None, TILE=tile)  # fmt: skip
         return
     tops = largest(x, e, block)
-    y = out if end == _SET else torch.empty_like(x)
+    y = out if end == _SET else torch.empty_like(x, dtype=torch.float32)
     launch(_rotate, (block_count(n, _LONGEST), b), x, e, y, None, None, tops, bad, n, nb, key0, key1, step,
            **knobs, FIRST=True, LAST=False, END=_SET, HAS_MEMORY=e is not None, TILE=_LONGEST)  # fmt: skip
     launch(_rotate, (nb * (block // _LONGEST), b), y, None, out, p, m, tops, bad, n, nb, key0, key1, step,

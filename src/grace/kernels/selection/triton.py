@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from grace.compute.launching import Marks, check_rows, launch
+from grace.compute.launching import READ, Marks, check_rows, launch
 from grace.flags.finite import Flag
 from grace.kernels.blocks import block_count
 from grace.kernels.triton import load_sum, magnitude, mark_if, nearest_bfloat16, scan
@@ -199,7 +199,7 @@ def select_at_least(row: Tensor, bound: float, *, strict: bool = False) -> Any:
 def take_topk(
     rows: Tensor, k: int, memory: Tensor | None = None, rest: Tensor | None = None, *, narrow: bool = False
 ) -> Any:
-    if rows.dtype is not torch.float32 or rows.shape[1] > _MOST:
+    if not _fits(rows, memory):
         return NotImplemented
     b, n = rows.shape
     upper, middle, lower = rows.new_zeros(b * (_UPPER + 2 * _LOWER), dtype=torch.int32).split(
@@ -215,7 +215,7 @@ def take_topk(
     both = rows.new_empty(b, 2, notes.tiles, dtype=torch.int32)
     launch(_tally, notes.grid, *notes, state, both, n, notes.tiles, ROOM=_ROOM, TILE=_TILE)
     begins, _ = scan(both.view(2 * b, -1))
-    index, sent = rows.new_empty(b, k, dtype=torch.int64), rows.new_empty(b, k)
+    index, sent = rows.new_empty(b, k, dtype=torch.int64), state.new_empty(b, k, dtype=torch.float32)
     launch(_emit, notes.grid, *notes, state, begins, index, sent, n, notes.tiles, k, 0,
            TOPK=True, KEEP_REST=rest is not None, NARROW=narrow, ROOM=_ROOM, TILE=_TILE)  # fmt: skip
     return index, sent, finite
@@ -230,11 +230,16 @@ def take_at_least(
     strict: bool = False,
     narrow: bool = False,
 ) -> Any:
-    if row.dtype is not torch.float32 or row.numel() > _MOST:
+    if not _fits(row, memory):
         return NotImplemented
     key = _least_key(min(bound, _LARGEST) if strict else bound, strict)
     e, left = None if memory is None else memory[None], None if rest is None else rest[None]
     return _take_above(row[None], key, e, left, narrow)
+
+
+def _fits(rows: Tensor, memory: Tensor | None) -> bool:
+    """Whether the kernels take them."""
+    return rows.dtype in (READ if memory is not None else (torch.float32,)) and rows.shape[-1] <= _MOST
 
 
 def _take_above(
@@ -246,7 +251,7 @@ def _take_above(
     notes = _take_notes(p, None, None, least, False)
     begins, total = scan(notes.counts)
     k = int(total)
-    index, sent = rows.new_empty(k, dtype=torch.int64), rows.new_empty(k)
+    index, sent = p.new_empty(k, dtype=torch.int64), p.new_empty(k)
     launch(_emit, notes.grid if k else (0,), *notes, None, begins, index, sent, n, notes.tiles, k, least,
            TOPK=False, KEEP_REST=rest is not None, NARROW=narrow, ROOM=_ROOM, TILE=_TILE)  # fmt: skip
     return index, sent, finite
@@ -257,7 +262,7 @@ def _add_memory(rows: Tensor, memory: Tensor | None, rest: Tensor | None, upper:
     check_rows(rows=rows, memory=memory, rest=rest)
     (b, n), bad = rows.shape, Marks(rows)
     if rest is None:
-        rest = rows if memory is None else torch.empty_like(rows)
+        rest = rows if memory is None else torch.empty_like(memory)
     launch(_measure, (block_count(n, _TILE), b), rows, memory, rest, upper, bad.words, n,
            HAS_MEMORY=memory is not None, COPY=rest.data_ptr() != rows.data_ptr() or memory is not None,
            HISTOGRAM=upper is not None, BINS=_UPPER, TILE=_TILE)  # fmt: skip

@@ -25,7 +25,7 @@ def test_compute_is_measured_and_nothing_is_left_of_it():
         (task.loss(model, batch) + 0 * torch.rand(())).backward()
         optimizer.step()
 
-    found = measure.Compute(task, model, task.batches(0, 2, 0), step)
+    found = measure.Compute(model, task.optimizer(model), task.batches(0, 2, 0), step)
     assert len(found.seconds) >= 5
     assert found.cpu > 0
     assert torch.equal(random, torch.get_rng_state())

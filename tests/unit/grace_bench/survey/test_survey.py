@@ -18,6 +18,7 @@ from grace.cli.app import app
 from grace.errors import ConfigurationError, UnknownNameError
 from grace_bench.runs.results import DocumentError, encode
 from grace_bench.survey.archive import add, check_row, join, merge, read_archive, read_runs, write_archive
+from grace_bench.survey.estimate import Part, split
 from grace_bench.survey.evidence import gather
 from grace_bench.survey.plan import read_plan, shard
 from grace_bench.survey.plausible import check_plausible
@@ -364,6 +365,26 @@ def test_archives_and_folders_are_merged(tmp_path, whole):
     with pytest.raises(DocumentError, match="is there twice, and the two differ"):
         join([first, second], tmp_path / "new.parquet")
     assert not (tmp_path / "new.parquet").exists()
+
+
+def test_what_a_plan_holds_and_how_long_the_rest_takes(tmp_path, whole):
+    runs, rows = read_plan(plan(tmp_path, PLAN + TUNED)), [change(row, cpu_seconds=3600.0) for row in whole[1]]
+    tiny = f"{HERE}:Tiny"
+    assert split(runs, []) == [
+        Part("survey", tiny, 6, 0, None), Part("tuned-trial", tiny, 6, 0, None), Part("tuned", tiny, 4, 0, None),
+    ]  # fmt: skip
+    assert split(runs, rows[:2]) == [
+        Part("survey", tiny, 6, 2, 4.0), Part("tuned-trial", tiny, 6, 0, 6.0), Part("tuned", tiny, 4, 0, 4.0),
+    ]  # fmt: skip
+    tried = change(rows[0], protocol="tuned-trial", peak_lr=1e-3, cpu_seconds=1800.0)
+    assert split(runs, [*rows, tried]) == [
+        Part("survey", tiny, 6, 6, 0.0), Part("tuned-trial", tiny, 6, 1, 2.5), Part("tuned", tiny, 4, 0, 2.0),
+    ]  # fmt: skip
+    done = call("plan", tmp_path / "plan.toml")
+    assert done.stdout.splitlines()[-1] == "in all: 0 of 16 runs there, 0.00 hours left, and 3 parts of unknown length"
+    add(whole[0], tmp_path / "a.parquet")
+    done = call("plan", tmp_path / "plan.toml", "--archive", tmp_path / "a.parquet", "--json")
+    assert [part["there"] for part in json.loads(done.stdout)] == [6, 0, 0]
 
 
 def test_an_archive_is_drawn_and_its_steps_are_measured(tmp_path, whole, monkeypatch):

@@ -1,0 +1,76 @@
+"""What of a plan an archive has, and how long the rest will take."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+import grace
+from grace_bench.survey.plan import Planned
+from grace_bench.survey.row import TRIAL, Row
+
+
+class Part(Struct, frozen=True):
+    """The runs of a plan by one protocol on one task.
+
+    Attributes:
+        runs: how many. there: of them, in the archive.
+        hours: of one core that the others will take, as like runs of the archive did; None: it has none that are like them.
+    """
+
+    protocol: str
+    task: str
+    runs: int
+    there: int
+    hours: float | None
+
+
+def split(plan: Sequence[Planned], rows: Iterable[Row]) -> list[Part]:
+    """A part for each protocol and task, in the order of the plan."""
+    rows = list(rows)
+    have, spent = {(row.protocol, row.task, row.method, row.seed) for row in rows}, _Spent(rows)
+    rates = {(row.protocol, row.task, row.method, row.seed, f"{row.peak_lr:.6g}") for row in rows}
+    places: dict[tuple[str, str], list[float | None]] = defaultdict(list)
+    there: dict[tuple[str, str], int] = defaultdict(int)
+    for run in plan:
+        place, method = (run.protocol, run.config.task), grace.spell(grace.method(run.config.method))
+        key = (*place, method, run.config.seed)
+        lr = run.config.lr
+        if key in have if lr is None else (*key, f"{lr:.6g}") in rates:
+            there[place] += 1
+            places[place].append(0.0)
+        else:
+            places[place].append(spent.seconds(run, method))
+    return [
+        Part(*place, len(of), there[place], None if None in of else round(sum(filter(None, of)) / 3600, 2))
+        for place, of in places.items()
+    ]
+
+
+class _Spent:
+    """Processor seconds of the runs of an archive."""
+
+    def __init__(self, rows: Iterable[Row]):
+        self._of: dict[tuple[str, ...], list[float]] = defaultdict(list)
+        for row in rows:
+            protocol = row.protocol.removesuffix(TRIAL)
+            self._of[protocol, row.task, row.method].append(row.cpu_seconds)
+            self._of[protocol, row.task].append(row.cpu_seconds)
+            self._of["a step", row.task, row.method].append(row.cpu_seconds / row.steps)
+            self._of["a step", row.task].append(row.cpu_seconds / row.steps)
+
+    def seconds(self, run: Planned, method: str) -> float | None:
+        """Of the same method by the same protocol, of another method, or of another protocol by its steps."""
+        protocol, task, steps = run.protocol.removesuffix(TRIAL), run.config.task, run.config.steps
+        like: tuple[tuple[str, ...], ...] = ((protocol, task, method), (protocol, task))
+        for key in like:
+            if key in self._of:
+                return statistics.median(self._of[key])
+        like = (("a step", task, method), ("a step", task))
+        for key in like:
+            if steps is not None and key in self._of:
+                return steps * statistics.median(self._of[key])
+        return None
