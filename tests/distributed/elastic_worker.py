@@ -42,7 +42,7 @@ def work(who: str, spec: str, port: int, least: int, most: int, folder: str, def
         store = dist.TCPStore("127.0.0.1", port, is_master=False)
         rounds = Rounds(store, least, most, patience=0.3, seconds=30, timeout=8)
         like = {name: torch.empty(shape) for name, shape in SHAPES.items()}
-        elastic = Elastic(Session(like, grace.Policy([("*", spec)]), Alone()))
+        elastic = Elastic(Session(like, grace.Policy([("*", spec)]), Alone()), seconds=8)
         if defect == "commits at once":
             elastic.session.worker.holds = False
         model = {name: torch.zeros(shape) for name, shape in SHAPES.items()}

@@ -125,7 +125,7 @@ class Adapting:
         """A bucket has come."""
 
     def holds(self, names: Sequence[str], gradients: Mapping[str, Tensor], last: bool) -> bool:
-        """Measures gradients of any shapes, if it is due; nothing waits."""
+        """Measures gradients, each of any shape, if it is due; nothing waits."""
         if self._due:
             for name in set(names) & set(self.names):
                 x = gradients[name]

@@ -134,7 +134,7 @@ def calibrate(
 
     Args:
         transport: between them.
-        candidates: methods, the most important first: where time runs out, the last are left out.
+        candidates: methods; where time runs out, the slowest are left out.
         largest: numbers in the largest bucket.
         clock: nanoseconds, for what it may take.
 
@@ -208,32 +208,42 @@ def _measure_codecs(
 ) -> tuple[dict[str, Rate], dict[str, str], list[Told], int]:
     """Rates, what is left out and why, what each rank measured, and nanoseconds that it took."""
     world, rater, start = probe.timings.world, Rater(), clock()
-    rates: dict[str, Rate] = {}
     left_out: dict[str, str] = {}
-    told: list[Told] = []
+    axes: dict[str, dict[str, int]] = {}
+    small: dict[str, _Agreed] = {}
+    large: dict[str, _Agreed] = {}
     spent = 0
-    for name in candidates:
-        always = name in BASELINES
-        if spent > CODEC_NS and not always:
-            left_out[name] = f"not measured: {CODEC_NS / 1e9:g} s had passed"
-            continue
-        try:
-            axes = _find_axes(name, probe.timings)
-        except ConfigurationError as error:
-            left_out[name] = str(error.args[0])
-            continue
-        samples: list[Sample] = []
-        for numbers, times in zip(NUMBERS, (_SMALL_TIMES, 1), strict=True):
+
+    def measure(names: Iterable[str], numbers: int, times: int, into: dict[str, _Agreed]) -> None:
+        nonlocal spent
+        for name in names:
+            always = name in BASELINES
+            if spent > CODEC_NS and not always:
+                left_out[name] = f"not measured: {CODEC_NS / 1e9:g} s had passed"
+                continue
             limit = math.inf if always else times * SLOW_NS * numbers
             found = _agree_on(probe, rater, name, numbers, limit, lambda: clock() - start)
             spent = found.spent
             if found.sample is None:
                 left_out[name] = found.why
-                break
-            samples.append(found.sample)
-        else:
-            rates[name] = Rate.through(world, samples, axes)
-            told.append(Told(name, found.ns))
+            else:
+                into[name] = found
+
+    for name in candidates:
+        try:
+            axes[name] = _find_axes(name, probe.timings)
+        except ConfigurationError as error:
+            left_out[name] = str(error.args[0])
+    measure(axes, NUMBERS[0], _SMALL_TIMES, small)
+    # then the quickest first: what takes long must not keep the others from being measured
+    measure(sorted(small, key=lambda name: (name not in BASELINES, max(small[name].ns))), NUMBERS[1], 1, large)
+    rates: dict[str, Rate] = {}
+    told: list[Told] = []
+    for name in candidates:
+        if name in large:
+            samples = [one.sample for one in (small[name], large[name]) if one.sample is not None]
+            rates[name] = Rate.through(world, samples, axes[name])
+            told.append(Told(name, large[name].ns))
     return rates, left_out, told, spent
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from grace.collectives import AllReduce, Broadcast, Exchange
 from grace.contract.together import together
-from grace.errors import InputError, NonFiniteError
+from grace.errors import AbsentError, FingerprintMismatch, InputError, NonFiniteError
 from grace.run.checkpoint import pack, unpack
 from grace.run.session import Session
 from grace.transports.agreement import SECONDS
@@ -56,6 +56,7 @@ class Elastic:
 
     Args:
         session: of this worker; of one that joins, over a transport of its own (:class:`grace.transports.alone.Alone`).
+        seconds: how long the slowest may take in :meth:`regroup`: so long do others wait for one that dies meanwhile.
 
     A step is an exchange and then a vote, in which all hear that all have the means. A worker that fails in either is told by
     an error, and calls :meth:`regroup` with those who are left, over a transport between them. There they find out whether
@@ -73,8 +74,8 @@ class Elastic:
         step 1: 1 workers go on, 0 join; nothing is lost
     """
 
-    def __init__(self, session: Session):
-        self.session = session
+    def __init__(self, session: Session, *, seconds: float = SECONDS):
+        self.session, self.seconds = session, seconds
         session.worker.holds = True
         self.wants = self.wanted = False
         self._ready = False
@@ -164,9 +165,14 @@ class Elastic:
         mine: dict[str, Any] = {"step": worker.step, "rank": worker.rank, "line": self._line}
         mine["after"] = self._line_after() if self._ready else None
         mine["owed"] = worker.memory_norm() / worker.world
-        session.reconnect(transport)
+        try:
+            session.reconnect(transport, self.seconds)
+        except FingerprintMismatch as error:
+            if isinstance(error.__cause__, AbsentError):  # it has died, and differs in nothing
+                raise error.__cause__ from None
+            raise
         try:  # nothing changes here before all have heard all: if it fails, they call again
-            told = [json.loads(text) for text in session.tell(json.dumps(mine), SECONDS)]
+            told = [json.loads(text) for text in session.tell(json.dumps(mine), self.seconds)]
             top, going = _find_survivors(told)
             me, source = session.rank, next(rank for rank in going if told[rank]["step"] == top)
             others = tuple(rank for rank in range(session.world) if rank not in going)

@@ -61,7 +61,7 @@ def catch_up(
             if debt is not None:
                 owed[name] = owed[name] + debt if name in owed else debt.clone()
             states[name] = fresh
-    return WorkerState(step, seed, states, owed)
+    return replace(state, step=step, seed=seed, states=states, owed=owed)
 
 
 def _fill(held: Any, kinds: Any, parts: list[Any], name: str) -> tuple[Any] | None:

@@ -115,13 +115,13 @@ class Session:
         self.worker = Worker(group_policy, self.rank, self.world, options, axes=find_axes(self._transport))
         self.logs = Logs(self.worker, self.stats)
 
-    def _connect(self, transport: Transport, policy: Policy) -> None:
+    def _connect(self, transport: Transport, policy: Policy, seconds: float | None = None) -> None:
         """Agrees with the other ranks of this transport, and uses it."""
         transport = lay_out(transport, policy.axes(transport.world))
         self.rank, self.world = transport.rank, transport.world
         self._transport, self.transport = transport, describe(transport)
         try:
-            self._agree(policy)
+            self._agree(policy, seconds)
             if isinstance(transport, GridTransport):
                 transport.connect()
             self._look_at(policy)
@@ -138,24 +138,24 @@ class Session:
         self._finalizer = weakref.finalize(self, transport.close)
         self._finalizer.atexit = False  # at exit the process ends, and its connections with it
 
-    def reconnect(self, transport: Transport) -> None:
+    def reconnect(self, transport: Transport, seconds: float | None = None) -> None:
         """Goes on over another transport, between other workers, also after an error. All of them call it, or begin.
 
-        :class:`grace.run.elastic.Elastic` calls it, and sees to what workers owe.
+        :class:`grace.run.elastic.Elastic` calls it, and sees to what workers owe. ``seconds``: how long the slowest may take.
 
         Raises:
             FingerprintMismatch: ranks that differ, on every rank; the session is closed then.
         """
         self.close()
-        self._connect(transport, self._policy)
+        self._connect(transport, self._policy, seconds)
         self.error = None
 
     def _sort_into(self, groups: Sequence[Group]) -> None:
         self.groups = groups
         self.group_of = {name: group for group in groups for name in group.members}
 
-    def _agree(self, policy: Policy) -> None:
-        agree(fingerprint(policy, self.like, self._knobs), self._transport)
+    def _agree(self, policy: Policy, seconds: float | None = None) -> None:
+        agree(fingerprint(policy, self.like, self._knobs), self._transport, seconds=seconds)
         self._policy = policy
 
     def _look_at(self, policy: Policy) -> None:

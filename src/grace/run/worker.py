@@ -123,7 +123,7 @@ class Worker:
         self._used: list[Any] = []
         self.watch = DebtWatch()
         self.holds = False
-        self._before: tuple[dict[str, tuple[Method[Any], Any]], dict[str, Tensor]] | None = None
+        self._before: tuple[dict[str, tuple[Method[Any], Any]], dict[str, Tensor], dict[str, int]] | None = None
 
     def exchange(self, tensors: Mapping[str, Tensor]) -> Exchange[dict[str, Exchanged[Any]]]:
         """Averages these tensors over the workers in as few collectives as possible. The tensors are donated; the
@@ -151,7 +151,13 @@ class Worker:
         if not captured:
             self._learn()
         if self.holds and self._before is None:
-            self._before, self.workspace.holds = (dict(self._states), dict(self._owed)), True
+            if self._choices:
+                raise ConfigurationError(
+                    "a session that changes between choices parks memories, and a step that may be undone cannot: use "
+                    "switch(...) between steps instead of offer(...) and use(...)"
+                )
+            self._before = dict(self._states), dict(self._owed), dict(self._instalments)
+            self.workspace.holds = True
         for name, x in tensors.items():
             method, state = self._ready(name, x)
             if captured:
@@ -281,7 +287,7 @@ class Worker:
         if not left:
             self._owed.pop(name, None)
         elif name in self._owed:
-            self._owed[name].mul_(left / (left + 1))
+            self._owed[name] = self._owed[name] * (left / (left + 1))  # the step may be undone
             self._instalments[name] = left
 
     def _learn(self) -> None:
@@ -446,7 +452,7 @@ class Worker:
     def abandon(self) -> None:
         """States are as they were at the last :meth:`commit`."""
         if self._before is not None:
-            self._states, self._owed = self._before
+            self._states, self._owed, self._instalments = self._before
             self._pending = PendingFlags()
             self.workspace.forget()
             self.commit()

@@ -73,7 +73,7 @@ def test_explain_as_json():
             "takes one link, not 1gbit, none",
         ),
         (["bench", "link", "--seconds", "none"], 2, "bench link --help"),
-        (["explain"], 2, "Missing argument"),
+        (["explain"], 1, "a METHOD, or --run FILE"),
         (["nonsense"], 2, "No such command"),
         (["train", "--method", "topk", "--task", "nonsense"], 1, "grace tasks prints all tasks"),
     ],

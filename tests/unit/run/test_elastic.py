@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import grace
-from grace.errors import InputError, NonFiniteError, TransportError
+from grace.errors import AbsentError, ConfigurationError, InputError, NonFiniteError, TransportError
+from grace.run.drive import drive
 from grace.run.elastic import Elastic
 from grace.run.options import Options
 from grace.run.session import Session
@@ -236,3 +237,42 @@ def test_a_step_with_a_nan_is_undone() -> None:
     after = elastic.session.worker.debts()
     assert all(torch.equal(before[name], after[name]) for name in SHAPES)
     elastic.step(gradients(0, 2))
+
+
+def test_what_is_paid_in_instalments_is_undone_with_the_step() -> None:
+    worker = begin("none").session.worker
+    worker.late({"w": torch.ones(8, 6)})
+    worker._instalments["w"] = 4
+    for _ in range(2):
+        assert worker.debts()["w"][0, 0] == 1
+        outs = drive(worker.exchange({"w": torch.zeros(8, 6)}), Alone())
+        assert outs["w"].mean[0, 0] == 0.25
+        assert worker.debts()["w"][0, 0] == 0.75
+        worker.abandon()
+    drive(worker.exchange({"w": torch.zeros(8, 6)}), Alone())
+    worker.commit()
+    worker.abandon()
+    assert worker.debts()["w"][0, 0] == 0.75
+
+
+def test_choices_are_refused() -> None:
+    elastic = begin("topk:ratio=0.1")
+    elastic.session.offer(["topk:ratio=0.1", "none"])
+    with pytest.raises(ConfigurationError, match=r"use switch\(...\) between steps"):
+        elastic.step(gradients(0, 0))
+
+
+def test_one_that_dies_before_it_has_said_anything_is_a_transport_error() -> None:
+    class Absent(Alone):
+        def tell(self, text: str, *, seconds: float) -> list[str]:
+            assert seconds == 5
+            raise AbsentError([1], "rank 1 did not come")
+
+    elastic = begin("topk:ratio=0.1")
+    elastic.step(gradients(0, 0))
+    elastic.seconds = 5.0
+    before = elastic.session.worker.debts()
+    with pytest.raises(AbsentError, match="rank 1 did not come"):
+        elastic.regroup(Absent())
+    assert str(elastic.regroup(Alone())) == "step 1: 1 workers go on, 0 join; nothing is lost"
+    assert all(torch.equal(before[name], x) for name, x in elastic.session.worker.debts().items())

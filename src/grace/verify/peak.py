@@ -1,0 +1,96 @@
+"""How much memory an exchange needs besides the gradient: what a state keeps, and the most that is alive at once."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from grace.collectives import Exchange
+from grace.compute import backends
+from grace.contract.method import Exchanged, Method
+from grace.run import simulate
+from grace.verify.running import leaves, make_peer
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """Bytes for a tensor. kept: by the state, between steps. most: alive at once in a step besides gradient and state."""
+
+    kept: int
+    most: int
+
+
+class _Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of tensors that were made here and are alive."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sizes: dict[int, int] = {}
+        self.most = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs or {})) if isinstance(x, Tensor)}
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if isinstance(x, Tensor) and (storage := x.untyped_storage())._cdata not in given | self.sizes.keys():
+                self.sizes[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self.sizes.pop, storage._cdata, None)
+        self.most = max(self.most, sum(self.sizes.values()))
+        return out
+
+
+def measure_peak(method: Method[Any], xs: Sequence[Tensor]) -> Peak:
+    """What the second step of worker 0 needs, with plain torch kernels, as on a GPU without others. What is allocated inside
+    of torch's operations does not count; what the network brings does.
+
+    Args:
+        method: of the tensor.
+        xs: a gradient for each worker.
+    """
+    with backends.using("reference"):
+        states = [method.init(x) for x in xs]
+        answers: list[Tensor] = []
+        for step in range(2):
+            first, answers = states[0], []
+            runs: list[Exchange[Exchanged[Any]]] = [
+                method.exchange(x.clone(), state, make_peer(rank, len(xs), step))
+                for rank, (x, state) in enumerate(zip(xs, states, strict=True))
+            ]
+            runs[0] = _tap(runs[0], answers)
+            states = [out.state for out in simulate(runs)]
+        kept = sum(x.untyped_storage().nbytes() for x in leaves(first))
+        exchange = method.exchange(xs[0].clone(), first, make_peer(0, len(xs), 1))
+        with _Alive() as alive:
+            answer: Tensor | None = None
+            left = iter(answers)
+            try:
+                while True:
+                    if answer is None:
+                        next(exchange)
+                    else:
+                        exchange.send(answer)
+                    answer = torch.clone(next(left))
+            except StopIteration:
+                pass
+        return Peak(kept, int(alive.most))
+
+
+def _tap(exchange: Exchange[Any], answers: list[Tensor]) -> Exchange[Any]:
+    """The same exchange; copies of the network's answers are added to ``answers``."""
+    try:
+        op = next(exchange)
+        while True:
+            answer = yield op
+            answers.append(answer.clone())
+            op = exchange.send(answer)
+    except StopIteration as stop:
+        return stop.value
