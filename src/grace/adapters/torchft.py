@@ -183,8 +183,8 @@ class FaultTolerant:
         """The tensors of this replica -> the means, valid until the next call. Call it between ``start_quorum`` and
         :meth:`should_commit`.
 
-        If it fails, the manager hears of it, so that the step is not committed, and the tensors come back: nothing is raised
-        that torchft lives through.
+        If it fails, or the replica is not where the manager is, the manager hears of it, so that the step is not committed,
+        and the tensors come back: it raises nothing that torchft lives through.
         """
         manager, session = self.manager, self.elastic.session
         manager.wait_quorum()

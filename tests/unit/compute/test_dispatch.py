@@ -99,11 +99,13 @@ def test_a_triton_kernel_is_one_file(family: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_triton_kernel_joins_a_family_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One file in its folder; here another folder stands in for it."""
+    """One file in its folder; here another folder stands in for it, before the one that there is."""
     from grace.kernels import pack, packing, unpack
 
     (tmp_path / "triton.py").write_text("def pack(values, bits): return 'fast' if bits > 1 else NotImplemented\n")
-    monkeypatch.setattr(packing, "__path__", [*packing.__path__, str(tmp_path)])
+    monkeypatch.setattr(packing, "__path__", [str(tmp_path), *packing.__path__])
+    sys.modules.pop("grace.kernels.packing.triton", None)
+    vars(packing).pop("triton", None)
     importlib.invalidate_caches()
     dispatch._find.cache_clear()
     pretend(monkeypatch, meta="triton", cpu="native")
