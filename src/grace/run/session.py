@@ -6,7 +6,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import torch
@@ -16,22 +16,22 @@ from grace.collectives import Exchange
 from grace.contract.method import Method
 from grace.contract.peer import Peer
 from grace.contract.workspace import Workspace
-from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError, ReplicasDifferError, StateError
+from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError, ReplicasDifferError
 from grace.flags.capturing import capturing
-from grace.registry import spell
 from grace.registry.policy import Policy
 from grace.run.drive import broadcast_, drive
 from grace.run.fingerprint import fingerprint
-from grace.run.groups import Group, form_groups, regroup, whole_groups
+from grace.run.groups import Group, form_groups, whole_groups
+from grace.run.keeping import Keeping
 from grace.run.log import Logs
 from grace.run.options import DEFAULTS, Options
-from grace.run.plan import ExchangePlan, plan_groups, warn_uncompressed
+from grace.run.plan import warn_uncompressed
 from grace.run.replicas import Replicas, repair_
-from grace.run.saved import WorkerState, check_form
 from grace.run.stats import Stats
 from grace.run.streams import CudaStreams, StreamOrder
+from grace.run.switching import Switching
 from grace.run.worker import Worker, check_tensor, refuse_devices
-from grace.transports.agreement import agree, compare_loads
+from grace.transports.agreement import agree
 from grace.transports.base import Transport, describe, find_axes
 from grace.transports.checked import Checked
 from grace.transports.checksummed import checksummed
@@ -46,7 +46,7 @@ _NO_REPAIR = (
 )
 
 
-class Session:
+class Session(Switching, Keeping):
     """One worker's part in averaging the tensors of a model. It knows no toolkit, and not what a step of training is:
     :class:`grace.run.steps.Steps` does. All ranks make one with the same arguments, and call its methods alike and in the same
     order.
@@ -422,180 +422,3 @@ class Session:
             raise self.error
         if self._closed:
             raise GraceError("this exchange is closed; begin another")
-
-    # ---- what is exchanged ------------------------------------------------------------------------------------------
-    @property
-    def policy(self) -> Policy:
-        """Which method for which tensor, or group of tensors."""
-        return self.worker.policy
-
-    def plan(self) -> ExchangePlan:
-        """What this worker exchanges in the coming step, if that is all, and what it sends for it."""
-        return plan_groups(self.groups, self.like, self.worker.policy, self.peer())
-
-    def switch(self, method: Policy | Method[Any] | str) -> None:
-        """Uses another method or policy from the next step on. What memories owe is added to the next tensors.
-
-        Raises:
-            FingerprintMismatch: the ranks switch to different methods. They then go on as before.
-        """
-        self._check_open()
-        policy = Policy.of(method)
-        groups, group_policy = form_groups(self.like, policy, self.options)
-        self._check_axes(policy)
-        self._agree(policy)
-        self._look_at(policy)
-        if groups == self.groups:
-            self.worker.switch(group_policy)
-        else:
-            owed = regroup(self.worker.settle(), self.groups, groups)
-            self.worker.switch(group_policy)
-            self.worker.owe(owed)
-        self._sort_into(groups)
-
-    def offer(
-        self, choices: Sequence[Policy | Method[Any] | str], first: int = 0, *, also: Mapping[str, str] | None = None
-    ) -> None:
-        """The ranks agree once on what :meth:`use` then changes between, without asking again. From now on ``first`` is used.
-
-        Args:
-            choices: methods or policies.
-            first: the number of one of them.
-            also: what else the ranks must have in common, each under its name.
-
-        Raises:
-            FingerprintMismatch: the ranks offer different choices. They go on as before then.
-            ConfigurationError: nothing is offered, a policy follows the step, or ``granularity`` is not "parameter": what is
-                exchanged as one tensor must not depend on the choice.
-        """
-        self._check_open()
-        if self.options.granularity != "parameter":
-            raise ConfigurationError(
-                f"choices are made for each parameter, and granularity={self.options.granularity!r}; legal: 'parameter'"
-            )
-        policies = [Policy.of(one) for one in choices]
-        for policy in policies:
-            self._check_axes(policy)
-        texts = {f"choice {number}": repr(policy) for number, policy in enumerate(policies)}
-        agree(
-            {"choices": str(len(policies)), "choice that is used first": str(first), **texts, **(also or {})},
-            self._transport,
-        )
-        self.worker.offer(policies)
-        self.worker.use(first)
-
-    def use(self, number: int, *, trial: bool = False) -> None:
-        """Uses one of the choices from the next step on. All ranks call it alike, between two steps; nothing is compared.
-
-        Args:
-            number: of the choice, in the order in which they were offered.
-            trial: whether it comes back soon: then memories only wait. Otherwise the one that stays takes over what others are
-                owed, or, where it has no memory, the next gradients do, in instalments.
-
-        Raises:
-            ConfigurationError: there is no such choice.
-        """
-        self._check_open()
-        self.worker.use(number, trial=trial)
-
-    def _check_axes(self, policy: Policy) -> None:
-        wanted, has = policy.axes(self.world), {axis: size for axis, (_, size) in self.worker.axes.items()}
-        if wanted and dict(wanted) != has:
-            raise ConfigurationError(
-                f"this run's workers lie on {has or 'no grid'}, where the method takes {dict(wanted)}: connections are made "
-                "at the start. Attach with a method of the same machine=, and switch then"
-            )
-
-    def change_knobs(self, **knobs: object) -> None:
-        """What an adapter does otherwise from the next step on. All ranks call it.
-
-        Raises:
-            FingerprintMismatch: the ranks change to different values. They go on as before then.
-        """
-        self._check_open()
-        agree({name: repr(value) for name, value in knobs.items()}, self._transport)
-        self._knobs.update(knobs)
-
-    # ---- states -----------------------------------------------------------------------------------------------------
-    def state_dict(self) -> dict[str, Any]:
-        """What the next step depends on, as plain containers of tensors. Each rank saves and loads its own.
-
-        :func:`grace.state.flat` makes numpy arrays of it.
-        """
-        groups = {group.name: list(group.members) for group in self.groups}
-        return {**self.worker.state_dict(), "granularity": self.options.granularity, "groups": groups}
-
-    def load_state_dict(
-        self, saved: Any, also: Callable[[Mapping[str, Any]], Mapping[str, object]] | None = None
-    ) -> None:
-        """Goes on where ``saved`` stopped, under the same method, tensors and number of workers. All ranks call it, each
-        with its own state; either all of them load, or none.
-
-        Args:
-            saved: what :meth:`state_dict` gave.
-            also: reads what an adapter has put beside it, without changing anything, and returns what all ranks must have in
-                common of that, each under its name.
-
-        Raises:
-            StateError: on every rank, if one cannot load its state, if the states do not belong together, or if some
-                ranks do not load. Nothing has changed then.
-        """
-        problem: StateError | None = None
-        common: dict[str, object] = {}
-        try:
-            state = self.read_state(saved, self.rank, self.world)
-            common = {"step": state.step, "seed": state.seed}
-            common.update({f"method of {name}": spell(method) for name, (method, _) in state.states.items()})
-            common.update(also(saved) if also else {})
-        except StateError as error:
-            problem = error
-        self.compare_loads(problem, common)
-        self.worker.adopt(state)
-
-    def compare_loads(self, problem: StateError | None, common: Mapping[str, object]) -> None:
-        """Tells all ranks whether this one can load a state (``problem``: why not), and compares what their states must share.
-
-        Raises:
-            StateError: on every rank, unless all can, and their states belong together.
-        """
-        texts = {what: str(value) for what, value in common.items()}
-        text = compare_loads(self._transport, None if problem is None else str(problem), texts)
-        if problem is not None:
-            raise problem
-        if text:
-            raise StateError(text)
-
-    def read_state(self, saved: Any, rank: int, world: int) -> WorkerState:
-        """The state of rank ``rank`` of ``world``, from what its :meth:`state_dict` returned; nothing changes.
-
-        Raises:
-            StateError: it does not fit.
-        """
-        groups = {group.name: list(group.members) for group in self.groups}
-        check_form(saved)
-        if saved.get("groups") != groups:
-            raise StateError(
-                f"the state was saved with granularity={saved.get('granularity')!r} and other groups of parameters; "
-                f"this is granularity={self.options.granularity!r}"
-            )
-        return WorkerState.read(saved, rank, world, self.worker.policy, self.group_tensors())
-
-    def group_tensors(self) -> dict[str, Tensor]:
-        """A tensor like each group's; on the CPU where the device is unknown."""
-        like = {name: torch.empty(x.shape, dtype=x.dtype) if x.is_meta else x for name, x in self.like.items()}
-        return {group.name: group.like(like) for group in self.groups}
-
-    def begin_state(self, step: int, seed: int, shared: Mapping[str, tuple[str, list[Any]]]) -> WorkerState:
-        """A fresh state at step ``step``, with what is ``shared`` where the method is the same; see
-        :meth:`grace.run.saved.WorkerState.shared_parts`.
-
-        Raises:
-            StateError: what is shared does not fit.
-        """
-        return WorkerState.begin(step, seed, shared, self.worker.policy, self.group_tensors())
-
-    def adopt(self, state: WorkerState, debts: Mapping[str, Tensor]) -> None:
-        """Goes on from ``state``, with ``debts`` to parameters, which are added to the next tensors."""
-        alone = [Group(name, (name,), (tuple(x.shape),)) for name, x in self.like.items()]
-        owed = regroup({name: x for name, x in debts.items() if bool(x.any())}, alone, self.groups)
-        self.worker.adopt(replace(state, owed=owed))
