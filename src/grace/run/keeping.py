@@ -108,7 +108,8 @@ class Keeping:
         return WorkerState.begin(step, seed, shared, self.worker.policy, self.group_tensors())
 
     def adopt(self, state: WorkerState, debts: Mapping[str, Tensor]) -> None:
-        """Goes on from ``state``, with ``debts`` to parameters, which are added to the next tensors."""
+        """Goes on from ``state``, with ``debts`` to parameters, each of its parameter's shape, which are added to the next
+        tensors."""
         alone = [Group(name, (name,), (tuple(x.shape),)) for name, x in self.like.items()]
         owed = regroup({name: x for name, x in debts.items() if bool(x.any())}, alone, self.groups)
         self.worker.adopt(replace(state, owed=owed))
