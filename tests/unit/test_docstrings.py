@@ -40,7 +40,6 @@ SHAPELESS = {
     "run/elastic.py Elastic.regroup",
     "run/replicas.py Replicas.note_parameters",
     "run/replicas.py repair_",
-    "run/session.py Session.adopt",
     "run/session.py Session.grouped",
     "run/session.py Session.start_alike",
     "run/simulator.py Simulator.late",

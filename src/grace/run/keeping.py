@@ -109,7 +109,8 @@ class Keeping:
 
     def adopt(self, state: WorkerState, debts: Mapping[str, Tensor]) -> None:
         """Goes on from ``state``, with ``debts`` to parameters, each of its parameter's shape, which are added to the next
-        tensors."""
+        tensors.
+        """
         alone = [Group(name, (name,), (tuple(x.shape),)) for name, x in self.like.items()]
         owed = regroup({name: x for name, x in debts.items() if bool(x.any())}, alone, self.groups)
         self.worker.adopt(replace(state, owed=owed))
