@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import textwrap
@@ -50,6 +51,7 @@ class Net(nn.Module):
         return self.head(self.branch(x) if use_branch else x)
 
 
+@functools.cache  # a mesh's groups stay, and each has a thread that wakes up a hundred times a second
 def mesh_of(kind: str) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
 
