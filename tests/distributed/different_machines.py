@@ -60,7 +60,7 @@ def add_contracted(out: Tensor, x: Tensor, scale: float) -> None:
 # name: the method, and what it computes otherwise
 MUTANTS: dict[str, tuple[str, dict[str, Callable[..., Any]]]] = {
     "blas": ("powersgd", {"orthonormalize": orthonormalize_by_lapack, "split_low_rank": split_by_blas}),
-    "contracted": ("lpc", {"add_scaled_": add_contracted}),
+    "contracted": ("sketch", {"add_scaled_": add_contracted}),
 }
 
 
