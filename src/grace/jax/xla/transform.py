@@ -181,10 +181,10 @@ class _Tensor:
         self.plan, self.place, self.x, self.memory = one, place, x, memory
         self.inner, self.inner_state = inner, None if isinstance(inner, optax.MaskedNode) else inner
         fresh = one.init(matrix_shape(x.shape))
-        if jnp.shape(self.inner_state) != np.shape(fresh) or (self.inner_state is None) != (fresh is None):
+        if _shape(self.inner_state) != _shape(fresh):
             raise StateError(
-                f"the state of {place.name!r} is {jnp.shape(self.inner_state)} on each device, and should be "
-                f"{np.shape(fresh)}: shard it with grace.jax.state_specs, and make it with init for these parameters"
+                f"the state of {place.name!r} is {_shape(self.inner_state)} on each device, and should be "
+                f"{_shape(fresh)}: shard it with grace.jax.state_specs, and make it with init for these parameters"
             )
         if one.transparent:
             self.p = x.reshape(-1)
@@ -257,3 +257,7 @@ def state_specs(state: Any, axis_name: str | tuple[str, ...] = "data") -> Any:
         return specs._replace(memory=jax.tree.map(lambda _: PartitionSpec(axis_name), one.memory))
 
     return jax.tree.map(place, state, alike, is_leaf=lambda x: isinstance(x, XlaMeanState))
+
+
+def _shape(state: Any) -> tuple[int, ...] | None:
+    return None if state is None else np.shape(state)

@@ -64,8 +64,8 @@ def test_workers_see_each_other_and_nothing_else():
 @permitted
 def test_namespaces_go_with_the_network():
     with Network(link("1gbit"), 4, machines=2) as shared:
-        paths = shared.paths()
-        assert paths["0"] == paths["1"] != paths["2"] == paths["3"]
+        first, second, third, fourth = (shared.enter(rank) for rank in range(4))
+        assert first == second != third == fourth
     with Network(link("1gbit"), 2):
         mine = of_children(os.getpid())
         assert len(mine) == 3  # two workers and the switch
