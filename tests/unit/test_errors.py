@@ -19,7 +19,7 @@ from grace.errors import AbsentError, ConfigurationError, GraceError, GraceWarni
 from grace_command import catalog
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/concepts/errors.md"
-for _module in ("network.namespaces", "results", "sweep", "extras"):
+for _module in ("network.namespaces", "runs.results", "workers.sweep", "extras"):
     importlib.import_module(f"grace_bench.{_module}")
 
 
