@@ -99,24 +99,25 @@ def test_a_triton_kernel_is_one_file(family: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_triton_kernel_joins_a_family_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One file in its folder; here another folder stands in for it, before the one that there is."""
-    from grace.kernels import pack, packing, unpack
+    """One file in its folder; here another folder stands in for it."""
+    from grace.kernels import hash_coefficients, hashing, polynomial_hash
 
-    (tmp_path / "triton.py").write_text("def pack(values, bits): return 'fast' if bits > 1 else NotImplemented\n")
-    monkeypatch.setattr(packing, "__path__", [str(tmp_path), *packing.__path__])
-    sys.modules.pop("grace.kernels.packing.triton", None)
-    vars(packing).pop("triton", None)
+    (tmp_path / "triton.py").write_text(
+        "def polynomial_hash(a, keys): return 'fast' if len(a) > 1 else NotImplemented\n"
+    )
+    monkeypatch.setattr(hashing, "__path__", [*hashing.__path__, str(tmp_path)])
     importlib.invalidate_caches()
     dispatch._find.cache_clear()
     pretend(monkeypatch, meta="triton", cpu="native")
-    x = torch.empty(2, 6, device="meta", dtype=torch.uint8)
+    keys = torch.empty(6, device="meta", dtype=torch.int64)
+    coefficients = torch.empty(2, 3, device="meta", dtype=torch.int64)
     try:
-        assert pack(x, 3) == "fast"  # type: ignore[comparison-overlap]
-        assert pack(x, 1).shape == (2, 1)
-        assert unpack(x, 8, 5).shape == (2, 5)
+        assert polynomial_hash(coefficients, keys) == "fast"  # type: ignore[comparison-overlap]
+        assert polynomial_hash(coefficients[:1], keys).shape == (1, 6)
+        assert hash_coefficients(torch.empty(6, device="meta", dtype=torch.int32), 2).shape == (2, 3)
     finally:
-        sys.modules.pop("grace.kernels.packing.triton", None)
-        vars(packing).pop("triton", None)
+        sys.modules.pop("grace.kernels.hashing.triton", None)
+        vars(hashing).pop("triton", None)
         dispatch._find.cache_clear()
 
 

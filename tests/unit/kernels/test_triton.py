@@ -60,14 +60,14 @@ CODES: dict[str, Fused] = {
 
 
 @pytest.mark.parametrize("codec", CODES)
-@pytest.mark.parametrize("n", [0, 1, 5, 8, 63, 65, 257, 300])
+@pytest.mark.parametrize("n", [0, 1, 65, 300])
 def test_codes_of_small_rows(codec: str, n: int) -> None:
     x, memory = check.numbers(2, n), check.numbers(2, n, 1) / 4
     agree(lambda: check.results(CODES[codec], x, memory, shift=n % 4), n)
 
 
 @pytest.mark.parametrize("codec", CODES)
-@pytest.mark.parametrize("n", [639, 641, 1023, 1024, 1025, 2049])
+@pytest.mark.parametrize("n", [641, 1025])
 def test_codes_around_the_borders_of_tiles(codec: str, n: int) -> None:
     x, memory = check.numbers(1, n), check.numbers(1, n, 1) / 4
     agree(lambda: check.results(CODES[codec], x, memory), n)
@@ -83,14 +83,14 @@ def test_blocks_of_several_pieces(codec: Fused) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_bits_of_small_rows(codec: str) -> None:
-    for n in (1, 2, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 33, 64, 70, 255, 300):
+    for n in (1, 5, 8, 17, 33, 70, 300):
         block = (1, 3, 8, 16, 48, 4096, 10**12)[n % 7]
         x, memory = signed_numbers(2, n, n % 5, n), signed_numbers(2, n, (n + 1) % 5, n + 1)
         agree(lambda x=x, memory=memory, block=block: everything(codec, x, memory, block, 3), (n, block))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize(("n", "block"), [(1023, 64), (1025, 1025), (641, 48), (9001, 5001), (4097, 4096)])
+@pytest.mark.parametrize(("n", "block"), [(1025, 1025), (641, 48), (9001, 5001)])
 def test_bits_around_the_borders_of_tiles_and_pieces(codec: str, n: int, block: int) -> None:
     x, memory = signed_numbers(1, n, 1, 1), signed_numbers(1, n, 0, 2)
     agree(lambda: everything(codec, x, memory, block, 2), (n, block))
@@ -247,6 +247,8 @@ def test_of_two_integers_equally_near_the_even_one_is_taken() -> None:
 def test_codes_of_every_size(codec: str) -> None:
     for n in range(1, 301):
         test_codes_of_small_rows(codec, n)
+    for n in (639, 1023, 1024, 2049):
+        test_codes_around_the_borders_of_tiles(codec, n)
 
 
 @night
@@ -256,6 +258,8 @@ def test_bits_of_every_size(codec: str) -> None:
         block = (1, 3, 8, 16, 48, 4096, 10**12)[n % 7]
         x, memory = signed_numbers(2, n, n % 5, n), signed_numbers(2, n, (n + 1) % 5, n + 1)
         agree(lambda x=x, memory=memory, block=block: everything(codec, x, memory, block, 3), (n, block))  # type: ignore[misc]
+    for n, block in ((1023, 64), (4097, 4096)):
+        test_bits_around_the_borders_of_tiles_and_pieces(codec, n, block)
 
 
 @night
