@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from grace.transports.agreement import agree
 from grace.transports.base import Transport
 
 
-class Switching:
+class Switching(abc.ABC):
     """What :class:`grace.run.session.Session` knows of methods. To derive from."""
 
     like: dict[str, Tensor]
@@ -30,20 +31,20 @@ class Switching:
     _knobs: dict[str, object]
     _transport: Transport
 
-    def _check_open(self) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _check_open(self) -> None: ...
 
-    def _sort_into(self, groups: Sequence[Group]) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _sort_into(self, groups: Sequence[Group]) -> None: ...
 
-    def _agree(self, policy: Policy) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _agree(self, policy: Policy) -> None: ...
 
-    def _look_at(self, policy: Policy) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _look_at(self, policy: Policy) -> None: ...
 
-    def peer(self, name: str = "") -> Peer:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def peer(self, name: str = "") -> Peer: ...
 
     @property
     def policy(self) -> Policy:

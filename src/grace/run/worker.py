@@ -117,9 +117,8 @@ class Worker:
         self.aside_seconds = 0.0
         self._pending = PendingFlags()
         self._captures = Captures()
-        self._given: list[
-            Any
-        ] = []  # from outside: another stream's, perhaps, and freed only when that has waited for a step
+        # from outside: another stream's, perhaps, and freed only when that has waited for a step
+        self._given: list[Any] = []
         self._used: list[Any] = []
         self.watch = DebtWatch()
         self.holds = False
