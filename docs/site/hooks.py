@@ -40,7 +40,7 @@ GROUPS = {  # of what `import grace` offers; what is in none of them is under "E
     ),
     "choosing": (
         "Methods and policies",
-        ["method", "methods", "Auto", "spell", "layers", "Policy", "Rule", "Schedule", "Simulator", "Traffic"],
+        ["method", "methods", "spell", "layers", "Policy", "Rule", "Schedule", "Simulator", "Traffic"],
     ),
     "writing": (
         "Writing a method",
