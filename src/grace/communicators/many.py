@@ -46,7 +46,7 @@ def prepare(
     peers: Sequence[Peer],
     workspace: Workspace,
 ) -> Prepared | None:
-    """The bucket of these tensors, if kernels for many tensors can take it; None: they go one by one.
+    """The bucket of these tensors, of any shapes, if kernels for many tensors can take it; None: they go one by one.
 
     ``owner`` is the method that asks, for which it is kept.
     """
@@ -78,7 +78,7 @@ def prepare(
 
 
 def exchange_many(bucket: Prepared, xs: Sequence[Tensor], peers: Sequence[Peer]) -> Exchange[list[Exchanged[Any]]]:
-    """The results of all tensors, whose means are written over them."""
+    """The results of all tensors, of any shapes, whose means are written over them."""
     many, plan, peer = bucket.many, bucket.plan, peers[0]
     message = plan.take(bucket.workspace, many.device)
     finite = bucket.compressor.encode_many_(message, many, bucket.stream)

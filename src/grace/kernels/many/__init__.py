@@ -61,7 +61,7 @@ class Many:
     def point(
         self, xs: Sequence[Tensor], memories: Sequence[Tensor] | None = None, rests: Sequence[Tensor] | None = None
     ) -> bool:
-        """From now on these are the tensors. Their addresses go to the device unless they have been there; False if they would
+        """From now on these are the tensors, float32 ``[1, n_t]``. Their addresses go to the device unless they have been there; False if they would
         have to while work is captured, and then nothing has changed.
         """
         addresses = [
