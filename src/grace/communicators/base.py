@@ -100,7 +100,7 @@ class Communicator(Method[Any]):
         if size is None:
             return None
         overflowing = [SAID] if self.compressor.overflows else []
-        return sum_costs(peer, AllToAll(stand_in(peer.world, size)), *overflowing)
+        return sum_costs(peer, AllToAll(meta_tensor(peer.world, size)), *overflowing)
 
     def _first_hop(self, loan: Loan, peer: Peer) -> Exchange[tuple[Tensor, Flag]]:
         """The loan's numbers as W rows -> the aggregate ``[1, c]`` of all ranks' versions of my row, in scratch memory, and
@@ -219,6 +219,6 @@ def sum_costs(peer: Peer, *ops: Collective) -> Traffic:
     return sum((cost(op, peer.rank, peer.world) for op in ops), Traffic())
 
 
-def stand_in(*shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+def meta_tensor(*shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
     """A stand-in for a buffer of this shape."""
     return torch.empty(shape, dtype=dtype, device="meta")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import Broadcast, Exchange, Permute, Traffic
-from grace.communicators.base import read_all_headers, seal, stand_in, sum_costs
+from grace.communicators.base import meta_tensor, read_all_headers, seal, sum_costs
 from grace.communicators.two_hops import TwoHops
 from grace.contract.loan import Loan
 from grace.contract.method import Exchanged
@@ -82,5 +82,5 @@ class ParameterServer(TwoHops):
         size = self._payload(like.numel())
         if size is None:
             return None
-        up = [Permute(stand_in(size), ((rank, self.server),)) for rank in range(peer.world) if rank != self.server]
-        return sum_costs(peer, *up, Broadcast(stand_in(size), self.server))
+        up = [Permute(meta_tensor(size), ((rank, self.server),)) for rank in range(peer.world) if rank != self.server]
+        return sum_costs(peer, *up, Broadcast(meta_tensor(size), self.server))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllGather, AllToAll, Exchange, Traffic
-from grace.communicators.base import seal, stand_in, sum_costs
+from grace.communicators.base import meta_tensor, seal, sum_costs
 from grace.communicators.two_hops import TwoHops
 from grace.contract.loan import Loan
 from grace.contract.method import Exchanged
@@ -55,5 +55,7 @@ class ScatterReduce(TwoHops):
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         size = self._payload(math.ceil(like.numel() / peer.world))
         return (
-            None if size is None else sum_costs(peer, AllToAll(stand_in(peer.world, size)), AllGather(stand_in(size)))
+            None
+            if size is None
+            else sum_costs(peer, AllToAll(meta_tensor(peer.world, size)), AllGather(meta_tensor(size)))
         )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from grace.collectives import AllReduce, Broadcast, Exchange, Traffic
 from grace.communicators import Allreduce
-from grace.communicators.base import stand_in, sum_costs
+from grace.communicators.base import meta_tensor, sum_costs
 from grace.contract.conversation import label_parts
 from grace.contract.facts import Facts
 from grace.contract.knobs import Count, Range, check_knobs
@@ -137,5 +137,5 @@ class GradiVeQ(Method["GradiVeQState | None"]):
             return dense
         K, d, N = self._sizes(n)
         if turn >= self.collect:
-            return sum_costs(peer, AllReduce(stand_in(d * N + n - K * N, dtype=torch.float32)))
-        return dense + sum_costs(peer, Broadcast(stand_in(K, d, dtype=torch.float32), 0))
+            return sum_costs(peer, AllReduce(meta_tensor(d * N + n - K * N, dtype=torch.float32)))
+        return dense + sum_costs(peer, Broadcast(meta_tensor(K, d, dtype=torch.float32), 0))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Traffic
 from grace.communicators import Allreduce
-from grace.communicators.base import stand_in, sum_costs
+from grace.communicators.base import meta_tensor, sum_costs
 from grace.contract.facts import Facts
 from grace.contract.knobs import Count, Odd, Share
 from grace.contract.loan import narrow
@@ -116,4 +116,4 @@ class SketchedSGD(Method[None]):
         n = like.numel()
         if n == 0:
             return Traffic()
-        return sum_costs(peer, *(AllReduce(stand_in(size, dtype=torch.float32)) for size in self._sizes(n) if size))
+        return sum_costs(peer, *(AllReduce(meta_tensor(size, dtype=torch.float32)) for size in self._sizes(n) if size))

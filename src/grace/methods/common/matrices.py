@@ -13,7 +13,7 @@ from torch import Tensor
 
 from grace.collectives import AllReduce, Traffic
 from grace.communicators import Allreduce
-from grace.communicators.base import stand_in, sum_costs
+from grace.communicators.base import meta_tensor, sum_costs
 from grace.contract.compressor import Compressor
 from grace.contract.conversation import label_parts
 from grace.contract.facts import Facts
@@ -100,7 +100,7 @@ class LowRank(Method[S]):
         if sides is None:
             return DENSE.traffic(like, peer)
         r = self._sizes(like)[2]
-        return sum_costs(peer, *(AllReduce(stand_in(side, r, dtype=torch.float32)) for side in sides))
+        return sum_costs(peer, *(AllReduce(meta_tensor(side, r, dtype=torch.float32)) for side in sides))
 
     def _sides(self, like: Tensor, step: int) -> tuple[int, ...] | None:
         """Lengths of the factors that are sent in this step, by default both; None: it goes uncompressed."""
