@@ -40,7 +40,7 @@ AnyPool = Pool | LaunchedPool
 
 
 def beside(kind: str) -> Transport:
-    """A new transport between the ranks of a pool; not ready before its first tell."""
+    """A new transport between the ranks of a pool; not ready before its first all_gather_text."""
     if kind == "horovod":
         return HorovodTransport(seconds=60.0)
     if kind == "mpi":
