@@ -56,8 +56,8 @@ class Have:
             self._of[row.protocol, row.task, row.method, row.seed, row.workers].append(row)
 
     def row(self, run: Planned) -> Row | None:
-        """The one that is this run, on embedded data on the processor; None: there is none. What the plan leaves open, its length
-        or its learning rate, may be any.
+        """The one that is this run, on embedded data on the processor; None: there is none. What the plan leaves open, its
+        length or its learning rate, may be any.
         """
         config = run.config
         if not self._of or config.data is not None:

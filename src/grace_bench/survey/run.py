@@ -52,8 +52,8 @@ def run_all(
     progress: Progress = lambda done, steps: None,
     known: Iterable[Row] = (),
 ) -> list[Row]:
-    """The rows of all runs, in their order: those of earlier calls are read, those of ``known`` are taken, the others run, ``jobs`` side by side.
-    Those whose learning rate others choose begin when the rest have ended.
+    """The rows of all runs, in their order: those of earlier calls are read, those of ``known`` are taken, the others run,
+    ``jobs`` side by side. Those whose learning rate others choose begin when the rest have ended.
 
     Args:
         runs: in the order in which they begin.

@@ -182,7 +182,9 @@ def test_what_an_archive_has_does_not_run(tmp_path, whole):
     assert len(rows) == 9
     assert len(list((tmp_path / "out" / "runs").iterdir())) == 3
     add(whole[0], tmp_path / "a.parquet")
-    done = call("run", tmp_path / "plan.toml", "--out", tmp_path / "out", "--archive", tmp_path / "a.parquet", "--no-idle")
+    done = call(
+        "run", tmp_path / "plan.toml", "--out", tmp_path / "out", "--archive", tmp_path / "a.parquet", "--no-idle"
+    )
     assert done.stdout.endswith(f"9 of 9 runs in {tmp_path / 'out' / 'runs'} or {tmp_path / 'a.parquet'}\n")
 
 
