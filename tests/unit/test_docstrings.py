@@ -41,11 +41,11 @@ SHAPELESS = {
     "run/replicas.py Replicas.note_parameters",
     "run/replicas.py repair_",
     "run/session.py Session.grouped",
-    "run/session.py Session.start_alike",
+    "run/session.py Session.broadcast_",
     "run/simulator.py Simulator.late",
     "run/worker.py Worker.exchange",
     "run/worker.py Worker.late",
-    "run/worker.py Worker.owe",
+    "run/worker.py Worker.add_debts",
     "run/worker.py check_tensor",
     "run/worker.py refuse_devices",
 }

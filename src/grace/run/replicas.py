@@ -258,7 +258,7 @@ def repair_(found: Difference, tensors: Iterable[Tensor], worker: Worker, networ
     kept = list(tensors)
     agree({f"tensor {place} to repair": f"{tuple(x.shape)} {x.dtype}" for place, x in enumerate(kept)}, network)
     broadcast_(kept, network, found.root)
-    worker.owe(worker.settle())
+    worker.add_debts(worker.take_debts())
     if worker.rank == 0:
         text = f"{found.describe()}. All ranks go on with the parameters of rank {found.root}"
         warnings.warn(text, ReplicasWarning, stacklevel=stack_level())
