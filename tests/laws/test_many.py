@@ -28,7 +28,7 @@ from grace.random import Stream
 from grace.registry.policy import Policy
 from grace.run.simulate import answers
 from grace.run.worker import Worker
-from grace.verify.unasked import Unasked, Unread
+from grace.verify.no_sync import Unread, WithoutSync
 from tests.laws.test_plans import SOME, Run, Shapes, assert_same, gradients
 from tests.unit.kernels.triton_checks import interpreter, night
 
@@ -94,7 +94,7 @@ def count_launches(shapes: Shapes, monkeypatch: pytest.MonkeyPatch) -> int:
             if step < 4:
                 _run(worker, given)
             else:
-                with Unread(), Unasked():  # type: ignore[no-untyped-call]
+                with Unread(), WithoutSync():  # type: ignore[no-untyped-call]
                     _run(worker, given)
             worker.workspace.reset()
             worker.advance()

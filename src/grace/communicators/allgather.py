@@ -11,7 +11,7 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllGather, Collective, Exchange, Traffic
-from grace.communicators.base import Communicator, seal, stand_in, sum_costs
+from grace.communicators.base import Communicator, meta_tensor, seal, sum_costs
 from grace.communicators.bucket import BucketPlan, kind_of, put
 from grace.communicators.many import exchange_many, prepare
 from grace.contract.loan import Loan
@@ -102,7 +102,7 @@ class Allgather(Communicator):
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         size = self._payload(like.numel())
-        return None if size is None else sum_costs(peer, AllGather(stand_in(size)))
+        return None if size is None else sum_costs(peer, AllGather(meta_tensor(size)))
 
 
 def _is_plain(x: Tensor, peer: Peer) -> bool:

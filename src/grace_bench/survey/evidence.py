@@ -1,7 +1,7 @@
 """What the survey's runs say of a method's quality, by one rule for the page of its findings and for ``grace advise``.
 
 :func:`gather` makes it of the archive's rows. ``evidence.json`` beside this file is what it makes of the archive of this
-repository, so that an installed package knows it without the archive: ``python docs/survey/findings.py`` writes it.
+repository, so that an installed package knows it without the archive: ``python -m docs.survey.findings`` writes it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from grace_bench.survey.evidence import Quality, read_known, write_known
 
 
 def test_the_table_is_what_the_evidence_says() -> None:
-    assert classes.PATH.read_text(encoding="utf-8") == read_known(), "python docs/survey/findings.py writes it"
+    assert classes.PATH.read_text(encoding="utf-8") == read_known(), "python -m docs.survey.findings writes it"
 
 
 def test_classes_hold_each_other_and_begin_with_what_is_compared() -> None:

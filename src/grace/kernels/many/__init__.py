@@ -61,8 +61,8 @@ class Many:
     def point(
         self, xs: Sequence[Tensor], memories: Sequence[Tensor] | None = None, rests: Sequence[Tensor] | None = None
     ) -> bool:
-        """From now on these are the tensors, float32 ``[1, n_t]``. Their addresses go to the device unless they have been there; False if they would
-        have to while work is captured, and then nothing has changed.
+        """From now on these are the tensors, float32 ``[1, n_t]``. Their addresses go to the device unless they have been
+        there; False if they would have to while work is captured, and then nothing has changed.
         """
         addresses = [
             [x.data_ptr() for x in part] if part is not None else [0] * len(self) for part in (xs, memories, rests)
