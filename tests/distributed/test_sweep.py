@@ -36,6 +36,7 @@ def documents(out):
     return {(one["task"], one["method"]): one for one in found}
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_sweep_records_failures_and_is_resumed(folder):
     # powersgd needs shapes, which whole-model compression does not keep: it fails, in its workers
     arguments = [

@@ -172,7 +172,7 @@ class Elastic:
                 raise error.__cause__ from None
             raise
         try:  # nothing changes here before all have heard all: if it fails, they call again
-            told = [json.loads(text) for text in session.tell(json.dumps(mine), self.seconds)]
+            told = [json.loads(text) for text in session.all_gather_text(json.dumps(mine), self.seconds)]
             top, going = _find_survivors(told)
             me, source = session.rank, next(rank for rank in going if told[rank]["step"] == top)
             others = tuple(rank for rank in range(session.world) if rank not in going)

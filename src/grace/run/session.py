@@ -326,9 +326,9 @@ class Session(Switching, Keeping):
         self._check_open()
         return self._transport
 
-    def tell(self, text: str, seconds: float) -> list[str]:
+    def all_gather_text(self, text: str, seconds: float) -> list[str]:
         """Everyone's text, in the order of the ranks; see :class:`grace.transports.base.Transport`."""
-        return self._transport.tell(text, seconds=seconds)
+        return self._transport.all_gather_text(text, seconds=seconds)
 
     def grouped(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """These tensors as groups, whole ones."""

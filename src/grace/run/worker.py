@@ -17,7 +17,7 @@ from grace.contract.together import Layouts, together
 from grace.contract.workspace import Workspace
 from grace.errors import ConfigurationError, InputError, NonFiniteError, out_of_range
 from grace.flags.capturing import capturing
-from grace.flags.finite import both, fill_unless_, on_host
+from grace.flags.finite import and_, fill_unless_, on_host
 from grace.flags.pending import PendingFlags
 from grace.kernels.finite import all_finite
 from grace.registry.policy import Policy
@@ -269,7 +269,7 @@ class Worker:
             if finite is True and not self._owed and self.nonfinite == "propagate":
                 continue
             if self.nonfinite != "propagate" or name in self._owed:
-                finite = both(finite, all_finite(out.mean))
+                finite = and_(finite, all_finite(out.mean))
             if self.nonfinite == "skip":
                 fill_unless_(finite, out.mean, 0.0)
             if isinstance(finite, Tensor):

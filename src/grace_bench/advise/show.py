@@ -14,7 +14,7 @@ from grace.predict.break_even import speed_text
 from grace.predict.links import LEAST, MOST, Link, link
 from grace_bench.advise.advice import BASELINES, Advice, Row, Table
 from grace_bench.files import write_atomically
-from grace_bench.report.beside import Axis, axis_of, beside_ends, height_for
+from grace_bench.report.direct_labels import Axis, axis_of, beside_ends, height_for
 from grace_bench.report.marks import LINE, SPEED, tick_values
 from grace_bench.report.render import check_kind, save
 from grace_bench.report.theme import config, sign

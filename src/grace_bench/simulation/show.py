@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from grace_bench.report.beside import Axis, axis_of, beside_ends, height_for
+from grace_bench.report.direct_labels import Axis, axis_of, beside_ends, height_for
 from grace_bench.report.marks import BYTES, LINE, tick_values
 from grace_bench.report.render import check_kind, save
 from grace_bench.report.theme import config, sign

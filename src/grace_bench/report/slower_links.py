@@ -61,7 +61,7 @@ def _plain(groups: Sequence[Experiment]) -> Experiment | None:
     return next((one for one in groups if one.first.method == "none"), None)
 
 
-def elsewhere(documents: Sequence[Document]) -> RenderableType | None:
+def over_slower_links(documents: Sequence[Document]) -> RenderableType | None:
     """A line for each method: its quality, its bytes, seconds over slower links, as predicted, with the ratio to ``none``, and
     seconds here, as measured; then which is the fastest over each link. None where there is nothing to compare with.
     """
