@@ -104,7 +104,7 @@ def _levels(part: Tensor, norm: Tensor, s: int, block: int, lane: Tensor) -> Ten
 
 
 def _round(y: Tensor, lane: Tensor) -> Tensor:
-    """Y in units of 2**-16 -> y, its magnitude rounded up if its fraction exceeds the lane, else down; ``[1, m]``"""
+    """Rounds ``y [1, m]``, in units of 2**-16: its magnitude up if its fraction exceeds the lane, else down."""
     return (y.abs().add_(0xFFFF - lane) >> 16).mul_(y.sign())
 
 
