@@ -131,7 +131,7 @@ class Many:
 
 
 def _to(device: torch.device, x: Tensor) -> Tensor:
-    """X on the device. The host does not wait for it: what is copied from is not changed."""
+    """The numbers of x on the device. The host does not wait for it: what is copied from is not changed."""
     return x.to(device, non_blocking=True)
 
 
