@@ -1,4 +1,4 @@
-"""Judges the survey's findings by the archive: ``python docs/survey/findings.py`` writes docs/concepts/survey-findings.md, and
+"""Judges the survey's findings by the archive: ``python -m docs.survey.findings`` writes docs/concepts/survey-findings.md, and
 what an installed package knows of methods' quality.
 """
 
@@ -11,15 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import grace
+from benchmarks import verdicts
+from benchmarks.comparison import SHARE, Compared, compare
+from benchmarks.evidence import to_json, to_known
+from benchmarks.verdicts import Verdict, name_of
 from grace.auto import classes
-from grace_bench.survey import evidence, verdicts
+from grace_bench.survey import evidence
 from grace_bench.survey.archive import read_archive
-from grace_bench.survey.compare import SHARE, Compared, compare
 from grace_bench.survey.evidence import LOSS, SEEDS, TASKS, Quality
 from grace_bench.survey.plan import Planned, read_plan
 from grace_bench.survey.row import TRIAL, Row
 from grace_bench.survey.steps import LINKS, StepTable, read_steps
-from grace_bench.survey.verdicts import Verdict, name_of
 
 HERE = Path(__file__).parent
 ARCHIVE, PLAN, STEPS = HERE / "archive.parquet", HERE / "plan.toml", HERE / "steps.json"
@@ -56,7 +58,7 @@ def page(rows: Sequence[Row], plan: Sequence[Planned], steps: StepTable | None) 
     trials = sum(row.protocol.endswith(TRIAL) for row in rows)
     lines = [
         "# What the runs say", "",
-        "`python docs/survey/findings.py` writes this page from [the archive](../survey/archive.parquet), which "
+        "`python -m docs.survey.findings` writes this page from [the archive](../survey/archive.parquet), which "
         "[`grace survey`](survey.md) made from [the plan](../survey/plan.toml).", "",
         f"The archive has {len(rows)} runs, which took {hours:.2f} hours of one core; {trials} of them only chose a learning "
         f"rate. The plan has {len(plan)}; the others have not been run, and are not measured. In {seeds} places of the tables "
@@ -68,7 +70,7 @@ def page(rows: Sequence[Row], plan: Sequence[Planned], steps: StepTable | None) 
         "four, not 95 times in a hundred, and of two equal methods one comes out as clearly better in one case of ten: it "
         f"takes more seeds to be surer. A finding about methods in general takes {TASKS} tasks. Of several lengths of a "
         f"task the longest counts of which both have {SEEDS} seeds, and of a pair of methods only a difference of more than "
-        f"{100 * LOSS:g} % in the medians. The rules are in `grace_bench.survey.verdicts`.", "",
+        f"{100 * LOSS:g} % in the medians. The rules are in `benchmarks/verdicts.py`.", "",
         _about_steps(steps), "",
         "| finding | verdict | why |", "| --- | --- | --- |",
         *(f"| {one.finding} | **{one.verdict}** | {one.why} |" for one in judge(rows, steps)), "",
@@ -154,8 +156,8 @@ if __name__ == "__main__":
     rows = read_archive(ARCHIVE)
     written = (
         (PAGE, page(rows, read_plan(PLAN), read_steps(STEPS))),
-        (EVIDENCE, evidence.to_json(rows)),
-        (classes.PATH, evidence.to_known(rows)),
+        (EVIDENCE, to_json(rows)),
+        (classes.PATH, to_known(rows)),
     )
     for file, text in written:
         file.write_text(text, encoding="utf-8")

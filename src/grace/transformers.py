@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from grace.adapters.trainers import Companion
+from grace.adapters.trainers import AttachingCallback
 from grace.errors import ConfigurationError
 
 try:
@@ -23,7 +23,7 @@ __all__ = ["FILE", "CompressionCallback"]
 FILE = "grace.pt"  # in a folder checkpoint-N
 
 
-class CompressionCallback(Companion, _transformers.TrainerCallback):  # type: ignore[misc]
+class CompressionCallback(AttachingCallback, _transformers.TrainerCallback):  # type: ignore[misc]
     """Makes a ``Trainer`` exchange gradients with a compression method. All ranks have the callback.
 
     The trainer wraps the model in DistributedDataParallel when several processes run it, as under torchrun; this attaches to

@@ -210,7 +210,7 @@ def read_bucket_headers(rows: Tensor, words: Tensor, step: int) -> list[bool]:
     found = rows.view(torch.int32)[:, words]  # [W, T]
     if bool((found == _header(True, step)).all()):
         return [True] * len(words)
-    return [_judge(headers, step, 0) for headers in found.t().tolist()]
+    return [_all_say_finite(headers, step, 0) for headers in found.t().tolist()]
 
 
 def write_bucket_headers(row: Tensor, words: Tensor, finite: Sequence[bool], step: int) -> None:
@@ -239,10 +239,10 @@ def read_headers(sealed: Tensor, step: int, sender: int = 0) -> Flag:
         finite, legal = found == good, (found == good) | (found == bad)
         refuse_unless(legal.all(), lambda: _explain(found.tolist(), step, sender))
         return finite.all()
-    return _judge(found.tolist(), step, sender)
+    return _all_say_finite(found.tolist(), step, sender)
 
 
-def _judge(headers: list[int], step: int, sender: int) -> bool:
+def _all_say_finite(headers: list[int], step: int, sender: int) -> bool:
     """Whether no header says that its sender saw an inf or NaN; see :func:`read_headers`."""
     good, bad = _header(True, step), _header(False, step)
     if headers.count(good) == len(headers):

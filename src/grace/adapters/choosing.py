@@ -72,9 +72,12 @@ class Choosing(Handle):
         if driver.holds(list(gradients), gradients, last):
             return ()
         self._held = {}, {}
+        start = self._clock()
         try:
             return self._steps.step(given, last=last, into=targets)
         finally:
+            if self._session.error is None:
+                driver.exchanged(self._clock() - start)
             if last and self._session.error is None:
                 driver.ended()
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from grace.errors import ConfigurationError
 
 
-class Taker(Protocol):
+class BucketHandler(Protocol):
     """Exchanges buckets."""
 
     def accept(self, bucket: GradBucket) -> Future[Tensor]:
@@ -22,12 +22,12 @@ class Taker(Protocol):
 
 
 class Hook:
-    """Hands buckets to its ``taker``. Without one it sums them as DistributedDataParallel would."""
+    """Hands buckets to its ``handler``. Without one it sums them as DistributedDataParallel would."""
 
     of: ClassVar[weakref.WeakKeyDictionary[DistributedDataParallel, Hook]] = weakref.WeakKeyDictionary()
 
     def __init__(self, group: dist.ProcessGroup | None = None):
-        self.taker: Taker | None = None
+        self.handler: BucketHandler | None = None
         self.group = group if group is not None else dist.group.WORLD
         self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
 
@@ -49,13 +49,13 @@ class Hook:
         return hook
 
     def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
-        """A copied or pickled model has no taker, and the default group, as in DistributedDataParallel itself."""
+        """A copied or pickled model has no handler, and the default group, as in DistributedDataParallel itself."""
         return Hook, ()
 
     def run(self, bucket: GradBucket) -> Future[Tensor]:
-        """Hands a bucket of gradients to the taker; without one it is averaged as DistributedDataParallel would."""
-        if self.taker is not None:
-            return self.taker.accept(bucket)
+        """Hands a bucket of gradients to the handler; without one it is averaged as DistributedDataParallel would."""
+        if self.handler is not None:
+            return self.handler.accept(bucket)
         work = dist.all_reduce(bucket.buffer().mul_(1 / self.world), group=self.group, async_op=True)
         assert work is not None
         future: Future[Tensor] = work.get_future().then(lambda done: done.value()[0])

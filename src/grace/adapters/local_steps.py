@@ -78,12 +78,12 @@ class LocalSteps(BaseHandle):
         }
         if group is not None and transport not in (None, "auto"):
             raise ConfigurationError("group= and transport= both say which ranks take part; give one of them")
-        over = transport_for_handle(transport or "auto") if group is None else TorchDistributed.beside(group)
+        over = transport_for_handle(transport or "auto") if group is None else TorchDistributed.of_same_ranks(group)
         session = Session(self._reference, method, over, options, knobs=knobs, repairs=True)
         super().__init__(Steps(session, counted=False))
         self.lr = 1.0  # delta is in units of the parameters, and so is what a memory owes of it
         self._total = self._taken = 0  # since the start; since the ranks last synchronized
-        self._session.start_alike(model.parameters())
+        self._session.broadcast_(model.parameters())
         for name, p in self._parameters.items():
             self._reference[name].copy_(p.detach())
         self._check_optimizer()
@@ -146,7 +146,7 @@ class LocalSteps(BaseHandle):
         """How far this replica has moved: x_ref, rounded as the parameter was, minus the parameter."""
         reference = self._reference[name]
         start = reference if reference.dtype == p.dtype else reference.to(p.dtype).to(reference.dtype)
-        return torch.sub(start, p, out=self._session.take(reference))
+        return torch.sub(start, p, out=self._session.scratch_like(reference))
 
     # ---- for the user -----------------------------------------------------------------------------------------------
     @property

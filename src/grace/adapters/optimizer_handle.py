@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from grace.adapters.choosing import Choosing
-from grace.adapters.on_its_way import stand_in
+from grace.adapters.pending_gradient import placeholder
 from grace.adapters.scaling import describe_scaler
 from grace.adapters.trained import list_replicated, name_trained, refuse_ddp
 from grace.auto.settings import Auto, wanted
@@ -125,7 +125,7 @@ class OptimizerHandle(Choosing):
         """Takes a gradient that this rank no longer changes."""
         p = self._parameters[name]
         gradient = torch.zeros_like(p) if p.grad is None else p.grad
-        p.grad = stand_in(gradient)
+        p.grad = placeholder(gradient)
         self._taken[name] = (gradient, p.grad)
         self._missing[self._place[name]].discard(name)
 
@@ -362,8 +362,8 @@ class OptimizerHandle(Choosing):
 
 
 def fill_buckets(parameters: Mapping[str, Tensor], most: int) -> list[list[str]]:
-    """Names from the last to the first, roughly the order in which gradients become ready, in lists of at most ``most`` bytes,
-    or of one name.
+    """Names of parameters of any shape, from the last to the first, roughly the order in which gradients become ready, in
+    lists of at most ``most`` bytes, or of one name.
     """
     buckets: list[list[str]] = []
     size = 0

@@ -68,7 +68,7 @@ class DDPHandle(Choosing):
         trained = {name: p for name, p in named.items() if p.requires_grad}
         OptimizerHandle.refuse_shared(trained)
         self._hook = Hook.on(model)
-        if self._hook.taker is not None:
+        if self._hook.handler is not None:
             raise ConfigurationError("Grace is attached to this model; use handle.switch(...) or handle.detach() first")
         over = transport_beside(model.process_group, transport)
         place, group = (over.rank, over.world), (self._hook.rank, self._hook.world)
@@ -101,7 +101,7 @@ class DDPHandle(Choosing):
         self._error: BaseException | None = None  # of this backward pass, for the user's thread
         self._watching = False
         self._left_out = [(name, p) for name, p in named.items() if not p.requires_grad]
-        self._hook.taker = self
+        self._hook.handler = self
 
     def _settings(self) -> Settings | None:
         return None if self._optimizer is None else read_settings(self._optimizer)
@@ -110,7 +110,7 @@ class DDPHandle(Choosing):
     def accept(self, bucket: GradBucket) -> Future[Tensor]:
         """Takes a bucket of gradients; the future holds the buffer once the means are in it."""
         if not self._watching:
-            self._watching = at_end_of_backward(self._surface)
+            self._watching = at_end_of_backward(self._on_backward_end)
             if self._watching:
                 self._session.replicas.note_parameters(self._trained)
             if self._optimizer is not None:
@@ -179,7 +179,7 @@ class DDPHandle(Choosing):
         if not isinstance(error, NonFiniteError):  # all ranks have found that one, in step
             self._session.close(error)
 
-    def _surface(self) -> None:
+    def _on_backward_end(self) -> None:
         """Runs when the backward pass ends. DistributedDataParallel waits for its buckets in a callback that was
         queued later than this one: the error must come after that.
         """
@@ -206,14 +206,14 @@ class DDPHandle(Choosing):
 
     def detach(self) -> None:
         """The model goes on without compression, as DistributedDataParallel alone would."""
-        if self._hook.taker is not self:
+        if self._hook.handler is not self:
             return
-        self._hook.taker = None
+        self._hook.handler = None
         self._lane.close()
         self._session.close()
 
     def _check_attached(self) -> None:
-        if self._hook.taker is not self:
+        if self._hook.handler is not self:
             raise GraceError("this handle is detached; attach again")
 
 

@@ -21,7 +21,7 @@ from grace.run.options import Granularity, NonFinite, OnDifference, Options
 from grace.transports.base import Transport
 
 
-class Companion:
+class AttachingCallback:
     """Grace beside a trainer that wraps the model itself. To derive a callback from.
 
     Args:

@@ -7,6 +7,7 @@ up everyone's in the order of ranks, and :mod:`grace.auto.allocate` decides. Wha
 from __future__ import annotations
 
 import glob
+import logging
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,6 +27,7 @@ from grace.registry.policy import SMALL, Policy, Rule
 from grace.run.distortion import measure_distortion
 from grace.run.session import Session
 
+_log = logging.getLogger("grace")
 FIRST = 1  # the step in which it is measured first
 
 
@@ -135,13 +137,18 @@ class Adapting:
                 ]
         return False
 
+    def exchanged(self, nanoseconds: int) -> None:
+        """A bucket was exchanged."""
+
     def ended(self) -> None:
         """A step's last exchange is over."""
         found, self._found = self._found, {}
         if not self.active or len(found) < len(self.names):
             return
         mine = [value for name in self.names for value in found[name]]
-        rows = Probe(self.session.network, 1).tell([struct.unpack("<q", struct.pack("<d", value))[0] for value in mine])
+        rows = Probe(self.session.network, 1).all_gather_numbers(
+            [struct.unpack("<q", struct.pack("<d", value))[0] for value in mine]
+        )
         told = [[struct.unpack("<d", struct.pack("<q", value))[0] for value in row] for row in rows]
         totals = [add(values) for values in zip(*told, strict=True)]
         if any(not 0 <= value < 1e300 for value in totals):
@@ -159,6 +166,9 @@ class Adapting:
         if chosen != self.choice:
             self.choice = chosen
             self.session.offer([self.policy()])
+            if self.session.rank == 0:
+                for line in str(self.explain()).splitlines():
+                    _log.info("adaptive, step %d: %s", self.chosen_at, line.strip())
 
     def _fill(self, error: list[list[float]], budget: float) -> list[int]:
         """Real bits, rounded down to what there is."""

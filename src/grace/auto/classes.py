@@ -6,7 +6,7 @@
 - ``fast``: and what keeps the same rule with 25 %.
 
 What nobody measured is in none of them. ``known.json`` beside this file is the rule applied to the archive of this repository:
-``python docs/survey/findings.py`` writes it, and a test compares.
+``python -m docs.survey.findings`` writes it, and a test compares.
 """
 
 from __future__ import annotations

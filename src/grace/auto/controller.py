@@ -79,6 +79,7 @@ class Controller:
         baselines: how many of the plans are.
         margin: by how much a challenger must be faster. share: of the time that trials and the rest may take.
         seed: of the order of blocks. spent: nanoseconds so far, on all ranks alike. period: of a step, expected.
+        first: the step of the run at which it begins.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Controller:
         seed: int = 0,
         spent: int = 0,
         period: int | None = None,
+        first: int = 0,
     ):
         self.predicted, self.baselines, self.share = list(predicted), baselines, share
         self.current, self.queue = (
@@ -101,7 +103,7 @@ class Controller:
         )
         self._needed = 10_000 - round(10_000 * margin)
         self._random = random.Random(seed)
-        self.step = self.elapsed = 0
+        self.step, self.elapsed = first, 0
         self.measured: dict[int, int] = {}  # nanoseconds of a step, of each plan, when it ran last
         self.trials: list[Trial] = []
         self.events: list[tuple[int, str]] = []
@@ -119,10 +121,10 @@ class Controller:
         self._pair: dict[Kind, int] = {}
         self._drift = Drift()
         self._distance = {True: 1, False: 1}  # of looks after an alarm and of others, in times of the first
-        self._looked = (0, 0)  # step and nanoseconds of the last
+        self._looked = (first, 0)  # step and nanoseconds of the last
         self._alarm: str | None = None  # why a look is due as soon as there may be one
-        self._alarmed = -APART  # the step of the last look after an alarm
-        self._changed = 0  # the step of the last change of plan
+        self._alarmed = first - APART  # the step of the last look after an alarm
+        self._changed = first  # the step of the last change of plan
         self._open: int | None = None  # changes of plan when the last look came, if nothing has come of it yet
         self._changes = 0
         self._begin("watch", self._block_steps())

@@ -19,6 +19,7 @@ from grace.auto.choices import Buckets, Choice, guess_buckets, policy_of, proble
 from grace.auto.classes import EXACT, permitted
 from grace.auto.controller import Controller
 from grace.auto.explain import Explanation, explain
+from grace.auto.history import History
 from grace.auto.planner import Part, Plan, Problem, better_baseline, make_plan, shortlist
 from grace.auto.settings import Auto
 from grace.errors import ConfigurationError, GraceWarning, StateError, stack_level
@@ -82,7 +83,7 @@ class Driver:
         self.controller: Controller | None = None
         self.ended_by: str | None = None  # why it chooses no more
         self.loaded: Policy | None = None  # of a state that it goes on from
-        self.decided_at: int | None = None
+        self.history = History(self)
         self._first: Plan | None = None
         self._start = clock()
         self._last = 0
@@ -101,7 +102,7 @@ class Driver:
             TransportError: the link failed meanwhile; on all ranks.
         """
         if self.session.world == 1:
-            self.ended_by = "one worker exchanges nothing"
+            self.end("one worker exchanges nothing")
             return
         kept = [method for _, method in self.settings.keep if method not in self.methods]
         tensors = [_size(shape) for shape in self.shapes.values()]
@@ -116,6 +117,7 @@ class Driver:
         plans = [plan for method in problem.methods if (plan := problem.uniform(method)) is not None]
         self._first = min(plans, key=lambda plan: plan.seconds)
         self.session.offer([policy_of(self._first, self.buckets)])
+        self.history.measured(self._first)
 
     @property
     def _careful(self) -> list[str]:
@@ -134,7 +136,9 @@ class Driver:
             self._listening.ready()
 
     def holds(self, names: Sequence[str], gradients: Mapping[str, Tensor], last: bool) -> bool:
-        """Whether this bucket waits, to be exchanged with later ones."""
+        """Whether this bucket waits, to be exchanged with later ones. ``gradients``: its tensors, of any shape, by name;
+        ``last``: whether the step ends with it: then nothing waits.
+        """
         if not self.active:
             return False
         self._coming.append(tuple(names))
@@ -145,6 +149,11 @@ class Driver:
         if self._listening is not None:
             return True
         return bool(self.choices) and len(self._coming) - 1 not in self.choices[self._using[0]].flushes
+
+    def exchanged(self, nanoseconds: int) -> None:
+        """The buckets that have come since the last one was exchanged took so long, with codecs, the link and waiting."""
+        if self.controller is not None:
+            self.history.exchanged(self._using[0], len(self._coming) - 1, nanoseconds)
 
     def ended(self) -> None:
         """A step's last exchange is over.
@@ -218,12 +227,12 @@ class Driver:
         challengers = [k for k in (0, 1, *range(2, len(plans))) if k != best and self._worth(plans, k, best)]
         self.choices = [Choice.of(plan, self.buckets) for plan in plans]
         self._offer(best)
-        self.decided_at = self.session.worker.step
         told = self._told
         self.controller = Controller(
             _nanoseconds(plans), best, challengers, margin=self.settings.margin, share=self.settings.share, seed=self.seed,
-            spent=sum(told.values()), period=int(1e9 * plans[best].seconds),
+            spent=sum(told.values()), period=int(1e9 * plans[best].seconds), first=self.session.worker.step,
         )  # fmt: skip
+        self.history.planned(challengers)
         if self.session.rank == 0:
             for text in stragglers([self.model.computing]):
                 warnings.warn(f"auto: {text}: compression cannot mend that", GraceWarning, stacklevel=stack_level())
@@ -261,6 +270,7 @@ class Driver:
         record = controller.ended(period, now - self._start, self._overhead)
         if record is not None:
             controller.heard(self._tell(record))
+            self.history.heard()
             if controller.look is not None:
                 self._look(controller, controller.look)
         self._apply(controller)
@@ -274,8 +284,9 @@ class Driver:
     def _look(self, controller: Controller, why: str) -> None:
         """Measures the link again, and plans anew."""
         start = self.clock()
-        used = dict.fromkeys([*self.choices[0].plan.methods, *self.choices[controller.current].plan.methods])
-        self.known = look(self.session.network, self.known, [name for name in used if name in self.known.rates])
+        self.known = look(
+            self.session.network, self.known, list(self.known.rates)
+        )  # or old numbers would compete with new
         problem = self.problem()
         plans = [problem.plan(one.plan.parts) for one in self.choices]
         found = [plan for plan in plans if plan is not None]
@@ -291,11 +302,13 @@ class Driver:
         if alarm or found[0].seconds < _FASTER * current:
             challengers.append(0)
         self._overhead += self.clock() - start
-        controller.looked(_nanoseconds(found), list(dict.fromkeys(challengers)), why)
+        challengers = [one for one in dict.fromkeys(challengers) if one != controller.current]
+        self.history.looked(found, challengers, why)
+        controller.looked(_nanoseconds(found), challengers, why)
 
     def _tell(self, values: Sequence[int]) -> list[list[int]]:
         start = self.clock()
-        rows = Probe(self.session.network, 1).tell(values)
+        rows = Probe(self.session.network, 1).all_gather_numbers(values)
         self._overhead += self.clock() - start
         return rows
 
@@ -336,7 +349,9 @@ class Driver:
 
     def end(self, why: str) -> None:
         """It chooses no more; what it has chosen stays until something else is used."""
-        self.ended_by = self.ended_by or why
+        if self.ended_by is None:
+            self.ended_by = why
+            self.history.ended()
 
     # ---- checkpoints ------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

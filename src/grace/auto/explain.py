@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from grace.auto.planner import Part, Plan
 from grace.errors import InputError
 
 if TYPE_CHECKING:
+    from grace.auto.controller import Trial
     from grace.auto.driver import Driver
 
 SCHEMA, VERSION = "grace.auto", 1
@@ -24,7 +25,8 @@ _REJECTED = 3  # that are named for a bucket
 class Bucket:
     """One bucket. numbers: in it. tensors: their names. ready: share of the step after which it comes. method: chosen.
     seconds: of its exchange, predicted. others: the same of methods that were not chosen, the fastest first. fused: whether
-    it travels with a neighbour.
+    it travels with a neighbour. measured: seconds of its last exchanges on this rank, codecs and waiting for others included,
+    in the median; of buckets that travel as one, the last one says it. null: there was none.
     """
 
     numbers: int
@@ -34,6 +36,7 @@ class Bucket:
     seconds: float
     others: Mapping[str, float]
     fused: bool
+    measured: float | None = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,13 @@ class Explanation:
         base, mine = self.candidates[0].measured, self.candidates[self.chosen].measured
         return None if base is None or mine is None else base / mine
 
+    @property
+    def history(self) -> list[tuple[int, str]]:
+        """Steps and words: what was planned, noticed and tried, in order, as the log tells it."""
+        names = [one.words for one in self.candidates]
+        tried = [(one.step, trial_line(names[one.rival], names[one.incumbent], one)) for one in self.trials]
+        return sorted([*self.events, *tried], key=lambda pair: pair[0])
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         more = {"spent_share": self.spent_share, "measured_speedup": self.measured_speedup}
@@ -159,8 +169,7 @@ class Explanation:
         lines = [f"{self.settings}, {self.workers} workers over {self.transport}: {self._verdict()}"]
         lines += self._table()
         lines += [f"  {one.words}: {_step(one)}" for one in self.candidates]
-        lines += [f"  step {one.step}: {self._trial(one)}" for one in self.trials]
-        lines += [f"  step {step}: {text}" for step, text in self.events]
+        lines += [f"  step {step}: {text}" for step, text in self.history]
         if self.waits is not None:
             lines.append(f"Waits: {self.waits}.")
         spent = ", ".join(f"{what} {seconds:.2g}" for what, seconds in self.spent.items() if seconds >= 0.005)
@@ -194,31 +203,25 @@ class Explanation:
     def _table(self) -> list[str]:
         if not self.buckets:
             return []
-        rows = [("bucket", "numbers", "ready", "chosen", "predicted", "rejected")]
+        rows = [("bucket", "numbers", "ready", "chosen", "predicted", "measured", "rejected")]
         for k, one in enumerate(self.buckets):
-            others = "; ".join(f"{_name(name)} {1e3 * s:.1f} ms" for name, s in list(one.others.items())[:_REJECTED])
-            fused = " (with a neighbour)" if one.fused else ""
             rows.append(
                 (
                     str(k),
                     f"{one.numbers:,}",
                     f"{one.ready:.2f}",
-                    _name(one.method) + fused,
+                    _name(one.method) + (" (with a neighbour)" if one.fused else ""),
                     f"{1e3 * one.seconds:.1f} ms",
-                    others,
+                    _measured(one),
+                    _rejected(one),
                 )
             )
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        right = (0, 1, 2, 4)
+        right = (0, 1, 2, 4, 5)
         cells = [
             [(cell, width, i in right) for i, (cell, width) in enumerate(zip(row, widths, strict=True))] for row in rows
         ]
         return ["  ".join(c.rjust(w) if last else c.ljust(w) for c, w, last in row).rstrip() for row in cells]
-
-    def _trial(self, one: Tried) -> str:
-        what = "replaces" if one.won else "does not replace"
-        names = [self.candidates[k].words for k in (one.rival, one.incumbent)]
-        return f"{names[0]} {what} {names[1]}: {one.words} ({one.why})"
 
 
 def explain(driver: Driver) -> Explanation:
@@ -231,8 +234,8 @@ def explain(driver: Driver) -> Explanation:
         for k, one in enumerate(driver.choices):
             measured = controller.measured.get(k)
             seconds = controller.predicted[k] / 1e9
-            candidates.append(Candidate(_words(one.plan), seconds, None if measured is None else measured / 1e9))
-        buckets = list(_buckets(driver, driver.choices[chosen].plan))
+            candidates.append(Candidate(name_plan(one.plan), seconds, None if measured is None else measured / 1e9))
+        buckets = find_buckets(driver)
     stage = f"ended: {driver.ended_by}" if driver.ended_by else "measuring" if controller is None else "running"
     told = [*known.codecs, *([model.computing] if model is not None else [])]
     used = dict.fromkeys(method for one in driver.choices for method in one.plan.methods)
@@ -247,18 +250,20 @@ def explain(driver: Driver) -> Explanation:
             )
             for one in controller.trials
         ),
-        () if controller is None else tuple(controller.events),
-        None if controller is None or controller.waits is None else _waits(driver, controller.waits),
+        (*(() if controller is None else controller.events), *driver.history.events),
+        None if controller is None or controller.waits is None else waits_line(driver, controller.waits),
         None if controller is None else controller.hopeless,
         {what: ns / 1e9 for what, ns in driver.spent.items()}, driver.elapsed / 1e9, dict(driver.left_out),
         {method: evidence_of(method) for method in used}, tuple(stragglers(told)), repr(driver.session.worker.home),
     )  # fmt: skip
 
 
-def _buckets(driver: Driver, plan: Plan) -> list[Bucket]:
-    problem = driver.problem()
+def find_buckets(driver: Driver) -> list[Bucket]:
+    """The buckets under the choice that a driver uses, or goes back to after a trial."""
+    assert driver.controller is not None
+    number, problem = driver.controller.current, driver.problem()
     found = []
-    for part in plan.parts:
+    for part in driver.choices[number].plan.parts:
         for j in range(part.first, part.end):
             times = {}
             for method in problem.methods:
@@ -277,18 +282,54 @@ def _buckets(driver: Driver, plan: Plan) -> list[Bucket]:
                     mine,
                     others,
                     part.end > part.first + 1,
+                    driver.history.median(number, j),
                 )
             )
     return found
 
 
-def _waits(driver: Driver, text: str) -> str:
+def bucket_lines(buckets: Sequence[Bucket]) -> list[str]:
+    """A line for each bucket: what was chosen, predicted, measured and rejected."""
+    found = []
+    for k, one in enumerate(buckets):
+        fused = ", with a neighbour" if one.fused else ""
+        measured = "" if one.measured is None else f", {_measured(one)} measured"
+        rejected = f"; rejected: {_rejected(one)}" if one.others else ""
+        found.append(
+            f"bucket {k}, {one.numbers:,} numbers: {_name(one.method)}{fused}, {1e3 * one.seconds:.1f} ms predicted"
+            f"{measured}{rejected}"
+        )
+    return found
+
+
+def trial_line(rival: str, incumbent: str, one: Tried | Trial) -> str:
+    """What came of a trial of one plan against another, in words and numbers."""
+    pairs = [(float(mine), float(theirs)) for mine, theirs in one.pairs]
+    numbers = ""
+    if len(pairs) > 1:
+        unit = 1e3 if isinstance(one, Tried) else 1e-6
+        mine, theirs = (sorted(pair[k] for pair in pairs)[(len(pairs) - 1) // 2] * unit for k in (0, 1))
+        numbers = f", {theirs:.1f} ms a step beside {mine:.1f}"
+    return f"{rival} {'replaces' if one.won else 'does not replace'} {incumbent}: {one.words}{numbers} ({one.why})"
+
+
+def waits_line(driver: Driver, text: str) -> str:
+    """Why a choice is not tried yet; ``text``: its number, a colon, and why."""
     number, _, rest = text.partition(":")
-    return f"{_words(driver.choices[int(number)].plan)}:{rest}"
+    return f"{name_plan(driver.choices[int(number)].plan)}:{rest}"
 
 
-def _words(plan: Plan) -> str:
+def name_plan(plan: Plan) -> str:
+    """A plan in words: "fp32", "topk", "topk for 3 of 4 buckets, bf16 for 1"."""
     return NAMES.get(str(plan), str(plan))
+
+
+def _measured(one: Bucket) -> str:
+    return "-" if one.measured is None else f"{1e3 * one.measured:.1f} ms"
+
+
+def _rejected(one: Bucket) -> str:
+    return "; ".join(f"{_name(name)} {1e3 * s:.1f} ms" for name, s in list(one.others.items())[:_REJECTED])
 
 
 def _name(method: str) -> str:

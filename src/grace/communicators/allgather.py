@@ -11,7 +11,7 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllGather, Collective, Exchange, Traffic
-from grace.communicators.base import Communicator, seal, stand_in, sum_costs
+from grace.communicators.base import Communicator, meta_tensor, seal, sum_costs
 from grace.communicators.bound import BoundEncoder, bind_decoder
 from grace.communicators.bucket import BucketPlan, kind_of, put
 from grace.compute import backends
@@ -144,7 +144,7 @@ class Allgather(Communicator):
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         size = self._payload(like.numel())
-        return None if size is None else sum_costs(peer, AllGather(stand_in(size)))
+        return None if size is None else sum_costs(peer, AllGather(meta_tensor(size)))
 
 
 def _are_plain(xs: Sequence[Tensor], peers: Peers) -> bool:

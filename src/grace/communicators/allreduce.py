@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from grace.collectives import AllReduce, Collective, Exchange, Traffic
-from grace.communicators.base import Communicator, stand_in, sum_costs
+from grace.communicators.base import Communicator, meta_tensor, sum_costs
 from grace.contract.knobs import as_call
 from grace.contract.loan import Loan
 from grace.contract.method import Exchanged, Method
@@ -89,4 +89,4 @@ class Allreduce(Communicator):
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         dtype = like.dtype if self.compressor.transparent and not peer.lent.keep_rest else torch.uint8
         size = like.numel() if dtype == like.dtype else self.compressor.facts(like.numel()).payload
-        return None if size is None else sum_costs(peer, AllReduce(stand_in(size, dtype=dtype)))
+        return None if size is None else sum_costs(peer, AllReduce(meta_tensor(size, dtype=dtype)))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import Broadcast, Exchange, Traffic
-from grace.communicators.base import Communicator, read_all_headers, seal, stand_in, sum_costs
+from grace.communicators.base import Communicator, meta_tensor, read_all_headers, seal, sum_costs
 from grace.contract.loan import Loan
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
@@ -36,5 +36,7 @@ class Broadcasts(Communicator):
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         size = self._payload(like.numel())
         return (
-            None if size is None else sum_costs(peer, *(Broadcast(stand_in(size), root) for root in range(peer.world)))
+            None
+            if size is None
+            else sum_costs(peer, *(Broadcast(meta_tensor(size), root) for root in range(peer.world)))
         )

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import Broadcast, Exchange, Permute, Traffic
-from grace.communicators.base import read_all_headers, seal, stand_in, sum_costs
+from grace.communicators.base import meta_tensor, read_all_headers, seal, sum_costs
 from grace.communicators.two_hops import TwoHops
 from grace.contract.loan import Loan
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
 from grace.errors import ConfigurationError
-from grace.flags.finite import Flag, both, fill_unless_
+from grace.flags.finite import Flag, and_, fill_unless_
 from grace.registry.recipes import register_communicator
 
 
@@ -59,7 +59,7 @@ class ParameterServer(TwoHops):
         fill_unless_(finite, total, 0.0)
         again = self._compress_again(total, state, peer)  # on other ranks only its shape matters
         if serving:
-            finite = both(finite, self._keep_debt(total, loan.work, peer))
+            finite = and_(finite, self._keep_debt(total, loan.work, peer))
         widths = yield from self._widths(again, n, peer)
         reply = (
             seal(again, finite, widths[server], peer)
@@ -82,5 +82,5 @@ class ParameterServer(TwoHops):
         size = self._payload(like.numel())
         if size is None:
             return None
-        up = [Permute(stand_in(size), ((rank, self.server),)) for rank in range(peer.world) if rank != self.server]
-        return sum_costs(peer, *up, Broadcast(stand_in(size), self.server))
+        up = [Permute(meta_tensor(size), ((rank, self.server),)) for rank in range(peer.world) if rank != self.server]
+        return sum_costs(peer, *up, Broadcast(meta_tensor(size), self.server))

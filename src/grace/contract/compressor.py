@@ -75,7 +75,7 @@ class Compressor(abc.ABC):
         """
         return self
 
-    def again(self) -> Compressor:
+    def for_second_hop(self) -> Compressor:
         """The variant for the second hop of ScatterReduce and ParameterServer, which sees averages of what was decoded.
         By default the compressor itself; it must read and write the same wires.
         """

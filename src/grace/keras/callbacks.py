@@ -39,7 +39,7 @@ class BroadcastVariables(_Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         super().on_train_begin(logs)
-        self.handle.start_alike()
+        self.handle.broadcast_from_rank0()
 
 
 class AverageMetrics(_Callback):

@@ -82,7 +82,7 @@ class KerasHandle(Handover):
             self._hooks.wrap(self._outer, "check_finite", self._wrap_check)
         self._hooks.wrap(model, "compile", lambda _: lambda *args, **options: _refuse_to_compile())
         try:
-            self.start_alike()
+            self.broadcast_from_rank0()
         except BaseException as error:
             self._hooks.remove()
             self.fail(error)
@@ -185,7 +185,7 @@ class KerasHandle(Handover):
             raise
 
     # ---- for the user -----------------------------------------------------------------------------------------------
-    def start_alike(self) -> None:
+    def broadcast_from_rank0(self) -> None:
         """Copies rank 0's variables, of the model and of the optimizer, to all ranks: BatchNorm's averages and momenta, too.
 
         The states of random generators, as of Dropout, stay each rank's own.
@@ -194,7 +194,7 @@ class KerasHandle(Handover):
         wait_for_host()
         arrays = [np.ascontiguousarray(keras.ops.convert_to_numpy(v.value)) for v in self._all_variables()]
         buffer = torch.from_numpy(np.concatenate([x.reshape(-1).view(np.uint8) for x in arrays]))
-        self._session.start_alike([buffer])
+        self._session.broadcast_([buffer])
         start, raw = 0, buffer.numpy()
         for v, x in zip(self._all_variables(), arrays, strict=True):
             v.assign(raw[start : start + x.nbytes].view(x.dtype).reshape(tuple(v.shape)))

@@ -6,7 +6,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from grace.adapters.trainers import Companion
+from grace.adapters.trainers import AttachingCallback
 from grace.errors import ConfigurationError
 
 _PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
@@ -29,7 +29,7 @@ else:
     _Callback = _find_callback()
 
 
-class Compression(Companion, _Callback):  # type: ignore[misc]
+class Compression(AttachingCallback, _Callback):  # type: ignore[misc]
     """Makes Lightning exchange gradients with a compression method, on GPUs and on CPUs.
 
     ``Trainer(strategy="ddp")`` wraps the model; this attaches to it when ``fit`` begins. All ranks have the callback.

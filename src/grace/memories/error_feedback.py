@@ -89,7 +89,7 @@ class ErrorFeedback(Memory[S]):
         peer = replace(peer, lr=peer.lr if self.follow_lr else None).lending(
             keep_rest=True, spare=x if plain else None, applied_as=None
         )
-        rest = peer.lent.swap_in(memory)  # the memory stays as it is until the exchange has succeeded
+        rest = peer.lent.borrow_successor(memory)  # the memory stays as it is until the exchange has succeeded
         whole = isinstance(weight, float) and self.gamma == weight == 1
         as_is = plain or (applied_as == x.dtype and reads_narrow(x))
         if as_is and self.method.adds_memory and whole:
@@ -113,7 +113,7 @@ class ErrorFeedback(Memory[S]):
             memory, rest = choose_(finite, rest, memory), memory
             last = None if last is None else choose_rate(finite, peer.lr or 0.0, last)
         drop_overflow_(finite, memory)
-        peer.lent.swap_out(rest)
+        peer.lent.give_back(rest)
         after = FeedbackState(memory, out.state) if last is None else FollowingState(memory, out.state, last)
         return Exchanged(mean, None, after, finite)
 
@@ -132,7 +132,7 @@ class ErrorFeedback(Memory[S]):
         lent, workspace = peers.like.lent, peers.like.lent.workspace
         turns = find(peers.names, states, workspace)
         memories = [state[0] for state in states] if turns is None else turns.memories
-        rests = [lent.swap_in(memory) for memory in memories] if turns is None else turns.rests
+        rests = [lent.borrow_successor(memory) for memory in memories] if turns is None else turns.rests
         like = replace(peers.like, lr=None, lent=Lent(workspace=workspace))
         lending = Peers(like, peers.names, memories, rests, xs)
         outs = yield from self.method.exchange_all(xs, [state[1] for state in states], lending)
@@ -155,7 +155,7 @@ class ErrorFeedback(Memory[S]):
             keep(peers.names, [out.state for out in results], free, workspace)
         else:
             for rest, _ in free:
-                lent.swap_out(rest)
+                lent.give_back(rest)
         return results
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:

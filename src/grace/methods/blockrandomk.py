@@ -13,7 +13,7 @@ from torch import Tensor
 
 from grace.collectives import AllReduce, Broadcast, Exchange, Traffic
 from grace.communicators import Allreduce
-from grace.communicators.base import stand_in, sum_costs
+from grace.communicators.base import meta_tensor, sum_costs
 from grace.contract.facts import Facts
 from grace.contract.knobs import Count, Share, check_knobs
 from grace.contract.method import Exchanged, Method
@@ -111,5 +111,5 @@ class BlockRandomK(Method[None]):
         if self.mode != "clt" or n == 0:
             return Allreduce(self._blocks).traffic(like, peer)
         k = count_kept(self.ratio, n)
-        packed, values = stand_in(1, index_lists.size(n, k, "auto") or 0), stand_in(1, k, dtype=torch.float32)
+        packed, values = meta_tensor(1, index_lists.size(n, k, "auto") or 0), meta_tensor(1, k, dtype=torch.float32)
         return sum_costs(peer, Broadcast(packed, peer.step % peer.world), AllReduce(values))

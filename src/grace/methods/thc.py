@@ -16,7 +16,7 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllGather, AllReduce, AllToAll, Exchange, Traffic
-from grace.communicators.base import stand_in, sum_costs
+from grace.communicators.base import meta_tensor, sum_costs
 from grace.contract.facts import Facts
 from grace.contract.knobs import Range, Rotation, check_knobs
 from grace.contract.loan import Loan
@@ -72,7 +72,7 @@ class THC(Method[None]):
 
     @property
     def table(self) -> tuple[int, ...]:
-        """T: from 0 to g."""
+        """The table T: whole numbers from 0 to g, one for each code."""
         return choose_table(self.bits, self.uniform)
 
     @property
@@ -119,7 +119,7 @@ class THC(Method[None]):
         if like.numel() == 0:
             return Traffic()
         W, c = peer.world, math.ceil(like.numel() / peer.world)
-        norms = stand_in(block_count(like.numel(), self.block), dtype=torch.float32)
-        codes = stand_in(W, packed_bytes(c, self.bits))
-        sums = stand_in(packed_bytes(c, count_sum_bits(self.table[-1], W)))
+        norms = meta_tensor(block_count(like.numel(), self.block), dtype=torch.float32)
+        codes = meta_tensor(W, packed_bytes(c, self.bits))
+        sums = meta_tensor(packed_bytes(c, count_sum_bits(self.table[-1], W)))
         return sum_costs(peer, AllReduce(norms, "max"), AllToAll(codes), AllGather(sums))

@@ -25,7 +25,7 @@ class Arrivals:
         self._tensors: dict[str, Tensor] = {}  # of groups that are not complete
         self._into: dict[str, Tensor] = {}  # where their means go
 
-    def note(self, tensors: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> list[Group]:
+    def add(self, tensors: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> list[Group]:
         """Notes what has come, and where its mean goes. Returns the groups that this completes.
 
         Raises:
@@ -46,7 +46,7 @@ class Arrivals:
                 ready.append(group)
         return ready
 
-    def take(self, groups: list[Group]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def pop(self, groups: list[Group]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The members of groups that are complete: tensors, and where means go, each by name."""
         names = [name for group in groups for name in group.members]
         tensors = {name: self._tensors.pop(name) for name in names}
@@ -66,7 +66,7 @@ class Arrivals:
                 f"{self._absent}"
             )
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Starts over: for a step that begins, or one that is left out."""
         self._names.clear()
         self._tensors.clear()

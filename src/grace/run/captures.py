@@ -53,7 +53,7 @@ class Captures:
         self._flags: list[tuple[int, str, Tensor]] | None = None
         self._refusals = Refusals()
 
-    def settle(self, old: Any, out: Exchanged[Any]) -> Exchanged[Any]:
+    def keep_old_state(self, old: Any, out: Exchanged[Any]) -> Exchanged[Any]:
         """The result with the old state, into which the new one was copied.
 
         Raises:

@@ -154,8 +154,8 @@ class Elastic:
 
         Args:
             transport: between those who go on.
-            model: parameters, and what else is the same on all workers. Where a worker has not applied the last step, all
-                get the numbers of one that has.
+            model: parameters, of any shapes, and what else is the same on all workers. Where a worker has not applied the last
+                step, all get the numbers of one that has.
 
         Raises:
             FingerprintMismatch: they differ in what they exchange, on all of them.
@@ -172,12 +172,12 @@ class Elastic:
                 raise error.__cause__ from None
             raise
         try:  # nothing changes here before all have heard all: if it fails, they call again
-            told = [json.loads(text) for text in session.tell(json.dumps(mine), self.seconds)]
+            told = [json.loads(text) for text in session.all_gather_text(json.dumps(mine), self.seconds)]
             top, going = _find_survivors(told)
             me, source = session.rank, next(rank for rank in going if told[rank]["step"] == top)
             others = tuple(rank for rank in range(session.world) if rank not in going)
             if others or any(told[rank]["step"] < top for rank in going):
-                session.start_alike(model, source)
+                session.broadcast_(model, source)
             state = unpack(session.run(_spread(worker, source, me))) if others else {}
         except BaseException as error:
             session.close(error)
@@ -188,7 +188,7 @@ class Elastic:
         worker.abandon()
         self._ready = False
         if me in others:
-            worker.settle()
+            worker.take_debts()
         worker.regroup(me, session.world, find_axes(session.network))
         if me in others:
             worker.catch_up(state["step"], state["seed"], state["shared"], session.group_tensors())
@@ -217,7 +217,7 @@ class Elastic:
             )
         totals = session.run(together([_sum(x) for x in shares.values()]), counted=True)
         if session.rank in leaving:
-            worker.settle()
+            worker.take_debts()
         else:
             worker.late({name: x / staying for name, x in zip(shares, totals, strict=True) if bool(x.any())})
 

@@ -124,7 +124,7 @@ class Session(Switching, Keeping):
             self._agree(policy, seconds)
             if isinstance(transport, GridTransport):
                 transport.connect()
-            self._look_at(policy)
+            self._warn_about(policy)
         except BaseException:
             transport.close()
             raise
@@ -158,7 +158,7 @@ class Session(Switching, Keeping):
         agree(fingerprint(policy, self.like, self._knobs), self._transport, seconds=seconds)
         self._policy = policy
 
-    def _look_at(self, policy: Policy) -> None:
+    def _warn_about(self, policy: Policy) -> None:
         """Warns of what was hardly intended, on all ranks alike."""
         policy.check_names(self.like.keys())
         if self.rank == 0:
@@ -326,12 +326,14 @@ class Session(Switching, Keeping):
         self._check_open()
         return self._transport
 
-    def tell(self, text: str, seconds: float) -> list[str]:
+    def all_gather_text(self, text: str, seconds: float) -> list[str]:
         """Everyone's text, in the order of the ranks; see :class:`grace.transports.base.Transport`."""
-        return self._transport.tell(text, seconds=seconds)
+        return self._transport.all_gather_text(text, seconds=seconds)
 
     def grouped(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """These tensors as groups, whole ones."""
+        """These tensors, of the shapes that were agreed on, as groups, whole ones: each a flat ``[n]`` where it has several
+        members, else as it is.
+        """
         groups = whole_groups(tensors, self.group_of)
         return {group.name: group.join(tensors, Workspace()) for group in groups}
 
@@ -372,12 +374,12 @@ class Session(Switching, Keeping):
         self.stats.steps += 1
         self.stats.dense_bytes += self._dense_bytes if dense_bytes is None else dense_bytes
 
-    def take(self, like: Tensor) -> Tensor:
+    def scratch_like(self, like: Tensor) -> Tensor:
         """An uninitialized tensor like this one, to be filled and given to the coming exchange."""
         return self.worker.workspace.take(tuple(like.shape), like.dtype, like.device)
 
-    def start_alike(self, tensors: Iterable[Tensor], root: int = 0) -> None:
-        """Copies the numbers of rank ``root`` into these tensors, of whatever dtype, on all ranks."""
+    def broadcast_(self, tensors: Iterable[Tensor], root: int = 0) -> None:
+        """Copies the numbers of rank ``root`` into these tensors, of whatever shape and dtype, on all ranks."""
         broadcast_(tensors, self._transport, root)
 
     # ---- failures ---------------------------------------------------------------------------------------------------

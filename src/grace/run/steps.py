@@ -59,7 +59,7 @@ class Steps:
                 means = self._step(tensors, last, into or {})
             except NonFiniteError:  # all ranks raise it, in step
                 self._spoiled = not last
-                self._arrivals.forget()
+                self._arrivals.clear()
                 self._end(last)
                 raise
             self._end(last)
@@ -69,12 +69,12 @@ class Steps:
         if self._spoiled:
             self._spoiled = not last
             return {}
-        ready = self._arrivals.note(tensors, into)
+        ready = self._arrivals.add(tensors, into)
         if last:
             self._arrivals.check_complete()
-        means = self.session.exchange_groups(ready, *self._arrivals.take(ready), scale=self.scale, lr=self.lr)
+        means = self.session.exchange_groups(ready, *self._arrivals.pop(ready), scale=self.scale, lr=self.lr)
         if last:
-            self._arrivals.forget()
+            self._arrivals.clear()
         return means
 
     def _end(self, last: bool) -> None:

@@ -41,7 +41,7 @@ class Switching(abc.ABC):
     def _agree(self, policy: Policy) -> None: ...
 
     @abc.abstractmethod
-    def _look_at(self, policy: Policy) -> None: ...
+    def _warn_about(self, policy: Policy) -> None: ...
 
     @abc.abstractmethod
     def peer(self, name: str = "") -> Peer: ...
@@ -66,13 +66,13 @@ class Switching(abc.ABC):
         groups, group_policy = form_groups(self.like, policy, self.options)
         self._check_axes(policy)
         self._agree(policy)
-        self._look_at(policy)
+        self._warn_about(policy)
         if groups == self.groups:
             self.worker.switch(group_policy)
         else:
-            owed = regroup(self.worker.settle(), self.groups, groups)
+            owed = regroup(self.worker.take_debts(), self.groups, groups)
             self.worker.switch(group_policy)
-            self.worker.owe(owed)
+            self.worker.add_debts(owed)
         self._sort_into(groups)
 
     def offer(

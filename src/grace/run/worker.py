@@ -17,7 +17,7 @@ from grace.contract.together import Layouts, together
 from grace.contract.workspace import Workspace
 from grace.errors import ConfigurationError, InputError, NonFiniteError, out_of_range
 from grace.flags.capturing import capturing
-from grace.flags.finite import both, fill_unless_, on_host
+from grace.flags.finite import and_, fill_unless_, on_host
 from grace.flags.pending import PendingFlags
 from grace.kernels.finite import all_finite
 from grace.registry.policy import Policy
@@ -35,7 +35,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_tensor(name: str, x: Tensor) -> None:
-    """Refuses what Grace does not exchange.
+    """Refuses what Grace does not exchange; a tensor may have any shape.
 
     Raises:
         InputError: a sparse tensor, or one that is not f16, bf16, f32 or f64.
@@ -49,7 +49,7 @@ def check_tensor(name: str, x: Tensor) -> None:
 
 
 def refuse_devices(tensors: Mapping[str, Tensor]) -> None:
-    """Refuses tensors on several devices: they are sent together. Tensors without numbers (meta) stand for any.
+    """Refuses tensors, of any shapes, on several devices: they are sent together. Those without numbers (meta) fit all.
 
     Raises:
         InputError: names two of them.
@@ -125,8 +125,8 @@ class Worker:
         self._before: tuple[dict[str, tuple[Method[Any], Any]], dict[str, Tensor], dict[str, int]] | None = None
 
     def exchange(self, tensors: Mapping[str, Tensor]) -> Exchange[dict[str, Exchanged[Any]]]:
-        """Averages these tensors over the workers in as few collectives as possible. The tensors are donated; the
-        means may live in the worker's workspace, so copy them before the next exchange.
+        """Averages these tensors, of any shape, over the workers in as few collectives as possible. They are donated; the
+        means, of the same shapes, may live in the worker's workspace, so copy them before the next exchange.
 
         Raises:
             NonFiniteError: under ``nonfinite="error"``.
@@ -148,7 +148,7 @@ class Worker:
         """Each tensor, with what is owed to it, its method, that one's state, and its name."""
         captured = capturing()
         if not captured:
-            self._learn()
+            self._read_pending()
         if self.holds and self._before is None:
             if self._choices:
                 raise ConfigurationError(
@@ -183,11 +183,11 @@ class Worker:
             raise
         results = dict(zip(tensors, outs, strict=True))
         if capturing():
-            results = {name: self._captures.settle(self._states[name][1], out) for name, out in results.items()}
+            results = {name: self._captures.keep_old_state(self._states[name][1], out) for name, out in results.items()}
             self.workspace.forget()  # the old state stays in use
         for name, out in results.items():
             self._states[name] = (self._states[name][0], out.state)
-        self._judge(results)
+        self._act_on_flags(results)
         return results
 
     def _measure(self, method: Method[Any], x: Tensor, state: Any, name: str) -> None:
@@ -261,7 +261,7 @@ class Worker:
         if owed is not None:
             self._owed[name] = self._owed[name] + owed if name in self._owed else owed.clone()
 
-    def _judge(self, results: dict[str, Exchanged[Any]]) -> None:
+    def _act_on_flags(self, results: dict[str, Exchanged[Any]]) -> None:
         """Acts on whether the results are finite: at once where the host knows, else at the next step."""
         bad = []
         for name, out in results.items():
@@ -269,7 +269,7 @@ class Worker:
             if finite is True and not self._owed and self.nonfinite == "propagate":
                 continue
             if self.nonfinite != "propagate" or name in self._owed:
-                finite = both(finite, all_finite(out.mean))
+                finite = and_(finite, all_finite(out.mean))
             if self.nonfinite == "skip":
                 fill_unless_(finite, out.mean, 0.0)
             if isinstance(finite, Tensor):
@@ -278,7 +278,7 @@ class Worker:
                 self._pay(name)
             else:
                 bad.append(name)
-        self._count(self.step, bad)
+        self._count_nonfinite(self.step, bad)
 
     def _pay(self, name: str) -> None:
         """What was added to a gradient has gone with it."""
@@ -289,7 +289,7 @@ class Worker:
             self._owed[name] = self._owed[name] * (left / (left + 1))  # the step may be undone
             self._instalments[name] = left
 
-    def _learn(self) -> None:
+    def _read_pending(self) -> None:
         """Acts on what an accelerator found in the steps before this one."""
         if not self._pending.ready:
             return
@@ -300,15 +300,15 @@ class Worker:
             else:
                 bad.setdefault(step, []).append(name)
         for step, names in bad.items():
-            self._count(step, names)
+            self._count_nonfinite(step, names)
 
-    def _catch_up(self) -> None:
+    def _wait_for_pending(self) -> None:
         """Waits for what an accelerator has found so far."""
-        self._learn()
+        self._read_pending()
         self._pending.send()
-        self._learn()
+        self._read_pending()
 
-    def _count(self, step: int, bad: list[str]) -> None:
+    def _count_nonfinite(self, step: int, bad: list[str]) -> None:
         """Counts the tensors of a step that were not finite."""
         self.nonfinite_seen += len(bad)
         if bad and self.nonfinite == "error":
@@ -333,7 +333,7 @@ class Worker:
         Raises:
             GraceError: no step was captured. What :meth:`exchange` raises about the step before.
         """
-        self._learn()
+        self._read_pending()
         self._captures.replay(self._pending, self.step)
         self.step += 1
         self._pending.send()
@@ -355,7 +355,7 @@ class Worker:
         """What the next step depends on; a view, not a copy. No trial is kept: the tensors are at their last :meth:`use` that
         stays, and what others have parked is owed in instalments.
         """
-        self._catch_up()
+        self._wait_for_pending()
         if not self._parked:
             return WorkerState(self.step, self.seed, self._states, self._owed, self._instalments)
         states, owed, instalments = dict(self._states), dict(self._owed), dict(self._instalments)
@@ -431,9 +431,9 @@ class Worker:
             self._home, self.watch = self.policy, DebtWatch()
             self._settling = set(self._states)
 
-    def settle(self) -> dict[str, Tensor]:
+    def take_debts(self) -> dict[str, Tensor]:
         """Ends all methods and returns what they owe, by name; they start afresh."""
-        self._catch_up()
+        self._wait_for_pending()
         for name, held in self._states.items():
             self._keep_owed(name, *held)
         for name, method, state in self._parked.all():
@@ -459,7 +459,7 @@ class Worker:
     # ---- other workers ----------------------------------------------------------------------------------------------
     def regroup(self, rank: int, world: int, axes: Mapping[str, tuple[int, int]] | None = None) -> None:
         """From now on this worker is ``rank`` of ``world`` workers, others than before; see :mod:`grace.run.members`."""
-        self._catch_up()
+        self._wait_for_pending()
         self.adopt(carry(self.state, world / self.world))
         self.rank, self.world, self.axes = rank, world, dict(axes or {})
         self.workspace.kept.clear()
@@ -470,11 +470,11 @@ class Worker:
         """Goes on at ``step`` with those who were not away, and with what they share; see
         :func:`grace.run.members.catch_up`.
         """
-        self._catch_up()
+        self._wait_for_pending()
         self.adopt(catch_up(self.state, step, seed, shared, self.policy, like))
 
     def late(self, tensors: Mapping[str, Tensor]) -> None:
-        """Gradients of a step that took place without this worker: they are added to its next ones."""
+        """Gradients of a step that took place without this worker, of its tensors' shapes: they are added to its next ones."""
         for name, x in tensors.items():
             wide = torch.promote_types(x.dtype, torch.float32)
             self._owed[name] = self._owed[name] + x if name in self._owed else x.to(wide, copy=True)
@@ -483,7 +483,7 @@ class Worker:
         """What this worker owes the model, by tensor, in units of the mean: its memory, divided by its number of workers."""
         return {name: x / self.world for name, x in self.state.debts().items()}
 
-    def owe(self, owed: Mapping[str, Tensor]) -> None:
-        """Adds this to the next gradients."""
+    def add_debts(self, owed: Mapping[str, Tensor]) -> None:
+        """Adds what :meth:`take_debts` gave, each of the shape of its gradient, to the next gradients of these names."""
         self._given.append(owed)
         self._owed.update(owed)

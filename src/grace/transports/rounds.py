@@ -68,7 +68,7 @@ class Rounds:
                 continue
             with contextlib.suppress(RuntimeError, ValueError):  # one has died since
                 self._form(place - 1, count)
-                return TorchDistributed.beside()
+                return TorchDistributed.of_same_ranks()
             deadline = time.monotonic() + self._seconds
         raise AbsentError([], f"no round began within {self._seconds:.0f} s with {self._least} workers or more")
 
@@ -107,14 +107,20 @@ class Rounds:
         return int(self._store.get(begins))
 
     def _all_here(self, count: int) -> bool:
-        """Whether all who came are still there when the round begins."""
-        here, until = f"{self._number}/here", time.monotonic() + self._silence
+        """Whether all who came are still there when the round begins. All of them say the same: one that would go on alone
+        waits for the others' connections in vain, and is missed in the next round meanwhile.
+        """
+        here, verdict, until = f"{self._number}/here", f"{self._number}/verdict", time.monotonic() + self._silence
         self._store.add(here, 1)
-        while int(self._store.add(here, 0)) < count:
-            if time.monotonic() > until:
-                return False
+        while not self._store.check([verdict]):
+            complete = int(self._store.add(here, 0)) >= count
+            if complete or time.monotonic() > until:
+                if self._store.add(f"{self._number}/decides", 1) == 1:
+                    self._store.set(verdict, str(int(complete)))
+                elif time.monotonic() > until + self._silence:  # who was to say it has died
+                    return False
             time.sleep(_POLL)
-        return True
+        return self._store.get(verdict) == b"1"
 
     def _form(self, rank: int, world: int) -> None:
         if dist.is_initialized():

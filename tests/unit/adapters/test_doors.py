@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import grace
 from grace.adapters import doors
 from grace.adapters.torch_ddp import DDPDoor
-from grace.adapters.trainers import Companion
+from grace.adapters.trainers import AttachingCallback
 from grace.errors import ConfigurationError
 from tests.unit.packages import installed
 
@@ -67,10 +67,10 @@ def test_a_door_of_a_package_opens_its_models() -> None:
 
 
 def test_trainers_ask_the_same_doors() -> None:
-    companion = Companion("topk:ratio=0.1", seed=7)
-    companion._attach(towers(), "wrap it", None, None)
-    assert type(companion.handle).__name__ == "TowersHandle"
-    companion._detach()
+    callback = AttachingCallback("topk:ratio=0.1", seed=7)
+    callback._attach(towers(), "wrap it", None, None)
+    assert type(callback.handle).__name__ == "TowersHandle"
+    callback._detach()
 
 
 def test_an_error_has_what_every_door_says() -> None:

@@ -7,15 +7,16 @@ import itertools
 import pytest
 
 import grace
+from benchmarks.evidence import read_known, write_known
 from grace.auto import classes
 from grace.auto.classes import QUALITIES, Known, evidence_of, known, permitted
 from grace.errors import ConfigurationError
 from grace.run.optimizer import Settings
-from grace_bench.survey.evidence import Quality, read_known, write_known
+from grace_bench.survey.evidence import Quality
 
 
 def test_the_table_is_what_the_evidence_says() -> None:
-    assert classes.PATH.read_text(encoding="utf-8") == read_known(), "python docs/survey/findings.py writes it"
+    assert classes.PATH.read_text(encoding="utf-8") == read_known(), "python -m docs.survey.findings writes it"
 
 
 def test_classes_hold_each_other_and_begin_with_what_is_compared() -> None:

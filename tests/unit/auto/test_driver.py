@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -84,6 +86,7 @@ def link(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     each = {"none": 40.0, "bf16": 25.0, "topk": 2.0, "qsgd:bits=4": 8.0}
 
     def look(transport: Any, known: Calibration, methods: Any) -> Calibration:
+        assert list(methods) == list(known.rates), "numbers of another minute must not compete with new ones"
         return replace(calibration(each), spent={**known.spent, "looks": MS})
 
     monkeypatch.setattr(driver_module, "calibrate", lambda transport, candidates, largest: calibration(
@@ -136,6 +139,38 @@ def test_ranks_choose_alike_what_is_fastest_and_say_so(link: dict[str, float], t
         (tmp_path / "other.json").write_text(damage)
         with pytest.raises(InputError, match="is no explanation of auto"):
             Explanation.load(tmp_path / "other.json")
+
+
+def test_each_decision_is_a_line_of_the_log_and_of_what_is_explained(
+    link: dict[str, float], caplog: pytest.LogCaptureFixture
+) -> None:
+    def job(member: Any, rank: int) -> Handle:
+        handle = Handle(member, AUTO)
+        handle.train(120, lambda method, step: {"topk": 0.2, "qsgd:bits=4": 0.2}.get(method, link[method] / 1e3))
+        handle.switch("topk")
+        return handle
+
+    with caplog.at_level(logging.INFO, "grace"):
+        one, _ = both(job)
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("auto, step")]
+    text = "\n".join(lines)
+    for wanted in (
+        r"auto, step 0: measured 4 codecs and the link in 0.0 s: AllReduce of 4 KiB takes 40.0 ms, .*; topk until the model",
+        r"step 7: a step takes 100.0 ms without communication; predicted: bf16 \d+\.\d ms, fp32 .*; uses topk; tries bf16",
+        r"step 7: bucket 1, 4,160 numbers: topk, 2\.\d ms predicted; rejected: qsgd:bits=4 8\.\d ms; bf16 25\.\d ms; fp32",
+        r"auto, step \d+: bf16 replaces topk: \d of \d pairs for it, \d+\.\d ms a step beside \d+\.\d \(to see whether",
+        r"auto, step \d+: bucket 0, 4,096 numbers: bf16, 25\.\d ms predicted, .* ms measured; rejected: topk",
+        r"auto, step 120: ended: the user has switched to",
+    ):
+        assert re.search(wanted, text), f"{wanted}\n{text}"
+    assert len([line for line in lines if "a step takes" in line]) == 1, "rank 0 alone"
+    explained = str(one.explain())
+    for line in lines:
+        words = line.removeprefix("auto, ")
+        assert words in explained or ": bucket" in words or ": ended" in words or ": waits" in words
+    measured = one.explain().buckets[1].measured
+    assert measured is not None
+    assert 0 <= measured < 0.3
 
 
 def test_what_was_predicted_wrongly_is_left(link: dict[str, float]) -> None:
@@ -222,7 +257,9 @@ def test_a_link_that_changes_is_answered(link: dict[str, float]) -> None:
     assert one._driver.controller is not None
     assert one._driver.controller.looks >= 1
     assert one.method_of("second") == "none"
-    assert "steps take 14" in str(one.explain())
+    words = [text for _, text in one.explain().history]
+    noticed = next(k for k, text in enumerate(words) if text.startswith("steps take 14"))
+    assert words[noticed + 1].startswith("measured the link again, as steps take 14")
     assert one.explain().spent["looks"] > 0
 
 

@@ -32,7 +32,7 @@ def run(
     for t, lr in enumerate(lrs):
         inputs.append([rand(*shape, seed=100 * t + r) for r in range(world)])
         means.append(sim.step({"x": inputs[-1]}, lr=lr)["x"])
-    return means, inputs, [worker.settle().get("x", torch.zeros(shape)) for worker in sim.workers]
+    return means, inputs, [worker.take_debts().get("x", torch.zeros(shape)) for worker in sim.workers]
 
 
 @pytest.mark.parametrize("communicator", SERVERS)

@@ -207,7 +207,7 @@ def assert_loses_nothing(spec: str | Method[Any], n: int = 101, worlds: Sequence
             xs = gradients(world, n, step)
             given += torch.stack(xs).double().mean(0)
             got += sim.step({"x": xs})["x"].double()
-        owed = torch.stack([worker.settle()["x"] for worker in sim.workers]).double().mean(0)
+        owed = torch.stack([worker.take_debts()["x"] for worker in sim.workers]).double().mean(0)
         torch.testing.assert_close(got + owed, given, rtol=1e-4, atol=1e-4)
 
 

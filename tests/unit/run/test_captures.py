@@ -133,8 +133,8 @@ def test_replays_are_steps(spec: str):
         for name in ("w", "v"):
             pairs = zip(leaves(one._states[name][1]), leaves(other._states[name][1]), strict=True)
             assert all(torch.equal(a, b) for a, b in pairs)
-        one._catch_up()
-        other._catch_up()
+        one._wait_for_pending()
+        other._wait_for_pending()
         assert one.nonfinite_seen == other.nonfinite_seen
         assert one.nonfinite_seen == (0 if spec == "none" else 1)
 
@@ -142,7 +142,7 @@ def test_replays_are_steps(spec: str):
 class NotCopied(Captures):
     """The new state takes the old one's place, as without a graph."""
 
-    def settle(self, old, out):
+    def keep_old_state(self, old, out):
         return out
 
 

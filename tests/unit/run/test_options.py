@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 import grace
-from grace.adapters.trainers import Companion
+from grace.adapters.trainers import AttachingCallback
 from grace.errors import ConfigurationError
 from grace.run.options import DEFAULTS, Options
 from grace.run.plan import plan
 
 SOURCES = Path(grace.__file__).parent
 DOORS: list[Any] = [
-    grace.attach, grace.local, grace.DistributedOptimizer, grace.Simulator, Companion, plan
+    grace.attach, grace.local, grace.DistributedOptimizer, grace.Simulator, AttachingCallback, plan
 ]  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def test_doors_check_them_before_anything_is_sent(option: dict[str, Any]) -> Non
     with pytest.raises(ConfigurationError, match=f"{name}="):
         grace.Simulator("topk", 2, **option)
     with pytest.raises(ConfigurationError, match=f"{name}="):
-        Companion("topk", **option)
+        AttachingCallback("topk", **option)
 
 
 def test_only_doors_take_the_options_one_by_one() -> None:

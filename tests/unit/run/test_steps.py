@@ -254,7 +254,7 @@ def test_means_are_the_same_on_all_ranks_with_checks() -> None:
         training = begin(like(v=(4,), w=(4,)), transport, Options(check=True))
         x = torch.empty(3)
         x.fill_(rank)
-        training.session.start_alike([x])
+        training.session.broadcast_([x])
         assert x.tolist() == [0, 0, 0]
         means = training.step({"w": vector(1, 2, 3, 4) * (rank + 1), "v": vector(4, 3, 2, 1)})
         return {name: mean.tolist() for name, mean in means.items()}

@@ -100,7 +100,7 @@ def test_a_switch_between_memories_loses_nothing():
     step(worker, w=vector(1, 2, 3, 4))
     worker.switch(only("topk:ratio=0.5"))
     assert step(worker, w=vector(0, 0, 0, 0.5))["w"].tolist() == [0, 2, 3, 0]
-    assert worker.settle()["w"].tolist() == [1, 0, 0, 0.5]
+    assert worker.take_debts()["w"].tolist() == [1, 0, 0, 0.5]
 
 
 def test_a_policy_in_steps_switches_by_itself():
@@ -131,10 +131,10 @@ def test_an_equal_policy_keeps_the_state():
 def test_settle_and_owe():
     worker = Worker(only(TOP1), 0, 1)
     step(worker, w=vector(1, 2, 3, 4))
-    owed = worker.settle()
+    owed = worker.take_debts()
     assert {name: x.tolist() for name, x in owed.items()} == {"w": [1, 2, 3, 0]}
-    assert worker.settle() == {}
-    worker.owe(owed)
+    assert worker.take_debts() == {}
+    worker.add_debts(owed)
     assert step(worker, w=vector(0, 0, 0, 0))["w"].tolist() == [0, 0, 3, 0]
 
 
@@ -165,8 +165,8 @@ def test_a_saved_state_is_a_copy():
 def test_what_is_owed_is_saved():
     worker = Worker(only(TOP1), 0, 1)
     step(worker, w=vector(1, 2, 3, 4))
-    owed = worker.settle()
-    worker.owe(owed)
+    owed = worker.take_debts()
+    worker.add_debts(owed)
     state = worker.state_dict()
     other = Worker(only(TOP1), 0, 1)
     other.load_state_dict(state, {"w": vector(0, 0, 0, 0)})

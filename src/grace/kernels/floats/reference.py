@@ -12,7 +12,7 @@ from grace import wire as wires
 from grace.errors import PayloadError
 from grace.flags.finite import Flag, flag
 from grace.flags.refusals import refuse_unless
-from grace.kernels.blocks import block_count, spread
+from grace.kernels.blocks import block_count, repeat_by_block
 from grace.kernels.floats import BAD_CODE, BAD_SCALE, FloatFormat
 from grace.kernels.levels import MOST, block_divide, stochastic_round
 from grace.kernels.statistics import block_abs_max
@@ -38,7 +38,7 @@ def encode_floats(
     # what casts make of numbers beyond the range differs between versions of torch
     code = y.clamp_(-kind.F, kind.F).to(kind.dtype)
     if rest is not None:
-        said = code.float().mul_(spread(scale, rows.shape[1], block))
+        said = code.float().mul_(repeat_by_block(scale, rows.shape[1], block))
         torch.sub(p, said, out=rest)
     return wires.join(scale, code), finite
 
@@ -53,7 +53,7 @@ def sum_floats(
         scales, codes = wires.split(wire, [("scales", torch.float32, block_count(n, block)), ("codes", torch.uint8, n)])
         value = codes.contiguous().view(kind.dtype).float()
         refuse_unless(value.isfinite().all(), lambda: PayloadError(BAD_CODE))
-        value.mul_(spread(wires.check_scale("scales", scales), n, block))
+        value.mul_(repeat_by_block(wires.check_scale("scales", scales), n, block))
         refuse_unless(value.isfinite().all(), lambda: PayloadError(BAD_SCALE))
         out.add_(value.mul_(weight))
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.errors import PayloadError
-from grace.flags.finite import Flag, both, flag, on_host
+from grace.flags.finite import Flag, and_, flag, on_host
 from grace.flags.refusals import refuse_unless
-from grace.kernels.blocks import block_count, block_sizes, spread
+from grace.kernels.blocks import block_count, block_sizes, repeat_by_block
 from grace.kernels.packing import pack, pack_trits, packed_bytes, packed_trits_bytes, unpack, unpack_trits
 from grace.kernels.signs import Zeros
 from grace.kernels.signs.rules import (
@@ -97,7 +97,7 @@ def _encode(
         part = rows[span.row, None, span.columns]  # [1, m]
         if memory is not None:
             part = part + memory[span.row, None, span.columns]
-        finite = both(finite, flag(part.isfinite().all()))
+        finite = and_(finite, flag(part.isfinite().all()))
         up = part >= tau if rule == TWO_MEANS else _plus(part, zeros, span.start)
         heads = _heads(rule, part, up, block)
         bits[span.row, span.bits(1)] = pack(up, 1)
@@ -125,8 +125,8 @@ def _decode(rule: int, heads: list[Tensor], up: Tensor, block: int, weight: floa
     """What bits ``[1, m]`` stand for, times weight: ``[1, m]``."""
     m = up.shape[1]
     one = torch.ones((), device=up.device)
-    high = spread(heads[-1] * weight, m, block) if heads else one * weight
-    low = spread(heads[0] * weight, m, block) if rule == TWO_MEANS else -high
+    high = repeat_by_block(heads[-1] * weight, m, block) if heads else one * weight
+    low = repeat_by_block(heads[0] * weight, m, block) if rule == TWO_MEANS else -high
     return torch.where(up, high, low)
 
 
@@ -155,7 +155,7 @@ def _encode_trits(rows: Tensor, memory: Tensor | None, rest: Tensor | None) -> t
         part = rows[span.row, None, span.columns]  # [1, m]
         if memory is not None:
             part = part + memory[span.row, None, span.columns]
-        finite = both(finite, flag(part.isfinite().all()))
+        finite = and_(finite, flag(part.isfinite().all()))
         sign = part.sign()
         wire[span.row, span.trits] = pack_trits(sign + 1)
         if rest is not None:

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from grace.collectives import AllReduce, Traffic
 from grace.communicators import Allreduce
-from grace.communicators.base import stand_in, sum_costs
+from grace.communicators.base import meta_tensor, sum_costs
 from grace.contract.compressor import Compressor
 from grace.contract.conversation import label_parts
 from grace.contract.facts import Facts
 from grace.contract.method import Method
 from grace.contract.peer import Peer
-from grace.flags.finite import Flag, both, flag
+from grace.flags.finite import Flag, and_, flag
 from grace.kernels import add_low_rank_, add_scaled_, all_finite, project_columns, project_rows, sum_by_halves
 from grace.methods.none import Identity
 from grace.random import Stream
@@ -100,7 +100,7 @@ class LowRank(Method[S]):
         if sides is None:
             return DENSE.traffic(like, peer)
         r = self._sizes(like)[2]
-        return sum_costs(peer, *(AllReduce(stand_in(side, r, dtype=torch.float32)) for side in sides))
+        return sum_costs(peer, *(AllReduce(meta_tensor(side, r, dtype=torch.float32)) for side in sides))
 
     def _sides(self, like: Tensor, step: int) -> tuple[int, ...] | None:
         """Lengths of the factors that are sent in this step, by default both; None: it goes uncompressed."""
@@ -144,7 +144,7 @@ class Projection(Compressor):
         if rest is None:
             return wire, finite
         fits = product_fits(wire[:, : self.side * self.r].view(-1, self.r).mT, self.decode)
-        return wire, both(finite, fits if fits is True else all_finite(rest))
+        return wire, and_(finite, fits if fits is True else all_finite(rest))
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         matrix, tail = self._parts(rows)

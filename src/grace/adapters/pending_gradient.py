@@ -11,7 +11,7 @@ from torch import Tensor
 from grace.errors import GraceError
 
 
-class OnItsWay(Tensor):
+class PendingGradient(Tensor):
     """A gradient that another thread is about to replace by its mean. Reading or writing it is an error: clipping, unscaling
     or a log would see this rank's numbers, or a mixture.
 
@@ -37,6 +37,6 @@ class OnItsWay(Tensor):
         )
 
 
-def stand_in(gradient: Tensor) -> OnItsWay:
+def placeholder(gradient: Tensor) -> PendingGradient:
     """Takes the gradient's place, whatever its shape; the same memory."""
-    return torch.Tensor.as_subclass(gradient, OnItsWay)
+    return torch.Tensor.as_subclass(gradient, PendingGradient)

@@ -1,0 +1,92 @@
+"""Where workers meet that come and go: who begins together, and that all say the same of a round."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from grace.errors import AbsentError, ConfigurationError
+from grace.transports.rounds import Rounds
+
+
+class Counted(Rounds):
+    """Rounds without process groups: who is in one is noted."""
+
+    def __init__(self, store: Any, least: int, most: int, **options: Any):
+        super().__init__(store, least, most, **options)
+        self._silence = 0.1
+        self.formed: tuple[int, int, int] | None = None
+
+    def _form(self, rank: int, world: int) -> None:
+        assert self._number is not None
+        self.formed = self._number, rank, world
+        raise Formed
+
+
+class Formed(BaseException):
+    """Ends a meeting where connections would be made."""
+
+
+def meet(rounds: Counted) -> None:
+    with pytest.raises(Formed):
+        rounds.meet()
+
+
+def in_threads(*calls: Any) -> None:
+    threads = [threading.Thread(target=call) for call in calls]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+
+
+def test_all_who_come_begin_together_and_others_wait_for_the_next_round() -> None:
+    store = dist.HashStore()
+    every = [Counted(store, 2, 3, patience=0.05) for _ in range(3)]
+    in_threads(*[lambda one=one: meet(one) for one in every])
+    assert sorted(one.formed for one in every if one.formed) == [(1, 0, 3), (1, 1, 3), (1, 2, 3)]
+    assert not any(one.waiting() for one in every)
+    late = Counted(store, 2, 4, patience=0.05, seconds=0.15)
+    with pytest.raises(AbsentError, match=r"no round began within 0 s with 2 workers or more"):
+        late.meet()
+    assert all(one.waiting() for one in every), "someone has come"
+
+
+def disagree() -> list[bool]:
+    """Two came to a round; one of them is heard of only after the other has given it up. What each of them says."""
+    store, said = dist.HashStore(), []
+    for _ in range(2):
+        one = Counted(store, 2, 2)
+        one._number = 1
+        said.append(one._all_here(2))
+    return said
+
+
+def test_a_round_that_one_has_given_up_is_over_for_all() -> None:
+    assert disagree() == [False, False]
+
+
+def test_who_would_go_on_alone_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def alone(self: Rounds, count: int) -> bool:
+        place = self._store.add("here", 1)
+        time.sleep(0.01)
+        return place >= count
+
+    monkeypatch.setattr(Rounds, "_all_here", alone)
+    assert disagree() == [False, True]
+
+
+def test_a_round_whose_judge_has_died_is_over() -> None:
+    one = Counted(dist.HashStore(), 2, 2)
+    one._number = 1
+    one._store.add("1/decides", 1)
+    assert not one._all_here(2)
+
+
+def test_numbers_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="legal: 1 <= least <= most"):
+        Rounds(dist.HashStore(), 3, 2)
