@@ -16,7 +16,7 @@ from grace.communicators.bucket import BucketPlan
 from grace.compute import backends, native
 from grace.contract.workspace import Workspace
 from grace.errors import GraceError, TransportError
-from grace.kernels.many import Table
+from grace.kernels.noting import Table
 from grace.memories.turns import Turns
 from grace.registry.policy import Policy
 from grace.run.options import Options

@@ -14,6 +14,7 @@ from grace.collectives import AllGather, Collective, Exchange, Traffic
 from grace.communicators.base import Communicator, meta_tensor, seal, sum_costs
 from grace.communicators.bound import BoundEncoder, bind_decoder
 from grace.communicators.bucket import BucketPlan, kind_of, put
+from grace.communicators.many import exchange_many, prepare
 from grace.compute import backends
 from grace.contract.loan import Loan
 from grace.contract.method import Exchanged, Method
@@ -21,7 +22,7 @@ from grace.contract.peer import Peer, Peers
 from grace.flags.finite import on_host
 from grace.kernels.calling import place
 from grace.kernels.finite import all_finite
-from grace.kernels.many import ROWS
+from grace.kernels.noting import ROWS
 from grace.registry.recipes import register_communicator
 from grace.wire import Gathered
 
@@ -48,10 +49,15 @@ class Allgather(Communicator):
         self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[Any]]]:
         """All wires, of tensors of any shapes, are written into one message, and decoded where the network leaves them."""
-        if not isinstance(peers, Peers) or self.batches is None or not _are_plain(xs, peers):
+        workspace = peers[0].lent.workspace if peers else None
+        if workspace is not None and self.batches is not None and not on_host(xs[0].device):
+            peers = list(peers)
+            streams = [self._stream(self.compressor, peer, 0) for peer in peers]
+            if (bucket := prepare(self, self.compressor, streams, xs, peers, workspace)) is not None:
+                return (yield from exchange_many(bucket, xs, peers))
+        if not isinstance(peers, Peers) or workspace is None or self.batches is None or not _are_plain(xs, peers):
             return (yield from Method.exchange_all(self, xs, states, peers))
-        like, workspace = peers.like, peers.like.lent.workspace
-        assert workspace is not None
+        like = peers.like
         sizes = tuple([x.numel() for x in xs])
         key = (self, backends.backend(), sizes, peers.names, peers.memories is None, like.rank, like.world, like.seed)
         plan: BucketPlan | None = workspace.kept.get(key)

@@ -1,7 +1,7 @@
 """A compressor's calls of kernels for the tensors of a bucket, found out once and then made all together.
 
-A compressor that does nothing but call one kernel is *bound*: it is asked with :class:`~grace.kernels.many.Blank` rows and a
-:class:`~grace.kernels.many.BlankStream`, which tell no more than n, the rank and the step, so the call cannot depend on
+A compressor that does nothing but call one kernel is *bound*: it is asked with :class:`~grace.kernels.noting.Blank` rows and a
+:class:`~grace.kernels.noting.BlankStream`, which tell no more than n, the rank and the step, so the call cannot depend on
 anything else. All other compressors are asked for each tensor.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from grace.compute import backends, native
 from grace.contract.compressor import Compressor
-from grace.kernels.many import MEMORY, REST, ROWS, WIRE, Blank, BlankStream, Call, Table
+from grace.kernels.noting import MEMORY, REST, ROWS, WIRE, Blank, BlankStream, Call, Table
 from grace.random import Stream
 from grace.wire import Gathered
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from grace.compute import native
 from grace.kernels.check import numbers, pointers, wire_rows
-from grace.kernels.many import MEMORY, REST, ROWS, THREADS, WIRE, Blank, Call
+from grace.kernels.noting import MEMORY, REST, ROWS, THREADS, WIRE, Blank, Call
 from grace.wire import Gathered
 
 _UINT8 = torch.uint8  # globals are found faster than attributes of torch

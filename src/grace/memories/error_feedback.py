@@ -20,6 +20,7 @@ from grace.errors import CompositionError
 from grace.flags.finite import choose_
 from grace.kernels.finite import sum_finite
 from grace.memories.base import Memory, Verb, drop_overflow_
+from grace.memories.many import settle_many_
 from grace.memories.turns import find, forget, keep, may_keep
 from grace.registry.recipes import register_memory
 
@@ -140,14 +141,18 @@ class ErrorFeedback(Memory[S]):
             return [Exchanged(out.mean, None, after) for out, after in zip(outs, turns.successors, strict=True)]
         forget(peers.names, workspace)
         results, free = [], []
+        settled = settle_many_(outs, lending)
         for out, memory, rest in zip(outs, memories, rests, strict=True):
             finite = out.finite
-            if finite is not False:
+            if settled:
+                memory, rest = rest, memory
+            elif finite is not False:
                 assert out.rest is not None, f"{as_call(self.method)} did not keep the rest"
                 if out.rest is not rest and out.rest.data_ptr() != rest.data_ptr():
                     rest.copy_(out.rest)
                 memory, rest = choose_(finite, rest, memory), memory
-            drop_overflow_(finite, memory)
+            if not settled:
+                drop_overflow_(finite, memory)
             results.append(Exchanged(out.mean, None, FeedbackState(memory, out.state), finite))
             free.append(FeedbackState(rest, out.state))
         if may_keep(free, workspace):
