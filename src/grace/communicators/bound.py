@@ -53,7 +53,7 @@ class BoundEncoder:
     def run(
         self, xs: Sequence[Tensor], memories: Sequence[Tensor], rests: Sequence[Tensor], places: list[int], step: int
     ) -> list[bool] | None:
-        """Encodes xs plus the memories, each of n numbers, into wires that begin at these addresses: whether each was finite.
+        """Encodes xs plus the memories, of any shapes, into wires that begin at these addresses: whether each was finite.
         None: nothing was done, and the compressor is to be asked for each tensor.
         """
         table = self._table(step) if self.bound else None

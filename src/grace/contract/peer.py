@@ -90,7 +90,7 @@ class Peers(Sequence[Peer]):
         self.memories, self.rests, self.spares = memories, rests, spares
 
     def lending(self, memories: Sequence[Tensor], rests: Sequence[Tensor], spares: Sequence[Tensor]) -> Peers:
-        """The same, with memories to add, and where the rests are to be left."""
+        """The same, with memories to add, and where the rests are to be left; each of any shape."""
         return Peers(self.like, self.names, memories, rests, spares)
 
     def __len__(self) -> int:
