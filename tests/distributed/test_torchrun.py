@@ -1,4 +1,4 @@
-"""``torchrun --nnodes 1:2``: one of two agents is killed with its worker, and comes back; what is owed is kept all the time."""
+"""``torchrun --nnodes 1:2``: one of two agents is killed with its worker, and comes back; nothing of what is owed is lost."""
 
 from __future__ import annotations
 

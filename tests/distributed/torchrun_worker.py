@@ -1,5 +1,5 @@
-"""A worker of torchrun's, as :mod:`tests.distributed.test_torchrun` starts it: it goes on from the last checkpoint among whoever
-is there, until there have been two workers, one, and two again.
+"""A worker of torchrun's, which :mod:`tests.distributed.test_torchrun` starts: it goes on from the last checkpoint among
+whoever is there, until there have been two workers, one, and two again.
 """
 
 from __future__ import annotations
