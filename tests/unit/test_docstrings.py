@@ -37,7 +37,6 @@ SHAPELESS = {
     "auto/driver.py Driver.holds",
     "jax/host.py HostHandle.exchange",
     "run/batches.py Batches.add",
-    "run/elastic.py Elastic.regroup",
     "run/replicas.py Replicas.note_parameters",
     "run/replicas.py repair_",
     "run/session.py Session.grouped",
