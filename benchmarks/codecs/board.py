@@ -10,9 +10,9 @@ from benchmarks.codecs.plan import PARTS, BoardPlan
 from grace.compute import backends
 from grace_bench.codecs import compressors
 from grace_bench.codecs.bench import Bench, Row, short
+from grace_bench.codecs.buffers import Buffers
 from grace_bench.codecs.clock import Case, Timing
 from grace_bench.codecs.plan import COLD
-from grace_bench.codecs.room import Room
 
 _PATIENCE = {
     None: 10.0,
@@ -31,44 +31,46 @@ class Board(Bench):
         super().__init__(*args, **options)
         self._floors: dict[tuple[int, int], floors.Floors] = {}
 
-    def run_job(self, name: str, room: Room, count: int) -> None:
+    def run_job(self, name: str, buffers: Buffers, count: int) -> None:
         if name == PARTS:
-            self._measure_parts(room, count)
+            self._measure_parts(buffers, count)
         else:
-            super().run_job(name, room, count)
+            super().run_job(name, buffers, count)
 
-    def rivals_of(self, case: Case, name: str, room: Room, payloads: int | None) -> list[Case]:
+    def rivals_of(self, case: Case, name: str, buffers: Buffers, payloads: int | None) -> list[Case]:
         """Where there is a goal: the reference kernels, the baseline instruction set, and naive torch code."""
-        if goals_of(case.operation, name, room.n):
+        if goals_of(case.operation, name, buffers.n):
             case.patience = _PATIENCE[None]
-        goals = [goal for size in (room.n, COLD) for goal in goals_of(case.operation, name, size)]
+        goals = [goal for size in (buffers.n, COLD) for goal in goals_of(case.operation, name, size)]
         if not goals:
             return []
         chosen = ["reference"] if self.kernels != "reference" else []
         if any(goal.kernels in backends.available() and goal.kernels != self.kernels for goal in goals):
             chosen.append("native-base")
         out = [compressors.on(case, backend) for backend in chosen]
-        plain_torch = naive.case(case.operation, name, room, payloads or room.workers)
+        plain_torch = naive.case(case.operation, name, buffers, payloads or buffers.workers)
         if plain_torch is not None:
             out.append(plain_torch)
         for other in out:
             other.patience = _PATIENCE[other.kernels]
         return out
 
-    def row_of(self, case: Case, name: str, room: Room, count: int, timing: Timing, rivals: dict[Case, Timing]) -> Row:
-        goals = goals_of(case.operation, name, room.n)
-        here = self._here(room, count)
+    def row_of(
+        self, case: Case, name: str, buffers: Buffers, count: int, timing: Timing, rivals: dict[Case, Timing]
+    ) -> Row:
+        goals = goals_of(case.operation, name, buffers.n)
+        here = self._here(buffers, count)
         row = rows.row(case.operation, timing, goals, count, here=here)
         row["others"] = [rows.other(other, theirs, timing, goals, count, here) for other, theirs in rivals.items()]
         return row
 
-    def _here(self, room: Room, count: int) -> floors.Floors | None:
+    def _here(self, buffers: Buffers, count: int) -> floors.Floors | None:
         """The floors, measured once for each size and number of threads; None for warm sizes, with goals in microseconds."""
-        if room.n < COLD:
+        if buffers.n < COLD:
             return None
-        if (room.n, count) not in self._floors:
-            self._floors[room.n, count] = floors.measure(self.clock, room, count, self.plan.samples)
-        return self._floors[room.n, count]
+        if (buffers.n, count) not in self._floors:
+            self._floors[buffers.n, count] = floors.measure(self.clock, buffers, count, self.plan.samples)
+        return self._floors[buffers.n, count]
 
     def more(self) -> Row:
         told = [
@@ -82,23 +84,23 @@ class Board(Bench):
         ]
         return {**super().more(), "floors": told}
 
-    def _measure_parts(self, room: Room, count: int) -> None:
-        if room.n < COLD:
+    def _measure_parts(self, buffers: Buffers, count: int) -> None:
+        if buffers.n < COLD:
             return
-        coded = dict(parts.elias_fano(room))
-        cases = [*parts.degenerate(room), *coded]
+        coded = dict(parts.elias_fano(buffers))
+        cases = [*parts.degenerate(buffers), *coded]
         for case in cases:
             case.patience = _PATIENCE[None]
-        found = self.clock.measure(room.add(), cases, self.plan.samples, cold=True)
+        found = self.clock.measure(buffers.add(), cases, self.plan.samples, cold=True)
         for case, timing in found.items():
-            self._add_part(case, timing, room.n, count, coded=coded.get(case), here=self._here(room, count))
-        if room.n == max(self.plan.sizes):
+            self._add_part(case, timing, buffers.n, count, coded=coded.get(case), here=self._here(buffers, count))
+        if buffers.n == max(self.plan.sizes):
             self._measure_powersgd(count)
 
     def _measure_powersgd(self, count: int) -> None:
         step, copy, size = parts.powersgd()
         step.patience = _PATIENCE[None]
-        by_sum = self.clock.measure(Room(size).add(), [step], self.plan.samples, cold=True)[step]
+        by_sum = self.clock.measure(Buffers(size).add(), [step], self.plan.samples, cold=True)[step]
         by_copy = self.clock.measure(copy, [step], self.plan.samples, cold=True)[step]
         self._add_part(step, by_sum if isinstance(by_copy, Timing) else by_copy, size, count, copies=by_copy)
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.codecs.goals import Goal
+from grace_bench.codecs.buffers import Buffers
 from grace_bench.codecs.clock import Case, Clock, Timing
-from grace_bench.codecs.room import Room
 
 MEMORY, ARITHMETIC = "memory", "arithmetic"
 STREAM = 1.25  # a kernel with several streams may take so many times what a copy of as many bytes takes
@@ -59,12 +59,12 @@ def chain() -> Case:
     return Case("chain of products", lambda: torch.cumprod(x, 0, out=out))
 
 
-def measure(clock: Clock, room: Room, threads: int, samples: int) -> Floors:
-    """The floors at the size of this room."""
-    copy, add, loop = Case("copy", lambda: room.out.copy_(room.x)), room.add(), chain()
-    moving = clock.measure(room.add(), [copy, add], samples, cold=True)
-    seconds = _median(moving[add]) / room.n
-    byte = min(_median(moving[copy]) / room.n / _COPY, seconds / _ADD)
+def measure(clock: Clock, buffers: Buffers, threads: int, samples: int) -> Floors:
+    """The floors at the size of these buffers."""
+    copy, add, loop = Case("copy", lambda: buffers.out.copy_(buffers.x)), buffers.add(), chain()
+    moving = clock.measure(buffers.add(), [copy, add], samples, cold=True)
+    seconds = _median(moving[add]) / buffers.n
+    byte = min(_median(moving[copy]) / buffers.n / _COPY, seconds / _ADD)
     looping = clock.measure(loop, [loop], samples, cold=False)
     return Floors(byte, _least(looping[loop]) / _CHAIN / _LATENCY, seconds, threads)
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.codecs.goals import THRESHOLD
+from grace_bench.codecs.buffers import Buffers
 from grace_bench.codecs.clock import DECODE, ENCODE, FEEDBACK, Case
-from grace_bench.codecs.room import Room
 
 _SETUP_SECONDS = 0.5
 Payload = tuple[Tensor, Tensor]
@@ -110,12 +110,12 @@ CODES: dict[str, Callable[[], tuple[str, Encode, Decode]]] = {
 }
 
 
-def case(operation: str, method: str, room: Room, payloads: int) -> Case | None:
+def case(operation: str, method: str, buffers: Buffers, payloads: int) -> Case | None:
     """The counterpart of an operation of this method; None where there is none."""
     if method not in CODES:
         return None
     what, encode, decode = CODES[method]()
-    x, memory = room.x.view(-1), room.memory.view(-1)
+    x, memory = buffers.x.view(-1), buffers.memory.view(-1)
     if operation == ENCODE:
         return Case(operation, lambda: encode(x), kernels="torch", what=what)
     if operation == FEEDBACK:
@@ -136,9 +136,9 @@ def case(operation: str, method: str, room: Room, payloads: int) -> Case | None:
             if len(received) >= 2 and time.perf_counter() - start > _SETUP_SECONDS:
                 received.append(received[len(received) - 2])  # as the codecs' own slow wires
             else:
-                received.append(encode(room.gradient(len(received)).view(-1)))
+                received.append(encode(buffers.gradient(len(received)).view(-1)))
 
     def total() -> Tensor:
-        return sum((decode(payload, x) for payload in received), torch.zeros_like(x)) / room.workers
+        return sum((decode(payload, x) for payload in received), torch.zeros_like(x)) / buffers.workers
 
     return Case(operation, total, prepare, "torch", what)

@@ -12,10 +12,10 @@ from benchmarks.codecs.goals import CONSTANT, ELIAS_FANO, ELIAS_FANO_FEW, POWERS
 from grace.kernels import select_topk
 from grace.methods.common import index_lists
 from grace.methods.common.counts import count_kept
+from grace_bench.codecs.buffers import Buffers
 from grace_bench.codecs.clock import Case
 from grace_bench.codecs.compressors import compressor_of, stream
 from grace_bench.codecs.conversations import Replay
-from grace_bench.codecs.room import Room
 
 MATRIX = (4096, 1024)
 
@@ -28,27 +28,27 @@ class IndexList:
     size: int
 
 
-def degenerate(room: Room) -> list[Case]:
+def degenerate(buffers: Buffers) -> list[Case]:
     """Top-k of 1 % where nearly all numbers are equal."""
     compressor = compressor_of(grace.method("topk", ratio=0.01, memory="none"))
     assert compressor is not None
-    rng = stream(compressor, 0, room)
+    rng = stream(compressor, 0, buffers)
 
     def sparse() -> None:
-        room.rows.zero_()
-        room.rows[:, ::100] = room.x[:, ::100]
+        buffers.rows.zero_()
+        buffers.rows[:, ::100] = buffers.x[:, ::100]
 
-    inputs = {ZEROS: room.rows.zero_, CONSTANT: lambda: room.rows.fill_(-0.5), SPARSE: sparse}
-    return [Case(name, lambda: compressor.encode_(room.rows, rng), make) for name, make in inputs.items()]
+    inputs = {ZEROS: buffers.rows.zero_, CONSTANT: lambda: buffers.rows.fill_(-0.5), SPARSE: sparse}
+    return [Case(name, lambda: compressor.encode_(buffers.rows, rng), make) for name, make in inputs.items()]
 
 
-def elias_fano(room: Room) -> list[tuple[Case, IndexList]]:
+def elias_fano(buffers: Buffers) -> list[tuple[Case, IndexList]]:
     """Coding the indices of the largest 1 and 0.1 %."""
     out = []
     for name, ratio in ((ELIAS_FANO, 0.01), (ELIAS_FANO_FEW, 0.001)):
-        index = select_topk(room.x, count_kept(ratio, room.n))  # [1, k]
-        size = index_lists.encode(index, room.n, "elias-fano").numel()
-        case = Case(name, lambda index=index: index_lists.encode(index, room.n, "elias-fano"))  # type: ignore[misc]
+        index = select_topk(buffers.x, count_kept(ratio, buffers.n))  # [1, k]
+        size = index_lists.encode(index, buffers.n, "elias-fano").numel()
+        case = Case(name, lambda index=index: index_lists.encode(index, buffers.n, "elias-fano"))  # type: ignore[misc]
         out.append((case, IndexList(index.numel(), size)))
     return out
 
@@ -56,7 +56,9 @@ def elias_fano(room: Room) -> list[tuple[Case, IndexList]]:
 def powersgd() -> tuple[Case, Case, int]:
     """A worker's whole step on a matrix, memory included, without the network; a copy of that matrix; its size."""
     m, l = MATRIX
-    room = Room(m * l)
-    case = Replay(POWERSGD, method=grace.method("powersgd:rank=4,memory=residual"), room=room, shape=MATRIX, part="all")
+    buffers = Buffers(m * l)
+    case = Replay(
+        POWERSGD, method=grace.method("powersgd:rank=4,memory=residual"), buffers=buffers, shape=MATRIX, part="all"
+    )
     source, to = torch.zeros(m, l), torch.zeros(m, l)
     return case, Case("memcpy", lambda: ctypes.memmove(to.data_ptr(), source.data_ptr(), 4 * m * l)), m * l

@@ -25,7 +25,7 @@ TOOLKITS = ("tensorflow", "keras", "jax")
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class ToolkitAllReduce:
     """A toolkit's own all-reduce between processes.
 
     Args:
@@ -64,7 +64,7 @@ class Host:
     relu: Callable[[Any], Any]
     wait: Callable[[Any], Any]
     now: Callable[[], Any]
-    own: Own
+    own: ToolkitAllReduce
 
 
 def open_host(toolkit: str) -> Host:
@@ -118,7 +118,7 @@ def _open_tensorflow() -> Host:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     compiler = functools.partial(tf.function, reduce_retracing=True)
-    own = Own("MultiWorkerMirroredStrategy", tf.constant, compile_replica, mean)
+    own = ToolkitAllReduce("MultiWorkerMirroredStrategy", tf.constant, compile_replica, mean)
     call = grace.tensorflow.call_host
     return Host(
         "TensorFlow", tf.constant, compiler, call, differentiate, tf.nn.relu, lambda xs: xs[-1][:1].numpy(),
@@ -153,7 +153,9 @@ def _open_jax() -> Host:
     def now() -> Any:
         return io_callback(lambda: np.float32(time.time() - BEGUN), jax.ShapeDtypeStruct((), np.float32), ordered=True)
 
-    own = Own("psum over gloo", spread, compile_rows, lambda xs: [x / world for x in jax.lax.psum(list(xs), "ranks")])
+    own = ToolkitAllReduce(
+        "psum over gloo", spread, compile_rows, lambda xs: [x / world for x in jax.lax.psum(list(xs), "ranks")]
+    )
     return Host(
         "JAX", jax.numpy.asarray, functools.partial(jax.jit, donate_argnums=0), grace.jax.call_host,
         lambda loss, params: jax.grad(loss)(list(params)), jax.nn.relu, jax.block_until_ready, now, own,
@@ -170,7 +172,7 @@ def _open_torch() -> Host:
             dist.all_reduce(x)
         return [x.div_(dist.get_world_size()) for x in gradients]
 
-    own = Own("torch's all_reduce", torch.from_numpy, _as_it_is, mean)
+    own = ToolkitAllReduce("torch's all_reduce", torch.from_numpy, _as_it_is, mean)
     return Host(
         "torch", torch.from_numpy, _as_it_is, lambda exchange, xs: list(exchange(xs)), differentiate, torch.relu,
         lambda xs: xs, lambda: time.time() - BEGUN, own,

@@ -21,7 +21,7 @@ from grace.run.session import Session
 from grace.transports.alone import Alone
 from grace.verify import laws
 from tests.laws.cases import CASES
-from tests.laws.test_unasked import LARGE, QUIET, SPOILED, STEPS
+from tests.laws.test_no_sync import LARGE, QUIET, SPOILED, STEPS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -19,7 +19,7 @@ from grace.contract.facts import Facts
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
 from grace.errors import TransportError
-from grace.kernels import block_abs_max, spread
+from grace.kernels import block_abs_max, repeat_by_block
 from grace.memories import ErrorFeedback
 from grace.methods import QSGD, Identity, PowerSGD, RandomK, TopK
 from grace.random import Stream
@@ -172,7 +172,7 @@ class Nearest(QSGD):
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
     ) -> tuple[Tensor, bool]:
         p = rows.clone() if memory is None else rows + memory
-        unit = spread(block_abs_max(p, self.bucket), p.shape[1], self.bucket).clamp_min(1e-30) / self.s
+        unit = repeat_by_block(block_abs_max(p, self.bucket), p.shape[1], self.bucket).clamp_min(1e-30) / self.s
         on_grid = (p / unit).round() * unit
         found = QSGD.encode_(self, on_grid, rng, None, on_grid.clone() if rest is not None else None)
         if rest is not None:

@@ -339,7 +339,7 @@ class OptimizerHandle(Regrouping):
 
         Args:
             transport: such as :meth:`grace.transports.rounds.Rounds.meet` gives; the handle takes it over.
-            model: what else is the same on all workers, such as ``net.buffers()``.
+            model: what else is the same on all workers, of any shapes, such as ``net.buffers()``.
 
         Raises:
             TransportError: one of them has died since: call it again, with those who are left.
@@ -387,8 +387,8 @@ class OptimizerHandle(Regrouping):
 
 
 def fill_buckets(parameters: Mapping[str, Tensor], most: int) -> list[list[str]]:
-    """Names from the last to the first, roughly the order in which gradients become ready, in lists of at most ``most`` bytes,
-    or of one name.
+    """Names of parameters of any shape, from the last to the first, roughly the order in which gradients become ready, in
+    lists of at most ``most`` bytes, or of one name.
     """
     buckets: list[list[str]] = []
     size = 0

@@ -22,7 +22,7 @@ from grace.contract.knobs import as_call
 from grace.contract.peer import Peer
 from grace.contract.wrapping import find_compressor, layers
 from grace.errors import CompositionError, ConfigurationError, InputError
-from grace.flags.finite import Flag, both, fill_unless_
+from grace.flags.finite import Flag, and_, fill_unless_
 from grace.flags.refusals import Refusals
 from grace.registry import method as make_method
 from grace.registry import recipe_of
@@ -167,7 +167,7 @@ class Weights:
             wire = x.view(1, -1)
             if part.compressed:
                 wire, fine = compressor.encode_(x.to(torch.float32, copy=True).view(1, -1), stream.fork(index))
-                finite = both(finite, fine)
+                finite = and_(finite, fine)
             wires.append(wire)
         sealed = yield AllGather(seal(join(*wires), finite, version)[0])  # [W, s]
         flags = [read_headers(one[None], version, rank) for rank, one in enumerate(sealed)]
@@ -186,5 +186,5 @@ class Weights:
             with Refusals() as refusals:
                 compressor.decompress_add_(theirs, rows, 1.0, peer.shared(compressor.id).fork(index))
             for row, fine in zip(rows, flags, strict=True):
-                fill_unless_(both(fine, refusals.ok), row, math.nan)
+                fill_unless_(and_(fine, refusals.ok), row, math.nan)
             target.copy_(rows)

@@ -136,7 +136,9 @@ class Driver:
             self._listening.ready()
 
     def holds(self, names: Sequence[str], gradients: Mapping[str, Tensor], last: bool) -> bool:
-        """Whether this bucket waits, to be exchanged with later ones."""
+        """Whether this bucket waits, to be exchanged with later ones. ``gradients``: its tensors, of any shape, by name;
+        ``last``: whether the step ends with it: then nothing waits.
+        """
         if not self.active:
             return False
         self._coming.append(tuple(names))
@@ -268,9 +270,9 @@ class Driver:
         record = controller.ended(period, now - self._start, self._overhead)
         if record is not None:
             controller.heard(self._tell(record))
+            self.history.heard()
             if controller.look is not None:
                 self._look(controller, controller.look)
-            self.history.heard()
         self._apply(controller)
 
     def _apply(self, controller: Controller) -> None:
@@ -282,8 +284,9 @@ class Driver:
     def _look(self, controller: Controller, why: str) -> None:
         """Measures the link again, and plans anew."""
         start = self.clock()
-        used = dict.fromkeys([*self.choices[0].plan.methods, *self.choices[controller.current].plan.methods])
-        self.known = look(self.session.network, self.known, [name for name in used if name in self.known.rates])
+        self.known = look(
+            self.session.network, self.known, list(self.known.rates)
+        )  # or old numbers would compete with new
         problem = self.problem()
         plans = [problem.plan(one.plan.parts) for one in self.choices]
         found = [plan for plan in plans if plan is not None]
@@ -305,7 +308,7 @@ class Driver:
 
     def _tell(self, values: Sequence[int]) -> list[list[int]]:
         start = self.clock()
-        rows = Probe(self.session.network, 1).tell(values)
+        rows = Probe(self.session.network, 1).all_gather_numbers(values)
         self._overhead += self.clock() - start
         return rows
 

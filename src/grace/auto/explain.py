@@ -250,7 +250,7 @@ def explain(driver: Driver) -> Explanation:
             )
             for one in controller.trials
         ),
-        (*driver.history.events, *(() if controller is None else controller.events)),
+        (*(() if controller is None else controller.events), *driver.history.events),
         None if controller is None or controller.waits is None else waits_line(driver, controller.waits),
         None if controller is None else controller.hopeless,
         {what: ns / 1e9 for what, ns in driver.spent.items()}, driver.elapsed / 1e9, dict(driver.left_out),

@@ -39,11 +39,11 @@ def codecs(
     Example: [bold]grace bench codecs --methods topk,qsgd,powersgd --sizes 1M,25M --links 1gbit,10gbit[/]
     """
     from grace.predict.links import parse_links
+    from grace_bench.codecs.break_even import BreakEvenBench
     from grace_bench.codecs.figure import draw
     from grace_bench.codecs.plan import plan_of
     from grace_bench.codecs.session import judge, run, write_document
     from grace_bench.codecs.table import view
-    from grace_bench.codecs.worth import WorthBench
     from grace_bench.report.render import renderer
 
     plan = plan_of(methods, sizes, threads, samples, limit=limit, workers=workers, device=device)
@@ -51,7 +51,7 @@ def codecs(
     if out is not None:
         renderer()  # now, not after minutes
     warn_if_busy()
-    document, stop = run(WorthBench(plan, speeds), out, "grace")
+    document, stop = run(BreakEvenBench(plan, speeds), out, "grace")
     if out is not None:
         write_document(document, out)
         names = ["codecs.json", *(path.name for path in draw(document, out))]

@@ -29,18 +29,18 @@ from grace.predict.links import seconds_of
 from grace.transports.launchers import Place, find_place
 from grace_bench.extras import TORCH
 from grace_bench.report import tables
-from grace_bench.report.elsewhere import elsewhere
 from grace_bench.report.files import draw_comparison
 from grace_bench.report.progress import SweepReporter
 from grace_bench.report.render import renderer
+from grace_bench.report.slower_links import over_slower_links
 from grace_bench.runs.baselines import BASELINES
 from grace_bench.runs.config import RunConfig
 from grace_bench.runs.plan import Plan, add_baseline, check, check_memory
 from grace_bench.runs.results import Failure, Result
 from grace_bench.runs.trackers import TensorBoard, Tracker, Wandb
-from grace_bench.workers.external import Company
+from grace_bench.workers.external import ExternalWorkers
 from grace_bench.workers.local import Launcher, launch
-from grace_bench.workers.sweep import Ended, sweep
+from grace_bench.workers.sweep import RunOutcome, sweep
 
 _LAUNCHERS = ("auto", "local", "ray")
 _COMMON = ("steps", "epochs", "evaluations", "batch", "lr", "data", "granularity", "timeout", "machines")
@@ -180,7 +180,7 @@ def compare_(methods: Methods, out: RequiredOut, **options: Any) -> None:
     results = [run.document for run in runs if isinstance(run.document, Result)]
     drawn = draw_comparison(results, out) if results else []
     documents = [run.document for run in runs]
-    predicted = elsewhere(documents)
+    predicted = over_slower_links(documents)
     view = Group(*([] if predicted is None else [predicted]), tables.comparison(documents))
     figures = ", comparison.png, comparison.svg" if drawn else ""
     _tell(runs, view, options, f"In {out}: runs/, runs.csv, curves.csv{figures}")
@@ -231,15 +231,15 @@ def _find_place(options: dict[str, Any]) -> Place | None:
     return find_place() if options["launcher"] == "auto" else None
 
 
-def _sweep(plan: Plan, out: Path | None, options: dict[str, Any]) -> list[Ended]:
+def _sweep(plan: Plan, out: Path | None, options: dict[str, Any]) -> list[RunOutcome]:
     """Runs the plan: in new workers, in those of the job that this process belongs to, or on a Ray cluster."""
     if (here := _find_place(options)) is not None:
-        company = Company(here, options["timeout"])
+        workers = ExternalWorkers(here, options["timeout"])
         if here.rank:
-            company.follow()
+            workers.run_others()
             raise typer.Exit  # rank 0 does the rest
-        with company.end_together():
-            return _sweep_with(company.lead, company.check, plan, out, options)
+        with workers.end_together():
+            return _sweep_with(workers.run_rank0, workers.check, plan, out, options)
     if options["launcher"] == "ray":
         from grace_bench.workers.ray_cluster import Cluster
 
@@ -254,7 +254,7 @@ def _sweep_with(
     plan: Plan,
     out: Path | None,
     options: dict[str, Any],
-) -> list[Ended]:
+) -> list[RunOutcome]:
     configs = plan.runs()
     check(configs)
     check_workers(configs)
@@ -269,7 +269,7 @@ def _sweep_with(
 
 
 def _tell(
-    runs: Sequence[Ended], view: RenderableType, options: dict[str, Any], written: str, width: int | None = None
+    runs: Sequence[RunOutcome], view: RenderableType, options: dict[str, Any], written: str, width: int | None = None
 ) -> None:
     if options["as_json"]:
         write_json([run.document for run in runs])
@@ -279,7 +279,7 @@ def _tell(
         typer.echo(written, err=True)
 
 
-def _tell_failures(runs: Sequence[Ended], what: str, hint: str = "") -> None:
+def _tell_failures(runs: Sequence[RunOutcome], what: str, hint: str = "") -> None:
     failed = [run for run in runs if not run.ok]
     if len(runs) == 1 and isinstance(runs[0].document, Failure):
         raise GraceError(runs[0].document.error + hint)

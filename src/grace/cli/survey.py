@@ -21,6 +21,10 @@ def survey_run(
     shard: Annotated[str, typer.Option("--shard", help="Only part I of N, from 1/N to N/N.")] = "1/1",
     jobs: Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Runs side by side, one thread each.")] = 1,
     idle: Annotated[bool, typer.Option("--idle/--no-idle", help="Take only what no other process wants.")] = True,
+    archive: Annotated[
+        Path | None,
+        typer.Option("--archive", exists=True, dir_okay=False, help="An archive; what is in it does not run."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a plan of the survey: methods x tasks x seeds, all workers of a run in one process.
@@ -28,14 +32,16 @@ def survey_run(
     Quality does not depend on the machine's load: it may run beside other work. Stop it at any time; the same command goes
     on with the runs that are missing. A run that diverges is a result.
 
-    Example: [bold]grace survey run docs/survey/plan.toml --out survey --shard 2/5[/]
+    Example: [bold]grace survey run docs/survey/plan.toml --out survey --shard 2/5 --archive docs/survey/archive.parquet[/]
     """
     import torch
 
     from grace_bench.survey import plan as plans
+    from grace_bench.survey.archive import read_archive
     from grace_bench.survey.run import Done, run_all, yield_to_others
 
     runs = plans.shard(plans.read_plan(plan), shard)
+    known = [] if archive is None else read_archive(archive)
     if idle:
         yield_to_others()
     torch.set_num_threads(1)
@@ -57,11 +63,12 @@ def survey_run(
         left = (time.monotonic() - began) / (here + len(failed)) * (len(runs) - ended) / 60
         typer.echo(f"[{ended}/{len(runs)}] {name}: {end}; {left:.0f} min left if the rest take as long", err=True)
 
-    rows = run_all(runs, out, tell, jobs)
+    rows = run_all(runs, out, tell, jobs, known=known)
     if as_json:
         write_json(rows)
     else:
-        typer.echo(f"{len(rows)} of {len(runs)} runs in {out / 'runs'}")
+        where = out / "runs" if archive is None else f"{out / 'runs'} or {archive}"
+        typer.echo(f"{len(rows)} of {len(runs)} runs in {where}")
     if failed:
         raise GraceError(
             f"{len(failed)} of {len(runs)} runs failed: {'; '.join(failed)}. The same command tries them again"

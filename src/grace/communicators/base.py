@@ -20,7 +20,7 @@ from grace.contract.method import SAID, Exchanged, Method, check_rows, hold_ever
 from grace.contract.needs import Needs
 from grace.contract.peer import Peer
 from grace.errors import CompositionError, PayloadError
-from grace.flags.finite import Flag, both, fill_unless_
+from grace.flags.finite import Flag, and_, fill_unless_
 from grace.flags.refusals import decode
 from grace.kernels.finite import all_finite
 from grace.random import Stream
@@ -119,7 +119,7 @@ class Communicator(Method[Any]):
 
     def _at(self, hop: int) -> Compressor:
         """The compressor of the first or second time that a number is compressed on its way."""
-        return self.compressor.again() if hop else self.compressor
+        return self.compressor.for_second_hop() if hop else self.compressor
 
     def _stream(self, compressor: Compressor, peer: Peer, hop: int) -> Stream:
         """The stream that the compressor asks for."""
@@ -148,7 +148,7 @@ class Communicator(Method[Any]):
     ) -> Flag:
         """As :meth:`_aggregate`, for wires that mean nothing unless ``finite``. Whether ``out`` is valid and finite."""
         finite = decode(finite, lambda: self._aggregate(received, out, peer, scale, hop))
-        return both(finite, all_finite(out)) if self._at(hop).overflows and finite is not False else finite
+        return and_(finite, all_finite(out)) if self._at(hop).overflows and finite is not False else finite
 
     def _give_back(
         self, loan: Loan, sealed: list[Tensor], widths: list[int], dtype: torch.dtype, finite: Flag, peer: Peer
@@ -196,7 +196,7 @@ def read_all_headers(received: Sequence[Tensor], peer: Peer) -> Flag:
     """Whether all ranks saw only finite numbers: each sent one of these sealed wires ``[1, s]``."""
     finite: Flag = True
     for rank, one in enumerate(received):
-        finite = both(finite, wires.read_headers(one, peer.step, rank))
+        finite = and_(finite, wires.read_headers(one, peer.step, rank))
     return finite
 
 

@@ -21,7 +21,7 @@ from grace.contract.method import SAID, Exchanged, Method, hold_everywhere, refu
 from grace.contract.needs import Needs
 from grace.contract.peer import Peer
 from grace.errors import CompositionError, ConfigurationError
-from grace.flags.finite import Flag, both, choose_, fill_unless_
+from grace.flags.finite import Flag, and_, choose_, fill_unless_
 from grace.grid import Grid
 from grace.kernels.finite import all_finite
 from grace.registry.recipes import register_outer
@@ -128,7 +128,7 @@ class Hierarchical(Method[HierarchicalState]):
         out = yield from along(self.method.exchange(mine, state.inner, replace(peer.on(BETWEEN), lent=lent)), BETWEEN)
         parts = yield AllGather(out.mean.to(x.dtype), axis=INSIDE)
         mean = parts.reshape(-1)[: x.numel()].view(x.shape)
-        finite = both(finite, all_finite(mean))  # a number of another part may have become too large
+        finite = and_(finite, all_finite(mean))  # a number of another part may have become too large
         fill_unless_(finite, mean, math.nan)
         inner = _choose(finite, out.state, state.inner)
         return Exchanged(mean, None, HierarchicalState(inner, place, state.shape), finite)
@@ -183,7 +183,7 @@ class Hierarchical(Method[HierarchicalState]):
         return (-(-like.numel() // self.machine),)
 
     def _cut(self, x: Tensor, peer: Peer | None) -> Tensor:
-        """X as ``[S, *part]``, padded with zeros; x's own storage where it fits."""
+        """``x``, of any shape, as ``[S, *part]``, padded with zeros; x's own storage where it fits."""
         part, dtype = self._part(x), state_dtype(x)
         if self.machine * math.prod(part) == x.numel() and x.dtype == dtype and x.is_contiguous():
             return x.view(self.machine, *part)

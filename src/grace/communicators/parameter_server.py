@@ -15,7 +15,7 @@ from grace.contract.loan import Loan
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
 from grace.errors import ConfigurationError
-from grace.flags.finite import Flag, both, fill_unless_
+from grace.flags.finite import Flag, and_, fill_unless_
 from grace.registry.recipes import register_communicator
 
 
@@ -59,7 +59,7 @@ class ParameterServer(TwoHops):
         fill_unless_(finite, total, 0.0)
         again = self._compress_again(total, state, peer)  # on other ranks only its shape matters
         if serving:
-            finite = both(finite, self._keep_debt(total, loan.work, peer))
+            finite = and_(finite, self._keep_debt(total, loan.work, peer))
         widths = yield from self._widths(again, n, peer)
         reply = (
             seal(again, finite, widths[server], peer)

@@ -15,7 +15,7 @@ from grace.communicators.two_hops import TwoHops
 from grace.contract.loan import Loan
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
-from grace.flags.finite import both, fill_unless_
+from grace.flags.finite import and_, fill_unless_
 from grace.registry.recipes import register_communicator
 
 
@@ -38,7 +38,7 @@ class ScatterReduce(TwoHops):
         chunk, finite = yield from self._first_hop(loan, peer)
         fill_unless_(finite, chunk, 0.0)
         again = self._compress_again(chunk, state, peer)  # chunk: now my second rounding
-        finite = both(finite, self._keep_debt(chunk, loan.work.view(W, c)[peer.rank], peer))
+        finite = and_(finite, self._keep_debt(chunk, loan.work.view(W, c)[peer.rank], peer))
         widths = yield from self._widths(again, c, peer)
         final = yield AllGather(seal(again, finite, max(widths), peer)[0])  # [W, s]
         finite = wires.read_headers(final, peer.step)

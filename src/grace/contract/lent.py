@@ -39,11 +39,11 @@ class Lent:
             return torch.empty(shape, dtype=dtype, device=like.device)
         return self.workspace.take(shape, dtype, like.device)
 
-    def swap_in(self, old: Tensor) -> Tensor:
+    def borrow_successor(self, old: Tensor) -> Tensor:
         """Uninitialized storage, like ``old``, for the successor of a tensor of the state. Stays valid after the exchange."""
-        return torch.empty_like(old) if self.workspace is None else self.workspace.swap_in(old)
+        return torch.empty_like(old) if self.workspace is None else self.workspace.borrow_successor(old)
 
-    def swap_out(self, old: Tensor) -> None:
+    def give_back(self, old: Tensor) -> None:
         """Gives back the tensor, of any shape, that has a successor, or the successor that was not needed."""
         if self.workspace is not None:
-            self.workspace.swap_out(old)
+            self.workspace.give_back(old)

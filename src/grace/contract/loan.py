@@ -12,7 +12,7 @@ from grace.compute import backends
 from grace.contract.lent import Lent
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
-from grace.flags.finite import Flag, both, choose_, fill_unless_
+from grace.flags.finite import Flag, and_, choose_, fill_unless_
 from grace.kernels.finite import all_finite
 
 S = TypeVar("S")
@@ -32,7 +32,7 @@ def narrow(mean: Tensor, dtype: torch.dtype, finite: Flag, rest: Tensor | None =
         return mean, finite
     cast = mean.to(dtype)
     if dtype.itemsize < mean.element_size():
-        finite = both(finite, all_finite(cast))  # a finite number may be too large for a narrow one
+        finite = and_(finite, all_finite(cast))  # a finite number may be too large for a narrow one
         fill_unless_(finite, cast, math.nan)
         if rest is not None:
             rest.add_(mean - cast)
@@ -44,7 +44,7 @@ def reads_narrow(x: Tensor) -> bool:
     ``x``: of any shape.
     """
     narrow = x.dtype in (torch.float16, torch.bfloat16) and x.is_contiguous()
-    return narrow and backends.backend().modules.get(x.device.type) == "triton"
+    return narrow and backends.runs_triton(x.device)
 
 
 def room_beside(numbers: Tensor, lent: Lent) -> Tensor:
@@ -66,8 +66,8 @@ def succeed(finite: Flag, new: Tensor, old: Tensor, lent: Lent) -> Tensor:
     """
     if finite is False:
         return old
-    out = choose_(finite, lent.swap_in(old).copy_(new), old)
-    lent.swap_out(old)
+    out = choose_(finite, lent.borrow_successor(old).copy_(new), old)
+    lent.give_back(old)
     return out
 
 

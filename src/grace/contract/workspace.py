@@ -58,14 +58,14 @@ class Workspace:
             self._free.setdefault((tuple(old.shape), old.dtype, old.device), []).append(old)
         self._old.clear()
 
-    def swap_in(self, like: Tensor) -> Tensor:
+    def borrow_successor(self, like: Tensor) -> Tensor:
         """An uninitialized tensor like this one that stays valid: for a new state, in exchange for the old one."""
         free = self._free.get((tuple(like.shape), like.dtype, like.device))
         return free.pop() if free else torch.empty_like(like)
 
-    def swap_out(self, old: Tensor) -> None:
-        """Gives back a tensor, of any shape, that nobody needs once the exchange succeeds; after ``reset``, ``swap_in``
-        may return it.
+    def give_back(self, old: Tensor) -> None:
+        """Gives back a tensor, of any shape, that nobody needs once the exchange succeeds; after ``reset``,
+        ``borrow_successor`` may return it.
         """
         self._old.append(old)
 

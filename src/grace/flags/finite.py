@@ -41,8 +41,8 @@ def flag(answer: Tensor) -> Flag:
     return bool(answer) if on_host(answer.device) else answer
 
 
-def both(a: Flag, b: Flag) -> Flag:
-    """Whether both hold."""
+def and_(a: Flag, b: Flag) -> Flag:
+    """Whether both flags hold."""
     if a is True or b is False:
         return b
     if b is True or a is False:
@@ -50,8 +50,8 @@ def both(a: Flag, b: Flag) -> Flag:
     return torch.logical_and(torch.as_tensor(a), b)
 
 
-def either(a: Flag, b: Flag) -> Flag:
-    """Whether one of them holds."""
+def or_(a: Flag, b: Flag) -> Flag:
+    """Whether at least one of two flags holds."""
     if a is False or b is True:
         return b
     if b is False or a is True:
@@ -59,8 +59,8 @@ def either(a: Flag, b: Flag) -> Flag:
     return torch.logical_or(torch.as_tensor(a), b)
 
 
-def opposite(a: Flag) -> Flag:
-    """Whether it does not hold."""
+def not_(a: Flag) -> Flag:
+    """Whether a flag does not hold."""
     return ~a if isinstance(a, Tensor) else not a
 
 

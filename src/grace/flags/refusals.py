@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from grace.collectives import Exchange
-from grace.flags.finite import Flag, both, either, on_host, opposite
+from grace.flags.finite import Flag, and_, not_, on_host, or_
 
 T = TypeVar("T")
 Problem = Callable[[], Exception]  # makes the error; it may read tensors then
@@ -39,7 +39,7 @@ class Refusals:
         """Whether nothing was refused."""
         out: Flag = True
         for fine, _ in self.found:
-            out = both(out, fine)
+            out = and_(out, fine)
         return out
 
     def watch(self, exchange: Exchange[T]) -> Exchange[T]:
@@ -101,8 +101,8 @@ def decode(finite: Flag, run: Callable[[], Any]) -> Flag:
     if not refusals.found:
         return finite
     fine, problems = refusals.ok, [problem for _, problem in refusals.found]
-    refuse_unless(either(opposite(finite), fine), lambda: _first(problems))
-    return both(finite, fine)
+    refuse_unless(or_(not_(finite), fine), lambda: _first(problems))
+    return and_(finite, fine)
 
 
 def _first(problems: list[Problem]) -> Exception:

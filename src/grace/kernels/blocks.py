@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["block_count", "block_roots", "block_sizes", "spread"]
+__all__ = ["block_count", "block_roots", "block_sizes", "repeat_by_block"]
 
 
 def block_count(n: int, block: int) -> int:
@@ -34,7 +34,7 @@ def block_roots(n: int, block: int, like: Tensor) -> Tensor:
     return roots
 
 
-def spread(scales: Tensor, n: int, block: int) -> Tensor:
+def repeat_by_block(scales: Tensor, n: int, block: int) -> Tensor:
     """``[b, nb]`` -> ``[b, n]``: each block's number at each of its positions."""
     return scales.repeat_interleave(max(1, min(block, n)), dim=1)[:, :n]
 

@@ -57,7 +57,7 @@ class DistEF(ErrorFeedback[S], Generic[S]):
 
     def _wrap(self, verb: Verb, x: Tensor, state: Any, peer: Peer) -> Exchange[Exchanged[Any]]:
         velocity, feedback = state
-        m = peer.lent.swap_in(velocity)
+        m = peer.lent.borrow_successor(velocity)
         torch.mul(velocity, self.mu, out=m).add_(x)
         p = peer.lent.scratch(tuple(x.shape), x, velocity.dtype)
         torch.mul(m, self.mu, out=p).add_(x)
@@ -66,7 +66,7 @@ class DistEF(ErrorFeedback[S], Generic[S]):
         drop_overflow_(out.finite, velocity)
         if out.finite is not False:
             velocity, m = choose_(out.finite, m, velocity), velocity
-        peer.lent.swap_out(m)
+        peer.lent.give_back(m)
         return Exchanged(out.mean, None, DistEFState(velocity, out.state), out.finite)
 
     def kinds(self, state: Any) -> Any:

@@ -20,6 +20,7 @@ from grace.errors import CompositionError
 from grace.flags.finite import choose_
 from grace.kernels.finite import sum_finite
 from grace.memories.base import Memory, Verb, drop_overflow_
+from grace.memories.many import settle_many_
 from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
@@ -88,7 +89,7 @@ class ErrorFeedback(Memory[S]):
         peer = replace(peer, lr=peer.lr if self.follow_lr else None).lending(
             keep_rest=True, spare=x if plain else None, applied_as=None
         )
-        rest = peer.lent.swap_in(memory)  # the memory stays as it is until the exchange has succeeded
+        rest = peer.lent.borrow_successor(memory)  # the memory stays as it is until the exchange has succeeded
         whole = isinstance(weight, float) and self.gamma == weight == 1
         as_is = plain or (applied_as == x.dtype and reads_narrow(x))
         if as_is and self.method.adds_memory and whole:
@@ -112,7 +113,7 @@ class ErrorFeedback(Memory[S]):
             memory, rest = choose_(finite, rest, memory), memory
             last = None if last is None else choose_rate(finite, peer.lr or 0.0, last)
         drop_overflow_(finite, memory)
-        peer.lent.swap_out(rest)
+        peer.lent.give_back(rest)
         after = FeedbackState(memory, out.state) if last is None else FollowingState(memory, out.state, last)
         return Exchanged(mean, None, after, finite)
 
@@ -130,7 +131,7 @@ class ErrorFeedback(Memory[S]):
             return (yield from Method.exchange_all(self, xs, states, peers))
         lending = []
         for x, state, peer in zip(xs, states, peers, strict=True):
-            lent = Lent(True, state[0], peer.lent.swap_in(state[0]), x, peer.lent.workspace)
+            lent = Lent(True, state[0], peer.lent.borrow_successor(state[0]), x, peer.lent.workspace)
             lending.append(
                 Peer(
                     peer.rank, peer.world, peer.step, peer.name, peer.seed, None, peer.steps_per_epoch, lent, peer.axes
@@ -138,16 +139,20 @@ class ErrorFeedback(Memory[S]):
             )
         outs = yield from self.method.exchange_all(xs, [inner for _, inner in states], lending)
         results = []
+        settled = settle_many_(outs, lending)
         for out, (memory, _), peer in zip(outs, states, lending, strict=True):
             rest, finite = peer.lent.rest, out.finite
             assert rest is not None
-            if finite is not False:
+            if settled:
+                memory, rest = rest, memory
+            elif finite is not False:
                 assert out.rest is not None, f"{as_call(self.method)} did not keep the rest"
                 if out.rest is not rest and out.rest.data_ptr() != rest.data_ptr():
                     rest.copy_(out.rest)
                 memory, rest = choose_(finite, rest, memory), memory
-            drop_overflow_(finite, memory)
-            peer.lent.swap_out(rest)
+            if not settled:
+                drop_overflow_(finite, memory)
+            peer.lent.give_back(rest)
             results.append(Exchanged(out.mean, None, FeedbackState(memory, out.state), finite))
         return results
 

@@ -15,7 +15,7 @@ from grace.contract.method import Exchanged, Method
 from grace.contract.needs import AVERAGES, NOTHING, Needs
 from grace.contract.peer import Peer
 from grace.errors import CompositionError
-from grace.flags.finite import both, choose_
+from grace.flags.finite import and_, choose_
 from grace.kernels.finite import all_finite
 from grace.memories.base import Memory, Verb, drop_overflow_
 from grace.registry.recipes import register_memory
@@ -61,16 +61,16 @@ class Momentum(Memory[S]):
 
     def _wrap(self, verb: Verb, x: Tensor, state: MomentumState, peer: Peer) -> Exchange[Exchanged[MomentumState]]:
         memory, inner = state
-        m = peer.lent.swap_in(memory)
+        m = peer.lent.borrow_successor(memory)
         torch.mul(memory, self.beta, out=m).add_(x, alpha=1 - self.beta)
         lent = peer.lent.scratch(tuple(x.shape), x, memory.dtype).copy_(m)
         out = yield from verb(lent, inner, peer.lending(applied_as=peer.lent.applied_as or x.dtype))
         mean, finite = narrow(out.mean, peer.lent.applied_as or x.dtype, out.finite)
-        kept = both(finite, all_finite(mean))
+        kept = and_(finite, all_finite(mean))
         drop_overflow_(kept, memory)
         if kept is not False:
             memory, m = choose_(kept, m, memory), memory
-        peer.lent.swap_out(m)
+        peer.lent.give_back(m)
         return Exchanged(mean, None, MomentumState(memory, out.state), finite)
 
     def kinds(self, state: MomentumState) -> Any:

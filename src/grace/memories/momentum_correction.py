@@ -80,7 +80,7 @@ class MomentumCorrection(Memory[S]):
 
     def _wrap(self, verb: Verb, x: Tensor, state: CorrectionState, peer: Peer) -> Exchange[Exchanged[CorrectionState]]:
         memory, inner = state
-        successor = peer.lent.swap_in(memory)  # the memory stays as it is until the exchange has succeeded
+        successor = peer.lent.borrow_successor(memory)  # the memory stays as it is until the exchange has succeeded
         u, v = successor
         if self.clip is not None:
             _clip_(x, self.clip / math.sqrt(peer.world))
@@ -98,7 +98,7 @@ class MomentumCorrection(Memory[S]):
         drop_overflow_(finite, memory)
         if finite is not False:
             memory, successor = choose_(finite, successor, memory), memory
-        peer.lent.swap_out(successor)
+        peer.lent.give_back(successor)
         return Exchanged(mean, None, CorrectionState(memory, out.state), finite)
 
     def _sends_all(self, like: Tensor) -> bool:

@@ -22,7 +22,7 @@ from grace.contract.loan import succeed
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
 from grace.errors import out_of_range
-from grace.flags.finite import ask_host, both
+from grace.flags.finite import and_, ask_host
 from grace.kernels.finite import all_finite
 from grace.methods.common.matrices import DENSE, Projection
 from grace.methods.common.principal import collect_covariance, share_components
@@ -111,7 +111,7 @@ class GradiVeQ(Method["GradiVeQState | None"]):
     def _collect(self, x: Tensor, state: GradiVeQState, peer: Peer) -> Exchange[Exchanged[GradiVeQState | None]]:
         """A step without compression, from which the next U learns."""
         out = yield from DENSE.exchange(x, None, peer)
-        if not ask_host(both(out.finite, all_finite(out.mean))):  # what the next step sends depends on it
+        if not ask_host(and_(out.finite, all_finite(out.mean))):  # what the next step sends depends on it
             return Exchanged.poisoned(x, state)
         K, d, N = self._sizes(x.numel())
         covariance = collect_covariance(out.mean.reshape(-1)[: N * K].view(N, K).float())

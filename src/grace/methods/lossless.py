@@ -81,8 +81,8 @@ class Lossless(Compressor):
     def with_memory(self) -> Compressor:
         return replace(self, compressor=self.compressor.with_memory())
 
-    def again(self) -> Compressor:
-        return replace(self, compressor=self.compressor.again())
+    def for_second_hop(self) -> Compressor:
+        return replace(self, compressor=self.compressor.for_second_hop())
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         wire = self.compressor.compress_(rows, rng, keep_rest)

@@ -16,7 +16,7 @@ from grace.contract.knobs import Count, Positive, Steps
 from grace.contract.loan import narrow, room_beside, succeed
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
-from grace.flags.finite import both, fill_unless_
+from grace.flags.finite import and_, fill_unless_
 from grace.kernels import add_low_rank_, all_finite, orthonormalize, project_columns, project_rows, split_low_rank
 from grace.methods.common.matrices import DENSE, LowRank, product_fits, unit_rows
 from grace.random import Stream
@@ -92,13 +92,13 @@ class PowerSGD(LowRank["Tensor | None"]):
             add_low_rank_(left, p, mine, -1.0)
             fits = all_finite(left)
         q = yield AllReduce(mine if fits is True else fill_unless_(fits, mine.clone(), math.nan))
-        finite = both(finite, all_finite(q))
+        finite = and_(finite, all_finite(q))
         if finite is False:
             return Exchanged.poisoned(x, state)
         mean = room_beside(matrix, peer.lent)
         split_low_rank(matrix if peer.lent.keep_rest else None, p, mine, q.contiguous(), mean)
         mean_fits = product_fits(p, q)
-        finite = both(finite, all_finite(mean) if mean_fits is False else mean_fits)
+        finite = and_(finite, all_finite(mean) if mean_fits is False else mean_fits)
         if finite is False:
             return Exchanged.poisoned(x, state)
         rest = matrix.view(x.shape) if peer.lent.keep_rest else None

@@ -71,7 +71,7 @@ class RandomK(Compressor):
             )
         return replace(self, scale=False)
 
-    def again(self) -> Compressor:
+    def for_second_hop(self) -> Compressor:
         """An average of decoded wires is already scaled, and zero outside of the positions, which are the same."""
         return replace(self, scale=False)
 

@@ -21,7 +21,7 @@ from grace.contract.loan import narrow
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
 from grace.errors import InputError
-from grace.flags.finite import Flag, both, fill_unless_
+from grace.flags.finite import Flag, and_, fill_unless_
 from grace.kernels import PRIME, select_topk
 from grace.kernels.finite import all_finite
 from grace.methods.common.count_sketch import CountSketch
@@ -90,7 +90,7 @@ class SketchedSGD(Method[None]):
             index = torch.arange(n, device=x.device)
         values = flat[index].float()
         exact = yield AllReduce(values)
-        finite = both(finite, all_finite(exact))
+        finite = and_(finite, all_finite(exact))
         if finite is False:
             return Exchanged.poisoned(x, None)
         top = select_topk(exact[None], count_kept(self.ratio, n))[0]  # [k]

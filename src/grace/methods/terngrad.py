@@ -12,7 +12,7 @@ from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import Count, check_knobs
 from grace.errors import out_of_range
-from grace.kernels import block_norm, block_roots, spread
+from grace.kernels import block_norm, block_roots, repeat_by_block
 from grace.methods.qsgd import QSGD
 from grace.random import Stream
 from grace.registry import register
@@ -75,7 +75,7 @@ class TernGrad(Compressor):
             return self._ternary.compress_(rows, rng, keep_rest)
         n = rows.shape[1]
         rms = block_norm(rows, self.bucket) / block_roots(n, self.bucket, rows)  # [b, nb]
-        limit = spread(rms.mul_(self.clip), n, self.bucket)  # [b, n]
+        limit = repeat_by_block(rms.mul_(self.clip), n, self.bucket)  # [b, n]
         wire = self._ternary.compress_(rows.clamp(-limit, limit), rng, False)
         if keep_rest:
             self.decompress_add_(wire, rows, -1.0, rng)

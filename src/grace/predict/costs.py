@@ -170,7 +170,7 @@ def phases(
     return [*found[:-1], half] if moved else [(codec, codec)]
 
 
-def spread(per_step: Mapping[str, Tally], shares: Sequence[float]) -> list[dict[str, Tally]]:
+def share_out(per_step: Mapping[str, Tally], shares: Sequence[float]) -> list[dict[str, Tally]]:
     """The collectives of each bucket, from those of a whole step: equally many in each, with its share of the bytes."""
     return [
         {kind: Tally(tally.count / len(shares), share * tally.bytes) for kind, tally in per_step.items()}

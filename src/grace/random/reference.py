@@ -97,7 +97,7 @@ def _feistel(out: Tensor, rng: Stream, n: int) -> None:
     half = ((n - 1).bit_length() + 1) // 2
     keys = feistel_keys(rng)
     if not on_host(out.device):
-        _walk_unasked(out, keys, half, n)
+        _walk_without_sync(out, keys, half, n)
         return
     image = _permute(torch.arange(out.numel(), dtype=torch.int64, device=out.device), keys, half)
     at = (image >= n).nonzero().view(-1)  # positions of `todo` in `image`
@@ -131,7 +131,7 @@ def walk_sizes(k: int, n: int, half: int) -> list[int]:
     return [*sizes, 0]
 
 
-def _walk_unasked(out: Tensor, keys: list[int], half: int, n: int) -> None:
+def _walk_without_sync(out: Tensor, keys: list[int], half: int, n: int) -> None:
     """As the host's walk, with sizes that are known beforehand. If they do not suffice, this is raised a step later."""
     k = out.numel()
     image = torch.empty(k + 1, dtype=torch.int64, device=out.device)  # the last place is nobody's

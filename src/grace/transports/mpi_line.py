@@ -151,7 +151,7 @@ class Line:
             raise AbsentError(absent, f"ranks {absent} did not come within {seconds:.0f} s of rank {self.rank}")
         self._making = None
 
-    def tell(self, text: str, seconds: float) -> list[str]:
+    def all_gather_text(self, text: str, seconds: float) -> list[str]:
         """Everyone's text, in the order of the ranks, once all ranks have read it.
 
         A rank that gives up and returns tells its text anew, so that a late rank does not take the old one for an answer.
@@ -182,7 +182,7 @@ class Line:
             return len(texts) == self.world and list(read.values()).count(self._attempt) == self.world - 1
 
         self.begun += 1
-        if not self._poll(is_complete, "tell", deadline):
+        if not self._poll(is_complete, "all_gather_text", deadline):
             self.begun -= 1
             absent = [rank for rank in range(self.world) if rank not in texts]
             raise AbsentError(absent, f"ranks {absent} did not come within {seconds:.0f} s of rank {self.rank}")

@@ -15,19 +15,12 @@ from grace.contract.compressor import Compressor
 from grace.flags.refusals import Refusals
 from grace_bench import machine
 from grace_bench.codecs import conversations
+from grace_bench.codecs.buffers import COPIES, Buffers
 from grace_bench.codecs.cases import cases_of, variants
 from grace_bench.codecs.clock import DECODE, ENCODE, Case, Clock, Timing
 from grace_bench.codecs.compressors import compressor_of
-from grace_bench.codecs.device import (
-    bandwidth_share,
-    clock_of,
-    count_launches,
-    device_of,
-    least_bytes,
-    name_device,
-)
+from grace_bench.codecs.device import bandwidth_share, clock_of, count_launches, device_of, least_bytes, name_device
 from grace_bench.codecs.plan import COLD, YARDSTICKS, Plan, size_text
-from grace_bench.codecs.room import COPIES, Room
 from grace_bench.runs.results import quartiles
 from grace_command.text import plural
 
@@ -92,30 +85,32 @@ class Bench:
                     done += sum(seconds for _, seconds in jobs)
                     continue
                 with resources.threads(count):
-                    room = Room(size, workers=plan.workers, device=self.device)
+                    buffers = Buffers(size, workers=plan.workers, device=self.device)
                     for name, seconds in jobs:
                         if progress is not None:
                             label = f"{name}, {size_text(size)}, {plural(count, 'thread')}"
                             progress(done, total, label)
-                        self._attempt(name, room, count)
+                        self._attempt(name, buffers, count)
                         done += seconds
                         if keep is not None:
                             keep(document(False))
         return document(True)
 
     # ---- what a bench with goals does differently -------------------------------------------------------------------
-    def run_job(self, name: str, room: Room, count: int) -> None:
+    def run_job(self, name: str, buffers: Buffers, count: int) -> None:
         """One job of the plan."""
         if name == YARDSTICKS:
-            self._measure_yardsticks(room, count)
+            self._measure_yardsticks(buffers, count)
         else:
-            self._measure_method(name, room, count)
+            self._measure_method(name, buffers, count)
 
-    def rivals_of(self, case: Case, name: str, room: Room, payloads: int | None) -> list[Case]:
+    def rivals_of(self, case: Case, name: str, buffers: Buffers, payloads: int | None) -> list[Case]:
         """What a compressor's case is compared with; sets the case's patience."""
         return []
 
-    def row_of(self, case: Case, name: str, room: Room, count: int, timing: Timing, rivals: dict[Case, Timing]) -> Row:
+    def row_of(
+        self, case: Case, name: str, buffers: Buffers, count: int, timing: Timing, rivals: dict[Case, Timing]
+    ) -> Row:
         """The row of a case."""
         return summarize(case.operation, timing)
 
@@ -131,58 +126,58 @@ class Bench:
         return {}
 
     # ---- one job ----------------------------------------------------------------------------------------------------
-    def _attempt(self, name: str, room: Room, count: int) -> None:
+    def _attempt(self, name: str, buffers: Buffers, count: int) -> None:
         """A method that fails does not cost the results of the others; the document and the exit status report it."""
         try:
-            self.run_job(name, room, count)
+            self.run_job(name, buffers, count)
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
-            self.lists["failed"].append({"method": name, "size": room.n, "threads": count, "error": text})
+            self.lists["failed"].append({"method": name, "size": buffers.n, "threads": count, "error": text})
 
-    def _measure_yardsticks(self, room: Room, count: int) -> None:
-        cold = room.n >= COLD
-        found = self.clock.measure(room.add(), [room.add(), *room.yardsticks()], self.plan.samples, cold=cold)
+    def _measure_yardsticks(self, buffers: Buffers, count: int) -> None:
+        cold = buffers.n >= COLD
+        found = self.clock.measure(buffers.add(), [buffers.add(), *buffers.yardsticks()], self.plan.samples, cold=cold)
         for case, timing in found.items():
             if isinstance(timing, Timing):
-                where = {"size": room.n, "threads": count, "cold": cold}
+                where = {"size": buffers.n, "threads": count, "cold": cold}
                 self.lists["yardsticks"].append({**summarize(case.operation, timing), **where})
 
-    def _measure_method(self, name: str, room: Room, count: int) -> None:
+    def _measure_method(self, name: str, buffers: Buffers, count: int) -> None:
         """All operations of one method, with what they are compared with, in one interleaved measurement."""
         plain, feedback = variants(name)
         compressor = compressor_of(plain)
         if compressor is not None and compressor.transparent:
-            return self.leave(None, name, room.n, count, "the gradient itself travels: nothing is encoded")
-        copies = 0 if compressor is not None else conversations.COPIES * room.workers
-        if self._lacks_memory(name, room.n, count, copies):
+            return self.leave(None, name, buffers.n, count, "the gradient itself travels: nothing is encoded")
+        copies = 0 if compressor is not None else conversations.COPIES * buffers.workers
+        if self._lacks_memory(name, buffers.n, count, copies):
             return None
-        cases, payloads = cases_of(plain, feedback, room)
+        cases, payloads = cases_of(plain, feedback, buffers)
         rivals: dict[Case, list[Case]] = {}
         for case in cases:
-            compared = self.rivals_of(case, name, room, payloads) if compressor is not None else []
-            if self._is_worth_it(name, case, room.n, count):
-                rivals[case] = [other for other in compared if self._is_worth_it(name, other, room.n, count)]
+            compared = self.rivals_of(case, name, buffers, payloads) if compressor is not None else []
+            if self._is_worth_it(name, case, buffers.n, count):
+                rivals[case] = [other for other in compared if self._is_worth_it(name, other, buffers.n, count)]
         found = self.clock.measure(
-            room.add(),
+            buffers.add(),
             [*rivals, *(other for group in rivals.values() for other in group)],
             self.plan.samples,
-            cold=room.n >= COLD,
+            cold=buffers.n >= COLD,
         )
         for case in rivals:
-            timings = {one: self._note(name, one, found[one], room.n, count) for one in (case, *rivals[case])}
+            timings = {one: self._note(name, one, found[one], buffers.n, count) for one in (case, *rivals[case])}
             timing = timings.pop(case)
             if timing is not None:
                 told = {other: theirs for other, theirs in timings.items() if theirs is not None}
-                row = self.row_of(case, name, room, count, timing, told)
+                row = self.row_of(case, name, buffers, count, timing, told)
                 row["payloads"] = payloads if case.operation == DECODE else None
                 if self.device.type != "cpu":
-                    row |= self._of_device(case, compressor, room, payloads or room.workers)
-                self.lists["rows"].append(self.place(name, room.n, count) | row)
+                    row |= self._of_device(case, compressor, buffers, payloads or buffers.workers)
+                self.lists["rows"].append(self.place(name, buffers.n, count) | row)
         return None
 
-    def _of_device(self, case: Case, compressor: Compressor | None, room: Room, payloads: int) -> Row:
+    def _of_device(self, case: Case, compressor: Compressor | None, buffers: Buffers, payloads: int) -> Row:
         """What is of interest on a GPU: launches, and the share of a copy's bandwidth."""
-        copies = [one for one in self.lists["yardsticks"] if one["operation"] == "memcpy" and one["size"] == room.n]
+        copies = [one for one in self.lists["yardsticks"] if one["operation"] == "memcpy" and one["size"] == buffers.n]
         mine: Row = {"launches": None, "bandwidth": None}
         if compressor is None or not copies:
             return mine
@@ -190,8 +185,8 @@ class Bench:
             case.prepare()
             mine["launches"] = count_launches(case.run)
             seconds = min(case.seconds(self.clock.clear, self.clock.now) for _ in range(3))
-        moved = least_bytes(case.operation, compressor, room.n, payloads)
-        share = bandwidth_share(moved, seconds, 8 * room.n, 1e-6 * copies[-1]["microseconds"])
+        moved = least_bytes(case.operation, compressor, buffers.n, payloads)
+        share = bandwidth_share(moved, seconds, 8 * buffers.n, 1e-6 * copies[-1]["microseconds"])
         mine["bandwidth"] = None if share is None else short(share)
         return mine
 

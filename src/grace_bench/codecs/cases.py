@@ -8,9 +8,9 @@ from grace.contract.method import Method
 from grace.errors import CompositionError
 from grace.registry import method, parse
 from grace_bench.codecs import compressors, conversations
+from grace_bench.codecs.buffers import Buffers
 from grace_bench.codecs.clock import Case
 from grace_bench.codecs.compressors import compressor_of
-from grace_bench.codecs.room import Room
 
 
 def variants(name: str) -> tuple[Method[Any], Method[Any] | None]:
@@ -24,8 +24,8 @@ def variants(name: str) -> tuple[Method[Any], Method[Any] | None]:
         return plain, None
 
 
-def cases_of(plain: Method[Any], feedback: Method[Any] | None, room: Room) -> tuple[list[Case], int | None]:
+def cases_of(plain: Method[Any], feedback: Method[Any] | None, buffers: Buffers) -> tuple[list[Case], int | None]:
     """The operations of a method, and how many wires its decoder gets: None where it has a conversation of its own."""
     if compressor_of(plain) is None:
-        return conversations.cases(plain, feedback, room), None
-    return compressors.cases(plain, feedback, room), compressors.payloads(plain, room)
+        return conversations.cases(plain, feedback, buffers), None
+    return compressors.cases(plain, feedback, buffers), compressors.payloads(plain, buffers)

@@ -16,8 +16,8 @@ from grace.contract.method import Method
 from grace.contract.peer import Peer
 from grace.contract.wrapping import find_compressor
 from grace.random import Stream
+from grace_bench.codecs.buffers import Buffers
 from grace_bench.codecs.clock import DECODE, ENCODE, FEEDBACK, Case
-from grace_bench.codecs.room import Room
 
 _SETUP_SECONDS = 0.5  # a slow method makes fewer different wires, at least two, and repeats them
 
@@ -27,40 +27,40 @@ def compressor_of(method: Method[Any] | None) -> Compressor | None:
     return None if method is None else find_compressor(method)
 
 
-def cases(plain: Method[Any], feedback: Method[Any] | None, room: Room) -> list[Case]:
+def cases(plain: Method[Any], feedback: Method[Any] | None, buffers: Buffers) -> list[Case]:
     """Encode, encode with error feedback (where ``feedback`` is not None), decode and sum."""
     compressor = compressor_of(plain)
     assert compressor is not None
-    out = [Case(ENCODE, _encoder(compressor, room), room.restore)]
+    out = [Case(ENCODE, _encoder(compressor, buffers), buffers.restore)]
     with_memory = compressor_of(feedback)
     if with_memory is not None:
-        out.append(Case(FEEDBACK, _encoder(with_memory, room, remember=True), room.restore))
-    return [*out, _decoder(compressor, room, payloads(plain, room))]
+        out.append(Case(FEEDBACK, _encoder(with_memory, buffers, remember=True), buffers.restore))
+    return [*out, _decoder(compressor, buffers, payloads(plain, buffers))]
 
 
-def payloads(method: Method[Any], room: Room) -> int:
+def payloads(method: Method[Any], buffers: Buffers) -> int:
     """How many wires one worker decodes: one where the network has summed them."""
-    return 1 if isinstance(method, Allreduce) else room.workers
+    return 1 if isinstance(method, Allreduce) else buffers.workers
 
 
-def stream(compressor: Compressor, rank: int, room: Room) -> Stream:
+def stream(compressor: Compressor, rank: int, buffers: Buffers) -> Stream:
     """The stream that a communicator hands to the compressor of this worker."""
-    peer = Peer(rank, room.workers, step=1, name="weight")
+    peer = Peer(rank, buffers.workers, step=1, name="weight")
     shared = compressor.randomness == "shared"
     return peer.shared(compressor.id) if shared else peer.private(compressor.id).fork(0)
 
 
-def _encoder(compressor: Compressor, room: Room, *, remember: bool = False) -> Callable[[], object]:
-    rng = stream(compressor, 0, room)
-    memory, rest = (room.memory, room.rest) if remember else (None, None)
-    return lambda: compressor.encode_(room.rows, rng, memory, rest)
+def _encoder(compressor: Compressor, buffers: Buffers, *, remember: bool = False) -> Callable[[], object]:
+    rng = stream(compressor, 0, buffers)
+    memory, rest = (buffers.memory, buffers.rest) if remember else (None, None)
+    return lambda: compressor.encode_(buffers.rows, rng, memory, rest)
 
 
-def _decoder(compressor: Compressor, room: Room, count: int) -> Case:
+def _decoder(compressor: Compressor, buffers: Buffers, count: int) -> Case:
     """Decodes the wires of ``count`` workers, and adds them up. The wires are made when they are first needed."""
     wires: list[Tensor] = []
-    scale = 1.0 if compressor.aggregation == "majority" else 1 / room.workers
-    rng = Peer(0, room.workers, step=1, name="weight").shared(compressor.id)
+    scale = 1.0 if compressor.aggregation == "majority" else 1 / buffers.workers
+    rng = Peer(0, buffers.workers, step=1, name="weight").shared(compressor.id)
 
     def prepare() -> None:
         start = time.perf_counter()
@@ -68,10 +68,10 @@ def _decoder(compressor: Compressor, room: Room, count: int) -> Case:
             if len(wires) >= 2 and time.perf_counter() - start > _SETUP_SECONDS:
                 wires.extend(itertools.islice(itertools.cycle(list(wires)), count - len(wires)))
             else:
-                rng = stream(compressor, len(wires), room)
-                wires.append(compressor.encode_(room.gradient(len(wires)), rng)[0])
+                rng = stream(compressor, len(wires), buffers)
+                wires.append(compressor.encode_(buffers.gradient(len(wires)), rng)[0])
 
-    return Case(DECODE, lambda: compressor.aggregate_(wires, room.out, scale, rng), prepare)
+    return Case(DECODE, lambda: compressor.aggregate_(wires, buffers.out, scale, rng), prepare)
 
 
 def on(case: Case, kernels: str) -> Case:

@@ -22,8 +22,8 @@ from grace.contract.peer import Peer
 from grace.contract.workspace import Workspace
 from grace.run.simulate import simulate
 from grace.verify.running import clone_state
+from grace_bench.codecs.buffers import Buffers
 from grace_bench.codecs.clock import DECODE, ENCODE, FEEDBACK, Case, do_nothing
-from grace_bench.codecs.room import Room
 
 COPIES = 4  # tensors of this size per worker that are alive at once, at most
 
@@ -34,7 +34,7 @@ class Replay(Case):
 
     run: Callable[[], object] = do_nothing
     method: Method[Any]
-    room: Room
+    buffers: Buffers
     shape: tuple[int, int]
     part: Literal["encode", "decode", "all"] = "encode"
     state: Any = None
@@ -62,7 +62,7 @@ class Replay(Case):
 
     def _record(self) -> None:
         """Two steps of all workers: the first fills the memories, the second is kept."""
-        workers = range(self.room.workers)
+        workers = range(self.buffers.workers)
         states = [self.method.init(self._gradient(worker)) for worker in workers]
         for step in range(2):
             self.answers = []
@@ -80,20 +80,20 @@ class Replay(Case):
 
     def _gradient(self, worker: int) -> Tensor:
         m, l = self.shape
-        x = self.room.x.clone() if worker == 0 else self.room.gradient(worker)
+        x = self.buffers.x.clone() if worker == 0 else self.buffers.gradient(worker)
         return x.view(-1)[: m * l].view(m, l)
 
     def _peer(self, rank: int, workspace: Workspace | None, step: int = 1) -> Peer:
-        return Peer(rank, self.room.workers, step=step, name="weight", lent=Lent(workspace=workspace))
+        return Peer(rank, self.buffers.workers, step=step, name="weight", lent=Lent(workspace=workspace))
 
 
-def cases(plain: Method[Any], feedback: Method[Any] | None, room: Room) -> list[Case]:
+def cases(plain: Method[Any], feedback: Method[Any] | None, buffers: Buffers) -> list[Case]:
     """Encode, encode with error feedback (where ``feedback`` is not None), decode and sum."""
-    shape = room.matrix()
-    out: list[Case] = [Replay(ENCODE, method=plain, room=room, shape=shape)]
+    shape = buffers.matrix()
+    out: list[Case] = [Replay(ENCODE, method=plain, buffers=buffers, shape=shape)]
     if feedback is not None:
-        out.append(Replay(FEEDBACK, method=feedback, room=room, shape=shape))
-    return [*out, Replay(DECODE, method=plain, room=room, shape=shape, part="decode")]
+        out.append(Replay(FEEDBACK, method=feedback, buffers=buffers, shape=shape))
+    return [*out, Replay(DECODE, method=plain, buffers=buffers, shape=shape, part="decode")]
 
 
 def _time(advance: Callable[[], object], now: Callable[[], float]) -> float:

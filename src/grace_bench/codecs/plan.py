@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from grace.compute import resources
 from grace.errors import ConfigurationError, out_of_range
 from grace.registry import method, methods, parse, recipe, spell, split_methods
-from grace_bench.codecs.room import WORKERS
+from grace_bench.codecs.buffers import WORKERS
 
 COLD = 1_000_000  # from this size on caches are emptied before every sample; smaller tensors are measured warm
 YARDSTICKS = "yardsticks"  # a job that is no method

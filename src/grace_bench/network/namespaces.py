@@ -74,6 +74,20 @@ class Network:
         """The command that runs another one in the namespace of this worker; its arguments follow."""
         return self._into(self._holder(rank).pid)
 
+    def change(self, link: Link) -> None:
+        """Gives all links another speed, while they are in use; what waits in a queue stays there.
+
+        Raises:
+            LinkError: it cannot be; the links may differ then.
+        """
+        if not link.shaped or link.latency != self.link.latency:
+            raise LinkError(f"links of {self.link} cannot become {link}; legal: another speed, with the same latency")
+        self.link, shape = link, self._shape(link)
+        hub, *machines = (holder.pid for holder in self._holders)
+        self._batch(hub, "tc", [f"qdisc change dev port{rank} root {shape}" for rank in range(self.machines)])
+        for pid in machines:
+            self._batch(pid, "tc", [f"qdisc change dev {INTERFACE} root handle 1: {shape}"])
+
     def close(self) -> None:
         """Lets the namespaces go; what still runs in one keeps it until it ends."""
         for holder in self._holders:
@@ -99,21 +113,23 @@ class Network:
         for _ in range(self.machines):
             self._hold([*self._into(self._holders[0].pid), "unshare", "--net"])
         hub, *machines = (holder.pid for holder in self._holders)
+        shape = self._shape(self.link)
         lines = ["link set lo up", "link add name br0 type bridge", "link set br0 up"]
         for rank, pid in enumerate(machines):
             lines.append(f"link add name port{rank} type veth peer name {INTERFACE} netns {pid}")
             lines.append(f"link set port{rank} master br0 up")
         self._batch(hub, "ip", lines)
-        self._batch(hub, "tc", [f"qdisc add dev port{rank} root {self._shape()}" for rank in range(self.machines)])
+        self._batch(hub, "tc", [f"qdisc add dev port{rank} root {shape}" for rank in range(self.machines)])
         for rank, pid in enumerate(machines):
             own = f"{address(rank)}/{_NETWORK.prefixlen}"
             self._batch(pid, "ip", ["link set lo up", f"addr add {own} dev {INTERFACE}", f"link set {INTERFACE} up"])
-            self._batch(pid, "tc", [f"qdisc add dev {INTERFACE} root handle 1: {self._shape()}"])
+            self._batch(pid, "tc", [f"qdisc add dev {INTERFACE} root handle 1: {shape}"])
             if self.link.latency:
                 self._delay(pid)
 
-    def _shape(self) -> str:
-        rate = self.link.bits_per_second
+    @staticmethod
+    def _shape(link: Link) -> str:
+        rate = link.bits_per_second
         assert rate is not None
         burst = max(_LEAST_BURST, int(rate / 8 * _BURST_SECONDS))
         return f"tbf rate {rate:.0f}bit burst {burst} latency {_QUEUE}"

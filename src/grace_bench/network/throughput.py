@@ -11,7 +11,7 @@ from typing import Any
 from grace.predict.links import Link
 from grace_bench.network.namespaces import LinkError, Network, address, environment
 
-_PUMP = str(Path(__file__).with_name("pump.py"))
+_SOCKET_LOAD = str(Path(__file__).with_name("socket_load.py"))
 
 
 def measure_link(link: Link, seconds: float = 2.0) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def measure_link(link: Link, seconds: float = 2.0) -> dict[str, Any]:
 
 
 def _pump(network: Network, seconds: float) -> float:
-    python = [sys.executable, "-I", "-S", _PUMP]  # isolated: no site packages, so that it starts at once
+    python = [sys.executable, "-I", "-S", _SOCKET_LOAD]  # isolated: no site packages, so that it starts at once
     receiver = subprocess.Popen(
         [*network.enter(1), *python, "receive"], stdout=subprocess.PIPE, text=True, env=environment()
     )

@@ -18,7 +18,7 @@ from grace.registry.text import parse
 from grace_bench.report import charts
 from grace_bench.report.contents import command_for, page_document, report_of
 from grace_bench.report.marks import BYTES
-from grace_bench.report.read import Found, Run
+from grace_bench.report.read import LoadedRuns, Run
 from grace_bench.runs.results import (
     Data,
     Environment,
@@ -32,7 +32,7 @@ from grace_bench.runs.results import (
     Times,
     Traffic,
 )
-from grace_bench.survey.compare import goal_of, steps_to
+from grace_bench.survey.goals import goal_of, steps_to
 from grace_bench.survey.row import TRIAL, Row
 from grace_bench.survey.steps import LINKS, StepTable
 
@@ -52,7 +52,7 @@ def archive_document(rows: Iterable[Row], name: str, steps: StepTable | None = N
     """
     kept = [row for row in rows if not row.protocol.endswith(TRIAL)]
     table = None if steps is None or steps.busy else steps
-    report = report_of(Found([Run(str(at), one) for at, one in enumerate(_results(kept, table))]))
+    report = report_of(LoadedRuns([Run(str(at), one) for at, one in enumerate(_results(kept, table))]))
     document = page_document(report, name)
     for task in document["tasks"]:
         plots = [charts.curves(task, "epoch", "epochs", clock=table is not None)]

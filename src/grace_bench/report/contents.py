@@ -13,7 +13,7 @@ from typing import Any
 import grace
 from grace_bench.report import charts, marks
 from grace_bench.report.groups import OVER_LIMIT, Group, group_runs, place, result_of
-from grace_bench.report.read import Found
+from grace_bench.report.read import LoadedRuns
 from grace_bench.report.theme import LIMIT, TONES, Sign, config, sign
 from grace_bench.runs.baselines import NO_COMMUNICATION
 from grace_bench.runs.results import Failure, Result
@@ -45,7 +45,7 @@ class Figure:
 class Report:
     """All that is reported of a directory."""
 
-    found: Found
+    found: LoadedRuns
     groups: list[Group]
     skipped: list[tuple[str, str]]
     signs: dict[str, Sign]
@@ -163,7 +163,7 @@ FIGURES = (
 )  # fmt: skip
 
 
-def report_of(found: Found) -> Report:
+def report_of(found: LoadedRuns) -> Report:
     """Groups the runs and gives every method its sign."""
     groups, older = group_runs(found.runs)
     names = sorted({group.first.method for group in groups} | {row["method"] for row in found.codecs if row["method"]})

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from grace_bench.report import charts
-from grace_bench.report.beside import with_names
 from grace_bench.report.contents import describe_machine, page_document, report_of
-from grace_bench.report.elsewhere import BOUND, MODELED, are_modeled, links_of, step_seconds
+from grace_bench.report.direct_labels import with_names
 from grace_bench.report.groups import result_of
 from grace_bench.report.marks import LINE, MARK, Spec, quality_text
-from grace_bench.report.read import Found, Run
+from grace_bench.report.read import LoadedRuns, Run
 from grace_bench.report.render import save
-from grace_bench.report.tables import plural, share
+from grace_bench.report.slower_links import BOUND, MODELED, are_modeled, links_of, step_seconds
 from grace_bench.report.theme import config
 from grace_bench.runs.results import Result
+from grace_command.text import plural, share
 
 _WIDTH, _HEIGHT = 330, 290  # pixels of a panel
 _POINTS = ("quality-throughput", "quality-bytes", "prediction")  # where not every name has room: there is a legend too
@@ -73,7 +73,7 @@ def draw_comparison(results: Sequence[Result], out: Path) -> list[Path]:
     """
     if not any(result.measured for result in results):
         return []
-    report = report_of(Found([Run(one.method, one) for one in results]))
+    report = report_of(LoadedRuns([Run(one.method, one) for one in results]))
     document = page_document(report, str(out))
     (task,) = document["tasks"]
     rows = [_show(row, document) for row in document["groups"]]
@@ -229,12 +229,7 @@ def _panel(index: int, title: str, plot: Spec, rows: Sequence[Row]) -> Spec:
     own["layer"] = [
         {key: layer[key] for key in layer if key != "name"} for layer in layers
     ]  # a name is for one panel only
-    return {
-        "width": _WIDTH,
-        **own,
-        "title": title,
-        "data": {"name": f"rows{index}", "values": list(rows)},
-    }
+    return {"width": _WIDTH, **own, "title": title, "data": {"name": f"rows{index}", "values": list(rows)}}
 
 
 def _legend(entries: Sequence[Row], width: int) -> Spec:

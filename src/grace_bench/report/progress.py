@@ -14,7 +14,7 @@ from grace.registry import short
 from grace_bench.extras import TORCH
 from grace_bench.runs.config import RunConfig
 from grace_bench.runs.results import Failure
-from grace_bench.workers.sweep import Ended
+from grace_bench.workers.sweep import RunOutcome
 
 Own = TypeVar("Own", bound="Bar")
 
@@ -74,7 +74,7 @@ class SweepReporter(Bar):
         """So many steps of this run are done."""
         self._draw(done / steps, f"step {done}/{steps}")
 
-    def end_run(self, run: Ended) -> None:
+    def end_run(self, run: RunOutcome) -> None:
         """A run has ended, one way or the other, or had ended before."""
         self.done += 1
         self._earlier += run.earlier
@@ -101,7 +101,7 @@ def name_run(config: RunConfig) -> str:
     return run + (f", round {config.round + 1}" if config.round else "")
 
 
-def _tell(run: Ended) -> str:
+def _tell(run: RunOutcome) -> str:
     document = run.document
     if isinstance(document, Failure):
         return f"failed: {document.error.strip().splitlines()[-1]}"

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from grace.errors import ConfigurationError
-from grace_bench.runs.results import SCHEMA, Document, DocumentError, Head, decode, decode_as, quoted
+from grace_bench.runs.results import SCHEMA, Document, DocumentError, SchemaHeader, decode, decode_as, quoted
 from grace_bench.runs.table import line
 
 CODECS, COMPARISON = "grace.codecs", "grace.comparison"
@@ -51,7 +51,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LoadedRuns:
     """What a directory holds."""
 
     runs: list[Run] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Found:
     skipped: list[tuple[str, str]] = field(default_factory=list)
 
 
-def read(directory: Path) -> Found:
+def read(directory: Path) -> LoadedRuns:
     """The documents in ``directory`` and in ``directory/runs``. What cannot be used is listed with the reason.
 
     Raises:
@@ -70,7 +70,7 @@ def read(directory: Path) -> Found:
             f"{directory} is not a directory; legal: one that holds results (runs/*.json, codecs*.json); "
             + REMEDY.format(directory=directory)
         )
-    found = Found()
+    found = LoadedRuns()
     for path in sorted([*directory.glob("*.json"), *(directory / "runs").glob("*.json")]):
         name = str(path.relative_to(directory))
         try:
@@ -86,8 +86,8 @@ def read(directory: Path) -> Found:
     return found
 
 
-def _read(text: bytes, name: str, found: Found) -> None:
-    schema = decode_as(text, Head).schema
+def _read(text: bytes, name: str, found: LoadedRuns) -> None:
+    schema = decode_as(text, SchemaHeader).schema
     if schema == SCHEMA:
         found.runs.append(Run(name, decode(text)))
     elif schema == CODECS:

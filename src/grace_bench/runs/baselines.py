@@ -65,7 +65,7 @@ def counters_of(stats: Stats) -> Counters:
     )  # fmt: skip
 
 
-class Silent:
+class NoExchange:
     """A model that every worker trains for itself: nothing is exchanged. The limit for the time of a step.
 
     ``model`` is what the loss is computed with. For all classes here: all ranks make one in the same way, and call
@@ -94,7 +94,7 @@ class Silent:
         """Leaves the model as it was, where it outlives the run."""
 
 
-class Exchanged(Silent):
+class GraceDDP(NoExchange):
     """A model whose gradients a registered method exchanges."""
 
     def __init__(self, model: nn.Module, method: str, granularity: Granularity, seed: int):
@@ -116,7 +116,7 @@ class Exchanged(Silent):
         self._handle.detach()
 
 
-class Plain(Silent):
+class TorchDDP(NoExchange):
     """Plain DistributedDataParallel, or with one of torch's hooks. Counts what torch's all-reduces move."""
 
     def __init__(self, model: nn.Module, name: str, rank: int, world: int):
@@ -194,10 +194,10 @@ for _hook in (_bf16, _powersgd):  # torch compares objects, not strings
     _hook.__annotations__ = {**_hook.__annotations__, "bucket": GradBucket, "return": Future[Tensor]}
 
 
-def connect(method: str, model: nn.Module, granularity: Granularity, seed: int, rank: int, world: int) -> Silent:
+def connect(method: str, model: nn.Module, granularity: Granularity, seed: int, rank: int, world: int) -> NoExchange:
     """The model under a method or a baseline."""
     if method == NO_COMMUNICATION:
-        return Silent(model)
+        return NoExchange(model)
     if method in BASELINES:
-        return Plain(model, method, rank, world)
-    return Exchanged(model, method, granularity, seed)
+        return TorchDDP(model, method, rank, world)
+    return GraceDDP(model, method, granularity, seed)

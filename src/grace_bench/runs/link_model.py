@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from grace.collectives import Tally
-from grace.predict.costs import Carrier, Probed, phases, spread
+from grace.predict.costs import Carrier, Probed, phases, share_out
 from grace.predict.probe import Probe, Timings
 from grace.predict.timeline import bucket_readiness, hops, play, shares_of
 from grace_bench.runs.results import CollectiveTerms, Prediction, Terms
@@ -52,7 +52,7 @@ def step_seconds(work: Work, network: Carrier, world: int) -> float:
     """Seconds of one step of ``world`` workers over a network."""
     jobs = [
         phases(share * work.codec, moved, network, world, work.axes)
-        for share, moved in zip(work.shares, spread(work.moved, work.shares), strict=True)
+        for share, moved in zip(work.shares, share_out(work.moved, work.shares), strict=True)
     ]
     return play(work.compute, work.threads, work.cores, work.ready, jobs)
 
@@ -62,7 +62,7 @@ def exchange_seconds(timings: Timings, kind: str, tally: Tally, shares: Sequence
     longer than their bytes say, so their mean does not tell.
     """
     network, world = Probed(timings), timings.size_of(kind)
-    return sum(network.move(kind, moved[kind], world)[1] for moved in spread({kind: tally}, shares))
+    return sum(network.move(kind, moved[kind], world)[1] for moved in share_out({kind: tally}, shares))
 
 
 def predict(probe: Probe, config: RunConfig, model: nn.Module, measured: Measurements) -> Prediction:

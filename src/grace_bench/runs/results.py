@@ -245,7 +245,7 @@ class Result(_Run, frozen=True, kw_only=True, tag="ok"):
 Document: TypeAlias = Result | Failure
 
 
-class Head(Struct):
+class SchemaHeader(Struct):
     """What every document of Grace begins with."""
 
     schema: Any = None
@@ -263,7 +263,7 @@ def decode(text: bytes | str) -> Document:
     Raises:
         DocumentError: it is not one; the message names the field and what is wrong with it.
     """
-    head = decode_as(text, Head)
+    head = decode_as(text, SchemaHeader)
     if head.schema != SCHEMA:
         raise DocumentError(f"not a result: its schema is {quoted(head.schema)}; legal: {SCHEMA}")
     if head.version != VERSION or isinstance(head.version, bool):

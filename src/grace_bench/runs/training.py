@@ -25,7 +25,7 @@ from grace.transports.torch_distributed import TorchDistributed
 from grace_bench.network.interface import ByteCounts, read_counters
 from grace_bench.network.namespaces import INTERFACE
 from grace_bench.runs import measure
-from grace_bench.runs.baselines import NO_COMMUNICATION, Counters, Silent, connect
+from grace_bench.runs.baselines import NO_COMMUNICATION, Counters, NoExchange, connect
 from grace_bench.runs.config import SYNTHETIC, RunConfig
 from grace_bench.runs.link_model import predict
 from grace_bench.runs.optimizers import adjust, set_momentum
@@ -132,7 +132,7 @@ class Training:
         """Times the step without communication; ``momentum`` is that of :meth:`_make_optimizer`."""
         return measure.Compute(model, self.task.optimizer(model), batches, self._step)
 
-    def _connect(self, model: nn.Module) -> Silent:
+    def _connect(self, model: nn.Module) -> NoExchange:
         """The model under the run's method, or its baseline."""
         config = self.config
         return connect(config.method, model, config.granularity, config.seed, self.rank, config.workers)
@@ -179,7 +179,7 @@ class Training:
         return loss
 
     def _train(
-        self, trained: Silent, optimizer: torch.optim.Optimizer, compute: measure.StepTimes
+        self, trained: NoExchange, optimizer: torch.optim.Optimizer, compute: measure.StepTimes
     ) -> tuple[list[Point], Measurements]:
         """The curve of evaluations (rank 0 only), and what was measured."""
         config, model = self.config, trained.model

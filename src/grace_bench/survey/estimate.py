@@ -31,15 +31,12 @@ class Part(Struct, frozen=True):
 def split(plan: Sequence[Planned], rows: Iterable[Row]) -> list[Part]:
     """A part for each protocol and task, in the order of the plan."""
     rows = list(rows)
-    have, spent = {(row.protocol, row.task, row.method, row.seed) for row in rows}, _Spent(rows)
-    rates = {(row.protocol, row.task, row.method, row.seed, f"{row.peak_lr:.6g}") for row in rows}
+    have, spent = Have(rows), _Spent(rows)
     places: dict[tuple[str, str], list[float | None]] = defaultdict(list)
     there: dict[tuple[str, str], int] = defaultdict(int)
     for run in plan:
         place, method = (run.protocol, run.config.task), grace.spell(grace.method(run.config.method))
-        key = (*place, method, run.config.seed)
-        lr = run.config.lr
-        if key in have if lr is None else (*key, f"{lr:.6g}") in rates:
+        if have.row(run) is not None:
             there[place] += 1
             places[place].append(0.0)
         else:
@@ -48,6 +45,30 @@ def split(plan: Sequence[Planned], rows: Iterable[Row]) -> list[Part]:
         Part(*place, len(of), there[place], None if None in of else round(sum(filter(None, of)) / 3600, 2))
         for place, of in places.items()
     ]
+
+
+class Have:
+    """The runs of an archive, by what a plan says of them."""
+
+    def __init__(self, rows: Iterable[Row] = ()):
+        self._of: dict[tuple[str, str, str, int, int], list[Row]] = defaultdict(list)
+        for row in rows:
+            self._of[row.protocol, row.task, row.method, row.seed, row.workers].append(row)
+
+    def row(self, run: Planned) -> Row | None:
+        """The one that is this run, on embedded data on the processor; None: there is none. What the plan leaves open, its
+        length or its learning rate, may be any.
+        """
+        config = run.config
+        if not self._of or config.data is not None:
+            return None
+        method = grace.spell(grace.method(config.method))
+        for row in self._of.get((run.protocol, config.task, method, config.seed, config.workers), ()):
+            same_lr = config.lr is None or f"{row.peak_lr:.6g}" == f"{config.lr:.6g}"
+            same_length = config.steps in (None, row.steps) and config.batch in (None, row.batch)
+            if same_lr and same_length and (row.source, row.device) == ("embedded", "cpu"):
+                return row
+        return None
 
 
 class _Spent:

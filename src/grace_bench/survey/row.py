@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from grace_bench.runs.config import RunConfig
 from grace_bench.runs.record import file_name
-from grace_bench.runs.results import LR_ASKED, Count, DocumentError, Head, decode_as
+from grace_bench.runs.results import LR_ASKED, Count, DocumentError, SchemaHeader, decode_as
 
 SCHEMA, VERSION = "grace.survey", 1
 TRIAL = "-trial"  # ends the name of a protocol whose runs choose a learning rate: no measure of a method
@@ -101,7 +101,7 @@ def decode_row(text: bytes | str) -> Row:
     Raises:
         DocumentError: it is not one; the message names the field, and what is wrong with it.
     """
-    head = decode_as(text, Head)
+    head = decode_as(text, SchemaHeader)
     if (head.schema, head.version) != (SCHEMA, VERSION):
         raise DocumentError(
             f"not a run of the survey: {head.schema!r}, version {head.version!r}; legal: {SCHEMA!r}, version {VERSION}: "

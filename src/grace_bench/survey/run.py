@@ -6,13 +6,14 @@ import contextlib
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from grace.errors import GraceError
 from grace_bench.files import write_atomically
 from grace_bench.runs.results import DocumentError, encode
+from grace_bench.survey.estimate import Have
 from grace_bench.survey.plan import Planned
 from grace_bench.survey.row import Row, decode_row, run_file
 from grace_bench.survey.train import Progress, Together
@@ -49,9 +50,10 @@ def run_all(
     told: Callable[[Done], None],
     jobs: int = 1,
     progress: Progress = lambda done, steps: None,
+    known: Iterable[Row] = (),
 ) -> list[Row]:
-    """The rows of all runs, in their order: those of earlier calls are read, the others run, ``jobs`` side by side.
-    Those whose learning rate others choose begin when the rest have ended.
+    """The rows of all runs, in their order: those of earlier calls are read, those of ``known`` are taken, the others run,
+    ``jobs`` side by side. Those whose learning rate others choose begin when the rest have ended.
 
     Args:
         runs: in the order in which they begin.
@@ -59,12 +61,17 @@ def run_all(
         told: is told of every run as it ends. One that fails is told and runs again in a later call; the others go on.
         jobs: processes, with one thread each, at idle priority; 1: this process itself.
         progress: called with (steps done, steps in all) of a run in this process.
+        known: rows of an archive. A run that is among them gets no file in ``out``.
     """
     rows: dict[Planned, Row] = {}
+    have = Have(known)
+
+    def find(run: Planned) -> Row | None:
+        return find_row(run, out) or have.row(run)
 
     def work(now: dict[Planned, Planned]) -> None:  # what runs, and as which run of the plan
         for run, planned in now.items():
-            if (row := find_row(run, out)) is not None:
+            if (row := find(run)) is not None:
                 rows[planned] = row
                 told(Done(run, row))
         waiting = [run for run, planned in now.items() if planned not in rows]
@@ -77,7 +84,7 @@ def run_all(
     work({run: run for run in runs if not run.grid})
     ready: dict[Planned, Planned] = {}
     for run in (run for run in runs if run.grid):
-        found = [rows.get(trial) or find_row(trial, out) for trial in run.trials]
+        found = [rows.get(trial) or find(trial) for trial in run.trials]
         known = [row for row in found if row is not None]
         if len(known) == len(found):
             ready[run.settle(known)] = run

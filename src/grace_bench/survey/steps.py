@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from grace_bench.runs.results import DocumentError, Head, decode_as
+from grace_bench.runs.results import DocumentError, SchemaHeader, decode_as
 from grace_bench.survey.row import Row
 
 SCHEMA, VERSION = "grace.survey.steps", 1
@@ -60,7 +60,7 @@ def read_steps(path: Path) -> StepTable | None:
     except FileNotFoundError:
         return None
     try:
-        head = decode_as(text, Head)
+        head = decode_as(text, SchemaHeader)
         if (head.schema, head.version) != (SCHEMA, VERSION):
             raise DocumentError(f"{head.schema!r}, version {head.version!r}; legal: {SCHEMA!r}, version {VERSION}")
         table: StepTable = decode_as(text, StepTable)

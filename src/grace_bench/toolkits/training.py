@@ -12,13 +12,13 @@ from torch import nn
 
 from grace_bench.extras import check_toolkit
 from grace_bench.runs import measure
-from grace_bench.runs.baselines import Counters, Silent, counters_of
+from grace_bench.runs.baselines import Counters, NoExchange, counters_of
 from grace_bench.runs.results import Point
 from grace_bench.runs.training import MOST, Training
 from grace_bench.toolkits.replica import Recipe, Replica
 
 
-class _TrainedReplica(Silent):
+class _TrainedReplica(NoExchange):
     """A replica whose gradients a registered method exchanges, all in one call after the backward pass."""
 
     def __init__(self, model: nn.Module, replica: Replica):
@@ -55,11 +55,11 @@ class ToolkitTraining(Training):
         timed.ready = {name: 1.0 for name, _ in model.named_parameters()}  # the exchange begins when all are
         return timed
 
-    def _connect(self, model: nn.Module) -> Silent:
+    def _connect(self, model: nn.Module) -> NoExchange:
         config = self.config
         method = None if self.silent else config.method
         self.replica.start(self.like, method, granularity=config.granularity, seed=config.seed)
-        return Silent(model) if self.silent else _TrainedReplica(model, self.replica)
+        return NoExchange(model) if self.silent else _TrainedReplica(model, self.replica)
 
     def _step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, step: int = 0) -> torch.Tensor:
         return torch.tensor(self.replica.step(batch, step))

@@ -21,8 +21,8 @@ _BYE_SECONDS = 10.0
 _PATIENCE = datetime.timedelta(days=30)  # how long a worker waits for the next run: rank 0 ends it, not the clock
 
 
-class Company:
-    """The workers that were started together; on rank 0 its :meth:`lead` is a :class:`grace_bench.workers.local.Launcher`."""
+class ExternalWorkers:
+    """The workers that were started together. On rank 0 :meth:`run_rank0` is a :class:`grace_bench.workers.local.Launcher`."""
 
     def __init__(self, place: Place, timeout: float):
         os.environ.update(MASTER_ADDR=place.address, MASTER_PORT=str(place.port))
@@ -45,19 +45,19 @@ class Company:
                     f"--link {config.link} is for workers on one machine; the network of this job cannot be shaped"
                 )
 
-    def lead(
+    def run_rank0(
         self, configs: Sequence[RunConfig], *, on_progress: Callable[[int, int], None], command: list[str]
     ) -> Generator[Document, None, None]:
         """Rank 0: trains."""
         for config in configs:
-            self._say(Job([config], command))
+            self._send(Job([config], command))
             document = self._attend(config, on_progress, command)
             assert document is not None
             yield document
 
-    def follow(self) -> None:
+    def run_others(self) -> None:
         """Other ranks: do what rank 0 says until it has said that this was all."""
-        while (job := self._hear()).configs:
+        while (job := self._receive()).configs:
             self._attend(job.configs[0], lambda done, steps: None, job.command)
         self._store.set(f"bye/{self.place.rank}", "")
 
@@ -67,7 +67,7 @@ class Company:
         try:
             yield
         finally:
-            self._say(Job([], []))
+            self._send(Job([], []))
             others = [f"bye/{rank}" for rank in range(1, self.place.world)]
             with contextlib.suppress(RuntimeError):  # this process may have the store: the others must have read it
                 self._store.wait(others, datetime.timedelta(seconds=_BYE_SECONDS))
@@ -78,11 +78,11 @@ class Company:
         name = f"run{self._next}"
         return attend(self._store, name, config, self.place.rank, on_progress=on_progress, command=command)
 
-    def _say(self, job: Job) -> None:
+    def _send(self, job: Job) -> None:
         self._next += 1
         self._store.set(f"next/{self._next}", encode(job))
 
-    def _hear(self) -> Job:
+    def _receive(self) -> Job:
         self._next += 1
         key = f"next/{self._next}"
         self._store.wait([key], _PATIENCE)

@@ -29,7 +29,7 @@ class SpaceError(GraceError, OSError):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RunOutcome:
     """A run that has ended, now or in an earlier sweep. ``file``: its document's; None where nothing is written."""
 
     config: RunConfig
@@ -53,17 +53,17 @@ class Watcher(Protocol):
     def show_steps(self, done: int, steps: int) -> None:
         """``done`` of this run's steps are done."""
 
-    def end_run(self, run: Ended) -> None:
+    def end_run(self, run: RunOutcome) -> None:
         """A run has ended, well or badly, or had ended before."""
 
 
-def find_finished(config: RunConfig, out: Path) -> Ended | None:
+def find_finished(config: RunConfig, out: Path) -> RunOutcome | None:
     """The run as an earlier sweep left it; None if it has to run."""
     file = out / "runs" / file_name(config)
     with contextlib.suppress(OSError, DocumentError):
         document = decode(file.read_bytes())
         if isinstance(document, Result):
-            return Ended(config, document, file, earlier=True)
+            return RunOutcome(config, document, file, earlier=True)
     return None
 
 
@@ -75,7 +75,7 @@ def sweep(
     command: list[str],
     launcher: Launcher = launch,
     trackers: Sequence[Tracker] = (),
-) -> list[Ended]:
+) -> list[RunOutcome]:
     """Runs what is not finished, and returns all runs in their order. A run that fails is recorded with its error; the
     others go on.
 
@@ -91,7 +91,7 @@ def sweep(
         LinkError: a link cannot be made.
         SpaceError: a result cannot be written; what was finished is kept.
     """
-    ended: dict[RunConfig, Ended] = {}
+    ended: dict[RunConfig, RunOutcome] = {}
     for config in configs:
         if out is not None and (found := find_finished(config, out)) is not None:
             ended[config] = found
@@ -103,7 +103,7 @@ def sweep(
             # documents come first in zip: so they are asked once more, and their workers end by themselves
             for index, (document, config) in enumerate(zip(documents, batch, strict=True), 1):
                 file = None if out is None else out / "runs" / file_name(config)
-                ended[config] = Ended(config, document, file, time.monotonic() - since)
+                ended[config] = RunOutcome(config, document, file, time.monotonic() - since)
                 with _explain_write_errors(out):
                     if out is not None and file is not None:
                         write_atomically(file, encode(document))

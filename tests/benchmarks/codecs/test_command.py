@@ -120,8 +120,8 @@ def interrupt():
 def test_what_was_measured_survives_an_interruption(end, status, monkeypatch, tmp_path):
     real = Board.run_job
 
-    def run_job(self, name, room, count):
-        real(self, name, room, count)
+    def run_job(self, name, buffers, count):
+        real(self, name, buffers, count)
         if name == "topk":
             end()
 

@@ -6,35 +6,35 @@ import torch
 from benchmarks.codecs import naive, parts
 from benchmarks.codecs.goals import GOALS, THRESHOLD
 from grace_bench.codecs import compressors
+from grace_bench.codecs.buffers import WORKERS, Buffers
 from grace_bench.codecs.cases import variants
 from grace_bench.codecs.clock import DECODE, ENCODE, FEEDBACK, do_nothing
 from grace_bench.codecs.plan import canonical
-from grace_bench.codecs.room import WORKERS, Room
 
 
 @pytest.fixture(scope="module")
-def room():
-    return Room(4096)
+def buffers():
+    return Buffers(4096)
 
 
 def test_index_coding_knows_its_bits():
-    room = Room(100_000)
-    (one, few), (_, fewer) = parts.elias_fano(room)
+    buffers = Buffers(100_000)
+    (one, few), (_, fewer) = parts.elias_fano(buffers)
     one.seconds(do_nothing)
     assert (few.count, fewer.count) == (1000, 100)
     assert 8.0 < 8 * few.size / few.count < 8.7
     assert 11.0 < 8 * fewer.size / fewer.count < 12.6
 
 
-def test_degenerate_inputs_are_what_they_are_called(room):
-    zeros, constant, sparse = parts.degenerate(room)
+def test_degenerate_inputs_are_what_they_are_called(buffers):
+    zeros, constant, sparse = parts.degenerate(buffers)
     for case, check in (
         (zeros, lambda rows: not rows.any()),
         (constant, lambda rows: len(rows.unique()) == 1 and bool(rows.all())),
         (sparse, lambda rows: int(rows.count_nonzero()) == 41),
     ):
         case.prepare()
-        assert check(room.rows), case.operation
+        assert check(buffers.rows), case.operation
         case.seconds(do_nothing)
 
 
@@ -53,8 +53,8 @@ def test_every_method_with_a_goal_has_a_counterpart():
 
 
 @pytest.mark.parametrize("name", sorted(naive.CODES))
-def test_naive_code_says_nearly_the_same_as_the_codec(name, room):
-    x = room.x.view(-1)
+def test_naive_code_says_nearly_the_same_as_the_codec(name, buffers):
+    x = buffers.x.view(-1)
     _, encode, decode = naive.CODES[name]()
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -77,14 +77,14 @@ def test_naive_code_says_nearly_the_same_as_the_codec(name, room):
         assert (said - x).abs().max() <= 1.001 * coarse * x.abs().max()
 
 
-def test_naive_code_decodes_and_sums_and_remembers(room):
-    theirs = naive.case(DECODE, "topk", room, WORKERS)
+def test_naive_code_decodes_and_sums_and_remembers(buffers):
+    theirs = naive.case(DECODE, "topk", buffers, WORKERS)
     theirs.prepare()
     summed = theirs.run()
-    *_, ours = compressors.cases(*variants("topk"), room)
+    *_, ours = compressors.cases(*variants("topk"), buffers)
     ours.seconds(do_nothing)
-    same = (summed - room.out.view(-1)).abs() <= 1e-5
+    same = (summed - buffers.out.view(-1)).abs() <= 1e-5
     assert same.float().mean() > 0.98  # int() keeps one number less than ceil()
-    payload, rest = naive.case(FEEDBACK, "topk", room, WORKERS).run()
+    payload, rest = naive.case(FEEDBACK, "topk", buffers, WORKERS).run()
     assert torch.equal(rest[payload[1]], torch.zeros(payload[1].numel()))
-    assert naive.case(ENCODE, "sketchml", room, WORKERS) is None
+    assert naive.case(ENCODE, "sketchml", buffers, WORKERS) is None

@@ -86,6 +86,7 @@ def link(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     each = {"none": 40.0, "bf16": 25.0, "topk": 2.0, "qsgd:bits=4": 8.0}
 
     def look(transport: Any, known: Calibration, methods: Any) -> Calibration:
+        assert list(methods) == list(known.rates), "numbers of another minute must not compete with new ones"
         return replace(calibration(each), spent={**known.spent, "looks": MS})
 
     monkeypatch.setattr(driver_module, "calibrate", lambda transport, candidates, largest: calibration(
@@ -256,7 +257,9 @@ def test_a_link_that_changes_is_answered(link: dict[str, float]) -> None:
     assert one._driver.controller is not None
     assert one._driver.controller.looks >= 1
     assert one.method_of("second") == "none"
-    assert "steps take 14" in str(one.explain())
+    words = [text for _, text in one.explain().history]
+    noticed = next(k for k, text in enumerate(words) if text.startswith("steps take 14"))
+    assert words[noticed + 1].startswith("measured the link again, as steps take 14")
     assert one.explain().spent["looks"] > 0
 
 

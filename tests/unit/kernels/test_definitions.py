@@ -67,7 +67,7 @@ def test_blocks(n: int, block: int):
     torch.testing.assert_close(kernels.block_abs_mean(rows, block), means, rtol=2e-7, atol=0)
     norms = torch.tensor([[p.double().norm() for p in row] for row in pieces]).float()
     torch.testing.assert_close(kernels.block_norm(rows, block), norms, rtol=2e-7, atol=0)
-    spread = kernels.spread(expected, n, block)
+    spread = kernels.repeat_by_block(expected, n, block)
     assert torch.equal(spread, torch.stack([torch.cat([p.abs().max().expand(len(p)) for p in row]) for row in pieces]))
 
 

@@ -7,14 +7,14 @@ import pytest
 
 from grace.collectives import NARROW, Tally
 from grace.predict.break_even import break_even
-from grace.predict.costs import REPLAYED, Assumed, Cost, Probed, Step, infer, spread
+from grace.predict.costs import REPLAYED, Assumed, Cost, Probed, Step, infer, share_out
 from grace.predict.links import Link, link
 from grace.predict.probe import Timing, Timings
 from grace.predict.replay import Replay
 from grace.predict.timeline import play
 from grace_bench.advise.advice import rank
-from grace_bench.codecs.worth import Exchange, step_of
-from grace_bench.report.elsewhere import step_seconds as step_elsewhere
+from grace_bench.codecs.break_even import Exchange, step_of
+from grace_bench.report.slower_links import step_seconds as step_elsewhere
 from grace_bench.runs.forecast import forecast
 from grace_bench.runs.link_model import Work, step_seconds
 from grace_bench.runs.results import CollectiveTerms, Prediction, Terms
@@ -43,7 +43,7 @@ def cost_of(step, codec, moved, sent=0.0):
     total = sum(step.numbers)
     shares = [numbers / total for numbers in step.numbers]
     adds = tuple(share * codec / (step.add * total) for share in shares)
-    return Cost(lambda world: Replay(world, adds, tuple(spread(moved, shares)), sent))
+    return Cost(lambda world: Replay(world, adds, tuple(share_out(moved, shares)), sent))
 
 
 def work_of(step, codec, moved):
@@ -110,7 +110,7 @@ def test_each_bucket_pays_for_its_own_bytes():
     moved = {"AllReduce": Tally(2, 2_000_000)}
 
     def seconds(shares):
-        return sum(Probed(timings).move("AllReduce", bucket["AllReduce"], 4)[1] for bucket in spread(moved, shares))
+        return sum(Probed(timings).move("AllReduce", bucket["AllReduce"], 4)[1] for bucket in share_out(moved, shares))
 
     assert seconds((0.5, 0.5)) == pytest.approx(22e-3)
     assert seconds((0.0, 1.0)) == pytest.approx(1e-3 + 31e-3, rel=1e-3)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from grace.jax.xla.codec import Codec, scale_by
-from grace.jax.xla.codes import blocks, join, split, spread, to_bytes
+from grace.jax.xla.codes import blocks, join, repeat_by_block, split, to_bytes
 from grace.jax.xla.exact import product, quotient
 from grace.jax.xla.place import TracedPeer
 from grace.jax.xla.random import Array, lanes
@@ -58,7 +58,7 @@ class FP8Codec(Codec):
         top = jnp.minimum(jnp.abs(blocks(rows, block)).max(axis=2), MOST)
         scale = quotient(top, kind.F)
         scale = jnp.where(scale < _TINY, 0.0, scale)
-        wide = spread(scale, n, block)
+        wide = repeat_by_block(scale, n, block)
         y = jnp.where(wide > 0, rows / jnp.maximum(wide, _TINY), 0.0)
         if self.compressor.stochastic:
             y = _stochastic(y, place.private_key(self.compressor.id, hop), place.step, kind)
@@ -69,7 +69,7 @@ class FP8Codec(Codec):
     def decode(self, wire: Array, n: int, weight: float, place: TracedPeer) -> Array:
         block = self.compressor.block
         scale, y = split(wire, [(jnp.float32, block_count(n, block)), (self.dtype, n)])
-        said = product(y.astype(jnp.float32), spread(scale, n, block), place.zero)
+        said = product(y.astype(jnp.float32), repeat_by_block(scale, n, block), place.zero)
         return scale_by(said, weight, place)
 
 

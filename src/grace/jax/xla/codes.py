@@ -59,7 +59,7 @@ def blocks(rows: Array, block: int) -> Array:
     return pad(rows, count * block).reshape(b, count, block)
 
 
-def spread(scales: Array, n: int, block: int) -> Array:
+def repeat_by_block(scales: Array, n: int, block: int) -> Array:
     """``[b, nb]`` -> ``[b, n]``: each block's number at each of its positions."""
     block = min(block, n)
     b, count = scales.shape

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from grace.errors import ConfigurationError
 from grace.jax.xla.codec import Codec
-from grace.jax.xla.codes import blocks, join, pack, pack_trits, split, spread, unpack, unpack_trits
+from grace.jax.xla.codes import blocks, join, pack, pack_trits, repeat_by_block, split, unpack, unpack_trits
 from grace.jax.xla.exact import product, quotient
 from grace.jax.xla.place import TracedPeer
 from grace.jax.xla.random import Array, lanes
@@ -36,7 +36,7 @@ class LevelsCodec(Codec):
         shrink = self.compressor.facts(n).contraction if self.compressor.shrink else 1.0
         sent = jnp.where(norm >= _TINY, norm, 0.0) * jnp.float32(shrink)
         codes = pack_trits(level + s) if s == 1 else pack(level + s, code_bits(s))
-        said = product(level.astype(jnp.float32), spread(quotient(sent, s), n, block), place.zero)
+        said = product(level.astype(jnp.float32), repeat_by_block(quotient(sent, s), n, block), place.zero)
         return join(sent, codes), rows - said
 
     def decode(self, wire: Array, n: int, weight: float, place: TracedPeer) -> Array:
@@ -44,7 +44,7 @@ class LevelsCodec(Codec):
         norm, codes = split(wire, [(jnp.float32, block_count(n, block)), (jnp.uint8, code_bytes(n, s))])
         level = (unpack_trits(codes, n) if s == 1 else unpack(codes, code_bits(s), n)) - s
         factor = product(quotient(norm, s), jnp.float32(weight), place.zero)
-        return product(level.astype(jnp.float32), spread(factor, n, block), place.zero)
+        return product(level.astype(jnp.float32), repeat_by_block(factor, n, block), place.zero)
 
 
 def _levels(rows: Array, norm: Array, lane: Array, s: int, block: int) -> Array:
@@ -52,5 +52,5 @@ def _levels(rows: Array, norm: Array, lane: Array, s: int, block: int) -> Array:
     n = rows.shape[1]
     up = jnp.where(norm < _SMALL, _UP, 1.0)  # else the factor could overflow
     factor = jnp.where(norm < _TINY, 0.0, s * 2.0**16 / (norm * up))
-    y = jnp.round(rows * spread(up, n, block) * spread(factor, n, block)).astype(jnp.int32)
+    y = jnp.round(rows * repeat_by_block(up, n, block) * repeat_by_block(factor, n, block)).astype(jnp.int32)
     return ((jnp.abs(y) + (0xFFFF - lane)) >> 16) * jnp.sign(y)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.errors import PayloadError
-from grace.flags.finite import Flag, both, flag
+from grace.flags.finite import Flag, and_, flag
 from grace.flags.refusals import refuse_unless
-from grace.kernels.blocks import block_count, spread
+from grace.kernels.blocks import block_count, repeat_by_block
 from grace.kernels.codebook import BAD_CODE, BAD_SCALE, SIGN, Codebook
 from grace.kernels.levels import nearest
 from grace.kernels.spans import split_spans
@@ -33,17 +33,17 @@ def encode_codebook(
         part = rows[span.row, None, span.columns]  # [1, m]
         if memory is not None:
             part = part + memory[span.row, None, span.columns]
-        finite = both(finite, flag(part.isfinite().all()))
+        finite = and_(finite, flag(part.isfinite().all()))
         scale = block_abs_max(part, block)  # [1, nb]
         scale = torch.where(scale >= _TINY, scale, 0.0)
         up = torch.where(scale < _SMALL, _UP, 1.0)  # else the reciprocal could overflow
         factor = torch.where(scale > 0, 1 / (scale * up), 0.0)
-        y = part.abs() * spread(up, len(span), block) * spread(factor, len(span), block)
+        y = part.abs() * repeat_by_block(up, len(span), block) * repeat_by_block(factor, len(span), block)
         code = nearest(y.clamp_max_(1), entries).to(torch.uint8)
         code |= ((part < 0) & (code > 0)).to(torch.uint8).mul_(SIGN)
         scales[span.row, span.blocks], codes[span.row, span.columns] = scale, code
         if rest is not None:
-            said = _decode(code, entries).mul_(spread(scale, len(span), block))
+            said = _decode(code, entries).mul_(repeat_by_block(scale, len(span), block))
             torch.sub(part, said, out=rest[span.row, None, span.columns])
     return wires.join(scales, codes), finite
 
@@ -70,4 +70,4 @@ def _add(wire: Tensor, out: Tensor, book: Codebook, block: int, weight: float) -
     for span in split_spans(b, n, block):
         factor = scales[span.row, None, span.blocks] * weight
         value = _decode(codes[span.row, None, span.columns], entries)
-        out[span.row, None, span.columns].add_(value.mul_(spread(factor, len(span), block)))
+        out[span.row, None, span.columns].add_(value.mul_(repeat_by_block(factor, len(span), block)))

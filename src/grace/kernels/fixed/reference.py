@@ -12,7 +12,7 @@ from grace import wire as wires
 from grace.errors import PayloadError
 from grace.flags.finite import Flag, flag
 from grace.flags.refusals import refuse_unless
-from grace.kernels.blocks import block_count, spread
+from grace.kernels.blocks import block_count, repeat_by_block
 from grace.kernels.fixed import BAD_UNIT, bad_code
 from grace.kernels.levels import MOST, block_divide, stochastic_round
 from grace.kernels.packing import pack, packed_bytes, unpack
@@ -44,7 +44,7 @@ def encode_fixed(
     code = (level * y.sign()).to(torch.int32)  # [b, n] in [-least, q]
     unit = unit / shrink
     if rest is not None:
-        torch.sub(p, code.float().mul_(spread(unit, n, block)), out=rest)
+        torch.sub(p, code.float().mul_(repeat_by_block(unit, n, block)), out=rest)
     return wires.join(unit, pack(code.add_(q + 1), bits)), finite
 
 
@@ -60,7 +60,7 @@ def sum_fixed(
         code = unpack(packed, bits, n)
         if clip == 1:
             refuse_unless((code >= 1).all(), lambda: PayloadError(bad_code(bits)))
-        value = code.float().sub_(zero).mul_(spread(wires.check_scale("units", units), n, block))
+        value = code.float().sub_(zero).mul_(repeat_by_block(wires.check_scale("units", units), n, block))
         refuse_unless(value.isfinite().all(), lambda: PayloadError(BAD_UNIT))
         out.add_(value.mul_(weight))
 

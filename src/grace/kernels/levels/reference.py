@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -11,10 +12,12 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.errors import PayloadError
-from grace.flags.finite import Flag, both, flag
+from grace.flags.finite import Flag, and_, flag
 from grace.flags.refusals import refuse_unless
-from grace.kernels.blocks import block_count, spread
+from grace.kernels.blocks import block_count, repeat_by_block
 from grace.kernels.levels.codes import BAD_NORM, bad_code, code_bits, code_bytes
+from grace.kernels.many import Many
+from grace.kernels.many.reference import encode_each, sum_each
 from grace.kernels.packing import pack, pack_trits, unpack, unpack_trits
 from grace.kernels.spans import Span, split_spans
 from grace.kernels.statistics import block_abs_max, block_norm
@@ -44,14 +47,14 @@ def quantize(
         part = rows[span.row, None, span.columns]  # [1, m]
         if memory is not None:
             part = part + memory[span.row, None, span.columns]
-        finite = both(finite, flag(part.isfinite().all()))
+        finite = and_(finite, flag(part.isfinite().all()))
         size = (block_abs_max if norm == "linf" else block_norm)(part, block)  # [1, nb]
         code = _levels(part, size, s, block, rng.lanes(len(span), rows.device, span.first)).add_(s)
         packed = pack_trits(code) if s == 1 else pack(code, code_bits(s))
         sent = torch.where(size >= _TINY, size, 0.0).mul_(shrink)
         norms[span.row, span.blocks], codes[span.row, _bytes(span, s)] = sent, packed
         if rest is not None:
-            said = code.sub_(s).float().mul_(spread(sent / s, len(span), block))
+            said = code.sub_(s).float().mul_(repeat_by_block(sent / s, len(span), block))
             torch.sub(part, said, out=rest[span.row, None, span.columns])
     return wires.join(norms, codes), finite
 
@@ -65,9 +68,31 @@ def dequantize_sum(
         _add(wire, out, s, block, weight)
 
 
+def quantize_many(
+    message: Tensor,
+    many: Many,
+    s: int,
+    block: int,
+    norm: Literal["linf", "l2"],
+    shrink: Callable[[int], float],
+    step: int,
+) -> Tensor:
+    streams = [replace(stream, step=step) for stream in many.streams]
+
+    def encode(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
+        return quantize(x, s, block, norm, shrink(x.shape[1]), streams[t], memory, rest)
+
+    return encode_each(message, many, encode)
+
+
+def dequantize_sum_many(rows: Tensor, many: Many, s: int, block: int, weight: float) -> Tensor:
+    widths = [4 * block_count(n, block) + code_bytes(n, s) for n in many.sizes]
+    return sum_each(rows, many, widths, lambda received, out: dequantize_sum(received, out, s, block, weight))
+
+
 def block_divide(rows: Tensor, scale: Tensor, block: int) -> tuple[Tensor, Tensor]:
     scale = torch.where(scale < _TINY, 0.0, scale)
-    wide = spread(scale, rows.shape[1], block)
+    wide = repeat_by_block(scale, rows.shape[1], block)
     return scale, torch.where(wide > 0, rows / wide.clamp_min(_TINY), 0.0)
 
 
@@ -95,16 +120,16 @@ def _levels(part: Tensor, norm: Tensor, s: int, block: int, lane: Tensor) -> Ten
     """
     m, zero = part.shape[1], norm < _TINY
     if s > _MOST_FLOAT32:  # more bits than a float32 has
-        y = part.double() * spread((s * 2.0**16 / norm.double()).masked_fill_(zero, 0.0), m, block)
+        y = part.double() * repeat_by_block((s * 2.0**16 / norm.double()).masked_fill_(zero, 0.0), m, block)
         return _round(y.round_().to(torch.int64), lane)
     up = torch.where(norm < _SMALL, _UP, 1.0)  # else the factor could overflow
     factor = (s * 2.0**16 / (norm * up)).masked_fill_(zero, 0.0)
-    y = part * spread(up, m, block) * spread(factor, m, block)
+    y = part * repeat_by_block(up, m, block) * repeat_by_block(factor, m, block)
     return _round(y.round_().to(torch.int32), lane)
 
 
 def _round(y: Tensor, lane: Tensor) -> Tensor:
-    """Y in units of 2**-16 -> y, its magnitude rounded up if its fraction exceeds the lane, else down; ``[1, m]``"""
+    """Rounds ``y [1, m]``, in units of 2**-16: its magnitude up if its fraction exceeds the lane, else down."""
     return (y.abs().add_(0xFFFF - lane) >> 16).mul_(y.sign())
 
 
@@ -120,4 +145,4 @@ def _add(wire: Tensor, out: Tensor, s: int, block: int, weight: float) -> None:
         code = unpack_trits(packed, len(span)) if s == 1 else unpack(packed, code_bits(s), len(span))
         refuse_unless((code <= 2 * s).all(), lambda: PayloadError(bad_code(s)))
         factor = (norms[span.row, None, span.blocks] / s).mul_(weight)
-        out[span.row, None, span.columns].add_(code.float().sub_(s).mul_(spread(factor, len(span), block)))
+        out[span.row, None, span.columns].add_(code.float().sub_(s).mul_(repeat_by_block(factor, len(span), block)))

@@ -12,7 +12,7 @@ from grace import wire as wires
 from grace.errors import PayloadError
 from grace.flags.finite import Flag, flag
 from grace.flags.refusals import refuse_unless
-from grace.kernels.blocks import block_count, spread
+from grace.kernels.blocks import block_count, repeat_by_block
 from grace.kernels.packing import pack, packed_bytes, unpack
 from grace.kernels.powers import BAD_CODE, BAD_HEAD
 from grace.kernels.spans import split_spans
@@ -61,7 +61,7 @@ def _below(bits: int, block: int, top: Tensor | None, like: Tensor) -> Tensor:
     """int32 ``[1, m]``: the raw exponent that code 0 would have."""
     if top is None:
         return torch.zeros_like(like, dtype=torch.int32)
-    return spread(top.to(torch.int32) + (127 - _OCTAVES[bits]), like.shape[1], block)
+    return repeat_by_block(top.to(torch.int32) + (127 - _OCTAVES[bits]), like.shape[1], block)
 
 
 def _encode(part: Tensor, bits: int, block: int, top: Tensor | None, lane: Tensor) -> Tensor:

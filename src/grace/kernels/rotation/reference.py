@@ -14,7 +14,7 @@ from grace import wire as wires
 from grace.errors import PayloadError
 from grace.flags.finite import Flag, flag
 from grace.flags.refusals import refuse_unless
-from grace.kernels.blocks import block_count, block_roots, spread
+from grace.kernels.blocks import block_count, block_roots, repeat_by_block
 from grace.kernels.levels import MOST, block_divide, nearest
 from grace.kernels.packing import pack, packed_bytes, unpack
 from grace.kernels.rotation import BAD_SCALE, CENTROIDS
@@ -30,8 +30,8 @@ _SHRINK = 2.0**-32
 
 def hadamard(rows: Tensor, block: int) -> Tensor:
     large = block_abs_max(rows, block) > _LARGE
-    shrink = spread(torch.where(large, _SHRINK, 1.0), rows.shape[1], block)
-    most = spread(torch.where(large, torch.finfo(torch.float32).max * _SHRINK, math.inf), rows.shape[1], block)
+    shrink = repeat_by_block(torch.where(large, _SHRINK, 1.0), rows.shape[1], block)
+    most = repeat_by_block(torch.where(large, torch.finfo(torch.float32).max * _SHRINK, math.inf), rows.shape[1], block)
     return _blocks(rows * shrink, block).clamp_(-most, most).div_(shrink)
 
 
@@ -69,7 +69,7 @@ def encode_rotated(
     most = MOST / block_abs_max(centroid.float(), block).clamp_min_(1.0)  # so that no number of the block overflows
     scale = torch.minimum(factor * rms, most.double()).float()  # [b, nb]
     if rest is not None:
-        said = rotate_blocks_back(book[code].mul_(spread(scale, n, block)), block, rng)
+        said = rotate_blocks_back(book[code].mul_(repeat_by_block(scale, n, block)), block, rng)
         torch.sub(p, said, out=rest)
     return wires.join(scale, pack(code, bits)), finite
 
@@ -83,9 +83,9 @@ def sum_rotated(
         fields = [("scales", torch.float32, block_count(n, block)), ("codes", torch.uint8, packed_bytes(n, bits))]
         scales, packed = wires.split(wire, fields)
         centroid = book[unpack(packed, bits, n).long()]
-        value = centroid * spread(wires.check_scale("scales", scales), n, block)
+        value = centroid * repeat_by_block(wires.check_scale("scales", scales), n, block)
         refuse_unless(value.isfinite().all(), lambda: PayloadError(BAD_SCALE))
-        total.add_(centroid.mul_(spread(scales * weight, n, block)))
+        total.add_(centroid.mul_(repeat_by_block(scales * weight, n, block)))
     if not add:
         out.zero_()
     out.add_(rotate_blocks_back(total, block, rng))

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.errors import PayloadError
-from grace.flags.finite import Flag, both, flag, on_host
+from grace.flags.finite import Flag, and_, flag, on_host
 from grace.flags.refusals import refuse_unless
-from grace.kernels.blocks import block_count, block_sizes, spread
+from grace.kernels.blocks import block_count, block_sizes, repeat_by_block
+from grace.kernels.many import Many
+from grace.kernels.many.reference import encode_each, sum_each
 from grace.kernels.packing import pack, pack_trits, packed_bytes, packed_trits_bytes, unpack, unpack_trits
-from grace.kernels.signs import Zeros
+from grace.kernels.signs import Zeros, votes_bytes
 from grace.kernels.signs.rules import (
     ALL,
     BAD_VOTE,
@@ -25,6 +27,7 @@ from grace.kernels.signs.rules import (
     VOTES,
     positive_zeros,
     split_wire,
+    wire_bytes,
 )
 from grace.kernels.spans import split_spans
 from grace.kernels.statistics import block_abs_mean, block_sum
@@ -73,6 +76,25 @@ def take_majority(received: Sequence[Tensor], out: Tensor, zero: Zeros, weight: 
     out.sign_()
 
 
+# ---- many tensors ---------------------------------------------------------------------------------------------------
+def encode_signs_many(message: Tensor, many: Many, block: int, phase: int) -> Tensor:
+    return encode_each(message, many, lambda _, x, memory, rest: encode_signs(x, block, phase, memory, rest))
+
+
+def encode_votes_many(message: Tensor, many: Many, zero: Zeros, phase: int) -> Tensor:
+    return encode_each(message, many, lambda _, x, memory, rest: encode_votes(x, zero, phase, memory, rest))
+
+
+def sum_signs_many(rows: Tensor, many: Many, block: int, weight: float) -> Tensor:
+    widths = [wire_bytes(SIGNS, n, block) for n in many.sizes]
+    return sum_each(rows, many, widths, lambda received, out: sum_signs(received, out, block, weight))
+
+
+def take_majority_many(rows: Tensor, many: Many, zero: Zeros, weight: float) -> Tensor:
+    widths = [votes_bytes(n, zero) for n in many.sizes]
+    return sum_each(rows, many, widths, lambda received, out: take_majority(received, out, zero, weight))
+
+
 # ---- bits -----------------------------------------------------------------------------------------------------------
 def _plus(part: Tensor, zeros: int, first: int) -> Tensor:
     """``[1, m]`` bool: which numbers, the first of them at position ``first``, count as positive."""
@@ -97,7 +119,7 @@ def _encode(
         part = rows[span.row, None, span.columns]  # [1, m]
         if memory is not None:
             part = part + memory[span.row, None, span.columns]
-        finite = both(finite, flag(part.isfinite().all()))
+        finite = and_(finite, flag(part.isfinite().all()))
         up = part >= tau if rule == TWO_MEANS else _plus(part, zeros, span.start)
         heads = _heads(rule, part, up, block)
         bits[span.row, span.bits(1)] = pack(up, 1)
@@ -125,8 +147,8 @@ def _decode(rule: int, heads: list[Tensor], up: Tensor, block: int, weight: floa
     """What bits ``[1, m]`` stand for, times weight: ``[1, m]``."""
     m = up.shape[1]
     one = torch.ones((), device=up.device)
-    high = spread(heads[-1] * weight, m, block) if heads else one * weight
-    low = spread(heads[0] * weight, m, block) if rule == TWO_MEANS else -high
+    high = repeat_by_block(heads[-1] * weight, m, block) if heads else one * weight
+    low = repeat_by_block(heads[0] * weight, m, block) if rule == TWO_MEANS else -high
     return torch.where(up, high, low)
 
 
@@ -155,7 +177,7 @@ def _encode_trits(rows: Tensor, memory: Tensor | None, rest: Tensor | None) -> t
         part = rows[span.row, None, span.columns]  # [1, m]
         if memory is not None:
             part = part + memory[span.row, None, span.columns]
-        finite = both(finite, flag(part.isfinite().all()))
+        finite = and_(finite, flag(part.isfinite().all()))
         sign = part.sign()
         wire[span.row, span.trits] = pack_trits(sign + 1)
         if rest is not None:

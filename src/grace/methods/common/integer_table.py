@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grace.kernels import MOST, block_divide, block_roots, spread
+from grace.kernels import MOST, block_divide, block_roots, repeat_by_block
 from grace.random import Stream
 
 # bits: the table that minimizes the variance for clip = 1/32
@@ -59,7 +59,7 @@ class TableScale:
     def mean(self, sums: Tensor, count: int) -> Tensor:
         """``[1, n]``: the mean of ``count`` workers' numbers whose entries add up to ``sums [1, n]``."""
         share = sums.double().mul_(2 / (count * self.g)).sub_(1).float()  # in [-1, 1]
-        return share.mul_(spread(self.bounds, sums.shape[1], self.block))
+        return share.mul_(repeat_by_block(self.bounds, sums.shape[1], self.block))
 
 
 def count_sum_bits(g: int, world: int) -> int:

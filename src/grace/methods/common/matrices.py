@@ -19,7 +19,7 @@ from grace.contract.conversation import label_parts
 from grace.contract.facts import Facts
 from grace.contract.method import Method
 from grace.contract.peer import Peer
-from grace.flags.finite import Flag, both, flag
+from grace.flags.finite import Flag, and_, flag
 from grace.kernels import add_low_rank_, add_scaled_, all_finite, project_columns, project_rows, sum_by_halves
 from grace.methods.none import Identity
 from grace.random import Stream
@@ -144,7 +144,7 @@ class Projection(Compressor):
         if rest is None:
             return wire, finite
         fits = product_fits(wire[:, : self.side * self.r].view(-1, self.r).mT, self.decode)
-        return wire, both(finite, fits if fits is True else all_finite(rest))
+        return wire, and_(finite, fits if fits is True else all_finite(rest))
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         matrix, tail = self._parts(rows)

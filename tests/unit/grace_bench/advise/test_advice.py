@@ -17,7 +17,7 @@ from grace.predict.replay import Replay
 from grace.registry import method
 from grace_bench.advise.advice import BASELINES, Advice, candidates, compose, rank
 from grace_bench.advise.show import _label_links, draw, view
-from grace_bench.report.beside import Axis
+from grace_bench.report.direct_labels import Axis
 from grace_bench.survey.evidence import Evidence
 from tests.unit.cli.test_app import call
 

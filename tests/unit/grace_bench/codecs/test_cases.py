@@ -10,15 +10,15 @@ from grace.collectives import AllReduce
 from grace.contract.facts import Facts
 from grace.contract.method import Exchanged, Method
 from grace_bench.codecs import compressors
+from grace_bench.codecs.buffers import WORKERS, Buffers
 from grace_bench.codecs.cases import cases_of, variants
 from grace_bench.codecs.clock import DECODE, ENCODE, FEEDBACK, OPERATIONS, do_nothing
 from grace_bench.codecs.conversations import Replay
-from grace_bench.codecs.room import WORKERS, Room
 
 
 @pytest.fixture(scope="module")
-def room():
-    return Room(4096)
+def buffers():
+    return Buffers(4096)
 
 
 def by_name(cases):
@@ -26,50 +26,50 @@ def by_name(cases):
 
 
 @pytest.mark.parametrize("name", [name for name in grace.methods() if name != "none"])
-def test_every_method_can_be_timed(name, room):
+def test_every_method_can_be_timed(name, buffers):
     plain, feedback = variants(name)
-    cases = by_name(cases_of(plain, feedback, room)[0])
+    cases = by_name(cases_of(plain, feedback, buffers)[0])
     assert set(OPERATIONS) - set(cases) <= {FEEDBACK}
     assert (FEEDBACK in cases) == (feedback is not None)
     assert all(case.seconds(do_nothing) >= 0 for case in cases.values())
 
 
-def mean(room):
-    return sum(room.gradient(worker).double() for worker in range(WORKERS)) / WORKERS
+def mean(buffers):
+    return sum(buffers.gradient(worker).double() for worker in range(WORKERS)) / WORKERS
 
 
-def test_a_compressors_cases_encode_remember_and_decode(room):
-    cases = by_name(compressors.cases(*variants("topk:ratio=0.5"), room))
+def test_a_compressors_cases_encode_remember_and_decode(buffers):
+    cases = by_name(compressors.cases(*variants("topk:ratio=0.5"), buffers))
     cases[FEEDBACK].seconds(do_nothing)
-    p = (room.x + room.memory).abs()
-    assert int((room.rest == 0).sum()) == 2048
-    assert p[room.rest == 0].min() >= room.rest.abs().max()
-    assert torch.equal(room.memory, room.gradient(WORKERS))
+    p = (buffers.x + buffers.memory).abs()
+    assert int((buffers.rest == 0).sum()) == 2048
+    assert p[buffers.rest == 0].min() >= buffers.rest.abs().max()
+    assert torch.equal(buffers.memory, buffers.gradient(WORKERS))
     cases[ENCODE].seconds(do_nothing)
     cases[ENCODE].prepare()
-    assert torch.equal(room.rows, room.x)
-    everything = by_name(compressors.cases(*variants("topk:ratio=1"), room))
+    assert torch.equal(buffers.rows, buffers.x)
+    everything = by_name(compressors.cases(*variants("topk:ratio=1"), buffers))
     everything[DECODE].seconds(do_nothing)
-    torch.testing.assert_close(room.out.double(), mean(room), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(buffers.out.double(), mean(buffers), rtol=1e-5, atol=1e-5)
 
 
-def test_what_the_network_sums_is_decoded_once(room):
-    assert compressors.payloads(variants("randomk")[0], room) == 1
-    assert compressors.payloads(variants("fp16")[0], room) == 1
-    assert compressors.payloads(variants("qsgd")[0], room) == WORKERS
+def test_what_the_network_sums_is_decoded_once(buffers):
+    assert compressors.payloads(variants("randomk")[0], buffers) == 1
+    assert compressors.payloads(variants("fp16")[0], buffers) == 1
+    assert compressors.payloads(variants("qsgd")[0], buffers) == WORKERS
 
 
-def test_a_majority_is_decoded_to_signs(room):
-    by_name(compressors.cases(*variants("signsgd"), room))[DECODE].seconds(do_nothing)
-    votes = sum(room.gradient(worker).sign() for worker in range(WORKERS))
-    assert torch.equal(room.out, votes.sign())
+def test_a_majority_is_decoded_to_signs(buffers):
+    by_name(compressors.cases(*variants("signsgd"), buffers))[DECODE].seconds(do_nothing)
+    votes = sum(buffers.gradient(worker).sign() for worker in range(WORKERS))
+    assert torch.equal(buffers.out, votes.sign())
 
 
-def test_slow_wires_are_used_again(room, monkeypatch):
+def test_slow_wires_are_used_again(buffers, monkeypatch):
     monkeypatch.setattr(compressors, "_SETUP_SECONDS", -1.0)
-    by_name(compressors.cases(*variants("topk:ratio=1"), room))[DECODE].seconds(do_nothing)
-    two = (room.gradient(0) + room.gradient(1)) / 2
-    torch.testing.assert_close(room.out, two)
+    by_name(compressors.cases(*variants("topk:ratio=1"), buffers))[DECODE].seconds(do_nothing)
+    two = (buffers.gradient(0) + buffers.gradient(1)) / 2
+    torch.testing.assert_close(buffers.out, two)
 
 
 def test_variants_have_no_other_memory_than_error_feedback():
@@ -102,14 +102,16 @@ class Averages(Method):
         return None
 
 
-def test_a_replay_is_the_second_step_of_worker_0_again_and_again(room):
+def test_a_replay_is_the_second_step_of_worker_0_again_and_again(buffers):
     method = Averages()
     cleared = []
-    encode, decode = (Replay("a", method=method, room=room, shape=(64, 64), part=part) for part in ("encode", "decode"))
+    encode, decode = (
+        Replay("a", method=method, buffers=buffers, shape=(64, 64), part=part) for part in ("encode", "decode")
+    )
     for _ in range(2):
         assert encode.seconds(do_nothing) > 0
     assert decode.seconds(lambda: cleared.append(1)) > 0
     assert len(cleared) == 2  # before the step, and before the part that is timed
     for found, state in method.means[2:4]:
-        torch.testing.assert_close(found.double().view(1, -1), mean(room), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found.double().view(1, -1), mean(buffers), rtol=1e-5, atol=1e-5)
         assert state == 1

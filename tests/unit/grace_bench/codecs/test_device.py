@@ -12,10 +12,10 @@ import grace
 from grace.errors import ConfigurationError
 from grace_bench.codecs import device, table
 from grace_bench.codecs.bench import Bench
+from grace_bench.codecs.buffers import Buffers
 from grace_bench.codecs.clock import DECODE, ENCODE, FEEDBACK, Case
 from grace_bench.codecs.device import bandwidth_share, device_of, least_bytes
 from grace_bench.codecs.plan import plan_of
-from grace_bench.codecs.room import Room
 
 
 @pytest.mark.parametrize("text", ["gpu", "cuda:x", "cpu:1", "", "tpu"])
@@ -72,10 +72,10 @@ def test_the_row_and_the_table_of_a_device(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("grace_bench.codecs.bench.count_launches", lambda run: (run(), 3)[1])
     bench = Bench(plan_of("qsgd", "4K", samples=3, workers=2), eviction=1 << 20)
     bench.device = types.SimpleNamespace(type="imagined")  # type: ignore[assignment]
-    room = Room(4096, workers=2)
-    bench._measure_yardsticks(room, 1)
+    buffers = Buffers(4096, workers=2)
+    bench._measure_yardsticks(buffers, 1)
     monkeypatch.setattr(bench, "_lacks_memory", lambda *_: False)
-    bench._measure_method("qsgd", room, 1)
+    bench._measure_method("qsgd", buffers, 1)
     rows = bench.lists["rows"]
     assert [row["launches"] for row in rows] == [3, 3, 3]
     assert all(row["bandwidth"] > 0 for row in rows)

@@ -126,3 +126,17 @@ def test_counters_of_an_interface(tmp_path, monkeypatch):
     monkeypatch.setattr("psutil.PROCFS_PATH", str(tmp_path))
     assert read_counters("eth0") == (200, 100)
     assert read_counters("eth1") is None
+
+
+@permitted
+def test_a_link_changes_its_speed_while_it_is_there():
+    with Network(link("1gbit"), 2) as network:
+        network.change(link("200mbit"))
+        shown = subprocess.run(
+            [*network.enter(1), "tc", "qdisc", "show", "dev", INTERFACE],
+            capture_output=True, text=True, check=True, env=namespaces.environment(),
+        )  # fmt: skip
+        assert "rate 200Mbit" in shown.stdout
+        for other in (link("none"), link("1gbit", "1ms")):
+            with pytest.raises(LinkError, match="legal: another speed, with the same latency"):
+                network.change(other)

@@ -5,13 +5,13 @@ import pytest
 
 from grace_bench.report.contents import FIGURES, is_share, network_name, networks, page_document, report_of
 from grace_bench.report.marks import has_outlier, stretch
-from grace_bench.report.read import Found
+from grace_bench.report.read import LoadedRuns
 from grace_bench.report.theme import sign
 from tests.unit.grace_bench.report.samples import BASELINES, METHODS, codecs, run, run_of, sweep
 
 
 def report(*documents, rows=()):
-    return report_of(Found([run_of(document, f"{k}.json") for k, document in enumerate(documents)], list(rows)))
+    return report_of(LoadedRuns([run_of(document, f"{k}.json") for k, document in enumerate(documents)], list(rows)))
 
 
 def names(figures):

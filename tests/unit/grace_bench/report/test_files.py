@@ -5,7 +5,7 @@ import pytest
 
 from grace_bench.report.contents import page_document, report_of
 from grace_bench.report.files import draw_comparison, draw_report
-from grace_bench.report.read import Found
+from grace_bench.report.read import LoadedRuns
 from grace_bench.runs.config import RunConfig
 from tests.unit.grace_bench.documents import document, point
 from tests.unit.grace_bench.report.samples import METHODS, codecs, run, run_of
@@ -21,7 +21,7 @@ def written(tmp_path_factory):
     ]  # fmt: skip
     documents += [run("$mine_$", link="1gbit", task="_odd/task")]
     runs = [run_of(document, f"{k}.json") for k, document in enumerate(documents)]
-    report = report_of(Found(runs, codecs(sizes=(10,), threads=(1,))["rows"]))
+    report = report_of(LoadedRuns(runs, codecs(sizes=(10,), threads=(1,))["rows"]))
     return draw_report(page_document(report, "results"), tmp_path_factory.mktemp("figures"))
 
 
@@ -55,7 +55,7 @@ def test_every_figure_says_what_it_is_without_being_seen(written):
 def test_the_parts_of_a_step_add_up_to_it(tmp_path):
     documents = [run("topk", link="1gbit"), run("qsgd", link="1gbit")]
     documents[1]["time"].update(codec_ms=50.0, exposed_ms=7.0)  # a codec that mostly hides behind the backward pass
-    report = report_of(Found([run_of(document, f"{k}.json") for k, document in enumerate(documents)], []))
+    report = report_of(LoadedRuns([run_of(document, f"{k}.json") for k, document in enumerate(documents)], []))
     draw_report(page_document(report, "results"), tmp_path)
     told = (tmp_path / "digits-step-time.svg").read_text()
     for group in report.groups:
@@ -116,7 +116,7 @@ def test_names_are_beside_the_lines_and_points(written):
 
 def test_a_pareto_front_is_named_where_one_is_drawn(tmp_path):
     def draw(*documents):
-        report = report_of(Found([run_of(document, f"{k}.json") for k, document in enumerate(documents)], []))
+        report = report_of(LoadedRuns([run_of(document, f"{k}.json") for k, document in enumerate(documents)], []))
         draw_report(page_document(report, "results"), tmp_path)
         return (tmp_path / "digits-quality-bytes.svg").read_text()
 
@@ -133,7 +133,7 @@ def test_seeds_are_told(written, tmp_path):
     (links,) = [path for path in written if path.name == "digits-links.svg"]
     assert "4 workers, medians and ranges over 2 seeds" in links.read_text()
     documents = [run("topk", seed=7), run("none", seed=7, final=None)]
-    report = report_of(Found([run_of(document, f"{k}.json") for k, document in enumerate(documents)], []))
+    report = report_of(LoadedRuns([run_of(document, f"{k}.json") for k, document in enumerate(documents)], []))
     draw_report(page_document(report, "results"), tmp_path)
     said = (tmp_path / "digits-quality-epoch-time.svg").read_text()
     assert "4 workers, one run each, seed 7" in said
@@ -144,7 +144,7 @@ def test_one_slow_method_does_not_flatten_the_others(tmp_path):
     documents = [run(name) for name in ("none", "topk", "qsgd", "dgc")]
     for evaluation in documents[0]["curve"]:
         evaluation["seconds"] *= 50
-    report = report_of(Found([run_of(document, f"{k}.json") for k, document in enumerate(documents)], []))
+    report = report_of(LoadedRuns([run_of(document, f"{k}.json") for k, document in enumerate(documents)], []))
     draw_report(page_document(report, "results"), tmp_path)
     assert "seconds of training (log)" in names_in(tmp_path / "digits-quality-epoch-time.svg")
 

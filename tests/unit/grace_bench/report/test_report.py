@@ -4,11 +4,12 @@ import pytest
 from rich.console import Console
 
 from grace_bench.report.progress import Checklist, SweepReporter
-from grace_bench.report.tables import amount, comparison, share, sweep
+from grace_bench.report.tables import comparison, sweep
 from grace_bench.runs.config import RunConfig
 from grace_bench.runs.record import failure_of
 from grace_bench.runs.results import Data
-from grace_bench.workers.sweep import Ended
+from grace_bench.workers.sweep import RunOutcome
+from grace_command.text import amount, share
 from tests.unit.grace_bench.documents import document
 
 
@@ -49,7 +50,7 @@ def test_shares(part, text):
 def test_without_a_terminal_progress_is_a_line_for_each_run(tmp_path):
     with open(tmp_path / "log", "w+") as file:
         with SweepReporter(Console(file=file, width=100), 1, bar=True) as reporter:
-            run = Ended(RunConfig("digits", "none"), document(), seconds=2.0)
+            run = RunOutcome(RunConfig("digits", "none"), document(), seconds=2.0)
             reporter.begin_run(run.config)
             reporter.show_steps(1, 10)
             reporter.end_run(run)
@@ -87,5 +88,5 @@ def test_progress_tells_what_was_not_measured_from_what_diverged():
     for changes, told in ((SYNTHETIC, "quality not measured, step"), ({"final": None}, "accuracy diverged, step")):
         out = io.StringIO()
         reporter = SweepReporter(Console(file=out, width=200), 1, bar=False)
-        reporter.end_run(Ended(RunConfig("digits", "none"), document(**changes), seconds=1.0))
+        reporter.end_run(RunOutcome(RunConfig("digits", "none"), document(**changes), seconds=1.0))
         assert told in out.getvalue()

@@ -5,6 +5,7 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -14,12 +15,12 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
+from benchmarks.evidence import gather
 from grace.cli.app import app
 from grace.errors import ConfigurationError, UnknownNameError
 from grace_bench.runs.results import DocumentError, encode
 from grace_bench.survey.archive import add, check_row, join, merge, read_archive, read_runs, write_archive
-from grace_bench.survey.estimate import Part, split
-from grace_bench.survey.evidence import gather
+from grace_bench.survey.estimate import Have, Part, split
 from grace_bench.survey.plan import read_plan, shard
 from grace_bench.survey.plausible import check_plausible
 from grace_bench.survey.row import Row, decode_row, run_file, same_run
@@ -172,6 +173,50 @@ def test_what_has_run_does_not_run_again(whole):
     told = []
     run_all(read_plan(whole[0] / "plan.toml"), whole[0], told.append)
     assert [done.seconds for done in told] == [0.0] * 6
+
+
+def test_what_an_archive_has_does_not_run(tmp_path, whole):
+    runs, told = read_plan(plan(tmp_path, PLAN.replace("[0, 1]", "[0, 1, 2]"))), []
+    rows = run_all(runs, tmp_path / "out", told.append, known=whole[1])
+    assert [done.run.config.seed for done in told if done.seconds] == [2, 2, 2]
+    assert len(rows) == 9
+    assert len(list((tmp_path / "out" / "runs").iterdir())) == 3
+    add(whole[0], tmp_path / "a.parquet")
+    done = call(
+        "run", tmp_path / "plan.toml", "--out", tmp_path / "out", "--archive", tmp_path / "a.parquet", "--no-idle"
+    )
+    assert done.stdout.endswith(f"9 of 9 runs in {tmp_path / 'out' / 'runs'} or {tmp_path / 'a.parquet'}\n")
+
+
+@pytest.mark.parametrize(
+    ("fields", "alike"),
+    [
+        ({}, True),
+        ({"steps": 4}, False),
+        ({"workers": 3}, False),
+        ({"protocol": "other"}, False),
+        ({"seed": 9}, False),
+        ({"source": "official"}, False),
+        ({"device": "H200"}, False),
+    ],
+)
+def test_a_run_of_an_archive_is_another_one_if_it_differs_in_what_the_plan_says(fields, alike, whole):
+    run, row = read_plan(whole[0] / "plan.toml")[0], whole[1][0]
+    assert (Have([change(row, **fields)]).row(run) is not None) == alike
+    assert Have([change(row, peak_lr=0.3)]).row(replace(run, config=replace(run.config, lr=0.1))) is None
+
+
+def test_the_start_is_evaluated_once_for_all_methods(tmp_path, monkeypatch):
+    monkeypatch.setattr("grace_bench.survey.train._BEGINNINGS", {})
+    seen = []
+
+    def evaluate(task, model, real=Tiny.evaluate):
+        seen.append(task.steps)
+        return real(task, model)
+
+    monkeypatch.setattr(Tiny, "evaluate", evaluate)
+    run_all(read_plan(plan(tmp_path)), tmp_path / "out", lambda done: None)
+    assert len(seen) == 2 + 6  # at the start for each seed, at the end for each run
 
 
 def test_two_shards_merged_are_the_whole(tmp_path, whole):

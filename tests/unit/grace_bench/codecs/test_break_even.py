@@ -9,11 +9,11 @@ from grace.predict.break_even import break_even
 from grace.predict.costs import HOP
 from grace.predict.links import link, parse_links
 from grace_bench.codecs.bench import Bench
+from grace_bench.codecs.break_even import BreakEvenBench, Exchange, step_of
 from grace_bench.codecs.clock import OPERATIONS
 from grace_bench.codecs.figure import draw
 from grace_bench.codecs.plan import plan_of
 from grace_bench.codecs.table import view
-from grace_bench.codecs.worth import Exchange, WorthBench, step_of
 from tests.benchmarks.codecs.test_views import line_of, text_of
 
 SMALL = ("--methods", "topk,qsgd", "--sizes", "4K", "--threads", "1", "--samples", "3")
@@ -40,7 +40,7 @@ def test_both_take_as_long_where_they_break_even(codec):
 @pytest.fixture(scope="module")
 def document():
     plan = plan_of("topk,threshold,none", "4K,8K", "1", 3, workers=3)
-    return WorthBench(plan, parse_links("100mbit,1gbit"), eviction=1 << 16).measure()
+    return BreakEvenBench(plan, parse_links("100mbit,1gbit"), eviction=1 << 16).measure()
 
 
 def test_each_method_and_size_has_a_row(document):

@@ -22,30 +22,30 @@ _ASKING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "uniqu
 _READING = ("tolist", "numpy", "__array__", "cpu", "pin_memory")
 
 
-class _Unread(TorchFunctionMode):
+class Unread(TorchFunctionMode):
     """Fails where the host reads a tensor, or makes pinned memory or a tensor out of numbers that it has."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", "")
-        assert name not in _READING, f"unasked: the host is asked by {name}"
-        assert name not in ("tensor", "from_numpy"), f"unasked: {name} copies numbers of the host"
-        assert not (kwargs or {}).get("pin_memory"), f"unasked: {name} makes pinned memory"
+        assert name not in _READING, f"no sync: the host is asked by {name}"
+        assert name not in ("tensor", "from_numpy"), f"no sync: {name} copies numbers of the host"
+        assert not (kwargs or {}).get("pin_memory"), f"no sync: {name} makes pinned memory"
         return func(*args, **(kwargs or {}))
 
 
-class _Unasked(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class WithoutSync(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Fails where the host would have to wait for a number."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         name = str(func.overloadpacket).removeprefix("aten.")
-        assert name not in _ASKING, f"unasked: the host is asked by {name}"
+        assert name not in _ASKING, f"no sync: the host is asked by {name}"
         if name.startswith("index") and len(args) > 1 and isinstance(args[1], list | tuple):
             masks = [one for one in args[1] if isinstance(one, Tensor) and one.dtype == torch.bool]
-            assert not masks, f"unasked: the host is asked how many are set in the mask of {name}"
+            assert not masks, f"no sync: the host is asked how many are set in the mask of {name}"
         return func(*args, **(kwargs or {}))
 
 
@@ -57,11 +57,11 @@ def host_is_not_asked(method: Method[Any], steps: Sequence[Sequence[Tensor]]) ->
     """
     with backends.using("reference"):
         expected = _go(method, steps, simulate)
-        with finite.cpu_as_accelerator(), _Unread(), _Unasked():  # type: ignore[no-untyped-call]
+        with finite.cpu_as_accelerator(), Unread(), WithoutSync():  # type: ignore[no-untyped-call]
             found = _go(method, steps, lambda runs: simulate([Refusals().watch(run) for run in runs]))
     for step, (outs, others) in enumerate(zip(expected, found, strict=True)):
         for rank, (out, other) in enumerate(zip(outs, others, strict=True)):
-            where = f"unasked: step {step}, rank {rank}:"
+            where = f"no sync: step {step}, rank {rank}:"
             assert bool(out.finite) == bool(other.finite), (
                 f"{where} finite is {bool(other.finite)}, on the host it is not"
             )

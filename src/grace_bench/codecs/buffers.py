@@ -11,10 +11,10 @@ from torch import Tensor
 from grace_bench.codecs.clock import ADD, Case
 
 WORKERS = 8  # by default
-COPIES = 6  # tensors of this size that a room holds at most
+COPIES = 6  # tensors of this size that `Buffers` holds at most
 
 
-class Room:
+class Buffers:
     """Heavy-tailed data ``randn * exp(randn)`` of n numbers, and preallocated tensors ``[1, n]`` like it.
 
     x: worker 0's gradient. memory: what it remembers. rows, rest, out: to be overwritten. workers: how many exchange.

@@ -1,4 +1,4 @@
-"""Moves bytes as fast as TCP lets it: ``python pump.py receive`` and ``python pump.py send HOST SECONDS``.
+"""Moves bytes as fast as TCP lets it: ``python socket_load.py receive`` and ``python socket_load.py send HOST SECONDS``.
 
 A separate program, without imports from Grace, so that it starts at once. The receiver prints JSON: bytes, seconds.
 """

@@ -17,7 +17,7 @@ from grace.flags.finite import ask_host
 from grace.memories.base import Memory
 from grace.verify import laws
 from grace.verify.inputs import normal
-from grace.verify.unasked import host_is_not_asked
+from grace.verify.no_sync import host_is_not_asked
 from tests.laws.cases import CASES
 
 # Methods that ask although the sizes of what they send follow from the tensor's, and why.

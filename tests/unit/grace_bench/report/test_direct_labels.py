@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from grace_bench.report.beside import Axis, axis_of, beside_ends, beside_points, height_for, spread_out
+from grace_bench.report.direct_labels import Axis, axis_of, beside_ends, beside_points, height_for, spread_out
 
 LOOK = {"stroke": "#000", "fill": "#000", "shape": "circle", "dash": (), "width": 1, "opacity": 1}
 

@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from grace.predict.links import link
-from grace_bench.report.elsewhere import elsewhere, step_seconds
+from grace_bench.report.slower_links import over_slower_links, step_seconds
 from grace_bench.runs.forecast import forecast
 from grace_bench.runs.results import CollectiveTerms, Prediction, Quartiles, Result, Terms
 from tests.unit.grace_bench.report.samples import run, run_of
@@ -37,15 +37,15 @@ def test_where_it_was_measured_the_link_model_says_it_as_grace_bench_predict_doe
     assert seconds is not None
     assert step_seconds(one, there) == seconds(there, one.workers) != step_seconds(one, there, modeled=False)
     console = Console(width=200, record=True)
-    console.print(elsewhere([one, with_terms(result("bf16"))]))
+    console.print(over_slower_links([one, with_terms(result("bf16"))]))
     assert "by the link model" in console.export_text()
-    console.print(elsewhere([one, result("bf16")]))  # a bound is not compared with a prediction
+    console.print(over_slower_links([one, result("bf16")]))  # a bound is not compared with a prediction
     assert "the measured step, and after it the time" in console.export_text()
 
 
 def test_each_method_is_held_against_none() -> None:
     console = Console(width=160, record=True)
-    view = elsewhere([result("none"), result("topk:ratio=0.01"), result("bf16")])
+    view = over_slower_links([result("none"), result("topk:ratio=0.01"), result("bf16")])
     assert view is not None
     console.print(view)
     lines = console.export_text().splitlines()
@@ -60,7 +60,7 @@ def test_the_fastest_over_each_link_is_named_and_none_where_nothing_gains() -> N
     slow = result("topk:ratio=0.01")
     slow = msgspec.structs.replace(slow, time=msgspec.structs.replace(slow.time, step_ms=Quartiles(60.0, 60.0, 60.0)))
     worse = msgspec.structs.replace(slow, method="randomk", final=0.5, steps=1)  # the fastest of all
-    console.print(elsewhere([result("none"), slow, worse]))
+    console.print(over_slower_links([result("none"), slow, worse]))
     text = console.export_text()
     assert "Fastest of those that end within 2 % of none's accuracy: at 100 Mbit/s topk:ratio=0.01, " in text
     assert "at 10 Gbit/s compression gains less than a tenth: take none." in text
@@ -68,4 +68,4 @@ def test_the_fastest_over_each_link_is_named_and_none_where_nothing_gains() -> N
 
 @pytest.mark.parametrize("documents", [[], [("topk:ratio=0.01", "none")], [("none", "1gbit"), ("bf16", "1gbit")]])
 def test_without_something_to_compare_with_there_is_no_table(documents: list[tuple[str, str]]) -> None:
-    assert elsewhere([result(method, link=link) for method, link in documents]) is None
+    assert over_slower_links([result(method, link=link) for method, link in documents]) is None

@@ -22,10 +22,10 @@ from grace.predict.replay import Replay
 from grace.predict.timeline import wire_bytes
 from grace.registry import method
 from grace_bench.codecs.bench import Bench, Row, short
+from grace_bench.codecs.buffers import Buffers
 from grace_bench.codecs.cases import variants
 from grace_bench.codecs.clock import ADD, DECODE, ENCODE, FEEDBACK
 from grace_bench.codecs.plan import YARDSTICKS, Plan, by_family
-from grace_bench.codecs.room import Room
 
 CAST = "bf16"  # always measured: an all-reduce in bf16 includes the cast
 
@@ -59,7 +59,7 @@ def step_of(numbers: int, threads: int, add: float) -> Step:
     return Step(0.0, (0.0,), (numbers,), float(threads), add, copies=0.0)
 
 
-class WorthBench(Bench):
+class BreakEvenBench(Bench):
     """Times the methods of a plan; its document has a list ``worth``, a row for each method, size and number of threads.
 
     Args:
@@ -73,11 +73,11 @@ class WorthBench(Bench):
         self.links = links
         self._moved: dict[tuple[str, int], dict[str, Tally]] = {}
 
-    def run_job(self, name: str, room: Room, count: int) -> None:
+    def run_job(self, name: str, buffers: Buffers, count: int) -> None:
         before = len(self.lists["rows"])
-        super().run_job(name, room, count)
-        if name != YARDSTICKS and len(self.lists["rows"]) > before and (name, room.n) not in self._moved:
-            self._moved[name, room.n] = moved_by(method(name), room.n, room.workers)
+        super().run_job(name, buffers, count)
+        if name != YARDSTICKS and len(self.lists["rows"]) > before and (name, buffers.n) not in self._moved:
+            self._moved[name, buffers.n] = moved_by(method(name), buffers.n, buffers.workers)
 
     def more(self) -> dict[str, Any]:
         found: dict[tuple[str, int, int], dict[str, Row]] = {}
