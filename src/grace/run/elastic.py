@@ -154,8 +154,8 @@ class Elastic:
 
         Args:
             transport: between those who go on.
-            model: parameters, and what else is the same on all workers. Where a worker has not applied the last step, all
-                get the numbers of one that has.
+            model: parameters, of any shapes, and what else is the same on all workers. Where a worker has not applied the last
+                step, all get the numbers of one that has.
 
         Raises:
             FingerprintMismatch: they differ in what they exchange, on all of them.
