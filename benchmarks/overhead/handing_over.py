@@ -108,7 +108,7 @@ def _step_ratio(host: Host, samples: int, width: int) -> dict[str, Any]:
     """Time of a step with the method ``none`` over that of one with gloo's all-reduce by hand."""
     shapes = [(width, width)] * DEPTH
     names = [f"dense{i}/kernel" for i in range(DEPTH)]
-    handover = Handover(names, shapes, ["float32"] * DEPTH, "none", transport=TorchDistributed.beside())
+    handover = Handover(names, shapes, ["float32"] * DEPTH, "none", transport=TorchDistributed.of_same_ranks())
     plain = _stepper(host, host.own.give, host.own.compile, host.own.mean, shapes)
     ours = _stepper(host, host.give, host.compile, lambda xs: host.call(handover.mean, xs), shapes)
     ratios = []

@@ -99,7 +99,7 @@ class Tally:
     bytes: float = 0
 
     def see(self, op: Collective) -> None:
-        """Counts one."""
+        """Counts one collective."""
         self.count += 1
         self.bytes += op.buf.numel() * op.buf.element_size()
 

@@ -29,7 +29,7 @@ def shared_transport() -> Transport:
     global _shared
     if _shared is None:
         made = open_transport()
-        made.tell("grace_dl", seconds=SECONDS)  # all are here
+        made.all_gather_text("grace_dl", seconds=SECONDS)  # all are here
         _shared = made
     return _shared
 

@@ -92,7 +92,7 @@ def compare(transport: Transport, mine: str, seconds: float) -> None:
     Raises:
         RoundMismatch: they differ, on all ranks.
     """
-    told = transport.tell(mine, seconds=seconds)
+    told = transport.all_gather_text(mine, seconds=seconds)
     if len(set(told)) > 1:
         who = "; ".join(f"rank {rank}: {one}" for rank, one in enumerate(told))
         raise RoundMismatch(f"ranks exchange different tensors; all give the same ones, in one order. {who}")

@@ -209,7 +209,7 @@ class Carrier(Wrapper):
     why = ""
 
     def __init__(self) -> None:
-        super().__init__(TorchDistributed.beside())
+        super().__init__(TorchDistributed.of_same_ranks())
 ''',
         "tests/unit/transports/test_carrier.py": """\
 from __future__ import annotations

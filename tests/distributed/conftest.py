@@ -80,3 +80,11 @@ def pool(request: pytest.FixtureRequest, pools: Callable[[str, int], Any]) -> Po
 def pair(pools: Callable[[str, int], Any]) -> Pool:
     found: Pool = pools("gloo", 2)
     return found
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of the bench are forked, not started: see :mod:`tests.distributed.forked`."""
+    from tests.distributed.forked import fork_workers  # it needs the bench, which not all environments have
+
+    fork_workers(monkeypatch)

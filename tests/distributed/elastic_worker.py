@@ -53,7 +53,7 @@ def work(who: str, spec: str, port: int, least: int, most: int, folder: str, def
             for _ in range(40):
                 try:
                     got = elastic.regroup(rounds.meet(), list(model.values()))
-                    ids = elastic.session.tell(who, 8)
+                    ids = elastic.session.all_gather_text(who, 8)
                     say(regrouped=str(got), ids=ids, applied=got.applied, step=got.step)
                     if got.applied:
                         say(step=got.step - 1, ids=before)

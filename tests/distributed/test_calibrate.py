@@ -73,7 +73,7 @@ def held(rank: int, world: int) -> object:
         assert last
         probe.meet()
         clock.exchanged()
-    found = model_of(probe.tell(clock.record()))
+    found = model_of(probe.all_gather_numbers(clock.record()))
     transport.close()
     return found
 
@@ -96,8 +96,8 @@ KILLED = textwrap.dedent(
     from grace.transports.torch_distributed import TorchDistributed
 
     dist.init_process_group("gloo")
-    transport = TorchDistributed.beside()
-    transport.tell("", seconds=60.0)
+    transport = TorchDistributed.of_same_ranks()
+    transport.all_gather_text("", seconds=60.0)
 
     class Dying(TorchDistributed):
         asked = 0

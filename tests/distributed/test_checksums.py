@@ -38,7 +38,7 @@ class Flipping(Wrapper):
 def train(rank: int, world: int, spec: str, checksum: bool) -> tuple[str, str]:
     torch.manual_seed(3)
     model = nn.Linear(40, 32, bias=False)
-    network: Any = TorchDistributed.beside(dist.group.WORLD)
+    network: Any = TorchDistributed.of_same_ranks(dist.group.WORLD)
     network = Flipping(network) if rank == VICTIM else network
     ddp = DistributedDataParallel(model)
     handle = grace.attach(ddp, spec, transport=network, checksum=checksum)

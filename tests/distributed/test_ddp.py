@@ -356,11 +356,11 @@ def lent_transport(rank: int, world: int) -> None:
     optimizer.handle.detach()
     window = grace.local(plain, torch.optim.SGD(plain.parameters(), lr=0.1), "none", every=2, transport=network)
     window.detach()
-    assert network.tell(str(rank), seconds=20) == [str(other) for other in range(world)]
+    assert network.all_gather_text(str(rank), seconds=20) == [str(other) for other in range(world)]
     handle = grace.attach(net, "none", transport=network)
     handle._session.close(GraceError("enough"))
     with pytest.raises(TransportError):
-        network.tell("x", seconds=20)
+        network.all_gather_text("x", seconds=20)
     handle.detach()
 
 

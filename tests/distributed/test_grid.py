@@ -25,7 +25,7 @@ GRID = Grid({"machines": 2, "machine": 2})
 
 
 def grid_of_gloo(grid: Grid = GRID) -> GridTransport:
-    whole = TorchDistributed.beside()
+    whole = TorchDistributed.of_same_ranks()
     lines = {axis: TorchDistributed.among(grid.line(whole.rank, axis)) for axis in grid.sizes}
     return GridTransport(whole, grid, lines)
 
@@ -42,12 +42,12 @@ def ops_of(rank: int, axis: str) -> list[Collective]:
 
 def as_simulated(rank: int, world: int) -> str:
     transport = grid_of_gloo()
-    assert transport.tell(f"rank {rank}", seconds=60.0) == [f"rank {r}" for r in range(world)]
+    assert transport.all_gather_text(f"rank {rank}", seconds=60.0) == [f"rank {r}" for r in range(world)]
     for axis in ("", "machine", "machines", "machine"):
         everyone = [ops_of(r, axis) for r in range(world)]
         for i, op in enumerate(everyone[rank]):
             assert torch.equal(transport.run(op), answers([ops[i] for ops in everyone], GRID)[rank]), op
-    assert transport.tell("again", seconds=60.0) == ["again"] * world
+    assert transport.all_gather_text("again", seconds=60.0) == ["again"] * world
     with pytest.raises(TransportError, match="legal axes: 'machines', 'machine'; nothing was sent"):
         transport.run(AllReduce(torch.ones(1), axis="rack"))
     with pytest.raises(TransportError, match="first dimension must be the number of workers, 2"):
@@ -71,7 +71,7 @@ def test_transports_that_do_not_fit_the_grid_are_refused_and_closed() -> None:
         GridTransport(whole, Grid({"machine": 2}), {"machine": line})
     for part in (whole, line):
         with pytest.raises(TransportError, match="closed"):
-            part.tell("", seconds=1.0)
+            part.all_gather_text("", seconds=1.0)
 
 
 class Stubborn(Alone):
@@ -90,7 +90,7 @@ def test_all_parts_are_closed_whatever_one_of_them_raises() -> None:
         transport.close()
     for part in (whole, first, last):
         with pytest.raises(TransportError, match="closed"):
-            part.tell("", seconds=1.0)
+            part.all_gather_text("", seconds=1.0)
 
 
 KILLED = textwrap.dedent(
@@ -104,7 +104,7 @@ KILLED = textwrap.dedent(
 
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
     transport = grid_of_gloo()
-    transport.tell("", seconds=60.0)
+    transport.all_gather_text("", seconds=60.0)
     transport.connect()
 
     def steps():

@@ -33,7 +33,7 @@ def pool(pools: Callable[[str, int], Any]) -> Pool:
 
 def over(rank: int, step: int) -> Transport:
     """A network of its own; the victim's memory flips a bit of a mean in this step."""
-    network = TorchDistributed.beside(dist.group.WORLD)
+    network = TorchDistributed.of_same_ranks(dist.group.WORLD)
     return Flipping(network, step) if rank == VICTIM else network
 
 

@@ -34,7 +34,7 @@ def in_turn(step: int) -> list[str]:
 
 def begin(policy: Any, **options: Any) -> Session:
     like = {name: torch.empty(shape) for name, shape in SHAPES.items()}
-    return Session(like, policy, TorchDistributed.beside(), Options(**options))
+    return Session(like, policy, TorchDistributed.of_same_ranks(), Options(**options))
 
 
 def fragments(rank: int, world: int, spec: str) -> tuple[list[dict[str, Any]], tuple[int, int]]:

@@ -125,7 +125,7 @@ class Recorded(Wrapper):
     """Notes when collectives start, and can change places."""
 
     def __init__(self, events: list[str]):
-        super().__init__(TorchDistributed.beside())
+        super().__init__(TorchDistributed.of_same_ranks())
         self.events, self.begun = events, threading.Event()
 
     def run(self, op: Collective) -> Tensor:

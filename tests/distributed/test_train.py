@@ -70,6 +70,7 @@ def alive(pid):
         return False
 
 
+@pytest.mark.usefixtures("forked")
 def test_compare_writes_everything_and_goes_on_after_a_failure(folder):
     # powersgd needs shapes, which whole-model compression does not keep: it fails, in its workers
     arguments = [
@@ -111,6 +112,7 @@ def test_compare_writes_everything_and_goes_on_after_a_failure(folder):
     assert none["time"]["step_ms"]["low"] <= none["time"]["step_ms"]["median"] <= none["time"]["step_ms"]["high"]
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(("task", "said"), [("Failing", "the third drawer is empty"), ("Killed", "SIGKILL")])
 def test_a_workers_own_error_is_shown(folder, task, said):
     done = run("train", "--task", f"owntask:{task}", "--method", "none", "--workers", "2", "--json", cwd=folder)

@@ -40,17 +40,17 @@ AnyPool = Pool | LaunchedPool
 
 
 def beside(kind: str) -> Transport:
-    """A new transport between the ranks of a pool; not ready before its first tell."""
+    """A new transport between the ranks of a pool; not ready before its first all_gather_text."""
     if kind == "horovod":
         return HorovodTransport(seconds=60.0)
     if kind == "mpi":
         return MPITransport(seconds=60.0)
-    return TorchDistributed.beside() if kind == "gloo" else TRANSPORTS.find(kind).make()
+    return TorchDistributed.of_same_ranks() if kind == "gloo" else TRANSPORTS.find(kind).make()
 
 
 def ready(kind: str) -> Transport:
     transport = beside(kind)
-    transport.tell("", seconds=60.0)
+    transport.all_gather_text("", seconds=60.0)
     return transport
 
 
@@ -204,14 +204,14 @@ def afterwards(rank: int, world: int, kind: str, again: bool) -> list[str]:
         if transport is not None:
             transport.close()
         transport = beside(kind)
-    texts = transport.tell(f"text {rank}", seconds=60.0)
-    assert transport.tell("", seconds=60.0) == [""] * world
+    texts = transport.all_gather_text(f"text {rank}", seconds=60.0)
+    assert transport.all_gather_text("", seconds=60.0) == [""] * world
     assert transport.run(AllReduce(torch.ones(2), "sum")).tolist() == [world, world]
     transport.close()
     with pytest.raises(TransportError, match="has left"):
         transport.run(AllReduce(torch.ones(2), "sum"))
     with pytest.raises(TransportError, match="has left"):
-        transport.tell("x", seconds=1.0)
+        transport.all_gather_text("x", seconds=1.0)
     return texts
 
 
@@ -221,6 +221,28 @@ def test_a_rank_that_never_attaches_is_named_and_may_come_later(workers: AnyPool
     for message in messages[:-1]:
         assert message.startswith(f"FingerprintMismatch: ranks [{workers.world - 1}] did not attach Grace within 1 s")
     assert workers.run(afterwards, workers.kind, again) == [[f"text {r}" for r in range(workers.world)]] * workers.world
+
+
+def complete_but_never_opened(rank: int, world: int) -> list[str]:
+    """The last rank comes just before the others, which gave up on it, close: their connection is complete by then."""
+    from mpi4py import MPI
+
+    transport: Any = None if rank == world - 1 else MPITransport()
+    MPI.COMM_WORLD.Barrier()
+    transport = transport or MPITransport()
+    while not transport._line._making.Test():
+        time.sleep(0.001)
+    MPI.COMM_WORLD.Barrier()
+    if rank != world - 1:
+        transport.close()
+        transport = MPITransport()
+    texts: list[str] = transport.all_gather_text(f"text {rank}", seconds=20.0)
+    transport.close()
+    return texts
+
+
+def test_a_rank_that_comes_while_the_others_give_up_finds_their_next_transport(mpi: MPIPool) -> None:
+    assert mpi.run(complete_but_never_opened) == [[f"text {r}" for r in range(mpi.world)]] * mpi.world
 
 
 def differing(rank: int, world: int, kind: str) -> str:
@@ -239,7 +261,7 @@ def test_what_differs_is_told_on_every_rank(workers: AnyPool) -> None:
 def long_texts(rank: int, world: int, kind: str) -> None:
     transport = beside(kind)
     texts = [str(r) * 300_000 for r in range(world)]
-    assert transport.tell(texts[rank], seconds=60.0) == texts
+    assert transport.all_gather_text(texts[rank], seconds=60.0) == texts
     transport.close()
 
 
@@ -306,8 +328,8 @@ def test_a_rank_that_closes_with_an_error_wakes_the_others(workers: AnyPool) -> 
 
 def closing_meanwhile(rank: int, world: int) -> list[str]:
     """Each rank closes its transport between the checks of a collective and its start, as another thread may."""
-    transport = TorchDistributed.beside()
-    transport.tell("", seconds=60.0)
+    transport = TorchDistributed.of_same_ranks()
+    transport.all_gather_text("", seconds=60.0)
     groups: list[Any] = []
 
     def note(*_: object, group: Any) -> None:
@@ -330,8 +352,8 @@ def test_a_collective_during_which_the_transport_closes_never_reaches_the_users_
 
 def letting_go(rank: int, world: int) -> int:
     """How many tensors are still held when a transport has closed; as a thread of gloo, one is for a moment."""
-    transport = TorchDistributed.beside()
-    transport.tell("", seconds=60.0)
+    transport = TorchDistributed.of_same_ranks()
+    transport.all_gather_text("", seconds=60.0)
     held: list[torch.Tensor] = []
 
     def hold(x: torch.Tensor, *_: object, group: Any) -> None:
@@ -364,7 +386,7 @@ def test_each_pool_runs_over_the_mpi_that_it_names(mpi: MPIPool) -> None:
 # ---- what MPI lacks, and the transport adds ---------------------------------------------------------------------------
 def without_the_alarm(rank: int, world: int, mutant: str) -> str:
     transport = MPITransport(seconds=3.0)  # a loaded machine lets a rank wait for one
-    transport.tell("", seconds=60.0)
+    transport.all_gather_text("", seconds=60.0)
     line: Any = transport._line
     if mutant == "who leaves says nothing" and rank == 1:
         line._send_all = lambda *ignored: None
@@ -432,7 +454,7 @@ def test_one_thread_at_a_time_calls_mpi(mpi: MPIPool) -> None:
 def leaving_after_the_work(rank: int, world: int) -> str:
     transport: MPITransport | None = MPITransport(seconds=60.0)
     assert transport is not None
-    transport.tell("", seconds=60.0)
+    transport.all_gather_text("", seconds=60.0)
     if rank == 0:
         transport.run(Permute(torch.ones(2), ((0, 1),)))
         transport = None  # dropped, which tells the others, too
@@ -470,7 +492,7 @@ from grace.collectives import AllReduce
 
 torch.set_num_threads(1)
 transport = grace.transport()
-transport.tell("", seconds=60)
+transport.all_gather_text("", seconds=60)
 start = time.monotonic()
 try:
     for step in range(6):

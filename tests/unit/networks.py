@@ -30,7 +30,7 @@ class Loopback:
         self.asked.append(op)
         return answers([op])[0]
 
-    def tell(self, text: str, *, seconds: float) -> list[str]:
+    def all_gather_text(self, text: str, *, seconds: float) -> list[str]:
         return [text]
 
     def close(self, error: BaseException | None = None) -> None:
@@ -67,7 +67,7 @@ class Threads:
                 hub.meet()  # so that nobody asks for more before all have their answers
                 return answer
 
-            def tell(self, text: str, *, seconds: float) -> list[str]:
+            def all_gather_text(self, text: str, *, seconds: float) -> list[str]:
                 hub.texts[rank] = text
                 hub.barrier.wait(seconds)
                 texts = list(hub.texts)

@@ -116,7 +116,9 @@ def _send(obj: Any, root: int, network: Transport) -> Any:
             unpack(data)
         except Exception as error:  # pickling may raise anything
             problem = str(error).splitlines()[0]
-    told = json.loads(network.tell(json.dumps({"bytes": len(data), "problem": problem}), seconds=SECONDS)[root])
+    told = json.loads(
+        network.all_gather_text(json.dumps({"bytes": len(data), "problem": problem}), seconds=SECONDS)[root]
+    )
     if told["problem"]:
         raise ConfigurationError(
             f"rank {root} has something else than plain containers of numbers, texts and tensors: {told['problem']}"

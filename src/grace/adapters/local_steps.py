@@ -78,7 +78,7 @@ class LocalSteps(BaseHandle):
         }
         if group is not None and transport not in (None, "auto"):
             raise ConfigurationError("group= and transport= both say which ranks take part; give one of them")
-        over = transport_for_handle(transport or "auto") if group is None else TorchDistributed.beside(group)
+        over = transport_for_handle(transport or "auto") if group is None else TorchDistributed.of_same_ranks(group)
         session = Session(self._reference, method, over, options, knobs=knobs, repairs=True)
         super().__init__(Steps(session, counted=False))
         self.lr = 1.0  # delta is in units of the parameters, and so is what a memory owes of it

@@ -362,8 +362,8 @@ class OptimizerHandle(Choosing):
 
 
 def fill_buckets(parameters: Mapping[str, Tensor], most: int) -> list[list[str]]:
-    """Names from the last to the first, roughly the order in which gradients become ready, in lists of at most ``most`` bytes,
-    or of one name.
+    """Names of parameters of any shape, from the last to the first, roughly the order in which gradients become ready, in
+    lists of at most ``most`` bytes, or of one name.
     """
     buckets: list[list[str]] = []
     size = 0

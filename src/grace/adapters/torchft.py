@@ -100,7 +100,7 @@ class GroupTransport:
     def _wait(self, work: Any) -> None:
         work.wait(self._timeout)
 
-    def tell(self, text: str, *, seconds: float) -> list[str]:
+    def all_gather_text(self, text: str, *, seconds: float) -> list[str]:
         """See :class:`grace.transports.base.Transport`. There is no store that outlives replicas: it takes two collectives."""
         mine = text.encode()
         sizes = self.run(AllGather(torch.tensor([len(mine)]))).view(-1).tolist()

@@ -101,7 +101,7 @@ def refuse_ddp(named: Mapping[str, Tensor]) -> None:
     """Refuses parameters that a ``DistributedDataParallel`` model exchanges, too: two exchanges would race on one gradient.
 
     Args:
-        named: the parameters, by name.
+        named: the parameters, of any shape, by name.
 
     Raises:
         ConfigurationError: such a model is alive; names a parameter of it.
@@ -133,8 +133,8 @@ def _find_in_ddp(named: Mapping[str, Tensor]) -> str | None:
 
 @torch.no_grad()
 def list_replicated(parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """What is the same on all ranks once gradients are means: parameters, gradients (zeros for one that is absent), and what
-    the optimizer holds for them.
+    """What is the same on all ranks once gradients are means: parameters of any shape, their gradients (zeros like the
+    parameter for one that is absent), and what the optimizer holds for them.
     """
     found: list[Tensor] = []
     for p in parameters:

@@ -146,7 +146,9 @@ class Adapting:
         if not self.active or len(found) < len(self.names):
             return
         mine = [value for name in self.names for value in found[name]]
-        rows = Probe(self.session.network, 1).tell([struct.unpack("<q", struct.pack("<d", value))[0] for value in mine])
+        rows = Probe(self.session.network, 1).all_gather_numbers(
+            [struct.unpack("<q", struct.pack("<d", value))[0] for value in mine]
+        )
         told = [[struct.unpack("<d", struct.pack("<q", value))[0] for value in row] for row in rows]
         totals = [add(values) for values in zip(*told, strict=True)]
         if any(not 0 <= value < 1e300 for value in totals):

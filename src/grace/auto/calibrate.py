@@ -255,13 +255,13 @@ def _agree_on(probe: Probe, rater: Rater, name: str, numbers: int, limit: float,
         sample, failed = rater.run(name, probe.timings.world, numbers, patience), 0
     except Exception:  # a kernel that is missing on one machine: all ranks must hear of it, or they wait for ever
         sample, failed = Sample(numbers, (), ()), 1
-    heads = probe.tell([failed, len(sample.codec), len(sample.moved), elapsed()])
+    heads = probe.all_gather_numbers([failed, len(sample.codec), len(sample.moved), elapsed()])
     spent = max(row[3] for row in heads)
     if broken := [rank for rank, row in enumerate(heads) if row[0]]:
         return _Agreed(None, f"rank {broken[0]} cannot run it", (), spent)
     if any(row[1:3] != heads[0][1:3] for row in heads):
         return _Agreed(None, "its collectives differ between ranks", (), spent)
-    rows = probe.tell([*sample.codec, *(size for _, size in sample.moved)])
+    rows = probe.all_gather_numbers([*sample.codec, *(size for _, size in sample.moved)])
     parts = len(sample.codec)
     slowest = [max(row[k] for row in rows) for k in range(parts + len(sample.moved))]
     ns = tuple(sum(row[:parts]) for row in rows)
@@ -377,7 +377,7 @@ def model_of(told: Sequence[Sequence[int]]) -> Model:
 # ---- where ranks are ------------------------------------------------------------------------------------------------
 def _share_cores(probe: Probe) -> float:
     """Cores of one worker: those of its machine, over the ranks on it; the least of all ranks."""
-    rows = probe.tell([_machine(), resources.cores()])
+    rows = probe.all_gather_numbers([_machine(), resources.cores()])
     machines = [row[0] for row in rows]
     return min(row[1] / machines.count(row[0]) for row in rows)
 

@@ -28,7 +28,7 @@ class Buckets:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """In each bucket."""
+        """How many numbers each bucket has."""
         return tuple(sum(_size(self.shapes[name]) for name in names) for names in self.names)
 
     def fixed(self, name: str) -> str | None:

@@ -136,7 +136,9 @@ class Driver:
             self._listening.ready()
 
     def holds(self, names: Sequence[str], gradients: Mapping[str, Tensor], last: bool) -> bool:
-        """Whether this bucket waits, to be exchanged with later ones."""
+        """Whether this bucket waits, to be exchanged with later ones. ``gradients``: its tensors, of any shape, by name;
+        ``last``: whether the step ends with it: then nothing waits.
+        """
         if not self.active:
             return False
         self._coming.append(tuple(names))
@@ -306,7 +308,7 @@ class Driver:
 
     def _tell(self, values: Sequence[int]) -> list[list[int]]:
         start = self.clock()
-        rows = Probe(self.session.network, 1).tell(values)
+        rows = Probe(self.session.network, 1).all_gather_numbers(values)
         self._overhead += self.clock() - start
         return rows
 

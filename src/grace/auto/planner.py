@@ -42,7 +42,7 @@ class Plan:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Of each bucket."""
+        """The method of each bucket."""
         return tuple(part.method for part in self.parts for _ in range(part.end - part.first))
 
     @property

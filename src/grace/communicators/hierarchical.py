@@ -183,7 +183,7 @@ class Hierarchical(Method[HierarchicalState]):
         return (-(-like.numel() // self.machine),)
 
     def _cut(self, x: Tensor, peer: Peer | None) -> Tensor:
-        """X as ``[S, *part]``, padded with zeros; x's own storage where it fits."""
+        """``x``, of any shape, as ``[S, *part]``, padded with zeros; x's own storage where it fits."""
         part, dtype = self._part(x), state_dtype(x)
         if self.machine * math.prod(part) == x.numel() and x.dtype == dtype and x.is_contiguous():
             return x.view(self.machine, *part)

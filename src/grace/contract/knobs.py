@@ -92,7 +92,7 @@ class PowerOfTwo:
 
 @dataclass(frozen=True, slots=True)
 class Odd:
-    """1, 3, 5, ..."""
+    """Odd numbers: 1, 3, 5, ..."""
 
     def admits(self, value: Any) -> bool:
         """Whether it is odd, and at least 1."""

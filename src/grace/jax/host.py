@@ -49,7 +49,8 @@ class HostHandle(Handover):
         super().__init__(list(self._kinds), shapes, dtypes, method, transport=transport, options=options)
 
     def exchange(self, gradients: Sequence[Tensor], count: int, lr: float | None = None) -> list[Tensor]:
-        """One step, asked for by an optax state with this ``count``: gradients in the order of ``names`` -> their means.
+        """One step, asked for by an optax state with this ``count``: gradients in the order of ``names``, of the shapes that
+        the parameters had -> their means, likewise.
 
         Raises:
             StateError: the count differs from the handle's: an update was discarded, or only half a checkpoint restored.

@@ -29,7 +29,7 @@ class Span:
 
     @property
     def blocks(self) -> slice:
-        """Their blocks."""
+        """Which blocks of the row the span has."""
         return slice(self.start // self.block, math.ceil(self.stop / self.block))
 
     @property

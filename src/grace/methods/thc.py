@@ -72,7 +72,7 @@ class THC(Method[None]):
 
     @property
     def table(self) -> tuple[int, ...]:
-        """T: from 0 to g."""
+        """The table T: whole numbers from 0 to g, one for each code."""
         return choose_table(self.bits, self.uniform)
 
     @property

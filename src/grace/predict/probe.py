@@ -194,7 +194,7 @@ class Probe:
         """Returns when all workers have come."""
         self.transport.run(AllReduce(self._signal, "sum"))
 
-    def tell(self, values: Sequence[int]) -> list[list[int]]:
+    def all_gather_numbers(self, values: Sequence[int]) -> list[list[int]]:
         """Everyone's whole numbers, equally many, by rank."""
         answer = self.transport.run(AllGather(torch.tensor(list(values), dtype=torch.int64)))  # [W, m]
         rows: list[list[int]] = answer.tolist()
@@ -220,7 +220,7 @@ class Probe:
             if repeat:
                 mine += [time.perf_counter_ns() - start, time.process_time_ns() - cpu]
         self._mine += time.perf_counter_ns() - begin
-        rows = self.tell([*mine, self._mine])
+        rows = self.all_gather_numbers([*mine, self._mine])
         self.spent = max(row[-1] for row in rows)
         walls = [[row[2 * k] for row in rows] for k in range(repeats)]
         cpus = [sum(row[2 * k + 1] for row in rows) / len(rows) for k in range(repeats)]

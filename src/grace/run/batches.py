@@ -60,7 +60,7 @@ class Batches:
         self._open: dict[Any, tuple[Any, _Batch]] = {}  # by what they ask of the network
 
     def add(self, method: Method[Any], x: Tensor, state: Any, peer: Peer) -> None:
-        """The next tensor."""
+        """The next tensor, of any shape, with its state under this method, and who this worker is in its exchange."""
         kind = method.batches if self._plans else None
         shared = (kind, x.dtype) if kind is AllReduce else kind  # those of one kind share a collective
         key = (id(method), x.dtype, x.device)

@@ -154,8 +154,8 @@ class Elastic:
 
         Args:
             transport: between those who go on.
-            model: parameters, and what else is the same on all workers. Where a worker has not applied the last step, all
-                get the numbers of one that has.
+            model: parameters, of any shapes, and what else is the same on all workers. Where a worker has not applied the last
+                step, all get the numbers of one that has.
 
         Raises:
             FingerprintMismatch: they differ in what they exchange, on all of them.
@@ -172,7 +172,7 @@ class Elastic:
                 raise error.__cause__ from None
             raise
         try:  # nothing changes here before all have heard all: if it fails, they call again
-            told = [json.loads(text) for text in session.tell(json.dumps(mine), self.seconds)]
+            told = [json.loads(text) for text in session.all_gather_text(json.dumps(mine), self.seconds)]
             top, going = _find_survivors(told)
             me, source = session.rank, next(rank for rank in going if told[rank]["step"] == top)
             others = tuple(rank for rank in range(session.world) if rank not in going)

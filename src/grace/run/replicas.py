@@ -166,8 +166,8 @@ class Replicas:
             self._now = one if self._now is None else self._now * _CHAIN + one
 
     def note_parameters(self, parameters: Iterable[Tensor]) -> None:
-        """Notes the parameters, before the means of the running step are applied; does nothing unless it ends with a
-        comparison. A rank whose parameters may differ, as one that has joined early, does not call it.
+        """Notes the parameters, of any shapes, before the means of the running step are applied; does nothing unless it ends
+        with a comparison. A rank whose parameters may differ, as one that has joined early, does not call it.
         """
         if self.due:
             self._parameters = digest(parameters)
@@ -246,8 +246,8 @@ def _outliers(values: Mapping[int, Any]) -> tuple[int, ...]:
 
 
 def repair_(found: Difference, tensors: Iterable[Tensor], worker: Worker, network: Transport) -> None:
-    """Gives all ranks what the root of ``found`` has of these tensors. Methods start afresh: what they took over from the last
-    step may differ, too. What they owe is added to the next tensors. All ranks call it.
+    """Gives all ranks what the root of ``found`` has of these tensors, of any shapes. Methods start afresh: what they took
+    over from the last step may differ, too. What they owe is added to the next tensors. All ranks call it.
 
     Raises:
         FingerprintMismatch: the ranks have other tensors, on all of them. Nothing was copied then.

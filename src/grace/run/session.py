@@ -326,12 +326,14 @@ class Session(Switching, Keeping):
         self._check_open()
         return self._transport
 
-    def tell(self, text: str, seconds: float) -> list[str]:
+    def all_gather_text(self, text: str, seconds: float) -> list[str]:
         """Everyone's text, in the order of the ranks; see :class:`grace.transports.base.Transport`."""
-        return self._transport.tell(text, seconds=seconds)
+        return self._transport.all_gather_text(text, seconds=seconds)
 
     def grouped(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """These tensors as groups, whole ones."""
+        """These tensors, of the shapes that were agreed on, as groups, whole ones: each a flat ``[n]`` where it has several
+        members, else as it is.
+        """
         groups = whole_groups(tensors, self.group_of)
         return {group.name: group.join(tensors, Workspace()) for group in groups}
 
@@ -377,7 +379,7 @@ class Session(Switching, Keeping):
         return self.worker.workspace.take(tuple(like.shape), like.dtype, like.device)
 
     def broadcast_(self, tensors: Iterable[Tensor], root: int = 0) -> None:
-        """Copies the numbers of rank ``root`` into these tensors, of whatever dtype, on all ranks."""
+        """Copies the numbers of rank ``root`` into these tensors, of whatever shape and dtype, on all ranks."""
         broadcast_(tensors, self._transport, root)
 
     # ---- failures ---------------------------------------------------------------------------------------------------

@@ -176,8 +176,8 @@ class Simulator:
             one.late({name: x * (one.world / self.world) for name, x in handed.items()})
 
     def late(self, worker: int, gradients: Mapping[str, Tensor]) -> None:
-        """Gradients of a step that took place without this worker: it adds them to its next ones. They count as much as if it
-        had taken part.
+        """Gradients of a step that took place without this worker, of its tensors' shapes, by name: it adds them to its next
+        ones. They count as much as if it had taken part.
         """
         self.workers[worker].late(gradients)
 

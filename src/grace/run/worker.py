@@ -35,7 +35,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_tensor(name: str, x: Tensor) -> None:
-    """Refuses what Grace does not exchange.
+    """Refuses what Grace does not exchange; a tensor may have any shape.
 
     Raises:
         InputError: a sparse tensor, or one that is not f16, bf16, f32 or f64.
@@ -49,7 +49,7 @@ def check_tensor(name: str, x: Tensor) -> None:
 
 
 def refuse_devices(tensors: Mapping[str, Tensor]) -> None:
-    """Refuses tensors on several devices: they are sent together. Tensors without numbers (meta) stand for any.
+    """Refuses tensors, of any shapes, on several devices: they are sent together. Those without numbers (meta) fit all.
 
     Raises:
         InputError: names two of them.
@@ -125,8 +125,8 @@ class Worker:
         self._before: tuple[dict[str, tuple[Method[Any], Any]], dict[str, Tensor], dict[str, int]] | None = None
 
     def exchange(self, tensors: Mapping[str, Tensor]) -> Exchange[dict[str, Exchanged[Any]]]:
-        """Averages these tensors over the workers in as few collectives as possible. The tensors are donated; the
-        means may live in the worker's workspace, so copy them before the next exchange.
+        """Averages these tensors, of any shape, over the workers in as few collectives as possible. They are donated; the
+        means, of the same shapes, may live in the worker's workspace, so copy them before the next exchange.
 
         Raises:
             NonFiniteError: under ``nonfinite="error"``.
@@ -474,7 +474,7 @@ class Worker:
         self.adopt(catch_up(self.state, step, seed, shared, self.policy, like))
 
     def late(self, tensors: Mapping[str, Tensor]) -> None:
-        """Gradients of a step that took place without this worker: they are added to its next ones."""
+        """Gradients of a step that took place without this worker, of its tensors' shapes: they are added to its next ones."""
         for name, x in tensors.items():
             wide = torch.promote_types(x.dtype, torch.float32)
             self._owed[name] = self._owed[name] + x if name in self._owed else x.to(wide, copy=True)
@@ -484,6 +484,6 @@ class Worker:
         return {name: x / self.world for name, x in self.state.debts().items()}
 
     def add_debts(self, owed: Mapping[str, Tensor]) -> None:
-        """Adds this to the next gradients."""
+        """Adds what :meth:`take_debts` gave, each of the shape of its gradient, to the next gradients of these names."""
         self._given.append(owed)
         self._owed.update(owed)

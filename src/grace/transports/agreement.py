@@ -20,7 +20,7 @@ def agree(fingerprint: Mapping[str, str], transport: Transport, *, seconds: floa
     """
     limit = SECONDS if seconds is None else seconds
     try:
-        texts = transport.tell(json.dumps(dict(fingerprint)), seconds=limit)
+        texts = transport.all_gather_text(json.dumps(dict(fingerprint)), seconds=limit)
     except AbsentError as error:
         who = f"ranks {error.ranks}" if error.ranks else "some ranks"
         raise FingerprintMismatch(
@@ -43,7 +43,7 @@ def compare_loads(transport: Transport, problem: str | None, common: Mapping[str
         Why no rank may load, in words; empty if all can.
     """
     try:
-        texts = transport.tell(json.dumps({"problem": problem, "common": dict(common)}), seconds=SECONDS)
+        texts = transport.all_gather_text(json.dumps({"problem": problem, "common": dict(common)}), seconds=SECONDS)
     except AbsentError as error:
         who = f"ranks {error.ranks}" if error.ranks else "some ranks"
         return f"{who} did not load a state within {SECONDS:.0f} s: all ranks load, each its own; nothing has changed"

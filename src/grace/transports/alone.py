@@ -41,7 +41,7 @@ class Alone:
             return torch.zeros_like(op.buf)
         return op.buf.clone()
 
-    def tell(self, text: str, *, seconds: float) -> list[str]:
+    def all_gather_text(self, text: str, *, seconds: float) -> list[str]:
         """See :class:`grace.transports.base.Transport`."""
         if self._closed:
             raise TransportError("this transport is closed")

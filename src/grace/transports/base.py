@@ -30,7 +30,7 @@ class Transport(Network, Protocol):
     rank: int
     world: int
 
-    def tell(self, text: str, *, seconds: float) -> list[str]:
+    def all_gather_text(self, text: str, *, seconds: float) -> list[str]:
         """Everyone's text, in the order of the ranks; all ranks call it, and none returns before all can read it.
 
         Unlike a collective it needs no matching tensors, so that ranks that differ can find out how.
@@ -70,9 +70,9 @@ class Wrapper:
         """See :class:`Transport`."""
         return self.transport.run(op)
 
-    def tell(self, text: str, *, seconds: float) -> list[str]:
+    def all_gather_text(self, text: str, *, seconds: float) -> list[str]:
         """See :class:`Transport`."""
-        return self.transport.tell(text, seconds=seconds)
+        return self.transport.all_gather_text(text, seconds=seconds)
 
     def close(self, error: BaseException | None = None) -> None:
         """See :class:`Transport`."""

@@ -125,7 +125,7 @@ def transport_beside(group: dist.ProcessGroup | None, spec: str | Transport | No
     choice = _choose_by_name(spec or "auto")
     if choice is not None and choice.name not in ("torch", str(dist.get_backend(group))):
         return _carry_out(choice)
-    made = TorchDistributed.beside(group)
+    made = TorchDistributed.of_same_ranks(group)
     made.why = "the model's process group" if choice is None else choice.why
     return made
 
@@ -211,7 +211,7 @@ def _over_torch(backend: str) -> Transport:
             f"the transport {backend!r} is wanted, by an argument or by {VARIABLE}, and torch.distributed is initialized with "
             f"{_default_backend()!r}; leave out the transport, or initialize torch.distributed with {backend!r}"
         )
-    return TorchDistributed.beside()
+    return TorchDistributed.of_same_ranks()
 
 
 def _default_backend() -> str:

@@ -75,9 +75,9 @@ class GridTransport:
         except TransportError as error:
             raise TransportError(f"{self._describe(op.axis)}: {error}") from error
 
-    def tell(self, text: str, *, seconds: float) -> list[str]:
+    def all_gather_text(self, text: str, *, seconds: float) -> list[str]:
         """See :class:`grace.transports.base.Transport`."""
-        return self._whole.tell(text, seconds=seconds)
+        return self._whole.all_gather_text(text, seconds=seconds)
 
     def connect(self, *, seconds: float = 60.0) -> None:
         """Makes the lines ready, once; all ranks call it after they have agreed on the grid, or ask for a first collective.
@@ -89,7 +89,7 @@ class GridTransport:
             return
         for axis, line in self._lines.items():
             try:
-                line.tell("", seconds=seconds)
+                line.all_gather_text("", seconds=seconds)
             except TransportError as error:
                 raise TransportError(f"{self._describe(axis)}: {error}") from error
         self._ready = True

@@ -36,7 +36,7 @@ from grace.transports.alone import Alone
 from grace.transports.meeting import find_store
 from grace.transports.reducing import reduce_in_parts_, reduce_rows
 from grace.transports.refusing import refuse_unfit
-from grace.transports.store import tell_over_store
+from grace.transports.store import all_gather_over_store
 
 _SUMMED_BY_HOROVOD = (torch.float32, torch.float64, torch.int32, torch.int64)
 _ADDRESS_BYTES = 256
@@ -75,7 +75,7 @@ class HorovodTransport:
         self._store: dist.Store | None = None
         self._alone = Alone() if self.world == 1 else None
 
-    def tell(self, text: str, *, seconds: float) -> list[str]:
+    def all_gather_text(self, text: str, *, seconds: float) -> list[str]:
         """See :class:`grace.transports.base.Transport`. Until the first tell succeeds, it cannot name missing ranks."""
         if self._closed:
             raise TransportError(f"rank {self.rank} has left the group, and cannot tell anything")
@@ -85,7 +85,7 @@ class HorovodTransport:
         store = meeting.find(self, seconds)
         count = self._told[self._place]
         ended = (f"grace/{count - 1}",) if count else ()
-        texts = tell_over_store(store, f"grace/{count}", self.rank, self.world, text, seconds, ended)
+        texts = all_gather_over_store(store, f"grace/{count}", self.rank, self.world, text, seconds, ended)
         self._told[self._place] = count + 1  # only now: a rank that gave up takes the same place when it returns
         if self._store is None:
             self._store, self._prefix = store, f"grace.{self._place}.{count}"
@@ -104,7 +104,7 @@ class HorovodTransport:
             return self._alone.run(op)
         if self._store is None:
             raise TransportError(
-                f"rank {self.rank} has no name before its first tell, and cannot ask for {signature(op)}"
+                f"rank {self.rank} has no name before its first all_gather_text, and cannot ask for {signature(op)}"
             )
         refuse_unfit(op, self.rank, self.world)
         self._begun += 1

@@ -101,7 +101,13 @@ def _meet_under_mpi(mpi: MPIPlace, backend: str, timeout: datetime.timedelta | N
     if absent is None:
         transport = MPITransport()
         seconds = 300.0 if timeout is None else timeout.total_seconds()
-        _meet(transport.rank, transport.world, backend, timeout, lambda text: transport.tell(text, seconds=seconds)[0])
+        _meet(
+            transport.rank,
+            transport.world,
+            backend,
+            timeout,
+            lambda text: transport.all_gather_text(text, seconds=seconds)[0],
+        )
         transport.close()
         return
     env = os.environ

@@ -83,10 +83,10 @@ class MPITransport:
         self.rank, self.world = self._line.rank, self._line.world
         weakref.finalize(self, self._line.leave)  # dropped, or at exit, before MPI ends
 
-    def tell(self, text: str, *, seconds: float) -> list[str]:
+    def all_gather_text(self, text: str, *, seconds: float) -> list[str]:
         """See :class:`grace.transports.base.Transport`."""
         self._check_open("tell anything")
-        return self._line.tell(text, seconds)
+        return self._line.all_gather_text(text, seconds)
 
     def close(self, error: BaseException | None = None) -> None:
         """See :class:`grace.transports.base.Transport`."""

@@ -48,7 +48,7 @@ class Line:
     it has done its part in all of them.
     """
 
-    # a duplicate that some ranks have not begun belongs to whoever comes next: MPI matches them by their order
+    # a duplicate that this rank has not opened belongs to its next line: MPI matches them by their order
     _unfinished: ClassVar[defaultdict[int, list[tuple[Any, Any]]]] = defaultdict(list)
     _abandoned: ClassVar[list[Any]] = []  # MPI may still write to these buffers
 
@@ -151,7 +151,7 @@ class Line:
             raise AbsentError(absent, f"ranks {absent} did not come within {seconds:.0f} s of rank {self.rank}")
         self._making = None
 
-    def tell(self, text: str, seconds: float) -> list[str]:
+    def all_gather_text(self, text: str, seconds: float) -> list[str]:
         """Everyone's text, in the order of the ranks, once all ranks have read it.
 
         A rank that gives up and returns tells its text anew, so that a late rank does not take the old one for an answer.
@@ -182,7 +182,7 @@ class Line:
             return len(texts) == self.world and list(read.values()).count(self._attempt) == self.world - 1
 
         self.begun += 1
-        if not self._poll(is_complete, "tell", deadline):
+        if not self._poll(is_complete, "all_gather_text", deadline):
             self.begun -= 1
             absent = [rank for rank in range(self.world) if rank not in texts]
             raise AbsentError(absent, f"ranks {absent} did not come within {seconds:.0f} s of rank {self.rank}")
@@ -198,7 +198,7 @@ class Line:
 
     def leave(self, error: BaseException | None = None) -> None:
         """Tells the other ranks that this one leaves, and how far it came; a second call does nothing. It waits for nothing:
-        freeing the communicator would need all ranks.
+        freeing the communicator would need all ranks. A duplicate that was never opened here is kept for the next line.
         """
         with _turn:
             if self.closed:
@@ -206,7 +206,7 @@ class Line:
             self.closed = True
             if self.mpi.Is_finalized():
                 return
-            if self._making is not None and not self._making.Test():
+            if self._making is not None:  # even if it is complete by now: others may not know, and begin no other
                 self._unfinished[self._key].append((self.comm, self._making))
                 return
             self._send_all(self.comm, (self.ended, _describe(error)[:_TEXT_BYTES]), _LEFT)

@@ -68,7 +68,7 @@ class Rounds:
                 continue
             with contextlib.suppress(RuntimeError, ValueError):  # one has died since
                 self._form(place - 1, count)
-                return TorchDistributed.beside()
+                return TorchDistributed.of_same_ranks()
             deadline = time.monotonic() + self._seconds
         raise AbsentError([], f"no round began within {self._seconds:.0f} s with {self._least} workers or more")
 

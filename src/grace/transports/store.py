@@ -14,7 +14,7 @@ import torch.distributed as dist
 from grace.errors import AbsentError, TransportError
 
 
-def tell_over_store(
+def all_gather_over_store(
     store: dist.Store, prefix: str, rank: int, world: int, text: str, seconds: float, ended: Sequence[str] = ()
 ) -> list[str]:
     """Everyone's text, in the order of the ranks. All ranks call it with the same ``prefix``, which nobody else uses.

@@ -46,7 +46,7 @@ from grace.collectives import (
 )
 from grace.errors import TransportError
 from grace.transports.refusing import DEVICES, refuse_unfit
-from grace.transports.store import tell_over_store
+from grace.transports.store import all_gather_over_store
 
 _EXIT_SECONDS = 0.05
 _RELEASE_SECONDS = 0.5  # a thread that still waits for another rank never lets go
@@ -126,9 +126,9 @@ class TorchDistributed:
         return str(self._backend)
 
     @classmethod
-    def beside(cls, group: dist.ProcessGroup | None = None) -> TorchDistributed:
+    def of_same_ranks(cls, group: dist.ProcessGroup | None = None) -> TorchDistributed:
         """A transport over the same ranks, with a process group of its own of the same backend and time-out. The first
-        :meth:`tell` makes that group, once all ranks are there and able to; until then there is only the store.
+        :meth:`all_gather_text` makes that group, once all ranks are there and able to; until then there is only the store.
         """
         transport = cls(group)
         transport.group = None
@@ -136,8 +136,8 @@ class TorchDistributed:
 
     @classmethod
     def among(cls, ranks: Sequence[int], group: dist.ProcessGroup | None = None) -> TorchDistributed:
-        """As :meth:`beside`, over some ranks of the group only, given by their places in it; this rank is one of them."""
-        transport = cls.beside(group)
+        """As :meth:`of_same_ranks`, over some ranks of the group, given by their places in it; this rank is one of them."""
+        transport = cls.of_same_ranks(group)
         transport.rank, transport.world = list(ranks).index(transport.rank), len(ranks)
         transport._ranks = tuple(transport._ranks[rank] for rank in ranks)
         return transport
@@ -151,7 +151,7 @@ class TorchDistributed:
         """A transport between some of its ranks, this one among them; see :meth:`among`."""
         return type(self).among(ranks, self._home)
 
-    def tell(self, text: str, *, seconds: float) -> list[str]:
+    def all_gather_text(self, text: str, *, seconds: float) -> list[str]:
         """See :class:`grace.transports.base.Transport`. It goes through the group's store."""
         home = self._home
         if self._closed or home is None:
@@ -161,12 +161,12 @@ class TorchDistributed:
         store, prefix = _get_store(home), f"grace/{name_attempt()}{some}"
         place, before = f"{prefix}/{count}", f"{prefix}/{count - 1}"
         ended = (before, f"{before}/group") if count else ()
-        texts = tell_over_store(store, place, self.rank, self.world, text, seconds, ended)
+        texts = all_gather_over_store(store, place, self.rank, self.world, text, seconds, ended)
         self._told[self._ranks] = count + 1  # only now: a rank that gave up takes the same place when it returns
         if self.group is None:
             self.group = _make_group(home, self._ranks, f"{name_attempt()}{count}")
             # A rank that hears bad news may leave at once, and break connections that others are still making.
-            tell_over_store(store, f"{place}/group", self.rank, self.world, "made", seconds)
+            all_gather_over_store(store, f"{place}/group", self.rank, self.world, "made", seconds)
         return texts
 
     def close(self, error: BaseException | None = None) -> None:
@@ -203,7 +203,7 @@ class TorchDistributed:
             raise TransportError(f"rank {self.rank} has left the group, and cannot ask for {signature(op)}")
         if group is None:
             raise TransportError(
-                f"rank {self.rank} has no group before its first tell, and cannot ask for {signature(op)}"
+                f"rank {self.rank} has no group before its first all_gather_text, and cannot ask for {signature(op)}"
             )
         refuse_unfit(op, self.rank, self.world, DEVICES.get(str(self._backend), ()))
         try:

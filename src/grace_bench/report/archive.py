@@ -32,7 +32,7 @@ from grace_bench.runs.results import (
     Times,
     Traffic,
 )
-from grace_bench.survey.compare import goal_of, steps_to
+from grace_bench.survey.goals import goal_of, steps_to
 from grace_bench.survey.row import TRIAL, Row
 from grace_bench.survey.steps import LINKS, StepTable
 

@@ -297,7 +297,7 @@ def test_numbers_travel_whole() -> None:
     """Whole nanoseconds of any length: a float32 would lose some."""
 
     def job(member: Any, rank: int) -> Any:
-        return module.Probe(member, 1).tell([2**53 + rank, -rank])
+        return module.Probe(member, 1).all_gather_numbers([2**53 + rank, -rank])
 
     assert in_threads(2, job)[0] == [[2**53, 0], [2**53 + 1, -1]]
     assert torch.tensor([2**53 + 1], dtype=torch.int64).tolist() == [2**53 + 1]

@@ -74,8 +74,8 @@ class Dying:
         self.dead = True
         raise TransportError("a worker died")
 
-    def tell(self, text: str, *, seconds: float) -> list[str]:
-        return self.member.tell(text, seconds=seconds)
+    def all_gather_text(self, text: str, *, seconds: float) -> list[str]:
+        return self.member.all_gather_text(text, seconds=seconds)
 
     def close(self, error: BaseException | None = None) -> None:
         if error is not None:
@@ -264,7 +264,7 @@ def test_choices_are_refused() -> None:
 
 def test_one_that_dies_before_it_has_said_anything_is_a_transport_error() -> None:
     class Absent(Alone):
-        def tell(self, text: str, *, seconds: float) -> list[str]:
+        def all_gather_text(self, text: str, *, seconds: float) -> list[str]:
             assert seconds == 5
             raise AbsentError([1], "rank 1 did not come")
 

@@ -113,7 +113,7 @@ def test_alone_answers_as_the_simulator_does() -> None:
         assert torch.equal(transport.run(op), answers([op])[0]), op
     with pytest.raises(TransportError, match="nothing was sent"):
         transport.run(AllToAll(torch.ones(2, 2)))
-    assert transport.tell("text", seconds=1.0) == ["text"]
+    assert transport.all_gather_text("text", seconds=1.0) == ["text"]
     transport.close()
     with pytest.raises(TransportError, match="closed"):
         transport.run(AllReduce(x))

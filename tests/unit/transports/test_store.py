@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from grace.errors import AbsentError
-from grace.transports.store import tell_over_store
+from grace.transports.store import all_gather_over_store
 
 
 def test_rounds_leave_nothing_but_the_last_ones_marks() -> None:
@@ -16,7 +16,7 @@ def test_rounds_leave_nothing_but_the_last_ones_marks() -> None:
 
     def run(rank: int) -> list[list[str]]:
         return [
-            tell_over_store(store, f"round{k}", rank, world, f"{k} of {rank}", 30, [f"round{k - 1}"] if k else ())
+            all_gather_over_store(store, f"round{k}", rank, world, f"{k} of {rank}", 30, [f"round{k - 1}"] if k else ())
             for k in range(20)
         ]
 
@@ -29,6 +29,6 @@ def test_rounds_leave_nothing_but_the_last_ones_marks() -> None:
 def test_who_gives_up_takes_its_text_back() -> None:
     store = dist.HashStore()
     with pytest.raises(AbsentError) as caught:
-        tell_over_store(store, "round", 0, 2, "here", 0.05)
+        all_gather_over_store(store, "round", 0, 2, "here", 0.05)
     assert caught.value.ranks == [1]
     assert store.num_keys() == 0

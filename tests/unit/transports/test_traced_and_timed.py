@@ -57,6 +57,6 @@ def test_timed_counts_failures_too():
 def test_wrappers_pass_on_what_is_not_theirs(wrapper: Any):
     network = Loopback()
     wrapped, error = wrapper(network), KeyError("x")
-    assert wrapped.tell("me", seconds=1.0) == ["me"]
+    assert wrapped.all_gather_text("me", seconds=1.0) == ["me"]
     wrapped.close(error)
     assert network.error is error

@@ -43,5 +43,5 @@ class Codec(abc.ABC):
 
 
 def scale_by(x: Array, weight: float, place: TracedPeer) -> Array:
-    """Weight times x, rounded."""
+    """``weight * x``, of any shape, rounded once."""
     return x if weight == 1.0 else product(x, jnp.float32(weight), place.zero)

@@ -29,7 +29,7 @@ class RotatedCodes(Fused):
 
     @property
     def code_bits(self) -> int:
-        """Bits of a code."""
+        """How many bits a code has."""
         return 1
 
     def with_memory(self) -> Compressor:
