@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 import grace
-from grace_bench.survey.compare import Compared, Comparison
+from benchmarks.comparison import Compared, Comparison
 from grace_bench.survey.evidence import LOSS, SEEDS, TASKS, Quality, Task
 
 CONFIRMED, REFUTED, OPEN = "confirmed", "refuted", "not decidable here"

@@ -12,7 +12,7 @@ from benchmarks.codecs.baseline import Change, Comparison
 from benchmarks.codecs.goals import RATIO, SPEEDUP, position
 from grace_bench.codecs.plan import size_text
 from grace_bench.codecs.table import HEADINGS, footer, number, omissions
-from grace_bench.report.tables import plain_table, plural
+from grace_command.text import plain_table, plural
 
 _MOST_CHANGES = 20
 

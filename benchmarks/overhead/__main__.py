@@ -17,7 +17,7 @@ from rich.text import Text
 from benchmarks.overhead import handing_over, ladder
 from benchmarks.overhead.hosts import TOOLKITS
 from grace.cli.output import warn_if_busy
-from grace_bench.report.tables import plain_table
+from grace_command.text import plain_table
 
 
 def table(rows: list[dict[str, Any]]) -> RenderableType:

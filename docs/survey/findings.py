@@ -12,11 +12,12 @@ from pathlib import Path
 
 import grace
 from benchmarks import verdicts
+from benchmarks.comparison import SHARE, Compared, compare
+from benchmarks.evidence import to_json, to_known
 from benchmarks.verdicts import Verdict, name_of
 from grace.auto import classes
 from grace_bench.survey import evidence
 from grace_bench.survey.archive import read_archive
-from grace_bench.survey.compare import SHARE, Compared, compare
 from grace_bench.survey.evidence import LOSS, SEEDS, TASKS, Quality
 from grace_bench.survey.plan import Planned, read_plan
 from grace_bench.survey.row import TRIAL, Row
@@ -155,8 +156,8 @@ if __name__ == "__main__":
     rows = read_archive(ARCHIVE)
     written = (
         (PAGE, page(rows, read_plan(PLAN), read_steps(STEPS))),
-        (EVIDENCE, evidence.to_json(rows)),
-        (classes.PATH, evidence.to_known(rows)),
+        (EVIDENCE, to_json(rows)),
+        (classes.PATH, to_known(rows)),
     )
     for file, text in written:
         file.write_text(text, encoding="utf-8")

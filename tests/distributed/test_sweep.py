@@ -4,6 +4,7 @@ import contextlib
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,17 +15,19 @@ import pytest
 from grace.predict.links import link
 from grace_bench.network.namespaces import why_not
 from grace_bench.runs.results import decode
+from tests import blobs
 from tests.distributed.test_train import OWN_TASK, end_all, grace_command, run
 
 REFUSED = why_not(link("1gbit"))
 permitted = pytest.mark.skipif(REFUSED is not None, reason=f"no links here: {REFUSED}")
-BLOBS = "grace_bench.smoke:Blobs"
+BLOBS = "blobs:Blobs"
 SHORT = ["--workers", "2", "--evaluations", "1"]
 
 
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "owntask.py").write_text(OWN_TASK)
+    shutil.copy(blobs.__file__, tmp_path)
     return tmp_path
 
 
@@ -135,7 +138,7 @@ def test_a_sweep_that_is_ended_keeps_what_is_finished_and_leaves_nothing_else(fo
         while spaces & namespaces():
             assert time.monotonic() < deadline
             time.sleep(0.1)
-    assert [path.name.split("-")[0] for path in (folder / "out" / "runs").iterdir()] == ["grace_bench.smoke_Blobs"]
+    assert [path.name.split("-")[0] for path in (folder / "out" / "runs").iterdir()] == ["blobs_Blobs"]
 
 
 def namespaces():
@@ -152,7 +155,7 @@ def test_in_workers_that_torchrun_has_started(folder):
         "bench",
         "train",
         "--task",
-        "grace_bench.smoke:Blobs",
+        BLOBS,
         "--methods",
         "powersgd:rank=2,topk",
         "--granularity",

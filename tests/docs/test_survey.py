@@ -7,9 +7,9 @@ import re
 import msgspec
 import pytest
 
+from benchmarks.evidence import gather, to_json
 from docs.survey import findings
 from grace_bench.survey.archive import check_row, merge, read_archive
-from grace_bench.survey.evidence import gather, to_json
 from grace_bench.survey.plan import read_plan
 from grace_bench.survey.row import Row
 from grace_bench.survey.steps import LINKS, StepTable, TaskSteps, read_steps

@@ -44,13 +44,14 @@ def advise(
     """
     from grace.predict.links import parse_links
     from grace_bench.advise.run import advise as ask
-    from grace_bench.advise.show import check_kind, draw, view
+    from grace_bench.advise.show import KINDS, draw, view
     from grace_bench.advise.subject import of_model, of_task
+    from grace_bench.report.render import check_kind
 
     if (model is None) == (task is None):
         raise ConfigurationError("say what to advise on: --model module:function, or --task NAME (not both)")
     if out is not None:
-        check_kind(out)
+        check_kind(out, *KINDS)
     chosen, counts = parse_links(links, latency), parse_numbers(workers, "--workers")
     warn_if_busy()
     subject = of_task(task, batch) if task is not None else of_model(str(model))

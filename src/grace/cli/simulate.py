@@ -45,16 +45,17 @@ def simulate(
 
     from grace.registry import method as make
     from grace_bench.report.progress import Bar
+    from grace_bench.report.render import check_kind
     from grace_bench.simulation.run import Setting
     from grace_bench.simulation.run import simulate as run
-    from grace_bench.simulation.show import check_kind, draw, view
+    from grace_bench.simulation.show import KINDS, draw, view
 
     setting = Setting(workers, part, steps, churn, late, hand_over, alpha, batch, hidden, lr, seed)
     names = parse_methods(methods)
     for name in names:
         make(name)  # all of them before anything takes a minute
     if out is not None:
-        check_kind(out)
+        check_kind(out, *KINDS)
     with Bar(Console(stderr=True), shown=not as_json) as bar:
         document = run(setting, names, lambda name, done, of: bar.draw(done, of, escape(name), f"step {done}/{of}"))
     if out is not None:

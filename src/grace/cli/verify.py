@@ -15,7 +15,7 @@ from grace.registry import is_own, parse
 from grace.registry.discovery import load
 from grace.verify import Report
 from grace_bench.report.progress import Checklist
-from grace_bench.report.tables import plain_table
+from grace_command.text import plain_table
 
 _MARKS = {
     "holds": ("holds", "green"), "broken": ("BROKEN", "bold red"), "not promised": ("-", "dim"), "told": ("told", "dim")

@@ -13,6 +13,7 @@ from grace import wire as wires
 from grace.collectives import AllGather, Collective, Exchange, Traffic
 from grace.communicators.base import Communicator, meta_tensor, seal, sum_costs
 from grace.communicators.bucket import BucketPlan, kind_of, put
+from grace.communicators.many import exchange_many, prepare
 from grace.contract.loan import Loan
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
@@ -46,6 +47,10 @@ class Allgather(Communicator):
     ) -> Exchange[list[Exchanged[Any]]]:
         """All wires, of tensors of any shapes, are written into one message, and decoded where the network leaves them."""
         workspace = peers[0].lent.workspace if peers else None
+        if workspace is not None and self.batches is not None and not on_host(xs[0].device):
+            streams = [self._stream(self.compressor, peer, 0) for peer in peers]
+            if (bucket := prepare(self, self.compressor, streams, xs, peers, workspace)) is not None:
+                return (yield from exchange_many(bucket, xs, peers))
         if workspace is None or self.batches is None or not all(map(_is_plain, xs, peers)):
             return (yield from Method.exchange_all(self, xs, states, peers))
         rows = [x.view(1, -1) for x in xs]

@@ -21,11 +21,12 @@ class BucketPlan:
 
     Args:
         kinds: for each tensor the bytes of its wire, and the dtype of the wire's numbers.
+        device: of the message.
 
     size: s, bytes of the message. words: where the headers are, in int32, ``[T]`` int64.
     """
 
-    def __init__(self, kinds: Sequence[tuple[int, torch.dtype]]):
+    def __init__(self, kinds: Sequence[tuple[int, torch.dtype]], device: torch.device | str = "cpu"):
         self._kinds = tuple(kinds)
         self._begins: list[int] = []
         at, padded = 0, []
@@ -35,8 +36,8 @@ class BucketPlan:
             if width % wires.ALIGNMENT:
                 padded.append(at // 4 - 1)
         self.size = at
-        self.words = torch.tensor([begin // 4 for begin in self._begins])
-        self._padded = torch.tensor(padded) if padded else None
+        self.words = torch.tensor([begin // 4 for begin in self._begins]).to(device)
+        self._padded = torch.tensor(padded).to(device) if padded else None
         self._sent: tuple[int, list[Tensor]] = (0, [])
         self._gathered: tuple[tuple[int, ...], list[Gathered]] = ((), [])
 
@@ -44,8 +45,13 @@ class BucketPlan:
         """An uninitialized message ``[s]`` uint8, but for its padding, which is zero."""
         message = workspace.take(self.size, torch.uint8, device)
         if self._padded is not None:
-            message.view(torch.int32)[self._padded] = 0
+            message.view(torch.int32).index_fill_(0, self._padded, 0)
         return message
+
+    @property
+    def wires(self) -> list[int]:
+        """For each tensor the byte of the message where its wire begins."""
+        return [begin + wires.HEADER for begin in self._begins]
 
     def places(self, message: Tensor) -> list[Tensor]:
         """For each tensor the bytes ``[1, w]`` of ``message [s]`` uint8 that its wire fills."""

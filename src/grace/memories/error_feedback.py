@@ -20,6 +20,7 @@ from grace.errors import CompositionError
 from grace.flags.finite import choose_
 from grace.kernels.finite import sum_finite
 from grace.memories.base import Memory, Verb, drop_overflow_
+from grace.memories.many import settle_many_
 from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
@@ -138,15 +139,19 @@ class ErrorFeedback(Memory[S]):
             )
         outs = yield from self.method.exchange_all(xs, [inner for _, inner in states], lending)
         results = []
+        settled = settle_many_(outs, lending)
         for out, (memory, _), peer in zip(outs, states, lending, strict=True):
             rest, finite = peer.lent.rest, out.finite
             assert rest is not None
-            if finite is not False:
+            if settled:
+                memory, rest = rest, memory
+            elif finite is not False:
                 assert out.rest is not None, f"{as_call(self.method)} did not keep the rest"
                 if out.rest is not rest and out.rest.data_ptr() != rest.data_ptr():
                     rest.copy_(out.rest)
                 memory, rest = choose_(finite, rest, memory), memory
-            drop_overflow_(finite, memory)
+            if not settled:
+                drop_overflow_(finite, memory)
             peer.lent.give_back(rest)
             results.append(Exchanged(out.mean, None, FeedbackState(memory, out.state), finite))
         return results

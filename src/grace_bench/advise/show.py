@@ -10,20 +10,20 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from grace.errors import ConfigurationError
 from grace.predict.break_even import speed_text
 from grace.predict.links import LEAST, MOST, Link, link
 from grace_bench.advise.advice import BASELINES, Advice, Row, Table
 from grace_bench.files import write_atomically
 from grace_bench.report.direct_labels import Axis, axis_of, beside_ends, height_for
 from grace_bench.report.marks import LINE, SPEED, tick_values
-from grace_bench.report.render import save
-from grace_bench.report.tables import amount, number, plain_table
+from grace_bench.report.render import check_kind, save
 from grace_bench.report.theme import config, sign
 from grace_bench.survey.evidence import Evidence
+from grace_command.text import amount, number, plain_table
 
 _DRAWN = 9  # methods in a panel, baselines not counted: more lines cannot be told apart
 _POINTS = 49
+KINDS = (".svg", ".html")  # of a figure's file
 _WIDTH, _HEIGHT = 430, 320  # pixels of a panel
 _LETTER, _LINE = 6.5, 13  # pixels: the width of a letter, the height of a line
 _KINDS = {"its codec": "codec too slow", "sends": "too many bytes", "the link": "little to save"}  # how reasons begin
@@ -90,7 +90,7 @@ def draw(advice: Advice, seconds: Callable[[str, Link, int], float], out: Path) 
         MissingExtraError: vl-convert is not installed.
         OSError: it cannot be written.
     """
-    check_kind(out)
+    check_kind(out, *KINDS)
     written = save(sheet(advice, seconds), out.parent, out.stem)
     if out.suffix == ".svg":
         return written
@@ -103,16 +103,6 @@ def draw(advice: Advice, seconds: Callable[[str, Link, int], float], out: Path) 
     )
     write_atomically(out, f"{page}{rows}</body></html>\n")
     return [out, *written]
-
-
-def check_kind(out: Path) -> None:
-    """Checks the name of a figure's file.
-
-    Raises:
-        ConfigurationError: it is none.
-    """
-    if out.suffix not in (".svg", ".html"):
-        raise ConfigurationError(f"--out {str(out)!r} is no figure; legal: a file name that ends in .svg or .html")
 
 
 def sheet(advice: Advice, seconds: Callable[[str, Link, int], float]) -> dict[str, Any]:

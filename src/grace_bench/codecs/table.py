@@ -11,7 +11,7 @@ from rich.text import Text
 from grace_bench import machine
 from grace_bench.codecs.clock import DECODE, ENCODE, FEEDBACK
 from grace_bench.codecs.plan import size_text
-from grace_bench.report.tables import amount, plain_table, plural, share
+from grace_command.text import amount, plain_table, plural, share
 
 HEADINGS = {ENCODE: "encode", FEEDBACK: "encode + memory", DECODE: "decode, sum"}
 _NOTE = (

@@ -239,13 +239,7 @@ def beside_points(points: Sequence[tuple[float, float, Row]], width: float, heig
                 ends = {"to": min(max(x, box[0]), box[2]), "at": min(max(y, box[1]), box[3])}
                 rows.append({**_look(row), "x": x, "y": y, "left": box[0], "middle": (box[1] + box[3]) / 2, **ends})
                 break
-    way = {
-        "x": _pixel("x"),
-        "x2": {"field": "to"},
-        "y": _pixel("y"),
-        "y2": {"field": "at"},
-        "stroke": LINE["stroke"],
-    }
+    way = {"x": _pixel("x"), "x2": {"field": "to"}, "y": _pixel("y"), "y2": {"field": "at"}, "stroke": LINE["stroke"]}
     far = [row for row in rows if math.hypot(row["x"] - row["to"], row["y"] - row["at"]) > 1.5 * _RADIUS]
     text = {"x": _pixel("left"), "y": _pixel("middle"), **_NAME}
     return [_layer("rule", far, way, **_THIN), _layer("text", rows, text, style="beside", align="left")]

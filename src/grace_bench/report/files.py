@@ -17,9 +17,9 @@ from grace_bench.report.marks import LINE, MARK, Spec, quality_text
 from grace_bench.report.read import LoadedRuns, Run
 from grace_bench.report.render import save
 from grace_bench.report.slower_links import BOUND, MODELED, are_modeled, links_of, step_seconds
-from grace_bench.report.tables import plural, share
 from grace_bench.report.theme import config
 from grace_bench.runs.results import Result
+from grace_command.text import plural, share
 
 _WIDTH, _HEIGHT = 330, 290  # pixels of a panel
 _POINTS = ("quality-throughput", "quality-bytes", "prediction")  # where not every name has room: there is a legend too
@@ -229,12 +229,7 @@ def _panel(index: int, title: str, plot: Spec, rows: Sequence[Row]) -> Spec:
     own["layer"] = [
         {key: layer[key] for key in layer if key != "name"} for layer in layers
     ]  # a name is for one panel only
-    return {
-        "width": _WIDTH,
-        **own,
-        "title": title,
-        "data": {"name": f"rows{index}", "values": list(rows)},
-    }
+    return {"width": _WIDTH, **own, "title": title, "data": {"name": f"rows{index}", "values": list(rows)}}
 
 
 def _legend(entries: Sequence[Row], width: int) -> Spec:

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from grace.errors import ConfigurationError
 from grace_bench.extras import need
 from grace_bench.files import write_atomically
 from grace_bench.report.marks import Spec
@@ -23,6 +24,18 @@ def renderer() -> Any:
         MissingExtraError: it is not installed.
     """
     return need("vl_convert", extra="bench")
+
+
+def check_kind(out: Path, *kinds: str) -> None:
+    """Checks the name of a figure's file, which ends in one of these.
+
+    Raises:
+        ConfigurationError: it does not.
+    """
+    if out.suffix not in kinds:
+        raise ConfigurationError(
+            f"--out {str(out)!r} is no figure; legal: a file name that ends in {' or '.join(kinds)}"
+        )
 
 
 def save(figure: Spec, out: Path, name: str) -> list[Path]:

@@ -13,9 +13,10 @@ from grace.predict.timeline import play
 from grace_bench.report.groups import Group as Experiment
 from grace_bench.report.groups import result_of
 from grace_bench.report.ranking import experiments
-from grace_bench.report.tables import plain_table, range_text, share
+from grace_bench.report.tables import range_text
 from grace_bench.runs.forecast import forecast
 from grace_bench.runs.results import Document, Result
+from grace_command.text import plain_table, share
 
 _NEAR = 0.02  # of a quality: nearer than this, one run tells nothing apart
 MODELED = "by the link model, with as many workers and cores"

@@ -16,11 +16,7 @@ from grace_bench.report.predictions import DENSE, Predictions
 from grace_bench.report.ranking import MARK, crowns, experiments
 from grace_bench.runs.baselines import NO_COMMUNICATION
 from grace_bench.runs.results import Document
-from grace_command.text import amount as amount
-from grace_command.text import number as number
-from grace_command.text import plain_table as plain_table
-from grace_command.text import plural as plural
-from grace_command.text import share as share
+from grace_command.text import amount, number, plain_table, plural, share
 
 
 def range_text(one: Spread, digits: int, *, missing: str = "-") -> str:

@@ -7,24 +7,14 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from grace.errors import ConfigurationError
 from grace_bench.report.direct_labels import Axis, axis_of, beside_ends, height_for
 from grace_bench.report.marks import BYTES, LINE, tick_values
-from grace_bench.report.render import save
-from grace_bench.report.tables import amount, plain_table
+from grace_bench.report.render import check_kind, save
 from grace_bench.report.theme import config, sign
+from grace_command.text import amount, plain_table
 
+KINDS = (".svg",)  # of a figure's file
 _WIDTH, _HEIGHT = 520, 320
-
-
-def check_kind(out: Path) -> None:
-    """Checks the name of a figure's file.
-
-    Raises:
-        ConfigurationError: it is none.
-    """
-    if out.suffix != ".svg":
-        raise ConfigurationError(f"--out {str(out)!r} is no figure; legal: a file name that ends in .svg")
 
 
 def describe(setting: dict[str, Any]) -> str:
@@ -60,7 +50,7 @@ def draw(document: dict[str, Any], out: Path) -> list[Path]:
         MissingExtraError: vl-convert is not installed.
         OSError: it cannot be written.
     """
-    check_kind(out)
+    check_kind(out, *KINDS)
     return save(sheet(document), out.parent, out.stem)
 
 

@@ -1,7 +1,7 @@
 """What the survey's runs say of a method's quality, by one rule for the page of its findings and for ``grace advise``.
 
-:func:`gather` makes it of the archive's rows. ``evidence.json`` beside this file is what it makes of the archive of this
-repository, so that an installed package knows it without the archive: ``python -m docs.survey.findings`` writes it.
+``evidence.json`` beside this file is made of the archive of this repository, so that an installed package knows it without
+the archive: ``python -m docs.survey.findings`` writes it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import functools
 import json
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from typing import Literal, TypeAlias
@@ -21,7 +20,6 @@ import numpy as np
 import grace
 from grace.auto.classes import LIMITS
 from grace.errors import GraceError
-from grace_bench.survey.row import TRIAL, Row
 
 SEEDS = 3  # fewer give no interval
 TASKS = 2  # fewer say nothing about methods in general
@@ -87,7 +85,7 @@ class Evidence(msgspec.Struct, frozen=True):
     runs: int
 
 
-class _Place(msgspec.Struct, frozen=True):
+class Place(msgspec.Struct, frozen=True):
     """A task in the file. methods: by their recipe, with all knobs."""
 
     protocol: str
@@ -98,12 +96,8 @@ class _Place(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> Task:
+        """See above."""
         return self.protocol, self.task, self.steps
-
-
-def gather(rows: Iterable[Row]) -> Table:
-    """The qualities on embedded data on the processor, by task and method."""
-    return {key: _qualities(of) for key, of in sort_rows(rows).items()}
 
 
 def judge(name: str, table: Table, metrics: dict[Task, str], limit: float = LOSS) -> Evidence | None:
@@ -115,9 +109,9 @@ def judge(name: str, table: Table, metrics: dict[Task, str], limit: float = LOSS
     if not found:
         return None
     judged = _longest([task for task, pair in found.items() if all(one.low is not None for one in pair)])
-    less = [task for task in judged if found[task][1].beats(found[task][0]) and _loss(*found[task]) > limit]
+    less = [task for task in judged if found[task][1].beats(found[task][0]) and loss_of(*found[task]) > limit]
     verdict: Verdict = "less" if less else "keeps" if len(judged) >= TASKS else "unsure"
-    worst = max(less or judged or found, key=lambda task: _loss(*found[task]))
+    worst = max(less or judged or found, key=lambda task: loss_of(*found[task]))
     one, fp32 = found[worst]
     protocol, task, steps = worst
     return Evidence(
@@ -129,60 +123,20 @@ def judge(name: str, table: Table, metrics: dict[Task, str], limit: float = LOSS
 def evidence_for(method: str) -> Evidence | None:
     """What the survey knows of exactly this method, over this communicator and with these knobs; None: nothing."""
     try:
-        return judge(grace.spell(grace.method(method)), *_read())
+        return judge(grace.spell(grace.method(method)), *read_evidence())
     except GraceError:
         return None
 
 
-def to_known(rows: Sequence[Row]) -> str:
-    """The text of the table by which ``auto`` permits methods; see :mod:`grace.auto.classes`."""
-    rows = [row for row in rows if not row.chosen_lr]
-    return write_known(gather(rows), _metrics(rows))
-
-
-def write_known(table: Table, metrics: dict[Task, str]) -> str:
-    """The same, from what was gathered: of each method the strictest class whose limit it keeps on two tasks or more."""
-    found = {}
-    for name in sorted({name for of in table.values() for name in of}):
-        said = judge(name, table, metrics)
-        if said is None:
-            continue
-        fits = [quality for quality, limit in LIMITS.items() if _keeps(name, table, metrics, limit)]
-        plain = grace.spell(grace.method("none"))
-        loss = _loss(*(table[said.protocol, said.task, said.steps][one] for one in (name, plain)))
-        found[name] = {
-            "quality": fits[0] if fits else "", "loss": round(loss, 4) if math.isfinite(loss) else None,
-            "task": said.task, "tasks": said.tasks, "runs": said.runs,
-        }  # fmt: skip
-    return json.dumps(found, indent=1) + "\n"
-
-
-def _keeps(name: str, table: Table, metrics: dict[Task, str], limit: float) -> bool:
-    said = judge(name, table, metrics, limit)
-    return said is not None and said.verdict == "keeps"
-
-
-def read_known() -> str:
-    """What :func:`to_known` makes of the evidence in this package."""
-    return write_known(*_read())
-
-
-def to_json(rows: Sequence[Row]) -> str:
-    """The text of the file: what methods do with the learning rate that suits task and method, not with a chosen one."""
-    rows = [row for row in rows if not row.chosen_lr]
-    metrics = _metrics(rows)
-    places = [_Place(*task, metrics[task], of) for task, of in gather(rows).items()]
-    return json.dumps(msgspec.to_builtins(places), indent=1) + "\n"
-
-
 @functools.cache
-def _read() -> tuple[Table, dict[Task, str]]:
+def read_evidence() -> tuple[Table, dict[Task, str]]:
+    """The qualities in this package, and the metric of each task."""
     text = (files(__package__) / FILE).read_text(encoding="utf-8")
-    places = msgspec.convert(json.loads(text), list[_Place])  # with infinities, which only json reads
+    places = msgspec.convert(json.loads(text), list[Place])  # with infinities, which only json reads
     return {one.key: one.methods for one in places}, {one.key: one.metric for one in places}
 
 
-def _loss(one: Quality, fp32: Quality) -> float:
+def loss_of(one: Quality, fp32: Quality) -> float:
     """How much worse it is in the median, as a share of uncompressed training's; infinite where it diverged."""
     if not math.isfinite(one.median):
         return math.inf
@@ -192,28 +146,6 @@ def _loss(one: Quality, fp32: Quality) -> float:
 def _longest(tasks: Iterable[Task]) -> list[Task]:
     """Of each task, the one with most steps."""
     return list({task[1]: task for task in sorted(tasks, key=lambda task: task[2])}.values())
-
-
-def sort_rows(rows: Iterable[Row]) -> dict[Task, dict[str, list[Row]]]:
-    """The runs on embedded data on the processor, by task and method. Trials of a learning rate measure no method."""
-    found: dict[Task, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        if row.source == "embedded" and row.device == "cpu" and not row.protocol.endswith(TRIAL):
-            found[row.protocol, row.task, row.steps][row.method].append(row)
-    return {task: dict(sorted(of.items())) for task, of in sorted(found.items())}
-
-
-def _metrics(rows: Iterable[Row]) -> dict[Task, str]:
-    return {(row.protocol, row.task, row.steps): row.metric for row in rows}
-
-
-def _qualities(of: dict[str, list[Row]]) -> dict[str, Quality]:
-    return {method: _quality(runs) for method, runs in of.items()}
-
-
-def _quality(runs: Sequence[Row]) -> Quality:
-    ended = [row.sent[-1] / row.fp32_bytes for row in runs if row.final is not None]
-    return quality_of([row.final for row in runs], higher=runs[0].better == "higher", sent=ended)
 
 
 def quality_of(values: Sequence[float | None], *, higher: bool, sent: Sequence[float] = ()) -> Quality:

@@ -7,11 +7,12 @@ import itertools
 import pytest
 
 import grace
+from benchmarks.evidence import read_known, write_known
 from grace.auto import classes
 from grace.auto.classes import QUALITIES, Known, evidence_of, known, permitted
 from grace.errors import ConfigurationError
 from grace.run.optimizer import Settings
-from grace_bench.survey.evidence import Quality, read_known, write_known
+from grace_bench.survey.evidence import Quality
 
 
 def test_the_table_is_what_the_evidence_says() -> None:

@@ -4,11 +4,12 @@ import pytest
 from rich.console import Console
 
 from grace_bench.report.progress import Checklist, SweepReporter
-from grace_bench.report.tables import amount, comparison, share, sweep
+from grace_bench.report.tables import comparison, sweep
 from grace_bench.runs.config import RunConfig
 from grace_bench.runs.record import failure_of
 from grace_bench.runs.results import Data
 from grace_bench.workers.sweep import RunOutcome
+from grace_command.text import amount, share
 from tests.unit.grace_bench.documents import document
 
 

@@ -4,7 +4,7 @@ import torch
 from grace.transports.timed import Tally
 from grace_bench.runs import measure
 from grace_bench.runs.baselines import Counters
-from grace_bench.smoke import Blobs
+from tests.blobs import Blobs
 
 
 @pytest.mark.parametrize(("steps", "first"), [(1000, 900), (200, 100), (199, 99), (20, 10), (3, 1), (1, 0)])

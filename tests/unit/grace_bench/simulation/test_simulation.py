@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 
 from grace.cli.app import app
 from grace.errors import ConfigurationError
+from grace_bench.report.render import check_kind
 from grace_bench.simulation.problem import Problem
 from grace_bench.simulation.run import Setting, plan, simulate
-from grace_bench.simulation.show import check_kind, sheet
+from grace_bench.simulation.show import KINDS, sheet
 
 SMALL: dict[str, Any] = {"workers": 12, "part": 5, "steps": 8, "batch": 4, "hidden": 16, "evaluations": 4}
 
@@ -125,4 +126,4 @@ def test_the_command(tmp_path: Path) -> None:
     assert "12 workers, 4 take part in a step, 30% of them late" in done.stdout
     assert "sent, all" in done.stdout
     with pytest.raises(ConfigurationError, match=r"legal: a file name that ends in \.svg"):
-        check_kind(Path("loss.pdf"))
+        check_kind(Path("loss.pdf"), *KINDS)

@@ -7,11 +7,12 @@ import math
 import msgspec
 import pytest
 
+from benchmarks.comparison import SHARE, Compared, compare, quality_after
 from benchmarks.verdicts import CONFIRMED, OPEN, RANKING, REFUTED, SWAP_ODDS, judge, longest
 from grace_bench.advise.steps import measure
 from grace_bench.runs.results import DocumentError, encode
-from grace_bench.survey.compare import SHARE, Compared, compare, quality_after, steps_to
 from grace_bench.survey.evidence import Quality
+from grace_bench.survey.goals import steps_to
 from grace_bench.survey.row import Row
 from grace_bench.survey.steps import LINKS, StepTable, TaskSteps, read_steps
 from tests.unit.grace_bench.survey.test_survey import HERE

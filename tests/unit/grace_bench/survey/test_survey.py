@@ -15,12 +15,12 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
+from benchmarks.evidence import gather
 from grace.cli.app import app
 from grace.errors import ConfigurationError, UnknownNameError
 from grace_bench.runs.results import DocumentError, encode
 from grace_bench.survey.archive import add, check_row, join, merge, read_archive, read_runs, write_archive
 from grace_bench.survey.estimate import Have, Part, split
-from grace_bench.survey.evidence import gather
 from grace_bench.survey.plan import read_plan, shard
 from grace_bench.survey.plausible import check_plausible
 from grace_bench.survey.row import Row, decode_row, run_file, same_run

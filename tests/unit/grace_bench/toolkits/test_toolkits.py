@@ -73,7 +73,7 @@ def test_a_task_that_a_toolkit_does_not_have_is_refused_and_those_it_has_are_nam
     with pytest.raises(ConfigurationError, match=f"'digits' exists on torch only.*{', '.join(PORTED)}"):
         check([RunConfig("digits", "topk", toolkit="jax")])
     with pytest.raises(ConfigurationError, match="exists on torch only"):
-        check([RunConfig("grace_bench.smoke:Blobs", "topk", toolkit="tensorflow")])
+        check([RunConfig("tests.blobs:Blobs", "topk", toolkit="tensorflow")])
 
 
 def test_a_toolkit_that_is_not_installed_is_refused_before_anything_runs(monkeypatch):

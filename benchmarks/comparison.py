@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
 from msgspec import Struct
 
-from grace_bench.survey.evidence import LOSS, Quality, Task, quality_of, sort_rows
+from benchmarks.evidence import sort_rows
+from grace_bench.survey.evidence import Quality, Task, quality_of
+from grace_bench.survey.goals import goal_of, steps_to
 from grace_bench.survey.row import Row
 from grace_bench.survey.steps import LINKS, StepTable
 
 SHARE = 0.2  # of the bytes of an fp32 run: what every method may send where bytes are equal
-_GOAL = "bf16"
 
 
 class Compared(Struct, frozen=True):
@@ -61,25 +62,6 @@ def quality_after(row: Row, budget: float) -> float | None:
                 return None
             return value + (end - value) * (budget - before) / (after - before)
     return row.final
-
-
-def steps_to(row: Row, goal: float) -> float:
-    """Steps until the first evaluation that reached the goal; infinite: none did."""
-    sign = 1 if row.better == "higher" else -1
-    for at, value in zip(row.at, row.values, strict=True):
-        if value is not None and sign * (value - goal) >= 0:
-            return at
-    return math.inf
-
-
-def goal_of(of: Mapping[str, Sequence[Row]]) -> float | None:
-    """bf16's median, less what does not count as learning less; None: no bf16."""
-    if _GOAL not in of:
-        return None
-    plain = quality_of([row.final for row in of[_GOAL]], higher=of[_GOAL][0].better == "higher")
-    if not math.isfinite(plain.median):
-        return None
-    return plain.median - (1 if plain.higher else -1) * LOSS * abs(plain.median)
 
 
 def _compare(runs: Sequence[Row], goal: float | None, steps: StepTable | None) -> Compared:

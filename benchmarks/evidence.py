@@ -1,0 +1,83 @@
+"""Writes what an installed package knows of methods' quality: by the archive, and by one rule."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+import grace
+from grace.auto.classes import LIMITS
+from grace_bench.survey.evidence import Place, Quality, Table, Task, judge, loss_of, quality_of, read_evidence
+from grace_bench.survey.row import TRIAL, Row
+
+
+def gather(rows: Iterable[Row]) -> Table:
+    """The qualities on embedded data on the processor, by task and method."""
+    return {key: _qualities(of) for key, of in sort_rows(rows).items()}
+
+
+def sort_rows(rows: Iterable[Row]) -> dict[Task, dict[str, list[Row]]]:
+    """The runs on embedded data on the processor, by task and method. Trials of a learning rate measure no method."""
+    found: dict[Task, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if row.source == "embedded" and row.device == "cpu" and not row.protocol.endswith(TRIAL):
+            found[row.protocol, row.task, row.steps][row.method].append(row)
+    return {task: dict(sorted(of.items())) for task, of in sorted(found.items())}
+
+
+def to_known(rows: Sequence[Row]) -> str:
+    """The text of the table by which ``auto`` permits methods; see :mod:`grace.auto.classes`."""
+    rows = [row for row in rows if not row.chosen_lr]
+    return write_known(gather(rows), _metrics(rows))
+
+
+def write_known(table: Table, metrics: dict[Task, str]) -> str:
+    """The same, from what was gathered: of each method the strictest class whose limit it keeps on two tasks or more."""
+    found = {}
+    for name in sorted({name for of in table.values() for name in of}):
+        said = judge(name, table, metrics)
+        if said is None:
+            continue
+        fits = [quality for quality, limit in LIMITS.items() if _keeps(name, table, metrics, limit)]
+        plain = grace.spell(grace.method("none"))
+        lost = loss_of(*(table[said.protocol, said.task, said.steps][one] for one in (name, plain)))
+        found[name] = {
+            "quality": fits[0] if fits else "", "loss": round(lost, 4) if math.isfinite(lost) else None,
+            "task": said.task, "tasks": said.tasks, "runs": said.runs,
+        }  # fmt: skip
+    return json.dumps(found, indent=1) + "\n"
+
+
+def _keeps(name: str, table: Table, metrics: dict[Task, str], limit: float) -> bool:
+    said = judge(name, table, metrics, limit)
+    return said is not None and said.verdict == "keeps"
+
+
+def read_known() -> str:
+    """What :func:`to_known` makes of the evidence in this package."""
+    return write_known(*read_evidence())
+
+
+def to_json(rows: Sequence[Row]) -> str:
+    """The text of the file: what methods do with the learning rate that suits task and method, not with a chosen one."""
+    rows = [row for row in rows if not row.chosen_lr]
+    metrics = _metrics(rows)
+    places = [Place(*task, metrics[task], of) for task, of in gather(rows).items()]
+    return json.dumps(msgspec.to_builtins(places), indent=1) + "\n"
+
+
+def _metrics(rows: Iterable[Row]) -> dict[Task, str]:
+    return {(row.protocol, row.task, row.steps): row.metric for row in rows}
+
+
+def _qualities(of: dict[str, list[Row]]) -> dict[str, Quality]:
+    return {method: _quality(runs) for method, runs in of.items()}
+
+
+def _quality(runs: Sequence[Row]) -> Quality:
+    ended = [row.sent[-1] / row.fp32_bytes for row in runs if row.final is not None]
+    return quality_of([row.final for row in runs], higher=runs[0].better == "higher", sent=ended)
