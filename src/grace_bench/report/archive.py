@@ -19,19 +19,8 @@ from grace_bench.report import charts
 from grace_bench.report.contents import command_for, page_document, report_of
 from grace_bench.report.marks import BYTES
 from grace_bench.report.read import LoadedRuns, Run
-from grace_bench.runs.results import (
-    Data,
-    Environment,
-    Link,
-    Model,
-    Optimizer,
-    Point,
-    Quartiles,
-    Result,
-    Target,
-    Times,
-    Traffic,
-)
+from grace_bench.runs import results
+from grace_bench.runs.results import Result
 from grace_bench.survey.goals import goal_of, steps_to
 from grace_bench.survey.row import TRIAL, Row
 from grace_bench.survey.steps import LINKS, StepTable
@@ -107,7 +96,7 @@ def _results(rows: Sequence[Row], table: StepTable | None) -> list[Result]:
 
 def _result(row: Row, spec: str | None, seconds: float | None, goal: float | None) -> Result:
     """A run over a link, with the seconds of its step; without one, where they are not known."""
-    there = Link() if spec is None else Link(spec, link(spec).bits_per_second)
+    there = results.Link() if spec is None else results.Link(spec, link(spec).bits_per_second)
     sent, epoch = row.sent[-1] / max(1, row.at[-1]), max(1, row.steps_per_epoch)
     dense = row.fp32_bytes / row.steps
     ms = 1000 * (seconds or 0.001)
@@ -115,7 +104,7 @@ def _result(row: Row, spec: str | None, seconds: float | None, goal: float | Non
     if goal is not None and seconds is not None:
         at = steps_to(row, goal)
         known = math.isfinite(at)
-        target = Target(
+        target = results.Target(
             float(f"{goal:.4g}"),
             at * seconds if known else None,
             at / epoch if known else None,
@@ -125,19 +114,20 @@ def _result(row: Row, spec: str | None, seconds: float | None, goal: float | Non
         task=_task(row), method=row.method, family=_family(row.method), recipe=row.recipe, kind="method",
         workers=row.workers, seed=row.seed, link=there, transport="one process", steps=row.steps,
         batch_per_worker=row.batch, metric=row.metric, better=row.better, final=row.final, best=row.best,
-        model=Model(row.parameters, 1, row.parameters, 1),
-        optimizer=Optimizer(row.optimizer, row.peak_lr, 1.0, row.momentum, row.why),
-        traffic=Traffic(row.rounds / row.steps, sent, sent, dense, sent / dense if dense else None),
-        time=Times(
-            Quartiles(ms, ms, ms), samples_per_second=None if seconds is None else row.workers * row.batch / seconds,
+        model=results.Model(row.parameters, 1, row.parameters, 1),
+        optimizer=results.Optimizer(row.optimizer, row.peak_lr, 1.0, row.momentum, row.why),
+        traffic=results.Traffic(row.rounds / row.steps, sent, sent, dense, sent / dense if dense else None),
+        time=results.Times(
+            results.Quartiles(ms, ms, ms), samples_per_second=None if seconds is None else row.workers * row.batch / seconds,
             total_seconds=None if seconds is None else row.steps * seconds,
         ),
         curve=[
-            Point(at, at / epoch, at * (seconds or 0.0), bytes_, None, {row.metric: value})
+            results.Point(at, at / epoch, at * (seconds or 0.0), bytes_, None, {row.metric: value})
             for at, value, bytes_ in zip(row.at, row.values, row.sent, strict=True)
         ],
-        environment=Environment(row.python, row.torch, row.grace, row.numpy, row.device, 1, 1),
-        steps_per_epoch=row.steps_per_epoch, data=Data(row.data, row.procedural, row.digest, row.source), target=target,
+        environment=results.Environment(row.python, row.torch, row.grace, row.numpy, row.device, 1, 1),
+        steps_per_epoch=row.steps_per_epoch, target=target,
+        data=results.Data(row.data, row.procedural, row.digest, row.source),
     )  # fmt: skip
 
 
