@@ -42,6 +42,8 @@ GRACE_INLINE vi narrow(vw a, vw b) {
     return (vi)_mm256_permute4x64_epi64(_mm256_packus_epi16((__m256i)a, (__m256i)b), 0xD8);
 #elif defined(__x86_64__)
     return (vi)_mm_packus_epi16((__m128i)a, (__m128i)b);
+#elif defined(GRACE_NEON)
+    return (vi)vcombine_u8(vmovn_u16((uint16x8_t)a), vmovn_u16((uint16x8_t)b));
 #else
     typedef uint8_t bytes __attribute__((vector_size(4 * GRACE_LANES)));
     bytes out;

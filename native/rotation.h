@@ -28,6 +28,9 @@ GRACE_INLINE vf partner(vf v) {
 #elif defined(__x86_64__)
     if (s == 1) return (vf)_mm_shuffle_ps((__m128)v, (__m128)v, 0xB1);
     return (vf)_mm_shuffle_ps((__m128)v, (__m128)v, 0x4E);
+#elif defined(GRACE_NEON)
+    const float32x4_t a = (float32x4_t)v;
+    return s == 1 ? (vf)vrev64q_f32(a) : (vf)vextq_f32(a, a, 2);
 #else
     vf out;
     for (int i = 0; i < L; i++) out[i] = v[i ^ s];

@@ -31,6 +31,12 @@ GRACE_INLINE uint32_t sixteen_bits(const lanes* m) {
 #if defined(__x86_64__)
     const __m128i low = _mm_packs_epi32((__m128i)m[0], (__m128i)m[1]), high = _mm_packs_epi32((__m128i)m[2], (__m128i)m[3]);
     return (uint32_t)_mm_movemask_epi8(_mm_packs_epi16(low, high));
+#elif defined(GRACE_NEON)
+    const uint16x8_t low = vcombine_u16(vmovn_u32((uint32x4_t)m[0]), vmovn_u32((uint32x4_t)m[1]));
+    const uint16x8_t high = vcombine_u16(vmovn_u32((uint32x4_t)m[2]), vmovn_u32((uint32x4_t)m[3]));
+    constexpr uint8_t place[16] = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
+    const uint8x16_t bits = vandq_u8(vcombine_u8(vmovn_u16(low), vmovn_u16(high)), vld1q_u8(place));
+    return (uint32_t)vaddv_u8(vget_low_u8(bits)) | (uint32_t)vaddv_u8(vget_high_u8(bits)) << 8;
 #else
     return mask_bits(m[0]) | mask_bits(m[1]) << 4 | mask_bits(m[2]) << 8 | mask_bits(m[3]) << 12;
 #endif
@@ -111,6 +117,8 @@ GRACE_INLINE void halves(vf x, vd& low, vd& high) {
 #elif defined(__x86_64__)
     low = (vd)_mm_cvtps_pd((__m128)x);
     high = (vd)_mm_cvtps_pd(_mm_movehl_ps((__m128)x, (__m128)x));
+#elif defined(GRACE_NEON)
+    low = (vd)vcvt_f64_f32(vget_low_f32((float32x4_t)x)), high = (vd)vcvt_high_f64_f32((float32x4_t)x);
 #else
     for (int i = 0; i < L / 2; i++) low[i] = (double)x[i], high[i] = (double)x[i + L / 2];
 #endif

@@ -10,6 +10,9 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__) && defined(__ARM_NEON) && !defined(__ARM_BIG_ENDIAN)
+#include <arm_neon.h>
+#define GRACE_NEON
 #endif
 
 #ifndef GRACE_TARGET
@@ -77,6 +80,9 @@ GRACE_INLINE vi truncate(vf x) {
     return (vi)_mm256_cvttps_epi32((__m256)x);
 #elif defined(__x86_64__)
     return (vi)_mm_cvttps_epi32((__m128)x);
+#elif defined(GRACE_NEON)
+    const int32x4_t v = vcvtq_s32_f32((float32x4_t)x);  // too much becomes the largest, NaN 0
+    return (vi)v;
 #else
     vi out;
     for (int i = 0; i < L; i++) out[i] = x[i] >= -2147483648.0f && x[i] < 2147483648.0f ? (int32_t)x[i] : INT32_MIN;
@@ -93,7 +99,7 @@ GRACE_INLINE vi max(vi a, vi b) {
 #elif defined(__x86_64__) && GRACE_LANES == 8
     return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b);
 #else
-    return a > b ? a : b;
+    return a > b ? a : b;  // one instruction on ARM
 #endif
 }
 // To the nearest, ties to even, under the default rounding mode. What does not fit gives a number that means nothing.
@@ -104,6 +110,8 @@ GRACE_INLINE vi nearest_int(vf x) {
     return (vi)_mm256_cvtps_epi32((__m256)x);
 #elif defined(__x86_64__)
     return (vi)_mm_cvtps_epi32((__m128)x);
+#elif defined(GRACE_NEON)
+    return (vi)vcvtnq_s32_f32((float32x4_t)x);
 #else
     vi out;
     for (int i = 0; i < L; i++) {
@@ -147,6 +155,10 @@ GRACE_INLINE vu rotate(vu x) {
         return (vu)_mm256_shuffle_epi8((__m256i)x, r == 16 ? by16 : by24);
     }
     return (x << r) | (x >> (32 - r));
+#elif defined(GRACE_NEON)
+    if (r == 16) return (vu)vrev32q_u16((uint16x8_t)x);
+    const uint32x4_t v = (uint32x4_t)x;
+    return (vu)vsriq_n_u32(vshlq_n_u32(v, r), v, 32 - r);
 #else
     return (x << r) | (x >> (32 - r));
 #endif
@@ -155,6 +167,8 @@ GRACE_INLINE vu rotate(vu x) {
 GRACE_INLINE int32_t largest(vi v) {
 #if defined(__x86_64__) && GRACE_LANES == 16
     return _mm512_reduce_max_epi32((__m512i)v);
+#elif defined(GRACE_NEON)
+    return vmaxvq_s32((int32x4_t)v);
 #endif
     int32_t out = v[0];
     for (int i = 1; i < L; i++) out = v[i] > out ? v[i] : out;
@@ -169,6 +183,9 @@ GRACE_INLINE uint32_t mask_bits(vi mask) {
     return (uint32_t)_mm256_movemask_ps((__m256)mask);
 #elif defined(__x86_64__)
     return (uint32_t)_mm_movemask_ps((__m128)mask);
+#elif defined(GRACE_NEON)
+    constexpr uint32_t place[4] = {1, 2, 4, 8};
+    return vaddvq_u32(vandq_u32((uint32x4_t)mask, vld1q_u32(place)));
 #else
     uint32_t out = 0;
     for (int i = 0; i < L; i++) out |= (uint32_t)(mask[i] & 1) << i;
@@ -225,6 +242,10 @@ GRACE_INLINE vi load_u8(const uint8_t* p) {
     memcpy(&four, p, 4);
     const __m128i zero = _mm_setzero_si128();
     return (vi)_mm_unpacklo_epi16(_mm_unpacklo_epi8(_mm_cvtsi32_si128(four), zero), zero);
+#elif defined(GRACE_NEON)
+    uint32_t four;
+    memcpy(&four, p, 4);
+    return (vi)vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
 #else
     vi out;
     for (int i = 0; i < L; i++) out[i] = p[i];
@@ -238,6 +259,8 @@ GRACE_INLINE vi load_u16(const uint16_t* p) {
     return (vi)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
 #elif defined(__x86_64__)
     return (vi)_mm_unpacklo_epi16(_mm_loadl_epi64((const __m128i*)p), _mm_setzero_si128());
+#elif defined(GRACE_NEON)
+    return (vi)vmovl_u16(load<uint16x4_t>(p));
 #else
     vi out;
     for (int i = 0; i < L; i++) out[i] = p[i];
@@ -253,6 +276,10 @@ GRACE_INLINE void store_u8(uint8_t* p, vi v) {
 #elif defined(__x86_64__)
     const __m128i words = _mm_packs_epi32((__m128i)v, (__m128i)v);
     const int32_t four = _mm_cvtsi128_si32(_mm_packus_epi16(words, words));
+    memcpy(p, &four, 4);
+#elif defined(GRACE_NEON)
+    const uint16x4_t words = vqmovun_s32((int32x4_t)v);
+    const uint32_t four = vget_lane_u32(vreinterpret_u32_u8(vqmovn_u16(vcombine_u16(words, words))), 0);
     memcpy(p, &four, 4);
 #else
     for (int i = 0; i < L; i++) p[i] = (uint8_t)v[i];
@@ -271,6 +298,10 @@ GRACE_INLINE void store_u8(uint8_t* p, vi a, vi b, vi c, vi d) {
 #elif defined(__x86_64__)
     const __m128i words = _mm_packs_epi32((__m128i)a, (__m128i)b), more = _mm_packs_epi32((__m128i)c, (__m128i)d);
     _mm_storeu_si128((__m128i*)p, _mm_packus_epi16(words, more));
+#elif defined(GRACE_NEON)
+    const uint16x8_t words = vcombine_u16(vqmovun_s32((int32x4_t)a), vqmovun_s32((int32x4_t)b));
+    const uint16x8_t more = vcombine_u16(vqmovun_s32((int32x4_t)c), vqmovun_s32((int32x4_t)d));
+    store(p, vcombine_u8(vqmovn_u16(words), vqmovn_u16(more)));
 #else
     store_u8(p, a), store_u8(p + L, b), store_u8(p + 2 * L, c), store_u8(p + 3 * L, d);
 #endif
@@ -278,6 +309,8 @@ GRACE_INLINE void store_u8(uint8_t* p, vi a, vi b, vi c, vi d) {
 GRACE_INLINE void store_u16(uint16_t* p, vi v) {
 #if defined(__x86_64__) && GRACE_LANES == 16
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)v));
+#elif defined(GRACE_NEON)
+    store(p, vmovn_u32((uint32x4_t)v));
 #else
     for (int i = 0; i < L; i++) p[i] = (uint16_t)v[i];
 #endif
@@ -302,6 +335,15 @@ GRACE_INLINE void load_u8(const uint8_t* p, vi (&out)[4]) {
     const __m128i low = _mm_unpacklo_epi8(bytes, zero), high = _mm_unpackhi_epi8(bytes, zero);
     out[0] = (vi)_mm_unpacklo_epi16(low, upper), out[1] = (vi)_mm_unpackhi_epi16(low, upper);
     out[2] = (vi)_mm_unpacklo_epi16(high, upper), out[3] = (vi)_mm_unpackhi_epi16(high, upper);
+#elif defined(GRACE_NEON)
+    const uint8x16_t bytes = load<uint8x16_t>(p);
+    const uint16x8_t low = vmovl_u8(vget_low_u8(bytes)), high = vmovl_high_u8(bytes);
+    const uint16x8_t halves[2] = {low, high};
+    for (int k = 0; k < 2; k++) {
+        const uint32x4_t upper = vdupq_n_u32((uint32_t)above << 16);
+        out[2 * k] = (vi)vorrq_u32(vmovl_u16(vget_low_u16(halves[k])), upper);
+        out[2 * k + 1] = (vi)vorrq_u32(vmovl_high_u16(halves[k]), upper);
+    }
 #else
     for (int k = 0; k < 4; k++) out[k] = load_u8(p + k * L) | above * 65536;
 #endif
@@ -333,6 +375,8 @@ GRACE_INLINE void pairs(vf a, vf b, vf& first, vf& second) {
 #elif defined(__x86_64__)
     first = (vf)_mm_unpacklo_ps((__m128)a, (__m128)b);
     second = (vf)_mm_unpackhi_ps((__m128)a, (__m128)b);
+#elif defined(GRACE_NEON)
+    first = (vf)vzip1q_f32((float32x4_t)a, (float32x4_t)b), second = (vf)vzip2q_f32((float32x4_t)a, (float32x4_t)b);
 #else
     for (int i = 0; i < L; i++) {
         (i < L / 2 ? first : second)[2 * i % L] = a[i];
@@ -362,6 +406,8 @@ GRACE_INLINE void load_pairs(const float* p, vf& a, vf& b) {
 #elif defined(__x86_64__)
     a = (vf)_mm_shuffle_ps((__m128)low, (__m128)high, 0x88);
     b = (vf)_mm_shuffle_ps((__m128)low, (__m128)high, 0xDD);
+#elif defined(GRACE_NEON)
+    a = (vf)vuzp1q_f32((float32x4_t)low, (float32x4_t)high), b = (vf)vuzp2q_f32((float32x4_t)low, (float32x4_t)high);
 #else
     for (int i = 0; i < L; i++) a[i] = p[2 * i], b[i] = p[2 * i + 1];
     (void)low, (void)high;

@@ -39,6 +39,7 @@ CAUGHT = {
     "a checkpoint of sums": "tests/distributed/test_sharded.py::test_a_checkpoint_with_a_defect_is_caught",
     "a wrong number in the table of additions": "tests/additions/test_additions.py::test_a_table_that_undercounts_is_caught",
     "a killed rank that nobody hears of": "tests/distributed/test_sharded.py::test_when_a_worker_is_killed_no_other_hangs",
+    "a kernel that differs on another processor": "tests/unit/kernels/test_arm.py::test_a_kernel_that_differs_is_named",
     "a step that counts on some only": "tests/unit/run/test_elastic.py::test_a_step_with_a_defect_is_caught",
 }
 # Groups that take longest begin first, so that none is left to one process at the end; by the beginning of their names.

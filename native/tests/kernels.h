@@ -22,6 +22,7 @@ inline int best_target() { return std::min(static_cast<int>(grace_best()), TARGE
 
 typedef const uint8_t* const* Wires;
 #include "../signatures.h"
+#undef GRACE_KERNEL
 
 struct Key {
     uint32_t k0, k1, step;
@@ -133,14 +134,16 @@ inline void run_quantize(Trial& t) {
     const float* memory = has_memory ? t.numbers(rows * t.n) : nullptr;
     float* rest = has_memory ? t.room<float>(rows * t.n) : t.dice.coin() ? t.written(x, rows * t.n) : nullptr;
     uint8_t* wire = t.room<uint8_t>(rows * levels.width);
-    const int64_t all = quantize[t.target](x, memory, rest, rows, t.n, block, wire, levels.width, levels.s, levels.bits,
-                                           t.dice.coin(), t.dice.coin() ? 1.0f : 0.3f, key.k0, key.k1, key.step, t.threads);
+    const int l2 = t.dice.coin();  // compilers differ in the order in which they draw arguments
+    const float shrink = t.dice.coin() ? 1.0f : 0.3f;
+    const int64_t all = quantize[t.target](x, memory, rest, rows, t.n, block, wire, levels.width, levels.s, levels.bits, l2,
+                                           shrink, key.k0, key.k1, key.step, t.threads);
     t.returned(all);
     if (!all) return t.forget();
     std::vector<const uint8_t*> wires;
     for (int64_t w = 0; w < W; w++) wires.push_back(wire + w % rows * levels.width);
-    t.returned(dequantize_sum[t.target](wires.data(), W, t.numbers(t.n), t.n, block, levels.s, levels.bits, 0.5f,
-                                        t.dice.coin(), t.threads));
+    float* out = t.numbers(t.n);
+    t.returned(dequantize_sum[t.target](wires.data(), W, out, t.n, block, levels.s, levels.bits, 0.5f, t.dice.coin(), t.threads));
 }
 
 // A code of k indices below n: raw, bitmap or Elias-Fano, its low bits, and its bytes.
@@ -169,7 +172,8 @@ inline void run_topk(Trial& t) {
     float* rest = has_memory ? t.room<float>(rows * t.n) : t.dice.coin() ? t.written(x, rows * t.n) : nullptr;
     int64_t all;
     if (t.dice.coin()) {
-        all = topk[t.target](x, memory, rest, rows, t.n, k, narrow, t.room<uint32_t>(rows * k), t.room<float>(rows * k), t.threads);
+        uint32_t* indices = t.room<uint32_t>(rows * k);
+        all = topk[t.target](x, memory, rest, rows, t.n, k, narrow, indices, t.room<float>(rows * k), t.threads);
     } else {
         uint8_t* wire = t.room<uint8_t>(rows * width);
         all = topk_wire[t.target](x, memory, rest, rows, t.n, k, narrow, code.code, code.low, wire, width, t.threads);
@@ -219,7 +223,8 @@ inline void run_write_pairs(Trial& t) {
 
 inline void run_square_sum(Trial& t) {
     const float* x = t.numbers(t.n);
-    square_sum[t.target](x, t.dice.coin() ? t.numbers(t.n) : nullptr, t.n, t.room<double>(1), t.threads);
+    const float* memory = t.dice.coin() ? t.numbers(t.n) : nullptr;
+    square_sum[t.target](x, memory, t.n, t.room<double>(1), t.threads);
     if (t.kind == NOT_FINITE || t.kind == EXTREME) t.forget();
 }
 
@@ -287,8 +292,9 @@ inline void run_one_bit(Trial& t) {
     const int rule = static_cast<int>(t.dice.below(3));
     const int64_t block = rule == 0 ? t.n : some_block(t.dice);
     const Encoding e(t, block, 4 * rule * blocks(t.n, block) + (t.n + 7) / 8);
-    const int64_t all = one_bit[t.target](e.x, e.memory, e.rest, e.rows, t.n, block, e.wire, e.width, rule,
-                                          static_cast<int>(t.dice.below(3)), t.dice.coin() ? 0.0f : 0.1f, t.threads);
+    const int zeros = static_cast<int>(t.dice.below(3));
+    const float below = t.dice.coin() ? 0.0f : 0.1f;
+    const int64_t all = one_bit[t.target](e.x, e.memory, e.rest, e.rows, t.n, block, e.wire, e.width, rule, zeros, below, t.threads);
     t.returned(all);
     if (!all) return t.forget();
     float* out = t.written(t.numbers(t.n), t.n);
@@ -304,7 +310,8 @@ inline void run_trit_votes(Trial& t) {
     t.returned(all);
     if (!all) return t.forget();
     float* out = t.written(t.numbers(t.n), t.n);
-    t.returned(trit_votes_sum[t.target](e.wires.data(), e.W, out, t.n, 0.5f, t.dice.coin(), t.dice.coin(), t.threads));
+    const int first = t.dice.coin(), second = t.dice.coin();
+    t.returned(trit_votes_sum[t.target](e.wires.data(), e.W, out, t.n, 0.5f, first, second, t.threads));
 }
 
 inline void run_block_statistics(Trial& t) {
@@ -425,13 +432,48 @@ inline void run_fixed(Trial& t) {
     const int bits = 2 + static_cast<int>(t.dice.below(7)), q = (1 << (bits - 1)) - 1, clips = t.dice.coin();
     const Encoding e(t, block, 4 * blocks(t.n, block) + (t.n * bits + 7) / 8);
     const float share = (clips ? 0.5f : 1.0f) / static_cast<float>(q), most = 3e38f / static_cast<float>(q + clips);
+    const float shrink = t.dice.coin() ? 1.0f : 1.3f;
     const int64_t all = encode_fixed[t.target](e.x, e.memory, e.rest, e.rows, t.n, block, e.wire, e.width, bits, q + clips, share,
-                                               most, t.dice.coin() ? 1.0f : 1.3f, t.dice.coin(), key.k0, key.k1, key.step, t.threads);
+                                               most, shrink, t.dice.coin(), key.k0, key.k1, key.step, t.threads);
     t.returned(all);
     if (!all) return t.forget();
     float* out = t.written(t.numbers(t.n), t.n);
     t.returned(sum_fixed[t.target](e.wires.data(), e.W, out, t.n, block, bits, !clips, 0.5f, t.dice.coin(), t.threads));
     if (t.kind == EXTREME) t.forget();  // sums may overflow
+}
+
+enum Number {
+#define GRACE_KERNEL(name, ...) NUMBER_##name,
+#include "../signatures.h"
+#undef GRACE_KERNEL
+};
+
+template <class T>
+uint64_t word_of(T x) {
+    uint64_t out = ~0ull;  // what lies behind an argument is not read
+    memcpy(&out, &x, sizeof x);
+    return out;
+}
+
+inline void run_call_many(Trial& t) {
+    const int64_t rows = 1 + t.dice.below(4);
+    const float factor = t.dice.of({1.0f, -0.3f});
+    std::vector<uint64_t> table;
+    std::vector<const float*> given;
+    std::vector<float*> sums, expected;
+    for (int64_t row = 0; row < rows; row++) {
+        given.push_back(t.numbers(t.n)), sums.push_back(t.room<float>(t.n)), expected.push_back(t.room<float>(t.n));
+        sum_finite[t.target](given.back(), nullptr, sums.back(), t.n, 1);
+        sum_finite[t.target](given.back(), nullptr, expected.back(), t.n, 1);
+        add_scaled[t.target](expected.back(), given.back(), 0, factor, t.n, 1);
+        for (uint64_t word : {word_of(sums.back()), word_of(given.back()), word_of<int32_t>(0), word_of(factor), word_of(t.n),
+                              word_of<int32_t>(t.threads)})
+            table.push_back(word);
+    }
+    call_many[t.target](NUMBER_add_scaled, table.data(), rows, 6, t.room<int64_t>(rows));
+    for (int64_t row = 0; row < rows; row++)
+        if (memcmp(sums[row], expected[row], static_cast<size_t>(t.n) * sizeof(float))) abort();
+    if (t.kind == NOT_FINITE || t.kind == EXTREME) t.forget();  // which NaN comes of two is not the same everywhere
 }
 
 struct Case {
@@ -465,4 +507,5 @@ constexpr Case CASES[] = {
     {" encode_floats sum_floats ", run_floats},
     {" encode_fixed sum_fixed ", run_fixed},
     {" encode_indices decode_indices ", run_indices},
+    {" call_many ", run_call_many},
 };

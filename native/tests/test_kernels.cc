@@ -4,6 +4,7 @@
 //   test_kernels            all of it
 //   test_kernels threads    large arrays only, for ThreadSanitizer: several threads, several callers at once, a fork
 //   test_kernels list       the names of the kernels that are run
+//   test_kernels digest     what the base target writes, as numbers: the same on every processor
 #include <stdio.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -83,6 +84,19 @@ int main(int argc, char** argv) {
     const char* mode = argc > 1 ? argv[1] : "all";
     if (!strcmp(mode, "list")) {
         for (const Case& one : CASES) puts(one.kernels);
+        return 0;
+    }
+    if (!strcmp(mode, "digest")) {
+        for (size_t which = 0; which < std::size(CASES); which++) {
+            for (int64_t n : {1, 2, 3, 5, 15, 16, 17, 33, 64, 70, 255, 257, 1000, 4095, 4097, 8195, 40003}) {
+                for (int repeat = 0; repeat < 6; repeat++) {
+                    Trial trial(0, 1, n, seed_of(which, n, repeat));
+                    CASES[which].run(trial);
+                    printf("%s%lld %d %d: %016llx\n", CASES[which].kernels, static_cast<long long>(n), repeat,
+                           static_cast<int>(trial.kind), static_cast<unsigned long long>(trial.outcome()));
+                }
+            }
+        }
         return 0;
     }
     const bool all = !strcmp(mode, "all");

@@ -213,6 +213,19 @@ def read_bucket_headers(rows: Tensor, words: Tensor, step: int) -> list[bool]:
     return [_all_say_finite(headers, step, 0) for headers in found.t().tolist()]
 
 
+def read_bucket_flags(rows: Tensor, words: Tensor, step: int) -> Tensor:
+    """As :func:`read_bucket_headers`, ``[T]`` bool on an accelerator, which reports what is illegal later."""
+    found, good, bad = rows.view(torch.int32)[:, words], _header(True, step), _header(False, step)
+    finite = found == good
+    refuse_unless((finite | (found == bad)).all(), lambda: _explain_one(found.t().tolist(), step))
+    return finite.all(dim=0)
+
+
+def write_bucket_flags(row: Tensor, words: Tensor, finite: Tensor, step: int) -> None:
+    """As :func:`write_bucket_headers`, of ``finite [T]`` bool on an accelerator."""
+    row.view(torch.int32).index_copy_(0, words, _header(False, step) - finite.to(torch.int32))
+
+
 def write_bucket_headers(row: Tensor, words: Tensor, finite: Sequence[bool], step: int) -> None:
     """Writes the headers of sealed wires that ``row [s]`` uint8 holds; see :func:`read_bucket_headers`."""
     numbers = row.view(torch.int32)
@@ -250,6 +263,12 @@ def _all_say_finite(headers: list[int], step: int, sender: int) -> bool:
     if any(header not in (good, bad) for header in headers):
         raise _explain(headers, step, sender)
     return False
+
+
+def _explain_one(tensors: list[list[int]], step: int) -> PayloadError:
+    """The error for headers of several tensors, one of which is wrong."""
+    legal = _header(True, step), _header(False, step)
+    return next(_explain(headers, step, 0) for headers in tensors if not set(headers) <= set(legal))
 
 
 def _explain(headers: list[int], step: int, sender: int) -> PayloadError:

@@ -63,6 +63,11 @@ def active() -> tuple[str, str]:
     return now.name, now.why
 
 
+def runs_triton(device: torch.device) -> bool:
+    """Whether Triton's kernels serve this device."""
+    return backend().modules.get(device.type) == "triton"
+
+
 def available() -> list[str]:
     """What could be chosen here."""
     return ["reference", *(f"native-{isa}" for isa in native.isas())]

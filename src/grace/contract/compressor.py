@@ -16,6 +16,7 @@ from grace.contract.knobs import check_knobs
 from grace.contract.needs import NOTHING, VOTES, Needs
 from grace.flags.finite import Flag, fill_unless_
 from grace.kernels.finite import all_finite, sum_finite
+from grace.kernels.many import Many
 from grace.random import Stream
 
 
@@ -31,6 +32,7 @@ class Compressor(abc.ABC):
     predivide: the wire is narrow, so rows are divided by W before they are encoded: the sum cannot overflow.
     transparent: a wire is the rows themselves, whatever their dtype.
     overflows: accepted wires may decode to an inf; such a step counts as not finite.
+    handles_many: whether :meth:`encode_many_` and :meth:`aggregate_many_` do as many tensors in as few launches as one.
     """
 
     summable: ClassVar[bool] = False
@@ -40,6 +42,7 @@ class Compressor(abc.ABC):
     predivide: ClassVar[bool] = False
     transparent: ClassVar[bool] = False
     overflows: ClassVar[bool] = False
+    handles_many: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Checks the knobs against their annotations; an override calls :func:`grace.contract.knobs.check_knobs` first."""
@@ -109,6 +112,19 @@ class Compressor(abc.ABC):
             self.decompress_add_(wire, out, scale, rng)
         if self.aggregation == "majority":
             out.sign_()
+
+    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+        """As :meth:`encode_` for each of T tensors, into its place in ``message [s]`` uint8: ``[T]`` bool, which were finite.
+
+        ``rng`` is the first one's stream: its step and rank are those of all.
+        """
+        raise NotImplementedError
+
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float) -> Tensor:
+        """As :meth:`aggregate_` for each of the T tensors, from its places in ``rows [W, s]`` uint8, of all senders, into x:
+        ``[T]`` bool, which had wires such as a sender writes.
+        """
+        raise NotImplementedError
 
     @property
     def needs(self) -> Needs:

@@ -44,7 +44,7 @@ def reads_narrow(x: Tensor) -> bool:
     ``x``: of any shape.
     """
     narrow = x.dtype in (torch.float16, torch.bfloat16) and x.is_contiguous()
-    return narrow and backends.backend().modules.get(x.device.type) == "triton"
+    return narrow and backends.runs_triton(x.device)
 
 
 def room_beside(numbers: Tensor, lent: Lent) -> Tensor:

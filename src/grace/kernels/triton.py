@@ -185,7 +185,13 @@ def pack_byte(values, o, n, BITS: tl.constexpr):
 @triton.jit
 def tile_positions(G: tl.constexpr, PER: tl.constexpr):
     """(first number of this program's tile, ``[G, 8]`` its positions, ``[G, 8]`` whether a column counts): PER is 8 or 5."""
-    first = tl.program_id(0).to(tl.int64) * G * PER
+    return positions_of(tl.program_id(0).to(tl.int64), G, PER)
+
+
+@triton.jit
+def positions_of(tile, G: tl.constexpr, PER: tl.constexpr):
+    """As :func:`tile_positions`, of this tile."""
+    first = tile * G * PER
     column = tl.arange(0, 8)[None, :]
     i = first + tl.arange(0, G)[:, None] * PER + column
     return first, i, (column < PER) & (i >= 0)
@@ -201,6 +207,12 @@ def block_max_kernel(x, e, top, n, block, nb, HAS_MEMORY: tl.constexpr, ROWS: tl
     row = tl.program_id(1).to(tl.int64)
     k = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inner = tl.program_id(2).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    block_max_of(x, e, top, row, k, inner, n, block, nb, HAS_MEMORY)
+
+
+@triton.jit
+def block_max_of(x, e, top, row, k, inner, n, block, nb, HAS_MEMORY: tl.constexpr):
+    """As :func:`block_max_kernel`, of the numbers ``inner`` of the blocks k of a row."""
     i = k[:, None] * block + inner[None, :]
     inside = (inner[None, :] < block) & (i < n)
     p = load_sum(x, e, row * n + i, inside, HAS_MEMORY)
@@ -243,6 +255,27 @@ def piece_sum_kernel(
     """
     row = tl.program_id(1).to(tl.int64)
     j = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    piece_sum_of(x, e, out, row, j, n, block, pieces, count, turns, tau, KIND, HAS_MEMORY, ROWS)
+
+
+@triton.jit
+def piece_sum_of(
+    x,
+    e,
+    out,
+    row,
+    j,
+    n,
+    block,
+    pieces,
+    count,
+    turns,
+    tau,
+    KIND: tl.constexpr,
+    HAS_MEMORY: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """As :func:`piece_sum_kernel`, of the pieces j of a row."""
     begin = (j % pieces) * 4096
     start = (j // pieces) * block + begin
     lane = tl.arange(0, 16)

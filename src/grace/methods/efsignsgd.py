@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from grace.contract.compressor import Fused
 from grace.contract.facts import Facts
 from grace.contract.knobs import Count
-from grace.kernels import block_count, encode_signs, packed_bytes, sum_signs
+from grace.kernels import Many, block_count, encode_signs, encode_signs_many, packed_bytes, sum_signs, sum_signs_many
 from grace.random import Stream
 from grace.registry import register
 
@@ -47,6 +48,7 @@ class EFSignSGD(Fused):
         ICML 2019, arXiv 1901.09847, algorithm 2.
     """
 
+    handles_many: ClassVar[bool] = True
     block: Count = 4096
 
     def encode_(
@@ -56,6 +58,12 @@ class EFSignSGD(Fused):
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
         sum_signs(received, out, self.block, scale, add=add)
+
+    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+        return encode_signs_many(message, many, self.block, (rng.rank or 0) + rng.step)
+
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float) -> Tensor:
+        return sum_signs_many(rows, many, self.block, scale)
 
     def facts(self, n: int) -> Facts:
         payload = 4 * block_count(n, self.block) + packed_bytes(n, 1)

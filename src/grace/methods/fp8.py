@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from grace.contract.compressor import Fused
 from grace.contract.facts import ROUNDING_BIAS, Facts
 from grace.contract.knobs import Count
 from grace.flags.finite import Flag
-from grace.kernels import E4M3, E5M2, encode_floats, float_bytes, sum_floats
+from grace.kernels import E4M3, E5M2, Many, encode_floats, encode_floats_many, float_bytes, sum_floats, sum_floats_many
 from grace.random import Stream
 from grace.registry import register
 
@@ -52,6 +52,7 @@ class FP8(Fused):
         al., "FP8 Formats for Deep Learning", 2022, arXiv 2209.05433.
     """
 
+    handles_many: ClassVar[bool] = True
     fmt: Literal["e4m3", "e5m2"] = "e4m3"
     block: Count = 512
     stochastic: bool = False
@@ -63,6 +64,12 @@ class FP8(Fused):
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
         sum_floats(received, out, FORMATS[self.fmt], self.block, scale, add=add)
+
+    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+        return encode_floats_many(message, many, FORMATS[self.fmt], self.block, rng.step if self.stochastic else None)
+
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float) -> Tensor:
+        return sum_floats_many(rows, many, FORMATS[self.fmt], self.block, scale)
 
     def facts(self, n: int) -> Facts:
         kind, payload = FORMATS[self.fmt], float_bytes(n, self.block)

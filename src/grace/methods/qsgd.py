@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ from grace.contract.compressor import Fused
 from grace.contract.facts import ROUNDING_BIAS, Facts
 from grace.contract.knobs import Count, Range, check_knobs
 from grace.errors import ConfigurationError
-from grace.kernels import dequantize_sum, quantize, quantized_bytes
+from grace.kernels import Many, dequantize_sum, dequantize_sum_many, quantize, quantize_many, quantized_bytes
 from grace.random import Stream
 from grace.registry import register
 
@@ -65,6 +65,7 @@ class QSGD(Fused):
         Encoding", NeurIPS 2017, arXiv 1610.02132, sections 3.1 and 4.
     """
 
+    handles_many: ClassVar[bool] = True
     bits: Annotated[int, Range(2, 16)] | None = None
     levels: Annotated[int, Range(1, 32767)] | None = None
     bucket: Count = 256
@@ -87,11 +88,19 @@ class QSGD(Fused):
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
     ) -> tuple[Tensor, bool]:
-        shrink = 1 / (1 + self._omega(rows.shape[1])) if self.shrink else 1.0
-        return quantize(rows, self.s, self.bucket, self.norm, shrink, rng, memory, rest)
+        return quantize(rows, self.s, self.bucket, self.norm, self._shrink(rows.shape[1]), rng, memory, rest)
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
         dequantize_sum(received, out, self.s, self.bucket, scale, add=add)
+
+    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+        return quantize_many(message, many, self.s, self.bucket, self.norm, self._shrink, rng.step)
+
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float) -> Tensor:
+        return dequantize_sum_many(rows, many, self.s, self.bucket, scale)
+
+    def _shrink(self, n: int) -> float:
+        return 1 / (1 + self._omega(n)) if self.shrink else 1.0
 
     def _omega(self, n: int) -> float:
         """The bound on the variance of a bucket (paper, lemma 3.1; linf: of a uniform grid of step N/s)."""

@@ -11,7 +11,15 @@ from torch import Tensor
 from grace.contract.compressor import Compressor, Fused
 from grace.contract.facts import Facts
 from grace.errors import CompositionError
-from grace.kernels import encode_votes, sum_votes, take_majority, votes_bytes
+from grace.kernels import (
+    Many,
+    encode_votes,
+    encode_votes_many,
+    sum_votes,
+    take_majority,
+    take_majority_many,
+    votes_bytes,
+)
 from grace.random import Stream
 from grace.registry import register
 
@@ -42,6 +50,7 @@ class SignSGD(Fused):
     """
 
     aggregation: ClassVar[Literal["mean", "majority"]] = "majority"
+    handles_many: ClassVar[bool] = True
     zero: Literal["parity", "abstain", "plus"] = "parity"
 
     def with_memory(self) -> Compressor:
@@ -60,6 +69,12 @@ class SignSGD(Fused):
 
     def aggregate_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream) -> None:
         take_majority(received, out, self.zero, scale)
+
+    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+        return encode_votes_many(message, many, self.zero, (rng.rank or 0) + rng.step)
+
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float) -> Tensor:
+        return take_majority_many(rows, many, self.zero, scale)
 
     def facts(self, n: int) -> Facts:
         return Facts(payload=votes_bytes(n, self.zero))

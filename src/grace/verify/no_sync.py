@@ -22,7 +22,7 @@ _ASKING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "uniqu
 _READING = ("tolist", "numpy", "__array__", "cpu", "pin_memory")
 
 
-class _Unread(TorchFunctionMode):
+class Unread(TorchFunctionMode):
     """Fails where the host reads a tensor, or makes pinned memory or a tensor out of numbers that it has."""
 
     def __torch_function__(
@@ -35,7 +35,7 @@ class _Unread(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _WithoutSync(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class WithoutSync(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Fails where the host would have to wait for a number."""
 
     def __torch_dispatch__(
@@ -57,7 +57,7 @@ def host_is_not_asked(method: Method[Any], steps: Sequence[Sequence[Tensor]]) ->
     """
     with backends.using("reference"):
         expected = _go(method, steps, simulate)
-        with finite.cpu_as_accelerator(), _Unread(), _WithoutSync():  # type: ignore[no-untyped-call]
+        with finite.cpu_as_accelerator(), Unread(), WithoutSync():  # type: ignore[no-untyped-call]
             found = _go(method, steps, lambda runs: simulate([Refusals().watch(run) for run in runs]))
     for step, (outs, others) in enumerate(zip(expected, found, strict=True)):
         for rank, (out, other) in enumerate(zip(outs, others, strict=True)):

@@ -24,7 +24,7 @@ TARGET = GPUTarget("cuda", 90, 32)
 POINTERS = {
     "wire": "*u8", "wires": "*u8", "bad": "*i32", "marks": "*i32", "top": "*i32", "words": "*i32", "index": "*i64",
     "pieces_of": "*fp64", "values": "*i64", "state": "*i32", "slabs": "*i16", "counts": "*i32", "both": "*i32",
-    "begins": "*i32", "total": "*i32", "fields": "*u8",
+    "begins": "*i32", "total": "*i32", "fields": "*u8", "table": "*i64", "programs": "*i32", "heads": "*i64", "flags": "*i1",
 }  # fmt: skip
 FLOATS = {"weight", "shrink", "tau", "momentum", "scale", "left"}
 NUMBERS = {
@@ -40,6 +40,22 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, float]]]] = {
     ]),
     "kernels.levels._dequantize_sum": ({}, [
         {"S": s, "BITS": bits, "ADD": 1, "TILE": 1024} for s, bits in ((7, 4), (1, 0), (9, 5))
+    ]),
+    "kernels.levels._quantize_many": ({}, [
+        {"S": s, "BITS": bits, "HAS_MEMORY": 1, "HAS_REST": 1, "EVEN": even, "G": 128, "PER": per}
+        for s, bits, even, per in ((7, 4, 1, 8), (1, 0, 0, 5))
+    ]),
+    "kernels.levels._dequantize_sum_many": ({}, [
+        {"S": s, "BITS": bits, "EVEN": 1, "TILE": 1024} for s, bits in ((7, 4), (1, 0))
+    ]),
+    "kernels.many._poison": ({}, [{"EVEN": 1, "TILE": 1024}]),
+    "kernels.many._settle": ({}, [{"SMALL": 5.3e36, "EVEN": 1, "TILE": 1024}]),
+    "kernels.signs._encode_many": ({}, [
+        {"RULE": rule, "ZEROS": 2, "HAS_MEMORY": 1, "HAS_REST": 1, "EVEN": 1, "G": 128, "PER": 5 if rule == 3 else 8}
+        for rule in (1, 0, 3)
+    ]),
+    "kernels.signs._sum_many": ({}, [
+        {"RULE": rule, "MAJORITY": rule != 1, "EVEN": 1, "PER": 5 if rule == 3 else 8, "TILE": 1024} for rule in (1, 0, 3)
     ]),
     "kernels.signs._encode": ({}, [
         {"RULE": rule, "ZEROS": 2, "HAS_MEMORY": 1, "HAS_REST": 1, "G": 128, "PER": 5 if rule == 3 else 8} for rule in range(4)
@@ -100,6 +116,15 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, float]]]] = {
          "HAS_REST": 1, "TILE": 1024} for m, least, most in ((3, -6, 448.0), (2, -14, 57344.0))
     ]),
     "kernels.floats._sum": ({}, [{"FRACTION": m, "LEAST": least, "ADD": 0, "TILE": 1024} for m, least in ((3, -6), (2, -14))]),
+    "kernels.floats._encode_many": ({}, [
+        {"FRACTION": 3, "LEAST": -6, "LARGEST": 448.0, "MOST": 3.4e38, "RANDOM": 1, "EVEN": 1, "HAS_MEMORY": 1, "HAS_REST": 1,
+         "TILE": 1024}
+    ]),
+    "kernels.floats._sum_many": ({}, [{"FRACTION": 3, "LEAST": -6, "EVEN": 1, "TILE": 1024}]),
+    "kernels.statistics._largest": ({}, [{"EVEN": 1, "HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
+    "kernels.statistics._piece_sums": ({"out": "*fp64"}, [
+        {"KIND": kind, "EVEN": 1, "HAS_MEMORY": 1, "ROWS": 16} for kind in range(2)
+    ]),
     "kernels.scan_kernel": ({}, [{"CHUNK": 1024}]),
     "kernels.block_max_kernel": ({}, [{"HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
     "kernels.count_kernel": ({"out": "*i32"}, [{"HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
@@ -134,9 +159,12 @@ def kernels() -> dict[str, Any]:
                 continue
             place = name.removeprefix("grace.").removesuffix(".triton")
             for key, value in vars(module).items():
-                if isinstance(value, triton.JITFunction) and value.module == name and "tl.program_id" in value.src:
+                if not isinstance(value, triton.JITFunction) or value.module != name:
+                    continue
+                if "tl.program_id" in value.src or "tile_of(programs)" in value.src:
                     found[f"{place}.{key}"] = value
-    found.pop("kernels.tile_positions", None)  # a helper that asks where it is
+    for helper in ("kernels.tile_positions", "kernels.many.tile_of"):  # which ask where they are
+        found.pop(helper, None)
     return found
 
 

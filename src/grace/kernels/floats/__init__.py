@@ -16,11 +16,21 @@ from torch import Tensor
 
 from grace.compute.dispatch import operation
 from grace.kernels.blocks import block_count
+from grace.kernels.many import Many
 
 if TYPE_CHECKING:
     from grace.random import Stream
 
-__all__ = ["E4M3", "E5M2", "FloatFormat", "encode_floats", "float_bytes", "sum_floats"]
+__all__ = [
+    "E4M3",
+    "E5M2",
+    "FloatFormat",
+    "encode_floats",
+    "encode_floats_many",
+    "float_bytes",
+    "sum_floats",
+    "sum_floats_many",
+]
 
 
 class FloatFormat(NamedTuple):
@@ -72,4 +82,18 @@ def sum_floats(
 
     Raises:
         PayloadError: a length, scale or code that no sender writes; ``out`` is then undefined.
+    """
+
+
+@operation
+def encode_floats_many(message: Tensor, many: Many, kind: FloatFormat, block: int, step: int | None) -> Tensor:
+    """As :func:`encode_floats` for each tensor, into its place in ``message [s]`` uint8, at random by its stream at this step,
+    or to the nearest if there is none: ``[T]`` bool, which were finite.
+    """
+
+
+@operation
+def sum_floats_many(rows: Tensor, many: Many, kind: FloatFormat, block: int, weight: float) -> Tensor:
+    """As :func:`sum_floats` for each tensor, from its places in ``rows [W, s]`` uint8: ``[T]`` bool, which had wires such as a
+    sender writes.
     """

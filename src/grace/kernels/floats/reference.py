@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,8 +14,10 @@ from grace.errors import PayloadError
 from grace.flags.finite import Flag, flag
 from grace.flags.refusals import refuse_unless
 from grace.kernels.blocks import block_count, repeat_by_block
-from grace.kernels.floats import BAD_CODE, BAD_SCALE, FloatFormat
+from grace.kernels.floats import BAD_CODE, BAD_SCALE, FloatFormat, float_bytes
 from grace.kernels.levels import MOST, block_divide, stochastic_round
+from grace.kernels.many import Many
+from grace.kernels.many.reference import encode_each, sum_each
 from grace.kernels.statistics import block_abs_max
 
 if TYPE_CHECKING:
@@ -56,6 +59,18 @@ def sum_floats(
         value.mul_(repeat_by_block(wires.check_scale("scales", scales), n, block))
         refuse_unless(value.isfinite().all(), lambda: PayloadError(BAD_SCALE))
         out.add_(value.mul_(weight))
+
+
+def encode_floats_many(message: Tensor, many: Many, kind: FloatFormat, block: int, step: int | None) -> Tensor:
+    streams = [None if step is None else replace(stream, step=step) for stream in many.streams]
+    return encode_each(
+        message, many, lambda t, x, memory, rest: encode_floats(x, kind, block, streams[t], memory, rest)
+    )
+
+
+def sum_floats_many(rows: Tensor, many: Many, kind: FloatFormat, block: int, weight: float) -> Tensor:
+    widths = [float_bytes(n, block) for n in many.sizes]
+    return sum_each(rows, many, widths, lambda received, out: sum_floats(received, out, kind, block, weight))
 
 
 def _round_at_random(y: Tensor, rng: Stream, kind: FloatFormat) -> Tensor:

@@ -16,7 +16,9 @@ from grace.flags.finite import Flag
 from grace.kernels.blocks import block_count
 from grace.kernels.floats import BAD_CODE, BAD_SCALE, FloatFormat, float_bytes
 from grace.kernels.levels import MOST
-from grace.kernels.statistics.triton import largest
+from grace.kernels.many import Many
+from grace.kernels.many.triton import key_of, tensor_of, tile_of, wire_of
+from grace.kernels.statistics.triton import largest, largest_of_many
 from grace.kernels.triton import (
     load_float,
     load_sum,
@@ -77,30 +79,59 @@ def _encode(
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0).to(tl.int64) * TILE
+    _encode_tile(
+        x, e, rest, wire + row * w, tops + row * nb, bad, row * n, first, n, block, nb, key0, key1, step,
+        FRACTION, LEAST, LARGEST, MOST, RANDOM, EVEN, HAS_MEMORY, HAS_REST, TILE,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["step"])
+def _encode_many(
+    table, programs, wire, heads, tops, bad, block, step,
+    FRACTION: tl.constexpr, LEAST: tl.constexpr, LARGEST: tl.constexpr, MOST: tl.constexpr, RANDOM: tl.constexpr,
+    EVEN: tl.constexpr, HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    task, tile = tile_of(programs)
+    x, e, rest = tensor_of(table, task, 0, EVEN), tensor_of(table, task, 1, EVEN), tensor_of(table, task, 2, EVEN)
+    place, n = wire_of(table, task)
+    key0, key1 = key_of(table, task)
+    _encode_tile(
+        x, e, rest, wire + place, tops + tl.load(heads + task), bad + task, tile - tile, tile * TILE, n, block,
+        (n + block - 1) // block, key0, key1, step,
+        FRACTION, LEAST, LARGEST, MOST, RANDOM, True, HAS_MEMORY, HAS_REST, TILE,
+    )  # fmt: skip
+
+
+@triton.jit
+def _encode_tile(
+    x, e, rest, base, tops, bad, start, first, n, block, nb, key0, key1, step,
+    FRACTION: tl.constexpr, LEAST: tl.constexpr, LARGEST: tl.constexpr, MOST: tl.constexpr, RANDOM: tl.constexpr,
+    EVEN: tl.constexpr, HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The numbers from ``first`` on of the row that begins at ``start``, and whose wire begins at ``base``."""
     i = first + tl.arange(0, TILE)
     inside = i < n
-    p = load_sum(x, e, row * n + i, inside, HAS_MEMORY)
+    p = load_sum(x, e, start + i, inside, HAS_MEMORY)
     mark_if(bad, magnitude(p) >= 0x7F800000)
     k = i // block
-    top = tl.minimum(tl.load(tops + row * nb + k, inside, 0.0), MOST)
+    top = tl.minimum(tl.load(tops + k, inside, 0.0), MOST)
     scale = tl.div_rn(top, tl.zeros_like(top) + LARGEST)
     scale = tl.where(scale < 1.1754943508222875e-38, 0.0, scale)
     live = scale > 0
     y = tl.where(live, tl.div_rn(p, tl.where(live, scale, 1.0)), 0.0)
     if RANDOM:
         if EVEN:
-            lane = tl.reshape(lanes_of_tile(key0, key1, step, row * n + first, TILE // 8), (TILE,))
+            lane = tl.reshape(lanes_of_tile(key0, key1, step, start + first, TILE // 8), (TILE,))
         else:
-            lane = lanes_at(key0, key1, step, row * n + i)
+            lane = lanes_at(key0, key1, step, start + i)
         y = _round_at_random(y, lane, FRACTION, LEAST)
     y = tl.where(tl.abs(y) > LARGEST, tl.where(y > 0, LARGEST, -LARGEST), y)
     code = _code_of(y, FRACTION, LEAST)
-    base = wire + row * w
     store_float(base + 4 * k, scale, inside & (i % block == 0))
     tl.store(base + 4 * nb + i, code.to(tl.uint8), inside)
     if HAS_REST:
         said, _finite = _value_of(code, FRACTION, LEAST)
-        tl.store(rest + row * n + i, p - said * scale, inside)
+        tl.store(rest + start + i, p - said * scale, inside)
 
 
 @triton.jit(do_not_specialize=["weight"])
@@ -110,11 +141,34 @@ def _sum(
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    _sum_tile(
+        wires + row * row_stride, out + row * n, marks, W, stride, i, n, block, nb, weight, FRACTION, LEAST, ADD, TILE
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["weight"])
+def _sum_many(
+    table, programs, wires, marks, W, stride, block, weight,
+    FRACTION: tl.constexpr, LEAST: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    task, tile = tile_of(programs)
+    place, n = wire_of(table, task)
+    _sum_tile(
+        wires + place, tensor_of(table, task, 0, EVEN), marks + 2 * task, W, stride, tile * TILE + tl.arange(0, TILE), n,
+        block, (n + block - 1) // block, weight, FRACTION, LEAST, False, TILE,
+    )  # fmt: skip
+
+
+@triton.jit
+def _sum_tile(
+    base, out, marks, W, stride, i, n, block, nb, weight,
+    FRACTION: tl.constexpr, LEAST: tl.constexpr, ADD: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The numbers i of a row, whose wires begin at ``base`` and every ``stride`` bytes behind it."""
     inside = i < n
     total = tl.zeros((TILE,), tl.float32)
     if ADD:
-        total = tl.load(out + row * n + i, inside, 0.0)
-    base = wires + row * row_stride
+        total = tl.load(out + i, inside, 0.0)
     for _ in range(W):
         scale = load_float(base + 4 * (i // block), inside)
         value, finite = _value_of(tl.load(base + 4 * nb + i, inside, 0).to(tl.int32), FRACTION, LEAST)
@@ -123,7 +177,7 @@ def _sum(
         mark_if(marks + 1, ((scale >= 0) & (scale < float("inf")) & (tl.abs(value) < float("inf"))) == 0)
         total += value * weight
         base += stride
-    tl.store(out + row * n + i, total, inside)
+    tl.store(out + i, total, inside)
 
 
 def encode_floats(
@@ -161,3 +215,23 @@ def sum_floats(
         add = True
     marks.refuse(0, lambda: PayloadError(BAD_CODE))
     marks.refuse(1, lambda: PayloadError(BAD_SCALE))
+
+
+def encode_floats_many(message: Tensor, many: Many, kind: FloatFormat, block: int, step: int | None) -> Tensor:
+    bad, tops = Marks(message, len(many)), largest_of_many(many, block)
+    block, tiles = many.clip(block), many.tiles(TILE)
+    launch(
+        _encode_many, (len(tiles),), many.table, tiles, message, many.heads(block), tops, bad.words, block, signed(step or 0),
+        FRACTION=kind.m, LEAST=kind.least, LARGEST=kind.F, MOST=MOST, RANDOM=step is not None, EVEN=many.even,
+        HAS_MEMORY=many.memories is not None, HAS_REST=many.rests is not None, TILE=TILE,
+    )  # fmt: skip
+    return bad.words == 0
+
+
+def sum_floats_many(rows: Tensor, many: Many, kind: FloatFormat, block: int, weight: float) -> Tensor:
+    marks, tiles = Marks(rows, 2 * len(many)), many.tiles(TILE)
+    launch(
+        _sum_many, (len(tiles),), many.table, tiles, rows, marks.words, rows.shape[0], rows.stride(0), many.clip(block),
+        weight, FRACTION=kind.m, LEAST=kind.least, EVEN=many.even, TILE=TILE,
+    )  # fmt: skip
+    return (marks.words.view(-1, 2) == 0).all(dim=1)

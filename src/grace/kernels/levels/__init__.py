@@ -8,7 +8,7 @@ Letters: b rows of n numbers; blocks of B numbers, nb = ceil(n/B) of them per ro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -17,11 +17,22 @@ from torch import Tensor
 from grace.compute.dispatch import operation
 from grace.kernels.blocks import block_count
 from grace.kernels.levels.codes import code_bytes
+from grace.kernels.many import Many
 
 if TYPE_CHECKING:
     from grace.random import Stream
 
-__all__ = ["MOST", "block_divide", "dequantize_sum", "nearest", "quantize", "quantized_bytes", "stochastic_round"]
+__all__ = [
+    "MOST",
+    "block_divide",
+    "dequantize_sum",
+    "dequantize_sum_many",
+    "nearest",
+    "quantize",
+    "quantize_many",
+    "quantized_bytes",
+    "stochastic_round",
+]
 
 MOST = torch.finfo(torch.float32).max * (1 - 2.0**-20)  # rounded factors chosen for this product do not overflow
 
@@ -61,6 +72,28 @@ def dequantize_sum(
 
     Raises:
         PayloadError: a length, norm or code that no sender writes; ``out`` is then undefined.
+    """
+
+
+@operation
+def quantize_many(
+    message: Tensor,
+    many: Many,
+    s: int,
+    block: int,
+    norm: Literal["linf", "l2"],
+    shrink: Callable[[int], float],
+    step: int,
+) -> Tensor:
+    """As :func:`quantize` for each tensor, into its place in ``message [s]`` uint8, with its stream at this step: ``[T]``
+    bool, which were finite. ``shrink`` depends on a tensor's size.
+    """
+
+
+@operation
+def dequantize_sum_many(rows: Tensor, many: Many, s: int, block: int, weight: float) -> Tensor:
+    """As :func:`dequantize_sum` for each tensor, from its places in ``rows [W, s]`` uint8: ``[T]`` bool, which had wires such
+    as a sender writes.
     """
 
 

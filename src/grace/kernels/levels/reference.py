@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -15,6 +16,8 @@ from grace.flags.finite import Flag, and_, flag
 from grace.flags.refusals import refuse_unless
 from grace.kernels.blocks import block_count, repeat_by_block
 from grace.kernels.levels.codes import BAD_NORM, bad_code, code_bits, code_bytes
+from grace.kernels.many import Many
+from grace.kernels.many.reference import encode_each, sum_each
 from grace.kernels.packing import pack, pack_trits, unpack, unpack_trits
 from grace.kernels.spans import Span, split_spans
 from grace.kernels.statistics import block_abs_max, block_norm
@@ -63,6 +66,28 @@ def dequantize_sum(
         out.zero_()
     for wire in received:
         _add(wire, out, s, block, weight)
+
+
+def quantize_many(
+    message: Tensor,
+    many: Many,
+    s: int,
+    block: int,
+    norm: Literal["linf", "l2"],
+    shrink: Callable[[int], float],
+    step: int,
+) -> Tensor:
+    streams = [replace(stream, step=step) for stream in many.streams]
+
+    def encode(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
+        return quantize(x, s, block, norm, shrink(x.shape[1]), streams[t], memory, rest)
+
+    return encode_each(message, many, encode)
+
+
+def dequantize_sum_many(rows: Tensor, many: Many, s: int, block: int, weight: float) -> Tensor:
+    widths = [4 * block_count(n, block) + code_bytes(n, s) for n in many.sizes]
+    return sum_each(rows, many, widths, lambda received, out: dequantize_sum(received, out, s, block, weight))
 
 
 def block_divide(rows: Tensor, scale: Tensor, block: int) -> tuple[Tensor, Tensor]:

@@ -14,17 +14,22 @@ from typing import Literal, TypeAlias
 from torch import Tensor
 
 from grace.compute.dispatch import operation
+from grace.kernels.many import Many
 from grace.kernels.packing import packed_bytes, packed_trits_bytes
 
 __all__ = [
     "Zeros",
     "encode_signs",
+    "encode_signs_many",
     "encode_two_means",
     "encode_votes",
+    "encode_votes_many",
     "sum_signs",
+    "sum_signs_many",
     "sum_two_means",
     "sum_votes",
     "take_majority",
+    "take_majority_many",
     "votes_bytes",
 ]
 
@@ -93,4 +98,28 @@ def take_majority(received: Sequence[Tensor], out: Tensor, zero: Zeros, weight: 
 
     Raises:
         PayloadError: a length or vote that no sender writes; ``out`` is then undefined.
+    """
+
+
+@operation
+def encode_signs_many(message: Tensor, many: Many, block: int, phase: int) -> Tensor:
+    """As :func:`encode_signs` for each tensor, into its place in ``message [s]`` uint8: ``[T]`` bool, which were finite."""
+
+
+@operation
+def encode_votes_many(message: Tensor, many: Many, zero: Zeros, phase: int) -> Tensor:
+    """As :func:`encode_votes` for each tensor, into its place in ``message [s]`` uint8: ``[T]`` bool, which were finite."""
+
+
+@operation
+def sum_signs_many(rows: Tensor, many: Many, block: int, weight: float) -> Tensor:
+    """As :func:`sum_signs` for each tensor, from its places in ``rows [W, s]`` uint8: ``[T]`` bool, which had wires such as a
+    sender writes.
+    """
+
+
+@operation
+def take_majority_many(rows: Tensor, many: Many, zero: Zeros, weight: float) -> Tensor:
+    """As :func:`take_majority` for each tensor, from its places in ``rows [W, s]`` uint8: ``[T]`` bool, which had wires such
+    as a sender writes.
     """

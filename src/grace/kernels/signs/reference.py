@@ -13,8 +13,10 @@ from grace.errors import PayloadError
 from grace.flags.finite import Flag, and_, flag, on_host
 from grace.flags.refusals import refuse_unless
 from grace.kernels.blocks import block_count, block_sizes, repeat_by_block
+from grace.kernels.many import Many
+from grace.kernels.many.reference import encode_each, sum_each
 from grace.kernels.packing import pack, pack_trits, packed_bytes, packed_trits_bytes, unpack, unpack_trits
-from grace.kernels.signs import Zeros
+from grace.kernels.signs import Zeros, votes_bytes
 from grace.kernels.signs.rules import (
     ALL,
     BAD_VOTE,
@@ -25,6 +27,7 @@ from grace.kernels.signs.rules import (
     VOTES,
     positive_zeros,
     split_wire,
+    wire_bytes,
 )
 from grace.kernels.spans import split_spans
 from grace.kernels.statistics import block_abs_mean, block_sum
@@ -71,6 +74,25 @@ def sum_votes(received: Sequence[Tensor], out: Tensor, zero: Zeros, weight: floa
 def take_majority(received: Sequence[Tensor], out: Tensor, zero: Zeros, weight: float) -> None:
     sum_votes(received, out, zero, math.copysign(1.0, weight) if weight else 0.0)
     out.sign_()
+
+
+# ---- many tensors ---------------------------------------------------------------------------------------------------
+def encode_signs_many(message: Tensor, many: Many, block: int, phase: int) -> Tensor:
+    return encode_each(message, many, lambda _, x, memory, rest: encode_signs(x, block, phase, memory, rest))
+
+
+def encode_votes_many(message: Tensor, many: Many, zero: Zeros, phase: int) -> Tensor:
+    return encode_each(message, many, lambda _, x, memory, rest: encode_votes(x, zero, phase, memory, rest))
+
+
+def sum_signs_many(rows: Tensor, many: Many, block: int, weight: float) -> Tensor:
+    widths = [wire_bytes(SIGNS, n, block) for n in many.sizes]
+    return sum_each(rows, many, widths, lambda received, out: sum_signs(received, out, block, weight))
+
+
+def take_majority_many(rows: Tensor, many: Many, zero: Zeros, weight: float) -> Tensor:
+    widths = [votes_bytes(n, zero) for n in many.sizes]
+    return sum_each(rows, many, widths, lambda received, out: take_majority(received, out, zero, weight))
 
 
 # ---- bits -----------------------------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from grace.compute.launching import TILE, Marks, check_rows, even_runs, launch
 from grace.errors import PayloadError
 from grace.flags.finite import Flag
 from grace.kernels.blocks import block_count, block_sizes
+from grace.kernels.many import Many
+from grace.kernels.many.triton import tensor_of, tile_of, wire_of
 from grace.kernels.packing import packed_bytes
 from grace.kernels.signs import Zeros, votes_bytes
 from grace.kernels.signs.rules import (
@@ -27,7 +29,14 @@ from grace.kernels.signs.rules import (
     split_wire,
     wire_bytes,
 )
-from grace.kernels.statistics.triton import LOWER, UPPER, how_many, mean_magnitude, ordered_sum
+from grace.kernels.statistics.triton import (
+    LOWER,
+    UPPER,
+    how_many,
+    mean_magnitude,
+    mean_magnitude_of_many,
+    ordered_sum,
+)
 from grace.kernels.triton import (
     load_code,
     load_float,
@@ -35,6 +44,7 @@ from grace.kernels.triton import (
     magnitude,
     mark_if,
     negated,
+    positions_of,
     store_codes,
     store_float,
     tile_positions,
@@ -52,10 +62,36 @@ def _encode(
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
     first, i, counts = tile_positions(G, PER)
-    inside = counts & (i < n)
-    p = load_sum(x, e, row * n + i, inside, HAS_MEMORY)
+    _encode_tile(
+        x, e, rest, wire + row * w, low + row * nb if RULE == 2 else low, high + row * nb if RULE >= 1 and RULE <= 2 else high,
+        bad, row * n, first, i, counts & (i < n), n, block, nb, width, tau, RULE, ZEROS, HAS_MEMORY, HAS_REST, G,
+    )  # fmt: skip
+
+
+@triton.jit
+def _encode_many(
+    table, programs, wire, heads, high, bad, block,
+    RULE: tl.constexpr, ZEROS: tl.constexpr, HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr, EVEN: tl.constexpr,
+    G: tl.constexpr, PER: tl.constexpr,
+):  # fmt: skip
+    task, tile = tile_of(programs)
+    x, e, rest = tensor_of(table, task, 0, EVEN), tensor_of(table, task, 1, EVEN), tensor_of(table, task, 2, EVEN)
+    place, n = wire_of(table, task)
+    first, i, counts = positions_of(tile, G, PER)
+    _encode_tile(
+        x, e, rest, wire + place, high, high + tl.load(heads + task) if RULE == 1 else high, bad + task, tile - tile, first, i,
+        counts & (i < n), n, block, (n + block - 1) // block, (n + PER - 1) // PER, 0.0, RULE, ZEROS, HAS_MEMORY, HAS_REST, G,
+    )  # fmt: skip
+
+
+@triton.jit
+def _encode_tile(
+    x, e, rest, base, low, high, bad, start, first, i, inside, n, block, nb, width, tau,
+    RULE: tl.constexpr, ZEROS: tl.constexpr, HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr, G: tl.constexpr,
+):  # fmt: skip
+    """The numbers i, from ``first`` on, of the row that begins at ``start``, and whose wire begins at ``base``."""
+    p = load_sum(x, e, start + i, inside, HAS_MEMORY)
     mark_if(bad, magnitude(p) >= 0x7F800000)
-    base = wire + row * w
     if RULE == 3:
         sign = tl.where(p > 0, 1, 0) - tl.where(p < 0, 1, 0)
         store_codes(base, tl.where(inside, sign + 1, 0), first, n, width, 0, G)
@@ -75,17 +111,17 @@ def _encode(
         if RULE == 0:
             said = tl.where(up, 1.0, -1.0)
         elif RULE == 1:
-            scale = tl.load(high + row * nb + k, inside, 0.0)
+            scale = tl.load(high + k, inside, 0.0)
             store_float(base + 4 * k, scale, starts)
             said = tl.where(up, scale, negated(scale))
         else:
-            lower = tl.load(low + row * nb + k, inside, 0.0)
-            upper = tl.load(high + row * nb + k, inside, 0.0)
+            lower = tl.load(low + k, inside, 0.0)
+            upper = tl.load(high + k, inside, 0.0)
             store_float(base + 4 * k, lower, starts)
             store_float(base + 4 * (nb + k), upper, starts)
             said = tl.where(up, upper, lower)
     if HAS_REST:
-        tl.store(rest + row * n + i, p - said, inside)
+        tl.store(rest + start + i, p - said, inside)
 
 
 @triton.jit(do_not_specialize=["weight"])
@@ -95,11 +131,34 @@ def _sum(
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    _sum_tile(
+        wires + row * row_stride, out + row * n, marks, W, stride, i, n, block, nb, width, weight, RULE, ADD, MAJORITY, TILE
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["weight"])
+def _sum_many(
+    table, programs, wires, marks, W, stride, block, weight,
+    RULE: tl.constexpr, MAJORITY: tl.constexpr, EVEN: tl.constexpr, PER: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    task, tile = tile_of(programs)
+    place, n = wire_of(table, task)
+    _sum_tile(
+        wires + place, tensor_of(table, task, 0, EVEN), marks + task, W, stride, tile * TILE + tl.arange(0, TILE), n, block,
+        (n + block - 1) // block, (n + PER - 1) // PER, weight, RULE, False, MAJORITY, TILE,
+    )  # fmt: skip
+
+
+@triton.jit
+def _sum_tile(
+    base, out, marks, W, stride, i, n, block, nb, width, weight,
+    RULE: tl.constexpr, ADD: tl.constexpr, MAJORITY: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The numbers i of a row, whose wires begin at ``base`` and every ``stride`` bytes behind it."""
     inside = i < n
     total = tl.zeros((TILE,), tl.float32)
     if ADD:
-        total = tl.load(out + row * n + i, inside, 0.0)
-    base = wires + row * row_stride
+        total = tl.load(out + i, inside, 0.0)
     k = i // block
     for _ in range(W):
         if RULE == 3:
@@ -126,7 +185,7 @@ def _sum(
         base += stride
     if MAJORITY:
         total = tl.where(total > 0, 1.0, tl.where(total < 0, -1.0, 0.0))
-    tl.store(out + row * n + i, total, inside)
+    tl.store(out + i, total, inside)
 
 
 def encode_signs(
@@ -169,6 +228,48 @@ def take_majority(received: Sequence[Tensor], out: Tensor, zero: Zeros, weight: 
     _add_up(rule, received, out, max(1, out.shape[1]), weight, False, majority=True)
 
 
+# ---- many tensors ---------------------------------------------------------------------------------------------------
+def encode_signs_many(message: Tensor, many: Many, block: int, phase: int) -> Tensor:
+    return _write_many(
+        SIGNS, message, many, block, positive_zeros("parity", phase), mean_magnitude_of_many(many, block)
+    )
+
+
+def encode_votes_many(message: Tensor, many: Many, zero: Zeros, phase: int) -> Tensor:
+    rule, zeros = (_TRITS, ALL) if zero == "abstain" else (VOTES, positive_zeros(zero, phase))
+    return _write_many(rule, message, many, max(many.sizes), zeros, None)
+
+
+def sum_signs_many(rows: Tensor, many: Many, block: int, weight: float) -> Tensor:
+    return _add_up_many(SIGNS, rows, many, block, weight)
+
+
+def take_majority_many(rows: Tensor, many: Many, zero: Zeros, weight: float) -> Tensor:
+    weight = math.copysign(1.0, weight) if weight else 0.0
+    return _add_up_many(_TRITS if zero == "abstain" else VOTES, rows, many, max(many.sizes), weight, majority=True)
+
+
+def _write_many(rule: int, message: Tensor, many: Many, block: int, zeros: int, high: Tensor | None) -> Tensor:
+    bad, per = Marks(message, len(many)), 5 if rule == _TRITS else 8
+    block, tiles = many.clip(block), many.tiles(TILE // 8 * per)
+    launch(
+        _encode_many, (len(tiles),), many.table, tiles, message, many.heads(block), high, bad.words, block,
+        RULE=rule, ZEROS=zeros, HAS_MEMORY=many.memories is not None, HAS_REST=many.rests is not None, EVEN=many.even,
+        G=TILE // 8, PER=per,
+    )  # fmt: skip
+    return bad.words == 0
+
+
+def _add_up_many(rule: int, rows: Tensor, many: Many, block: int, weight: float, *, majority: bool = False) -> Tensor:
+    marks, tiles = Marks(rows, len(many)), many.tiles(TILE)
+    launch(
+        _sum_many, (len(tiles),), many.table, tiles, rows, marks.words, rows.shape[0], rows.stride(0), many.clip(block),
+        weight, RULE=rule, MAJORITY=majority, EVEN=many.even, PER=5 if rule == _TRITS else 8, TILE=TILE,
+    )  # fmt: skip
+    return marks.words == 0
+
+
+# ---- one tensor after the other -------------------------------------------------------------------------------------
 def _write(
     rule: int, rows: Tensor, block: int, zeros: int, tau: float, memory: Tensor | None, rest: Tensor | None
 ) -> tuple[Tensor, Flag]:

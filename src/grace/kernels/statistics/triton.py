@@ -5,11 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from grace.compute.launching import launch, power_of_two
 from grace.kernels.blocks import block_count, block_sizes, clip_block
-from grace.kernels.triton import block_max_kernel, count_kernel, join_pieces_kernel, piece_sum_kernel
+from grace.kernels.many import Many
+from grace.kernels.many.triton import tensor_of, tile_of, wire_of
+from grace.kernels.triton import (
+    block_max_kernel,
+    block_max_of,
+    count_kernel,
+    join_pieces_kernel,
+    piece_sum_kernel,
+    piece_sum_of,
+)
 
 ABS, SQUARE, UPPER, LOWER = range(4)  # what is added up
 _PIECE, _LANES, _ROWS = 4096, 16, 16
@@ -76,6 +87,86 @@ def ordered_sum(rows: Tensor, memory: Tensor | None, block: int, kind: int, tau:
     return total
 
 
+# ---- of many tensors ------------------------------------------------------------------------------------------------
+@triton.jit
+def _largest(
+    table,
+    programs,
+    heads,
+    top,
+    block,
+    EVEN: tl.constexpr,
+    HAS_MEMORY: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    task, tile = tile_of(programs)
+    _place, n = wire_of(table, task)
+    x, e = tensor_of(table, task, 0, EVEN), tensor_of(table, task, 1, EVEN)
+    k = tile * ROWS + tl.arange(0, ROWS)
+    inner = tl.program_id(1).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    nb = (n + block - 1) // block
+    block_max_of(x, e, top + tl.load(heads + task), tile - tile, k, inner, n, block, nb, HAS_MEMORY)
+
+
+@triton.jit
+def _piece_sums(
+    table, programs, heads, out, block, pieces, turns,
+    KIND: tl.constexpr, EVEN: tl.constexpr, HAS_MEMORY: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    task, tile = tile_of(programs)
+    _place, n = wire_of(table, task)
+    x, e = tensor_of(table, task, 0, EVEN), tensor_of(table, task, 1, EVEN)
+    j = tile * ROWS + tl.arange(0, ROWS)
+    count = (n + block - 1) // block * pieces
+    at = out + tl.load(heads + task) * pieces
+    piece_sum_of(x, e, at, tile - tile, j, n, block, pieces, count, turns, 0.0, KIND, HAS_MEMORY, ROWS)
+
+
+def largest_of_many(many: Many, block: int) -> Tensor:
+    """As :func:`largest`, for the blocks of all tensors side by side: float32 ``[blocks]``."""
+    block = many.clip(block)
+    top = torch.zeros(sum(many.counts(block)), dtype=torch.int32, device=many.device)
+    shape = _shape(block)
+    tiles = many.tiles(shape["ROWS"], block=block)
+    grid = len(tiles), block_count(block, shape["CHUNK"])
+    launch(_largest, grid, many.table, tiles, many.heads(block), top, block, EVEN=many.even,
+           HAS_MEMORY=many.memories is not None, **shape)  # fmt: skip
+    return top.view(torch.float32)
+
+
+def mean_magnitude_of_many(many: Many, block: int) -> Tensor:
+    """As :func:`mean_magnitude`, for the blocks of all tensors side by side: float32 ``[blocks]``."""
+    block = many.clip(block)
+
+    def sizes() -> list[float]:
+        return [min(block, n - begin) for n in many.sizes for begin in range(0, n, block)]
+
+    return (_sum_many(many, block, ABS) / many.numbers(("sizes", block), sizes, torch.float64)).float()
+
+
+def euclidean_norm_of_many(many: Many, block: int) -> Tensor:
+    """As :func:`euclidean_norm`, for the blocks of all tensors side by side: float32 ``[blocks]``."""
+    squares = _sum_many(many, many.clip(block), SQUARE)
+    return squares.sqrt_().clamp_max_(torch.finfo(torch.float32).max).float()
+
+
+def _sum_many(many: Many, block: int, kind: int) -> Tensor:
+    """As :func:`ordered_sum`, for the blocks of all tensors side by side: float64 ``[blocks]``."""
+    blocks, pieces = sum(many.counts(block)), block_count(block, _PIECE)
+    out = torch.empty(blocks * pieces, dtype=torch.float64, device=many.device)
+    tiles = many.tiles(_ROWS, block=block, pieces=pieces)
+    turns = block_count(min(block, _PIECE), _LANES)
+    launch(_piece_sums, (len(tiles),), many.table, tiles, many.heads(block), out, block, pieces, turns, KIND=kind,
+           EVEN=many.even, HAS_MEMORY=many.memories is not None, ROWS=_ROWS)  # fmt: skip
+    if pieces == 1:
+        return out
+    total = torch.empty(blocks, dtype=torch.float64, device=many.device)
+    launch(join_pieces_kernel, (block_count(blocks, _ROWS),), out, total, blocks, pieces, ROWS=_ROWS)
+    return total
+
+
+# ---- shapes of launches ---------------------------------------------------------------------------------------------
 def _plain(rows: Tensor) -> bool:
     return rows.dtype is torch.float32 and rows.is_contiguous() and rows.numel() > 0
 

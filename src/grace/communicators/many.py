@@ -1,0 +1,114 @@
+"""Tensors of a bucket on an accelerator, by as many launches as one of them takes: the same bytes, means and memories.
+
+Nothing here asks the host. Where tensors are, and where their wires go, is in tables on the device, made when they move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grace import wire as wires
+from grace.collectives import AllGather, Exchange
+from grace.communicators.bucket import BucketPlan
+from grace.compute import backends
+from grace.contract.compressor import Compressor
+from grace.contract.method import Exchanged
+from grace.contract.peer import Peer
+from grace.contract.workspace import Workspace
+from grace.errors import PayloadError
+from grace.flags.finite import on_host
+from grace.flags.refusals import refuse_unless
+from grace.kernels.many import Many, poison_many
+from grace.random import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A bucket that goes by few launches: its tensors, and where their wires lie."""
+
+    compressor: Compressor
+    stream: Stream
+    many: Many
+    plan: BucketPlan
+    workspace: Workspace
+
+
+def prepare(
+    owner: object,
+    compressor: Compressor,
+    streams: Sequence[Stream],
+    xs: Sequence[Tensor],
+    peers: Sequence[Peer],
+    workspace: Workspace,
+) -> Prepared | None:
+    """The bucket of these tensors, of any shapes, if kernels for many tensors can take it; None: they go one by one.
+
+    ``owner`` is the method that asks, for which it is kept.
+    """
+    device = xs[0].device
+    if not compressor.handles_many or on_host(device) or not backends.runs_triton(device):
+        return None
+    if not all(map(_is_plain, xs, peers)) or len({peer.lent.keep_rest for peer in peers}) > 1:
+        return None
+    sizes = tuple(x.numel() for x in xs)
+    ids = tuple((stream.tensor, stream.rank, stream.seed) for stream in streams)
+    key = (Prepared, owner, device, sizes, ids)
+    found: Prepared | None = workspace.kept.get(key)
+    if found is None:
+        widths = [compressor.facts(n).payload for n in sizes]
+        if None in widths:
+            return None
+        plan = BucketPlan([(width or 0, torch.uint8) for width in widths], device)
+        found = Prepared(compressor, streams[0], Many(sizes, plan.wires, streams, device), plan, workspace)
+    rows = [x.view(1, -1) for x in xs]
+    memories, rests = ([peer.lent.memory for peer in peers], [peer.lent.rest for peer in peers])
+    if peers[0].lent.memory is None:
+        there = found.many.point(rows)
+    else:
+        there = found.many.point(rows, _rows(memories), _rows(rests))
+    if not there:
+        return None
+    workspace.kept[key] = found
+    return Prepared(compressor, streams[0], found.many, found.plan, workspace)
+
+
+def exchange_many(bucket: Prepared, xs: Sequence[Tensor], peers: Sequence[Peer]) -> Exchange[list[Exchanged[Any]]]:
+    """The results of all tensors, of any shapes, whose means are written over them."""
+    many, plan, peer = bucket.many, bucket.plan, peers[0]
+    message = plan.take(bucket.workspace, many.device)
+    finite = bucket.compressor.encode_many_(message, many, bucket.stream)
+    wires.write_bucket_flags(message, plan.words, finite, peer.step)
+    room = bucket.workspace.take((peer.world, plan.size), torch.uint8, many.device)
+    answer = yield AllGather(message, into=room)  # [W, s]
+    wires.check_shape("wires", answer, room.shape)
+    if answer.data_ptr() != room.data_ptr():
+        room.copy_(answer)
+    finite = wires.read_bucket_flags(room, plan.words, peer.step)  # [T]
+    scale = 1.0 if bucket.compressor.aggregation == "majority" else 1 / peer.world
+    legal = bucket.compressor.aggregate_many_(room, many, scale)
+    names = [one.name for one in peers]
+    refuse_unless((legal | ~finite).all(), lambda: _illegal(names, (legal | ~finite).tolist()))
+    fine = finite & legal
+    poison_many(fine, many)
+    return [Exchanged(x, one.lent.rest, None, flag) for x, one, flag in zip(xs, peers, fine.unbind(0), strict=True)]
+
+
+def _illegal(names: Sequence[str], fine: Sequence[bool]) -> PayloadError:
+    """The error for tensors, some of whose wires no sender writes."""
+    wrong = ", ".join(repr(name) for name, one in zip(names, fine, strict=True) if not one)
+    return PayloadError(f"the wire of {wrong} has a scale or code that no sender writes")
+
+
+def _rows(tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    return [x.view(1, -1) for x in tensors if x is not None]
+
+
+def _is_plain(x: Tensor, peer: Peer) -> bool:
+    """Whether a tensor can be encoded and decoded where it is."""
+    lent, plain = peer.lent, x.dtype is torch.float32 and x.is_contiguous() and x.numel() > 0
+    return plain and (lent.memory is not None) == lent.keep_rest == (lent.rest is not None)

@@ -1,0 +1,147 @@
+"""Several tensors for one launch: a table of where they are, made when they move and not at every step.
+
+The tensors of a bucket that one method exchanges, as rows ``[1, n]``: a kernel for many of them runs one program for each tile
+of any of them, and finds in the table where the tensor begins. Families have operations for many tensors where that pays.
+
+Letters: T tensors; tensor t has n_t numbers; a tile is what one program handles, and never crosses tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from grace.compute.dispatch import operation
+from grace.flags.capturing import capturing
+
+if TYPE_CHECKING:
+    from grace.random import Stream
+
+__all__ = ["Many", "poison_many", "settle_many"]
+
+R = TypeVar("R")
+# Tables that are kept: memories change places with their successors and those of other tensors, and gradients may move.
+_SIDES = 64
+_EVEN = 16  # bytes: where all tensors begin at multiples of this, kernels read more at a time
+
+
+class Many:
+    """The tensors of a bucket on one device.
+
+    Args:
+        sizes: n_t, at least 1.
+        places: for each the byte of the message where its wire begins; may be empty, if there is none.
+        streams: for each the random numbers that are its own; may be empty.
+        device: of the tensors.
+
+    xs, memories, rests: float32 ``[1, n_t]`` each, contiguous; memories and rests may be missing. table: int64 on the device,
+        a row for each tensor: the addresses of x, memory and rest (0 where there is none), the place of its wire, n_t, the
+        two words of its stream's key. even: whether all of them begin at multiples of 16 bytes.
+    """
+
+    COLUMNS = 7  # of the table
+
+    def __init__(self, sizes: Sequence[int], places: Sequence[int], streams: Sequence[Stream], device: torch.device):
+        self.sizes, self.device, self.streams = tuple(sizes), device, tuple(streams)
+        self.places = tuple(places) or (0,) * len(self.sizes)
+        self.xs: Sequence[Tensor] = ()
+        self.memories: Sequence[Tensor] | None = None
+        self.rests: Sequence[Tensor] | None = None
+        self.table = torch.empty(0, self.COLUMNS, dtype=torch.int64)
+        self.even = False
+        self._tables: dict[tuple[int, ...], tuple[Tensor, bool]] = {}
+        self._made: dict[Hashable, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def point(
+        self, xs: Sequence[Tensor], memories: Sequence[Tensor] | None = None, rests: Sequence[Tensor] | None = None
+    ) -> bool:
+        """From now on these are the tensors, float32 ``[1, n_t]``. Their addresses go to the device unless they have been
+        there; False if they would have to while work is captured, and then nothing has changed.
+        """
+        addresses = [
+            [x.data_ptr() for x in part] if part is not None else [0] * len(self) for part in (xs, memories, rests)
+        ]
+        key = tuple(address for part in addresses for address in part)
+        found = self._tables.get(key)
+        if found is None:
+            if capturing():
+                return False
+            keys = [stream.key() for stream in self.streams] or [(0, 0)] * len(self)
+            rows = [
+                list(row) for row in zip(*addresses, self.places, self.sizes, *zip(*keys, strict=True), strict=True)
+            ]
+            found = _to(self.device, torch.tensor(rows)), not any(address % _EVEN for address in key)
+            if len(self._tables) >= _SIDES:
+                self._tables.clear()
+            self._tables[key] = found
+        self.table, self.even = found
+        self.xs, self.memories, self.rests = xs, memories, rests
+        return True
+
+    def once(self, key: Hashable, make: Callable[[], R]) -> R:
+        """What ``make`` makes, which follows from the sizes, the places and the key alone: made once."""
+        if key not in self._made:
+            self._made[key] = make()
+        found: R = self._made[key]
+        return found
+
+    def numbers(self, key: Hashable, make: Callable[[], Sequence[float]], dtype: torch.dtype) -> Tensor:
+        """Numbers on the device, copied there once; see :meth:`once`."""
+        return self.once(key, lambda: _to(self.device, torch.tensor(make(), dtype=dtype)))
+
+    def tiles(self, per: int, *, block: int = 1, pieces: int = 1) -> Tensor:
+        """int32 ``[programs, 2]``: for each program its tensor, and which of that one's tiles it handles; a tile is ``per``
+        pieces, and a block of ``block`` numbers has so many of them.
+        """
+
+        def make() -> Tensor:
+            counts = torch.tensor([-(-count * pieces // per) for count in self.counts(block)])
+            owners = torch.repeat_interleave(torch.arange(len(self)), counts)
+            firsts = (counts.cumsum(0) - counts)[owners]
+            pairs = torch.stack((owners, torch.arange(len(owners)) - firsts), dim=1)
+            return _to(self.device, pairs.to(torch.int32))
+
+        return self.once(("tiles", per, block, pieces), make)
+
+    def counts(self, block: int) -> list[int]:
+        """How many blocks of so many numbers each tensor has."""
+        return [-(-n // block) for n in self.sizes]
+
+    def heads(self, block: int) -> Tensor:
+        """int64 ``[T]``: the first block of each tensor, counted over all of them."""
+
+        def make() -> list[int]:
+            begins, at = [], 0
+            for count in self.counts(block):
+                begins.append(at)
+                at += count
+            return begins
+
+        return self.numbers(("heads", block), make, torch.int64)
+
+    def clip(self, block: int) -> int:
+        """The size that cuts all tensors into the same blocks, none of them longer than the longest tensor."""
+        return min(block, max(self.sizes))
+
+
+def _to(device: torch.device, x: Tensor) -> Tensor:
+    """The numbers of x on the device. The host does not wait for it: what is copied from is not changed."""
+    return x.to(device, non_blocking=True)
+
+
+@operation
+def poison_many(flags: Tensor, many: Many) -> None:
+    """Sets each tensor to NaN whose flag, of ``[T]`` bool, is not set."""
+
+
+@operation
+def settle_many(flags: Tensor, many: Many) -> None:
+    """Makes of each rest what the memory is after the step: the rest where its flag, of ``[T]`` bool, is set; else the memory,
+    with 0 for what is beyond a 64th of the largest float32, inf or NaN.
+    """

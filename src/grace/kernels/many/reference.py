@@ -1,0 +1,54 @@
+"""The specification of operations on many tensors: one tensor after the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from grace.flags.finite import Flag
+from grace.flags.refusals import Refusals
+from grace.kernels.many import Many
+
+
+def poison_many(flags: Tensor, many: Many) -> None:
+    for flag, x in zip(flags, many.xs, strict=True):
+        x.masked_fill_(~flag, math.nan)
+
+
+def settle_many(flags: Tensor, many: Many) -> None:
+    assert many.rests is not None
+    assert many.memories is not None
+    for flag, rest, memory in zip(flags, many.rests, many.memories, strict=True):
+        small = memory.abs() <= torch.finfo(memory.dtype).max / 64
+        torch.where(flag, rest, memory.masked_fill(~small, 0.0), out=rest)
+
+
+def encode_each(
+    message: Tensor, many: Many, encode: Callable[[int, Tensor, Tensor | None, Tensor | None], tuple[Tensor, Flag]]
+) -> Tensor:
+    """Encodes one tensor after the other, each as number t, x, memory and rest: ``[T]`` bool, which of them were finite."""
+    flags = []
+    for t, (x, place) in enumerate(zip(many.xs, many.places, strict=True)):
+        memory = None if many.memories is None else many.memories[t]
+        rest = None if many.rests is None else many.rests[t]
+        wire, finite = encode(t, x, memory, rest)
+        message[place : place + wire.shape[1]] = wire[0]
+        flags.append(torch.as_tensor(finite, device=x.device))
+    return torch.stack(flags)
+
+
+def sum_each(rows: Tensor, many: Many, widths: Sequence[int], add_up: Callable[[list[Tensor], Tensor], None]) -> Tensor:
+    """Adds up the wires of one tensor after the other, which are so many bytes wide: ``[T]`` bool, which were legal.
+
+    Raises:
+        PayloadError: a wire is not, where the host can tell at once.
+    """
+    flags = []
+    for x, place, width in zip(many.xs, many.places, widths, strict=True):
+        with Refusals() as refused:
+            add_up(list(rows[:, None, place : place + width]), x)
+        flags.append(torch.as_tensor(refused.ok, device=rows.device))
+    return torch.stack(flags)

@@ -1,0 +1,73 @@
+"""What Triton kernels for many tensors have in common, and those that no family has."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from grace.compute.launching import TILE, launch
+from grace.kernels.many import Many
+
+_SMALL = torch.finfo(torch.float32).max / 64
+
+
+@triton.jit
+def tile_of(programs):
+    """(the tensor of this program, which of its tiles it handles)"""
+    at = programs + 2 * tl.program_id(0).to(tl.int64)
+    return tl.load(at).to(tl.int64), tl.load(at + 1).to(tl.int64)
+
+
+@triton.jit
+def tensor_of(table, task, COLUMN: tl.constexpr, EVEN: tl.constexpr):
+    """Where a tensor's x (0), memory (1) or rest (2) begins."""
+    at = tl.load(table + task * 7 + COLUMN).to(tl.pointer_type(tl.float32))
+    if EVEN:
+        at = tl.multiple_of(at, 16)
+    return at
+
+
+@triton.jit
+def wire_of(table, task):
+    """(the byte of a message where a tensor's wire begins, n)"""
+    return tl.load(table + task * 7 + 3), tl.load(table + task * 7 + 4)
+
+
+@triton.jit
+def key_of(table, task):
+    """The two words of a tensor's key, int32."""
+    key0 = tl.load(table + task * 7 + 5).to(tl.uint32).to(tl.int32, bitcast=True)
+    return key0, tl.load(table + task * 7 + 6).to(tl.uint32).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _poison(table, programs, flags, EVEN: tl.constexpr, TILE: tl.constexpr):
+    task, tile = tile_of(programs)
+    if tl.load(flags + task) == 0:
+        x = tensor_of(table, task, 0, EVEN)
+        _place, n = wire_of(table, task)
+        i = tile * TILE + tl.arange(0, TILE)
+        tl.store(x + i, tl.full((TILE,), float("nan"), tl.float32), i < n)
+
+
+@triton.jit
+def _settle(table, programs, flags, SMALL: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr):
+    task, tile = tile_of(programs)
+    if tl.load(flags + task) == 0:
+        e, rest = tensor_of(table, task, 1, EVEN), tensor_of(table, task, 2, EVEN)
+        _place, n = wire_of(table, task)
+        i = tile * TILE + tl.arange(0, TILE)
+        old = tl.load(e + i, i < n, 0.0)
+        tl.store(rest + i, tl.where(tl.abs(old) <= SMALL, old, 0.0), i < n)
+
+
+def poison_many(flags: Tensor, many: Many) -> None:
+    tiles = many.tiles(TILE)
+    launch(_poison, (len(tiles),), many.table, tiles, flags, EVEN=many.even, TILE=TILE)
+
+
+def settle_many(flags: Tensor, many: Many) -> None:
+    tiles = many.tiles(TILE)
+    launch(_settle, (len(tiles),), many.table, tiles, flags, SMALL=_SMALL, EVEN=many.even, TILE=TILE)

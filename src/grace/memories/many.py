@@ -1,0 +1,44 @@
+"""Memories of a bucket on an accelerator: what follows them is chosen by one launch for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grace.compute import backends
+from grace.contract.method import Exchanged
+from grace.contract.peer import Peer
+from grace.flags.finite import on_host
+from grace.kernels.many import Many, settle_many
+
+
+def settle_many_(outs: Sequence[Exchanged[Any]], peers: Sequence[Peer]) -> bool:
+    """Makes of each rest that was lent what its memory is after the step: see :func:`grace.kernels.many.settle_many`.
+
+    Returns:
+        False if there is no kernel for that here, or a rest is elsewhere: nothing has changed then.
+    """
+    workspace = peers[0].lent.workspace if peers else None
+    if workspace is None or on_host(outs[0].mean.device) or not backends.runs_triton(outs[0].mean.device):
+        return False
+    memories, rests, flags = [], [], []
+    for out, peer in zip(outs, peers, strict=True):
+        memory, rest = peer.lent.memory, peer.lent.rest
+        if memory is None or rest is None or out.rest is not rest or not isinstance(out.finite, Tensor):
+            return False
+        if memory.dtype is not torch.float32 or memory.numel() == 0:
+            return False
+        memories.append(memory.view(1, -1))
+        rests.append(rest.view(1, -1))
+        flags.append(out.finite)
+    sizes = tuple(x.numel() for x in rests)
+    key = (settle_many_, rests[0].device, sizes)
+    many: Many = workspace.kept.get(key) or Many(sizes, (), (), rests[0].device)
+    if not many.point(rests, memories, rests):
+        return False
+    workspace.kept[key] = many
+    settle_many(torch.stack(flags), many)
+    return True

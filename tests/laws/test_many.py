@@ -1,0 +1,176 @@
+"""Tensors of a bucket by few launches: the bytes, means and memories of exchanges one by one, and nobody asks the host.
+
+Triton's interpreter, and tensors on the CPU, stand in for an accelerator.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+triton = pytest.importorskip("triton", reason="needs the package triton")
+tl = pytest.importorskip("triton.language")
+
+from grace.compute import backends, launching
+from grace.contract.compressor import Compressor
+from grace.flags.capturing import pretend_capturing
+from grace.flags.finite import cpu_as_accelerator
+from grace.kernels.many import Many
+from grace.kernels.many.triton import key_of
+from grace.methods.fp8 import FP8
+from grace.methods.qsgd import QSGD
+from grace.methods.signsgd import SignSGD
+from grace.random import Stream
+from grace.registry.policy import Policy
+from grace.run.simulate import answers
+from grace.run.worker import Worker
+from grace.verify.no_sync import Unread, WithoutSync
+from tests.laws.test_plans import SOME, Run, Shapes, assert_same, gradients
+from tests.unit.kernels.triton_checks import interpreter, night
+
+__all__ = ["interpreter"]
+
+SMALL: Shapes = ((2, 3), (41,), (1,))
+SHAPES: Shapes = ((1,), (2,), (15, 17), (3, 41), (7,), (8, 8), (1025,))
+LARGE: Shapes = ((4095,), (3, 401), (4097,), (5001,), (255,))
+FAST = ("efsignsgd:block=32", "qsgd:bits=4,bucket=32,memory=residual", "fp8:block=32")
+AT_NIGHT = {
+    "efsignsgd": LARGE,
+    "efsignsgd:block=5000": LARGE,
+    "signsgd": SHAPES,
+    "signsgd:zero=abstain": SHAPES,
+    "qsgd:bits=8,memory=residual": SHAPES,
+    "qsgd:bits=2,norm=l2,bucket=5000": LARGE,
+    "qsgd:levels=1,memory=residual": SHAPES,
+    "qsgd:bits=16": ((3,), (300,)),  # more levels than a kernel has
+    "fp8:fmt=e5m2,stochastic=true,memory=residual": SHAPES,
+}
+
+
+@functools.cache
+def outcome(spec: str, together: bool) -> Any:
+    """Bytes, means and states of three steps; the third is not finite."""
+    with backends.using("triton"), cpu_as_accelerator():
+        run = Run(Policy([("*", spec)]), 2, SMALL, lambda _: together)
+        return [run.step() for _ in range(3)], run.seen
+
+
+@pytest.mark.parametrize("spec", FAST)
+def test_many_have_the_bytes_of_single_exchanges(spec: str) -> None:
+    assert outcome(spec, True) == outcome(spec, False)
+
+
+@night
+@pytest.mark.parametrize("spec", AT_NIGHT)
+def test_many_of_all_kinds(spec: str) -> None:
+    with backends.using("triton"), cpu_as_accelerator():
+        assert_same(Policy([("*", spec)]), 2, AT_NIGHT[spec])
+
+
+@night
+def test_ranks_need_not_choose_alike() -> None:
+    with backends.using("triton"), cpu_as_accelerator():
+        assert_same(Policy([("*", "efsignsgd:block=32")]), 3, SMALL, plans=SOME)
+
+
+def count_launches(shapes: Shapes, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Of the fifth step, in which the host is not asked."""
+    count, quiet = [0], launching._quiet
+
+    def counting() -> Any:
+        count[0] += 1
+        return quiet()
+
+    monkeypatch.setattr(launching, "_quiet", counting)
+    with backends.using("triton"), cpu_as_accelerator():
+        worker, given = Worker(Policy([("*", "efsignsgd:block=32")]), 0, 1), gradients(0, 0, shapes)
+        for step in range(5):  # memories of one shape go round in four steps
+            worker._learn()  # what has been under way since the last step
+            count[0] = 0
+            if step < 4:
+                _run(worker, given)
+            else:
+                with Unread(), WithoutSync():  # type: ignore[no-untyped-call]
+                    _run(worker, given)
+            worker.workspace.reset()
+            worker.advance()
+    monkeypatch.undo()
+    return count[0]
+
+
+def _run(worker: Worker, given: dict[str, Tensor]) -> None:
+    exchange = worker.exchange(given)
+    op = next(exchange)
+    with pytest.raises(StopIteration):
+        exchange.send(answers([op])[0])
+
+
+def test_launches_do_not_grow_with_the_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = count_launches(SMALL[:2], monkeypatch)
+    assert few == count_launches(SMALL[:2] * 2, monkeypatch)
+    assert few <= 6
+
+
+def some(device: str = "cpu", sizes: tuple[int, ...] = (5, 70)) -> tuple[Many, list[Tensor]]:
+    streams = [Stream(0, "m", str(n), 0, 0) for n in sizes]
+    return Many(sizes, [4, 204], streams, torch.device(device)), [torch.ones(1, n) for n in sizes]
+
+
+def test_tables_are_not_made_while_work_is_captured() -> None:
+    many, xs = some()
+    with pretend_capturing():
+        assert not many.point(xs)
+    assert many.point(xs)
+    with pretend_capturing():
+        assert many.point(xs)
+        assert not many.point([x.clone() for x in xs])
+    assert many.xs is xs
+    for _ in range(100):
+        many.point([x.clone() for x in xs])
+    assert len(many._tables) <= 64, "gradients that move at every step fill no memory"
+
+
+@pytest.mark.parametrize(
+    ("codec", "at", "value"),
+    [(FP8(block=64), 207, 0xFF), (QSGD(bits=4), 207, 0xFF), (SignSGD(zero="abstain"), 207, 250)],
+)
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+def test_a_wire_that_no_sender_writes_spoils_its_own_tensor(
+    codec: Compressor, at: int, value: int, backend: str
+) -> None:
+    with backends.using(backend), cpu_as_accelerator():
+        many, xs = some()
+        many.point(xs)
+        rows = torch.zeros(2, 600, dtype=torch.uint8)
+        for row in rows:
+            assert codec.encode_many_(row, many, many.streams[0]).tolist() == [True, True]
+        assert codec.aggregate_many_(rows, many, 0.5).tolist() == [True, True]
+        rows[1, at] = value
+        assert codec.aggregate_many_(rows, many, 0.5).tolist() == [True, False]
+
+
+# ---- mutants --------------------------------------------------------------------------------------------------------
+@triton.jit
+def _key_of_the_first(table, task):  # type: ignore[no-untyped-def]
+    return key_of(table, 0)
+
+
+def _never(flags: Tensor, many: Many) -> None:
+    """Nothing is restored."""
+
+
+@pytest.mark.parametrize(
+    ("where", "mutant", "spec"),
+    [
+        ("grace.kernels.levels.triton.key_of", _key_of_the_first, FAST[1]),
+        ("grace.memories.many.settle_many", _never, FAST[0]),
+        ("grace.communicators.many.poison_many", _never, FAST[2]),
+    ],
+)
+def test_mutants_are_caught(where: str, mutant: Any, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(where, mutant)
+    assert outcome.__wrapped__(spec, True) != outcome(spec, False)
