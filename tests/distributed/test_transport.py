@@ -223,6 +223,28 @@ def test_a_rank_that_never_attaches_is_named_and_may_come_later(workers: AnyPool
     assert workers.run(afterwards, workers.kind, again) == [[f"text {r}" for r in range(workers.world)]] * workers.world
 
 
+def complete_but_never_opened(rank: int, world: int) -> list[str]:
+    """The last rank comes just before the others, which gave up on it, close: their connection is complete by then."""
+    from mpi4py import MPI
+
+    transport: Any = None if rank == world - 1 else MPITransport()
+    MPI.COMM_WORLD.Barrier()
+    transport = transport or MPITransport()
+    while not transport._line._making.Test():
+        time.sleep(0.001)
+    MPI.COMM_WORLD.Barrier()
+    if rank != world - 1:
+        transport.close()
+        transport = MPITransport()
+    texts: list[str] = transport.all_gather_text(f"text {rank}", seconds=20.0)
+    transport.close()
+    return texts
+
+
+def test_a_rank_that_comes_while_the_others_give_up_finds_their_next_transport(mpi: MPIPool) -> None:
+    assert mpi.run(complete_but_never_opened) == [[f"text {r}" for r in range(mpi.world)]] * mpi.world
+
+
 def differing(rank: int, world: int, kind: str) -> str:
     transport = beside(kind)
     with pytest.raises(FingerprintMismatch) as caught:

@@ -82,7 +82,7 @@ def broadcast_optimizer_state(
         }
         agree({"root_rank": str(root_rank), "optimizer": type(optimizer).__name__, **groups}, network)
         mine = optimizer.state_dict() if network.rank == root_rank else {}
-        told = _send({key: value for key, value in mine.items() if key != "grace"}, root_rank, network)
+        told = send_object({key: value for key, value in mine.items() if key != "grace"}, root_rank, network)
         optimizer.load_state_dict(told)  # on the root, too: loading may change dtypes
 
 
@@ -104,11 +104,15 @@ def broadcast_object(obj: Any = None, root_rank: int = 0, *, transport: Transpor
     """
     with _lend(transport, root_rank) as network:
         agree({"root_rank": str(root_rank)}, network)
-        return _send(obj, root_rank, network)
+        return send_object(obj, root_rank, network)
 
 
-def _send(obj: Any, root: int, network: Transport) -> Any:
-    """The root's object, on all ranks."""
+def send_object(obj: Any, root: int, network: Transport) -> Any:
+    """The root's object, on all ranks.
+
+    Raises:
+        ConfigurationError: it is not plain containers of numbers, texts and tensors; on every rank.
+    """
     data, problem = b"", ""
     if network.rank == root:
         try:

@@ -48,7 +48,7 @@ class Line:
     it has done its part in all of them.
     """
 
-    # a duplicate that some ranks have not begun belongs to whoever comes next: MPI matches them by their order
+    # a duplicate that this rank has not opened belongs to its next line: MPI matches them by their order
     _unfinished: ClassVar[defaultdict[int, list[tuple[Any, Any]]]] = defaultdict(list)
     _abandoned: ClassVar[list[Any]] = []  # MPI may still write to these buffers
 
@@ -198,7 +198,7 @@ class Line:
 
     def leave(self, error: BaseException | None = None) -> None:
         """Tells the other ranks that this one leaves, and how far it came; a second call does nothing. It waits for nothing:
-        freeing the communicator would need all ranks.
+        freeing the communicator would need all ranks. A duplicate that was never opened here is kept for the next line.
         """
         with _turn:
             if self.closed:
@@ -206,7 +206,7 @@ class Line:
             self.closed = True
             if self.mpi.Is_finalized():
                 return
-            if self._making is not None and not self._making.Test():
+            if self._making is not None:  # even if it is complete by now: others may not know, and begin no other
                 self._unfinished[self._key].append((self.comm, self._making))
                 return
             self._send_all(self.comm, (self.ended, _describe(error)[:_TEXT_BYTES]), _LEFT)
