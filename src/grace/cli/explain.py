@@ -191,15 +191,15 @@ def plan_model(target: str, method: str, workers: int, granularity: str) -> Exch
 
 def sections_of(text: str) -> dict[str, str]:
     """A docstring by its headings; what comes before the first is under the empty name."""
-    found: dict[str, list[str]] = {"": []}
-    lines = found[""]
+    sections: dict[str, list[str]] = {"": []}
+    lines = sections[""]
     for line in text.splitlines():
         heading = _SECTION.match(line)
         if heading:
-            lines = found.setdefault(heading[1], [])
+            lines = sections.setdefault(heading[1], [])
         else:
             lines.append(line)
-    return {name: textwrap.dedent("\n".join(block)).strip() for name, block in found.items() if any(block)}
+    return {name: textwrap.dedent("\n".join(block)).strip() for name, block in sections.items() if any(block)}
 
 
 def _fits(method: Method[Any], world: int) -> bool:
