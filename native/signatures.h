@@ -57,3 +57,4 @@ GRACE_KERNEL(sum_floats, Wires, int64_t, float*, int64_t, int64_t, int, float, i
 GRACE_KERNEL(encode_fixed, const float*, const float*, float*, int64_t, int64_t, int64_t, uint8_t*, int64_t, int, int, float,
              float, float, int, uint32_t, uint32_t, uint32_t, int)
 GRACE_KERNEL(sum_fixed, Wires, int64_t, float*, int64_t, int64_t, int, int, float, int, int)
+GRACE_KERNEL(call_many, int, const uint64_t*, int64_t, int64_t, int64_t*)

@@ -22,6 +22,7 @@ inline int best_target() { return std::min(static_cast<int>(grace_best()), TARGE
 
 typedef const uint8_t* const* Wires;
 #include "../signatures.h"
+#undef GRACE_KERNEL
 
 struct Key {
     uint32_t k0, k1, step;
@@ -441,6 +442,40 @@ inline void run_fixed(Trial& t) {
     if (t.kind == EXTREME) t.forget();  // sums may overflow
 }
 
+enum Number {
+#define GRACE_KERNEL(name, ...) NUMBER_##name,
+#include "../signatures.h"
+#undef GRACE_KERNEL
+};
+
+template <class T>
+uint64_t word_of(T x) {
+    uint64_t out = ~0ull;  // what lies behind an argument is not read
+    memcpy(&out, &x, sizeof x);
+    return out;
+}
+
+inline void run_call_many(Trial& t) {
+    const int64_t rows = 1 + t.dice.below(4);
+    const float factor = t.dice.of({1.0f, -0.3f});
+    std::vector<uint64_t> table;
+    std::vector<const float*> given;
+    std::vector<float*> sums, expected;
+    for (int64_t row = 0; row < rows; row++) {
+        given.push_back(t.numbers(t.n)), sums.push_back(t.room<float>(t.n)), expected.push_back(t.room<float>(t.n));
+        sum_finite[t.target](given.back(), nullptr, sums.back(), t.n, 1);
+        sum_finite[t.target](given.back(), nullptr, expected.back(), t.n, 1);
+        add_scaled[t.target](expected.back(), given.back(), 0, factor, t.n, 1);
+        for (uint64_t word : {word_of(sums.back()), word_of(given.back()), word_of<int32_t>(0), word_of(factor), word_of(t.n),
+                              word_of<int32_t>(t.threads)})
+            table.push_back(word);
+    }
+    call_many[t.target](NUMBER_add_scaled, table.data(), rows, 6, t.room<int64_t>(rows));
+    for (int64_t row = 0; row < rows; row++)
+        if (memcmp(sums[row], expected[row], static_cast<size_t>(t.n) * sizeof(float))) abort();
+    if (t.kind == NOT_FINITE || t.kind == EXTREME) t.forget();  // which NaN comes of two is not the same everywhere
+}
+
 struct Case {
     const char* kernels;  // their names, with spaces around each
     void (*run)(Trial&);
@@ -472,4 +507,5 @@ constexpr Case CASES[] = {
     {" encode_floats sum_floats ", run_floats},
     {" encode_fixed sum_fixed ", run_fixed},
     {" encode_indices decode_indices ", run_indices},
+    {" call_many ", run_call_many},
 };

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,11 +11,13 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllGather, Collective, Exchange
-from grace.communicators import Allgather
+from grace.communicators.bound import BoundEncoder
 from grace.communicators.bucket import BucketPlan
 from grace.compute import backends, native
 from grace.contract.workspace import Workspace
 from grace.errors import GraceError, TransportError
+from grace.kernels.noting import Table
+from grace.memories.turns import Turns
 from grace.registry.policy import Policy
 from grace.run.options import Options
 from grace.run.simulate import answers
@@ -47,10 +48,10 @@ def SOME(rank: int) -> bool:
 
 
 def gradients(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]:
-    """Tensors side by side that begin at odd addresses: normal numbers; -0 and denormals; an inf on one rank."""
+    """Tensors side by side that begin at odd addresses: normal numbers; -0 and denormals, twice; an inf on one rank."""
     sizes = [torch.Size(shape).numel() for shape in shapes]
     flat = torch.randn(sum(sizes) + 1, generator=torch.Generator().manual_seed(1000 * step + rank))[1:]
-    if step == 1:
+    if step in (1, 2):
         flat[::3], flat[1::5] = -0.0, 1e-41
     parts = flat.split(sizes)
     if step == 2 and rank == 0:
@@ -195,11 +196,17 @@ def test_methods_in_turn_keep_the_order_of_bytes():
 def test_batches_are_what_runs():
     """Otherwise all of this would compare a thing with itself."""
     assert {"topk:ratio=0.2", "none", "efsignsgd:block=32", "qsgd:bits=4,bucket=32"} <= set(BATCHED)
-    run = Run(policy_of("topk:ratio=0.2"), 2, SMALL, ALL)
-    run.step()
-    kept = run.workers[0].workspace.kept
-    run.step()
-    assert any(isinstance(plan, BucketPlan) for plan in kept.values())
+    for spec in FAST[1:]:
+        run = Run(policy_of(spec), 2, SMALL, ALL)
+        for _ in range(3):
+            run.step()
+        kept = run.workers[0].workspace.kept
+        (plan,) = (plan for plan in kept.values() if isinstance(plan, BucketPlan))
+        assert any(isinstance(turns, Turns) for turns in kept.values()) == ("qsgd" not in spec)
+        if native.isas():
+            assert plan.encoder is not None
+            assert plan.encoder.bound, spec
+            assert plan.decoder[1] is not None, spec
 
 
 @pytest.mark.parametrize("backend", ["reference", "native"])
@@ -241,27 +248,64 @@ def pointers_reversed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def memory_of_the_wrong_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Allgather._write
+    right = BoundEncoder.run
 
-    def write(self: Allgather, rows: Any, peers: Any, *args: Any) -> Any:
-        first, *others = peers
-        same = [i for i, peer in enumerate(others) if peer.lent.memory.shape == first.lent.memory.shape]
-        lent = replace(first.lent, memory=others[same[0]].lent.memory) if same else first.lent
-        return right(self, rows, [replace(first, lent=lent), *others], *args)
+    def run(self: BoundEncoder, xs: Any, memories: Any, *args: Any) -> Any:
+        first, *others = memories
+        same = [other for other in others if other.shape == first.shape]
+        return right(self, xs, [*(same or memories)[:1], *others], *args)
 
-    monkeypatch.setattr(Allgather, "_write", write)
+    monkeypatch.setattr(BoundEncoder, "run", run)
 
 
 def states_change_before_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Allgather._write
+    right = BoundEncoder.run
 
-    def write(self: Allgather, rows: Any, peers: Any, *args: Any) -> Any:
-        out = right(self, rows, peers, *args)
-        for peer in peers:
-            peer.lent.memory.copy_(peer.lent.rest)
+    def run(self: BoundEncoder, xs: Any, memories: Any, rests: Any, *args: Any) -> Any:
+        out = right(self, xs, memories, rests, *args)
+        for memory, rest in zip(memories, rests, strict=True):
+            memory.copy_(rest)
         return out
 
-    monkeypatch.setattr(Allgather, "_write", write)
+    monkeypatch.setattr(BoundEncoder, "run", run)
+
+
+def calls_of_another_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a compressor asks the step for is what it was at first."""
+    right = BoundEncoder._table
+
+    def table(self: BoundEncoder, step: int) -> Any:
+        self._only = right(self, step)
+        return self._only
+
+    monkeypatch.setattr(BoundEncoder, "_table", table)
+
+
+def keys_of_the_first_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Table.__init__
+    monkeypatch.setattr(
+        Table, "__init__", lambda self, calls, keys: right(self, calls, lambda _, forks: keys(0, forks))
+    )
+
+
+def step_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Table.run
+    monkeypatch.setattr(Table, "run", lambda self, step: right(self, 0))
+
+
+def everything_is_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = BoundEncoder.run
+    monkeypatch.setattr(
+        BoundEncoder, "run", lambda self, *args: None if right(self, *args) is None else [True] * len(args[0])
+    )
+
+
+def successor_over_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Turns, "rests", Turns.memories)
+
+
+def turns_of_other_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Turns, "begin", lambda self, states: True)
 
 
 def layout_of_another_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,15 +331,16 @@ def layout_of_another_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
 
 MUTANTS = [
     padding_not_zeroed, header_of_the_last_step, headers_of_rank_0_only, pointers_reversed, memory_of_the_wrong_tensor,
-    states_change_before_the_answer, layout_of_another_bucket,
+    states_change_before_the_answer, layout_of_another_bucket, calls_of_another_step, keys_of_the_first_tensor,
+    step_of_the_table, everything_is_finite, successor_over_the_memory, turns_of_other_states,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_each_mutant_is_caught(mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch):
-    policy = Policy([("layer4", "qsgd"), ("*", "efsignsgd:block=32")])
-    shapes = ((2,), (2,), (15, 17), (3, 41), (7,), (5,), (8, 8), (257,))
+    rules = [("layer4", "qsgd"), ("layer[89]", "qsgd:bits=4,memory=residual"), ("*", "efsignsgd:block=32")]
+    policy, shapes = Policy(rules), ((2,), (2,), (15, 17), (3, 41), (7,), (5,), (8, 8), (257,), (40,), (40,))
     assert_same(policy, 3, shapes)
     mutant(monkeypatch)
-    with pytest.raises((AssertionError, ValueError, GraceError)):
+    with pytest.raises((AssertionError, ValueError, RuntimeError, GraceError)):
         assert_same(policy, 3, shapes)

@@ -82,7 +82,7 @@ def broadcast_optimizer_state(
         }
         agree({"root_rank": str(root_rank), "optimizer": type(optimizer).__name__, **groups}, network)
         mine = optimizer.state_dict() if network.rank == root_rank else {}
-        told = _send({key: value for key, value in mine.items() if key != "grace"}, root_rank, network)
+        told = send_object({key: value for key, value in mine.items() if key != "grace"}, root_rank, network)
         optimizer.load_state_dict(told)  # on the root, too: loading may change dtypes
 
 
@@ -104,11 +104,15 @@ def broadcast_object(obj: Any = None, root_rank: int = 0, *, transport: Transpor
     """
     with _lend(transport, root_rank) as network:
         agree({"root_rank": str(root_rank)}, network)
-        return _send(obj, root_rank, network)
+        return send_object(obj, root_rank, network)
 
 
-def _send(obj: Any, root: int, network: Transport) -> Any:
-    """The root's object, on all ranks."""
+def send_object(obj: Any, root: int, network: Transport) -> Any:
+    """The root's object, on all ranks.
+
+    Raises:
+        ConfigurationError: it is not plain containers of numbers, texts and tensors; on every rank.
+    """
     data, problem = b"", ""
     if network.rank == root:
         try:
@@ -123,13 +127,13 @@ def _send(obj: Any, root: int, network: Transport) -> Any:
         raise ConfigurationError(
             f"rank {root} has something else than plain containers of numbers, texts and tensors: {told['problem']}"
         )
-    mine = (
+    message = (
         torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(told["bytes"], dtype=torch.uint8)
     )
     backend = dist.get_backend(network.group) if isinstance(network, TorchDistributed) else ""
     if backend == "nccl":  # it moves what is on a GPU
-        mine = mine.cuda()
-    return unpack(network.run(Broadcast(mine, root)).cpu().numpy().tobytes())
+        message = message.cuda()
+    return unpack(network.run(Broadcast(message, root)).cpu().numpy().tobytes())
 
 
 @contextmanager

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from grace.adapters.choosing import Choosing
 from grace.adapters.pending_gradient import placeholder
+from grace.adapters.regrouping import Regrouping
 from grace.adapters.scaling import describe_scaler
 from grace.adapters.trained import list_replicated, name_trained, refuse_ddp
 from grace.auto.settings import Auto, wanted
@@ -28,6 +28,7 @@ from grace.errors import ConfigurationError, GraceError, InputError, StateError
 from grace.flags.capturing import refuse_capture
 from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy
+from grace.run.elastic import Regrouped
 from grace.run.lane import lane_for
 from grace.run.optimizer import Settings, read_settings
 from grace.run.options import Options
@@ -41,7 +42,7 @@ _DROPPED = (
 )
 
 
-class OptimizerHandle(Choosing):
+class OptimizerHandle(Regrouping):
     """Grace at work on one optimizer: its ``handle``. Made by :func:`grace.DistributedOptimizer`; all ranks call its methods
     alike, and between steps. ``at_work`` holds those that are not detached.
     """
@@ -328,6 +329,30 @@ class OptimizerHandle(Choosing):
                 "optimizer.state_dict() on each rank, or optimizer.handle.checkpoint() with torch.distributed.checkpoint",
                 stacklevel=3,
             )
+
+    def regroup(self, transport: Transport, model: Iterable[Tensor] = ()) -> Regrouped:
+        """Goes on among the workers of this transport, all of which call it: before the first step, after an error in a step,
+        which counts on all who are left or on none, or between two steps. Gradients are dropped.
+
+        Who joins, or has missed a step, gets the parameters and the optimizer's state of one that has not, and owes nothing;
+        see :meth:`grace.run.elastic.Elastic.regroup`. It makes its optimizer over :class:`grace.transports.alone.Alone`.
+
+        Args:
+            transport: such as :meth:`grace.transports.rounds.Rounds.meet` gives; the handle takes it over.
+            model: what else is the same on all workers, of any shapes, such as ``net.buffers()``.
+
+        Raises:
+            TransportError: one of them has died since: call it again, with those who are left.
+            GraceError: a step has failed before this was called for the first time.
+            ConfigurationError: under ``auto``.
+            FingerprintMismatch: the workers differ in what they exchange, on all of them.
+        """
+        self._lane.drain()
+        self._begin()
+        self._error = None
+        for p in self._parameters.values():
+            p.grad = None
+        return self._regroup(transport, [*self._parameters.values(), *model], self._optimizer, self._own)
 
     def detach(self) -> None:
         """The optimizer goes on alone, on this rank's gradients, as one of its own class."""

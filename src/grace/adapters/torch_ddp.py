@@ -19,10 +19,10 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from grace.adapters.backward import at_end_of_backward
-from grace.adapters.choosing import Choosing
 from grace.adapters.ddp_hook import Hook
 from grace.adapters.doors import register_door
 from grace.adapters.optimizer_handle import OptimizerHandle
+from grace.adapters.regrouping import Regrouping
 from grace.adapters.scaling import describe_scaler
 from grace.adapters.trained import list_replicated
 from grace.adapters.wrappers import explain_wrapper
@@ -32,6 +32,7 @@ from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteEr
 from grace.flags.capturing import refuse_capture
 from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy
+from grace.run.elastic import Regrouped
 from grace.run.lane import lane_for
 from grace.run.optimizer import Settings, read_settings
 from grace.run.options import Options
@@ -50,7 +51,7 @@ class _Ticket:
         self.future: Future[Tensor] = Future(devices=devices)
 
 
-class DDPHandle(Choosing):
+class DDPHandle(Regrouping):
     """Grace at work on one ``DistributedDataParallel`` model. All ranks call its methods alike."""
 
     def __init__(
@@ -203,6 +204,44 @@ class DDPHandle(Choosing):
     def switch(self, method: Policy | Method[Any] | Auto | Adaptive | str) -> None:
         self._check_attached()
         super().switch(method)
+
+    def regroup(self, model: DistributedDataParallel, transport: str | Transport | None = "auto") -> Regrouped:
+        """Goes on among the workers of a new process group, all of which call it: before the first step, after an error in a
+        step, which counts on all who are left or on none, or between two steps. See :meth:`grace.run.elastic.Elastic.regroup`.
+
+        Who joins, or has missed a step, gets parameters, buffers and, if :func:`grace.attach` was given it, the optimizer's
+        state of one that has not, and owes nothing. It attaches to its model in a process group of its own first.
+
+        Args:
+            model: the same module in a new ``DistributedDataParallel(..., init_sync=False)`` over that process group. Drop the
+                old one.
+            transport: between those ranks, as for :func:`grace.attach`.
+
+        Raises:
+            TransportError: one of them has died since: call it again, with those who are left.
+            GraceError: a step has failed before this was called for the first time.
+            ConfigurationError: another module, one that Grace is attached to, or under ``auto``.
+            FingerprintMismatch: the workers differ in what they exchange, on all of them.
+        """
+        module = {n: p for n, p in model.module.named_parameters() if n not in model.parameters_to_ignore}
+        if {p: name for name, p in module.items()} != self._names:
+            raise ConfigurationError(
+                "regroup takes the module that Grace is attached to, in a new wrapper; this is another module"
+            )
+        hook = Hook.on(model)
+        if hook.handler is not None:
+            raise ConfigurationError(
+                "Grace is attached to this wrapper; regroup takes a new one, over a new process group"
+            )
+        self._hook.handler = None
+        self._lane.drain()
+        self._tickets, self._error, self._watching, self._waits = [], None, False, nullcontext()
+        for p in self._trained:
+            p.grad = None
+        alike = [*model.module.parameters(), *model.module.buffers()]
+        said = self._regroup(transport_beside(model.process_group, transport), alike, self._optimizer)
+        self._hook, hook.handler = hook, self
+        return said
 
     def detach(self) -> None:
         """The model goes on without compression, as DistributedDataParallel alone would."""

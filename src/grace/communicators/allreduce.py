@@ -15,7 +15,7 @@ from grace.communicators.base import Communicator, meta_tensor, sum_costs
 from grace.contract.knobs import as_call
 from grace.contract.loan import Loan
 from grace.contract.method import Exchanged, Method
-from grace.contract.peer import Peer
+from grace.contract.peer import Peer, Peers
 from grace.contract.together import Layouts, one_collective
 from grace.errors import CompositionError
 from grace.flags.finite import fill_unless_
@@ -77,14 +77,10 @@ class Allreduce(Communicator):
         self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[Any]]]:
         """Numbers that travel as they are travel side by side, of tensors of any shapes."""
-        workspace = peers[0].lent.workspace if peers else None
-        batch = workspace is not None and self.batches is not None
-        if (
-            workspace is None
-            or not batch
-            or any(peer.lent.keep_rest for peer in peers)
-            or not all(map(torch.numel, xs))
-        ):
+        if not isinstance(peers, Peers) or self.batches is None or not all(map(torch.numel, xs)):
+            return (yield from Method.exchange_all(self, xs, states, peers))
+        workspace = peers.like.lent.workspace
+        if workspace is None or peers.memories is not None or peers.like.lent.keep_rest:
             return (yield from Method.exchange_all(self, xs, states, peers))
         layouts = workspace.kept.setdefault(Layouts, Layouts())
         answers = yield from one_collective([AllReduce(x, "mean", True) for x in xs], layouts, workspace)

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
+from grace.communicators.bound import BoundEncoder
 from grace.contract.workspace import Workspace
+from grace.kernels.noting import Table
 from grace.wire import Gathered
 
 
@@ -23,7 +25,8 @@ class BucketPlan:
         kinds: for each tensor the bytes of its wire, and the dtype of the wire's numbers.
         device: of the message.
 
-    size: s, bytes of the message. words: where the headers are, in int32, ``[T]`` int64.
+    size: s, bytes of the message. words: where the headers are, in int32, ``[T]`` int64. encoder, decoder: the calls of a
+    compressor that is bound, see :mod:`grace.communicators.bound`.
     """
 
     def __init__(self, kinds: Sequence[tuple[int, torch.dtype]], device: torch.device | str = "cpu"):
@@ -40,6 +43,8 @@ class BucketPlan:
         self._padded = torch.tensor(padded).to(device) if padded else None
         self._sent: tuple[int, list[Tensor]] = (0, [])
         self._gathered: tuple[tuple[int, ...], list[Gathered]] = ((), [])
+        self.encoder: BoundEncoder | None = None
+        self.decoder: tuple[list[Gathered], Table | None] = ([], None)  # for which wires, and their calls
 
     def take(self, workspace: Workspace, device: torch.device) -> Tensor:
         """An uninitialized message ``[s]`` uint8, but for its padding, which is zero."""
@@ -60,6 +65,11 @@ class BucketPlan:
             places = [message[None, at : at + width] for at, (width, _) in zip(begins, self._kinds, strict=True)]
             self._sent = (message.data_ptr(), places)
         return self._sent[1]
+
+    def addresses(self, message: Tensor) -> list[int]:
+        """For each tensor where in memory its wire begins in ``message [s]`` uint8."""
+        first = message.data_ptr() + wires.HEADER
+        return [first + begin for begin in self._begins]
 
     def gathered(self, rows: Tensor) -> list[Gathered]:
         """For each tensor the wires of all senders in ``rows [W, s]`` uint8, contiguous."""

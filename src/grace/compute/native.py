@@ -31,6 +31,9 @@ def declare(name: str, *types: Any) -> None:
     _signatures[name] = types
 
 
+declare("call_many", I, P, N, N, P)
+
+
 class Functions:
     """The C functions ``grace_NAME_ISA`` of one instruction set, as attributes; each returns an int64.
 
@@ -43,6 +46,7 @@ class Functions:
 
     def __init__(self, isa: str):
         self._isa = isa
+        self._numbers: dict[int, int] = {}  # by id: where those that were read stand in the library's list
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         ours = _signatures.get(name)
@@ -62,10 +66,21 @@ class Functions:
         bound = getattr(library, f"grace_{name}_{self._isa}")
         bound.argtypes, bound.restype = ours, ctypes.c_int64
         setattr(self, name, bound)
+        self._numbers[id(bound)] = list(listed).index(name)
         return bound  # type: ignore[no-any-return]
+
+    def number_of(self, kernel: Callable[..., int]) -> tuple[int, tuple[Any, ...]]:
+        """Where one of these stands in the library's list, and the types of its arguments."""
+        return self._numbers[id(kernel)], kernel.argtypes  # type: ignore[attr-defined]
 
 
 c: Functions  # those in use; none before a backend is chosen, or where nothing was built
+
+
+def has(name: str) -> bool:
+    """Whether the library in use has this function."""
+    library = _library()
+    return not isinstance(library, str) and name in interface(library)
 
 
 def threads() -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, overload
+
+from torch import Tensor
 
 from grace.contract.lent import Lent
 from grace.errors import CompositionError
@@ -61,3 +63,47 @@ class Peer:
     def shared(self, method: str) -> Stream:
         """Randomness that is the same on all ranks."""
         return Stream(self.seed, method, self.name, None, self.step)
+
+
+class Peers(Sequence[Peer]):
+    """Who a worker is in the exchanges of several tensors, which differ in the tensor's name and in what memories lend. As a
+    sequence it makes a :class:`Peer` when it is asked for one; who exchanges them as a batch needs none.
+
+    Args:
+        like: what is the same for all of them.
+        names: of the tensors.
+        memories, rests: what :class:`grace.Lent` says of each; both or neither.
+        spares: also that; only where there are memories.
+    """
+
+    __slots__ = ("like", "memories", "names", "rests", "spares")
+
+    def __init__(
+        self,
+        like: Peer,
+        names: Sequence[str],
+        memories: Sequence[Tensor] | None = None,
+        rests: Sequence[Tensor] | None = None,
+        spares: Sequence[Tensor] | None = None,
+    ):
+        self.like, self.names = like, tuple(names)
+        self.memories, self.rests, self.spares = memories, rests, spares
+
+    def lending(self, memories: Sequence[Tensor], rests: Sequence[Tensor], spares: Sequence[Tensor]) -> Peers:
+        """The same, with memories to add, and where the rests are to be left; each of any shape."""
+        return Peers(self.like, self.names, memories, rests, spares)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, key: int) -> Peer: ...
+    @overload
+    def __getitem__(self, key: slice) -> list[Peer]: ...
+    def __getitem__(self, key: int | slice) -> Peer | list[Peer]:
+        if isinstance(key, slice):
+            return [self[i] for i in range(*key.indices(len(self)))]
+        peer = replace(self.like, name=self.names[key])
+        if self.memories is None or self.rests is None or self.spares is None:
+            return peer
+        return peer.lending(keep_rest=True, memory=self.memories[key], rest=self.rests[key], spare=self.spares[key])

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from grace.compute import native
 from grace.kernels.check import numbers, pointers, wire_rows
+from grace.kernels.noting import MEMORY, REST, ROWS, THREADS, WIRE, Blank, Call
 from grace.wire import Gathered
 
 _UINT8 = torch.uint8  # globals are found faster than attributes of torch
@@ -54,7 +55,7 @@ class Layout:
 
     def __init__(self, width: int, n: int, block: int | None, *knobs: Any):
         self.width = width
-        self.sizes = (native.N(n),) if block is None else (native.N(n), native.N(block))
+        self.sizes: tuple[Any, ...] = (native.N(n),) if block is None else (native.N(n), native.N(block))
         self.knobs = knobs
         self.tail = (native.N(width), *knobs)
 
@@ -67,8 +68,12 @@ def encode(
 
     Raises:
         InputError: rows, memory or rest are not float32 ``[b, n]``, contiguous, on the CPU.
+        MemoryError: the kernel got none.
     """
     shape = rows.shape
+    if isinstance(rows, Blank):
+        given = ROWS, None if memory is None else MEMORY, None if rest is None else REST, 1, *layout.sizes
+        return rows.note(Call(kernel, (*given, WIRE, *layout.tail, *more, THREADS), layout.width)), True
     at = numbers("rows", rows)
     memory_at = None if memory is None else numbers("memory", memory, shape)
     rest_at = None if rest is None else numbers("rest", rest, shape)
@@ -77,6 +82,8 @@ def encode(
     finite = kernel(
         at, memory_at, rest_at, b, *layout.sizes, wire.data_ptr(), *layout.tail, *more, torch.get_num_threads()
     )
+    if finite < 0:
+        raise MemoryError(f"kernels: no memory to encode rows of {list(shape)}")
     return wire, finite != 0
 
 
@@ -87,8 +94,15 @@ def decode(kernel: Callable[..., int], layout: Layout, received: Sequence[Tensor
         InputError: out is not float32 ``[b, n]``, contiguous, on the CPU; a wire is not uint8.
         PayloadError: a wire is not ``[b, w]``.
     """
-    (b, n), W, at = out.shape, len(received), numbers("out", out)
-    if type(received) is Gathered and b == 1 and received.width == layout.width and received.dtype is _UINT8:
+    (b, n), W = out.shape, len(received)
+    here = type(received) is Gathered and b == 1 and received.width == layout.width and received.dtype is _UINT8
+    if isinstance(out, Blank):
+        if not here or not isinstance(received, Gathered):
+            raise TypeError("calls are noted for wires that stay")
+        out.note(Call(kernel, (received.pointers, W, ROWS, *layout.sizes, *layout.knobs, *more, THREADS), 0))
+        return 0
+    at = numbers("out", out)
+    if here and isinstance(received, Gathered):
         return kernel(received.pointers, W, at, *layout.sizes, *layout.knobs, *more, native.threads())
     addresses, threads = wire_rows(received, b, layout.width), native.threads()
     for row in range(b):

@@ -15,12 +15,13 @@ from grace.contract.learning_rate import Rate, choose_rate, lr_ratio
 from grace.contract.lent import Lent
 from grace.contract.loan import narrow, reads_narrow
 from grace.contract.method import Exchanged, Method
-from grace.contract.peer import Peer
+from grace.contract.peer import Peer, Peers
 from grace.errors import CompositionError
 from grace.flags.finite import choose_
 from grace.kernels.finite import sum_finite
 from grace.memories.base import Memory, Verb, drop_overflow_
 from grace.memories.many import settle_many_
+from grace.memories.turns import find, forget, keep, may_keep
 from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
@@ -127,22 +128,22 @@ class ErrorFeedback(Memory[S]):
         self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[Any]]]:
         """The method inside adds the memories of all tensors, as in :meth:`exchange`."""
-        if self.batches is None or not all(map(_is_plain, xs, peers)):
+        if not isinstance(peers, Peers) or self.batches is None or not _are_plain(xs, peers):
             return (yield from Method.exchange_all(self, xs, states, peers))
-        lending = []
-        for x, state, peer in zip(xs, states, peers, strict=True):
-            lent = Lent(True, state[0], peer.lent.borrow_successor(state[0]), x, peer.lent.workspace)
-            lending.append(
-                Peer(
-                    peer.rank, peer.world, peer.step, peer.name, peer.seed, None, peer.steps_per_epoch, lent, peer.axes
-                )
-            )
-        outs = yield from self.method.exchange_all(xs, [inner for _, inner in states], lending)
-        results = []
+        lent, workspace = peers.like.lent, peers.like.lent.workspace
+        turns = find(peers.names, states, workspace)
+        memories = [state[0] for state in states] if turns is None else turns.memories
+        rests = [lent.borrow_successor(memory) for memory in memories] if turns is None else turns.rests
+        like = replace(peers.like, lr=None, lent=Lent(workspace=workspace))
+        lending = Peers(like, peers.names, memories, rests, xs)
+        outs = yield from self.method.exchange_all(xs, [state[1] for state in states], lending)
+        if turns is not None and all(o.finite is True and o.rest is r for o, r in zip(outs, rests, strict=True)):
+            return [Exchanged(out.mean, None, after) for out, after in zip(outs, turns.successors, strict=True)]
+        forget(peers.names, workspace)
+        results, free = [], []
         settled = settle_many_(outs, lending)
-        for out, (memory, _), peer in zip(outs, states, lending, strict=True):
-            rest, finite = peer.lent.rest, out.finite
-            assert rest is not None
+        for out, memory, rest in zip(outs, memories, rests, strict=True):
+            finite = out.finite
             if settled:
                 memory, rest = rest, memory
             elif finite is not False:
@@ -152,8 +153,14 @@ class ErrorFeedback(Memory[S]):
                 memory, rest = choose_(finite, rest, memory), memory
             if not settled:
                 drop_overflow_(finite, memory)
-            peer.lent.give_back(rest)
             results.append(Exchanged(out.mean, None, FeedbackState(memory, out.state), finite))
+            free.append(FeedbackState(rest, out.state))
+        if may_keep(free, workspace):
+            assert workspace is not None
+            keep(peers.names, [out.state for out in results], free, workspace)
+        else:
+            for rest, _ in free:
+                lent.give_back(rest)
         return results
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
@@ -174,6 +181,7 @@ class ErrorFeedback(Memory[S]):
         )
 
 
-def _is_plain(x: Tensor, peer: Peer) -> bool:
-    """Whether a method can add the memory to x where it is, and the mean is applied as it comes."""
-    return x.dtype is torch.float32 and x.is_contiguous() and peer.lent.applied_as in (None, torch.float32)
+def _are_plain(xs: Sequence[Tensor], peers: Peers) -> bool:
+    """Whether a method can add the memories to xs where they are, and the means are applied as they come."""
+    lent = peers.like.lent
+    return lent.applied_as in (None, torch.float32) and all(x.dtype is torch.float32 and x.is_contiguous() for x in xs)

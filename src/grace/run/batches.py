@@ -9,7 +9,7 @@ from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange
 from grace.contract.method import Exchanged, Method
-from grace.contract.peer import Peer
+from grace.contract.peer import Peer, Peers
 from grace.contract.together import Layouts, together
 from grace.contract.workspace import Workspace
 from grace.errors import ConfigurationError
@@ -35,13 +35,13 @@ def plans_wanted() -> bool:
 class _Batch:
     """Tensors of one method, and what belongs to each."""
 
-    __slots__ = ("method", "peers", "places", "states", "xs")
+    __slots__ = ("method", "names", "places", "states", "xs")
 
     def __init__(self, method: Method[Any]):
         self.method = method
         self.xs: list[Tensor] = []
         self.states: list[Any] = []
-        self.peers: list[Peer] = []
+        self.names: list[str] = []
         self.places: list[int] = []
 
 
@@ -51,16 +51,17 @@ class Batches:
 
     Args:
         plans: whether there are batches of more than one tensor.
+        peer: who this worker is, whatever the tensor.
     """
 
-    def __init__(self, plans: bool):
-        self._plans = plans
+    def __init__(self, plans: bool, peer: Peer):
+        self._plans, self._peer = plans, peer
         self._count = 0
         self._all: list[_Batch] = []
         self._open: dict[Any, tuple[Any, _Batch]] = {}  # by what they ask of the network
 
-    def add(self, method: Method[Any], x: Tensor, state: Any, peer: Peer) -> None:
-        """The next tensor, of any shape, with its state under this method, and who this worker is in its exchange."""
+    def add(self, method: Method[Any], x: Tensor, state: Any, name: str) -> None:
+        """The next tensor, of any shape, with its state under this method, and its name."""
         kind = method.batches if self._plans else None
         shared = (kind, x.dtype) if kind is AllReduce else kind  # those of one kind share a collective
         key = (id(method), x.dtype, x.device)
@@ -76,25 +77,25 @@ class Batches:
             batch = held[1]
         batch.xs.append(x)
         batch.states.append(state)
-        batch.peers.append(peer)
+        batch.names.append(name)
         batch.places.append(self._count)
         self._count += 1
 
     def exchange(self, layouts: Layouts, workspace: Workspace) -> Exchange[list[Exchanged[Any]]]:
         """The results of all tensors, in their order."""
         results: list[Any] = [None] * self._count
-        outs = yield from together([_run(batch) for batch in self._all], layouts, workspace)
+        outs = yield from together([self._run(batch) for batch in self._all], layouts, workspace)
         for batch, results_of in zip(self._all, outs, strict=True):
             for place, out in zip(batch.places, results_of, strict=True):
                 results[place] = out
         return results
 
+    def _run(self, batch: _Batch) -> Exchange[list[Exchanged[Any]]]:
+        peers = Peers(self._peer, batch.names)
+        if len(batch.xs) > 1:
+            return batch.method.exchange_all(batch.xs, batch.states, peers)
+        return _alone(batch, peers[0])
 
-def _run(batch: _Batch) -> Exchange[list[Exchanged[Any]]]:
-    if len(batch.xs) > 1:
-        return batch.method.exchange_all(batch.xs, batch.states, batch.peers)
-    return _alone(batch)
 
-
-def _alone(batch: _Batch) -> Exchange[list[Exchanged[Any]]]:
-    return [(yield from batch.method.exchange(batch.xs[0], batch.states[0], batch.peers[0]))]
+def _alone(batch: _Batch, peer: Peer) -> Exchange[list[Exchanged[Any]]]:
+    return [(yield from batch.method.exchange(batch.xs[0], batch.states[0], peer))]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import zlib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,8 +115,7 @@ class Elastic:
             means = self.exchange(tensors, lr=lr)
             if kept is not None:
                 worker.late(session.grouped(kept))
-            self.wanted = bool(session.run(_most(self.wants), counted=True))
-            self.commit()
+            self.vote()
             return means
 
     def exchange(self, tensors: Mapping[str, Tensor], *, lr: float | None = None) -> dict[str, Tensor]:
@@ -132,6 +132,17 @@ class Elastic:
         self._ready = True
         return means
 
+    def vote(self) -> None:
+        """All that a step exchanges has been exchanged, on this worker: all hear that it has been on all, and the step counts.
+
+        Raises:
+            What :meth:`grace.run.session.Session.exchange` raises: then :meth:`regroup`.
+        """
+        with self.session.turn():
+            self._ready = True
+            self.wanted = bool(self.session.run(_most(self.wants), counted=True))
+            self.commit()
+
     def commit(self) -> None:
         """The exchange counts: all have its means."""
         self._ready = False
@@ -146,7 +157,7 @@ class Elastic:
         return [zlib.crc32(json.dumps([self._line, self._next]).encode()), self._next[1]]
 
     # ---- other workers ----------------------------------------------------------------------------------------------
-    def regroup(self, transport: Transport, model: Sequence[Tensor] = ()) -> Regrouped:
+    def regroup(self, transport: Transport, model: Sequence[Tensor] | Callable[[int], None] = ()) -> Regrouped:
         """Goes on among the workers of this transport, all of which call it: after an error, or between two steps.
 
         Those who took part in the last step that counts go on with their memories. Others, who join or have missed a step,
@@ -155,16 +166,18 @@ class Elastic:
         Args:
             transport: between those who go on.
             model: parameters, of any shapes, and what else is the same on all workers. Where a worker has not applied the last
-                step, all get the numbers of one that has.
+                step, all get the numbers of one that has. Or a function that sees to this, which all call with the rank of
+                that one.
 
         Raises:
             FingerprintMismatch: they differ in what they exchange, on all of them.
             TransportError: one of them has died since: call it again, with those who are left.
         """
         session, worker = self.session, self.session.worker
-        mine: dict[str, Any] = {"step": worker.step, "rank": worker.rank, "line": self._line}
-        mine["after"] = self._line_after() if self._ready else None
-        mine["owed"] = worker.memory_norm() / worker.world
+        copy = model if callable(model) else functools.partial(session.broadcast_, model)
+        report: dict[str, Any] = {"step": worker.step, "rank": worker.rank, "line": self._line}
+        report["after"] = self._line_after() if self._ready else None
+        report["owed"] = worker.memory_norm() / worker.world
         try:
             session.reconnect(transport, self.seconds)
         except FingerprintMismatch as error:
@@ -172,12 +185,12 @@ class Elastic:
                 raise error.__cause__ from None
             raise
         try:  # nothing changes here before all have heard all: if it fails, they call again
-            told = [json.loads(text) for text in session.all_gather_text(json.dumps(mine), self.seconds)]
+            told = [json.loads(text) for text in session.all_gather_text(json.dumps(report), self.seconds)]
             top, going = _find_survivors(told)
             me, source = session.rank, next(rank for rank in going if told[rank]["step"] == top)
             others = tuple(rank for rank in range(session.world) if rank not in going)
             if others or any(told[rank]["step"] < top for rank in going):
-                session.broadcast_(model, source)
+                copy(source)
             state = unpack(session.run(_spread(worker, source, me))) if others else {}
         except BaseException as error:
             session.close(error)

@@ -9,6 +9,7 @@ from torch import Tensor
 from grace.errors import NonFiniteError
 from grace.flags.capturing import capturing
 from grace.run.arrivals import Arrivals
+from grace.run.elastic import Elastic
 from grace.run.session import Session
 
 
@@ -22,6 +23,7 @@ class Steps:
 
     ``scale`` is the factor that tensors come with and means leave with: memories are in units without it. ``lr`` is the
     learning rate of the coming step, the same on all ranks, for memories that follow it. Set both before a step.
+    ``elastic``: if set, what makes a step count on all workers or on none; see :meth:`grace.run.elastic.Elastic.vote`.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class Steps:
         self._spoiled = False  # all ranks have found an inf or NaN, and skip the rest of the step
         self.scale = 1.0
         self.lr: float | None = None
+        self.elastic: Elastic | None = None
 
     def step(
         self, tensors: Mapping[str, Tensor], *, last: bool = True, into: Mapping[str, Tensor] | None = None
@@ -78,7 +81,14 @@ class Steps:
         return means
 
     def _end(self, last: bool) -> None:
-        if last:
+        if last and self.elastic is not None:
+            self.elastic.vote()
+        elif last:
             self.session.advance()
             if self._counted and not capturing():
                 self.session.count_step()
+
+    def forget(self) -> None:
+        """What has come of a step that failed is of no use."""
+        self._arrivals.clear()
+        self._spoiled = False

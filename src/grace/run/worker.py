@@ -132,7 +132,7 @@ class Worker:
             NonFiniteError: under ``nonfinite="error"``.
             PayloadError: the network brought something illegal. On an accelerator both errors may belong to the step before.
         """
-        batches = Batches(self.plans)
+        batches = Batches(self.plans, self.peer(""))
         for one in self._begin(tensors):
             batches.add(*one)
         return (yield from self._finish(tensors, batches.exchange(self._layouts, self.workspace)))
@@ -141,11 +141,11 @@ class Worker:
         """As :meth:`exchange`, of rows ``[W, c]`` float32, of which each worker gets the mean ``[c]`` of its own: see
         :meth:`grace.Method.scatter`.
         """
-        runs = [method.scatter(x, state, peer) for method, x, state, peer in self._begin(rows)]
+        runs = [method.scatter(x, state, self.peer(name)) for method, x, state, name in self._begin(rows)]
         return (yield from self._finish(rows, together(runs, self._layouts, self.workspace)))
 
-    def _begin(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Method[Any], Tensor, Any, Peer]]:
-        """Each tensor, with what is owed to it, its method, that one's state, and who this worker is."""
+    def _begin(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Method[Any], Tensor, Any, str]]:
+        """Each tensor, with what is owed to it, its method, that one's state, and its name."""
         captured = capturing()
         if not captured:
             self._read_pending()
@@ -167,7 +167,7 @@ class Worker:
                 self.watch.see(name, debt, x)
             if self.measures and method != NONE:
                 self._measure(method, x, state, name)
-            yield method, x, state, self.peer(name)
+            yield method, x, state, name
 
     def _finish(
         self, tensors: Mapping[str, Tensor], exchange: Exchange[list[Exchanged[Any]]]

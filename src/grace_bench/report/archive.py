@@ -38,7 +38,7 @@ from grace_bench.survey.steps import LINKS, StepTable
 
 FIGURE = {"name": "quality-epoch-bytes", "title": "Quality against epochs and against bytes", "survey": "1 and 7"}
 _TIMED = ("quality-epoch-time", "quality-throughput", "step-time", "links")
-_TIMES = ("step_ms", "throughput", "total_seconds", "target_seconds", "over_limit")
+_TIMES = ("step_ms", "compute_ms", "exposed_ms", "throughput", "total_seconds", "target_seconds", "over_limit")
 STEPS = "grace survey steps {directory} --out steps.json, and then grace survey report --steps steps.json"
 
 
@@ -52,15 +52,18 @@ def archive_document(rows: Iterable[Row], name: str, steps: StepTable | None = N
     """
     kept = [row for row in rows if not row.protocol.endswith(TRIAL)]
     table = None if steps is None or steps.busy else steps
-    report = report_of(LoadedRuns([Run(str(at), one) for at, one in enumerate(_results(kept, table))]))
+    results = _results(kept, table)
+    timed = {str(at): one.time.samples_per_second is not None for at, one in enumerate(results)}
+    report = report_of(LoadedRuns([Run(str(at), one) for at, one in enumerate(results)]))
     document = page_document(report, name)
     for task in document["tasks"]:
         plots = [charts.curves(task, "epoch", "epochs", clock=table is not None)]
         plots += [charts.curves(task, "sent", "bytes sent by each worker, so far", text=BYTES, clock=table is not None)]
         task["charts"] = {FIGURE["name"]: plots, **task["charts"]}
-    timed = [figure for figure in document["figures"] if figure["name"] in _TIMED]
+    document["runs"] = document["measured"] = len(kept)
+    clocked = [figure for figure in document["figures"] if figure["name"] in _TIMED]
     rest = [figure for figure in document["figures"] if figure["name"] == "quality-bytes"]
-    document["figures"] = [FIGURE, *rest, *(timed if table is not None else ())]
+    document["figures"] = [FIGURE, *rest, *(clocked if table is not None else ())]
     document["missing"] = []
     if table is None:
         needs = "a table of steps, which an idle machine measures in a few minutes"
@@ -70,10 +73,11 @@ def archive_document(rows: Iterable[Row], name: str, steps: StepTable | None = N
             if one.name in _TIMED and command_for(one, report, name)
         ]
     for row, group in zip(document["groups"], report.groups, strict=True):
-        names = {"quality-bytes", *(_TIMED if table is not None else ())}
+        known = timed[group.runs[0].file]
+        names = {"quality-bytes", *(_TIMED if known else ())}
         row["figures"] = [FIGURE["name"], *(one for one in row["figures"] if one in names)]
         row["curve"]["sent"] = [(row["sent"] or 0) * step for step in group.curve.step]
-        if table is None:
+        if not known:
             row["curve"]["seconds"] = [None] * len(row["curve"]["epoch"])
             for key in [key for key in row if key.startswith(_TIMES)]:
                 del row[key]
@@ -89,7 +93,7 @@ def _versions(row: Row) -> str:
 
 
 def _results(rows: Sequence[Row], table: StepTable | None) -> list[Result]:
-    """A result for each run, and for each link where there are steps."""
+    """A result for each run, and for each link where there is a table of steps; what it does not know has no times."""
     tasks: dict[tuple[str, int], dict[str, list[Row]]] = {}
     for row in rows:
         tasks.setdefault((_task(row), row.steps), {}).setdefault(row.method, []).append(row)
@@ -100,13 +104,15 @@ def _results(rows: Sequence[Row], table: StepTable | None) -> list[Result]:
             over: Mapping[str, str | None] = {"": None} if table is None else LINKS
             for said, spec in over.items():
                 seconds = None if table is None else table.seconds(row, said)
-                if table is None or seconds is not None:
-                    out.append(_result(row, spec, seconds, goal))
+                compute = None if table is None or seconds is None else table.tasks[row.task].step_ms
+                out.append(_result(row, spec, seconds, compute, goal))
     return out
 
 
-def _result(row: Row, spec: str | None, seconds: float | None, goal: float | None) -> Result:
-    """A run over a link, with the seconds of its step; without one, where they are not known."""
+def _result(row: Row, spec: str | None, seconds: float | None, compute: float | None, goal: float | None) -> Result:
+    """A run over a link, with the seconds of its step, and the milliseconds of one without communication; without them, where
+    they are not known.
+    """
     there = Link() if spec is None else Link(spec, link(spec).bits_per_second)
     sent, epoch = row.sent[-1] / max(1, row.at[-1]), max(1, row.steps_per_epoch)
     dense = row.fp32_bytes / row.steps
@@ -129,7 +135,9 @@ def _result(row: Row, spec: str | None, seconds: float | None, goal: float | Non
         optimizer=Optimizer(row.optimizer, row.peak_lr, 1.0, row.momentum, row.why),
         traffic=Traffic(row.rounds / row.steps, sent, sent, dense, sent / dense if dense else None),
         time=Times(
-            Quartiles(ms, ms, ms), samples_per_second=None if seconds is None else row.workers * row.batch / seconds,
+            Quartiles(ms, ms, ms), compute_ms=compute,
+            exposed_ms=None if compute is None else max(0.0, ms - compute),
+            samples_per_second=None if seconds is None else row.workers * row.batch / seconds,
             total_seconds=None if seconds is None else row.steps * seconds,
         ),
         curve=[

@@ -14,8 +14,9 @@ from grace.compute import native
 from grace.compute.native import F, I, N, P
 from grace.errors import PayloadError
 from grace.kernels import check
-from grace.kernels.calling import LAYOUTS, new_wire
+from grace.kernels.calling import LAYOUTS, Layout, encode, new_wire
 from grace.kernels.index_lists import layout, refuse
+from grace.kernels.noting import ROWS, THREADS, Blank, Call
 from grace.kernels.sparse import WirePart
 from grace.kernels.sparse.parts import BAD_VALUES, check_parts
 from grace.wire import Gathered
@@ -29,15 +30,7 @@ native.declare("sparse_sum", P, P, P, P, P, N, P, N, I, F, I, I)
 def encode_topk(
     rows: Tensor, k: int, code: str, memory: Tensor | None, rest: Tensor | None, *, narrow: bool
 ) -> tuple[Tensor, bool]:
-    b, n = rows.shape
-    number, low, size = layout(n, k, code)
-    width = k * (2 if narrow else 4) + size
-    wire = new_wire(b, width)
-    tensors = check.same_shape(rows, memory, rest)
-    done = native.c.topk_wire(*tensors, b, n, k, narrow, number, low, wire.data_ptr(), width, native.threads())
-    if done < 0:
-        refuse(done, n, k)
-    return wire, bool(done)
+    return encode(native.c.topk_wire, _layout(rows.shape[1], k, code, narrow), rows, memory, rest)
 
 
 def encode_pairs(index: Tensor, sent: Tensor, n: int, code: str, *, narrow: bool) -> Any:
@@ -48,6 +41,22 @@ def encode_pairs(index: Tensor, sent: Tensor, n: int, code: str, *, narrow: bool
     wire = new_wire(b, k * (2 if narrow else 4) + size)
     native.c.write_pairs(index.data_ptr(), sent.data_ptr(), k, n, narrow, number, low, wire.data_ptr())
     return wire
+
+
+class _PairsLayout(Layout):
+    """The arguments of ``topk_wire``: its knobs come before the wire."""
+
+    __slots__ = ()
+
+    def __init__(self, width: int, n: int, *knobs: Any):
+        super().__init__(width, n, None)
+        self.sizes = (native.N(n), *knobs)
+
+
+@functools.lru_cache(LAYOUTS)
+def _layout(n: int, k: int, code: str, narrow: bool) -> Layout:
+    number, low, size = layout(n, k, code)
+    return _PairsLayout(k * (2 if narrow else 4) + size, n, N(k), I(narrow), I(number), I(low))
 
 
 class _Same(NamedTuple):
@@ -73,8 +82,16 @@ def sum_topk(
 ) -> None:
     (b, n), W = out.shape, len(received)
     width, values, *same = _same(W, n, k, code, narrow)
+    here = type(received) is Gathered and b == 1 and received.width == width
+    if isinstance(out, Blank):
+        if not here or not isinstance(received, Gathered):
+            raise TypeError("calls are noted for wires that stay")
+        lists = check.pointers([(begin or 0) + values for begin in received.pointers])
+        more = (W, ROWS, n, narrow, weight, add, THREADS)
+        out.note(Call(native.c.sparse_sum, (received.pointers, lists, *same, *more), 0))
+        return
     address = check.numbers("out", out)
-    if type(received) is Gathered and b == 1 and received.width == width:
+    if here and isinstance(received, Gathered):
         rows = [list(received.pointers)]
     else:
         addresses = check.wire_rows(received, b, width)

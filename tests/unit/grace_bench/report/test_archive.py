@@ -50,6 +50,18 @@ def test_with_steps_there_are_links_and_a_time_to_the_quality_of_bf16() -> None:
     assert (group["step_ms"], group["target_seconds"]) == (10, 1.0)
     assert group["curve"]["seconds"] == [0, 0.5, 1.0]
     assert made["tasks"][0]["target"] == pytest.approx(0.98 * 0.8)
+    assert group["compute_ms"] + group["exposed_ms"] == group["step_ms"], "the parts of a step add up to it"
+    assert (made["runs"], made["measured"]) == (6, 6), "not three times as many for three links"
+
+
+def test_what_the_table_of_steps_does_not_know_has_no_times() -> None:
+    made = document(*ROWS, steps=steps(none=(90, 20, 5), bf16=(50, 11, 4)))
+    unknown = [one for one in made["groups"] if one["label"] == "topk"]
+    assert [one["link"] for one in unknown] == [0, 1, 2]
+    for one in unknown:
+        assert one["figures"] == [FIGURE["name"], "quality-bytes"]
+        assert one["final"] == 0.8
+        assert not {"throughput", "step_ms", "compute_ms", "exposed_ms", "target_seconds"} & {*one}
 
 
 def test_what_is_not_alike_is_not_mixed() -> None:

@@ -7,11 +7,13 @@ import re
 import msgspec
 import pytest
 
+from grace_bench.report.archive import write_page
 from grace_bench.report.contents import FIGURES
 from grace_bench.report.write import write_report
 from grace_bench.runs.results import decode, encode
 from tests.unit.grace_bench.report import browser
 from tests.unit.grace_bench.report.samples import BASELINES, METHODS, codecs, run, sweep, write
+from tests.unit.grace_bench.survey.test_compare import row, steps
 
 WHY = browser.missing()
 pytestmark = [pytest.mark.skipif(WHY is not None, reason=str(WHY)), pytest.mark.xdist_group("browser")]
@@ -383,6 +385,28 @@ def test_a_figure_of_too_many_says_what_it_draws_and_the_table_offers_all(open_b
     assert len(open_browser.column("method")) == 200
     open_browser.click("#more button")
     assert len(open_browser.column("method")) == 231
+    assert open_browser.messages() == []
+
+
+def test_an_archive_of_the_survey(open_browser, tmp_path):
+    """All figures, times included; a task that the table of steps does not know says so; nothing is infinitely high."""
+    rows = [
+        row(task=task, method=name, recipe=name, seed=seed)
+        for task in "ac"
+        for name in ("none", "bf16", "topk")
+        for seed in (0, 1)
+    ]
+    write_page(rows, "a.parquet", tmp_path / "a.html", steps(none=(90, 20, 5), bf16=(50, 11, 4), topk=(10, 6, 3)))
+    open_browser.open(tmp_path / "a.html")
+    names = open_browser.figures()
+    assert {"quality-epoch-bytes", "step-time", "links"} <= set(names)
+    assert points(open_browser, "quality-epoch-bytes") == [3, 3]
+    assert open_browser.js("return document.querySelectorAll('#figure-step-time .parts_marks path').length") > 3
+    open_browser.choose("#task", "c: survey")
+    open_browser.figures()
+    empty = "return document.querySelector('#figure-step-time').innerText.includes('Nothing in this selection')"
+    assert open_browser.js(empty)
+    assert points(open_browser, "quality-epoch-bytes") == [3, 3]
     assert open_browser.messages() == []
 
 

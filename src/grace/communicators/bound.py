@@ -1,0 +1,149 @@
+"""A compressor's calls of kernels for the tensors of a bucket, found out once and then made all together.
+
+A compressor that does nothing but call one kernel is *bound*: it is asked with :class:`~grace.kernels.noting.Blank` rows and a
+:class:`~grace.kernels.noting.BlankStream`, which tell no more than n, the rank and the step, so the call cannot depend on
+anything else. All other compressors are asked for each tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, cast
+
+from torch import Tensor
+
+from grace.compute import backends, native
+from grace.contract.compressor import Compressor
+from grace.kernels.noting import MEMORY, REST, ROWS, WIRE, Blank, BlankStream, Call, Table
+from grace.random import Stream
+from grace.wire import Gathered
+
+Streams: TypeAlias = Callable[[int], Stream]  # of each tensor
+_TABLES = 4  # that an encoder keeps, for calls that depend on the step
+
+
+class BoundEncoder:
+    """How a compressor encodes T tensors.
+
+    Args:
+        compressor: the compressor.
+        sizes: n of each tensor. widths: bytes of each wire ``[1, w]``.
+        memory: whether there are memories to add, and rests to keep.
+        streams: the random numbers of each tensor. rank: theirs; None if they are shared.
+
+    ``bound``: whether it is, as far as is known.
+    """
+
+    def __init__(
+        self,
+        compressor: Compressor,
+        sizes: Sequence[int],
+        widths: Sequence[int],
+        memory: bool,
+        streams: Streams,
+        rank: int | None,
+    ):
+        self._compressor, self._memory, self._rank = compressor, memory, rank
+        self._sizes, self._widths = sizes, dict(zip(sizes, widths, strict=True))
+        self._keys = _keys(streams)
+        self._tables: dict[tuple[Any, ...], Table] = {}
+        self._only: Table | None = None  # the table of all steps
+        self.bound = _possible()
+
+    def run(
+        self, xs: Sequence[Tensor], memories: Sequence[Tensor], rests: Sequence[Tensor], places: list[int], step: int
+    ) -> list[bool] | None:
+        """Encodes xs plus the memories, of any shapes, into wires that begin at these addresses: whether each was finite.
+        None: nothing was done, and the compressor is to be asked for each tensor.
+        """
+        table = self._table(step) if self.bound else None
+        if table is None:
+            return None
+        table.put(ROWS, [x.data_ptr() for x in xs])
+        table.put(WIRE, places)
+        if self._memory:
+            table.put(MEMORY, [memory.data_ptr() for memory in memories])
+            table.put(REST, [rest.data_ptr() for rest in rests])
+        out = table.run(step)
+        return None if min(out) < 0 else [done == 1 for done in out]  # no memory: it will be said for the tensor
+
+    def _table(self, step: int) -> Table | None:
+        if self._only is not None:
+            return self._only
+        calls, asked = {}, False
+        for n, width in self._widths.items():
+            rows, rng = Blank(n), BlankStream(self._rank, step)
+            call = self._note(rows, rng)
+            asked = asked or bool(rng.asked)
+            if call is None or call.width != width:
+                self.bound = False
+                return None
+            calls[n] = call
+        key = tuple([call.key for call in calls.values()])
+        table = self._tables.get(key)
+        if table is None:
+            if len(self._tables) == _TABLES:  # another one at each step: no gain
+                self.bound = False
+                return None
+            table = make_table([calls[n] for n in self._sizes], self._keys)
+            if table is None:
+                self.bound = False
+                return None
+            self._tables[key] = table
+        self._only = None if asked else table
+        return table
+
+    def _note(self, rows: Blank, rng: BlankStream) -> Call | None:
+        """The one call of which the compressor returns what it gives; None if it does anything else."""
+        lent = [cast(Tensor, Blank(rows.shape[1])) if self._memory else None for _ in range(2)]
+        try:
+            wire, finite = self._compressor.encode_(cast(Tensor, rows), cast(Stream, rng), *lent)
+        except Exception:  # whatever it wanted, blank rows did not have it
+            return None
+        return rows.call if wire is rows.wire and finite is True else None
+
+
+def bind_decoder(
+    compressor: Compressor, sizes: Sequence[int], received: Sequence[Gathered], scale: float, streams: Streams
+) -> Table | None:
+    """The calls that set rows ``[1, n]`` to scale times the sum of the wires received; each returns 0, or why it refused.
+    None: the compressor is to be asked for each tensor.
+    """
+    if compressor.overflows or not _possible():
+        return None
+    calls = []
+    for n, wires in zip(sizes, received, strict=True):
+        out, rng = Blank(n), BlankStream(None, 0)
+        try:
+            compressor.aggregate_(wires, cast(Tensor, out), scale, cast(Stream, rng))
+        except Exception:  # as above
+            return None
+        if out.call is None or rng.asked:
+            return None
+        calls.append(out.call)
+    return make_table(calls, _keys(streams))
+
+
+def make_table(calls: Sequence[Call], keys: Callable[[int, tuple[int, ...]], tuple[Any, Any, int]]) -> Table | None:
+    """The calls as one; None if they are of different kinds."""
+    try:
+        return Table(calls, keys)
+    except TypeError:
+        return None
+
+
+def _possible() -> bool:
+    """Whether kernels can be called many at a time: not by a library that was built before they could."""
+    return backends.backend().functions is not None and native.has("call_many")
+
+
+def _keys(streams: Streams) -> Callable[[int, tuple[int, ...]], tuple[Any, Any, int]]:
+    """The key of each tensor's stream, forked so."""
+
+    def key(i: int, forks: tuple[int, ...]) -> tuple[Any, Any, int]:
+        stream = streams(i)
+        for salt in forks:
+            stream = stream.fork(salt)
+        return stream.native_key()
+
+    return key

@@ -1,0 +1,156 @@
+"""Many calls of one kernel as one: the arguments of each are a row of a table, which is made once.
+
+What a binding would call for a tensor is found out without any numbers: it is called with a :class:`Blank`, of which only the
+shape is known. Whatever looks at more than that fails, and is then called for each tensor as ever.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from grace.compute import native
+
+
+class Slot:
+    """A word of the table that differs from step to step."""
+
+    __slots__ = ()
+
+
+ROWS, MEMORY, REST, WIRE, STEP, THREADS = (Slot() for _ in range(6))
+_CPU: Final = torch.device("cpu")
+
+
+class Key(NamedTuple):
+    """One of the two words of a tensor's key: of its stream, forked by these numbers one after the other."""
+
+    forks: tuple[int, ...]
+    half: int
+
+
+class Call(NamedTuple):
+    """A call of a kernel: arguments are numbers, numbers or arrays of ctypes, a :class:`Slot`, or a :class:`Key`. width: bytes
+    of the wire that it writes; 0 if it writes none.
+    """
+
+    kernel: Callable[..., int]
+    arguments: tuple[Any, ...]
+    width: int
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Two calls with one key are the same."""
+        given = (id(x) if isinstance(x, ctypes.Array) else getattr(x, "value", x) for x in self.arguments)
+        return (id(self.kernel), self.width, *given)
+
+
+class Blank:
+    """Rows ``[1, n]`` of which only the shape is known. Bindings note in ``call`` what they would call for them."""
+
+    __slots__ = ("call", "shape", "wire")
+    is_cpu = True
+    device = _CPU
+
+    def __init__(self, n: int):
+        self.shape = torch.Size((1, n))
+        self.call: Call | None = None
+        self.wire: Any = object()  # stands for what a call writes
+
+    def note(self, call: Call) -> Any:
+        """Notes the call, and returns ``wire``.
+
+        Raises:
+            TypeError: another one was noted.
+        """
+        if self.call is not None:
+            raise TypeError("these rows are for one call")
+        self.call = call
+        return self.wire
+
+
+class BlankStream:
+    """A stream of random numbers of which a kernel may want the key, and a compressor the ``rank`` and the ``step``: then it
+    has ``asked``.
+    """
+
+    __slots__ = ("_forks", "_step", "asked", "rank")
+
+    def __init__(self, rank: int | None, step: int, forks: tuple[int, ...] = (), asked: list[bool] | None = None):
+        self.rank, self._step, self._forks = rank, step, forks
+        self.asked: list[bool] = [] if asked is None else asked
+
+    @property
+    def step(self) -> int:
+        """The step at which the call is noted."""
+        self.asked.append(True)
+        return self._step
+
+    def fork(self, salt: int) -> BlankStream:
+        """As :meth:`grace.random.Stream.fork`."""
+        return BlankStream(self.rank, self._step, (*self._forks, salt), self.asked)
+
+    def native_key(self) -> tuple[Key, Key, Slot]:
+        """As :meth:`grace.random.Stream.native_key`."""
+        return Key(self._forks, 0), Key(self._forks, 1), STEP
+
+
+class Table:
+    """The calls of one kernel for T tensors.
+
+    Args:
+        calls: one for each tensor. keys: the same for each ``forks`` of a :class:`Key`: the two words of each tensor.
+
+    ``results``: what each returned, ``[T]`` int64.
+
+    Raises:
+        TypeError: several kernels, or arguments that differ in kind.
+    """
+
+    def __init__(self, calls: Sequence[Call], keys: Callable[[int, tuple[int, ...]], tuple[Any, Any, int]]):
+        self._calls, self._keys = list(calls), keys  # arrays of ctypes must stay
+        self._number, self._types = native.c.number_of(calls[0].kernel)
+        self._slots = _slots(calls[0])
+        if any(call.kernel is not calls[0].kernel or _slots(call) != self._slots for call in calls):
+            raise TypeError("calls of different kinds are not made as one")
+        self._words = torch.tensor([self._row(i) for i in range(len(calls))])  # [T, arguments] int64
+        self.results = torch.empty(len(calls), dtype=torch.int64)
+        self._sizes = (self._words.data_ptr(), *self._words.shape, self.results.data_ptr())
+
+    def _row(self, i: int) -> list[int]:
+        call = self._calls[i]
+        given = [
+            self._keys(i, word.forks)[word.half] if isinstance(word, Key) else 0 if isinstance(word, Slot) else word
+            for word in call.arguments
+        ]
+        return [_word(value, kind) for value, kind in zip(given, self._types, strict=True)]
+
+    def put(self, slot: Slot, values: list[int] | int) -> None:
+        """The words of all calls in this place: one number for each, or one for all."""
+        column = self._slots.get(slot)
+        if column is not None:
+            self._words[:, column] = torch.tensor(values)
+
+    def run(self, step: int) -> list[int]:
+        """Makes all calls, in their order, at this step of the streams: what each returned."""
+        self.put(STEP, step & 0xFFFFFFFF)
+        self.put(THREADS, native.threads())
+        native.c.call_many(self._number, *self._sizes)
+        out: list[int] = self.results.tolist()
+        return out
+
+
+def _slots(call: Call) -> dict[Slot, int]:
+    """Which slot is in which place."""
+    return {word: at for at, word in enumerate(call.arguments) if isinstance(word, Slot)}
+
+
+def _word(value: Any, kind: Any) -> int:
+    """An argument of this type of ctypes, as the bytes of a word."""
+    if isinstance(value, ctypes.Array):
+        value = ctypes.addressof(value)
+    number = kind(getattr(value, "value", value))
+    return int.from_bytes(bytes(number), "little", signed=True)
