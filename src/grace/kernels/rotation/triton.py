@@ -210,10 +210,10 @@ def _sums(
 
 @triton.jit
 def _write(
-    x, rms, scales, book, middle, wire, said, n, block, nb, w, width, BITS: tl.constexpr, HAS_REST: tl.constexpr,
+    x, rms, scales, book, middle, wire, rest, n, block, nb, w, width, BITS: tl.constexpr, HAS_REST: tl.constexpr,
     G: tl.constexpr,
 ):  # fmt: skip
-    """Scales and codes; ``said``: what they say of the rotated numbers."""
+    """Scales and codes; ``rest``: what they say of the rotated numbers."""
     row = tl.program_id(1).to(tl.int64)
     first, i, counts = tile_positions(G, 8)
     inside = counts & (i < n)
@@ -226,7 +226,7 @@ def _write(
     store_float(base + 4 * k, scale, inside & (i % block == 0))
     store_codes(base + 4 * nb, tl.where(inside, code, 0), first, n, width, BITS, G)
     if HAS_REST:
-        tl.store(said + row * n + i, tl.load(book + code) * scale, inside)
+        tl.store(rest + row * n + i, tl.load(book + code) * scale, inside)
 
 
 @triton.jit(do_not_specialize=["weight"])
