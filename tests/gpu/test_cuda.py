@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -171,3 +175,15 @@ def test_a_model_trains_over_nccl(spec: str, one_worker: None) -> None:
     assert losses[-1] < losses[0]
     assert handle.stats.steps == 40
     handle.detach()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_bench_trains_there(workers: int, tmp_path: Path) -> None:
+    """Two workers share a GPU over gloo, or have one each over NCCL."""
+    command = ["--task", "digits", "--methods", "efsignsgd", "--baselines", "", "--steps", "20", "--device", "cuda"]
+    command += ["--workers", str(workers), "--out", str(tmp_path)]
+    subprocess.run([sys.executable, "-m", "grace.cli", "bench", "train", *command], check=True, timeout=300)
+    (file,) = (tmp_path / "runs").glob("*.json")
+    environment = json.loads(file.read_text())["environment"]
+    assert environment["device"] == torch.cuda.get_device_name(0)
+    assert environment["backend"] == ("nccl" if torch.cuda.device_count() >= workers else "gloo")

@@ -30,6 +30,7 @@ CAP = 3, 2  # times the incumbent's step, as a fraction: who takes longer has lo
 WATCH = 16  # steps of a block outside trials, at least
 LEAST, SPAN_NS = 4, 250_000_000  # steps, and nanoseconds, that a block of a trial has at least
 FREE_NS = 6_000_000_000  # what may be spent in any case
+ROOM = 0.9  # of the budget, for trials and looks: telling goes on, and trials may cost more than predicted
 SHORT_NS = 200_000  # a step below this is too short to be compared
 VARIES = 0.2  # of their median: blocks that vary by more cannot be compared
 BELIEVED = 0.8  # where steps cannot be compared, a plan must be predicted to take at most this of the baseline's
@@ -205,7 +206,7 @@ class Controller:
                 self.events.append((self.step, self._alarm))
         if self._changes and self.step - self._changed >= LASTING:
             self._distance = {True: 1, False: 1}
-        if self.share and self.spent < self.budget:
+        if self.share and self.spent < self._room:
             steps, since = self.step - self._looked[0], self.elapsed - self._looked[1]
             if self._alarm is not None and self.step - self._alarmed >= self._distance[True] * APART:
                 self.look, self._alarm, self._alarmed = self._alarm, None, self.step
@@ -235,9 +236,9 @@ class Controller:
             if number == self.current:
                 self.queue.pop(0)
                 continue
-            if self.spent + self._price(number) > self.budget:
+            if self.spent + self._price(number) > self._room:
                 self.waits = f"{number}: trying it may cost {self._price(number) / 1e9:.1f} s, and the budget has " \
-                             f"{max(0, self.budget - self.spent) / 1e9:.1f}"  # fmt: skip
+                             f"{max(0, self._room - self.spent) / 1e9:.1f}"  # fmt: skip
                 break
             self.queue.pop(0)
             self.waits = None
@@ -255,6 +256,11 @@ class Controller:
     def budget(self) -> int:
         """Nanoseconds that may be spent up to now."""
         return max(FREE_NS, int(self.share * self.elapsed))
+
+    @property
+    def _room(self) -> int:
+        """Nanoseconds that trials and looks may have spent up to now."""
+        return int(ROOM * self.budget)
 
     def _price(self, number: int) -> int:
         """What a trial costs if the prediction is right and the challenger loses: two pairs, or where it is beyond the cap,
@@ -286,17 +292,17 @@ class Controller:
         if self._order:
             self._begin(self._order.pop(0), self._block_steps())
             return
-        trial, mine, theirs = self._now, self._pair["mine"], self._pair["theirs"]
-        sound = mine > 0 and theirs > 0  # a pair that could not be measured is lost
+        trial, kept, theirs = self._now, self._pair["mine"], self._pair["theirs"]
+        sound = kept > 0 and theirs > 0  # a pair that could not be measured is lost
         if sound:
-            trial.pairs.append((mine, theirs))
-            self.spent += max(0, theirs - mine) * self._block_steps()
+            trial.pairs.append((kept, theirs))
+            self.spent += max(0, theirs - kept) * self._block_steps()
         plain = trial.rival < self.baselines <= trial.incumbent
-        if sound and (theirs < mine if plain else 10_000 * theirs < self._needed * mine):
+        if sound and (theirs < kept if plain else 10_000 * theirs < self._needed * kept):
             trial.better += 1
         else:
             trial.worse += 1
-        if sound and theirs * CAP[1] > mine * CAP[0]:
+        if sound and theirs * CAP[1] > kept * CAP[0]:
             self._close(won=False, words="much slower")
         elif trial.better >= NEED:
             self._close(won=True, words=f"{trial.better} of {trial.better + trial.worse} pairs for it")
@@ -306,6 +312,9 @@ class Controller:
                 self._close(won=True, words=f"{trial.better} of {count} pairs for it, and what is not faster gives way")
             else:
                 self._close(won=False, words=f"{trial.worse} of {count} pairs against it")
+        elif self.spent > self._room:
+            self.queue.insert(0, (trial.rival, trial.why))  # once more, when there is more to spend
+            self._close(won=False, words="it has cost more than predicted, and the budget is spent", settled=False)
         else:
             self._begin_pair()
 
@@ -314,13 +323,13 @@ class Controller:
         assert self._trial is not None
         return self._trial
 
-    def _close(self, *, won: bool, words: str) -> None:
+    def _close(self, *, won: bool, words: str, settled: bool = True) -> None:
         trial, self._trial = self._now, None
         trial.won, trial.step, trial.words = won, self.step, words
         self.trials.append(trial)
         if won:
             self._change(trial.rival)
-        if trial.rival < self.baselines or (won and trial.incumbent < self.baselines):
+        if settled and (trial.rival < self.baselines or (won and trial.incumbent < self.baselines)):
             self.verified_at = self.step
         varies = _spread([mine for mine, _ in trial.pairs])
         if not won and len(trial.pairs) >= PAIRS - 1 and varies > VARIES and self.verified_at is None:

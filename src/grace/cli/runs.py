@@ -43,7 +43,7 @@ from grace_bench.workers.local import Launcher, launch
 from grace_bench.workers.sweep import RunOutcome, sweep
 
 _LAUNCHERS = ("auto", "local", "ray")
-_COMMON = ("steps", "epochs", "evaluations", "batch", "lr", "data", "granularity", "timeout", "machines")
+_COMMON = ("steps", "epochs", "evaluations", "batch", "lr", "data", "granularity", "timeout", "machines", "device")
 C = TypeVar("C", bound=Callable[..., None])
 
 Methods = Annotated[
@@ -118,6 +118,9 @@ def _options(
     threads: Annotated[
         int | None, typer.Option("--threads", help="Threads of each worker; its share of the cores by default.")
     ] = None,
+    device: Annotated[
+        str, typer.Option("--device", help="cpu, or cuda: each worker on the GPU of its number; fewer are shared.")
+    ] = "cpu",
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds without progress that end a run.")] = 300.0,
     launcher: Annotated[
         str,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -19,8 +18,9 @@ from grace_bench.codecs.buffers import COPIES, Buffers
 from grace_bench.codecs.cases import cases_of, variants
 from grace_bench.codecs.clock import DECODE, ENCODE, Case, Clock, Timing
 from grace_bench.codecs.compressors import compressor_of
-from grace_bench.codecs.device import bandwidth_share, clock_of, count_launches, device_of, least_bytes, name_device
+from grace_bench.codecs.device import bandwidth_share, count_launches, least_bytes
 from grace_bench.codecs.plan import COLD, YARDSTICKS, Plan, size_text
+from grace_bench.devices import clock_of, device_of, name_device
 from grace_bench.runs.results import quartiles
 from grace_command.text import plural
 
@@ -63,7 +63,7 @@ class Bench:
         head = {
             "schema": SCHEMA,
             "version": VERSION,
-            "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "created": machine.now(),
             "command": list(command),
             "environment": {**self._environment(), "load_before": machine.load()},
             "plan": {

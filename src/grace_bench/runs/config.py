@@ -48,6 +48,7 @@ class RunConfig:
             what stays among them does not pass it. None: every worker has a link of its own.
         toolkit: what the model and its step are written in: "torch", "tensorflow" or "jax".
         cores: threads of each worker; None: its share of the machine's cores.
+        device: "cpu", or "cuda": each worker on the GPU of its number, or several on one, where there are fewer.
         round: which of several equal runs this is, >= 0: all methods run once, then all again, so that a machine that changes
             its pace does so for all of them.
     """
@@ -70,6 +71,7 @@ class RunConfig:
     toolkit: str = TORCH
     machines: int | None = None
     round: int = 0
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.epochs is not None:
@@ -85,6 +87,12 @@ class RunConfig:
             ("seed", self.seed, self.seed >= 0, "seed >= 0"),
             ("round", self.round, self.round >= 0, "round >= 0"),
             ("batch", self.batch, self.batch is None or self.batch >= 1, "batch >= 1"),
+            (
+                "device",
+                self.device,
+                self.device in ("cpu", "cuda"),
+                "'cpu' or 'cuda', of which each worker takes its own",
+            ),
             ("machines", self.machines, self.machines is None or self._divides, f"a divisor of {self.workers} workers"),
             ("threads", self.cores, self.cores is None or 1 <= self.cores <= 1024, "1 to 1024"),
         ):
@@ -97,6 +105,8 @@ class RunConfig:
             raise ConfigurationError(
                 f"baseline {self.method!r} is torch's own: toolkit {self.toolkit} does not have it"
             )
+        if self.device != "cpu" and self.toolkit != TORCH:
+            raise out_of_range("run", "device", self.device, f"'cpu' with toolkit {self.toolkit}")
         if self.toolkit == "jax" and self.granularity != "parameter":
             raise out_of_range("run", "granularity", self.granularity, "'parameter' with toolkit jax")
         _ = self.network  # an error now, before any process starts; the same holds for

@@ -12,6 +12,7 @@ from grace.auto.settings import wanted
 from grace.compute import resources
 from grace.errors import ConfigurationError
 from grace.registry import method
+from grace_bench.devices import device_of
 from grace_bench.extras import TORCH, check_toolkit
 from grace_bench.network.namespaces import LinkError, why_not
 from grace_bench.runs.baselines import BASELINES, NO_COMMUNICATION
@@ -81,8 +82,11 @@ def check(configs: Sequence[RunConfig]) -> None:
     Raises:
         UnknownNameError: an unknown task.
         ConfigurationError: a toolkit that does not have a task, or is not installed.
+        ConfigurationError: there is no such device here.
         LinkError: a link that this machine cannot make.
     """
+    for device in dict.fromkeys(config.device for config in configs):
+        device_of(device)
     for task in dict.fromkeys(config.task for config in configs):
         find_task(task)
     for toolkit, task in dict.fromkeys((config.toolkit, config.task) for config in configs):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import hashlib
 import json
 import os
@@ -22,6 +21,7 @@ from grace.contract.knobs import as_call
 from grace.registry import parse, recipe, short
 from grace.registry.policy import SMALL, Policy
 from grace_bench import machine
+from grace_bench.devices import ON_CPU, Placement, name_device
 from grace_bench.extras import TORCH
 from grace_bench.runs import results
 from grace_bench.runs.config import RunConfig
@@ -34,17 +34,20 @@ if TYPE_CHECKING:
 _TCP = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
-def find_environment(threads: int) -> results.Environment:
+def find_environment(threads: int, placement: Placement = ON_CPU) -> results.Environment:
     """Where a run takes place, as far as it bears on the numbers."""
     tcp = _TCP.read_text().strip() if _TCP.exists() else None
-    return results.Environment(**machine.versions(), cores=os.cpu_count(), threads_per_worker=threads, tcp=tcp)
+    return results.Environment(
+        **machine.versions(), cores=os.cpu_count(), threads_per_worker=threads, tcp=tcp, backend=placement.backend,
+        device=name_device(placement.device),
+    )  # fmt: skip
 
 
 def _identity(config: RunConfig, command: list[str]) -> dict[str, Any]:
     """What a document says about a run before it has run."""
     link, kind, auto = config.network, config.kind, wanted(config.method)
     return {
-        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "created": machine.now(),
         "kind": kind,
         "family": "baseline" if kind == "baseline" else "auto" if auto else recipe(parse(config.method)[0]).family,
         "task": config.task,
@@ -78,6 +81,7 @@ def result_of(
     epoch_steps: int,
     command: list[str],
     prediction: results.Prediction | None,
+    placement: Placement = ON_CPU,
 ) -> Result:
     """The document of a run; its replicas, if it has any, have been found equal."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -88,7 +92,7 @@ def result_of(
     ran, moved = len(measured.seconds), measured.steady
     return Result(
         **_identity(config, command),
-        environment=find_environment(config.threads),
+        environment=find_environment(config.threads, placement),
         data=results.Data(**task.data_info()),
         paper_row=task.paper_row,
         optimizer=optimizer,
@@ -171,18 +175,8 @@ def find_target(task: Task, curve: Sequence[Point]) -> results.Target | None:
 
 
 _NAMED = {
-    "task",
-    "method",
-    "toolkit",
-    "workers",
-    "seed",
-    "granularity",
-    "link",
-    "latency",
-    "timeout",
-    "machines",
-    "round",
-}
+    "task", "method", "toolkit", "workers", "seed", "granularity", "link", "latency", "timeout", "machines", "round",
+}  # fmt: skip
 
 
 def file_name(config: RunConfig) -> str:

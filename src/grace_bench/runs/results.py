@@ -44,6 +44,7 @@ class Environment(Struct, frozen=True):
     threads_per_worker: Count | None = None
     backend: str = "gloo"
     tcp: str | None = None
+    device: str = "cpu"
 
 
 class Data(Struct, frozen=True):

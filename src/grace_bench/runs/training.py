@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,6 +24,7 @@ from grace.errors import AgreementError, ConfigurationError, OptimizerWarning
 from grace.predict.probe import Probe
 from grace.predict.timeline import shares_of
 from grace.transports.torch_distributed import TorchDistributed
+from grace_bench.devices import Placement, move, place, wait_for
 from grace_bench.network.interface import ByteCounts, read_counters
 from grace_bench.network.namespaces import INTERFACE
 from grace_bench.runs import measure
@@ -76,6 +79,7 @@ class Training:
     ):
         self.config, self.rank, self.on_progress, self.probe = config, rank, on_progress, probe
         torch.set_num_threads(config.threads)
+        self.placement = place_worker(config, rank)
         self.task = load_task(config)
         self.epoch_steps = self.task.steps_per_epoch(config.workers)
         if self.epoch_steps < 1:
@@ -91,7 +95,7 @@ class Training:
         config, task = self.config, self.task
         measure.forget_peak()
         torch.manual_seed(config.seed)
-        model = task.model()
+        model = task.model().to(self.placement.device)
         torch.manual_seed(config.seed * MOST + self.rank + 1)  # dropout differs between workers
         add_decay(task, model)
         self.scale, changes = self._adjust_optimizer(model)
@@ -122,6 +126,7 @@ class Training:
                 config, task, model, measured, curve=curve, optimizer=changes, steps=self.steps,
                 epoch_steps=self.epoch_steps, command=command,
                 prediction=None if self.probe is None else predict(self.probe, config, model, measured),
+                placement=self.placement,
             )  # fmt: skip
         dist.barrier()
         trained.close()
@@ -167,8 +172,9 @@ class Training:
 
     # ---- the loop ---------------------------------------------------------------------------------------------------
     def _step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, step: int = 0) -> torch.Tensor:
-        """One step; the loss."""
+        """One step; the loss. It has ended when the device is done."""
         optimizer.zero_grad()
+        batch = move(batch, self.placement.device)
         loss = self.task.loss(model, batch)
         torch.autograd.backward(loss)
         if self.task.clip:
@@ -176,6 +182,7 @@ class Training:
         for group in optimizer.param_groups:
             group["lr"] = self.task.lr(step) * self.scale
         optimizer.step()
+        wait_for(self.placement.device)
         return loss
 
     def _train(
@@ -228,6 +235,8 @@ class Training:
 
     def _evaluate(self, model: nn.Module, step: int, seconds: float, sent: int, loss: float | None) -> Point:
         inner = getattr(model, "module", model)
+        if self.placement.device.type != "cpu":  # the test set is the host's
+            inner = copy.deepcopy(inner).cpu()
         metrics = {name: _none_unless_finite(value) for name, value in self.task.evaluate(inner).items()}
         train = None if loss is None else _none_unless_finite(loss)
         epoch = step / self.epoch_steps
@@ -242,11 +251,17 @@ class Training:
         digest = hashlib.sha256()
         for p in model.parameters():
             digest.update(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
+        mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8).to(self.placement.device)
         all_of_them = TorchDistributed().run(AllGather(mine))  # [W, 32]
         differ = [rank for rank, other in enumerate(all_of_them) if not torch.equal(other, all_of_them[0])]
         if differ:
             raise AgreementError(f"after {self.steps} steps the parameters of ranks {differ} are not those of rank 0")
+
+
+def place_worker(config: RunConfig, rank: int) -> Placement:
+    """Where this worker works; launchers tell its number on its machine, or else it is its rank."""
+    local = int(os.environ.get("LOCAL_RANK", rank))
+    return place(config.device, local, int(os.environ.get("LOCAL_WORLD_SIZE", config.workers)), config.network.shaped)
 
 
 def load_task(config: RunConfig) -> Task:

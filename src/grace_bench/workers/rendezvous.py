@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
+import torch
 import torch.distributed as dist
 
 from grace.errors import GraceError, TransportError
@@ -19,7 +20,7 @@ from grace_bench.extras import TORCH
 from grace_bench.runs.config import RunConfig
 from grace_bench.runs.record import failure_of
 from grace_bench.runs.results import Document, Result
-from grace_bench.runs.training import Training
+from grace_bench.runs.training import Training, place_worker
 
 _GRACE_SECONDS = 60.0  # beyond the run's own time-out, until the slowest worker must have said how it ended
 
@@ -47,7 +48,10 @@ def _group(store: dist.Store, name: str, rank: int, config: RunConfig) -> Iterat
     guard_exit()
     named = dist.PrefixStore(name, store)
     timeout = datetime.timedelta(seconds=config.timeout)
-    dist.init_process_group("gloo", store=named, rank=rank, world_size=config.workers, timeout=timeout)
+    placement = place_worker(config, rank)
+    if placement.device.type == "cuda":
+        torch.cuda.set_device(placement.device)
+    dist.init_process_group(placement.backend, store=named, rank=rank, world_size=config.workers, timeout=timeout)
     yield
     dist.destroy_process_group()
 
@@ -113,7 +117,7 @@ def _find_probe(config: RunConfig) -> Probe | None:
     share a machine's cores.
     """
     local = os.environ.get("LOCAL_WORLD_SIZE")
-    if local is None:
+    if local is None or config.device != "cpu":  # the model of links knows no device beside the network
         return None
     cores = (os.cpu_count() or 1) * config.workers // int(local)
     return Probe(TorchDistributed(), cores, config.network)

@@ -46,6 +46,7 @@ def digests(folder: str, runner: list[str], *options: str) -> str:
     return subprocess.run(run, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.timeout(1800)  # two whole builds
 @pytest.mark.night("a kernel that differs on another processor")
 @pytest.mark.skipif(bool(missing()), reason=f"needs {missing()}: apt-get install it")
 def test_neon_has_the_bits_of_other_processors() -> None:

@@ -14,8 +14,9 @@ from grace_bench.codecs import device, table
 from grace_bench.codecs.bench import Bench
 from grace_bench.codecs.buffers import Buffers
 from grace_bench.codecs.clock import DECODE, ENCODE, FEEDBACK, Case
-from grace_bench.codecs.device import bandwidth_share, device_of, least_bytes
+from grace_bench.codecs.device import bandwidth_share, least_bytes
 from grace_bench.codecs.plan import plan_of
+from grace_bench.devices import device_of
 
 
 @pytest.mark.parametrize("text", ["gpu", "cuda:x", "cpu:1", "", "tpu"])
