@@ -25,6 +25,7 @@ from grace.contract.knobs import as_call, describe_knobs, spell_value
 from grace.contract.peer import Peer
 from grace.errors import CompositionError
 from grace.registry import COMMUNICATORS, Recipe, documentation, recipe
+from grace.verify.peak import SIDE, WORKERS, peak_of
 from grace.verify.running import leaves
 from grace.wire import sealed_bytes
 from grace_command import catalog, shell
@@ -178,6 +179,7 @@ def page(name: str) -> str:
     out += [f"The name `{name}` stands for `{composition(name)}`." + _aliases(entry)]
     out += ["## Knobs", _knobs(entry, arguments(parts.get("Args", "")))]
     out += ["## On the wire", _sentence(markdown(parts["Wire"])), _traffic(made)]
+    out += ["## Memory", _memory(made)]
     out += ["## Bias and bound", _sentence(markdown(parts["Bias"])) + _bias(made)]
     if made.needs:
         out += ["## What it needs of the optimizer", _needs(made)]
@@ -210,6 +212,20 @@ def _knobs(entry: Recipe, described: dict[str, str]) -> str:
     around.append(f"`memory` (here `{entry.memory}`)")
     pages = "[communicators](../concepts/methods-and-communicators.md) and [memories](../concepts/memories.md)"
     return f"{own}\n\nAnd what goes around it: {' and '.join(around)}, each with knobs of its own; see {pages}."
+
+
+def _memory(method: grace.Method[Any]) -> str:
+    """What it needs beside the gradient."""
+    found = peak_of(method)
+    assert found is not None, "a method of its own needs no machines"
+    kept = (
+        f"keeps {found.kept:.2g} times its bytes from step to step" if found.kept else "keeps nothing from step to step"
+    )
+    return (
+        f"Beside the gradient a worker {kept}, and at most {found.most:.2g} times its bytes are alive in a step (a matrix of "
+        f"{SIDE} x {SIDE}, {WORKERS} workers, plain torch; fused kernels need less). See [how it is counted]"
+        "(../concepts/gpu.md#memory)."
+    )
 
 
 def _bias(method: grace.Method[Any]) -> str:

@@ -40,7 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--seconds"):
         from tests.seconds import Recorder  # it needs psutil, which not all environments have
 
-        config.pluginmanager.register(Recorder(Path(config.getoption("--seconds"))))
+        writes = not hasattr(config, "workerinput")
+        config.pluginmanager.register(Recorder(Path(config.getoption("--seconds")), writes))
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist may change the names in the same hook

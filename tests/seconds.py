@@ -29,10 +29,16 @@ def used() -> float:
 
 
 class Recorder:
-    """Writes one line for each test at the end, `processor clock name`; in the process that hands the tests out."""
+    """Writes one line for each test, `processor clock name`, in the process that hands the tests out: as they end, so that
+    a run that is broken off leaves them, and dearest first at the end.
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
+    ``writes``: whether this is that process.
+    """
+
+    def __init__(self, file: Path, writes: bool = True) -> None:
+        self.file, self.writes = file, writes
+        if writes:
+            file.unlink(missing_ok=True)
         self.rows: dict[str, tuple[float, float]] = {}
 
     @pytest.hookimpl(wrapper=True)
@@ -51,14 +57,19 @@ class Recorder:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         for name, value in report.user_properties:
             if name == OWN:
-                self.rows[report.nodeid.rpartition("@")[0] or report.nodeid] = tuple(value)
+                row = report.nodeid.rpartition("@")[0] or report.nodeid
+                self.rows[row] = tuple(value)
+                if self.writes:
+                    self._write("a", [row])
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if hasattr(session.config, "workerinput"):
-            return
-        dearest = sorted(self.rows.items(), key=lambda row: -row[1][0])
+        if self.writes:
+            self._write("w", sorted(self.rows, key=lambda row: -self.rows[row][0]))
+
+    def _write(self, mode: str, rows: list[str]) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        self.file.write_text("".join(f"{cpu:.2f}\t{wall:.2f}\t{name}\n" for name, (cpu, wall) in dearest))
+        with self.file.open(mode, encoding="utf-8") as out:
+            out.writelines("{:.2f}\t{:.2f}\t{}\n".format(*self.rows[row], row) for row in rows)
 
 
 _BEFORE: pytest.StashKey[tuple[float, float]] = pytest.StashKey()

@@ -60,9 +60,9 @@ def compression(method: Method[Any] | str) -> type:
         >>> wire.dtype, half.decompress(wire, context)
         (torch.float16, tensor([1., 1.]))
     """
-    one = read_method(method) if isinstance(method, str) else method
-    name = spell(one)
-    compressor = _find_summable(one, name)
+    chosen = read_method(method) if isinstance(method, str) else method
+    name = spell(chosen)
+    compressor = _find_summable(chosen, name)
 
     def to_wire(x: Tensor) -> Tensor:
         if compressor.transparent:
@@ -95,26 +95,26 @@ def compression(method: Method[Any] | str) -> type:
         return tensor if context is None else _on_host(from_wire, [tensor, context], context)
 
     members = {
-        "method": one, "compress": staticmethod(compress), "decompress": staticmethod(decompress), "__module__": __name__,
+        "method": chosen, "compress": staticmethod(compress), "decompress": staticmethod(decompress), "__module__": __name__,
     }  # fmt: skip
     return type(f"Compression({name})", (), members)
 
 
-def _find_summable(one: Method[Any], name: str) -> Compressor:
-    if not isinstance(one, Allreduce):
+def _find_summable(chosen: Method[Any], name: str) -> Compressor:
+    if not isinstance(chosen, Allreduce):
         raise ConfigurationError(
             f"{name!r} sends what cannot be summed, or keeps a memory, and Horovod's compression= sums what is sent; "
             + _REMEDY.format(name)
         )
-    if not one.compressor.facts(64).deterministic or one.compressor.randomness == "shared":
+    if not chosen.compressor.facts(64).deterministic or chosen.compressor.randomness == "shared":
         raise ConfigurationError(
             f"{name!r} draws random numbers by the tensor's name and the step, which Horovod's compression= does not know; "
             + _REMEDY.format(name)
         )
-    dtype = _wire_dtype(one.compressor, name)
+    dtype = _wire_dtype(chosen.compressor, name)
     if getattr(torch, dtype) not in _SUMMABLE:
         raise ConfigurationError(f"{name!r} sends {dtype}, which Horovod does not sum; " + _REMEDY.format(name))
-    return one.compressor
+    return chosen.compressor
 
 
 def _wire_dtype(compressor: Compressor, name: str) -> str:

@@ -246,13 +246,13 @@ def read_headers(sealed: Tensor, step: int, sender: int = 0) -> Flag:
     """
     if sealed.shape[1] < HEADER:
         raise PayloadError(f"truncated payload: field 'status' needs {HEADER} bytes of {sealed.shape[1]}")
-    found = sealed[:, :HEADER].contiguous().view(torch.int32).view(-1)
+    headers = sealed[:, :HEADER].contiguous().view(torch.int32).view(-1)
     if not on_host(sealed.device):
         good, bad = _header(True, step), _header(False, step)
-        finite, legal = found == good, (found == good) | (found == bad)
-        refuse_unless(legal.all(), lambda: _explain(found.tolist(), step, sender))
+        finite, legal = headers == good, (headers == good) | (headers == bad)
+        refuse_unless(legal.all(), lambda: _explain(headers.tolist(), step, sender))
         return finite.all()
-    return _all_say_finite(found.tolist(), step, sender)
+    return _all_say_finite(headers.tolist(), step, sender)
 
 
 def _all_say_finite(headers: list[int], step: int, sender: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import platform
 from pathlib import Path
 
@@ -54,6 +55,11 @@ def last_level_cache() -> int:
             text = file.read_text().strip()
             sizes.append(int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[text[-1]])
     return max(sizes, default=_USUAL_CACHE)
+
+
+def now(precision: str = "seconds") -> str:
+    """The time of this moment, for documents; ``precision``: "seconds" or "minutes"."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec=precision)
 
 
 def versions() -> dict[str, str]:

@@ -51,6 +51,9 @@ def method_table(found: dict[str, Any]) -> RenderableType:
         text = "{needs}: {why}".format(**found["optimizer"])
         parts += [Text("The optimizer needs", style="bold"), Padding(Text(text, "yellow"), (0, 0, 1, 4), expand=False)]
     parts += [Text("Claims", style="bold"), Padding(_facts(found["facts"]), (0, 0, 1, 4), expand=False)]
+    if (memory := found["memory"]) is not None:
+        text = "keeps {kept:g} times the gradient, at most {most:g} times more are alive in a step".format(**memory)
+        parts += [Text("Memory", style="bold"), Padding(Text(text), (0, 0, 1, 4), expand=False)]
     parts += [
         Text("Traffic of one worker and step", style="bold"),
         Padding(_traffic(found["traffic"]), (0, 0, 0, 4), expand=False),

@@ -14,18 +14,18 @@ from tests.distributed.processes import ENVIRONMENT, fork, mpiexec
 from tests.distributed.with_horovod import find_python, horovodrun
 
 SCRIPTS = Path(__file__).parents[1] / "grace_dl/scripts"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+COMMAND = Path(grace.cli.__main__.__file__)
 
 
-def migrate(launcher: list[str], script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = ["-m", "grace.cli", "migrate", str(SCRIPTS / script), *arguments]
-    full = [*TORCHRUN, *command] if launcher == TORCHRUN else mpiexec(2, [sys.executable, *command])
+def migrate(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Under mpiexec."""
+    command = mpiexec(2, [sys.executable, "-m", "grace.cli", "migrate", str(SCRIPTS / script), *arguments])
     env = {**ENVIRONMENT, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    return subprocess.run(full, capture_output=True, text=True, timeout=280, env=env, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, env=env, check=False)
 
 
 def test_scripts_for_torch_run_under_mpiexec() -> None:
-    done = migrate([], "several.py", "torch_digits.py", "torch_third_party.py")
+    done = migrate("several.py", "torch_digits.py", "torch_third_party.py")
     assert done.returncode == 0, done.stderr[-4000:]
     assert "size 2 local 2 accuracy 0." in done.stdout
     assert float(done.stdout.split("accuracy ")[1].split()[0]) > 0.3  # of ten classes
@@ -34,9 +34,13 @@ def test_scripts_for_torch_run_under_mpiexec() -> None:
 
 
 def test_scripts_for_torch_run_under_torchrun() -> None:
-    done = migrate(TORCHRUN, "torch_digits.py", "--by", "helper", "--epochs", "1")
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "size 2 local 2 accuracy 0." in done.stdout
+    """Under its variables, in processes that have imported torch already."""
+    arguments = ("migrate", str(SCRIPTS / "torch_digits.py"), "--by", "helper", "--epochs", "1")
+    places = tuple({"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"} for rank in range(2))
+    done = fork(COMMAND, *arguments, workers=2, env=places)
+    said = "".join(output for _, output in done)
+    assert [status for status, _ in done] == [0, 0], said[-4000:]
+    assert "size 2 local 2 accuracy 0." in said
 
 
 def test_scripts_for_torch_run_under_horovodrun() -> None:
@@ -62,15 +66,14 @@ def test_scripts_for_tensorflow_and_keras_run_under_horovodrun() -> None:
 
 
 def test_a_worker_that_is_killed_ends_the_other_which_says_so() -> None:
-    script = Path(grace.cli.__main__.__file__)
-    (status, said), (killed, _) = fork(script, "migrate", str(SCRIPTS / "torch_digits.py"), "--die", workers=2)
+    (status, said), (killed, _) = fork(COMMAND, "migrate", str(SCRIPTS / "torch_digits.py"), "--die", workers=2)
     assert killed == -9
     assert status == 1
     assert "TransportError: rank 0 of 2" in said
 
 
 def test_an_error_of_one_ranks_script_ends_all_and_is_told_by_its_lines() -> None:
-    done = migrate([], "torch_digits.py", "--fail")
+    done = migrate("torch_digits.py", "--fail")
     assert done.returncode != 0
     assert 'raise RuntimeError("the script\'s own error")' in done.stderr
     assert "TransportError: rank 0 of 2" in done.stderr
@@ -80,7 +83,7 @@ def test_an_error_of_one_ranks_script_ends_all_and_is_told_by_its_lines() -> Non
 def test_scripts_for_tensorflow_and_keras_run_under_mpiexec() -> None:
     if importlib.util.find_spec("tensorflow") is None or importlib.util.find_spec("tf_keras") is None:
         pytest.skip("pip install 'grace-dl[tensorflow]' tf_keras")
-    done = migrate([], "several.py", "tf2_tape.py", "tf2_keras.py", "tf2_third_party.py")
+    done = migrate("several.py", "tf2_tape.py", "tf2_keras.py", "tf2_third_party.py")
     assert done.returncode == 0, done.stderr[-4000:]
     for said in ("tape: 2 workers", "keras: 2 workers", "third parties: rank 0 learns", "third parties: rank 1 learns"):
         assert said in done.stdout

@@ -516,6 +516,11 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
+# A job that ends well, and one that mpiexec ends: by day the pools end well, and the page on MPI does.
+ENDS = pytest.mark.night("a rank that leaves and says nothing")
+
+
+@ENDS
 def test_a_good_job_over_mpi_ends_well(script: Path) -> None:
     done = run_under_mpi(script, "fine", workers=2)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -533,6 +538,7 @@ def test_an_error_of_the_users_ends_the_job_and_the_others_hear_which(script: Pa
     assert float(heard[1]) < 60.0, "it heard by a deadline only"
 
 
+@ENDS
 def test_a_killed_worker_ends_the_job(script: Path) -> None:
     start = time.monotonic()
     done = run_under_mpi(script, "kill", workers=2)

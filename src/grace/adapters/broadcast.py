@@ -127,13 +127,13 @@ def send_object(obj: Any, root: int, network: Transport) -> Any:
         raise ConfigurationError(
             f"rank {root} has something else than plain containers of numbers, texts and tensors: {told['problem']}"
         )
-    mine = (
+    message = (
         torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(told["bytes"], dtype=torch.uint8)
     )
     backend = dist.get_backend(network.group) if isinstance(network, TorchDistributed) else ""
     if backend == "nccl":  # it moves what is on a GPU
-        mine = mine.cuda()
-    return unpack(network.run(Broadcast(mine, root)).cpu().numpy().tobytes())
+        message = message.cuda()
+    return unpack(network.run(Broadcast(message, root)).cpu().numpy().tobytes())
 
 
 @contextmanager

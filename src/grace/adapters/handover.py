@@ -182,14 +182,14 @@ class Handover(BaseHandle):
                 got = f"{_name(x.dtype)} {tuple(x.shape)}" if x.layout == torch.strided else str(x.layout)
                 raise InputError(f"the gradient of {name!r} is {got}, and was {_name(dtype)} {shape} when it began")
 
-    def _agree_absent(self, mine: list[bool]) -> list[bool]:
+    def _agree_absent(self, present: list[bool]) -> list[bool]:
         """See :meth:`agree_absent`. Compared once: a collective in each step would cost as much as a small model sends."""
         if self._absent is None:
-            if len(mine) != len(self.names):
-                raise InputError(f"{len(mine)} gradients for {len(self.names)} variables")
-            told = self._session.run(_ask(AllGather(torch.tensor(mine, dtype=torch.uint8))))  # [W, n]
+            if len(present) != len(self.names):
+                raise InputError(f"{len(present)} gradients for {len(self.names)} variables")
+            told = self._session.run(_ask(AllGather(torch.tensor(present, dtype=torch.uint8))))  # [W, n]
             self._absent = told.bool().all(0).tolist()
-        new = [name for name, here, then in zip(self.names, mine, self._absent, strict=True) if then and not here]
+        new = [name for name, here, then in zip(self.names, present, self._absent, strict=True) if then and not here]
         if new:
             raise InputError(
                 f"a gradient of {', '.join(map(repr, new))} has come, where no rank had one in the first step; give zeros "

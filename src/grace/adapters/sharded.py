@@ -153,13 +153,13 @@ class ShardedHandle(Handle):
         return None if self._optimizer is None else read_settings(self._optimizer)
 
     # ---- during the forward and backward pass -----------------------------------------------------------------------
-    def _gather(self, group: ParameterGroup, mine: Tensor, out: Tensor) -> None:
+    def _gather(self, group: ParameterGroup, shard: Tensor, out: Tensor) -> None:
         """Fills ``out`` with the weights of a group; see :meth:`grace.adapters.weights.Weights.gather`."""
         assert self._weights is not None
         if self.error is not None:
             raise self.error
         with self._leaving():
-            self._weights.gather(group, mine, out)
+            self._weights.gather(group, shard, out)
 
     def _scatter(self, group: ParameterGroup, flat: Tensor, out: Tensor) -> None:
         """Fills ``out`` ``[sum of c]`` with the sum over ranks of this rank's row of ``flat`` ``[W * sum of c]``."""
@@ -334,15 +334,15 @@ class ShardedHandle(Handle):
 
 def _one_group(groups: list[ParameterGroup]) -> dist.ProcessGroup:
     """The ranks between which gradients are compressed, the same for all groups of parameters."""
-    found = [group.replicas or group.shards for group in groups]
-    ranks = [dist.get_process_group_ranks(one) for one in found]
+    lines = [group.replicas or group.shards for group in groups]
+    ranks = [dist.get_process_group_ranks(one) for one in lines]
     for group, mine in zip(groups, ranks, strict=True):
         if mine != ranks[0] or (group.replicas is None) != (groups[0].replicas is None):
             raise ConfigurationError(
                 f"the parameters beside {groups[0].name!r} are shared by ranks {ranks[0]}, those beside {group.name!r} by "
                 f"ranks {mine}: Grace compresses between the same ranks for all. Attach to each of the two modules"
             )
-    return found[0]
+    return lines[0]
 
 
 def _sum_rows(rows: Tensor) -> Exchange[Tensor]:

@@ -136,13 +136,13 @@ def list_replicated(parameters: Iterable[Tensor], optimizer: torch.optim.Optimiz
     """What is the same on all ranks once gradients are means: parameters of any shape, their gradients (zeros like the
     parameter for one that is absent), and what the optimizer holds for them.
     """
-    found: list[Tensor] = []
+    replicated: list[Tensor] = []
     for p in parameters:
         held = optimizer.state.get(p, {})
         states = [x for _, x in sorted(held.items()) if isinstance(x, Tensor)]
-        found += [p, torch.zeros_like(p) if p.grad is None else p.grad]
-        found += [x for x in states if x.is_floating_point() and x.device == p.device]
-    return found
+        replicated += [p, torch.zeros_like(p) if p.grad is None else p.grad]
+        replicated += [x for x in states if x.is_floating_point() and x.device == p.device]
+    return replicated
 
 
 def zero_nonfinite_state(optimizer: torch.optim.Optimizer, p: Tensor) -> None:

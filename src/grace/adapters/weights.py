@@ -47,7 +47,7 @@ def read_weights(given: Any) -> Compressor | None:
     """
     if given is None:
         return None
-    found = given
+    compressor = given
     if not isinstance(given, Compressor):
         made = make_method(SHORT.get(given, given) if isinstance(given, str) else given)
         if any(type(layer).__module__.startswith("grace.memories") for layer in layers(made)):
@@ -55,20 +55,20 @@ def read_weights(given: Any) -> Compressor | None:
                 f"weights={_spell(given)} has a memory, and weights are sent anew each time, with nothing to make up for; "
                 "legal: memory=none behind it"
             )
-        found = find_compressor(made)
-    if not isinstance(found, Compressor):
+        compressor = find_compressor(made)
+    if not isinstance(compressor, Compressor):
         raise CompositionError(f"weights={_spell(given)} has an exchange of its own; {_LEGAL}")
-    *_, core = layers(found)
+    *_, core = layers(compressor)
     entry = recipe_of(type(core))
     why = (
-        "sends messages that vary in size" if found.varies
-        else "takes votes" if found.aggregation == "majority"
+        "sends messages that vary in size" if compressor.varies
+        else "takes votes" if compressor.aggregation == "majority"
         else "leaves numbers out" if entry is not None and entry.family in _LEAVES_OUT
         else ""
     )  # fmt: skip
     if why:
         raise CompositionError(f"weights={_spell(given)} {why}; {_LEGAL}")
-    return None if found.transparent else found
+    return None if compressor.transparent else compressor
 
 
 _LEGAL = "legal: int8, int4, fp8, bf16, and other compressors of fixed size that keep every number, such as qsgd:bits=8"
@@ -140,30 +140,30 @@ class Weights:
             )
         return parts
 
-    def gather(self, group: ParameterGroup, mine: Tensor, out: Tensor) -> None:
-        """Fills ``out [W * n]`` with what all ranks' ``mine [n]`` says, this rank's too; ``mine`` may lie in ``out``.
+    def gather(self, group: ParameterGroup, shard: Tensor, out: Tensor) -> None:
+        """Fills ``out [W * n]`` with what all ranks' ``shard [n]`` says, this rank's too; ``shard`` may lie in ``out``.
 
         Raises:
             InputError: the parameters are not those that were there at the beginning.
         """
         session, parts = self.session, self._layouts[id(group)]
-        if mine.numel() != sum(part.c for part in parts):
+        if shard.numel() != sum(part.c for part in parts):
             raise InputError(
                 f"the parameters beside {group.name!r} are not those that were there when Grace was attached; attach again"
             )
         session.stats.dense_bytes += (
             out.numel() * out.element_size() // 2
         )  # a gather moves half of what an all-reduce moves
-        session.run(self._exchange(group.name, parts, mine, out.view(session.world, -1)), counted=True)
+        session.run(self._exchange(group.name, parts, shard, out.view(session.world, -1)), counted=True)
 
-    def _exchange(self, name: str, parts: list[_Part], mine: Tensor, out: Tensor) -> Exchange[None]:
+    def _exchange(self, name: str, parts: list[_Part], shard: Tensor, out: Tensor) -> Exchange[None]:
         session, compressor, version = self.session, self.compressor, self._version()
         peer = Peer(session.rank, session.world, version, f"weights/{name}", session.options.seed)
         mine_only = compressor.randomness == "private"
         stream = peer.private(compressor.id) if mine_only else peer.shared(compressor.id)
         wires: list[Tensor] = []
         finite: Flag = True
-        for index, (part, x) in enumerate(zip(parts, torch.split(mine, [part.c for part in parts]), strict=True)):
+        for index, (part, x) in enumerate(zip(parts, torch.split(shard, [part.c for part in parts]), strict=True)):
             wire = x.view(1, -1)
             if part.compressed:
                 wire, fine = compressor.encode_(x.to(torch.float32, copy=True).view(1, -1), stream.fork(index))

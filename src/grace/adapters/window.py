@@ -27,13 +27,13 @@ class WindowCheckpoint(Checkpoint):
         session: Session,
         memories: Memories,
         workers: int | None,
-        whole: bool,
+        at_rank0: bool,
         *,
         steps: int,
         reference: Mapping[str, Tensor],
         go_on: Callable[[int, Mapping[str, Tensor]], None],
     ):
-        super().__init__(session, memories, workers, whole)
+        super().__init__(session, memories, workers, at_rank0)
         self._steps, self._reference, self._go_on = steps, reference, go_on
 
     def state_dict(self) -> dict[str, Any]:

@@ -180,13 +180,13 @@ def look(transport: Transport, known: Calibration, methods: Sequence[str]) -> Ca
 
 def stragglers(told: Sequence[Told]) -> list[str]:
     """Which ranks take more than 1.5 times as long as the median, in words; compression cannot mend that."""
-    found: dict[int, tuple[float, str]] = {}
+    slowest: dict[int, tuple[float, str]] = {}
     for one in told:
-        if one.straggles > max(STRAGGLES, found.get(one.slowest, (0.0, ""))[0]):
-            found[one.slowest] = one.straggles, one.what
+        if one.straggles > max(STRAGGLES, slowest.get(one.slowest, (0.0, ""))[0]):
+            slowest[one.slowest] = one.straggles, one.what
     return [
         f"rank {rank} takes {times:.1f} times as long as the median of the ranks ({what}): all wait for it"
-        for rank, (times, what) in sorted(found.items())
+        for rank, (times, what) in sorted(slowest.items())
     ]
 
 

@@ -68,15 +68,15 @@ def problem_of(
     """
 
     def phases(first: int, end: int, method: str) -> list[Phase] | None:
-        found: list[Phase] = []
+        timeline: list[Phase] = []
         if most is not None and method not in methods[:2]:
             of = (errors or {}).get(method, {})
             names = [name for part in buckets.names[first:end] for name in part if buckets.fixed(name) is None]
             if any(of.get(name, most + 1) > most for name in names):
                 return None
         for one, shapes in buckets.methods_of(first, end, method).items():
-            found += known.phases(one if one in known.rates else "none", shapes)
-        return found
+            timeline += known.phases(one if one in known.rates else "none", shapes)
+        return timeline
 
     threads = max(1, int(known.cores))
     seconds = 1e-6 if model is None else model.compute
@@ -121,15 +121,15 @@ def policy_of(plan: Plan, buckets: Buckets) -> Policy:
 
 def guess_buckets(shapes: Mapping[str, Shape], most: int, keep: tuple[tuple[str, str], ...] = ()) -> Buckets:
     """The buckets of ``most`` numbers that DistributedDataParallel will make, roughly: from the last tensor to the first."""
-    found: list[list[str]] = []
+    buckets: list[list[str]] = []
     filled = most
     for name in reversed(list(shapes)):
         if filled >= most:
-            found.append([])
+            buckets.append([])
             filled = 0
-        found[-1].append(name)
+        buckets[-1].append(name)
         filled += _size(shapes[name])
-    return Buckets(tuple(map(tuple, found)), shapes, keep)
+    return Buckets(tuple(map(tuple, buckets)), shapes, keep)
 
 
 def _size(shape: Shape) -> int:

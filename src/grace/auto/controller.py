@@ -292,17 +292,17 @@ class Controller:
         if self._order:
             self._begin(self._order.pop(0), self._block_steps())
             return
-        trial, mine, theirs = self._now, self._pair["mine"], self._pair["theirs"]
-        sound = mine > 0 and theirs > 0  # a pair that could not be measured is lost
+        trial, kept, theirs = self._now, self._pair["mine"], self._pair["theirs"]
+        sound = kept > 0 and theirs > 0  # a pair that could not be measured is lost
         if sound:
-            trial.pairs.append((mine, theirs))
-            self.spent += max(0, theirs - mine) * self._block_steps()
+            trial.pairs.append((kept, theirs))
+            self.spent += max(0, theirs - kept) * self._block_steps()
         plain = trial.rival < self.baselines <= trial.incumbent
-        if sound and (theirs < mine if plain else 10_000 * theirs < self._needed * mine):
+        if sound and (theirs < kept if plain else 10_000 * theirs < self._needed * kept):
             trial.better += 1
         else:
             trial.worse += 1
-        if sound and theirs * CAP[1] > mine * CAP[0]:
+        if sound and theirs * CAP[1] > kept * CAP[0]:
             self._close(won=False, words="much slower")
         elif trial.better >= NEED:
             self._close(won=True, words=f"{trial.better} of {trial.better + trial.worse} pairs for it")

@@ -289,22 +289,22 @@ class Driver:
         )  # or old numbers would compete with new
         problem = self.problem()
         plans = [problem.plan(one.plan.parts) for one in self.choices]
-        found = [plan for plan in plans if plan is not None]
+        ranked = [plan for plan in plans if plan is not None]
         best = make_plan(problem)
-        number = next((k for k, one in enumerate(found) if one.parts == best.parts), len(found))
-        if number == len(found):
-            found.append(best)
-            self.choices = [Choice.of(plan, self.buckets) for plan in found]
+        number = next((k for k, one in enumerate(ranked) if one.parts == best.parts), len(ranked))
+        if number == len(ranked):
+            ranked.append(best)
+            self.choices = [Choice.of(plan, self.buckets) for plan in ranked]
             self._offer(controller.current)
-        current = found[controller.current].seconds
+        current = ranked[controller.current].seconds
         alarm = "time" not in why
         challengers = [number] if best.seconds < _FASTER * current or (alarm and best.seconds < current) else []
-        if alarm or found[0].seconds < _FASTER * current:
+        if alarm or ranked[0].seconds < _FASTER * current:
             challengers.append(0)
         self._overhead += self.clock() - start
         challengers = [one for one in dict.fromkeys(challengers) if one != controller.current]
-        self.history.looked(found, challengers, why)
-        controller.looked(_nanoseconds(found), challengers, why)
+        self.history.looked(ranked, challengers, why)
+        controller.looked(_nanoseconds(ranked), challengers, why)
 
     def _tell(self, values: Sequence[int]) -> list[list[int]]:
         start = self.clock()

@@ -147,22 +147,24 @@ class Explanation:
             ) from error
 
     @classmethod
-    def read(cls, found: Mapping[str, Any]) -> Explanation:
+    def read(cls, document: Mapping[str, Any]) -> Explanation:
         """The inverse of :meth:`as_dict`.
 
         Raises:
             ValueError: it is of another schema or version.
         """
-        if found.get("schema") != SCHEMA or found.get("version") != VERSION:
+        if document.get("schema") != SCHEMA or document.get("version") != VERSION:
             raise ValueError(
-                f"schema {found.get('schema')!r}, version {found.get('version')!r}; legal: {SCHEMA!r}, {VERSION}"
+                f"schema {document.get('schema')!r}, version {document.get('version')!r}; legal: {SCHEMA!r}, {VERSION}"
             )
-        values = {name: found[name] for name in cls.__dataclass_fields__}
-        values["candidates"] = tuple(Candidate(**one) for one in found["candidates"])
-        values["buckets"] = tuple(Bucket(**{**one, "tensors": tuple(one["tensors"])}) for one in found["buckets"])
-        values["trials"] = tuple(Tried(**{**one, "pairs": tuple(map(tuple, one["pairs"]))}) for one in found["trials"])
-        values["events"] = tuple((step, text) for step, text in found["events"])
-        values["stragglers"] = tuple(found["stragglers"])
+        values = {name: document[name] for name in cls.__dataclass_fields__}
+        values["candidates"] = tuple(Candidate(**one) for one in document["candidates"])
+        values["buckets"] = tuple(Bucket(**{**one, "tensors": tuple(one["tensors"])}) for one in document["buckets"])
+        values["trials"] = tuple(
+            Tried(**{**one, "pairs": tuple(map(tuple, one["pairs"]))}) for one in document["trials"]
+        )
+        values["events"] = tuple((step, text) for step, text in document["events"])
+        values["stragglers"] = tuple(document["stragglers"])
         return cls(**values)
 
     def __str__(self) -> str:
@@ -204,16 +206,16 @@ class Explanation:
         if not self.buckets:
             return []
         rows = [("bucket", "numbers", "ready", "chosen", "predicted", "measured", "rejected")]
-        for k, one in enumerate(self.buckets):
+        for k, bucket in enumerate(self.buckets):
             rows.append(
                 (
                     str(k),
-                    f"{one.numbers:,}",
-                    f"{one.ready:.2f}",
-                    _name(one.method) + (" (with a neighbour)" if one.fused else ""),
-                    f"{1e3 * one.seconds:.1f} ms",
-                    _measured(one),
-                    _rejected(one),
+                    f"{bucket.numbers:,}",
+                    f"{bucket.ready:.2f}",
+                    _name(bucket.method) + (" (with a neighbour)" if bucket.fused else ""),
+                    f"{1e3 * bucket.seconds:.1f} ms",
+                    _measured(bucket),
+                    _rejected(bucket),
                 )
             )
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -231,24 +233,24 @@ def explain(driver: Driver) -> Explanation:
     candidates: list[Candidate] = []
     buckets: list[Bucket] = []
     if controller is not None and chosen is not None:
-        for k, one in enumerate(driver.choices):
+        for k, trial in enumerate(driver.choices):
             measured = controller.measured.get(k)
             seconds = controller.predicted[k] / 1e9
-            candidates.append(Candidate(name_plan(one.plan), seconds, None if measured is None else measured / 1e9))
+            candidates.append(Candidate(name_plan(trial.plan), seconds, None if measured is None else measured / 1e9))
         buckets = find_buckets(driver)
     stage = f"ended: {driver.ended_by}" if driver.ended_by else "measuring" if controller is None else "running"
     told = [*known.codecs, *([model.computing] if model is not None else [])]
-    used = dict.fromkeys(method for one in driver.choices for method in one.plan.methods)
+    used = dict.fromkeys(method for choice in driver.choices for method in choice.plan.methods)
     return Explanation(
         str(driver.settings), driver.session.world, driver.session.transport, known.cores, stage, driver.session.worker.step,
         chosen, tuple(candidates), tuple(buckets), None if controller is None else controller.verified_at,
         None if model is None else model.compute,
         () if controller is None else tuple(
             Tried(
-                one.step, one.incumbent, one.rival, one.why, bool(one.won), one.words,
-                tuple((mine / 1e9, theirs / 1e9) for mine, theirs in one.pairs),
+                trial.step, trial.incumbent, trial.rival, trial.why, bool(trial.won), trial.words,
+                tuple((mine / 1e9, theirs / 1e9) for mine, theirs in trial.pairs),
             )
-            for one in controller.trials
+            for trial in controller.trials
         ),
         (*(() if controller is None else controller.events), *driver.history.events),
         None if controller is None or controller.waits is None else waits_line(driver, controller.waits),
@@ -262,7 +264,7 @@ def find_buckets(driver: Driver) -> list[Bucket]:
     """The buckets under the choice that a driver uses, or goes back to after a trial."""
     assert driver.controller is not None
     number, problem = driver.controller.current, driver.problem()
-    found = []
+    buckets = []
     for part in driver.choices[number].plan.parts:
         for j in range(part.first, part.end):
             times = {}
@@ -270,47 +272,49 @@ def find_buckets(driver: Driver) -> list[Bucket]:
                 job = problem.job(Part(j, j + 1, method))
                 if job is not None:
                     times[method] = sum(seconds for _, seconds in job)
-            mine = times.pop(part.method, 0.0)
+            chosen = times.pop(part.method, 0.0)
             others = dict(sorted(times.items(), key=lambda pair: pair[1]))
             names = driver.buckets.names[j]
-            found.append(
+            buckets.append(
                 Bucket(
                     driver.buckets.numbers[j],
                     names,
                     problem.ready[j],
                     part.method,
-                    mine,
+                    chosen,
                     others,
                     part.end > part.first + 1,
                     driver.history.median(number, j),
                 )
             )
-    return found
+    return buckets
 
 
 def bucket_lines(buckets: Sequence[Bucket]) -> list[str]:
     """A line for each bucket: what was chosen, predicted, measured and rejected."""
-    found = []
-    for k, one in enumerate(buckets):
-        fused = ", with a neighbour" if one.fused else ""
-        measured = "" if one.measured is None else f", {_measured(one)} measured"
-        rejected = f"; rejected: {_rejected(one)}" if one.others else ""
-        found.append(
-            f"bucket {k}, {one.numbers:,} numbers: {_name(one.method)}{fused}, {1e3 * one.seconds:.1f} ms predicted"
+    lines = []
+    for k, bucket in enumerate(buckets):
+        fused = ", with a neighbour" if bucket.fused else ""
+        measured = "" if bucket.measured is None else f", {_measured(bucket)} measured"
+        rejected = f"; rejected: {_rejected(bucket)}" if bucket.others else ""
+        lines.append(
+            f"bucket {k}, {bucket.numbers:,} numbers: {_name(bucket.method)}{fused}, {1e3 * bucket.seconds:.1f} ms predicted"
             f"{measured}{rejected}"
         )
-    return found
+    return lines
 
 
-def trial_line(rival: str, incumbent: str, one: Tried | Trial) -> str:
+def trial_line(rival: str, incumbent: str, trial: Tried | Trial) -> str:
     """What came of a trial of one plan against another, in words and numbers."""
-    pairs = [(float(mine), float(theirs)) for mine, theirs in one.pairs]
+    pairs = [(float(mine), float(theirs)) for mine, theirs in trial.pairs]
     numbers = ""
     if len(pairs) > 1:
-        unit = 1e3 if isinstance(one, Tried) else 1e-6
+        unit = 1e3 if isinstance(trial, Tried) else 1e-6
         mine, theirs = (sorted(pair[k] for pair in pairs)[(len(pairs) - 1) // 2] * unit for k in (0, 1))
         numbers = f", {theirs:.1f} ms a step beside {mine:.1f}"
-    return f"{rival} {'replaces' if one.won else 'does not replace'} {incumbent}: {one.words}{numbers} ({one.why})"
+    return (
+        f"{rival} {'replaces' if trial.won else 'does not replace'} {incumbent}: {trial.words}{numbers} ({trial.why})"
+    )
 
 
 def waits_line(driver: Driver, text: str) -> str:

@@ -137,13 +137,13 @@ def shortlist(problem: Problem, baselines: Sequence[str], most: int = 2) -> list
     plans of one method that is not among the plan's.
     """
     base, best = better_baseline(problem, baselines), make_plan(problem)
-    found = [best] if best.seconds < (1 - GAIN) * base.seconds else []
-    used = {*best.methods, *baselines} if found else set(baselines)
+    winners = [best] if best.seconds < (1 - GAIN) * base.seconds else []
+    used = {*best.methods, *baselines} if winners else set(baselines)
     others = sorted(
         (plan for method in problem.methods if method not in used and (plan := problem.uniform(method)) is not None),
         key=lambda plan: plan.seconds,
     )
-    return [*found, *others][:most]
+    return [*winners, *others][:most]
 
 
 def find_lane(problem: Problem) -> list[Part]:

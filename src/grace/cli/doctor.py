@@ -201,16 +201,16 @@ def _warnings(kernels: dict[str, Any], threads: dict[str, int], transports: dict
 
 def _resolves(host: str) -> bool:
     """Whether a name has an address; also False if nobody answers."""
-    found: list[Any] = []
+    addresses: list[Any] = []
 
     def look() -> None:
         with contextlib.suppress(OSError):
-            found.extend(socket.getaddrinfo(host, None))
+            addresses.extend(socket.getaddrinfo(host, None))
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
     thread.join(_PATIENCE)
-    return bool(found)
+    return bool(addresses)
 
 
 def _explain_failure(module: str) -> str | None:
@@ -226,9 +226,9 @@ def _explain_failure(module: str) -> str | None:
     return None
 
 
-def table(found: dict[str, Any]) -> RenderableType:
+def table(document: dict[str, Any]) -> RenderableType:
     """What was found, for a terminal."""
-    versions, kernels, threads, transports = (found[key] for key in ("versions", "kernels", "threads", "transports"))
+    versions, kernels, threads, transports = (document[key] for key in ("versions", "kernels", "threads", "transports"))
     lines = Table(box=None, show_header=False, pad_edge=False)
     lines.add_column(style="dim")
     lines.add_column()
@@ -252,8 +252,8 @@ def table(found: dict[str, Any]) -> RenderableType:
     if chosen is not None:
         lines.add_row("", Text(f"grace.transport() gives {chosen['name']} here: {chosen['why']}"))
     absent = []
-    for extra in dict.fromkeys(one["extra"] for one in found["extras"]):
-        packages = [one for one in found["extras"] if one["extra"] == extra]
+    for extra in dict.fromkeys(one["extra"] for one in document["extras"]):
+        packages = [one for one in document["extras"] if one["extra"] == extra]
         there = [f"{one['package']} {one['version']}" for one in packages if one["version"]]
         others = [one["package"] for one in packages if not one["version"]]
         if not there:
@@ -265,6 +265,6 @@ def table(found: dict[str, Any]) -> RenderableType:
         lines.add_row(Text(f"[{extra}]"), text)
     if absent:
         lines.add_row("optional", Text(f"not installed, and needed by nothing else: {', '.join(absent)}", "dim"))
-    notes = [Text(f"warning: {text}", "yellow") for text in found["warnings"]]
-    notes += [Text(f"error: {text}", "red") for text in found["errors"]]
+    notes = [Text(f"warning: {text}", "yellow") for text in document["warnings"]]
+    notes += [Text(f"error: {text}", "red") for text in document["errors"]]
     return Group(lines, *notes)

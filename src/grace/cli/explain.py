@@ -32,6 +32,7 @@ from grace.errors import ConfigurationError
 from grace.registry import documentation, parse, recipe
 from grace.registry.discovery import load
 from grace.run.plan import ExchangePlan, plan
+from grace.verify.peak import peak_of
 from grace_command import catalog
 from grace_command.views import error_text, list_table, method_table
 
@@ -155,9 +156,19 @@ def describe(text: str, shapes: Sequence[tuple[int, ...]] = SHAPES, worlds: Sequ
         "sections": sections,
         "optimizer": {"needs": str(method.needs), "why": method.needs.why},
         "facts": facts,
+        "memory": _memory(method),
         "traffic": traffic,
         "warnings": [*warnings_of(traffic), *([_BETWEEN] if _find_hierarchy(method) else [])],
     }
+
+
+def _memory(method: Method[Any]) -> dict[str, float] | None:
+    """What it needs beside the gradient, in multiples of it, to two digits."""
+    try:
+        found = peak_of(method)
+    except Exception:  # somebody's method that fails tells why where it is used
+        return None
+    return None if found is None else {name: float(f"{share:.2g}") for name, share in found._asdict().items()}
 
 
 def plan_model(target: str, method: str, workers: int, granularity: str) -> ExchangePlan:
@@ -180,15 +191,15 @@ def plan_model(target: str, method: str, workers: int, granularity: str) -> Exch
 
 def sections_of(text: str) -> dict[str, str]:
     """A docstring by its headings; what comes before the first is under the empty name."""
-    found: dict[str, list[str]] = {"": []}
-    lines = found[""]
+    sections: dict[str, list[str]] = {"": []}
+    lines = sections[""]
     for line in text.splitlines():
         heading = _SECTION.match(line)
         if heading:
-            lines = found.setdefault(heading[1], [])
+            lines = sections.setdefault(heading[1], [])
         else:
             lines.append(line)
-    return {name: textwrap.dedent("\n".join(block)).strip() for name, block in found.items() if any(block)}
+    return {name: textwrap.dedent("\n".join(block)).strip() for name, block in sections.items() if any(block)}
 
 
 def _fits(method: Method[Any], world: int) -> bool:

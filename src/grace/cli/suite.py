@@ -28,14 +28,14 @@ def smoke(
     from grace_bench.smoke import run
 
     warn_if_busy()
-    found = run(out, lambda runs: SweepReporter(Console(stderr=True), runs, bar=not as_json))
+    document = run(out, lambda runs: SweepReporter(Console(stderr=True), runs, bar=not as_json))
     if as_json:
-        write_json(found)
+        write_json(document)
     else:
-        for line in found["checked"]:
+        for line in document["checked"]:
             typer.echo(line)
-    if found["problems"]:
-        raise GraceError("; ".join(found["problems"]))
+    if document["problems"]:
+        raise GraceError("; ".join(document["problems"]))
 
 
 def link(
@@ -82,15 +82,15 @@ def predict(
     files = sorted((results / "runs").glob("*.json"))
     if not files:
         raise ConfigurationError(f"{results} has no runs/*.json: run grace bench train --out {results} first")
-    found = predictions.predict([_read(file) for file in files], chosen, counts, cores)
-    if not found.tables:
-        raise ConfigurationError(f"no run in {results} has what the link model needs: {', '.join(found.left_out)}")
+    predicted = predictions.predict([_read(file) for file in files], chosen, counts, cores)
+    if not predicted.tables:
+        raise ConfigurationError(f"no run in {results} has what the link model needs: {', '.join(predicted.left_out)}")
     if as_json:
-        write_json(found)
+        write_json(predicted)
         return
-    show(tables.predictions(found), WIDE)
-    if found.left_out:
-        typer.echo(f"not predicted: {', '.join(found.left_out)} (failed, or without a measured network)", err=True)
+    show(tables.predictions(predicted), WIDE)
+    if predicted.left_out:
+        typer.echo(f"not predicted: {', '.join(predicted.left_out)} (failed, or without a measured network)", err=True)
 
 
 def _read(file: Path) -> Document:

@@ -117,15 +117,15 @@ class Hierarchical(Method[HierarchicalState]):
         place = peer.axes[INSIDE][0]
         if x.numel() == 0:
             return Exchanged(x, None, state._replace(place=place))
-        mine = yield ReduceScatter(self._cut(x, peer), "mean", axis=INSIDE)
+        part = yield ReduceScatter(self._cut(x, peer), "mean", axis=INSIDE)
         # Ranks that hold different parts must make the same rounds, so all hear of an inf in one of them first.
-        finite = yield from hold_everywhere(all_finite(mine), mine)
+        finite = yield from hold_everywhere(all_finite(part), part)
         if finite is False:
             return Exchanged.poisoned(x, state._replace(place=place))
         lent = replace(
             peer.lent, keep_rest=False, memory=None, rest=None, spare=None, applied_as=peer.lent.applied_as or x.dtype
         )
-        out = yield from along(self.method.exchange(mine, state.inner, replace(peer.on(BETWEEN), lent=lent)), BETWEEN)
+        out = yield from along(self.method.exchange(part, state.inner, replace(peer.on(BETWEEN), lent=lent)), BETWEEN)
         parts = yield AllGather(out.mean.to(x.dtype), axis=INSIDE)
         mean = parts.reshape(-1)[: x.numel()].view(x.shape)
         finite = and_(finite, all_finite(mean))  # a number of another part may have become too large

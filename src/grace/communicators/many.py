@@ -58,23 +58,23 @@ def prepare(
     sizes = tuple(x.numel() for x in xs)
     ids = tuple((stream.tensor, stream.rank, stream.seed) for stream in streams)
     key = (Prepared, owner, device, sizes, ids)
-    found: Prepared | None = workspace.kept.get(key)
-    if found is None:
+    prepared: Prepared | None = workspace.kept.get(key)
+    if prepared is None:
         widths = [compressor.facts(n).payload for n in sizes]
         if None in widths:
             return None
         plan = BucketPlan([(width or 0, torch.uint8) for width in widths], device)
-        found = Prepared(compressor, streams[0], Many(sizes, plan.wires, streams, device), plan, workspace)
+        prepared = Prepared(compressor, streams[0], Many(sizes, plan.wires, streams, device), plan, workspace)
     rows = [x.view(1, -1) for x in xs]
     memories, rests = ([peer.lent.memory for peer in peers], [peer.lent.rest for peer in peers])
     if peers[0].lent.memory is None:
-        there = found.many.point(rows)
+        there = prepared.many.point(rows)
     else:
-        there = found.many.point(rows, _rows(memories), _rows(rests))
+        there = prepared.many.point(rows, _rows(memories), _rows(rests))
     if not there:
         return None
-    workspace.kept[key] = found
-    return Prepared(compressor, streams[0], found.many, found.plan, workspace)
+    workspace.kept[key] = prepared
+    return Prepared(compressor, streams[0], prepared.many, prepared.plan, workspace)
 
 
 def exchange_many(bucket: Prepared, xs: Sequence[Tensor], peers: Sequence[Peer]) -> Exchange[list[Exchanged[Any]]]:

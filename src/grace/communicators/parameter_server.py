@@ -47,11 +47,11 @@ class ParameterServer(TwoHops):
         loan = Loan(x, peer)
         wire, own_finite = self._encode(loan, peer)
         widths = yield from self._widths(wire, n, peer)
-        mine = seal(wire, own_finite, max(widths), peer)
-        inbox = [mine] * W
+        message = seal(wire, own_finite, max(widths), peer)
+        inbox = [message] * W
         for rank in range(W):
             if rank != server:
-                inbox[rank] = yield Permute(mine, ((rank, server),))
+                inbox[rank] = yield Permute(message, ((rank, server),))
         finite: Flag = read_all_headers(inbox, peer) if serving else False
         total = peer.lent.scratch((1, n), x)  # the server's: the mean, then its second rounding
         received = [wires.unseal(one, width, wire.dtype) for one, width in zip(inbox, widths, strict=True)]
@@ -64,7 +64,7 @@ class ParameterServer(TwoHops):
         reply = (
             seal(again, finite, widths[server], peer)
             if serving
-            else mine.new_zeros(1, wires.sealed_bytes(widths[server]))
+            else message.new_zeros(1, wires.sealed_bytes(widths[server]))
         )
         answer = yield Broadcast(reply, server)
         finite = wires.read_headers(answer, peer.step, server)

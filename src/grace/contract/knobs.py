@@ -39,7 +39,7 @@ class Limit(Protocol):
     def admits(self, value: Any) -> bool:
         """Whether this number is legal. It is of the field's type, and finite."""
 
-    def describe(self, knob: str, whole: bool) -> str:
+    def describe(self, knob: str, integer: bool) -> str:
         """What is legal, in words, for a knob of this name."""
 
 
@@ -61,13 +61,13 @@ class Range:
             and (self.below is None or value < self.below)
         )
 
-    def describe(self, knob: str, whole: bool) -> str:
+    def describe(self, knob: str, integer: bool) -> str:
         """Such as ``0 < ratio <= 1`` or ``2, 3, ..., 16``."""
-        if whole and self.least is not None and self.most is not None:
+        if integer and self.least is not None and self.most is not None:
             low, high = int(self.least), int(self.most)
             few = high - low <= 3
             return ", ".join(map(str, range(low, high + 1))) if few else f"{low}, {low + 1}, ..., {high}"
-        if whole:
+        if integer:
             return f"a whole number >= {self.least}"
         left = f"{self.least} <= " if self.least is not None else "" if self.above is None else f"{self.above} < "
         right = f" <= {self.most}" if self.most is not None else f" < {'inf' if self.below is None else self.below}"
@@ -85,7 +85,7 @@ class PowerOfTwo:
         """Whether it is one."""
         return bool(self.least <= value <= self.most and value & (value - 1) == 0)
 
-    def describe(self, knob: str, whole: bool) -> str:
+    def describe(self, knob: str, integer: bool) -> str:
         """Such as ``2, 4, 8, ..., 65536``."""
         return f"{self.least}, {2 * self.least}, {4 * self.least}, ..., {self.most}"
 
@@ -98,7 +98,7 @@ class Odd:
         """Whether it is odd, and at least 1."""
         return bool(value >= 1 and value % 2)
 
-    def describe(self, knob: str, whole: bool) -> str:
+    def describe(self, knob: str, integer: bool) -> str:
         """The odd numbers, as an error names them."""
         return "1, 3, 5, ..."
 

@@ -52,13 +52,13 @@ def describe_gradients(tree: Any) -> dict[str, Kind]:
 
 def describe_change(then: Mapping[str, Kind], now: Mapping[str, Kind]) -> str:
     """What differs between two trees, in words; empty if nothing does."""
-    said = [f"{name!r} is missing" for name in then if name not in now]
-    said += [f"{name!r} is new" for name in now if name not in then]
-    said += [
+    changes = [f"{name!r} is missing" for name in then if name not in now]
+    changes += [f"{name!r} is new" for name in now if name not in then]
+    changes += [
         f"{name!r} is {now[name][1]} {now[name][0]}, and was {dtype} {shape}"
         for name, (shape, dtype) in then.items()
         if name in now and now[name] != (shape, dtype)
     ]
-    if not said and list(then) != list(now):
-        said = ["the order of leaves differs"]
-    return "; ".join(said[:5]) + ("; and more" if len(said) > 5 else "")
+    if not changes and list(then) != list(now):
+        changes = ["the order of leaves differs"]
+    return "; ".join(changes[:5]) + ("; and more" if len(changes) > 5 else "")

@@ -23,13 +23,13 @@ def name_file(path: str | pathlib.Path, rank: int, world: int, **places: int) ->
     if not text.endswith((".npz", ".pt")):
         raise ConfigurationError(f"the file {text!r} of a state should end in .npz or .pt")
     try:
-        one, other = (text.format(rank=r, **places) for r in (rank, rank + 1))
+        own, neighbour = (text.format(rank=r, **places) for r in (rank, rank + 1))
     except (LookupError, ValueError) as error:
         legal = ", ".join(f"{{{name}}}" for name in ("rank", *places))
         raise ConfigurationError(f"the name {text!r} of a state's file cannot be filled in; legal: {legal}") from error
-    if world > 1 and one == other:
+    if world > 1 and own == neighbour:
         raise ConfigurationError(f"each rank writes a state of its own: put {{rank}} into the name {text!r}")
-    return pathlib.Path(one)
+    return pathlib.Path(own)
 
 
 def write_state(path: str | pathlib.Path, state: Any, rank: int, world: int, **places: int) -> None:

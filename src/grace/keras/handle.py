@@ -147,15 +147,15 @@ class KerasHandle(Handover):
             )
         self._came = True
         kinds = [keras.backend.standardize_dtype(self._variables[i].dtype) for i in present]
-        mine = [make_dense(x, kind) for x, kind in zip(gradients, kinds, strict=True)]
+        dense = [make_dense(x, kind) for x, kind in zip(gradients, kinds, strict=True)]
 
         def exchange() -> list[Any]:
             lr = keras.ops.convert_to_tensor(self._inner.learning_rate)
-            return call_host(lambda xs, lr: self._step(present, xs, lr), mine, lr)
+            return call_host(lambda xs, lr: self._step(present, xs, lr), dense, lr)
 
         steps = self._inner.gradient_accumulation_steps
         if steps and keras.backend.backend() == "jax":  # there Keras clips in every step, and discards most results
-            return call_when((self._inner._iterations.value + 1) % steps == 0, exchange, mine)
+            return call_when((self._inner._iterations.value + 1) % steps == 0, exchange, dense)
         return exchange()
 
     def _step(self, present: Sequence[int], gradients: Sequence[Tensor], lr: float) -> list[Tensor]:

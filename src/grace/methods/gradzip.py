@@ -83,24 +83,24 @@ class GradZip(LowRank["GradZipState | None"]):
             return (yield from DENSE.exchange(x, None, peer))
         m, l, _ = self._sizes(x)
         turn = state.turn
-        given, found = (state.p, state.q) if turn else (state.q, state.p)
+        given, other = (state.p, state.q) if turn else (state.q, state.p)
         assert given is not None
         fresh = peer.shared("gradzip").normal(given.numel(), x.device).view(given.shape)
         given = (unit(given) + fresh * _FRESH).mT.contiguous()  # [r, m] or [r, l]
-        if found is None:  # both factors in this step
+        if other is None:  # both factors in this step
             encode, _ = bound_rows(solve_ridge(given, self.lam))
             matrix = x.reshape(m, l).float().contiguous()
             p = yield AllReduce(project_rows(matrix, encode).mT.contiguous(), donate=True)  # [m, r]
             if not ask_host(all_finite(p)):
                 return Exchanged.poisoned(x, state)
-            turn, given, found = 1, unit(p).mT.contiguous(), state.q
+            turn, given, other = 1, unit(p).mT.contiguous(), state.q
         encode, scale = bound_rows(solve_ridge(given, self.lam))
         projection = Projection(m, l, encode, given * scale, transposed=bool(turn))
         out = yield from Allreduce(projection).exchange(x, None, peer)
         if not ask_host(out.finite):  # which factor the next step sends depends on it
             return Exchanged.poisoned(x, state)
         if bool(projection.factor.any()):  # a zero gradient says nothing about where to look next
-            factor = succeed(True, projection.factor, found, peer.lent)
+            factor = succeed(True, projection.factor, other, peer.lent)
             state = state._replace(q=factor) if turn else state._replace(p=factor)
         return Exchanged(out.mean, out.rest, state._replace(turn=1 - turn))
 

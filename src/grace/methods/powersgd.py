@@ -85,18 +85,18 @@ class PowerSGD(LowRank["Tensor | None"]):
         if finite is False:
             return Exchanged.poisoned(x, state)
         p = orthonormalize(fill_unless_(finite, p.contiguous(), 0.0))
-        mine = project_columns(matrix, p)  # [r, l]
-        fits = product_fits(p, mine)
+        own = project_columns(matrix, p)  # [r, l]
+        fits = product_fits(p, own)
         if fits is False:  # only a bound; an accelerator makes do with it
             left = matrix.clone()
-            add_low_rank_(left, p, mine, -1.0)
+            add_low_rank_(left, p, own, -1.0)
             fits = all_finite(left)
-        q = yield AllReduce(mine if fits is True else fill_unless_(fits, mine.clone(), math.nan))
+        q = yield AllReduce(own if fits is True else fill_unless_(fits, own.clone(), math.nan))
         finite = and_(finite, all_finite(q))
         if finite is False:
             return Exchanged.poisoned(x, state)
         mean = room_beside(matrix, peer.lent)
-        split_low_rank(matrix if peer.lent.keep_rest else None, p, mine, q.contiguous(), mean)
+        split_low_rank(matrix if peer.lent.keep_rest else None, p, own, q.contiguous(), mean)
         mean_fits = product_fits(p, q)
         finite = and_(finite, all_finite(mean) if mean_fits is False else mean_fits)
         if finite is False:

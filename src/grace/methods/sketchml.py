@@ -97,20 +97,20 @@ class SketchML(Compressor):
         places = index_lists.encode(index[None], n, self.index)
         return wires.join(head, means, pack(group[None], sides.bits), places, cells[None])[0]
 
-    def _decode_row(self, one: Tensor, n: int, hashes: Stream) -> tuple[Tensor, Tensor]:
+    def _decode_row(self, wire: Tensor, n: int, hashes: Stream) -> tuple[Tensor, Tensor]:
         """Wire ``[1, w]`` -> places ``[k]`` and values ``[k]``."""
         q = self.quantiles
         head = [("count", torch.int32, 1), ("negative", torch.int32, 1), ("means", torch.float32, q)]
-        count, negative, means = wires.split(one, head, slack=True)
+        count, negative, means = wires.split(wire, head, slack=True)
         k = int(wires.check_index("count", count, n + 1))
         z = int(wires.check_index("negative", negative, q + 1))
         sides = BucketGroups.of(q, z, self.groups)
-        packed = wires.split(one, [*head, ("groups", torch.uint8, packed_bytes(k, sides.bits))], slack=True)[-1]
+        packed = wires.split(wire, [*head, ("groups", torch.uint8, packed_bytes(k, sides.bits))], slack=True)[-1]
         group = wires.check_index("groups", unpack(packed, sides.bits, k)[0].long(), sides.total)
         at = 8 + 4 * q + packed.shape[1]
-        (index,), used = index_lists.take(one[:, at:], n, k, self.index)
-        words = hashes.words(self.rows, one.device)
-        number = minmax_sketch.decode(one[0, at + used :], group, index, sides.widths, self.rows, self.share, words)
+        (index,), used = index_lists.take(wire[:, at:], n, k, self.index)
+        words = hashes.words(self.rows, wire.device)
+        number = minmax_sketch.decode(wire[0, at + used :], group, index, sides.widths, self.rows, self.share, words)
         code = wires.check_index("cells", sides.code_of(group, number), q)
         return index, check_means(means)[0, code]
 

@@ -78,16 +78,16 @@ class ThreeLC(Compressor):
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         n = out.shape[1]
         L = packed_trits_bytes(n)
-        for one, row in zip(wire[:, None], out[:, None], strict=True):
+        for part, row in zip(wire[:, None], out[:, None], strict=True):
             head = [("scale", torch.float32, 1)]
             if self.zre:
                 head.append(("count", torch.int32, 1))
-                count = int(wires.split(one, head, slack=True)[1])
+                count = int(wires.split(part, head, slack=True)[1])
                 wires.check_index("count", torch.tensor(count), L + 1)
-                top, _, short = wires.split(one, [*head, ("digits", torch.uint8, count)], slack=True)
+                top, _, short = wires.split(part, [*head, ("digits", torch.uint8, count)], slack=True)
                 packed = lengthen_runs(short[0], L)[None]
             else:
-                top, packed = wires.split(one, [*head, ("digits", torch.uint8, L)])
+                top, packed = wires.split(part, [*head, ("digits", torch.uint8, L)])
                 refuse_unless((packed <= 242).all(), lambda: PayloadError("field 'digits' must be in [0, 242]"))
             value = unpack_quartic(packed, n).float().sub_(1).mul_(wires.check_scale("scale", top))
             add_scaled_(row, value, scale)

@@ -10,11 +10,11 @@ from grace.predict.links import LEAST, MOST, Link
 _STEPS, _HALVINGS = 57, 20  # ten for each decade; then to a millionth
 
 
-def break_even(mine: Callable[[Link], float], others: Callable[[Link], float], latency: float = 0.0) -> float | None:
-    """The fastest link, in bits per second, on which ``mine`` takes less time than ``others``.
+def break_even(own: Callable[[Link], float], others: Callable[[Link], float], latency: float = 0.0) -> float | None:
+    """The fastest link, in bits per second, on which ``own`` takes less time than ``others``.
 
     Args:
-        mine: seconds of a step over a link.
+        own: seconds of a step over a link.
         others: the same.
         latency: of the links, in seconds.
 
@@ -24,7 +24,7 @@ def break_even(mine: Callable[[Link], float], others: Callable[[Link], float], l
 
     def gains(rate: float) -> bool:
         there = Link(f"{rate:g}bit", rate, latency)
-        return mine(there) < others(there)
+        return own(there) < others(there)
 
     rates: list[float] = [LEAST * math.pow(MOST / LEAST, k / (_STEPS - 1)) for k in range(_STEPS)]
     if gains(rates[-1]):

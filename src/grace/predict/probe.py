@@ -161,13 +161,13 @@ class Probe:
             return
         gradient = torch.ones(_COPIED // 4)
         bucket = torch.zeros_like(gradient)
-        found = []
+        seconds = []
         self.meet()
         for _ in range(3):
             start = time.process_time()
             torch.mul(gradient, 0.5, out=bucket)
-            found.append((time.process_time() - start) / _COPIED)
-        self.timings.copying = middle(found)
+            seconds.append((time.process_time() - start) / _COPIED)
+        self.timings.copying = middle(seconds)
 
     def learn(self, kind: str, size: float, sizes: Sequence[int] = SIZES) -> None:
         """Measures collectives of this kind at this size and at those of ``sizes`` that are smaller, unless that is done.
@@ -211,16 +211,16 @@ class Probe:
         count, repeats = self.timings.size_of(kind), self.repeats(size)
         width = 2 if narrow else 4
         buf = torch.zeros(max(count, size // width), dtype=torch.bfloat16 if narrow else torch.float32)
-        mine: list[int] = []
+        nanoseconds: list[int] = []
         begin = time.perf_counter_ns()
         for repeat in range(1 + repeats):
             self.meet()
             start, cpu = time.perf_counter_ns(), time.process_time_ns()
             self.transport.run(_MAKERS[name](buf, count, axis))
             if repeat:
-                mine += [time.perf_counter_ns() - start, time.process_time_ns() - cpu]
+                nanoseconds += [time.perf_counter_ns() - start, time.process_time_ns() - cpu]
         self._mine += time.perf_counter_ns() - begin
-        rows = self.all_gather_numbers([*mine, self._mine])
+        rows = self.all_gather_numbers([*nanoseconds, self._mine])
         self.spent = max(row[-1] for row in rows)
         walls = [[row[2 * k] for row in rows] for k in range(repeats)]
         cpus = [sum(row[2 * k + 1] for row in rows) / len(rows) for k in range(repeats)]

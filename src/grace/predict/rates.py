@@ -92,16 +92,16 @@ class Rate:
             bytes_scale: what the lines' bytes are multiplied by, where more is known of them; see :meth:`scale_to`.
         """
         total, count = sum(numbers), len(numbers)
-        found: list[Phase] = []
+        timeline: list[Phase] = []
         for k, (start, each) in enumerate(self.codec):
             seconds = start * count + each * total
-            found.append((seconds, seconds))
+            timeline.append((seconds, seconds))
             if k < len(self.moved):
                 kind, head, width = self.moved[k]
                 axis = split_kind(kind)[2]
                 tally = Tally(1, bytes_scale * (head * count + width * total))
-                found.append(network.move(kind, tally, self.axes[axis] if axis else self.world))
-        return found
+                timeline.append(network.move(kind, tally, self.axes[axis] if axis else self.world))
+        return timeline
 
     def scale_to(self, method: Method[Any], shapes: Sequence[Sequence[int]]) -> float:
         """What the lines' bytes are multiplied by so that they are those that the method declares for tensors of these
@@ -142,7 +142,7 @@ class Rater:
         with resources.threads(1), warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             worker = Worker(policy, 0, world, Options(steps_per_epoch=1000), axes=axes)
-            found = []
+            samples = []
             for sample in range(self.warm + self.samples):
                 x.copy_(source)
                 watch = _Watch(Echo(world, sizes))
@@ -154,11 +154,11 @@ class Rater:
                 worker.advance()
                 parts = [end - start for start, end in zip(watch.marks[::2], watch.marks[1::2], strict=True)]
                 if sample >= self.warm:
-                    found.append(parts)
+                    samples.append(parts)
                 elif sum(parts) > patience * 1e9:
-                    found = [parts]
+                    samples = [parts]
                     break
-        codec = tuple(int(middle(column)) for column in zip(*found, strict=True))
+        codec = tuple(int(middle(column)) for column in zip(*samples, strict=True))
         return Sample(x.numel(), codec, tuple(watch.moved))
 
 

@@ -167,7 +167,7 @@ class Replayer:
         tasted = self._taste(worker, axes, first, self.patience)
         if tasted is not None:
             return tasted
-        found: list[list[float]] = []
+        samples: list[list[float]] = []
         started = time.perf_counter()
         for sample in range(_WARM + self.samples):
             self._flat.copy_(self._source)
@@ -183,12 +183,12 @@ class Replayer:
             worker.advance()
             add = self._add()
             if sample >= _WARM:
-                found.append([one / add for one in seconds])
+                samples.append([one / add for one in seconds])
                 if time.perf_counter() - started > self.budget:
                     break
             if time.perf_counter() - begin > self.patience:
                 return self._extrapolate([one / add for one in seconds], moved, echo)
-        codec = tuple(statistics.median(column) for column in zip(*found, strict=True))
+        codec = tuple(statistics.median(column) for column in zip(*samples, strict=True))
         return Replay(world, codec, tuple(moved), echo.sent, axes=axes)
 
     def _try_part(self, worker: Worker, axes: Mapping[str, int]) -> Replay | None:
@@ -211,7 +211,7 @@ class Replayer:
         share = self.numbers[0] / numbers
         moved = {kind: Tally(tally.count, share * tally.bytes) for kind, tally in echo.moved.items()}
         echo.sent *= share
-        return self._extrapolate([share * seconds / self._add()], [moved], echo, whole=share == 1)
+        return self._extrapolate([share * seconds / self._add()], [moved], echo, complete=share == 1)
 
     def _exchange(self, worker: Worker, echo: Echo, xs: Mapping[str, Tensor]) -> float:
         """Processor seconds of an exchange of these tensors, and of the copies of their means."""
@@ -230,7 +230,9 @@ class Replayer:
         self.adds.append(max(time.thread_time() - start, 1e-9))
         return self.adds[-1]
 
-    def _extrapolate(self, codec: list[float], moved: list[dict[str, Tally]], echo: Echo, whole: bool = True) -> Replay:
+    def _extrapolate(
+        self, codec: list[float], moved: list[dict[str, Tally]], echo: Echo, complete: bool = True
+    ) -> Replay:
         """Assumes that the rest costs as much per number as what was exchanged."""
         done = len(codec)
         known = sum(self.numbers[:done])
@@ -243,4 +245,4 @@ class Replayer:
                     total.setdefault(kind, Tally()).add(tally, share)
             moved.append(total)
         sent = echo.sent * sum(self.numbers) / known
-        return Replay(echo.world, tuple(codec), tuple(moved), sent, whole and done == len(self.numbers), echo.axes)
+        return Replay(echo.world, tuple(codec), tuple(moved), sent, complete and done == len(self.numbers), echo.axes)

@@ -115,15 +115,15 @@ def _play_one(
         computing = done < last - _TINY
         moving = at < len(queue) and done >= queue[at][0] - _TINY
         wants = queue[at][1] / queue[at][2] if moving else 0.0  # cores, at full speed
-        mine, theirs = share_cores((float(threads) if computing else 0.0, wants), cores)
+        share, theirs = share_cores((float(threads) if computing else 0.0, wants), cores)
         speed = theirs / wants if wants > 0 else 1.0
         span = left / speed if moving else (min(queue[at][0], last) if at < len(queue) else last) - done
         if not moving:
-            span /= mine
+            span /= share
         elif computing:
-            span = min(span, (last - done) / mine)
+            span = min(span, (last - done) / share)
         now += span
-        done = min(done + mine * span, last)
+        done = min(done + share * span, last)
         if moving:
             left -= speed * span
             if left <= _TINY:

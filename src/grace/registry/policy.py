@@ -152,12 +152,12 @@ class Policy:
             ConfigurationError: no rule matches.
         """
         key = (name, tuple(like.shape))
-        found = self._cache.get(key)
-        if found is None:
+        method = self._cache.get(key)
+        if method is None:
             for rule in self.rules:
                 if rule.matches(name, like, step):
                     assert isinstance(rule.method, Method)
-                    found = rule.method
+                    method = rule.method
                     break
             else:
                 raise ConfigurationError(
@@ -165,19 +165,19 @@ class Policy:
                     'end the policy with ("*", "none")'
                 )
             if self.timeless:
-                self._cache[key] = found
-        return found
+                self._cache[key] = method
+        return method
 
     def methods_for(self, name: str, like: Tensor) -> tuple[Method[Any], ...]:
         """All methods that a tensor like this one gets at one step or another, each once."""
-        found: dict[Method[Any], None] = {}
+        methods: dict[Method[Any], None] = {}
         for rule in self.rules:
             if rule.matches(name, like, rule.from_step):
                 assert isinstance(rule.method, Method)
-                found[rule.method] = None
+                methods[rule.method] = None
                 if rule.timeless:
                     break
-        return tuple(found)
+        return tuple(methods)
 
     def axes(self, world: int) -> Mapping[str, int]:
         """The axes along which its methods exchange; see :meth:`grace.Method.axes`.
@@ -185,17 +185,17 @@ class Policy:
         Raises:
             ConfigurationError: so many workers cannot lie so, or two rules want them to lie differently.
         """
-        found: dict[str, Mapping[str, int]] = {}
+        wanted: dict[str, Mapping[str, int]] = {}
         for rule in self.rules:
             assert isinstance(rule.method, Method)
             if axes := rule.method.axes(world):
-                found[spell(rule.method)] = axes
-        if any(axes != other for axes in found.values() for other in found.values()):
+                wanted[spell(rule.method)] = axes
+        if any(axes != other for axes in wanted.values() for other in wanted.values()):
             raise ConfigurationError(
                 f"the methods of a policy lie on one grid, and these want several: "
-                f"{'; '.join(f'{text} {dict(axes)}' for text, axes in found.items())}"
+                f"{'; '.join(f'{text} {dict(axes)}' for text, axes in wanted.items())}"
             )
-        return next(iter(found.values()), {})
+        return next(iter(wanted.values()), {})
 
     def check_names(self, names: Collection[str]) -> None:
         """Refuses a rule that matches none of these tensors: its pattern is misspelled, or was written for another model.

@@ -98,7 +98,7 @@ class Checkpoint:
             StateError: it does not fit; nothing has changed then.
         """
         session = self._session
-        problem, state, mine = None, None, None
+        problem, state, exact_state = None, None, None
         debts: dict[str, Tensor] = {}
         if self._whole:
             self._read_kind(saved)
@@ -108,14 +108,14 @@ class Checkpoint:
             about = self._about(saved)
             more = self._read_more(saved)
             if exact:
-                mine = self._states(saved)[session.rank]
+                exact_state = self._states(saved)[session.rank]
             else:
                 debts = self._debts(saved)
                 state = session.begin_state(about["step"], about["seed"], about["shared"])
         except StateError as error:
             problem = error
         if exact and problem is None:
-            session.load_state_dict(mine, also=lambda _: more)
+            session.load_state_dict(exact_state, also=lambda _: more)
             return
         session.compare_loads(problem, {} if state is None else {"step": state.step, "seed": state.seed, **more})
         assert state is not None
@@ -196,14 +196,14 @@ class Checkpoint:
 
 def tell_afresh(about: Mapping[str, Any], rank: int) -> tuple[str, ...]:
     """The methods of a checkpoint that leave momenta or the like behind; rank 0 tells the log of them."""
-    found = tuple(map(str, about.get("afresh", ())))
-    if found and rank == 0:
+    afresh = tuple(map(str, about.get("afresh", ())))
+    if afresh and rank == 0:
         _log.warning(
             "the checkpoint is of %s workers; what each of them alone had, such as momenta, starts afresh under %s. What is "
             "owed goes on",
-            about.get("workers", "other"), ", ".join(found),
+            about.get("workers", "other"), ", ".join(afresh),
         )  # fmt: skip
-    return found
+    return afresh
 
 
 def _average(x: Tensor) -> Exchange[Tensor]:

@@ -175,9 +175,9 @@ class Elastic:
         """
         session, worker = self.session, self.session.worker
         copy = model if callable(model) else functools.partial(session.broadcast_, model)
-        mine: dict[str, Any] = {"step": worker.step, "rank": worker.rank, "line": self._line}
-        mine["after"] = self._line_after() if self._ready else None
-        mine["owed"] = worker.memory_norm() / worker.world
+        report: dict[str, Any] = {"step": worker.step, "rank": worker.rank, "line": self._line}
+        report["after"] = self._line_after() if self._ready else None
+        report["owed"] = worker.memory_norm() / worker.world
         try:
             session.reconnect(transport, self.seconds)
         except FingerprintMismatch as error:
@@ -185,7 +185,7 @@ class Elastic:
                 raise error.__cause__ from None
             raise
         try:  # nothing changes here before all have heard all: if it fails, they call again
-            told = [json.loads(text) for text in session.all_gather_text(json.dumps(mine), self.seconds)]
+            told = [json.loads(text) for text in session.all_gather_text(json.dumps(report), self.seconds)]
             top, going = _find_survivors(told)
             me, source = session.rank, next(rank for rank in going if told[rank]["step"] == top)
             others = tuple(rank for rank in range(session.world) if rank not in going)

@@ -128,13 +128,13 @@ def regroup(owed: Mapping[str, Tensor], old: Sequence[Group], new: Sequence[Grou
             parts.update(group.split(owed[group.name]))
     out = {}
     for group in new:
-        mine = [parts.get(name) for name in group.members]
-        if all(part is None for part in mine):
+        members = [parts.get(name) for name in group.members]
+        if all(part is None for part in members):
             continue
-        like = next(part for part in mine if part is not None)
+        like = next(part for part in members if part is not None)
         flat = [
             like.new_zeros(size) if part is None else part.reshape(-1)
-            for part, size in zip(mine, group.sizes, strict=True)
+            for part, size in zip(members, group.sizes, strict=True)
         ]
         out[group.name] = torch.cat(flat) if len(flat) > 1 else flat[0].view(group.shapes[0])
     return out

@@ -111,15 +111,15 @@ def plan_groups(
 
     ``scattered``: if they are rows, of which each worker learns its own mean, what is moved for one, by name.
     """
-    found: list[tuple[Group, Tensor, Method[Any], Traffic | None]] = []
+    planned: list[tuple[Group, Tensor, Method[Any], Traffic | None]] = []
     for group in groups:
         x = group.like(like).to("meta")
         method = policy.method_for(group.name, x, peer.step)
         traffic = scattered(group.name, method, x) if scattered else method.traffic(x, peer)
-        found.append((group, x, method, traffic))
-    total = sum(traffic.sent for *_, traffic in found if traffic is not None)
+        planned.append((group, x, method, traffic))
+    total = sum(traffic.sent for *_, traffic in planned if traffic is not None)
     rows = []
-    for group, x, method, traffic in found:
+    for group, x, method, traffic in planned:
         sent = None if traffic is None else traffic.sent
         dense = math.ceil(ring_bytes(x.numel() * x.element_size(), peer.world) / (2 if scattered else 1))
         share = None if sent is None or not total else sent / total

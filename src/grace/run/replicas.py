@@ -195,13 +195,13 @@ class Replicas:
         known = torch.tensor([held is not None], dtype=torch.int64, device=device)
         one = known if held is None else held.reshape(1).to(device)
         rows = yield AllGather(torch.cat([torch.stack([x.to(device) for x in self._digests]), known, one]))
-        found = find_difference(rows.tolist(), self._steps)
+        difference = find_difference(rows.tolist(), self._steps)
         self._start()
-        if found is None:
+        if difference is None:
             return
         if self.on_difference == "error":
-            raise ReplicasDifferError(f"{found.describe()}. {_REMEDY}", found.step, found.ranks)
-        self.difference = found
+            raise ReplicasDifferError(f"{difference.describe()}. {_REMEDY}", difference.step, difference.ranks)
+        self.difference = difference
 
     def take_difference(self) -> Difference | None:
         """What the last comparison has found and is not repaired yet; only once."""
@@ -245,9 +245,9 @@ def _outliers(values: Mapping[int, Any]) -> tuple[int, ...]:
     return tuple(sorted(set(values) - set(most)))
 
 
-def repair_(found: Difference, tensors: Iterable[Tensor], worker: Worker, network: Transport) -> None:
-    """Gives all ranks what the root of ``found`` has of these tensors, of any shapes. Methods start afresh: what they took
-    over from the last step may differ, too. What they owe is added to the next tensors. All ranks call it.
+def repair_(difference: Difference, tensors: Iterable[Tensor], worker: Worker, network: Transport) -> None:
+    """Gives all ranks what the root of ``difference`` has of these tensors, of any shapes. Methods start afresh: what they
+    took over from the last step may differ, too. What they owe is added to the next tensors. All ranks call it.
 
     Raises:
         FingerprintMismatch: the ranks have other tensors, on all of them. Nothing was copied then.
@@ -257,8 +257,8 @@ def repair_(found: Difference, tensors: Iterable[Tensor], worker: Worker, networ
     """
     kept = list(tensors)
     agree({f"tensor {place} to repair": f"{tuple(x.shape)} {x.dtype}" for place, x in enumerate(kept)}, network)
-    broadcast_(kept, network, found.root)
+    broadcast_(kept, network, difference.root)
     worker.add_debts(worker.take_debts())
     if worker.rank == 0:
-        text = f"{found.describe()}. All ranks go on with the parameters of rank {found.root}"
+        text = f"{difference.describe()}. All ranks go on with the parameters of rank {difference.root}"
         warnings.warn(text, ReplicasWarning, stacklevel=stack_level())

@@ -148,13 +148,13 @@ class WorkerState:
             StateError: it is damaged, of another version, rank, number of workers or policy, or of tensors that are not here.
         """
         check_form(saved)
-        for key, mine in (("version", VERSION), ("rank", rank), ("world", world)):
-            if saved[key] != mine:
+        for key, expected in (("version", VERSION), ("rank", rank), ("world", world)):
+            if saved[key] != expected:
                 other = "" if key != "world" else (
                     "; handle.checkpoint(), saved with torch.distributed.checkpoint, loads on any number of workers"
                 )  # fmt: skip
                 raise StateError(
-                    f"the state is of {key} {saved[key]}, this is {key} {mine}; each rank loads its own{other}"
+                    f"the state is of {key} {saved[key]}, this is {key} {expected}; each rank loads its own{other}"
                 )
         if saved["policy"] != repr(policy):
             raise StateError(f"the state was saved under {saved['policy']}, this is {policy!r}; load, then switch")

@@ -57,12 +57,12 @@ def compare_loads(transport: Transport, problem: str | None, common: Mapping[str
 
 def describe_differences(prints: Mapping[int, Mapping[str, str]], most: int = 5) -> str:
     """What differs between the ranks' fingerprints, in words; empty if nothing does."""
-    found = []
+    differences = []
     for key in dict.fromkeys(key for one in prints.values() for key in one):
         values: dict[str, list[int]] = {}
         for rank, one in prints.items():
             values.setdefault(one.get(key, "absent"), []).append(rank)
         if len(values) > 1:
-            found.append(f"{key}: " + ", ".join(f"{value} on ranks {ranks}" for value, ranks in values.items()))
-    more = f"; and {len(found) - most} more" if len(found) > most else ""
-    return "; ".join(found[:most]) + more
+            differences.append(f"{key}: " + ", ".join(f"{value} on ranks {ranks}" for value, ranks in values.items()))
+    more = f"; and {len(differences) - most} more" if len(differences) > most else ""
+    return "; ".join(differences[:most]) + more

@@ -30,13 +30,13 @@ def all_gather_over_store(
         TransportError: the store is gone.
     """
     deadline = time.monotonic() + seconds
-    mine = f"{prefix}/{rank}"
+    own_key = f"{prefix}/{rank}"
     keys = [f"{prefix}/{other}" for other in range(world)]
     try:
-        store.set(mine, text)
+        store.set(own_key, text)
         absent = [other for other, key in enumerate(keys) if not _appears(store, key, deadline)]
         if absent:
-            store.delete_key(mine)
+            store.delete_key(own_key)
             raise AbsentError(absent, f"ranks {absent} did not come within {seconds:.0f} s of rank {rank}")
         texts = [store.get(key).decode() for key in keys]
         with contextlib.suppress(RuntimeError):  # stores that cannot delete
@@ -57,7 +57,7 @@ def all_gather_over_store(
             store.set(f"{prefix}/read", "")
         else:
             all_have_read = _appears(store, f"{prefix}/read", time.monotonic() + seconds)
-        store.delete_key(mine)
+        store.delete_key(own_key)
     if not all_have_read:
         raise AbsentError([], f"some of {world} ranks did not hear of all others within {seconds:.0f} s")
     return texts

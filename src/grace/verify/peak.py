@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +16,12 @@ from torch.utils._pytree import tree_leaves
 from grace.collectives import Exchange
 from grace.compute import backends
 from grace.contract.method import Exchanged, Method
+from grace.errors import ConfigurationError
 from grace.run import simulate
+from grace.verify.inputs import normal
 from grace.verify.running import leaves, make_peer
+
+SIDE, WORKERS = 256, 4  # of the example whose numbers pages show
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,27 @@ class Peak:
 
     kept: int
     most: int
+
+
+class Shares(NamedTuple):
+    """A :class:`Peak` in multiples of the gradient."""
+
+    kept: float
+    most: float
+
+
+@functools.cache
+def peak_of(method: Method[Any]) -> Shares | None:
+    """What a method needs for a matrix of 256 x 256 and four workers; None if so many cannot lie as it wants them to."""
+    try:
+        method.axes(WORKERS)
+    except ConfigurationError:
+        return None
+    if method.axes(WORKERS):
+        return None
+    xs = [normal(SIDE, SIDE, seed=1)(rank) for rank in range(WORKERS)]
+    found, size = measure_peak(method, xs), xs[0].nbytes
+    return Shares(found.kept / size, found.most / size)
 
 
 class _Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]

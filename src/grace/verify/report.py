@@ -110,22 +110,22 @@ def verify(
     """
     if not __debug__:
         raise ConfigurationError("the laws are assertions, which python -O removes; run python without it")
-    one = subject(method)
+    examined = subject(method)
     start = time.perf_counter()
     findings = []
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
     try:
         for done, (name, check) in enumerate(CHECKS.items()):
             on_law(done, len(CHECKS), name)
-            findings.append(_finding(name, check, one, profile))
+            findings.append(_finding(name, check, examined, profile))
     finally:
         torch.set_rng_state(before[0])
         np.random.set_state(before[1])  # noqa: NPY002
         random.setstate(before[2])
     on_law(len(CHECKS), len(CHECKS), "")
     seconds = time.perf_counter() - start
-    text = grace.spell(one.method)
-    return Report(text, as_call(one.method), one.wrapped, profile.name, tuple(findings), seconds)
+    text = grace.spell(examined.method)
+    return Report(text, as_call(examined.method), examined.wrapped, profile.name, tuple(findings), seconds)
 
 
 def _finding(name: str, check: Callable[[Subject, Profile], Held], one: Subject, profile: Profile) -> Finding:

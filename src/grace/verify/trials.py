@@ -54,14 +54,14 @@ def make_spread() -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-def check_each(law: Callable[[Method[Any], list[Tensor]], object], one: Subject, profile: Profile) -> Held:
+def check_each(law: Callable[[Method[Any], list[Tensor]], object], subject: Subject, profile: Profile) -> Held:
     """Checks a law on the method, and on the method under error feedback."""
     count = 0
-    for method in one.all:
-        for xs in make_sets(one, profile):
+    for method in subject.all:
+        for xs in make_sets(subject, profile):
             law(method, xs)
             count += 1
-    return Held(f"{count} runs, {list_numbers(choose_worlds(one, profile))} workers")
+    return Held(f"{count} runs, {list_numbers(choose_worlds(subject, profile))} workers")
 
 
 def name_input(name: str, law: Callable[..., T], *arguments: Any) -> T:

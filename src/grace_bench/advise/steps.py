@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import platform
 from collections.abc import Callable, Iterable, Mapping
 
 from grace.compute import resources
@@ -46,8 +44,8 @@ def measure(
         )
     there = machine.versions()
     return StepTable(
-        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="minutes"),
-        system=f"{platform.system()} {platform.machine()}", cores=resources.cores(), grace=there["grace"],
+        created=machine.now("minutes"),
+        system=there["system"], cores=resources.cores(), grace=there["grace"],
         torch=there["torch"], busy=busy, tasks=tasks,
     )  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -64,7 +63,7 @@ class Bench:
         head = {
             "schema": SCHEMA,
             "version": VERSION,
-            "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "created": machine.now(),
             "command": list(command),
             "environment": {**self._environment(), "load_before": machine.load()},
             "plan": {

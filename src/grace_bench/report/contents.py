@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grace
+from grace_bench import machine
 from grace_bench.report import charts, marks
 from grace_bench.report.groups import OVER_LIMIT, Group, group_runs, place, result_of
 from grace_bench.report.read import LoadedRuns
@@ -196,7 +196,7 @@ def page_document(report: Report, directory: str) -> dict[str, Any]:
     return {
         "grace": grace.__version__,
         "directory": Path(directory).name or directory,
-        "written": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="minutes"),
+        "written": machine.now("minutes"),
         "runs": sum(len(group.runs) for group in report.groups),
         "measured": sum(result_of(run).measured for group in report.groups for run in group.runs),
         "config": {tone: config(tone) for tone in TONES},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import hashlib
 import json
 import os
@@ -48,7 +47,7 @@ def _identity(config: RunConfig, command: list[str]) -> dict[str, Any]:
     """What a document says about a run before it has run."""
     link, kind, auto = config.network, config.kind, wanted(config.method)
     return {
-        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "created": machine.now(),
         "kind": kind,
         "family": "baseline" if kind == "baseline" else "auto" if auto else recipe(parse(config.method)[0]).family,
         "task": config.task,
@@ -176,18 +175,8 @@ def find_target(task: Task, curve: Sequence[Point]) -> results.Target | None:
 
 
 _NAMED = {
-    "task",
-    "method",
-    "toolkit",
-    "workers",
-    "seed",
-    "granularity",
-    "link",
-    "latency",
-    "timeout",
-    "machines",
-    "round",
-}
+    "task", "method", "toolkit", "workers", "seed", "granularity", "link", "latency", "timeout", "machines", "round",
+}  # fmt: skip
 
 
 def file_name(config: RunConfig) -> str:

@@ -18,6 +18,7 @@ from grace_bench.runs.results import Document, Failure, Result
 
 _SECTIONS = ("model", "time", "traffic", "memory")  # whose fields need no prefix
 _HEADS = ("name", "value", "median")  # what a section is about: its column has the section's name
+_OF_A_CURVE = ("task", "toolkit", "method", "workers", "link", "seed", "round", "granularity")
 _RENAMED = {
     "data_procedural": "procedural",
     "prediction_step_ms": "predicted_step_ms",
@@ -82,17 +83,9 @@ def curves_csv(documents: Sequence[Document]) -> str:
     lines = []
     for one in documents:
         if isinstance(one, Result):
-            run = {
-                "task": one.task,
-                "toolkit": one.toolkit,
-                "method": one.method,
-                "workers": one.workers,
-                "link": one.link.name,
-                "seed": one.seed,
-                "round": one.round,
-            }
+            run = {key: getattr(one, key) for key in _OF_A_CURVE} | {"link": one.link.name}
             for point in one.curve:
-                plain = {**run, "granularity": one.granularity, **msgspec.structs.asdict(point)}
+                plain = {**run, **msgspec.structs.asdict(point)}
                 lines.append({**plain, **plain.pop("metrics")})
     return _csv(lines, list(dict.fromkeys(key for one in lines for key in one)))
 

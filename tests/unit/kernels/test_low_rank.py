@@ -134,7 +134,7 @@ def test_solve_ridge_of_what_has_no_inverse(p: Tensor) -> None:
 @needs_native
 def test_what_does_not_fit_is_an_error() -> None:
     x, p, q = rand(4, 6, seed=1), rand(2, 4, seed=2), rand(2, 6, seed=3)
-    with pytest.raises(InputError, match="mine"):
+    with pytest.raises(InputError, match="own"):
         split_low_rank(x, p, rand(2, 5, seed=1), q, torch.empty(4, 6))
     with pytest.raises(InputError, match="out"):
         split_low_rank(x, p, q, q, torch.empty(6, 4))

@@ -83,7 +83,7 @@ def compressed_mean(
 class _Transformation:
     def __init__(self, policy: Policy, plans: list[TensorPlan], axis: Axis, seed: int, skip: bool):
         self.policy, self.axis, self.seed, self.skip = policy, axis, seed, skip
-        self._plans = {id(rule.method): one for rule, one in zip(policy.rules, plans, strict=True)}
+        self._plans = {id(rule.method): plan for rule, plan in zip(policy.rules, plans, strict=True)}
 
     def optax(self) -> optax.GradientTransformation:
         """The pair of functions."""
@@ -177,20 +177,20 @@ class _Transformation:
 class _Tensor:
     """One leaf of one step."""
 
-    def __init__(self, one: TensorPlan, place: TracedPeer, x: Array, memory: Any, inner: Any):
-        self.plan, self.place, self.x, self.memory = one, place, x, memory
+    def __init__(self, plan: TensorPlan, place: TracedPeer, x: Array, memory: Any, inner: Any):
+        self.plan, self.place, self.x, self.memory = plan, place, x, memory
         self.inner, self.inner_state = inner, None if isinstance(inner, optax.MaskedNode) else inner
-        fresh = one.init(matrix_shape(x.shape))
+        fresh = plan.init(matrix_shape(x.shape))
         if _shape(self.inner_state) != _shape(fresh):
             raise StateError(
                 f"the state of {place.name!r} is {_shape(self.inner_state)} on each device, and should be "
                 f"{_shape(fresh)}: shard it with grace.jax.state_specs, and make it with init for these parameters"
             )
-        if one.transparent:
+        if plan.transparent:
             self.p = x.reshape(-1)
             return
         wide = x
-        if one.has_memory:
+        if plan.has_memory:
             if memory.shape != (1, *x.shape):
                 raise StateError(
                     f"the memory of {place.name!r} is {tuple(memory.shape)} on each device, and should be "
@@ -199,8 +199,8 @@ class _Tensor:
                 )
             self.memory = memory[0]
             gradient = x.astype(self.memory.dtype)
-            wide = (gradient if one.gamma == 1 else gradient * one.gamma) + (
-                self.memory if one.beta == 1 else self.memory * one.beta
+            wide = (gradient if plan.gamma == 1 else gradient * plan.gamma) + (
+                self.memory if plan.beta == 1 else self.memory * plan.beta
             )
         self.finite = jnp.isfinite(wide).all()
         wide = jnp.where(self.finite, wide, 0)

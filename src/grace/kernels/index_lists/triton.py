@@ -95,17 +95,17 @@ def _read_bits(
     LOW: tl.constexpr, ELIAS_FANO: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The places of the first k bits that are set; of Elias-Fano's code, the indices of which they are the upper part."""
-    one = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(1).to(tl.int64)
     o = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    away = one // b * stride + one % b * row_stride
+    away = row // b * stride + row % b * row_stride
     bits = _bits_of(wires + away, o, width)
     flat = tl.reshape(bits, (TILE * 8,))
-    j = (tl.load(begins + one * tiles + tl.program_id(0)) + tl.cumsum(flat, 0) - flat).to(tl.int64)
+    j = (tl.load(begins + row * tiles + tl.program_id(0)) + tl.cumsum(flat, 0) - flat).to(tl.int64)
     keep = (flat > 0) & (j < k)
     place = tl.program_id(0).to(tl.int64) * TILE * 8 + tl.arange(0, TILE * 8)
     if ELIAS_FANO:
         place = ((place - j) << LOW) | load_bits(fields + away, j, keep, low_width, LOW)
-    tl.store(index + one * k + j, place, keep)
+    tl.store(index + row * k + j, place, keep)
 
 
 @triton.jit

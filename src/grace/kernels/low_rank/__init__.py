@@ -42,10 +42,10 @@ def project_columns(matrix: Tensor, p: Tensor) -> Tensor:
 
 
 @operation
-def split_low_rank(x: Tensor | None, p: Tensor, mine: Tensor, q: Tensor, out: Tensor) -> None:
-    """``x -= p^T mine``, what is left of a worker's matrix (None: it is not wanted), and ``out = p^T q``, the mean: one pass.
+def split_low_rank(x: Tensor | None, p: Tensor, own: Tensor, q: Tensor, out: Tensor) -> None:
+    """``x -= p^T own``, what is left of a worker's matrix (None: it is not wanted), and ``out = p^T q``, the mean: one pass.
 
-    x and out ``[m, l]``, p ``[r, m]``, mine and q ``[r, l]``. ``out`` must not overlap the others. Both add up in the order
+    x and out ``[m, l]``, p ``[r, m]``, own and q ``[r, l]``. ``out`` must not overlap the others. Both add up in the order
     of r, ``out`` from zero.
 
     Raises:

@@ -36,13 +36,13 @@ def project_columns(matrix: Tensor, p: Tensor) -> Tensor:
     return out
 
 
-def split_low_rank(x: Tensor | None, p: Tensor, mine: Tensor, q: Tensor, out: Tensor) -> None:
+def split_low_rank(x: Tensor | None, p: Tensor, own: Tensor, q: Tensor, out: Tensor) -> None:
     (r, m), l = p.shape, q.shape[1]
     native.c.split_low_rank(
         None if x is None else check.numbers("x", x, (m, l)),
         check.numbers("out", out, (m, l)),
         check.numbers("p", p),
-        check.numbers("mine", mine, (r, l)),
+        check.numbers("own", own, (r, l)),
         check.numbers("q", q, (r, l)),
         *(m, l, r, native.threads()),
     )

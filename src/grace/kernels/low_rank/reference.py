@@ -51,13 +51,13 @@ def project_columns(matrix: Tensor, p: Tensor) -> Tensor:
     return out
 
 
-def split_low_rank(x: Tensor | None, p: Tensor, mine: Tensor, q: Tensor, out: Tensor) -> None:
+def split_low_rank(x: Tensor | None, p: Tensor, own: Tensor, q: Tensor, out: Tensor) -> None:
     for rows in _chunks(out):
         mean, rest = out[rows].zero_(), None if x is None else x[rows]
-        for factor, of_mine, of_all in zip(p[:, rows, None], mine, q, strict=True):  # [rows, 1], [l], [l]
+        for factor, of_own, of_all in zip(p[:, rows, None], own, q, strict=True):  # [rows, 1], [l], [l]
             mean += factor * of_all
             if rest is not None:
-                rest -= factor * of_mine
+                rest -= factor * of_own
 
 
 def add_low_rank_(out: Tensor, p: Tensor, q: Tensor, scale: float) -> None:

@@ -13,7 +13,7 @@ _ROWS, _COLUMNS = 16, 64  # of a program
 
 
 @triton.jit
-def _split(x, p, mine, q, out, m, l, r, HAS_X: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _split(x, p, own, q, out, m, l, r, HAS_X: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     j = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (i < m)[:, None] & (j < l)[None, :]
@@ -25,10 +25,10 @@ def _split(x, p, mine, q, out, m, l, r, HAS_X: tl.constexpr, ROWS: tl.constexpr,
         factor = tl.load(p + i, i < m, 0.0)[:, None]
         mean += factor * tl.load(q + j, j < l, 0.0)[None, :]
         if HAS_X:
-            rest -= factor * tl.load(mine + j, j < l, 0.0)[None, :]
+            rest -= factor * tl.load(own + j, j < l, 0.0)[None, :]
         p += m
         q += l
-        mine += l
+        own += l
     if HAS_X:
         tl.store(x + at, rest, inside)
     tl.store(out + at, mean, inside)
@@ -48,12 +48,12 @@ def _add(out, p, q, m, l, r, scale, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     tl.store(out + at, tl.load(out + at, inside, 0.0) + product * scale, inside)
 
 
-def split_low_rank(x: Tensor | None, p: Tensor, mine: Tensor, q: Tensor, out: Tensor) -> None:
+def split_low_rank(x: Tensor | None, p: Tensor, own: Tensor, q: Tensor, out: Tensor) -> None:
     check_rows(out=out, x=x)
-    check_rows(mine=mine, q=q)
+    check_rows(own=own, q=q)
     check_rows(p=p)
     (m, l), r = out.shape, len(p)
-    launch(_split, _grid(out), x if x is not None else out, p, mine, q, out, m, l, r, HAS_X=x is not None, ROWS=_ROWS,
+    launch(_split, _grid(out), x if x is not None else out, p, own, q, out, m, l, r, HAS_X=x is not None, ROWS=_ROWS,
            COLUMNS=_COLUMNS)  # fmt: skip
 
 

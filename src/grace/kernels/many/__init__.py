@@ -68,19 +68,19 @@ class Many:
             [x.data_ptr() for x in part] if part is not None else [0] * len(self) for part in (xs, memories, rests)
         ]
         key = tuple(address for part in addresses for address in part)
-        found = self._tables.get(key)
-        if found is None:
+        table = self._tables.get(key)
+        if table is None:
             if capturing():
                 return False
             keys = [stream.key() for stream in self.streams] or [(0, 0)] * len(self)
             rows = [
                 list(row) for row in zip(*addresses, self.places, self.sizes, *zip(*keys, strict=True), strict=True)
             ]
-            found = _to(self.device, torch.tensor(rows)), not any(address % _EVEN for address in key)
+            table = _to(self.device, torch.tensor(rows)), not any(address % _EVEN for address in key)
             if len(self._tables) >= _SIDES:
                 self._tables.clear()
-            self._tables[key] = found
-        self.table, self.even = found
+            self._tables[key] = table
+        self.table, self.even = table
         self.xs, self.memories, self.rests = xs, memories, rests
         return True
 

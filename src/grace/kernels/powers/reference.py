@@ -33,13 +33,13 @@ def encode_powers(
     ranged = bits != 9
     tops = rows.new_empty(b, block_count(n, block) if ranged else 0, dtype=torch.int8)
     codes = rows.new_empty(b, packed_bytes(n, bits), dtype=torch.uint8)
-    whole = rows if memory is None else rows + memory
-    finite = flag(whole.isfinite().all())
+    total = rows if memory is None else rows + memory
+    finite = flag(total.isfinite().all())
     if ranged:
-        raw, fraction = _split(block_abs_max(whole, block))
+        raw, fraction = _split(block_abs_max(total, block))
         tops.copy_((raw + (fraction > 0)).clamp_(1, _TOP) - 127)  # the largest number, rounded up
     for span in split_spans(b, n, block):
-        part = whole[span.row, None, span.columns]  # [1, m]
+        part = total[span.row, None, span.columns]  # [1, m]
         top = tops[span.row, None, span.blocks] if ranged else None
         code = _encode(part, bits, block, top, rng.lanes(len(span), rows.device, span.first))
         codes[span.row, span.bits(bits)] = pack(code, bits)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from grace.compute.launching import TILE, Marks, check_rows, even_runs, launch, signed
 from grace.errors import PayloadError
+from grace.flags.capturing import step_word
 from grace.flags.finite import Flag
 from grace.kernels.blocks import block_count, block_roots
 from grace.kernels.levels import MOST
@@ -210,10 +211,10 @@ def _sums(
 
 @triton.jit
 def _write(
-    x, rms, scales, book, middle, wire, said, n, block, nb, w, width, BITS: tl.constexpr, HAS_REST: tl.constexpr,
+    x, rms, scales, book, middle, wire, rest, n, block, nb, w, width, BITS: tl.constexpr, HAS_REST: tl.constexpr,
     G: tl.constexpr,
 ):  # fmt: skip
-    """Scales and codes; ``said``: what they say of the rotated numbers."""
+    """Scales and codes; ``rest``: what they say of the rotated numbers."""
     row = tl.program_id(1).to(tl.int64)
     first, i, counts = tile_positions(G, 8)
     inside = counts & (i < n)
@@ -226,7 +227,7 @@ def _write(
     store_float(base + 4 * k, scale, inside & (i % block == 0))
     store_codes(base + 4 * nb, tl.where(inside, code, 0), first, n, width, BITS, G)
     if HAS_REST:
-        tl.store(said + row * n + i, tl.load(book + code) * scale, inside)
+        tl.store(rest + row * n + i, tl.load(book + code) * scale, inside)
 
 
 @triton.jit(do_not_specialize=["weight"])
@@ -342,7 +343,7 @@ def _launch(
 ) -> None:
     """Rotates the blocks of ``x + e``."""
     (b, n), log = x.shape, block.bit_length() - 1
-    key0, key1, step = (0, 0, 0) if rng is None else (*map(signed, rng.key()), signed(rng.step))
+    key0, key1, step = (0, 0, 0) if rng is None else (*map(signed, rng.key()), step_word(rng.step, x.device))
     nb, bad = block_count(n, block), Marks(x).words if bad is None else bad
     knobs = {"LOG": log, "SIGNS": signs, "HAS_SECOND": m is not None}
     if block <= _LONGEST:

@@ -158,13 +158,13 @@ def _emit(
         begin = tl.load(begins + row * tiles + tile)
     one = keep.to(tl.int32)
     at = row * k + begin + tl.cumsum(one, 0) - one
-    said = p
+    value = p
     if NARROW:
-        said = nearest_bfloat16(p)
+        value = nearest_bfloat16(p)
     tl.store(index + at, i, keep)
-    tl.store(sent + at, said, keep)
+    tl.store(sent + at, value, keep)
     if KEEP_REST:
-        tl.store(x + row * n + i, p - said, keep)
+        tl.store(x + row * n + i, p - value, keep)
 
 
 class _Notes(NamedTuple):

@@ -112,7 +112,7 @@ def _encode(
 ) -> tuple[Tensor, Flag]:
     b, n = rows.shape
     names = FIELDS[rule]
-    said = [rows.new_empty(b, block_count(n, block)) for _ in names]
+    fields = [rows.new_empty(b, block_count(n, block)) for _ in names]
     bits = rows.new_empty(b, packed_bytes(n, 1), dtype=torch.uint8)
     finite: Flag = True
     for span in split_spans(b, n, block):
@@ -123,11 +123,11 @@ def _encode(
         up = part >= tau if rule == TWO_MEANS else _plus(part, zeros, span.start)
         heads = _heads(rule, part, up, block)
         bits[span.row, span.bits(1)] = pack(up, 1)
-        for field, head in zip(said, heads, strict=True):
+        for field, head in zip(fields, heads, strict=True):
             field[span.row, span.blocks] = head
         if rest is not None:
             torch.sub(part, _decode(rule, heads, up, block, 1.0), out=rest[span.row, None, span.columns])
-    return wires.join(*said, bits), finite
+    return wires.join(*fields, bits), finite
 
 
 def _heads(rule: int, part: Tensor, up: Tensor, block: int) -> list[Tensor]:

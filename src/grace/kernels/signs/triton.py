@@ -95,7 +95,7 @@ def _encode_tile(
     if RULE == 3:
         sign = tl.where(p > 0, 1, 0) - tl.where(p < 0, 1, 0)
         store_codes(base, tl.where(inside, sign + 1, 0), first, n, width, 0, G)
-        said = sign.to(tl.float32)
+        value = sign.to(tl.float32)
     else:
         if RULE == 2:
             up = p >= tau
@@ -109,19 +109,19 @@ def _encode_tile(
         k = i // block
         starts = inside & (i % block == 0)
         if RULE == 0:
-            said = tl.where(up, 1.0, -1.0)
+            value = tl.where(up, 1.0, -1.0)
         elif RULE == 1:
             scale = tl.load(high + k, inside, 0.0)
             store_float(base + 4 * k, scale, starts)
-            said = tl.where(up, scale, negated(scale))
+            value = tl.where(up, scale, negated(scale))
         else:
             lower = tl.load(low + k, inside, 0.0)
             upper = tl.load(high + k, inside, 0.0)
             store_float(base + 4 * k, lower, starts)
             store_float(base + 4 * (nb + k), upper, starts)
-            said = tl.where(up, upper, lower)
+            value = tl.where(up, upper, lower)
     if HAS_REST:
-        tl.store(rest + start + i, p - said, inside)
+        tl.store(rest + start + i, p - value, inside)
 
 
 @triton.jit(do_not_specialize=["weight"])

@@ -43,16 +43,16 @@ def _add(part: WirePart, out: Tensor, weight: float, narrow: bool) -> None:
     count = n if part.code == DENSE else part.k
     (values,) = wires.split(part.wire[None, part.values :], [("values", dtype, count)], slack=True)
     refuse_unless(values.isfinite().all(), lambda: PayloadError(BAD_VALUES))
-    said = values[0].float() * weight
+    added = values[0].float() * weight
     if part.code == DENSE:
-        out.add_(said)
+        out.add_(added)
     elif part.k:
         if part.places is not None:
             index = check_list(part.places[None].long(), n)
         else:
             end = part.codes + layout(n, part.k, part.code).size
             index = decode_indices(part.wire[None, part.codes : end], n, part.k, part.code)
-        out.scatter_add_(0, index[0], said)
+        out.scatter_add_(0, index[0], added)
 
 
 def sum_topk(

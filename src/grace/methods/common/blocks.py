@@ -14,6 +14,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
+from grace.flags.capturing import refuse_capture
 from grace.kernels import block_count
 from grace.methods.common.counts import count_kept
 from grace.random import Stream
@@ -36,15 +37,15 @@ class Blocks(Compressor):
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         n = rows.shape[1]
-        whole, tail = self._places(n, rng, rows.device)
+        full, tail = self._places(n, rng, rows.device)
         blocks, short = self._cut(rows)
         wire = rows.new_zeros(rows.shape[0], self._width(n))
-        room, behind = self._cut_wire(wire, whole, tail)
-        torch.index_select(blocks, 1, whole, out=room)
+        room, behind = self._cut_wire(wire, full, tail)
+        torch.index_select(blocks, 1, full, out=room)
         behind.copy_(short[:, :tail])
         if keep_rest:  # the wire decodes to a x_i, so that (1 - a) x_i is left
             left = 1 - self._factor(n)
-            blocks.index_copy_(1, whole, room * left)
+            blocks.index_copy_(1, full, room * left)
             short[:, :tail] *= left
         return wire
 
@@ -80,6 +81,7 @@ class Blocks(Compressor):
         count, kb = self._counts(n)
         if not self.cyclic:
             return rng.subset(count, kb, device)
+        refuse_capture("which blocks have their turn follows from the step, which is a number of the host's")
         at = rng.step % -(-count // kb) * kb
         return self.order(count, replace(rng, step=0), device)[at : at + kb]
 

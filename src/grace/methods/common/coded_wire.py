@@ -23,7 +23,7 @@ def join(head: Tensor, index: Tensor, codes: Tensor, bits: int, n: int, code: st
 
 
 def split(
-    one: Tensor, head: tuple[str, torch.dtype, int], bits: int, n: int, code: str
+    wire: Tensor, head: tuple[str, torch.dtype, int], bits: int, n: int, code: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The inverse of :func:`join`, for a wire ``[1, w]`` that padding may follow: head, index and codes (int64).
 
@@ -31,10 +31,10 @@ def split(
         PayloadError: a count, number or list that no sender writes.
     """
     count = ("count", torch.int32, 1)
-    k = int(wires.split(one, [count], slack=True)[0])
+    k = int(wires.split(wire, [count], slack=True)[0])
     wires.check_index("count", torch.tensor(k), n + 1)
     fields = [count, head, ("codes", torch.uint8, packed_bytes(k, bits))]
-    _, front, packed, index = sparse_wire.split(one, fields, n, k, code, slack=True)
+    _, front, packed, index = sparse_wire.split(wire, fields, n, k, code, slack=True)
     return front[0], index[0], unpack(packed, bits, k)[0].long()
 
 

@@ -59,8 +59,8 @@ def add_sampled_(wire: Tensor, out: Tensor, scale: float, code: str) -> None:
         PayloadError: as :meth:`grace.Compressor.decompress_add_`.
     """
     n = out.shape[1]
-    for one, row in zip(wire[:, None], out[:, None], strict=True):  # [1, w], [1, n]
-        k1, k2 = wires.split(one, [_COUNTS], slack=True)[0][0].tolist()
+    for part, row in zip(wire[:, None], out[:, None], strict=True):  # [1, w], [1, n]
+        k1, k2 = wires.split(part, [_COUNTS], slack=True)[0][0].tolist()
         if (k1, k2) == (_DENSE, 0):
             k1 = n
         elif not (k1 >= 0 and k2 >= 0 and k1 + k2 <= n):
@@ -69,18 +69,18 @@ def add_sampled_(wire: Tensor, out: Tensor, scale: float, code: str) -> None:
         fields = [_COUNTS, ("values", torch.float32, k1)]
         if k2:
             fields += [("unit", torch.float32, 1), ("signs", torch.uint8, packed_bytes(k2, 1))]
-        _, values, *others = wires.split(one, fields, slack=True)
+        _, values, *others = wires.split(part, fields, slack=True)
         if not bool(values.isfinite().all()):
             raise PayloadError("field 'values' must be finite")
         if dense:
             add_scaled_(row, values, scale)
             continue
         at = sum(count * dtype.itemsize for _, dtype, count in fields)
-        index, used = take(one[:, at:], n, k1, code)
+        index, used = take(part[:, at:], n, k1, code)
         row.scatter_add_(1, index, values * scale)
         if k2:
             unit, signs = others
-            index = decode(one[:, at + used :], n, k2, code, slack=True)
+            index = decode(part[:, at + used :], n, k2, code, slack=True)
             sign = unpack(signs, 1, k2).to(torch.float32).mul_(2).sub_(1)
             row.scatter_add_(1, index, sign * (wires.check_scale("unit", unit) * scale))
 

@@ -44,25 +44,25 @@ def unbiased(method: Method[Any], xs: Sequence[Tensor], draws: int = 200) -> Non
     assert total <= 5 * expected, f"unbiased: |E mean - x|^2 = {total:.3g}, expected {expected:.3g}"
 
 
-def check(one: Subject, profile: Profile) -> Held:
+def check(subject: Subject, profile: Profile) -> Held:
     """What the report says about it."""
-    if one.least_world > 1:
+    if subject.least_world > 1:
         return no_promise("measured with one worker, and this needs more")
-    found = []
-    said = one.core.facts(torch.empty(SHAPE, device="meta")).unbiased
+    chances = []
+    unbiased = subject.core.facts(torch.empty(SHAPE, device="meta")).unbiased
     for x in (normal(*SHAPE)(0), -normal(*SHAPE)(1).abs()):
-        draws = 2 if one.core.facts(x).deterministic else profile.draws
-        outs = draw_means(one.core, [x], draws)
+        draws = 2 if subject.core.facts(x).deterministic else profile.draws
+        outs = draw_means(subject.core, [x], draws)
         p = measure.bias_p_value(outs, x)
-        if said and p < _SUSPICIOUS and draws > 2:  # chance rarely does this: measure again
-            p = measure.bias_p_value(draw_means(one.core, [x], 4 * draws, seed=10_001), x)
-        found.append(p)
-    p = min(1.0, len(found) * min(found))
+        if unbiased and p < _SUSPICIOUS and draws > 2:  # chance rarely does this: measure again
+            p = measure.bias_p_value(draw_means(subject.core, [x], 4 * draws, seed=10_001), x)
+        chances.append(p)
+    p = min(1.0, len(chances) * min(chances))
     words = f"{'biased' if p < BIASED else 'no bias found'}, p {_spell_p(p)}"
-    declared = "unbiased" if said else "biased"
-    if said and p < BIASED:
+    declared = "unbiased" if unbiased else "biased"
+    if unbiased and p < BIASED:
         raise AssertionError(f"unbiased: it is declared, but E C(x) differs from x, p {_spell_p(p)}")
-    if not said:
+    if not unbiased:
         return no_promise("", words, declared, p_value=p)
     return Held(words, declared, numbers={"p_value": p})
 

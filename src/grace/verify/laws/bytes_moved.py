@@ -61,18 +61,18 @@ def varies(method: Method[Any]) -> bool:
     return bool(getattr(core, "varies", method.facts(torch.empty(64, 64, device="meta")).payload is None))
 
 
-def check(one: Subject, profile: Profile) -> Held:
+def check(subject: Subject, profile: Profile) -> Held:
     """What the report says about it."""
     for name in ("one element", "empty", "zeros", "f16", "f64"):
-        xs = make_workers(UGLY[name], max(2, one.least_world))
-        for method in one.all:
+        xs = make_workers(UGLY[name], max(2, subject.least_world))
+        for method in subject.all:
             traffic(method, xs)
-    for method in one.all:
-        moved = traffic(method, make_some(one))
-    moved = traffic(one.method, make_some(one))
+    for method in subject.all:
+        moved = traffic(method, make_some(subject))
+    moved = traffic(subject.method, make_some(subject))
     most = max(moved, key=lambda traffic: traffic.sent)
     like = torch.empty(SHAPE, device="meta")
-    said = one.method.traffic(like, make_peer(moved.index(most), len(moved), 1))
+    said = subject.method.traffic(like, make_peer(moved.index(most), len(moved), 1))
     elements = math.prod(SHAPE)
     measured = f"{_spell_traffic(most)} for {elements:,} numbers, {len(moved)} workers"
     numbers = {"rounds": most.rounds, "sent": most.sent, "elements": elements, "workers": len(moved)}

@@ -84,12 +84,12 @@ def _owed(method: Method[Any], state: Any, like: Tensor) -> Tensor:
     return torch.zeros_like(like, dtype=torch.float64) if owed is None else owed.double().clone()
 
 
-def check(one: Subject, profile: Profile) -> Held:
+def check(subject: Subject, profile: Profile) -> Held:
     """What the report says about it."""
-    if not one.conserves:
-        assert one.remembered is None, "conservation: what does not conserve must refuse a memory"
+    if not subject.conserves:
+        assert subject.remembered is None, "conservation: what does not conserve must refuse a memory"
         return no_promise("a vote, a sum that the network rounds, or a memory of its own; it refuses another")
-    worlds = choose_worlds(one, profile)
-    for xs in make_sets(one, profile):
-        conservation(one.core, xs)
+    worlds = choose_worlds(subject, profile)
+    for xs in make_sets(subject, profile):
+        conservation(subject.core, xs)
     return Held(f"to a rounding, {list_numbers(worlds)} workers")

@@ -32,19 +32,19 @@ def finite_stays_finite(method: Method[Any], xs: Sequence[Tensor]) -> None:
             )
 
 
-def check(one: Subject, profile: Profile) -> Held:
+def check(subject: Subject, profile: Profile) -> Held:
     """What the report says about it."""
-    worlds = choose_worlds(one, profile)
-    one.method.facts(torch.empty(0, device="meta"))  # it may claim anything, but must not fail
+    worlds = choose_worlds(subject, profile)
+    subject.method.facts(torch.empty(0, device="meta"))  # it may claim anything, but must not fail
     for i, name in enumerate(EDGES):
         xs = make_workers(UGLY[name], worlds[i % len(worlds)])
-        for method in one.all if profile.every else [one.all[i % len(one.all)]]:
+        for method in subject.all if profile.every else [subject.all[i % len(subject.all)]]:
             name_input(name, agreement, method, xs)
             name_input(name, finite_stays_finite, method, xs)
-        if one.conserves:
-            name_input(name, conservation, one.core, xs)
+        if subject.conserves:
+            name_input(name, conservation, subject.core, xs)
     xs = make_workers(HUGE, worlds[-1])
-    for method in one.all:
+    for method in subject.all:
         name_input("huge", agreement, method, xs)
-    finite = bool(run(one.method, xs)[0].mean.isfinite().all())
+    finite = bool(run(subject.method, xs)[0].mean.isfinite().all())
     return Held(f"{len(EDGES) + 1} inputs; 1e38 {'stays finite' if finite else 'overflows'}")

@@ -32,16 +32,16 @@ def bounds(method: Method[Any], x: Tensor, draws: int = 100) -> float:
     spread = 0.0
     if not facts.deterministic:  # a number in [0, |x|^2] of mean (1 - delta) |x|^2 varies no more than a coin
         spread = max(float(errors.std()), size * math.sqrt(delta * (1 - delta))) / math.sqrt(len(outs))
-    found = float(errors.mean()) - 5 * spread
+    measured = float(errors.mean()) - 5 * spread
     slack = size * 1e-10 + TINY
     if facts.contraction is not None:
         legal = (1 - facts.contraction) * size * (1 + 1e-5) + slack
-        assert found <= legal, (
-            f"contraction: E|x - C(x)|^2 = {found:.6g} > (1 - {facts.contraction}) |x|^2 = {legal:.6g}"
+        assert measured <= legal, (
+            f"contraction: E|x - C(x)|^2 = {measured:.6g} > (1 - {facts.contraction}) |x|^2 = {legal:.6g}"
         )
     if facts.variance is not None:
         legal = facts.variance * size * (1 + 1e-5) + slack
-        assert found <= legal, f"variance: E|C(x) - x|^2 = {found:.6g} > {facts.variance} |x|^2 = {legal:.6g}"
+        assert measured <= legal, f"variance: E|C(x) - x|^2 = {measured:.6g} > {facts.variance} |x|^2 = {legal:.6g}"
     return float(errors.mean()) / size if size else 0.0
 
 

@@ -45,11 +45,11 @@ def fused_equals_alone(methods: Sequence[Method[Any]], inputs: Sequence[Sequence
             assert_untouched(fused[i], snapshot(alone[i]), f"fused: {method}")
 
 
-def check(one: Subject, profile: Profile) -> Held:
+def check(subject: Subject, profile: Profile) -> Held:
     """What the report says about it."""
     others = [grace.method("none"), grace.method("powersgd:rank=1,min_rate=0.1")]
-    for world in choose_worlds(one, profile):
-        for method in one.all:
+    for world in choose_worlds(subject, profile):
+        for method in subject.all:
             fused_equals_alone(
                 [method, others[0], method, others[1], method],
                 [
@@ -57,4 +57,4 @@ def check(one: Subject, profile: Profile) -> Held:
                     for make in (normal(13, 7), normal(5), heavy(6, 6), normal(6, 5), normal(31))
                 ],
             )
-    return Held(f"bit for bit, {list_numbers(choose_worlds(one, profile))} workers")
+    return Held(f"bit for bit, {list_numbers(choose_worlds(subject, profile))} workers")

@@ -41,10 +41,10 @@ def nothing_lost(method: Method[Any], steps: Sequence[Sequence[Tensor]]) -> None
     assert error <= legal, f"nothing lost: means and memories are off the gradients by {error:.3g}, legal {legal:.3g}"
 
 
-def check(one: Subject, profile: Profile) -> Held:
+def check(subject: Subject, profile: Profile) -> Held:
     """What the report says about it."""
-    if one.remembered is None:
+    if subject.remembered is None:
         return no_promise("it refuses a memory")
-    for xs in make_sets(one, profile):
-        nothing_lost(one.remembered, [[x * (1 - 0.5 * t) for x in xs] for t in range(4)])
-    return Held(f"to a rounding, 4 steps, {list_numbers(choose_worlds(one, profile))} workers")
+    for xs in make_sets(subject, profile):
+        nothing_lost(subject.remembered, [[x * (1 - 0.5 * t) for x in xs] for t in range(4)])
+    return Held(f"to a rounding, 4 steps, {list_numbers(choose_worlds(subject, profile))} workers")

@@ -38,13 +38,13 @@ def nonfinite_is_agreed(method: Method[Any], steps: Sequence[Sequence[Tensor]], 
         assert same_bits(out.mean, expected.mean), "non-finite: the next step differs from one without the bad step"
 
 
-def check(one: Subject, profile: Profile) -> Held:
+def check(subject: Subject, profile: Profile) -> Held:
     """What the report says about it."""
     names = ("normal", "one element", "f16", *(("0-d", "f64", "zeros", "channels last") if profile.ugly else ()))
     cases = [(name, bad) for bad in (math.nan, math.inf, -math.inf) for name in names]
     for name, bad in cases[:: 1 if profile.every else 4]:
-        xs = make_workers(UGLY[name], max(2, one.least_world))
+        xs = make_workers(UGLY[name], max(2, subject.least_world))
         steps = [xs, [x * 2 for x in xs], [-x for x in xs]]
-        for method in one.all:
+        for method in subject.all:
             nonfinite_is_agreed(method, steps, bad, rank=len(xs) - 1, at=xs[0].numel() // 2)
     return Held("inf, -inf and NaN: NaN on all ranks, memories untouched")

@@ -42,20 +42,20 @@ def summable(compressor: grace.Compressor, rows: Tensor) -> None:
     assert error <= legal, f"summable: the sum of wires decodes {error:.3g} off the sum, legal {legal:.3g}"
 
 
-def check(one: Subject, profile: Profile) -> Held:
+def check(subject: Subject, profile: Profile) -> Held:
     """What the report says about it."""
-    if one.compressor is None:
+    if subject.compressor is None:
         return no_promise("it has its own exchange")
     for n in (1, 2, 5, 31, 257):
-        payload(one.compressor, normal(3, n)(0))
-        summable(one.compressor, normal(3, n)(0))
+        payload(subject.compressor, normal(3, n)(0))
+        summable(subject.compressor, normal(3, n)(0))
     n = math.prod(SHAPE)
     x = normal(1, n)(0)
-    stream = make_peer(0, 1).private(one.compressor.id)
-    wire = one.compressor.compress_(x, stream, False)
+    stream = make_peer(0, 1).private(subject.compressor.id)
+    wire = subject.compressor.compress_(x, stream, False)
     size = wire.numel() * wire.element_size()
-    said = one.compressor.facts(n).payload
-    words = "; wires can be summed" if one.compressor.summable else ""
+    said = subject.compressor.facts(n).payload
+    words = "; wires can be summed" if subject.compressor.summable else ""
     declared = "depends on the data" if said is None else f"{said:,} bytes"
     measured = f"{size:,} bytes, {8 * size / n:.3g} bits per number"
     return Held(measured, declared + words, numbers={"bytes": size, "elements": n})

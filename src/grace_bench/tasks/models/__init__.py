@@ -7,25 +7,13 @@ Widths and depths make the small variants.
 
 from __future__ import annotations
 
-from grace_bench.tasks.models.densenet import DenseNet
-from grace_bench.tasks.models.gpt import GPT
-from grace_bench.tasks.models.lstm import LSTMLanguageModel
-from grace_bench.tasks.models.ncf import NCF
-from grace_bench.tasks.models.resnet9 import ResNet9
-from grace_bench.tasks.models.resnet20 import ResNet20
-from grace_bench.tasks.models.resnet50 import ResNet50
-from grace_bench.tasks.models.unet import UNet
-from grace_bench.tasks.models.vgg import VGG19, VGG16Cifar
-
-__all__ = [
-    "GPT",
-    "NCF",
-    "VGG19",
-    "DenseNet",
-    "LSTMLanguageModel",
-    "ResNet9",
-    "ResNet20",
-    "ResNet50",
-    "UNet",
-    "VGG16Cifar",
-]
+from grace_bench.tasks.models.densenet import DenseNet as DenseNet
+from grace_bench.tasks.models.gpt import GPT as GPT
+from grace_bench.tasks.models.lstm import LSTMLanguageModel as LSTMLanguageModel
+from grace_bench.tasks.models.ncf import NCF as NCF
+from grace_bench.tasks.models.resnet9 import ResNet9 as ResNet9
+from grace_bench.tasks.models.resnet20 import ResNet20 as ResNet20
+from grace_bench.tasks.models.resnet50 import ResNet50 as ResNet50
+from grace_bench.tasks.models.unet import UNet as UNet
+from grace_bench.tasks.models.vgg import VGG19 as VGG19
+from grace_bench.tasks.models.vgg import VGG16Cifar as VGG16Cifar

@@ -1,0 +1,92 @@
+"""A pronoun is a fine name for what is used in the next lines; what lives longer says what it is."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+SOURCES = Path(__file__).parents[2] / "src/grace"
+PRONOUNS = {"one", "found", "whole", "mine", "said"}
+LINES = 6
+PUBLIC = {("checkpoint", "whole")}  # users write it: handle.checkpoint(whole=True)
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def spans_of(scope: ast.AST) -> Iterator[tuple[str, int, int]]:
+    """The pronouns that a function or a comprehension binds: name, first line, last line."""
+    lines: dict[str, list[int]] = {}
+    for node, name in _uses(scope):
+        lines.setdefault(name, []).append(node.lineno)
+    for name, places in lines.items():
+        yield name, min(places), max(places)
+
+
+def _bound(scope: ast.AST) -> set[str]:
+    if isinstance(scope, COMPREHENSIONS):
+        targets = [node for part in scope.generators for node in ast.walk(part.target)]
+        return {node.id for node in targets if isinstance(node, ast.Name)}
+    return {node.arg if isinstance(node, ast.arg) else node.id for node in _own(scope) if _binds(node)}
+
+
+def _binds(node: ast.AST) -> bool:
+    return isinstance(node, ast.arg) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+
+
+def _own(scope: ast.AST) -> Iterator[ast.AST]:
+    """What belongs to a function itself, and not to what is defined or comprehended in it."""
+    rest = list(ast.iter_child_nodes(scope))
+    while rest:
+        node = rest.pop()
+        yield node
+        if not isinstance(node, (*COMPREHENSIONS, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            rest += ast.iter_child_nodes(node)
+
+
+def _uses(scope: ast.AST) -> Iterator[tuple[ast.expr | ast.arg, str]]:
+    """Where the pronouns that a scope binds are written, in the scopes within it, too."""
+    bound = PRONOUNS & _bound(scope)
+    rest = [(node, bound) for node in ast.iter_child_nodes(scope)]
+    while rest:
+        node, names = rest.pop()
+        if isinstance(node, ast.Name) and node.id in names:
+            yield node, node.id
+        elif isinstance(node, ast.arg) and node.arg in names:
+            yield node, node.arg
+        if isinstance(node, (*COMPREHENSIONS, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            names = names - _bound(node)
+        rest += [(child, names) for child in ast.iter_child_nodes(node)]
+
+
+def find_long(sources: Mapping[str, str]) -> list[str]:
+    long = []
+    for place, text in sources.items():
+        for scope in ast.walk(ast.parse(text)):
+            if isinstance(scope, (*COMPREHENSIONS, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+                called = getattr(scope, "name", "")
+                long += [
+                    f"{place}:{first} {name}, {last - first + 1} lines"
+                    for name, first, last in spans_of(scope)
+                    if last - first >= LINES and (called, name) not in PUBLIC
+                ]
+    return long
+
+
+def test_a_pronoun_lives_for_a_few_lines() -> None:
+    sources = {str(path.relative_to(SOURCES)): path.read_text(encoding="utf-8") for path in SOURCES.rglob("*.py")}
+    assert len(sources) > 200
+    assert find_long(sources) == []
+
+
+def test_a_long_one_is_found() -> None:
+    gap = "\n" * LINES
+    sources = {
+        "a.py": f"def f():\n    one = 1\n{gap}    return one",
+        "b.py": f"def f(found):\n    return 2 + (lambda:{gap} found)()",
+        "c.py": f"x = [{gap}one for one in y]",
+        "d.py": f"def f():\n    one = 1\n    g = [one for one in y]\n{gap}    return [one for one in g]",
+        "e.py": f"def checkpoint(whole):\n{gap}    return whole",
+    }
+    assert [line.split(" ", 1)[0] for line in find_long(sources)] == ["a.py:2", "b.py:1"]
