@@ -1,8 +1,9 @@
 """A GPT under ``fully_shard``, with and without Grace: ``python -m benchmarks.sharded``.
 
 With ``--link 1gbit`` the time of a step, over links that are made for it, beside FSDP2 alone and FSDP2 that reduces in bf16:
-all take turns in one run, on one model. With ``--steps`` the quality after so many steps, beside FSDP2 alone. Run it on a
-machine with nothing else to do. The table is Markdown; ``--json`` prints the numbers.
+all take turns in one run, on one model. With ``--steps`` the quality after so many steps, beside FSDP2 alone, by the task's
+optimizer or with other settings (``--rate``, ``--betas``, ``--clip``). Run it on a machine with nothing else to do. The
+table is Markdown; ``--json`` prints the numbers.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ WORLD = 4
 class Contender:
     """A model that trains in one of the ways."""
 
-    def __init__(self, task: Task, way: str, machines: int):
+    def __init__(self, task: Task, way: str, machines: int, betas: tuple[float, float] | None = None):
         self.task, self.way = task, way
         torch.manual_seed(0)
         self.model = task.model()
@@ -61,6 +62,9 @@ class Contender:
         fully_shard(self.model, mesh=mesh, mp_policy=policy)
         self.handle = None if way in (PLAIN, BF16) else attach(self.model, way)
         self.optimizer = task.optimizer(self.model)
+        if betas is not None:
+            for group in self.optimizer.param_groups:
+                group["betas"] = betas
         self.batches = task.batches(dist.get_rank(), WORLD, 0)
         self.seconds: list[float] = []
         self.done = 0
@@ -106,13 +110,17 @@ def work(options: argparse.Namespace) -> None:
     task.workers, task.steps = WORLD, options.steps or 100
     task.load(None)
     task.batch = options.batch or task.batch
+    if options.rate:
+        task.rate = options.rate  # type: ignore[attr-defined]
+    if options.clip is not None:
+        task.clip = options.clip
     ways = options.methods.split(";") if options.methods else [PLAIN, BF16, *METHODS]
     if not options.methods and options.machines > 1:
         ways.extend(BETWEEN)
     found: list[dict[str, Any]] = []
     if options.steps:
         for way in ways:
-            one = Contender(task, way, options.machines)
+            one = Contender(task, way, options.machines, options.betas)
             one.train(options.steps, timed=False)
             found.append({"way": way, **task.evaluate(one.model)})
             tell(found[-1])
@@ -138,6 +146,12 @@ def tell(row: dict[str, Any]) -> None:
     """Says on rank 0 how far it is."""
     if dist.get_rank() == 0:
         sys.stderr.write(f"{row}\n")
+
+
+def read_betas(text: str) -> tuple[float, float]:
+    """``"0,0.999"`` -> two numbers."""
+    first, second = text.split(",")
+    return float(first), float(second)
 
 
 def show(found: list[dict[str, Any]]) -> str:
@@ -172,6 +186,9 @@ def main() -> None:
     parser.add_argument("--machines", type=int, default=1, help="2: HSDP on two machines, which share a link each")
     parser.add_argument("--batch", type=int, help="samples of a worker and step, instead of the task's")
     parser.add_argument("--steps", type=int, help="quality after so many steps, instead of times")
+    parser.add_argument("--rate", type=float, help="learning rate, instead of the task's")
+    parser.add_argument("--betas", type=read_betas, help="of Adam, instead of the task's: 0,0.999")
+    parser.add_argument("--clip", type=float, help="largest norm of the mean, instead of the task's; 0: none")
     parser.add_argument("--methods", help="with semicolons between; behind one weights= and shard=")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--out", default="sharded.json", help="what the workers write")

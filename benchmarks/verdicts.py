@@ -181,11 +181,25 @@ def _few_pay(times: Steps) -> Verdict:
         others = [name for name in seconds if name not in ("none", "bf16")]
         paying = [name for name in others if seconds[name] < (1 - MARGIN) * dense]
         shares.append(len(paying) / len(others) if others else 0.0)
-        said.append(f"{len(paying)} of {len(others)} on {task}")
-    why = f"a step is shorter than that of the better of fp32 and bf16 by {100 * MARGIN:g} % with {', '.join(said)}"
+        low, high = _share_interval(len(paying), len(others))
+        said.append(f"{len(paying)} of {len(others)} on {task} ({low:.2f} to {high:.2f})")
+    why = (
+        f"a step is shorter than that of the better of fp32 and bf16 by {100 * MARGIN:g} % with {', '.join(said)}, where less "
+        f"than {FEW} are few, and more than {MOST} most"
+    )
     if max(shares) < FEW:
         return Verdict(finding, CONFIRMED, why)
     return Verdict(finding, REFUTED if sum(share > MOST for share in shares) >= TASKS else OPEN, why)
+
+
+def _share_interval(some: int, of: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share: how surely it would be met with other methods."""
+    z = 1.96
+    if not of:
+        return 0.0, 1.0
+    middle = (some + z * z / 2) / (of + z * z)
+    half = z * np.sqrt(some * (of - some) / of + z * z / 4) / (of + z * z)
+    return max(0.0, float(middle - half)), min(1.0, float(middle + half))
 
 
 def _ranking(times: Steps) -> Verdict:

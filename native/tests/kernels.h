@@ -476,6 +476,28 @@ inline void run_call_many(Trial& t) {
     if (t.kind == NOT_FINITE || t.kind == EXTREME) t.forget();  // which NaN comes of two is not the same everywhere
 }
 
+inline void run_tables(Trial& t) {
+    if (t.n == 0) return;
+    const int64_t block = some_block(t.dice), W = 1 + t.dice.below(4);
+    const int size = static_cast<int>(t.dice.of({2, 3, 8, 15, 16}));
+    float* table = t.array<float>(size);
+    for (int i = 0, at = 0; i < size; i++, at += 1 + static_cast<int>(t.dice.below(3))) table[i] = static_cast<float>(at);
+    float *bounds = t.numbers(blocks(t.n, block)), *u = t.array<float>(t.n);
+    for (int64_t i = 0; i < blocks(t.n, block); i++) bounds[i] = bounds[i] < 0 ? -bounds[i] : bounds[i];
+    for (int64_t i = 0; i < t.n; i++) u[i] = static_cast<float>(t.dice.roll() >> 40) * 0x1p-24f;
+    const float* y = t.numbers(t.n);
+    uint8_t* codes = t.room<uint8_t>(t.n);
+    round_to_table[t.target](y, bounds, u, t.n, block, table, size, codes, t.threads);
+    if (t.kind == NOT_FINITE) return t.forget();
+    uint8_t* all = t.array<uint8_t>(W * t.n);
+    for (int64_t i = 0; i < W * t.n; i++) all[i] = static_cast<uint8_t>(t.dice.below(size));
+    int32_t* sums = t.room<int32_t>(t.n);
+    sum_entries[t.target](all, W, t.n, table, size, sums, t.threads);
+    const bool says = t.dice.coin();
+    table_means[t.target](says ? codes : nullptr, says ? nullptr : sums, bounds, t.n, block, table, size, 2.0 / 7, t.room<float>(t.n),
+                          t.threads);
+}
+
 struct Case {
     const char* kernels;  // their names, with spaces around each
     void (*run)(Trial&);
@@ -507,5 +529,6 @@ constexpr Case CASES[] = {
     {" encode_floats sum_floats ", run_floats},
     {" encode_fixed sum_fixed ", run_fixed},
     {" encode_indices decode_indices ", run_indices},
+    {" round_to_table sum_entries table_means ", run_tables},
     {" call_many ", run_call_many},
 };

@@ -58,7 +58,7 @@ def work(who: int, door: str, port: int, folder: str) -> None:
                 else:
                     model = DistributedDataParallel(net, init_sync=False)
                     said.append(str(handle.regroup(model)))
-                ids = [int(text) for text in handle.elastic.session.tell(str(who), 15)]
+                ids = [int(text) for text in handle.elastic.session.all_gather_text(str(who), 15)]
                 return
             except grace.errors.TransportError as error:
                 said.append(f"failed: {error}")

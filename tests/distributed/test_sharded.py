@@ -236,6 +236,33 @@ def test_what_is_applied_and_what_is_owed_is_what_was_computed(four: Pool, kind:
     four.run(conserve, kind, spec)
 
 
+def as_written_down(rank: int, world: int) -> None:
+    """Against the formula in a few lines: of each owner's row the largest of gradient plus memory, and their mean."""
+    net = Given()
+    fully_shard(net, mesh=mesh_of("fsdp"))
+    handle = grace.attach(net, grace.Policy([("wide", "topk:ratio=0.1"), ("*", "none")]))
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    rows = -(-50 // world) * 30  # numbers of a row: with padding
+    memories, applied = torch.zeros(world, world, rows), torch.zeros(world, rows)
+    for step in range(4):
+        optimizer.zero_grad()
+        net(gradients_of(rank, step)).backward()
+        optimizer.step()
+        for r in range(world):
+            given = torch.zeros(world * rows)
+            given[:1500] = gradients_of(r, step)["wide"].flatten()
+            owed = memories[r] + given.view(world, rows)
+            kept = owed.abs().topk(rows // 10, dim=1).indices
+            applied += torch.zeros_like(owed).scatter_(1, kept, owed.gather(1, kept)) / world
+            memories[r] = owed.scatter(1, kept, 0.0)
+    handle.detach()
+    torch.testing.assert_close(-net.wide.full_tensor().flatten(), applied.flatten()[:1500], atol=1e-5, rtol=0)
+
+
+def test_top_k_is_of_each_owners_row_with_what_was_not_sent_before(three: Pool) -> None:
+    three.run(as_written_down)
+
+
 def conserve_axes(rank: int, world: int, slow: str, fast: str) -> None:
     """What is applied and owed is what came of the fast axis, which owes nothing and is off by its rounding."""
     net = Given()
@@ -550,6 +577,7 @@ def refused(rank: int, world: int) -> None:
 
     says("powersgd has an exchange of its own", make(), "powersgd")
     says("memory=ef21 has an exchange of its own", make(), "topk:memory=ef21")
+    says("auto chooses for the buckets of DistributedDataParallel", make(), "auto")
     says("compressed by parameter", make(), granularity="bucket")
     says("no rank has the whole", make(), on_difference="broadcast")
     says("legal: 'propagate', 'skip'", make("hsdp"), nonfinite="error")

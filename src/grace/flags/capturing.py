@@ -6,13 +6,42 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from grace.errors import ConfigurationError
 
-CAPTURABLE = (
-    "legal: what sends as many bytes each time, without random numbers, such as topk, efsignsgd, powersgd, bf16"
-)
+CAPTURABLE = "legal: what sends as many bytes each time, such as topk, efsignsgd, qsgd, powersgd, bf16"
 _pretended = False
+
+
+class CapturedStep(int):
+    """The step at which work is captured, and where its replays find theirs.
+
+    clock: int32 ``[1]`` on the device: the step of the replay that runs, as a 32-bit word.
+    """
+
+    clock: Tensor
+
+    @classmethod
+    def at(cls, step: int, clock: Tensor) -> CapturedStep:
+        """The step, with its clock, int32 ``[1]``."""
+        out = cls(step)
+        out.clock = clock
+        return out
+
+
+def step_word(step: int, device: torch.device) -> int | Tensor:
+    """A step as the int32 that kernels on this device take; while work is captured, where replays find it.
+
+    Raises:
+        ConfigurationError: replays would find it on another device.
+    """
+    if isinstance(step, CapturedStep):
+        if step.clock.device != device:
+            refuse_capture("random numbers are drawn on the host, which takes no part in replays")
+        return step.clock
+    word = int(step) & 0xFFFFFFFF
+    return word - (1 << 32) if word >> 31 else word
 
 
 def capturing() -> bool:

@@ -28,3 +28,4 @@ from grace.kernels.sparse import *
 from grace.kernels.statistics import *
 from grace.kernels.subsets import *
 from grace.kernels.sums import *
+from grace.kernels.tables import *

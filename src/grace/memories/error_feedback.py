@@ -131,8 +131,10 @@ class ErrorFeedback(Memory[S]):
         if not isinstance(peers, Peers) or self.batches is None or not _are_plain(xs, peers):
             return (yield from Method.exchange_all(self, xs, states, peers))
         lent, workspace = peers.like.lent, peers.like.lent.workspace
-        turns = find(peers.names, states, workspace)
+        turns = find(peers.names, xs, states, workspace)
         memories = [state[0] for state in states] if turns is None else turns.memories
+        if turns is None and not all(map(_fits, memories, xs)):
+            return (yield from Method.exchange_all(self, xs, states, peers))
         rests = [lent.borrow_successor(memory) for memory in memories] if turns is None else turns.rests
         like = replace(peers.like, lr=None, lent=Lent(workspace=workspace))
         lending = Peers(like, peers.names, memories, rests, xs)
@@ -179,6 +181,11 @@ class ErrorFeedback(Memory[S]):
         raise CompositionError(
             f"{as_call(self)} already has a memory; a second ErrorFeedback around it would stay empty"
         )
+
+
+def _fits(memory: Tensor, x: Tensor) -> bool:
+    """Whether a memory can be added to x number by number."""
+    return memory.shape == x.shape and memory.dtype is torch.float32 and memory.is_contiguous()
 
 
 def _are_plain(xs: Sequence[Tensor], peers: Peers) -> bool:

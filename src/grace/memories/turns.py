@@ -20,14 +20,17 @@ class Turns:
 
     Args:
         states: of all tensors; free: the same with the memories that are free.
+
+    ``sizes``: numbers of each memory.
     """
 
-    __slots__ = ("_memories", "_now", "_sides")
+    __slots__ = ("_memories", "_now", "_sides", "sizes")
 
     def __init__(self, states: Sequence[Any], free: Sequence[Any]):
         self._sides = (list(states), list(free))
         self._memories: tuple[list[Tensor], list[Tensor]] = ([s[0] for s in states], [s[0] for s in free])
         self._now = 0
+        self.sizes = [memory.numel() for memory in self._memories[0]]
 
     @property
     def memories(self) -> list[Tensor]:
@@ -53,10 +56,14 @@ class Turns:
         return False
 
 
-def find(names: tuple[str, ...], states: Sequence[Any], workspace: Workspace | None) -> Turns | None:
-    """What was kept for these tensors, if their states are among it."""
+def find(
+    names: tuple[str, ...], xs: Sequence[Tensor], states: Sequence[Any], workspace: Workspace | None
+) -> Turns | None:
+    """What was kept for these tensors, of any shapes, if their states are among it."""
     turns: Turns | None = None if workspace is None or workspace.holds else workspace.kept.get((Turns, names))
-    return turns if turns is not None and turns.begin(states) else None
+    if turns is None or turns.sizes != [x.numel() for x in xs]:
+        return None
+    return turns if turns.begin(states) else None
 
 
 def may_keep(states: Sequence[Any], workspace: Workspace | None) -> bool:

@@ -24,8 +24,8 @@ from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
 from grace.errors import ConfigurationError
 from grace.flags.finite import fill_unless_
-from grace.kernels import all_finite, block_count, block_norm, pack, packed_bytes, unpack
-from grace.methods.common.integer_table import TableScale, choose_table, count_sum_bits, round_to_table, table_on
+from grace.kernels import all_finite, block_count, block_norm, pack, packed_bytes, sum_entries, unpack
+from grace.methods.common.integer_table import TableScale, choose_table, count_sum_bits
 from grace.methods.common.rotation import rotate, rotate_back
 from grace.registry import register
 
@@ -100,15 +100,14 @@ class THC(Method[None]):
             return loan.poison(None)
         fill_unless_(finite, norm, 0.0)
         scale = TableScale.from_norms(norm, n, self.reach, g, self.block)
-        z = y.new_zeros(1, W * c, dtype=torch.int64)
-        z[:, :n] = round_to_table(scale.levels(y), self.table, peer.private("THC"))
+        z = y.new_zeros(1, W * c, dtype=torch.uint8)
+        z[:, :n] = mine = scale.codes(y, self.table, peer.private("THC"))
         theirs = yield AllToAll(pack(z.view(W, c), self.bits))  # [W, ceil(c bits / 8)]: everyone's z of my chunk
-        table = table_on(self.table, torch.int64, x.device)
-        sums = table[unpack(theirs, self.bits, c).long()].sum(dim=0, keepdim=True)  # [1, c]
+        sums = sum_entries(unpack(theirs, self.bits, c), self.table)  # [1, c]
         answer = yield AllGather(pack(sums, sum_bits)[0])  # [W, ceil(c sum_bits / 8)]
-        total = wires.check_index("sums", unpack(answer, sum_bits, c).long(), g * W + 1).view(1, -1)[:, :n]
+        total = wires.check_index("sums", unpack(answer, sum_bits, c).int(), g * W + 1).view(1, -1)[:, :n]
         if peer.lent.keep_rest:
-            rows.sub_(rotate_back(scale.mean(table[z[:, :n]], 1), shared, self.block))
+            rows.sub_(rotate_back(scale.rounded(mine, self.table), shared, self.block))
         mean = rotate_back(scale.mean(total, W), shared, self.block)
         return loan.give_back(loan.make_room().copy_(mean[0]), None, finite)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from grace.compute import native
 from grace.compute.dispatch import operation
 from grace.compute.portable import cosine_and_sine, natural_log
-from grace.flags.capturing import refuse_capture
+from grace.flags.capturing import CapturedStep, refuse_capture
 
 _SHARED = 0xFFFFFFFF  # the rank field of a shared stream
 
@@ -74,8 +74,16 @@ class Stream:
         return Stream(self.seed, self.method, self.tensor, self.rank, self.step, self.salt * 1009 + salt + 1)
 
     def key(self) -> tuple[int, int]:
-        """The key of this stream, two 32-bit words; its counters are (group, step)."""
-        refuse_capture(f"{self.method!r} draws random numbers, and would draw the same in each replay")
+        """The key of this stream, two 32-bit words; its counters are (group, step): see
+        :func:`grace.flags.capturing.step_word`.
+
+        Raises:
+            ConfigurationError: work is captured, and the step does not say where its replays find theirs.
+        """
+        if not isinstance(self.step, CapturedStep):
+            refuse_capture(
+                f"{self.method!r} draws random numbers, and would draw the same in each replay: make a step before the capture"
+            )
         rank = _SHARED if self.rank is None else self.rank
         return _key(self.seed, self.method, self.tensor, rank, self.salt)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from grace.errors import GraceError
+from grace.flags.capturing import CapturedStep, refuse_capture, step_word
 from grace.flags.finite import on_host
 from grace.flags.refusals import refuse_unless
 
@@ -24,11 +26,11 @@ FEISTEL_ROUNDS = 6
 
 
 def fill_words(out: Tensor, rng: Stream, first: int) -> None:
-    key = rng.key()
+    key, step = rng.key(), step_word(rng.step, out.device)
     for start in range(0, len(out), _CHUNK):
         stop = min(len(out), start + _CHUNK)
         counter = torch.arange(first + start, first + stop, dtype=torch.int32, device=out.device)
-        out[start:stop, 0], out[start:stop, 1] = threefry2x32(key, counter, rng.step)
+        out[start:stop, 0], out[start:stop, 1] = threefry2x32(key, counter, step)
 
 
 def fill_uniform(out: Tensor, rng: Stream, first: int) -> None:
@@ -50,11 +52,17 @@ def _to_signed(word: int) -> int:
     return word - (1 << 32) if word >> 31 else word
 
 
-def threefry2x32(key: tuple[int, int], c0: Tensor, c1: int) -> tuple[Tensor, Tensor]:
-    """Threefry-2x32 with 20 rounds on counters ``(c0[i], c1)``: two int32 tensors (bit patterns) like ``c0``."""
+def threefry2x32(key: tuple[int, int], c0: Tensor, c1: int | Tensor) -> tuple[Tensor, Tensor]:
+    """Threefry-2x32 with 20 rounds on counters ``(c0[i], c1)``: two int32 tensors (bit patterns) like ``c0 [g]``.
+
+    ``c1`` may be an int32 ``[1]``, too.
+    """
     schedule = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
     x0 = c0 + _to_signed(schedule[0])
-    x1 = torch.full_like(c0, _to_signed(c1 + schedule[1]))
+    if isinstance(c1, Tensor):
+        x1 = torch.full_like(c0, _to_signed(schedule[1])) + c1
+    else:
+        x1 = torch.full_like(c0, _to_signed(c1 + schedule[1]))
     high = torch.empty_like(x0)
     for block in range(5):
         for turn in _ROTATIONS[block % 2]:
@@ -73,6 +81,8 @@ def feistel_keys(rng: Stream) -> list[int]:
     """The round keys of a subset's permutation, 32-bit words: the first of each pair of ``rng.words(FEISTEL_ROUNDS)``,
     computed in Python, so that nothing has to be read from a tensor.
     """
+    if isinstance(rng.step, CapturedStep):
+        refuse_capture(f"{rng.method!r} draws random numbers on the host, and would draw the same in each replay")
     key0, key1 = rng.key()
     keys = (key0, key1, key0 ^ key1 ^ _PARITY)
     out = []
@@ -95,6 +105,10 @@ def _feistel(out: Tensor, rng: Stream, n: int) -> None:
     On an accelerator nobody asks how many have to go on: see :func:`walk_sizes`.
     """
     half = ((n - 1).bit_length() + 1) // 2
+    if isinstance(rng.step, CapturedStep):  # the keys of each replay are its own
+        words = rng.words(FEISTEL_ROUNDS, out.device)[:, 0].to(torch.int64) & _WORD
+        _walk_without_sync(out, list(words.unbind()), half, n)
+        return
     keys = feistel_keys(rng)
     if not on_host(out.device):
         _walk_without_sync(out, keys, half, n)
@@ -110,7 +124,7 @@ def _feistel(out: Tensor, rng: Stream, n: int) -> None:
     out.copy_(image)
 
 
-def _permute(x: Tensor, keys: list[int], half: int) -> Tensor:
+def _permute(x: Tensor, keys: Sequence[int | Tensor], half: int) -> Tensor:
     """The Feistel network's image of numbers of 2 half bits, int64."""
     mask = (1 << half) - 1
     left, right = x >> half, x & mask
@@ -131,7 +145,7 @@ def walk_sizes(k: int, n: int, half: int) -> list[int]:
     return [*sizes, 0]
 
 
-def _walk_without_sync(out: Tensor, keys: list[int], half: int, n: int) -> None:
+def _walk_without_sync(out: Tensor, keys: Sequence[int | Tensor], half: int, n: int) -> None:
     """As the host's walk, with sizes that are known beforehand. If they do not suffice, this is raised a step later."""
     k = out.numel()
     image = torch.empty(k + 1, dtype=torch.int64, device=out.device)  # the last place is nobody's

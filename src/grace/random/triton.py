@@ -12,7 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from grace.compute.launching import TILE, launch, signed
-from grace.random.reference import FEISTEL_ROUNDS, SORTED_SUBSET
+from grace.flags.capturing import step_word
+from grace.random.reference import SORTED_SUBSET
 
 if TYPE_CHECKING:
     from grace.random import Stream
@@ -42,7 +43,11 @@ def _turns_odd(x0, x1):
 
 @triton.jit
 def threefry(key0, key1, counter, step):
-    """Threefry-2x32 with 20 rounds, as ``grace.random``: uint32 counters -> two uint32 words each. Keys and step are int32."""
+    """Threefry-2x32 with 20 rounds, as ``grace.random``: uint32 counters -> two uint32 words each. Keys and step are int32;
+    the step may be where one lies.
+    """
+    if step.dtype.is_ptr():
+        step = tl.load(step)
     k0 = tl.zeros_like(counter) + key0.to(tl.uint32, bitcast=True)
     k1 = tl.zeros_like(counter) + key1.to(tl.uint32, bitcast=True)
     k2 = k0 ^ k1 ^ 0x1BD11BDA
@@ -100,13 +105,20 @@ def _hash32(x):
     return x ^ (x >> 16)
 
 
-@triton.jit(do_not_specialize=["n", "half", "k0", "k1", "k2", "k3", "k4", "k5"])
-def _walk(out, count, n, half, k0, k1, k2, k3, k4, k5, TILE: tl.constexpr):
+@triton.jit(do_not_specialize=["n", "half", "key0", "key1", "step"])
+def _walk(out, count, n, half, key0, key1, step, TILE: tl.constexpr):
     """Images of 0, 1, ... under a permutation of [0, n): each walks until it lies below n. Nobody asks the host."""
     i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     mask = (tl.full((TILE,), 1, tl.int64) << half) - 1
     image = tl.where(i < count, i, 0)
     away = tl.full((TILE,), 1, tl.int32)
+    turns = tl.zeros((1,), tl.uint32)
+    k0, _high = threefry(key0, key1, turns, step)
+    k1, _high = threefry(key0, key1, turns + 1, step)
+    k2, _high = threefry(key0, key1, turns + 2, step)
+    k3, _high = threefry(key0, key1, turns + 3, step)
+    k4, _high = threefry(key0, key1, turns + 4, step)
+    k5, _high = threefry(key0, key1, turns + 5, step)
     while tl.max(away, 0) > 0:
         left = (image >> half).to(tl.uint32)
         right = (image & mask).to(tl.uint32)
@@ -123,7 +135,7 @@ def _walk(out, count, n, half, k0, k1, k2, k3, k4, k5, TILE: tl.constexpr):
                 key = k4
             else:
                 key = k5
-            word = tl.zeros((TILE,), tl.uint32) + key.to(tl.uint32, bitcast=True)
+            word = tl.zeros((TILE,), tl.uint32) + key
             next_right = left ^ (_hash32(right ^ word) & mask.to(tl.uint32))
             left = right
             right = next_right
@@ -135,19 +147,31 @@ def _walk(out, count, n, half, k0, k1, k2, k3, k4, k5, TILE: tl.constexpr):
 def fill_words(out: Tensor, rng: Stream, first: int) -> None:
     key0, key1 = rng.key()
     n = len(out)
-    launch(_words, (-(-n // TILE),), out, n, signed(key0), signed(key1), signed(rng.step), first, TILE=TILE)
+    launch(
+        _words, (-(-n // TILE),), out, n, signed(key0), signed(key1), step_word(rng.step, out.device), first, TILE=TILE
+    )
 
 
 def fill_uniform(out: Tensor, rng: Stream, first: int) -> None:
     key0, key1 = rng.key()
     n = out.numel()
-    launch(_uniform, (-(-n // TILE),), out, n, signed(key0), signed(key1), signed(rng.step), first, TILE=TILE)
+    launch(
+        _uniform,
+        (-(-n // TILE),),
+        out,
+        n,
+        signed(key0),
+        signed(key1),
+        step_word(rng.step, out.device),
+        first,
+        TILE=TILE,
+    )
 
 
 def fill_subset(out: Tensor, rng: Stream, n: int) -> Any:
     if n <= SORTED_SUBSET:
         return NotImplemented
     half = ((n - 1).bit_length() + 1) // 2
-    keys = [signed(int(w)) for w in rng.words(FEISTEL_ROUNDS)[:, 0]]  # on the host, which has them at no cost
-    launch(_walk, (-(-out.numel() // TILE),), out, out.numel(), n, half, *keys, TILE=TILE)
+    key0, key1, step = *map(signed, rng.key()), step_word(rng.step, out.device)
+    launch(_walk, (-(-out.numel() // TILE),), out, out.numel(), n, half, key0, key1, step, TILE=TILE)
     return None

@@ -1,7 +1,8 @@
 """Steps that are captured into a graph: states that stay where they are, and flags that the host reads after each replay.
 
 A graph repeats the same operations on the same memory. So what a step has made of a state is copied back into the state, what
-the step has used is kept for good, and what a graph cannot repeat is refused: sizes that the data decide, random numbers.
+the step has used is kept for good, and what a graph cannot repeat is refused, such as sizes that the data decide. Random
+numbers depend on the step, which a captured step reads from the device: :class:`grace.flags.capturing.CapturedStep`.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
 from grace.errors import ConfigurationError, GraceError
-from grace.flags.capturing import CAPTURABLE
+from grace.flags.capturing import CAPTURABLE, CapturedStep, step_word
 from grace.flags.pending import PendingFlags
 from grace.flags.refusals import Refusals
 from grace.registry import spell
@@ -46,12 +48,26 @@ def check_capture(name: str, method: Method[Any], x: Tensor, peer: Peer, busy: b
 
 
 class Captures:
-    """What captured steps leave behind."""
+    """What captured steps leave behind. device: the accelerator that steps run on; None until there was one."""
 
     def __init__(self) -> None:
         self._kept: list[Any] = []  # a graph uses it as long as it lives
         self._flags: list[tuple[int, str, Tensor]] | None = None
         self._refusals = Refusals()
+        self.device: torch.device | None = None
+        self._clock: Tensor | None = None
+
+    def tell_step(self, step: int) -> None:
+        """The next step is this one: it is written where a captured step finds it, on the device."""
+        if self.device is None:
+            return
+        if self._clock is None:
+            self._clock = torch.empty(1, dtype=torch.int32, device=self.device)
+        self._clock.fill_(step_word(step, self.device))
+
+    def step(self, step: int) -> int:
+        """The step, as it is captured: with a clock, if a step was made before the capture."""
+        return step if self._clock is None else CapturedStep.at(step, self._clock)
 
     def keep_old_state(self, old: Any, out: Exchanged[Any]) -> Exchanged[Any]:
         """The result with the old state, into which the new one was copied.

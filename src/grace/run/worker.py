@@ -177,6 +177,7 @@ class Worker:
             if all(on_host(x.device) for x in tensors.values()):
                 outs = yield from exchange
             else:
+                self._captures.device = next(x.device for x in tensors.values() if not on_host(x.device))
                 outs = yield from self._pending.refusals.watch(exchange)
         except BaseException:
             self.workspace.forget()  # states are as they were
@@ -201,7 +202,7 @@ class Worker:
         return Peer(
             self.rank,
             self.world,
-            self.step,
+            self._captures.step(self.step) if capturing() else self.step,
             name,
             self.seed,
             self.lr,
@@ -324,6 +325,7 @@ class Worker:
             return
         self.watch.end_step()
         self.step += 1
+        self._captures.tell_step(self.step)
         self._pending.send()
         self._used, self._given = self._given, []
 
@@ -336,6 +338,7 @@ class Worker:
         self._read_pending()
         self._captures.replay(self._pending, self.step)
         self.step += 1
+        self._captures.tell_step(self.step)
         self._pending.send()
 
     def memory_norm(self) -> float:

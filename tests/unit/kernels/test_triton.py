@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,11 @@ from grace.compute import backends
 from grace.compute.launching import launch
 from grace.contract.compressor import Fused
 from grace.errors import PayloadError
+from grace.flags.capturing import CapturedStep
+from grace.flags.finite import cpu_as_accelerator
 from grace.kernels.triton import round_half_even
+from grace.methods.eden import EDEN
+from grace.methods.fp8 import FP8
 from grace.methods.natural import Natural
 from grace.methods.qsgd import QSGD
 from grace.methods.u8bit import U8bit
@@ -122,6 +127,22 @@ def test_random_numbers_and_subsets(n: int) -> None:
 @pytest.mark.parametrize("n", [(1 << 20) + 1, (1 << 32) - 1, (1 << 40) + 3])
 def test_subsets_of_many(n: int) -> None:
     agree(lambda: [STREAM.subset(n, 3000)], n)
+
+
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+def test_a_step_may_lie_on_the_device(backend: str) -> None:
+    """As a captured step finds it, whatever the step of the capture was."""
+    there = replace(STREAM, step=CapturedStep.at(0, torch.tensor([STREAM.step - 2**32], dtype=torch.int32)))
+    x = check.numbers(1, 70)
+    with backends.using(backend), cpu_as_accelerator():
+        for draw in (
+            lambda rng: rng.words(70), lambda rng: rng.uniform(9, first=3), lambda rng: rng.subset(5001, 30),
+            lambda rng: rng.subset(70, 9), lambda rng: QSGD(bits=4).encode_(x.clone(), rng)[0],
+            lambda rng: FP8(stochastic=True).encode_(x.clone(), rng)[0], lambda rng: Natural().encode_(x.clone(), rng)[0],
+            lambda rng: EDEN(block=16).encode_(x.clone(), rng)[0],
+        ):  # fmt: skip
+            assert torch.equal(draw(there), draw(STREAM))
+            assert not torch.equal(draw(there), draw(replace(STREAM, step=0)))
 
 
 @pytest.mark.parametrize("n", [1, 64, 1025, 5001])

@@ -11,7 +11,7 @@ from grace.contract.lent import Lent
 from grace.contract.method import Method
 from grace.contract.peer import Peer
 from grace.errors import ConfigurationError, PayloadError
-from grace.methods.common.integer_table import TableScale, round_to_table
+from grace.methods.common.integer_table import TableScale
 from grace.methods.common.rotation import rotate, rotate_back
 from grace.methods.thc import THC
 from grace.run.simulate import simulate
@@ -49,9 +49,9 @@ def test_the_worked_example() -> None:
     method = THC()
     assert abs(method.reach - 2.1538747) < 1e-6
     scale = TableScale(torch.tensor([[method.reach]]), method.table[-1], method.block)  # |y| / sqrt(h) = 1
-    levels = [scale.levels(torch.tensor([[y]])) for y in (0.5, -1.0)]
-    torch.testing.assert_close(torch.cat(levels), torch.tensor([[18.482], [8.036]]), rtol=0, atol=1e-3)
-    z = [round_to_table(v, method.table, check.Given([u])) for v, u in zip(levels, (0.5, 0.9), strict=True)]
+    z = [
+        scale.codes(torch.tensor([[y]]), method.table, check.Given([u])) for y, u in ((0.5, 0.5), (-1.0, 0.9))
+    ]  # v is 18.482 and 8.036
     assert [method.table[int(one)] for one in z] == [19, 7]
     mean = scale.mean(torch.tensor([[26]]), 2).abs()
     torch.testing.assert_close(mean, torch.tensor([[0.2872]]), rtol=0, atol=1e-4)
@@ -59,12 +59,15 @@ def test_the_worked_example() -> None:
 
 @pytest.mark.parametrize("method", [THC(), THC(bits=3), THC(bits=2, uniform=True), THC(clip=1 / 512, uniform=True)])
 def test_rounding_is_unbiased_between_neighbors(method: THC) -> None:
-    table = torch.tensor(method.table, dtype=torch.float32)
-    assert torch.equal(
-        table[round_to_table(table.view(1, -1), method.table, check.peer().private("THC"))], table.view(1, -1)
-    )
-    v = torch.linspace(0, float(table[-1]), 37).repeat(20_000, 1)
-    got = table[round_to_table(v.view(1, -1), method.table, check.peer().private("THC"))].view(v.shape)
+    table, g = torch.tensor(method.table, dtype=torch.float32), method.table[-1]
+
+    def rounded(v: torch.Tensor) -> torch.Tensor:
+        scale = TableScale(torch.ones(1, 1), g, v.numel())
+        return table[scale.codes(v.view(1, -1) / (g / 2) - 1, method.table, check.peer().private("THC")).long()]
+
+    assert torch.equal(rounded(table), table.view(1, -1))
+    v = torch.linspace(0, g, 37).repeat(20_000, 1)
+    got = rounded(v).view(v.shape)
     assert float((got - v).abs().max()) < float(table.diff().max())
     assert float((got.mean(0) - v[0]).abs().max()) <= 6 * float(table.diff().max()) / 2 / math.sqrt(20_000)
 

@@ -92,7 +92,7 @@ def captured(
     workers = make(spec)
     exchange(workers, gradients(0))
     for worker in workers:
-        worker._captures = captures()
+        worker._captures.__class__ = captures
     static = [{name: x.clone() for name, x in one.items()} for one in gradients(1)]
     before = [[clone_state(state) for _, state in worker._states.values()] for worker in workers]
     held = [[state for _, state in worker._states.values()] for worker in workers]
@@ -118,7 +118,10 @@ def captured(
     return workers, found
 
 
-SPECS = ["topk:ratio=0.2", "efsignsgd", "onebit", "none", "bf16", "powersgd:rank=2,min_rate=0.1", "signsgd:memory=none"]
+SPECS = [
+    "topk:ratio=0.2", "efsignsgd", "onebit", "none", "bf16", "powersgd:rank=2,min_rate=0.1", "signsgd:memory=none",
+    "qsgd:bits=4", "natural", "fp8:stochastic=true", "terngrad", "randomk:ratio=0.2", "drive:block=16",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -158,8 +161,7 @@ def test_a_state_that_moves_is_noticed():
     [
         ("threshold:v=0.5", "'w': how many bytes threshold:v=0.5 sends depends on the data"),
         ("dgc", "'w': how many bytes dgc sends depends on the data"),
-        ("qsgd:bits=4", "'QSGD' draws random numbers, and would draw the same in each replay"),
-        ("randomk:ratio=0.1", "'RandomK' draws random numbers"),
+        ("blockrandomk:mode=cyclic", "which blocks have their turn follows from the step"),
         ("acpsgd:rank=1,min_rate=0.1", "depends on whether this step was finite"),
     ],
 )
@@ -169,6 +171,55 @@ def test_what_a_graph_cannot_repeat_is_refused_at_once(spec: str, why: str):
     with pretend_capturing(), pytest.raises(ConfigurationError, match=why) as raised:
         exchange(workers, gradients(0))
     assert "such as topk, efsignsgd" in str(raised.value)
+
+
+@pytest.mark.parametrize("spec", ["qsgd:bits=4", "randomk:ratio=0.1"])
+def test_random_methods_are_captured_after_a_step_only(spec: str):
+    """Replays find their step on the device, where a step before the capture has put it."""
+    workers = make(spec)
+    with pretend_capturing(), pytest.raises(ConfigurationError, match=r"draws random numbers.*make a step before"):
+        exchange(workers, gradients(0))
+
+
+class Stopped(Captures):
+    """The clock of replays stands."""
+
+    def tell_step(self, step):
+        if self._clock is None or self._flags is None:
+            Captures.tell_step(self, step)
+
+
+def test_a_clock_that_stands_is_noticed():
+    expected, found = eager("qsgd:bits=4", 4)[1], captured("qsgd:bits=4", 4, Stopped)[1]
+    assert torch.equal(expected[1]["w"], found[0]["w"])
+    assert not torch.equal(expected[2]["w"], found[1]["w"])
+
+
+def test_subsets_of_many_follow_the_clock():
+    x = [{"w": torch.randn(5000, generator=torch.Generator().manual_seed(t))} for t in range(4)]
+    (plain,), (worker,) = make("randomk:ratio=0.01")[:1], make("randomk:ratio=0.01")[:1]
+    plain.world = worker.world = 1
+    expected = [exchange_one(plain, {"w": one["w"].clone()}) for one in x]
+    exchange_one(worker, {"w": x[0]["w"].clone()})
+    static = x[1]["w"].clone()
+    state = clone_state(worker._states["w"][1])
+    with pretend_capturing(), Graph() as graph:
+        mean = exchange_one(worker, {"w": static.clone()}, copy=False)
+    for a, b in zip(leaves(tuple(state)), leaves(tuple(worker._states["w"][1])), strict=True):
+        b.copy_(a)
+    for want, one in zip(expected[1:], x[1:], strict=True):
+        static.copy_(one["w"])
+        graph.replay()
+        worker.replayed()
+        assert torch.equal(mean, want)
+
+
+def exchange_one(worker: Worker, given: dict[str, Tensor], *, copy: bool = True) -> Tensor:
+    (outs,) = simulate([worker.exchange(given)])
+    mean = outs["w"].mean
+    worker.workspace.reset()
+    worker.advance()
+    return mean.clone() if copy else mean
 
 
 def test_a_capture_is_no_step_and_a_replay_is_one():

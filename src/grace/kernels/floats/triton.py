@@ -12,6 +12,7 @@ from torch import Tensor
 
 from grace.compute.launching import TILE, Marks, check_rows, even_runs, launch, signed
 from grace.errors import PayloadError
+from grace.flags.capturing import step_word
 from grace.flags.finite import Flag
 from grace.kernels.blocks import block_count
 from grace.kernels.floats import BAD_CODE, BAD_SCALE, FloatFormat, float_bytes
@@ -192,7 +193,7 @@ def encode_floats(
     (b, n), bad = rows.shape, Marks(rows)
     tops = largest(rows, memory, block)
     wire = torch.empty(b, float_bytes(n, block), dtype=torch.uint8, device=rows.device)
-    key0, key1, step = (0, 0, 0) if rng is None else (*map(signed, rng.key()), signed(rng.step))
+    key0, key1, step = (0, 0, 0) if rng is None else (*map(signed, rng.key()), step_word(rng.step, rows.device))
     launch(
         _encode, (block_count(n, TILE), b), rows, memory, rest, wire, tops, bad.words, n, block, tops.shape[1],
         wire.shape[1], key0, key1, step,
@@ -221,7 +222,8 @@ def encode_floats_many(message: Tensor, many: Many, kind: FloatFormat, block: in
     bad, tops = Marks(message, len(many)), largest_of_many(many, block)
     block, tiles = many.clip(block), many.tiles(TILE)
     launch(
-        _encode_many, (len(tiles),), many.table, tiles, message, many.heads(block), tops, bad.words, block, signed(step or 0),
+        _encode_many, (len(tiles),), many.table, tiles, message, many.heads(block), tops, bad.words, block,
+        step_word(step or 0, many.device),
         FRACTION=kind.m, LEAST=kind.least, LARGEST=kind.F, MOST=MOST, RANDOM=step is not None, EVEN=many.even,
         HAS_MEMORY=many.memories is not None, HAS_REST=many.rests is not None, TILE=TILE,
     )  # fmt: skip

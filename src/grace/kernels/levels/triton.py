@@ -12,6 +12,7 @@ from torch import Tensor
 
 from grace.compute.launching import TILE, Marks, check_rows, even_runs, launch, signed
 from grace.errors import PayloadError
+from grace.flags.capturing import step_word
 from grace.flags.finite import Flag
 from grace.kernels.blocks import block_count
 from grace.kernels.levels import quantized_bytes
@@ -168,7 +169,7 @@ def quantize(
     key0, key1 = rng.key()
     launch(
         _quantize, (block_count(n, TILE // 8 * per), b), rows, memory, rest, wire, norms, bad.words, n, block, norms.shape[1],
-        wire.shape[1], code_bytes(n, s), signed(key0), signed(key1), signed(rng.step), shrink,
+        wire.shape[1], code_bytes(n, s), signed(key0), signed(key1), step_word(rng.step, rows.device), shrink,
         S=s, BITS=_bits(s), HAS_MEMORY=memory is not None, HAS_REST=rest is not None,
         EVEN=per == 8 and (b == 1 or n % 4 == 0), G=TILE // 8, PER=per,
     )  # fmt: skip
@@ -212,8 +213,8 @@ def quantize_many(
     block, tiles = many.clip(block), many.tiles(TILE // 8 * per)
     launch(
         _quantize_many, (len(tiles),), many.table, tiles, message, many.heads(block), norms, shrinks, bad.words, block,
-        signed(step), S=s, BITS=_bits(s), HAS_MEMORY=many.memories is not None, HAS_REST=many.rests is not None,
-        EVEN=many.even, G=TILE // 8, PER=per,
+        step_word(step, many.device), S=s, BITS=_bits(s), HAS_MEMORY=many.memories is not None,
+        HAS_REST=many.rests is not None, EVEN=many.even, G=TILE // 8, PER=per,
     )  # fmt: skip
     return bad.words == 0
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from grace.compute.launching import TILE, Marks, check_rows, even_runs, launch, signed
 from grace.errors import PayloadError
+from grace.flags.capturing import step_word
 from grace.flags.finite import Flag
 from grace.kernels.blocks import block_count
 from grace.kernels.packing import packed_bytes
@@ -115,7 +116,7 @@ def encode_powers(
     bad, (key0, key1) = Marks(rows), rng.key()
     launch(
         _encode, (block_count(n, TILE), b), rows, memory, rest, wire, tops, bad.words, n, block, tops.shape[1], wire.shape[1],
-        packed_bytes(n, bits), signed(key0), signed(key1), signed(rng.step), BITS=bits, OCTAVES=_OCTAVES[bits],
+        packed_bytes(n, bits), signed(key0), signed(key1), step_word(rng.step, rows.device), BITS=bits, OCTAVES=_OCTAVES[bits],
         HAS_MEMORY=memory is not None, HAS_REST=rest is not None, EVEN=b == 1 or n % 4 == 0, G=TILE // 8,
     )  # fmt: skip
     return wire, bad.unset()

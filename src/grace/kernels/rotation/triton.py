@@ -18,6 +18,7 @@ from torch import Tensor
 
 from grace.compute.launching import TILE, Marks, check_rows, even_runs, launch, signed
 from grace.errors import PayloadError
+from grace.flags.capturing import step_word
 from grace.flags.finite import Flag
 from grace.kernels.blocks import block_count, block_roots
 from grace.kernels.levels import MOST
@@ -342,7 +343,7 @@ def _launch(
 ) -> None:
     """Rotates the blocks of ``x + e``."""
     (b, n), log = x.shape, block.bit_length() - 1
-    key0, key1, step = (0, 0, 0) if rng is None else (*map(signed, rng.key()), signed(rng.step))
+    key0, key1, step = (0, 0, 0) if rng is None else (*map(signed, rng.key()), step_word(rng.step, x.device))
     nb, bad = block_count(n, block), Marks(x).words if bad is None else bad
     knobs = {"LOG": log, "SIGNS": signs, "HAS_SECOND": m is not None}
     if block <= _LONGEST:

@@ -14,6 +14,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
+from grace.flags.capturing import refuse_capture
 from grace.kernels import block_count
 from grace.methods.common.counts import count_kept
 from grace.random import Stream
@@ -80,6 +81,7 @@ class Blocks(Compressor):
         count, kb = self._counts(n)
         if not self.cyclic:
             return rng.subset(count, kb, device)
+        refuse_capture("which blocks have their turn follows from the step, which is a number of the host's")
         at = rng.step % -(-count // kb) * kb
         return self.order(count, replace(rng, step=0), device)[at : at + kb]
 
