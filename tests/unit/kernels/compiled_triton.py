@@ -26,7 +26,7 @@ POINTERS = {
     "pieces_of": "*fp64", "values": "*i64", "state": "*i32", "slabs": "*i16", "counts": "*i32", "both": "*i32",
     "begins": "*i32", "total": "*i32", "fields": "*u8", "table": "*i64", "programs": "*i32", "heads": "*i64", "flags": "*i1",
 }  # fmt: skip
-FLOATS = {"weight", "shrink", "tau", "momentum", "scale", "left"}
+FLOATS = {"weight", "shrink", "tau", "momentum", "scale", "left", "share", "most"}
 NUMBERS = {
     "n", "block", "nb", "w", "width", "W", "stride", "row_stride", "pieces", "count", "turns", "blocks", "m", "l", "r", "k",
     "first", "half", "tiles", "least", "shift", "steps", "low_width", "b",
@@ -125,6 +125,11 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, float]]]] = {
     "kernels.statistics._piece_sums": ({"out": "*fp64"}, [
         {"KIND": kind, "EVEN": 1, "HAS_MEMORY": 1, "ROWS": 16} for kind in range(2)
     ]),
+    "kernels.fixed._encode": ({}, [
+        {"BITS": bits, "LEAST": least, "RANDOM": bits == 4, "HAS_MEMORY": 1, "HAS_REST": 1, "EVEN": 1, "G": 128}
+        for bits, least in ((4, 7), (5, 16))
+    ]),
+    "kernels.fixed._sum": ({}, [{"BITS": bits, "SYMMETRIC": 1, "ADD": 0, "TILE": 1024} for bits in (4, 5)]),
     "kernels.scan_kernel": ({}, [{"CHUNK": 1024}]),
     "kernels.block_max_kernel": ({}, [{"HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
     "kernels.count_kernel": ({"out": "*i32"}, [{"HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
