@@ -101,13 +101,13 @@ class THC(Method[None]):
         fill_unless_(finite, norm, 0.0)
         scale = TableScale.from_norms(norm, n, self.reach, g, self.block)
         z = y.new_zeros(1, W * c, dtype=torch.uint8)
-        z[:, :n] = mine = scale.codes(y, self.table, peer.private("THC"))
+        z[:, :n] = own = scale.codes(y, self.table, peer.private("THC"))
         theirs = yield AllToAll(pack(z.view(W, c), self.bits))  # [W, ceil(c bits / 8)]: everyone's z of my chunk
         sums = sum_entries(unpack(theirs, self.bits, c), self.table)  # [1, c]
         answer = yield AllGather(pack(sums, sum_bits)[0])  # [W, ceil(c sum_bits / 8)]
         total = wires.check_index("sums", unpack(answer, sum_bits, c).int(), g * W + 1).view(1, -1)[:, :n]
         if peer.lent.keep_rest:
-            rows.sub_(rotate_back(scale.rounded(mine, self.table), shared, self.block))
+            rows.sub_(rotate_back(scale.rounded(own, self.table), shared, self.block))
         mean = rotate_back(scale.mean(total, W), shared, self.block)
         return loan.give_back(loan.make_room().copy_(mean[0]), None, finite)
 
