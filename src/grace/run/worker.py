@@ -489,4 +489,5 @@ class Worker:
     def add_debts(self, owed: Mapping[str, Tensor]) -> None:
         """Adds what :meth:`take_debts` gave, each of the shape of its gradient, to the next gradients of these names."""
         self._given.append(owed)
-        self._owed.update(owed)
+        for name, x in owed.items():
+            self._owed[name] = self._owed[name] + x if name in self._owed else x

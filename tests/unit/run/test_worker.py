@@ -128,7 +128,7 @@ def test_an_equal_policy_keeps_the_state():
     assert step(worker, w=vector(0, 0, 0, 0))["w"].tolist() == [0, 0, 3, 0]
 
 
-def test_settle_and_owe():
+def test_debts_are_taken_and_added():
     worker = Worker(only(TOP1), 0, 1)
     step(worker, w=vector(1, 2, 3, 4))
     owed = worker.take_debts()
@@ -143,6 +143,13 @@ def saved() -> tuple[dict[str, Any], dict[str, Tensor]]:
     worker = Worker(only(TOP1), 0, 1, Options(seed=9))
     step(worker, w=vector(1, 2, 3, 4), v=vector(4, 3, 2, 1))
     return worker.state_dict(), {"w": vector(0, 0, 0, 0), "v": vector(0, 0, 0, 0)}
+
+
+def test_debts_are_added_to_what_is_owed_already():
+    worker = Worker(only("none"), 0, 1)
+    worker.late({"w": vector(1, 2)})
+    worker.add_debts({"w": vector(10, 20)})
+    assert step(worker, w=vector(0, 0))["w"].tolist() == [11, 22]
 
 
 def test_load_goes_on():
