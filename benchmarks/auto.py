@@ -33,11 +33,8 @@ from grace_bench.network.namespaces import INTERFACE, PORT, Network, address, en
 from grace_bench.tasks import Task, find_task
 
 AUTO, BASELINES = "auto", ("none", "bf16")
-TURN, EVERY, WARM = (
-    3,
-    30,
-    8,
-)  # steps of a baseline's turn, of which the first is not counted; steps between; before the clock
+# Steps of a baseline's turn, of which the first is not counted; steps between; before the clock.
+TURN, EVERY, WARM = 3, 30, 8
 SLOW = 1.5  # times the better baseline: a step that takes longer is a slow one
 BURN, PERIOD = 10.0, 30.0  # seconds of the neighbour
 
