@@ -263,8 +263,9 @@ def main() -> None:
     parser.add_argument("--auto", default=AUTO, help="with its knobs: auto:quality=fast")
     parser.add_argument("--steps", type=int, default=260, help="of a phase")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--out", default="auto.json", help="what rank 0 writes")
+    parser.add_argument("--out", default="build/auto.json", help="what rank 0 writes")
     options = parser.parse_args()
+    Path(options.out).parent.mkdir(parents=True, exist_ok=True)
     if "RANK" in os.environ:
         work(options)
     before, began = os.getloadavg()[0], time.monotonic()

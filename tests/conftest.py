@@ -4,6 +4,7 @@ in its interpreter where there is no GPU; tiers and groups (tests/tiers.py).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -20,6 +21,8 @@ from tests import tiers
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # triton reads it when it is imported
+with contextlib.suppress(ImportError):  # before TensorFlow: after it triton's library crashes the process
+    import triton  # noqa: F401
 settings.register_profile(
     "grace",
     derandomize=True,
