@@ -49,10 +49,15 @@ def test_the_worked_example() -> None:
     method = THC()
     assert abs(method.reach - 2.1538747) < 1e-6
     scale = TableScale(torch.tensor([[method.reach]]), method.table[-1], method.block)  # |y| / sqrt(h) = 1
-    z = [
-        scale.codes(torch.tensor([[y]]), method.table, check.Given([u])) for y, u in ((0.5, 0.5), (-1.0, 0.9))
-    ]  # v is 18.482 and 8.036
-    assert [method.table[int(one)] for one in z] == [19, 7]
+
+    def entry(y: float, u: float) -> int:
+        return method.table[int(scale.codes(torch.tensor([[y]]), method.table, check.Given([u])))]
+
+    assert [entry(0.5, 0.5), entry(-1.0, 0.9)] == [19, 7]
+    for y, v in ((0.5, 18.482), (-1.0, 8.036)):  # which v is, shows where u turns from up to down
+        low, high = max(x for x in method.table if x <= v), min(x for x in method.table if x > v)
+        up, margin = (v - low) / (high - low), 1e-3 / (high - low)
+        assert [entry(y, up - margin), entry(y, up + margin)] == [high, low]
     mean = scale.mean(torch.tensor([[26]]), 2).abs()
     torch.testing.assert_close(mean, torch.tensor([[0.2872]]), rtol=0, atol=1e-4)
 
