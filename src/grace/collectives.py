@@ -10,6 +10,8 @@ Rule 3. All ranks of a group ask for the same collective, with the same dtype an
 ``axis`` says along which axis of a grid of ranks (:class:`grace.grid.Grid`) a collective goes; "" is all ranks. W, r, roots
 and pairs then count along this axis, and every line of ranks along it has a collective of its own.
 
+``parts`` says of what a buffer is made up that holds those of several tensors (:class:`Parts`); networks need not look at it.
+
 Letters: W workers, rank r of W.
 """
 
@@ -18,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +28,15 @@ from torch import Tensor
 T = TypeVar("T")
 NARROW, ALONG = " in 16 bits", " along "  # in the names of kinds
 ReduceOp: TypeAlias = Literal["sum", "mean", "max"]
+
+
+class Parts(NamedTuple):
+    """Of what a buffer is made up, one part after the other along its last dimension. of: whose the parts are, as numbers that
+    increase. sizes: how many numbers each has, with the gap behind it.
+    """
+
+    of: tuple[int, ...]
+    sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +47,7 @@ class AllReduce:
     op: ReduceOp = "mean"
     donate: bool = False
     axis: str = ""
+    parts: Parts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +59,7 @@ class AllGather:
     buf: Tensor
     axis: str = ""
     into: Tensor | None = None
+    parts: Parts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +68,7 @@ class AllToAll:
 
     buf: Tensor
     axis: str = ""
+    parts: Parts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +78,7 @@ class ReduceScatter:
     buf: Tensor
     op: ReduceOp = "mean"
     axis: str = ""
+    parts: Parts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +88,7 @@ class Broadcast:
     buf: Tensor
     root: int = 0
     axis: str = ""
+    parts: Parts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +101,7 @@ class Permute:
     buf: Tensor
     pairs: tuple[tuple[int, int], ...]
     axis: str = ""
+    parts: Parts | None = None
 
 
 Collective: TypeAlias = AllReduce | AllGather | AllToAll | ReduceScatter | Broadcast | Permute

@@ -14,6 +14,8 @@ from grace.collectives import AllGather, Collective, Exchange
 from grace.communicators.bound import BoundEncoder
 from grace.communicators.bucket import BucketPlan
 from grace.compute import backends, native
+from grace.contract import together as fusing
+from grace.contract.method import Method
 from grace.contract.workspace import Workspace
 from grace.errors import GraceError, TransportError
 from grace.kernels.noting import Table
@@ -28,7 +30,7 @@ from tests.laws.cases import CASES
 WORLDS = (2, 3, 1, 5)
 SMALL = ((1,), (2,), (15, 17), (3, 41), (7,), (256,), (8, 8), (257,))
 LARGE = ((4095,), (3, 401), (4096,), (4097,), (70_000,), (255,))
-BATCHED = [spec for spec, method in CASES.items() if method.batches is not None]
+BATCHED = [spec for spec, method in CASES.items() if method.batches(torch.empty(0))]
 ALONE = {
     spec.partition(":")[0]: spec for spec in CASES if spec not in BATCHED
 }  # one case of each stands for the others
@@ -309,16 +311,19 @@ def turns_of_other_states(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def layout_of_another_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The key of a plan leaves out the sizes."""
+    """The key of a plan leaves out method and sizes."""
     monkeypatch.setattr(BucketPlan, "fits", lambda self, made: True)
     get = dict.get
 
+    def forget(key: Any) -> Any:
+        return Method if isinstance(key, tuple) and isinstance(key[0], Method) else key
+
     class Forgetful(dict[Any, Any]):
         def get(self, key: Any, default: Any = None) -> Any:
-            return get(self, key[0] if isinstance(key, tuple) else key, default)
+            return get(self, forget(key), default)
 
         def __setitem__(self, key: Any, value: Any) -> None:
-            super().__setitem__(key[0] if isinstance(key, tuple) else key, value)
+            super().__setitem__(forget(key), value)
 
     make = Workspace.__init__
 
@@ -329,10 +334,20 @@ def layout_of_another_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Workspace, "__init__", init)
 
 
+def parts_in_the_order_of_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands between the tensors of a batch comes after them."""
+
+    def ask(asked: Any, layouts: Any, workspace: Any, labels: bool) -> Exchange[list[Tensor]]:
+        return fusing.one_collective([one.op for one in asked], layouts, workspace)
+
+    monkeypatch.setattr(fusing, "_one_of_kind", ask)
+
+
 MUTANTS = [
     padding_not_zeroed, header_of_the_last_step, headers_of_rank_0_only, pointers_reversed, memory_of_the_wrong_tensor,
     states_change_before_the_answer, layout_of_another_bucket, calls_of_another_step, keys_of_the_first_tensor,
     step_of_the_table, everything_is_finite, successor_over_the_memory, turns_of_other_states,
+    parts_in_the_order_of_batches,
 ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.collectives import AllGather, Collective, Exchange, Traffic
+from grace.collectives import AllGather, Exchange, Traffic
 from grace.communicators.base import Communicator, meta_tensor, seal, sum_costs
 from grace.communicators.bound import BoundEncoder, bind_decoder
 from grace.communicators.bucket import BucketPlan, kind_of, put
@@ -40,22 +40,21 @@ class Allgather(Communicator):
         finite = wires.read_headers(gathered, peer.step)
         return self._give_back(loan, list(gathered[:, None]), widths, wire.dtype, finite, peer)
 
-    @property
-    def batches(self) -> type[Collective] | None:
+    def batches(self, like: Tensor) -> bool:
         exact = type(self) is Allgather  # a subclass may exchange otherwise
-        return AllGather if exact and not self.compressor.varies else None
+        return exact and not self.compressor.varies
 
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[Any]]]:
         """All wires, of tensors of any shapes, are written into one message, and decoded where the network leaves them."""
         workspace = peers[0].lent.workspace if peers else None
-        if workspace is not None and self.batches is not None and not on_host(xs[0].device):
+        if workspace is not None and self.batches(xs[0]) and not on_host(xs[0].device):
             peers = list(peers)
             streams = [self._stream(self.compressor, peer, 0) for peer in peers]
             if (bucket := prepare(self, self.compressor, streams, xs, peers, workspace)) is not None:
                 return (yield from exchange_many(bucket, xs, peers))
-        if not isinstance(peers, Peers) or workspace is None or self.batches is None or not _are_plain(xs, peers):
+        if not isinstance(peers, Peers) or workspace is None or not self.batches(xs[0]) or not _are_plain(xs, peers):
             return (yield from Method.exchange_all(self, xs, states, peers))
         like = peers.like
         sizes = tuple([x.numel() for x in xs])
@@ -73,7 +72,7 @@ class Allgather(Communicator):
         assert message is not None
         wires.write_bucket_headers(message, plan.words, fine, like.step)
         room = workspace.take((like.world, plan.size), torch.uint8, message.device)
-        answer = yield AllGather(message, into=room)  # [W, s]
+        answer = yield AllGather(message, into=room, parts=plan.parts)  # [W, s]
         wires.check_shape("wires", answer, room.shape)
         if answer.data_ptr() != room.data_ptr():
             room.copy_(answer)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace.collectives import AllReduce, Collective, Exchange, Traffic
+from grace.collectives import AllReduce, Exchange, Traffic
 from grace.communicators.base import Communicator, meta_tensor, sum_costs
 from grace.contract.knobs import as_call
 from grace.contract.loan import Loan
@@ -68,22 +68,22 @@ class Allreduce(Communicator):
             return loan.poison(None)
         return loan.give_back(mean, None, finite)
 
-    @property
-    def batches(self) -> type[Collective] | None:
+    def batches(self, like: Tensor) -> bool:
         exact = type(self) is Allreduce  # a subclass may exchange otherwise
-        return AllReduce if exact and self.compressor.transparent else None
+        return exact and self.compressor.transparent
 
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[Any]]]:
         """Numbers that travel as they are travel side by side, of tensors of any shapes."""
-        if not isinstance(peers, Peers) or self.batches is None or not all(map(torch.numel, xs)):
+        if not isinstance(peers, Peers) or not self.batches(xs[0]) or not all(map(torch.numel, xs)):
             return (yield from Method.exchange_all(self, xs, states, peers))
         workspace = peers.like.lent.workspace
         if workspace is None or peers.memories is not None or peers.like.lent.keep_rest:
             return (yield from Method.exchange_all(self, xs, states, peers))
         layouts = workspace.kept.setdefault(Layouts, Layouts())
-        answers = yield from one_collective([AllReduce(x, "mean", True) for x in xs], layouts, workspace)
+        ops = [AllReduce(x, "mean", True) for x in xs]
+        answers = yield from one_collective(ops, layouts, workspace, range(len(xs)))
         return [Exchanged(answer, None, None) for answer in answers]
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:

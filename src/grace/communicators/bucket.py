@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
+from grace.collectives import Parts
 from grace.communicators.bound import BoundEncoder
 from grace.contract.workspace import Workspace
 from grace.kernels.noting import Table
@@ -25,8 +26,8 @@ class BucketPlan:
         kinds: for each tensor the bytes of its wire, and the dtype of the wire's numbers.
         device: of the message.
 
-    size: s, bytes of the message. words: where the headers are, in int32, ``[T]`` int64. encoder, decoder: the calls of a
-    compressor that is bound, see :mod:`grace.communicators.bound`.
+    size: s, bytes of the message. parts: whose they are. words: where the headers are, in int32, ``[T]`` int64. encoder,
+    decoder: the calls of a compressor that is bound, see :mod:`grace.communicators.bound`.
     """
 
     def __init__(self, kinds: Sequence[tuple[int, torch.dtype]], device: torch.device | str = "cpu"):
@@ -39,6 +40,7 @@ class BucketPlan:
             if width % wires.ALIGNMENT:
                 padded.append(at // 4 - 1)
         self.size = at
+        self.parts = Parts(tuple(range(len(kinds))), tuple(wires.sealed_bytes(width) for width, _ in kinds))
         self.words = torch.tensor([begin // 4 for begin in self._begins]).to(device)
         self._padded = torch.tensor(padded).to(device) if padded else None
         self._sent: tuple[int, list[Tensor]] = (0, [])

@@ -84,7 +84,7 @@ def exchange_many(bucket: Prepared, xs: Sequence[Tensor], peers: Sequence[Peer])
     finite = bucket.compressor.encode_many_(message, many, bucket.stream)
     wires.write_bucket_flags(message, plan.words, finite, peer.step)
     room = bucket.workspace.take((peer.world, plan.size), torch.uint8, many.device)
-    answer = yield AllGather(message, into=room)  # [W, s]
+    answer = yield AllGather(message, into=room, parts=plan.parts)  # [W, s]
     wires.check_shape("wires", answer, room.shape)
     if answer.data_ptr() != room.data_ptr():
         room.copy_(answer)

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from grace.collectives import AllReduce, Collective, Exchange, Traffic
+from grace.collectives import AllReduce, Exchange, Traffic
 from grace.contract.conversation import Conversation
 from grace.contract.facts import Facts
 from grace.contract.knobs import as_call
@@ -100,12 +100,11 @@ class Method(Conversation[S]):
         ``rest`` may live in the storage of ``x``, too.
         """
 
-    @property
-    def batches(self) -> type[Collective] | None:
-        """The kind of collective that :meth:`exchange_all` asks for, once, where it handles tensors of one dtype and device as
-        a batch. None: several tensors are as many exchanges, run together.
+    def batches(self, like: Tensor) -> bool:
+        """Whether :meth:`exchange_all` does more for tensors of like's dtype and device than to run their exchanges together.
+        Then in each round it asks for one collective, whose ``parts`` are those of its tensors, in their order.
         """
-        return None
+        return False
 
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[S], peers: Sequence[Peer]
@@ -113,7 +112,9 @@ class Method(Conversation[S]):
         """One step of several tensors, such as those of a bucket: as many results, with the bits of :meth:`exchange`.
 
         By default the exchanges run :func:`grace.contract.together.together`. An override asks the network for the same bytes
-        in the same order (so that ranks need not choose alike), and commits no state before the last answer has come.
+        in the same rounds (so that ranks need not choose alike), says of each collective whose its ``parts`` are
+        (:class:`grace.collectives.Parts`: numbers of ``xs``), and commits no state before the last answer has come. Tensors of
+        other methods may stand between these in the bucket: whoever runs all of them puts the parts in their order.
         """
         runs = [self.exchange(x, state, peer) for x, state, peer in zip(xs, states, peers, strict=True)]
         return (yield from together(runs, workspace=peers[0].lent.workspace if peers else None))

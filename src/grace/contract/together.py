@@ -6,19 +6,21 @@ by side (the gradients of a bucket of DistributedDataParallel) and are donated t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from grace.collectives import AllGather, AllReduce, AllToAll, Collective, Exchange, ReduceScatter
+from grace.collectives import AllGather, AllReduce, AllToAll, Collective, Exchange, Parts, ReduceScatter
 from grace.contract.workspace import Workspace
 
 T = TypeVar("T")
 _ALIGN = 4  # bytes: where a piece may begin
 _Key: TypeAlias = tuple[object, ...]
+_NOT_OF_KIND = ("buf", "donate", "into", "parts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +56,31 @@ class Layouts:
         return found
 
 
+class _Asked(NamedTuple):
+    """A collective that exchange ``i`` asks for. places: where what it is about stands in the order of bytes."""
+
+    i: int
+    op: Collective
+    places: tuple[int, ...]
+
+
 def together(
-    exchanges: Sequence[Exchange[T]], layouts: Layouts | None = None, workspace: Workspace | None = None
+    exchanges: Sequence[Exchange[T]],
+    layouts: Layouts | None = None,
+    workspace: Workspace | None = None,
+    places: Sequence[Sequence[int]] | None = None,
 ) -> Exchange[list[T]]:
     """One exchange that runs all of these and returns their results, in their order.
 
     All ranks must pass the same exchanges in the same order. If one fails, all are closed.
+
+    ``places``: for each exchange which of a bucket's tensors it is about; by default exchange i is about tensor i. The bytes
+    of a collective are in the order of the bucket, whichever tensors share an exchange. Without it, what is asked for says
+    whose its parts are, so that exchanges may be nested.
     """
     layouts = layouts or Layouts()
     done: dict[int, T] = {}
-    batches: dict[_Key, dict[int, Collective]] = {}
+    asked: list[_Asked] = []
 
     def advance(i: int, message: Tensor | None) -> None:
         try:
@@ -71,21 +88,23 @@ def together(
         except StopIteration as stop:
             done[i] = stop.value
         else:
-            batches.setdefault(_kind(op), {})[i] = op
+            asked.append(_Asked(i, op, _places(op, (i,) if places is None else places[i])))
 
     try:
         for i in range(len(exchanges)):
             advance(i, None)
-        while batches:
-            asked = list(batches.values())
-            batches.clear()
+        while asked:
+            kinds: dict[_Key, list[_Asked]] = {}
+            for one in sorted(asked, key=_first_place):
+                kinds.setdefault(_kind(one.op), []).append(one)
+            asked.clear()
             # all collectives of a round before any answer is handed out: if the second fails, no memory has committed
             inbox: dict[int, Tensor] = {}
-            for batch in asked:
-                answers = yield from one_collective(list(batch.values()), layouts, workspace)
-                inbox.update(zip(batch, answers, strict=True))
-            for i, answer in inbox.items():
-                advance(i, answer)
+            for batch in kinds.values():
+                answers = yield from _one_of_kind(batch, layouts, workspace, places is None)
+                inbox.update(zip([one.i for one in batch], answers, strict=True))
+            for i in sorted(inbox):
+                advance(i, inbox[i])
     except BaseException:
         for exchange in exchanges:
             exchange.close()
@@ -93,22 +112,64 @@ def together(
     return [done[i] for i in range(len(exchanges))]
 
 
+def _places(op: Collective, of: Sequence[int]) -> tuple[int, ...]:
+    """Where what a collective is about stands: of tensors that stand there."""
+    return (of[0],) if op.parts is None else tuple([of[k] for k in op.parts.of])
+
+
+def _first_place(asked: _Asked) -> int:
+    return asked.places[0]
+
+
+def _one_of_kind(
+    asked: Sequence[_Asked], layouts: Layouts, workspace: Workspace | None, labels: bool
+) -> Exchange[list[Tensor]]:
+    """Performs collectives of one kind as one: their answers. ``labels``: whether it says whose its parts are."""
+    if all(one.places[-1] < other.places[0] for one, other in itertools.pairwise(asked)):
+        of = [place for one in asked for place in one.places] if labels else None
+        return (yield from one_collective([one.op for one in asked], layouts, workspace, of))
+    pieces = [piece for one in asked for piece in _cut(one)]
+    order = sorted(range(len(pieces)), key=lambda k: pieces[k].places[0])
+    of = [pieces[k].places[0] for k in order] if labels else None
+    answers = yield from one_collective([pieces[k].op for k in order], layouts, workspace, of)
+    back = [answer for _, answer in sorted(zip(order, answers, strict=True), key=lambda pair: pair[0])]
+    joined, at = [], 0
+    for one in asked:
+        count = len(one.places)
+        joined.append(back[at] if count == 1 else torch.cat(back[at : at + count], dim=-1))
+        at += count
+    return joined
+
+
+def _cut(asked: _Asked) -> list[_Asked]:
+    """What is asked for all of its parts, as asked for each of them."""
+    i, op, places = asked
+    if op.parts is None or len(places) == 1:
+        return [asked]
+    rows = op.buf.split_with_sizes(op.parts.sizes, dim=-1)
+    return [_Asked(i, _with_buffer(op, row), (place,)) for row, place in zip(rows, places, strict=True)]
+
+
 def _kind(op: Collective) -> _Key:
     """Collectives of one kind can be fused: all fields but the buffer agree, and the buffer's dtype and device."""
     if type(op) is AllReduce:  # most are
         return (AllReduce, op.buf.dtype, op.buf.device, op.op, op.axis)
     lead = op.buf.shape[:1] if isinstance(op, AllToAll | ReduceScatter) else ()
-    details = [getattr(op, slot) for slot in op.__slots__ if slot not in ("buf", "donate", "into")]
+    details = [getattr(op, slot) for slot in op.__slots__ if slot not in _NOT_OF_KIND]
     return (type(op), op.buf.dtype, op.buf.device, *lead, *details)
 
 
-def one_collective(ops: Sequence[Collective], layouts: Layouts, workspace: Workspace | None) -> Exchange[list[Tensor]]:
-    """Performs collectives of one kind, dtype and device as one; returns their answers."""
+def one_collective(
+    ops: Sequence[Collective], layouts: Layouts, workspace: Workspace | None, of: Sequence[int] | None = None
+) -> Exchange[list[Tensor]]:
+    """Performs collectives of one kind, dtype and device as one; returns their answers. ``of``: whose their parts are, one
+    after the other, if it is to be said.
+    """
     first = ops[0]
     if len(ops) == 1:
-        return [(yield first)]
+        return [(yield _label(first, of, _sizes(ops)))]
     if isinstance(first, AllReduce) and (whole := _side_by_side(ops)) is not None:
-        answer = yield replace(first, buf=whole, donate=True)
+        answer = yield _label(replace(first, buf=whole, donate=True), of, _sizes(ops))
         if answer.data_ptr() != whole.data_ptr():
             whole.copy_(answer)
         return [op.buf for op in ops]
@@ -116,7 +177,7 @@ def one_collective(ops: Sequence[Collective], layouts: Layouts, workspace: Works
     lead = tuple(first.buf.shape[:leads])
     rows = [op.buf.reshape((*lead, -1)) for op in ops]
     layout = layouts.of(tuple(row.shape[-1] for row in rows), first.buf.dtype)
-    fused = yield _with_buffer(first, _fuse(rows, lead, layout, workspace))
+    fused = yield _label(_with_buffer(first, _fuse(rows, lead, layout, workspace)), of, _sizes(ops, layout))
     front = 1 if isinstance(first, AllGather | AllToAll) else 0  # dimensions of the answer in front of the data
     pieces = fused.split_with_sizes(layout.parts, dim=-1)
     return [
@@ -125,12 +186,30 @@ def one_collective(ops: Sequence[Collective], layouts: Layouts, workspace: Works
     ]
 
 
+def _sizes(ops: Sequence[Collective], layout: _Layout | None = None) -> list[int]:
+    """The sizes of the parts of collectives that are put one after the other."""
+    sizes: list[int] = []
+    gaps = itertools.repeat(0) if layout is None else layout.gaps
+    for k, (op, gap) in enumerate(zip(ops, gaps, strict=False)):
+        whole = op.buf.numel() if layout is None else layout.sizes[k]
+        sizes += [whole] if op.parts is None else op.parts.sizes
+        sizes[-1] += gap
+    return sizes
+
+
+def _label(op: Collective, of: Sequence[int] | None, sizes: Sequence[int]) -> Collective:
+    """The same, which says whose its parts are."""
+    if of is None:
+        return op if op.parts is None else replace(op, parts=None)
+    return replace(op, parts=Parts(tuple(of), tuple(sizes)))
+
+
 def _with_buffer(op: Collective, buf: Tensor) -> Collective:
     if isinstance(op, AllReduce):
-        return replace(op, buf=buf, donate=True)
+        return replace(op, buf=buf, donate=True, parts=None)
     if isinstance(op, AllGather):
-        return replace(op, buf=buf, into=None)  # rooms for its parts are none for it
-    return replace(op, buf=buf)
+        return replace(op, buf=buf, into=None, parts=None)  # rooms for its parts are none for it
+    return replace(op, buf=buf, parts=None)
 
 
 def _fuse(rows: list[Tensor], lead: tuple[int, ...], layout: _Layout, workspace: Workspace | None) -> Tensor:

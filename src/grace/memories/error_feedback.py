@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from grace.collectives import Collective, Exchange, Traffic
+from grace.collectives import Exchange, Traffic
 from grace.contract.knobs import Positive, Share, as_call
 from grace.contract.learning_rate import Rate, choose_rate, lr_ratio
 from grace.contract.lent import Lent
@@ -118,17 +118,16 @@ class ErrorFeedback(Memory[S]):
         after = FeedbackState(memory, out.state) if last is None else FollowingState(memory, out.state, last)
         return Exchanged(mean, None, after, finite)
 
-    @property
-    def batches(self) -> type[Collective] | None:
+    def batches(self, like: Tensor) -> bool:
         exact = type(self) is ErrorFeedback  # a subclass may exchange otherwise
         same = self.method.adds_memory and self.beta == self.gamma == 1 and not self.follow_lr
-        return self.method.batches if exact and same else None
+        return exact and same and self.method.batches(like)
 
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[Any]]]:
         """The method inside adds the memories of all tensors, as in :meth:`exchange`."""
-        if not isinstance(peers, Peers) or self.batches is None or not _are_plain(xs, peers):
+        if not isinstance(peers, Peers) or not self.batches(xs[0]) or not _are_plain(xs, peers):
             return (yield from Method.exchange_all(self, xs, states, peers))
         lent, workspace = peers.like.lent, peers.like.lent.workspace
         turns = find(peers.names, xs, states, workspace)

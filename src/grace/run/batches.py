@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from grace.collectives import AllReduce, Exchange
+from grace.collectives import Exchange
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer, Peers
 from grace.contract.together import Layouts, together
@@ -46,8 +46,8 @@ class _Batch:
 
 
 class Batches:
-    """The tensors of a bucket, in their order, as batches. The network is asked for the same bytes as if each tensor were
-    exchanged on its own: a batch ends where the bytes of another one would come between its own.
+    """The tensors of a bucket, in their order, as batches: those of one method, where it can. The network is asked for the
+    same bytes in the same order as if each tensor were exchanged on its own.
 
     Args:
         plans: whether there are batches of more than one tensor.
@@ -58,33 +58,31 @@ class Batches:
         self._plans, self._peer = plans, peer
         self._count = 0
         self._all: list[_Batch] = []
-        self._open: dict[Any, tuple[Any, _Batch]] = {}  # by what they ask of the network
+        self._open: dict[Any, _Batch | None] = {}  # None: each of its tensors is alone
 
     def add(self, method: Method[Any], x: Tensor, state: Any, name: str) -> None:
         """The next tensor, of any shape, with its state under this method, and its name."""
-        kind = method.batches if self._plans else None
-        shared = (kind, x.dtype) if kind is AllReduce else kind  # those of one kind share a collective
         key = (id(method), x.dtype, x.device)
-        held = self._open.get(shared)
-        if kind is None or held is None or held[0] != key:
-            if kind is None:
-                self._open.clear()
-            batch = _Batch(method)
-            self._all.append(batch)
-            if kind is not None:
-                self._open[shared] = (key, batch)
+        if key in self._open:
+            batch = self._open[key]
         else:
-            batch = held[1]
+            batch = self._open[key] = self._begin(method) if self._plans and method.batches(x) else None
+        batch = batch or self._begin(method)
         batch.xs.append(x)
         batch.states.append(state)
         batch.names.append(name)
         batch.places.append(self._count)
         self._count += 1
 
+    def _begin(self, method: Method[Any]) -> _Batch:
+        self._all.append(_Batch(method))
+        return self._all[-1]
+
     def exchange(self, layouts: Layouts, workspace: Workspace) -> Exchange[list[Exchanged[Any]]]:
         """The results of all tensors, in their order."""
         results: list[Any] = [None] * self._count
-        outs = yield from together([self._run(batch) for batch in self._all], layouts, workspace)
+        runs, places = [self._run(batch) for batch in self._all], [batch.places for batch in self._all]
+        outs = yield from together(runs, layouts, workspace, places)
         for batch, results_of in zip(self._all, outs, strict=True):
             for place, out in zip(batch.places, results_of, strict=True):
                 results[place] = out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -9,7 +10,17 @@ import torch
 from torch import Tensor
 
 import grace
-from grace.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, Exchange, Permute, ReduceScatter
+from grace.collectives import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Collective,
+    Exchange,
+    Parts,
+    Permute,
+    ReduceScatter,
+)
 from grace.contract.peer import Peer
 from grace.contract.workspace import Workspace
 from grace.errors import TransportError
@@ -134,6 +145,53 @@ def test_rows_stay_rows(make: Any):
         alone = simulate([ask(ops(r)[i]) for r in range(W)])
         for r in range(W):
             assert torch.equal(fused[r][i][0], alone[r][0])
+
+
+# ---- the order of bytes ----------------------------------------------------------------------------------------------
+def packed(parts: dict[int, list[float]], *, kind: Any = AllReduce) -> Exchange[list[Tensor]]:
+    """An exchange that asks for several tensors at once."""
+    sizes = tuple(map(len, parts.values()))
+    op = kind(torch.tensor(list(itertools.chain(*parts.values()))), parts=Parts(tuple(parts), sizes))
+    return [(yield op)]
+
+
+@pytest.mark.parametrize("workspace", [None, Workspace()])
+def test_parts_travel_in_the_order_of_the_bucket(workspace: Workspace | None):
+    """Whichever of them share an exchange; each exchange gets back its own."""
+    runs = [packed({0: [1.0, 2.0], 1: [6.0]}), ask(AllReduce(torch.tensor([3.0, 4.0]))), packed({0: [5.0], 1: [7.0]})]
+    asked, results = rounds(together(runs, Layouts(), workspace, [(0, 3), (1,), (2, 4)]))
+    assert [op.buf.tolist() for op in asked] == [[1, 2, 3, 4, 5, 6, 7]]
+    assert [answer.tolist() for (answer,) in results] == [[1, 2, 6], [3, 4], [5, 7]]
+    assert asked[0].parts is None
+
+
+def test_what_is_not_interleaved_is_not_cut():
+    runs = [packed({0: [1.0], 1: [2.0]}), packed({0: [3.0]})]
+    asked, results = rounds(together(runs, places=[(0, 1), (2,)]))
+    assert [op.buf.tolist() for op in asked] == [[1, 2, 3]]
+    assert [answer.tolist() for (answer,) in results] == [[1, 2], [3]]
+
+
+def test_nested_exchanges_say_whose_their_parts_are():
+    inner = together([ask(AllReduce(torch.ones(2))), packed({0: [3.0]}), ask(AllReduce(torch.zeros(1)))])
+    op = next(inner)
+    assert op.parts == Parts((0, 1, 2), (2, 1, 1))
+    inner.close()
+    bytes_ = [torch.full((size,), size, dtype=torch.uint8) for size in (3, 5)]
+    op = next(together([ask(AllGather(buf)) for buf in bytes_]))
+    assert op.parts == Parts((0, 1), (4, 8)), "with the gaps behind them"
+    runs = [together([ask(AllReduce(torch.full((2,), i))) for i in pair]) for pair in ((0.0, 2.0), (1.0, 3.0))]
+    asked, results = rounds(together(runs, places=[(0, 2), (1, 3)]))
+    assert [op.buf.tolist() for op in asked] == [[0, 0, 1, 1, 2, 2, 3, 3]]
+    assert [[answer.tolist() for (answer,) in result] for result in results] == [[[0, 0], [2, 2]], [[1, 1], [3, 3]]]
+
+
+def test_rounds_go_in_the_order_of_the_bucket():
+    """Also where the first round was of several kinds."""
+    after = [AllReduce(torch.full((1,), float(i))) for i in range(3)]
+    first = [AllReduce(torch.ones(1)), AllGather(torch.ones(1)), AllReduce(torch.ones(1))]
+    asked, _ = rounds(together([ask(a, b) for a, b in zip(first, after, strict=True)]))
+    assert asked[-1].buf.tolist() == [0, 1, 2]
 
 
 # ---- without a copy -------------------------------------------------------------------------------------------------
