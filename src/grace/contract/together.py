@@ -171,7 +171,7 @@ def one_collective(
         return [(yield _label(first, of, _sizes(ops)))]
     donated = all(isinstance(op, AllReduce) and op.donate for op in ops)
     if donated and (whole := side_by_side([op.buf for op in ops])) is not None:
-        answer = yield _label(replace(first, buf=whole, donate=True), of, _sizes(ops))
+        answer = yield _label(_with_buffer(first, whole), of, _sizes(ops))
         if answer.data_ptr() != whole.data_ptr():
             whole.copy_(answer)
         return [op.buf for op in ops]
