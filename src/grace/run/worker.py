@@ -17,7 +17,7 @@ from grace.contract.together import Layouts, together
 from grace.contract.workspace import Workspace
 from grace.errors import ConfigurationError, InputError, NonFiniteError, out_of_range
 from grace.flags.capturing import capturing
-from grace.flags.finite import and_, fill_unless_, on_host
+from grace.flags.finite import all_on_host, and_, fill_unless_, on_host
 from grace.flags.pending import PendingFlags
 from grace.kernels.finite import all_finite
 from grace.registry.policy import Policy
@@ -157,14 +157,15 @@ class Worker:
                 )
             self._before = dict(self._states), dict(self._owed), dict(self._instalments)
             self.workspace.holds = True
+        watch = self.watch if all_on_host(tensors.values()) else None
         for name, x in tensors.items():
             method, state = self._ready(name, x)
             if captured:
                 check_capture(name, method, x, self.peer(name), name in self._owed or self.holds or self.measures)
             if name in self._owed:
                 x.add_(self._owed[name], alpha=1 / self._instalments.get(name, 1))
-            if on_host(x.device) and (debt := method.owed(state)) is not None:
-                self.watch.see(name, debt, x)
+            if watch is not None and watch.wants(name) and (debt := method.owed(state)) is not None:
+                watch.see(name, debt, x)
             if self.measures and method != NONE:
                 self._measure(method, x, state, name)
             yield method, x, state, name
@@ -174,7 +175,7 @@ class Worker:
     ) -> Exchange[dict[str, Exchanged[Any]]]:
         """Runs it, and keeps the states that come of it."""
         try:
-            if all(on_host(x.device) for x in tensors.values()):
+            if all_on_host(tensors.values()):
                 outs = yield from exchange
             else:
                 self._captures.device = next(x.device for x in tensors.values() if not on_host(x.device))
@@ -265,9 +266,10 @@ class Worker:
     def _act_on_flags(self, results: dict[str, Exchanged[Any]]) -> None:
         """Acts on whether the results are finite: at once where the host knows, else at the next step."""
         bad = []
+        easy = not self._owed and self.nonfinite == "propagate"
         for name, out in results.items():
             finite = out.finite
-            if finite is True and not self._owed and self.nonfinite == "propagate":
+            if easy and finite is True:
                 continue
             if self.nonfinite != "propagate" or name in self._owed:
                 finite = and_(finite, all_finite(out.mean))
