@@ -180,7 +180,11 @@ def find_groups(model: nn.Module) -> list[ParameterGroup]:
 
 
 def one_group(groups: list[ParameterGroup]) -> dist.ProcessGroup:
-    """The ranks between which gradients are compressed, the same for all groups of parameters."""
+    """The ranks between which gradients are compressed, the same for all groups of parameters.
+
+    Raises:
+        ConfigurationError: they are not the same for all.
+    """
     lines = [group.replicas or group.shards for group in groups]
     ranks = [dist.get_process_group_ranks(one) for one in lines]
     for group, mine in zip(groups, ranks, strict=True):
