@@ -45,6 +45,7 @@ from grace.run.groups import NONE
 from grace.run.optimizer import Settings, read_settings
 from grace.run.options import Options
 from grace.run.plan import ExchangePlan, plan_groups
+from grace.run.scattering import Scattering, traffic_of
 from grace.run.session import Session
 from grace.run.stats import Stats
 from grace.run.steps import Steps
@@ -320,7 +321,7 @@ class ShardedHandle(Handle):
         def move(name: str, method: Method[Any], rows: Tensor) -> Traffic | None:
             if name in plain:
                 return cost(ReduceScatter(rows.to(plain[name])), peer.rank, peer.world)
-            return method.scatter_traffic(rows, peer)
+            return traffic_of(Scattering(method, rows, None, peer, session.options.nonfinite != "propagate"))
 
         return plan_groups(session.groups, session.like, session.worker.policy, peer, move)
 
