@@ -19,6 +19,7 @@ from grace.kernels.finite.many import Sums
 from grace.kernels.low_rank.many import LowRankMany
 from grace.methods.common import low_rank_bucket
 from grace.methods.common.low_rank_bucket import LowRankBucket
+from grace.methods.common.projection_bucket import ProjectionBucket, ProjectionPlan
 from grace.registry.policy import Policy
 from tests.laws import bucket_runs
 from tests.laws.bucket_runs import ALL, SOME, Run, Shapes, assert_same, gradients
@@ -83,19 +84,67 @@ def test_each_mutant_of_low_rank_is_caught(
         assert_same(LOW_RANK, 3, MATRICES)
 
 
+# ---- of one factor at a time ------------------------------------------------------------------------------------------
+ALTERNATING = Policy([("layer[15]", "none"), ("*", "acpsgd:rank=2,min_rate=0.1")])
+
+
+def what_was_sent_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = LowRankMany.add
+    monkeypatch.setattr(LowRankMany, "add", lambda self, *args: right(self, *args) if args[-1] > 0 else None)
+
+
+def factors_of_the_next_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is as large."""
+    right = ProjectionBucket.restore
+
+    def restore(self: ProjectionBucket) -> Any:
+        outs, factors = right(self)
+        return outs, [factors[2] if factor.shape == factors[2].shape else factor for factor in factors]
+
+    monkeypatch.setattr(ProjectionBucket, "restore", restore)
+
+
+def factors_as_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The basis is as wide where it encodes as where it decodes."""
+    right = ProjectionPlan.__init__
+
+    def init(self: ProjectionPlan, *args: Any) -> None:
+        right(self, *args)
+        self.down = self.up
+
+    monkeypatch.setattr(ProjectionPlan, "__init__", init)
+
+
 @pytest.mark.skipif(not native.isas(), reason="no native kernels")
-def test_matrices_and_what_stands_between_them_go_as_one():
-    assert_same(LOW_RANK, 3, MATRICES, plans=SOME)
-    run = Run(LOW_RANK, 2, MATRICES, ALL)
+@pytest.mark.parametrize(
+    "mutant",
+    [what_was_sent_is_kept, factors_of_the_next_matrix, factors_as_they_lie],
+    ids=lambda mutant: mutant.__name__,
+)
+def test_each_mutant_of_alternating_factors_is_caught(
+    mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+):
+    mutant(monkeypatch)
+    with pytest.raises((AssertionError, ValueError, RuntimeError, GraceError)):
+        assert_same(ALTERNATING, 3, MATRICES)
+
+
+@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@pytest.mark.parametrize(("policy", "bucket"), [(LOW_RANK, LowRankBucket), (ALTERNATING, ProjectionBucket)])
+def test_matrices_and_what_stands_between_them_go_as_one(policy: Policy, bucket: type):
+    assert_same(policy, 3, MATRICES, plans=SOME)
+    run = Run(policy, 2, MATRICES, ALL)
     run.step()
     rounds = [ops for ops in run.seen if ops]
-    assert len(rounds) == 2, "one all-reduce for all P and what is not compressed, one for all Q"
-    assert any(isinstance(key, tuple) and key[0] is LowRankBucket for key in run.workers[0].workspace.kept)
+    run.step()
+    assert len(rounds) == (2 if policy is LOW_RANK else 1), "all factors of a round, and what is not compressed"
+    assert any(isinstance(key, tuple) and key[0] is bucket for key in run.workers[0].workspace.kept)
 
 
 @pytest.mark.skipif(not native.isas(), reason="no native kernels")
 @pytest.mark.parametrize("memory", ["residual", "none"])
-def test_products_that_overflow(memory: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("method", ["powersgd", "acpsgd"])
+def test_products_that_overflow(method: str, memory: str, monkeypatch: pytest.MonkeyPatch):
     """Some of the time a factor or a mean does."""
 
     def huge(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]:
@@ -107,7 +156,7 @@ def test_products_that_overflow(memory: str, monkeypatch: pytest.MonkeyPatch):
                 x.fill_(3.4e38)
         return given
 
-    policy = Policy([("layer1", "none"), ("*", f"powersgd:rank=2,min_rate=0.1,memory={memory}")])
+    policy = Policy([("layer1", "none"), ("*", f"{method}:rank=2,min_rate=0.1,memory={memory}")])
     alone, batched = Run(policy, 2, MATRICES, lambda _: False), Run(policy, 2, MATRICES, ALL)
     monkeypatch.setattr(bucket_runs, "gradients", huge)
     for _ in range(5):
