@@ -13,7 +13,7 @@ from grace.collectives import Exchange
 from grace.contract.lent import Lent
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
-from grace.contract.together import Layouts, together
+from grace.contract.together import Layouts
 from grace.contract.workspace import Workspace
 from grace.errors import ConfigurationError, InputError, NonFiniteError, out_of_range
 from grace.flags.capturing import capturing
@@ -29,6 +29,7 @@ from grace.run.members import carry, catch_up
 from grace.run.options import DEFAULTS, Options
 from grace.run.parked import INSTALMENTS, Parked, memory_of
 from grace.run.saved import WorkerState
+from grace.run.scattering import Scattering, scatter_all
 from grace.run.watch import DebtWatch
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -141,8 +142,12 @@ class Worker:
         """As :meth:`exchange`, of rows ``[W, c]`` float32, of which each worker gets the mean ``[c]`` of its own: see
         :meth:`grace.Method.scatter`.
         """
-        runs = [method.scatter(x, state, self.peer(name)) for method, x, state, name in self._begin(rows)]
-        return (yield from self._finish(rows, together(runs, self._layouts, self.workspace)))
+        checks = self.nonfinite != "propagate"
+        ready = [
+            Scattering(method, x, state, self.peer(name), checks or name in self._owed)
+            for method, x, state, name in self._begin(rows)
+        ]
+        return (yield from self._finish(rows, scatter_all(ready, self._layouts, self.workspace)))
 
     def _begin(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Method[Any], Tensor, Any, str]]:
         """Each tensor, with what is owed to it, its method, that one's state, and its name."""
