@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,8 +20,12 @@ from grace.contract import together as fusing
 from grace.contract.method import Method
 from grace.contract.workspace import Workspace
 from grace.errors import GraceError, TransportError
+from grace.kernels.finite.many import Sums
+from grace.kernels.low_rank.many import LowRankMany
 from grace.kernels.noting import Table
 from grace.memories.turns import Turns
+from grace.methods.common import low_rank_bucket
+from grace.methods.common.low_rank_bucket import LowRankBucket
 from grace.registry.policy import Policy
 from grace.run.options import Options
 from grace.run.simulate import answers
@@ -341,6 +347,99 @@ def parts_in_the_order_of_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         return fusing.one_collective([one.op for one in asked], layouts, workspace)
 
     monkeypatch.setattr(fusing, "_one_of_kind", ask)
+
+
+# ---- of low rank ------------------------------------------------------------------------------------------------------
+LOW_RANK = Policy([("layer[15]", "none"), ("*", "powersgd:rank=2,min_rate=0.1")])
+MATRICES = ((6, 9), (3,), (8, 8), (6, 9), (5,), (7,), (17, 9), (40, 30), (4, 3, 5))
+
+
+def factors_of_another_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = LowRankMany.project_columns
+
+    def project(self: LowRankMany, matrices: list[int], lefts: list[int], outs: list[int]) -> None:
+        right(self, matrices, [*lefts[1:], lefts[0]], outs)
+
+    monkeypatch.setattr(LowRankMany, "project_columns", project)
+
+
+def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = LowRankMany.split
+    monkeypatch.setattr(LowRankMany, "split", lambda self, matrices, *args: right(self, None, *args))
+
+
+def own_factor_as_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = LowRankMany.split
+
+    def split(self: LowRankMany, matrices: Any, lefts: Any, owns: Any, rights: Any, outs: Any) -> None:
+        right(self, matrices, lefts, owns, owns, outs)
+
+    monkeypatch.setattr(LowRankMany, "split", split)
+
+
+def zeros_keep_their_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Sums.run
+    monkeypatch.setattr(
+        Sums, "run", lambda self, xs, memories, outs: [ctypes.memmove(o, x, 4) for o, x in zip(outs, xs, strict=True)]
+        if isinstance(memories, int) and memories else right(self, xs, memories, outs),
+    )  # fmt: skip
+
+
+def factors_are_all_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(low_rank_bucket, "all_finite", lambda x: True)
+
+
+def basis_of_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(low_rank_bucket, "succeed", lambda finite, new, old, lent: old)
+
+
+LOW_RANK_MUTANTS = [
+    factors_of_another_matrix, nothing_is_left, own_factor_as_the_mean, zeros_keep_their_sign, factors_are_all_finite,
+    basis_of_the_last_step,
+]  # fmt: skip
+
+
+@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@pytest.mark.parametrize("mutant", LOW_RANK_MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_each_mutant_of_low_rank_is_caught(
+    mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+):
+    mutant(monkeypatch)
+    with pytest.raises((AssertionError, ValueError, RuntimeError, GraceError)):
+        assert_same(LOW_RANK, 3, MATRICES)
+
+
+@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+def test_matrices_and_what_stands_between_them_go_as_one():
+    assert_same(LOW_RANK, 3, MATRICES, plans=SOME)
+    run = Run(LOW_RANK, 2, MATRICES, ALL)
+    run.step()
+    rounds = [ops for ops in run.seen if ops]
+    assert len(rounds) == 2, "one all-reduce for all P and what is not compressed, one for all Q"
+    assert any(isinstance(key, tuple) and key[0] is LowRankBucket for key in run.workers[0].workspace.kept)
+
+
+@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@pytest.mark.parametrize("memory", ["residual", "none"])
+def test_products_that_overflow(memory: str, monkeypatch: pytest.MonkeyPatch):
+    """Some of the time a factor or a mean does."""
+    normal = gradients
+
+    def huge(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]:
+        given = normal(rank, step, shapes)
+        for i, x in enumerate(given.values()):
+            if (i + step) % 2:
+                x.mul_(1e38)
+            elif (i, step) == (3, 3):
+                x.fill_(3.4e38)
+        return given
+
+    policy = Policy([("layer1", "none"), ("*", f"powersgd:rank=2,min_rate=0.1,memory={memory}")])
+    alone, batched = Run(policy, 2, MATRICES, lambda _: False), Run(policy, 2, MATRICES, ALL)
+    monkeypatch.setattr(sys.modules[__name__], "gradients", huge)
+    for _ in range(5):
+        assert alone.step() == batched.step()
+    assert alone.seen == batched.seen
 
 
 MUTANTS = [

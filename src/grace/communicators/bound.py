@@ -12,9 +12,8 @@ from typing import Any, TypeAlias, cast
 
 from torch import Tensor
 
-from grace.compute import backends, native
 from grace.contract.compressor import Compressor
-from grace.kernels.noting import MEMORY, REST, ROWS, WIRE, Blank, BlankStream, Call, Table
+from grace.kernels.noting import MEMORY, REST, ROWS, WIRE, Blank, BlankStream, Call, Keys, Table, possible
 from grace.random import Stream
 from grace.wire import Gathered
 
@@ -48,7 +47,7 @@ class BoundEncoder:
         self._keys = _keys(streams)
         self._tables: dict[tuple[Any, ...], Table] = {}
         self._only: Table | None = None  # the table of all steps
-        self.bound = _possible()
+        self.bound = possible()
 
     def run(
         self, xs: Sequence[Tensor], memories: Sequence[Tensor], rests: Sequence[Tensor], places: list[int], step: int
@@ -109,7 +108,7 @@ def bind_decoder(
     """The calls that set rows ``[1, n]`` to scale times the sum of the wires received; each returns 0, or why it refused.
     None: the compressor is to be asked for each tensor.
     """
-    if compressor.overflows or not _possible():
+    if compressor.overflows or not possible():
         return None
     calls = []
     for n, wires in zip(sizes, received, strict=True):
@@ -124,7 +123,7 @@ def bind_decoder(
     return make_table(calls, _keys(streams))
 
 
-def make_table(calls: Sequence[Call], keys: Callable[[int, tuple[int, ...]], tuple[Any, Any, int]]) -> Table | None:
+def make_table(calls: Sequence[Call], keys: Keys) -> Table | None:
     """The calls as one; None if they are of different kinds."""
     try:
         return Table(calls, keys)
@@ -132,12 +131,7 @@ def make_table(calls: Sequence[Call], keys: Callable[[int, tuple[int, ...]], tup
         return None
 
 
-def _possible() -> bool:
-    """Whether kernels can be called many at a time: not by a library that was built before they could."""
-    return backends.backend().functions is not None and native.has("call_many")
-
-
-def _keys(streams: Streams) -> Callable[[int, tuple[int, ...]], tuple[Any, Any, int]]:
+def _keys(streams: Streams) -> Keys:
     """The key of each tensor's stream, forked so."""
 
     def key(i: int, forks: tuple[int, ...]) -> tuple[Any, Any, int]:

@@ -147,7 +147,8 @@ def _cut(asked: _Asked) -> list[_Asked]:
     if op.parts is None or len(places) == 1:
         return [asked]
     rows = op.buf.split_with_sizes(op.parts.sizes, dim=-1)
-    return [_Asked(i, _with_buffer(op, row), (place,)) for row, place in zip(rows, places, strict=True)]
+    op = replace(op, into=None, parts=None) if isinstance(op, AllGather) else replace(op, parts=None)
+    return [_Asked(i, replace(op, buf=row), (place,)) for row, place in zip(rows, places, strict=True)]
 
 
 def _kind(op: Collective) -> _Key:
