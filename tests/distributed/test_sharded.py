@@ -99,6 +99,49 @@ def test_none_is_plain_hsdp_to_the_bit(four: Pool, way: str, options: dict[str, 
     four.run(none_is_plain, "hsdp", way, options)
 
 
+# ---- when gradients are there ------------------------------------------------------------------------------------------
+def hooks_see(rank: int, world: int, kind: str) -> None:
+    """An optimizer in the pass, a pass that was broken off, a gradient that was there before: all as plain FSDP has it."""
+
+    def start(attached: bool) -> list[Tensor]:
+        net = make(kind)
+        handle = grace.attach(net, "none") if attached else None
+        optimizers = {p: torch.optim.SGD([p], lr=0.05) for p in net.head.parameters()}
+
+        def step(p: Tensor) -> None:
+            optimizers[p].step()
+            optimizers[p].zero_grad()
+
+        for p in optimizers:
+            p.register_post_accumulate_grad_hook(step)
+        x = torch.randn(16, 32, generator=torch.Generator().manual_seed(rank))
+        if hasattr(net, "reset_iter_state"):  # since torch 2.13
+            broken = net.hidden.register_full_backward_pre_hook(fail)
+            with pytest.raises(ValueError, match="the user's"):
+                net(x).sum().backward()
+            broken.remove()
+            net.reset_iter_state()
+            net.zero_grad()
+        for _ in range(2):  # the second is added to the first
+            net(x).square().mean().backward()
+        if handle is not None:
+            assert handle.stats.steps == 2
+            handle.detach()
+        return [x for p in net.parameters() for x in (p, p.grad) if x is not None]
+
+    def fail(*_: object) -> None:
+        raise ValueError("the user's")
+
+    plain, ours = start(False), start(True)
+    assert len(plain) == len(ours)
+    assert all(torch.equal(a.to_local(), b.to_local()) for a, b in zip(plain, ours, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "hsdp"])
+def test_gradients_are_there_for_hooks_and_after_a_pass_that_was_broken_off(four: Pool, kind: str) -> None:
+    four.run(hooks_see, kind)
+
+
 # ---- layouts --------------------------------------------------------------------------------------------------------
 def beside_tensor_parallelism(rank: int, world: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh

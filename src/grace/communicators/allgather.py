@@ -13,7 +13,7 @@ from grace import wire as wires
 from grace.collectives import AllGather, Exchange, Traffic
 from grace.communicators.base import Communicator, meta_tensor, seal, sum_costs
 from grace.communicators.bound import BoundEncoder, bind_decoder
-from grace.communicators.bucket import BucketPlan, kind_of, put
+from grace.communicators.bucket import BucketPlan, are_plain, kind_of, put
 from grace.communicators.many import exchange_many, prepare
 from grace.compute import backends
 from grace.contract.loan import Loan
@@ -54,7 +54,7 @@ class Allgather(Communicator):
             streams = [self._stream(self.compressor, peer, 0) for peer in peers]
             if (bucket := prepare(self, self.compressor, streams, xs, peers, workspace)) is not None:
                 return (yield from exchange_many(bucket, xs, peers))
-        if not isinstance(peers, Peers) or workspace is None or not self.batches(xs[0]) or not _are_plain(xs, peers):
+        if not isinstance(peers, Peers) or workspace is None or not self.batches(xs[0]) or not are_plain(xs, peers):
             return (yield from Method.exchange_all(self, xs, states, peers))
         like = peers.like
         sizes = tuple([x.numel() for x in xs])
@@ -102,7 +102,8 @@ class Allgather(Communicator):
         """
         if plan.encoder is None:
             return None
-        return plan.encoder.run(xs, peers.memories or (), peers.rests or (), plan.addresses(message), peers.like.step)
+        memories, rests = ([one.data_ptr() for one in each or ()] for each in (peers.memories, peers.rests))
+        return plan.encoder.run([x.data_ptr() for x in xs], plan.addresses(message), peers.like.step, memories, rests)
 
     def _write(
         self, xs: Sequence[Tensor], peers: Peers, places: Sequence[Tensor] | None
@@ -150,15 +151,3 @@ class Allgather(Communicator):
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         size = self._payload(like.numel())
         return None if size is None else sum_costs(peer, AllGather(meta_tensor(size)))
-
-
-def _are_plain(xs: Sequence[Tensor], peers: Peers) -> bool:
-    """Whether tensors can be encoded and decoded where they are."""
-    lent = peers.like.lent
-    return (
-        lent.workspace is not None
-        and not lent.keep_rest
-        and lent.memory is None
-        and on_host(xs[0].device)
-        and all(x.dtype is torch.float32 and x.is_cpu and x.is_contiguous() and x.numel() > 0 for x in xs)
-    )

@@ -23,7 +23,7 @@ class Slot:
     __slots__ = ()
 
 
-ROWS, MEMORY, REST, WIRE, STEP, THREADS = (Slot() for _ in range(6))
+ROWS, MEMORY, REST, WIRE, STRIDE, STEP, THREADS = (Slot() for _ in range(7))
 _CPU: Final = torch.device("cpu")
 
 
@@ -51,14 +51,16 @@ class Call(NamedTuple):
 
 
 class Blank:
-    """Rows ``[1, n]`` of which only the shape is known. Bindings note in ``call`` what they would call for them."""
+    """Rows ``[b, n]``, by default one, of which only the shape is known. Bindings note in ``call`` what they would call for
+    them.
+    """
 
     __slots__ = ("call", "shape", "wire")
     is_cpu = True
     device = _CPU
 
-    def __init__(self, n: int):
-        self.shape = torch.Size((1, n))
+    def __init__(self, n: int, b: int = 1):
+        self.shape = torch.Size((b, n))
         self.call: Call | None = None
         self.wire: Any = object()  # stands for what a call writes
 

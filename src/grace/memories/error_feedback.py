@@ -150,7 +150,9 @@ class ErrorFeedback(Memory[S]):
             lending = Peers(like, peers.names, spares=xs)
         outs = yield from self.method.exchange_all(xs if adds else rests, [state[1] for state in states], lending)
         if turns is not None and all(o.finite is True and o.rest is r for o, r in zip(outs, rests, strict=True)):
-            return [Exchanged(out.mean, None, after) for out, after in zip(outs, turns.successors, strict=True)]
+            for out, after in zip(outs, turns.successors, strict=True):
+                out.rest, out.state = None, after  # they are ours
+            return outs
         forget(peers.names, workspace)
         results, free = [], []
         settled = adds and settle_many_(outs, lending)

@@ -33,6 +33,10 @@ class LowRankMany:
         self._split = table(c.split_low_rank, _MATRIX, _OUT, _LEFT, _OWN, _RIGHT)
         bases = [Call(c.orthonormalize, (_LEFT, _OUT, r, m, THREADS), 0) for m, _, r in sides]
         self._bases = Table(bases)
+        self._add = {
+            scale: Table([Call(c.add_low_rank, (_OUT, _LEFT, _RIGHT, *side, scale, THREADS), 0) for side in sides])
+            for scale in (1.0, -1.0)
+        }
 
     def project_rows(self, matrices: list[int], rights: list[int], outs: list[int]) -> None:
         """Sets each of ``outs`` to ``(M Q)^T``."""
@@ -45,6 +49,10 @@ class LowRankMany:
     def orthonormalize(self, lefts: list[int], outs: list[int]) -> None:
         """Sets each of ``outs`` to orthonormal rows that span those of a left factor."""
         _run(self._bases, {_LEFT: lefts, _OUT: outs})
+
+    def add(self, outs: list[int], lefts: list[int], rights: list[int], scale: float) -> None:
+        """Adds ``scale (p^T q)`` to each of ``outs [m, l]``; scale is 1 or -1."""
+        _run(self._add[scale], {_OUT: outs, _LEFT: lefts, _RIGHT: rights})
 
     def split(
         self, matrices: list[int] | None, lefts: list[int], owns: list[int], rights: list[int], outs: list[int]

@@ -28,17 +28,18 @@ from grace.methods.common.matrices import product_fits, unit_rows
 
 S = TypeVar("S")
 Sides: TypeAlias = tuple[int, int, int]  # m, l and r
-_HALF = torch.finfo(torch.float32).max / 2
+HALF = torch.finfo(torch.float32).max / 2
 
 
-class _Plan:
+class LowRankPlan:
     """What is the same at every step.
 
     Args:
         sides: of each tensor; None for what travels as it is. sizes: numbers of each.
+        sent: how many numbers of each travel first.
     """
 
-    def __init__(self, sides: Sequence[Sides | None], sizes: Sequence[int]):
+    def __init__(self, sides: Sequence[Sides | None], sizes: Sequence[int], sent: Sequence[int]):
         self.matrices = [i for i, of in enumerate(sides) if of is not None]
         self.dense = [i for i, of in enumerate(sides) if of is None]
         self.sides = [of for of in sides if of is not None]
@@ -46,11 +47,10 @@ class _Plan:
         self.into = Sums([sizes[i] for i in self.dense], memory=False)
         self.back = Sums([sizes[i] for i in self.dense], memory=True)
         self.zeros = torch.zeros(max((sizes[i] for i in self.dense), default=0))
-        first = tuple(size if of is None else of[2] * of[0] for of, size in zip(sides, sizes, strict=True))
-        self.parts, self.places = Parts(tuple(range(len(sides))), first), _begins(first)
+        self.parts, self.places = Parts(tuple(range(len(sides))), tuple(sent)), begins(sent)
         self.rights = [r * l for _, l, r in self.sides]
-        self.lefts = _begins([r * m for m, _, r in self.sides])
-        self.owns = _begins(self.rights)
+        self.lefts = begins([r * m for m, _, r in self.sides])
+        self.owns = begins(self.rights)
         lengths = sorted({l for _, l, _ in self.sides})
         self.alike = [[t for t, of in enumerate(self.sides) if of[1] == l] for l in lengths]  # whose q are as long
 
@@ -63,7 +63,7 @@ class LowRankBucket:
         peers: who exchanges them.
     """
 
-    def __init__(self, plan: _Plan, xs: Sequence[Tensor], peers: Peers, workspace: Workspace):
+    def __init__(self, plan: LowRankPlan, xs: Sequence[Tensor], peers: Peers, workspace: Workspace):
         self._plan, self._xs, self._peers, self._workspace = plan, xs, peers, workspace
         self._keep = peers.like.lent.keep_rest
         self._means = xs if peers.spares is None else peers.spares
@@ -87,8 +87,14 @@ class LowRankBucket:
                 rights[t] = at
                 at += 4 * plan.rights[t]
         message = self._take(plan.places[-1])
-        places = _addresses(message, plan.places)
+        places = addresses(message, plan.places)
         plan.kernels.project_rows(self._matrices, rights, [places[i] for i in plan.matrices])
+        yield from self._sum_first(message)
+
+    def _sum_first(self, message: Tensor) -> Exchange[None]:
+        """The mean of ``message [s]``, which has what is sent of matrices; what travels as it is is put into it here."""
+        plan = self._plan
+        places = addresses(message, plan.places)
         fine = plan.into.run([self._at[i] for i in plan.dense], 0, [places[i] for i in plan.dense])
         if self._keep and not all(fine):
             for i, good in zip(plan.dense, fine, strict=True):
@@ -106,14 +112,14 @@ class LowRankBucket:
         """P = orth(P)."""
         plan = self._plan
         self._left = self._take(plan.lefts[-1])
-        places = _addresses(self._first, plan.places)
-        plan.kernels.orthonormalize([places[i] for i in plan.matrices], _addresses(self._left, plan.lefts)[:-1])
+        places = addresses(self._first, plan.places)
+        plan.kernels.orthonormalize([places[i] for i in plan.matrices], addresses(self._left, plan.lefts)[:-1])
 
     def sum_right(self) -> Exchange[None]:
         """Q = the mean of M^T P for each matrix."""
         plan = self._plan
         self._own = self._take(plan.owns[-1])
-        lefts, owns = _addresses(self._left, plan.lefts)[:-1], _addresses(self._own, plan.owns)[:-1]
+        lefts, owns = addresses(self._left, plan.lefts)[:-1], addresses(self._own, plan.owns)[:-1]
         plan.kernels.project_columns(self._matrices, lefts, owns)
         pieces = list(self._own.split_with_sizes(plan.rights))
         if not self._certainly_fit(self._own):
@@ -140,7 +146,7 @@ class LowRankBucket:
         """The means P Q^T, and what is left of each matrix; Q follows the states of the matrices, others stay."""
         plan, xs, means, lent = self._plan, self._xs, self._means, self._peers.like.lent
         rights = [right.data_ptr() for right in self._rights]
-        lefts, owns = _addresses(self._left, plan.lefts)[:-1], _addresses(self._own, plan.owns)[:-1]
+        lefts, owns = addresses(self._left, plan.lefts)[:-1], addresses(self._own, plan.owns)[:-1]
         kept = self._matrices if self._keep else None
         plan.kernels.split(kept, lefts, owns, rights, [means[i].data_ptr() for i in plan.matrices])
         after: list[S | Tensor] = list(states)
@@ -166,7 +172,7 @@ class LowRankBucket:
         plan = self._plan
         if not self._keep:
             return {i: self._part(self._first, i).view(self._xs[i].shape) for i in plan.dense}
-        places = _addresses(self._first, plan.places)
+        places = addresses(self._first, plan.places)
         outs = [self._means[i].data_ptr() for i in plan.dense]
         plan.back.run([places[i] for i in plan.dense], plan.zeros.data_ptr(), outs)  # -0 becomes 0
         if plan.dense:
@@ -185,7 +191,7 @@ class LowRankBucket:
         """Whether all products with these right factors, of any shapes, are certainly at most half the largest float32: the
         numbers of a basis are at most 1, but for rounding.
         """
-        return float(rights.abs().max()) * 1.01 * max(r for _, _, r in self._plan.sides) <= _HALF
+        return float(rights.abs().max()) * 1.01 * max(r for _, _, r in self._plan.sides) <= HALF
 
     def _checked(self, t: int, own: Tensor) -> Tensor:
         """The flat right factor of matrix t, or NaN if what is left of the matrix is not finite."""
@@ -204,37 +210,39 @@ def open_bucket(
     """A step of these tensors, whose matrices have these sides; None if they cannot be worked on where they are, or none is a
     matrix. ``owner``: whose plan it is, hashable.
     """
-    if not isinstance(peers, Peers) or not any(sides):
+    if not isinstance(peers, Peers) or not may_open(sides, xs, peers):
         return None
-    lent = peers.like.lent
-    workspace = lent.workspace
-    if (
-        workspace is None
-        or peers.memories is not None
-        or lent.keep_rest != (peers.spares is not None)
-        or not possible()
-    ):
-        return None
-    given = [*xs, *(peers.spares or ())]
-    if not on_host(xs[0].device) or not all(map(_is_plain, given)):
-        return None
-    key = (LowRankBucket, owner, backends.backend(), tuple(sides), tuple([x.numel() for x in xs]))
-    plan: _Plan | None = workspace.kept.get(key)
+    workspace = peers.like.lent.workspace
+    assert workspace is not None
+    sizes = [x.numel() for x in xs]
+    key = (LowRankBucket, owner, backends.backend(), tuple(sides), tuple(sizes))
+    plan: LowRankPlan | None = workspace.kept.get(key)
     if plan is None:
-        plan = workspace.kept[key] = _Plan(sides, [x.numel() for x in xs])
+        sent = [size if of is None else of[2] * of[0] for of, size in zip(sides, sizes, strict=True)]
+        plan = workspace.kept[key] = LowRankPlan(sides, sizes, sent)
     return LowRankBucket(plan, xs, peers, workspace)
 
 
-def _is_plain(x: Tensor) -> bool:
+def may_open(sides: Sequence[Sides | None], xs: Sequence[Tensor], peers: Peers) -> bool:
+    """Whether there are matrices among these tensors, of any shapes, and all can be worked on where they are."""
+    lent = peers.like.lent
+    if lent.workspace is None or peers.memories is not None or lent.keep_rest != (peers.spares is not None):
+        return False
+    given = [*xs, *(peers.spares or ())]
+    return any(sides) and possible() and on_host(xs[0].device) and all(map(is_plain, given))
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether kernels can read x, of any shape, as it is."""
     return x.dtype is torch.float32 and x.is_cpu and x.is_contiguous() and x.numel() > 0
 
 
-def _begins(sizes: Sequence[int]) -> list[int]:
+def begins(sizes: Sequence[int]) -> list[int]:
     """Where each of these begins, one after the other, and where the last one ends."""
     return [0, *itertools.accumulate(sizes)]
 
 
-def _addresses(message: Tensor, begins: Sequence[int]) -> list[int]:
-    """These places in a flat float32 message."""
+def addresses(message: Tensor, begins: Sequence[int]) -> list[int]:
+    """These places in ``message [s]`` float32."""
     first = message.data_ptr()
     return [first + 4 * begin for begin in begins]
