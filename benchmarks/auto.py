@@ -65,7 +65,7 @@ class Phase:
         better = min(base.values())
         last = max(self.changes, default=0)
         kept = statistics.median(self.steps[last:] or self.steps)
-        noticed = [step for step, text in self.events if text.startswith("steps take")]
+        noticed = [step for step, text in self.events if text.startswith(("steps take", "exchanges take"))]
         looked = [step for step, text in self.events if "the link again" in text]
         slow = row = 0
         for seconds in self.steps:
