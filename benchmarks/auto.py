@@ -16,21 +16,16 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
-import grace
-from grace.auto.explain import Explanation
+from benchmarks import contenders
+from benchmarks.contenders import Attached
 from grace.predict.links import link
-from grace_bench.network.namespaces import INTERFACE, PORT, Network, address, environment
-from grace_bench.tasks import Task, find_task
+from grace_bench.network.namespaces import Network
 
 AUTO, BASELINES = "auto", ("none", "bf16")
 # Steps of a baseline's turn, of which the first is not counted; steps between; before the clock.
@@ -49,36 +44,6 @@ while not select.select([sys.stdin], [], [], 0)[0]:
         while time.monotonic() < end:
             pass
 """
-
-
-class Contender:
-    """A model that trains with one method."""
-
-    def __init__(self, task: Task, method: str):
-        self.task = task
-        torch.manual_seed(0)
-        self.model = DistributedDataParallel(task.model(), gradient_as_bucket_view=True)
-        self.optimizer = task.optimizer(self.model)
-        self.handle = grace.attach(self.model, method, optimizer=self.optimizer)
-        self.batches = task.batches(dist.get_rank(), dist.get_world_size(), 0)
-        self.done = 0
-
-    def step(self) -> float:
-        """One step; its seconds."""
-        start = time.perf_counter()
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.task.lr(min(self.done, self.task.steps - 1))
-        self.optimizer.zero_grad()
-        torch.autograd.backward(self.task.loss(self.model, next(self.batches)))
-        self.optimizer.step()
-        self.done += 1
-        return time.perf_counter() - start
-
-    def explain(self) -> Explanation:
-        """What ``auto`` has chosen."""
-        found = self.handle.explain()  # type: ignore[attr-defined]
-        assert isinstance(found, Explanation)
-        return found
 
 
 @dataclass
@@ -100,7 +65,7 @@ class Phase:
         better = min(base.values())
         last = max(self.changes, default=0)
         kept = statistics.median(self.steps[last:] or self.steps)
-        noticed = [step for step, text in self.events if text.startswith("steps take")]
+        noticed = [step for step, text in self.events if text.startswith(("steps take", "exchanges take"))]
         looked = [step for step, text in self.events if "the link again" in text]
         slow = row = 0
         for seconds in self.steps:
@@ -132,24 +97,18 @@ def _list(steps: list[int]) -> str:
 
 def work(options: argparse.Namespace) -> None:
     """What each worker does."""
-    dist.init_process_group("gloo")
-    torch.set_num_threads(1)
-    world = dist.get_world_size()
-    task = find_task(options.task)
-    task.workers, task.steps = world, 10_000
-    task.load_synthetic() if options.data == "synthetic" else task.load(None)
-    task.batch = options.batch or task.batch
-    baselines = {name: Contender(task, name) for name in BASELINES}
-    chooser = Contender(task, options.auto)
+    task = contenders.begin(options)
+    baselines = {name: Attached(task, name) for name in BASELINES}
+    chooser = Attached(task, options.auto)
     for _ in range(WARM):
         chooser.step()
     phases = []
     for number, name in enumerate(_phases(options)):
-        _hand_over(number)
+        contenders.hand_over(number)
         phases.append(_train(Phase(name, chooser.done), chooser, baselines, options.steps))
         if dist.get_rank() == 0:
             last = phases[-1]
-            sys.stderr.write(f"{name}: {last.began} -> {last.ended}, {1e3 * statistics.median(last.steps):.0f} ms\n")
+            contenders.tell(f"{name}: {last.began} -> {last.ended}, {1e3 * statistics.median(last.steps):.0f} ms")
     if dist.get_rank() == 0:
         found = {
             "phases": [vars(one) for one in phases],
@@ -158,11 +117,10 @@ def work(options: argparse.Namespace) -> None:
             "explained": str(chooser.explain()),
         }
         Path(options.out).write_text(json.dumps(found, indent=1))
-    dist.barrier()
-    os._exit(0)
+    contenders.end()
 
 
-def _train(phase: Phase, chooser: Contender, baselines: dict[str, Contender], steps: int) -> Phase:
+def _train(phase: Phase, chooser: Attached, baselines: dict[str, Attached], steps: int) -> Phase:
     """The steps of a phase."""
     phase.began = _chosen(chooser)
     for k in range(steps):
@@ -186,18 +144,9 @@ def _counted(step: int) -> int:
     return step - (step + EVERY // 2) // (EVERY + 1)
 
 
-def _chosen(chooser: Contender) -> str:
+def _chosen(chooser: Attached) -> str:
     found = chooser.explain()
     return "measuring" if found.chosen is None else found.candidates[found.chosen].words
-
-
-def _hand_over(number: int) -> None:
-    """Rank 0 asks who started it to begin a phase; the others wait."""
-    if dist.get_rank() == 0:
-        sys.stdout.write(f"phase {number}\n")
-        sys.stdout.flush()
-        sys.stdin.readline()
-    dist.barrier()
 
 
 def _phases(options: argparse.Namespace) -> list[str]:
@@ -224,40 +173,21 @@ def burning() -> Iterator[None]:
 def start(options: argparse.Namespace) -> None:
     """Starts the workers, and changes links and neighbours when rank 0 asks for it."""
     names = options.links.split(",")
-    with Network(link(names[0]), options.workers) as network, contextlib.ExitStack() as neighbours:
-        workers = []
-        for rank in range(options.workers):
-            place = {
-                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(options.workers), "MASTER_PORT": str(PORT),
-                "MASTER_ADDR": address(0), "GLOO_SOCKET_IFNAME": INTERFACE,
-            }  # fmt: skip
-            command = [*network.enter(rank), sys.executable, "-m", "benchmarks.auto", *sys.argv[1:]]
-            pipes: dict[str, Any] = {} if rank else {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            workers.append(subprocess.Popen(command, env={**environment(), **place}, text=True, **pipes))
-        asks, answers = workers[0].stdout, workers[0].stdin
-        assert asks is not None
-        assert answers is not None
-        for line in asks:
-            number = int(line.split()[1])
-            if options.noise:
-                if number:
-                    neighbours.enter_context(burning())
-            elif number:
+    with contextlib.ExitStack() as neighbours:
+
+        def phase(number: int, network: Network | None) -> None:
+            if number and options.noise:
+                neighbours.enter_context(burning())
+            elif number and network is not None:
                 network.change(link(names[number]))
-            answers.write("go\n")
-            answers.flush()
-        failed = [worker.wait() for worker in workers]
-    if any(failed):
-        raise SystemExit(f"workers ended with {failed}")
+
+        contenders.start("benchmarks.auto", names[0], options.workers, phase)
 
 
 def main() -> None:
     """Starts the workers, and shows what they found."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.auto", description=__doc__)
-    parser.add_argument("--task", default="vgg16_cifar")
-    parser.add_argument("--data", default="synthetic", help="synthetic, or embedded")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=2, help="samples of a worker and step")
+    contenders.add_options(parser, workers=2)
     parser.add_argument("--links", default="1gbit,10gbit,1gbit", help="one after the other; with --noise the first")
     parser.add_argument("--noise", action="store_true", help="a neighbour instead of links that change")
     parser.add_argument("--auto", default=AUTO, help="with its knobs: auto:quality=fast")
@@ -268,17 +198,15 @@ def main() -> None:
     Path(options.out).parent.mkdir(parents=True, exist_ok=True)
     if "RANK" in os.environ:
         work(options)
-    before, began = os.getloadavg()[0], time.monotonic()
+    around = contenders.Surroundings()
     start(options)
     found = json.loads(Path(options.out).read_text())
     if options.json:
         sys.stdout.write(json.dumps(found) + "\n")
         return
-    lines = [HEADS, ["---"] * len(HEADS), *found["rows"]]
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     sys.stdout.write(
-        f"{options.task}, batch {options.batch}, {options.workers} workers, {options.auto}; load {before:.1f} before, "
-        f"{os.getloadavg()[0]:.1f} after; {time.monotonic() - began:.0f} s\n{text}\n\n{found['explained']}\n"
+        f"{options.task}, batch {options.batch}, {options.workers} workers, {options.auto}; {around}\n"
+        f"{contenders.markdown(HEADS, found['rows'])}\n\n{found['explained']}\n"
     )
 
 

@@ -2,8 +2,9 @@
 
 With ``--link 1gbit`` the time of a step, over links that are made for it, beside FSDP2 alone and FSDP2 that reduces in bf16:
 all take turns in one run, on one model. With ``--steps`` the quality after so many steps, beside FSDP2 alone, by the task's
-optimizer or with other settings (``--rate``, ``--betas``, ``--clip``). Run it on a machine with nothing else to do. The
-table is Markdown; ``--json`` prints the numbers.
+optimizer or with other settings (``--rate``, ``--betas``, ``--clip``, ``--decay``, ``--floor``). ``--layers``, ``--width`` and
+``--window`` make another GPT of the task's. Run it on a machine with nothing else to do. The table is Markdown; ``--json``
+prints the numbers.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import contextlib
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -30,6 +32,7 @@ from grace.adapters.sharded import ShardedHandle
 from grace.predict.links import link
 from grace_bench.network.namespaces import INTERFACE, PORT, Network, address, environment
 from grace_bench.tasks import Task, find_task
+from grace_bench.tasks.schedules import warm_cosine
 
 PLAIN, BF16 = "FSDP2 alone", "FSDP2, reduced in bf16"  # without Grace
 METHODS = (
@@ -48,9 +51,9 @@ WORLD = 4
 class Contender:
     """A model that trains in one of the ways."""
 
-    def __init__(self, task: Task, way: str, machines: int, betas: tuple[float, float] | None = None):
+    def __init__(self, task: Task, way: str, machines: int, betas: tuple[float, float] | None = None, seed: int = 0):
         self.task, self.way = task, way
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         self.model = task.model()
         shape, names = (
             ((machines, WORLD // machines), ("machines", "machine")) if machines > 1 else ((WORLD,), ("machine",))
@@ -65,7 +68,7 @@ class Contender:
         if betas is not None:
             for group in self.optimizer.param_groups:
                 group["betas"] = betas
-        self.batches = task.batches(dist.get_rank(), WORLD, 0)
+        self.batches = task.batches(dist.get_rank(), WORLD, seed)
         self.seconds: list[float] = []
         self.done = 0
 
@@ -102,25 +105,35 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
     return list(max(lists, key=len)) if lists else []
 
 
+def change(task: Any, options: argparse.Namespace) -> Task:
+    """The task with other settings."""
+    task.workers, task.steps = WORLD, options.steps or 100
+    given = {"context": options.window, "windows": options.windows, "rate": options.rate, "clip": options.clip}
+    for name, value in {**given, "decay": options.decay}.items():
+        if value is not None:
+            setattr(task, name, value)
+    sizes = {"layers": options.layers, "width": options.width}
+    task.options = {**task.options, **{name: value for name, value in sizes.items() if value is not None}}
+    task.load(None)
+    task.batch = options.batch or task.batch
+    if options.floor is not None:
+        task.lr = lambda step: warm_cosine(step, task.steps, task.rate, max(20, task.steps // 20), options.floor)
+    changed: Task = task
+    return changed
+
+
 def work(options: argparse.Namespace) -> None:
     """What each worker does."""
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    task = find_task(options.task)
-    task.workers, task.steps = WORLD, options.steps or 100
-    task.load(None)
-    task.batch = options.batch or task.batch
-    if options.rate:
-        task.rate = options.rate  # type: ignore[attr-defined]
-    if options.clip is not None:
-        task.clip = options.clip
+    task = change(find_task(options.task), options)
     ways = options.methods.split(";") if options.methods else [PLAIN, BF16, *METHODS]
     if not options.methods and options.machines > 1:
         ways.extend(BETWEEN)
     found: list[dict[str, Any]] = []
     if options.steps:
         for way in ways:
-            one = Contender(task, way, options.machines, options.betas)
+            one = Contender(task, way, options.machines, options.betas, options.seed)
             one.train(options.steps, timed=False)
             found.append({"way": way, **task.evaluate(one.model)})
             tell(found[-1])
@@ -137,9 +150,18 @@ def work(options: argparse.Namespace) -> None:
             quartiles = [1000 * x for x in statistics.quantiles(one.seconds, n=4)]
             found.append({"way": one.way, "step_ms": quartiles, "sent_bytes": sent})
     if dist.get_rank() == 0:
+        Path(options.out).parent.mkdir(parents=True, exist_ok=True)
         Path(options.out).write_text(json.dumps(found))
     dist.barrier()
     os._exit(0)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
 
 
 def tell(row: dict[str, Any]) -> None:
@@ -189,18 +211,28 @@ def main() -> None:
     parser.add_argument("--rate", type=float, help="learning rate, instead of the task's")
     parser.add_argument("--betas", type=read_betas, help="of Adam, instead of the task's: 0,0.999")
     parser.add_argument("--clip", type=float, help="largest norm of the mean, instead of the task's; 0: none")
+    parser.add_argument("--decay", type=float, help="of weights, instead of the task's")
+    parser.add_argument(
+        "--floor", type=float, help="to which part of the rate it falls, on a cosine after a 20th of the steps"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the weights and the batches")
+    parser.add_argument("--layers", type=int, help="blocks of the GPT, instead of the task's")
+    parser.add_argument("--width", type=int, help="of the GPT, a multiple of its 4 heads, instead of the task's")
+    parser.add_argument("--window", type=int, help="bytes of a window, instead of the task's")
+    parser.add_argument("--windows", type=int, help="how many are evaluated, instead of the task's")
     parser.add_argument("--methods", help="with semicolons between; behind one weights= and shard=")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--out", default="sharded.json", help="what the workers write")
+    parser.add_argument("--out", default="build/sharded.json", help="what the workers write")
     options = parser.parse_args()
     if "RANK" in os.environ:
         work(options)
     shaped = link(options.link).shaped
     machines = options.machines if options.machines > 1 else None
+    port = PORT if shaped else free_port()
     with Network(link(options.link), WORLD, machines) if shaped else contextlib.nullcontext() as network:
         workers = []
         for rank in range(WORLD):
-            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD), "MASTER_PORT": str(PORT)}
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD), "MASTER_PORT": str(port)}
             where = {"MASTER_ADDR": "127.0.0.1"}
             if network is not None:
                 where = {"MASTER_ADDR": address(0), "GLOO_SOCKET_IFNAME": INTERFACE}

@@ -39,9 +39,11 @@ CAUGHT = {
     "a Triton kernel that leaves out the memory": "tests/unit/kernels/test_triton_lists.py::test_mutants_are_caught",
     "asks at some size": "tests/laws/test_no_sync.py::test_mutants_are_caught",
     "a run half written": "tests/unit/grace_bench/survey/test_survey.py::test_a_run_half_written_is_no_run",
-    "a checkpoint of sums": "tests/distributed/test_sharded.py::test_a_checkpoint_with_a_defect_is_caught",
+    "a checkpoint of sums": "tests/distributed/test_sharded_checkpoints.py::test_a_checkpoint_with_a_defect_is_caught",
     "a wrong number in the table of additions": "tests/additions/test_additions.py::test_a_table_that_undercounts_is_caught",
-    "a killed rank that nobody hears of": "tests/distributed/test_sharded.py::test_when_a_worker_is_killed_no_other_hangs",
+    "a killed rank that nobody hears of": (
+        "tests/distributed/test_sharded_kills.py::test_when_a_worker_is_killed_no_other_hangs"
+    ),
     "a kernel that differs on another processor": "tests/unit/kernels/test_arm.py::test_a_kernel_that_differs_is_named",
     "a step that counts on some only": "tests/unit/run/test_elastic.py::test_a_step_with_a_defect_is_caught",
 }

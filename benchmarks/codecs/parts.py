@@ -10,7 +10,7 @@ import torch
 import grace
 from benchmarks.codecs.goals import CONSTANT, ELIAS_FANO, ELIAS_FANO_FEW, POWERSGD, SPARSE, ZEROS
 from grace.kernels import select_topk
-from grace.methods.common import index_lists
+from grace.kernels.index_lists import codes as index_lists
 from grace.methods.common.counts import count_kept
 from grace_bench.codecs.buffers import Buffers
 from grace_bench.codecs.clock import Case

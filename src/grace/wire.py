@@ -227,12 +227,12 @@ def write_bucket_flags(row: Tensor, words: Tensor, finite: Tensor, step: int) ->
 
 
 def write_bucket_headers(row: Tensor, words: Tensor, finite: Sequence[bool], step: int) -> None:
-    """Writes the headers of sealed wires that ``row [s]`` uint8 holds; see :func:`read_bucket_headers`."""
+    """Writes the headers of sealed wires that ``row [s]`` uint8 holds, or each of several; see :func:`read_bucket_headers`."""
     numbers = row.view(torch.int32)
     if all(finite):
-        numbers[words] = _header(True, step)
+        numbers[..., words] = _header(True, step)
     else:
-        numbers[words] = torch.tensor([_header(fine, step) for fine in finite], dtype=torch.int32)
+        numbers[..., words] = torch.tensor([_header(fine, step) for fine in finite], dtype=torch.int32)
 
 
 def read_headers(sealed: Tensor, step: int, sender: int = 0) -> Flag:

@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 import grace
 from grace.errors import StateError
 from grace.transports.torch_distributed import TorchDistributed
+from tests.distributed.ddp_models import Net, train, weights
 from tests.distributed.processes import Pool
-from tests.distributed.test_ddp import Net, train, weights
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import grace
 from grace.errors import ConfigurationError, FingerprintMismatch, GraceError, InputError
+from tests.distributed.ddp_models import Net, assert_replicas_agree, batch, model, train, weights
 from tests.distributed.processes import Pool
-from tests.distributed.test_ddp import Net, assert_replicas_agree, batch, model, train, weights
 
 
 # ---- uneven inputs --------------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ def test_uneven_inputs(pool: Pool, spec: str) -> None:
     assert pool.run(joining, spec) == [[2 + pool.world - 1 + 2]] * pool.world
 
 
-# ---- parameters that are frozen, ignored, or come too late -------------------------------------------------------------
+# ---- parameters that are frozen, ignored, or come too late ----------------------------------------------------------
 def frozen(rank: int, world: int) -> None:
     net = model(find_unused_parameters=True)
     net.module.extra.requires_grad_(False)  # behind DistributedDataParallel's back
@@ -127,7 +127,7 @@ def test_what_is_unfrozen_after_some_steps_is_named(pair: Pool) -> None:
     pair.run(unfrozen_later)
 
 
-# ---- two exchanges of one gradient -----------------------------------------------------------------------------------
+# ---- two exchanges of one gradient ----------------------------------------------------------------------------------
 def exchanged_twice(rank: int, world: int) -> None:
     net = model()
 
@@ -158,7 +158,7 @@ def test_a_gradient_is_exchanged_once(pair: Pool) -> None:
     pair.run(exchanged_twice)
 
 
-# ---- ranks that differ ------------------------------------------------------------------------------------------------
+# ---- ranks that differ ----------------------------------------------------------------------------------------------
 class Turned(nn.Module):
     """Two layers, registered in another order on rank 1."""
 
@@ -186,7 +186,7 @@ def test_order_and_buckets_are_compared(pair: Pool) -> None:
         assert "find_unused_parameters: False on ranks [0], True on ranks [1]" in messages[2]
 
 
-# ---- models that are dropped or copied --------------------------------------------------------------------------------
+# ---- models that are dropped or copied ------------------------------------------------------------------------------
 def dropped(rank: int, world: int) -> None:
     def train_one() -> None:
         net = model()

@@ -32,7 +32,7 @@ def assert_alike(x: Tensor, what: object) -> None:
     assert all(torch.equal(row, rows[0]) for row in rows), what
 
 
-# ---- GRACE's own parts --------------------------------------------------------------------------------------------------
+# ---- GRACE's own parts ----------------------------------------------------------------------------------------------
 def every_combination(rank: int, world: int) -> tuple[int, dict[str, str]]:
     works, refused = 0, {}
     for compressor in table.COMPRESSORS:
@@ -116,7 +116,7 @@ def test_ranks_that_differ_are_told_apart(pair: Pool) -> None:
         assert "rank 0: 'v' (16, 24) float32; rank 1: 'w' (16, 24) float32" in told[1]
 
 
-# ---- third parties' parts -----------------------------------------------------------------------------------------------
+# ---- third parties' parts -------------------------------------------------------------------------------------------
 def third_parties(rank: int, world: int) -> None:
     memory = ResidualMemory()
     for kind in (Allgather, Broadcast):
@@ -172,7 +172,7 @@ def test_an_error_of_one_ranks_part_ends_all(pair: Pool) -> None:
     assert pair.run(failing)[0] == "an error of the user's"
 
 
-# ---- adopted ------------------------------------------------------------------------------------------------------------
+# ---- adopted --------------------------------------------------------------------------------------------------------
 def adopted(rank: int, world: int) -> None:
     for compressor in (Largest, SignScale):
         method = grace_dl.adopt(compressor, memory="residual")

@@ -8,8 +8,8 @@ from torch import nn
 
 import grace
 from grace.errors import ConfigurationError
+from tests.distributed.ddp_models import assert_replicas_agree, batch, model
 from tests.distributed.processes import Pool
-from tests.distributed.test_ddp import assert_replicas_agree, batch, model
 
 SPECS = [
     "efsignsgd:communicator=scatterreduce,server_memory=true,memory=distef,follow_lr=true",

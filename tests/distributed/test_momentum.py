@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import grace
+from tests.distributed.ddp_models import Net, batch, weights
 from tests.distributed.processes import Pool
-from tests.distributed.test_ddp import Net, batch, weights
 
 SGD: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import grace
 from grace.errors import ConfigurationError, FingerprintMismatch
+from tests.distributed.ddp_models import assert_replicas_agree, batch, model, weights
 from tests.distributed.processes import Pool
-from tests.distributed.test_ddp import assert_replicas_agree, batch, model, weights
 
 SPECS = ["topk:ratio=0.05", "efsignsgd", "powersgd:rank=2", "qsgd:bits=4", "topk:ratio=0.05,memory=ef21", "none"]
 

@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 import grace
 from grace.errors import StateError
 from grace.transports import agreement
+from tests.distributed.ddp_models import assert_replicas_agree, model, train, weights
 from tests.distributed.processes import Pool
-from tests.distributed.test_ddp import assert_replicas_agree, model, train, weights
 from tests.distributed.test_local_steps import model as plain_model
 from tests.distributed.test_local_steps import sgd
 from tests.distributed.test_local_steps import train as train_locally
@@ -119,7 +119,7 @@ def test_a_state_of_another_rank_is_never_loaded_silently(pair: Pool) -> None:
     pair.run(mixed)
 
 
-# ---- four workers: addition does not commute ----------------------------------------------------------------------------
+# ---- four workers: addition does not commute ------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def four() -> Iterator[Pool]:
     pool = Pool(4)

@@ -383,7 +383,7 @@ def test_each_pool_runs_over_the_mpi_that_it_names(mpi: MPIPool) -> None:
         assert name.startswith(mpi.library), name
 
 
-# ---- what MPI lacks, and the transport adds ---------------------------------------------------------------------------
+# ---- what MPI lacks, and the transport adds -------------------------------------------------------------------------
 def without_the_alarm(rank: int, world: int, mutant: str) -> str:
     transport = MPITransport(seconds=3.0)  # a loaded machine lets a rank wait for one
     transport.all_gather_text("", seconds=60.0)
@@ -484,7 +484,7 @@ def test_the_maximum_of_a_nan_is_nan_on_all_ranks(mpi: MPIPool) -> None:
     mpi.run(maximum_of_nan)
 
 
-# ---- jobs whose ranks end -------------------------------------------------------------------------------------------------
+# ---- jobs whose ranks end -------------------------------------------------------------------------------------------
 SCRIPT = """
 import os, signal, sys, time
 import torch, grace

@@ -34,7 +34,7 @@ from grace.registry.policy import Policy
 from grace.run.simulate import answers
 from grace.run.worker import Worker
 from grace.verify.no_sync import Unread, WithoutSync
-from tests.laws.test_plans import SOME, Run, Shapes, assert_same, gradients
+from tests.laws.bucket_runs import SOME, Run, Shapes, assert_same, gradients
 from tests.unit.kernels.triton_checks import interpreter, night
 
 __all__ = ["interpreter"]

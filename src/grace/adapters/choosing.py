@@ -79,7 +79,15 @@ class Choosing(Handle):
             if self._session.error is None:
                 driver.exchanged(self._clock() - start)
             if last and self._session.error is None:
-                driver.ended()
+                self._end_step(driver)
+
+    def _end_step(self, driver: Driver | Adapting) -> None:
+        """What is chosen for the next step; an error there ends the session, as one in an exchange does."""
+        try:
+            driver.ended()
+        except BaseException as error:
+            self._session.close(error)
+            raise
 
     # ---- for the user -----------------------------------------------------------------------------------------------
     @property
@@ -154,7 +162,8 @@ class Choosing(Handle):
             worker.policy = was
         if choosing:
             assert self._driver is not None
-            self._driver.load(policy)
+            mine = saved.get("auto", {}).get("fingerprint")
+            self._driver.load(policy, mine if isinstance(mine, str) else None)
         elif was.timeless:
             self._session.offer([policy, was], 1)
 

@@ -74,6 +74,65 @@ class ParameterGroup:
         """Its first parameter's, for errors."""
         return self.pieces[0].name
 
+    @property
+    def device(self) -> torch.device:
+        """Where its gradients are."""
+        device: torch.device = self.inside.device
+        return device
+
+    @property
+    def trained(self) -> list[Any]:
+        """Torch's own of each piece."""
+        return [p for p in self.inside.fsdp_params if p.sharded_param.requires_grad]
+
+    def later(self, out: Tensor, sums: Tensor | None = None) -> LateGradients | None:
+        """The gradients of this reduction, if they can come when the backward pass ends. None: somebody reads them before,
+        in a hook on a parameter, or replicas are not averaged yet.
+
+        Args:
+            out: where torch expects the result, ``[sum of c]``.
+            sums: where it will be, if it is known already.
+        """
+        hook = self.inside._all_reduce_hook
+        if isinstance(hook, _Partial) and (hook.held is not None or not self.inside.all_reduce_grads):
+            return None
+        if any(getattr(p.sharded_param, "_post_accumulate_grad_hooks", None) for p in self.trained):
+            return None
+        return LateGradients(self, out, torch.empty_like(out) if sums is None else sums)
+
+
+class LateGradients:
+    """Gradients of a group that torch takes for there, and that are there when :meth:`settle` has been called.
+
+    ``sums`` ``[sum of c]`` is for what torch would have had in ``out``, where it finds zeros: -0.0, which change nothing that
+    they are added to.
+    """
+
+    def __init__(self, group: ParameterGroup, out: Tensor, sums: Tensor):
+        self._group, self.sums = group, sums
+        self._fresh = [p.sharded_param.grad is None for p in group.trained]
+        inside = group.inside
+        divisor = inside.gradient_divide_factor
+        self._divisor = float(group.shards.size() if divisor is None else divisor) if _divides(inside) else 1.0
+        out.fill_(-0.0)
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Does with the sums what torch does: divides them, and adds them to the gradients that there were."""
+        group = self._group
+        if self._divisor != 1.0:
+            self.sums.div_(self._divisor)
+        rows = torch.split(self.sums, [piece.width for piece in group.pieces])
+        for p, piece, fresh, row in zip(group.trained, group.pieces, self._fresh, rows, strict=True):
+            gradient = p.sharded_param.grad.to_local()
+            part = row[: math.prod(piece.shard)].view(p.sharded_size).to(gradient.dtype)
+            gradient.copy_(part) if fresh else gradient.add_(part)
+
+
+def _divides(inside: Any) -> bool:
+    """Whether torch divides the sums after it has got them, and not the network on the way."""
+    return bool(inside.force_sum_reduction_for_comms)
+
 
 def is_sharded(model: object) -> bool:
     """Whether ``fully_shard`` has been applied to this module, or to one inside; also with a torch that is too old."""
@@ -118,6 +177,23 @@ def find_groups(model: nn.Module) -> list[ParameterGroup]:
             "some ranks have no part of any parameter, since all have fewer rows than there are ranks; shard over fewer"
         )
     return groups
+
+
+def one_group(groups: list[ParameterGroup]) -> dist.ProcessGroup:
+    """The ranks between which gradients are compressed, the same for all groups of parameters.
+
+    Raises:
+        ConfigurationError: they are not the same for all.
+    """
+    lines = [group.replicas or group.shards for group in groups]
+    ranks = [dist.get_process_group_ranks(one) for one in lines]
+    for group, mine in zip(groups, ranks, strict=True):
+        if mine != ranks[0] or (group.replicas is None) != (groups[0].replicas is None):
+            raise ConfigurationError(
+                f"the parameters beside {groups[0].name!r} are shared by ranks {ranks[0]}, those beside {group.name!r} by "
+                f"ranks {mine}: Grace compresses between the same ranks for all. Attach to each of the two modules"
+            )
+    return lines[0]
 
 
 def explain_dtype(dtype: torch.dtype) -> str:
@@ -278,16 +354,16 @@ class _Partial:
 
     def __init__(self, inside: Any, average: Callable[[Tensor], None]):
         self._inside, self._average = inside, average
-        self._sum: Tensor | None = None
+        self.held: Tensor | None = None  # the sum
 
     def __call__(self, flat: Tensor) -> None:
-        if self._sum is not None:
-            flat.add_(self._sum)
-            self._sum = None
+        if self.held is not None:
+            flat.add_(self.held)
+            self.held = None
         if self._inside.all_reduce_grads:
             self._average(flat)
         else:
-            self._sum = flat.clone()
+            self.held = flat.clone()
             flat.zero_()
 
 

@@ -18,14 +18,22 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from grace.adapters.axes import Axes, names_held, resolve
-from grace.adapters.backward import at_end_of_backward
 from grace.adapters.doors import register_door
-from grace.adapters.fsdp import Hooked, ParameterGroup, explain_dtype, find_groups, is_sharded, plain_name
+from grace.adapters.fsdp import (
+    Hooked,
+    LateGradients,
+    ParameterGroup,
+    explain_dtype,
+    find_groups,
+    is_sharded,
+    one_group,
+    plain_name,
+)
 from grace.adapters.handle import Handle
+from grace.adapters.passes import Passes
 from grace.adapters.sharded_checkpoint import ShardedCheckpoint
 from grace.adapters.weights import Weights, read_weights
 from grace.collectives import Exchange, ReduceScatter, Traffic, cost
@@ -37,6 +45,7 @@ from grace.run.groups import NONE
 from grace.run.optimizer import Settings, read_settings
 from grace.run.options import Options
 from grace.run.plan import ExchangePlan, plan_groups
+from grace.run.scattering import Scattering, traffic_of
 from grace.run.session import Session
 from grace.run.stats import Stats
 from grace.run.steps import Steps
@@ -88,7 +97,7 @@ class ShardedHandle(Handle):
         slow, fast = axes.choose(method, self._replicated)
         if not self._replicated:  # every rank applies means of its own
             options = replace(options, check_replicas_every=0)
-        group = _one_group(groups)
+        group = one_group(groups)
         shards = groups[0].shards.size()
         rows = {name: torch.empty(shards, piece.width, device="meta") for name, piece in self._pieces.items()}
         parts = {name: torch.empty(piece.shard, device="meta") for name, piece in self._pieces.items()}
@@ -102,7 +111,9 @@ class ShardedHandle(Handle):
         super().__init__(Steps(Session(like, policy, over, options, knobs=knobs)))
         self._optimizer = optimizer
         self._check_optimizer()
-        self._stepping = False
+        self._passes = Passes(groups[0].device, self._end, self.stats.wait)
+        self.stats.overlaps = self._passes.overlaps
+        self._late: LateGradients | None = None  # between the two axes of a group
         self._fast: Session | None = None
         self._weights: Weights | None = None
         self._hooked: Hooked | None = Hooked(groups)
@@ -128,7 +139,9 @@ class ShardedHandle(Handle):
         policy = resolve(policy, self._pieces.values(), like.keys(), scatters=True, fast=True)
         options = replace(self._session.options, check_replicas_every=0)
         over = transport_beside(self._groups[0].shards, transport)
-        return Session(like, policy, over, options, knobs={"sharded": "reduce-scatter, then between replicas"})
+        session = Session(like, policy, over, options, knobs={"sharded": "reduce-scatter, then between replicas"})
+        session.stats.overlaps = self._passes.overlaps
+        return session
 
     @property
     def axes(self) -> dict[str, Stats]:
@@ -162,32 +175,54 @@ class ShardedHandle(Handle):
             self._weights.gather(group, shard, out)
 
     def _scatter(self, group: ParameterGroup, flat: Tensor, out: Tensor) -> None:
-        """Fills ``out`` ``[sum of c]`` with the sum over ranks of this rank's row of ``flat`` ``[W * sum of c]``."""
-        self._begin(flat)
+        """Fills ``out`` ``[sum of c]`` with the sum over ranks of this rank's row of ``flat`` ``[W * sum of c]``: at once, or
+        when the pass ends.
+        """
+        if not self._begin(group, flat, flat.numel() // group.shards.size()):
+            out.zero_()
+            return
+        late = group.later(out) if self._passes.overlaps else None
+        sums, lr = out if late is None else late.sums, self.lr
+        if self._fast is not None:
+            self._late = late
+        self._passes.submit(lambda: self._scatter_now(group, flat, sums, lr), wait=late is None)
+        if self._fast is None:
+            self._passes.settle(late)
+
+    def _scatter_now(self, group: ParameterGroup, flat: Tensor, sums: Tensor, lr: float | None) -> None:
         session = self._fast or self._session
         rows = flat.view(session.world, -1)
         widths = [piece.width for piece in group.pieces]
-        self._check_widths(group, rows.shape[1], sum(widths))
         names = [piece.name for piece in group.pieces]
         with self._leaving():
             if _is_plain(session, group):
-                out.copy_(session.run(_sum_rows(rows), counted=True).view(-1))
+                sums.copy_(session.run(_sum_rows(rows), counted=True).view(-1))
                 return
             tensors = {
                 name: part.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
                 for name, part in zip(names, torch.split(rows, widths, dim=1), strict=True)
                 if name in session.like
             }
-            means = session.scatter(tensors, lr=self.lr)
-        for name, place in zip(names, torch.split(out, widths), strict=True):
+            means = session.scatter(tensors, lr=lr)
+        for name, place in zip(names, torch.split(sums, widths), strict=True):
             if name in means:
                 place.copy_(means[name].mul_(session.world))
 
     def _average(self, group: ParameterGroup, flat: Tensor) -> None:
-        """Replaces a flat shard by its mean over replicas."""
-        self._begin(flat)
+        """Replaces a flat shard by its mean over replicas: at once, or when the pass ends."""
+        late, self._late = self._late, None
+        if not self._begin(group, flat, flat.numel()):
+            flat.zero_()
+            return
+        if late is None and self._passes.overlaps:
+            late = group.later(flat, flat.clone())
+        sums, lr = flat if late is None else late.sums, self.lr
+        factor = self.world if group.divided else 1
+        self._passes.submit(lambda: self._average_now(group, sums, factor, lr), wait=late is None)
+        self._passes.settle(late)
+
+    def _average_now(self, group: ParameterGroup, flat: Tensor, factor: int, lr: float | None) -> None:
         widths = [piece.width for piece in group.pieces]
-        self._check_widths(group, flat.numel(), sum(widths))
         shards = {
             piece.name: part[: math.prod(piece.shard)].view(piece.shard)
             for piece, part in zip(group.pieces, torch.split(flat, widths), strict=True)
@@ -196,13 +231,12 @@ class ShardedHandle(Handle):
         if not shards:
             return
         given = {name: x.to(torch.float32, copy=True) for name, x in shards.items()}
-        factor = self.world if group.divided else 1
         if self._fast is not None:  # what comes is a sum over shards, which torch divides later; a memory keeps means
             factor *= self._fast.world
             for x in given.values():
                 x.div_(self._fast.world)
         with self._leaving():
-            means = self._session.exchange(given, lr=self.lr)
+            means = self._session.exchange(given, lr=lr)
         for name, mean in means.items():
             shards[name].copy_(mean.mul_(factor) if factor > 1 else mean)
 
@@ -221,44 +255,43 @@ class ShardedHandle(Handle):
         for session in self._sessions():
             session.close(error)
 
-    def _check_widths(self, group: ParameterGroup, given: int, expected: int) -> None:
-        if given != expected:
-            raise self._failed(GraceError(
-                f"of the parameters beside {group.name!r} some got no gradient on this rank, or were frozen or unfrozen since "
-                "Grace was attached. Unused parameters take torch 2.13 or newer; for others call handle.detach(), and attach "
-                "again"
-            ))  # fmt: skip
-
-    def _begin(self, flat: Tensor) -> None:
-        """The first exchange of a backward pass begins a step, which ends with the pass."""
-        if self.error is not None:
-            raise self.error
-        if flat.dtype not in (torch.float32, torch.bfloat16):
-            raise self._failed(InputError(explain_dtype(flat.dtype)))
-        if not self._stepping:
+    def _begin(self, group: ParameterGroup, flat: Tensor, width: int) -> bool:
+        """The first exchange of a backward pass begins a step, which ends with the pass. False: there is no exchange in what
+        is left of this pass, since one has failed. ``flat``: rows of ``width`` numbers, or one.
+        """
+        if self._passes.begin():
+            if self.error is not None:
+                raise self.error
             if self._optimizer is not None:
                 self.lr = float(self._optimizer.param_groups[0]["lr"])
             if self._fast is not None:
                 self._fast.worker.step = self._session.worker.step  # which a checkpoint may have set
-            self._stepping = at_end_of_backward(self._end)
+        error: Exception | None = None
+        if flat.dtype not in (torch.float32, torch.bfloat16):
+            error = InputError(explain_dtype(flat.dtype))
+        elif width != sum(piece.width for piece in group.pieces):
+            error = GraceError(
+                f"of the parameters beside {group.name!r} some got no gradient on this rank, or were frozen or unfrozen since "
+                "Grace was attached. Unused parameters take torch 2.13 or newer; for others call handle.detach(), and attach "
+                "again"
+            )
+        if error is not None:
+            self._passes.fail(error)
+            self._close(error)  # so that ranks that wait for this one hear of it
+        return not self._passes.failed
 
     def _end(self) -> None:
-        self._stepping = False
-        if self.error is None:
-            with self._leaving():
-                self._session.advance()
-            if self._fast is not None:
-                self._fast.advance()
-                self._fast.count_step(_half_of_dense(self._fast))
-            if self._weights is not None:
-                self._weights.session.count_step(0)
-            self._session.count_step(None if self._replicated else _half_of_dense(self._session))
-            self._session.logs.report()
-
-    def _failed(self, error: Exception) -> Exception:
-        """Leaves the job, so that ranks that wait for this one hear of it."""
-        self._close(error)
-        return error
+        if self.error is not None:
+            return
+        with self._leaving():
+            self._session.advance()
+        if self._fast is not None:
+            self._fast.advance()
+            self._fast.count_step(_half_of_dense(self._fast))
+        if self._weights is not None:
+            self._weights.session.count_step(0)
+        self._session.count_step(None if self._replicated else _half_of_dense(self._session))
+        self._session.logs.report()
 
     # ---- for the user -----------------------------------------------------------------------------------------------
     def switch(self, method: Policy | Method[Any] | str) -> None:
@@ -288,7 +321,7 @@ class ShardedHandle(Handle):
         def move(name: str, method: Method[Any], rows: Tensor) -> Traffic | None:
             if name in plain:
                 return cost(ReduceScatter(rows.to(plain[name])), peer.rank, peer.world)
-            return method.scatter_traffic(rows, peer)
+            return traffic_of(Scattering(method, rows, None, peer, session.options.nonfinite != "propagate"))
 
         return plan_groups(session.groups, session.like, session.worker.policy, peer, move)
 
@@ -325,24 +358,12 @@ class ShardedHandle(Handle):
         if self._hooked is not None:
             self._hooked.restore()
             self._hooked = None
+            self._passes.close()
             self._close()
 
     def _check_attached(self) -> None:
         if self._hooked is None:
             raise GraceError("this handle is detached; attach again")
-
-
-def _one_group(groups: list[ParameterGroup]) -> dist.ProcessGroup:
-    """The ranks between which gradients are compressed, the same for all groups of parameters."""
-    lines = [group.replicas or group.shards for group in groups]
-    ranks = [dist.get_process_group_ranks(one) for one in lines]
-    for group, mine in zip(groups, ranks, strict=True):
-        if mine != ranks[0] or (group.replicas is None) != (groups[0].replicas is None):
-            raise ConfigurationError(
-                f"the parameters beside {groups[0].name!r} are shared by ranks {ranks[0]}, those beside {group.name!r} by "
-                f"ranks {mine}: Grace compresses between the same ranks for all. Attach to each of the two modules"
-            )
-    return lines[0]
 
 
 def _sum_rows(rows: Tensor) -> Exchange[Tensor]:

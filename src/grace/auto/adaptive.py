@@ -215,7 +215,7 @@ class Adapting:
         methods = {name: spell(home.method_for(name, x, 0)) for name, x in like.items()}
         return {"version": 1, "settings": str(self.settings), "methods": methods}
 
-    def load(self, policy: Policy) -> None:
+    def load(self, policy: Policy, measured: str | None = None) -> None:
         """A state was loaded: its choices are used until the next ones are due."""
         texts = [spell(policy.method_for(name, self.session.like[name], 0)) for name in self.names]
         legal = [spell(make_method(text)) for text in self.settings.choices]

@@ -20,7 +20,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from grace.compute import resources
@@ -43,7 +43,7 @@ _SMALL_TIMES = 4  # so many times that, for small tensors, whose calls count mor
 BASELINES = ("none", "bf16")  # what is measured in any case
 STEPS = 5  # of the model, with buckets held
 STRAGGLES = 1.5  # times the median of the ranks
-_LOOK_SIZES, _LOOK_SECONDS = (4, 1 << 17, 1 << 20), 0.025
+_ENOUGH = 1 << 17  # bytes to which a kind is known well enough, where candidates need more
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -77,6 +77,7 @@ class Calibration:
         rates: of each candidate that may be used. left_out: the others, and why.
         codecs: what each rank has measured of each candidate at 2^20 numbers. links: of each kind at its largest size.
         spent: nanoseconds, by stage.
+        unsure: kinds that could not be measured up to 128 KiB, though candidates need more: the line beyond is a guess.
     """
 
     world: int
@@ -88,11 +89,16 @@ class Calibration:
     codecs: tuple[Told, ...] = ()
     links: tuple[Told, ...] = ()
     spent: Mapping[str, int] = field(default_factory=dict)
+    unsure: tuple[str, ...] = ()
 
     @property
     def fingerprint(self) -> str:
         """What must be the same where its numbers are to be used again."""
         return f"{self.world} workers over {self.transport}, {self.cores:g} cores each"
+
+    def name_unsure(self) -> str:
+        """What is known of the kinds that are ``unsure``, in words."""
+        return ", ".join(f"{kind} to {self.timings.kinds[kind].sizes[-1]:,} bytes" for kind in self.unsure)
 
     @property
     def network(self) -> Carrier:
@@ -150,32 +156,19 @@ def calibrate(
             transport, max(1, int(cores * transport.world)), most_seconds=MOST_SECONDS,
             repeats=lambda size: 5 if size <= _OFTEN else 3,
         )  # fmt: skip
-        links = _measure_link(probe, _sizes_needed(rates.values(), largest))
+        needed = _sizes_needed(rates.values(), largest)
+        links = _measure_link(probe, needed)
     except TransportError as error:
         raise TransportError(f"while auto measured the link and the codecs: {error}") from error
     return Calibration(
         transport.world, describe(transport), cores, probe.timings, rates, left_out, tuple(told), tuple(links),
-        {"codecs": codec_ns, "link": probe.spent},
+        {"codecs": codec_ns, "link": probe.spent}, unsure_of(probe.timings, needed),
     )  # fmt: skip
 
 
-def look(transport: Transport, known: Calibration, methods: Sequence[str]) -> Calibration:
-    """Measures the link again, between two steps: three sizes of the kinds that these candidates need. All ranks call it; the
-    rest of what is known stays.
-
-    Raises:
-        TransportError: the link failed meanwhile; on all ranks.
-    """
-    probe = Probe(transport, known.timings.cores, most_seconds=_LOOK_SECONDS, repeats=lambda size: 2)
-    kinds = dict.fromkeys(kind for name in methods for kind, _, _ in known.rates[name].moved)
-    try:
-        told = [Told(kind, _learn(probe, kind, _LOOK_SIZES)) for kind in kinds]
-    except TransportError as error:
-        raise TransportError(f"while auto measured the link again: {error}") from error
-    timings = replace(known.timings, kinds={**known.timings.kinds, **probe.timings.kinds})
-    others = [one for one in known.links if one.what not in kinds]
-    spent = {**known.spent, "looks": known.spent.get("looks", 0) + probe.spent}
-    return replace(known, timings=timings, links=(*others, *told), spent=spent)
+def unsure_of(timings: Timings, needed: Mapping[str, int]) -> tuple[str, ...]:
+    """The kinds that are known to fewer bytes than 128 KiB, of those of which that many or more are ``needed``."""
+    return tuple(kind for kind, most in needed.items() if timings.kinds[kind].sizes[-1] < min(most, _ENOUGH))
 
 
 def stragglers(told: Sequence[Told]) -> list[str]:
@@ -192,7 +185,7 @@ def stragglers(told: Sequence[Told]) -> list[str]:
 
 # ---- codecs ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class _Agreed:
+class Agreed:
     """What all ranks know of one exchange. sample: the slowest of each part; None, and ``why`` not. ns: of each rank. spent:
     on codecs so far, by the slowest.
     """
@@ -210,11 +203,11 @@ def _measure_codecs(
     world, rater, start = probe.timings.world, Rater(), clock()
     left_out: dict[str, str] = {}
     axes: dict[str, dict[str, int]] = {}
-    small: dict[str, _Agreed] = {}
-    large: dict[str, _Agreed] = {}
+    small: dict[str, Agreed] = {}
+    large: dict[str, Agreed] = {}
     spent = 0
 
-    def measure(names: Iterable[str], numbers: int, times: int, into: dict[str, _Agreed]) -> None:
+    def measure(names: Iterable[str], numbers: int, times: int, into: dict[str, Agreed]) -> None:
         nonlocal spent
         for name in names:
             always = name in BASELINES
@@ -222,7 +215,7 @@ def _measure_codecs(
                 left_out[name] = f"not measured: {CODEC_NS / 1e9:g} s had passed"
                 continue
             limit = math.inf if always else times * SLOW_NS * numbers
-            found = _agree_on(probe, rater, name, numbers, limit, lambda: clock() - start)
+            found = agree_on(probe, rater, name, numbers, limit, lambda: clock() - start)
             spent = found.spent
             if found.sample is None:
                 left_out[name] = found.why
@@ -247,8 +240,10 @@ def _measure_codecs(
     return rates, left_out, told, spent
 
 
-def _agree_on(probe: Probe, rater: Rater, name: str, numbers: int, limit: float, elapsed: Callable[[], int]) -> _Agreed:
-    """Measures an exchange of so many numbers, which may take ``limit`` nanoseconds."""
+def agree_on(probe: Probe, rater: Rater, name: str, numbers: int, limit: float, elapsed: Callable[[], int]) -> Agreed:
+    """Measures an exchange of so many numbers under method ``name``, which may take ``limit`` nanoseconds. All ranks call it.
+    ``elapsed``: nanoseconds on codecs so far, on this rank.
+    """
     # where a small exchange is slow, the first may only have loaded what it needs
     patience = math.inf if numbers == NUMBERS[0] else limit / 1e9
     try:
@@ -258,17 +253,17 @@ def _agree_on(probe: Probe, rater: Rater, name: str, numbers: int, limit: float,
     heads = probe.all_gather_numbers([failed, len(sample.codec), len(sample.moved), elapsed()])
     spent = max(row[3] for row in heads)
     if broken := [rank for rank, row in enumerate(heads) if row[0]]:
-        return _Agreed(None, f"rank {broken[0]} cannot run it", (), spent)
+        return Agreed(None, f"rank {broken[0]} cannot run it", (), spent)
     if any(row[1:3] != heads[0][1:3] for row in heads):
-        return _Agreed(None, "its collectives differ between ranks", (), spent)
+        return Agreed(None, "its collectives differ between ranks", (), spent)
     rows = probe.all_gather_numbers([*sample.codec, *(size for _, size in sample.moved)])
     parts = len(sample.codec)
     slowest = [max(row[k] for row in rows) for k in range(parts + len(sample.moved))]
     ns = tuple(sum(row[:parts]) for row in rows)
     if max(ns) > limit:
-        return _Agreed(None, f"its codec takes {max(ns) / numbers:.0f} ns a number, more than {SLOW_NS}", ns, spent)
+        return Agreed(None, f"its codec takes {max(ns) / numbers:.0f} ns a number, more than {SLOW_NS}", ns, spent)
     moved = tuple((kind, size) for (kind, _), size in zip(sample.moved, slowest[parts:], strict=True))
-    return _Agreed(Sample(sample.numbers, tuple(slowest[:parts]), moved), "", ns, spent)
+    return Agreed(Sample(sample.numbers, tuple(slowest[:parts]), moved), "", ns, spent)
 
 
 def _find_axes(name: str, timings: Timings) -> dict[str, int]:
@@ -300,13 +295,13 @@ def _measure_link(probe: Probe, needed: Mapping[str, int]) -> list[Told]:
         for kind, most in needed.items():
             sure = size in _SURE
             if sure or (probe.spent <= LINK_NS and probe.timings.kinds[kind].sizes[-1] < most):
-                found = _learn(probe, kind, [size if sure else min(size, most)])
+                found = learn(probe, kind, [size if sure else min(size, most)])
                 told[kind] = Told(kind, found) if found else told[kind]
     return list(told.values())
 
 
-def _learn(probe: Probe, kind: str, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Measures these sizes; nanoseconds of the last that was not left out, by rank."""
+def learn(probe: Probe, kind: str, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Measures a kind at these sizes; nanoseconds of the last that was not left out, by rank."""
     found: tuple[int, ...] = ()
     for size in sizes:
         before = probe.spent

@@ -7,8 +7,10 @@ pair that it lost, and at once if it takes more than 1.5 times as long. fp32 and
 of the pairs.
 
 Outside trials the medians of blocks are watched (:class:`grace.auto.drift.Drift`). A change of pace asks for a look at the
-link, and so does time, as a link that becomes faster changes nothing in the steps of a plan that hardly uses it. Looks keep a
-distance, which doubles with each that changes nothing, so that neighbours who come and go cost one look now and then.
+link. So does a change of what exchanges take, where they are a good part of a step: most of them is hidden behind the backward
+pass, so a link that becomes ten times as fast may change a step by a few percent. And so does time, as a plan that hardly uses
+the link shows neither. Looks keep a distance, which doubles with each that changes nothing, so that neighbours who come and go
+cost one look now and then.
 
 All of it fits into a budget, the larger of six seconds and a share of the run's time; what does not fit waits.
 
@@ -30,7 +32,8 @@ CAP = 3, 2  # times the incumbent's step, as a fraction: who takes longer has lo
 WATCH = 16  # steps of a block outside trials, at least
 LEAST, SPAN_NS = 4, 250_000_000  # steps, and nanoseconds, that a block of a trial has at least
 FREE_NS = 6_000_000_000  # what may be spent in any case
-ROOM = 0.9  # of the budget, for trials and looks: telling goes on, and trials may cost more than predicted
+ROOM = 0.88  # of the budget, for trials and looks: telling goes on, and trials may cost more than predicted
+LOOK_PRICE = 300_000_000  # nanoseconds, about
 SHORT_NS = 200_000  # a step below this is too short to be compared
 VARIES = 0.2  # of their median: blocks that vary by more cannot be compared
 BELIEVED = 0.8  # where steps cannot be compared, a plan must be predicted to take at most this of the baseline's
@@ -40,6 +43,8 @@ APART, LASTING, DOUBLED = (
     1000,
     8,
 )  # steps between looks at least; after which a change has lasted; times the distance
+EXCHANGES = 0.1  # of a step: where they take less, their pace says nothing
+EXCHANGE_SLACK, EXCHANGE_LIMIT = 0.15, 0.6  # of their drift: codecs and waiting are in them
 _STALL = 4  # times the block's median: a period that is longer is left out, an evaluation or a checkpoint
 Kind: TypeAlias = Literal["watch", "scout", "mine", "theirs"]
 
@@ -118,12 +123,18 @@ class Controller:
         self._trial: Trial | None = None
         self._counts = False
         self._periods: list[int] = []
+        self._exchanges: list[int] = []
         self._order: list[Kind] = []
         self._pair: dict[Kind, int] = {}
-        self._drift = Drift()
+        self._forget_pace()
         self._distance = {True: 1, False: 1}  # of looks after an alarm and of others, in times of the first
         self._looked = (first, 0)  # step and nanoseconds of the last
-        self._alarm: str | None = None  # why a look is due as soon as there may be one
+        self._alarm: tuple[str, bool] | None = (
+            None  # why a look is due as soon as there may be one, and whether it is pressing
+        )
+        self.pressing = (
+            False  # whether the last look came as steps took another time: then the baseline is tried as well
+        )
         self._alarmed = first - APART  # the step of the last look after an alarm
         self._changed = first  # the step of the last change of plan
         self._open: int | None = None  # changes of plan when the last look came, if nothing has come of it yet
@@ -141,13 +152,14 @@ class Controller:
         """Whether a trial goes on: memories of the incumbent wait."""
         return self._trial is not None
 
-    def ended(self, period: int, elapsed: int = 0, overhead: int = 0) -> list[int] | None:
+    def ended(self, period: int, elapsed: int = 0, overhead: int = 0, exchanges: int = 0) -> list[int] | None:
         """A step has ended.
 
         Args:
             period: nanoseconds since the last one ended, on this rank. 0: unknown.
             elapsed: nanoseconds since the run began.
             overhead: nanoseconds that telling and looking have taken so far.
+            exchanges: nanoseconds that this step's exchanges have taken, codecs and waiting included. 0: unknown.
 
         Returns:
             What to tell all ranks, if a block has ended.
@@ -156,12 +168,13 @@ class Controller:
         self._left -= 1
         if self._counts and period > 0:
             self._periods.append(period)
+            self._exchanges.append(exchanges)
         self._counts = True  # the first step of a block is not counted
         if self._left > 0:
             return None
         median = _middle(self._periods)
         legal = [one for one in self._periods if one <= _STALL * median]
-        return [_middle(legal), len(legal), self.plan, self.step, elapsed, overhead]
+        return [_middle(legal), len(legal), self.plan, self.step, elapsed, overhead, _middle(self._exchanges)]
 
     def heard(self, rows: Sequence[Sequence[int]]) -> None:
         """What all ranks have told of the block that has ended, by rank.
@@ -179,7 +192,8 @@ class Controller:
         if legal:
             self.measured[self.plan] = median
         if self._kind == "watch":
-            self._watched(median, legal)
+            # who comes last waits for nobody: the shortest are what codecs and the link take
+            self._watched(median, legal, min(row[6] for row in rows))
         elif self._kind == "scout":
             self._scouted(median, legal)
         else:
@@ -187,36 +201,56 @@ class Controller:
 
     def _begin(self, kind: Kind, steps: int) -> None:
         self._kind: Kind = kind
-        self._left, self._periods, self._counts = steps, list[int](), False
+        self._left, self._periods, self._exchanges, self._counts = steps, list[int](), list[int](), False
 
     def _block_steps(self) -> int:
         """Steps of a block of a trial, the first included."""
         return max(LEAST, -(-SPAN_NS // self._period)) + 1
 
     # ---- outside trials ---------------------------------------------------------------------------------------------
-    def _watched(self, median: int, legal: int) -> None:
+    def _watched(self, median: int, legal: int, exchanges: int) -> None:
         if legal:
             self._period = max(1, median)
             if median < SHORT_NS and self.hopeless is None:
                 self._give_up(f"a step takes {median / 1e6:.3f} ms, which is too short to be compared")
-            reference = self._drift.reference
-            if self._drift.alarm(median):
-                self._drift = Drift()
-                self._alarm = f"steps take {median / 1e6:.1f} ms, and took {(reference or median) / 1e6:.1f}"
-                self.events.append((self.step, self._alarm))
+            self._watch_pace(median, exchanges)
         if self._changes and self.step - self._changed >= LASTING:
             self._distance = {True: 1, False: 1}
-        if self.share and self.spent < self._room:
+        if self.share and self.spent + LOOK_PRICE <= self._room:
             steps, since = self.step - self._looked[0], self.elapsed - self._looked[1]
             if self._alarm is not None and self.step - self._alarmed >= self._distance[True] * APART:
-                self.look, self._alarm, self._alarmed = self._alarm, None, self.step
+                (self.look, self.pressing), self._alarm, self._alarmed = self._alarm, None, self.step
             elif (
                 not self.queue
                 and steps >= self._distance[False] * LOOK_STEPS
                 and since >= self._distance[False] * LOOK_NS
             ):
-                self.look = "it is time to look again"
+                self.look, self.pressing = "it is time to look again", False
         self._next()
+
+    def _watch_pace(self, median: int, exchanges: int) -> None:
+        """Whether steps, or exchanges, take another time than they did."""
+        reference, before = self._drift.reference, self._exchange_drift.reference
+        if self._drift.alarm(median):
+            self._say_changed(
+                f"steps take {median / 1e6:.1f} ms, and took {(reference or median) / 1e6:.1f}", pressing=True
+            )
+        elif exchanges and max(exchanges, before or 0) >= EXCHANGES * median and self._exchange_drift.alarm(exchanges):
+            words = f"exchanges take {exchanges / 1e6:.1f} ms of a step, and took {(before or exchanges) / 1e6:.1f}"
+            self._say_changed(words, pressing=False)
+
+    def _say_changed(self, words: str, *, pressing: bool) -> None:
+        self._forget_pace()
+        self._alarm = words, pressing or (self._alarm is not None and self._alarm[1])
+        self.events.append((self.step, words))
+
+    def _forget_pace(self) -> None:
+        """What comes is compared with itself, not with what was."""
+        self._drift, self._exchange_drift = Drift(), Drift(EXCHANGE_SLACK, EXCHANGE_LIMIT)
+
+    def ask(self, why: str) -> None:
+        """Asks for a look as soon as there may be one."""
+        self._alarm = why, False
 
     def looked(self, predicted: Sequence[int], challengers: Sequence[int], why: str) -> None:
         """The link was looked at, and planned anew: the prediction of each plan, new ones included, and who is to be tried."""
@@ -334,7 +368,7 @@ class Controller:
         varies = _spread([mine for mine, _ in trial.pairs])
         if not won and len(trial.pairs) >= PAIRS - 1 and varies > VARIES and self.verified_at is None:
             self._give_up(f"blocks of the same plan differ by {varies:.0%}")
-        self._drift = Drift()
+        self._forget_pace()
         self._next()
 
     def _change(self, number: int) -> None:

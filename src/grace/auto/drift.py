@@ -11,9 +11,13 @@ class Drift:
 
     ``U = max(0, U + m / m0 - 1 - 0.05)``, and the same downwards; an alarm where one exceeds 0.5. With noise of 8 % and
     stalls, a change of 25 % is noticed after two blocks, one of 10 % after nine, and nothing in 32,000 steps without a change.
+
+    Args:
+        slack: what is no change, as a share of the reference. limit: of the sum of what exceeds it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, slack: float = _SLACK, limit: float = _LIMIT) -> None:
+        self._slack, self._limit = slack, limit
         self._first: list[int] = []
         self._up = self._down = 0.0
 
@@ -29,6 +33,6 @@ class Drift:
             self._first.append(median)
             return False
         excess = median / max(1, reference) - 1
-        self._up = max(0.0, self._up + excess - _SLACK)
-        self._down = max(0.0, self._down - excess - _SLACK)
-        return max(self._up, self._down) > _LIMIT
+        self._up = max(0.0, self._up + excess - self._slack)
+        self._down = max(0.0, self._down - excess - self._slack)
+        return max(self._up, self._down) > self._limit

@@ -14,12 +14,13 @@ from typing import Any
 
 from torch import Tensor
 
-from grace.auto.calibrate import Calibration, Model, StepClock, calibrate, look, model_of, stragglers
+from grace.auto.calibrate import Calibration, Model, StepClock, calibrate, model_of, stragglers
 from grace.auto.choices import Buckets, Choice, guess_buckets, policy_of, problem_of
 from grace.auto.classes import EXACT, permitted
 from grace.auto.controller import Controller
 from grace.auto.explain import Explanation, explain
 from grace.auto.history import History
+from grace.auto.looks import look
 from grace.auto.planner import Part, Plan, Problem, better_baseline, make_plan, shortlist
 from grace.auto.settings import Auto
 from grace.errors import ConfigurationError, GraceWarning, StateError, stack_level
@@ -87,7 +88,7 @@ class Driver:
         self._first: Plan | None = None
         self._start = clock()
         self._last = 0
-        self._overhead = self.holding = 0
+        self._overhead = self.holding = self._exchanges = 0
         self._coming: list[tuple[str, ...]] = []
         self._listening: StepClock | None = None
         self._errors: dict[str, dict[str, float]] = {}
@@ -153,6 +154,7 @@ class Driver:
     def exchanged(self, nanoseconds: int) -> None:
         """The buckets that have come since the last one was exchanged took so long, with codecs, the link and waiting."""
         if self.controller is not None:
+            self._exchanges += nanoseconds
             self.history.exchanged(self._using[0], len(self._coming) - 1, nanoseconds)
 
     def ended(self) -> None:
@@ -232,6 +234,11 @@ class Driver:
             _nanoseconds(plans), best, challengers, margin=self.settings.margin, share=self.settings.share, seed=self.seed,
             spent=sum(told.values()), period=int(1e9 * plans[best].seconds), first=self.session.worker.step,
         )  # fmt: skip
+        if self.known.unsure:
+            kinds = ", ".join(
+                f"{kind} to {self.known.timings.kinds[kind].sizes[-1]:,} bytes" for kind in self.known.unsure
+            )
+            self.controller.ask(f"the link is known only so far: {kinds}")
         self.history.planned(challengers)
         if self.session.rank == 0:
             for text in stragglers([self.model.computing]):
@@ -267,7 +274,8 @@ class Driver:
     def _control(self, period: int, now: int) -> None:
         controller = self.controller
         assert controller is not None
-        record = controller.ended(period, now - self._start, self._overhead)
+        record = controller.ended(period, now - self._start, self._overhead, self._exchanges)
+        self._exchanges = 0
         if record is not None:
             controller.heard(self._tell(record))
             self.history.heard()
@@ -282,11 +290,11 @@ class Driver:
             self.session.use(wanted[0], trial=wanted[1])
 
     def _look(self, controller: Controller, why: str) -> None:
-        """Measures the link again, and plans anew."""
+        """Measures the link and codecs again, and plans anew."""
         start = self.clock()
-        self.known = look(
-            self.session.network, self.known, list(self.known.rates)
-        )  # or old numbers would compete with new
+        used = dict.fromkeys(method for one in self.choices for method in one.plan.methods)
+        # of all candidates, or old numbers would compete with new ones
+        self.known = look(self.session.network, self.known, list(self.known.rates), first=list(used))
         problem = self.problem()
         plans = [problem.plan(one.plan.parts) for one in self.choices]
         ranked = [plan for plan in plans if plan is not None]
@@ -297,7 +305,7 @@ class Driver:
             self.choices = [Choice.of(plan, self.buckets) for plan in ranked]
             self._offer(controller.current)
         current = ranked[controller.current].seconds
-        alarm = "time" not in why
+        alarm = controller.pressing
         challengers = [number] if best.seconds < _FASTER * current or (alarm and best.seconds < current) else []
         if alarm or ranked[0].seconds < _FASTER * current:
             challengers.append(0)
@@ -361,8 +369,13 @@ class Driver:
             methods[name] = spell(self.session.worker.home.method_for(name, x, 0))
         return {"version": 1, "settings": str(self.settings), "methods": methods, "fingerprint": self.known.fingerprint}
 
-    def load(self, policy: Policy) -> None:
-        """A state of this policy was loaded: it is used, and the model measured anew; then it must stand its trials."""
+    def load(self, policy: Policy, measured: str | None = None) -> None:
+        """A state of this policy was loaded: it is used, and the model measured anew; then it must stand its trials.
+
+        ``measured``: among whom, if ``auto`` saved it: none of its numbers is used, wherever that was.
+        """
+        if measured not in (None, self.known.fingerprint):
+            self.history.moved(str(measured))
         self.session.offer([policy])
         self.loaded, self.controller, self.choices, self._using = policy, None, [], (0, False)
         self._listen(self.buckets.names)

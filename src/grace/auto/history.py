@@ -76,6 +76,13 @@ class History:
         """The link was measured again, and these plans were predicted anew."""
         self._add(f"measured the link again, as {why}; predicted: {self._predictions(plans)}{self._tries(challengers)}")
 
+    def moved(self, measured: str) -> None:
+        """A state was loaded that was saved elsewhere."""
+        here = self._driver.known.fingerprint
+        self._add(
+            f"goes on with the methods of a state that was saved among {measured}; here are {here}: all is measured anew"
+        )
+
     def heard(self) -> None:
         """All ranks have told of a block: tells what has come of it."""
         controller = self._driver.controller

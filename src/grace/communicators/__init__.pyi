@@ -4,6 +4,7 @@ from grace.communicators.allreduce import Allreduce as Allreduce
 from grace.communicators.base import Communicator as Communicator
 from grace.communicators.broadcast import Broadcasts as Broadcasts
 from grace.communicators.hierarchical import Hierarchical as Hierarchical
+from grace.communicators.one_hop import OneHop as OneHop
 from grace.communicators.parameter_server import ParameterServer as ParameterServer
 from grace.communicators.scatter_reduce import ScatterReduce as ScatterReduce
 from grace.communicators.two_hops import TwoHops as TwoHops
@@ -14,6 +15,7 @@ __all__ = [
     "Broadcasts",
     "Communicator",
     "Hierarchical",
+    "OneHop",
     "ParameterServer",
     "ScatterReduce",
     "TwoHops",

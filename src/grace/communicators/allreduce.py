@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace.collectives import AllReduce, Exchange, Traffic
+from grace.collectives import AllReduce, Exchange, Parts, Traffic
 from grace.communicators.base import Communicator, meta_tensor, sum_costs
 from grace.contract.knobs import as_call
 from grace.contract.loan import Loan
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer, Peers
-from grace.contract.together import Layouts, one_collective
+from grace.contract.together import Layouts, one_collective, side_by_side
 from grace.errors import CompositionError
 from grace.flags.finite import fill_unless_
 from grace.kernels.finite import all_finite
@@ -81,6 +81,12 @@ class Allreduce(Communicator):
         workspace = peers.like.lent.workspace
         if workspace is None or peers.memories is not None or peers.like.lent.keep_rest:
             return (yield from Method.exchange_all(self, xs, states, peers))
+        if (whole := side_by_side(xs)) is not None:
+            parts = Parts(tuple(range(len(xs))), tuple([x.numel() for x in xs]))
+            answer = yield AllReduce(whole, "mean", donate=True, parts=parts)
+            if answer.data_ptr() != whole.data_ptr():
+                whole.copy_(answer)
+            return [Exchanged(x, None, None) for x in xs]
         layouts = workspace.kept.setdefault(Layouts, Layouts())
         ops = [AllReduce(x, "mean", True) for x in xs]
         answers = yield from one_collective(ops, layouts, workspace, range(len(xs)))

@@ -12,9 +12,8 @@ from typing import Any, TypeAlias, cast
 
 from torch import Tensor
 
-from grace.compute import backends, native
 from grace.contract.compressor import Compressor
-from grace.kernels.noting import MEMORY, REST, ROWS, WIRE, Blank, BlankStream, Call, Table
+from grace.kernels.noting import MEMORY, REST, ROWS, STRIDE, WIRE, Blank, BlankStream, Call, Keys, Table, possible
 from grace.random import Stream
 from grace.wire import Gathered
 
@@ -30,6 +29,8 @@ class BoundEncoder:
         sizes: n of each tensor. widths: bytes of each wire ``[1, w]``.
         memory: whether there are memories to add, and rests to keep.
         streams: the random numbers of each tensor. rank: theirs; None if they are shared.
+        rows: how many rows of n numbers each tensor has. again: whether it compresses what is finite, as
+            :meth:`grace.Compressor.compress_` does, and keeps rests if there is a memory, which nothing is added of.
 
     ``bound``: whether it is, as far as is known.
     """
@@ -42,28 +43,37 @@ class BoundEncoder:
         memory: bool,
         streams: Streams,
         rank: int | None,
+        *,
+        rows: int = 1,
+        again: bool = False,
     ):
+        self._rows, self._again = rows, again
         self._compressor, self._memory, self._rank = compressor, memory, rank
         self._sizes, self._widths = sizes, dict(zip(sizes, widths, strict=True))
         self._keys = _keys(streams)
         self._tables: dict[tuple[Any, ...], Table] = {}
         self._only: Table | None = None  # the table of all steps
-        self.bound = _possible()
+        self.bound = possible()
+
+    def ready(self, step: int) -> bool:
+        """Whether the calls of this step are known."""
+        return self.bound and self._table(step) is not None
 
     def run(
-        self, xs: Sequence[Tensor], memories: Sequence[Tensor], rests: Sequence[Tensor], places: list[int], step: int
+        self, xs: list[int], places: list[int], step: int, memories: list[int], rests: list[int], *, stride: int = 0
     ) -> list[bool] | None:
-        """Encodes xs plus the memories, of any shapes, into wires that begin at these addresses: whether each was finite.
-        None: nothing was done, and the compressor is to be asked for each tensor.
+        """Encodes xs plus the memories (0: none) into wires, whose rows are ``stride`` bytes apart: whether each was finite.
+        All are given by their addresses. None: nothing was done, and the compressor is to be asked for each tensor.
         """
         table = self._table(step) if self.bound else None
         if table is None:
             return None
-        table.put(ROWS, [x.data_ptr() for x in xs])
+        table.put(ROWS, xs)
         table.put(WIRE, places)
+        table.put(STRIDE, stride)
         if self._memory:
-            table.put(MEMORY, [memory.data_ptr() for memory in memories])
-            table.put(REST, [rest.data_ptr() for rest in rests])
+            table.put(MEMORY, memories)
+            table.put(REST, rests)
         out = table.run(step)
         return None if min(out) < 0 else [done == 1 for done in out]  # no memory: it will be said for the tensor
 
@@ -72,7 +82,7 @@ class BoundEncoder:
             return self._only
         calls, asked = {}, False
         for n, width in self._widths.items():
-            rows, rng = Blank(n), BlankStream(self._rank, step)
+            rows, rng = Blank(n, self._rows), BlankStream(self._rank, step)
             call = self._note(rows, rng)
             asked = asked or bool(rng.asked)
             if call is None or call.width != width:
@@ -95,8 +105,11 @@ class BoundEncoder:
 
     def _note(self, rows: Blank, rng: BlankStream) -> Call | None:
         """The one call of which the compressor returns what it gives; None if it does anything else."""
-        lent = [cast(Tensor, Blank(rows.shape[1])) if self._memory else None for _ in range(2)]
+        lent = [cast(Tensor, Blank(rows.shape[1], self._rows)) if self._memory else None for _ in range(2)]
         try:
+            if self._again:
+                same = self._compressor.compress_(cast(Tensor, rows), cast(Stream, rng), self._memory)
+                return rows.call if same is rows.wire else None
             wire, finite = self._compressor.encode_(cast(Tensor, rows), cast(Stream, rng), *lent)
         except Exception:  # whatever it wanted, blank rows did not have it
             return None
@@ -109,7 +122,7 @@ def bind_decoder(
     """The calls that set rows ``[1, n]`` to scale times the sum of the wires received; each returns 0, or why it refused.
     None: the compressor is to be asked for each tensor.
     """
-    if compressor.overflows or not _possible():
+    if compressor.overflows or not possible():
         return None
     calls = []
     for n, wires in zip(sizes, received, strict=True):
@@ -124,7 +137,7 @@ def bind_decoder(
     return make_table(calls, _keys(streams))
 
 
-def make_table(calls: Sequence[Call], keys: Callable[[int, tuple[int, ...]], tuple[Any, Any, int]]) -> Table | None:
+def make_table(calls: Sequence[Call], keys: Keys) -> Table | None:
     """The calls as one; None if they are of different kinds."""
     try:
         return Table(calls, keys)
@@ -132,12 +145,7 @@ def make_table(calls: Sequence[Call], keys: Callable[[int, tuple[int, ...]], tup
         return None
 
 
-def _possible() -> bool:
-    """Whether kernels can be called many at a time: not by a library that was built before they could."""
-    return backends.backend().functions is not None and native.has("call_many")
-
-
-def _keys(streams: Streams) -> Callable[[int, tuple[int, ...]], tuple[Any, Any, int]]:
+def _keys(streams: Streams) -> Keys:
     """The key of each tensor's stream, forked so."""
 
     def key(i: int, forks: tuple[int, ...]) -> tuple[Any, Any, int]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import Broadcast, Exchange, Traffic
-from grace.communicators.base import Communicator, meta_tensor, read_all_headers, seal, sum_costs
+from grace.communicators.base import meta_tensor, read_all_headers, seal, sum_costs
+from grace.communicators.bucket import BucketPlan
+from grace.communicators.one_hop import OneHop
 from grace.contract.loan import Loan
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
@@ -18,7 +21,7 @@ from grace.registry.recipes import register_communicator
 
 @register_communicator("broadcast")
 @dataclass(frozen=True, slots=True)
-class Broadcasts(Communicator):
+class Broadcasts(OneHop):
     """Each rank in turn broadcasts its wire: like Allgather, in W rounds, and without padding where sizes vary."""
 
     def _exchange(self, x: Tensor, peer: Peer, state: Any) -> Exchange[Exchanged[Any]]:
@@ -32,6 +35,16 @@ class Broadcasts(Communicator):
             received.append((yield Broadcast(buf, root)))
         finite = read_all_headers(received, peer)
         return self._give_back(loan, received, widths, wire.dtype, finite, peer)
+
+    def batches(self, like: Tensor) -> bool:
+        exact = type(self) is Broadcasts  # a subclass may exchange otherwise
+        return exact and not self.compressor.varies and like.dtype == torch.float32
+
+    def _gather(self, message: Tensor, room: Tensor, plan: BucketPlan, rank: int) -> Exchange[None]:
+        for root, row in enumerate(room):
+            answer = yield Broadcast(message if root == rank else row.zero_(), root, parts=plan.parts)
+            wires.check_shape("wires", answer, row.shape)
+            row.copy_(answer)
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         size = self._payload(like.numel())

@@ -14,7 +14,9 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import Parts
 from grace.communicators.bound import BoundEncoder
+from grace.contract.peer import Peers
 from grace.contract.workspace import Workspace
+from grace.flags.finite import on_host
 from grace.kernels.noting import Table
 from grace.wire import Gathered
 
@@ -51,9 +53,13 @@ class BucketPlan:
     def take(self, workspace: Workspace, device: torch.device) -> Tensor:
         """An uninitialized message ``[s]`` uint8, but for its padding, which is zero."""
         message = workspace.take(self.size, torch.uint8, device)
-        if self._padded is not None:
-            message.view(torch.int32).index_fill_(0, self._padded, 0)
+        self.clear_padding(message)
         return message
+
+    def clear_padding(self, messages: Tensor) -> None:
+        """Sets what is behind the wires of one or several messages ``[..., s]`` uint8 to zero."""
+        if self._padded is not None:
+            messages.view(torch.int32).index_fill_(-1, self._padded, 0)
 
     @property
     def wires(self) -> list[int]:
@@ -96,3 +102,15 @@ def put(made: Sequence[Tensor], places: Sequence[Tensor]) -> None:
     for wire, place in zip(made, places, strict=True):
         if wire is not place and wire.data_ptr() != place.data_ptr():
             place.copy_(wire.contiguous().view(torch.uint8))
+
+
+def are_plain(xs: Sequence[Tensor], peers: Peers) -> bool:
+    """Whether tensors, of any shapes, can be encoded and decoded where they are."""
+    lent = peers.like.lent
+    return (
+        lent.workspace is not None
+        and not lent.keep_rest
+        and lent.memory is None
+        and on_host(xs[0].device)
+        and all(x.dtype is torch.float32 and x.is_cpu and x.is_contiguous() and x.numel() > 0 for x in xs)
+    )

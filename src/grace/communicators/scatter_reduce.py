@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllGather, AllToAll, Exchange, Traffic
 from grace.communicators.base import meta_tensor, seal, sum_costs
+from grace.communicators.bucket import are_plain
+from grace.communicators.scattered import open_scattered
 from grace.communicators.two_hops import TwoHops
 from grace.contract.loan import Loan
 from grace.contract.method import Exchanged
-from grace.contract.peer import Peer
+from grace.contract.peer import Peer, Peers
 from grace.flags.finite import and_, fill_unless_
 from grace.registry.recipes import register_communicator
 
@@ -51,6 +55,22 @@ class ScatterReduce(TwoHops):
         if finite is False:
             return loan.poison(state)
         return loan.give_back(mean, self._commit(chunk, peer.rank * c, x, state, finite, peer), finite)
+
+    def batches(self, like: Tensor) -> bool:
+        exact = type(self) is ScatterReduce  # a subclass may exchange otherwise
+        fixed = not (self.compressor.varies or self.compressor.overflows or self.server_memory)
+        return exact and fixed and like.dtype == torch.float32
+
+    def exchange_all(
+        self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
+    ) -> Exchange[list[Exchanged[Any]]]:
+        """Both hops of all tensors, of any shapes, in one collective each."""
+        workspace = peers[0].lent.workspace if peers else None
+        if isinstance(peers, Peers) and workspace is not None and self.batches(xs[0]) and are_plain(xs, peers):
+            hops = (self._at(0), self._at(1))
+            if (run := open_scattered(hops, self._stream, xs, peers, workspace)) is not None:
+                return (yield from run)
+        return (yield from TwoHops.exchange_all(self, xs, states, peers))
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         size = self._payload(math.ceil(like.numel() / peer.world))

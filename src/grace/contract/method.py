@@ -30,7 +30,7 @@ from grace.flags.finite import Flag, flag
 S = TypeVar("S")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one for each tensor and step: a frozen one takes four times as long to make
 class Exchanged(Generic[S]):
     """The result of an exchange.
 

@@ -73,7 +73,7 @@ class Peers(Sequence[Peer]):
         like: what is the same for all of them.
         names: of the tensors.
         memories, rests: what :class:`grace.Lent` says of each; both or neither.
-        spares: also that; only where there are memories.
+        spares: also that; with memories, or where the rests are wanted (``like.lent.keep_rest``).
     """
 
     __slots__ = ("like", "memories", "names", "rests", "spares")
@@ -104,6 +104,8 @@ class Peers(Sequence[Peer]):
         if isinstance(key, slice):
             return [self[i] for i in range(*key.indices(len(self)))]
         peer = replace(self.like, name=self.names[key])
-        if self.memories is None or self.rests is None or self.spares is None:
+        if self.spares is None:
             return peer
+        if self.memories is None or self.rests is None:
+            return peer.lending(spare=self.spares[key])
         return peer.lending(keep_rest=True, memory=self.memories[key], rest=self.rests[key], spare=self.spares[key])

@@ -147,7 +147,8 @@ def _cut(asked: _Asked) -> list[_Asked]:
     if op.parts is None or len(places) == 1:
         return [asked]
     rows = op.buf.split_with_sizes(op.parts.sizes, dim=-1)
-    return [_Asked(i, _with_buffer(op, row), (place,)) for row, place in zip(rows, places, strict=True)]
+    op = replace(op, into=None, parts=None) if isinstance(op, AllGather) else replace(op, parts=None)
+    return [_Asked(i, replace(op, buf=row), (place,)) for row, place in zip(rows, places, strict=True)]
 
 
 def _kind(op: Collective) -> _Key:
@@ -168,8 +169,9 @@ def one_collective(
     first = ops[0]
     if len(ops) == 1:
         return [(yield _label(first, of, _sizes(ops)))]
-    if isinstance(first, AllReduce) and (whole := _side_by_side(ops)) is not None:
-        answer = yield _label(replace(first, buf=whole, donate=True), of, _sizes(ops))
+    donated = all(isinstance(op, AllReduce) and op.donate for op in ops)
+    if donated and (whole := side_by_side([op.buf for op in ops])) is not None:
+        answer = yield _label(_with_buffer(first, whole), of, _sizes(ops))
         if answer.data_ptr() != whole.data_ptr():
             whole.copy_(answer)
         return [op.buf for op in ops]
@@ -227,15 +229,14 @@ def _fuse(rows: list[Tensor], lead: tuple[int, ...], layout: _Layout, workspace:
     return torch.cat(parts, dim=-1, out=out)
 
 
-def _side_by_side(ops: Sequence[Collective]) -> Tensor | None:
-    """The flat tensor that these donated buffers cover without a gap, in their order; None if they do not."""
-    at = ops[0].buf.data_ptr()
-    for op in ops:
-        buf = op.buf
-        if not (isinstance(op, AllReduce) and op.donate and buf.is_contiguous() and buf.data_ptr() == at):
+def side_by_side(bufs: Sequence[Tensor]) -> Tensor | None:
+    """The flat tensor that these, of any shapes, cover without a gap, in their order; None if they do not."""
+    at = bufs[0].data_ptr()
+    for buf in bufs:
+        if buf.data_ptr() != at or not buf.is_contiguous():
             return None
         at += buf.numel() * buf.element_size()
-    start = ops[0].buf
+    start = bufs[0]
     size = (at - start.data_ptr()) // start.element_size()
     if start.untyped_storage().data_ptr() + start.untyped_storage().nbytes() < at:
         return None  # neighbors by chance, not in one storage

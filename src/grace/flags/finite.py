@@ -8,7 +8,8 @@ selects: the mean or NaN, a memory's successor or the memory as it was. The bits
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 import torch
@@ -18,11 +19,17 @@ from grace.flags.capturing import refuse_capture
 
 Flag: TypeAlias = bool | Tensor
 _cpu_is_host = True
+_IS_CPU = operator.attrgetter("is_cpu")
 
 
 def on_host(device: torch.device) -> bool:
     """Whether the host may read tensors of this device at no cost."""
     return _cpu_is_host and device.type == "cpu"
+
+
+def all_on_host(tensors: Iterable[Tensor]) -> bool:
+    """Whether the host may read all of these tensors, of any shapes, at no cost."""
+    return _cpu_is_host and all(map(_IS_CPU, tensors))
 
 
 @contextlib.contextmanager

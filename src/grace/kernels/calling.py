@@ -14,7 +14,7 @@ from torch import Tensor
 
 from grace.compute import native
 from grace.kernels.check import numbers, pointers, wire_rows
-from grace.kernels.noting import MEMORY, REST, ROWS, THREADS, WIRE, Blank, Call
+from grace.kernels.noting import MEMORY, REST, ROWS, STRIDE, THREADS, WIRE, Blank, Call
 from grace.wire import Gathered
 
 _UINT8 = torch.uint8  # globals are found faster than attributes of torch
@@ -49,6 +49,8 @@ class Layout:
         width: w.
         n, block: n and B; without blocks ``block`` is None.
         knobs: the next arguments, as numbers of ctypes.
+
+    ``tail`` begins with w, how far the wires of two rows are apart.
     """
 
     __slots__ = ("knobs", "sizes", "tail", "width")
@@ -72,8 +74,10 @@ def encode(
     """
     shape = rows.shape
     if isinstance(rows, Blank):
-        given = ROWS, None if memory is None else MEMORY, None if rest is None else REST, 1, *layout.sizes
-        return rows.note(Call(kernel, (*given, WIRE, *layout.tail, *more, THREADS), layout.width)), True
+        b = shape[0]
+        given = ROWS, None if memory is None else MEMORY, None if rest is None else REST, b, *layout.sizes
+        tail = layout.tail if b == 1 else (STRIDE, *layout.tail[1:])
+        return rows.note(Call(kernel, (*given, WIRE, *tail, *more, THREADS), layout.width)), True
     at = numbers("rows", rows)
     memory_at = None if memory is None else numbers("memory", memory, shape)
     rest_at = None if rest is None else numbers("rest", rest, shape)

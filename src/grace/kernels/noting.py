@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 
-from grace.compute import native
+from grace.compute import backends, native
+
+Keys: TypeAlias = Callable[[int, tuple[int, ...]], tuple[Any, Any, int]]
 
 
 class Slot:
@@ -21,7 +23,7 @@ class Slot:
     __slots__ = ()
 
 
-ROWS, MEMORY, REST, WIRE, STEP, THREADS = (Slot() for _ in range(6))
+ROWS, MEMORY, REST, WIRE, STRIDE, STEP, THREADS = (Slot() for _ in range(7))
 _CPU: Final = torch.device("cpu")
 
 
@@ -49,14 +51,16 @@ class Call(NamedTuple):
 
 
 class Blank:
-    """Rows ``[1, n]`` of which only the shape is known. Bindings note in ``call`` what they would call for them."""
+    """Rows ``[b, n]``, by default one, of which only the shape is known. Bindings note in ``call`` what they would call for
+    them.
+    """
 
     __slots__ = ("call", "shape", "wire")
     is_cpu = True
     device = _CPU
 
-    def __init__(self, n: int):
-        self.shape = torch.Size((1, n))
+    def __init__(self, n: int, b: int = 1):
+        self.shape = torch.Size((b, n))
         self.call: Call | None = None
         self.wire: Any = object()  # stands for what a call writes
 
@@ -98,11 +102,16 @@ class BlankStream:
         return Key(self._forks, 0), Key(self._forks, 1), STEP
 
 
+def _no_keys(tensor: int, forks: tuple[int, ...]) -> tuple[Any, Any, int]:
+    raise TypeError(f"call {tensor} has a key")
+
+
 class Table:
     """The calls of one kernel for T tensors.
 
     Args:
-        calls: one for each tensor. keys: the same for each ``forks`` of a :class:`Key`: the two words of each tensor.
+        calls: one for each tensor. keys: the same for each ``forks`` of a :class:`Key`: the two words of each tensor; only
+            where calls have keys.
 
     ``results``: what each returned, ``[T]`` int64.
 
@@ -110,7 +119,7 @@ class Table:
         TypeError: several kernels, or arguments that differ in kind.
     """
 
-    def __init__(self, calls: Sequence[Call], keys: Callable[[int, tuple[int, ...]], tuple[Any, Any, int]]):
+    def __init__(self, calls: Sequence[Call], keys: Keys = _no_keys):
         self._calls, self._keys = list(calls), keys  # arrays of ctypes must stay
         self._number, self._types = native.c.number_of(calls[0].kernel)
         self._slots = _slots(calls[0])
@@ -154,3 +163,8 @@ def _word(value: Any, kind: Any) -> int:
         value = ctypes.addressof(value)
     number = kind(getattr(value, "value", value))
     return int.from_bytes(bytes(number), "little", signed=True)
+
+
+def possible() -> bool:
+    """Whether kernels can be called many at a time: not by a library that was built before they could."""
+    return backends.backend().functions is not None and native.has("call_many")

@@ -10,15 +10,19 @@ import torch
 from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
+from grace.compute import backends
 from grace.contract.knobs import Positive, Share, as_call
 from grace.contract.learning_rate import Rate, choose_rate, lr_ratio
 from grace.contract.lent import Lent
 from grace.contract.loan import narrow, reads_narrow
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer, Peers
+from grace.contract.workspace import Workspace
 from grace.errors import CompositionError
 from grace.flags.finite import choose_
 from grace.kernels.finite import sum_finite
+from grace.kernels.finite.many import Sums
+from grace.kernels.noting import possible
 from grace.memories.base import Memory, Verb, drop_overflow_
 from grace.memories.many import settle_many_
 from grace.memories.turns import find, forget, keep, may_keep
@@ -120,14 +124,17 @@ class ErrorFeedback(Memory[S]):
 
     def batches(self, like: Tensor) -> bool:
         exact = type(self) is ErrorFeedback  # a subclass may exchange otherwise
-        same = self.method.adds_memory and self.beta == self.gamma == 1 and not self.follow_lr
+        same = self.beta == self.gamma == 1 and not self.follow_lr
         return exact and same and self.method.batches(like)
 
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[Any]]]:
-        """The method inside adds the memories of all tensors, as in :meth:`exchange`."""
+        """The memories of all tensors are added as in :meth:`exchange`: by the method inside, or here by one call."""
+        adds = self.method.adds_memory
         if not isinstance(peers, Peers) or not self.batches(xs[0]) or not _are_plain(xs, peers):
+            return (yield from Method.exchange_all(self, xs, states, peers))
+        if not adds and not (possible() and all(x.is_cpu for x in xs)):
             return (yield from Method.exchange_all(self, xs, states, peers))
         lent, workspace = peers.like.lent, peers.like.lent.workspace
         turns = find(peers.names, xs, states, workspace)
@@ -135,14 +142,20 @@ class ErrorFeedback(Memory[S]):
         if turns is None and not all(map(_fits, memories, xs)):
             return (yield from Method.exchange_all(self, xs, states, peers))
         rests = [lent.borrow_successor(memory) for memory in memories] if turns is None else turns.rests
-        like = replace(peers.like, lr=None, lent=Lent(workspace=workspace))
-        lending = Peers(like, peers.names, memories, rests, xs)
-        outs = yield from self.method.exchange_all(xs, [state[1] for state in states], lending)
+        like = replace(peers.like, lr=None, lent=Lent(keep_rest=not adds, workspace=workspace))
+        if adds:
+            lending = Peers(like, peers.names, memories, rests, xs)
+        else:
+            _add(xs, memories, rests, workspace)
+            lending = Peers(like, peers.names, spares=xs)
+        outs = yield from self.method.exchange_all(xs if adds else rests, [state[1] for state in states], lending)
         if turns is not None and all(o.finite is True and o.rest is r for o, r in zip(outs, rests, strict=True)):
-            return [Exchanged(out.mean, None, after) for out, after in zip(outs, turns.successors, strict=True)]
+            for out, after in zip(outs, turns.successors, strict=True):
+                out.rest, out.state = None, after  # they are ours
+            return outs
         forget(peers.names, workspace)
         results, free = [], []
-        settled = settle_many_(outs, lending)
+        settled = adds and settle_many_(outs, lending)
         for out, memory, rest in zip(outs, memories, rests, strict=True):
             finite = out.finite
             if settled:
@@ -180,6 +193,20 @@ class ErrorFeedback(Memory[S]):
         raise CompositionError(
             f"{as_call(self)} already has a memory; a second ErrorFeedback around it would stay empty"
         )
+
+
+def _add(
+    xs: Sequence[Tensor], memories: Sequence[Tensor], rests: Sequence[Tensor], workspace: Workspace | None
+) -> None:
+    """Sets each rest to x plus the memory, all of one shape: whoever uses that looks for inf and NaN."""
+    sizes = tuple([x.numel() for x in xs])
+    key = (Sums, backends.backend(), sizes)
+    sums = None if workspace is None else workspace.kept.get(key)
+    if sums is None:
+        sums = Sums(sizes, memory=True)
+        if workspace is not None:
+            workspace.kept[key] = sums
+    sums.run(*([one.data_ptr() for one in each] for each in (xs, memories, rests)))
 
 
 def _fits(memory: Tensor, x: Tensor) -> bool:

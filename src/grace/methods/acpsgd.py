@@ -6,9 +6,11 @@ Letters: M is m x l: m the first dimension, l all others flattened; r the rank; 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from grace.collectives import Exchange
@@ -20,6 +22,7 @@ from grace.contract.peer import Peer
 from grace.flags.finite import ask_host
 from grace.kernels import orthonormalize
 from grace.methods.common.matrices import DENSE, LowRank, Projection
+from grace.methods.common.projection_bucket import open_projections
 from grace.registry import register
 
 
@@ -85,6 +88,30 @@ class ACPSGD(LowRank["ACPState | None"]):
         factor = succeed(True, projection.factor, new, peer.lent)
         after = ACPState(state.p, factor, 0) if state.turn else ACPState(factor, state.q, 1)
         return Exchanged(out.mean, out.rest, after)
+
+    def batches(self, like: Tensor) -> bool:
+        return type(self) is ACPSGD and like.dtype == torch.float32
+
+    def exchange_all(
+        self, xs: Sequence[Tensor], states: Sequence[ACPState | None], peers: Sequence[Peer]
+    ) -> Exchange[list[Exchanged[ACPState | None]]]:
+        """All matrices and all that goes uncompressed: one pass of each kernel, one all-reduce."""
+        sides = [None if state is None else self._sizes(x) for x, state in zip(xs, states, strict=True)]
+        held = [state for state in states if state is not None]
+        bucket = open_projections(self, sides, [bool(state.turn) for state in held], xs, peers)
+        if bucket is None:
+            return (yield from LowRank.exchange_all(self, xs, states, peers))
+        yield from bucket.sum_factors([state.p if state.turn else state.q for state in held])
+        outs, factors = bucket.restore()
+        means, results = iter(factors), []
+        for state, out in zip(states, outs, strict=True):
+            after = state
+            if state is not None:
+                new = succeed(out.finite, next(means), state.q if state.turn else state.p, peers[0].lent)
+                if out.finite:
+                    after = ACPState(state.p, new, 0) if state.turn else ACPState(new, state.q, 1)
+            results.append(Exchanged(out.mean, out.rest, after, out.finite))
+        return results
 
     def _sides(self, like: Tensor, step: int) -> tuple[int, ...] | None:
         m, l, _ = self._sizes(like)

@@ -13,9 +13,9 @@ from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import Share, Steps
 from grace.kernels import select_topk
-from grace.methods.common import coded_wire, index_lists
+from grace.kernels.index_lists.codes import IndexCode, pad
+from grace.methods.common import coded_wire
 from grace.methods.common.counts import count_kept
-from grace.methods.common.index_lists import IndexCode
 from grace.random import Stream
 from grace.registry import register
 
@@ -68,7 +68,7 @@ class AdaQ(Compressor):
             encoded.append(coded_wire.join(means, index, values > 0, 1, row.numel(), self.index))
             if keep_rest:
                 row[index] -= torch.where(values > 0, means[0], -means[1])
-        return index_lists.pad(encoded)
+        return pad(encoded)
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         head = ("means", torch.float32, 2)

@@ -20,7 +20,7 @@ from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
 from grace.errors import CompositionError, ConfigurationError
 from grace.kernels import select_topk
-from grace.methods.common import index_lists
+from grace.kernels.index_lists import codes as index_lists
 from grace.methods.common.blocks import Blocks
 from grace.methods.common.counts import count_kept
 from grace.methods.common.positions import Positions

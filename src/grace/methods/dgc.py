@@ -13,9 +13,9 @@ from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import Share, Steps
 from grace.kernels import select_topk, take_at_least, take_subset, take_topk
-from grace.methods.common import sparse_wire
-from grace.methods.common.counts import count_kept
-from grace.methods.common.index_lists import IndexCode
+from grace.kernels.index_lists.codes import IndexCode
+from grace.kernels.sparse import payloads
+from grace.methods.common.counts import contraction, count_kept
 from grace.random import Stream
 from grace.registry import register
 
@@ -70,7 +70,7 @@ class DGC(Compressor):
     sample: Share = 0.01
     warmup: Steps = 0
     index: IndexCode = "auto"
-    values: sparse_wire.ValueType = "float32"
+    values: payloads.ValueType = "float32"
 
     def ratio_at(self, step: int) -> float:
         """The ratio in this step."""
@@ -82,13 +82,13 @@ class DGC(Compressor):
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         ratio = self.ratio_at(rng.step)
         selected = [self._select(row, ratio, rng.fork(j)) for j, row in enumerate(rows)]
-        return sparse_wire.write_counted_(rows, selected, self.index, self.values, keep_rest)
+        return payloads.write_counted_(rows, selected, self.index, self.values, keep_rest)
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        sparse_wire.sum_counted([wire], out, scale, self.index, self.values, add=True)
+        payloads.sum_counted([wire], out, scale, self.index, self.values, add=True)
 
     def aggregate_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream) -> None:
-        sparse_wire.sum_counted(received, out, scale, self.index, self.values, add=False)
+        payloads.sum_counted(received, out, scale, self.index, self.values, add=False)
 
     def _select(self, row: Tensor, ratio: float, rng: Stream) -> tuple[Tensor, Tensor]:
         """At least one and at most k places ``[k']`` of the row ``[n]``, ascending, and the numbers there."""
@@ -116,4 +116,4 @@ class DGC(Compressor):
     def facts(self, n: int) -> Facts:
         exact = self._sample_size(n) == n
         kept = count_kept(self.ratio, n) / n if exact else 1 / n
-        return Facts(contraction=sparse_wire.contraction(kept, self.values), deterministic=exact)
+        return Facts(contraction=contraction(kept, self.values), deterministic=exact)

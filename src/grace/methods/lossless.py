@@ -14,7 +14,8 @@ from grace.contract.facts import Facts
 from grace.contract.knobs import as_call, check_knobs
 from grace.contract.needs import Needs
 from grace.errors import CompositionError, PayloadError
-from grace.methods.common import index_lists, streams
+from grace.kernels.index_lists.codes import pad
+from grace.methods.common import streams
 from grace.random import Stream
 from grace.registry import register_wrapper
 
@@ -91,7 +92,7 @@ class Lossless(Compressor):
             stream = streams.shrink(row.numpy().tobytes(), self.stage, self.level)
             head = torch.tensor([[row.numel(), len(stream)]], dtype=torch.int32)
             out.append(wires.join(head, _tensor(stream)[None])[0])
-        return index_lists.pad(out).to(rows.device)
+        return pad(out).to(rows.device)
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         expected = self.compressor.facts(out.shape[1]).payload

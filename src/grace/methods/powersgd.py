@@ -6,8 +6,10 @@ Letters: M is m x l: m the first dimension, l all others flattened; r the rank; 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange
@@ -18,6 +20,7 @@ from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
 from grace.flags.finite import and_, fill_unless_
 from grace.kernels import add_low_rank_, all_finite, orthonormalize, project_columns, project_rows, split_low_rank
+from grace.methods.common.low_rank_bucket import open_bucket
 from grace.methods.common.matrices import DENSE, LowRank, product_fits, unit_rows
 from grace.random import Stream
 from grace.registry import register
@@ -106,6 +109,27 @@ class PowerSGD(LowRank["Tensor | None"]):
             fill_unless_(finite, mean, math.nan), x.dtype, finite, matrix if rest is not None else None
         )
         return Exchanged(mean.view(x.shape), rest, succeed(finite, q.mT, state, peer.lent), finite)
+
+    def batches(self, like: Tensor) -> bool:
+        return type(self) is PowerSGD and like.dtype == torch.float32
+
+    def exchange_all(
+        self, xs: Sequence[Tensor], states: Sequence[Tensor | None], peers: Sequence[Peer]
+    ) -> Exchange[list[Exchanged[Tensor | None]]]:
+        """All matrices and all that goes uncompressed: one pass of each kernel, one all-reduce per round."""
+        dense = peers[0].step < self.start_step
+        sides = [None if q is None or dense else self._sizes(x) for x, q in zip(xs, states, strict=True)]
+        bucket = open_bucket(self, sides, xs, peers)
+        if bucket is None:
+            return (yield from LowRank.exchange_all(self, xs, states, peers))
+        qs = [q for q, of in zip(states, sides, strict=True) if q is not None and of is not None]
+        if not self.warm_start:
+            drawn = [(of, peer) for of, peer in zip(sides, peers, strict=True) if of is not None]
+            qs = [peer.shared("powersgd").normal(l * r, xs[0].device).view(l, r) for (_, l, r), peer in drawn]
+        yield from bucket.sum_left(qs)
+        bucket.orthonormalize()
+        yield from bucket.sum_right()
+        return bucket.split(states)
 
     def facts(self, like: Tensor) -> Facts:
         if not self._compresses(like):

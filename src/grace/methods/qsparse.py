@@ -14,9 +14,9 @@ from grace.contract.facts import Facts
 from grace.contract.knobs import Share, check_knobs
 from grace.errors import out_of_range
 from grace.kernels import block_abs_mean, pack, packed_bytes, select_topk, unpack
-from grace.methods.common import sparse_wire
+from grace.kernels.index_lists.codes import IndexCode, size, varies
+from grace.kernels.sparse import payloads
 from grace.methods.common.counts import count_kept
-from grace.methods.common.index_lists import IndexCode, size, varies
 from grace.methods.qsgd import QSGD
 from grace.random import Stream
 from grace.registry import register
@@ -84,7 +84,7 @@ class Qsparse(Compressor):
             inner = wires.join(torch.where(mean < _TINY, 0.0, mean), pack(values > 0, 1))
         else:
             inner = self._quantizer(k).compress_(values.clone(), rng, False)
-        wire = sparse_wire.join([inner], index, n, self.index)
+        wire = payloads.join([inner], index, n, self.index)
         if keep_rest:
             self.decompress_add_(wire, rows, -1.0, rng)
         return wire
@@ -92,7 +92,7 @@ class Qsparse(Compressor):
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         n, k = out.shape[1], count_kept(self.ratio, out.shape[1])
         fields = [("codes", torch.uint8, self._codes_bytes(k))]
-        inner, index = sparse_wire.split(wire, fields, n, k, self.index, slack=self.varies)
+        inner, index = payloads.split(wire, fields, n, k, self.index, slack=self.varies)
         values = out.new_zeros(out.shape[0], k)
         if self.quant == "sign":
             mean, signs = wires.split(inner, [("scale", torch.float32, 1), ("signs", torch.uint8, packed_bytes(k, 1))])

@@ -19,9 +19,9 @@ from grace.contract.knobs import Count, Positive, Range, Share
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
 from grace.flags.finite import ask_host
-from grace.methods.common import sparse_wire
-from grace.methods.common.counts import count_kept
-from grace.methods.common.index_lists import IndexCode
+from grace.kernels.index_lists.codes import IndexCode
+from grace.kernels.sparse import payloads
+from grace.methods.common.counts import contraction, count_kept
 from grace.methods.common.tails import Search, most_stages, threshold
 from grace.methods.threshold import Threshold
 from grace.registry import register
@@ -67,7 +67,7 @@ class SIDCo(Method[Search]):
     eps: Positive = 0.2
     period: Count = 5
     index: IndexCode = "auto"
-    values: sparse_wire.ValueType = "float32"
+    values: payloads.ValueType = "float32"
 
     def with_memory(self) -> SIDCo:
         return self
@@ -97,7 +97,7 @@ class SIDCo(Method[Search]):
         return state if surplus is None else state.follow(surplus, most, self.eps, self.period)
 
     def facts(self, like: Tensor) -> Facts:
-        return Facts(contraction=sparse_wire.contraction(1 / max(1, like.numel()), self.values))
+        return Facts(contraction=contraction(1 / max(1, like.numel()), self.values))
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         return Traffic() if like.numel() == 0 else None

@@ -16,10 +16,11 @@ from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import Range, Share
 from grace.kernels import pack, packed_bytes, quantile_buckets, unpack
-from grace.methods.common import index_lists, minmax_sketch
+from grace.kernels.index_lists import codes as index_lists
+from grace.kernels.index_lists.codes import IndexCode
+from grace.methods.common import minmax_sketch
 from grace.methods.common.bucket_groups import BucketGroups
 from grace.methods.common.buckets import SMALL, check_means, sample_columns
-from grace.methods.common.index_lists import IndexCode
 from grace.random import Stream
 from grace.registry import register
 

@@ -13,8 +13,8 @@ from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import Positive, Range
 from grace.errors import PayloadError
-from grace.methods.common import coded_wire, index_lists
-from grace.methods.common.index_lists import IndexCode
+from grace.kernels.index_lists.codes import IndexCode, pad
+from grace.methods.common import coded_wire
 from grace.random import Stream
 from grace.registry import register
 
@@ -74,7 +74,7 @@ class Strom(Compressor):
             encoded.append(coded_wire.join(tau, index, codes, self.code_bits, row.numel(), self.index))
             if keep_rest:
                 row[index] -= torch.where(positive, level * tau, -level * tau)
-        return index_lists.pad(encoded)
+        return pad(encoded)
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         for one, row in zip(wire[:, None], out, strict=True):  # [1, w], [n]

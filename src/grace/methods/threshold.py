@@ -12,8 +12,8 @@ from grace.contract.compressor import Fused
 from grace.contract.facts import Facts
 from grace.contract.knobs import Positive
 from grace.kernels import root_mean_square
-from grace.methods.common import sparse_wire
-from grace.methods.common.index_lists import IndexCode
+from grace.kernels.index_lists.codes import IndexCode
+from grace.kernels.sparse import payloads
 from grace.random import Stream
 from grace.registry import register
 
@@ -59,7 +59,7 @@ class Threshold(Fused):
     v: Positive = 0.01
     relative: bool = False
     index: IndexCode = "auto"
-    values: sparse_wire.ValueType = "float32"
+    values: payloads.ValueType = "float32"
 
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
@@ -68,10 +68,10 @@ class Threshold(Fused):
         if self.relative:
             of = [root_mean_square(row, None if memory is None else memory[j]) for j, row in enumerate(rows)]
             bounds = [self.v * rms for rms in of]
-        return sparse_wire.write_at_least_(rows, bounds, self.index, self.values, memory, rest, strict=True)
+        return payloads.write_at_least_(rows, bounds, self.index, self.values, memory, rest, strict=True)
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
-        sparse_wire.sum_counted(received, out, scale, self.index, self.values, add=add)
+        payloads.sum_counted(received, out, scale, self.index, self.values, add=add)
 
     def facts(self, n: int) -> Facts:
         return Facts()

@@ -10,9 +10,9 @@ from torch import Tensor
 from grace.contract.compressor import Fused
 from grace.contract.facts import Facts
 from grace.contract.knobs import Share
-from grace.methods.common import sparse_wire
-from grace.methods.common.counts import count_kept
-from grace.methods.common.index_lists import IndexCode, varies
+from grace.kernels.index_lists.codes import IndexCode, varies
+from grace.kernels.sparse import payloads
+from grace.methods.common.counts import contraction, count_kept
 from grace.random import Stream
 from grace.registry import register
 
@@ -55,7 +55,7 @@ class TopK(Fused):
 
     ratio: Share = 0.01
     index: IndexCode = "auto"
-    values: sparse_wire.ValueType = "float32"
+    values: payloads.ValueType = "float32"
 
     @property
     def varies(self) -> bool:  # type: ignore[override]  # here it depends on a knob
@@ -64,15 +64,13 @@ class TopK(Fused):
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
     ) -> tuple[Tensor, bool]:
-        return sparse_wire.write_topk_(
-            rows, count_kept(self.ratio, rows.shape[1]), self.index, self.values, memory, rest
-        )
+        return payloads.write_topk_(rows, count_kept(self.ratio, rows.shape[1]), self.index, self.values, memory, rest)
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
         k = count_kept(self.ratio, out.shape[1])
-        sparse_wire.sum_pairs(received, out, scale, k, self.index, self.values, add=add)
+        payloads.sum_pairs(received, out, scale, k, self.index, self.values, add=add)
 
     def facts(self, n: int) -> Facts:
         k = count_kept(self.ratio, n)
-        payload = sparse_wire.pairs_bytes(n, k, self.index, self.values)
-        return Facts(contraction=sparse_wire.contraction(k / n, self.values), payload=payload)
+        payload = payloads.pairs_bytes(n, k, self.index, self.values)
+        return Facts(contraction=contraction(k / n, self.values), payload=payload)

@@ -20,7 +20,7 @@ from grace.contract.loan import narrow, succeed
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
 from grace.flags.finite import ask_host
-from grace.methods.common.index_lists import IndexCode
+from grace.kernels.index_lists.codes import IndexCode
 from grace.methods.common.powers_of_two import PowersOfTwo
 from grace.registry import register
 

@@ -153,6 +153,7 @@ class Probe:
         self.timings = Timings(link, transport.world, cores, axes=axes)
         self.last: list[int] = []
         self.spent = self._mine = 0
+        self._quickest: dict[tuple[str, int], float] = {}  # of what was measured: no noise makes a collective quicker
         self._signal = torch.ones(1)
 
     def learn_copying(self) -> None:
@@ -186,7 +187,7 @@ class Probe:
         for one in (*(least for least in sizes if least < size), whole):
             if any(abs(one - known) <= _NEAR * known for known in timing.sizes):
                 continue
-            if timing.sizes and self._estimate(timing, one) > self.most_seconds:
+            if timing.sizes and self._estimate(kind, timing, one) > self.most_seconds:
                 break
             timing.put(one, *self._time(kind, one))
 
@@ -200,10 +201,18 @@ class Probe:
         rows: list[list[int]] = answer.tolist()
         return rows
 
-    def _estimate(self, timing: Timing, size: int) -> float:
+    def _estimate(self, kind: str, timing: Timing, size: int) -> float:
+        """Seconds that so many bytes should take, by the slope of the last two sizes, each at its quickest: what a busy
+        machine does to small ones, which are all latency, must not keep larger ones from being measured.
+        """
         rate = self.timings.link.bits_per_second
         line = 0.0 if rate is None else 8 * size / rate
-        return max(line, timing.seconds[-1] * size / timing.sizes[-1] if timing.sizes[-1] >= _SMALL else 0.0)
+        if timing.sizes[-1] < _SMALL:
+            return line
+        points = list(zip(timing.sizes, timing.seconds, strict=True))[-2:]
+        points = [(n, self._quickest.get((kind, n), seconds)) for n, seconds in points]
+        (m, low), (n, high) = points if len(points) == 2 else [(0, 0.0), *points]
+        return max(line, high + max(0.0, high - low) / (n - m) * (size - n))
 
     def _time(self, kind: str, size: int) -> tuple[float, float]:
         """Seconds (of the slowest worker; the median of some) and processor seconds (their mean) of one."""
@@ -225,4 +234,5 @@ class Probe:
         walls = [[row[2 * k] for row in rows] for k in range(repeats)]
         cpus = [sum(row[2 * k + 1] for row in rows) / len(rows) for k in range(repeats)]
         self.last = [int(middle(row[: 2 * repeats : 2])) for row in rows]
+        self._quickest[kind, size] = min(max(wall) for wall in walls) / 1e9
         return middle([max(wall) for wall in walls]) / 1e9, middle(cpus) / 1e9

@@ -10,7 +10,7 @@ import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -82,6 +82,14 @@ class Rate:
             for (kind, one), (_, other) in zip(first.moved, last.moved, strict=True)
         )
         return cls(world, codec, moved, axes or {})
+
+    def seconds(self, numbers: int) -> float:
+        """Processor seconds of the codec for one tensor of so many."""
+        return sum(start + each * numbers for start, each in self.codec)
+
+    def paced(self, times: float) -> Rate:
+        """The same where the codec takes so many times as long."""
+        return replace(self, codec=tuple((times * start, times * each) for start, each in self.codec))
 
     def phases(self, numbers: Sequence[int], network: Carrier, *, bytes_scale: float = 1.0) -> list[Phase]:
         """The phases of a bucket of tensors of so many numbers, which travel together.

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Size, Tensor
 
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, nearest, one_of
@@ -108,7 +108,7 @@ class Policy:
         self.strict = strict
         self.timeless = all(rule.timeless for rule in self.rules)
         self.method: Method[Any] | None = None  # what :meth:`of` was given
-        self._cache: dict[tuple[str, tuple[int, ...]], Method[Any]] = {}
+        self._cache: dict[str, tuple[Size, Method[Any]]] = {}  # for a shape of each name, the last
 
     @classmethod
     def of(cls, spec: Policy | Method[Any] | str) -> Policy:
@@ -151,22 +151,19 @@ class Policy:
         Raises:
             ConfigurationError: no rule matches.
         """
-        key = (name, tuple(like.shape))
-        method = self._cache.get(key)
-        if method is None:
-            for rule in self.rules:
-                if rule.matches(name, like, step):
-                    assert isinstance(rule.method, Method)
-                    method = rule.method
-                    break
-            else:
-                raise ConfigurationError(
-                    f"no rule of the policy matches {name!r} {tuple(like.shape)} at step {step}; "
-                    'end the policy with ("*", "none")'
-                )
-            if self.timeless:
-                self._cache[key] = method
-        return method
+        known = self._cache.get(name)
+        if known is not None and known[0] == like.shape:
+            return known[1]
+        for rule in self.rules:
+            if rule.matches(name, like, step):
+                assert isinstance(rule.method, Method)
+                if self.timeless:
+                    self._cache[name] = (like.shape, rule.method)
+                return rule.method
+        raise ConfigurationError(
+            f"no rule of the policy matches {name!r} {tuple(like.shape)} at step {step}; "
+            'end the policy with ("*", "none")'
+        )
 
     def methods_for(self, name: str, like: Tensor) -> tuple[Method[Any], ...]:
         """All methods that a tensor like this one gets at one step or another, each once."""

@@ -62,7 +62,7 @@ class Batches:
 
     def add(self, method: Method[Any], x: Tensor, state: Any, name: str) -> None:
         """The next tensor, of any shape, with its state under this method, and its name."""
-        key = (id(method), x.dtype, x.device)
+        key = (id(method), x.dtype, x.get_device())
         if key in self._open:
             batch = self._open[key]
         else:

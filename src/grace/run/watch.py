@@ -46,6 +46,10 @@ class DebtWatch:
         self._gradients: list[float] = []
         self._grown = 0  # windows in a row that say so
 
+    def wants(self, name: str) -> bool:
+        """Whether :meth:`see` would do anything with this tensor."""
+        return self._watched is None or name in self._watched
+
     def see(self, name: str, debt: Tensor, gradient: Tensor) -> None:
         """Takes note of a tensor that is about to be exchanged, of any shape, on the CPU."""
         if self._watched is None:

@@ -13,11 +13,11 @@ from grace.collectives import Exchange
 from grace.contract.lent import Lent
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
-from grace.contract.together import Layouts, together
+from grace.contract.together import Layouts
 from grace.contract.workspace import Workspace
 from grace.errors import ConfigurationError, InputError, NonFiniteError, out_of_range
 from grace.flags.capturing import capturing
-from grace.flags.finite import and_, fill_unless_, on_host
+from grace.flags.finite import all_on_host, and_, fill_unless_, on_host
 from grace.flags.pending import PendingFlags
 from grace.kernels.finite import all_finite
 from grace.registry.policy import Policy
@@ -29,6 +29,7 @@ from grace.run.members import carry, catch_up
 from grace.run.options import DEFAULTS, Options
 from grace.run.parked import INSTALMENTS, Parked, memory_of
 from grace.run.saved import WorkerState
+from grace.run.scattering import Scattering, scatter_all
 from grace.run.watch import DebtWatch
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -141,8 +142,12 @@ class Worker:
         """As :meth:`exchange`, of rows ``[W, c]`` float32, of which each worker gets the mean ``[c]`` of its own: see
         :meth:`grace.Method.scatter`.
         """
-        runs = [method.scatter(x, state, self.peer(name)) for method, x, state, name in self._begin(rows)]
-        return (yield from self._finish(rows, together(runs, self._layouts, self.workspace)))
+        checks = self.nonfinite != "propagate"
+        ready = [
+            Scattering(method, x, state, self.peer(name), checks or name in self._owed)
+            for method, x, state, name in self._begin(rows)
+        ]
+        return (yield from self._finish(rows, scatter_all(ready, self._layouts, self.workspace)))
 
     def _begin(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Method[Any], Tensor, Any, str]]:
         """Each tensor, with what is owed to it, its method, that one's state, and its name."""
@@ -157,14 +162,15 @@ class Worker:
                 )
             self._before = dict(self._states), dict(self._owed), dict(self._instalments)
             self.workspace.holds = True
+        watch = self.watch if all_on_host(tensors.values()) else None
         for name, x in tensors.items():
             method, state = self._ready(name, x)
             if captured:
                 check_capture(name, method, x, self.peer(name), name in self._owed or self.holds or self.measures)
             if name in self._owed:
                 x.add_(self._owed[name], alpha=1 / self._instalments.get(name, 1))
-            if on_host(x.device) and (debt := method.owed(state)) is not None:
-                self.watch.see(name, debt, x)
+            if watch is not None and watch.wants(name) and (debt := method.owed(state)) is not None:
+                watch.see(name, debt, x)
             if self.measures and method != NONE:
                 self._measure(method, x, state, name)
             yield method, x, state, name
@@ -174,7 +180,7 @@ class Worker:
     ) -> Exchange[dict[str, Exchanged[Any]]]:
         """Runs it, and keeps the states that come of it."""
         try:
-            if all(on_host(x.device) for x in tensors.values()):
+            if all_on_host(tensors.values()):
                 outs = yield from exchange
             else:
                 self._captures.device = next(x.device for x in tensors.values() if not on_host(x.device))
@@ -265,9 +271,10 @@ class Worker:
     def _act_on_flags(self, results: dict[str, Exchanged[Any]]) -> None:
         """Acts on whether the results are finite: at once where the host knows, else at the next step."""
         bad = []
+        easy = not self._owed and self.nonfinite == "propagate"
         for name, out in results.items():
             finite = out.finite
-            if finite is True and not self._owed and self.nonfinite == "propagate":
+            if easy and finite is True:
                 continue
             if self.nonfinite != "propagate" or name in self._owed:
                 finite = and_(finite, all_finite(out.mean))

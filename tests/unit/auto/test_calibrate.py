@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from grace.auto import calibrate as module
-from grace.auto.calibrate import SLOW_NS, StepClock, Told, calibrate, look, model_of, stragglers
+from grace.auto.calibrate import SLOW_NS, StepClock, Told, calibrate, model_of, stragglers
+from grace.auto.looks import look
 from grace.collectives import AllGather, Collective
 from grace.errors import ConfigurationError, TransportError
 from grace.predict.costs import Cost, Step
@@ -164,7 +165,7 @@ def test_a_look_measures_the_link_again_and_keeps_the_rest() -> None:
 
     (known, found), *others = in_threads(2, job)
     assert all(other == (known, found) for other in others)
-    assert found.rates == known.rates
+    assert found.rates.keys() == known.rates.keys()
     assert found.timings.kinds["AllReduce"] != known.timings.kinds["AllReduce"]
     assert found.timings.kinds["AllReduce"].sizes[:1] == [4]
     assert found.timings.kinds["AllGather"] == known.timings.kinds["AllGather"]

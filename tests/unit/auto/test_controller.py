@@ -238,7 +238,7 @@ def test_without_a_share_nothing_is_tried() -> None:
 MINUTES = 10 * 60 * SECOND
 RECORD, LOOK, BEFORE = (
     1_000_000,
-    150_000_000,
+    300_000_000,
     3_500_000_000,
 )  # nanoseconds of telling, of a look, and of what came before
 

@@ -87,7 +87,7 @@ class Bound(Fused):
 def is_bound(encode: Any, width: int) -> bool:
     encoder = BoundEncoder(Bound(encode), (40,), (width,), True, lambda i: Stream(0, "m", "x", 0, 0), 0)
     x, memory, rest, wire = torch.randn(1, 40), torch.zeros(40), torch.empty(40), torch.empty(64, dtype=torch.uint8)
-    return encoder.run([x], [memory], [rest], [wire.data_ptr()], 3) is not None
+    return encoder.run([x.data_ptr()], [wire.data_ptr()], 3, [memory.data_ptr()], [rest.data_ptr()]) is not None
 
 
 @needs_native

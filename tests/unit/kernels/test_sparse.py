@@ -9,9 +9,8 @@ from torch import Tensor
 from grace.compute import backends
 from grace.errors import InputError, PayloadError
 from grace.kernels.index_lists import FIXED, decode_indices, encode_indices, layout
-from grace.kernels.sparse import DENSE, WirePart, sum_sparse
-from grace.methods.common import sparse_wire
-from grace.methods.common.index_lists import CODES
+from grace.kernels.index_lists.codes import CODES
+from grace.kernels.sparse import DENSE, WirePart, payloads, sum_sparse
 from tests.unit.kernels.native_checks import TARGETS, needs_native, offset, same_bits, with_threads
 
 
@@ -80,17 +79,17 @@ def test_wires_and_sums_agree(choice: str, values: str, code: str):
         def once(which: str, n: int = n, x: Tensor = x, memory: Tensor = memory, k: int = k) -> list[Tensor]:
             out, left = [], [torch.empty_like(x) for _ in range(2)]
             with backends.using(which):
-                wire, finite = sparse_wire.write_topk_(x.clone(), k, code, values, memory, left[0])
+                wire, finite = payloads.write_topk_(x.clone(), k, code, values, memory, left[0])
                 bounds = [0.0 if n == 7 else 2.0, 1e9]
-                many, fine = sparse_wire.write_at_least_(x.clone(), bounds, code, values, memory, left[1])
+                many, fine = payloads.write_at_least_(x.clone(), bounds, code, values, memory, left[1])
                 assert finite
                 assert fine
                 for add in (False, True):
                     total = offset(torch.ones(2, n), n % 3)
-                    sparse_wire.sum_pairs([wire] * 3, total, 0.3, k, code, values, add=add)
+                    payloads.sum_pairs([wire] * 3, total, 0.3, k, code, values, add=add)
                     out.append(total)
                     total = offset(torch.ones(2, n), n % 3)
-                    sparse_wire.sum_counted([many, many], total, -0.7, code, values, add=add)
+                    payloads.sum_counted([many, many], total, -0.7, code, values, add=add)
                     out.append(total)
             return [wire, many, *left, *out]
 
@@ -106,24 +105,24 @@ def test_large_sums(threads: int):
     with with_threads(threads):
         for seed in range(3):
             row = numbers(n, seed)[:1]
-            received.append(sparse_wire.write_topk_(row, k, "auto", "float32", None, None)[0])
+            received.append(payloads.write_topk_(row, k, "auto", "float32", None, None)[0])
         totals = []
         for which in (TARGETS[-1], "reference"):
             out = torch.full((1, n), 9.0)
             with backends.using(which):
-                sparse_wire.sum_pairs(received, out, 1 / 3, k, "auto", "float32", add=False)
+                payloads.sum_pairs(received, out, 1 / 3, k, "auto", "float32", add=False)
             totals.append(out)
     assert same_bits(*totals)
 
 
 def test_more_wires_than_are_added_at_once():
     x = numbers(300)[:1]
-    wire, _ = sparse_wire.write_topk_(x, 9, "auto", "float32", None, None)
+    wire, _ = payloads.write_topk_(x, 9, "auto", "float32", None, None)
     out = torch.zeros(1, 300)
-    sparse_wire.sum_pairs([wire] * 130, out, 0.5, 9, "auto", "float32", add=False)
+    payloads.sum_pairs([wire] * 130, out, 0.5, 9, "auto", "float32", add=False)
     one = torch.zeros(1, 300)
     for _ in range(130):
-        sparse_wire.sum_pairs([wire], one, 0.5, 9, "auto", "float32", add=True)
+        payloads.sum_pairs([wire], one, 0.5, 9, "auto", "float32", add=True)
     assert same_bits(out, one)
 
 

@@ -6,9 +6,9 @@ from torch import Tensor
 
 import grace
 from grace.errors import ConfigurationError
+from grace.kernels.index_lists.codes import CODES
 from grace.methods import Atomo
 from grace.methods.atomo import unit_of_budget
-from grace.methods.common.index_lists import CODES
 
 from . import sparse_checks as checks
 

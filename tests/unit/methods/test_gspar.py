@@ -10,8 +10,8 @@ from torch import Tensor
 
 import grace
 from grace.errors import ConfigurationError
+from grace.kernels.index_lists.codes import CODES
 from grace.methods import GSpar
-from grace.methods.common.index_lists import CODES
 from grace.methods.common.sampling import uniform32, unit_of_variance
 from grace.methods.gspar import unit_of_count
 from grace.random import Stream

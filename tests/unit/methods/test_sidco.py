@@ -11,7 +11,7 @@ from torch import Tensor
 
 import grace
 from grace.errors import ConfigurationError
-from grace.methods.common.index_lists import CODES
+from grace.kernels.index_lists.codes import CODES
 from grace.methods.common.tails import inverse_gamma_tail, most_stages, threshold
 from grace.methods.sidco import Search, SIDCo
 

@@ -5,8 +5,8 @@ import torch
 
 import grace
 from grace.errors import ConfigurationError
+from grace.kernels.index_lists.codes import CODES
 from grace.methods import Threshold
-from grace.methods.common.index_lists import CODES
 
 from . import sparse_checks as checks
 

@@ -7,8 +7,8 @@ import torch
 
 import grace
 from grace.errors import ConfigurationError
+from grace.kernels.index_lists.codes import CODES, varies
 from grace.methods import TopK
-from grace.methods.common.index_lists import CODES, varies
 
 from . import sparse_checks as checks
 

@@ -13,6 +13,7 @@ import grace
 from grace.errors import AbsentError, ConfigurationError, InputError, NonFiniteError, TransportError
 from grace.run.drive import drive
 from grace.run.elastic import Elastic
+from grace.run.members import carry
 from grace.run.options import Options
 from grace.run.session import Session
 from grace.run.worker import Worker
@@ -224,6 +225,38 @@ def test_leaving_hands_over_what_is_owed() -> None:
         torch.testing.assert_close(found[0][1][name] + found[2][1][name], before)
     with pytest.raises(InputError, match=r"leaving=\[0\]: legal: some of the ranks 0 to 0, not all"):
         begin("none").hand_over([0])
+
+
+def test_who_joins_has_the_weights_and_what_is_shared() -> None:
+    two, three = Threads(2), Threads(3)
+
+    def job(rank: int) -> Any:
+        elastic, weights = begin("powersgd:rank=1,min_rate=0.5"), torch.full((3,), 1.0 + rank)
+        if rank < 2:
+            elastic.regroup(two.member(rank))
+            for step in range(2):
+                elastic.step(gradients(rank, step))
+            weights.fill_(9.0)
+        elastic.regroup(three.member(rank), [weights])
+        return weights, elastic.step(gradients(rank, 2))["w"]
+
+    for weights, mean in (found := in_threads(3, job)):
+        assert weights.tolist() == [9.0] * 3
+        assert torch.equal(mean, found[0][1])
+
+
+@pytest.mark.parametrize("which", ["debts of the old number of workers", "debts for nobody", "weights of its own"])
+def test_a_regrouping_with_a_defect_is_caught(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    law = test_leaving_hands_over_what_is_owed
+    if which == "debts of the old number of workers":
+        monkeypatch.setattr("grace.run.worker.carry", lambda state, factor: carry(state, 1.0))
+    elif which == "debts for nobody":
+        monkeypatch.setattr(Worker, "late", lambda *_: None)
+    else:
+        monkeypatch.setattr(Session, "broadcast_", lambda *_: None)
+        law = test_who_joins_has_the_weights_and_what_is_shared
+    with pytest.raises(AssertionError):
+        law()
 
 
 def test_a_step_with_a_nan_is_undone() -> None:

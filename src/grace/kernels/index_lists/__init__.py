@@ -1,4 +1,4 @@
-"""Lists of indices in codes whose size follows from k and n alone: raw, bitmap, Elias-Fano.
+"""Lists of indices in codes whose size follows from k and n alone: raw, bitmap, Elias-Fano. ``codes`` has all codes.
 
 Letters: b lists of k indices, strictly increasing, below n <= 2**31.
 """

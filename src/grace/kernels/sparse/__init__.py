@@ -1,6 +1,7 @@
 """Wires of values and indices: written from a selection, and summed straight into a dense vector.
 
-A wire holds k values (float32 or bfloat16), then the code of their indices (``grace.kernels.index_lists``).
+A wire holds k values (float32 or bfloat16), then the code of their indices (``grace.kernels.index_lists``). The operations
+here know codes of fixed size; ``payloads`` is for all codes, and for as many values as there are.
 
 Letters: b rows of n numbers, of which k are kept; W wires.
 """

@@ -1,11 +1,9 @@
 """What several methods share: operators, fields of wires, matrices, rotations. No module here is a method of its own.
 
 ==================  ================================================================================================
-index_lists, gaps   ascending lists of indices in few bytes, without loss
-sparse_wire         values or other fields, and an index list
 coded_wire          a few bits for each number that is sent, and an index list
 streams             zlib and zstd for any wire
-counts              how many of n numbers a ratio keeps
+counts              how many of n numbers a ratio keeps, and how much of them arrives
 blocks, positions   sums of numbers that are at the same places on all ranks
 sampling, tails     each number kept with its own probability; thresholds from statistics
 buckets             quantile buckets: which numbers they are taken from; bucket_groups: neighboring ones together

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.kernels import pack, packed_bytes, unpack
-from grace.methods.common import sparse_wire
+from grace.kernels.sparse import payloads
 
 
 def join(head: Tensor, index: Tensor, codes: Tensor, bits: int, n: int, code: str) -> Tensor:
@@ -19,7 +19,7 @@ def join(head: Tensor, index: Tensor, codes: Tensor, bits: int, n: int, code: st
     Layout: k (int32), head, codes (packed), indices.
     """
     count = torch.tensor([[index.numel()]], dtype=torch.int32, device=head.device)
-    return sparse_wire.join([count, head[None], pack(codes[None], bits)], index[None], n, code)[0]
+    return payloads.join([count, head[None], pack(codes[None], bits)], index[None], n, code)[0]
 
 
 def split(
@@ -34,7 +34,7 @@ def split(
     k = int(wires.split(wire, [count], slack=True)[0])
     wires.check_index("count", torch.tensor(k), n + 1)
     fields = [count, head, ("codes", torch.uint8, packed_bytes(k, bits))]
-    _, front, packed, index = sparse_wire.split(wire, fields, n, k, code, slack=True)
+    _, front, packed, index = payloads.split(wire, fields, n, k, code, slack=True)
     return front[0], index[0], unpack(packed, bits, k)[0].long()
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.errors import PayloadError
-from grace.methods.common import coded_wire, index_lists
-from grace.methods.common.index_lists import IndexCode
+from grace.kernels.index_lists.codes import IndexCode, pad
+from grace.methods.common import coded_wire
 from grace.random import Stream
 
 _BIAS = 127  # of the exponent on the wire: 1 to 254 for 2**-126 to 2**127
@@ -43,7 +43,7 @@ class PowersOfTwo(Compressor):
             encoded.append(coded_wire.join(head, index, codes, 4, row.numel(), self.index))
             if keep_rest:
                 row[index] -= _values(largest, codes)
-        return index_lists.pad(encoded)
+        return pad(encoded)
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         for one, row in zip(wire[:, None], out, strict=True):  # [1, w], [n]

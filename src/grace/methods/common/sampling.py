@@ -13,8 +13,8 @@ from torch import Tensor
 from grace import wire as wires
 from grace.errors import PayloadError
 from grace.kernels import add_scaled_, pack, packed_bytes, unpack
-from grace.methods.common import index_lists
-from grace.methods.common.index_lists import decode, encode, take
+from grace.kernels.index_lists import codes as index_lists
+from grace.kernels.index_lists.codes import decode, encode, take
 from grace.random import Stream
 
 _DENSE = -1  # in place of the first count: all n values follow, and nothing else

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from benchmarks.evidence import gather
 from grace.cli.app import app
 from grace.errors import ConfigurationError, UnknownNameError
+from grace.run.simulator import Simulator
 from grace_bench.runs.results import DocumentError, encode
 from grace_bench.survey.archive import add, check_row, join, merge, read_archive, read_runs, write_archive
 from grace_bench.survey.estimate import Have, Part, split
@@ -25,7 +26,7 @@ from grace_bench.survey.plan import read_plan, shard
 from grace_bench.survey.plausible import check_plausible
 from grace_bench.survey.row import Row, decode_row, run_file, same_run
 from grace_bench.survey.run import run_all
-from grace_bench.tasks import Task
+from grace_bench.tasks import Task, find_task
 from grace_bench.workers.local import launch
 
 ROOT = Path(__file__).parents[4]
@@ -79,6 +80,13 @@ class Tiny(Task):
             value = self.loss(model, self.x).item()
         model.train()
         return {"loss": value}
+
+
+class Tall(Tiny):
+    """A layer whose two factors have different sizes."""
+
+    def model(self):
+        return nn.Linear(80, 20)
 
 
 class Steep(Tiny):
@@ -382,6 +390,24 @@ def test_what_this_grace_would_not_make_is_not_added(fields, match, whole, tmp_p
     with pytest.raises(DocumentError, match=match):
         add(tmp_path, tmp_path / "a.parquet")
     assert not (tmp_path / "a.parquet").exists()
+
+
+def test_a_method_that_alternates_is_held_against_what_it_sends_on_average(whole):
+    """ACP-SGD sends one factor in one step and the other in the next: neither step's bytes are those of them all."""
+    row = next(row for row in whole[1] if row.method == "none" and row.seed == 0)
+    exchange, task = Simulator("acpsgd", row.workers, seed=0), find_task(f"{HERE}:Tall")
+    gradients = {key: [torch.ones(p.shape)] * row.workers for key, p in task.model().named_parameters()}
+    sent = [0]
+    for _ in range(100):
+        exchange.step(gradients)
+        sent.append(exchange.traffic[0].sent)
+    assert sent[3] - sent[2] != sent[2] - sent[1]
+    alternating = change(
+        row, task=f"{HERE}:Tall", parameters=1620, method="acpsgd", at=[0, 100], values=[1.0, 1.0], sent=[0, sent[100]]
+    )
+    check_plausible(alternating, "a run")
+    with pytest.raises(DocumentError, match="where this Grace sends"):
+        check_plausible(change(alternating, sent=[0, round(1.05 * sent[100])]), "a run")
 
 
 @pytest.mark.parametrize(

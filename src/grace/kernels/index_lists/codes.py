@@ -26,9 +26,8 @@ import torch
 from torch import Tensor
 
 from grace.errors import PayloadError, out_of_range
-from grace.kernels.index_lists import FIXED, check_list, decode_indices, encode_indices, layout
+from grace.kernels.index_lists import FIXED, check_list, decode_indices, encode_indices, gaps, layout
 from grace.kernels.index_lists import index_bits as index_bits
-from grace.methods.common import gaps
 
 IndexCode: TypeAlias = Literal["raw", "bitmap", "delta", "elias-fano", "rice", "auto"]
 

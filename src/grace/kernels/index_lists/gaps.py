@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from grace.errors import PayloadError
-from grace.kernels import pack, packed_bytes, unpack
+from grace.kernels.packing import pack, packed_bytes, unpack
 
 _BLOCK = 128  # gaps that share a width
 _WIDTH_BITS = 5

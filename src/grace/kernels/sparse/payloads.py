@@ -20,24 +20,18 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.errors import PayloadError
-from grace.kernels import encode_pairs, encode_topk, round_to_bfloat16, sum_sparse, sum_topk, take_at_least, take_topk
-from grace.kernels.sparse import DENSE, LIST, WirePart
-from grace.methods.common import index_lists
+from grace.kernels.index_lists import codes as index_lists
+from grace.kernels.selection import round_to_bfloat16, take_at_least, take_topk
+from grace.kernels.sparse import DENSE, LIST, WirePart, encode_pairs, encode_topk, sum_sparse, sum_topk
 from grace.wire import Gathered
 
 ValueType: TypeAlias = Literal["float32", "bfloat16"]
 Field: TypeAlias = tuple[str, torch.dtype, int]  # as in wire.split
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_CONTRACTION = {"float32": 1.0, "bfloat16": 1 - 2.0**-18}  # 8 significant bits: an error of 2**-9 at most
 _DENSE = -1  # in place of the count: all n values follow, without indices
 _COUNT: Field = ("count", torch.int32, 1)
 _COUNT_BYTES = 4
-
-
-def contraction(kept: float, values: str) -> float:
-    """The delta of a method that sends the share ``kept`` of the squared norm, in values of that type."""
-    return kept * _CONTRACTION[values]
 
 
 # ---- any fields -----------------------------------------------------------------------------------------------------
@@ -71,7 +65,7 @@ def write_topk_(
     rows: Tensor, k: int, code: str, values: str, memory: Tensor | None, rest: Tensor | None
 ) -> tuple[Tensor, bool]:
     """The k largest of ``rows [b, n] + memory`` -> (wire, whether that was finite); ``rest`` keeps what it leaves out,
-    as in :meth:`grace.Compressor.encode_`.
+    as :meth:`grace.Compressor.encode_` has them.
     """
     n, narrow = rows.shape[1], values == "bfloat16"
     if not index_lists.varies(code):
@@ -125,7 +119,7 @@ def write_at_least_(
     strict: bool = False,
 ) -> tuple[Tensor, bool]:
     """What reaches (strict: exceeds) its row's bound -> (wire of :func:`write_counted_`, whether ``rows + memory`` was
-    finite), with memory and rest as in :meth:`grace.Compressor.encode_`.
+    finite), with memory and rest as :meth:`grace.Compressor.encode_` has them.
     """
     narrow, out, all_finite = values == "bfloat16", [], True
     for j, (row, bound) in enumerate(zip(rows, bounds, strict=True)):

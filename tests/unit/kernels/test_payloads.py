@@ -8,8 +8,8 @@ import torch
 import grace
 from grace.errors import ConfigurationError, PayloadError
 from grace.kernels import round_to_bfloat16
-from grace.methods.common import sparse_wire
-from grace.methods.common.index_lists import CODES, varies
+from grace.kernels.index_lists.codes import CODES, varies
+from grace.kernels.sparse import payloads
 
 N = 1003
 
@@ -25,12 +25,12 @@ def test_pairs_say_the_selected_numbers_and_leave_the_rest(code: str, values: st
     index = torch.stack([torch.arange(j, N, 97)[:10] for j in range(3)])
     x.scatter_(1, index, x.gather(1, index).mul_(9).add_(50))
     rest = x.clone()
-    wire, finite = sparse_wire.write_topk_(rest, 10, code, values, None, rest)
+    wire, finite = payloads.write_topk_(rest, 10, code, values, None, rest)
     assert finite
     if not varies(code):
-        assert wire.shape[1] == sparse_wire.pairs_bytes(N, 10, code, values)
+        assert wire.shape[1] == payloads.pairs_bytes(N, 10, code, values)
     out = torch.zeros_like(x)
-    sparse_wire.sum_pairs([wire], out, 1.0, 10, code, values, add=True)
+    payloads.sum_pairs([wire], out, 1.0, 10, code, values, add=True)
     assert torch.equal(out + rest, x)
     assert torch.equal(
         out.gather(1, index),
@@ -46,13 +46,13 @@ def test_counted_takes_any_number_and_goes_dense_where_that_is_smaller(code: str
     selected = [torch.arange(0, N, step) for step in (50, 1, 7, N)]
     selected[3] = selected[3][:0]
     rest, pairs = x.clone(), [(index, row[index]) for index, row in zip(selected, x, strict=True)]
-    wire = sparse_wire.write_counted_(rest, pairs, code, values, keep_rest=True)
+    wire = payloads.write_counted_(rest, pairs, code, values, keep_rest=True)
     counts = wire[:, :4].contiguous().view(torch.int32)[:, 0].tolist()
     assert counts == [21, -1, 144, 0]
     out = torch.zeros_like(x)
-    sparse_wire.sum_counted([wire], out, 1.0, code, values, add=True)
+    payloads.sum_counted([wire], out, 1.0, code, values, add=True)
     assert torch.equal(out + rest, x)
-    alone = sparse_wire.write_counted_(x[3:].clone(), pairs[3:], code, values, keep_rest=False)
+    alone = payloads.write_counted_(x[3:].clone(), pairs[3:], code, values, keep_rest=False)
     assert alone.shape == (1, 4)
 
 
@@ -62,17 +62,17 @@ def test_bfloat16_never_rounds_up_to_infinity() -> None:
 
 
 def test_numbers_that_are_not_finite_and_counts_out_of_range_are_refused() -> None:
-    good = sparse_wire.write_counted_(rows(1), [(torch.arange(5), rows(1)[0, :5])], "raw", "float32", keep_rest=False)
+    good = payloads.write_counted_(rows(1), [(torch.arange(5), rows(1)[0, :5])], "raw", "float32", keep_rest=False)
     for at, number, field in ((4, float("nan"), "values"), (8, float("inf"), "values")):
         bad = good.clone()
         bad[0, at : at + 4] = torch.tensor([number]).view(torch.uint8)
         with pytest.raises(PayloadError, match=field):
-            sparse_wire.sum_counted([bad], torch.zeros(1, N), 1.0, "raw", "float32", add=True)
+            payloads.sum_counted([bad], torch.zeros(1, N), 1.0, "raw", "float32", add=True)
     for count in (-2, N + 1, 1 << 30):
         bad = good.clone()
         bad[0, :4] = torch.tensor([count], dtype=torch.int32).view(torch.uint8)
         with pytest.raises(PayloadError, match="count"):
-            sparse_wire.sum_counted([bad], torch.zeros(1, N), 1.0, "raw", "float32", add=True)
+            payloads.sum_counted([bad], torch.zeros(1, N), 1.0, "raw", "float32", add=True)
 
 
 def test_knobs() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import grace
 from grace.errors import ConfigurationError, PayloadError
-from grace.methods.common.index_lists import (
+from grace.kernels.index_lists.codes import (
     CODES,
     choose,
     decode,

@@ -1,0 +1,237 @@
+"""``auto`` beside everything that could be chosen by hand: ``python -m benchmarks.by_hand --task TASK --link LINK``.
+
+One cell, a task over links of one speed. A model trains under ``auto`` until it has settled: what it has to try is tried, or
+waits for its budget. Another one then takes each method of the same class in turn. After a first look at all of them those
+that are not hopeless, fp32 and bf16, and ``auto`` take turns in rounds, which decide: how fast ``auto`` is beside the better
+of fp32 and bf16 in the same round (0.98 or more), and how long its step takes beside that of the best method by hand (1.05 or
+less). Steps of a trial or look of ``auto`` are not among those that are timed; what it spends is told beside.
+
+About a minute on two idle cores, a model with steps of a second somewhat more. ``resnet50_64:ResNet50At64`` needs
+``PYTHONPATH=docs/examples``. Load before and after is said, and all samples are in the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+import grace
+from benchmarks import contenders
+from benchmarks.contenders import Attached
+from grace.auto.classes import NAMES, permitted
+from grace.auto.explain import trial_line
+from grace.auto.settings import Auto
+from grace.run.optimizer import read_settings
+
+AUTO, BASELINES = "auto", ("none", "bf16")
+FASTER, SLOWER = 0.98, 1.05  # goals: of the better baseline's speed, and of the best step by hand
+WITHIN = 1.4  # times the best at first sight: who takes longer is hopeless
+LEAST = 3  # rounds
+_CHECK = 5  # steps after which it is asked whether auto has settled
+_AGAIN = 3  # times that a turn is done again in which auto was trying something
+
+Rounds = Sequence[Mapping[str, float]]  # of each contender: seconds of a step
+
+
+def work(options: argparse.Namespace) -> None:
+    """What each worker does."""
+    warnings.simplefilter("ignore")
+    task = contenders.begin(options)
+    began = time.monotonic()
+    chooser = Attached(task, options.auto)
+    settled = settle(chooser, options.settle)
+    contenders.tell(f"auto at step {chooser.done}: {settled}; {chosen(chooser)}")
+    other = Attached(task, "none")
+    settings = Auto.read(options.auto)
+    names, _ = permitted(
+        settings.quality, dist.get_world_size(), read_settings(chooser.optimizer), settings.methods or None,
+        memoryless=settings.error is not None,
+    )  # fmt: skip
+    methods = {name: grace.method(name) for name in names}
+    first = {}
+    for name, method in methods.items():
+        other.handle.switch(method)
+        first[name], _ = other.turn(1)
+        contenders.tell(f"{NAMES.get(name, name)}: {1e3 * first[name]:.0f} ms at first sight")
+    kept = [name for name in methods if name in BASELINES or first[name] <= options.within * min(first.values())]
+    rounds: list[dict[str, float]] = []
+    while len(rounds) < LEAST or not alike(time.monotonic() - began > options.seconds):
+        order = [AUTO, *kept]
+        one = {}
+        for name in order if len(rounds) % 2 == 0 else order[::-1]:
+            if name == AUTO:
+                one[name] = take_turn(chooser, options.steps)
+            else:
+                other.handle.switch(methods[name])
+                one[name], _ = other.turn(options.steps)
+        rounds.append(one)
+    if dist.get_rank() == 0:
+        explained = chooser.explain()
+        found = {
+            "first": first, "rounds": rounds, "settled": settled, "chosen": chosen(chooser), "steps": chooser.done,
+            "spent": sum(explained.spent.values()), "auto": explained.as_dict(), "explained": str(explained),
+            "trials": [
+                trial_line(explained.candidates[one.rival].words, explained.candidates[one.incumbent].words, one)
+                for one in explained.trials
+            ],
+        }  # fmt: skip
+        Path(options.out).write_text(json.dumps(found, indent=1))
+    contenders.end()
+
+
+def settle(chooser: Attached, seconds: float) -> str:
+    """Trains until ``auto`` has settled, or for so long; how that ended."""
+    began = time.monotonic()
+    while not alike(time.monotonic() - began > seconds):
+        for _ in range(_CHECK):
+            chooser.step()
+        state = chooser.explain()
+        if state.chosen is not None and not trying(chooser):
+            if state.hopeless is not None:
+                return f"settled: {state.hopeless}"
+            if state.waits is not None:
+                return f"settled: {state.waits}"
+            if not queue_of(chooser):
+                return "settled: nothing is left to try"
+    return f"not settled in {seconds:.0f} s"
+
+
+def alike(mine: bool) -> bool:
+    """What rank 0 says."""
+    said = [mine]
+    dist.broadcast_object_list(said)
+    return said[0]
+
+
+def trying(chooser: Attached) -> bool:
+    """Whether a trial goes on; the same on all ranks."""
+    controller = chooser.handle._driver.controller  # type: ignore[attr-defined]
+    return controller is not None and bool(controller.trying)
+
+
+def queue_of(chooser: Attached) -> list[Any]:
+    """What is still to be tried; the same on all ranks."""
+    controller = chooser.handle._driver.controller  # type: ignore[attr-defined]
+    return [] if controller is None else list(controller.queue)
+
+
+def chosen(chooser: Attached) -> str:
+    """What ``auto`` uses, in words."""
+    found = chooser.explain()
+    return "measuring" if found.chosen is None else found.candidates[found.chosen].words
+
+
+def take_turn(chooser: Attached, steps: int) -> float:
+    """Seconds of a step outside trials."""
+    seconds = 0.0
+    for _ in range(_AGAIN):
+        while trying(chooser):
+            chooser.step()
+        seconds, _ = chooser.turn(steps)
+        if not trying(chooser):
+            break
+    return seconds
+
+
+# ---- what is shown --------------------------------------------------------------------------------------------------
+def judge(values: Sequence[float], bound: float, *, least: bool) -> str:
+    """A goal's verdict by the median, the range, and how many rounds say otherwise.
+
+    >>> judge([1.0, 1.02, 0.97], 0.98, least=True)
+    '1.00 (0.97 to 1.02), goal at least 0.98: met; 1 of 3 rounds says otherwise'
+    """
+    middle = statistics.median(values)
+    met = middle >= bound if least else middle <= bound
+    others = sum((value >= bound if least else value <= bound) != met for value in values)
+    word = f"goal at {'least' if least else 'most'} {bound:g}: {'met' if met else 'not met'}"
+    doubt = f"; {others} of {len(values)} rounds say{'s' if others == 1 else ''} otherwise" if others else ""
+    return f"{middle:.2f} ({min(values):.2f} to {max(values):.2f}), {word}{doubt}"
+
+
+def verdicts(rounds: Rounds) -> list[str]:
+    """What the rounds say of both goals. The best by hand is the one with the least median."""
+    better = [min(one[name] for name in BASELINES) / one[AUTO] for one in rounds]
+    middles = {name: statistics.median(one[name] for one in rounds) for name in rounds[0] if name != AUTO}
+    best = min(middles, key=lambda name: middles[name])
+    by_hand = [one[AUTO] / one[best] for one in rounds]
+    return [
+        f"auto's speed / the better of fp32 and bf16: {judge(better, FASTER, least=True)}",
+        f"auto's step / the best by hand, {NAMES.get(best, best)}: {judge(by_hand, SLOWER, least=False)}",
+    ]
+
+
+def rows(found: Mapping[str, Any]) -> list[list[str]]:
+    """A line for each contender, the fastest first; who was hopeless has no rounds."""
+    rounds: Rounds = found["rounds"]
+    lines = []
+    for name in sorted(rounds[0], key=lambda name: statistics.median(one[name] for one in rounds)):
+        values = [1e3 * one[name] for one in rounds]
+        share = [one[AUTO] / one[name] for one in rounds]
+        words = f"auto: {found['chosen']}" if name == AUTO else NAMES.get(name, name)
+        lines.append(
+            [
+                words,
+                f"{statistics.median(values):.0f} ({min(values):.0f} to {max(values):.0f})",
+                f"{statistics.median(share):.2f} ({min(share):.2f} to {max(share):.2f})",
+            ]
+        )
+    left = {name: ms for name, ms in found["first"].items() if name not in rounds[0]}
+    return [
+        *lines,
+        *([NAMES.get(name, name), f"{1e3 * ms:.0f} at first sight", "left out"] for name, ms in left.items()),
+    ]
+
+
+HEADS = ("method", "step, ms (range over rounds)", "auto's step / this one's, same round")
+
+
+def show(found: Mapping[str, Any], options: argparse.Namespace) -> str:
+    """The cell in words and numbers."""
+    lines = [
+        f"{options.task} over {options.link}, {options.workers} workers, "
+        f"{len(found['rounds'])} rounds of {options.steps} steps",
+        "", contenders.markdown(HEADS, rows(found)), "", *verdicts(found["rounds"]), "",
+        f"auto: {found['settled']}; {found['steps']} steps; spent {found['spent']:.1f} s in all.", *found["trials"],
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Starts the workers, and shows what they found."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.by_hand", description=__doc__)
+    contenders.add_options(parser, workers=4)
+    parser.add_argument("--link", default="1gbit", help="1gbit, 10gbit; none: this machine's loopback")
+    parser.add_argument("--auto", default=AUTO, help="with its knobs: auto:quality=fast")
+    parser.add_argument("--steps", type=int, default=2, help="of a turn, after one that is not counted")
+    parser.add_argument(
+        "--seconds", type=float, default=50.0, help="after which no round begins, but for the first three"
+    )
+    parser.add_argument("--settle", type=float, default=20.0, help="seconds that auto may take to settle")
+    parser.add_argument(
+        "--within", type=float, default=WITHIN, help="times the best at first sight that stays in the rounds"
+    )
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--out", default="build/by_hand.json", help="what is written: all samples")
+    options = parser.parse_args(arguments)
+    Path(options.out).parent.mkdir(parents=True, exist_ok=True)
+    if "RANK" in os.environ:
+        work(options)
+    around = contenders.Surroundings()
+    contenders.start("benchmarks.by_hand", options.link, options.workers)
+    found = json.loads(Path(options.out).read_text())
+    Path(options.out).write_text(json.dumps({**around.as_dict(), **found}, indent=1))
+    sys.stdout.write(Path(options.out).read_text() if options.json else f"{show(found, options)}\n{around}\n")
+
+
+if __name__ == "__main__":
+    main()

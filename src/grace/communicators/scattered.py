@@ -1,0 +1,238 @@
+"""The tensors of a bucket in two hops: one all-to-all, one all-gather, and one native call for what happens to all of them.
+
+Only for compressors whose calls are known beforehand, see :mod:`grace.communicators.bound`.
+
+Letters: T tensors, the i-th of n_i numbers, of which each of W ranks averages a chunk of c_i = ceil(n_i / W).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from grace import wire as wires
+from grace.collectives import AllGather, AllToAll, Exchange
+from grace.communicators.bound import BoundEncoder, bind_decoder
+from grace.communicators.bucket import BucketPlan
+from grace.compute import backends, native
+from grace.contract.compressor import Compressor
+from grace.contract.method import Exchanged
+from grace.contract.peer import Peer, Peers
+from grace.contract.workspace import Workspace
+from grace.kernels.finite.many import Sums
+from grace.kernels.noting import ROWS, THREADS, Call, Table, possible
+from grace.random import Stream
+from grace.wire import Gathered
+
+Hops: TypeAlias = tuple[Compressor, Compressor]
+Streams: TypeAlias = Callable[[Compressor, Peer, int], Stream]  # of a hop
+
+
+class ScatterPlan:
+    """What is the same at every step.
+
+    Args:
+        hops: the compressors of both hops. streams: their random numbers.
+        sizes: n of each tensor. peers: who exchanges them.
+
+    ``bound``: whether all calls are known, as far as has been seen.
+    """
+
+    def __init__(self, hops: Hops, streams: Streams, sizes: Sequence[int], peers: Peers):
+        like, (first, second) = peers.like, hops
+        W = like.world
+        self.sizes, self.chunks = list(sizes), [math.ceil(n / W) for n in sizes]
+        self.odd = [i for i, (n, c) in enumerate(zip(sizes, self.chunks, strict=True)) if n != W * c]
+        widths = [first.facts(c).payload for c in self.chunks]
+        self.bound = None not in widths
+        self.bucket = BucketPlan([(width or 0, torch.uint8) for width in widths])
+        rank = None if first.randomness == "shared" else like.rank
+        known = [width or 0 for width in widths]
+        keep = peers.memories is not None
+        self.first, self.second = (
+            BoundEncoder(hop, self.chunks, known, keep, functools.partial(_stream, streams, hop, peers, number), rank,
+                         rows=1 if number else W, again=bool(number))
+            for number, hop in enumerate(hops)
+        )  # fmt: skip
+        self._first, self._second, self._peers = first, second, peers
+        odd = [sizes[i] for i in self.odd]
+        self.pad, self.copy = Sums(odd, memory=keep), Sums(odd, memory=False)
+        self.finite = Table([Call(native.c.finite, (ROWS, c, THREADS), 0) for c in self.chunks])
+        self.places = _begins([W * c for c in self.chunks])  # of padded tensors, in numbers
+        self.parts = _begins(self.chunks)  # of chunks
+        self._decoders: tuple[tuple[int, ...], list[Gathered], list[Gathered], Table | None, Table | None]
+        self._decoders = ((), [], [], None, None)
+
+    def bind(self, rooms: tuple[Tensor, Tensor], step: int) -> bool:
+        """Whether everything that follows is known: encoders at this step, and decoders of wires in rooms ``[W, s]`` each."""
+        where = (rooms[0].data_ptr(), rooms[1].data_ptr(), *rooms[0].shape)
+        if self.bound and self._decoders[0] != where:
+            W, begins = len(rooms[0]), self.bucket.wires
+            theirs = self.bucket.gathered(rooms[0])
+            kinds = [gathered.width for gathered in theirs]
+            final = [
+                Gathered(rooms[1][w : w + 1], begin - wires.HEADER, width)
+                for begin, width in zip(begins, kinds, strict=True)
+                for w in range(W)
+            ]
+            twice = [c for c in self.chunks for _ in range(W)]
+            into = bind_decoder(
+                self._first, self.chunks, theirs, 1 / W, lambda i: self._peers[i].shared(self._first.id)
+            )
+            out = bind_decoder(self._second, twice, final, 1.0, lambda i: self._peers[i // W].shared(self._second.id))
+            self._decoders = (where, theirs, final, into, out)
+            self.bound = into is not None and out is not None
+        return self.bound and self.first.ready(step) and self.second.ready(step)
+
+    def average(self, finite: Sequence[bool], chunks: list[int], flat: Tensor, peers: Peers) -> None:
+        """Sets the chunks, at these addresses in ``flat [sum c]``, to the averages of the wires received; to 0 unless
+        finite.
+        """
+        _, theirs, _, calls, _ = self._decoders
+        assert calls is not None
+        if all(finite):
+            calls.put(ROWS, chunks)
+            if not any(calls.run(peers.like.step)):
+                return
+        for i, (gathered, fine) in enumerate(zip(theirs, finite, strict=True)):
+            row = flat[self.parts[i] : self.parts[i + 1]][None]
+            if fine:
+                self._first.aggregate_(gathered, row, 1 / len(gathered), peers[i].shared(self._first.id))
+            else:
+                row.fill_(0.0)
+
+    def decode(self, finite: Sequence[bool], means: list[Tensor], peers: Peers) -> None:
+        """Sets means, ``[W c]`` each, to what the ranks say of their chunks; others are left as they are."""
+        _, _, final, _, calls = self._decoders
+        assert calls is not None
+        W = len(final) // len(means)
+        if all(finite):
+            steps = [4 * c for c in self.chunks]
+            firsts = [mean.data_ptr() for mean in means]
+            calls.put(ROWS, [at + w * by for at, by in zip(firsts, steps, strict=True) for w in range(W)])
+            if not any(calls.run(peers.like.step)):
+                return
+        for i, (mean, fine) in enumerate(zip(means, finite, strict=True)):
+            for w, row in enumerate(mean.view(W, 1, -1) if fine else ()):
+                self._second.aggregate_(final[i * W + w], row, 1.0, peers[i].shared(self._second.id))
+
+
+def open_scattered(
+    hops: Hops, streams: Streams, xs: Sequence[Tensor], peers: Peers, workspace: Workspace
+) -> Exchange[list[Exchanged[Any]]] | None:
+    """The exchange of tensors that are float32, contiguous and in the processor's memory; None if their calls are not known.
+    ``hops``, ``streams``: as in :class:`ScatterPlan`.
+    """
+    if not possible():
+        return None
+    like, sizes = peers.like, tuple([x.numel() for x in xs])
+    key = (ScatterPlan, hops, backends.backend(), sizes, peers.names, peers.memories is None,
+           like.rank, like.world, like.seed)  # fmt: skip
+    plan: ScatterPlan | None = workspace.kept.get(key)
+    if plan is None:
+        plan = workspace.kept[key] = ScatterPlan(hops, streams, sizes, peers)
+    shape = (like.world, plan.bucket.size)
+    rooms = (_take(workspace, shape, torch.uint8), _take(workspace, shape, torch.uint8))
+    return _exchange(plan, xs, peers, workspace, rooms) if plan.bind(rooms, like.step) else None
+
+
+def _exchange(
+    plan: ScatterPlan, xs: Sequence[Tensor], peers: Peers, workspace: Workspace, rooms: tuple[Tensor, Tensor]
+) -> Exchange[list[Exchanged[Any]]]:
+    bucket, step, W, rank = plan.bucket, peers.like.step, peers.like.world, peers.like.rank
+    rows, keep = [x.data_ptr() for x in xs], peers.memories is not None
+    memories = [0] * len(xs) if peers.memories is None else [memory.data_ptr() for memory in peers.memories]
+    rests = [] if peers.rests is None else [rest.data_ptr() for rest in peers.rests]
+    padded = _take(workspace, plan.places[-1]) if plan.odd else None
+    given, added, left = list(rows), list(memories), list(rests)
+    if padded is not None:
+        first = padded.zero_().data_ptr()
+        there = [first + 4 * plan.places[i] for i in plan.odd]
+        plan.pad.run([rows[i] for i in plan.odd], [memories[i] for i in plan.odd] if keep else 0, there)
+        for i, at in zip(plan.odd, there, strict=True):
+            given[i], added[i] = at, 0
+            if keep:
+                left[i] = at
+    message = _take(workspace, tuple(rooms[0].shape), torch.uint8)
+    bucket.clear_padding(message)
+    fine = plan.first.run(given, bucket.addresses(message), step, added, left, stride=bucket.size)
+    if fine is None:
+        raise MemoryError("kernels: no memory to encode the tensors of a bucket")
+    wires.write_bucket_headers(message, bucket.words, fine, step)
+    answer = yield AllToAll(message, parts=bucket.parts)
+    wires.check_shape("wires", answer, rooms[0].shape)
+    rooms[0].copy_(answer)
+    everywhere = wires.read_bucket_headers(rooms[0], bucket.words, step)
+
+    flat = _take(workspace, plan.parts[-1])
+    chunks = [flat.data_ptr() + 4 * begin for begin in plan.parts[:-1]]
+    plan.average(everywhere, chunks, flat, peers)
+    message = bucket.take(workspace, flat.device)
+    if plan.second.run(chunks, bucket.addresses(message), step, chunks, chunks) is None:
+        raise MemoryError("kernels: no memory to encode the chunks of a bucket")
+    if keep:  # the chunks are now what the second rounding has dropped, which is the owner's debt
+        everywhere = _keep_debts(plan, everywhere, flat, padded, peers.rests or (), rank, W)
+    wires.write_bucket_headers(message, bucket.words, everywhere, step)
+    answer = yield AllGather(message, into=rooms[1], parts=bucket.parts)  # [W, s]
+    wires.check_shape("wires", answer, rooms[1].shape)
+    if answer.data_ptr() != rooms[1].data_ptr():
+        rooms[1].copy_(answer)
+    everywhere = wires.read_bucket_headers(rooms[1], bucket.words, step)
+
+    means = list(xs)
+    if padded is not None:
+        if keep:  # where the rests are
+            plan.copy.run(there, 0, [rests[i] for i in plan.odd])
+        for i in plan.odd:
+            means[i] = padded[plan.places[i] : plan.places[i + 1]]
+    plan.decode(everywhere, means, peers)
+    if padded is not None:
+        plan.copy.run(there, 0, [rows[i] for i in plan.odd])
+    kept: Sequence[Tensor | None] = peers.rests or [None] * len(xs)
+    return [
+        Exchanged(x, rest, None) if fine else Exchanged.poisoned(x, None)
+        for x, rest, fine in zip(xs, kept, everywhere, strict=True)
+    ]
+
+
+def _keep_debts(
+    plan: ScatterPlan,
+    finite: list[bool],
+    debts: Tensor,
+    padded: Tensor | None,
+    rests: Sequence[Tensor],
+    rank: int,
+    world: int,
+) -> list[bool]:
+    """Adds W times my second roundings to my rests of my chunks: which are finite. One worker's share of a mean is 1/W."""
+    parts = []
+    for i, (rest, c) in enumerate(zip(rests, plan.chunks, strict=True)):
+        if padded is not None and plan.sizes[i] != world * c:
+            begin = plan.places[i] + rank * c
+            parts.append(padded[begin : begin + c])
+        else:
+            parts.append(rest.view(-1)[rank * c : (rank + 1) * c])
+    torch._foreach_add_(parts, list(debts.split_with_sizes(plan.chunks)), alpha=world)
+    plan.finite.put(ROWS, [part.data_ptr() for part in parts])
+    return [bool(fine) and was for fine, was in zip(plan.finite.run(0), finite, strict=True)]
+
+
+def _stream(streams: Streams, compressor: Compressor, peers: Peers, hop: int, i: int) -> Stream:
+    return streams(compressor, peers[i], hop)
+
+
+def _take(workspace: Workspace, shape: int | tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    return workspace.take(shape, dtype, torch.device("cpu"))
+
+
+def _begins(sizes: Sequence[int]) -> list[int]:
+    """Where each of these begins, one after the other, and where the last one ends."""
+    begins = [0]
+    for size in sizes:
+        begins.append(begins[-1] + size)
+    return begins

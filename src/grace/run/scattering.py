@@ -1,0 +1,88 @@
+"""One step of a reduce-scatter of many tensors, in as few collectives as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from grace.collectives import AllToAll, Exchange, Traffic, cost
+from grace.contract.method import Exchanged, Method, check_rows
+from grace.contract.peer import Peer
+from grace.contract.together import Layouts, together
+from grace.contract.workspace import Workspace
+from grace.kernels import add_scaled_
+from grace.run.groups import NONE
+
+
+class Scattering(NamedTuple):
+    """A tensor as rows ``[W, c]`` float32, with its method, that one's state, and who this worker is in its exchange.
+
+    checked: whether ranks are to agree on whether it is finite. What is not compressed needs no agreement otherwise, as over
+    an all-reduce: see :class:`grace.contract.method.Exchanged`.
+    """
+
+    method: Method[Any]
+    rows: Tensor
+    state: Any
+    peer: Peer
+    checked: bool
+
+    @property
+    def as_it_is(self) -> bool:
+        """Whether its numbers travel beside those of others, without a header of its own."""
+        return not self.checked and self.method == NONE
+
+
+def scatter_all(
+    tensors: Sequence[Scattering], layouts: Layouts, workspace: Workspace
+) -> Exchange[list[Exchanged[Any]]]:
+    """The results of :meth:`grace.Method.scatter` for each of these, in their order.
+
+    Those that are not compressed are one piece of the all-to-all that the others share: a transformer's block has a dozen of
+    them, with few numbers.
+    """
+    plain = [place for place, one in enumerate(tensors) if one.as_it_is]
+    places = [[place] for place, one in enumerate(tensors) if not one.as_it_is]
+    runs: list[Any] = [_scatter(tensors[place]) for (place,) in places]
+    if plain:
+        runs.append(_sum([tensors[place].rows for place in plain], tensors[plain[0]].peer))
+        places.append(plain)
+    outs = yield from together(runs, layouts, workspace, places)
+    results: list[Any] = [None] * len(tensors)
+    for of, found in zip(places, outs, strict=True):
+        for place, out in zip(of, found, strict=True):
+            results[place] = out
+    return [
+        Exchanged(out, None, one.state) if isinstance(out, Tensor) else out
+        for one, out in zip(tensors, results, strict=True)
+    ]
+
+
+def traffic_of(tensor: Scattering) -> Traffic | None:
+    """What :func:`scatter_all` moves for one tensor, which may be on the meta device; None if that varies."""
+    if not tensor.as_it_is:
+        return tensor.method.scatter_traffic(tensor.rows, tensor.peer)
+    size = 4 * tensor.rows.shape[1]
+    buffer = torch.empty(tensor.peer.world, size, dtype=torch.uint8, device="meta")
+    return cost(AllToAll(buffer), tensor.peer.rank, tensor.peer.world) if size else Traffic()
+
+
+def _scatter(one: Scattering) -> Exchange[list[Exchanged[Any]]]:
+    return [(yield from one.method.scatter(one.rows, one.state, one.peer))]
+
+
+def _sum(tensors: Sequence[Tensor], peer: Peer) -> Exchange[list[Tensor]]:
+    """Of each of these ``[W, c]`` the mean ``[c]`` of this rank's row, added up in the order of the ranks."""
+    for rows in tensors:
+        check_rows(rows, peer)
+    widths = [rows.shape[1] for rows in tensors]
+    given = torch.cat(list(tensors), dim=1)
+    mean = given.new_zeros(given.shape[1])
+    if mean.numel():
+        theirs = yield AllToAll(given.view(torch.uint8))
+        for row in theirs.contiguous().view(torch.float32):
+            add_scaled_(mean, row, 1 / peer.world)
+    return list(torch.split(mean, widths))

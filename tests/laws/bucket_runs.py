@@ -1,0 +1,146 @@
+"""Workers in lock step, with and without batches, whose bytes, means, states and traffic are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from grace.collectives import AllGather, Collective, Exchange
+from grace.errors import TransportError
+from grace.registry.policy import Policy
+from grace.run.options import Options
+from grace.run.simulate import answers
+from grace.run.worker import Worker
+from grace.transports.traced import Tracer
+
+Shapes = tuple[tuple[int, ...], ...]
+Plans = Callable[[int], bool]
+
+
+def ALL(rank: int) -> bool:
+    """Every rank makes batches."""
+    return True
+
+
+def SOME(rank: int) -> bool:
+    """Every other rank does: the network cannot tell."""
+    return rank % 2 == 0
+
+
+def gradients(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]:
+    """Tensors side by side that begin at odd addresses: normal numbers; -0 and denormals, twice; an inf on one rank."""
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    flat = torch.randn(sum(sizes) + 1, generator=torch.Generator().manual_seed(1000 * step + rank))[1:]
+    if step in (1, 2):
+        flat[::3], flat[1::5] = -0.0, 1e-41
+    parts = flat.split(sizes)
+    if step == 2 and rank == 0:
+        parts[-2][0] = torch.inf
+    return {f"layer{i}": part.view(shape) for i, (part, shape) in enumerate(zip(parts, shapes, strict=True))}
+
+
+def in_bytes(x: Any) -> Any:
+    """A tree with the bytes of its tensors."""
+    if isinstance(x, Tensor):
+        return x.dtype, tuple(x.shape), x.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    if isinstance(x, dict):
+        return {key: in_bytes(value) for key, value in x.items()}
+    return tuple(map(in_bytes, x)) if isinstance(x, tuple | list) else x
+
+
+class Run:
+    """W workers in lock step, over a network that keeps what it is given; ``plans`` says which ranks make batches."""
+
+    def __init__(self, policy: Policy, world: int, shapes: Shapes, plans: Plans):
+        self.policy, self.shapes, self.plans = policy, shapes, plans
+        self.seen: list[Any] = []  # for each collective, what each rank gave
+        self.tracers = [Tracer(rank, world) for rank in range(world)]
+        self.workers = [self._make(rank, world) for rank in range(world)]
+
+    def _make(self, rank: int, world: int) -> Worker:
+        worker = Worker(self.policy, rank, world, Options(seed=3))
+        worker.plans = self.plans(rank)
+        return worker
+
+    def states(self) -> Any:
+        return [in_bytes(worker.state_dict()) for worker in self.workers]
+
+    def step(self, fail_at: int | None = None) -> Any:
+        """Means and states after a step, and the traffic so far; None if there was a collective ``fail_at``: it failed."""
+        runs: list[Exchange[Any]] = []
+        for worker, tracer in zip(self.workers, self.tracers, strict=True):
+            runs.append(tracer.trace(worker.exchange(gradients(worker.rank, worker.step, self.shapes))))
+        ops, means = self._hear(runs, [None] * len(runs))
+        while ops:
+            if fail_at == 0:
+                for run in runs:
+                    with pytest.raises(TransportError):
+                        run.throw(TransportError("a worker died"))
+                return None
+            fail_at = None if fail_at is None else fail_at - 1
+            ops, means = self._hear(runs, _in_place(ops))
+        for worker in self.workers:
+            worker.workspace.reset()
+            worker.advance()
+        return means, self.states(), [tracer.traffic for tracer in self.tracers]
+
+    def _hear(self, runs: list[Exchange[Any]], inbox: list[Any]) -> tuple[list[Collective], list[Any]]:
+        ops, means = [], []
+        for run, message in zip(runs, inbox, strict=True):
+            try:
+                ops.append(next(run) if message is None else run.send(message))
+            except StopIteration as stop:
+                means.append({name: in_bytes(out.mean) for name, out in stop.value.items()})
+        self.seen.append([(type(op).__name__, in_bytes(op.buf)) for op in ops])
+        return ops, means
+
+    def reload(self) -> None:
+        """New workers go on from the states of these."""
+        fresh = []
+        for worker in self.workers:
+            new = self._make(worker.rank, worker.world)
+            new.load_state_dict(worker.state_dict(), gradients(0, 0, self.shapes))
+            fresh.append(new)
+        self.workers = fresh
+
+    def switch(self, policy: Policy) -> None:
+        self.policy = policy
+        for worker in self.workers:
+            worker.switch(policy)
+
+
+def _in_place(ops: list[Collective]) -> list[Tensor]:
+    """The answers; every other network puts them where it may."""
+    given = answers(ops)
+    return [
+        op.into.copy_(answer) if rank % 2 == 0 and isinstance(op, AllGather) and op.into is not None else answer
+        for rank, (op, answer) in enumerate(zip(ops, given, strict=True))
+    ]
+
+
+def story(run: Run, other: Policy | None = None) -> Iterator[Any]:
+    """Five steps: with ugly numbers, a save, another policy for a step, and a network that fails at each round in turn."""
+    for _ in range(3):
+        yield run.step()
+    run.reload()
+    before, policy, number = run.states(), run.policy, 0
+    while (done := run.step(fail_at=number)) is None:
+        assert run.states() == before, f"a failure in round {number} changed a state"
+        number += 1
+    yield done
+    if other is not None:
+        run.switch(other)
+        yield run.step()
+        run.switch(policy)
+    yield run.step()
+
+
+def assert_same(policy: Policy, world: int, shapes: Shapes, other: Policy | None = None, plans: Plans = ALL) -> None:
+    alone, batched = Run(policy, world, shapes, lambda _: False), Run(policy, world, shapes, plans)
+    for step, (a, b) in enumerate(zip(story(alone, other), story(batched, other), strict=True)):
+        assert a == b, step
+    assert alone.seen == batched.seen

@@ -1,0 +1,239 @@
+"""Batches of methods that need more than one round: low rank, and two hops. Bytes, means and states as without batches."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from grace.communicators import scattered
+from grace.communicators.scattered import ScatterPlan
+from grace.compute import native
+from grace.contract.workspace import Workspace
+from grace.errors import GraceError
+from grace.kernels.finite.many import Sums
+from grace.kernels.low_rank.many import LowRankMany
+from grace.methods.common import low_rank_bucket
+from grace.methods.common.low_rank_bucket import LowRankBucket
+from grace.methods.common.projection_bucket import ProjectionBucket, ProjectionPlan
+from grace.registry.policy import Policy
+from tests.laws import bucket_runs
+from tests.laws.bucket_runs import ALL, SOME, Run, Shapes, assert_same, gradients
+
+# ---- of low rank ------------------------------------------------------------------------------------------------------
+LOW_RANK = Policy([("layer[15]", "none"), ("*", "powersgd:rank=2,min_rate=0.1")])
+MATRICES = ((6, 9), (3,), (8, 8), (6, 9), (5,), (7,), (17, 9), (40, 30), (4, 3, 5))
+
+
+def factors_of_another_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = LowRankMany.project_columns
+
+    def project(self: LowRankMany, matrices: list[int], lefts: list[int], outs: list[int]) -> None:
+        right(self, matrices, [*lefts[1:], lefts[0]], outs)
+
+    monkeypatch.setattr(LowRankMany, "project_columns", project)
+
+
+def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = LowRankMany.split
+    monkeypatch.setattr(LowRankMany, "split", lambda self, matrices, *args: right(self, None, *args))
+
+
+def own_factor_as_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = LowRankMany.split
+
+    def split(self: LowRankMany, matrices: Any, lefts: Any, owns: Any, rights: Any, outs: Any) -> None:
+        right(self, matrices, lefts, owns, owns, outs)
+
+    monkeypatch.setattr(LowRankMany, "split", split)
+
+
+def zeros_keep_their_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Sums.run
+    monkeypatch.setattr(
+        Sums, "run", lambda self, xs, memories, outs: [ctypes.memmove(o, x, 4) for o, x in zip(outs, xs, strict=True)]
+        if isinstance(memories, int) and memories else right(self, xs, memories, outs),
+    )  # fmt: skip
+
+
+def factors_are_all_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(low_rank_bucket, "all_finite", lambda x: True)
+
+
+def basis_of_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(low_rank_bucket, "succeed", lambda finite, new, old, lent: old)
+
+
+LOW_RANK_MUTANTS = [
+    factors_of_another_matrix, nothing_is_left, own_factor_as_the_mean, zeros_keep_their_sign, factors_are_all_finite,
+    basis_of_the_last_step,
+]  # fmt: skip
+
+
+@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@pytest.mark.parametrize("mutant", LOW_RANK_MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_each_mutant_of_low_rank_is_caught(
+    mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+):
+    mutant(monkeypatch)
+    with pytest.raises((AssertionError, ValueError, RuntimeError, GraceError)):
+        assert_same(LOW_RANK, 3, MATRICES)
+
+
+# ---- of one factor at a time ------------------------------------------------------------------------------------------
+ALTERNATING = Policy([("layer[15]", "none"), ("*", "acpsgd:rank=2,min_rate=0.1")])
+
+
+def what_was_sent_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = LowRankMany.add
+    monkeypatch.setattr(LowRankMany, "add", lambda self, *args: right(self, *args) if args[-1] > 0 else None)
+
+
+def factors_of_the_next_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is as large."""
+    right = ProjectionBucket.restore
+
+    def restore(self: ProjectionBucket) -> Any:
+        outs, factors = right(self)
+        return outs, [factors[2] if factor.shape == factors[2].shape else factor for factor in factors]
+
+    monkeypatch.setattr(ProjectionBucket, "restore", restore)
+
+
+def factors_as_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The basis is as wide where it encodes as where it decodes."""
+    right = ProjectionPlan.__init__
+
+    def init(self: ProjectionPlan, *args: Any) -> None:
+        right(self, *args)
+        self.down = self.up
+
+    monkeypatch.setattr(ProjectionPlan, "__init__", init)
+
+
+@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@pytest.mark.parametrize(
+    "mutant",
+    [what_was_sent_is_kept, factors_of_the_next_matrix, factors_as_they_lie],
+    ids=lambda mutant: mutant.__name__,
+)
+def test_each_mutant_of_alternating_factors_is_caught(
+    mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+):
+    mutant(monkeypatch)
+    with pytest.raises((AssertionError, ValueError, RuntimeError, GraceError)):
+        assert_same(ALTERNATING, 3, MATRICES)
+
+
+@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@pytest.mark.parametrize(("policy", "bucket"), [(LOW_RANK, LowRankBucket), (ALTERNATING, ProjectionBucket)])
+def test_matrices_and_what_stands_between_them_go_as_one(policy: Policy, bucket: type):
+    assert_same(policy, 3, MATRICES, plans=SOME)
+    run = Run(policy, 2, MATRICES, ALL)
+    run.step()
+    rounds = [ops for ops in run.seen if ops]
+    run.step()
+    assert len(rounds) == (2 if policy is LOW_RANK else 1), "all factors of a round, and what is not compressed"
+    assert any(isinstance(key, tuple) and key[0] is bucket for key in run.workers[0].workspace.kept)
+
+
+@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@pytest.mark.parametrize("memory", ["residual", "none"])
+@pytest.mark.parametrize("method", ["powersgd", "acpsgd"])
+def test_products_that_overflow(method: str, memory: str, monkeypatch: pytest.MonkeyPatch):
+    """Some of the time a factor or a mean does."""
+
+    def huge(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]:
+        given = gradients(rank, step, shapes)
+        for i, x in enumerate(given.values()):
+            if (i + step) % 2:
+                x.mul_(1e38)
+            elif (i, step) == (3, 3):
+                x.fill_(3.4e38)
+        return given
+
+    policy = Policy([("layer1", "none"), ("*", f"{method}:rank=2,min_rate=0.1,memory={memory}")])
+    alone, batched = Run(policy, 2, MATRICES, lambda _: False), Run(policy, 2, MATRICES, ALL)
+    monkeypatch.setattr(bucket_runs, "gradients", huge)
+    for _ in range(5):
+        assert alone.step() == batched.step()
+    assert alone.seen == batched.seen
+
+
+# ---- in two hops ------------------------------------------------------------------------------------------------------
+TWO_HOPS = Policy([("layer1", "none"), ("*", "qsgd:bits=4,bucket=32,communicator=scatterreduce,memory=residual")])
+UNEVEN = ((2,), (3,), (15, 17), (12,), (7,), (3, 41), (40,))
+
+
+def second_rounding_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scattered, "_keep_debts", lambda plan, finite, *args: finite)
+
+
+def debt_of_the_next_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = scattered._keep_debts
+
+    def keep(plan: Any, finite: Any, debts: Any, padded: Any, rests: Any, rank: int, world: int) -> list[bool]:
+        return right(plan, finite, debts, padded, rests, (rank + 1) % world, world)
+
+    monkeypatch.setattr(scattered, "_keep_debts", keep)
+
+
+def one_stream_for_both_hops(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = scattered._stream
+    monkeypatch.setattr(scattered, "_stream", lambda streams, c, peers, hop, i: right(streams, c, peers, 0, i))
+
+
+def averages_of_what_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = ScatterPlan.average
+    monkeypatch.setattr(ScatterPlan, "average", lambda self, finite, *args: right(self, [True] * len(finite), *args))
+
+
+def tails_that_are_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows the last number of a tensor in its last chunk."""
+    right = scattered._take
+
+    def take(workspace: Workspace, shape: Any, dtype: torch.dtype = torch.float32) -> Tensor:
+        out = right(workspace, shape, dtype)
+        return out.requires_grad_(False) if dtype != torch.float32 else Full(out)
+
+    class Full(Tensor):
+        def zero_(self) -> Tensor:
+            return self.fill_(1.0)
+
+        __torch_function__ = torch._C._disabled_torch_function_impl
+
+    monkeypatch.setattr(scattered, "_take", take)
+
+
+HOP_MUTANTS = [
+    second_rounding_is_forgotten, debt_of_the_next_rank, one_stream_for_both_hops, averages_of_what_is_not_finite,
+    tails_that_are_not_zero,
+]  # fmt: skip
+
+
+@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@pytest.mark.parametrize("mutant", HOP_MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_each_mutant_of_two_hops_is_caught(
+    mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+):
+    mutant(monkeypatch)
+    with pytest.raises((AssertionError, ValueError, RuntimeError, GraceError)):
+        assert_same(TWO_HOPS, 3, UNEVEN)
+
+
+@pytest.mark.skipif(not native.isas(), reason="no native kernels")
+@pytest.mark.parametrize("memory", ["residual", "none"])
+@pytest.mark.parametrize("method", ["qsgd:bits=4,bucket=32", "drive:block=16"])
+def test_two_hops_of_uneven_tensors_go_as_one(method: str, memory: str):
+    policy = Policy([("layer1", "none"), ("*", f"{method},communicator=scatterreduce,memory={memory}")])
+    assert_same(policy, 3, UNEVEN, plans=SOME)
+    run = Run(policy, 3, UNEVEN, ALL)
+    run.step()
+    (plan,) = (plan for plan in run.workers[0].workspace.kept.values() if isinstance(plan, ScatterPlan))
+    assert plan.bound
+    assert plan.odd, "some are padded"
+    assert len(plan.odd) < len(plan.sizes)
