@@ -146,7 +146,7 @@ def encode_floats_many(message: Tensor, many: Many, kind: FloatFormat, block: in
 def _write(job: Job, kind: FloatFormat, block: int, random: bool) -> Any:
     tops = job.reduce(largest, largest_of_many, block)
     return job.encode(
-        _encode, block, tops, whole=True,
+        _encode, block, tops, tells_whole=True,
         FRACTION=kind.m, LEAST=kind.least, LARGEST=kind.F, MOST=MOST, RANDOM=random, TILE=TILE,
     )  # fmt: skip
 

@@ -125,7 +125,9 @@ def quantize_many(
 def _write(job: Job, s: int, block: int, norm: str, shrink: float | Tensor) -> Any:
     how = (largest, largest_of_many) if norm == "linf" else (euclidean_norm, euclidean_norm_of_many)
     norms, per = job.reduce(*how, block), 5 if s == 1 else 8
-    return job.encode(_quantize, block, norms, shrink, per=per, whole=True, S=s, BITS=_bits(s), G=TILE // 8, PER=per)
+    return job.encode(
+        _quantize, block, norms, shrink, per=per, tells_whole=True, S=s, BITS=_bits(s), G=TILE // 8, PER=per
+    )
 
 
 def dequantize_sum(

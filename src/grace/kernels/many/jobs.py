@@ -45,13 +45,13 @@ class Rows:
         return of_rows(self.rows, self.memory, block, *args)
 
     def encode(
-        self, kernel: Any, block: int, *args: Any, per: int = 8, whole: bool = False, **constants: Any
+        self, kernel: Any, block: int, *args: Any, per: int = 8, tells_whole: bool = False, **constants: Any
     ) -> tuple[Tensor, Flag]:
         """Launches the kernel, with a program for ``per`` columns of codes at a time: (the wires ``[b, w]``, whether all was
-        finite). ``whole``: also tell it, as ``WHOLE``, whether lanes of a tile begin at whole words.
+        finite). ``tells_whole``: also tell it, as ``WHOLE``, whether lanes of a tile begin at whole words.
         """
         (b, n), marks = self.rows.shape, Marks(self.rows)
-        if whole:
+        if tells_whole:
             constants["WHOLE"] = per == 8 and (b == 1 or n % 4 == 0)
         key = (0, 0, 0) if self.rng is None else (*self.rng.key(), step_word(self.rng.step, self.rows.device))
         launch(
@@ -81,11 +81,11 @@ class Bucket:
         return of_many(self.many, block, *args)
 
     def encode(
-        self, kernel: Any, block: int, *args: Any, per: int = 8, whole: bool = False, **constants: Any
+        self, kernel: Any, block: int, *args: Any, per: int = 8, tells_whole: bool = False, **constants: Any
     ) -> Tensor:
         """As :meth:`Rows.encode`: ``[T]`` bool, which tensors were finite."""
         many, marks = self.many, Marks(self.message, len(self.many))
-        if whole:
+        if tells_whole:
             constants["WHOLE"] = per == 8
         block, tiles = many.clip(block), many.tiles(TILE // 8 * per)
         launch(
@@ -114,7 +114,7 @@ def add_up(
         InputError, PayloadError: as :func:`grace.compute.launching.even_runs`.
     """
     check_rows(out=out)
-    (b, n), found = out.shape, Marks(out, marks)
+    (b, n), noted = out.shape, Marks(out, marks)
     if not add and not received:
         out.zero_()
     runs, wanted = list(even_runs(received, b, width)), constants.get(last)
@@ -122,20 +122,20 @@ def add_up(
         if last:
             constants[last] = wanted and run is runs[-1]
         launch(
-            kernel, (block_count(n, TILE), b), None, None, run.first, out, found.words, n, run.count, run.stride, run.row,
+            kernel, (block_count(n, TILE), b), None, None, run.first, out, noted.words, n, run.count, run.stride, run.row,
             block, weight, *args, MANY=False, EVEN=False, ADD=add, TILE=TILE, **constants,
         )  # fmt: skip
         add = True
-    return found
+    return noted
 
 
 def add_up_many(
     kernel: Any, rows: Tensor, many: Many, block: int, weight: float, marks: int, *args: Any, **constants: Any
 ) -> Tensor:
     """Launches the kernel for all tensors and their wires in ``rows [W, s]`` uint8: ``[T]`` bool, which have no mark."""
-    found, tiles = Marks(rows, marks * len(many)), many.tiles(TILE)
+    noted, tiles = Marks(rows, marks * len(many)), many.tiles(TILE)
     launch(
-        kernel, (len(tiles),), many.table, tiles, rows, None, found.words, None, rows.shape[0], rows.stride(0), 0,
+        kernel, (len(tiles),), many.table, tiles, rows, None, noted.words, None, rows.shape[0], rows.stride(0), 0,
         many.clip(block), weight, *args, MANY=True, EVEN=many.even, ADD=False, TILE=TILE, **constants,
     )  # fmt: skip
-    return (found.words.view(-1, marks) == 0).all(dim=1)
+    return (noted.words.view(-1, marks) == 0).all(dim=1)

@@ -106,7 +106,7 @@ def encode_powers_many(message: Tensor, many: Many, bits: int, block: int, step:
 
 def _write(job: Job, bits: int, block: int) -> Any:
     tops = job.reduce(largest, largest_of_many, block).view(torch.int32)
-    return job.encode(_encode, block, tops, whole=True, BITS=bits, OCTAVES=_OCTAVES[bits], G=TILE // 8)
+    return job.encode(_encode, block, tops, tells_whole=True, BITS=bits, OCTAVES=_OCTAVES[bits], G=TILE // 8)
 
 
 def sum_powers(
