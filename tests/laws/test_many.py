@@ -6,6 +6,7 @@ Triton's interpreter, and tensors on the CPU, stand in for an accelerator.
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,15 +16,19 @@ from torch import Tensor
 triton = pytest.importorskip("triton", reason="needs the package triton")
 tl = pytest.importorskip("triton.language")
 
-from grace.compute import backends, launching
+from grace.compute import backends
 from grace.contract.compressor import Compressor
 from grace.flags.capturing import pretend_capturing
 from grace.flags.finite import cpu_as_accelerator
 from grace.kernels.many import Many
-from grace.kernels.many.triton import key_of
+from grace.kernels.many.triton import encoder_at, key_of
 from grace.methods.fp8 import FP8
+from grace.methods.lpc import LPC
+from grace.methods.natural import Natural
+from grace.methods.onebit import OneBit
 from grace.methods.qsgd import QSGD
 from grace.methods.signsgd import SignSGD
+from grace.methods.u8bit import U8bit
 from grace.random import Stream
 from grace.registry.policy import Policy
 from grace.run.simulate import answers
@@ -37,7 +42,10 @@ __all__ = ["interpreter"]
 SMALL: Shapes = ((2, 3), (41,), (1,))
 SHAPES: Shapes = ((1,), (2,), (15, 17), (3, 41), (7,), (8, 8), (1025,))
 LARGE: Shapes = ((4095,), (3, 401), (4097,), (5001,), (255,))
-FAST = ("efsignsgd:block=32", "qsgd:bits=4,bucket=32,memory=residual", "fp8:block=32")
+FAST = (
+    "efsignsgd:block=32", "qsgd:bits=4,bucket=32,memory=residual", "fp8:block=32", "natural", "u8bit:block=16",
+    "onebit:group=8,tau=0.1", "lpc:block=16,memory=residual",
+)  # fmt: skip
 AT_NIGHT = {
     "efsignsgd": LARGE,
     "efsignsgd:block=5000": LARGE,
@@ -46,9 +54,24 @@ AT_NIGHT = {
     "qsgd:bits=8,memory=residual": SHAPES,
     "qsgd:bits=2,norm=l2,bucket=5000": LARGE,
     "qsgd:levels=1,memory=residual": SHAPES,
+    "natural:bits=4,block=7,memory=residual": SHAPES,
+    "natural:bits=9": SMALL,
+    "u8bit:block=100": SHAPES,
+    "lpc:bits=5,clip=0.5,block=100": SHAPES,
+    "lpc:nearest=true,memory=residual": SHAPES,
+    "terngrad:bucket=32,memory=residual": SHAPES,
+    "terngrad:clip=2.5": SMALL,  # which has no kernels for many
+    "onebit:group=5000": LARGE,
     "qsgd:bits=16": ((3,), (300,)),  # more levels than a kernel has
     "fp8:fmt=e5m2,stochastic=true,memory=residual": SHAPES,
 }
+
+
+# Launches of Triton kernels in a step, for a bucket of any number of small tensors.
+LAUNCHES = {
+    "efsignsgd": 5, "signsgd": 3, "qsgd": 4, "terngrad": 4, "natural": 4, "fp8": 4, "u8bit": 5, "onebit": 7, "lpc": 4,
+}  # fmt: skip
+REMEMBER = ("efsignsgd", "u8bit", "onebit")
 
 
 @functools.cache
@@ -77,21 +100,21 @@ def test_ranks_need_not_choose_alike() -> None:
         assert_same(Policy([("*", "efsignsgd:block=32")]), 3, SMALL, plans=SOME)
 
 
-def count_launches(shapes: Shapes, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Of the fifth step, in which the host is not asked."""
-    count, quiet = [0], launching._quiet
+def count_launches(spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Of the second step, or with a memory the fifth, in which the host is not asked. Nothing runs."""
+    count = [0]
 
-    def counting() -> Any:
+    def only_count(*_: Any, **__: Any) -> None:
         count[0] += 1
-        return quiet()
 
-    monkeypatch.setattr(launching, "_quiet", counting)
+    monkeypatch.setattr("triton.runtime.interpreter.GridExecutor.__call__", only_count)
     with backends.using("triton"), cpu_as_accelerator():
-        worker, given = Worker(Policy([("*", "efsignsgd:block=32")]), 0, 1), gradients(0, 0, shapes)
-        for step in range(5):  # memories of one shape go round in four steps
+        worker, given = Worker(Policy([("*", spec)]), 0, 1), gradients(0, 0, shapes)
+        last = 4 if spec in REMEMBER else 1  # memories of one shape go round in four steps
+        for step in range(last + 1):
             worker._read_pending()  # what has been under way since the last step
             count[0] = 0
-            if step < 4:
+            if step < last:
                 _run(worker, given)
             else:
                 with Unread(), WithoutSync():  # type: ignore[no-untyped-call]
@@ -109,10 +132,13 @@ def _run(worker: Worker, given: dict[str, Tensor]) -> None:
         exchange.send(answers([op])[0])
 
 
-def test_launches_do_not_grow_with_the_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
-    few = count_launches(SMALL[:2], monkeypatch)
-    assert few == count_launches(SMALL[:2] * 2, monkeypatch)
-    assert few <= 6
+@pytest.mark.parametrize("spec", LAUNCHES)
+def test_launches_do_not_grow_with_the_bucket(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table of docs/concepts/gpu.md."""
+    assert count_launches(spec, SMALL[:2], monkeypatch) == LAUNCHES[spec]
+    assert count_launches(spec, SMALL[:2] * 2, monkeypatch) == LAUNCHES[spec]
+    page = (Path(__file__).parents[2] / "docs/concepts/gpu.md").read_text()
+    assert f"| `{spec}` | {LAUNCHES[spec]} |" in page
 
 
 def some(device: str = "cpu", sizes: tuple[int, ...] = (5, 70)) -> tuple[Many, list[Tensor]]:
@@ -136,7 +162,15 @@ def test_tables_are_not_made_while_work_is_captured() -> None:
 
 @pytest.mark.parametrize(
     ("codec", "at", "value"),
-    [(FP8(block=64), 207, 0xFF), (QSGD(bits=4), 207, 0xFF), (SignSGD(zero="abstain"), 207, 250)],
+    [
+        (FP8(block=64), 207, 0xFF),
+        (QSGD(bits=4), 207, 0xFF),
+        (SignSGD(zero="abstain"), 207, 250),
+        (Natural(), 204, 0x80),
+        (U8bit(), 207, 0xFF),
+        (OneBit(), 211, 0x7F),
+        (LPC(bits=8), 208, 0),
+    ],
 )
 @pytest.mark.parametrize("backend", ["reference", "triton"])
 def test_a_wire_that_no_sender_writes_spoils_its_own_tensor(
@@ -159,6 +193,24 @@ def _key_of_the_first(table, task):  # type: ignore[no-untyped-def]
     return key_of(table, 0)
 
 
+@triton.jit
+def _unmarked(marks, bad):  # type: ignore[no-untyped-def]
+    tl.store(marks, 0)
+
+
+@triton.jit
+def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.load(x + i, inside, 0.0)
+
+
+@triton.jit
+def _first_block(table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, block, MANY, EVEN):  # type: ignore[no-untyped-def]
+    task, tile, x, e, rest, start, n, base, bad, head, nb, key0, key1 = encoder_at(
+        table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, block, MANY, EVEN
+    )
+    return task, tile, x, e, rest, start, n, base, bad, head - head, nb, key0, key1
+
+
 def _never(flags: Tensor, many: Many) -> None:
     """Nothing is restored."""
 
@@ -166,11 +218,16 @@ def _never(flags: Tensor, many: Many) -> None:
 @pytest.mark.parametrize(
     ("where", "mutant", "spec"),
     [
-        ("grace.kernels.levels.triton.key_of", _key_of_the_first, FAST[1]),
+        ("grace.kernels.many.triton.key_of", _key_of_the_first, FAST[1]),
+        ("grace.kernels.powers.triton.mark_if", _unmarked, "natural"),
+        ("grace.kernels.codebook.triton.load_sum", _memory_left_out, "u8bit:block=16"),
+        ("grace.kernels.signs.triton.load_sum", _memory_left_out, "onebit:group=8,tau=0.1"),
+        ("grace.kernels.fixed.triton.encoder_at", _first_block, "lpc:block=16,memory=residual"),
         ("grace.memories.many.settle_many", _never, FAST[0]),
         ("grace.communicators.many.poison_many", _never, FAST[2]),
     ],
 )
 def test_mutants_are_caught(where: str, mutant: Any, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = outcome(spec, False)  # which goes through the same kernels
     monkeypatch.setattr(where, mutant)
-    assert outcome.__wrapped__(spec, True) != outcome(spec, False)
+    assert outcome.__wrapped__(spec, True) != right

@@ -294,6 +294,12 @@ def count_kernel(x, e, out, n, block, nb, tau, HAS_MEMORY: tl.constexpr, ROWS: t
     row = tl.program_id(1).to(tl.int64)
     k = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inner = tl.program_id(2).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    count_of(x, e, out, row, k, inner, n, block, nb, tau, HAS_MEMORY)
+
+
+@triton.jit
+def count_of(x, e, out, row, k, inner, n, block, nb, tau, HAS_MEMORY: tl.constexpr):
+    """As :func:`count_kernel`, of the numbers ``inner`` of the blocks k of a row."""
     i = k[:, None] * block + inner[None, :]
     inside = (inner[None, :] < block) & (i < n)
     p = load_sum(x, e, row * n + i, inside, HAS_MEMORY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from grace.contract.facts import ROUNDING_BIAS, Facts
 from grace.contract.knobs import Count, Range, Share, check_knobs
 from grace.errors import ConfigurationError
 from grace.flags.finite import Flag
-from grace.kernels import encode_fixed, fixed_bytes, sum_fixed
+from grace.kernels import Many, encode_fixed, encode_fixed_many, fixed_bytes, sum_fixed, sum_fixed_many
 from grace.random import Stream
 from grace.registry import register
 
@@ -64,6 +64,7 @@ class LPC(Fused):
         AISTATS 2019, arXiv 1901.08924.
     """
 
+    handles_many: ClassVar[bool] = True
     bits: Annotated[int, Range(2, 8)] = 4
     clip: Share = 1.0
     block: Count = 1024
@@ -88,12 +89,21 @@ class LPC(Fused):
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
     ) -> tuple[Tensor, Flag]:
-        shrink = 1 + self._omega(rows.shape[1]) if self.shrink else 1.0
         own = None if self.nearest else rng
-        return encode_fixed(rows, self.bits, self.block, self.clip, shrink, own, memory, rest)
+        return encode_fixed(rows, self.bits, self.block, self.clip, self._shrink(rows.shape[1]), own, memory, rest)
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
         sum_fixed(received, out, self.bits, self.block, self.clip, scale, add=add)
+
+    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+        step = None if self.nearest else rng.step
+        return encode_fixed_many(message, many, self.bits, self.block, self.clip, self._shrink, step)
+
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float) -> Tensor:
+        return sum_fixed_many(rows, many, self.bits, self.block, self.clip, scale)
+
+    def _shrink(self, n: int) -> float:
+        return 1 + self._omega(n) if self.shrink else 1.0
 
     def _omega(self, n: int) -> float:
         """The bound on the variance of a block, in units of the squared norm of what was not clipped away."""

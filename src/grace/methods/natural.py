@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -12,7 +12,7 @@ from grace.contract.compressor import Fused
 from grace.contract.facts import ROUNDING_BIAS, Facts
 from grace.contract.knobs import Count, check_knobs
 from grace.errors import out_of_range
-from grace.kernels import encode_powers, powers_bytes, sum_powers
+from grace.kernels import Many, encode_powers, encode_powers_many, powers_bytes, sum_powers, sum_powers_many
 from grace.random import Stream
 from grace.registry import register
 
@@ -53,6 +53,7 @@ class Natural(Fused):
         2022, arXiv 1905.10988.
     """
 
+    handles_many: ClassVar[bool] = True
     bits: Literal[4, 8, 9] = 8
     block: Count | None = None
 
@@ -71,6 +72,12 @@ class Natural(Fused):
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
         sum_powers(received, out, self.bits, self._block(out.shape[1]), scale, add=add)
+
+    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+        return encode_powers_many(message, many, self.bits, self._block(max(many.sizes)), rng.step)
+
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float) -> Tensor:
+        return sum_powers_many(rows, many, self.bits, self._block(max(many.sizes)), scale)
 
     def facts(self, n: int) -> Facts:
         block = self._block(n)

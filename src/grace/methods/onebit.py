@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from grace.contract.compressor import Fused
 from grace.contract.facts import Facts
 from grace.contract.knobs import Count
-from grace.kernels import block_count, encode_two_means, packed_bytes, sum_two_means
+from grace.kernels import (
+    Many,
+    block_count,
+    encode_two_means,
+    encode_two_means_many,
+    packed_bytes,
+    sum_two_means,
+    sum_two_means_many,
+)
 from grace.random import Stream
 from grace.registry import register
 
@@ -48,6 +57,7 @@ class OneBit(Fused):
         Distributed Training of Speech DNNs", Interspeech 2014.
     """
 
+    handles_many: ClassVar[bool] = True
     tau: float = 0.0
     group: Count = 1024
 
@@ -58,6 +68,12 @@ class OneBit(Fused):
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
         sum_two_means(received, out, self.group, scale, add=add)
+
+    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+        return encode_two_means_many(message, many, self.tau, self.group)
+
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float) -> Tensor:
+        return sum_two_means_many(rows, many, self.group, scale)
 
     def facts(self, n: int) -> Facts:
         # with another threshold a side may hold numbers of both signs, whose mean is 0

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from grace.contract.compressor import Compressor
+from grace.contract.compressor import Compressor, Fused
 from grace.contract.facts import Facts
 from grace.contract.knobs import Count, check_knobs
 from grace.errors import out_of_range
-from grace.kernels import block_norm, block_roots, repeat_by_block
+from grace.flags.finite import Flag
+from grace.kernels import Many, block_norm, block_roots, repeat_by_block
 from grace.methods.qsgd import QSGD
 from grace.random import Stream
 from grace.registry import register
@@ -25,7 +27,7 @@ from grace.registry import register
     cases=["bucket=32", "clip=2.5", "clip=1,memory=residual"],
 )
 @dataclass(frozen=True, slots=True)
-class TernGrad(Compressor):
+class TernGrad(Fused):
     """TernGrad: three levels, -s, 0 and s, with s the largest magnitude of a bucket.
 
     ``C(x)_i = s sgn(y_i) with probability |y_i|/s, else 0``, where y is x, clipped to clip times its root mean square
@@ -70,6 +72,17 @@ class TernGrad(Compressor):
     def with_memory(self) -> Compressor:
         return replace(self, shrink=True)
 
+    @property
+    def handles_many(self) -> bool:  # type: ignore[override]  # here it depends on a knob
+        return not self.clip
+
+    def encode_(
+        self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
+    ) -> tuple[Tensor, Flag]:
+        if not self.clip:
+            return self._ternary.encode_(rows, rng, memory, rest)
+        return Compressor.encode_(self, rows, rng, memory, rest)
+
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         if not self.clip:
             return self._ternary.compress_(rows, rng, keep_rest)
@@ -81,8 +94,14 @@ class TernGrad(Compressor):
             self.decompress_add_(wire, rows, -1.0, rng)
         return wire
 
-    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        self._ternary.decompress_add_(wire, out, scale, rng)
+    def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
+        self._ternary.sum_(received, out, scale, rng, add)
+
+    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+        return self._ternary.encode_many_(message, many, rng)
+
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float) -> Tensor:
+        return self._ternary.aggregate_many_(rows, many, scale)
 
     def facts(self, n: int) -> Facts:
         facts = self._ternary.facts(n)

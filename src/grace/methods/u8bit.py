@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +13,15 @@ from torch import Tensor
 from grace.contract.compressor import Fused
 from grace.contract.facts import Facts
 from grace.contract.knobs import Count
-from grace.kernels import Codebook, codebook_bytes, encode_codebook, sum_codebook
+from grace.kernels import (
+    Codebook,
+    Many,
+    codebook_bytes,
+    encode_codebook,
+    encode_codebook_many,
+    sum_codebook,
+    sum_codebook_many,
+)
 from grace.random import Stream
 from grace.registry import register
 
@@ -52,6 +60,7 @@ class U8bit(Fused):
         the author's clusterNet.
     """
 
+    handles_many: ClassVar[bool] = True
     block: Count = 2048
     map: Literal["tree", "bnb"] = "tree"
 
@@ -62,6 +71,12 @@ class U8bit(Fused):
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
         sum_codebook(received, out, _book(self.map), self.block, scale, add=add)
+
+    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+        return encode_codebook_many(message, many, _book(self.map), self.block)
+
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float) -> Tensor:
+        return sum_codebook_many(rows, many, _book(self.map), self.block, scale)
 
     def facts(self, n: int) -> Facts:
         delta = (1.0 if self.map == "tree" else 0.9999) / min(n, self.block)

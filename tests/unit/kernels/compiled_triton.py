@@ -32,42 +32,38 @@ NUMBERS = {
     "first", "half", "tiles", "least", "shift", "steps", "low_width", "b",
 }  # fmt: skip
 WORDS = {"key0", "key1", "step", "k0", "k1", "k2", "k3", "k4", "k5"}
+# What a kernel for one tensor and for many is launched with, for each of them (``many.jobs``).
+_NO_TABLE = dict.fromkeys(("table", "programs", "heads"))
+_FROM_TABLE = dict.fromkeys(("x", "e", "rest", "n", "w", "key0", "key1"))
+ONE = {**_NO_TABLE, "MANY": 0, "EVEN": 0, "HAS_MEMORY": 1, "HAS_REST": 1}
+MANY = {**_FROM_TABLE, "MANY": 1, "EVEN": 1, "HAS_MEMORY": 1, "HAS_REST": 1}
+BARE = {**ONE, "e": None, "rest": None, "HAS_MEMORY": 0, "HAS_REST": 0}
+SUM = {**_NO_TABLE, "MANY": 0, "EVEN": 0, "ADD": 1}
+ALL = {"out": None, "n": None, "row_stride": 0, "MANY": 1, "EVEN": 1, "ADD": 0}
 # kernel -> what differs from the rules above, and one dictionary of constants for each way to compile it
-KERNELS: dict[str, tuple[dict[str, str], list[dict[str, float]]]] = {
+KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.levels._quantize": ({}, [
-        {"S": s, "BITS": bits, "HAS_MEMORY": 1, "HAS_REST": 1, "EVEN": even, "G": 128, "PER": per}
-        for s, bits, even, per in ((7, 4, 1, 8), (127, 8, 1, 8), (1, 0, 0, 5), (9, 5, 0, 8))
+        {"S": s, "BITS": bits, **how, "WHOLE": per == 8, "G": 128, "PER": per}
+        for s, bits, how, per in ((7, 4, MANY, 8), (1, 0, ONE, 5), (127, 8, ONE, 8), (1, 0, MANY, 5), (9, 5, MANY, 8))
     ]),
     "kernels.levels._dequantize_sum": ({}, [
-        {"S": s, "BITS": bits, "ADD": 1, "TILE": 1024} for s, bits in ((7, 4), (1, 0), (9, 5))
-    ]),
-    "kernels.levels._quantize_many": ({}, [
-        {"S": s, "BITS": bits, "HAS_MEMORY": 1, "HAS_REST": 1, "EVEN": even, "G": 128, "PER": per}
-        for s, bits, even, per in ((7, 4, 1, 8), (1, 0, 0, 5))
-    ]),
-    "kernels.levels._dequantize_sum_many": ({}, [
-        {"S": s, "BITS": bits, "EVEN": 1, "TILE": 1024} for s, bits in ((7, 4), (1, 0))
+        {"S": s, "BITS": bits, **how, "TILE": 1024} for s, bits, how in ((7, 4, ALL), (1, 0, SUM), (9, 5, ALL))
     ]),
     "kernels.many._poison": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.many._settle": ({}, [{"SMALL": 5.3e36, "EVEN": 1, "TILE": 1024}]),
-    "kernels.signs._encode_many": ({}, [
-        {"RULE": rule, "ZEROS": 2, "HAS_MEMORY": 1, "HAS_REST": 1, "EVEN": 1, "G": 128, "PER": 5 if rule == 3 else 8}
-        for rule in (1, 0, 3)
-    ]),
-    "kernels.signs._sum_many": ({}, [
-        {"RULE": rule, "MAJORITY": rule != 1, "EVEN": 1, "PER": 5 if rule == 3 else 8, "TILE": 1024} for rule in (1, 0, 3)
-    ]),
     "kernels.signs._encode": ({}, [
-        {"RULE": rule, "ZEROS": 2, "HAS_MEMORY": 1, "HAS_REST": 1, "G": 128, "PER": 5 if rule == 3 else 8} for rule in range(4)
+        {"RULE": rule, "ZEROS": 2, **how, "G": 128, "PER": 5 if rule == 3 else 8} for how in (MANY, ONE) for rule in range(4)
     ]),
-    "kernels.signs._sum": ({}, [{"RULE": rule, "ADD": 0, "MAJORITY": 1, "TILE": 1024} for rule in range(4)]),
-    "kernels.codebook._encode": ({}, [{"HAS_MEMORY": 1, "HAS_REST": 1, "TILE": 1024}]),
-    "kernels.codebook._sum": ({}, [{"ADD": 1, "TILE": 1024}]),
+    "kernels.signs._sum": ({}, [
+        {"RULE": rule, "MAJORITY": rule != 1, **how, "TILE": 1024} for how in (ALL, SUM) for rule in range(4)
+    ]),
+    "kernels.codebook._encode": ({}, [{**how, "TILE": 1024} for how in (MANY, ONE, BARE)]),
+    "kernels.codebook._sum": ({}, [{**how, "TILE": 1024} for how in (ALL, SUM)]),
     "kernels.powers._encode": ({"tops": "*i32"}, [
-        {"BITS": bits, "OCTAVES": octaves, "HAS_MEMORY": 1, "HAS_REST": 1, "EVEN": 1, "G": 128}
-        for bits, octaves in ((4, 7), (8, 126))
+        {"BITS": bits, "OCTAVES": octaves, **how, "WHOLE": 1, "G": 128}
+        for bits, octaves, how in ((4, 7, MANY), (8, 126, ONE))
     ]),
-    "kernels.powers._sum": ({}, [{"BITS": 8, "OCTAVES": 126, "ADD": 0, "TILE": 1024}]),
+    "kernels.powers._sum": ({}, [{"BITS": 8, "OCTAVES": 126, **how, "TILE": 1024} for how in (ALL, SUM)]),
     "kernels.finite._look": ({}, [{"EXPONENT": 0x7F800000, "TILE": 4096}]),
     "kernels.finite._add": ({}, [{"HAS_MEMORY": 1, "TILE": 1024}]),
     "kernels.momentum._accelerate": ({}, [{"NESTEROV": nesterov, "TILE": 1024} for nesterov in (0, 1)]),
@@ -112,24 +108,22 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, float]]]] = {
     "kernels.rotation._write": ({"w": "i64"}, [{"BITS": bits, "HAS_REST": 1, "G": 128} for bits in (1, 3, 4)]),
     "kernels.rotation._sum": ({}, [{"BITS": 4, "ADD": 1, "TILE": 1024}]),
     "kernels.floats._encode": ({}, [
-        {"FRACTION": m, "LEAST": least, "LARGEST": most, "MOST": 3.4e38, "RANDOM": m - 2, "EVEN": 1, "HAS_MEMORY": 1,
-         "HAS_REST": 1, "TILE": 1024} for m, least, most in ((3, -6, 448.0), (2, -14, 57344.0))
+        {"FRACTION": m, "LEAST": least, "LARGEST": most, "MOST": 3.4e38, "RANDOM": m - 2, **how, "WHOLE": 1, "TILE": 1024}
+        for m, least, most, how in ((3, -6, 448.0, MANY), (2, -14, 57344.0, ONE), (3, -6, 448.0, ONE))
     ]),
-    "kernels.floats._sum": ({}, [{"FRACTION": m, "LEAST": least, "ADD": 0, "TILE": 1024} for m, least in ((3, -6), (2, -14))]),
-    "kernels.floats._encode_many": ({}, [
-        {"FRACTION": 3, "LEAST": -6, "LARGEST": 448.0, "MOST": 3.4e38, "RANDOM": 1, "EVEN": 1, "HAS_MEMORY": 1, "HAS_REST": 1,
-         "TILE": 1024}
+    "kernels.floats._sum": ({}, [
+        {"FRACTION": m, "LEAST": least, **how, "TILE": 1024} for m, least, how in ((3, -6, ALL), (2, -14, SUM))
     ]),
-    "kernels.floats._sum_many": ({}, [{"FRACTION": 3, "LEAST": -6, "EVEN": 1, "TILE": 1024}]),
     "kernels.statistics._largest": ({}, [{"EVEN": 1, "HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
     "kernels.statistics._piece_sums": ({"out": "*fp64"}, [
-        {"KIND": kind, "EVEN": 1, "HAS_MEMORY": 1, "ROWS": 16} for kind in range(2)
+        {"KIND": kind, "EVEN": 1, "HAS_MEMORY": 1, "ROWS": 16} for kind in range(4)
     ]),
+    "kernels.statistics._counts": ({"out": "*i32"}, [{"EVEN": 1, "HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
     "kernels.fixed._encode": ({}, [
-        {"BITS": bits, "LEAST": least, "RANDOM": bits == 4, "HAS_MEMORY": 1, "HAS_REST": 1, "EVEN": 1, "G": 128}
-        for bits, least in ((4, 7), (5, 16))
+        {"BITS": bits, "LEAST": least, "RANDOM": bits == 4, **how, "WHOLE": 1, "G": 128}
+        for bits, least, how in ((4, 7, MANY), (5, 16, ONE))
     ]),
-    "kernels.fixed._sum": ({}, [{"BITS": bits, "SYMMETRIC": 1, "ADD": 0, "TILE": 1024} for bits in (4, 5)]),
+    "kernels.fixed._sum": ({}, [{"BITS": bits, "SYMMETRIC": 1, **how, "TILE": 1024} for bits, how in ((4, ALL), (5, SUM))]),
     "kernels.scan_kernel": ({}, [{"CHUNK": 1024}]),
     "kernels.block_max_kernel": ({}, [{"HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
     "kernels.count_kernel": ({"out": "*i32"}, [{"HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
@@ -139,6 +133,8 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, float]]]] = {
     "random._uniform": ({}, [{"TILE": 1024}]),
     "random._walk": ({"out": "*i64"}, [{"TILE": 1024}]),
 }  # fmt: skip
+# Those that kernels ask where they are.
+HELPERS = ("kernels.tile_positions", "kernels.many.tile_of", "kernels.many.encoder_at", "kernels.many.adder_at")
 # Those that also read gradients of other types, as they are: kernel -> its arguments that have them.
 NARROW = {
     "kernels.levels._quantize": "x",
@@ -166,16 +162,19 @@ def kernels() -> dict[str, Any]:
             for key, value in vars(module).items():
                 if not isinstance(value, triton.JITFunction) or value.module != name:
                     continue
-                if "tl.program_id" in value.src or "tile_of(programs)" in value.src:
+                if "tl.program_id" in value.src or "programs" in value.arg_names:
                     found[f"{place}.{key}"] = value
-    for helper in ("kernels.tile_positions", "kernels.many.tile_of"):  # which ask where they are
+    for helper in HELPERS:
         found.pop(helper, None)
     return found
 
 
-def compiled(kernel: Any, special: dict[str, str], constants: dict[str, float], fused: bool) -> str:
+def compiled(kernel: Any, special: dict[str, str], constants: dict[str, Any], fused: bool) -> str:
     """The kernel's PTX."""
     signature = {}
+    if constants.get("MANY"):
+        special = {"shrink": "*fp32", **special}
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     for name in kernel.arg_names:
         if name in constants:
             signature[name] = "constexpr"

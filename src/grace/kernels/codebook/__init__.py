@@ -15,8 +15,16 @@ from torch import Tensor
 from grace.compute.dispatch import operation
 from grace.kernels.blocks import block_count
 from grace.kernels.codebook.book import Codebook
+from grace.kernels.many import Many
 
-__all__ = ["Codebook", "codebook_bytes", "encode_codebook", "sum_codebook"]
+__all__ = [
+    "Codebook",
+    "codebook_bytes",
+    "encode_codebook",
+    "encode_codebook_many",
+    "sum_codebook",
+    "sum_codebook_many",
+]
 
 SIGN = 0x80  # alone it is minus zero, which no sender writes
 BAD_SCALE = "field 'scales' must be finite and not negative"
@@ -50,4 +58,16 @@ def sum_codebook(
 
     Raises:
         PayloadError: a length, scale or code that no sender writes; ``out`` is then undefined.
+    """
+
+
+@operation
+def encode_codebook_many(message: Tensor, many: Many, book: Codebook, block: int) -> Tensor:
+    """As :func:`encode_codebook` for each tensor, into its place in ``message [s]`` uint8: ``[T]`` bool, which were finite."""
+
+
+@operation
+def sum_codebook_many(rows: Tensor, many: Many, book: Codebook, block: int, weight: float) -> Tensor:
+    """As :func:`sum_codebook` for each tensor, from its places in ``rows [W, s]`` uint8: ``[T]`` bool, which had wires such as
+    a sender writes.
     """

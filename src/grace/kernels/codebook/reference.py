@@ -13,8 +13,10 @@ from grace.errors import PayloadError
 from grace.flags.finite import Flag, and_, flag
 from grace.flags.refusals import refuse_unless
 from grace.kernels.blocks import block_count, repeat_by_block
-from grace.kernels.codebook import BAD_CODE, BAD_SCALE, SIGN, Codebook
+from grace.kernels.codebook import BAD_CODE, BAD_SCALE, SIGN, Codebook, codebook_bytes
 from grace.kernels.levels import nearest
+from grace.kernels.many import Many
+from grace.kernels.many.reference import encode_each, sum_each
 from grace.kernels.spans import split_spans
 from grace.kernels.statistics import block_abs_max
 
@@ -71,3 +73,12 @@ def _add(wire: Tensor, out: Tensor, book: Codebook, block: int, weight: float) -
         factor = scales[span.row, None, span.blocks] * weight
         value = _decode(codes[span.row, None, span.columns], entries)
         out[span.row, None, span.columns].add_(value.mul_(repeat_by_block(factor, len(span), block)))
+
+
+def encode_codebook_many(message: Tensor, many: Many, book: Codebook, block: int) -> Tensor:
+    return encode_each(message, many, lambda _, x, memory, rest: encode_codebook(x, book, block, memory, rest))
+
+
+def sum_codebook_many(rows: Tensor, many: Many, book: Codebook, block: int, weight: float) -> Tensor:
+    widths = [codebook_bytes(n, block) for n in many.sizes]
+    return sum_each(rows, many, widths, lambda received, out: sum_codebook(received, out, book, block, weight))

@@ -8,19 +8,20 @@ to q = 2**(bits - 1) - 1; W workers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from grace.compute.dispatch import operation
 from grace.kernels.blocks import block_count
+from grace.kernels.many import Many
 from grace.kernels.packing import packed_bytes
 
 if TYPE_CHECKING:
     from grace.random import Stream
 
-__all__ = ["encode_fixed", "fixed_bytes", "sum_fixed"]
+__all__ = ["encode_fixed", "encode_fixed_many", "fixed_bytes", "sum_fixed", "sum_fixed_many"]
 
 BAD_UNIT = "field 'units' must be finite and not negative, and small enough for its codes"
 
@@ -66,4 +67,20 @@ def sum_fixed(
 
     Raises:
         PayloadError: a length, unit or code that no sender writes; ``out`` is then undefined.
+    """
+
+
+@operation
+def encode_fixed_many(
+    message: Tensor, many: Many, bits: int, block: int, clip: float, shrink: Callable[[int], float], step: int | None
+) -> Tensor:
+    """As :func:`encode_fixed` for each tensor, into its place in ``message [s]`` uint8, at random by its stream at this step,
+    or to the nearest if there is none: ``[T]`` bool, which were finite. ``shrink`` depends on a tensor's size.
+    """
+
+
+@operation
+def sum_fixed_many(rows: Tensor, many: Many, bits: int, block: int, clip: float, weight: float) -> Tensor:
+    """As :func:`sum_fixed` for each tensor, from its places in ``rows [W, s]`` uint8: ``[T]`` bool, which had wires such as a
+    sender writes.
     """

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,8 +14,10 @@ from grace.errors import PayloadError
 from grace.flags.finite import Flag, flag
 from grace.flags.refusals import refuse_unless
 from grace.kernels.blocks import block_count, repeat_by_block
-from grace.kernels.fixed import BAD_UNIT, bad_code
+from grace.kernels.fixed import BAD_UNIT, bad_code, fixed_bytes
 from grace.kernels.levels import MOST, block_divide, stochastic_round
+from grace.kernels.many import Many
+from grace.kernels.many.reference import encode_each, sum_each
 from grace.kernels.packing import pack, packed_bytes, unpack
 from grace.kernels.statistics import block_abs_max
 
@@ -67,3 +70,19 @@ def sum_fixed(
 
 def _uniform(rows: Tensor, rng: Stream) -> Tensor:
     return rng.uniform(rows.numel(), rows.device).view(rows.shape)
+
+
+def encode_fixed_many(
+    message: Tensor, many: Many, bits: int, block: int, clip: float, shrink: Callable[[int], float], step: int | None
+) -> Tensor:
+    streams = [None if step is None else replace(stream, step=step) for stream in many.streams]
+
+    def encode(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
+        return encode_fixed(x, bits, block, clip, shrink(x.shape[1]), streams[t], memory, rest)
+
+    return encode_each(message, many, encode)
+
+
+def sum_fixed_many(rows: Tensor, many: Many, bits: int, block: int, clip: float, weight: float) -> Tensor:
+    widths = [fixed_bytes(n, bits, block) for n in many.sizes]
+    return sum_each(rows, many, widths, lambda received, out: sum_fixed(received, out, bits, block, clip, weight))

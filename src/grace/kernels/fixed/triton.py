@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from grace.compute.launching import TILE, Marks, check_rows, even_runs, launch, signed
+from grace.compute.launching import TILE
 from grace.errors import PayloadError
-from grace.flags.capturing import step_word
 from grace.flags.finite import Flag
-from grace.kernels.blocks import block_count
 from grace.kernels.fixed import BAD_UNIT, bad_code, fixed_bytes
 from grace.kernels.levels import MOST
-from grace.kernels.packing import packed_bytes
-from grace.kernels.statistics.triton import largest
+from grace.kernels.many import Many
+from grace.kernels.many.jobs import Bucket, Job, Rows, add_up, add_up_many
+from grace.kernels.many.triton import adder_at, code_width, encoder_at, so_far
+from grace.kernels.statistics.triton import largest, largest_of_many
 from grace.kernels.triton import (
     load_code,
     load_float,
     load_sum,
     magnitude,
     mark_if,
+    positions_of,
     round_half_even,
     store_codes,
     store_float,
-    tile_positions,
 )
 from grace.random.triton import lanes_at, lanes_of_tile
 
@@ -38,17 +37,22 @@ if TYPE_CHECKING:
 
 @triton.jit(do_not_specialize=["key0", "key1", "step", "share", "most", "shrink"])
 def _encode(
-    x, e, rest, wire, tops, bad, n, block, nb, w, width, key0, key1, step, share, most, shrink,
-    BITS: tl.constexpr, LEAST: tl.constexpr, RANDOM: tl.constexpr, HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr,
-    EVEN: tl.constexpr, G: tl.constexpr,
+    table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, step, block, tops, share, most, shrink,
+    BITS: tl.constexpr, LEAST: tl.constexpr, RANDOM: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr,
+    WHOLE: tl.constexpr, HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(1).to(tl.int64)
-    first, i, counts = tile_positions(G, 8)
+    """shrink: of many tensors, where theirs lie."""
+    task, tile, x, e, rest, start, n, base, bad, head, nb, key0, key1 = encoder_at(
+        table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, block, MANY, EVEN
+    )
+    if MANY:
+        shrink = tl.load(shrink + task)
+    first, i, counts = positions_of(tile, G, 8)
     inside = counts & (i < n)
-    p = load_sum(x, e, row * n + i, inside, HAS_MEMORY)
+    p = load_sum(x, e, start + i, inside, HAS_MEMORY)
     mark_if(bad, magnitude(p) >= 0x7F800000)
     k = i // block
-    unit = tl.load(tops + row * nb + k, inside, 0.0) * share
+    unit = tl.load(tops + head + k, inside, 0.0) * share
     unit = tl.where(unit > most, most, unit)
     unit = tl.where(unit < 1.1754943508222875e-38, 0.0, unit)
     live = unit > 0
@@ -58,36 +62,31 @@ def _encode(
     size = tl.abs(y)
     level = round_half_even(size)
     if RANDOM:
-        if EVEN:
-            lane = lanes_of_tile(key0, key1, step, row * n + first, G)
+        if WHOLE:
+            lane = lanes_of_tile(key0, key1, step, start + first, G)
         else:
-            lane = lanes_at(key0, key1, step, row * n + i)
+            lane = lanes_at(key0, key1, step, start + i)
         near = level.to(tl.float32)
         low = near - tl.where(near > size, 1.0, 0.0)
         u = (lane.to(tl.float32) + 0.5) * 0.0000152587890625
         drawn = low + tl.where(u < size - low, 1.0, 0.0)
         level = tl.where(tl.abs(size - near) <= tl.maximum(size, 1.0) * 1e-6, near, drawn).to(tl.int32)
     code = tl.where(y < 0, -level, level)
-    base = wire + row * w
-    store_codes(base + 4 * nb, tl.where(inside, code + top + 1, 0), first, n, width, BITS, G)
+    store_codes(base + 4 * nb, tl.where(inside, code + top + 1, 0), first, n, code_width(n, BITS), BITS, G)
     sent = tl.div_rn(unit, tl.zeros_like(unit) + shrink)
     store_float(base + 4 * k, sent, inside & (i % block == 0))
     if HAS_REST:
-        tl.store(rest + row * n + i, p - code.to(tl.float32) * sent, inside)
+        tl.store(rest + start + i, p - code.to(tl.float32) * sent, inside)
 
 
 @triton.jit(do_not_specialize=["weight"])
 def _sum(
-    wires, out, marks, W, stride, row_stride, n, block, nb, width, weight,
-    BITS: tl.constexpr, SYMMETRIC: tl.constexpr, ADD: tl.constexpr, TILE: tl.constexpr,
+    table, programs, wires, out, marks, n, W, stride, row_stride, block, weight,
+    BITS: tl.constexpr, SYMMETRIC: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(1).to(tl.int64)
-    i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    inside = i < n
-    total = tl.zeros((TILE,), tl.float32)
-    if ADD:
-        total = tl.load(out + row * n + i, inside, 0.0)
-    base = wires + row * row_stride
+    out, i, n, base, marks, nb = adder_at(table, programs, wires, out, marks, n, row_stride, block, 2, MANY, EVEN, TILE)
+    inside, total, width = i < n, so_far(out, i, n, ADD), code_width(n, BITS)
     for _ in range(W):
         unit = load_float(base + 4 * (i // block), inside)
         code, _good = load_code(base + 4 * nb, i, inside, width, BITS)
@@ -97,7 +96,7 @@ def _sum(
         mark_if(marks + 1, ((unit >= 0) & (unit < float("inf")) & (tl.abs(value) < float("inf"))) == 0)
         total += value * weight
         base += stride
-    tl.store(out + row * n + i, total, inside)
+    tl.store(out + i, total, inside)
 
 
 def encode_fixed(
@@ -110,33 +109,45 @@ def encode_fixed(
     memory: Tensor | None = None,
     rest: Tensor | None = None,
 ) -> tuple[Tensor, Flag]:
-    check_rows(rows=rows, memory=memory, rest=rest)
-    (b, n), bad = rows.shape, Marks(rows)
+    job = Rows(rows, memory, rest, fixed_bytes(rows.shape[1], bits, block), rng)
+    out: tuple[Tensor, Flag] = _write(job, bits, block, clip, shrink, rng is not None)
+    return out
+
+
+def encode_fixed_many(
+    message: Tensor, many: Many, bits: int, block: int, clip: float, shrink: Callable[[int], float], step: int | None
+) -> Tensor:
+    job = Bucket(message, many, step)
+    out: Tensor = _write(job, bits, block, clip, job.each(shrink), step is not None)
+    return out
+
+
+def _write(job: Job, bits: int, block: int, clip: float, shrink: float | Tensor, random: bool) -> Any:
     q = (1 << (bits - 1)) - 1
-    least, tops = q + (clip < 1), largest(rows, memory, block)
-    wire = torch.empty(b, fixed_bytes(n, bits, block), dtype=torch.uint8, device=rows.device)
-    key0, key1, step = (0, 0, 0) if rng is None else (*map(signed, rng.key()), step_word(rng.step, rows.device))
-    launch(
-        _encode, (block_count(n, TILE), b), rows, memory, rest, wire, tops, bad.words, n, block, tops.shape[1], wire.shape[1],
-        packed_bytes(n, bits), key0, key1, step, clip / q, MOST / least, shrink,
-        BITS=bits, LEAST=least, RANDOM=rng is not None, HAS_MEMORY=memory is not None, HAS_REST=rest is not None,
-        EVEN=b == 1 or n % 4 == 0, G=TILE // 8,
-    )  # fmt: skip
-    return wire, bad.unset()
+    least, tops = q + (clip < 1), job.reduce(largest, largest_of_many, block)
+    return job.encode(
+        _encode,
+        block,
+        tops,
+        clip / q,
+        MOST / least,
+        shrink,
+        tells_whole=True,
+        BITS=bits,
+        LEAST=least,
+        RANDOM=random,
+        G=TILE // 8,
+    )
 
 
 def sum_fixed(
     received: Sequence[Tensor], out: Tensor, bits: int, block: int, clip: float, weight: float, *, add: bool = False
 ) -> None:
-    check_rows(out=out)
-    (b, n), marks = out.shape, Marks(out, 2)
-    if not add and not received:
-        out.zero_()
-    for run in even_runs(received, b, fixed_bytes(n, bits, block)):
-        launch(
-            _sum, (block_count(n, TILE), b), run.first, out, marks.words, run.count, run.stride, run.row, n, block,
-            block_count(n, block), packed_bytes(n, bits), weight, BITS=bits, SYMMETRIC=clip == 1, ADD=add, TILE=TILE,
-        )  # fmt: skip
-        add = True
+    width = fixed_bytes(out.shape[1], bits, block)
+    marks = add_up(_sum, received, out, width, block, weight, 2, add=add, BITS=bits, SYMMETRIC=clip == 1)
     marks.refuse(0, lambda: PayloadError(bad_code(bits)))
     marks.refuse(1, lambda: PayloadError(BAD_UNIT))
+
+
+def sum_fixed_many(rows: Tensor, many: Many, bits: int, block: int, clip: float, weight: float) -> Tensor:
+    return add_up_many(_sum, rows, many, block, weight, 2, BITS=bits, SYMMETRIC=clip == 1)

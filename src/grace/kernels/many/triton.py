@@ -43,6 +43,76 @@ def key_of(table, task):
 
 
 @triton.jit
+def encoder_at(
+    table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, block, MANY: tl.constexpr, EVEN: tl.constexpr
+):
+    """What a program encodes: (its tensor or row, which of its tiles, x, e and rest, where its numbers start in them, n, the
+    first byte of its wire, its mark, its first block of those of all, nb, the two words of its key).
+    """
+    if MANY:
+        task, tile = tile_of(programs)
+        x, e, rest = tensor_of(table, task, 0, EVEN), tensor_of(table, task, 1, EVEN), tensor_of(table, task, 2, EVEN)
+        place, n = wire_of(table, task)
+        key0, key1 = key_of(table, task)
+        nb = (n + block - 1) // block
+        start = tile - tile
+        base = wire + place
+        bad = bad + task
+        head = tl.load(heads + task)
+    else:
+        task = tl.program_id(1).to(tl.int64)
+        tile = tl.program_id(0).to(tl.int64)
+        n = tile - tile + n
+        nb = (n + block - 1) // block
+        start = task * n
+        base = wire + task * w
+        head = task * nb
+    return task, tile, x, e, rest, start, n, base, bad, head, nb, key0, key1
+
+
+@triton.jit
+def adder_at(
+    table, programs, wires, out, marks, n, row_stride, block,
+    MARKS: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """What a program adds up: (where its row begins in out, ``[TILE]`` the numbers of it, n, where its first wire begins, its
+    marks, of which a row or tensor has so many, nb).
+    """
+    if MANY:
+        task, tile = tile_of(programs)
+        place, n = wire_of(table, task)
+        out = tensor_of(table, task, 0, EVEN)
+        base = wires + place
+        marks = marks + MARKS * task
+    else:
+        row = tl.program_id(1).to(tl.int64)
+        tile = tl.program_id(0).to(tl.int64)
+        n = tile - tile + n
+        out = out + row * n
+        base = wires + row * row_stride
+    return out, tile * TILE + tl.arange(0, TILE), n, base, marks, (n + block - 1) // block
+
+
+@triton.jit
+def so_far(out, i, n, ADD: tl.constexpr):
+    """float32: what a sum begins with."""
+    total = tl.zeros(i.shape, tl.float32)
+    if ADD:
+        total = tl.load(out + i, i < n, 0.0)
+    return total
+
+
+@triton.jit
+def code_width(n, BITS: tl.constexpr):
+    """Bytes of n codes of ``BITS`` bits; 0: of base 3, five to a byte."""
+    if BITS == 0:
+        width = (n + 4) // 5
+    else:
+        width = (n * BITS + 7) // 8
+    return width
+
+
+@triton.jit
 def _poison(table, programs, flags, EVEN: tl.constexpr, TILE: tl.constexpr):
     task, tile = tile_of(programs)
     if tl.load(flags + task) == 0:

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from grace.compute.dispatch import operation
 from grace.kernels.blocks import block_count
+from grace.kernels.many import Many
 from grace.kernels.packing import packed_bytes
 
 if TYPE_CHECKING:
     from grace.random import Stream
 
-__all__ = ["encode_powers", "powers_bytes", "sum_powers"]
+__all__ = ["encode_powers", "encode_powers_many", "powers_bytes", "sum_powers", "sum_powers_many"]
 
 BAD_CODE = "field 'codes' must be in the range of their block"
 BAD_HEAD = "field 'exponents' puts a code outside the range of float32"
@@ -53,4 +54,18 @@ def sum_powers(
 
     Raises:
         PayloadError: a length, exponent or code that no sender writes; ``out`` is then undefined.
+    """
+
+
+@operation
+def encode_powers_many(message: Tensor, many: Many, bits: int, block: int, step: int) -> Tensor:
+    """As :func:`encode_powers` for each tensor, into its place in ``message [s]`` uint8, with its stream at this step: ``[T]``
+    bool, which were finite.
+    """
+
+
+@operation
+def sum_powers_many(rows: Tensor, many: Many, bits: int, block: int, weight: float) -> Tensor:
+    """As :func:`sum_powers` for each tensor, from its places in ``rows [W, s]`` uint8: ``[T]`` bool, which had wires such as a
+    sender writes.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,8 +14,10 @@ from grace.errors import PayloadError
 from grace.flags.finite import Flag, flag
 from grace.flags.refusals import refuse_unless
 from grace.kernels.blocks import block_count, repeat_by_block
+from grace.kernels.many import Many
+from grace.kernels.many.reference import encode_each, sum_each
 from grace.kernels.packing import pack, packed_bytes, unpack
-from grace.kernels.powers import BAD_CODE, BAD_HEAD
+from grace.kernels.powers import BAD_CODE, BAD_HEAD, powers_bytes
 from grace.kernels.spans import split_spans
 from grace.kernels.statistics import block_abs_max
 
@@ -102,3 +105,15 @@ def _split(x: Tensor) -> tuple[Tensor, Tensor]:
     word = x.view(torch.int32)
     raw = (word >> 23) & 0xFF
     return raw, torch.where(raw > 0, word & 0x7FFFFF, 0)
+
+
+def encode_powers_many(message: Tensor, many: Many, bits: int, block: int, step: int) -> Tensor:
+    streams = [replace(stream, step=step) for stream in many.streams]
+    return encode_each(
+        message, many, lambda t, x, memory, rest: encode_powers(x, bits, block, streams[t], memory, rest)
+    )
+
+
+def sum_powers_many(rows: Tensor, many: Many, bits: int, block: int, weight: float) -> Tensor:
+    widths = [powers_bytes(n, bits, block) for n in many.sizes]
+    return sum_each(rows, many, widths, lambda received, out: sum_powers(received, out, bits, block, weight))

@@ -10,23 +10,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from grace.compute.launching import TILE, Marks, check_rows, even_runs, launch, signed
+from grace.compute.launching import TILE
 from grace.errors import PayloadError
-from grace.flags.capturing import step_word
 from grace.flags.finite import Flag
-from grace.kernels.blocks import block_count
-from grace.kernels.packing import packed_bytes
+from grace.kernels.many import Many
+from grace.kernels.many.jobs import Bucket, Job, Rows, add_up, add_up_many
+from grace.kernels.many.triton import adder_at, code_width, encoder_at, so_far
 from grace.kernels.powers import BAD_CODE, BAD_HEAD, powers_bytes
-from grace.kernels.statistics.triton import largest
-from grace.kernels.triton import (
-    load_code,
-    load_sum,
-    magnitude,
-    mark_if,
-    negated,
-    store_codes,
-    tile_positions,
-)
+from grace.kernels.statistics.triton import largest, largest_of_many
+from grace.kernels.triton import load_code, load_sum, magnitude, mark_if, negated, positions_of, store_codes
 from grace.random.triton import lanes_at, lanes_of_tile
 
 if TYPE_CHECKING:
@@ -46,17 +38,19 @@ def _value(code, below, BITS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["key0", "key1", "step"])
 def _encode(
-    x, e, rest, wire, tops, bad, n, block, nb, w, width, key0, key1, step,
-    BITS: tl.constexpr, OCTAVES: tl.constexpr, HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr, EVEN: tl.constexpr,
-    G: tl.constexpr,
+    table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, step, block, tops,
+    BITS: tl.constexpr, OCTAVES: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr,
+    HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(1).to(tl.int64)
-    first, i, counts = tile_positions(G, 8)
+    _task, tile, x, e, rest, start, n, base, bad, head, nb, key0, key1 = encoder_at(
+        table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, block, MANY, EVEN
+    )
+    first, i, counts = positions_of(tile, G, 8)
     inside = counts & (i < n)
-    p = load_sum(x, e, row * n + i, inside, HAS_MEMORY)
+    p = load_sum(x, e, start + i, inside, HAS_MEMORY)
     mark_if(bad, magnitude(p) >= 0x7F800000)
     k = i // block
-    word = tl.load(tops + row * nb + k, inside, 0)
+    word = tl.load(tops + head + k, inside, 0)
     raw = (word >> 23) & 0xFF
     top = raw + tl.where((raw > 0) & ((word & 0x7FFFFF) > 0), 1, 0)  # the largest number, rounded up
     top = tl.minimum(tl.maximum(top, 1), 254) - 127
@@ -66,32 +60,26 @@ def _encode(
     within = size >= (tl.maximum(below + 1, 1) << 23)
     small = tl.where(within, 0.0, tl.abs(p) * unit * 8388608.0).to(tl.int32)
     place = tl.where(within, size - below * 8388608, small)  # from `below` on, an octave is 2**23
-    if EVEN:
-        lane = lanes_of_tile(key0, key1, step, row * n + first, G)
+    if WHOLE:
+        lane = lanes_of_tile(key0, key1, step, start + first, G)
     else:
-        lane = lanes_at(key0, key1, step, row * n + i)
+        lane = lanes_at(key0, key1, step, start + i)
     level = tl.minimum((place - (lane << 7) + (8388608 - 65)) >> 23, OCTAVES)
     code = level | (tl.where((p < 0) & (level > 0), 1, 0) << (BITS - 1))
-    base = wire + row * w
     tl.store(base + k, (top & 0xFF).to(tl.uint8), inside & (i % block == 0))
-    store_codes(base + nb, tl.where(inside, code, 0), first, n, width, BITS, G)
+    store_codes(base + nb, tl.where(inside, code, 0), first, n, code_width(n, BITS), BITS, G)
     if HAS_REST:
         said, _level, _raw = _value(code, below, BITS)
-        tl.store(rest + row * n + i, p - said, inside)
+        tl.store(rest + start + i, p - said, inside)
 
 
 @triton.jit(do_not_specialize=["weight"])
 def _sum(
-    wires, out, marks, W, stride, row_stride, n, block, nb, width, weight,
-    BITS: tl.constexpr, OCTAVES: tl.constexpr, ADD: tl.constexpr, TILE: tl.constexpr,
+    table, programs, wires, out, marks, n, W, stride, row_stride, block, weight,
+    BITS: tl.constexpr, OCTAVES: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(1).to(tl.int64)
-    i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    inside = i < n
-    total = tl.zeros((TILE,), tl.float32)
-    if ADD:
-        total = tl.load(out + row * n + i, inside, 0.0)
-    base = wires + row * row_stride
+    out, i, n, base, marks, nb = adder_at(table, programs, wires, out, marks, n, row_stride, block, 2, MANY, EVEN, TILE)
+    inside, total, width = i < n, so_far(out, i, n, ADD), code_width(n, BITS)
     for _ in range(W):
         byte = tl.load(base + i // block, inside, 0).to(tl.int32)
         top = tl.where(byte >= 128, byte - 256, byte)
@@ -101,7 +89,7 @@ def _sum(
         mark_if(marks, ((raw < 1) | (raw > 254)) & inside)
         total += value * weight
         base += stride
-    tl.store(out + row * n + i, total, inside)
+    tl.store(out + i, total, inside)
 
 
 def encode_powers(
@@ -109,17 +97,16 @@ def encode_powers(
 ) -> tuple[Tensor, Flag] | Any:
     if bits not in _OCTAVES:
         return NotImplemented
-    check_rows(rows=rows, memory=memory, rest=rest)
-    b, n = rows.shape
-    tops = largest(rows, memory, block).view(torch.int32)
-    wire = torch.empty(b, powers_bytes(n, bits, block), dtype=torch.uint8, device=rows.device)
-    bad, (key0, key1) = Marks(rows), rng.key()
-    launch(
-        _encode, (block_count(n, TILE), b), rows, memory, rest, wire, tops, bad.words, n, block, tops.shape[1], wire.shape[1],
-        packed_bytes(n, bits), signed(key0), signed(key1), step_word(rng.step, rows.device), BITS=bits, OCTAVES=_OCTAVES[bits],
-        HAS_MEMORY=memory is not None, HAS_REST=rest is not None, EVEN=b == 1 or n % 4 == 0, G=TILE // 8,
-    )  # fmt: skip
-    return wire, bad.unset()
+    return _write(Rows(rows, memory, rest, powers_bytes(rows.shape[1], bits, block), rng), bits, block)
+
+
+def encode_powers_many(message: Tensor, many: Many, bits: int, block: int, step: int) -> Tensor | Any:
+    return _write(Bucket(message, many, step), bits, block) if bits in _OCTAVES else NotImplemented
+
+
+def _write(job: Job, bits: int, block: int) -> Any:
+    tops = job.reduce(largest, largest_of_many, block).view(torch.int32)
+    return job.encode(_encode, block, tops, tells_whole=True, BITS=bits, OCTAVES=_OCTAVES[bits], G=TILE // 8)
 
 
 def sum_powers(
@@ -127,16 +114,14 @@ def sum_powers(
 ) -> Any:
     if bits not in _OCTAVES:
         return NotImplemented
-    check_rows(out=out)
-    (b, n), marks = out.shape, Marks(out, 2)
-    if not add and not received:
-        out.zero_()
-    for run in even_runs(received, b, powers_bytes(n, bits, block)):
-        launch(
-            _sum, (block_count(n, TILE), b), run.first, out, marks.words, run.count, run.stride, run.row, n, block,
-            block_count(n, block), packed_bytes(n, bits), weight, BITS=bits, OCTAVES=_OCTAVES[bits], ADD=add, TILE=TILE,
-        )  # fmt: skip
-        add = True
+    width = powers_bytes(out.shape[1], bits, block)
+    marks = add_up(_sum, received, out, width, block, weight, 2, add=add, BITS=bits, OCTAVES=_OCTAVES[bits])
     marks.refuse(1, lambda: PayloadError(BAD_CODE))
     marks.refuse(0, lambda: PayloadError(BAD_HEAD))
     return None
+
+
+def sum_powers_many(rows: Tensor, many: Many, bits: int, block: int, weight: float) -> Tensor | Any:
+    if bits not in _OCTAVES:
+        return NotImplemented
+    return add_up_many(_sum, rows, many, block, weight, 2, BITS=bits, OCTAVES=_OCTAVES[bits])

@@ -22,11 +22,13 @@ __all__ = [
     "encode_signs",
     "encode_signs_many",
     "encode_two_means",
+    "encode_two_means_many",
     "encode_votes",
     "encode_votes_many",
     "sum_signs",
     "sum_signs_many",
     "sum_two_means",
+    "sum_two_means_many",
     "sum_votes",
     "take_majority",
     "take_majority_many",
@@ -109,6 +111,20 @@ def encode_signs_many(message: Tensor, many: Many, block: int, phase: int) -> Te
 @operation
 def encode_votes_many(message: Tensor, many: Many, zero: Zeros, phase: int) -> Tensor:
     """As :func:`encode_votes` for each tensor, into its place in ``message [s]`` uint8: ``[T]`` bool, which were finite."""
+
+
+@operation
+def encode_two_means_many(message: Tensor, many: Many, tau: float, block: int) -> Tensor:
+    """As :func:`encode_two_means` for each tensor, into its place in ``message [s]`` uint8: ``[T]`` bool, which were
+    finite.
+    """
+
+
+@operation
+def sum_two_means_many(rows: Tensor, many: Many, block: int, weight: float) -> Tensor:
+    """As :func:`sum_two_means` for each tensor, from its places in ``rows [W, s]`` uint8: ``[T]`` bool, which had wires such
+    as a sender writes.
+    """
 
 
 @operation

@@ -81,6 +81,10 @@ def encode_signs_many(message: Tensor, many: Many, block: int, phase: int) -> Te
     return encode_each(message, many, lambda _, x, memory, rest: encode_signs(x, block, phase, memory, rest))
 
 
+def encode_two_means_many(message: Tensor, many: Many, tau: float, block: int) -> Tensor:
+    return encode_each(message, many, lambda _, x, memory, rest: encode_two_means(x, tau, block, memory, rest))
+
+
 def encode_votes_many(message: Tensor, many: Many, zero: Zeros, phase: int) -> Tensor:
     return encode_each(message, many, lambda _, x, memory, rest: encode_votes(x, zero, phase, memory, rest))
 
@@ -88,6 +92,11 @@ def encode_votes_many(message: Tensor, many: Many, zero: Zeros, phase: int) -> T
 def sum_signs_many(rows: Tensor, many: Many, block: int, weight: float) -> Tensor:
     widths = [wire_bytes(SIGNS, n, block) for n in many.sizes]
     return sum_each(rows, many, widths, lambda received, out: sum_signs(received, out, block, weight))
+
+
+def sum_two_means_many(rows: Tensor, many: Many, block: int, weight: float) -> Tensor:
+    widths = [wire_bytes(TWO_MEANS, n, block) for n in many.sizes]
+    return sum_each(rows, many, widths, lambda received, out: sum_two_means(received, out, block, weight))
 
 
 def take_majority_many(rows: Tensor, many: Many, zero: Zeros, weight: float) -> Tensor:

@@ -17,6 +17,7 @@ from grace.kernels.triton import (
     block_max_kernel,
     block_max_of,
     count_kernel,
+    count_of,
     join_pieces_kernel,
     piece_sum_kernel,
     piece_sum_of,
@@ -87,6 +88,18 @@ def ordered_sum(rows: Tensor, memory: Tensor | None, block: int, kind: int, tau:
     return total
 
 
+def two_means(rows: Tensor, memory: Tensor | None, block: int, tau: float) -> tuple[Tensor, Tensor]:
+    """float32 ``[b, nb]`` twice: the means of the numbers of each block of ``rows + memory`` below tau, and of the others."""
+    sizes = block_sizes(rows.shape[1], block, rows, torch.float64)
+    sums = [ordered_sum(rows, memory, block, kind, tau) for kind in (LOWER, UPPER)]
+    return _means(sums, how_many(rows, memory, block, tau), sizes)
+
+
+def _means(sums: list[Tensor], count: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+    lower, upper = sums
+    return (lower / (sizes - count).clamp_min(1)).float(), (upper / count.clamp_min(1)).float()
+
+
 # ---- of many tensors ------------------------------------------------------------------------------------------------
 @triton.jit
 def _largest(
@@ -111,7 +124,7 @@ def _largest(
 
 @triton.jit
 def _piece_sums(
-    table, programs, heads, out, block, pieces, turns,
+    table, programs, heads, out, block, pieces, turns, tau,
     KIND: tl.constexpr, EVEN: tl.constexpr, HAS_MEMORY: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     task, tile = tile_of(programs)
@@ -120,29 +133,59 @@ def _piece_sums(
     j = tile * ROWS + tl.arange(0, ROWS)
     count = (n + block - 1) // block * pieces
     at = out + tl.load(heads + task) * pieces
-    piece_sum_of(x, e, at, tile - tile, j, n, block, pieces, count, turns, 0.0, KIND, HAS_MEMORY, ROWS)
+    piece_sum_of(x, e, at, tile - tile, j, n, block, pieces, count, turns, tau, KIND, HAS_MEMORY, ROWS)
+
+
+@triton.jit
+def _counts(
+    table, programs, heads, out, block, tau,
+    EVEN: tl.constexpr, HAS_MEMORY: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    task, tile = tile_of(programs)
+    _place, n = wire_of(table, task)
+    x, e = tensor_of(table, task, 0, EVEN), tensor_of(table, task, 1, EVEN)
+    k = tile * ROWS + tl.arange(0, ROWS)
+    inner = tl.program_id(1).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    nb = (n + block - 1) // block
+    count_of(x, e, out + tl.load(heads + task), tile - tile, k, inner, n, block, nb, tau, HAS_MEMORY)
 
 
 def largest_of_many(many: Many, block: int) -> Tensor:
     """As :func:`largest`, for the blocks of all tensors side by side: float32 ``[blocks]``."""
+    return _chunks_of_many(_largest, many, block).view(torch.float32)
+
+
+def _chunks_of_many(kernel: Any, many: Many, block: int, *args: float) -> Tensor:
+    """int32 ``[blocks]``: what the kernel finds, chunk by chunk, in the blocks of all tensors side by side."""
     block = many.clip(block)
-    top = torch.zeros(sum(many.counts(block)), dtype=torch.int32, device=many.device)
+    out = torch.zeros(sum(many.counts(block)), dtype=torch.int32, device=many.device)
     shape = _shape(block)
     tiles = many.tiles(shape["ROWS"], block=block)
     grid = len(tiles), block_count(block, shape["CHUNK"])
-    launch(_largest, grid, many.table, tiles, many.heads(block), top, block, EVEN=many.even,
+    launch(kernel, grid, many.table, tiles, many.heads(block), out, block, *args, EVEN=many.even,
            HAS_MEMORY=many.memories is not None, **shape)  # fmt: skip
-    return top.view(torch.float32)
+    return out
 
 
 def mean_magnitude_of_many(many: Many, block: int) -> Tensor:
     """As :func:`mean_magnitude`, for the blocks of all tensors side by side: float32 ``[blocks]``."""
+    return (_sum_many(many, many.clip(block), ABS) / _sizes_of_many(many, block)).float()
+
+
+def two_means_of_many(many: Many, block: int, tau: float) -> tuple[Tensor, Tensor]:
+    """As :func:`two_means`, for the blocks of all tensors side by side: float32 ``[blocks]`` twice."""
+    sums = [_sum_many(many, many.clip(block), kind, tau) for kind in (LOWER, UPPER)]
+    return _means(sums, _chunks_of_many(_counts, many, block, tau).double(), _sizes_of_many(many, block))
+
+
+def _sizes_of_many(many: Many, block: int) -> Tensor:
+    """float64 ``[blocks]``: how long the blocks of all tensors are, side by side."""
     block = many.clip(block)
 
     def sizes() -> list[float]:
         return [min(block, n - begin) for n in many.sizes for begin in range(0, n, block)]
 
-    return (_sum_many(many, block, ABS) / many.numbers(("sizes", block), sizes, torch.float64)).float()
+    return many.numbers(("sizes", block), sizes, torch.float64)
 
 
 def euclidean_norm_of_many(many: Many, block: int) -> Tensor:
@@ -151,13 +194,13 @@ def euclidean_norm_of_many(many: Many, block: int) -> Tensor:
     return squares.sqrt_().clamp_max_(torch.finfo(torch.float32).max).float()
 
 
-def _sum_many(many: Many, block: int, kind: int) -> Tensor:
+def _sum_many(many: Many, block: int, kind: int, tau: float = 0.0) -> Tensor:
     """As :func:`ordered_sum`, for the blocks of all tensors side by side: float64 ``[blocks]``."""
     blocks, pieces = sum(many.counts(block)), block_count(block, _PIECE)
     out = torch.empty(blocks * pieces, dtype=torch.float64, device=many.device)
     tiles = many.tiles(_ROWS, block=block, pieces=pieces)
     turns = block_count(min(block, _PIECE), _LANES)
-    launch(_piece_sums, (len(tiles),), many.table, tiles, many.heads(block), out, block, pieces, turns, KIND=kind,
+    launch(_piece_sums, (len(tiles),), many.table, tiles, many.heads(block), out, block, pieces, turns, tau, KIND=kind,
            EVEN=many.even, HAS_MEMORY=many.memories is not None, ROWS=_ROWS)  # fmt: skip
     if pieces == 1:
         return out

@@ -1,0 +1,141 @@
+"""One kernel for the rows of one tensor and for the tensors of a bucket: it is written, and launched, once for both.
+
+A family's kernel begins with ``encoder_at`` or ``adder_at`` (``many/triton.py``), which say what its program handles; ``MANY``
+is whether that is found in a table. On the host a :class:`Rows` or a :class:`Bucket` launches it, and says what became of it.
+
+Encoders take ``(table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, step, block, ...)``, and what adds up takes
+``(table, programs, wires, out, marks, n, W, stride, row_stride, block, weight, ...)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from grace.compute.launching import TILE, Marks, check_rows, even_runs, launch, signed
+from grace.flags.capturing import step_word
+from grace.flags.finite import Flag
+from grace.kernels.blocks import block_count
+from grace.kernels.many import Many
+
+if TYPE_CHECKING:
+    from grace.random import Stream
+
+
+class Rows:
+    """The rows ``[b, n]`` of one tensor, and what encodes them.
+
+    Args:
+        rows, memory, rest: as operations take them. width: of a row's wire. rng: of its random numbers.
+
+    Raises:
+        InputError: they are not contiguous, of one shape, and of a dtype that kernels read.
+    """
+
+    def __init__(self, rows: Tensor, memory: Tensor | None, rest: Tensor | None, width: int, rng: Stream | None = None):
+        check_rows(rows=rows, memory=memory, rest=rest)
+        self.rows, self.memory, self.rest, self.rng = rows, memory, rest, rng
+        self.wire = torch.empty(rows.shape[0], width, dtype=torch.uint8, device=rows.device)
+
+    def reduce(self, of_rows: Callable[..., Any], of_many: Callable[..., Any], block: int, *args: Any) -> Any:
+        """What ``of_rows(rows, memory, block, ...)`` says of each block."""
+        return of_rows(self.rows, self.memory, block, *args)
+
+    def encode(
+        self, kernel: Any, block: int, *args: Any, per: int = 8, tells_whole: bool = False, **constants: Any
+    ) -> tuple[Tensor, Flag]:
+        """Launches the kernel, with a program for ``per`` columns of codes at a time: (the wires ``[b, w]``, whether all was
+        finite). ``tells_whole``: also tell it, as ``WHOLE``, whether lanes of a tile begin at whole words.
+        """
+        (b, n), marks = self.rows.shape, Marks(self.rows)
+        if tells_whole:
+            constants["WHOLE"] = per == 8 and (b == 1 or n % 4 == 0)
+        key = (0, 0, 0) if self.rng is None else (*self.rng.key(), step_word(self.rng.step, self.rows.device))
+        launch(
+            kernel, (block_count(n, TILE // 8 * per), b), None, None, None, self.rows, self.memory, self.rest, self.wire,
+            marks.words, n, self.wire.shape[1], signed(key[0]), signed(key[1]), key[2], block, *args,
+            MANY=False, EVEN=False, HAS_MEMORY=self.memory is not None, HAS_REST=self.rest is not None, **constants,
+        )  # fmt: skip
+        return self.wire, marks.unset()
+
+    def each(self, value: Callable[[int], float]) -> float:
+        """What depends on n, for a kernel."""
+        return value(self.rows.shape[1])
+
+
+class Bucket:
+    """The tensors of a bucket, and what encodes them.
+
+    Args:
+        message: uint8 ``[s]``, in which their wires have places. step: of their streams; None: nothing is random.
+    """
+
+    def __init__(self, message: Tensor, many: Many, step: int | None = None):
+        self.message, self.many, self.step = message, many, step
+
+    def reduce(self, of_rows: Callable[..., Any], of_many: Callable[..., Any], block: int, *args: Any) -> Any:
+        """What ``of_many(many, block, ...)`` says of each block, of all tensors side by side."""
+        return of_many(self.many, block, *args)
+
+    def encode(
+        self, kernel: Any, block: int, *args: Any, per: int = 8, tells_whole: bool = False, **constants: Any
+    ) -> Tensor:
+        """As :meth:`Rows.encode`: ``[T]`` bool, which tensors were finite."""
+        many, marks = self.many, Marks(self.message, len(self.many))
+        if tells_whole:
+            constants["WHOLE"] = per == 8
+        block, tiles = many.clip(block), many.tiles(TILE // 8 * per)
+        launch(
+            kernel, (len(tiles),), many.table, tiles, many.heads(block), None, None, None, self.message, marks.words, None,
+            None, None, None, step_word(self.step or 0, many.device), block, *args,
+            MANY=True, EVEN=many.even, HAS_MEMORY=many.memories is not None, HAS_REST=many.rests is not None, **constants,
+        )  # fmt: skip
+        return marks.words == 0
+
+    def each(self, value: Callable[[int], float]) -> Tensor:
+        """What depends on n, for a kernel: one for each tensor, on the device."""
+        return self.many.numbers(("each", value), lambda: [value(n) for n in self.many.sizes], torch.float32)
+
+
+Job: TypeAlias = Rows | Bucket
+
+
+def add_up(
+    kernel: Any, received: Sequence[Tensor], out: Tensor, width: int, block: int, weight: float, marks: int, *args: Any,
+    add: bool, last: str = "", **constants: Any,
+) -> Marks:  # fmt: skip
+    """Launches the kernel for ``out [b, n]`` and each run of the wires ``[b, width]``: what it has marked, of so many marks.
+    ``last``: a constant that is false for all runs but the last one.
+
+    Raises:
+        InputError, PayloadError: as :func:`grace.compute.launching.even_runs`.
+    """
+    check_rows(out=out)
+    (b, n), noted = out.shape, Marks(out, marks)
+    if not add and not received:
+        out.zero_()
+    runs, wanted = list(even_runs(received, b, width)), constants.get(last)
+    for run in runs:
+        if last:
+            constants[last] = wanted and run is runs[-1]
+        launch(
+            kernel, (block_count(n, TILE), b), None, None, run.first, out, noted.words, n, run.count, run.stride, run.row,
+            block, weight, *args, MANY=False, EVEN=False, ADD=add, TILE=TILE, **constants,
+        )  # fmt: skip
+        add = True
+    return noted
+
+
+def add_up_many(
+    kernel: Any, rows: Tensor, many: Many, block: int, weight: float, marks: int, *args: Any, **constants: Any
+) -> Tensor:
+    """Launches the kernel for all tensors and their wires in ``rows [W, s]`` uint8: ``[T]`` bool, which have no mark."""
+    noted, tiles = Marks(rows, marks * len(many)), many.tiles(TILE)
+    launch(
+        kernel, (len(tiles),), many.table, tiles, rows, None, noted.words, None, rows.shape[0], rows.stride(0), 0,
+        many.clip(block), weight, *args, MANY=True, EVEN=many.even, ADD=False, TILE=TILE, **constants,
+    )  # fmt: skip
+    return (noted.words.view(-1, marks) == 0).all(dim=1)
