@@ -16,7 +16,7 @@ from grace.errors import PayloadError
 from grace.flags.finite import Flag
 from grace.kernels.codebook import BAD_CODE, BAD_SCALE, Codebook, codebook_bytes
 from grace.kernels.many import Many
-from grace.kernels.many.jobs import Bucket, Job, Rows, add_up, add_up_many
+from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many
 from grace.kernels.many.triton import adder_at, encoder_at, so_far
 from grace.kernels.statistics.triton import largest, largest_of_many
 from grace.kernels.triton import load_float, load_sum, magnitude, mark_if, negated, store_float
@@ -79,7 +79,7 @@ def encode_codebook(
 
 
 def encode_codebook_many(message: Tensor, many: Many, book: Codebook, block: int) -> Tensor:
-    out: Tensor = _write(Bucket(message, many), book, block)
+    out: Tensor = _write(Tensors(message, many), book, block)
     return out
 
 

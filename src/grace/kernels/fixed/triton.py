@@ -15,7 +15,7 @@ from grace.flags.finite import Flag
 from grace.kernels.fixed import BAD_UNIT, bad_code, fixed_bytes
 from grace.kernels.levels import MOST
 from grace.kernels.many import Many
-from grace.kernels.many.jobs import Bucket, Job, Rows, add_up, add_up_many
+from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many
 from grace.kernels.many.triton import adder_at, code_width, encoder_at, so_far
 from grace.kernels.statistics.triton import largest, largest_of_many
 from grace.kernels.triton import (
@@ -117,7 +117,7 @@ def encode_fixed(
 def encode_fixed_many(
     message: Tensor, many: Many, bits: int, block: int, clip: float, shrink: Callable[[int], float], step: int | None
 ) -> Tensor:
-    job = Bucket(message, many, step)
+    job = Tensors(message, many, step)
     out: Tensor = _write(job, bits, block, clip, job.each(shrink), step is not None)
     return out
 

@@ -15,7 +15,7 @@ from grace.flags.finite import Flag
 from grace.kernels.floats import BAD_CODE, BAD_SCALE, FloatFormat, float_bytes
 from grace.kernels.levels import MOST
 from grace.kernels.many import Many
-from grace.kernels.many.jobs import Bucket, Job, Rows, add_up, add_up_many
+from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many
 from grace.kernels.many.triton import adder_at, encoder_at, so_far
 from grace.kernels.statistics.triton import largest, largest_of_many
 from grace.kernels.triton import (
@@ -139,7 +139,7 @@ def encode_floats(
 
 
 def encode_floats_many(message: Tensor, many: Many, kind: FloatFormat, block: int, step: int | None) -> Tensor:
-    out: Tensor = _write(Bucket(message, many, step), kind, block, step is not None)
+    out: Tensor = _write(Tensors(message, many, step), kind, block, step is not None)
     return out
 
 

@@ -15,7 +15,7 @@ from grace.flags.finite import Flag
 from grace.kernels.levels import quantized_bytes
 from grace.kernels.levels.codes import BAD_NORM, bad_code, code_bits
 from grace.kernels.many import Many
-from grace.kernels.many.jobs import Bucket, Job, Rows, add_up, add_up_many
+from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many
 from grace.kernels.many.triton import adder_at, code_width, encoder_at, so_far
 from grace.kernels.statistics.triton import euclidean_norm, euclidean_norm_of_many, largest, largest_of_many
 from grace.kernels.triton import (
@@ -118,7 +118,7 @@ def quantize_many(
 ) -> Tensor | Any:
     if s > _MOST:
         return NotImplemented
-    job = Bucket(message, many, step)
+    job = Tensors(message, many, step)
     return _write(job, s, block, norm, job.each(shrink))
 
 

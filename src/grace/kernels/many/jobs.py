@@ -1,7 +1,7 @@
 """One kernel for the rows of one tensor and for the tensors of a bucket: it is written, and launched, once for both.
 
 A family's kernel begins with ``encoder_at`` or ``adder_at`` (``many/triton.py``), which say what its program handles; ``MANY``
-is whether that is found in a table. On the host a :class:`Rows` or a :class:`Bucket` launches it, and says what became of it.
+is whether that is found in a table. On the host a :class:`Rows` or a :class:`Tensors` launches it, and says what became of it.
 
 Encoders take ``(table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, step, block, ...)``, and what adds up takes
 ``(table, programs, wires, out, marks, n, W, stride, row_stride, block, weight, ...)``.
@@ -66,7 +66,7 @@ class Rows:
         return value(self.rows.shape[1])
 
 
-class Bucket:
+class Tensors:
     """The tensors of a bucket, and what encodes them.
 
     Args:
@@ -100,7 +100,7 @@ class Bucket:
         return self.many.numbers(("each", value), lambda: [value(n) for n in self.many.sizes], torch.float32)
 
 
-Job: TypeAlias = Rows | Bucket
+Job: TypeAlias = Rows | Tensors
 
 
 def add_up(

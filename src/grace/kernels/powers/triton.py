@@ -14,7 +14,7 @@ from grace.compute.launching import TILE
 from grace.errors import PayloadError
 from grace.flags.finite import Flag
 from grace.kernels.many import Many
-from grace.kernels.many.jobs import Bucket, Job, Rows, add_up, add_up_many
+from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many
 from grace.kernels.many.triton import adder_at, code_width, encoder_at, so_far
 from grace.kernels.powers import BAD_CODE, BAD_HEAD, powers_bytes
 from grace.kernels.statistics.triton import largest, largest_of_many
@@ -101,7 +101,7 @@ def encode_powers(
 
 
 def encode_powers_many(message: Tensor, many: Many, bits: int, block: int, step: int) -> Tensor | Any:
-    return _write(Bucket(message, many, step), bits, block) if bits in _OCTAVES else NotImplemented
+    return _write(Tensors(message, many, step), bits, block) if bits in _OCTAVES else NotImplemented
 
 
 def _write(job: Job, bits: int, block: int) -> Any:

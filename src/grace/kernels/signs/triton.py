@@ -14,7 +14,7 @@ from grace.compute.launching import TILE
 from grace.errors import PayloadError
 from grace.flags.finite import Flag
 from grace.kernels.many import Many
-from grace.kernels.many.jobs import Bucket, Job, Rows, add_up, add_up_many
+from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many
 from grace.kernels.many.triton import adder_at, code_width, encoder_at, so_far
 from grace.kernels.signs import Zeros, votes_bytes
 from grace.kernels.signs.rules import (
@@ -165,18 +165,18 @@ def take_majority(received: Sequence[Tensor], out: Tensor, zero: Zeros, weight: 
 
 # ---- many tensors ---------------------------------------------------------------------------------------------------
 def encode_signs_many(message: Tensor, many: Many, block: int, phase: int) -> Tensor:
-    out: Tensor = _launch(Bucket(message, many), SIGNS, block, positive_zeros("parity", phase))
+    out: Tensor = _launch(Tensors(message, many), SIGNS, block, positive_zeros("parity", phase))
     return out
 
 
 def encode_two_means_many(message: Tensor, many: Many, tau: float, block: int) -> Tensor:
-    out: Tensor = _launch(Bucket(message, many), TWO_MEANS, block, ALL, tau)
+    out: Tensor = _launch(Tensors(message, many), TWO_MEANS, block, ALL, tau)
     return out
 
 
 def encode_votes_many(message: Tensor, many: Many, zero: Zeros, phase: int) -> Tensor:
     rule, zeros = (_TRITS, ALL) if zero == "abstain" else (VOTES, positive_zeros(zero, phase))
-    out: Tensor = _launch(Bucket(message, many), rule, max(many.sizes), zeros)
+    out: Tensor = _launch(Tensors(message, many), rule, max(many.sizes), zeros)
     return out
 
 
