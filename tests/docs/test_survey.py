@@ -70,7 +70,7 @@ def runs(row: Row, task: str, **finals: tuple[float, ...]) -> list[Row]:
             source="embedded",
             parameters=10_000,
             sent=[100 * at for at in row.at],
-        )  # fmt: skip
+        )
         for name, values in finals.items()
         for seed, value in enumerate(values)
     ]
