@@ -21,7 +21,7 @@ import time
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -41,6 +41,7 @@ TWICE = 2.5  # times the best at first sight: who takes no longer is looked at o
 _CHECK = 5  # steps after which it is asked whether auto has settled
 _AGAIN = 3  # times that a turn is done again in which auto was trying something
 
+T = TypeVar("T")
 Rounds = Sequence[Mapping[str, float]]  # of each contender: seconds of a step
 
 
@@ -63,7 +64,7 @@ def work(options: argparse.Namespace) -> None:
 
     def see(name: str) -> None:
         other.handle.switch(methods[name])
-        first[name] = min(first.get(name, 1e9), other.turn(1)[0])
+        first[name] = alike(min(first.get(name, 1e9), other.turn(1)[0]))  # so that all look at the same ones
         contenders.tell(f"{NAMES.get(name, name)}: {1e3 * first[name]:.0f} ms at first sight")
 
     for name in methods:
@@ -131,9 +132,9 @@ def settle(chooser: Attached, seconds: float) -> str:
     return f"not settled in {seconds:.0f} s"
 
 
-def alike(mine: bool) -> bool:
+def alike(mine: T) -> T:
     """What rank 0 says."""
-    said = [mine]
+    said: list[T] = [mine]
     dist.broadcast_object_list(said)
     return said[0]
 

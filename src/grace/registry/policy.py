@@ -95,13 +95,15 @@ class Policy:
     """
 
     def __init__(self, rules: Iterable[Rule | tuple[str, Method[Any] | str]], *, strict: bool = True):
-        entries = []
+        entries: list[Rule] = []
         for rule in rules:
             if isinstance(rule, tuple) and len(rule) == 2:
                 rule = Rule(*rule)
             if not isinstance(rule, Rule):
                 raise ConfigurationError(f"a rule is grace.Rule(...) or (pattern, method), got {rule!r}")
-            entries.append(rule)
+            # equal methods are one object, so that their tensors are exchanged as one batch
+            same = next((entry.method for entry in entries if entry.method == rule.method), rule.method)
+            entries.append(rule if same is rule.method else dataclasses.replace(rule, method=same))
         if not entries:
             raise ConfigurationError('a policy needs at least one rule, such as ("*", "none")')
         self.rules = tuple(entries)

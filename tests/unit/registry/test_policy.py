@@ -152,3 +152,10 @@ def test_all_methods_that_a_tensor_gets_at_some_step() -> None:
     policy = Policy([Rule("*.bias", NONE), Rule("*", "bf16", until_step=5), late, ("fc*", "qsgd"), ("*", "fp16")])
     found = {name: [grace.spell(one) for one in policy.methods_for(name, x)] for name, x in LIKE.items()}
     assert found == {name: ["bf16", "topk", "qsgd"] for name in LIKE} | {"fc1.bias": ["none"]}
+
+
+def test_equal_methods_are_one_object():
+    policy = Policy.of("qsgd:bits=4")
+    assert policy.method_for("w", torch.empty(64, 64), 0) is not policy.method_for("b", torch.empty(64), 0)
+    policy = Policy.of("none")
+    assert policy.method_for("w", torch.empty(64, 64), 0) is policy.method_for("b", torch.empty(64), 0)

@@ -279,3 +279,18 @@ def test_a_later_round_that_fails_leaves_every_memory_whole():
         worker.workspace.reset()
         twin.workspace.reset()
         assert all(torch.equal(mine[name], other[name]) for name in tensors)
+
+
+@pytest.mark.parametrize("spec", ["none", Policy([("*.bias", "none"), ("*", "none")])])
+def test_gradients_side_by_side_are_summed_where_they_are(spec: Any):
+    """As a bucket of DistributedDataParallel holds them, biases between matrices: no method's tensors are copied for it."""
+    flat = torch.arange(2140.0)
+    tensors, at = {}, 0
+    for name, shape in (("a.weight", (30, 35)), ("a.bias", (20,)), ("b.weight", (30, 35)), ("b.bias", (20,))):
+        size = math.prod(shape)
+        tensors[name] = flat[at : at + size].view(shape)
+        at += size
+    exchange = Worker(Policy.of(spec), 0, 1).exchange(tensors)
+    op = next(exchange)
+    assert (op.buf.data_ptr(), op.buf.numel()) == (flat.data_ptr(), flat.numel())
+    exchange.close()
