@@ -25,7 +25,7 @@ import torch.distributed as dist
 from benchmarks import contenders
 from benchmarks.contenders import Attached
 from grace.predict.links import link
-from grace_bench.network.namespaces import Network
+from grace_bench.network.namespaces import ShapedNetwork
 
 AUTO, BASELINES = "auto", ("none", "bf16")
 # Steps of a baseline's turn, of which the first is not counted; steps between; before the clock.
@@ -175,7 +175,7 @@ def start(options: argparse.Namespace) -> None:
     names = options.links.split(",")
     with contextlib.ExitStack() as neighbours:
 
-        def phase(number: int, network: Network | None) -> None:
+        def phase(number: int, network: ShapedNetwork | None) -> None:
             if number and options.noise:
                 neighbours.enter_context(burning())
             elif number and network is not None:

@@ -12,7 +12,7 @@ from msgspec import Struct
 from benchmarks.evidence import sort_rows
 from grace_bench.survey.evidence import Quality, Task, quality_of
 from grace_bench.survey.goals import goal_of, steps_to
-from grace_bench.survey.row import Row
+from grace_bench.survey.row import SurveyRow
 from grace_bench.survey.steps import LINKS, StepTable
 
 SHARE = 0.2  # of the bytes of an fp32 run: what every method may send where bytes are equal
@@ -43,7 +43,7 @@ class Compared(Struct, frozen=True):
 Comparison: TypeAlias = dict[Task, dict[str, Compared]]
 
 
-def compare(rows: Iterable[Row], steps: StepTable | None = None) -> Comparison:
+def compare(rows: Iterable[SurveyRow], steps: StepTable | None = None) -> Comparison:
     """All methods on embedded data on the processor, by task and method."""
     found: Comparison = {}
     for task, of in sort_rows(rows).items():
@@ -52,7 +52,7 @@ def compare(rows: Iterable[Row], steps: StepTable | None = None) -> Comparison:
     return found
 
 
-def quality_after(row: Row, budget: float) -> float | None:
+def quality_after(row: SurveyRow, budget: float) -> float | None:
     """The metric when a worker had sent so many bytes, on a line between two evaluations; at the end if it never sent them.
     None: not finite.
     """
@@ -64,7 +64,7 @@ def quality_after(row: Row, budget: float) -> float | None:
     return row.final
 
 
-def _compare(runs: Sequence[Row], goal: float | None, steps: StepTable | None) -> Compared:
+def _compare(runs: Sequence[SurveyRow], goal: float | None, steps: StepTable | None) -> Compared:
     higher = runs[0].better == "higher"
     ended = [row.sent[-1] / row.fp32_bytes for row in runs if row.final is not None and row.workers > 1]
     epochs = quality_of([row.final for row in runs], higher=higher, sent=ended)

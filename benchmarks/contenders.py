@@ -24,7 +24,7 @@ from grace.auto.explain import Explanation
 from grace.compute.resources import cores
 from grace.predict.links import link
 from grace_bench import machine
-from grace_bench.network.namespaces import INTERFACE, PORT, Network, address, environment
+from grace_bench.network.namespaces import INTERFACE, PORT, ShapedNetwork, address, environment
 from grace_bench.tasks import Task, find_task
 
 
@@ -129,7 +129,10 @@ def end() -> None:
 
 
 def start(
-    module: str, name: str, workers: int, phase: Callable[[int, Network | None], None] = lambda number, network: None
+    module: str,
+    name: str,
+    workers: int,
+    phase: Callable[[int, ShapedNetwork | None], None] = lambda number, network: None,
 ) -> None:
     """Runs ``python -m MODULE``, with the arguments of this process, once for each worker.
 
@@ -144,7 +147,9 @@ def start(
         LinkError: this machine cannot make such a link.
     """
     made = link(name)
-    around: AbstractContextManager[Network | None] = Network(made, workers) if made.shaped else contextlib.nullcontext()
+    around: AbstractContextManager[ShapedNetwork | None] = (
+        ShapedNetwork(made, workers) if made.shaped else contextlib.nullcontext()
+    )
     port = PORT if made.shaped else _free_port()
     with around as network, _ended() as started:
         for rank in range(workers):

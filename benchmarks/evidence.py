@@ -11,25 +11,25 @@ import msgspec
 
 import grace
 from grace.auto.classes import LIMITS
-from grace_bench.survey.evidence import Place, Quality, Table, Task, judge, loss_of, quality_of, read_evidence
-from grace_bench.survey.row import TRIAL, Row
+from grace_bench.survey.evidence import Quality, Table, Task, TaskQualities, judge, loss_of, quality_of, read_evidence
+from grace_bench.survey.row import TRIAL, SurveyRow
 
 
-def gather(rows: Iterable[Row]) -> Table:
+def gather(rows: Iterable[SurveyRow]) -> Table:
     """The qualities on embedded data on the processor, by task and method."""
     return {key: _qualities(of) for key, of in sort_rows(rows).items()}
 
 
-def sort_rows(rows: Iterable[Row]) -> dict[Task, dict[str, list[Row]]]:
+def sort_rows(rows: Iterable[SurveyRow]) -> dict[Task, dict[str, list[SurveyRow]]]:
     """The runs on embedded data on the processor, by task and method. Trials of a learning rate measure no method."""
-    found: dict[Task, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[Task, dict[str, list[SurveyRow]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if row.source == "embedded" and row.device == "cpu" and not row.protocol.endswith(TRIAL):
             found[row.protocol, row.task, row.steps][row.method].append(row)
     return {task: dict(sorted(of.items())) for task, of in sorted(found.items())}
 
 
-def to_known(rows: Sequence[Row]) -> str:
+def to_known(rows: Sequence[SurveyRow]) -> str:
     """The text of the table by which ``auto`` permits methods; see :mod:`grace.auto.classes`."""
     rows = [row for row in rows if not row.chosen_lr]
     return write_known(gather(rows), _metrics(rows))
@@ -62,22 +62,22 @@ def read_known() -> str:
     return write_known(*read_evidence())
 
 
-def to_json(rows: Sequence[Row]) -> str:
+def to_json(rows: Sequence[SurveyRow]) -> str:
     """The text of the file: what methods do with the learning rate that suits task and method, not with a chosen one."""
     rows = [row for row in rows if not row.chosen_lr]
     metrics = _metrics(rows)
-    places = [Place(*task, metrics[task], of) for task, of in gather(rows).items()]
+    places = [TaskQualities(*task, metrics[task], of) for task, of in gather(rows).items()]
     return json.dumps(msgspec.to_builtins(places), indent=1) + "\n"
 
 
-def _metrics(rows: Iterable[Row]) -> dict[Task, str]:
+def _metrics(rows: Iterable[SurveyRow]) -> dict[Task, str]:
     return {(row.protocol, row.task, row.steps): row.metric for row in rows}
 
 
-def _qualities(of: dict[str, list[Row]]) -> dict[str, Quality]:
+def _qualities(of: dict[str, list[SurveyRow]]) -> dict[str, Quality]:
     return {method: _quality(runs) for method, runs in of.items()}
 
 
-def _quality(runs: Sequence[Row]) -> Quality:
+def _quality(runs: Sequence[SurveyRow]) -> Quality:
     ended = [row.sent[-1] / row.fp32_bytes for row in runs if row.final is not None]
     return quality_of([row.final for row in runs], higher=runs[0].better == "higher", sent=ended)

@@ -30,7 +30,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 import grace
 from grace.adapters.sharded import ShardedHandle
 from grace.predict.links import link
-from grace_bench.network.namespaces import INTERFACE, PORT, Network, address, environment
+from grace_bench.network.namespaces import INTERFACE, PORT, ShapedNetwork, address, environment
 from grace_bench.tasks import Task, find_task
 from grace_bench.tasks.schedules import warm_cosine
 
@@ -229,7 +229,7 @@ def main() -> None:
     shaped = link(options.link).shaped
     machines = options.machines if options.machines > 1 else None
     port = PORT if shaped else free_port()
-    with Network(link(options.link), WORLD, machines) if shaped else contextlib.nullcontext() as network:
+    with ShapedNetwork(link(options.link), WORLD, machines) if shaped else contextlib.nullcontext() as network:
         workers = []
         for rank in range(WORLD):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD), "MASTER_PORT": str(port)}

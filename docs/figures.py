@@ -20,7 +20,7 @@ from grace_bench.report.marks import figure, layer, number
 from grace_bench.report.render import save
 from grace_bench.report.theme import LIMIT, TONES, config, sign
 from grace_bench.survey.archive import read_archive
-from grace_bench.survey.row import Row
+from grace_bench.survey.row import SurveyRow
 
 SURVEYED = (
     "none", "bf16", "topk", "randomk", "blockrandomk", "dgc", "signsgd", "efsignsgd", "onebit", "terngrad", "qsgd:bits=4",
@@ -91,7 +91,7 @@ def step_bars() -> dict[str, Any]:
     return figure([bar, *reference_lines(x), spread, *end_labels(x, y)], says, {"step": 24})
 
 
-def survey_rows() -> list[Row]:
+def survey_rows() -> list[SurveyRow]:
     """The runs of the archive that are drawn: of those methods that the page has in its table of qualities."""
     names = {grace.spell(grace.method(name)) for name in SURVEYED}
     rows = read_archive(DOCS / "survey" / "archive.parquet")

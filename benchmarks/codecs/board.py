@@ -11,7 +11,7 @@ from grace.compute import backends
 from grace_bench.codecs import compressors
 from grace_bench.codecs.bench import Bench, Row, short
 from grace_bench.codecs.buffers import Buffers
-from grace_bench.codecs.clock import Case, Timing
+from grace_bench.codecs.clock import Case, CaseSamples
 from grace_bench.codecs.plan import COLD
 
 _PATIENCE = {
@@ -56,7 +56,7 @@ class Board(Bench):
         return out
 
     def row_of(
-        self, case: Case, name: str, buffers: Buffers, count: int, timing: Timing, rivals: dict[Case, Timing]
+        self, case: Case, name: str, buffers: Buffers, count: int, timing: CaseSamples, rivals: dict[Case, CaseSamples]
     ) -> Row:
         goals = goals_of(case.operation, name, buffers.n)
         here = self._here(buffers, count)
@@ -102,20 +102,20 @@ class Board(Bench):
         step.patience = _PATIENCE[None]
         by_sum = self.clock.measure(Buffers(size).add(), [step], self.plan.samples, cold=True)[step]
         by_copy = self.clock.measure(copy, [step], self.plan.samples, cold=True)[step]
-        self._add_part(step, by_sum if isinstance(by_copy, Timing) else by_copy, size, count, copies=by_copy)
+        self._add_part(step, by_sum if isinstance(by_copy, CaseSamples) else by_copy, size, count, copies=by_copy)
 
     def _add_part(
         self,
         case: Case,
-        timing: Timing | float,
+        timing: CaseSamples | float,
         size: int,
         count: int,
         *,
         coded: parts.IndexList | None = None,
-        copies: Timing | float | None = None,
+        copies: CaseSamples | float | None = None,
         here: floors.Floors | None = None,
     ) -> None:
-        if not isinstance(timing, Timing):
+        if not isinstance(timing, CaseSamples):
             return self.leave_slow(case, None, size, count, timing)
         assert not isinstance(copies, float)
         goals = goals_of(case.operation, None, size)

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.codecs.goals import Goal
 from grace_bench.codecs.buffers import Buffers
-from grace_bench.codecs.clock import Case, Clock, Timing
+from grace_bench.codecs.clock import Case, CaseSamples, Clock
 
 MEMORY, ARITHMETIC = "memory", "arithmetic"
 STREAM = 1.25  # a kernel with several streams may take so many times what a copy of as many bytes takes
@@ -69,11 +69,11 @@ def measure(clock: Clock, buffers: Buffers, threads: int, samples: int) -> Floor
     return Floors(byte, _least(looping[loop]) / _CHAIN / _LATENCY, seconds, threads)
 
 
-def _median(found: Timing | float) -> float:
-    return statistics.median(found.seconds) if isinstance(found, Timing) else found
+def _median(found: CaseSamples | float) -> float:
+    return statistics.median(found.seconds) if isinstance(found, CaseSamples) else found
 
 
-def _least(found: Timing | float) -> float:
+def _least(found: CaseSamples | float) -> float:
     """A chain never takes less than its cycles, and more only where somebody else computes."""
-    seconds: Sequence[float] = found.seconds if isinstance(found, Timing) else [found]
+    seconds: Sequence[float] = found.seconds if isinstance(found, CaseSamples) else [found]
     return min(seconds)

@@ -15,7 +15,7 @@ from grace.methods.common.counts import count_kept
 from grace_bench.codecs.buffers import Buffers
 from grace_bench.codecs.clock import Case
 from grace_bench.codecs.compressors import compressor_of, stream
-from grace_bench.codecs.conversations import Replay
+from grace_bench.codecs.conversations import ReplayedStep
 
 MATRIX = (4096, 1024)
 
@@ -57,7 +57,7 @@ def powersgd() -> tuple[Case, Case, int]:
     """A worker's whole step on a matrix, memory included, without the network; a copy of that matrix; its size."""
     m, l = MATRIX
     buffers = Buffers(m * l)
-    case = Replay(
+    case = ReplayedStep(
         POWERSGD, method=grace.method("powersgd:rank=4,memory=residual"), buffers=buffers, shape=MATRIX, part="all"
     )
     source, to = torch.zeros(m, l), torch.zeros(m, l)

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from benchmarks.codecs.goals import GOALS
 from grace.compute import resources
 from grace.registry import methods, split_methods
-from grace_bench.codecs.plan import COLD, YARDSTICKS, Plan, by_family, parse_counts, parse_sizes, sort_numbers
+from grace_bench.codecs.plan import COLD, YARDSTICKS, CodecPlan, by_family, parse_counts, parse_sizes, sort_numbers
 
 LARGE = 4_000_000  # from this size on only methods with a goal are measured, unless methods were named
 PARTS = "parts"  # a job that is no method
 
 
 @dataclass(frozen=True, slots=True)
-class BoardPlan(Plan):
+class BoardPlan(CodecPlan):
     """What is measured.
 
     Args:
@@ -33,7 +33,7 @@ class BoardPlan(Plan):
 
     def jobs(self, size: int, threads: int) -> list[tuple[str, float]]:
         often, millions = self.samples / 9, size / 1e6
-        jobs = Plan.jobs(self, size, threads)  # with slots, a dataclass is another class than the one of this body
+        jobs = CodecPlan.jobs(self, size, threads)  # with slots, a dataclass is another class than the one of this body
         parts = (PARTS, often * (0.8 + 0.15 * millions) if size >= COLD else 0.0)
         rivalry = min(1.5 * millions, 2.5 * self.budget + 0.2 * millions) + often * (0.2 + 0.04 * millions)
         found = [

@@ -8,18 +8,18 @@ from benchmarks.codecs.floors import Floors
 from benchmarks.codecs.goals import BITS, COPIES, MICROSECONDS, PER_INDEX, RATIO, SPEEDUP, Goal
 from benchmarks.codecs.parts import IndexList
 from grace_bench.codecs.bench import Row, short, summarize
-from grace_bench.codecs.clock import Case, Timing
+from grace_bench.codecs.clock import Case, CaseSamples
 from grace_bench.runs.results import quartiles
 
 
 def row(
     operation: str,
-    timing: Timing,
+    timing: CaseSamples,
     goals: Sequence[Goal],
     threads: int,
     *,
     coded: IndexList | None = None,
-    copies: Timing | None = None,
+    copies: CaseSamples | None = None,
     here: Floors | None = None,
 ) -> Row:
     """One row, whose ``others`` are still to be filled with what it is compared with.
@@ -41,7 +41,12 @@ def row(
 
 
 def other(
-    case: Case, timing: Timing, against: Timing, goals: Sequence[Goal], threads: int, here: Floors | None = None
+    case: Case,
+    timing: CaseSamples,
+    against: CaseSamples,
+    goals: Sequence[Goal],
+    threads: int,
+    here: Floors | None = None,
 ) -> Row:
     """What a row is compared with: the same work on another backend. ``times`` is how often slower it is."""
     out = summarize(case.what or "the same", timing)

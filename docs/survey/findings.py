@@ -20,7 +20,7 @@ from grace_bench.survey import evidence
 from grace_bench.survey.archive import read_archive
 from grace_bench.survey.evidence import LOSS, SEEDS, TASKS, Quality
 from grace_bench.survey.plan import Planned, read_plan
-from grace_bench.survey.row import TRIAL, Row
+from grace_bench.survey.row import TRIAL, SurveyRow
 from grace_bench.survey.steps import LINKS, StepTable, read_steps
 
 HERE = Path(__file__).parent
@@ -29,12 +29,12 @@ PAGE = HERE.parent / "concepts/survey-findings.md"
 EVIDENCE = Path(evidence.__file__).with_name(evidence.FILE)
 
 
-def judge(rows: Sequence[Row], steps: StepTable | None = None) -> list[Verdict]:
+def judge(rows: Sequence[SurveyRow], steps: StepTable | None = None) -> list[Verdict]:
     """All verdicts. ``steps``: the table; what a busy machine measured decides nothing."""
     return verdicts.judge(compare(rows, steps), timed=steps is not None and not steps.busy)
 
 
-def missing(rows: Sequence[Row], plan: Sequence[Planned]) -> list[str]:
+def missing(rows: Sequence[SurveyRow], plan: Sequence[Planned]) -> list[str]:
     """A line of a table for each protocol and task of the plan: how many runs there are, and which methods have none."""
     there = {(row.protocol, row.task, row.method, row.seed) for row in rows}
     places: dict[tuple[str, str], list[tuple[str, int]]] = defaultdict(list)
@@ -50,7 +50,7 @@ def missing(rows: Sequence[Row], plan: Sequence[Planned]) -> list[str]:
     return lines
 
 
-def page(rows: Sequence[Row], plan: Sequence[Planned], steps: StepTable | None) -> str:
+def page(rows: Sequence[SurveyRow], plan: Sequence[Planned], steps: StepTable | None) -> str:
     """The page, as Markdown. ``plan``: the runs that there are to be."""
     tasks = compare(rows, steps)
     hours = sum(row.cpu_seconds for row in rows) / 3600
@@ -137,7 +137,7 @@ def _about_steps(steps: StepTable | None) -> str:
     )
 
 
-def _about(row: Row) -> str:
+def _about(row: SurveyRow) -> str:
     made = ", which a program makes" if row.procedural else ""
     epochs = row.steps / row.steps_per_epoch
     return (

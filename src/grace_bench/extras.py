@@ -8,7 +8,7 @@ from typing import Any
 
 from grace.errors import ConfigurationError, GraceError, unknown
 
-_PACKAGES = {"torch": (), "tensorflow": ("tensorflow", "keras"), "jax": ("jax", "optax")}
+_PACKAGES = {"torch": (), "tensorflow": ("tensorflow", "keras"), "jax": ("jax", "optax", "keras")}
 TOOLKITS = tuple(_PACKAGES)
 TORCH = TOOLKITS[0]
 PORTED = ("lstm_ptb", "lstm_small", "ncf", "ncf_small", "resnet20", "resnet20_small")  # tasks that all toolkits have
@@ -52,5 +52,6 @@ def check_toolkit(toolkit: str, task: str) -> None:
     for package in _PACKAGES[toolkit]:
         if importlib.util.find_spec(package) is None:
             raise ConfigurationError(
-                f"toolkit {toolkit} needs {package}, which is not installed: pip install 'grace-dl[{toolkit}]'"
+                f"toolkit {toolkit} needs {package}, which is not installed: "
+                f"pip install 'grace-dl[{package if package == 'keras' else toolkit}]'"
             )

@@ -10,7 +10,7 @@ from typing import Any
 from grace.predict.links import link
 from grace_bench.extras import MissingExtraError
 from grace_bench.network.namespaces import why_not
-from grace_bench.runs.plan import Plan, check, check_memory
+from grace_bench.runs.plan import SweepPlan, check, check_memory
 from grace_bench.runs.record import file_name
 from grace_bench.runs.results import SCHEMA, VERSION, DocumentError, Failure, decode
 from grace_bench.workers.sweep import Watcher, sweep
@@ -31,8 +31,8 @@ def run(out: Path, watch: Callable[[int], AbstractContextManager[Watcher]]) -> d
     refused = why_not(link(LINKS[1]))
     links = LINKS[:1] if refused else LINKS
     common = {"steps": STEPS, "evaluations": 2, "timeout": 60.0}
-    methods = Plan(TASKS, METHODS, (WORKERS,), links, baselines=(), common=common).runs()
-    configs = [*Plan(TASKS[:1], (), (WORKERS,), LINKS[:1], common=common).runs(), *methods]
+    methods = SweepPlan(TASKS, METHODS, (WORKERS,), links, baselines=(), common=common).runs()
+    configs = [*SweepPlan(TASKS[:1], (), (WORKERS,), LINKS[:1], common=common).runs(), *methods]
     check(configs)
     check_memory(configs)
     with watch(len(configs)) as watcher:

@@ -61,11 +61,11 @@ def find(text: str) -> dict[str, Any] | None:
         >>> find("topk:ratio=0.02") is find("nonsense") is find("my.py:Mine") is None
         True
     """
-    name, colon, rest = text.strip().partition(":")
+    name, colon, tail = text.strip().partition(":")
     entry = next((one for one in read()["methods"].values() if squash(name) in one["names"]), None)
     if entry is None or not colon:
         return entry
-    pairs = [part.split("=") for part in rest.split(",")]
+    pairs = [part.split("=") for part in tail.split(",")]
     knobs = [pair[0].strip() for pair in pairs]
     plain = all(len(pair) == 2 and entry["knobs"].get(pair[0].strip()) == pair[1].strip() for pair in pairs)
     return entry if plain and len(knobs) == len(set(knobs)) else None

@@ -17,8 +17,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """The spec of this module; None if GRACE had no such module."""
-        package, _, rest = fullname.partition(".")
-        toolkit, *path_within = rest.split(".")
+        package, _, tail = fullname.partition(".")
+        toolkit, *path_within = tail.split(".")
         if package != __package__ or toolkit not in TOOLKITS:
             return None
         from grace_dl.table import contents

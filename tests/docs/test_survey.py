@@ -11,26 +11,26 @@ from benchmarks.evidence import gather, to_json
 from docs.survey import findings
 from grace_bench.survey.archive import check_row, merge, read_archive
 from grace_bench.survey.plan import read_plan
-from grace_bench.survey.row import Row
+from grace_bench.survey.row import SurveyRow
 from grace_bench.survey.steps import LINKS, StepTable, TaskSteps, read_steps
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Row]:
+def rows() -> list[SurveyRow]:
     return read_archive(findings.ARCHIVE)
 
 
-def test_the_page_is_what_the_archive_says(rows: list[Row]) -> None:
+def test_the_page_is_what_the_archive_says(rows: list[SurveyRow]) -> None:
     assert findings.PAGE.read_text(encoding="utf-8") == findings.page(
         rows, read_plan(findings.PLAN), read_steps(findings.STEPS)
     )
 
 
-def test_what_the_package_knows_is_what_the_archive_says(rows: list[Row]) -> None:
+def test_what_the_package_knows_is_what_the_archive_says(rows: list[SurveyRow]) -> None:
     assert findings.EVIDENCE.read_text(encoding="utf-8") == to_json(rows), "python -m docs.survey.findings writes it"
 
 
-def test_with_the_steps_of_an_idle_machine_the_page_has_times(rows: list[Row]) -> None:
+def test_with_the_steps_of_an_idle_machine_the_page_has_times(rows: list[SurveyRow]) -> None:
     some = [row for row in rows if row.task == "ncf_small"]
     ms = dict.fromkeys(LINKS, 10.0)
     task = TaskSteps(4, some[0].batch, 9.0, {row.method: ms for row in some})
@@ -48,14 +48,14 @@ def test_with_the_steps_of_an_idle_machine_the_page_has_times(rows: list[Row]) -
     assert "to bf16's quality, 100 Mbit/s" not in findings.page(some, [], busy)
 
 
-def test_the_archive_holds_sound_runs_each_once(rows: list[Row]) -> None:
+def test_the_archive_holds_sound_runs_each_once(rows: list[SurveyRow]) -> None:
     assert len(merge(rows)) == len(rows)
     for row in rows:
         check_row(row)
     assert findings.ARCHIVE.stat().st_size < 5e6
 
 
-def runs(row: Row, task: str, **finals: tuple[float, ...]) -> list[Row]:
+def runs(row: SurveyRow, task: str, **finals: tuple[float, ...]) -> list[SurveyRow]:
     """Rows of a task where higher is better, a method's seeds ending with these values, that send few bytes."""
     names = {"topk": "topk", "bare": "topk:memory=none"}
     return [
@@ -93,25 +93,25 @@ def test_a_finding_takes_two_tasks_and_intervals_that_do_not_touch(
     a: dict[str, tuple[float, ...]],
     b: dict[str, tuple[float, ...]],
     verdict: str,
-    rows: list[Row],
+    rows: list[SurveyRow],
 ) -> None:
     found = findings.judge([*runs(rows[0], "a", **a), *runs(rows[0], "b", **b)])
     assert found[0].verdict == verdict
 
 
-def test_rows_of_official_data_and_of_gpus_are_not_mixed_in(rows: list[Row]) -> None:
+def test_rows_of_official_data_and_of_gpus_are_not_mixed_in(rows: list[SurveyRow]) -> None:
     other = [msgspec.structs.replace(rows[0], source="official"), msgspec.structs.replace(rows[0], device="H200")]
     assert gather([*rows, *other]) == gather(rows)
 
 
-def test_places_that_change_and_winners(rows: list[Row]) -> None:
+def test_places_that_change_and_winners(rows: list[SurveyRow]) -> None:
     changed = [*runs(rows[0], "a", topk=HIGH, bare=LOW), *runs(rows[0], "b", topk=LOW, bare=HIGH)]
     same = [*runs(rows[0], "a", topk=HIGH, bare=LOW), *runs(rows[0], "b", topk=HIGH, bare=LOW)]
     assert [one.verdict for one in findings.judge(changed)[4:6]] == ["confirmed", "confirmed"]
     assert [one.verdict for one in findings.judge(same)[4:6]] == ["refuted", "not decidable here"]
 
 
-def test_divergence_is_the_worst_there_is(rows: list[Row]) -> None:
+def test_divergence_is_the_worst_there_is(rows: list[SurveyRow]) -> None:
     one = runs(rows[0], "a", topk=HIGH, bare=LOW)
     lost = [msgspec.structs.replace(row, final=None) if row.recipe == "bare" else row for row in one]
     (of,) = gather(lost).values()

@@ -2,7 +2,7 @@
 
 A module that was given to ``fully_shard`` has groups of parameters. When a backward pass has made the gradients of a group,
 torch lays them out as ``[W, sum of c]``, row j being the concatenation of chunk j of every parameter ``p``, ``c = ceil(d0 / W)
-rest``, padded with zeros, and gives that to the group's reduce-scatter, an object that can be replaced.
+others``, padded with zeros, and gives that to the group's reduce-scatter, an object that can be replaced.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # in names: activatio
 class Piece:
     """A parameter of a group.
 
-    name: in the model. shape: in full, ``[d0, *rest]``. shard: this rank's part, without padding. width: c, the numbers of a
+    name: in the model. shape: in full, ``[d0, *others]``. shard: this rank's part, without padding. width: c, the numbers of a
     row. everywhere: whether every rank has a part of it.
     """
 

@@ -319,8 +319,8 @@ def trial_line(rival: str, incumbent: str, trial: Tried | Trial) -> str:
 
 def waits_line(driver: Driver, text: str) -> str:
     """Why a choice is not tried yet; ``text``: its number, a colon, and why."""
-    number, _, rest = text.partition(":")
-    return f"{name_plan(driver.choices[int(number)].plan)}:{rest}"
+    number, _, reason = text.partition(":")
+    return f"{name_plan(driver.choices[int(number)].plan)}:{reason}"
 
 
 def name_plan(plan: Plan) -> str:

@@ -74,12 +74,12 @@ class Auto:
         Raises:
             ConfigurationError: it does not parse.
         """
-        name, _, rest = text.strip().partition(":")
+        name, _, tail = text.strip().partition(":")
         if name != NAME:
             raise ConfigurationError(f"{text!r} does not begin with {NAME}")
         legal = [field.name for field in fields(cls)]
         knobs: dict[str, Any] = {}
-        for part in split_commas(rest) if rest else []:
+        for part in split_commas(tail) if tail else []:
             key, equals, value = (piece.strip() for piece in part.partition("="))
             if not equals or not value:
                 raise ConfigurationError(

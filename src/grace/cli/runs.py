@@ -35,7 +35,7 @@ from grace_bench.report.render import renderer
 from grace_bench.report.slower_links import over_slower_links
 from grace_bench.runs.baselines import BASELINES
 from grace_bench.runs.config import RunConfig
-from grace_bench.runs.plan import Plan, add_baseline, check, check_memory
+from grace_bench.runs.plan import SweepPlan, add_baseline, check, check_memory
 from grace_bench.runs.results import Failure, Result
 from grace_bench.runs.trackers import TensorBoard, Tracker, Wandb
 from grace_bench.workers.external import ExternalWorkers
@@ -212,7 +212,7 @@ def bench_train(
     _tell_failures(runs, "runs", ". The same command tries them again")
 
 
-def _plan(methods: Sequence[str], options: dict[str, Any], baselines: Sequence[str] = ()) -> Plan:
+def _plan(methods: Sequence[str], options: dict[str, Any], baselines: Sequence[str] = ()) -> SweepPlan:
     """The plan of what to run, not yet checked. In a job that has workers already, their number is the default."""
     if options["launcher"] not in _LAUNCHERS:
         raise ConfigurationError(f"launcher {options['launcher']!r} is unknown; legal: {', '.join(_LAUNCHERS)}")
@@ -227,14 +227,14 @@ def _plan(methods: Sequence[str], options: dict[str, Any], baselines: Sequence[s
     common = {name: options[name] for name in _COMMON}
     common |= {"latency": seconds_of(options["latency"]), "cores": options["threads"]}
     seeds = parse_numbers(options["seeds"], "--seeds")
-    return Plan(tasks, methods, counts, links, seeds, baselines, toolkits, options["rounds"], common)
+    return SweepPlan(tasks, methods, counts, links, seeds, baselines, toolkits, options["rounds"], common)
 
 
 def _find_place(options: dict[str, Any]) -> Place | None:
     return find_place() if options["launcher"] == "auto" else None
 
 
-def _sweep(plan: Plan, out: Path | None, options: dict[str, Any]) -> list[RunOutcome]:
+def _sweep(plan: SweepPlan, out: Path | None, options: dict[str, Any]) -> list[RunOutcome]:
     """Runs the plan: in new workers, in those of the job that this process belongs to, or on a Ray cluster."""
     if (here := _find_place(options)) is not None:
         workers = ExternalWorkers(here, options["timeout"])
@@ -254,7 +254,7 @@ def _sweep(plan: Plan, out: Path | None, options: dict[str, Any]) -> list[RunOut
 def _sweep_with(
     launcher: Launcher,
     check_workers: Callable[[Sequence[RunConfig]], None],
-    plan: Plan,
+    plan: SweepPlan,
     out: Path | None,
     options: dict[str, Any],
 ) -> list[RunOutcome]:

@@ -43,11 +43,11 @@ def build(entry: Recipe, knobs: Knobs) -> Method[Any]:
     """
     for knob, factory in find_outer().items():
         if knob in knobs and knob not in own_fields(entry.factory):
-            rest = {name: value for name, value in knobs.items() if name != knob}
+            others = {name: value for name, value in knobs.items() if name != knob}
             value = knobs[knob]
             if isinstance(value, str) and hasattr(factory, "read_word"):
                 value = factory.read_word(value)
-            wrapped: Method[Any] = _construct(factory, {knob: value}, build(entry, rest))
+            wrapped: Method[Any] = _construct(factory, {knob: value}, build(entry, others))
             return wrapped
     if any(Schedule.is_one(value) for value in knobs.values()):
         given = {knob: Schedule.of(value) if Schedule.is_one(value) else value for knob, value in knobs.items()}

@@ -222,8 +222,8 @@ class Policy:
 def _guess(pattern: str, names: Collection[str]) -> str:
     """A guess at what was meant by a pattern that matches none of these names."""
     for prefix in _PREFIXES:
-        rest = pattern.removeprefix(prefix)
-        if rest != pattern and any(fnmatch.fnmatchcase(name, rest) for name in names):
-            return f": names come without {prefix!r}; write {rest!r}"
+        tail = pattern.removeprefix(prefix)
+        if tail != pattern and any(fnmatch.fnmatchcase(name, tail) for name in names):
+            return f": names come without {prefix!r}; write {tail!r}"
     near = nearest(pattern.strip("*"), names, cutoff=0.4)
     return f"; nearest: {one_of(near)}" if near else f"; there are {', '.join(map(repr, list(names)[:3]))}, ..."

@@ -93,9 +93,9 @@ def parse(text: str) -> tuple[str, Knobs]:
     Raises:
         ConfigurationError: it does not parse, or a knob occurs twice.
     """
-    name, rest = _split_name(text.strip())
+    name, tail = _split_name(text.strip())
     knobs: Knobs = {}
-    for part in split_commas(rest) if rest else []:
+    for part in split_commas(tail) if tail else []:
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not key or not value:
             raise ConfigurationError(
@@ -109,13 +109,13 @@ def parse(text: str) -> tuple[str, Knobs]:
 
 def _split_name(text: str) -> tuple[str, str]:
     """The name, and its knobs."""
-    head, _, rest = text.partition(":")
-    if head.endswith(".py") and not rest:
+    head, _, tail = text.partition(":")
+    if head.endswith(".py") and not tail:
         raise ConfigurationError(f"say which class of {text}: {head}:Class")
-    target, _, knobs = rest.partition(":")
+    target, _, knobs = tail.partition(":")
     if target.isidentifier() and head not in METHODS:
         return f"{head}:{target}", knobs
-    return head, rest
+    return head, tail
 
 
 def resolve(text: str) -> str:
@@ -125,8 +125,8 @@ def resolve(text: str) -> str:
         >>> resolve("topk:ratio=0.01")
         'topk:ratio=0.01'
     """
-    head, colon, rest = text.strip().partition(":")
-    return f"{os.path.abspath(head)}{colon}{rest}" if head.endswith(".py") else text
+    head, colon, tail = text.strip().partition(":")
+    return f"{os.path.abspath(head)}{colon}{tail}" if head.endswith(".py") else text
 
 
 def short(text: str) -> str:
@@ -136,8 +136,8 @@ def short(text: str) -> str:
         >>> short("/home/me/my.py:Mine:k=1")
         'my.py:Mine:k=1'
     """
-    head, colon, rest = text.partition(":")
-    return f"{os.path.basename(head)}{colon}{rest}" if head.endswith(".py") else text
+    head, colon, tail = text.partition(":")
+    return f"{os.path.basename(head)}{colon}{tail}" if head.endswith(".py") else text
 
 
 def split_commas(text: str) -> list[str]:

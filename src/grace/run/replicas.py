@@ -57,10 +57,10 @@ def _digest_piece(piece: Tensor) -> Tensor:
     if weights is None:
         places = torch.arange(_WORDS + 3, dtype=torch.int64, device=numbers.device)
         weights = _weights[numbers.device] = (2 * places + 1) * _FACTOR
-    rest = numbers.numel() % (8 // numbers.element_size())
-    if not rest:
+    surplus = numbers.numel() % (8 // numbers.element_size())
+    if not surplus:
         return _dot(numbers.view(torch.int64), weights)
-    words, last = numbers[:-rest].view(torch.int64), numbers[-rest:].view(_INTEGERS[numbers.element_size()])
+    words, last = numbers[:-surplus].view(torch.int64), numbers[-surplus:].view(_INTEGERS[numbers.element_size()])
     return _dot(words, weights) + _dot(last.long(), weights[words.numel() :])
 
 

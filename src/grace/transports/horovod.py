@@ -40,7 +40,7 @@ from grace.transports.store import all_gather_over_store
 
 _SUMMED_BY_HOROVOD = (torch.float32, torch.float64, torch.int32, torch.int64)
 _ADDRESS_BYTES = 256
-_REST_SECONDS = 0.002  # the longest rest between two polls: Horovod's own cycle takes about as long
+_PAUSE_SECONDS = 0.002  # the longest pause between two polls: Horovod's own cycle takes about as long
 _LISTEN_SECONDS = 0.5  # between two looks at who has left
 
 
@@ -156,7 +156,7 @@ class HorovodTransport:
     def _wait(self, handle: int, seconds: float) -> Any:
         """The result of an asynchronous call."""
         now = time.monotonic()
-        deadline, listen, rest = now + seconds, now + _LISTEN_SECONDS, 0.0001
+        deadline, listen, pause = now + seconds, now + _LISTEN_SECONDS, 0.0001
         while not self._hvd.poll(handle):
             now = time.monotonic()
             if now > deadline:
@@ -165,8 +165,8 @@ class HorovodTransport:
                 if self._find_left():
                     raise RuntimeError("a rank has left")
                 listen = now + _LISTEN_SECONDS
-            time.sleep(rest)
-            rest = min(2 * rest, _REST_SECONDS)
+            time.sleep(pause)
+            pause = min(2 * pause, _PAUSE_SECONDS)
         return self._hvd.synchronize(handle)
 
     def _run(self, op: Collective, buf: Tensor) -> Tensor:

@@ -27,15 +27,15 @@ _turn = threading.RLock()
 
 
 class Pace:
-    """How long to rest between two polls. A poll that took processor time has moved bytes, and the next one follows at once.
-    After polls that did nothing, rests get longer and longer, so that ranks that train have the cores.
+    """How long to wait between two polls. A poll that took processor time has moved bytes, and the next one follows at once.
+    After polls that did nothing, pauses get longer and longer, so that ranks that train have the cores.
     """
 
     def __init__(self) -> None:
         self._idle, self._cpu = 0, time.thread_time()
 
-    def rest(self) -> None:
-        """Rests between two polls."""
+    def pause(self) -> None:
+        """Waits between two polls."""
         self._idle = 0 if time.thread_time() - self._cpu > _WORK_SECONDS else self._idle + 1
         time.sleep(min(_LONGEST_SECONDS, _STEP_SECONDS * max(0, self._idle - _YIELDS)))  # 0 gives the core away
         self._cpu = time.thread_time()
@@ -104,7 +104,7 @@ class Line:
                     )
             if time.monotonic() > deadline:
                 return False
-            pace.rest()
+            pace.pause()
 
     def _receive(self, comm: Any, tag: int) -> list[tuple[int, Any]]:
         """What has come with this tag, and from whom."""

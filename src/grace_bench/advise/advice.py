@@ -24,14 +24,14 @@ _NAMED = 4  # of the methods that are listed in a sentence
 _LIKE = torch.empty(1000, 1000, device="meta")  # what says how many bytes a method moves
 
 
-class Needs(msgspec.Struct, frozen=True):
+class OptimizerNeeds(msgspec.Struct, frozen=True):
     """What a method needs of the optimizer: in few words, empty where nothing; and why."""
 
     optimizer: str
     why: str
 
 
-class Row(msgspec.Struct, frozen=True):
+class AdviceRow(msgspec.Struct, frozen=True):
     """A method on a link, with so many workers.
 
     Attributes:
@@ -55,7 +55,7 @@ class Row(msgspec.Struct, frozen=True):
     codec_ms: float
     codec_adds: float
     break_even_bits_per_second: float | None
-    needs: Needs
+    needs: OptimizerNeeds
     quality: Evidence | None
     complete: bool
     reason: str
@@ -71,7 +71,7 @@ class Row(msgspec.Struct, frozen=True):
         return self.quality is not None and self.quality.verdict == "less"
 
 
-class Table(msgspec.Struct, frozen=True):
+class AdviceTable(msgspec.Struct, frozen=True):
     """All methods on one link with so many workers.
 
     Attributes:
@@ -87,7 +87,7 @@ class Table(msgspec.Struct, frozen=True):
     close: list[str]
     fastest: str | None
     verdict: str
-    rows: list[Row]
+    rows: list[AdviceRow]
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,10 +113,10 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     add_ns: float
     busy: bool
     load: float | None
-    tables: list[Table]
+    tables: list[AdviceTable]
 
 
-def rank(step: Step, costs: Mapping[str, Cost], link: Link, world: int) -> Table:
+def rank(step: Step, costs: Mapping[str, Cost], link: Link, world: int) -> AdviceTable:
     """The methods on this link with so many workers, the fastest first.
 
     Args:
@@ -137,7 +137,7 @@ def rank(step: Step, costs: Mapping[str, Cost], link: Link, world: int) -> Table
     close = [row for row in keeping[1:] if row.step_ms <= (1 + CLOSE) * keeping[0].step_ms]
     best, fastest = (some[0].method if some else None for some in (keeping, paying))
     verdict = _verdict(paying, keeping[:1], close, (fp32, bf16), step)
-    return Table(str(link), world, best, [row.method for row in close], fastest, verdict, rows)
+    return AdviceTable(str(link), world, best, [row.method for row in close], fastest, verdict, rows)
 
 
 def against_baselines(step: Step, costs: Mapping[str, Cost], world: int) -> Callable[[Link], float]:
@@ -148,7 +148,7 @@ def against_baselines(step: Step, costs: Mapping[str, Cost], world: int) -> Call
 def _row(
     place: int, name: str, seconds: float, dense: tuple[float, float], step: Step, costs: Mapping[str, Cost], link: Link,
     world: int,
-) -> Row:  # fmt: skip
+) -> AdviceRow:  # fmt: skip
     cost, replay = costs[name], costs[name].at(world)
     pays = name not in BASELINES and seconds < (1 - MARGIN) * min(dense)
     speed = None
@@ -158,15 +158,15 @@ def _row(
     needs, quality = grace.method(name).needs, evidence_for(name)
     codec = cost.codec_seconds(step, world)
     dense_sent = min(costs[one].at(world).sent for one in BASELINES)
-    row = Row(
+    row = AdviceRow(
         place, name, pays, 1000 * seconds, dense[0] / seconds, dense[1] / seconds, replay.sent, 1000 * codec,
-        sum(replay.codec), None if speed is None else min(speed, MOST), Needs(str(needs), needs.why), quality,
+        sum(replay.codec), None if speed is None else min(speed, MOST), OptimizerNeeds(str(needs), needs.why), quality,
         replay.whole, "",
     )  # fmt: skip
     return msgspec.structs.replace(row, reason=_reason(row, dense_sent, step))
 
 
-def _reason(row: Row, dense_sent: float, step: Step) -> str:
+def _reason(row: AdviceRow, dense_sent: float, step: Step) -> str:
     if row.method in BASELINES:
         return f"{BASELINES[row.method]}: what the others are compared with"
     if row.pays:
@@ -190,7 +190,11 @@ def _reason(row: Row, dense_sent: float, step: Step) -> str:
 
 
 def _verdict(
-    paying: Sequence[Row], best: Sequence[Row], close: Sequence[Row], dense: tuple[float, float], step: Step
+    paying: Sequence[AdviceRow],
+    best: Sequence[AdviceRow],
+    close: Sequence[AdviceRow],
+    dense: tuple[float, float],
+    step: Step,
 ) -> str:
     """``best``: the fastest that is measured not to learn less, if there is one."""
     fallback = 1000 * min(dense)
@@ -214,7 +218,7 @@ def _verdict(
     return "; ".join([*parts, *(f"{what}: {_list(rows)}" for what, rows in kinds.items() if rows)])
 
 
-def _list(rows: Sequence[Row]) -> str:
+def _list(rows: Sequence[AdviceRow]) -> str:
     more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
     return ", ".join(f"{row.method} ({row.step_ms:.4g} ms)" for row in rows[:_NAMED]) + more
 

@@ -14,14 +14,14 @@ from grace.predict.timeline import usual_readiness
 from grace.registry import method as make_method
 from grace_bench import machine
 from grace_bench.advise.advice import BASELINES, Advice, against_baselines, candidates, rank
-from grace_bench.advise.subject import Subject
+from grace_bench.advise.subject import AdvisedModel
 
 _FAR = 1.5  # times a step of the better of fp32 and bf16: a codec that takes longer cannot pay
 _SHORT = 0.25  # seconds: the first exchange of a method also allocates its memory
 
 
 def advise(
-    subject: Subject,
+    subject: AdvisedModel,
     links: Sequence[Link],
     workers: Sequence[int],
     *,

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from grace.predict.break_even import speed_text
 from grace.predict.links import LEAST, MOST, Link, link
-from grace_bench.advise.advice import BASELINES, Advice, Row, Table
+from grace_bench.advise.advice import BASELINES, Advice, AdviceRow, AdviceTable
 from grace_bench.files import write_atomically
 from grace_bench.report.direct_labels import Axis, axis_of, beside_ends, height_for
 from grace_bench.report.marks import LINE, SPEED, tick_values
@@ -44,7 +44,7 @@ def view(advice: Advice) -> RenderableType:
     return Group(Text(head, style="bold"), *(_table(one) for one in advice.tables), Text(note, style="dim"))
 
 
-def _table(table: Table) -> RenderableType:
+def _table(table: AdviceTable) -> RenderableType:
     title = f"\n{table.workers} workers, {table.link}"
     headings = ("method", "step ms", "x bf16", "sent", "codec", "pays below", "learns", "at worst (fp32)", "runs")
     lines = plain_table(title, headings, left=1)
@@ -58,7 +58,7 @@ def _table(table: Table) -> RenderableType:
     return Group(lines, Text(table.verdict, style="green" if table.best else "yellow"), *notes)
 
 
-def _why_not(rows: Sequence[Row]) -> str:
+def _why_not(rows: Sequence[AdviceRow]) -> str:
     """Methods that do not pay, by what decides."""
     by_reason: dict[str, list[str]] = {}
     for row in rows:
@@ -67,7 +67,7 @@ def _why_not(rows: Sequence[Row]) -> str:
     return "do not pay here: " + "; ".join(f"{kind}: {', '.join(names)}" for kind, names in by_reason.items())
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: AdviceRow) -> list[str]:
     start = [row.method, number(row.step_ms), f"{row.over_bf16:.2f}", amount(row.sent_bytes), number(row.codec_ms)]
     if row.method in BASELINES:
         return [*start, "", "", "", ""]
@@ -172,7 +172,7 @@ def _panel(advice: Advice, seconds: Callable[[str, Link, int], float], world: in
     }  # fmt: skip
 
 
-def _label_links(tables: Sequence[Table], across: Axis) -> list[dict[str, Any]]:
+def _label_links(tables: Sequence[AdviceTable], across: Axis) -> list[dict[str, Any]]:
     """The links asked about, those of one speed together, each name lower than those that it would run into."""
     names: dict[float, list[str]] = {}
     for one in tables:

@@ -9,12 +9,12 @@ from grace.predict.links import Link, link
 from grace_bench import machine
 from grace_bench.advise.run import advise
 from grace_bench.advise.subject import of_task
-from grace_bench.survey.row import Row
+from grace_bench.survey.row import SurveyRow
 from grace_bench.survey.steps import LINKS, StepTable, TaskSteps, to_measure
 
 
 def measure(
-    rows: Iterable[Row], tell: Callable[[str], None] = lambda text: None, samples: int = 3, patience: float = 2.0
+    rows: Iterable[SurveyRow], tell: Callable[[str], None] = lambda text: None, samples: int = 3, patience: float = 2.0
 ) -> StepTable:
     """Measures a step of each task in ``rows``, and what each method that ran on it adds, and plays both over the links.
 

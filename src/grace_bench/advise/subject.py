@@ -23,7 +23,7 @@ _FIRST_BYTES = 1 << 20  # of DistributedDataParallel's first bucket
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class AdvisedModel:
     """A model. ``shapes``: of its parameters, by name. ``measure``: a step; None where nothing but the model is known."""
 
     name: str
@@ -66,7 +66,7 @@ class Subject:
         return statistics.median(found.seconds), bucket_readiness(ready, [4 * one for one in self.numbers])
 
 
-def of_task(name: str, batch: int | None = None) -> Subject:
+def of_task(name: str, batch: int | None = None) -> AdvisedModel:
     """A task of the suite, or ``module:Class``, on synthetic batches where it has them.
 
     Raises:
@@ -81,14 +81,14 @@ def of_task(name: str, batch: int | None = None) -> Subject:
     task.steps = task.default_steps(task.workers)
     model = task.model()
     step = _step_with(task.loss)
-    return Subject(
+    return AdvisedModel(
         name,
         _shapes(name, model),
         lambda: Compute(model, task.optimizer(model), task.batches(0, task.workers, 0), step),
     )
 
 
-def of_model(target: str) -> Subject:
+def of_model(target: str) -> AdvisedModel:
     """What ``module:function`` returns: a model, or (model, batch, loss), where ``loss(model, batch)`` is a scalar.
 
     Raises:
@@ -96,16 +96,16 @@ def of_model(target: str) -> Subject:
     """
     make = load(target, "model")
     found = make() if callable(make) and not isinstance(make, nn.Module) else make
-    model, *rest = found if isinstance(found, tuple) else (found,)
-    if not isinstance(model, nn.Module) or len(rest) not in (0, 2) or (rest and not callable(rest[1])):
+    model, *more = found if isinstance(found, tuple) else (found,)
+    if not isinstance(model, nn.Module) or len(more) not in (0, 2) or (more and not callable(more[1])):
         raise ConfigurationError(
             f"model {target!r} returns {type(found).__name__}; legal: a torch.nn.Module, or (model, batch, loss), where "
             "loss(model, batch) is a scalar"
         )
     shapes = _shapes(target, model)
-    if not rest:
-        return Subject(target, shapes, None)
-    batch, loss = rest
+    if not more:
+        return AdvisedModel(target, shapes, None)
+    batch, loss = more
 
     def loss_here(model: nn.Module, batch: Any) -> Tensor:
         try:
@@ -122,7 +122,7 @@ def of_model(target: str) -> Subject:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)  # with steps too small to matter
         return Compute(model, optimizer, itertools.repeat(batch), step)
 
-    return Subject(target, shapes, measure)
+    return AdvisedModel(target, shapes, measure)
 
 
 def _step_with(loss: Callable[[nn.Module, Any], Tensor]) -> Callable[..., None]:

@@ -16,10 +16,10 @@ from grace_bench import machine
 from grace_bench.codecs import conversations
 from grace_bench.codecs.buffers import COPIES, Buffers
 from grace_bench.codecs.cases import cases_of, variants
-from grace_bench.codecs.clock import DECODE, ENCODE, Case, Clock, Timing
+from grace_bench.codecs.clock import DECODE, ENCODE, Case, CaseSamples, Clock
 from grace_bench.codecs.compressors import compressor_of
 from grace_bench.codecs.device import bandwidth_share, count_launches, least_bytes
-from grace_bench.codecs.plan import COLD, YARDSTICKS, Plan, size_text
+from grace_bench.codecs.plan import COLD, YARDSTICKS, CodecPlan, size_text
 from grace_bench.devices import clock_of, device_of, name_device
 from grace_bench.runs.results import quartiles
 from grace_command.text import plural
@@ -37,7 +37,7 @@ class Bench:
         eviction: bytes that are written to empty the caches; by default what the machine needs.
     """
 
-    def __init__(self, plan: Plan, eviction: int | None = None):
+    def __init__(self, plan: CodecPlan, eviction: int | None = None):
         self.device = device_of(plan.device)
         self.plan = plan
         self.clock = Clock(plan.limit, eviction, plan.budget, self.device, clock_of(self.device))
@@ -109,7 +109,7 @@ class Bench:
         return []
 
     def row_of(
-        self, case: Case, name: str, buffers: Buffers, count: int, timing: Timing, rivals: dict[Case, Timing]
+        self, case: Case, name: str, buffers: Buffers, count: int, timing: CaseSamples, rivals: dict[Case, CaseSamples]
     ) -> Row:
         """The row of a case."""
         return summarize(case.operation, timing)
@@ -138,7 +138,7 @@ class Bench:
         cold = buffers.n >= COLD
         found = self.clock.measure(buffers.add(), [buffers.add(), *buffers.yardsticks()], self.plan.samples, cold=cold)
         for case, timing in found.items():
-            if isinstance(timing, Timing):
+            if isinstance(timing, CaseSamples):
                 where = {"size": buffers.n, "threads": count, "cold": cold}
                 self.lists["yardsticks"].append({**summarize(case.operation, timing), **where})
 
@@ -241,18 +241,18 @@ class Bench:
         self.leave_slow(case, name, size, count, expected, "would take about")
         return False
 
-    def _note(self, name: str, case: Case, found: Timing | float, size: int, count: int) -> Timing | None:
+    def _note(self, name: str, case: Case, found: CaseSamples | float, size: int, count: int) -> CaseSamples | None:
         """The timing, remembered for larger sizes; None, and a note, where a run took longer than the limit."""
-        seconds = quartiles(found.seconds)["median"] if isinstance(found, Timing) else found
+        seconds = quartiles(found.seconds)["median"] if isinstance(found, CaseSamples) else found
         if size >= 1 << 16 or seconds > self.plan.limit:  # smaller ones tell of overheads
             self._slowest[name, case.operation, case.kernels] = seconds / size
-        if isinstance(found, Timing):
+        if isinstance(found, CaseSamples):
             return found
         self.leave_slow(case, name, size, count, found)
         return None
 
 
-def summarize(operation: str, timing: Timing) -> Row:
+def summarize(operation: str, timing: CaseSamples) -> Row:
     """The numbers of one case: ``ratio`` with its quartiles ``low`` and ``high``, and its median in microseconds."""
     ratio = quartiles(timing.ratios)
     return {

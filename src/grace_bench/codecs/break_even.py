@@ -25,7 +25,7 @@ from grace_bench.codecs.bench import Bench, Row, short
 from grace_bench.codecs.buffers import Buffers
 from grace_bench.codecs.cases import variants
 from grace_bench.codecs.clock import ADD, DECODE, ENCODE, FEEDBACK
-from grace_bench.codecs.plan import YARDSTICKS, Plan, by_family
+from grace_bench.codecs.plan import YARDSTICKS, CodecPlan, by_family
 
 CAST = "bf16"  # always measured: an all-reduce in bf16 includes the cast
 
@@ -68,7 +68,7 @@ class BreakEvenBench(Bench):
         eviction: as for :class:`Bench`.
     """
 
-    def __init__(self, plan: Plan, links: Sequence[Link], eviction: int | None = None):
+    def __init__(self, plan: CodecPlan, links: Sequence[Link], eviction: int | None = None):
         super().__init__(replace(plan, methods=by_family([*plan.methods, CAST])), eviction)
         self.links = links
         self._moved: dict[tuple[str, int], dict[str, Tally]] = {}

@@ -52,7 +52,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class CaseSamples:
     """Samples in seconds, and as multiples of the yardstick's neighboring sample."""
 
     seconds: list[float]
@@ -88,15 +88,17 @@ class Clock:
         """Empties the caches of everything but the buffer."""
         self._buffer.add_(1.0)
 
-    def measure(self, yard: Case, cases: Sequence[Case], samples: int, *, cold: bool) -> dict[Case, Timing | float]:
+    def measure(
+        self, yard: Case, cases: Sequence[Case], samples: int, *, cold: bool
+    ) -> dict[Case, CaseSamples | float]:
         """Takes ``samples`` of each case. Cases take turns, each turn in another order, after a sample of the yardstick.
 
         A case that takes longer than the limit gets the seconds of a run instead of a timing. One whose samples would take
         more than the budget gets fewer: at least three, or one if it is only there for comparison.
         """
         clear = self.clear if cold else do_nothing
-        out: dict[Case, Timing | float] = {}
-        found: dict[Case, Timing] = {}
+        out: dict[Case, CaseSamples | float] = {}
+        found: dict[Case, CaseSamples] = {}
         repeats: dict[Case, int] = {}
         turns: dict[Case, int] = {}
         with _steady():
@@ -110,10 +112,10 @@ class Clock:
                 repeats[case] = _repeats(once, cold)
                 affordable = self.budget / (cost * repeats[case])
                 turns[case] = int(max(1 if case.kernels else 3, min(samples, affordable)))
-                found[case] = Timing([], [])
+                found[case] = CaseSamples([], [])
                 if turns[case] == 1:  # the trial was the sample: what takes so long is no faster the second time
                     base = self._sample(yard, clear, repeats[yard])
-                    found[case] = Timing([once], [once / base])
+                    found[case] = CaseSamples([once], [once / base])
                     turns[case] = 0
             for turn in range(max(turns.values(), default=0)):
                 mine = [case for case in found if turn < turns[case]]

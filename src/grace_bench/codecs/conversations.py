@@ -29,7 +29,7 @@ COPIES = 4  # tensors of this size per worker that are alive at once, at most
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Replay(Case):
+class ReplayedStep(Case):
     """One worker's step, of which only a part is timed."""
 
     run: Callable[[], object] = do_nothing
@@ -90,10 +90,10 @@ class Replay(Case):
 def cases(plain: Method[Any], feedback: Method[Any] | None, buffers: Buffers) -> list[Case]:
     """Encode, encode with error feedback (where ``feedback`` is not None), decode and sum."""
     shape = buffers.matrix()
-    out: list[Case] = [Replay(ENCODE, method=plain, buffers=buffers, shape=shape)]
+    out: list[Case] = [ReplayedStep(ENCODE, method=plain, buffers=buffers, shape=shape)]
     if feedback is not None:
-        out.append(Replay(FEEDBACK, method=feedback, buffers=buffers, shape=shape))
-    return [*out, Replay(DECODE, method=plain, buffers=buffers, shape=shape, part="decode")]
+        out.append(ReplayedStep(FEEDBACK, method=feedback, buffers=buffers, shape=shape))
+    return [*out, ReplayedStep(DECODE, method=plain, buffers=buffers, shape=shape, part="decode")]
 
 
 def _time(advance: Callable[[], object], now: Callable[[], float]) -> float:

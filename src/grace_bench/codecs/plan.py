@@ -19,7 +19,7 @@ _MOST = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CodecPlan:
     """What is measured.
 
     Args:
@@ -77,7 +77,7 @@ def plan_of(
     budget: float = 0.25,
     workers: int = WORKERS,
     device: str = "cpu",
-) -> Plan:
+) -> CodecPlan:
     """A plan from the words of the command line.
 
     Args:
@@ -95,7 +95,7 @@ def plan_of(
     """
     counts = parse_counts(threads) if threads else [resources.cores()]
     names = methods() if chosen is None else split_methods(chosen)
-    return Plan(
+    return CodecPlan(
         by_family(names),
         sort_numbers(parse_sizes(sizes)),
         sort_numbers(counts),

@@ -42,7 +42,7 @@ def address(rank: int) -> str:
     return str(_NETWORK[256 + rank])
 
 
-class Network:
+class ShapedNetwork:
     """Context manager: the namespaces and links of ``workers`` workers. Those of one of ``machines`` share both; None: none
     do.
 
@@ -56,7 +56,7 @@ class Network:
         self._holders: list[subprocess.Popen[bytes]] = []
         self._user: int | None = None  # the process whose user namespace all others are in
 
-    def __enter__(self) -> Network:
+    def __enter__(self) -> ShapedNetwork:
         require_tools()
         try:
             self._make()
@@ -226,7 +226,7 @@ def require_tools() -> None:
 def why_not(link: Link) -> str | None:
     """Why this machine cannot make such a link; None if it can."""
     try:
-        with Network(link, 1):
+        with ShapedNetwork(link, 1):
             return None
     except LinkError as error:
         return str(error)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from grace.predict.links import Link
-from grace_bench.network.namespaces import LinkError, Network, address, environment
+from grace_bench.network.namespaces import LinkError, ShapedNetwork, address, environment
 
 _SOCKET_LOAD = str(Path(__file__).with_name("socket_load.py"))
 
@@ -20,7 +20,7 @@ def measure_link(link: Link, seconds: float = 2.0) -> dict[str, Any]:
     Raises:
         LinkError: the link cannot be made, or nothing arrived.
     """
-    with Network(link, 2) as network:
+    with ShapedNetwork(link, 2) as network:
         rate = _pump(network, seconds)
     asked = link.bits_per_second
     assert asked is not None
@@ -30,7 +30,7 @@ def measure_link(link: Link, seconds: float = 2.0) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _pump(network: Network, seconds: float) -> float:
+def _pump(network: ShapedNetwork, seconds: float) -> float:
     python = [sys.executable, "-I", "-S", _SOCKET_LOAD]  # isolated: no site packages, so that it starts at once
     receiver = subprocess.Popen(
         [*network.enter(1), *python, "receive"], stdout=subprocess.PIPE, text=True, env=environment()

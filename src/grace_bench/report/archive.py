@@ -22,18 +22,18 @@ from grace_bench.report.read import LoadedRuns, Run
 from grace_bench.runs.results import (
     Data,
     Environment,
-    Link,
-    Model,
+    LinkSetting,
+    ModelSize,
     Optimizer,
     Point,
     Quartiles,
     Result,
+    StepTraffic,
     Target,
     Times,
-    Traffic,
 )
 from grace_bench.survey.goals import goal_of, steps_to
-from grace_bench.survey.row import TRIAL, Row
+from grace_bench.survey.row import TRIAL, SurveyRow
 from grace_bench.survey.steps import LINKS, StepTable
 
 FIGURE = {"name": "quality-epoch-bytes", "title": "Quality against epochs and against bytes", "survey": "1 and 7"}
@@ -42,7 +42,7 @@ _TIMES = ("step_ms", "compute_ms", "exposed_ms", "throughput", "total_seconds", 
 STEPS = "grace survey steps {directory} --out steps.json, and then grace survey report --steps steps.json"
 
 
-def archive_document(rows: Iterable[Row], name: str, steps: StepTable | None = None) -> dict[str, Any]:
+def archive_document(rows: Iterable[SurveyRow], name: str, steps: StepTable | None = None) -> dict[str, Any]:
     """What the page draws of an archive: as :func:`grace_bench.report.contents.page_document`, for its rows.
 
     Args:
@@ -62,8 +62,8 @@ def archive_document(rows: Iterable[Row], name: str, steps: StepTable | None = N
         task["charts"] = {FIGURE["name"]: plots, **task["charts"]}
     document["runs"] = document["measured"] = len(kept)
     clocked = [figure for figure in document["figures"] if figure["name"] in _TIMED]
-    rest = [figure for figure in document["figures"] if figure["name"] == "quality-bytes"]
-    document["figures"] = [FIGURE, *rest, *(clocked if table is not None else ())]
+    untimed = [figure for figure in document["figures"] if figure["name"] == "quality-bytes"]
+    document["figures"] = [FIGURE, *untimed, *(clocked if table is not None else ())]
     document["missing"] = []
     if table is None:
         needs = "a table of steps, which an idle machine measures in a few minutes"
@@ -88,13 +88,13 @@ def archive_document(rows: Iterable[Row], name: str, steps: StepTable | None = N
     return document
 
 
-def _versions(row: Row) -> str:
+def _versions(row: SurveyRow) -> str:
     return f"grace {row.grace}, python {row.python}, torch {row.torch}"
 
 
-def _results(rows: Sequence[Row], table: StepTable | None) -> list[Result]:
+def _results(rows: Sequence[SurveyRow], table: StepTable | None) -> list[Result]:
     """A result for each run, and for each link where there is a table of steps; what it does not know has no times."""
-    tasks: dict[tuple[str, int], dict[str, list[Row]]] = {}
+    tasks: dict[tuple[str, int], dict[str, list[SurveyRow]]] = {}
     for row in rows:
         tasks.setdefault((_task(row), row.steps), {}).setdefault(row.method, []).append(row)
     out = []
@@ -109,11 +109,13 @@ def _results(rows: Sequence[Row], table: StepTable | None) -> list[Result]:
     return out
 
 
-def _result(row: Row, spec: str | None, seconds: float | None, compute: float | None, goal: float | None) -> Result:
+def _result(
+    row: SurveyRow, spec: str | None, seconds: float | None, compute: float | None, goal: float | None
+) -> Result:
     """A run over a link, with the seconds of its step, and the milliseconds of one without communication; without them, where
     they are not known.
     """
-    there = Link() if spec is None else Link(spec, link(spec).bits_per_second)
+    there = LinkSetting() if spec is None else LinkSetting(spec, link(spec).bits_per_second)
     sent, epoch = row.sent[-1] / max(1, row.at[-1]), max(1, row.steps_per_epoch)
     dense = row.fp32_bytes / row.steps
     ms = 1000 * (seconds or 0.001)
@@ -131,9 +133,9 @@ def _result(row: Row, spec: str | None, seconds: float | None, compute: float | 
         task=_task(row), method=row.method, family=_family(row.method), recipe=row.recipe, kind="method",
         workers=row.workers, seed=row.seed, link=there, transport="one process", steps=row.steps,
         batch_per_worker=row.batch, metric=row.metric, better=row.better, final=row.final, best=row.best,
-        model=Model(row.parameters, 1, row.parameters, 1),
+        model=ModelSize(row.parameters, 1, row.parameters, 1),
         optimizer=Optimizer(row.optimizer, row.peak_lr, 1.0, row.momentum, row.why),
-        traffic=Traffic(row.rounds / row.steps, sent, sent, dense, sent / dense if dense else None),
+        traffic=StepTraffic(row.rounds / row.steps, sent, sent, dense, sent / dense if dense else None),
         time=Times(
             Quartiles(ms, ms, ms), compute_ms=compute,
             exposed_ms=None if compute is None else max(0.0, ms - compute),
@@ -149,7 +151,7 @@ def _result(row: Row, spec: str | None, seconds: float | None, compute: float | 
     )  # fmt: skip
 
 
-def _task(row: Row) -> str:
+def _task(row: SurveyRow) -> str:
     """What is a task of its own on the page."""
     own = [
         row.protocol,
@@ -166,7 +168,7 @@ def _family(method: str) -> str:
         return "other"
 
 
-def write_page(rows: Iterable[Row], name: str, out: Path, steps: StepTable | None = None) -> int:
+def write_page(rows: Iterable[SurveyRow], name: str, out: Path, steps: StepTable | None = None) -> int:
     """Writes the page; its bytes.
 
     Raises:

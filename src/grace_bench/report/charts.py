@@ -126,7 +126,7 @@ def step_time(task: Mapping[str, Any]) -> Spec:
     x = number("step_ms", "milliseconds of a step" + log * " (log)", **({"text": PLAIN} if log else {"zero": True}))
     told = {"tooltip": {"field": "about"}, **OPACITY}
     seen = "isValid(datum.exposed_ms) ? min(datum.codec_ms || 0, datum.exposed_ms) : datum.codec_ms"
-    rest = "isValid(datum.exposed_ms) ? datum.exposed_ms - datum.codec : null"
+    others = "isValid(datum.exposed_ms) ? datum.exposed_ms - datum.codec : null"
     color = {"field": "part", "type": "nominal", "sort": list(parts), "legend": {"offset": _ROOM}}
     if log:
         ends = {"y": y, "x": {**x, "field": "compute_ms"}, "x2": {"field": "step_ms"}, **told}
@@ -139,7 +139,7 @@ def step_time(task: Mapping[str, Any]) -> Spec:
             "bar", {"y": y, "x": {**x, "field": "ms", "stack": "zero"}, "color": color,
                     "order": {"field": "order", "type": "quantitative"}, **told},
             {"calculate": "datum.compute_ms", "as": parts[0]}, {"calculate": seen, "as": parts[1]},
-            {"calculate": rest, "as": parts[2]},
+            {"calculate": others, "as": parts[2]},
             {"calculate": "isValid(datum.exposed_ms) ? null : datum.exchange_ms", "as": parts[3]},
             {"fold": list(parts), "as": ["part", "ms"]}, {"filter": "isValid(datum.ms)"},
             {"calculate": f"indexof({list(parts)}, datum.part)", "as": "order"},

@@ -12,7 +12,7 @@ from typing import Any
 import grace
 from grace_bench import machine
 from grace_bench.report import charts, marks
-from grace_bench.report.groups import OVER_LIMIT, Group, group_runs, place, result_of
+from grace_bench.report.groups import OVER_LIMIT, Experiment, group_runs, place, result_of
 from grace_bench.report.read import LoadedRuns
 from grace_bench.report.theme import LIMIT, TONES, Sign, config, sign
 from grace_bench.runs.baselines import NO_COMMUNICATION
@@ -29,9 +29,9 @@ class Figure:
     survey: str
     needs: str
     command: str
-    shows: Callable[[Group], bool]
+    shows: Callable[[Experiment], bool]
 
-    def has_data(self, report: Report) -> bool:
+    def has_data(self, report: ReportContents) -> bool:
         """Whether there is anything to draw."""
         if self.name == "codec-latency":
             return bool(report.found.codecs)
@@ -42,11 +42,11 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReportContents:
     """All that is reported of a directory."""
 
     found: LoadedRuns
-    groups: list[Group]
+    groups: list[Experiment]
     skipped: list[tuple[str, str]]
     signs: dict[str, Sign]
 
@@ -79,7 +79,7 @@ def network(run: Result) -> Network:
     return run.link.name, run.link.latency_seconds or 0.0, run.transport
 
 
-def networks(groups: Sequence[Group]) -> list[Network]:
+def networks(groups: Sequence[Experiment]) -> list[Network]:
     """From the slowest to the fastest; a link without a limit is the fastest."""
     speeds = {network(group.first): group.first.link.bits_per_second or math.inf for group in groups}
     return sorted(speeds, key=lambda one: (speeds[one], -one[1], one))
@@ -112,7 +112,7 @@ def _describe(run: Result) -> str:
     return f"{describe_machine(run)}; grace {where.grace}, python {where.python}, torch {where.torch}"
 
 
-def _line(group: Group) -> str | None:
+def _line(group: Experiment) -> str | None:
     """What the line through this group's step is called, if it has one: others are compared with it."""
     names = {NO_COMMUNICATION: "no communication", "ddp-bf16": "bf16"}
     return "fp32" if group.fp32 else names.get(group.first.method)
@@ -163,7 +163,7 @@ FIGURES = (
 )  # fmt: skip
 
 
-def report_of(found: LoadedRuns) -> Report:
+def report_of(found: LoadedRuns) -> ReportContents:
     """Groups the runs and gives every method its sign."""
     groups, older = group_runs(found.runs)
     names = sorted({group.first.method for group in groups} | {row["method"] for row in found.codecs if row["method"]})
@@ -173,7 +173,7 @@ def report_of(found: LoadedRuns) -> Report:
     inked = sorted(baselines - set(limit), key=_fp32_first)
     signs = {name: sign(k, baseline=True) for k, name in enumerate(inked)} | limit
     signs |= {name: sign(k) for k, name in enumerate(ordinary)}
-    return Report(found, groups, [*found.skipped, *older], signs)
+    return ReportContents(found, groups, [*found.skipped, *older], signs)
 
 
 def _fp32_first(name: str) -> tuple[int, str]:
@@ -181,7 +181,7 @@ def _fp32_first(name: str) -> tuple[int, str]:
     return (order.index(name) if name in order else len(order), name)
 
 
-def page_document(report: Report, directory: str) -> dict[str, Any]:
+def page_document(report: ReportContents, directory: str) -> dict[str, Any]:
     """All that is drawn, by the page and by :mod:`grace_bench.report.files`: rows, and the figures without them.
 
     Indices stand for repeated names, and numbers have four significant digits. A row is described in
@@ -234,12 +234,12 @@ def page_document(report: Report, directory: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def command_for(figure: Figure, report: Report, directory: str) -> str:
+def command_for(figure: Figure, report: ReportContents, directory: str) -> str:
     """The command that makes the figure's data, with a task of this report if it has one."""
     return figure.command.format(task=report.tasks[0] if report.tasks else "digits", directory=directory)
 
 
-def _task(name: str, report: Report) -> dict[str, Any]:
+def _task(name: str, report: ReportContents) -> dict[str, Any]:
     runs = [result_of(run) for group in report.groups for run in group.runs if run.document.task == name]
     targets = {run.target.value for run in runs if run.target is not None}
     data = [run.data for run in runs if run.data is not None]
@@ -272,7 +272,7 @@ def _task(name: str, report: Report) -> dict[str, Any]:
     return {**task, "charts": charts.of_task(task)}
 
 
-def _row(group: Group) -> dict[str, Any]:
+def _row(group: Experiment) -> dict[str, Any]:
     first, curve = group.first, group.curve
     several = len(group.runs) > 1
     out: dict[str, Any] = {

@@ -64,7 +64,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Experiment:
     """One experiment: runs that differ in nothing but their seed or round. ``label`` tells it from others at its place.
 
     ``fp32``: whether it is what others at its place are held against.
@@ -203,7 +203,7 @@ def curve_of(runs: Sequence[Run], limit: int = POINTS) -> Curve:
     )
 
 
-def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[tuple[str, str]]]:
+def group_runs(runs: Sequence[Run]) -> tuple[list[Experiment], list[tuple[str, str]]]:
     """Groups of the runs that succeeded, and the files left out: of two runs that differ in nothing, the older."""
     there = [run for run in runs if isinstance(run.document, Result)]
     latest = {(*_key(run), *_repeat(run)): run for run in sorted(there, key=lambda run: run.document.created)}
@@ -253,7 +253,7 @@ def _label(runs: Sequence[Run]) -> list[str]:
     return labels
 
 
-def _group(runs: list[Run], label: str, limits: Mapping[tuple[tuple[object, ...], int], float]) -> Group:
+def _group(runs: list[Run], label: str, limits: Mapping[tuple[tuple[object, ...], int], float]) -> Experiment:
     """``limits``: the step without communication of each place and round."""
     higher = result_of(runs[0]).better == "higher"
     measures = {}
@@ -267,7 +267,7 @@ def _group(runs: list[Run], label: str, limits: Mapping[tuple[tuple[object, ...]
         for run in runs
     )
     reached = len({run.document.seed for run in runs if run.row["target_seconds"] is not None})
-    return Group(tuple(runs), label, measures, reached, curve_of(runs))
+    return Experiment(tuple(runs), label, measures, reached, curve_of(runs))
 
 
 def _of_steps(times: Times) -> dict[str, Spread]:
@@ -281,7 +281,7 @@ def _of_steps(times: Times) -> dict[str, Spread]:
     return out
 
 
-def _mark(groups: list[Group]) -> list[Group]:
+def _mark(groups: list[Experiment]) -> list[Experiment]:
     """Marks the groups on the fronts of their place, quality against throughput and bytes, and those to compare with.
 
     Nobody knows how far another seed would be from a single run: it is on no front, and keeps nothing off.

@@ -11,7 +11,7 @@ import msgspec
 
 from grace.predict.break_even import break_even
 from grace.predict.links import MOST, Link
-from grace_bench.report.groups import Group, Spread, place, spread
+from grace_bench.report.groups import Experiment, Spread, place, spread
 from grace_bench.report.ranking import experiments, leaders
 from grace_bench.runs.forecast import forecast
 from grace_bench.runs.results import Document
@@ -19,7 +19,7 @@ from grace_bench.runs.results import Document
 DENSE = ("ddp-fp32", "none", "ddp-bf16", "bf16")  # what needs no compression, or a cast only
 
 
-class Row(msgspec.Struct, frozen=True):
+class PredictionRow(msgspec.Struct, frozen=True):
     """A method.
 
     Attributes:
@@ -38,7 +38,7 @@ class Row(msgspec.Struct, frozen=True):
     break_even_bits_per_second: float | None
 
 
-class Table(msgspec.Struct, frozen=True):
+class PredictionTable(msgspec.Struct, frozen=True):
     """One network.
 
     Attributes:
@@ -57,7 +57,7 @@ class Table(msgspec.Struct, frozen=True):
     winner: str | None
     ahead: list[str]
     verdict: str
-    rows: list[Row]
+    rows: list[PredictionRow]
 
 
 class Predictions(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,14 +66,14 @@ class Predictions(msgspec.Struct, frozen=True, kw_only=True):
     schema: Literal["grace.predictions"] = "grace.predictions"
     version: Literal[1] = 1
     cores: float
-    tables: list[Table]
+    tables: list[PredictionTable]
     left_out: list[str]
 
 
 class _Method:
     """A method that can be predicted: the seconds of its seeds over a link, for one number of workers after the other."""
 
-    def __init__(self, group: Group, models: Sequence[Callable[[Link, int], float]]):
+    def __init__(self, group: Experiment, models: Sequence[Callable[[Link, int], float]]):
         self.group, self.models, self.label = group, models, group.label
 
     def step_ms(self, link: Link, workers: int) -> Spread:
@@ -105,7 +105,7 @@ def predict(documents: Sequence[Document], links: Sequence[Link], workers: Seque
     return Predictions(cores=cores, tables=tables, left_out=list(dict.fromkeys(left_out)))
 
 
-def _table(rivals: Sequence[_Method], link: Link, world: int) -> Table:
+def _table(rivals: Sequence[_Method], link: Link, world: int) -> PredictionTable:
     order = sorted(rivals, key=lambda one: (one.group.reference, one.seconds(link, world)))
     racing = [one for one in order if not one.group.reference]
     ranges = [one.step_ms(link, world) for one in order]
@@ -117,14 +117,14 @@ def _table(rivals: Sequence[_Method], link: Link, world: int) -> Table:
     for at, one in enumerate(order):
         mine = one.group.first.method not in DENSE and not one.group.reference
         rows.append(
-            Row(
+            PredictionRow(
                 at + 1 if at < len(racing) else None, one.label, len(one.models), ranges[at], one.group.measures["step_ms"],
                 best.seconds(link, world) / one.seconds(link, world) if best is not None else None,
                 _break_even(one, plain, link, world) if mine and plain else None,
             )
         )  # fmt: skip
     first = rivals[0].group.first
-    return Table(
+    return PredictionTable(
         first.task, first.toolkit, world, str(link), first.workers, first.link.name, None if best is None else best.label,
         winner, ahead, _verdict(ahead, winner, rows, best), rows,
     )  # fmt: skip
@@ -139,7 +139,7 @@ def _break_even(one: _Method, plain: Sequence[_Method], link: Link, world: int) 
     return MOST if speed == math.inf else speed
 
 
-def _verdict(ahead: Sequence[str], winner: str | None, rows: Sequence[Row], best: _Method | None) -> str:
+def _verdict(ahead: Sequence[str], winner: str | None, rows: Sequence[PredictionRow], best: _Method | None) -> str:
     if not ahead:
         return "nothing to rank"
     if winner is None and len(ahead) == 1:

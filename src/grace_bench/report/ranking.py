@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from grace_bench.report.groups import Group, Spread, group_runs, place
+from grace_bench.report.groups import Experiment, Spread, group_runs, place
 from grace_bench.report.read import Run
 from grace_bench.runs.results import Document, Failure
 
@@ -12,7 +12,7 @@ MARK = "*"  # after a number that is clearly the best
 _QUALITIES = ("final", "best")  # from a single seed these have no range, and say nothing about another
 
 
-def experiments(documents: Sequence[Document]) -> tuple[list[Group], list[Failure]]:
+def experiments(documents: Sequence[Document]) -> tuple[list[Experiment], list[Failure]]:
     """The runs that succeeded, repeats in one group each, in the order of the documents; and those that failed."""
     runs = [Run(str(at), one) for at, one in enumerate(documents)]
     order = {run.file: at for at, run in enumerate(runs)}
@@ -37,11 +37,11 @@ def leaders(ranges: Sequence[Spread], *, higher: bool) -> list[int]:
     return [best, *near]
 
 
-def crowns(groups: Iterable[Group], measure: str) -> set[int]:
+def crowns(groups: Iterable[Experiment], measure: str) -> set[int]:
     """Those (by ``id``) that are clearly the best of two or more where they compete: with the best quality, ``final``, which
     takes several seeds, or with the least of another measure.
     """
-    places: dict[tuple[object, ...], list[Group]] = {}
+    places: dict[tuple[object, ...], list[Experiment]] = {}
     for group in groups:
         if not group.reference:
             places.setdefault(place(group.runs[0]), []).append(group)

@@ -10,8 +10,7 @@ from rich.text import Text
 
 from grace.predict.links import Link, link
 from grace.predict.timeline import play
-from grace_bench.report.groups import Group as Experiment
-from grace_bench.report.groups import result_of
+from grace_bench.report.groups import Experiment, result_of
 from grace_bench.report.ranking import experiments
 from grace_bench.report.tables import range_text
 from grace_bench.runs.forecast import forecast

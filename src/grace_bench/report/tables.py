@@ -10,8 +10,7 @@ from rich.text import Text
 
 from grace.predict.break_even import speed_text
 from grace_bench.extras import TORCH
-from grace_bench.report.groups import OVER_LIMIT, Spread
-from grace_bench.report.groups import Group as Experiment
+from grace_bench.report.groups import OVER_LIMIT, Experiment, Spread
 from grace_bench.report.predictions import DENSE, Predictions
 from grace_bench.report.ranking import MARK, crowns, experiments
 from grace_bench.runs.baselines import NO_COMMUNICATION

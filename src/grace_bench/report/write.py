@@ -37,9 +37,9 @@ def page(document: Mapping[str, Any]) -> str:
         "script": "\n".join(text(name) for name in _SCRIPTS),
         "vega": runtime().replace("</script", "<\\/script"),
     }
-    head, *rest = text("page.html").split("{{")
+    head, *pieces = text("page.html").split("{{")
     out = [head]
-    for piece in rest:  # in one pass: what is filled in is not looked through again
+    for piece in pieces:  # in one pass: what is filled in is not looked through again
         name, _, after = piece.partition("}}")
         out += [fill[name], after]
     return "".join(out)

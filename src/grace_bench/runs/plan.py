@@ -21,7 +21,7 @@ from grace_bench.tasks import TASKS, find_task
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SweepPlan:
     """What a sweep is.
 
     Attributes:

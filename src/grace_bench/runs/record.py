@@ -58,7 +58,7 @@ def _identity(config: RunConfig, command: list[str]) -> dict[str, Any]:
         "seed": config.seed,
         "round": config.round,
         "granularity": config.granularity,
-        "link": results.Link(link.name, link.bits_per_second, link.latency if link.shaped else None),
+        "link": results.LinkSetting(link.name, link.bits_per_second, link.latency if link.shaped else None),
         "config": config.as_dict(),
         "command": command,
     }
@@ -99,7 +99,7 @@ def result_of(
         steps=steps,
         steps_per_epoch=epoch_steps,
         batch_per_worker=task.batch,
-        model=results.Model(size, len(trained), sum(p.numel() for p in compressed), len(compressed)),
+        model=results.ModelSize(size, len(trained), sum(p.numel() for p in compressed), len(compressed)),
         metric=task.metric,
         better=task.better,
         final=curve[-1].metrics[task.metric] if curve else None,
@@ -107,7 +107,7 @@ def result_of(
         target=find_target(task, curve),
         replicas_agree=None if not curve else True,
         nonfinite=measured.all.nonfinite,
-        traffic=results.Traffic(
+        traffic=results.StepTraffic(
             rounds_per_step=moved.rounds / ran,
             sent_bytes_per_step=moved.sent / ran,
             received_bytes_per_step=moved.received / ran,
@@ -116,7 +116,7 @@ def result_of(
         ),
         nic=None if measured.nic is None else results.Nic(measured.nic.sent / ran, measured.nic.received / ran),
         time=times_of(measured, config.workers * task.samples_per_batch),
-        memory=results.Memory(measured.peak),
+        memory=results.PeakMemory(measured.peak),
         prediction=prediction,
         curve=curve,
         auto=measured.auto,

@@ -24,7 +24,7 @@ class DocumentError(GraceError, ValueError):
     """A document that is not what it claims to be; the message names the field."""
 
 
-class Link(Struct, frozen=True):
+class LinkSetting(Struct, frozen=True):
     """The network between the workers; null where nothing was asked of it."""
 
     name: str = "none"
@@ -66,7 +66,7 @@ class Optimizer(Struct, frozen=True):
     why: str | None = None
 
 
-class Model(Struct, frozen=True):
+class ModelSize(Struct, frozen=True):
     """What was trained, and how much of it a method compressed."""
 
     parameters: Count
@@ -84,7 +84,7 @@ class Target(Struct, frozen=True):
     step: Count | None = None
 
 
-class Traffic(Struct, frozen=True):
+class StepTraffic(Struct, frozen=True):
     """What the collectives of a worker moved in a step of the steady state."""
 
     rounds_per_step: float
@@ -124,7 +124,7 @@ class Times(Struct, frozen=True):
     cpu_ms: float | None = None
 
 
-class Memory(Struct, frozen=True):
+class PeakMemory(Struct, frozen=True):
     """The most that rank 0 held."""
 
     peak_rss_bytes: Count
@@ -190,7 +190,7 @@ class _Run(Struct, frozen=True, kw_only=True, tag_field="status"):
     seed: Count
     round: Count = 0
     granularity: Literal["parameter", "bucket", "model"] = "parameter"
-    link: Link = Link()
+    link: LinkSetting = LinkSetting()
     transport: str = "gloo"
     toolkit: str = "torch"
     created: str = ""
@@ -220,9 +220,9 @@ class Result(_Run, frozen=True, kw_only=True, tag="ok"):
     better: Literal["higher", "lower"]
     final: float | None
     best: float | None
-    model: Model
+    model: ModelSize
     optimizer: Optimizer
-    traffic: Traffic
+    traffic: StepTraffic
     time: Times
     curve: list[Point]
     environment: Environment = Environment()
@@ -233,7 +233,7 @@ class Result(_Run, frozen=True, kw_only=True, tag="ok"):
     data: Data | None = None
     target: Target | None = None
     nic: Nic | None = None
-    memory: Memory | None = None
+    memory: PeakMemory | None = None
     prediction: Prediction | None = None
     auto: dict[str, Any] | None = None
 

@@ -18,7 +18,7 @@ from grace_bench.tasks.pictures import ArrayPictures
 CLASSES, PIXELS = 10, 64
 
 
-class Problem:
+class DigitsProblem:
     """Handwritten digits (1,437 to learn from, 360 to test), and a network with one hidden layer.
 
     Args:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from grace.errors import ConfigurationError
 from grace.run.simulator import Simulator
-from grace_bench.simulation.problem import Problem
+from grace_bench.simulation.problem import DigitsProblem
 
 MOST = 1024
 Tell = Callable[[str, int, int], None]
@@ -26,7 +26,7 @@ class Setting:
     workers: at any time, 1 to 1,024. part: of them take part in a step, drawn at random. late: of these are late, as a share:
     the step takes place without them, and their gradients are added to what they owe. churn: probability that a worker goes
     in a step; a new one comes for it. hands_over: whether a worker that goes hands over what it owes; else that is lost.
-    alpha, batch, hidden: see :class:`grace_bench.simulation.problem.Problem`. steps, lr, seed: of SGD without momentum.
+    alpha, batch, hidden: see :class:`grace_bench.simulation.problem.DigitsProblem`. steps, lr, seed: of SGD without momentum.
     evaluations: points of the curve.
 
     Raises:
@@ -60,7 +60,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Attendance:
     """Who is there. gone: places of workers that go before it, each as the list is then; a new one comes for each, at the end
     of the list. present, late: places in the list after that.
     """
@@ -70,7 +70,7 @@ class Step:
     late: list[int]
 
 
-def plan(setting: Setting) -> Iterator[Step]:
+def plan(setting: Setting) -> Iterator[Attendance]:
     """The steps: the same for each method."""
     random = np.random.default_rng((setting.seed, 1))
     for _ in range(setting.steps):
@@ -78,7 +78,7 @@ def plan(setting: Setting) -> Iterator[Step]:
         gone = [int(random.integers(setting.workers - k)) for k in range(min(going, setting.workers - 1))]
         drawn = random.choice(setting.workers, setting.part, replace=False)
         late = int(setting.late * setting.part)
-        yield Step(gone, sorted(map(int, drawn[late:])), sorted(map(int, drawn[:late])))
+        yield Attendance(gone, sorted(map(int, drawn[late:])), sorted(map(int, drawn[:late])))
 
 
 def simulate(setting: Setting, methods: Sequence[str], tell: Tell) -> dict[str, Any]:
@@ -89,13 +89,13 @@ def simulate(setting: Setting, methods: Sequence[str], tell: Tell) -> dict[str, 
     end, and what was applied, all in units of the mean gradient. ``diverged``: the first step after which the loss was not
     finite, or None.
     """
-    problem = Problem(setting.alpha, setting.batch, setting.hidden, setting.seed)
+    problem = DigitsProblem(setting.alpha, setting.batch, setting.hidden, setting.seed)
     rows = [_run(setting, problem, method, tell) for method in methods]
     about = {**asdict(setting), "alpha": None if math.isinf(setting.alpha) else setting.alpha}
     return {"schema": "grace-simulate/1", "setting": about, "methods": rows}
 
 
-def _run(setting: Setting, problem: Problem, method: str, tell: Tell) -> dict[str, Any]:
+def _run(setting: Setting, problem: DigitsProblem, method: str, tell: Tell) -> dict[str, Any]:
     sim, model = Simulator(method, setting.workers, seed=setting.seed), problem.model()
     names, born = list(range(setting.workers)), setting.workers
     applied = {name: torch.zeros_like(p) for name, p in model.items()}

@@ -18,14 +18,14 @@ from grace_bench.extras import need
 from grace_bench.files import write_atomically
 from grace_bench.runs.results import DocumentError, by_path
 from grace_bench.survey.plausible import check_plausible
-from grace_bench.survey.row import SCHEMA, TRIAL, VERSION, Row, decode_row, same_run
+from grace_bench.survey.row import SCHEMA, TRIAL, VERSION, SurveyRow, decode_row, same_run
 from grace_bench.tasks import find_task
 
 _VERSION = re.compile(r"\d+\.\d+")
 _MOST_BYTES = 8.0  # that a worker sends each other worker, for each number and step: twice fp32's
 
 
-def read_archive(path: Path) -> list[Row]:
+def read_archive(path: Path) -> list[SurveyRow]:
     """All rows.
 
     Raises:
@@ -44,12 +44,12 @@ def read_archive(path: Path) -> list[Row]:
             f"{path} is an archive of {SCHEMA} version {said}; legal: {VERSION}; the Grace that made it reads it"
         )
     try:
-        return msgspec.convert(table.to_pylist(), list[Row])
+        return msgspec.convert(table.to_pylist(), list[SurveyRow])
     except msgspec.ValidationError as error:
         raise DocumentError(f"{path}: {by_path(error)}") from error
 
 
-def write_archive(path: Path, rows: Iterable[Row]) -> None:
+def write_archive(path: Path, rows: Iterable[SurveyRow]) -> None:
     """Writes them in the order of their keys, whole or not at all."""
     arrow, parquet = need("pyarrow", extra="parquet"), need("pyarrow.parquet", extra="parquet")
     ordered = sorted(rows, key=lambda row: tuple(map(str, row.key)))
@@ -59,7 +59,7 @@ def write_archive(path: Path, rows: Iterable[Row]) -> None:
     write_atomically(path, buffer.getvalue())
 
 
-def read_runs(folder: Path) -> list[Row]:
+def read_runs(folder: Path) -> list[SurveyRow]:
     """The rows in ``folder/runs``.
 
     Raises:
@@ -77,16 +77,16 @@ def read_runs(folder: Path) -> list[Row]:
     return rows
 
 
-def merge(*parts: Sequence[Row]) -> list[Row]:
+def merge(*parts: Sequence[SurveyRow]) -> list[SurveyRow]:
     """All rows, each once: the same run may be in several parts if they say the same of it.
 
     Raises:
         DocumentError: two parts say different things of one run, a task's data differ within a source, or runs of one protocol
             differ in more than it names.
     """
-    found: dict[Any, Row] = {}
-    digests: dict[tuple[str, str], Row] = {}
-    settings: dict[tuple[object, ...], Row] = {}
+    found: dict[Any, SurveyRow] = {}
+    digests: dict[tuple[str, str], SurveyRow] = {}
+    settings: dict[tuple[object, ...], SurveyRow] = {}
     for row in (row for part in parts for row in part):
         before = found.setdefault(row.key, row)
         if not same_run(before, row):
@@ -117,7 +117,7 @@ def merge(*parts: Sequence[Row]) -> list[Row]:
     return list(found.values())
 
 
-def check_row(row: Row) -> None:
+def check_row(row: SurveyRow) -> None:
     """What a row of another's must fulfil beyond its types.
 
     Raises:
@@ -181,7 +181,7 @@ def join(parts: Sequence[Path], out: Path) -> int:
     return len(rows)
 
 
-def _name(row: Row) -> str:
+def _name(row: SurveyRow) -> str:
     return f"{row.protocol}: {row.task}, {row.method}, seed {row.seed}, {row.steps} steps"
 
 
@@ -191,7 +191,9 @@ def _columns(arrow: Any) -> Any:
         "int": arrow.int64(), "float": arrow.float64(), "bool": arrow.bool_(), "list[int]": arrow.list_(arrow.int64()),
         "list[float]": arrow.list_(arrow.float64()),
     }  # fmt: skip
-    columns = [(name, kinds[_KINDS[name]] if name in _KINDS else arrow.string()) for name in Row.__struct_fields__]
+    columns = [
+        (name, kinds[_KINDS[name]] if name in _KINDS else arrow.string()) for name in SurveyRow.__struct_fields__
+    ]
     return arrow.schema(columns, metadata={SCHEMA: str(VERSION)})
 
 

@@ -10,10 +10,10 @@ from msgspec import Struct
 
 import grace
 from grace_bench.survey.plan import Planned
-from grace_bench.survey.row import TRIAL, Row
+from grace_bench.survey.row import TRIAL, SurveyRow
 
 
-class Part(Struct, frozen=True):
+class PlanPart(Struct, frozen=True):
     """The runs of a plan by one protocol on one task.
 
     Attributes:
@@ -28,7 +28,7 @@ class Part(Struct, frozen=True):
     hours: float | None
 
 
-def split(plan: Sequence[Planned], rows: Iterable[Row]) -> list[Part]:
+def split(plan: Sequence[Planned], rows: Iterable[SurveyRow]) -> list[PlanPart]:
     """A part for each protocol and task, in the order of the plan."""
     rows = list(rows)
     have, spent = Have(rows), _Spent(rows)
@@ -42,7 +42,7 @@ def split(plan: Sequence[Planned], rows: Iterable[Row]) -> list[Part]:
         else:
             places[place].append(spent.seconds(run, method))
     return [
-        Part(*place, len(of), there[place], None if None in of else round(sum(filter(None, of)) / 3600, 2))
+        PlanPart(*place, len(of), there[place], None if None in of else round(sum(filter(None, of)) / 3600, 2))
         for place, of in places.items()
     ]
 
@@ -50,12 +50,12 @@ def split(plan: Sequence[Planned], rows: Iterable[Row]) -> list[Part]:
 class Have:
     """The runs of an archive, by what a plan says of them."""
 
-    def __init__(self, rows: Iterable[Row] = ()):
-        self._of: dict[tuple[str, str, str, int, int], list[Row]] = defaultdict(list)
+    def __init__(self, rows: Iterable[SurveyRow] = ()):
+        self._of: dict[tuple[str, str, str, int, int], list[SurveyRow]] = defaultdict(list)
         for row in rows:
             self._of[row.protocol, row.task, row.method, row.seed, row.workers].append(row)
 
-    def row(self, run: Planned) -> Row | None:
+    def row(self, run: Planned) -> SurveyRow | None:
         """The one that is this run, on embedded data on the processor; None: there is none. What the plan leaves open, its
         length or its learning rate, may be any.
         """
@@ -74,7 +74,7 @@ class Have:
 class _Spent:
     """Processor seconds of the runs of an archive."""
 
-    def __init__(self, rows: Iterable[Row]):
+    def __init__(self, rows: Iterable[SurveyRow]):
         self._of: dict[tuple[str, ...], list[float]] = defaultdict(list)
         for row in rows:
             protocol = row.protocol.removesuffix(TRIAL)

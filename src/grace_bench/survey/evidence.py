@@ -85,7 +85,7 @@ class Evidence(msgspec.Struct, frozen=True):
     runs: int
 
 
-class Place(msgspec.Struct, frozen=True):
+class TaskQualities(msgspec.Struct, frozen=True):
     """A task in the file. methods: by their recipe, with all knobs."""
 
     protocol: str
@@ -132,7 +132,7 @@ def evidence_for(method: str) -> Evidence | None:
 def read_evidence() -> tuple[Table, dict[Task, str]]:
     """The qualities in this package, and the metric of each task."""
     text = (files(__package__) / FILE).read_text(encoding="utf-8")
-    places = msgspec.convert(json.loads(text), list[Place])  # with infinities, which only json reads
+    places = msgspec.convert(json.loads(text), list[TaskQualities])  # with infinities, which only json reads
     return {one.key: one.methods for one in places}, {one.key: one.metric for one in places}
 
 

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 
 from grace_bench.survey.evidence import LOSS, quality_of
-from grace_bench.survey.row import Row
+from grace_bench.survey.row import SurveyRow
 
 _GOAL = "bf16"
 
 
-def steps_to(row: Row, goal: float) -> float:
+def steps_to(row: SurveyRow, goal: float) -> float:
     """Steps until the first evaluation that reached the goal; infinite: none did."""
     sign = 1 if row.better == "higher" else -1
     for at, value in zip(row.at, row.values, strict=True):
@@ -20,7 +20,7 @@ def steps_to(row: Row, goal: float) -> float:
     return math.inf
 
 
-def goal_of(of: Mapping[str, Sequence[Row]]) -> float | None:
+def goal_of(of: Mapping[str, Sequence[SurveyRow]]) -> float | None:
     """bf16's median, less what does not count as learning less; None: no bf16."""
     if _GOAL not in of:
         return None

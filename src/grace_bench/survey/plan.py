@@ -14,7 +14,7 @@ from grace.registry import resolve
 from grace_bench.runs.config import RunConfig
 from grace_bench.runs.plan import check
 from grace_bench.runs.results import by_path
-from grace_bench.survey.row import TRIAL, Row
+from grace_bench.survey.row import TRIAL, SurveyRow
 
 
 class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,7 +61,7 @@ class Planned:
         of = [replace(self.config, lr=lr, seed=self.tried) for lr in self.grid]
         return [Planned(self.protocol + TRIAL, config) for config in of]
 
-    def settle(self, trials: Sequence[Row]) -> Planned:
+    def settle(self, trials: Sequence[SurveyRow]) -> Planned:
         """The run with the learning rate of the trial that ended best; of equals, or if all diverged, the first."""
         ends = [(row.final, row.better == "higher", lr) for row, lr in zip(trials, self.grid, strict=True)]
         best = [(end if higher else -end, lr) for end, higher, lr in ends if end is not None]
@@ -99,10 +99,10 @@ def expand(block: Block) -> list[Planned]:
         for name in ("workers", "steps", "epochs", "evaluations", "lr", "batch", "data")
     }  # fmt: skip
     methods = [resolve(name) for name in block.methods]
-    first, *rest = block.seeds
+    first, *more_seeds = block.seeds
     runs = [
         Planned(block.protocol, RunConfig(task=task, method=method, seed=seed, cores=1, **common), block.grid, first)
-        for seed in (rest if block.grid else block.seeds)
+        for seed in (more_seeds if block.grid else block.seeds)
         for task in block.tasks
         for method in methods
     ]

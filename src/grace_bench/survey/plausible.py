@@ -11,14 +11,14 @@ import grace
 from grace.contract.peer import Peer
 from grace.run.simulator import Simulator
 from grace_bench.runs.results import DocumentError
-from grace_bench.survey.row import Row
+from grace_bench.survey.row import SurveyRow
 from grace_bench.tasks import find_task
 
 NEAR = 0.02  # of the bytes: a method whose bytes do not depend on the data sends as many
 LEAST = 0.25  # of them: a method may collect gradients first, and send less later
 
 
-def check_plausible(row: Row, name: str) -> None:
+def check_plausible(row: SurveyRow, name: str) -> None:
     """Checks the digest and the parameters of a run on embedded data, and the bytes of a method that declares them.
 
     Args:

@@ -16,7 +16,7 @@ SCHEMA, VERSION = "grace.survey", 1
 TRIAL = "-trial"  # ends the name of a protocol whose runs choose a learning rate: no measure of a method
 
 
-class Row(Struct, frozen=True, kw_only=True):
+class SurveyRow(Struct, frozen=True, kw_only=True):
     """One run. Two rows of one :attr:`key` are the same run.
 
     Attributes:
@@ -95,7 +95,7 @@ def run_file(protocol: str, config: RunConfig) -> str:
     return f"{mark}-{name}.json"
 
 
-def decode_row(text: bytes | str) -> Row:
+def decode_row(text: bytes | str) -> SurveyRow:
     """A row of this version.
 
     Raises:
@@ -107,10 +107,10 @@ def decode_row(text: bytes | str) -> Row:
             f"not a run of the survey: {head.schema!r}, version {head.version!r}; legal: {SCHEMA!r}, version {VERSION}: "
             "make it with grace survey run"
         )
-    row: Row = decode_as(text, Row)
+    row: SurveyRow = decode_as(text, SurveyRow)
     return row
 
 
-def same_run(one: Row, other: Row) -> bool:
+def same_run(one: SurveyRow, other: SurveyRow) -> bool:
     """Whether two rows say the same, up to the processor time that they took."""
     return msgspec.structs.replace(one, cpu_seconds=0) == msgspec.structs.replace(other, cpu_seconds=0)

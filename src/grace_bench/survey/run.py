@@ -15,7 +15,7 @@ from grace_bench.files import write_atomically
 from grace_bench.runs.results import DocumentError, encode
 from grace_bench.survey.estimate import Have
 from grace_bench.survey.plan import Planned
-from grace_bench.survey.row import Row, decode_row, run_file
+from grace_bench.survey.row import SurveyRow, decode_row, run_file
 from grace_bench.survey.train import Progress, Together
 
 
@@ -24,12 +24,12 @@ class Done:
     """A run that has ended. ``row``: None where it failed with ``error``. ``seconds``: it took; 0: in an earlier call."""
 
     run: Planned
-    row: Row | None
+    row: SurveyRow | None
     error: str = ""
     seconds: float = 0.0
 
 
-def find_row(run: Planned, out: Path) -> Row | None:
+def find_row(run: Planned, out: Path) -> SurveyRow | None:
     """The row of a run that has one.
 
     Raises:
@@ -50,8 +50,8 @@ def run_all(
     told: Callable[[Done], None],
     jobs: int = 1,
     progress: Progress = lambda done, steps: None,
-    known: Iterable[Row] = (),
-) -> list[Row]:
+    known: Iterable[SurveyRow] = (),
+) -> list[SurveyRow]:
     """The rows of all runs, in their order: those of earlier calls are read, those of ``known`` are taken, the others run,
     ``jobs`` side by side. Those whose learning rate others choose begin when the rest have ended.
 
@@ -63,10 +63,10 @@ def run_all(
         progress: called with (steps done, steps in all) of a run in this process.
         known: rows of an archive. A run that is among them gets no file in ``out``.
     """
-    rows: dict[Planned, Row] = {}
+    rows: dict[Planned, SurveyRow] = {}
     have = Have(known)
 
-    def find(run: Planned) -> Row | None:
+    def find(run: Planned) -> SurveyRow | None:
         return find_row(run, out) or have.row(run)
 
     def work(now: dict[Planned, Planned]) -> None:  # what runs, and as which run of the plan

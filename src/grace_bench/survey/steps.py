@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from grace_bench.runs.results import DocumentError, SchemaHeader, decode_as
-from grace_bench.survey.row import Row
+from grace_bench.survey.row import SurveyRow
 
 SCHEMA, VERSION = "grace.survey.steps", 1
 LINKS = {"100 Mbit/s": "100mbit", "1 Gbit/s": "1gbit", "10 Gbit/s": "10gbit"}
@@ -40,7 +40,7 @@ class StepTable(Struct, frozen=True, kw_only=True):
     schema: Literal["grace.survey.steps"] = "grace.survey.steps"
     version: Literal[1] = 1
 
-    def seconds(self, row: Row, over: str) -> float | None:
+    def seconds(self, row: SurveyRow, over: str) -> float | None:
         """Of a step of this run over one of LINKS; None: not measured."""
         there = self.tasks.get(row.task)
         if there is None or (there.workers, there.batch) != (row.workers, row.batch):
@@ -69,9 +69,9 @@ def read_steps(path: Path) -> StepTable | None:
     return table
 
 
-def to_measure(rows: Iterable[Row]) -> dict[tuple[str, int, int], list[str]]:
+def to_measure(rows: Iterable[SurveyRow]) -> dict[tuple[str, int, int], list[str]]:
     """The methods of each task, with the number of workers and the batch that most of its runs have."""
-    places: dict[str, dict[tuple[int, int], list[Row]]] = {}
+    places: dict[str, dict[tuple[int, int], list[SurveyRow]]] = {}
     for row in rows:
         if row.source == "embedded" and row.device == "cpu":
             places.setdefault(row.task, {}).setdefault((row.workers, row.batch), []).append(row)

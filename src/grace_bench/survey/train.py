@@ -19,7 +19,7 @@ from grace_bench import machine
 from grace_bench.runs.config import RunConfig
 from grace_bench.runs.results import Point
 from grace_bench.runs.training import MOST, Training, add_decay, evaluation_steps
-from grace_bench.survey.row import Row
+from grace_bench.survey.row import SurveyRow
 
 Progress = Callable[[int, int], None]
 _BEGINNINGS: dict[tuple[object, ...], Point] = {}
@@ -42,7 +42,7 @@ class Together(Training):
             raise ConfigurationError(f"the survey compresses by parameter, not by {config.granularity}")
         super().__init__(config, 0, on_progress)
 
-    def row(self, protocol: str) -> Row:
+    def row(self, protocol: str) -> SurveyRow:
         """Trains and evaluates."""
         config, task = self.config, self.task
         began = time.process_time()
@@ -57,7 +57,7 @@ class Together(Training):
         finite = [value for value in values if value is not None]
         size = sum(p.numel() for p in model.parameters() if p.requires_grad)
         info, there = task.data_info(), machine.versions()
-        return Row(
+        return SurveyRow(
             protocol=protocol, task=config.task, method=grace.spell(grace.method(config.method)),
             recipe=as_call(grace.method(config.method)), workers=config.workers, seed=config.seed, steps=self.steps,
             steps_per_epoch=self.epoch_steps, batch=task.batch, optimizer=changes.name, peak_lr=changes.peak_lr or 0.0,

@@ -28,7 +28,7 @@ class ResNet20(_StepSchedule):
     about = "ResNet-20 v2 on CIFAR-10"
     paper_row = "ResNet-20 / CIFAR-10"
     target = 0.9086
-    network = models.ResNet20
+    network = models.ResNet20Model
 
 
 class ResNet20Small(ResNet20):
@@ -76,7 +76,7 @@ class ResNet9(CifarTask):
     local_decay = 5e-4
     peak, nesterov, classes = 0.4, True, 10
     augmentation = Augmentation(reflect=True, cutout=8, mean=(125.31, 122.95, 113.87), std=(62.99, 62.09, 66.70))
-    network = models.ResNet9
+    network = models.ResNet9Model
 
     def lr(self, step: int) -> float:
         return interpolate(step, self.steps, self.peak, (0, 5 / 24, 1), (0, 1, 0))

@@ -33,7 +33,7 @@ def _read_table() -> Array:
     return np.concatenate([digits.data, digits.target[:, None]], axis=1)
 
 
-class _Block(nn.Module):
+class _DigitsBlock(nn.Module):
     """Two 3 x 3 convolutions behind their norms; the shortcut has no parameters: it subsamples and pads channels."""
 
     def __init__(self, before: int, channels: int, stride: int):
@@ -84,7 +84,7 @@ class Digits(ImageTask):
         first, *_, last = self.widths
         layers: list[nn.Module] = [nn.Conv2d(1, first, 3, padding=1, bias=False)]
         for index, (before, channels) in enumerate(itertools.pairwise((first, *self.widths))):
-            layers.append(_Block(before, channels, stride=2 if index else 1))
+            layers.append(_DigitsBlock(before, channels, stride=2 if index else 1))
         head = nn.Linear(last, self.classes)
         return nn.Sequential(*layers, nn.BatchNorm2d(last), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
 

@@ -23,7 +23,7 @@ class ResNet50(ImageNetTask):
     per_256: ClassVar[float] = 0.128
     warm: ClassVar[float] = 5 / 90
     marks: ClassVar[Sequence[float]] = (30 / 90, 60 / 90, 80 / 90)
-    network = models.ResNet50
+    network = models.ResNet50Model
 
     def lr(self, step: int) -> float:
         peak = self.per_256 * self.batch * self.workers / 256
@@ -55,7 +55,7 @@ class VGG19(ImageNetTask):
     local_decay = 5e-4
     peak = 0.01
     marks: ClassVar[Sequence[float]] = (30 / 90, 60 / 90)
-    network = models.VGG19
+    network = models.VGG19Model
 
     def model(self) -> nn.Module:
         return self.network(classes=self.classes, size=self.size, **self.options)

@@ -41,7 +41,7 @@ class NCF(SuiteTask):
     users: int = 138_493
     items: int = 26_744
     negatives: ClassVar[int] = 4
-    network = models.NCF
+    network = models.NCFModel
     rate: ClassVar[float] = 0.0045
     embedded: ClassVar[tuple[int, int]] = (6_000, 2_000)
 

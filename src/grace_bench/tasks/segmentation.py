@@ -43,7 +43,7 @@ class UNet(SuiteTask):
     kind: ClassVar[int] = 1
     size: ClassVar[int] = 512
     rate: ClassVar[float] = 1e-4
-    network = models.UNet
+    network = models.UNetModel
 
     def read(self, root: Path | None) -> DataSet:
         arrays = defects(self.kind, self.size) if root is None else read_dagm(root, self.kind, self.size)

@@ -1,91 +1,67 @@
-"""A worker's model in JAX: one jitted step, with Grace's mean as the first of a chain of optax."""
+"""A worker's model in Keras on JAX: one jitted step, with Grace's mean in it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import optax
-import torch
 
 from grace.jax import compressed_mean_on_host
 from grace.run.options import Granularity
 from grace.transports.torch_distributed import TorchDistributed
-from grace_bench.tasks.words import Carry
-from grace_bench.toolkits import jax_models
-from grace_bench.toolkits.replica import Recipe, Replica, arrays_of, from_torch, pick, to_torch
+from grace_bench.toolkits.keras import KerasReplica
 
 
-class JaxReplica(Replica):
+class JaxReplica(KerasReplica):
     """See :class:`~grace_bench.toolkits.replica.Replica`."""
 
-    def __init__(self, recipe: Recipe):
-        self.recipe = recipe
-        kind = pick(
-            recipe.task, images=lambda: jax_models.ResNet20, pairs=lambda: jax_models.NCF, words=lambda: jax_models.LSTM
+    backend = "jax"
+    _mean: Any = None
+
+    def _connect(self, method: str, granularity: Granularity, seed: int) -> None:
+        rates = jnp.asarray(self.recipe.rates, jnp.float32)
+        values = dict(zip(self.names, (v.value for v in self.variables), strict=True))
+        self._mean, self.handle = compressed_mean_on_host(
+            method, values, transport=TorchDistributed(), learning_rate=lambda count: rates[count], seed=seed
         )
-        self.network: jax_models.Network = kind(recipe.model)
-        self.decay = recipe.decay
-        self.key = jax.random.key(recipe.seed)
+        self._exchanged = self._mean.init(values)
 
-    def start(
-        self, like: Any, method: str | None = None, *, granularity: Granularity = "parameter", seed: int = 0
-    ) -> None:
-        params = {name: from_torch(name, p) for name, p in self.recipe.model.named_parameters()}
-        chain = []
-        if method is not None:
-            rates = jnp.asarray(self.recipe.rates, jnp.float32)
-            mean, self.handle = compressed_mean_on_host(
-                method, params, transport=TorchDistributed(), learning_rate=lambda count: rates[count], seed=seed
-            )
-            chain.append(mean)
-        if self.recipe.task.clip:
-            chain.append(optax.clip_by_global_norm(self.recipe.task.clip))
-        self.optimizer = optax.chain(*chain, _scale(self.recipe.settings))
-        self.params = jax.tree.map(jnp.asarray, params)
-        self.state = self.optimizer.init(self.params)
-        self.carried: Any = None
-        self._train: Any = jax.jit(self._step).lower(*self._arguments(like, 0)[0]).compile()
+    def _compile(self, inputs: Any, target: Any, state: Any) -> Any:
+        self._compiled = jax.jit(self._step).lower(self._values(), inputs, target, state).compile()
+        return self._run
 
-    def step(self, batch: Any, index: int) -> float:
-        arguments, carry = self._arguments(batch, index)
-        self.params, self.state, after, loss = jax.block_until_ready(self._train(*arguments))
-        if carry is None:
-            self.carried = after
-        else:
-            carry.state = after
-        return float(loss)
+    def _run(self, inputs: Any, target: Any, state: Any) -> tuple[Any, Any]:
+        values, loss, after = jax.block_until_ready(self._compiled(self._values(), inputs, target, state))
+        *lists, self._exchanged = values
+        for variables, assigned in zip(self._variables(), lists, strict=True):
+            for variable, value in zip(variables, assigned, strict=True):
+                variable.assign(value)
+        return loss, after
 
-    def _arguments(self, batch: Any, index: int) -> tuple[tuple[Any, ...], Carry | None]:
-        arrays, carry = arrays_of(batch)
-        before = self.carried if carry is None else carry.state
-        if before is None:
-            before = self.network.begin(len(arrays[0]))
-        rate, key = jnp.float32(self.recipe.rates[index]), jax.random.fold_in(self.key, index)
-        return (self.params, self.state, before, tuple(map(jnp.asarray, arrays)), rate, key), carry
+    def _variables(self) -> tuple[Any, Any, Any]:
+        """What a step changes, in lists: trained, statistics and random numbers, the optimizer's."""
+        return self.variables, self.model.non_trainable_variables, self.optimizer.variables
 
-    def _step(self, params: Any, state: Any, before: Any, arrays: Any, rate: Any, key: Any) -> tuple[Any, ...]:
-        (loss, after), gradients = jax.value_and_grad(self.network.loss, has_aux=True)(params, before, arrays, key)
-        gradients = {name: g + self.decay[name] * params[name] for name, g in gradients.items()}
-        updates, state = self.optimizer.update(gradients, state, params)
-        return jax.tree.map(lambda p, u: p - rate * u, params, updates), state, after, loss
+    def _values(self) -> Any:
+        return [*([v.value for v in variables] for variables in self._variables()), getattr(self, "_exchanged", None)]
 
-    @torch.no_grad()
-    def store(self) -> None:
-        for name, p in self.recipe.model.named_parameters():
-            p.copy_(to_torch(name, np.asarray(self.params[name])))
-        if isinstance(self.carried, Mapping):  # the norms' statistics
-            buffers = dict(self.recipe.model.named_buffers())
-            for name, value in self.carried.items():
-                buffers[name].copy_(torch.from_numpy(np.array(value)))
+    def _step(self, values: Any, inputs: Any, target: Any, state: Any) -> tuple[Any, Any, Any]:
+        trained, kept, optimizer, exchanged = values
 
+        def loss_of(trained: Any) -> tuple[Any, Any]:
+            if state is None:
+                call = [inputs[0] if len(inputs) == 1 else inputs]
+                out, kept_after = self.model.stateless_call(trained, kept, *call, training=True)
+                return self.loss_of(out, target), (None, kept_after)
+            (out, after), kept_after = self.model.stateless_call(trained, kept, *inputs, state, training=True)
+            return self.loss_of(out, target), (after, kept_after)
 
-def _scale(settings: dict[str, Any]) -> optax.GradientTransformation:
-    """What torch's optimizer does to a gradient before it multiplies with the learning rate."""
-    if "betas" in settings:
-        return optax.scale_by_adam(*settings["betas"], settings["eps"])
-    momentum = settings["momentum"]
-    return optax.trace(momentum, settings["nesterov"]) if momentum else optax.identity()
+        (loss, (after, kept)), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained)
+        gradients = self._decayed(gradients, trained)
+        if self._mean is not None:
+            named = dict(zip(self.names, gradients, strict=True))
+            named, exchanged = self._mean.update(named, exchanged)
+            gradients = [named[name] for name in self.names]
+        trained, optimizer = self.optimizer.stateless_apply(optimizer, gradients, trained)
+        return [trained, kept, optimizer, exchanged], loss, after

@@ -23,7 +23,7 @@ _TABLES = ("user", "item", "embedding")  # whose rows are looked up: the same in
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class ReplicaSetup:
     """How a run trains, whatever the toolkit.
 
     Attributes:
@@ -55,7 +55,7 @@ class Replica(abc.ABC):
     """One worker's model in a toolkit. It begins with torch's weights, alone."""
 
     @abc.abstractmethod
-    def __init__(self, recipe: Recipe):
+    def __init__(self, recipe: ReplicaSetup):
         """Builds the model."""
 
     @abc.abstractmethod

@@ -15,7 +15,7 @@ from grace_bench.runs import measure
 from grace_bench.runs.baselines import Counters, NoExchange, counters_of
 from grace_bench.runs.results import Point
 from grace_bench.runs.training import MOST, Training
-from grace_bench.toolkits.replica import Recipe, Replica
+from grace_bench.toolkits.replica import Replica, ReplicaSetup
 
 
 class _TrainedReplica(NoExchange):
@@ -47,7 +47,7 @@ class ToolkitTraining(Training):
     def _measure_compute(self, model: nn.Module, batches: Iterator[Any], momentum: float | None) -> measure.StepTimes:
         config, rates = self.config, [self.task.lr(step) * self.scale for step in range(self.steps)]
         seed = config.seed * MOST + self.rank + 1
-        recipe = Recipe(self.task, model, self._make_optimizer(model, momentum), rates, seed, config.threads)
+        recipe = ReplicaSetup(self.task, model, self._make_optimizer(model, momentum), rates, seed, config.threads)
         self.replica = make_replica(config.toolkit, config.task, recipe)
         self.like = next(batches)
         self.replica.start(self.like)
@@ -73,10 +73,10 @@ class ToolkitTraining(Training):
         super()._check_replicas(model)
 
 
-def make_replica(toolkit: str, task: str, recipe: Recipe) -> Replica:
+def make_replica(toolkit: str, task: str, recipe: ReplicaSetup) -> Replica:
     """The toolkit's replica; imports the toolkit, for the processor and with so many threads where it is the first to."""
     check_toolkit(toolkit, task)
-    os.environ |= {"KERAS_BACKEND": "tensorflow", "NPROC": str(recipe.threads)}  # how many threads XLA has
+    os.environ |= {"KERAS_BACKEND": toolkit, "NPROC": str(recipe.threads)}  # how many threads XLA has
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with warnings.catch_warnings():

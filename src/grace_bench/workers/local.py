@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from grace_bench.network.namespaces import INTERFACE, PORT, Network, address, environment
+from grace_bench.network.namespaces import INTERFACE, PORT, ShapedNetwork, address, environment
 from grace_bench.runs.config import RunConfig
 from grace_bench.runs.record import failure_of
 from grace_bench.runs.results import Document, Failure, decode, encode
@@ -59,7 +59,11 @@ def launch(
     shared = [(c.workers, c.network, c.threads, c.toolkit) for c in configs]
     if any(one != shared[0] for one in shared):
         raise ValueError("runs that share their workers need the same workers, link, threads and toolkit")
-    shaped = Network(first.network, first.workers, first.machines) if first.network.shaped else contextlib.nullcontext()
+    shaped = (
+        ShapedNetwork(first.network, first.workers, first.machines)
+        if first.network.shaped
+        else contextlib.nullcontext()
+    )
     begin = 0
     with terminable(), shaped as network:
         while begin < len(configs):
@@ -88,7 +92,7 @@ def terminable() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _start(job: Job, network: Network | None) -> Iterator[_Workers]:
+def _start(job: Job, network: ShapedNetwork | None) -> Iterator[_Workers]:
     """Workers that go through some runs; none outlives the block."""
     with tempfile.TemporaryDirectory(prefix="grace-", ignore_cleanup_errors=True) as folder:
         scratch, processes = Scratch(Path(folder)), list[subprocess.Popen[bytes]]()
@@ -194,7 +198,7 @@ class _Workers:
         return f"{config.method}: the workers ended with status {status}" + (f":\n{tail}" if tail else "")
 
 
-def _environment_of(config: RunConfig, network: Network | None) -> dict[str, str]:
+def _environment_of(config: RunConfig, network: ShapedNetwork | None) -> dict[str, str]:
     """What all workers are told: as by torchrun, where rank 0 is, and how many they are."""
     there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     if network is not None:

@@ -17,7 +17,7 @@ from grace_bench.runs.results import Document, Failure
 _POLL_SECONDS = 0.5
 
 
-class Worker:
+class RayWorker:
     """One worker, in a process of Ray's."""
 
     def __init__(self, rank: int):
@@ -114,7 +114,7 @@ class Cluster:
 
     def _start(self, config: RunConfig) -> list[Any]:
         environment = {"OMP_NUM_THREADS": str(config.threads), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-        actor = self.ray.remote(Worker).options(
+        actor = self.ray.remote(RayWorker).options(
             num_cpus=config.threads, scheduling_strategy="SPREAD", max_concurrency=2,
             runtime_env={"env_vars": environment},
         )  # fmt: skip

@@ -8,7 +8,7 @@ from benchmarks.codecs.goals import POWERSGD
 from benchmarks.codecs.plan import board_plan
 from grace.compute import backends, resources
 from grace_bench.codecs import bench
-from grace_bench.codecs.clock import OPERATIONS, Clock, Timing
+from grace_bench.codecs.clock import OPERATIONS, CaseSamples, Clock
 
 NUMBERS = ("ratio", "low", "high", "microseconds")
 
@@ -114,7 +114,7 @@ def test_what_has_a_goal_may_take_longer(monkeypatch):
 
     def measure(self, yard, cases, samples, *, cold):
         patience.update({(case.operation, case.kernels): case.patience for case in cases})
-        return {case: Timing([1e-6] * 3, [1.0] * 3) for case in cases}
+        return {case: CaseSamples([1e-6] * 3, [1.0] * 3) for case in cases}
 
     monkeypatch.setattr(Clock, "measure", measure)
     small("topk", "1M")

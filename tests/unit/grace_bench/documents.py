@@ -7,16 +7,16 @@ from grace_bench.runs.record import failure_of
 from grace_bench.runs.results import (
     Data,
     Environment,
-    Memory,
-    Model,
+    ModelSize,
     Optimizer,
+    PeakMemory,
     Point,
     Prediction,
     Quartiles,
     Result,
+    StepTraffic,
     Target,
     Times,
-    Traffic,
 )
 
 
@@ -35,12 +35,12 @@ def document(config=None, *, why=None, relative=0.5, **changes):
     fields = {
         "environment": Environment(cores=2, threads_per_worker=1), "data": Data("digits", source="embedded"),
         "optimizer": Optimizer("SGD", 0.1, 1.0, 0.9, why), "steps": 10, "steps_per_epoch": 10, "batch_per_worker": 32,
-        "model": Model(10, 2, 5, 1), "metric": "accuracy", "better": "higher", "final": final, "best": final,
-        "target": Target(0.95), "replicas_agree": True, "traffic": Traffic(1.0, 500.0, 500.0, 1000.0, relative),
+        "model": ModelSize(10, 2, 5, 1), "metric": "accuracy", "better": "higher", "final": final, "best": final,
+        "target": Target(0.95), "replicas_agree": True, "traffic": StepTraffic(1.0, 500.0, 500.0, 1000.0, relative),
         "time": Times(
             step_ms=Quartiles(3.0, 2.0, 4.0), codec_ms=0.5, exchange_ms=1.0, exposed_ms=1.0, compute_ms=2.0,
             samples_per_second=100.0, total_seconds=0.03,
         ),
-        "memory": Memory(1000), "prediction": Prediction(3.3, 0.1), "curve": [point(0.1, 0), point(final)],
+        "memory": PeakMemory(1000), "prediction": Prediction(3.3, 0.1), "curve": [point(0.1, 0), point(final)],
     }  # fmt: skip
     return Result(**{**identity, **fields, **changes})

@@ -10,10 +10,10 @@ from __future__ import annotations
 from grace_bench.tasks.models.densenet import DenseNet as DenseNet
 from grace_bench.tasks.models.gpt import GPT as GPT
 from grace_bench.tasks.models.lstm import LSTMLanguageModel as LSTMLanguageModel
-from grace_bench.tasks.models.ncf import NCF as NCF
-from grace_bench.tasks.models.resnet9 import ResNet9 as ResNet9
-from grace_bench.tasks.models.resnet20 import ResNet20 as ResNet20
-from grace_bench.tasks.models.resnet50 import ResNet50 as ResNet50
-from grace_bench.tasks.models.unet import UNet as UNet
-from grace_bench.tasks.models.vgg import VGG19 as VGG19
+from grace_bench.tasks.models.ncf import NCFModel as NCFModel
+from grace_bench.tasks.models.resnet9 import ResNet9Model as ResNet9Model
+from grace_bench.tasks.models.resnet20 import ResNet20Model as ResNet20Model
+from grace_bench.tasks.models.resnet50 import ResNet50Model as ResNet50Model
+from grace_bench.tasks.models.unet import UNetModel as UNetModel
 from grace_bench.tasks.models.vgg import VGG16Cifar as VGG16Cifar
+from grace_bench.tasks.models.vgg import VGG19Model as VGG19Model

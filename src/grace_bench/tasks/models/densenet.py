@@ -10,7 +10,7 @@ from torch.nn import functional
 from grace_bench.tasks.models.layers import BatchNorm, Dense, SameConv
 
 
-class _Layer(nn.Module):
+class _DenseLayer(nn.Module):
     """Norm, ReLU, convolution, in this order."""
 
     def __init__(self, before: int, channels: int, kernel: int):
@@ -43,11 +43,11 @@ class DenseNet(nn.Module):
         self.stages, self.transitions = nn.ModuleList(), nn.ModuleList()
         width = stem
         for stage, count in enumerate(layers):
-            self.stages.append(nn.ModuleList(_Layer(width + growth * k, growth, 3) for k in range(count)))
+            self.stages.append(nn.ModuleList(_DenseLayer(width + growth * k, growth, 3) for k in range(count)))
             width += growth * count
             if stage + 1 < len(layers):
                 # The original's counter of channels knows only the last layer, so a transition narrows to 2k.
-                self.transitions.append(_Layer(width, 2 * growth, 1))
+                self.transitions.append(_DenseLayer(width, 2 * growth, 1))
                 width = 2 * growth
         self.last = BatchNorm(width)
         self.head = Dense(width, classes)

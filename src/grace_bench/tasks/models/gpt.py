@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
-class _Block(nn.Module):
+class _TransformerBlock(nn.Module):
     def __init__(self, width: int, heads: int):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
@@ -34,7 +34,7 @@ class GPT(nn.Module):
         super().__init__()
         self.embedding = nn.Parameter(torch.empty(tokens, width).normal_(0, 0.02))
         self.positions = nn.Parameter(torch.empty(context, width).normal_(0, 0.02))
-        self.blocks = nn.ModuleList(_Block(width, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(_TransformerBlock(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear):

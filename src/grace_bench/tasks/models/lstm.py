@@ -7,7 +7,7 @@ from torch.nn import functional
 State = list[tuple[Tensor, Tensor]]  # for each layer its last output and its cell, [n, h] each
 
 
-class _Layer(nn.Module):
+class _LSTMLayer(nn.Module):
     """One LSTM layer with one kernel ``[4 h, inputs + h]`` and one bias ``[4 h]``, gates in torch's order.
 
     ``nn.LSTM`` has two kernels and two biases a layer: 11 vectors and 19,785,600 parameters for the whole model. Views
@@ -40,7 +40,7 @@ class LSTMLanguageModel(nn.Module):
     ):
         super().__init__()
         self.embedding = nn.Parameter(torch.empty(words, hidden).uniform_(-bound, bound))
-        self.layers = nn.ModuleList(_Layer(hidden, hidden, bound) for _ in range(layers))
+        self.layers = nn.ModuleList(_LSTMLayer(hidden, hidden, bound) for _ in range(layers))
         self.weight = nn.Parameter(torch.empty(words, hidden).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(words).uniform_(-bound, bound))
         self.hidden, self.dropout = hidden, dropout

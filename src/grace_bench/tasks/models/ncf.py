@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
-class NCF(nn.Module):
+class NCFModel(nn.Module):
     """Neural matrix factorization: 31,832,577 parameters, 10 vectors.
 
     Args:

@@ -8,7 +8,7 @@ from torch.nn import functional
 from grace_bench.tasks.models.layers import BatchNorm, Dense, SameConv
 
 
-class _Block(nn.Module):
+class _ShortcutBlock(nn.Module):
     def __init__(self, before: int, channels: int, stride: int, decay: float, eps: float):
         super().__init__()
         self.norm1 = BatchNorm(before, scale=False, decay=decay, eps=eps)
@@ -26,7 +26,7 @@ class _Block(nn.Module):
         return out
 
 
-class ResNet20(nn.Module):
+class ResNet20Model(nn.Module):
     """ResNet-20 v2 of tf_cnn_benchmarks, for images ``[n, 3, 32, 32]``: 269,467 parameters, 51 vectors.
 
     Args:
@@ -50,7 +50,7 @@ class ResNet20(nn.Module):
             for block in range(blocks):
                 # The nine norms before the blocks and the last one have a shift but no scale, and another decay and
                 # epsilon: the original calls them with its library's defaults.
-                layers.append(_Block(before, width, 2 if stage and not block else 1, decay, eps))
+                layers.append(_ShortcutBlock(before, width, 2 if stage and not block else 1, decay, eps))
                 before = width
         self.blocks = nn.Sequential(*layers)
         self.last = BatchNorm(before, scale=False, decay=decay, eps=eps)

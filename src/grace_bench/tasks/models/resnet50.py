@@ -26,7 +26,7 @@ class _Bottleneck(nn.Module):
         return functional.relu(self.shortcut(x) + self.norm3(self.conv3(inner)))
 
 
-class ResNet50(nn.Module):
+class ResNet50Model(nn.Module):
     """ResNet-50 v1 for images ``[n, 3, 224, 224]``: 25,559,081 parameters, 161 vectors."""
 
     def __init__(

@@ -11,7 +11,7 @@ def _unit(before: int, channels: int) -> nn.Sequential:
     return nn.Sequential(conv, nn.BatchNorm2d(channels), nn.ReLU())
 
 
-class ResNet9(nn.Module):
+class ResNet9Model(nn.Module):
     """The residual network of the DAWNBench entry for CIFAR-10, ``[n, 3, 32, 32]``: 6,573,120 parameters, 25 vectors.
 
     Ten classes, unlike the survey's other networks for CIFAR. The head has no bias; its output is scaled by 1/8.

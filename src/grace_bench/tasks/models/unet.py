@@ -36,7 +36,7 @@ class _Up(_Pair):
         return functional.relu(self.up(functional.interpolate(x, scale_factor=2, mode="nearest")))
 
 
-class UNet(nn.Module):
+class UNetModel(nn.Module):
     """TinyUNet for gray images ``[n, 1, h, w]``, sides divisible by 16: 1,850,305 parameters, 46 vectors.
 
     23 convolutions with bias, no norms. Returns logits ``[n, 1, h, w]``.

@@ -52,7 +52,7 @@ class VGG16Cifar(nn.Module):
         return out
 
 
-class VGG19(nn.Module):
+class VGG19Model(nn.Module):
     """VGG-19 for images ``[n, 3, 224, 224]``: 143,671,337 parameters, 38 vectors. No norms; dropout at both hidden layers.
 
     Args:

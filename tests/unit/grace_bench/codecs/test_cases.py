@@ -13,7 +13,7 @@ from grace_bench.codecs import compressors
 from grace_bench.codecs.buffers import WORKERS, Buffers
 from grace_bench.codecs.cases import cases_of, variants
 from grace_bench.codecs.clock import DECODE, ENCODE, FEEDBACK, OPERATIONS, do_nothing
-from grace_bench.codecs.conversations import Replay
+from grace_bench.codecs.conversations import ReplayedStep
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_a_replay_is_the_second_step_of_worker_0_again_and_again(buffers):
     method = Averages()
     cleared = []
     encode, decode = (
-        Replay("a", method=method, buffers=buffers, shape=(64, 64), part=part) for part in ("encode", "decode")
+        ReplayedStep("a", method=method, buffers=buffers, shape=(64, 64), part=part) for part in ("encode", "decode")
     )
     for _ in range(2):
         assert encode.seconds(do_nothing) > 0

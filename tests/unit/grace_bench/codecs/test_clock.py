@@ -4,7 +4,7 @@ import torch
 
 from grace.compute import backends
 from grace.compute.resources import threads
-from grace_bench.codecs.clock import Case, Clock, Timing
+from grace_bench.codecs.clock import Case, CaseSamples, Clock
 
 
 def test_samples_are_taken_in_turn_beside_the_yardstick():
@@ -15,7 +15,7 @@ def test_samples_are_taken_in_turn_beside_the_yardstick():
     found = clock.measure(yard, cases, 4, cold=True)
     assert said[-12:] == list("yabybayabyba")
     for case in cases:
-        assert isinstance(found[case], Timing)
+        assert isinstance(found[case], CaseSamples)
         assert len(found[case].seconds) == len(found[case].ratios) == 4
         assert all(seconds >= 0 for seconds in found[case].seconds)
 
@@ -52,7 +52,9 @@ def test_a_case_over_the_limit_is_not_sampled():
     assert found[case] > 0
     assert len(runs) < 50
     case.patience = 1e15
-    assert isinstance(Clock(1e-12, eviction=1 << 12).measure(Case("yard", int), [case], 3, cold=True)[case], Timing)
+    assert isinstance(
+        Clock(1e-12, eviction=1 << 12).measure(Case("yard", int), [case], 3, cold=True)[case], CaseSamples
+    )
 
 
 def test_what_is_slow_is_sampled_less_often():

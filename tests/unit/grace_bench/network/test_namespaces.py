@@ -11,7 +11,7 @@ import pytest
 from grace.predict.links import link
 from grace_bench.network import namespaces
 from grace_bench.network.interface import read_counters
-from grace_bench.network.namespaces import INTERFACE, LinkError, Network, address, why_not
+from grace_bench.network.namespaces import INTERFACE, LinkError, ShapedNetwork, address, why_not
 from grace_bench.network.throughput import measure_link
 
 REFUSED = why_not(link("1gbit"))
@@ -47,7 +47,7 @@ def test_a_link_is_as_fast_as_was_asked_for_and_no_faster():
 
 @permitted
 def test_workers_see_each_other_and_nothing_else():
-    with Network(link("1gbit"), 2) as network:
+    with ShapedNetwork(link("1gbit"), 2) as network:
         seen = subprocess.run(
             [*network.enter(0), "cat", "/proc/self/net/dev"], capture_output=True, text=True, check=True
         )
@@ -63,10 +63,10 @@ def test_workers_see_each_other_and_nothing_else():
 
 @permitted
 def test_namespaces_go_with_the_network():
-    with Network(link("1gbit"), 4, machines=2) as shared:
+    with ShapedNetwork(link("1gbit"), 4, machines=2) as shared:
         first, second, third, fourth = (shared.enter(rank) for rank in range(4))
         assert first == second != third == fourth
-    with Network(link("1gbit"), 2):
+    with ShapedNetwork(link("1gbit"), 2):
         mine = of_children(os.getpid())
         assert len(mine) == 3  # two workers and the switch
     assert not mine & network_namespaces()
@@ -111,11 +111,11 @@ def test_where_namespaces_are_not_permitted_the_error_says_so(monkeypatch):
     def refuse(self, command):
         raise LinkError("unshare: Operation not permitted")
 
-    monkeypatch.setattr(Network, "_hold", refuse)
+    monkeypatch.setattr(ShapedNetwork, "_hold", refuse)
     monkeypatch.setattr(namespaces, "require_tools", lambda: None)
     with (
         pytest.raises(LinkError, match=r"not permitted here .*--link none.*grace bench predict"),
-        Network(link("1gbit"), 2),
+        ShapedNetwork(link("1gbit"), 2),
     ):
         pass
 
@@ -130,7 +130,7 @@ def test_counters_of_an_interface(tmp_path, monkeypatch):
 
 @permitted
 def test_a_link_changes_its_speed_while_it_is_there():
-    with Network(link("1gbit"), 2) as network:
+    with ShapedNetwork(link("1gbit"), 2) as network:
         network.change(link("200mbit"))
         shown = subprocess.run(
             [*network.enter(1), "tc", "qdisc", "show", "dev", INTERFACE],

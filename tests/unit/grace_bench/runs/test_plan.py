@@ -5,11 +5,13 @@ import pytest
 from grace.errors import ConfigurationError, UnknownNameError
 from grace_bench.runs.baselines import BASELINES
 from grace_bench.runs.config import RunConfig
-from grace_bench.runs.plan import Plan, add_baseline, check, check_memory
+from grace_bench.runs.plan import SweepPlan, add_baseline, check, check_memory
 from grace_bench.runs.record import file_name
 from grace_bench.tasks.digits import Digits
 
-PLAN = Plan(["digits"], ["none", "topk"], workers=(2, 4), links=("none", "1gbit"), seeds=(0, 1), common={"steps": 5})
+PLAN = SweepPlan(
+    ["digits"], ["none", "topk"], workers=(2, 4), links=("none", "1gbit"), seeds=(0, 1), common={"steps": 5}
+)
 
 
 def test_a_plan_is_every_combination_and_its_limit_once_for_all_seeds():
@@ -29,13 +31,13 @@ def test_rounds_run_everything_once_and_then_again():
 
 
 def test_a_latency_is_of_the_links_that_are_made():
-    plan = Plan(["digits"], ["none"], (2,), ("none", "1gbit"), baselines=(), common={"latency": 1e-3})
+    plan = SweepPlan(["digits"], ["none"], (2,), ("none", "1gbit"), baselines=(), common={"latency": 1e-3})
     assert [run.network.latency for run in plan.runs()] == [0, 1e-3]
 
 
 def test_an_unknown_task_is_told_before_anything_runs():
     with pytest.raises(UnknownNameError, match="digits"):
-        check(Plan(["digit"], ["none"], baselines=()).runs())
+        check(SweepPlan(["digit"], ["none"], baselines=()).runs())
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from grace.cli.app import app
 from grace.errors import ConfigurationError
 from grace_bench.report.render import check_kind
-from grace_bench.simulation.problem import Problem
+from grace_bench.simulation.problem import DigitsProblem
 from grace_bench.simulation.run import Setting, plan, simulate
 from grace_bench.simulation.show import KINDS, sheet
 
@@ -40,7 +40,7 @@ def test_steps_are_those_of_a_seed() -> None:
 
 
 def test_each_worker_has_its_mixture_of_classes() -> None:
-    few, alike = Problem(0.05, 4, 8, 0), Problem(math.inf, 4, 8, 0)
+    few, alike = DigitsProblem(0.05, 4, 8, 0), DigitsProblem(math.inf, 4, 8, 0)
     mixtures = np.stack([few.mixture(worker) for worker in range(50)])
     assert np.allclose(mixtures.sum(1), 1)
     assert float(np.median(mixtures.max(1))) > 0.7
@@ -48,7 +48,7 @@ def test_each_worker_has_its_mixture_of_classes() -> None:
 
 
 def test_gradients_of_workers_are_those_of_one_after_the_other() -> None:
-    problem = Problem(1.0, 6, 8, 0)
+    problem = DigitsProblem(1.0, 6, 8, 0)
     model = problem.model()
     together = problem.gradients(model, [4, 9], 2)
     for place, worker in enumerate((4, 9)):

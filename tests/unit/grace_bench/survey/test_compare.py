@@ -13,11 +13,11 @@ from grace_bench.advise.steps import measure
 from grace_bench.runs.results import DocumentError, encode
 from grace_bench.survey.evidence import Quality
 from grace_bench.survey.goals import steps_to
-from grace_bench.survey.row import Row
+from grace_bench.survey.row import SurveyRow
 from grace_bench.survey.steps import LINKS, StepTable, TaskSteps, read_steps
 from tests.unit.grace_bench.survey.test_survey import HERE
 
-ROW = Row(
+ROW = SurveyRow(
     protocol="survey", task="a", method="topk", recipe="topk", workers=2, seed=0, steps=100, steps_per_epoch=10, batch=4,
     optimizer="SGD", peak_lr=0.1, momentum=0.9, why=None, metric="accuracy", better="higher", final=0.8, best=0.8,
     diverged=None, at=[0, 50, 100], values=[0.1, 0.6, 0.8], sent=[0, 2000, 4000], parameters=100, rounds=100, data="a",
@@ -26,7 +26,7 @@ ROW = Row(
 )  # fmt: skip
 
 
-def row(**fields: object) -> Row:
+def row(**fields: object) -> SurveyRow:
     return msgspec.structs.replace(ROW, **fields)
 
 

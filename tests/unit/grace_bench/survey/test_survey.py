@@ -21,10 +21,10 @@ from grace.errors import ConfigurationError, UnknownNameError
 from grace.run.simulator import Simulator
 from grace_bench.runs.results import DocumentError, encode
 from grace_bench.survey.archive import add, check_row, join, merge, read_archive, read_runs, write_archive
-from grace_bench.survey.estimate import Have, Part, split
+from grace_bench.survey.estimate import Have, PlanPart, split
 from grace_bench.survey.plan import read_plan, shard
 from grace_bench.survey.plausible import check_plausible
-from grace_bench.survey.row import Row, decode_row, run_file, same_run
+from grace_bench.survey.row import SurveyRow, decode_row, run_file, same_run
 from grace_bench.survey.run import run_all
 from grace_bench.tasks import Task, find_task
 from grace_bench.workers.local import launch
@@ -442,14 +442,14 @@ def test_what_a_plan_holds_and_how_long_the_rest_takes(tmp_path, whole):
     runs, rows = read_plan(plan(tmp_path, PLAN + TUNED)), [change(row, cpu_seconds=3600.0) for row in whole[1]]
     tiny = f"{HERE}:Tiny"
     assert split(runs, []) == [
-        Part("survey", tiny, 6, 0, None), Part("tuned-trial", tiny, 6, 0, None), Part("tuned", tiny, 4, 0, None),
+        PlanPart("survey", tiny, 6, 0, None), PlanPart("tuned-trial", tiny, 6, 0, None), PlanPart("tuned", tiny, 4, 0, None),
     ]  # fmt: skip
     assert split(runs, rows[:2]) == [
-        Part("survey", tiny, 6, 2, 4.0), Part("tuned-trial", tiny, 6, 0, 6.0), Part("tuned", tiny, 4, 0, 4.0),
+        PlanPart("survey", tiny, 6, 2, 4.0), PlanPart("tuned-trial", tiny, 6, 0, 6.0), PlanPart("tuned", tiny, 4, 0, 4.0),
     ]  # fmt: skip
     tried = change(rows[0], protocol="tuned-trial", peak_lr=1e-3, cpu_seconds=1800.0)
     assert split(runs, [*rows, tried]) == [
-        Part("survey", tiny, 6, 6, 0.0), Part("tuned-trial", tiny, 6, 1, 2.5), Part("tuned", tiny, 4, 0, 2.0),
+        PlanPart("survey", tiny, 6, 6, 0.0), PlanPart("tuned-trial", tiny, 6, 1, 2.5), PlanPart("tuned", tiny, 4, 0, 2.0),
     ]  # fmt: skip
     done = call("plan", tmp_path / "plan.toml")
     assert done.stdout.splitlines()[-1] == "in all: 0 of 16 runs there, 0.00 hours left, and 3 parts of unknown length"
@@ -575,7 +575,7 @@ def test_a_file_that_is_no_row_is_not_overwritten(tmp_path, whole):
 def test_the_commands(tmp_path, whole):
     done = call("run", plan(tmp_path), "--out", whole[0], "--no-idle", "--json")
     assert done.exit_code == 0, done.output
-    assert len(msgspec.json.decode(done.stdout, type=list[Row])) == 6
+    assert len(msgspec.json.decode(done.stdout, type=list[SurveyRow])) == 6
     done = call("add", whole[0], "--archive", tmp_path / "a.parquet")
     assert done.stdout.endswith("a.parquet: 6 runs added, 6 in all\n")
     assert json.loads(call("add", whole[0], "--archive", tmp_path / "a.parquet", "--json").stdout)["added"] == 0

@@ -43,13 +43,13 @@ def test_parameters_and_vectors_are_those_of_the_table(name):
 @pytest.mark.parametrize(
     ("build", "image", "out"),
     [
-        (models.ResNet20, (3, 32, 32), (11,)),
+        (models.ResNet20Model, (3, 32, 32), (11,)),
         (models.DenseNet, (3, 32, 32), (11,)),
-        (models.ResNet9, (3, 32, 32), (10,)),
+        (models.ResNet9Model, (3, 32, 32), (10,)),
         (models.VGG16Cifar, (3, 32, 32), (11,)),
-        (models.ResNet50, (3, 224, 224), (1001,)),
-        (models.VGG19, (3, 224, 224), (1001,)),
-        (models.UNet, (1, 512, 512), (1, 512, 512)),
+        (models.ResNet50Model, (3, 224, 224), (1001,)),
+        (models.VGG19Model, (3, 224, 224), (1001,)),
+        (models.UNetModel, (1, 512, 512), (1, 512, 512)),
     ],
 )
 def test_full_size_shapes(build, image, out):

@@ -9,7 +9,7 @@ import pytest
 from grace.errors import ConfigurationError, UnknownNameError
 from grace_bench.extras import PORTED, TOOLKITS
 from grace_bench.runs.config import RunConfig
-from grace_bench.runs.plan import Plan, check
+from grace_bench.runs.plan import SweepPlan, check
 from grace_bench.runs.record import file_name
 from tests.unit.grace_bench.tasks.test_models import COUNTS
 
@@ -97,7 +97,7 @@ def test_what_a_toolkit_cannot_do_is_no_run(wrong, said):
 
 
 def test_a_sweep_over_toolkits_takes_of_the_baselines_what_each_has():
-    runs = Plan(["ncf_small"], ["none"], toolkits=("torch", "jax")).runs()
+    runs = SweepPlan(["ncf_small"], ["none"], toolkits=("torch", "jax")).runs()
     methods = {kit: [run.method for run in runs if run.toolkit == kit] for kit in ("torch", "jax")}
     assert methods["jax"] == ["no-communication", "none"]
     assert len(methods["torch"]) == 5

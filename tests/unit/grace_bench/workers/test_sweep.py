@@ -6,7 +6,7 @@ from rich.console import Console
 
 from grace_bench.report import tables
 from grace_bench.report.progress import SweepReporter, duration
-from grace_bench.runs.plan import Plan
+from grace_bench.runs.plan import SweepPlan
 from grace_bench.runs.record import failure_of, file_name
 from grace_bench.runs.results import decode
 from grace_bench.workers.sweep import SpaceError, find_finished, sweep
@@ -49,12 +49,12 @@ def run(configs, out, launcher, watcher=None, **more):
 
 
 def small(*methods):
-    return Plan(["digits"], methods, (2,), baselines=(), common={"steps": 5}).runs()
+    return SweepPlan(["digits"], methods, (2,), baselines=(), common={"steps": 5}).runs()
 
 
 def test_runs_share_workers_where_they_can(tmp_path):
     fake = Fake()
-    plan = Plan(["digits"], ["none", "topk"], workers=(2, 4), links=("none", "1gbit"), common={"steps": 5})
+    plan = SweepPlan(["digits"], ["none", "topk"], workers=(2, 4), links=("none", "1gbit"), common={"steps": 5})
     run(plan.runs(), tmp_path, fake)
     assert len(fake.batches) == 4
 
@@ -141,7 +141,7 @@ def test_tables_tell_quality_times_and_predictions(tmp_path):
 
 def test_rounds_have_a_table_of_ratios_and_processor_time(tmp_path):
     methods = ["no-communication", "topk"]
-    configs = Plan(["digits"], methods, (2,), baselines=(), rounds=2, common={"steps": 5}).runs()
+    configs = SweepPlan(["digits"], methods, (2,), baselines=(), rounds=2, common={"steps": 5}).runs()
     documents = [one.document for one in run(configs, tmp_path, Fake())]
     text = render(tables.sweep(documents))
     for said in ("of the limit", "processor ms", "runs", "over the rounds", "1.00"):
