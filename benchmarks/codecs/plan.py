@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.codecs.goals import GOALS
 from grace.compute import resources
+from grace.contract.knobs import name_owner
 from grace.registry import methods, split_methods
 from grace_bench.codecs.plan import COLD, YARDSTICKS, CodecPlan, by_family, parse_counts, parse_sizes, sort_numbers
 
@@ -42,6 +43,9 @@ class BoardPlan(CodecPlan):
             if name != YARDSTICKS and self.covers(name, size, threads)
         ]
         return [jobs[0], parts, *found]
+
+
+name_owner(BoardPlan, "codecs")
 
 
 def board_plan(

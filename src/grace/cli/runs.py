@@ -116,7 +116,8 @@ def _options(
         ),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option("--threads", help="Threads of each worker; its share of the cores by default.")
+        int | None,
+        typer.Option("--threads", min=1, max=1024, help="Of each worker; by default its share of the cores."),
     ] = None,
     device: Annotated[
         str, typer.Option("--device", help="cpu, or cuda: each worker on the GPU of its number; fewer are shared.")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
+from typing import Annotated
 
 from grace.compute import resources
+from grace.contract.knobs import Positive, Range, check_knobs, name_owner
 from grace.errors import ConfigurationError, out_of_range
 from grace.registry import method, methods, parse, recipe, spell, split_methods
 from grace_bench.codecs.buffers import WORKERS
@@ -36,10 +38,10 @@ class CodecPlan:
     methods: tuple[str, ...]
     sizes: tuple[int, ...]
     threads: tuple[int, ...]
-    samples: int = 9
-    limit: float = 1.0
-    budget: float = 0.5
-    workers: int = WORKERS
+    samples: Annotated[int, Range(3, 1000)] = 9
+    limit: Positive = 1.0
+    budget: Positive = 0.5
+    workers: Annotated[int, Range(2, 256)] = WORKERS
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -48,13 +50,7 @@ class CodecPlan:
                 raise out_of_range("codecs", knob, values, f"1 to {most:,}")
         if not self.methods:
             raise out_of_range("codecs", "methods", "", "one method or more, with commas between")
-        if not 3 <= self.samples <= 1000:
-            raise out_of_range("codecs", "samples", self.samples, "3 to 1,000")
-        if not 2 <= self.workers <= 256:
-            raise out_of_range("codecs", "workers", self.workers, "2 to 256")
-        for knob, seconds in (("limit", self.limit), ("budget", self.budget)):
-            if not seconds > 0:
-                raise out_of_range("codecs", knob, seconds, "seconds > 0")
+        check_knobs(self)
 
     def jobs(self, size: int, threads: int) -> list[tuple[str, float]]:
         """What is measured at this size, with so many threads, in this order, and about how many seconds each takes."""
@@ -65,6 +61,9 @@ class CodecPlan:
     def seconds(self) -> float:
         """About how long all of it takes, on two cores of a server; other machines differ by a factor of two or more."""
         return sum(seconds for count in self.threads for size in self.sizes for _, seconds in self.jobs(size, count))
+
+
+name_owner(CodecPlan, "codecs")
 
 
 def plan_of(

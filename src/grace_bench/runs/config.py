@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from grace.auto.settings import wanted
+from grace.contract.knobs import Count, Positive, Range, Steps, check_knobs, name_owner
 from grace.errors import ConfigurationError, out_of_range, unknown
 from grace.predict.links import Link, link
 from grace.registry import method, resolve
@@ -18,7 +18,6 @@ from grace_bench.runs.baselines import BASELINES, NO_COMMUNICATION
 
 MOST_WORKERS = 256
 SYNTHETIC = "synthetic"
-_GRANULARITIES = ("parameter", "bucket", "model")
 
 
 def baselines_of(toolkit: str) -> tuple[str, ...]:
@@ -55,49 +54,30 @@ class RunConfig:
 
     task: str
     method: str
-    workers: int = 4
-    steps: int | None = None
-    epochs: float | None = None
-    seed: int = 0
+    workers: Annotated[int, Range(1, MOST_WORKERS)] = 4
+    steps: Count | None = None
+    epochs: Positive | None = None
+    seed: Steps = 0
     granularity: Granularity = "parameter"
-    lr: float | None = None
-    evaluations: int = 15
+    lr: Positive | None = None
+    evaluations: Count = 15
     data: str | None = None
-    timeout: float = 300.0
-    batch: int | None = None
+    timeout: Positive = 300.0
+    batch: Count | None = None
     link: str = "none"
     latency: float = 0.0
-    cores: int | None = None
+    cores: Annotated[int, Range(1, 1024)] | None = None
     toolkit: str = TORCH
-    machines: int | None = None
-    round: int = 0
-    device: str = "cpu"
+    machines: Count | None = None
+    round: Steps = 0
+    device: Literal["cpu", "cuda"] = "cpu"
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.epochs is not None:
             raise out_of_range("run", "epochs", self.epochs, "steps or epochs, not both")
-        for name, value, holds, legal in (
-            ("workers", self.workers, 1 <= self.workers <= MOST_WORKERS, f"1 to {MOST_WORKERS}"),
-            ("steps", self.steps, self.steps is None or self.steps >= 1, "steps >= 1"),
-            ("epochs", self.epochs, self.epochs is None or self.epochs > 0, "epochs > 0"),
-            ("granularity", self.granularity, self.granularity in _GRANULARITIES, str(_GRANULARITIES)[1:-1]),
-            ("lr", self.lr, self.lr is None or self.lr > 0, "lr > 0"),
-            ("timeout", self.timeout, 0 < self.timeout < math.inf, "seconds > 0"),
-            ("evaluations", self.evaluations, self.evaluations >= 1, "evaluations >= 1"),
-            ("seed", self.seed, self.seed >= 0, "seed >= 0"),
-            ("round", self.round, self.round >= 0, "round >= 0"),
-            ("batch", self.batch, self.batch is None or self.batch >= 1, "batch >= 1"),
-            (
-                "device",
-                self.device,
-                self.device in ("cpu", "cuda"),
-                "'cpu' or 'cuda', of which each worker takes its own",
-            ),
-            ("machines", self.machines, self.machines is None or self._divides, f"a divisor of {self.workers} workers"),
-            ("threads", self.cores, self.cores is None or 1 <= self.cores <= 1024, "1 to 1024"),
-        ):
-            if not holds:
-                raise out_of_range("run", name, value, legal)
+        check_knobs(self)
+        if self.machines is not None and self.workers % self.machines:
+            raise out_of_range("run", "machines", self.machines, f"a divisor of {self.workers} workers")
         object.__setattr__(self, "method", resolve(self.method))
         if self.toolkit not in TOOLKITS:
             raise unknown("toolkit", self.toolkit, TOOLKITS)
@@ -136,10 +116,6 @@ class RunConfig:
         return dataclasses.replace(found, name=f"{found.name}, {self.machines} machines")
 
     @property
-    def _divides(self) -> bool:
-        return self.machines is not None and self.machines >= 1 and self.workers % self.machines == 0
-
-    @property
     def threads(self) -> int:
         """Threads of each worker: the cores are shared."""
         if self.cores is not None:
@@ -149,3 +125,6 @@ class RunConfig:
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return dataclasses.asdict(self)
+
+
+name_owner(RunConfig, "run")

@@ -60,7 +60,7 @@ def test_explain_as_json():
         (["train", "--method", "topk", "--task", "no.such.module:Task"], 1, "no.such"),
         (["train", "--method", "topk", "--task", "grace_bench.runs.config:RunConfig"], 1, "not a subclass"),
         (["compare", "--methods", "topk,nome", "--out", "nowhere"], 1, "unknown method 'nome'"),
-        (["train", "--method", "topk", "--timeout", "nan"], 1, "timeout=nan is out of range; legal: seconds > 0"),
+        (["train", "--method", "topk", "--timeout", "nan"], 1, "timeout=nan is out of range; legal: 0 < timeout < inf"),
         (["bench", "predict", "nowhere"], 1, "nowhere has no runs/*.json"),
         (["bench", "predict", "nowhere", "--workers", "many"], 1, "many"),
         (["bench", "link", "--link", "none"], 1, "name one or more speeds"),
