@@ -125,7 +125,7 @@ class Segment:
         memory = torch.frombuffer(shared, dtype=torch.uint8)
         self._address = memory.data_ptr()
         self._slots = memory[_first_slot(world) :].view(2, world, slot)
-        self._turn = 0
+        self._turn, self._ended = 0, False
         self._spins = _SPINS if cores() >= world else 0
         arrive, wait, fail = (
             native.find("arrive", P, N, N, N), native.find("wait", P, N, N, N, P, N, N), native.find("fail", P, N)
@@ -149,6 +149,8 @@ class Segment:
         Raises:
             TransportError: a rank died, left, asks for something else, or did not come in time; names it. No turn follows.
         """
+        if self._ended:
+            raise TransportError(self._explain())
         self._turn += 1
         lines, failed, end = self._address + _LINES, self._address + _FAILED, time.monotonic() + self.seconds
         self._arrive(lines, self.rank, self._turn, asked)
@@ -169,10 +171,12 @@ class Segment:
             if time.monotonic() > end:
                 self._fail(failed, _word(Ending.LATE, said - 1))
                 break
+        self._ended = True
         raise TransportError(self._explain())
 
     def end(self) -> None:
         """No turn of this rank follows. Those who wait for it, or ever will, hear of it at once."""
+        self._ended = True
         self._fail(self._address + _FAILED, _word(Ending.LEFT, self.rank))
 
     def _look(self, asked: int, spins: int, nanoseconds: int) -> int:
