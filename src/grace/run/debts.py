@@ -37,7 +37,7 @@ class Debts:
             self.left[name] = self.left[name] + x if name in self.left else x.to(dtype or x.dtype, copy=True)
 
     def join(self, name: str, x: Tensor) -> None:
-        """Adds to the gradient ``x``, in place, what goes with it: all, or the instalment that is due."""
+        """Adds to the gradient ``x``, of any shape, in place, what goes with it: all, or the instalment that is due."""
         if name in self.left:
             x.add_(self.left[name], alpha=1 / self.instalments.get(name, 1))
 

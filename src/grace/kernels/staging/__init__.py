@@ -16,14 +16,14 @@ __all__ = ["keep_many", "narrow_many", "pad_many"]
 
 @operation
 def pad_many(storage: Tensor, many: Many, rooms: Many) -> None:
-    """Sets the xs of rooms, m_t >= n_t, to those of ``many``, of the same dtype, and their memories to its memories, if it has
-    any; to 0 behind the ends.
+    """Sets the xs of rooms, ``[m_t]`` with m_t >= n_t, to those of ``many``, of the same dtype, and their memories to its
+    memories, if it has any; to 0 behind the ends.
     """
 
 
 @operation
 def keep_many(storage: Tensor, rooms: Many, many: Many) -> None:
-    """Sets the rests of ``many`` to the first numbers of the memories of rooms, m_t >= n_t."""
+    """Sets the rests of ``many``, ``[n_t]``, to the first numbers of the memories of rooms, ``[m_t]`` with m_t >= n_t."""
 
 
 @operation
