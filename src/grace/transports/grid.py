@@ -51,13 +51,13 @@ class GridTransport:
         """That of the transport between all ranks, the grid's sizes, and the axes that go another way: ``gloo, 2 x 4``,
         ``gloo, 2 x 4, along 'machine' shared memory``.
         """
-        whole = getattr(self._whole, "name", type(self._whole).__name__)
+        kind = getattr(self._whole, "name", type(self._whole).__name__)
         others = [
             f"along {axis!r} {describe(line)}"
             for axis, line in self._lines.items()
-            if getattr(line, "name", whole) != whole or (isinstance(line, MachineTransport) and line.why)
+            if getattr(line, "name", kind) != kind or (isinstance(line, MachineTransport) and line.why)
         ]
-        return ", ".join([str(whole), " x ".join(map(str, self.grid.sizes.values())), *others])
+        return ", ".join([str(kind), " x ".join(map(str, self.grid.sizes.values())), *others])
 
     @property
     def why(self) -> str:
@@ -143,6 +143,6 @@ def lay_out(transport: Transport, sizes: Mapping[str, int], inside: str = "") ->
     assert split is not None
     grid = Grid(sizes)
     lines = {axis: split(grid.line(transport.rank, axis)) for axis in sizes}
-    if sizes.get(inside, 1) > 1 and getattr(transport, "name", "") != "nccl":  # which stays on the devices
+    if sizes.get(inside, 1) > 1 and "nccl" not in str(getattr(transport, "name", "")):  # which stays on the devices
         lines[inside] = MachineTransport(lines[inside], grid.line(transport.rank, inside))
     return GridTransport(transport, grid, lines)

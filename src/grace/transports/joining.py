@@ -44,12 +44,12 @@ def find_local_world() -> int | None:
     Raises:
         ConfigurationError: it is no whole number >= 1.
     """
-    said = os.environ.get(LOCAL_WORLD)
-    if not said:
+    text = os.environ.get(LOCAL_WORLD)
+    if not text:
         return None
-    if not said.isascii() or not said.isdigit() or int(said) < 1:
-        raise ConfigurationError(f"the environment variable {LOCAL_WORLD}={said!r}; legal: a whole number >= 1")
-    return int(said)
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise ConfigurationError(f"the environment variable {LOCAL_WORLD}={text!r}; legal: a whole number >= 1")
+    return int(text)
 
 
 def find_why_alone(world: int) -> str | None:
@@ -96,11 +96,11 @@ def join(line: Transport, ranks: Sequence[int], slot: int, seconds: float, patie
                 listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
                 listener.bind(_address(nonce))
                 listener.listen(line.world)
-        said = {"problem": problem, "place": place, "nonce": nonce.hex(), "slot": slot}
-        told = [json.loads(text) for text in line.all_gather_text(json.dumps(said), seconds=seconds)]
-        if (problem := _compare(told, ranks)) is not None:
+        text = json.dumps({"problem": problem, "place": place, "nonce": nonce.hex(), "slot": slot})
+        everyone = [json.loads(text) for text in line.all_gather_text(text, seconds=seconds)]
+        if (problem := _compare(everyone, ranks)) is not None:
             return problem
-        nonce, segment = bytes.fromhex(told[0]["nonce"]), None
+        nonce, segment = bytes.fromhex(everyone[0]["nonce"]), None
         try:
             hand = _hand_out(listener, line.world, slot, nonce) if listener is not None else _receive(line.rank, nonce)
             try:
@@ -111,19 +111,19 @@ def join(line: Transport, ranks: Sequence[int], slot: int, seconds: float, patie
             problem = f"{type(error).__name__}: {error}"
             if listener is not None:
                 listener.close()  # those who wait for the memory hear of it at once
-        told = [{"problem": text or None} for text in line.all_gather_text(problem or "", seconds=seconds)]
-    return segment if (problem := _compare(told, ranks)) is None and segment is not None else str(problem)
+        everyone = [{"problem": text or None} for text in line.all_gather_text(problem or "", seconds=seconds)]
+    return segment if (problem := _compare(everyone, ranks)) is None and segment is not None else str(problem)
 
 
-def _compare(told: Sequence[dict[str, Any]], ranks: Sequence[int]) -> str | None:
+def _compare(everyone: Sequence[dict[str, Any]], ranks: Sequence[int]) -> str | None:
     """Why these ranks do not share memory."""
-    for rank, said in zip(ranks, told, strict=True):
-        if said["problem"] is not None:
-            return f"rank {rank} cannot share memory: {said['problem']}"
-    for rank, said in zip(ranks, told, strict=True):
-        if said.get("place") != told[0].get("place"):
+    for rank, facts in zip(ranks, everyone, strict=True):
+        if facts["problem"] is not None:
+            return f"rank {rank} cannot share memory: {facts['problem']}"
+    for rank, facts in zip(ranks, everyone, strict=True):
+        if facts.get("place") != everyone[0].get("place"):
             return f"ranks {ranks[0]} and {rank} are not on one machine, or in other network namespaces of it"
-        if said.get("slot") != told[0].get("slot"):
+        if facts.get("slot") != everyone[0].get("slot"):
             return f"ranks {ranks[0]} and {rank} want slots of other sizes"
     return None
 
@@ -147,8 +147,8 @@ def _hand_out(listener: socket.socket, world: int, slot: int, nonce: bytes) -> l
             if _user_of(other) != os.getuid():
                 continue  # names of sockets are for all to read
             other.settimeout(_SECONDS)
-            said, descriptors = _take(other, 1)
-            place = int.from_bytes(said, "little")
+            message, descriptors = _take(other, 1)
+            place = int.from_bytes(message, "little")
             if len(descriptors) != 1 or not 0 < place < world or processes[place] >= 0:
                 _close_all(descriptors)
                 raise ValueError(f"a process says that it is rank {place} of {world}")
@@ -170,8 +170,8 @@ def _receive(rank: int, nonce: bytes) -> list[int]:
             if _user_of(host) != os.getuid():
                 raise ValueError("the memory is another user's")
             socket.send_fds(host, [rank.to_bytes(4, "little")], [process])
-            said, descriptors = _take(host, 1 + MOST)
-            if not said or len(descriptors) < 2:
+            message, descriptors = _take(host, 1 + MOST)
+            if not message or len(descriptors) < 2:
                 _close_all(descriptors)
                 raise ValueError("the first rank has not handed out the memory")
             return descriptors
@@ -182,12 +182,12 @@ def _receive(rank: int, nonce: bytes) -> list[int]:
 def _take(other: socket.socket, most: int) -> tuple[bytes, list[int]]:
     """A message, and the descriptors that come with it, which children do not inherit."""
     size = array.array("i").itemsize
-    said, extra, _, _ = other.recvmsg(64, socket.CMSG_SPACE(most * size), socket.MSG_CMSG_CLOEXEC)
+    message, extra, _, _ = other.recvmsg(64, socket.CMSG_SPACE(most * size), socket.MSG_CMSG_CLOEXEC)
     descriptors = array.array("i")
     for level, kind, data in extra:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             descriptors.frombytes(data[: len(data) - len(data) % size])
-    return said, list(descriptors)
+    return message, list(descriptors)
 
 
 def _close_all(descriptors: Sequence[int]) -> None:

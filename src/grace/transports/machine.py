@@ -104,8 +104,9 @@ class MachineTransport(Wrapper):
 
     def close(self, error: BaseException | None = None) -> None:
         """See :class:`grace.transports.base.Transport`. The memory goes with the last rank that has it."""
-        if self._segment is not None:
-            self._segment.end()
+        segment, self._segment = self._segment, None
+        if segment is not None:
+            segment.end()
         super().close(error)
 
 

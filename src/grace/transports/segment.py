@@ -121,11 +121,10 @@ class Segment:
         shared = mmap.mmap(descriptor, size_of(world, slot), mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
         if shared[: _HEAD.size] != _head(world, slot, nonce):
             raise ValueError("this is not the memory that was made for these ranks")
-        shared.madvise(mmap.MADV_DONTFORK)  # children, which may live longer, have no part in it
         memory = torch.frombuffer(shared, dtype=torch.uint8)
         self._address = memory.data_ptr()
         self._slots = memory[_first_slot(world) :].view(2, world, slot)
-        self._turn, self._ended = 0, False
+        self._turn, self._ended, self._process = 0, False, os.getpid()
         self._spins = _SPINS if cores() >= world else 0
         arrive, wait, fail = (
             native.find("arrive", P, N, N, N), native.find("wait", P, N, N, N, P, N, N), native.find("fail", P, N)
@@ -155,12 +154,12 @@ class Segment:
         lines, failed, end = self._address + _LINES, self._address + _FAILED, time.monotonic() + self.seconds
         self._arrive(lines, self.rank, self._turn, asked)
         while True:
-            if not (said := self._look(asked, self._spins, _LOOK)):
+            if not (status := self._look(asked, self._spins, _LOOK)):
                 return self._slots[self._turn & 1]
-            if said == -1:
+            if status == -1:
                 break
-            if said < -1:
-                self._fail(failed, _word(Ending.APART, -2 - said))
+            if status < -1:
+                self._fail(failed, _word(Ending.APART, -2 - status))
                 break
             dead = self._processes.find_dead()
             if dead is not None:
@@ -169,7 +168,7 @@ class Segment:
                 self._fail(failed, _word(Ending.DIED, dead))
                 break
             if time.monotonic() > end:
-                self._fail(failed, _word(Ending.LATE, said - 1))
+                self._fail(failed, _word(Ending.LATE, status - 1))
                 break
         self._ended = True
         raise TransportError(self._explain())
@@ -177,12 +176,13 @@ class Segment:
     def end(self) -> None:
         """No turn of this rank follows. Those who wait for it, or ever will, hear of it at once."""
         self._ended = True
-        self._fail(self._address + _FAILED, _word(Ending.LEFT, self.rank))
+        if os.getpid() == self._process:  # a forked child has nothing to say
+            self._fail(self._address + _FAILED, _word(Ending.LEFT, self.rank))
 
     def _look(self, asked: int, spins: int, nanoseconds: int) -> int:
         lines, failed = self._address + _LINES, self._address + _FAILED
-        said: int = self._wait(lines, self.world, self._turn, asked, failed, spins, nanoseconds)
-        return said
+        status: int = self._wait(lines, self.world, self._turn, asked, failed, spins, nanoseconds)
+        return status
 
     def _explain(self) -> str:
         kind, place = divmod(self._fail(self._address + _FAILED, 0), 1 << 32)

@@ -166,6 +166,8 @@ def test_a_rank_that_leaves_or_asks_for_something_else_is_named() -> None:
     first.turn(1)  # to which it had come
     with pytest.raises(TransportError, match=r"^rank 9 has left\n"):
         first.turn(1)
+    with pytest.raises(TransportError, match=r"^rank 9 has left\n"):
+        last.turn(1)
     first, last = two_views()
     arrive(last, asked=2)
     with pytest.raises(TransportError, match=r"^rank 9 asks for another collective\n"):
@@ -192,16 +194,16 @@ def test_descriptors_are_closed_with_the_transport() -> None:
 
 
 @needs_memory
-def test_what_is_refused_or_closed_says_so() -> None:
+def test_what_is_refused_says_so_and_who_has_left_is_named() -> None:
     def job(member: Any, rank: int) -> None:
         transport = ready(member)
         with pytest.raises(TransportError, match="nothing was sent"):
             transport.run(AllReduce(torch.zeros(2, dtype=torch.bool)))
         transport.run(AllReduce(torch.ones(2)))
-        transport.close()
-        with pytest.raises(
-            TransportError, match=r"rank [456]: AllReduce.* failed in shared memory: rank [456] has left"
-        ):
+        if rank == 1:
+            transport.close()
+            return
+        with pytest.raises(TransportError, match=r"rank [46]: AllReduce.* failed in shared memory: rank 5 has left"):
             transport.run(AllReduce(torch.ones(2)))
 
     assert in_threads(WORLD, job) == [None] * WORLD
@@ -248,3 +250,19 @@ def test_the_number_of_workers_of_a_machine_is_a_whole_number(monkeypatch: pytes
         monkeypatch.setenv(joining.LOCAL_WORLD, said)
         with pytest.raises(ConfigurationError, match="legal: a whole number >= 1"):
             joining.find_local_world()
+
+
+@needs_memory
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:os.fork.*JAX:RuntimeWarning")
+def test_a_forked_child_that_drops_it_says_nothing() -> None:
+    first, last = two_views()
+    child = os.fork()
+    if child == 0:
+        try:
+            last.end()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    arrive(last)
+    assert first.turn(1).shape == (2, 64)
