@@ -25,7 +25,7 @@ from grace_bench.runs.training import Training, place_worker
 _GRACE_SECONDS = 60.0  # beyond the run's own time-out, until the slowest worker must have said how it ended
 
 
-class Ending(msgspec.Struct):
+class RunEnding(msgspec.Struct):
     """How a worker's part in a run ended. ``consequence``: its error follows from another worker's."""
 
     rank: int
@@ -72,7 +72,7 @@ def attend(
         other. None on other ranks.
     """
     result: Result | None = None
-    mine = Ending(rank)
+    mine = RunEnding(rank)
     try:
         with _group(store, name, rank, config):
             training = _training_of(config)(config, rank, on_progress, _find_probe(config))
@@ -97,7 +97,7 @@ def attend(
     except RuntimeError:
         said = f"{config.method}: a worker did not say within {wait.total_seconds():.0f} s how the run ended"
         return failure_of(config, said, command)
-    endings = [msgspec.json.decode(store.get(key), type=Ending) for key in keys]
+    endings = [msgspec.json.decode(store.get(key), type=RunEnding) for key in keys]
     first = find_cause(endings)
     if first is None:
         return result
@@ -123,14 +123,14 @@ def _find_probe(config: RunConfig) -> Probe | None:
     return Probe(TorchDistributed(), cores, config.network)
 
 
-def find_cause(endings: Sequence[Ending]) -> Ending | None:
+def find_cause(endings: Sequence[RunEnding]) -> RunEnding | None:
     """What ended a run: an error, or a lost connection only if there is no other; None if nothing did."""
     return min((one for one in endings if one.error is not None), key=lambda one: one.consequence, default=None)
 
 
-def _describe(rank: int, error: BaseException) -> Ending:
+def _describe(rank: int, error: BaseException) -> RunEnding:
     """An error that Grace raises on purpose needs only its message, others their traceback."""
     expected = isinstance(error, GraceError)
     text = f"{type(error).__name__}: {error}" if expected else "".join(traceback.format_exception(error)).rstrip()
     # torch has no class of its own for gloo's lost connections
-    return Ending(rank, text, isinstance(error, TransportError) or "gloo" in str(error).lower())
+    return RunEnding(rank, text, isinstance(error, TransportError) or "gloo" in str(error).lower())
