@@ -148,7 +148,7 @@ def _about(row: SurveyRow) -> str:
     )
 
 
-def _rates(runs: Sequence[Row], rows: Sequence[Row]) -> str:
+def _rates(runs: Sequence[SurveyRow], rows: Sequence[SurveyRow]) -> str:
     """Which learning rate each method chose, if they chose, and whether a wider grid might have given a better one."""
     if not runs[0].chosen_lr or runs[0].protocol.endswith(TRIAL):
         return ""
