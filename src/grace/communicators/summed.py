@@ -15,6 +15,7 @@ from grace.communicators.many import Prepared
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
 from grace.kernels.many import poison_many
+from grace.kernels.staging import narrow_many
 
 
 class SumPlan:
@@ -45,6 +46,8 @@ def exchange_sums(
     message.masked_fill_(~finite[plan.owners], math.nan)
     answer = yield AllReduce(message, "mean", donate=True, parts=plan.parts)
     wires.check_shape("sum", answer, message.shape)
-    finite = bucket.compressor.put_many_(answer.contiguous(), many, bucket.stream)
+    finite = bucket.compressor.put_many_(answer.contiguous(), many, bucket.stream, bucket.means or many)
+    if bucket.means is not None:
+        finite = narrow_many(finite, bucket.means, many)
     poison_many(finite, many)
     return [Exchanged(x, peer.lent.rest, None, flag) for x, peer, flag in zip(xs, peers, finite.unbind(0), strict=True)]

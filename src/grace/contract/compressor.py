@@ -128,9 +128,9 @@ class Compressor(abc.ABC):
         """
         raise NotImplementedError
 
-    def put_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+    def put_many_(self, message: Tensor, many: Many, rng: Stream, into: Many) -> Tensor:
         """As :meth:`aggregate_` for each of the T tensors, from its place in the mean of all ranks' ``message [s]`` float32,
-        into x: ``[T]`` bool, where x is then finite.
+        into each x of ``into``, float32: ``[T]`` bool, where x is then finite.
         """
         raise NotImplementedError
 

@@ -100,8 +100,9 @@ class RandomK(Compressor):
         left = [1 - self._factor(n) for n in many.sizes]
         return take_subsets_many(message, many, self._drawing(many), rng.step, left)
 
-    def put_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
-        return put_subsets_many(message, many, self._drawing(many), rng.step, list(map(self._factor, many.sizes)))
+    def put_many_(self, message: Tensor, many: Many, rng: Stream, into: Many) -> Tensor:
+        weight = [self._factor(n) for n in many.sizes]
+        return put_subsets_many(message, many, self._drawing(many), rng.step, weight, into)
 
     def _drawing(self, many: Many) -> Drawing:
         return Drawing(tuple(count_kept(self.ratio, n) for n in many.sizes), None)

@@ -22,6 +22,7 @@ from grace.registry.policy import Policy
 from grace.run.drive import broadcast_, drive
 from grace.run.fingerprint import fingerprint
 from grace.run.groups import Group, form_groups, whole_groups
+from grace.run.inputs import check_tensor, refuse_devices
 from grace.run.keeping import Keeping
 from grace.run.log import Logs
 from grace.run.options import DEFAULTS, Options
@@ -30,7 +31,7 @@ from grace.run.replicas import Replicas, repair_
 from grace.run.stats import Stats
 from grace.run.streams import CudaStreams, StreamOrder
 from grace.run.switching import Switching
-from grace.run.worker import Worker, check_tensor, refuse_devices
+from grace.run.worker import Worker
 from grace.transports.agreement import agree
 from grace.transports.base import Transport, describe, find_axes
 from grace.transports.checked import Checked

@@ -57,7 +57,7 @@ def subsets(sizes: tuple[int, ...], ratio: float, block: int | None, shift: int 
         rests = [] if many.rests is None else [rest for t, rest in enumerate(many.rests) if t != 2]
         taken = message.clone()
         message[0] = -0.0
-        good = put_subsets_many(message, many, drawn, STEP, weight)
+        good = put_subsets_many(message, many, drawn, STEP, weight, many)
         return [taken, *rests, good, *many.xs]
 
     agree(draw, (sizes, ratio, block))
@@ -83,7 +83,7 @@ def test_they_are_those_of_one_tensor() -> None:
     p, message = many.xs[0] + many.memories[0], torch.empty(k)
     with backends.using("triton"):
         take_subsets_many(message, many, drawn, STEP, [0.0])
-        put_subsets_many(message, many, drawn, STEP, [1.5])
+        put_subsets_many(message, many, drawn, STEP, [1.5], many)
     wire, mean = take_subset(p, k, stream, 0.0), torch.zeros(1, n)
     add_subset([wire], mean, 1.5, stream)
     assert torch.equal(message, wire[0])
@@ -98,7 +98,7 @@ def test_another_step_draws_again() -> None:
         take_subsets_many(first, many, drawn, 1, [0.0])
         take_subsets_many(second, many, drawn, 2, [0.0])
         assert not torch.equal(first, second)
-        put_subsets_many(message, many, drawn, 1, [1.0])
+        put_subsets_many(message, many, drawn, 1, [1.0], many)
     assert torch.equal(many.xs[0][0, Stream(3, "m", "0", None, 1).subset(300, 30)], message)
 
 
@@ -106,7 +106,7 @@ def test_products_that_overflow_are_told() -> None:
     many = bucket((40, 50), drawn := Drawing((5, 5), None), 0, False)
     message = torch.full((10,), 1e38)
     with backends.using("triton"):
-        assert put_subsets_many(message, many, drawn, 0, [1.0, 8.0]).tolist() == [True, False]
+        assert put_subsets_many(message, many, drawn, 0, [1.0, 8.0], many).tolist() == [True, False]
 
 
 @night

@@ -76,9 +76,11 @@ def take_subsets_many(message: Tensor, many: Many, drawing: Drawing, step: int, 
 
 
 @operation
-def put_subsets_many(message: Tensor, many: Many, drawing: Drawing, step: int, weight: Sequence[float]) -> Tensor:
-    """Sets each x_t to ``weight[t]`` times its part of ``message [s]`` float32 where :func:`take_subsets_many` took it, else
-    0: ``[T]`` bool, of which tensors these are all finite.
+def put_subsets_many(
+    message: Tensor, many: Many, drawing: Drawing, step: int, weight: Sequence[float], into: Many
+) -> Tensor:
+    """Sets each x_t of ``into``, float32, to ``weight[t]`` times its part of ``message [s]`` float32 where
+    :func:`take_subsets_many` took it from ``many``, else 0: ``[T]`` bool, of which tensors these are all finite.
     """
 
 

@@ -34,7 +34,7 @@ def add_subset(received: Sequence[Tensor], out: Tensor, weight: float, rng: Stre
 def take_subsets_many(message: Tensor, many: Many, drawing: Drawing, step: int, left: Sequence[float]) -> Tensor:
     flags = []
     for t, x in enumerate(many.xs):
-        p = x[0] if many.memories is None else x[0] + many.memories[t][0]
+        p = x[0].float() if many.memories is None else x[0].float() + many.memories[t][0]
         flags.append(p.isfinite().all())
         places, sent = _places(many, drawing, step, t), _part(message, many, drawing, t)
         sent.zero_()[: len(places)] = p[places]
@@ -44,9 +44,11 @@ def take_subsets_many(message: Tensor, many: Many, drawing: Drawing, step: int, 
     return torch.stack(flags)
 
 
-def put_subsets_many(message: Tensor, many: Many, drawing: Drawing, step: int, weight: Sequence[float]) -> Tensor:
+def put_subsets_many(
+    message: Tensor, many: Many, drawing: Drawing, step: int, weight: Sequence[float], into: Many
+) -> Tensor:
     flags = []
-    for t, x in enumerate(many.xs):
+    for t, x in enumerate(into.xs):
         places, sent = _places(many, drawing, step, t), _part(message, many, drawing, t)
         said = torch.zeros_like(x[0]).index_add_(0, places, sent[: len(places)] * weight[t])
         x[0].copy_(said)

@@ -19,7 +19,7 @@ from grace.compute.launching import TILE, Marks, check_rows, even_runs, launch
 from grace.flags.capturing import step_word
 from grace.kernels.blocks import block_count
 from grace.kernels.many import Many
-from grace.kernels.many.triton import key_of, tensor_of, tile_of, wire_of
+from grace.kernels.many.triton import key_of, numbers_of, tensor_of, tile_of, wire_of
 from grace.kernels.subsets import Drawing, check_wires
 from grace.kernels.triton import load_sum, magnitude, mark_if
 from grace.random.reference import SORTED_SUBSET, half_bits
@@ -162,12 +162,12 @@ def listed_at(index, place, k, n, tile, TILE: tl.constexpr):
 
 @triton.jit
 def _take_drawn(
-    table, programs, kept, heads, wire, bad, index, words, before, unit, left,
+    table, programs, x, kept, heads, wire, bad, index, words, before, unit, left,
     EVEN: tl.constexpr, HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr, LISTED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     task, tile = tile_of(programs)
     place, n = wire_of(table, task)
-    x, e = tensor_of(table, task, 0, EVEN), tensor_of(table, task, 1, EVEN)
+    (x, _start), e = numbers_of(table, task, x, EVEN), tensor_of(table, task, 1, EVEN)
     i = tile * TILE + tl.arange(0, TILE)
     inside = i < n
     p = load_sum(x, e, i, inside, HAS_MEMORY)
@@ -184,13 +184,13 @@ def _take_drawn(
 
 @triton.jit
 def _put_drawn(
-    table, programs, kept, heads, wire, bad, index, words, before, unit, left,
+    table, programs, x, kept, heads, wire, bad, index, words, before, unit, left,
     EVEN: tl.constexpr, LISTED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Each number is written once: by the program that has its place, or by the one that has what is sent for it."""
     task, tile = tile_of(programs)
     place, n = wire_of(table, task)
-    x, weight = tensor_of(table, task, 0, EVEN), tl.load(left + task)
+    (x, _start), weight = numbers_of(table, task, x, EVEN), tl.load(left + task)
     i = tile * TILE + tl.arange(0, TILE)
     inside = i < n
     sent, where = drawn_at(heads, words, before, task, i, inside, unit, LISTED)
@@ -244,23 +244,23 @@ class Subsets:
         many, marks = self._many, Marks(message, len(self._many))
         if self._before is not None:
             message.zero_()
-        launch(_take_drawn, *self._arguments(message, marks, left), EVEN=many.even, HAS_MEMORY=many.memories is not None,
+        launch(_take_drawn, *self._arguments(many, message, marks, left), EVEN=many.even, HAS_MEMORY=many.memories is not None,
                HAS_REST=many.rests is not None, LISTED=self._before is None, TILE=TILE)  # fmt: skip
         return marks.words == 0
 
-    def put(self, message: Tensor, weight: Sequence[float]) -> Tensor:
+    def put(self, message: Tensor, weight: Sequence[float], into: Many) -> Tensor:
         """As :func:`grace.kernels.subsets.put_subsets_many`."""
         marks = Marks(message, len(self._many))
-        launch(_put_drawn, *self._arguments(message, marks, weight), EVEN=self._many.even, LISTED=self._before is None,
+        launch(_put_drawn, *self._arguments(into, message, marks, weight), EVEN=into.even, LISTED=self._before is None,
                TILE=TILE)  # fmt: skip
         return marks.words == 0
 
-    def _arguments(self, message: Tensor, marks: Marks, factors: Sequence[float]) -> tuple[object, ...]:
+    def _arguments(self, of: Many, message: Tensor, marks: Marks, factors: Sequence[float]) -> tuple[object, ...]:
         many, tiles = self._many, self._many.tiles(TILE)
         factors = tuple(factors)
         return (
-            (len(tiles),), many.table, tiles, self._kept(), self._heads(), message, marks.words, self._index, self._words,
-            self._before, self._drawing.unit, many.numbers(("factors", factors), lambda: factors, torch.float32),
+            (len(tiles),), of.table, tiles, of.like, self._kept(), self._heads(), message, marks.words, self._index,
+            self._words, self._before, self._drawing.unit, many.numbers(("factors", factors), lambda: factors, torch.float32),
         )  # fmt: skip
 
     def _kept(self) -> Tensor:
@@ -283,8 +283,10 @@ def take_subsets_many(message: Tensor, many: Many, drawing: Drawing, step: int, 
     return subsets.take(message, left)
 
 
-def put_subsets_many(message: Tensor, many: Many, drawing: Drawing, step: int, weight: Sequence[float]) -> Tensor:
+def put_subsets_many(
+    message: Tensor, many: Many, drawing: Drawing, step: int, weight: Sequence[float], into: Many
+) -> Tensor:
     subsets = Subsets.of(many, drawing)
     if subsets.step != step:
         subsets.draw(step)
-    return subsets.put(message, weight)
+    return subsets.put(message, weight, into)
