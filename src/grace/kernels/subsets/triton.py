@@ -167,7 +167,8 @@ def _take_drawn(
 ):  # fmt: skip
     task, tile = tile_of(programs)
     place, n = wire_of(table, task)
-    (x, _start), e = numbers_of(table, task, x, EVEN), tensor_of(table, task, 1, EVEN)
+    x, _start = numbers_of(table, task, x, EVEN)
+    e = tensor_of(table, task, 1, EVEN)
     i = tile * TILE + tl.arange(0, TILE)
     inside = i < n
     p = load_sum(x, e, i, inside, HAS_MEMORY)
@@ -190,7 +191,8 @@ def _put_drawn(
     """Each number is written once: by the program that has its place, or by the one that has what is sent for it."""
     task, tile = tile_of(programs)
     place, n = wire_of(table, task)
-    (x, _start), weight = numbers_of(table, task, x, EVEN), tl.load(left + task)
+    x, _start = numbers_of(table, task, x, EVEN)
+    weight = tl.load(left + task)
     i = tile * TILE + tl.arange(0, TILE)
     inside = i < n
     sent, where = drawn_at(heads, words, before, task, i, inside, unit, LISTED)
