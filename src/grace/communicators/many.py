@@ -29,14 +29,14 @@ from grace.kernels.staging import narrow_many
 from grace.random import Stream
 
 
-class Plan(Protocol):
+class WirePlan(Protocol):
     """Where the wires of several tensors lie: for each the byte of the message where it begins."""
 
     @property
     def wires(self) -> Sequence[int]: ...
 
 
-P = TypeVar("P", bound=Plan)
+P = TypeVar("P", bound=WirePlan)
 
 
 @dataclass(frozen=True, slots=True)
