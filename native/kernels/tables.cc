@@ -14,9 +14,11 @@ constexpr int64_t WHOLE = 8;  // codes that fill whole bytes
 struct Table {
     int size, bits;
     float entry[16] = {}, gap[16] = {}, share[16] = {};
+    float edges[16];  // the entries but the last, then infinity
     float half;  // of the largest
     Table(const float* table, int size_) : size(size_), bits(0), half(table[size_ - 1] / 2) {
         while (1 << bits < size) bits++;
+        for (int i = 0; i < 16; i++) edges[i] = i + 1 < size ? table[i] : __builtin_inff();
         for (int i = 0; i < size; i++) {
             entry[i] = table[i], gap[i] = i + 1 < size ? table[i + 1] - table[i] : 0;
             share[i] = (float)((double)table[i] * (2 / (double)table[size - 1]) - 1);
@@ -33,24 +35,30 @@ struct Table {
         const vf near = to_float(nearest_int(v));
         const vf slack = (v < one ? one : v) * splat(1e-6f);
         v = select(absolute(v - near) <= slack, near, v);
+#if GRACE_LANES == 16
+        __m512i found = _mm512_setzero_si512();
+#pragma GCC unroll 4
+        for (int half_way = 8; half_way; half_way /= 2) {
+            const __m512 edge = _mm512_permutexvar_ps(_mm512_add_epi32(found, _mm512_set1_epi32(half_way)), _mm512_loadu_ps(edges));
+            found = _mm512_mask_add_epi32(found, _mm512_cmp_ps_mask((__m512)v, edge, _CMP_GE_OQ), found, _mm512_set1_epi32(half_way));
+        }
+        const vi code = (vi)found;
+        const vf low = lookup(loadf(entry), code), step = lookup(loadf(gap), code);
+#else
         vi code = {};
         vf low = splat(entry[0]), step = splat(gap[0]);
         for (int j = 1; j < size - 1; j++) {
             const vi beyond = v >= splat(entry[j]);
             code -= beyond;
-#if GRACE_LANES != 16
             low = select(beyond, splat(entry[j]), low), step = select(beyond, splat(gap[j]), step);
-#endif
         }
-#if GRACE_LANES == 16
-        low = lookup(loadf(entry), code), step = lookup(loadf(gap), code);
 #endif
         return code - (vi)(u * step < v - low);
     }
 };
 
 // Codes of y [0, len), which have one bound.
-void round_run(const Table& table, const float* y, int64_t len, float bound, const uint16_t* lanes, uint8_t* codes) {
+void round_run(const Table table, const float* y, int64_t len, float bound, const uint16_t* lanes, uint8_t* codes) {
     const vi nothing = splat(bound < TINY ? -1 : 0);
     const vf by = splat(bound < TINY ? 1.0f : bound);
     auto of = [&](const float* p, int64_t i) {

@@ -37,8 +37,10 @@ def results(n: int, block: int, table: tuple[int, ...], world: int, at: int = 0)
     assert torch.equal(again, codes)
     assert torch.equal(encode_entries(y, bounds, block, table, world, PRIVATE, SHARED), codes)
     bits = count_sum_bits(table[-1], world)
-    sums = sum_entries(codes, table, math.ceil(n / world), bits)
-    decode_entries(sums.repeat(world, 1), bits, table[-1], bounds, mean, block, SHARED)
+    apart = torch.cat([codes] * 2, dim=1)[:, : codes.shape[1]]
+    sums = sum_entries(apart, table, math.ceil(n / world), bits)
+    answer = torch.cat([sums.repeat(world, 1)] * 2, dim=1)[:, : sums.shape[1]]  # wires that lie apart
+    decode_entries(answer, bits, table[-1], bounds, mean, block, SHARED)
     return [norms, y, codes, rest, own, sums, mean]
 
 

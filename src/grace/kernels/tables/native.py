@@ -55,11 +55,12 @@ def sum_entries(received: Tensor, table: tuple[int, ...], count: int, bits: int)
     if len(table) not in _SIZES or table[-1] * world >= _EXACT or bits > 32 or count == 0:
         return NotImplemented
     width = packed_bytes(count, (len(table) - 1).bit_length())
-    at = _rows("codes", received, width)
+    received = _side_by_side(received, width)
     sums = torch.empty(1, packed_bytes(count, bits), dtype=torch.uint8)
     native.c.sum_entries(
-        at, world, width, count, _entries(table).data_ptr(), len(table), bits, sums.data_ptr(), native.threads()
-    )
+        received.data_ptr(), world, width, count, _entries(table).data_ptr(), len(table), bits, sums.data_ptr(),
+        native.threads(),
+    )  # fmt: skip
     return sums
 
 
@@ -69,8 +70,9 @@ def decode_entries(sums: Tensor, bits: int, g: int, bounds: Tensor, out: Tensor,
     if most >= _EXACT or bits > 32 or n == 0:
         return NotImplemented
     width = packed_bytes(math.ceil(n / world), bits)
+    sums = _side_by_side(sums, width)  # a copy lives as long as its address is used
     refused = native.c.decode_entries(
-        _rows("sums", sums, width), world, width, bits, most, check.numbers("bounds", bounds), check.numbers("out", out), n,
+        sums.data_ptr(), world, width, bits, most, check.numbers("bounds", bounds), check.numbers("out", out), n,
         block, 2 / most, *shared.native_key(), native.threads(),
     )  # fmt: skip
     if refused:
@@ -78,10 +80,10 @@ def decode_entries(sums: Tensor, bits: int, g: int, bounds: Tensor, out: Tensor,
     return None
 
 
-def _rows(name: str, received: Tensor, width: int) -> int:
-    """The address of a wire from each worker, side by side."""
+def _side_by_side(received: Tensor, width: int) -> Tensor:
+    """A wire of ``width`` bytes from each worker, one behind the other."""
     check.wire_rows([received], received.shape[0], width)
-    return received.contiguous().data_ptr()
+    return received.contiguous()
 
 
 @functools.lru_cache(maxsize=64)
