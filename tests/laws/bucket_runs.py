@@ -43,6 +43,13 @@ def gradients(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]:
     return {f"layer{i}": part.view(shape) for i, (part, shape) in enumerate(zip(parts, shapes, strict=True))}
 
 
+def in_dtype(given: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The same numbers in another dtype, side by side again, and again at odd addresses."""
+    flat = torch.cat([torch.zeros(1), *(x.reshape(-1) for x in given.values())]).to(dtype)[1:]
+    parts = flat.split([x.numel() for x in given.values()])
+    return {name: part.view(x.shape) for (name, x), part in zip(given.items(), parts, strict=True)}
+
+
 def in_bytes(x: Any) -> Any:
     """A tree with the bytes of its tensors."""
     if isinstance(x, Tensor):
@@ -53,10 +60,12 @@ def in_bytes(x: Any) -> Any:
 
 
 class Run:
-    """W workers in lock step, over a network that keeps what it is given; ``plans`` says which ranks make batches."""
+    """W workers in lock step, over a network that keeps what it is given; ``plans`` says which ranks make batches. Their
+    gradients are of this dtype.
+    """
 
-    def __init__(self, policy: Policy, world: int, shapes: Shapes, plans: Plans):
-        self.policy, self.shapes, self.plans = policy, shapes, plans
+    def __init__(self, policy: Policy, world: int, shapes: Shapes, plans: Plans, dtype: torch.dtype = torch.float32):
+        self.policy, self.shapes, self.plans, self.dtype = policy, shapes, plans, dtype
         self.seen: list[Any] = []  # for each collective, what each rank gave
         self.tracers = [Tracer(rank, world) for rank in range(world)]
         self.workers = [self._make(rank, world) for rank in range(world)]
@@ -66,6 +75,10 @@ class Run:
         worker.plans = self.plans(rank)
         return worker
 
+    def _give(self, rank: int, step: int) -> dict[str, Tensor]:
+        given = gradients(rank, step, self.shapes)
+        return given if self.dtype is torch.float32 else in_dtype(given, self.dtype)
+
     def states(self) -> Any:
         return [in_bytes(worker.state_dict()) for worker in self.workers]
 
@@ -73,7 +86,7 @@ class Run:
         """Means and states after a step, and the traffic so far; None if there was a collective ``fail_at``: it failed."""
         runs: list[Exchange[Any]] = []
         for worker, tracer in zip(self.workers, self.tracers, strict=True):
-            runs.append(tracer.trace(worker.exchange(gradients(worker.rank, worker.step, self.shapes))))
+            runs.append(tracer.trace(worker.exchange(self._give(worker.rank, worker.step))))
         ops, means = self._hear(runs, [None] * len(runs))
         while ops:
             if fail_at == 0:
@@ -103,7 +116,7 @@ class Run:
         fresh = []
         for worker in self.workers:
             new = self._make(worker.rank, worker.world)
-            new.load_state_dict(worker.state_dict(), gradients(0, 0, self.shapes))
+            new.load_state_dict(worker.state_dict(), self._give(0, 0))
             fresh.append(new)
         self.workers = fresh
 
@@ -139,8 +152,11 @@ def story(run: Run, other: Policy | None = None) -> Iterator[Any]:
     yield run.step()
 
 
-def assert_same(policy: Policy, world: int, shapes: Shapes, other: Policy | None = None, plans: Plans = ALL) -> None:
-    alone, batched = Run(policy, world, shapes, lambda _: False), Run(policy, world, shapes, plans)
+def assert_same(
+    policy: Policy, world: int, shapes: Shapes, other: Policy | None = None, plans: Plans = ALL,
+    dtype: torch.dtype = torch.float32,
+) -> None:  # fmt: skip
+    alone, batched = Run(policy, world, shapes, lambda _: False, dtype), Run(policy, world, shapes, plans, dtype)
     for step, (a, b) in enumerate(zip(story(alone, other), story(batched, other), strict=True)):
         assert a == b, step
     assert alone.seen == batched.seen

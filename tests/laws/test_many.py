@@ -6,6 +6,7 @@ Triton's interpreter, and tensors on the CPU, stand in for an accelerator.
 from __future__ import annotations
 
 import functools
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from grace.registry.policy import Policy
 from grace.run.simulate import answers
 from grace.run.worker import Worker
 from grace.verify.no_sync import Unread, WithoutSync
-from tests.laws.bucket_runs import SOME, Run, Shapes, assert_same, gradients
+from tests.laws.bucket_runs import SOME, Run, Shapes, assert_same, gradients, in_dtype
 from tests.unit.kernels.triton_checks import interpreter, night
 
 __all__ = ["interpreter"]
@@ -67,6 +68,11 @@ AT_NIGHT = {
 }
 
 
+NARROW = (
+    ("efsignsgd:block=32", torch.float16), ("qsgd:bits=4,bucket=32,memory=residual", torch.bfloat16),
+    ("natural", torch.bfloat16),
+)  # fmt: skip
+
 # Launches of Triton kernels in a step, for a bucket of any number of small tensors.
 LAUNCHES = {
     "efsignsgd": 5, "signsgd": 3, "qsgd": 4, "terngrad": 4, "natural": 4, "fp8": 4, "u8bit": 5, "onebit": 7, "lpc": 4,
@@ -75,16 +81,33 @@ REMEMBER = ("efsignsgd", "u8bit", "onebit")
 
 
 @functools.cache
-def outcome(spec: str, together: bool) -> Any:
+def outcome(spec: str, together: bool, dtype: torch.dtype = torch.float32) -> Any:
     """Bytes, means and states of three steps; the third is not finite."""
     with backends.using("triton"), cpu_as_accelerator():
-        run = Run(Policy([("*", spec)]), 2, SMALL, lambda _: together)
+        run = Run(Policy([("*", spec)]), 2, SMALL, lambda _: together, dtype)
         return [run.step() for _ in range(3)], run.seen
 
 
 @pytest.mark.parametrize("spec", FAST)
 def test_many_have_the_bytes_of_single_exchanges(spec: str) -> None:
     assert outcome(spec, True) == outcome(spec, False)
+
+
+@pytest.mark.parametrize(("spec", "dtype"), NARROW)
+def test_narrow_gradients_are_read_as_they_are(spec: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = outcome(spec, False, dtype)
+    many, seen = importlib.import_module("grace.communicators.allgather"), list[bool]()
+    monkeypatch.setattr(many, "prepare", functools.partial(_look, many.prepare, seen))
+    assert outcome(spec, True, dtype) == right
+    assert seen == [True] * 6, "of two ranks, three steps"
+
+
+def _look(prepare: Any, seen: list[bool], *args: Any) -> Any:
+    """Whether a bucket's kernels read its gradients where they are."""
+    bucket = prepare(*args)
+    own = [x.data_ptr() for x in args[3]]
+    seen.append([x.data_ptr() for x in bucket.many.xs] == own)
+    return bucket
 
 
 @night
@@ -95,12 +118,22 @@ def test_many_of_all_kinds(spec: str) -> None:
 
 
 @night
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("spec", AT_NIGHT)
+def test_narrow_gradients_of_all_kinds(spec: str, dtype: torch.dtype) -> None:
+    with backends.using("triton"), cpu_as_accelerator():
+        assert_same(Policy([("*", spec)]), 2, AT_NIGHT[spec], dtype=dtype)
+
+
+@night
 def test_ranks_need_not_choose_alike() -> None:
     with backends.using("triton"), cpu_as_accelerator():
         assert_same(Policy([("*", "efsignsgd:block=32")]), 3, SMALL, plans=SOME)
 
 
-def count_launches(spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch) -> int:
+def count_launches(
+    spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype = torch.float32
+) -> int:
     """Of the second step, or with a memory the fifth, in which the host is not asked. Nothing runs."""
     count = [0]
 
@@ -109,7 +142,7 @@ def count_launches(spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("triton.runtime.interpreter.GridExecutor.__call__", only_count)
     with backends.using("triton"), cpu_as_accelerator():
-        worker, given = Worker(Policy([("*", spec)]), 0, 1), gradients(0, 0, shapes)
+        worker, given = Worker(Policy([("*", spec)]), 0, 1), in_dtype(gradients(0, 0, shapes), dtype)
         last = 4 if spec in REMEMBER else 1  # memories of one shape go round in four steps
         for step in range(last + 1):
             worker._read_pending()  # what has been under way since the last step
@@ -139,6 +172,8 @@ def test_launches_do_not_grow_with_the_bucket(spec: str, monkeypatch: pytest.Mon
     assert count_launches(spec, SMALL[:2] * 2, monkeypatch) == LAUNCHES[spec]
     page = (Path(__file__).parents[2] / "docs/concepts/gpu.md").read_text()
     assert f"| `{spec}` | {LAUNCHES[spec]} |" in page
+    if spec in ("efsignsgd", "natural"):  # and one that rounds the means
+        assert count_launches(spec, SMALL, monkeypatch, torch.bfloat16) == LAUNCHES[spec] + 1
 
 
 def some(device: str = "cpu", sizes: tuple[int, ...] = (5, 70)) -> tuple[Many, list[Tensor]]:
@@ -211,23 +246,37 @@ def _first_block(table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1
     return task, tile, x, e, rest, start, n, base, bad, head - head, nb, key0, key1
 
 
+@triton.jit
+def _words_as_numbers(x, i, inside):  # type: ignore[no-untyped-def]
+    return tl.load(x + i, inside, 0.0).to(tl.float32)
+
+
+def _no_cast(flags: Tensor, means: Many, many: Many) -> Tensor:
+    """Nothing is rounded."""
+    return flags
+
+
 def _never(flags: Tensor, many: Many) -> None:
     """Nothing is restored."""
 
 
 @pytest.mark.parametrize(
-    ("where", "mutant", "spec"),
+    ("where", "mutant", "spec", "dtype"),
     [
-        ("grace.kernels.many.triton.key_of", _key_of_the_first, FAST[1]),
-        ("grace.kernels.powers.triton.mark_if", _unmarked, "natural"),
-        ("grace.kernels.codebook.triton.load_sum", _memory_left_out, "u8bit:block=16"),
-        ("grace.kernels.signs.triton.load_sum", _memory_left_out, "onebit:group=8,tau=0.1"),
-        ("grace.kernels.fixed.triton.encoder_at", _first_block, "lpc:block=16,memory=residual"),
-        ("grace.memories.many.settle_many", _never, FAST[0]),
-        ("grace.communicators.many.poison_many", _never, FAST[2]),
+        ("grace.kernels.triton.load_number", _words_as_numbers, *NARROW[2]),
+        ("grace.communicators.many.narrow_many", _no_cast, *NARROW[0]),
+        ("grace.kernels.many.triton.key_of", _key_of_the_first, FAST[1], torch.float32),
+        ("grace.kernels.powers.triton.mark_if", _unmarked, "natural", torch.float32),
+        ("grace.kernels.codebook.triton.load_sum", _memory_left_out, "u8bit:block=16", torch.float32),
+        ("grace.kernels.signs.triton.load_sum", _memory_left_out, "onebit:group=8,tau=0.1", torch.float32),
+        ("grace.kernels.fixed.triton.encoder_at", _first_block, "lpc:block=16,memory=residual", torch.float32),
+        ("grace.memories.many.settle_many", _never, FAST[0], torch.float32),
+        ("grace.communicators.many.poison_many", _never, FAST[2], torch.float32),
     ],
 )
-def test_mutants_are_caught(where: str, mutant: Any, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = outcome(spec, False)  # which goes through the same kernels
+def test_mutants_are_caught(
+    where: str, mutant: Any, spec: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = outcome(spec, False, dtype)  # which goes through the same kernels
     monkeypatch.setattr(where, mutant)
-    assert outcome.__wrapped__(spec, True) != right
+    assert outcome.__wrapped__(spec, True, dtype) != right

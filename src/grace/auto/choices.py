@@ -82,8 +82,16 @@ def problem_of(
     seconds = 1e-6 if model is None else model.compute
     count = len(buckets.names)
     ready = model.ready if model is not None else [(k + 1) / count for k in range(count)]
+    kinds = {name: [kind for kind, *_ in known.rates[name].moved] for name in methods if name in known.rates}
     return Problem(
-        seconds * min(threads, known.cores), threads, known.cores, ready, buckets.numbers, list(methods), phases
+        seconds * min(threads, known.cores),
+        threads,
+        known.cores,
+        ready,
+        buckets.numbers,
+        list(methods),
+        phases,
+        kinds=kinds,
     )
 
 

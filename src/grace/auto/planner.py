@@ -12,7 +12,7 @@ most. All ranks plan alike: everything here is ``+ - * /`` and comparisons on th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from grace.predict.timeline import Phase, play
@@ -21,7 +21,8 @@ _PASSES = 4
 _STARTS = 3
 _FUSED = 4  # buckets that travel as one at most
 _LESS = 1e-12
-GAIN = 0.03  # what a plan must be predicted to gain over the better of fp32 and bf16
+GAIN = 0.03  # what a plan must be predicted to gain over the better of fp32 and bf16, and over one method throughout
+_NEAR = 1.25  # times the plan's step: a method that travels otherwise is tried first up to there
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class Problem:
         methods: that may be used, the baselines first: of two as fast, the first is taken.
         phases: what buckets i to j - 1 do as one exchange under a method; None: they cannot.
         lanes: of the engine.
+        kinds: the collectives of each method, in their order. One that is not there is a kind of its own.
     """
 
     compute: float
@@ -82,6 +84,7 @@ class Problem:
     methods: Sequence[str]
     phases: Callable[[int, int, str], list[Phase] | None]
     lanes: int = 1
+    kinds: Mapping[str, Sequence[str]] = field(default_factory=dict)
     _known: dict[tuple[int, int, str], list[Phase] | None] = field(default_factory=dict)
 
     def job(self, part: Part) -> list[Phase] | None:
@@ -99,6 +102,10 @@ class Problem:
         if len(found) < len(jobs):
             return None
         return Plan(tuple(parts), play(self.compute, self.threads, self.cores, ready, found, self.lanes))
+
+    def travels(self, method: str) -> tuple[str, ...]:
+        """How a method's payloads travel."""
+        return tuple(self.kinds.get(method, (method,)))
 
     def uniform(self, method: str) -> Plan | None:
         """One method for all buckets, each on its own."""
@@ -133,17 +140,28 @@ def make_plan(problem: Problem) -> Plan:
 
 
 def shortlist(problem: Problem, baselines: Sequence[str], most: int = 2) -> list[Plan]:
-    """What is worth trying, the best first: the plan, if it is predicted to gain 3 % over the better of the baselines, and
-    plans of one method that is not among the plan's.
+    """What is worth trying, the best first: the plan, if it is predicted to gain 3 % over the better of the baselines, and one
+    method throughout, those first whose collectives are not the plan's.
+
+    Where one method throughout is predicted to be as fast to 3 %, it is the plan: predictions err by as much, and those of a
+    mixture err in more places. An error of the link's measurement is shared by all that travels alike, hence the order.
     """
     base, best = better_baseline(problem, baselines), make_plan(problem)
-    winners = [best] if best.seconds < (1 - GAIN) * base.seconds else []
-    used = {*best.methods, *baselines} if winners else set(baselines)
-    others = sorted(
-        (plan for method in problem.methods if method not in used and (plan := problem.uniform(method)) is not None),
-        key=lambda plan: plan.seconds,
+    uniform = sorted(
+        (plan for method in problem.methods if (plan := problem.uniform(method)) is not None),
+        key=lambda plan: plan.seconds,  # stable: of two as fast the first method
     )
-    return [*winners, *others][:most]
+    if uniform[0].seconds < (1 + GAIN) * best.seconds:
+        best = uniform[0]
+    winners = [best] if best.seconds < (1 - GAIN) * base.seconds else []
+    travels = {problem.travels(method) for method in (best if winners else base).methods}
+
+    def order(plan: Plan) -> tuple[bool, float]:
+        other = problem.travels(plan.methods[0]) not in travels and plan.seconds < _NEAR * best.seconds
+        return not other, plan.seconds
+
+    others = [plan for plan in uniform if plan.methods[0] not in baselines and plan.parts != best.parts]
+    return [*winners, *sorted(others, key=order)][:most]
 
 
 def find_lane(problem: Problem) -> list[Part]:

@@ -6,7 +6,7 @@ Nothing here asks the host. Where tensors are, and where their wires go, is in t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from grace import wire as wires
 from grace.collectives import AllGather, Exchange
 from grace.communicators.bucket import BucketPlan
 from grace.compute import backends
+from grace.compute.launching import READ
 from grace.contract.compressor import Compressor
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
@@ -24,18 +25,20 @@ from grace.errors import PayloadError
 from grace.flags.finite import on_host
 from grace.flags.refusals import refuse_unless
 from grace.kernels.many import Many, poison_many
+from grace.kernels.staging import narrow_many
 from grace.random import Stream
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A bucket that goes by few launches: its tensors, and where their wires lie."""
+    """A bucket that goes by few launches: its tensors, where their wires lie, and rooms for means that will be rounded."""
 
     compressor: Compressor
     stream: Stream
     many: Many
     plan: BucketPlan
     workspace: Workspace
+    means: Many | None
 
 
 def prepare(
@@ -53,33 +56,44 @@ def prepare(
     device = xs[0].device
     if not compressor.handles_many or on_host(device) or not backends.runs_triton(device):
         return None
-    if not all(map(_is_plain, xs, peers)) or len({peer.lent.keep_rest for peer in peers}) > 1:
+    if (
+        not all(map(_is_plain, xs, peers))
+        or len({(x.dtype, p.lent.keep_rest) for x, p in zip(xs, peers, strict=True)}) > 1
+    ):
         return None
     sizes = tuple(x.numel() for x in xs)
     ids = tuple((stream.tensor, stream.rank, stream.seed) for stream in streams)
-    key = (Prepared, owner, device, sizes, ids)
+    key = (Prepared, owner, device, xs[0].dtype, sizes, ids)
     prepared: Prepared | None = workspace.kept.get(key)
     if prepared is None:
         widths = [compressor.facts(n).payload for n in sizes]
         if None in widths:
             return None
         plan = BucketPlan([(width or 0, torch.uint8) for width in widths], device)
-        prepared = Prepared(compressor, streams[0], Many(sizes, plan.wires, streams, device), plan, workspace)
+        means = None if xs[0].dtype is torch.float32 else Many(sizes, plan.wires, (), device)
+        prepared = Prepared(compressor, streams[0], Many(sizes, plan.wires, streams, device), plan, workspace, means)
     rows = [x.view(1, -1) for x in xs]
     memories, rests = ([peer.lent.memory for peer in peers], [peer.lent.rest for peer in peers])
     if peers[0].lent.memory is None:
         there = prepared.many.point(rows)
     else:
         there = prepared.many.point(rows, _rows(memories), _rows(rests))
-    if not there:
+    if not there or (prepared.means is not None and not prepared.means.point(take_rooms(workspace, sizes, device))):
         return None
     workspace.kept[key] = prepared
-    return Prepared(compressor, streams[0], prepared.many, prepared.plan, workspace)
+    return replace(prepared, stream=streams[0])
+
+
+def take_rooms(workspace: Workspace, sizes: Sequence[int], device: torch.device) -> list[Tensor]:
+    """Uninitialized float32 ``[1, n]`` for each of these n, which begin at multiples of 16 bytes."""
+    padded = [-(-n // 4) * 4 for n in sizes]
+    flat = workspace.take(sum(padded), torch.float32, device)
+    return [room[None, :n] for room, n in zip(flat.split_with_sizes(padded), sizes, strict=True)]
 
 
 def exchange_many(bucket: Prepared, xs: Sequence[Tensor], peers: Sequence[Peer]) -> Exchange[list[Exchanged[Any]]]:
     """The results of all tensors, of any shapes, whose means are written over them."""
-    many, plan, peer = bucket.many, bucket.plan, peers[0]
+    many, plan, means, peer = bucket.many, bucket.plan, bucket.means, peers[0]
     message = plan.take(bucket.workspace, many.device)
     finite = bucket.compressor.encode_many_(message, many, bucket.stream)
     wires.write_bucket_flags(message, plan.words, finite, peer.step)
@@ -90,10 +104,12 @@ def exchange_many(bucket: Prepared, xs: Sequence[Tensor], peers: Sequence[Peer])
         room.copy_(answer)
     finite = wires.read_bucket_flags(room, plan.words, peer.step)  # [T]
     scale = 1.0 if bucket.compressor.aggregation == "majority" else 1 / peer.world
-    legal = bucket.compressor.aggregate_many_(room, many, scale)
+    legal = bucket.compressor.aggregate_many_(room, means or many, scale)
     names = [one.name for one in peers]
     refuse_unless((legal | ~finite).all(), lambda: _illegal(names, (legal | ~finite).tolist()))
     fine = finite & legal
+    if means is not None:
+        fine = narrow_many(fine, means, many)
     poison_many(fine, many)
     return [Exchanged(x, one.lent.rest, None, flag) for x, one, flag in zip(xs, peers, fine.unbind(0), strict=True)]
 
@@ -110,5 +126,5 @@ def _rows(tensors: Sequence[Tensor | None]) -> list[Tensor]:
 
 def _is_plain(x: Tensor, peer: Peer) -> bool:
     """Whether a tensor can be encoded and decoded where it is."""
-    lent, plain = peer.lent, x.dtype is torch.float32 and x.is_contiguous() and x.numel() > 0
+    lent, plain = peer.lent, x.dtype in READ and x.is_contiguous() and x.numel() > 0
     return plain and (lent.memory is not None) == lent.keep_rest == (lent.rest is not None)

@@ -134,7 +134,7 @@ class ErrorFeedback(Memory[S]):
         adds = self.method.adds_memory
         if not isinstance(peers, Peers) or not self.batches(xs[0]) or not _are_plain(xs, peers):
             return (yield from Method.exchange_all(self, xs, states, peers))
-        if not adds and not (possible() and all(x.is_cpu for x in xs)):
+        if not adds and not (possible() and all(x.is_cpu and x.dtype is torch.float32 for x in xs)):
             return (yield from Method.exchange_all(self, xs, states, peers))
         lent, workspace = peers.like.lent, peers.like.lent.workspace
         turns = find(peers.names, xs, states, workspace)
@@ -216,5 +216,6 @@ def _fits(memory: Tensor, x: Tensor) -> bool:
 
 def _are_plain(xs: Sequence[Tensor], peers: Peers) -> bool:
     """Whether a method can add the memories to xs where they are, and the means are applied as they come."""
-    lent = peers.like.lent
-    return lent.applied_as in (None, torch.float32) and all(x.dtype is torch.float32 and x.is_contiguous() for x in xs)
+    dtype = xs[0].dtype
+    alike = peers.like.lent.applied_as in (None, dtype) and all(x.dtype is dtype and x.is_contiguous() for x in xs)
+    return alike and (dtype is torch.float32 or all(map(reads_narrow, xs)))

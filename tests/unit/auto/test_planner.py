@@ -142,3 +142,33 @@ def test_what_is_tried_is_another_family_too() -> None:
     assert len(found) == 2
     assert not set(found[0].methods) & set(found[1].methods)
     assert found[0].seconds < (1 - GAIN) * better_baseline(problem(0.1), ("none", "bf16")).seconds
+
+
+def constant(costs: dict[str, tuple[float, ...]], kinds: dict[str, list[str]] | None = None) -> Problem:
+    """Two buckets that a slow lane exchanges after the backward pass: ``costs`` gives each bucket's seconds by method."""
+    return Problem(
+        1.0, 1.0, 2.0, [1.0, 1.0], (10, 10), list(costs),
+        lambda i, j, method: [(0.0, sum(costs[method][i:j]))], kinds=kinds or {},
+    )  # fmt: skip
+
+
+def test_a_mixture_must_be_predicted_to_gain_over_one_method_throughout() -> None:
+    """a for one bucket and b for the other takes 1 + 0.7 seconds, a throughout 1.04 or 1.1 more."""
+    near = {"none": (1.0, 1.0), "bf16": (0.9, 0.9), "a": (0.34, 0.4), "b": (0.6, 0.36)}
+    assert make_plan(constant(near)).methods == ("a", "b")
+    assert shortlist(constant(near), ("none", "bf16"))[0].methods == ("a", "a")
+    far = {**near, "a": (0.34, 0.5)}
+    assert shortlist(constant(far), ("none", "bf16"))[0].methods == ("a", "b")
+    assert shortlist(constant(far), ("none", "bf16"))[1].methods == ("a", "a")
+
+
+def test_what_travels_otherwise_is_tried_first_unless_it_is_far_behind() -> None:
+    costs = {"none": (2.0, 2.0), "bf16": (1.9, 1.9), "a": (0.3, 0.3), "b": (0.35, 0.35), "c": (0.45, 0.45)}
+    kinds = {"a": ["AllToAll", "AllGather"], "b": ["AllToAll", "AllGather"], "c": ["AllGather"]}
+
+    def tried(costs: dict[str, tuple[float, ...]], kinds: dict[str, list[str]]) -> list[str]:
+        return [plan.methods[0] for plan in shortlist(constant(costs, kinds), ("none", "bf16"))]
+
+    assert tried(costs, kinds) == ["a", "c"]
+    assert tried(costs, {**kinds, "c": kinds["a"]}) == ["a", "b"]
+    assert tried({**costs, "c": (0.8, 0.8)}, kinds) == ["a", "b"]

@@ -25,6 +25,7 @@ POINTERS = {
     "wire": "*u8", "wires": "*u8", "bad": "*i32", "marks": "*i32", "top": "*i32", "words": "*i32", "index": "*i64",
     "pieces_of": "*fp64", "values": "*i64", "state": "*i32", "slabs": "*i16", "counts": "*i32", "both": "*i32",
     "begins": "*i32", "total": "*i32", "fields": "*u8", "table": "*i64", "programs": "*i32", "heads": "*i64", "flags": "*i1",
+    "rooms": "*i64",
 }  # fmt: skip
 FLOATS = {"weight", "shrink", "tau", "momentum", "scale", "left", "share", "most"}
 NUMBERS = {
@@ -34,12 +35,12 @@ NUMBERS = {
 WORDS = {"key0", "key1", "step", "k0", "k1", "k2", "k3", "k4", "k5"}
 # What a kernel for one tensor and for many is launched with, for each of them (``many.jobs``).
 _NO_TABLE = dict.fromkeys(("table", "programs", "heads"))
-_FROM_TABLE = dict.fromkeys(("x", "e", "rest", "n", "w", "key0", "key1"))
+_FROM_TABLE = dict.fromkeys(("e", "rest", "n", "w", "key0", "key1"))
 ONE = {**_NO_TABLE, "MANY": 0, "EVEN": 0, "HAS_MEMORY": 1, "HAS_REST": 1}
 MANY = {**_FROM_TABLE, "MANY": 1, "EVEN": 1, "HAS_MEMORY": 1, "HAS_REST": 1}
 BARE = {**ONE, "e": None, "rest": None, "HAS_MEMORY": 0, "HAS_REST": 0}
 SUM = {**_NO_TABLE, "MANY": 0, "EVEN": 0, "ADD": 1}
-ALL = {"out": None, "n": None, "row_stride": 0, "MANY": 1, "EVEN": 1, "ADD": 0}
+ALL = {"n": None, "row_stride": 0, "MANY": 1, "EVEN": 1, "ADD": 0}
 # kernel -> what differs from the rules above, and one dictionary of constants for each way to compile it
 KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.levels._quantize": ({}, [
@@ -51,6 +52,9 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     ]),
     "kernels.many._poison": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.many._settle": ({}, [{"SMALL": 5.3e36, "EVEN": 1, "TILE": 1024}]),
+    "kernels.staging._pad": ({}, [{"HAS_MEMORY": 1, "EVEN": 1, "TILE": 1024}]),
+    "kernels.staging._keep": ({}, [{"EVEN": 1, "TILE": 1024}]),
+    "kernels.staging._narrow": ({}, [{"HAS_REST": 1, "EVEN": 1, "TILE": 1024}]),
     "kernels.signs._encode": ({}, [
         {"RULE": rule, "ZEROS": 2, **how, "G": 128, "PER": 5 if rule == 3 else 8} for how in (MANY, ONE) for rule in range(4)
     ]),
@@ -141,6 +145,10 @@ NARROW = {
     "kernels.finite._add": "x",
     "kernels.rotation._rotate": "xp",
     "kernels.selection._measure": "x",
+    "kernels.statistics._largest": ["like"],
+    "kernels.many._poison": ["like"],
+    "kernels.staging._pad": ["like"],
+    "kernels.staging._narrow": ["like"],
 }
 # What gives other bits: products fused with sums, quotients and roots not rounded to nearest, denormal numbers flushed.
 FORBIDDEN = r"fma\.rn(?:\.ftz)?\.f(?:32|64)|div\.(?:full|approx)\S*|sqrt\.approx\S*|\S+\.ftz\S*"

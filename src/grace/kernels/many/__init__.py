@@ -2,8 +2,9 @@
 
 The tensors of a bucket that one method exchanges, as rows ``[1, n]``: a kernel for many of them runs one program for each tile
 of any of them, and finds in the table where the tensor begins. Families have operations for many tensors where that pays.
+A tensor may also be b rows ``[b, n]``, each with a wire of its own.
 
-Letters: T tensors; tensor t has n_t numbers; a tile is what one program handles, and never crosses tensors.
+Letters: T tensors; tensor t has b rows of n_t numbers; a tile is what one program handles, and never crosses rows.
 """
 
 from __future__ import annotations
@@ -33,20 +34,33 @@ class Many:
 
     Args:
         sizes: n_t, at least 1.
-        places: for each the byte of the message where its wire begins; may be empty, if there is none.
-        streams: for each the random numbers that are its own; may be empty.
+        places: for each row the byte of the message where its wire begins; may be empty, if there is none.
+        streams: for each tensor the random numbers that are its own; may be empty.
         device: of the tensors.
+        rows: b.
 
-    xs, memories, rests: float32 ``[1, n_t]`` each, contiguous; memories and rests may be missing. table: int64 on the device,
-        a row for each tensor: the addresses of x, memory and rest (0 where there is none), the place of its wire, n_t, the
-        two words of its stream's key. even: whether all of them begin at multiples of 16 bytes.
+    xs, memories, rests: ``[b, n_t]`` each, contiguous, float32; xs may also be float16 or bfloat16, all of them, where they
+        are read; memories and rests may be missing. sizes, places: of each of the T b rows, those of a tensor side by side.
+    table: int64 on the device, for each row the addresses of the tensor, memory and rest (0 where there is none), the place
+        of its wire, n_t, the two words of the stream's key, and the first number of the row in its tensor. even: whether all
+        rows begin at multiples of 16 bytes. whole: whether they begin at multiples of 4 numbers.
     """
 
-    COLUMNS = 7  # of the table
+    COLUMNS = 8  # of the table
 
-    def __init__(self, sizes: Sequence[int], places: Sequence[int], streams: Sequence[Stream], device: torch.device):
-        self.sizes, self.device, self.streams = tuple(sizes), device, tuple(streams)
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        places: Sequence[int],
+        streams: Sequence[Stream],
+        device: torch.device,
+        rows: int = 1,
+    ):
+        self.rows, self.device, self.streams = rows, device, tuple(streams)
+        self.sizes = tuple(n for n in sizes for _ in range(rows))
         self.places = tuple(places) or (0,) * len(self.sizes)
+        self._starts = [row * n for n in sizes for row in range(rows)]
+        self.whole = not any(start % 4 for start in self._starts)
         self.xs: Sequence[Tensor] = ()
         self.memories: Sequence[Tensor] | None = None
         self.rests: Sequence[Tensor] | None = None
@@ -56,27 +70,38 @@ class Many:
         self._made: dict[Hashable, Any] = {}
 
     def __len__(self) -> int:
+        """T b, how many rows there are."""
         return len(self.sizes)
+
+    @property
+    def like(self) -> Tensor:
+        """One number of the dtype of xs, by which kernels know it."""
+        dtype = self.xs[0].dtype
+        return self.once(("like", dtype), lambda: torch.zeros(1, dtype=dtype, device=self.device))
+
+    def all_of(self, marks: Tensor) -> Tensor:
+        """``[T]`` bool: which tensors have no mark, of ``[T b m]`` int32, m for each row."""
+        return (marks.view(len(self) // self.rows, -1) == 0).all(dim=1)
 
     def point(
         self, xs: Sequence[Tensor], memories: Sequence[Tensor] | None = None, rests: Sequence[Tensor] | None = None
     ) -> bool:
-        """From now on these are the tensors, float32 ``[1, n_t]``. Their addresses go to the device unless they have been
-        there; False if they would have to while work is captured, and then nothing has changed.
+        """From now on these are the tensors, ``[b, n_t]``. Their addresses go to the device unless they have been there; False
+        if they would have to while work is captured, and then nothing has changed.
         """
         addresses = [
-            [x.data_ptr() for x in part] if part is not None else [0] * len(self) for part in (xs, memories, rests)
+            [x.data_ptr() for x in part for _ in range(self.rows)] if part is not None else [0] * len(self)
+            for part in (xs, memories, rests)
         ]
         key = tuple(address for part in addresses for address in part)
         table = self._tables.get(key)
         if table is None:
             if capturing():
                 return False
-            keys = [stream.key() for stream in self.streams] or [(0, 0)] * len(self)
-            rows = [
-                list(row) for row in zip(*addresses, self.places, self.sizes, *zip(*keys, strict=True), strict=True)
-            ]
-            table = _to(self.device, torch.tensor(rows)), not any(address % _EVEN for address in key)
+            keys = [stream.key() for stream in self.streams for _ in range(self.rows)] or [(0, 0)] * len(self)
+            columns = (*addresses, self.places, self.sizes, *zip(*keys, strict=True), self._starts)
+            lines = torch.tensor([list(line) for line in zip(*columns, strict=True)])
+            table = _to(self.device, lines), not any(at % _EVEN for at in (*key, *self._starts))
             if len(self._tables) >= _SIDES:
                 self._tables.clear()
             self._tables[key] = table
@@ -96,8 +121,8 @@ class Many:
         return self.once(key, lambda: _to(self.device, torch.tensor(make(), dtype=dtype)))
 
     def tiles(self, per: int, *, block: int = 1, pieces: int = 1) -> Tensor:
-        """int32 ``[programs, 2]``: for each program its tensor, and which of that one's tiles it handles; a tile is ``per``
-        pieces, and a block of ``block`` numbers has so many of them.
+        """int32 ``[programs, 2]``: for each program its row, of all rows, and which of that one's tiles it handles; a tile is
+        ``per`` pieces, and a block of ``block`` numbers has so many of them.
         """
 
         def make() -> Tensor:
@@ -110,11 +135,11 @@ class Many:
         return self.once(("tiles", per, block, pieces), make)
 
     def counts(self, block: int) -> list[int]:
-        """How many blocks of so many numbers each tensor has."""
+        """How many blocks of so many numbers each row has."""
         return [-(-n // block) for n in self.sizes]
 
     def heads(self, block: int) -> Tensor:
-        """int64 ``[T]``: the first block of each tensor, counted over all of them."""
+        """int64 ``[T b]``: the first block of each row, counted over all of them."""
 
         def make() -> list[int]:
             begins, at = [], 0
@@ -126,7 +151,7 @@ class Many:
         return self.numbers(("heads", block), make, torch.int64)
 
     def clip(self, block: int) -> int:
-        """The size that cuts all tensors into the same blocks, none of them longer than the longest tensor."""
+        """The size that cuts all rows into the same blocks, none of them longer than the longest row."""
         return min(block, max(self.sizes))
 
 

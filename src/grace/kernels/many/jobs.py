@@ -86,17 +86,17 @@ class Tensors:
         """As :meth:`Rows.encode`: ``[T]`` bool, which tensors were finite."""
         many, marks = self.many, Marks(self.message, len(self.many))
         if tells_whole:
-            constants["WHOLE"] = per == 8
+            constants["WHOLE"] = per == 8 and many.whole
         block, tiles = many.clip(block), many.tiles(TILE // 8 * per)
         launch(
-            kernel, (len(tiles),), many.table, tiles, many.heads(block), None, None, None, self.message, marks.words, None,
-            None, None, None, step_word(self.step or 0, many.device), block, *args,
+            kernel, (len(tiles),), many.table, tiles, many.heads(block), many.like, None, None, self.message, marks.words,
+            None, None, None, None, step_word(self.step or 0, many.device), block, *args,
             MANY=True, EVEN=many.even, HAS_MEMORY=many.memories is not None, HAS_REST=many.rests is not None, **constants,
         )  # fmt: skip
-        return marks.words == 0
+        return many.all_of(marks.words)
 
     def each(self, value: Callable[[int], float]) -> Tensor:
-        """What depends on n, for a kernel: one for each tensor, on the device."""
+        """What depends on n, for a kernel: one for each row, on the device."""
         return self.many.numbers(("each", value), lambda: [value(n) for n in self.many.sizes], torch.float32)
 
 
@@ -132,10 +132,12 @@ def add_up(
 def add_up_many(
     kernel: Any, rows: Tensor, many: Many, block: int, weight: float, marks: int, *args: Any, **constants: Any
 ) -> Tensor:
-    """Launches the kernel for all tensors and their wires in ``rows [W, s]`` uint8: ``[T]`` bool, which have no mark."""
+    """Launches the kernel for all tensors, of float32, and their wires in ``rows [W, s]`` uint8: ``[T]`` bool, which have no
+    mark.
+    """
     noted, tiles = Marks(rows, marks * len(many)), many.tiles(TILE)
     launch(
-        kernel, (len(tiles),), many.table, tiles, rows, None, noted.words, None, rows.shape[0], rows.stride(0), 0,
+        kernel, (len(tiles),), many.table, tiles, rows, many.like, noted.words, None, rows.shape[0], rows.stride(0), 0,
         many.clip(block), weight, *args, MANY=True, EVEN=many.even, ADD=False, TILE=TILE, **constants,
     )  # fmt: skip
-    return (noted.words.view(-1, marks) == 0).all(dim=1)
+    return many.all_of(noted.words)

@@ -31,24 +31,26 @@ def encode_each(
 ) -> Tensor:
     """Encodes one tensor after the other, each as number t, x, memory and rest: ``[T]`` bool, which of them were finite."""
     flags = []
-    for t, (x, place) in enumerate(zip(many.xs, many.places, strict=True)):
+    for t, x in enumerate(many.xs):
         memory = None if many.memories is None else many.memories[t]
         rest = None if many.rests is None else many.rests[t]
-        wire, finite = encode(t, x, memory, rest)
-        message[place : place + wire.shape[1]] = wire[0]
+        wires, finite = encode(t, x.float(), memory, rest)
+        for place, wire in zip(many.places[t * many.rows :], wires, strict=False):
+            message[place : place + len(wire)] = wire
         flags.append(torch.as_tensor(finite, device=x.device))
     return torch.stack(flags)
 
 
 def sum_each(rows: Tensor, many: Many, widths: Sequence[int], add_up: Callable[[list[Tensor], Tensor], None]) -> Tensor:
-    """Adds up the wires of one tensor after the other, which are so many bytes wide: ``[T]`` bool, which were legal.
+    """Adds up the wires of one row after the other, which are so many bytes wide: ``[T]`` bool, which tensors' were legal.
 
     Raises:
         PayloadError: a wire is not, where the host can tell at once.
     """
     flags = []
-    for x, place, width in zip(many.xs, many.places, widths, strict=True):
+    outs = [row[None] for x in many.xs for row in x]
+    for out, place, width in zip(outs, many.places, widths, strict=True):
         with Refusals() as refused:
-            add_up(list(rows[:, None, place : place + width]), x)
+            add_up(list(rows[:, None, place : place + width]), out)
         flags.append(torch.as_tensor(refused.ok, device=rows.device))
-    return torch.stack(flags)
+    return torch.stack(flags).view(-1, many.rows).all(dim=1)

@@ -15,47 +15,58 @@ _SMALL = torch.finfo(torch.float32).max / 64
 
 @triton.jit
 def tile_of(programs):
-    """(the tensor of this program, which of its tiles it handles)"""
+    """(the row of this program, of all rows, which of its tiles it handles)"""
     at = programs + 2 * tl.program_id(0).to(tl.int64)
     return tl.load(at).to(tl.int64), tl.load(at + 1).to(tl.int64)
 
 
 @triton.jit
 def tensor_of(table, task, COLUMN: tl.constexpr, EVEN: tl.constexpr):
-    """Where a tensor's x (0), memory (1) or rest (2) begins."""
-    at = tl.load(table + task * 7 + COLUMN).to(tl.pointer_type(tl.float32))
+    """Where a row's tensor begins (0), its memory (1) or its rest (2)."""
+    at = tl.load(table + task * 8 + COLUMN).to(tl.pointer_type(tl.float32))
     if EVEN:
         at = tl.multiple_of(at, 16)
     return at
 
 
 @triton.jit
+def numbers_of(table, task, like, EVEN: tl.constexpr):
+    """(where a row's tensor begins, as numbers of like's type; which of its numbers is the first of the row)"""
+    at = tl.load(table + task * 8).to(like.dtype)
+    start = tl.load(table + task * 8 + 7)
+    if EVEN:
+        at = tl.multiple_of(at, 16)
+        start = tl.multiple_of(start, 16)
+    return at, start
+
+
+@triton.jit
 def wire_of(table, task):
-    """(the byte of a message where a tensor's wire begins, n)"""
-    return tl.load(table + task * 7 + 3), tl.load(table + task * 7 + 4)
+    """(the byte of a message where a row's wire begins, n)"""
+    return tl.load(table + task * 8 + 3), tl.load(table + task * 8 + 4)
 
 
 @triton.jit
 def key_of(table, task):
     """The two words of a tensor's key, int32."""
-    key0 = tl.load(table + task * 7 + 5).to(tl.uint32).to(tl.int32, bitcast=True)
-    return key0, tl.load(table + task * 7 + 6).to(tl.uint32).to(tl.int32, bitcast=True)
+    key0 = tl.load(table + task * 8 + 5).to(tl.uint32).to(tl.int32, bitcast=True)
+    return key0, tl.load(table + task * 8 + 6).to(tl.uint32).to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def encoder_at(
     table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, block, MANY: tl.constexpr, EVEN: tl.constexpr
 ):
-    """What a program encodes: (its tensor or row, which of its tiles, x, e and rest, where its numbers start in them, n, the
-    first byte of its wire, its mark, its first block of those of all, nb, the two words of its key).
+    """What a program encodes: (its row, which of its tiles, x, e and rest, where its numbers start in them, n, the first byte
+    of its wire, its mark, its first block of those of all, nb, the two words of its key). x: of many, one number like theirs.
     """
     if MANY:
         task, tile = tile_of(programs)
-        x, e, rest = tensor_of(table, task, 0, EVEN), tensor_of(table, task, 1, EVEN), tensor_of(table, task, 2, EVEN)
+        x, start = numbers_of(table, task, x, EVEN)
+        e, rest = tensor_of(table, task, 1, EVEN), tensor_of(table, task, 2, EVEN)
         place, n = wire_of(table, task)
         key0, key1 = key_of(table, task)
         nb = (n + block - 1) // block
-        start = tile - tile
         base = wire + place
         bad = bad + task
         head = tl.load(heads + task)
@@ -76,12 +87,13 @@ def adder_at(
     MARKS: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """What a program adds up: (where its row begins in out, ``[TILE]`` the numbers of it, n, where its first wire begins, its
-    marks, of which a row or tensor has so many, nb).
+    marks, of which a row has so many, nb). out: of many, one number like theirs.
     """
     if MANY:
         task, tile = tile_of(programs)
         place, n = wire_of(table, task)
-        out = tensor_of(table, task, 0, EVEN)
+        out, start = numbers_of(table, task, out, EVEN)
+        out = out + start
         base = wires + place
         marks = marks + MARKS * task
     else:
@@ -113,13 +125,16 @@ def code_width(n, BITS: tl.constexpr):
 
 
 @triton.jit
-def _poison(table, programs, flags, EVEN: tl.constexpr, TILE: tl.constexpr):
+def _poison(table, programs, like, flags, EVEN: tl.constexpr, TILE: tl.constexpr):
     task, tile = tile_of(programs)
     if tl.load(flags + task) == 0:
-        x = tensor_of(table, task, 0, EVEN)
+        x, _start = numbers_of(table, task, like, EVEN)
         _place, n = wire_of(table, task)
         i = tile * TILE + tl.arange(0, TILE)
-        tl.store(x + i, tl.full((TILE,), float("nan"), tl.float32), i < n)
+        if like.dtype.element_ty == tl.int16:  # words of bfloat16
+            tl.store(x + i, tl.full((TILE,), 0x7FC0, tl.int16), i < n)
+        else:
+            tl.store(x + i, tl.full((TILE,), float("nan"), tl.float32).to(like.dtype.element_ty), i < n)
 
 
 @triton.jit
@@ -135,7 +150,7 @@ def _settle(table, programs, flags, SMALL: tl.constexpr, EVEN: tl.constexpr, TIL
 
 def poison_many(flags: Tensor, many: Many) -> None:
     tiles = many.tiles(TILE)
-    launch(_poison, (len(tiles),), many.table, tiles, flags, EVEN=many.even, TILE=TILE)
+    launch(_poison, (len(tiles),), many.table, tiles, many.like, flags, EVEN=many.even, TILE=TILE)
 
 
 def settle_many(flags: Tensor, many: Many) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from grace.compute.launching import launch, power_of_two
 from grace.kernels.blocks import block_count, block_sizes, clip_block
 from grace.kernels.many import Many
-from grace.kernels.many.triton import tensor_of, tile_of, wire_of
+from grace.kernels.many.triton import numbers_of, tensor_of, tile_of, wire_of
 from grace.kernels.triton import (
     block_max_kernel,
     block_max_of,
@@ -102,10 +102,18 @@ def _means(sums: list[Tensor], count: Tensor, sizes: Tensor) -> tuple[Tensor, Te
 
 # ---- of many tensors ------------------------------------------------------------------------------------------------
 @triton.jit
+def _sums_of(table, task, like, EVEN: tl.constexpr):
+    """Where a row's numbers begin, which are of like's type, and what is added to them."""
+    x, start = numbers_of(table, task, like, EVEN)
+    return x + start, tensor_of(table, task, 1, EVEN) + start
+
+
+@triton.jit
 def _largest(
     table,
     programs,
     heads,
+    like,
     top,
     block,
     EVEN: tl.constexpr,
@@ -115,7 +123,7 @@ def _largest(
 ):
     task, tile = tile_of(programs)
     _place, n = wire_of(table, task)
-    x, e = tensor_of(table, task, 0, EVEN), tensor_of(table, task, 1, EVEN)
+    x, e = _sums_of(table, task, like, EVEN)
     k = tile * ROWS + tl.arange(0, ROWS)
     inner = tl.program_id(1).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
     nb = (n + block - 1) // block
@@ -124,12 +132,12 @@ def _largest(
 
 @triton.jit
 def _piece_sums(
-    table, programs, heads, out, block, pieces, turns, tau,
+    table, programs, heads, like, out, block, pieces, turns, tau,
     KIND: tl.constexpr, EVEN: tl.constexpr, HAS_MEMORY: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     task, tile = tile_of(programs)
     _place, n = wire_of(table, task)
-    x, e = tensor_of(table, task, 0, EVEN), tensor_of(table, task, 1, EVEN)
+    x, e = _sums_of(table, task, like, EVEN)
     j = tile * ROWS + tl.arange(0, ROWS)
     count = (n + block - 1) // block * pieces
     at = out + tl.load(heads + task) * pieces
@@ -138,12 +146,12 @@ def _piece_sums(
 
 @triton.jit
 def _counts(
-    table, programs, heads, out, block, tau,
+    table, programs, heads, like, out, block, tau,
     EVEN: tl.constexpr, HAS_MEMORY: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     task, tile = tile_of(programs)
     _place, n = wire_of(table, task)
-    x, e = tensor_of(table, task, 0, EVEN), tensor_of(table, task, 1, EVEN)
+    x, e = _sums_of(table, task, like, EVEN)
     k = tile * ROWS + tl.arange(0, ROWS)
     inner = tl.program_id(1).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
     nb = (n + block - 1) // block
@@ -162,7 +170,7 @@ def _chunks_of_many(kernel: Any, many: Many, block: int, *args: float) -> Tensor
     shape = _shape(block)
     tiles = many.tiles(shape["ROWS"], block=block)
     grid = len(tiles), block_count(block, shape["CHUNK"])
-    launch(kernel, grid, many.table, tiles, many.heads(block), out, block, *args, EVEN=many.even,
+    launch(kernel, grid, many.table, tiles, many.heads(block), many.like, out, block, *args, EVEN=many.even,
            HAS_MEMORY=many.memories is not None, **shape)  # fmt: skip
     return out
 
@@ -200,8 +208,8 @@ def _sum_many(many: Many, block: int, kind: int, tau: float = 0.0) -> Tensor:
     out = torch.empty(blocks * pieces, dtype=torch.float64, device=many.device)
     tiles = many.tiles(_ROWS, block=block, pieces=pieces)
     turns = block_count(min(block, _PIECE), _LANES)
-    launch(_piece_sums, (len(tiles),), many.table, tiles, many.heads(block), out, block, pieces, turns, tau, KIND=kind,
-           EVEN=many.even, HAS_MEMORY=many.memories is not None, ROWS=_ROWS)  # fmt: skip
+    launch(_piece_sums, (len(tiles),), many.table, tiles, many.heads(block), many.like, out, block, pieces, turns, tau,
+           KIND=kind, EVEN=many.even, HAS_MEMORY=many.memories is not None, ROWS=_ROWS)  # fmt: skip
     if pieces == 1:
         return out
     total = torch.empty(blocks, dtype=torch.float64, device=many.device)

@@ -1,0 +1,36 @@
+"""Tensors of a bucket on their way to rooms where kernels work on them, and back: all of them by one launch.
+
+Letters: T tensors of n_t numbers; their rooms have m_t numbers. Both are a :class:`grace.kernels.many.Many` of one row each;
+the storage is a float32 tensor, of any shape, in which the rooms are.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from grace.compute.dispatch import operation
+from grace.kernels.many import Many
+
+__all__ = ["keep_many", "narrow_many", "pad_many"]
+
+
+@operation
+def pad_many(storage: Tensor, many: Many, rooms: Many) -> None:
+    """Sets the xs of rooms, ``[m_t]`` with m_t >= n_t, to those of ``many``, of the same dtype, and their memories to its
+    memories, if it has any; to 0 behind the ends.
+    """
+
+
+@operation
+def keep_many(storage: Tensor, rooms: Many, many: Many) -> None:
+    """Sets the rests of ``many``, ``[n_t]``, to the first numbers of the memories of rooms, ``[m_t]`` with m_t >= n_t."""
+
+
+@operation
+def narrow_many(flags: Tensor, rooms: Many, many: Many) -> Tensor:
+    """Sets the xs of ``many`` to the first numbers of the float32 xs of rooms, m_t >= n_t, rounded to their dtype, to nearest
+    and even; and adds to their rests, if there are any, what that loses.
+
+    Returns:
+        ``[T]`` bool: which are finite, of those whose flag, of ``[T]`` bool, is set.
+    """

@@ -1,0 +1,41 @@
+"""The specification: one tensor after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from grace.kernels.many import Many
+
+
+def pad_many(storage: Tensor, many: Many, rooms: Many) -> None:
+    _copy(many.xs, rooms.xs)
+    if many.memories is not None:
+        assert rooms.memories is not None
+        _copy(many.memories, rooms.memories)
+
+
+def keep_many(storage: Tensor, rooms: Many, many: Many) -> None:
+    assert rooms.memories is not None
+    assert many.rests is not None
+    for rest, memory in zip(many.rests, rooms.memories, strict=True):
+        rest.copy_(memory[:, : rest.shape[1]])
+
+
+def narrow_many(flags: Tensor, rooms: Many, many: Many) -> Tensor:
+    finite = []
+    for t, (x, room) in enumerate(zip(many.xs, rooms.xs, strict=True)):
+        mean = room[:, : x.shape[1]]
+        x.copy_(mean)
+        if many.rests is not None:
+            many.rests[t].add_(mean - x)
+        finite.append(x.isfinite().all())
+    return flags & torch.stack(finite)
+
+
+def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        target.zero_()
+        target[:, : source.shape[1]] = source

@@ -1,0 +1,75 @@
+"""Copies between the tensors of a bucket and their rooms as Triton kernels."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from grace.compute.launching import TILE, Marks, launch
+from grace.kernels.many import Many
+from grace.kernels.many.triton import numbers_of, tensor_of, tile_of, wire_of
+from grace.kernels.triton import magnitude, mark_if
+
+
+@triton.jit
+def _pad(table, programs, like, rooms, HAS_MEMORY: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr):
+    """A program: a tile of a room."""
+    task, tile = tile_of(programs)
+    _place, n = wire_of(table, task)
+    _place, m = wire_of(rooms, task)
+    i = tile * TILE + tl.arange(0, TILE)
+    x, _start = numbers_of(table, task, like, EVEN)
+    room, _start = numbers_of(rooms, task, like, EVEN)
+    tl.store(room + i, tl.load(x + i, i < n, 0), i < m)
+    if HAS_MEMORY:
+        e = tl.load(tensor_of(table, task, 1, EVEN) + i, i < n, 0.0)
+        tl.store(tensor_of(rooms, task, 1, EVEN) + i, e, i < m)
+
+
+@triton.jit
+def _keep(table, programs, rooms, EVEN: tl.constexpr, TILE: tl.constexpr):
+    task, tile = tile_of(programs)
+    _place, n = wire_of(table, task)
+    i = tile * TILE + tl.arange(0, TILE)
+    tl.store(tensor_of(table, task, 2, EVEN) + i, tl.load(tensor_of(rooms, task, 1, EVEN) + i, i < n, 0.0), i < n)
+
+
+@triton.jit
+def _narrow(table, programs, like, rooms, marks, HAS_REST: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr):
+    task, tile = tile_of(programs)
+    _place, n = wire_of(table, task)
+    i = tile * TILE + tl.arange(0, TILE)
+    x, _start = numbers_of(table, task, like, EVEN)
+    mean = tl.load(tensor_of(rooms, task, 0, EVEN) + i, i < n, 0.0)
+    if like.dtype.element_ty == tl.int16:  # words of bfloat16
+        size = magnitude(mean)
+        size = ((size + 0x7FFF + ((size >> 16) & 1)) & ~0xFFFF) | (mean.to(tl.int32, bitcast=True) & ~0x7FFFFFFF)
+        rounded = size.to(tl.float32, bitcast=True)
+        tl.store(x + i, (size >> 16).to(tl.int16), i < n)
+    else:
+        number = mean.to(like.dtype.element_ty)
+        rounded = number.to(tl.float32)
+        tl.store(x + i, number, i < n)
+    mark_if(marks + task, (magnitude(rounded) >= 0x7F800000) | (magnitude(mean) >= 0x7F800000))
+    if HAS_REST:
+        rest = tensor_of(table, task, 2, EVEN) + i
+        tl.store(rest, tl.load(rest, i < n, 0.0) + (mean - rounded), i < n)
+
+
+def pad_many(storage: Tensor, many: Many, rooms: Many) -> None:
+    tiles = rooms.tiles(TILE)
+    launch(_pad, (len(tiles),), many.table, tiles, many.like, rooms.table, HAS_MEMORY=many.memories is not None,
+           EVEN=many.even and rooms.even, TILE=TILE)  # fmt: skip
+
+
+def keep_many(storage: Tensor, rooms: Many, many: Many) -> None:
+    tiles = many.tiles(TILE)
+    launch(_keep, (len(tiles),), many.table, tiles, rooms.table, EVEN=many.even and rooms.even, TILE=TILE)
+
+
+def narrow_many(flags: Tensor, rooms: Many, many: Many) -> Tensor:
+    tiles, marks = many.tiles(TILE), Marks(many.table, len(many))
+    launch(_narrow, (len(tiles),), many.table, tiles, many.like, rooms.table, marks.words,
+           HAS_REST=many.rests is not None, EVEN=many.even and rooms.even, TILE=TILE)  # fmt: skip
+    return flags & many.all_of(marks.words)

@@ -1,0 +1,100 @@
+"""Triton's copies between the tensors of a bucket and their rooms, in its interpreter, against the specification."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+triton = pytest.importorskip("triton", reason="needs the package triton")
+tl = pytest.importorskip("triton.language")
+
+from grace.compute import backends
+from grace.kernels.many import Many
+from grace.kernels.staging import keep_many, narrow_many, pad_many
+from tests.unit.kernels.triton_checks import agree, interpreter, night
+
+__all__ = ["interpreter"]
+
+SIZES = (1, 5, 300, 1023, 1024, 1025)
+MORE = (*range(1, 301, 13), 2047, 2049)
+CPU = torch.device("cpu")
+
+
+def numbers(sizes: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32, odd: bool = True) -> list[Tensor]:
+    """Views ``[1, n]`` side by side of normal numbers, of ties, and of -0."""
+    flat = torch.randn(sum(sizes) + 1, generator=torch.Generator().manual_seed(seed))
+    flat[::3], flat[1::7] = -0.0, 1.00390625
+    return [part[None] for part in flat.to(dtype)[int(odd) :].split([*sizes, int(not odd)])[: len(sizes)]]
+
+
+def staged(sizes: tuple[int, ...], dtype: torch.dtype, odd: bool = True, big: float = 1.0) -> list[Tensor]:
+    """What the three operations make of tensors and their rooms."""
+    wide = tuple(n + n % 3 for n in sizes)
+    many, rooms, out = Many(sizes, (), (), CPU), Many(wide, (), (), CPU), list[Tensor]()
+    many.point(numbers(sizes, 0, dtype, odd), numbers(sizes, 1, odd=odd), numbers(sizes, 2, odd=odd))
+    rooms.point(numbers(wide, 3, dtype), numbers(wide, 4))
+    storage = rooms.xs[0]
+    pad_many(storage, many, rooms)
+    out += [x.clone() for x in (*rooms.xs, *(rooms.memories or ()))]
+    keep_many(storage, rooms, many)
+    means = numbers(wide, 5)
+    means[-1][0, 0] *= big
+    rooms.point(means, rooms.memories)
+    out.append(narrow_many(torch.arange(len(sizes)) != 1, rooms, many))
+    return [*out, *many.xs, *(many.rests or ())]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_staging(dtype: torch.dtype) -> None:
+    for odd in (False, True):
+        agree(lambda odd=odd: staged(SIZES, dtype, odd), (dtype, odd))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "big"), [(torch.bfloat16, 3.4e38), (torch.float16, 66e3), (torch.float16, torch.nan)]
+)
+def test_a_mean_that_is_too_large_is_noticed(dtype: torch.dtype, big: float) -> None:
+    many, rooms = Many((3, 2), (), (), CPU), Many((3, 2), (), (), CPU)
+    many.point([torch.ones(1, n, dtype=dtype) for n in (3, 2)])
+    rooms.point([torch.ones(1, 3), torch.tensor([[1.0, big]])])
+    with backends.using("triton"):
+        assert narrow_many(torch.ones(2, dtype=torch.bool), rooms, many).tolist() == [True, False]
+
+
+@night
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_staging_of_many_sizes(dtype: torch.dtype) -> None:
+    agree(lambda: staged(MORE, dtype), dtype)
+
+
+# ---- mutants --------------------------------------------------------------------------------------------------------
+@triton.jit
+def _memory_as_rest(table, task, COLUMN: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.load(table + task * 8 + (1 if COLUMN == 2 else COLUMN)).to(tl.pointer_type(tl.float32))
+
+
+@triton.jit
+def _rounded_down(x):  # type: ignore[no-untyped-def]
+    return x.to(tl.int32, bitcast=True) & 0x7FFF0000
+
+
+@triton.jit
+def _never(marks, bad):  # type: ignore[no-untyped-def]
+    tl.store(marks, 0)
+
+
+MUTANTS: list[tuple[str, Any, Any]] = [
+    ("tensor_of", _memory_as_rest, lambda: test_staging(torch.float16)),
+    ("magnitude", _rounded_down, lambda: test_staging(torch.bfloat16)),
+    ("mark_if", _never, lambda: test_a_mean_that_is_too_large_is_noticed(torch.float16, 66e3)),
+]
+
+
+@pytest.mark.parametrize(("name", "mutant", "test"), MUTANTS)
+def test_mutants_are_caught(name: str, mutant: Any, test: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"grace.kernels.staging.triton.{name}", mutant)
+    with pytest.raises(AssertionError):
+        test()
