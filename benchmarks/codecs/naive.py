@@ -6,6 +6,7 @@ come from torch's global generator, nothing is checked.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -102,7 +103,7 @@ def _turned(x: Tensor, signs: Tensor) -> Tensor:
     while s < x.shape[1]:
         p, q = x.view(-1, x.shape[1] // (2 * s), 2, s).unbind(2)
         x, s = torch.stack((p + q, p - q), 2).view(x.shape), 2 * s
-    return x / x.shape[1] ** 0.5
+    return x.div(math.sqrt(x.shape[1]))
 
 
 def _shared_table(h: int = 1024) -> tuple[str, Encode, Decode]:

@@ -9,41 +9,43 @@ namespace GRACE_TARGET {
 namespace {
 
 constexpr int64_t WHOLE = 8;  // codes that fill whole bytes
+constexpr int CELLS = 32;     // all entries are below
 
-// A table of 2 to 16 ascending numbers, a power of two; how far each is from the next; what each says in units of a bound.
+// A table of 2 to 16 ascending integers, a power of two, from 0 to less than CELLS; how far each is from the next; what each says in units of a bound.
 struct Table {
     int size, bits;
     float entry[16] = {}, gap[16] = {}, share[16] = {};
-    float edges[16];  // the entries but the last, then infinity
+    int32_t cells[CELLS];  // of each integer below CELLS the entry that is the nearest one from below, not the last
     float half;  // of the largest
     Table(const float* table, int size_) : size(size_), bits(0), half(table[size_ - 1] / 2) {
         while (1 << bits < size) bits++;
-        for (int i = 0; i < 16; i++) edges[i] = i + 1 < size ? table[i] : __builtin_inff();
+        for (int v = 0, at = 0; v < CELLS; v++) {
+            while (at + 2 < size && table[at + 1] <= (float)v) at++;
+            cells[v] = at;
+        }
         for (int i = 0; i < size; i++) {
             entry[i] = table[i], gap[i] = i + 1 < size ? table[i + 1] - table[i] : 0;
             share[i] = (float)((double)table[i] * (2 / (double)table[size - 1]) - 1);
         }
     }
 
-    // Codes of y in units of a bound, 0 where everything is.
-    GRACE_MEMBER vi round(vf y, vf bound, vi nothing, vf u) const {
+    // Codes of y in units of a bound, of which the opposite is given; 0 where everything is.
+    GRACE_MEMBER vi round(vf y, vf opposite, vi nothing, vf u) const {
         const vf one = splat(1.0f);
-        vf v = as_float(as_int(y / bound) & ~nothing);
-        v = v < -one ? -one : v;
-        v = v > one ? one : v;
-        v = (v + one) * splat(half);
-        const vf near = to_float(nearest_int(v));
-        const vf slack = (v < one ? one : v) * splat(1e-6f);
+        vf v = at_most(as_float(as_int(y / opposite) & ~nothing), one);  // -y, at least -1
+        v = (at_most(-v, one) + one) * splat(half);
+#if GRACE_LANES == 16
+        const vf near = (vf)_mm512_roundscale_ps((__m512)v, 0), slack = (vf)_mm512_max_ps((__m512)v, (__m512)one) * splat(1e-6f);
+#else
+        const vf near = to_float(nearest_int(v)), slack = (v < one ? one : v) * splat(1e-6f);
+#endif
         v = select(absolute(v - near) <= slack, near, v);
 #if GRACE_LANES == 16
-        __m512i found = _mm512_setzero_si512();
-#pragma GCC unroll 4
-        for (int half_way = 8; half_way; half_way /= 2) {
-            const __m512 edge = _mm512_permutexvar_ps(_mm512_add_epi32(found, _mm512_set1_epi32(half_way)), _mm512_loadu_ps(edges));
-            found = _mm512_mask_add_epi32(found, _mm512_cmp_ps_mask((__m512)v, edge, _CMP_GE_OQ), found, _mm512_set1_epi32(half_way));
-        }
-        const vi code = (vi)found;
+        const __m512i low_cells = _mm512_loadu_si512(cells), high_cells = _mm512_loadu_si512(cells + 16);
+        const vi code = (vi)_mm512_permutex2var_epi32(low_cells, (__m512i)truncate(v), high_cells);
         const vf low = lookup(loadf(entry), code), step = lookup(loadf(gap), code);
+        const __mmask16 up = _mm512_cmp_ps_mask((__m512)(u * step), (__m512)(v - low), _CMP_LT_OQ);
+        return (vi)_mm512_mask_add_epi32((__m512i)code, up, (__m512i)code, _mm512_set1_epi32(1));
 #else
         vi code = {};
         vf low = splat(entry[0]), step = splat(gap[0]);
@@ -52,15 +54,15 @@ struct Table {
             code -= beyond;
             low = select(beyond, splat(entry[j]), low), step = select(beyond, splat(gap[j]), step);
         }
-#endif
         return code - (vi)(u * step < v - low);
+#endif
     }
 };
 
 // Codes of y [0, len), which have one bound.
 void round_run(const Table table, const float* y, int64_t len, float bound, const uint16_t* lanes, uint8_t* codes) {
     const vi nothing = splat(bound < TINY ? -1 : 0);
-    const vf by = splat(bound < TINY ? 1.0f : bound);
+    const vf by = splat(bound < TINY ? -1.0f : -bound);
     auto of = [&](const float* p, int64_t i) {
         const vf u = (to_float(load_u16(lanes + i)) + splat(0.5f)) * splat(0x1p-16f);
         return table.round(loadf(p), by, nothing, u);

@@ -484,7 +484,7 @@ inline void run_tables(Trial& t) {
     const int bits = 1 + static_cast<int>(t.dice.below(4)), size = 1 << bits;
     float* table = t.array<float>(size);
     int last = 0;
-    for (int i = 0; i < size; i++) table[i] = static_cast<float>(last), last += i + 1 < size ? 1 + static_cast<int>(t.dice.below(3)) : 0;
+    for (int i = 0; i < size; i++) table[i] = static_cast<float>(last), last += i + 1 < size ? 1 + static_cast<int>(t.dice.below(2)) : 0;
     const bool rests = t.dice.coin(), has_memory = rests && t.dice.coin();
     float* x = t.numbers(t.n);
     const float* memory = has_memory ? t.numbers(t.n) : nullptr;

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 native.declare("encode_entries", P, P, N, N, P, I, N, P, N, U, U, U, P, P, P, U, U, U, I)
 native.declare("sum_entries", P, N, N, N, P, I, I, P, I)
 native.declare("decode_entries", P, N, N, I, N, P, P, N, N, D, U, U, U, I)
-_SIZES = (2, 4, 8, 16)  # of tables
+_SIZES, _MOST = (2, 4, 8, 16), 31  # of tables, and their largest entry
 _EXACT = 1 << 24  # below, float32 holds all integers
 
 
@@ -38,7 +38,7 @@ def encode_entries(
     rest: Tensor | None = None,
 ) -> Any:
     n = y.shape[1]
-    if len(table) not in _SIZES or n == 0:
+    if len(table) not in _SIZES or table[-1] > _MOST or n == 0:
         return NotImplemented
     given = (None, None, None) if rows is None or rest is None else check.same_shape(rows, memory, rest)
     bits = (len(table) - 1).bit_length()
@@ -52,7 +52,7 @@ def encode_entries(
 
 def sum_entries(received: Tensor, table: tuple[int, ...], count: int, bits: int) -> Any:
     world = received.shape[0]
-    if len(table) not in _SIZES or table[-1] * world >= _EXACT or bits > 32 or count == 0:
+    if len(table) not in _SIZES or table[-1] > _MOST or table[-1] * world >= _EXACT or bits > 32 or count == 0:
         return NotImplemented
     width = packed_bytes(count, (len(table) - 1).bit_length())
     received = _side_by_side(received, width)
