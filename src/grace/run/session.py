@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from grace.collectives import Exchange
+from grace.communicators.hierarchical import INSIDE
 from grace.contract.method import Method
 from grace.contract.peer import Peer
 from grace.contract.workspace import Workspace
@@ -118,13 +119,14 @@ class Session(Switching, Keeping):
 
     def _connect(self, transport: Transport, policy: Policy, seconds: float | None = None) -> None:
         """Agrees with the other ranks of this transport, and uses it."""
-        transport = lay_out(transport, policy.axes(transport.world))
+        transport = lay_out(transport, policy.axes(transport.world), INSIDE)
         self.rank, self.world = transport.rank, transport.world
         self._transport, self.transport = transport, describe(transport)
         try:
             self._agree(policy, seconds)
             if isinstance(transport, GridTransport):
                 transport.connect()
+                self.transport = describe(transport)
             self._warn_about(policy)
         except BaseException:
             transport.close()
