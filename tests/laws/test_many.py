@@ -77,8 +77,9 @@ NARROW = (
 # Launches of Triton kernels in a step, for a bucket of any number of small tensors.
 LAUNCHES = {
     "efsignsgd": 5, "signsgd": 3, "qsgd": 4, "terngrad": 4, "natural": 4, "fp8": 4, "u8bit": 5, "onebit": 7, "lpc": 4,
+    "randomk": 5, "blockrandomk": 6,
 }  # fmt: skip
-REMEMBER = ("efsignsgd", "u8bit", "onebit")
+REMEMBER = ("efsignsgd", "u8bit", "onebit", "randomk", "blockrandomk")
 
 
 @functools.cache
@@ -116,6 +117,30 @@ def _look(prepare: Any, seen: list[bool], *args: Any) -> Any:
 def test_many_of_all_kinds(spec: str) -> None:
     with backends.using("triton"), cpu_as_accelerator():
         assert_same(Policy([("*", spec)]), 2, AT_NIGHT[spec])
+
+
+SUMMED = ("randomk:ratio=0.3", "blockrandomk:ratio=0.4,block=8")
+
+
+@pytest.mark.parametrize(
+    ("spec", "dtype"), [(SUMMED[0], torch.float32), (SUMMED[1], torch.float32), (SUMMED[0], torch.bfloat16)]
+)
+def test_what_the_network_sums_has_the_bytes_of_the_cpu(spec: str, dtype: torch.dtype) -> None:
+    """One tensor goes by the same launches, so that this is compared with the specification."""
+    with backends.using("reference"), cpu_as_accelerator():
+        run = Run(Policy([("*", spec)]), 2, SMALL, lambda _: False, dtype)
+        want = [run.step() for _ in range(3)], run.seen
+    assert outcome(spec, True, dtype) == want
+    if spec == SUMMED[1]:
+        assert outcome(spec, False, dtype) == want
+
+
+@night
+@pytest.mark.parametrize("memory", ["residual", "none"])
+@pytest.mark.parametrize("spec", SUMMED)
+def test_what_the_network_sums(spec: str, memory: str) -> None:
+    with backends.using("triton"), cpu_as_accelerator():
+        assert_same(Policy([("*", f"{spec},memory={memory}")]), 2, SHAPES, plans=SOME)
 
 
 @night
