@@ -235,8 +235,8 @@ def test_it_is_found_by_its_name() -> None:
 ADAPTER = Addition(
     "adapter",
     {
-        "src/grace/adapters/towers.py": '''\
-"""A door for towers, whose gradients are exchanged when they say so."""
+        "src/grace/adapters/mills.py": '''\
+"""A door for mills, whose gradients are exchanged when they say so."""
 
 from __future__ import annotations
 
@@ -255,21 +255,21 @@ from grace.transports.base import Transport
 from grace.transports.choose import transport_for_handle
 
 
-class TowersHandle(Handle):
-    """What attach gives for towers."""
+class MillsHandle(Handle):
+    """What attach gives for mills."""
 
     def detach(self) -> None:
         """See :class:`grace.Handle`."""
         self._session.close()
 
 
-@register_door("towers")
-class TowersDoor:
-    """For modules that have ``towers``."""
+@register_door("mills")
+class MillsDoor:
+    """For modules that have ``mills``."""
 
     def takes(self, model: object) -> str | None:
         """See :class:`grace.adapters.doors.Door`."""
-        return None if hasattr(model, "towers") else ""
+        return None if hasattr(model, "mills") else ""
 
     def open(
         self,
@@ -283,9 +283,9 @@ class TowersDoor:
     ) -> Handle:
         """See :class:`grace.adapters.doors.Door`."""
         made = transport_for_handle(transport or "auto")
-        return TowersHandle(Steps(Session(dict(model.named_parameters()), method, made, options)))
+        return MillsHandle(Steps(Session(dict(model.named_parameters()), method, made, options)))
 ''',
-        "tests/unit/adapters/test_towers.py": """\
+        "tests/unit/adapters/test_mills.py": """\
 from __future__ import annotations
 
 import torch
@@ -293,23 +293,23 @@ import torch
 import grace
 
 
-def test_attach_takes_towers() -> None:
+def test_attach_takes_mills() -> None:
     model = torch.nn.Linear(40, 40)
-    model.towers = 2
+    model.mills = 2
     handle = grace.attach(model, "topk", transport="alone")
-    assert type(handle).__name__ == "TowersHandle"
+    assert type(handle).__name__ == "MillsHandle"
     handle.detach()
 """,
-        "changes/towers.feature.md": "`attach` takes towers.\n",
+        "changes/mills.feature.md": "`attach` takes mills.\n",
     },
     {
         "src/grace/adapters/attach.py": (
             "from grace.adapters.doors import find_door\n",
-            "import grace.adapters.towers\n",
+            "import grace.adapters.mills\n",
         )
     },
-    gate="test_towers",
-    night=("tests/unit/adapters/test_towers.py", "tests/unit/adapters/test_doors.py"),
+    gate="test_mills",
+    night=("tests/unit/adapters/test_mills.py", "tests/unit/adapters/test_doors.py"),
 )
 
 TASK = Addition(

@@ -316,7 +316,8 @@ def check_that_all_hear(messages: list[str], kind: str) -> None:
     for rank, message in enumerate(messages):
         if rank != 1:
             assert "AllReduce(mean, float32, (2,)) failed" in message
-            assert kind == "gloo" or "rank 1 has left (ValueError: a problem of rank 1)" in message
+            if kind in ("mpi", "horovod"):  # torch's own network says that somebody left, and not why
+                assert "rank 1 has left (ValueError: a problem of rank 1)" in message
 
 
 def test_a_rank_that_closes_with_an_error_wakes_the_others(workers: AnyPool) -> None:
