@@ -53,7 +53,9 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.many._poison": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.many._settle": ({}, [{"SMALL": 5.3e36, "EVEN": 1, "TILE": 1024}]),
     "kernels.staging._pad": ({}, [{"HAS_MEMORY": 1, "EVEN": 1, "TILE": 1024}]),
-    "kernels.staging._keep": ({}, [{"EVEN": 1, "TILE": 1024}]),
+    "kernels.staging._fetch": ({}, [{"EVEN": 1, "TILE": 1024}]),
+    "kernels.staging._clear": ({}, [{"EVEN": 1, "TILE": 1024}]),
+    "kernels.staging._look": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._narrow": ({}, [{"HAS_REST": 1, "EVEN": 1, "TILE": 1024}]),
     "kernels.signs._encode": ({}, [
         {"RULE": rule, "ZEROS": 2, **how, "G": 128, "PER": 5 if rule == 3 else 8} for how in (MANY, ONE) for rule in range(4)
