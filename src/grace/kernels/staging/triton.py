@@ -62,16 +62,16 @@ def _narrow(table, programs, like, rooms, marks, HAS_REST: tl.constexpr, EVEN: t
     if like.dtype.element_ty == tl.int16:  # words of bfloat16
         size = magnitude(mean)
         size = ((size + 0x7FFF + ((size >> 16) & 1)) & ~0xFFFF) | (mean.to(tl.int32, bitcast=True) & ~0x7FFFFFFF)
-        said = size.to(tl.float32, bitcast=True)
+        rounded = size.to(tl.float32, bitcast=True)
         tl.store(x + i, (size >> 16).to(tl.int16), i < n)
     else:
         number = mean.to(like.dtype.element_ty)
-        said = number.to(tl.float32)
+        rounded = number.to(tl.float32)
         tl.store(x + i, number, i < n)
-    mark_if(marks + task, (magnitude(said) >= 0x7F800000) | (magnitude(mean) >= 0x7F800000))
+    mark_if(marks + task, (magnitude(rounded) >= 0x7F800000) | (magnitude(mean) >= 0x7F800000))
     if HAS_REST:
         rest = tensor_of(table, task, 2, EVEN) + i
-        tl.store(rest, tl.load(rest, i < n, 0.0) + (mean - said), i < n)
+        tl.store(rest, tl.load(rest, i < n, 0.0) + (mean - rounded), i < n)
 
 
 def pad_many(storage: Tensor, many: Many, rooms: Many) -> None:
