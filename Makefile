@@ -21,15 +21,17 @@ DEMO   := none,bf16,fp16,qsgd:bits=4,signsgd,efsignsgd,topk:ratio=0.01,randomk:r
 # Damaged payloads for each decoder.
 FUZZ   ?= 10000000
 
-# Processes of the test runner: each keeps a group of tests to itself, and the longest groups begin (tests/tiers.py).
+# Processes of the test runner, one more than there are cores (tests/conftest.py): each keeps a group of tests to itself, and the
+# longest groups begin (tests/tiers.py).
 SPREAD := -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+TYPES  := $(BIN)/mypy && $(BIN)/lint-imports
 # What each test took, dearest first: make night RECORD=FILE
 RECORD ?= build/seconds.tsv
 # make quick runs the laws of the methods whose files differ from this commit's.
 SINCE  ?= HEAD
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test night fuzz gpu-test native-test bench-codecs lint docs site goldens figures wheels pair clean
+.PHONY: help setup demo quick test night fuzz gpu-test native-test bench-codecs lint style types docs site goldens figures wheels pair clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,13 +59,17 @@ quick: lint ## before a commit: style, types, units without the bench, golden by
 	$(BIN)/python -m pytest -q $(SPREAD) -m "not night" --changed $(SINCE) --ignore tests/unit/grace_bench \
 	  --ignore tests/unit/cli --ignore tests/unit/kernels/test_triton.py tests/test_tiers.py tests/unit tests/golden tests/laws
 
-# The tests start some hundred processes: where PYTHONDONTWRITEBYTECODE is set, each would compile Grace's sources again.
-test: lint ## what must pass: style, types, tests
-	$(BIN)/python -m compileall -q src tests
-	$(BIN)/python -m pytest $(SPREAD) -m "not night"
+# The tests start some hundred processes: where PYTHONDONTWRITEBYTECODE is set, each would compile Grace's sources again, and
+# pytest all tests in each of its processes. Types are checked meanwhile; what they say comes at the end.
+test night: export PYTHONDONTWRITEBYTECODE =
+test: style ## what must pass: style, types, tests
+	$(BIN)/python -m compileall -q -j 0 src tests
+	@mkdir -p build; { $(TYPES); } > build/types.log 2>&1 & types=$$!; \
+	$(BIN)/python -m pytest $(SPREAD) -m "not night"; tests=$$?; \
+	wait $$types; types=$$?; cat build/types.log; exit $$((tests | types))
 
 night: lint ## every test there is, long ones included, and what each took, in build/seconds.tsv; then native-test, and fuzzing
-	$(BIN)/python -m compileall -q src tests
+	$(BIN)/python -m compileall -q -j 0 src tests
 	GRACE_TEST_DIGITS=1 GRACE_TEST_RAY=1 $(BIN)/python -m pytest $(SPREAD) --seconds $(RECORD)
 	$(MAKE) native-test
 	$(BIN)/python -m tests.fuzz --record 30
@@ -82,11 +88,14 @@ fuzz: setup ## every decoder against damaged payloads, for hours; FUZZ=100000 fo
 	FUZZ=$(FUZZ) PATH="$(CURDIR)/$(BIN):$$PATH" native/tests/fuzz.sh
 	$(BIN)/python -m tests.fuzz --payloads $(FUZZ)
 
-lint: setup ## style and types only
+lint: style types ## style and types only
+
+style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+
+types: setup
+	$(TYPES)
 
 goldens: setup ## adds the golden bytes of methods that have none
 	$(BIN)/python -m tests.golden.make

@@ -1,14 +1,16 @@
 """Settings for all tests: one thread, for the same speed everywhere; examples that are the same in each run; Triton's kernels
-in its interpreter where there is no GPU; tiers and groups (tests/tiers.py).
+in its interpreter where there is no GPU; tiers and groups (tests/tiers.py); what keeps the test runner quick.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,19 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Recorder(Path(config.getoption("--seconds")), writes))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """The thousands of tests stay until the end: to look again and again whether they are garbage is a quarter of the time
+    that it takes to find them.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist may change the names in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--changed"):
@@ -64,6 +79,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     node.workerinput["groups"] = str(_groups_file(node.config))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: some tests wait for processes of theirs."""
+    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -88,7 +88,7 @@ def page(rows: Sequence[Row], plan: Sequence[Planned], steps: StepTable | None) 
         lines += [
             f"## {name_of(task)}",
             "",
-            _about(runs[0]),
+            _about(runs[0]) + _rates(runs, rows),
             "",
             f"| {' | '.join(['method', 'quality', 'at equal bytes', 'bytes', *heads])} |",
             "| --- |" + " ---: |" * (3 + len(heads)),
@@ -146,6 +146,21 @@ def _about(row: Row) -> str:
         f"Grace {row.grace}, "
         f"torch {row.torch}."
     )
+
+
+def _rates(runs: Sequence[Row], rows: Sequence[Row]) -> str:
+    """Which learning rate each method chose, if they chose, and whether a wider grid might have given a better one."""
+    if not runs[0].chosen_lr or runs[0].protocol.endswith(TRIAL):
+        return ""
+    tried = sorted(
+        {row.peak_lr for row in rows if row.protocol == runs[0].protocol + TRIAL and row.task == runs[0].task}
+    )
+    words = []
+    for rate in tried:
+        methods = sorted({f"`{row.method}`" for row in runs if row.peak_lr == rate})
+        edge = ", the least tried" if rate == tried[0] else ", the largest tried" if rate == tried[-1] else ""
+        words += [f"{rate:.3g}{edge}, by {', '.join(methods)}"] if methods else []
+    return f" Learning rates chosen: {'; '.join(words)}. Beyond the rates tried there may be a better one."
 
 
 def _share(sent: float) -> str:

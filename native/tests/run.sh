@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The native kernels and decoders under AddressSanitizer and UndefinedBehaviorSanitizer, then with threads under ThreadSanitizer.
+# The native kernels, decoders and waiting under AddressSanitizer and UndefinedBehaviorSanitizer, then with threads under ThreadSanitizer.
 # What it builds stays in build/, so that only the first time takes long.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -10,6 +10,7 @@ build() { # SANITIZERS FOLDER OPTIONS...
 }
 
 build address,undefined build/native-address
+echo "address,undefined: $(build/native-address/tests/test_wait)"
 echo "address,undefined: $(build/native-address/tests/test_kernels)"
 
 # A kernel that nobody has put into the table is a failure, too.
@@ -22,5 +23,6 @@ echo "fuzzing: $(build/native-address/tests/fuzz_decoders 10)"
 
 # All instruction sets divide work among threads by the same code: one of them is enough here.
 build thread build/native-thread -DGRACE_BASE_ONLY=ON
+echo "thread: $(build/native-thread/tests/test_wait)"
 # forks after threads have been started: the sanitizer would refuse that the child starts threads, which it may here
 echo "thread: $(TSAN_OPTIONS=die_after_fork=0 build/native-thread/tests/test_kernels threads)"

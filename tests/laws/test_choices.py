@@ -52,7 +52,7 @@ def use(sim: Simulator, number: int, *, trial: bool = False) -> None:
 def owed_by(worker: Worker) -> dict[str, Tensor]:
     """What a worker owes, wherever it is, by tensor."""
     total = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
-    for name, x in worker._owed.items():
+    for name, x in worker._owed.left.items():
         total[name] += x
     held = [(name, *pair) for name, pair in worker._states.items()]
     for name, method, state in (*held, *worker._parked.all()):

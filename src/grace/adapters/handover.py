@@ -22,10 +22,10 @@ from grace.collectives import AllGather, Collective, Exchange
 from grace.contract.method import Method
 from grace.errors import FingerprintMismatch, InputError
 from grace.registry.policy import Policy
+from grace.run.inputs import DTYPES
 from grace.run.options import DEFAULTS, Options
 from grace.run.session import Session
 from grace.run.steps import Steps
-from grace.run.worker import DTYPES
 from grace.state import STRUCTURE, nested
 from grace.transports.base import Transport
 from grace.transports.choose import transport as choose_transport

@@ -28,6 +28,7 @@ from grace.cli.output import show, write_json
 from grace.compute import backends, devices, native, resources
 from grace.errors import ConfigurationError
 from grace.transports.choose import choose
+from grace.transports.joining import find_why_alone
 from grace_bench import machine
 
 _DISTRIBUTION = "grace-dl"
@@ -69,6 +70,7 @@ def examine() -> dict[str, Any]:
         "cuda_devices": torch.cuda.device_count(),
         "mpi4py": _mpi(),
         "chosen": _describe_choice(errors),
+        "no_shared_memory": _find_why_none_is_shared(errors),
     }
     return {
         "schema": "grace.doctor",
@@ -91,6 +93,15 @@ def _describe_choice(errors: list[str]) -> dict[str, str] | None:
         errors.append(str(error))
         return None
     return {"name": choice.name, "why": choice.why}
+
+
+def _find_why_none_is_shared(errors: list[str]) -> str | None:
+    """Why workers of this machine cannot exchange through memory that they share; None if they can."""
+    try:
+        return find_why_alone(max(2, _local_workers()))
+    except ConfigurationError as error:
+        errors.append(str(error))
+        return str(error)
 
 
 @functools.cache
@@ -249,6 +260,8 @@ def table(document: dict[str, Any]) -> RenderableType:
     mpi, chosen = transports["mpi4py"], transports["chosen"]
     threaded = "with threads" if mpi["threads"] else "without threads, which Grace refuses"
     lines.add_row("", Text(f"mpi4py: {mpi['problem'] or mpi['library'] + ', ' + threaded}", "dim"))
+    alone = transports["no_shared_memory"]
+    lines.add_row("", Text(f"shared memory inside a machine: {'no, ' + alone if alone else 'yes'}", "dim"))
     if chosen is not None:
         lines.add_row("", Text(f"grace.transport() gives {chosen['name']} here: {chosen['why']}"))
     absent = []

@@ -27,7 +27,9 @@ from grace.kernels.finite import all_finite
 from grace.registry.recipes import register_outer
 
 INSIDE, BETWEEN = "machine", "machines"  # the axes
-_LOCAL = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
+_LOCAL = (
+    "GRACE_LOCAL_WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE",
+)  # fmt: skip
 
 
 class HierarchicalState(NamedTuple):
@@ -75,7 +77,7 @@ class Hierarchical(Method[HierarchicalState]):
 
     @staticmethod
     def read_word(word: str) -> int:
-        """The workers of this machine, for ``machine=local``: torchrun, mpiexec and Slurm say it.
+        """The workers of this machine, for ``machine=local``: GRACE_LOCAL_WORLD_SIZE, torchrun, mpiexec and Slurm say it.
 
         Raises:
             ConfigurationError: another word, or nobody says it.

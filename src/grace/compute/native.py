@@ -83,6 +83,14 @@ def has(name: str) -> bool:
     return not isinstance(library, str) and name in interface(library)
 
 
+def find(name: str, *types: Any) -> Callable[..., int] | None:
+    """A function of the library that is no kernel: ``grace_NAME`` with these arguments; None where there is none."""
+    bound = getattr(_library(), f"grace_{name}", None)
+    if bound is not None:
+        bound.argtypes, bound.restype = types, ctypes.c_int64
+    return bound
+
+
 def threads() -> int:
     """How many threads a kernel may use: as many as torch."""
     return torch.get_num_threads()

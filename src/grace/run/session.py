@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from grace.collectives import Exchange
+from grace.communicators.hierarchical import INSIDE
 from grace.contract.method import Method
 from grace.contract.peer import Peer
 from grace.contract.workspace import Workspace
@@ -22,6 +23,7 @@ from grace.registry.policy import Policy
 from grace.run.drive import broadcast_, drive
 from grace.run.fingerprint import fingerprint
 from grace.run.groups import Group, form_groups, whole_groups
+from grace.run.inputs import check_tensor, refuse_devices
 from grace.run.keeping import Keeping
 from grace.run.log import Logs
 from grace.run.options import DEFAULTS, Options
@@ -30,7 +32,7 @@ from grace.run.replicas import Replicas, repair_
 from grace.run.stats import Stats
 from grace.run.streams import CudaStreams, StreamOrder
 from grace.run.switching import Switching
-from grace.run.worker import Worker, check_tensor, refuse_devices
+from grace.run.worker import Worker
 from grace.transports.agreement import agree
 from grace.transports.base import Transport, describe, find_axes
 from grace.transports.checked import Checked
@@ -117,13 +119,14 @@ class Session(Switching, Keeping):
 
     def _connect(self, transport: Transport, policy: Policy, seconds: float | None = None) -> None:
         """Agrees with the other ranks of this transport, and uses it."""
-        transport = lay_out(transport, policy.axes(transport.world))
+        transport = lay_out(transport, policy.axes(transport.world), INSIDE)
         self.rank, self.world = transport.rank, transport.world
         self._transport, self.transport = transport, describe(transport)
         try:
             self._agree(policy, seconds)
             if isinstance(transport, GridTransport):
                 transport.connect()
+                self.transport = describe(transport)
             self._warn_about(policy)
         except BaseException:
             transport.close()

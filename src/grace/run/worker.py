@@ -15,7 +15,7 @@ from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
 from grace.contract.together import Layouts
 from grace.contract.workspace import Workspace
-from grace.errors import ConfigurationError, InputError, NonFiniteError, out_of_range
+from grace.errors import ConfigurationError, NonFiniteError, out_of_range
 from grace.flags.capturing import capturing
 from grace.flags.finite import all_on_host, and_, fill_unless_, on_host
 from grace.flags.pending import PendingFlags
@@ -23,48 +23,16 @@ from grace.kernels.finite import all_finite
 from grace.registry.policy import Policy
 from grace.run.batches import Batches, plans_wanted
 from grace.run.captures import Captures, check_capture
+from grace.run.debts import Debts
 from grace.run.distortion import measure_distortion
 from grace.run.groups import NONE
+from grace.run.inputs import check_tensor
 from grace.run.members import carry, catch_up
 from grace.run.options import DEFAULTS, Options
 from grace.run.parked import INSTALMENTS, Parked, memory_of
 from grace.run.saved import WorkerState
 from grace.run.scattering import Scattering, scatter_all
 from grace.run.watch import DebtWatch
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-def check_tensor(name: str, x: Tensor) -> None:
-    """Refuses what Grace does not exchange; a tensor may have any shape.
-
-    Raises:
-        InputError: a sparse tensor, or one that is not f16, bf16, f32 or f64.
-    """
-    if x.layout != torch.strided:
-        raise InputError(f"{name!r} is {x.layout}; Grace exchanges dense tensors: use sparse=False, or detach this one")
-    if x.dtype not in DTYPES:
-        legal = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
-        hint = "; torch.view_as_real makes real numbers of complex ones" if x.is_complex() else ""
-        raise InputError(f"{name!r} is {str(x.dtype).removeprefix('torch.')}; legal: {legal}{hint}")
-
-
-def refuse_devices(tensors: Mapping[str, Tensor]) -> None:
-    """Refuses tensors, of any shapes, on several devices: they are sent together. Those without numbers (meta) fit all.
-
-    Raises:
-        InputError: names two of them.
-    """
-    places: dict[torch.device, str] = {}
-    for name, x in tensors.items():
-        if x.device.type != "meta":
-            places.setdefault(x.device, name)
-    if len(places) > 1:
-        (a, first), (b, second), *_ = places.items()
-        raise InputError(
-            f"{first!r} is on {a} and {second!r} on {b}; a model is exchanged from one device: move it to one "
-            f"(model.to({str(a)!r})), or let a process have each device"
-        )
 
 
 class Worker:
@@ -104,8 +72,7 @@ class Worker:
         self._lent = Lent(workspace=self.workspace)  # the same for all tensors and steps
         self._layouts = Layouts()
         self._states: dict[str, tuple[Method[Any], Any]] = {}
-        self._owed: dict[str, Tensor] = {}  # left by an earlier method, to be added to the next gradients
-        self._instalments: dict[str, int] = {}  # how many gradients a debt is still spread over, where that is not one
+        self._owed = Debts()
         self._choices: tuple[Policy, ...] = ()
         self._home = policy  # what the worker comes back to after a trial
         self._homes: dict[str, Method[Any]] = {}  # and the method of each tensor there
@@ -123,7 +90,7 @@ class Worker:
         self._used: list[Any] = []
         self.watch = DebtWatch()
         self.holds = False
-        self._before: tuple[dict[str, tuple[Method[Any], Any]], dict[str, Tensor], dict[str, int]] | None = None
+        self._before: tuple[dict[str, tuple[Method[Any], Any]], Debts] | None = None
 
     def exchange(self, tensors: Mapping[str, Tensor]) -> Exchange[dict[str, Exchanged[Any]]]:
         """Averages these tensors, of any shape, over the workers in as few collectives as possible. They are donated; the
@@ -160,15 +127,14 @@ class Worker:
                     "a session that changes between choices parks memories, and a step that may be undone cannot: use "
                     "switch(...) between steps instead of offer(...) and use(...)"
                 )
-            self._before = dict(self._states), dict(self._owed), dict(self._instalments)
+            self._before = dict(self._states), self._owed.copy()
             self.workspace.holds = True
         watch = self.watch if all_on_host(tensors.values()) else None
         for name, x in tensors.items():
             method, state = self._ready(name, x)
             if captured:
                 check_capture(name, method, x, self.peer(name), name in self._owed or self.holds or self.measures)
-            if name in self._owed:
-                x.add_(self._owed[name], alpha=1 / self._instalments.get(name, 1))
+            self._owed.join(name, x)
             if watch is not None and watch.wants(name) and (debt := method.owed(state)) is not None:
                 watch.see(name, debt, x)
             if self.measures and method != NONE:
@@ -248,7 +214,7 @@ class Worker:
         if self._choices:
             self._parked.put(name, method, state)
         else:
-            self._keep_owed(name, method, state)
+            self._owed.add(name, method.owed(state))
 
     def _take_over(self, name: str, method: Method[Any], state: Any) -> None:
         """What other methods have parked goes into this one's memory; where it has none, into the next gradients."""
@@ -260,13 +226,8 @@ class Worker:
             if memory is not None and memory.shape == debt.shape:
                 memory.add_(debt)
             else:
-                self._keep_owed(name, other, left)
-                self._instalments[name] = INSTALMENTS
-
-    def _keep_owed(self, name: str, method: Method[Any], state: Any) -> None:
-        owed = method.owed(state)
-        if owed is not None:
-            self._owed[name] = self._owed[name] + owed if name in self._owed else owed.clone()
+                self._owed.add(name, debt)
+                self._owed.instalments[name] = INSTALMENTS
 
     def _act_on_flags(self, results: dict[str, Exchanged[Any]]) -> None:
         """Acts on whether the results are finite: at once where the host knows, else at the next step."""
@@ -283,19 +244,10 @@ class Worker:
             if isinstance(finite, Tensor):
                 self._pending.flags.append((self.step, name, finite))
             elif finite:
-                self._pay(name)
+                self._owed.pay(name)
             else:
                 bad.append(name)
         self._count_nonfinite(self.step, bad)
-
-    def _pay(self, name: str) -> None:
-        """What was added to a gradient has gone with it."""
-        left = self._instalments.pop(name, 1) - 1
-        if not left:
-            self._owed.pop(name, None)
-        elif name in self._owed:
-            self._owed[name] = self._owed[name] * (left / (left + 1))  # the step may be undone
-            self._instalments[name] = left
 
     def _read_pending(self) -> None:
         """Acts on what an accelerator found in the steps before this one."""
@@ -304,7 +256,7 @@ class Worker:
         bad: dict[int, list[str]] = {}
         for step, name, finite in self._pending.read():
             if finite:
-                self._pay(name)
+                self._owed.pay(name)
             else:
                 bad.setdefault(step, []).append(name)
         for step, names in bad.items():
@@ -352,7 +304,7 @@ class Worker:
         """The norm of what this worker owes the model: the square root of its sum of squares over all tensors."""
         held = [*self._states.values(), *((method, state) for _, method, state in self._parked.all())]
         debts = [owed for method, state in held if (owed := method.owed(state)) is not None]
-        squares = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in (*debts, *self._owed.values())]
+        squares = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in (*debts, *self._owed.left.values())]
         return float(torch.linalg.vector_norm(torch.stack([x.cpu() for x in squares]))) if squares else 0.0
 
     # ---- checkpoints ------------------------------------------------------------------------------------------------
@@ -367,8 +319,8 @@ class Worker:
         """
         self._wait_for_pending()
         if not self._parked:
-            return WorkerState(self.step, self.seed, self._states, self._owed, self._instalments)
-        states, owed, instalments = dict(self._states), dict(self._owed), dict(self._instalments)
+            return WorkerState(self.step, self.seed, self._states, self._owed.left, self._owed.instalments)
+        states, owed = dict(self._states), self._owed.copy()
         others: list[tuple[str, Method[Any], Any]] = []
         for name, method, state in self._parked.all():
             if self._homes.get(name) == method:
@@ -378,9 +330,9 @@ class Worker:
                 others.append((name, method, state))
         for name, method, state in others:
             if (debt := method.owed(state)) is not None:
-                owed[name] = owed[name] + debt if name in owed else debt
-                instalments[name] = INSTALMENTS
-        return WorkerState(self.step, self.seed, states, owed, instalments)
+                owed.add(name, debt)
+                owed.instalments[name] = INSTALMENTS
+        return WorkerState(self.step, self.seed, states, owed.left, owed.instalments)
 
     def read_state(self, saved: Any, like: Mapping[str, Tensor]) -> WorkerState:
         """The state that ``saved`` holds; nothing changes. ``like`` has a tensor for every name that may occur.
@@ -393,8 +345,8 @@ class Worker:
     def adopt(self, state: WorkerState) -> None:
         """Goes on from there."""
         self._given.append(state)
-        self.step, self.seed, self._states, self._owed = state.step, state.seed, state.states, state.owed
-        self._instalments = dict(state.instalments)
+        self.step, self.seed, self._states = state.step, state.seed, state.states
+        self._owed = Debts(state.owed, state.instalments)
         self._parked, self._settling = Parked(), set()
         self._pending = PendingFlags()
 
@@ -444,12 +396,11 @@ class Worker:
     def take_debts(self) -> dict[str, Tensor]:
         """Ends all methods and returns what they owe, by name; they start afresh."""
         self._wait_for_pending()
-        for name, held in self._states.items():
-            self._keep_owed(name, *held)
-        for name, method, state in self._parked.all():
-            self._keep_owed(name, method, state)
-        owed, self._owed, self._states = self._owed, {}, {}
-        self._parked, self._settling, self._instalments = Parked(), set(), {}
+        held = ((name, *one) for name, one in self._states.items())
+        for name, method, state in (*held, *self._parked.all()):
+            self._owed.add(name, method.owed(state))
+        owed, self._owed, self._states = self._owed.left, Debts(), {}
+        self._parked, self._settling = Parked(), set()
         return owed
 
     # ---- steps that may fail ----------------------------------------------------------------------------------------
@@ -461,7 +412,7 @@ class Worker:
     def abandon(self) -> None:
         """States are as they were at the last :meth:`commit`."""
         if self._before is not None:
-            self._states, self._owed, self._instalments = self._before
+            self._states, self._owed = self._before
             self._pending = PendingFlags()
             self.workspace.forget()
             self.commit()
@@ -486,8 +437,7 @@ class Worker:
     def late(self, tensors: Mapping[str, Tensor]) -> None:
         """Gradients of a step that took place without this worker, of its tensors' shapes: they are added to its next ones."""
         for name, x in tensors.items():
-            wide = torch.promote_types(x.dtype, torch.float32)
-            self._owed[name] = self._owed[name] + x if name in self._owed else x.to(wide, copy=True)
+            self._owed.add(name, x, torch.promote_types(x.dtype, torch.float32))
 
     def debts(self) -> dict[str, Tensor]:
         """What this worker owes the model, by tensor, in units of the mean: its memory, divided by its number of workers."""
@@ -497,4 +447,4 @@ class Worker:
         """Adds what :meth:`take_debts` gave, each of the shape of its gradient, to the next gradients of these names."""
         self._given.append(owed)
         for name, x in owed.items():
-            self._owed[name] = self._owed[name] + x if name in self._owed else x
+            self._owed.add(name, x)

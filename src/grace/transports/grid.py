@@ -12,6 +12,7 @@ from grace.collectives import Collective, signature
 from grace.errors import ConfigurationError, TransportError
 from grace.grid import Grid
 from grace.transports.base import Transport, describe, find_axes
+from grace.transports.machine import MachineTransport
 
 
 class GridTransport:
@@ -47,8 +48,16 @@ class GridTransport:
 
     @property
     def name(self) -> str:
-        """That of the transport between all ranks, and the grid's sizes: ``gloo, 2 x 4``."""
-        return f"{getattr(self._whole, 'name', type(self._whole).__name__)}, {' x '.join(map(str, self.grid.sizes.values()))}"
+        """That of the transport between all ranks, the grid's sizes, and the axes that go another way: ``gloo, 2 x 4``,
+        ``gloo, 2 x 4, along 'machine' shared memory``.
+        """
+        kind = getattr(self._whole, "name", type(self._whole).__name__)
+        others = [
+            f"along {axis!r} {describe(line)}"
+            for axis, line in self._lines.items()
+            if getattr(line, "name", kind) != kind or (isinstance(line, MachineTransport) and line.why)
+        ]
+        return ", ".join([str(kind), " x ".join(map(str, self.grid.sizes.values())), *others])
 
     @property
     def why(self) -> str:
@@ -105,12 +114,13 @@ class GridTransport:
         return f"along the axis {axis!r}, between ranks {ranks} ({describe(self._lines[axis])})"
 
 
-def lay_out(transport: Transport, sizes: Mapping[str, int]) -> Transport:
+def lay_out(transport: Transport, sizes: Mapping[str, int], inside: str = "") -> Transport:
     """The transport with these axes: itself if it needs none or has them, else a grid of it and parts of it.
 
     Args:
         transport: between all ranks; taken over.
         sizes: of the axes; their product is the number of ranks.
+        inside: the axis inside a machine: ranks along it share memory, if they can.
 
     Raises:
         ConfigurationError: it has other axes, or cannot be divided; it is closed then.
@@ -132,4 +142,7 @@ def lay_out(transport: Transport, sizes: Mapping[str, int]) -> Transport:
         raise error
     assert split is not None
     grid = Grid(sizes)
-    return GridTransport(transport, grid, {axis: split(grid.line(transport.rank, axis)) for axis in sizes})
+    lines = {axis: split(grid.line(transport.rank, axis)) for axis in sizes}
+    if sizes.get(inside, 1) > 1 and "nccl" not in str(getattr(transport, "name", "")):  # which stays on the devices
+        lines[inside] = MachineTransport(lines[inside], grid.line(transport.rank, inside))
+    return GridTransport(transport, grid, lines)

@@ -10,14 +10,20 @@ from torch import Tensor
 from grace.collectives import ReduceOp
 
 
-def reduce_rows(rows: Tensor, op: ReduceOp) -> Tensor:
-    """``[W, ...]`` over ranks, in their order; sums of 16-bit floats are made in float32."""
+def reduce_rows(rows: Tensor, op: ReduceOp, out: Tensor | None = None) -> Tensor:
+    """``[W, ...]`` over ranks, in their order; sums of 16-bit floats are made in float32. Into ``out``, if it is given."""
     if op == "max":
-        return rows.amax(0)
-    total = rows[0].float() if rows.dtype in (torch.float16, torch.bfloat16) else rows[0].clone()
+        return torch.amax(rows, 0, out=out)
+    narrow = rows.dtype in (torch.float16, torch.bfloat16)
+    if narrow:
+        total = rows[0].float()
+    else:
+        total = rows[0].clone() if out is None else out.copy_(rows[0])
     for row in rows[1:]:
         total += row
-    return total.to(rows.dtype)
+    if not narrow:
+        return total
+    return total.to(rows.dtype) if out is None else out.copy_(total)
 
 
 def reduce_in_parts_(

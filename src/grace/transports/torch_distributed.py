@@ -125,6 +125,12 @@ class TorchDistributed:
         """The backend: gloo, nccl."""
         return str(self._backend)
 
+    @property
+    def seconds(self) -> float | None:
+        """The group's time-out: how long a collective waits for a rank; None where torch does not say."""
+        timeout = _get_timeout(self._home)
+        return None if timeout is None else float(timeout.total_seconds())
+
     @classmethod
     def of_same_ranks(cls, group: dist.ProcessGroup | None = None) -> TorchDistributed:
         """A transport over the same ranks, with a process group of its own of the same backend and time-out. The first
@@ -309,16 +315,20 @@ def _get_store(group: Any) -> dist.Store:
     return dist.distributed_c10d._get_process_group_store(group)  # from before torch had a public name for it
 
 
+def _get_timeout(group: Any) -> Any:
+    """How long a group waits, a timedelta; None where torch does not say."""
+    try:
+        return group._get_backend(torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")).options._timeout
+    except (AttributeError, RuntimeError):
+        return None
+
+
 def _make_group(group: Any, ranks: Sequence[int], which: str) -> Any:
     """A new process group over these ranks, with the same backend and time-out; ``which`` tells it from others of the same
     ranks.
     """
     everyone = len(ranks) == dist.get_world_size()
-    backend = dist.get_backend(group)
-    try:
-        timeout = group._get_backend(torch.device("cuda" if backend == "nccl" else "cpu")).options._timeout
-    except (AttributeError, RuntimeError):
-        timeout = None
+    backend, timeout = dist.get_backend(group), _get_timeout(group)
     with contextlib.nullcontext() if everyone else _named(f"grace_{'-'.join(map(str, ranks))}_{which}"):
         return dist.new_group(
             list(ranks), timeout=timeout, backend=backend, use_local_synchronization=not everyone, group_desc="grace"

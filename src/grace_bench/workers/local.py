@@ -196,14 +196,15 @@ class _Workers:
 
 def _environment_of(config: RunConfig, network: Network | None) -> dict[str, str]:
     """What all workers are told: as by torchrun, where rank 0 is, and how many they are."""
-    there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    there, local = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}, config.workers
     if network is not None:
+        local = config.workers // network.machines  # others are behind a link
         there = {"MASTER_ADDR": address(0), "MASTER_PORT": str(PORT), "GLOO_SOCKET_IFNAME": INTERFACE}
     ours = {name: value for name, value in environment().items() if not name.startswith("TORCHELASTIC_")}
     here = os.environ.get("PYTHONPATH")
     return {
         **ours, **there, "WORLD_SIZE": str(config.workers), "LOCAL_WORLD_SIZE": str(config.workers),
-        "OMP_NUM_THREADS": str(config.threads),
+        "GRACE_LOCAL_WORLD_SIZE": str(local), "OMP_NUM_THREADS": str(config.threads),
         "PYTHONPATH": os.getcwd() if not here else f"{here}{os.pathsep}{os.getcwd()}",  # for module:Class tasks
     }  # fmt: skip
 

@@ -30,6 +30,16 @@ def test_the_choice_of_a_transport_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     assert any("GRACE_TRANSPORT='tcp'; legal:" in text for text in found["errors"])
 
 
+def test_whether_workers_can_share_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "find_why_alone", lambda world: None)
+    assert "shared memory inside a machine: yes" in shown(doctor.examine())
+    monkeypatch.undo()
+    monkeypatch.setenv("GRACE_LOCAL_WORLD_SIZE", "1")
+    assert "shared memory inside a machine: no, GRACE_LOCAL_WORLD_SIZE=1" in shown(doctor.examine())
+    monkeypatch.setenv("GRACE_LOCAL_WORLD_SIZE", "x")
+    assert any("GRACE_LOCAL_WORLD_SIZE='x'; legal:" in text for text in doctor.examine()["errors"])
+
+
 def shown(found: dict[str, object]) -> str:
     console = Console(width=300)
     with console.capture() as capture:

@@ -275,7 +275,7 @@ def test_a_step_with_a_nan_is_undone() -> None:
 def test_what_is_paid_in_instalments_is_undone_with_the_step() -> None:
     worker = begin("none").session.worker
     worker.late({"w": torch.ones(8, 6)})
-    worker._instalments["w"] = 4
+    worker._owed.instalments["w"] = 4
     for _ in range(2):
         assert worker.debts()["w"][0, 0] == 1
         outs = drive(worker.exchange({"w": torch.zeros(8, 6)}), Alone())

@@ -12,10 +12,10 @@ from torch import Tensor
 import grace
 from grace.collectives import AllReduce, Exchange
 from grace.errors import GraceError, InputError, NonFiniteError, RoundMismatch, TransportError
+from grace.run.inputs import refuse_devices
 from grace.run.options import DEFAULTS, Options
 from grace.run.session import Session
 from grace.run.simulator import Simulator
-from grace.run.worker import refuse_devices
 from grace.transports.alone import Alone
 from tests.unit.networks import Loopback, in_threads
 
