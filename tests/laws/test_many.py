@@ -45,14 +45,15 @@ SMALL: Shapes = ((2, 3), (41,), (1,))
 SHAPES: Shapes = ((1,), (2,), (15, 17), (3, 41), (7,), (8, 8), (1025,))
 LARGE: Shapes = ((4095,), (3, 401), (4097,), (5001,), (255,))
 FAST = (
-    "efsignsgd:block=32", "qsgd:bits=4,bucket=32,memory=residual", "fp8:block=32", "natural", "u8bit:block=16",
-    "onebit:group=8,tau=0.1", "lpc:block=16,memory=residual",
+    "efsignsgd:block=32", "fp8:block=32", "natural", "u8bit:block=16", "onebit:group=8,tau=0.1",
+    "lpc:block=16,memory=residual",
 )  # fmt: skip
 AT_NIGHT = {
     "efsignsgd": LARGE,
     "efsignsgd:block=5000": LARGE,
     "signsgd": SHAPES,
     "signsgd:zero=abstain": SHAPES,
+    "qsgd:bits=4,bucket=32,memory=residual": SMALL,
     "qsgd:bits=8,memory=residual": SHAPES,
     "qsgd:bits=2,norm=l2,bucket=5000": LARGE,
     "qsgd:levels=1,memory=residual": SHAPES,
@@ -83,10 +84,11 @@ TWO_HOPS = (
 # Launches of Triton kernels in a step, for a bucket of any number of small tensors.
 LAUNCHES = {
     "efsignsgd": 5, "signsgd": 3, "qsgd": 4, "terngrad": 4, "natural": 4, "fp8": 4, "u8bit": 5, "onebit": 7, "lpc": 4,
+    "randomk": 5, "blockrandomk": 6,
 }  # fmt: skip
 # With communicator=scatterreduce: of tensors that two ranks divide, and of others.
 HOPS = (("efsignsgd", 10, 12), ("qsgd", 8, 10), ("fp8", 8, 10))
-REMEMBER = ("efsignsgd", "u8bit", "onebit")
+REMEMBER = ("efsignsgd", "u8bit", "onebit", "randomk", "blockrandomk")
 
 
 @functools.cache
@@ -151,6 +153,30 @@ def test_two_hops_of_all_kinds(spec: str, dtype: torch.dtype) -> None:
 def test_many_of_all_kinds(spec: str) -> None:
     with backends.using("triton"), cpu_as_accelerator():
         assert_same(Policy([("*", spec)]), 2, AT_NIGHT[spec])
+
+
+SUMMED = ("randomk:ratio=0.3", "blockrandomk:ratio=0.4,block=8")
+
+
+@pytest.mark.parametrize(
+    ("spec", "dtype"), [(SUMMED[0], torch.float32), (SUMMED[1], torch.float32), (SUMMED[0], torch.bfloat16)]
+)
+def test_what_the_network_sums_has_the_bytes_of_the_cpu(spec: str, dtype: torch.dtype) -> None:
+    """One tensor goes by the same launches, so that this is compared with the specification."""
+    with backends.using("reference"), cpu_as_accelerator():
+        run = Run(Policy([("*", spec)]), 2, SMALL, lambda _: False, dtype)
+        want = [run.step() for _ in range(3)], run.seen
+    assert outcome(spec, True, dtype) == want
+    if spec == SUMMED[1]:
+        assert outcome(spec, False, dtype) == want
+
+
+@night
+@pytest.mark.parametrize("memory", ["residual", "none"])
+@pytest.mark.parametrize("spec", SUMMED)
+def test_what_the_network_sums(spec: str, memory: str) -> None:
+    with backends.using("triton"), cpu_as_accelerator():
+        assert_same(Policy([("*", f"{spec},memory={memory}")]), 2, SHAPES, plans=SOME)
 
 
 @night
@@ -322,13 +348,13 @@ def _never(flags: Tensor, many: Many) -> None:
     [
         ("grace.kernels.triton.load_number", _words_as_numbers, *NARROW[2]),
         ("grace.communicators.many.narrow_many", _no_cast, *NARROW[0]),
-        ("grace.kernels.many.triton.key_of", _key_of_the_first, FAST[1], torch.float32),
+        ("grace.kernels.many.triton.key_of", _key_of_the_first, "natural", torch.float32),
         ("grace.kernels.powers.triton.mark_if", _unmarked, "natural", torch.float32),
         ("grace.kernels.codebook.triton.load_sum", _memory_left_out, "u8bit:block=16", torch.float32),
         ("grace.kernels.signs.triton.load_sum", _memory_left_out, "onebit:group=8,tau=0.1", torch.float32),
         ("grace.kernels.fixed.triton.encoder_at", _first_block, "lpc:block=16,memory=residual", torch.float32),
-        ("grace.memories.many.settle_many", _never, FAST[0], torch.float32),
-        ("grace.communicators.many.poison_many", _never, FAST[2], torch.float32),
+        ("grace.memories.many.settle_many", _never, "efsignsgd:block=32", torch.float32),
+        ("grace.communicators.many.poison_many", _never, "fp8:block=32", torch.float32),
     ],
 )
 def test_mutants_are_caught(

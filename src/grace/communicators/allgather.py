@@ -12,7 +12,7 @@ from grace import wire as wires
 from grace.collectives import AllGather, Exchange, Traffic
 from grace.communicators.base import meta_tensor, seal, sum_costs
 from grace.communicators.bucket import BucketPlan
-from grace.communicators.many import exchange_many, prepare
+from grace.communicators.many import exchange_many, plan_bytes, prepare
 from grace.communicators.one_hop import OneHop
 from grace.contract.loan import Loan
 from grace.contract.method import Exchanged
@@ -43,10 +43,12 @@ class Allgather(OneHop):
     ) -> Exchange[list[Exchanged[Any]]]:
         """As :meth:`OneHop.exchange_all`; on an accelerator by as many launches as one tensor takes."""
         workspace = peers[0].lent.workspace if peers else None
-        if workspace is not None and self.batches(xs[0]) and not on_host(xs[0].device):
+        fits = workspace is not None and self.batches(xs[0]) and not self.compressor.summable
+        if workspace is not None and fits and not on_host(xs[0].device):
             peers = list(peers)
             streams = [self._stream(self.compressor, peer, 0) for peer in peers]
-            if (bucket := prepare(self, self.compressor, streams, xs, peers, workspace)) is not None:
+            bucket = prepare(self, self.compressor, streams, xs, peers, workspace, plan_bytes)
+            if bucket is not None:
                 return (yield from exchange_many(bucket, xs, peers))
         return (yield from OneHop.exchange_all(self, xs, states, peers))
 

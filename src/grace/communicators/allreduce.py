@@ -12,13 +12,15 @@ from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Parts, Traffic
 from grace.communicators.base import Communicator, meta_tensor, sum_costs
+from grace.communicators.many import Prepared, prepare
+from grace.communicators.summed import SumPlan, exchange_sums
 from grace.contract.knobs import as_call
 from grace.contract.loan import Loan
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer, Peers
 from grace.contract.together import Layouts, one_collective, side_by_side
 from grace.errors import CompositionError
-from grace.flags.finite import fill_unless_
+from grace.flags.finite import fill_unless_, on_host
 from grace.kernels.finite import all_finite
 from grace.registry.recipes import register_communicator
 
@@ -51,6 +53,8 @@ class Allreduce(Communicator):
         if self.compressor.transparent and not peer.lent.keep_rest:
             answer = yield AllReduce(x, "mean", donate=True)
             return Exchanged(answer, None, None)  # as the network summed it; not checked for finiteness
+        if (bucket := self._prepare([x], [peer])) is not None:
+            return (yield from exchange_sums(bucket, [x], [peer]))[0]
         loan = Loan(x, peer)
         if self.compressor.predivide:  # never with a memory: see with_memory
             loan.numbers.mul_(1 / peer.world)
@@ -70,12 +74,19 @@ class Allreduce(Communicator):
 
     def batches(self, like: Tensor) -> bool:
         exact = type(self) is Allreduce  # a subclass may exchange otherwise
-        return exact and self.compressor.transparent
+        return exact and (self.compressor.transparent or (self.compressor.handles_many and not on_host(like.device)))
 
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[Any]]]:
-        """Numbers that travel as they are travel side by side, of tensors of any shapes."""
+        """Numbers that travel as they are travel side by side, of tensors of any shapes; wires on an accelerator are made by
+        as many launches as one tensor takes.
+        """
+        if not self.compressor.transparent:
+            bucket = self._prepare(xs, list(peers))
+            if bucket is None:
+                return (yield from Method.exchange_all(self, xs, states, peers))
+            return (yield from exchange_sums(bucket, xs, list(peers)))
         if not isinstance(peers, Peers) or not self.batches(xs[0]) or not all(map(torch.numel, xs)):
             return (yield from Method.exchange_all(self, xs, states, peers))
         workspace = peers.like.lent.workspace
@@ -91,6 +102,19 @@ class Allreduce(Communicator):
         ops = [AllReduce(x, "mean", True) for x in xs]
         answers = yield from one_collective(ops, layouts, workspace, range(len(xs)))
         return [Exchanged(answer, None, None) for answer in answers]
+
+    def _prepare(self, xs: Sequence[Tensor], peers: Sequence[Peer]) -> Prepared[SumPlan] | None:
+        """The bucket of these tensors, if it can go by few launches."""
+        workspace = peers[0].lent.workspace if peers else None
+        if (
+            workspace is None
+            or type(self) is not Allreduce
+            or not self.compressor.handles_many
+            or on_host(xs[0].device)
+        ):
+            return None
+        streams = [self._stream(self.compressor, peer, 0) for peer in peers]
+        return prepare(self, self.compressor, streams, xs, peers, workspace, SumPlan)
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         dtype = like.dtype if self.compressor.transparent and not peer.lent.keep_rest else torch.uint8

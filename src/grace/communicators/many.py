@@ -5,9 +5,9 @@ Nothing here asks the host. Where tensors are, and where their wires go, is in t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,14 +29,24 @@ from grace.kernels.staging import narrow_many
 from grace.random import Stream
 
 
+class WirePlan(Protocol):
+    """Where the wires of several tensors lie: for each the byte of the message where it begins."""
+
+    @property
+    def wires(self) -> Sequence[int]: ...
+
+
+P = TypeVar("P", bound=WirePlan)
+
+
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(Generic[P]):
     """A bucket that goes by few launches: its tensors, where their wires lie, and rooms for means that will be rounded."""
 
     compressor: Compressor
     stream: Stream
     many: Many
-    plan: BucketPlan
+    plan: P
     workspace: Workspace
     means: Many | None
 
@@ -48,10 +58,11 @@ def prepare(
     xs: Sequence[Tensor],
     peers: Sequence[Peer],
     workspace: Workspace,
-) -> Prepared | None:
+    plan_of: Callable[[Sequence[int], torch.device], P],
+) -> Prepared[P] | None:
     """The bucket of these tensors, of any shapes, if kernels for many tensors can take it; None: they go one by one.
 
-    ``owner`` is the method that asks, for which it is kept.
+    ``owner`` is the method that asks, for which it is kept; ``plan_of`` makes the plan for wires of so many bytes.
     """
     device = xs[0].device
     if not compressor.handles_many or not can_go_together(xs, peers):
@@ -59,12 +70,12 @@ def prepare(
     sizes = tuple(x.numel() for x in xs)
     ids = tuple((stream.tensor, stream.rank, stream.seed) for stream in streams)
     key = (Prepared, owner, device, xs[0].dtype, sizes, ids)
-    prepared: Prepared | None = workspace.kept.get(key)
+    prepared: Prepared[P] | None = workspace.kept.get(key)
     if prepared is None:
         widths = [compressor.facts(n).payload for n in sizes]
         if None in widths:
             return None
-        plan = BucketPlan([(width or 0, torch.uint8) for width in widths], device)
+        plan = plan_of([width or 0 for width in widths], device)
         means = None if xs[0].dtype is torch.float32 else Many(sizes, plan.wires, (), device)
         prepared = Prepared(compressor, streams[0], Many(sizes, plan.wires, streams, device), plan, workspace, means)
     rows = [x.view(1, -1) for x in xs]
@@ -108,7 +119,14 @@ def refuse_illegal(legal: Tensor, finite: Tensor, names: Sequence[str]) -> Tenso
     return finite & legal
 
 
-def exchange_many(bucket: Prepared, xs: Sequence[Tensor], peers: Sequence[Peer]) -> Exchange[list[Exchanged[Any]]]:
+def plan_bytes(widths: Sequence[int], device: torch.device) -> BucketPlan:
+    """The plan of sealed wires of so many bytes."""
+    return BucketPlan([(width, torch.uint8) for width in widths], device)
+
+
+def exchange_many(
+    bucket: Prepared[BucketPlan], xs: Sequence[Tensor], peers: Sequence[Peer]
+) -> Exchange[list[Exchanged[Any]]]:
     """The results of all tensors, of any shapes, whose means are written over them."""
     many, plan, means, peer = bucket.many, bucket.plan, bucket.means, peers[0]
     message = plan.take(bucket.workspace, many.device)

@@ -32,7 +32,8 @@ class Compressor(abc.ABC):
     predivide: the wire is narrow, so rows are divided by W before they are encoded: the sum cannot overflow.
     transparent: a wire is the rows themselves, whatever their dtype.
     overflows: accepted wires may decode to an inf; such a step counts as not finite.
-    handles_many: whether :meth:`encode_many_` and :meth:`aggregate_many_` do as many tensors in as few launches as one.
+    handles_many: whether :meth:`encode_many_` and :meth:`aggregate_many_`, or if it is summable :meth:`put_many_`, do as many
+        tensors in as few launches as one.
     """
 
     summable: ClassVar[bool] = False
@@ -114,7 +115,8 @@ class Compressor(abc.ABC):
             out.sign_()
 
     def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
-        """As :meth:`encode_` for each of T tensors, into its place in ``message [s]`` uint8: ``[T]`` bool, which were finite.
+        """As :meth:`encode_` for each of T tensors, into its place in ``message [s]`` uint8, or if wires are summable float32:
+        ``[T]`` bool, which were finite.
 
         ``rng`` is the first one's stream: its step and rank are those of all.
         """
@@ -123,6 +125,12 @@ class Compressor(abc.ABC):
     def aggregate_many_(self, rows: Tensor, many: Many, scale: float) -> Tensor:
         """As :meth:`aggregate_` for each of the T tensors, from its places in ``rows [W, s]`` uint8, of all senders, into x:
         ``[T]`` bool, which had wires such as a sender writes.
+        """
+        raise NotImplementedError
+
+    def put_many_(self, message: Tensor, many: Many, rng: Stream, into: Many) -> Tensor:
+        """As :meth:`aggregate_` for each of the T tensors, from its place in the mean of all ranks' ``message [s]`` float32,
+        into each x of ``into``, float32: ``[T]`` bool, where x is then finite.
         """
         raise NotImplementedError
 

@@ -5,6 +5,7 @@ Letters: nb blocks of B numbers, the last one shorter; kb of them are sent; a cy
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -95,6 +96,17 @@ class BlockRandomK(Method[None]):
         packed = yield Broadcast(mine if peer.rank == leader else torch.zeros_like(mine), leader)
         index = index_lists.decode(packed, n, k, "auto")[0]
         return (yield from Allreduce(Positions(index)).exchange(x, None, peer))
+
+    def batches(self, like: Tensor) -> bool:
+        return self.mode != "clt" and Allreduce(self._blocks).batches(like)
+
+    def exchange_all(
+        self, xs: Sequence[Tensor], states: Sequence[None], peers: Sequence[Peer]
+    ) -> Exchange[list[Exchanged[None]]]:
+        """As :meth:`grace.communicators.Allreduce.exchange_all`, but for the positions of a leader."""
+        if self.mode == "clt":
+            return (yield from Method.exchange_all(self, xs, states, peers))
+        return (yield from Allreduce(self._blocks).exchange_all(xs, states, peers))
 
     @property
     def _blocks(self) -> Blocks:

@@ -13,7 +13,7 @@ from grace.contract.facts import Facts
 from grace.contract.knobs import Share
 from grace.errors import CompositionError, PayloadError
 from grace.flags.refusals import refuse_unless
-from grace.kernels import add_subset, all_finite, take_subset
+from grace.kernels import Drawing, Many, add_subset, all_finite, put_subsets_many, take_subset, take_subsets_many
 from grace.methods.common.counts import count_kept
 from grace.random import Stream
 from grace.registry import register
@@ -52,6 +52,7 @@ class RandomK(Compressor):
 
     summable: ClassVar[bool] = True
     randomness: ClassVar[Literal["shared", "private"]] = "shared"
+    handles_many: ClassVar[bool] = True
     ratio: Share = 0.01
     scale: bool | None = None
 
@@ -77,9 +78,8 @@ class RandomK(Compressor):
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         # what the wire says is a x_i, so that (1 - a) x_i is left
-        return take_subset(
-            rows, count_kept(self.ratio, rows.shape[1]), rng, 1 - self._factor(rows) if keep_rest else None
-        )
+        n = rows.shape[1]
+        return take_subset(rows, count_kept(self.ratio, n), rng, 1 - self._factor(n) if keep_rest else None)
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
         self._add([wire], out, scale, rng)
@@ -94,10 +94,20 @@ class RandomK(Compressor):
             raise PayloadError(f"field 'values' must have {k} numbers, got {widths}")
         for wire in received:
             refuse_unless(all_finite(wire), lambda: PayloadError("field 'values' must be finite"))
-        add_subset(received, out, scale * self._factor(out), rng)
+        add_subset(received, out, scale * self._factor(out.shape[1]), rng)
 
-    def _factor(self, rows: Tensor) -> float:
-        n = rows.shape[1]
+    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+        left = [1 - self._factor(n) for n in many.sizes]
+        return take_subsets_many(message, many, self._drawing(many), rng.step, left)
+
+    def put_many_(self, message: Tensor, many: Many, rng: Stream, into: Many) -> Tensor:
+        weight = [self._factor(n) for n in many.sizes]
+        return put_subsets_many(message, many, self._drawing(many), rng.step, weight, into)
+
+    def _drawing(self, many: Many) -> Drawing:
+        return Drawing(tuple(count_kept(self.ratio, n) for n in many.sizes), None)
+
+    def _factor(self, n: int) -> float:
         return n / count_kept(self.ratio, n) if self.scaled else 1.0
 
     def facts(self, n: int) -> Facts:

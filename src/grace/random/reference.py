@@ -104,7 +104,7 @@ def _feistel(out: Tensor, rng: Stream, n: int) -> None:
 
     On an accelerator nobody asks how many have to go on: see :func:`walk_sizes`.
     """
-    half = ((n - 1).bit_length() + 1) // 2
+    half = half_bits(n)
     if isinstance(rng.step, CapturedStep):  # the keys of each replay are its own
         words = rng.words(FEISTEL_ROUNDS, out.device)[:, 0].to(torch.int64) & _WORD
         _walk_without_sync(out, list(words.unbind()), half, n)
@@ -122,6 +122,11 @@ def _feistel(out: Tensor, rng: Stream, n: int) -> None:
         again = todo >= n
         at, todo = at[again], todo[again]
     out.copy_(image)
+
+
+def half_bits(n: int) -> int:
+    """Bits of a half of the Feistel network that permutes at least n numbers."""
+    return ((n - 1).bit_length() + 1) // 2
 
 
 def _permute(x: Tensor, keys: Sequence[int | Tensor], half: int) -> Tensor:

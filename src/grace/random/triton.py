@@ -13,7 +13,7 @@ from torch import Tensor
 
 from grace.compute.launching import TILE, launch, signed
 from grace.flags.capturing import step_word
-from grace.random.reference import SORTED_SUBSET
+from grace.random.reference import SORTED_SUBSET, half_bits
 
 if TYPE_CHECKING:
     from grace.random import Stream
@@ -105,13 +105,14 @@ def _hash32(x):
     return x ^ (x >> 16)
 
 
-@triton.jit(do_not_specialize=["n", "half", "key0", "key1", "step"])
-def _walk(out, count, n, half, key0, key1, step, TILE: tl.constexpr):
-    """Images of 0, 1, ... under a permutation of [0, n): each walks until it lies below n. Nobody asks the host."""
-    i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    mask = (tl.full((TILE,), 1, tl.int64) << half) - 1
-    image = tl.where(i < count, i, 0)
-    away = tl.full((TILE,), 1, tl.int32)
+@triton.jit
+def walk(i, inside, n, half, key0, key1, step):
+    """int64: images of i, which are below n, under a permutation of [0, n): each walks until it lies below n. Nobody asks the
+    host. 0's image where not ``inside``.
+    """
+    image = tl.where(inside, i, 0)
+    mask = ((image - image + 1) << half) - 1
+    away = (image >= 0).to(tl.int32)
     turns = tl.zeros((1,), tl.uint32)
     k0, _high = threefry(key0, key1, turns, step)
     k1, _high = threefry(key0, key1, turns + 1, step)
@@ -135,13 +136,39 @@ def _walk(out, count, n, half, key0, key1, step, TILE: tl.constexpr):
                 key = k4
             else:
                 key = k5
-            word = tl.zeros((TILE,), tl.uint32) + key
+            word = tl.zeros_like(right) + key
             next_right = left ^ (_hash32(right ^ word) & mask.to(tl.uint32))
             left = right
             right = next_right
         image = tl.where(away > 0, (left.to(tl.int64) << half) | right.to(tl.int64), image)
         away = (image >= n).to(tl.int32)
-    tl.store(out + i, image, i < count)
+    return image
+
+
+@triton.jit(do_not_specialize=["n", "half", "key0", "key1", "step"])
+def _walk(out, count, n, half, key0, key1, step, TILE: tl.constexpr):
+    """Images of 0, 1, ... under a permutation of [0, n)."""
+    i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    tl.store(out + i, walk(i, i < count, n, half, key0, key1, step), i < count)
+
+
+@triton.jit
+def rank_of(i, n, key0, key1, step, CHUNK: tl.constexpr):
+    """int64: where each number i stands among [0, n) in the order of their 64 random bits; of equal ones the smaller first."""
+    own, rank = _sort_key(i, key0, key1, step), tl.zeros_like(i)
+    for begin in range(0, n, CHUNK):
+        other = begin + tl.arange(0, CHUNK).to(tl.int64)
+        theirs = _sort_key(other, key0, key1, step)
+        tie = (theirs[None, :] == own[:, None]) & (other[None, :] < i[:, None])
+        ahead = ((theirs[None, :] < own[:, None]) | tie) & (other < n)[None, :]
+        rank += tl.sum(ahead.to(tl.int64), 1)
+    return rank
+
+
+@triton.jit
+def _sort_key(i, key0, key1, step):
+    high, low = threefry(key0, key1, i.to(tl.uint32), step)
+    return (high.to(tl.int32, bitcast=True).to(tl.int64) << 32) + low.to(tl.int32, bitcast=True).to(tl.int64)
 
 
 def fill_words(out: Tensor, rng: Stream, first: int) -> None:
@@ -171,7 +198,7 @@ def fill_uniform(out: Tensor, rng: Stream, first: int) -> None:
 def fill_subset(out: Tensor, rng: Stream, n: int) -> Any:
     if n <= SORTED_SUBSET:
         return NotImplemented
-    half = ((n - 1).bit_length() + 1) // 2
+    half = half_bits(n)
     key0, key1, step = *map(signed, rng.key()), step_word(rng.step, out.device)
     launch(_walk, (-(-out.numel() // TILE),), out, out.numel(), n, half, key0, key1, step, TILE=TILE)
     return None

@@ -25,12 +25,12 @@ POINTERS = {
     "wire": "*u8", "wires": "*u8", "bad": "*i32", "marks": "*i32", "top": "*i32", "words": "*i32", "index": "*i64",
     "pieces_of": "*fp64", "values": "*i64", "state": "*i32", "slabs": "*i16", "counts": "*i32", "both": "*i32",
     "begins": "*i32", "total": "*i32", "fields": "*u8", "table": "*i64", "programs": "*i32", "heads": "*i64", "flags": "*i1",
-    "rooms": "*i64",
+    "kept": "*i64", "before": "*i32", "rooms": "*i64",
 }  # fmt: skip
 FLOATS = {"weight", "shrink", "tau", "momentum", "scale", "left", "share", "most"}
 NUMBERS = {
     "n", "block", "nb", "w", "width", "W", "stride", "row_stride", "pieces", "count", "turns", "blocks", "m", "l", "r", "k",
-    "first", "half", "tiles", "least", "shift", "steps", "low_width", "b",
+    "first", "half", "tiles", "least", "shift", "steps", "low_width", "b", "unit",
 }  # fmt: skip
 WORDS = {"key0", "key1", "step", "k0", "k1", "k2", "k3", "k4", "k5"}
 # What a kernel for one tensor and for many is launched with, for each of them (``many.jobs``).
@@ -77,6 +77,15 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.sums._add_scaled": ({}, [{"BFLOAT16": 0, "TILE": 1024}]),
     "kernels.subsets._take": ({}, [{"HAS_LEFT": 1, "TILE": 1024}]),
     "kernels.subsets._add": ({}, [{"TILE": 1024}]),
+    "kernels.subsets._draw": ({}, [{"LISTED": listed, "SORTED": 4096, "CHUNK": 64, "TILE": 256} for listed in (0, 1)]),
+    "kernels.subsets._count": ({}, [{"CHUNK": 1024}]),
+    "kernels.subsets._take_drawn": ({"left": "*fp32", "wire": "*fp32"}, [
+        {"EVEN": 1, "HAS_MEMORY": 1, "HAS_REST": 1, "LISTED": listed, "TILE": 1024}
+        for listed in (0, 1)
+    ]),
+    "kernels.subsets._put_drawn": ({"left": "*fp32", "wire": "*fp32"}, [
+        {"EVEN": 1, "LISTED": listed, "TILE": 1024} for listed in (0, 1)
+    ]),
     "kernels.low_rank._split": ({}, [{"HAS_X": 1, "ROWS": 16, "COLUMNS": 64}]),
     "kernels.low_rank._add": ({}, [{"ROWS": 16, "COLUMNS": 64}]),
     "kernels.packing._pack": ({}, [{"BITS": bits, "TILE": 1024} for bits in (1, 4, 11, 32)]),
@@ -144,6 +153,7 @@ HELPERS = ("kernels.tile_positions", "kernels.many.tile_of", "kernels.many.encod
 # Those that also read gradients of other types, as they are: kernel -> its arguments that have them.
 NARROW = {
     "kernels.levels._quantize": "x",
+    "kernels.subsets._take_drawn": "x",
     "kernels.finite._add": "x",
     "kernels.rotation._rotate": "xp",
     "kernels.selection._measure": "x",

@@ -124,15 +124,21 @@ class Many:
         """int32 ``[programs, 2]``: for each program its row, of all rows, and which of that one's tiles it handles; a tile is
         ``per`` pieces, and a block of ``block`` numbers has so many of them.
         """
+        return self.pairs(
+            ("tiles", per, block, pieces), lambda: [-(-count * pieces // per) for count in self.counts(block)]
+        )
+
+    def pairs(self, key: Hashable, count: Callable[[], Sequence[int]]) -> Tensor:
+        """As :meth:`tiles`, where ``count`` says how many programs each tensor has."""
 
         def make() -> Tensor:
-            counts = torch.tensor([-(-count * pieces // per) for count in self.counts(block)])
+            counts = torch.tensor(count())
             owners = torch.repeat_interleave(torch.arange(len(self)), counts)
             firsts = (counts.cumsum(0) - counts)[owners]
             pairs = torch.stack((owners, torch.arange(len(owners)) - firsts), dim=1)
             return _to(self.device, pairs.to(torch.int32))
 
-        return self.once(("tiles", per, block, pieces), make)
+        return self.once(key, make)
 
     def counts(self, block: int) -> list[int]:
         """How many blocks of so many numbers each row has."""

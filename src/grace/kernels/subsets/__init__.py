@@ -1,11 +1,13 @@
 """The numbers at the positions of a random subset, which need not exist as a list: the hot paths of random-k.
 
-Letters: b rows of n numbers; k positions, ``rng.subset(n, k)``, the same for all rows; W workers.
+Letters: b rows of n numbers; k positions, ``rng.subset(n, k)``, the same for all rows; W workers. Of a bucket: T tensors, B
+numbers of a block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,11 +15,38 @@ from torch import Tensor
 
 from grace.compute.dispatch import operation
 from grace.errors import PayloadError
+from grace.kernels.blocks import block_count
+from grace.kernels.many import Many
 
 if TYPE_CHECKING:
     from grace.random import Stream
 
-__all__ = ["add_subset", "take_subset"]
+__all__ = ["Drawing", "add_subset", "put_subsets_many", "take_subset", "take_subsets_many"]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What is drawn from each tensor of a bucket.
+
+    kept: how many numbers, 1 <= kept <= n_t, which are sent in the order of ``rng.subset``; or how many of its blocks, which
+        are sent in ascending order. block: B, of which the last one of a tensor may be shorter; None: numbers.
+    """
+
+    kept: tuple[int, ...]
+    block: int | None
+
+    @property
+    def unit(self) -> int:
+        """Numbers of what is drawn."""
+        return self.block or 1
+
+    def width(self, t: int, n: int) -> int:
+        """How many numbers of tensor t, which has n, are sent: zeros follow where the short block leaves fewer."""
+        return min(n, self.kept[t] * self.unit)
+
+    def count(self, n: int) -> int:
+        """From how many numbers or blocks of a tensor it is drawn."""
+        return block_count(n, self.unit)
 
 
 @operation
@@ -34,6 +63,24 @@ def add_subset(received: Sequence[Tensor], out: Tensor, weight: float, rng: Stre
 
     Raises:
         PayloadError: wires that are not float32, or not all of the same shape, or that have more numbers than ``out``.
+    """
+
+
+@operation
+def take_subsets_many(message: Tensor, many: Many, drawing: Drawing, step: int, left: Sequence[float]) -> Tensor:
+    """``p_t = x_t + memory_t`` for each tensor -> ``[T]`` bool, which of them were finite.
+
+    What is drawn of p_t goes to its place in ``message [s]`` float32; places are in bytes. Each rest becomes p_t, which is
+    multiplied by ``left[t]`` where it is drawn. Where p_t is not finite, its part of the message and its rest mean nothing.
+    """
+
+
+@operation
+def put_subsets_many(
+    message: Tensor, many: Many, drawing: Drawing, step: int, weight: Sequence[float], into: Many
+) -> Tensor:
+    """Sets each x_t of ``into``, float32, to ``weight[t]`` times its part of ``message [s]`` float32 where
+    :func:`take_subsets_many` took it from ``many``, else 0: ``[T]`` bool, of which tensors these are all finite.
     """
 
 

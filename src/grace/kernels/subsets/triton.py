@@ -1,4 +1,9 @@
-"""Taking and adding subsets as Triton kernels."""
+"""Taking and adding subsets as Triton kernels.
+
+What is drawn from the tensors of a bucket is noted twice: as the list of its places, if numbers are drawn, and as a bit for
+each number or block, so that the pass over all numbers knows which of them are sent. A block's place in what its tensor sends
+is the count of bits before its own.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +15,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from grace.compute.launching import TILE, check_rows, even_runs, launch
+from grace.compute.launching import TILE, Marks, check_rows, even_runs, launch
+from grace.flags.capturing import step_word
 from grace.kernels.blocks import block_count
-from grace.kernels.subsets import check_wires
+from grace.kernels.many import Many
+from grace.kernels.many.triton import key_of, numbers_of, tensor_of, tile_of, wire_of
+from grace.kernels.subsets import Drawing, check_wires
+from grace.kernels.triton import load_sum, magnitude, mark_if
+from grace.random.reference import SORTED_SUBSET, half_bits
+from grace.random.triton import rank_of, walk
 
 if TYPE_CHECKING:
     from grace.random import Stream
+
+_DRAWN, _CHUNK = 256, 64  # numbers of a program that draws, and how many it looks at at once
+_WORD = 32  # bits of a word
+_SCAN = 1024  # words that a program counts at once
 
 
 @triton.jit(do_not_specialize=["left"])
@@ -62,3 +77,218 @@ def add_subset(received: Sequence[Tensor], out: Tensor, weight: float, rng: Stre
     for run in even_runs([w.view(torch.uint8) for w in aligned], b, 4 * k):
         launch(_add, (block_count(k, TILE), b), run.first, index, out, run.count, run.stride // 4, run.row, n, k, weight,
                TILE=TILE)  # fmt: skip
+
+
+# ---- of many tensors ------------------------------------------------------------------------------------------------
+@triton.jit
+def _draw(
+    table, programs, kept, heads, index, words, unit, step,
+    LISTED: tl.constexpr, SORTED: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Sets the bits of what is drawn in ``words``, zeros before, and with LISTED writes the places into ``index``.
+
+    ``kept [T, 2]``: how many are drawn, and the bits of a half of the network that draws from more than SORTED.
+    """
+    task, tile = tile_of(programs)
+    place, n = wire_of(table, task)
+    n = (n + unit - 1) // unit
+    key0, key1 = key_of(table, task)
+    k, half = tl.load(kept + 2 * task), tl.load(kept + 2 * task + 1)
+    i = tile * TILE + tl.arange(0, TILE)
+    slot = i
+    keep = i < k
+    if k < n:
+        if n <= SORTED:
+            slot = rank_of(i, n, key0, key1, step, CHUNK)
+            keep = (i < n) & (slot < k)
+        else:
+            i = walk(i, keep, n, half, key0, key1, step)
+    bit = tl.full((TILE,), 1, tl.int32) << (i % 32).to(tl.int32)
+    tl.atomic_or(words + tl.load(heads + task) + i // 32, bit, keep)
+    if LISTED:
+        tl.store(index + place // 4 + slot, i, keep)
+
+
+@triton.jit
+def bits_set(word):
+    """How many bits of each int32 are set."""
+    word = word.to(tl.uint32, bitcast=True)
+    word = word - ((word >> 1) & 0x55555555)
+    word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
+    word = (word + (word >> 4)) & 0x0F0F0F0F
+    return ((word * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit
+def _count(table, programs, heads, words, before, unit, CHUNK: tl.constexpr):
+    """``before``: how many bits of a tensor are set in the words before each of its own. A program takes a tensor."""
+    task, _tile = tile_of(programs)
+    _place, n = wire_of(table, task)
+    head, count = tl.load(heads + task), (n + 32 * unit - 1) // (32 * unit)
+    lane = tl.arange(0, CHUNK)
+    carry = tl.zeros((1,), tl.int32)
+    for first in range(0, count, CHUNK):
+        at, inside = head + first + lane, first + lane < count
+        own = bits_set(tl.load(words + at, inside, 0))
+        up_to = tl.cumsum(own, 0)
+        tl.store(before + at, carry + up_to - own, inside)
+        carry += tl.sum(own, 0)
+
+
+@triton.jit
+def drawn_at(heads, words, before, task, i, inside, unit, LISTED: tl.constexpr):
+    """(whether numbers i are sent; if blocks are, where in what the tensor sends)"""
+    block = i // unit
+    at = tl.load(heads + task) + block // 32
+    word = tl.load(words + at, inside, 0)
+    lane = (block % 32).to(tl.int32)
+    sent = ((word >> lane) & 1) > 0
+    where = i
+    if LISTED == 0:
+        below = word & ((tl.full(i.shape, 1, tl.int32) << lane) - 1)
+        where = (tl.load(before + at, inside, 0) + bits_set(below)) * unit + i % unit
+    return sent, where
+
+
+@triton.jit
+def listed_at(index, place, k, n, tile, TILE: tl.constexpr):
+    """(where this program's share of a list of k lies; whether it does; what is listed there)"""
+    share = (k * TILE + n - 1) // n  # the programs of n numbers take all of it
+    lane = tl.arange(0, TILE)
+    j = tile * share + lane
+    inside = (lane < share) & (j < k)
+    return place // 4 + j, inside, tl.load(index + place // 4 + j, inside, 0)
+
+
+@triton.jit
+def _take_drawn(
+    table, programs, x, kept, heads, wire, bad, index, words, before, unit, left,
+    EVEN: tl.constexpr, HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr, LISTED: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    task, tile = tile_of(programs)
+    place, n = wire_of(table, task)
+    x, _start = numbers_of(table, task, x, EVEN)
+    e = tensor_of(table, task, 1, EVEN)
+    i = tile * TILE + tl.arange(0, TILE)
+    inside = i < n
+    p = load_sum(x, e, i, inside, HAS_MEMORY)
+    mark_if(bad + task, magnitude(p) >= 0x7F800000)
+    sent, where = drawn_at(heads, words, before, task, i, inside, unit, LISTED)
+    if HAS_REST:
+        tl.store(tensor_of(table, task, 2, EVEN) + i, tl.where(sent, p * tl.load(left + task), p), inside)
+    if LISTED:
+        at, mine, i = listed_at(index, place, tl.load(kept + 2 * task), n, tile, TILE)
+        tl.store(wire + at, load_sum(x, e, i, mine, HAS_MEMORY), mine)
+    else:
+        tl.store(wire + place // 4 + where, p, inside & sent)
+
+
+@triton.jit
+def _put_drawn(
+    table, programs, x, kept, heads, wire, bad, index, words, before, unit, left,
+    EVEN: tl.constexpr, LISTED: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Each number is written once: by the program that has its place, or by the one that has what is sent for it."""
+    task, tile = tile_of(programs)
+    place, n = wire_of(table, task)
+    x, _start = numbers_of(table, task, x, EVEN)
+    weight = tl.load(left + task)
+    i = tile * TILE + tl.arange(0, TILE)
+    inside = i < n
+    sent, where = drawn_at(heads, words, before, task, i, inside, unit, LISTED)
+    zero = tl.zeros((TILE,), tl.float32)
+    if LISTED:
+        tl.store(x + i, zero, inside & (sent == 0))
+        at, inside, i = listed_at(index, place, tl.load(kept + 2 * task), n, tile, TILE)
+        said = zero + tl.load(wire + at, inside, 0.0) * weight
+    else:
+        said = zero + tl.load(wire + place // 4 + where, inside & sent, 0.0) * weight
+    mark_if(bad + task, inside & (magnitude(said) >= 0x7F800000))
+    tl.store(x + i, said, inside)
+
+
+class Subsets:
+    """What is drawn from the tensors of a bucket.
+
+    step: the one for which it was drawn last; None: it was not.
+    """
+
+    def __init__(self, many: Many, drawing: Drawing):
+        self._many, self._drawing, self.step = many, drawing, None
+        self._counts = [drawing.count(n) for n in many.sizes]
+        device, words = many.device, sum(block_count(count, _WORD) for count in self._counts)
+        self._words = torch.empty(words, dtype=torch.int32, device=device)
+        self._before = torch.empty_like(self._words) if drawing.block is not None else None
+        total = max(place // 4 + k for place, k in zip(many.places, drawing.kept, strict=True))
+        self._index = torch.empty(total, dtype=torch.int64, device=device) if drawing.block is None else None
+
+    @staticmethod
+    def of(many: Many, drawing: Drawing) -> Subsets:
+        """Those of a bucket, which are made once."""
+        return many.once((Subsets, drawing), lambda: Subsets(many, drawing))
+
+    def draw(self, step: int) -> None:
+        """Draws what the streams of this step say."""
+        many, drawing = self._many, self._drawing
+        self._words.zero_()
+        tiles = many.pairs((Subsets, drawing, "draw"), lambda: list(map(_programs, self._counts, drawing.kept)))
+        launch(_draw, (len(tiles),), many.table, tiles, self._kept(), self._heads(), self._index, self._words, drawing.unit,
+               step_word(step, many.device),
+               LISTED=drawing.block is None, SORTED=SORTED_SUBSET, CHUNK=_CHUNK, TILE=_DRAWN)  # fmt: skip
+        if self._before is not None:
+            each = many.pairs("each", lambda: [1] * len(many))
+            launch(_count, (len(each),), many.table, each, self._heads(), self._words, self._before, drawing.unit,
+                   CHUNK=_SCAN)  # fmt: skip
+        self.step = step
+
+    def take(self, message: Tensor, left: Sequence[float]) -> Tensor:
+        """As :func:`grace.kernels.subsets.take_subsets_many`."""
+        many, marks = self._many, Marks(message, len(self._many))
+        if self._before is not None:
+            message.zero_()
+        launch(_take_drawn, *self._arguments(many, message, marks, left), EVEN=many.even, HAS_MEMORY=many.memories is not None,
+               HAS_REST=many.rests is not None, LISTED=self._before is None, TILE=TILE)  # fmt: skip
+        return marks.words == 0
+
+    def put(self, message: Tensor, weight: Sequence[float], into: Many) -> Tensor:
+        """As :func:`grace.kernels.subsets.put_subsets_many`."""
+        marks = Marks(message, len(self._many))
+        launch(_put_drawn, *self._arguments(into, message, marks, weight), EVEN=into.even, LISTED=self._before is None,
+               TILE=TILE)  # fmt: skip
+        return marks.words == 0
+
+    def _arguments(self, of: Many, message: Tensor, marks: Marks, factors: Sequence[float]) -> tuple[object, ...]:
+        many, tiles = self._many, self._many.tiles(TILE)
+        factors = tuple(factors)
+        return (
+            (len(tiles),), of.table, tiles, of.like, self._kept(), self._heads(), message, marks.words, self._index,
+            self._words, self._before, self._drawing.unit, many.numbers(("factors", factors), lambda: factors, torch.float32),
+        )  # fmt: skip
+
+    def _kept(self) -> Tensor:
+        halves = map(half_bits, self._counts)
+        flat = [number for pair in zip(self._drawing.kept, halves, strict=True) for number in pair]
+        return self._many.numbers((Subsets, self._drawing, "kept"), lambda: flat, torch.int64)
+
+    def _heads(self) -> Tensor:
+        return self._many.heads(_WORD * self._drawing.unit)
+
+
+def _programs(count: int, kept: int) -> int:
+    """How many programs draw so many of ``count``."""
+    return block_count(count if kept < count <= SORTED_SUBSET else kept, _DRAWN)
+
+
+def take_subsets_many(message: Tensor, many: Many, drawing: Drawing, step: int, left: Sequence[float]) -> Tensor:
+    subsets = Subsets.of(many, drawing)
+    subsets.draw(step)
+    return subsets.take(message, left)
+
+
+def put_subsets_many(
+    message: Tensor, many: Many, drawing: Drawing, step: int, weight: Sequence[float], into: Many
+) -> Tensor:
+    subsets = Subsets.of(many, drawing)
+    if subsets.step != step:
+        subsets.draw(step)
+    return subsets.put(message, weight, into)

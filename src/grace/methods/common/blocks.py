@@ -15,7 +15,7 @@ from grace import wire as wires
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.flags.capturing import refuse_capture
-from grace.kernels import block_count
+from grace.kernels import Drawing, Many, block_count, put_subsets_many, take_subsets_many
 from grace.methods.common.counts import count_kept
 from grace.random import Stream
 
@@ -30,6 +30,10 @@ class Blocks(Compressor):
     block: int
     cyclic: bool
     scaled: bool
+
+    @property
+    def handles_many(self) -> bool:  # type: ignore[override]  # here it depends on a knob
+        return not self.cyclic
 
     @property
     def overflows(self) -> bool:  # type: ignore[override]  # here it depends on a knob
@@ -57,6 +61,17 @@ class Blocks(Compressor):
         said, behind = self._cut_wire(values * (scale * self._factor(n)), whole, tail)
         blocks.index_add_(1, whole, said)
         short[:, :tail] += behind
+
+    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+        left = [1 - self._factor(n) for n in many.sizes]
+        return take_subsets_many(message, many, self._drawing(many), rng.step, left)
+
+    def put_many_(self, message: Tensor, many: Many, rng: Stream, into: Many) -> Tensor:
+        weight = [self._factor(n) for n in many.sizes]
+        return put_subsets_many(message, many, self._drawing(many), rng.step, weight, into)
+
+    def _drawing(self, many: Many) -> Drawing:
+        return Drawing(tuple(self._counts(n)[1] for n in many.sizes), self.block)
 
     def _places(self, n: int, rng: Stream, device: torch.device) -> tuple[Tensor, int]:
         """The chosen blocks of full size, ascending, and how many numbers of the short last one are chosen."""
