@@ -44,14 +44,15 @@ SMALL: Shapes = ((2, 3), (41,), (1,))
 SHAPES: Shapes = ((1,), (2,), (15, 17), (3, 41), (7,), (8, 8), (1025,))
 LARGE: Shapes = ((4095,), (3, 401), (4097,), (5001,), (255,))
 FAST = (
-    "efsignsgd:block=32", "qsgd:bits=4,bucket=32,memory=residual", "fp8:block=32", "natural", "u8bit:block=16",
-    "onebit:group=8,tau=0.1", "lpc:block=16,memory=residual",
+    "efsignsgd:block=32", "fp8:block=32", "natural", "u8bit:block=16", "onebit:group=8,tau=0.1",
+    "lpc:block=16,memory=residual",
 )  # fmt: skip
 AT_NIGHT = {
     "efsignsgd": LARGE,
     "efsignsgd:block=5000": LARGE,
     "signsgd": SHAPES,
     "signsgd:zero=abstain": SHAPES,
+    "qsgd:bits=4,bucket=32,memory=residual": SMALL,
     "qsgd:bits=8,memory=residual": SHAPES,
     "qsgd:bits=2,norm=l2,bucket=5000": LARGE,
     "qsgd:levels=1,memory=residual": SHAPES,
@@ -295,14 +296,14 @@ def _never(flags: Tensor, many: Many) -> None:
     [
         ("grace.kernels.triton.load_number", _words_as_numbers, *NARROW[2]),
         ("grace.communicators.many.narrow_many", _no_cast, *NARROW[0]),
-        ("grace.kernels.many.triton.key_of", _key_of_the_first, FAST[1], torch.float32),
+        ("grace.kernels.many.triton.key_of", _key_of_the_first, "natural", torch.float32),
         ("grace.kernels.powers.triton.mark_if", _unmarked, "natural", torch.float32),
         ("grace.kernels.codebook.triton.load_sum", _memory_left_out, "u8bit:block=16", torch.float32),
         ("grace.kernels.signs.triton.load_sum", _memory_left_out, "onebit:group=8,tau=0.1", torch.float32),
         ("grace.kernels.triton.halves", _half_of_each, "onebit:group=8,tau=0.1", torch.float32),
         ("grace.kernels.fixed.triton.encoder_at", _first_block, "lpc:block=16,memory=residual", torch.float32),
-        ("grace.memories.many.settle_many", _never, FAST[0], torch.float32),
-        ("grace.communicators.many.poison_many", _never, FAST[2], torch.float32),
+        ("grace.memories.many.settle_many", _never, "efsignsgd:block=32", torch.float32),
+        ("grace.communicators.many.poison_many", _never, "fp8:block=32", torch.float32),
     ],
 )
 def test_mutants_are_caught(

@@ -69,7 +69,7 @@ def simulate(workers: Sequence[Exchange[T]], grid: Grid | None = None) -> list[T
         said = {rank: signature(asked[rank]) if rank in asked else "finished" for rank in ranks}
         if meeting is None or len(set(said.values())) > 1:
             fail(round_mismatch(said))
-        ops = [replace(asked[rank], axis="") for rank in meeting]
+        ops = [replace(asked[rank], axis="") if asked[rank].axis else asked[rank] for rank in meeting]
         advance(dict(zip(meeting, answers(ops), strict=True)))
     return [done[rank] for rank in range(len(workers))]
 

@@ -1,5 +1,5 @@
-"""The tasks on one toolkit beside torch: ``python -m tests.unit.grace_bench.toolkits.cases TOOLKIT`` prints what it
-saw, as JSON. A process of its own: a toolkit would leave threads, warnings and settings behind.
+"""The tasks on one toolkit beside torch: ``python -m tests.unit.grace_bench.toolkits.cases TOOLKIT TASK ...``
+prints what it saw, as JSON. A process of its own: a toolkit would leave threads, warnings and settings behind.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from grace_bench.extras import PORTED
 from grace_bench.tasks import TASKS
 from grace_bench.toolkits.replica import Recipe, Replica, arrays_of, from_torch
 from grace_bench.toolkits.training import make_replica
@@ -70,9 +69,9 @@ def count(toolkit: str, recipe: Recipe, replica: Replica) -> list[int]:
 
 
 if __name__ == "__main__":
-    toolkit = sys.argv[1]
+    toolkit, *names = sys.argv[1:]
     found: dict[str, dict[str, Any]] = {"trained": {}, "counted": {}}
-    for name in PORTED:
+    for name in names:
         both = prepare(toolkit, name)
         found["counted"][name] = count(toolkit, *both)
         if name.endswith("_small"):

@@ -14,13 +14,23 @@ from grace_bench.runs.record import file_name
 from tests.unit.grace_bench.tasks.test_models import COUNTS
 
 SMALL = [name for name in PORTED if name.endswith("_small")]
+LARGE = [name for name in PORTED if name not in SMALL]
 
 
 @pytest.fixture(scope="module", params=TOOLKITS[1:])
 def seen(request):
-    if importlib.util.find_spec(request.param) is None:  # to import it here would cost seconds
-        pytest.skip(f"pip install 'grace-dl[{request.param}]'")
-    command = [sys.executable, "-m", "tests.unit.grace_bench.toolkits.cases", request.param]
+    return look(request.param, SMALL)
+
+
+@pytest.fixture(scope="module", params=TOOLKITS[1:])
+def seen_large(request):
+    return look(request.param, LARGE)
+
+
+def look(toolkit, names):
+    if importlib.util.find_spec(toolkit) is None:  # to import it here would cost seconds
+        pytest.skip(f"pip install 'grace-dl[{toolkit}]'")
+    command = [sys.executable, "-m", "tests.unit.grace_bench.toolkits.cases", toolkit, *names]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert ran.returncode == 0, ran.stderr[-3000:]
     return json.loads(ran.stdout)
@@ -37,9 +47,15 @@ def check_training(name, seen):
     assert seen["trained"][name]["apart"] < 5e-3
 
 
-@pytest.mark.parametrize("name", PORTED)
+@pytest.mark.parametrize("name", SMALL)
 def test_the_models_have_the_surveys_parameters_and_vectors(name, seen):
     check_counts(name, seen)
+
+
+@pytest.mark.night("another model")
+@pytest.mark.parametrize("name", LARGE)
+def test_the_large_models_have_them_too(name, seen_large):
+    check_counts(name, seen_large)
 
 
 @pytest.mark.parametrize("name", SMALL)
