@@ -11,6 +11,7 @@ namespace GRACE_TARGET {
 
 constexpr int64_t SHORTEST = 16;  // what is left of a row after its last block is transformed in pieces down to this size
 constexpr int32_t LARGE = (127 + 96) << 23;  // 2**96: a block with a number beyond is transformed at 2**-32 of its size
+constexpr float TINY = 0x1p-126f, GREATEST = 0x1.fffffep127f;
 constexpr int64_t SIGNS = 64;                // how many each counter of the stream gives
 
 // Lane i becomes lane i ^ s.
@@ -175,6 +176,73 @@ struct RotationTasks {
     }
 };
 GRACE_INLINE int64_t padded(int64_t len) { return ceil_div(len, 16) * 16; }
+
+// The largest magnitude of a buffer, as bits.
+GRACE_INLINE int32_t largest_of(const float* x, int64_t len) {
+    vi most = {};
+    for (int64_t i = 0; i < len; i += L) most = max(most, magnitude(load<vi>(x + i)));
+    return largest(most);
+}
+
+GRACE_INLINE int32_t largest_few(const float* x, int64_t len) {
+    int32_t most = 0;
+    for (int64_t i = 0; i < len; i++) {
+        int32_t bits;
+        memcpy(&bits, x + i, 4);
+        bits &= INT32_MAX;
+        most = bits > most ? bits : most;
+    }
+    return most;
+}
+
+// Of sixteen numbers those that codes below sixteen say.
+struct Sixteen {
+#if GRACE_LANES == 16
+    vf all;
+    explicit Sixteen(const float* p) : all(loadf(p)) {}
+    GRACE_MEMBER vf at(vi code) const { return lookup(all, code); }
+#elif defined(__x86_64__) && GRACE_LANES == 8
+    __m256 low, high;
+    explicit Sixteen(const float* p) : low(_mm256_loadu_ps(p)), high(_mm256_loadu_ps(p + 8)) {}
+    GRACE_MEMBER vf at(vi code) const {
+        const __m256 a = _mm256_permutevar8x32_ps(low, (__m256i)code), b = _mm256_permutevar8x32_ps(high, (__m256i)code);
+        return (vf)_mm256_blendv_ps(a, b, _mm256_castsi256_ps(_mm256_slli_epi32((__m256i)code, 28)));
+    }
+#else
+    float all[16];
+    explicit Sixteen(const float* p) { memcpy(all, p, sizeof all); }
+    GRACE_MEMBER vf at(vi code) const {
+        vf out;
+        for (int i = 0; i < L; i++) out[i] = all[code[i] & 15];
+        return out;
+    }
+#endif
+};
+
+// Sixteen float64 lanes of products, in the order of blocks.h.
+struct Products {
+    Lanes16 sum;
+    GRACE_MEMBER void add(const float* a, const float* b) {
+        for (int k = 0; k < 32 / L; k++)
+            sum.lane[k] += __builtin_convertvector(load<half_vf>(a + k * (L / 2)), vd) *
+                           __builtin_convertvector(load<half_vf>(b + k * (L / 2)), vd);
+    }
+};
+GRACE_INLINE double dot(const float* a, const float* b, int64_t len) {  // zeros up to a multiple of sixteen
+    double total = 0;
+    for (int64_t at = 0; at < len; at += PIECE) {
+        Products part;
+        for (int64_t i = at; i < least(len, at + PIECE); i += 16) part.add(a + i, b + i);
+        total = at ? total + part.sum.sum() : part.sum.sum();
+    }
+    return total;
+}
+
+// The Euclidean norm of y [len], zeros up to a multiple of sixteen.
+GRACE_INLINE float norm_of(const float* y, int64_t len) {
+    const double root = __builtin_sqrt(dot(y, y, len));
+    return root > (double)GREATEST ? GREATEST : (float)root;
+}
 
 }  // namespace GRACE_TARGET
 }  // namespace grace

@@ -58,6 +58,9 @@ GRACE_KERNEL(encode_fixed, const float*, const float*, float*, int64_t, int64_t,
              float, float, int, uint32_t, uint32_t, uint32_t, int)
 GRACE_KERNEL(sum_fixed, Wires, int64_t, float*, int64_t, int64_t, int, int, float, int, int)
 GRACE_KERNEL(call_many, int, const uint64_t*, int64_t, int64_t, int64_t*)
-GRACE_KERNEL(round_to_table, const float*, const float*, const float*, int64_t, int64_t, const float*, int, uint8_t*, int)
-GRACE_KERNEL(sum_entries, const uint8_t*, int64_t, int64_t, const float*, int, int32_t*, int)
-GRACE_KERNEL(table_means, const uint8_t*, const int32_t*, const float*, int64_t, int64_t, const float*, int, double, float*, int)
+GRACE_KERNEL(rotate_norms, const float*, const float*, float*, int64_t, int64_t, float*, uint32_t, uint32_t, uint32_t, int)
+GRACE_KERNEL(encode_entries, const float*, const float*, int64_t, int64_t, const float*, int, int64_t, uint8_t*, int64_t, uint32_t,
+             uint32_t, uint32_t, const float*, const float*, float*, uint32_t, uint32_t, uint32_t, int)
+GRACE_KERNEL(sum_entries, const uint8_t*, int64_t, int64_t, int64_t, const float*, int, int, uint8_t*, int)
+GRACE_KERNEL(decode_entries, const uint8_t*, int64_t, int64_t, int, int64_t, const float*, float*, int64_t, int64_t, double, uint32_t,
+             uint32_t, uint32_t, int)

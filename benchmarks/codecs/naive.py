@@ -6,6 +6,7 @@ come from torch's global generator, nothing is checked.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -96,6 +97,31 @@ def _codebook() -> tuple[str, Encode, Decode]:
     return "torch.bucketize", encode, lambda payload, like: table[payload[1].int()] * payload[0]
 
 
+def _turned(x: Tensor, signs: Tensor) -> Tensor:
+    """Blocks ``[m, 1024]`` with these signs, times Hadamard's matrix."""
+    x, s = x * signs, 1
+    while s < x.shape[1]:
+        p, q = x.view(-1, x.shape[1] // (2 * s), 2, s).unbind(2)
+        x, s = torch.stack((p + q, p - q), 2).view(x.shape), 2 * s
+    return x.div(math.sqrt(x.shape[1]))
+
+
+def _shared_table(h: int = 1024) -> tuple[str, Encode, Decode]:
+    signs = torch.randint(0, 2, (1, h), generator=torch.Generator().manual_seed(0)).float() * 2 - 1
+
+    def encode(x: Tensor) -> Payload:
+        y = _turned(torch.nn.functional.pad(x, (0, -x.numel() % h)).view(-1, h), signs)
+        bound = 2.15 * y.square().mean(1, keepdim=True).sqrt()
+        return bound, ((y / bound).clamp(-1, 1) * 7.5 + 7.5 + torch.rand_like(y)).to(torch.uint8)
+
+    def decode(payload: Payload, like: Tensor) -> Tensor:
+        bound, level = payload
+        y = (level.float() / 7.5 - 1) * bound
+        return (_turned(y, torch.ones(1, h)) * signs).view(-1)[: like.numel()]
+
+    return "stacked sums and differences, rand, a byte a code", encode, decode
+
+
 CODES: dict[str, Callable[[], tuple[str, Encode, Decode]]] = {
     "topk": lambda: _top(0.01),
     "topk:ratio=0.001": lambda: _top(0.001),
@@ -107,6 +133,7 @@ CODES: dict[str, Callable[[], tuple[str, Encode, Decode]]] = {
     "qsgd:bits=2": lambda: _quantize(2),
     "natural": _natural,
     "u8bit": _codebook,
+    "thc": _shared_table,
 }
 
 

@@ -7,26 +7,6 @@ namespace grace {
 namespace GRACE_TARGET {
 namespace {
 
-constexpr float TINY = 0x1p-126f, GREATEST = 0x1.fffffep127f;
-
-// The largest magnitude of a buffer, as bits.
-GRACE_INLINE int32_t largest_of(const float* x, int64_t len) {
-    vi most = {};
-    for (int64_t i = 0; i < len; i += L) most = max(most, magnitude(load<vi>(x + i)));
-    return largest(most);
-}
-
-GRACE_INLINE int32_t largest_few(const float* x, int64_t len) {
-    int32_t most = 0;
-    for (int64_t i = 0; i < len; i++) {
-        int32_t bits;
-        memcpy(&bits, x + i, 4);
-        bits &= INT32_MAX;
-        most = bits > most ? bits : most;
-    }
-    return most;
-}
-
 // Copies a block into a buffer, zeros up to a multiple of sixteen, and out of it.
 GRACE_INLINE void copy_in(const float* x, int64_t len, float* buffer) {
     memcpy(buffer, x, (size_t)len * 4);
@@ -54,6 +34,38 @@ void rotate_rows(const float* x, float* out, int64_t rows, int64_t n, int64_t bl
         delete[] y;
     };
     parallel(rows * tasks.per_row, enough_threads(rows * n, threads), work);
+}
+
+// y = R p of one row, and the norms of its blocks. Returns whether all numbers were finite.
+bool rotate_and_measure(const Rows& r, float* out, float* norms, const Key& key, int threads) {
+    const RotationTasks tasks(r.n, r.block);
+    const bool streams = r.n >= ALONE && r.block % L == 0 && (uintptr_t)out % (4 * L) == 0;
+    int32_t bad = 0;
+    auto work = [&](int64_t task) {
+        const int64_t start = task * tasks.size, stop = least(r.n, start + tasks.size);
+        const Signs signs(key, start, stop - start);
+        float* y = new float[(size_t)padded(r.block)];
+        int32_t seen = 0;
+        for (int64_t at = start; at < stop; at += r.block) {
+            const int64_t len = least(r.block, stop - at);
+            const int32_t most = gather(r, at, len, y);
+            seen = most > seen ? most : seen;
+            fetch(r, at + len, least(len, r.n - at - len));
+            signs.flip(y, at, len, y);
+            for (int64_t i = len; i < padded(len); i++) y[i] = 0;
+            transform_block(y, len, r.block, most);
+            norms[at / r.block] = norm_of(y, len);
+            int64_t i = 0;
+            if (streams)
+                for (; i + L <= len; i += L) stream(out + at + i, loadf(y + i));
+            for (; i < len; i += L) store_first(out + at + i, loadf(y + i), len - i);
+        }
+        fence();
+        delete[] y;
+        if (seen >= 0x7F800000) __atomic_store_n(&bad, 1, __ATOMIC_RELAXED);
+    };
+    parallel(tasks.per_row, enough_threads(r.n, threads), work);
+    return !bad;
 }
 
 // The centroids of `bits` bits, ascending, and what is between each and the next.
@@ -95,54 +107,9 @@ struct Book {
     }
 };
 
-// Of sixteen numbers those that codes below sixteen say.
-struct Sixteen {
-#if GRACE_LANES == 16
-    vf all;
-    explicit Sixteen(const float* p) : all(loadf(p)) {}
-    GRACE_MEMBER vf at(vi code) const { return lookup(all, code); }
-#elif defined(__x86_64__) && GRACE_LANES == 8
-    __m256 low, high;
-    explicit Sixteen(const float* p) : low(_mm256_loadu_ps(p)), high(_mm256_loadu_ps(p + 8)) {}
-    GRACE_MEMBER vf at(vi code) const {
-        const __m256 a = _mm256_permutevar8x32_ps(low, (__m256i)code), b = _mm256_permutevar8x32_ps(high, (__m256i)code);
-        return (vf)_mm256_blendv_ps(a, b, _mm256_castsi256_ps(_mm256_slli_epi32((__m256i)code, 28)));
-    }
-#else
-    float all[16];
-    explicit Sixteen(const float* p) { memcpy(all, p, sizeof all); }
-    GRACE_MEMBER vf at(vi code) const {
-        vf out;
-        for (int i = 0; i < L; i++) out[i] = all[code[i] & 15];
-        return out;
-    }
-#endif
-};
-
-// Sixteen float64 lanes of products, in the order of blocks.h.
-struct Products {
-    Lanes16 sum;
-    GRACE_MEMBER void add(const float* a, const float* b) {
-        for (int k = 0; k < 32 / L; k++)
-            sum.lane[k] += __builtin_convertvector(load<half_vf>(a + k * (L / 2)), vd) *
-                           __builtin_convertvector(load<half_vf>(b + k * (L / 2)), vd);
-    }
-};
-double dot(const float* a, const float* b, int64_t len) {  // zeros up to a multiple of sixteen
-    double total = 0;
-    for (int64_t at = 0; at < len; at += PIECE) {
-        Products part;
-        for (int64_t i = at; i < least(len, at + PIECE); i += 16) part.add(a + i, b + i);
-        total = at ? total + part.sum.sum() : part.sum.sum();
-    }
-    return total;
-}
-
 // y [len], zeros behind, becomes its centroids times the block's scale, which is returned.
 float encode_block(const Book& book, bool mse, float* y, float* centroids, int64_t len, uint8_t* codes) {
-    const double root = __builtin_sqrt(dot(y, y, len));
-    const float norm = root > (double)GREATEST ? GREATEST : (float)root;
-    float rms = norm / (float)__builtin_sqrt((double)len);
+    float rms = norm_of(y, len) / (float)__builtin_sqrt((double)len);
     if (rms < TINY) rms = 0;
     const vf by = splat(rms > 0 ? rms : 1.0f);
     vi most = {};
@@ -310,6 +277,12 @@ GRACE_EXPORT(rotate)(const float* x, float* out, int64_t rows, int64_t n, int64_
     if (way == FORWARD) rotate_rows<FORWARD>(x, out, rows, n, block, key, threads);
     if (way == BACK) rotate_rows<BACK>(x, out, rows, n, block, key, threads);
     return OK;
+}
+
+GRACE_EXPORT(rotate_norms)(const float* x, const float* memory, float* out, int64_t n, int64_t block, float* norms, uint32_t k0,
+                           uint32_t k1, uint32_t step, int threads) {
+    using namespace grace::GRACE_TARGET;
+    return rotate_and_measure(Rows{x, memory, nullptr, 1, n, block}, out, norms, Key{k0, k1, step}, threads);
 }
 
 GRACE_EXPORT(encode_rotated)(const float* x, const float* memory, float* rest, int64_t rows, int64_t n, int64_t block,

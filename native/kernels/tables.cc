@@ -1,116 +1,249 @@
-// Stochastic rounding to a table of integers that all workers share, sums of its entries, and what sums say.
-#include "../blocks.h"
+// Stochastic rounding of rotated numbers to a table of integers that all workers share, sums of its entries, and their means.
+//
+//   codes for the owners of chunks:  of each chunk of the row its codes, packed from a whole byte on
+#include "../packing.h"
+#include "../rotation.h"
 
 namespace grace {
 namespace GRACE_TARGET {
 namespace {
 
-constexpr float TINY = 0x1p-126f;
-constexpr int MOST_ENTRIES = 16;
+constexpr int64_t WHOLE = 8;  // codes that fill whole bytes
+constexpr int CELLS = 32;     // all entries are below
 
-// A table of 2 to 16 ascending numbers, and how far each is from the next.
+// A table of 2 to 16 ascending integers, a power of two, from 0 to less than CELLS; how far each is from the next; what each says in units of a bound.
 struct Table {
-    int size;
-    float entry[MOST_ENTRIES] = {}, gap[MOST_ENTRIES] = {};
+    int size, bits;
+    float entry[16] = {}, gap[16] = {}, share[16] = {};
+    int32_t cells[CELLS];  // of each integer below CELLS the entry that is the nearest one from below, not the last
     float half;  // of the largest
-    Table(const float* table, int size_) : size(size_), half(table[size_ - 1] / 2) {
-        for (int i = 0; i < size; i++) entry[i] = table[i], gap[i] = i + 1 < size ? table[i + 1] - table[i] : 0;
+    Table(const float* table, int size_) : size(size_), bits(0), half(table[size_ - 1] / 2) {
+        while (1 << bits < size) bits++;
+        for (int v = 0, at = 0; v < CELLS; v++) {
+            while (at + 2 < size && table[at + 1] <= (float)v) at++;
+            cells[v] = at;
+        }
+        for (int i = 0; i < size; i++) {
+            entry[i] = table[i], gap[i] = i + 1 < size ? table[i + 1] - table[i] : 0;
+            share[i] = (float)((double)table[i] * (2 / (double)table[size - 1]) - 1);
+        }
     }
 
-    // Codes of y in units of a bound, 0 where everything is.
-    GRACE_MEMBER vi round(vf y, vf bound, vi nothing, vf u) const {
+    // Codes of y in units of a bound, of which the opposite is given; 0 where everything is.
+    GRACE_MEMBER vi round(vf y, vf opposite, vi nothing, vf u) const {
         const vf one = splat(1.0f);
-        vf v = as_float(as_int(y / bound) & ~nothing);
-        v = v < -one ? -one : v;
-        v = v > one ? one : v;
-        v = (v + one) * splat(half);
-        const vf near = to_float(nearest_int(v));
-        const vf slack = (v < one ? one : v) * splat(1e-6f);
+        vf v = at_most(as_float(as_int(y / opposite) & ~nothing), one);  // -y, at least -1
+        v = (at_most(-v, one) + one) * splat(half);
+#if GRACE_LANES == 16
+        const vf near = (vf)_mm512_roundscale_ps((__m512)v, 0), slack = (vf)_mm512_max_ps((__m512)v, (__m512)one) * splat(1e-6f);
+#else
+        const vf near = to_float(nearest_int(v)), slack = (v < one ? one : v) * splat(1e-6f);
+#endif
         v = select(absolute(v - near) <= slack, near, v);
+#if GRACE_LANES == 16
+        const __m512i low_cells = _mm512_loadu_si512(cells), high_cells = _mm512_loadu_si512(cells + 16);
+        const vi code = (vi)_mm512_permutex2var_epi32(low_cells, (__m512i)truncate(v), high_cells);
+        const vf low = lookup(loadf(entry), code), step = lookup(loadf(gap), code);
+        const __mmask16 up = _mm512_cmp_ps_mask((__m512)(u * step), (__m512)(v - low), _CMP_LT_OQ);
+        return (vi)_mm512_mask_add_epi32((__m512i)code, up, (__m512i)code, _mm512_set1_epi32(1));
+#else
         vi code = {};
         vf low = splat(entry[0]), step = splat(gap[0]);
         for (int j = 1; j < size - 1; j++) {
             const vi beyond = v >= splat(entry[j]);
             code -= beyond;
-#if GRACE_LANES != 16
             low = select(beyond, splat(entry[j]), low), step = select(beyond, splat(gap[j]), step);
-#endif
         }
-#if GRACE_LANES == 16
-        low = lookup(loadf(entry), code), step = lookup(loadf(gap), code);
-#endif
         return code - (vi)(u * step < v - low);
+#endif
     }
 };
 
-// f(where a run of numbers with one bound begins, how many, its bound), in tasks.
-template <class F>
-void each_block(const float* bounds, int64_t n, int64_t block, int threads, F f) {
+// Codes of y [0, len), which have one bound.
+void round_run(const Table table, const float* y, int64_t len, float bound, const uint16_t* lanes, uint8_t* codes) {
+    const vi nothing = splat(bound < TINY ? -1 : 0);
+    const vf by = splat(bound < TINY ? -1.0f : -bound);
+    auto of = [&](const float* p, int64_t i) {
+        const vf u = (to_float(load_u16(lanes + i)) + splat(0.5f)) * splat(0x1p-16f);
+        return table.round(loadf(p), by, nothing, u);
+    };
+    int64_t i = 0;
+    for (; i + L <= len; i += L) store_u8(codes + i, of(y + i, i));
+    if (i == len) return;
+    float p[L] = {};
+    uint8_t last[L];
+    memcpy(p, y + i, (size_t)(len - i) * 4);
+    store_u8(last, of(p, i));
+    memcpy(codes + i, last, (size_t)(len - i));
+}
+
+struct Chunks {
+    int64_t size, count;
+    // f(number w of a chunk, its first number, from, to) for its part of [start, stop)
+    template <class F>
+    void each(int64_t start, int64_t stop, F f) const {
+        for (int64_t w = start / size; w * size < stop; w++) {
+            const int64_t first = w * size;
+            f(w, first, start > first ? start : first, least(stop, first + size));
+        }
+    }
+};
+
+// y [n] has been rotated; p is r's, of which the rest is left.
+void encode(const Rows& r, const float* y, const float* bounds, const Table& table, const Chunks& chunks, uint8_t* wire,
+            int64_t width, const Key& key, const Key& shared, int threads) {
+    const RotationTasks tasks(r.n, r.block);
+    const Sixteen shares(table.share);
+    const bool streams = r.n >= ALONE && r.block % L == 0 && (uintptr_t)r.rest % (4 * L) == 0;
     auto work = [&](int64_t task) {
-        const int64_t stop = least(n, (task + 1) * TASK);
-        for (int64_t at = task * TASK; at < stop;) {
-            const int64_t end = least(stop, (at / block + 1) * block);
-            f(at, end - at, bounds[at / block]);
-            at = end;
+        const int64_t start = task * tasks.size, stop = least(r.n, start + tasks.size), end = least(r.n, stop + WHOLE - 1);
+        const int64_t last = stop == r.n ? chunks.size * chunks.count : stop;  // behind the row there are zeros
+        const int64_t room = tasks.size + chunks.count + WHOLE + 64;
+        uint8_t* codes = new uint8_t[(size_t)room];
+        Lanes lanes(key);
+        for (int64_t at = start, next; at < end; at = next) {
+            next = least(least(end, at + PIECE), (at / r.block + 1) * r.block);
+            round_run(table, y + at, next - at, bounds[at / r.block], lanes.at((uint64_t)at, next - at), codes + (at - start));
+        }
+        memset(codes + (end - start), 0, (size_t)(room - (end - start)));
+        // A byte belongs to the task in which its first code is.
+        chunks.each(start, last, [&](int64_t w, int64_t first, int64_t from, int64_t to) {
+            from = first + ceil_div(from - first, WHOLE) * WHOLE;
+            to = least(first + chunks.size, first + ceil_div(to - first, WHOLE) * WHOLE);
+            if (from < to)
+                pack_codes(table.bits, codes + (from - start), to - from, wire + w * width + packed_bytes(from - first, table.bits));
+        });
+        if (r.rest) {
+            const Signs signs(shared, start, stop - start);
+            float* said = new float[(size_t)padded(r.block)];
+            for (int64_t at = start; at < stop; at += r.block) {
+                const int64_t len = least(r.block, stop - at);
+                const vf bound = splat(bounds[at / r.block]);
+                for (int64_t i = 0; i < len; i += L) store(said + i, shares.at(load_u8(codes + (at - start) + i)) * bound);
+                for (int64_t i = len; i < padded(len); i++) said[i] = 0;
+                fetch(r, at, len);
+                transform_block(said, len, r.block, largest_of(said, len));
+                signs.flip(said, at, len, said);
+                const float *x = r.x + at, *e = r.memory + (r.memory ? at : 0);
+                float* rest = r.rest + at;
+                int64_t i = 0;
+                for (; i + L <= len; i += L) {
+                    const vf p = r.memory ? loadf(x + i) + loadf(e + i) : loadf(x + i), left = p - loadf(said + i);
+                    streams ? stream(rest + i, left) : store(rest + i, left);
+                }
+                for (; i < len; i++) rest[i] = (r.memory ? x[i] + e[i] : x[i]) - said[i];
+            }
+            fence();
+            delete[] said;
+        }
+        delete[] codes;
+    };
+    parallel(tasks.per_row, enough_threads(r.n, threads), work);
+}
+
+// Sums of what W workers' codes of a chunk say, packed; below 2**24.
+void sum(const uint8_t* received, int64_t W, int64_t width, int64_t n, const Table& table, int bits, uint8_t* out, int threads) {
+    const Sixteen entries(table.entry);
+    auto work = [&](int64_t task) {
+        const int64_t at = task * PIECE, len = least(PIECE, n - at);
+        alignas(64) float total[PIECE + 16];
+        alignas(64) uint8_t codes[PIECE + 64] = {};
+        alignas(64) int32_t sums[PIECE + 16];
+        for (int64_t w = 0; w < W; w++) {
+            unpack_codes(table.bits, received + w * width + packed_bytes(at, table.bits), len, codes);
+            for (int64_t i = 0; i < len; i += L) {
+                const vf entry = entries.at(load_u8(codes + i));
+                store(total + i, w ? loadf(total + i) + entry : entry);
+            }
+        }
+        uint8_t* to = out + packed_bytes(at, bits);
+        if (bits <= 8) {
+            for (int64_t i = 0; i < len; i += L) store_u8(codes + i, truncate(loadf(total + i)));
+            pack_codes(bits, codes, len, to);
+        } else {
+            for (int64_t i = 0; i < len; i += L) store(sums + i, truncate(loadf(total + i)));
+            pack_numbers(bits, sums, len, to);
         }
     };
-    parallel(ceil_div(n, TASK), enough_threads(n, threads), work);
+    parallel(ceil_div(n, PIECE), enough_threads(n * W, threads), work);
+}
+
+// out = R^-1 ((s factor - 1) bound) for the sums s of all chunks, of which none is above `most`.
+int64_t decode(const uint8_t* sums, const Chunks& chunks, int64_t width, int bits, int64_t most, const float* bounds, float* out,
+               int64_t n, int64_t block, double factor, const Key& shared, int threads) {
+    const RotationTasks tasks(n, block);
+    int64_t refused = OK;
+    auto work = [&](int64_t task) {
+        const int64_t start = task * tasks.size, stop = least(n, start + tasks.size);
+        const int64_t last = stop == n ? chunks.size * chunks.count : stop;
+        const Signs signs(shared, start, stop - start);
+        const size_t room = (size_t)(WHOLE + tasks.size + chunks.count + 64);
+        uint8_t* bytes = new uint8_t[room]();
+        int32_t* wide = bits > 8 ? new int32_t[room]() : nullptr;
+        float* y = new float[(size_t)padded(block)];
+        // Only what a task begins with may begin within a byte: then what comes before it is unpacked, too.
+        chunks.each(start, last, [&](int64_t w, int64_t first, int64_t from, int64_t to) {
+            const int64_t whole = first + (from - first) / WHOLE * WHOLE, at = WHOLE + whole - start;
+            const uint8_t* in = sums + w * width + packed_bytes(whole - first, bits);
+            bits > 8 ? unpack_numbers(bits, in, to - whole, wide + at) : unpack_codes(bits, in, to - whole, bytes + at);
+        });
+        bool bad = false;
+        if (bits > 8) {
+            for (int64_t i = WHOLE; i < WHOLE + last - start; i++) bad |= (uint32_t)wide[i] > (uint32_t)most;
+        } else {
+            bad = any_above(bytes + WHOLE, last - start, (uint8_t)least(most, 255), [](vb v) { return v; });
+        }
+        if (bad) __atomic_store_n(&refused, (int64_t)BAD_CODE, __ATOMIC_RELAXED);
+        for (int64_t at = start; at < stop; at += block) {
+            const int64_t len = least(block, stop - at), here = WHOLE + at - start;
+            const half_vf bound = bounds[at / block] - half_vf{};
+            for (int64_t i = 0; i < len; i += L) {
+                const vf s = to_float(bits > 8 ? load<vi>(wide + here + i) : load_u8(bytes + here + i));
+                store(y + i, s);
+                for (int k = 0; k < 2; k++) {
+                    float* half = y + i + k * (L / 2);
+                    const vd share = __builtin_convertvector(load<half_vf>(half), vd) * factor - 1;
+                    store(half, __builtin_convertvector(share, half_vf) * bound);
+                }
+            }
+            for (int64_t i = len; i < padded(len); i++) y[i] = 0;
+            transform_block(y, len, block, largest_of(y, len));
+            signs.flip(y, at, len, y);
+            for (int64_t i = 0; i < len; i += L) store_first(out + at + i, loadf(y + i), len - i);
+        }
+        delete[] y;
+        delete[] wide;
+        delete[] bytes;
+    };
+    parallel(tasks.per_row, enough_threads(n, threads), work);
+    return refused;
 }
 
 }  // namespace
 }  // namespace GRACE_TARGET
 }  // namespace grace
 
-GRACE_EXPORT(round_to_table)(const float* y, const float* bounds, const float* u, int64_t n, int64_t block, const float* table,
-                             int size, uint8_t* codes, int threads) {
+// x, memory: null without a rest
+GRACE_EXPORT(encode_entries)(const float* y, const float* bounds, int64_t n, int64_t block, const float* table, int size,
+                             int64_t count, uint8_t* wire, int64_t width, uint32_t k0, uint32_t k1, uint32_t step, const float* x,
+                             const float* memory, float* rest, uint32_t r0, uint32_t r1, uint32_t rstep, int threads) {
     using namespace grace::GRACE_TARGET;
-    const Table of(table, size);
-    each_block(bounds, n, block, threads, [&](int64_t at, int64_t len, float bound) {
-        const vi nothing = splat(bound < TINY ? -1 : 0);
-        const vf by = splat(bound < TINY ? 1.0f : bound);
-        int64_t i = at;
-        for (; i + L <= at + len; i += L) store_u8(codes + i, of.round(loadf(y + i), by, nothing, loadf(u + i)));
-        if (const int64_t left = at + len - i) {
-            float p[L] = {}, q[L] = {};
-            uint8_t last[L];
-            memcpy(p, y + i, (size_t)left * 4), memcpy(q, u + i, (size_t)left * 4);
-            store_u8(last, of.round(loadf(p), by, nothing, loadf(q)));
-            memcpy(codes + i, last, (size_t)left);
-        }
-    });
-    return 0;
+    encode(Rows{x, memory, rest, 1, n, block}, y, bounds, Table(table, size), Chunks{ceil_div(n, count), count}, wire, width,
+           Key{k0, k1, step}, Key{r0, r1, rstep}, threads);
+    return OK;
 }
 
-// codes [W, n], each below the table's size
-GRACE_EXPORT(sum_entries)(const uint8_t* codes, int64_t W, int64_t n, const float* table, int size, int32_t* sums, int threads) {
+GRACE_EXPORT(sum_entries)(const uint8_t* received, int64_t W, int64_t width, int64_t n, const float* table, int size, int bits,
+                          uint8_t* out, int threads) {
     using namespace grace::GRACE_TARGET;
-    int32_t entry[256] = {};
-    for (int i = 0; i < size; i++) entry[i] = (int32_t)table[i];
-    auto work = [&](int64_t task) {
-        const int64_t stop = least(n, (task + 1) * TASK);
-        for (int64_t at = task * TASK; at < stop; at += BATCH) {
-            const int64_t end = least(stop, at + BATCH);
-            for (int64_t i = at; i < end; i++) sums[i] = entry[codes[i]];
-            for (int64_t w = 1; w < W; w++)
-                for (int64_t i = at; i < end; i++) sums[i] += entry[codes[w * n + i]];
-        }
-    };
-    parallel(ceil_div(n, TASK), enough_threads(n * W, threads), work);
-    return 0;
+    sum(received, W, width, n, Table(table, size), bits, out, threads);
+    return OK;
 }
 
-// out = (sum times factor - 1) times the block's bound; sums are int32 [n], or where there are none codes say their entries
-GRACE_EXPORT(table_means)(const uint8_t* codes, const int32_t* sums, const float* bounds, int64_t n, int64_t block,
-                          const float* table, int size, double factor, float* out, int threads) {
+GRACE_EXPORT(decode_entries)(const uint8_t* sums, int64_t count, int64_t width, int bits, int64_t most, const float* bounds,
+                             float* out, int64_t n, int64_t block, double factor, uint32_t r0, uint32_t r1, uint32_t rstep,
+                             int threads) {
     using namespace grace::GRACE_TARGET;
-    float share[256] = {};
-    for (int i = 0; i < size; i++) share[i] = (float)((double)table[i] * factor - 1);
-    each_block(bounds, n, block, threads, [&](int64_t at, int64_t len, float bound) {
-        if (codes != nullptr) {
-            for (int64_t i = at; i < at + len; i++) out[i] = share[codes[i]] * bound;
-        } else {
-            for (int64_t i = at; i < at + len; i++) out[i] = (float)((double)sums[i] * factor - 1) * bound;
-        }
-    });
-    return 0;
+    return decode(sums, Chunks{ceil_div(n, count), count}, width, bits, most, bounds, out, n, block, factor, Key{r0, r1, rstep},
+                  threads);
 }

@@ -476,26 +476,39 @@ inline void run_call_many(Trial& t) {
     if (t.kind == NOT_FINITE || t.kind == EXTREME) t.forget();  // which NaN comes of two is not the same everywhere
 }
 
+// Numbers are rotated, rounded to a table, and what W workers sent is added up and rotated back.
 inline void run_tables(Trial& t) {
     if (t.n == 0) return;
-    const int64_t block = some_block(t.dice), W = 1 + t.dice.below(4);
-    const int size = static_cast<int>(t.dice.of({2, 3, 8, 15, 16}));
+    const Key key(t.dice), shared(t.dice);
+    const int64_t block = 2ll << t.dice.below(16), W = 1 + t.dice.below(40), c = blocks(t.n, W), nb = blocks(t.n, block);
+    const int bits = 1 + static_cast<int>(t.dice.below(4)), size = 1 << bits;
     float* table = t.array<float>(size);
-    for (int i = 0, at = 0; i < size; i++, at += 1 + static_cast<int>(t.dice.below(3))) table[i] = static_cast<float>(at);
-    float *bounds = t.numbers(blocks(t.n, block)), *u = t.array<float>(t.n);
-    for (int64_t i = 0; i < blocks(t.n, block); i++) bounds[i] = bounds[i] < 0 ? -bounds[i] : bounds[i];
-    for (int64_t i = 0; i < t.n; i++) u[i] = static_cast<float>(t.dice.roll() >> 40) * 0x1p-24f;
-    const float* y = t.numbers(t.n);
-    uint8_t* codes = t.room<uint8_t>(t.n);
-    round_to_table[t.target](y, bounds, u, t.n, block, table, size, codes, t.threads);
-    if (t.kind == NOT_FINITE) return t.forget();
-    uint8_t* all = t.array<uint8_t>(W * t.n);
-    for (int64_t i = 0; i < W * t.n; i++) all[i] = static_cast<uint8_t>(t.dice.below(size));
-    int32_t* sums = t.room<int32_t>(t.n);
-    sum_entries[t.target](all, W, t.n, table, size, sums, t.threads);
-    const bool says = t.dice.coin();
-    table_means[t.target](says ? codes : nullptr, says ? nullptr : sums, bounds, t.n, block, table, size, 2.0 / 7, t.room<float>(t.n),
-                          t.threads);
+    int last = 0;
+    for (int i = 0; i < size; i++) table[i] = static_cast<float>(last), last += i + 1 < size ? 1 + static_cast<int>(t.dice.below(2)) : 0;
+    const bool rests = t.dice.coin(), has_memory = rests && t.dice.coin();
+    float* x = t.numbers(t.n);
+    const float* memory = has_memory ? t.numbers(t.n) : nullptr;
+    float* rest = !rests ? nullptr : has_memory ? t.room<float>(t.n) : t.written(x, t.n);
+    float *y = t.room<float>(t.n), *bounds = t.room<float>(nb);
+    const int64_t all =
+        rotate_norms[t.target](x, memory, y, t.n, block, bounds, shared.k0, shared.k1, shared.step, t.threads);
+    t.returned(all);
+    if (!all) return t.forget();
+    for (int64_t i = 0; i < nb; i++) bounds[i] = bounds[i] / 3 < 1e38f ? bounds[i] / 3 : 1e38f;
+    const int64_t width = (c * bits + 7) / 8;
+    uint8_t* wire = t.room<uint8_t>(W * width);
+    encode_entries[t.target](y, bounds, t.n, block, table, size, W, wire, width, key.k0, key.k1, key.step, x, memory, rest, shared.k0,
+                             shared.k1, shared.step, t.threads);
+    const int64_t most = static_cast<int64_t>(last) * W;
+    int sum_bits = 1;
+    while (most >> sum_bits) sum_bits++;
+    const int64_t sums = (c * sum_bits + 7) / 8;
+    uint8_t* answer = t.room<uint8_t>(W * sums);
+    for (int64_t w = 0; w < W; w++)  // of every chunk the same
+        sum_entries[t.target](wire, W, width, c, table, size, sum_bits, answer + w * sums, t.threads);
+    t.returned(decode_entries[t.target](answer, W, sums, sum_bits, most, bounds, t.room<float>(t.n), t.n, block,
+                                        2.0 / static_cast<double>(most), shared.k0, shared.k1, shared.step, t.threads));
+    if (t.kind == EXTREME) t.forget();  // what is left may overflow
 }
 
 struct Case {
@@ -529,6 +542,6 @@ constexpr Case CASES[] = {
     {" encode_floats sum_floats ", run_floats},
     {" encode_fixed sum_fixed ", run_fixed},
     {" encode_indices decode_indices ", run_indices},
-    {" round_to_table sum_entries table_means ", run_tables},
+    {" rotate_norms encode_entries sum_entries decode_entries ", run_tables},
     {" call_many ", run_call_many},
 };

@@ -14,7 +14,6 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from grace import wire as wires
 from grace.collectives import AllGather, AllReduce, AllToAll, Exchange, Traffic
 from grace.communicators.base import meta_tensor, sum_costs
 from grace.contract.facts import Facts
@@ -24,9 +23,16 @@ from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
 from grace.errors import ConfigurationError
 from grace.flags.finite import fill_unless_
-from grace.kernels import all_finite, block_count, block_norm, pack, packed_bytes, sum_entries, unpack
-from grace.methods.common.integer_table import TableScale, choose_table, count_sum_bits
-from grace.methods.common.rotation import rotate, rotate_back
+from grace.kernels import (
+    all_finite,
+    block_count,
+    decode_entries,
+    encode_entries,
+    packed_bytes,
+    rotate_norms,
+    sum_entries,
+)
+from grace.methods.common.integer_table import bounds_of, choose_table, count_sum_bits
 from grace.registry import register
 
 
@@ -83,33 +89,32 @@ class THC(Method[None]):
     def with_memory(self) -> Method[None]:
         return self
 
+    @property
+    def adds_memory(self) -> bool:
+        return True
+
     def exchange(self, x: Tensor, state: None, peer: Peer) -> Exchange[Exchanged[None]]:
         if x.numel() == 0:
             return Exchanged(x, x if peer.lent.keep_rest else None, None)
         loan = Loan(x, peer)
-        n, W, g, shared = x.numel(), peer.world, self.table[-1], peer.shared("THC")
-        c, sum_bits = math.ceil(n / W), count_sum_bits(g, W)
-        rows = loan.work.view(1, n)
-        finite = all_finite(rows)
-        fill_unless_(finite, rows, 0.0)
-        y = rotate(rows, shared, self.block)
-        norm = block_norm(y, self.block)  # [1, nb]
+        n, W, g = x.numel(), peer.world, self.table[-1]
+        shared = peer.shared("THC").fork(0)
+        rows, rest = loan.numbers.view(1, n), loan.work.view(1, n) if peer.lent.keep_rest else None
+        memory = None if loan.memory is None else loan.memory.view(1, n)
+        y = peer.lent.scratch((1, n), x)
+        norm, finite = rotate_norms(rows, self.block, shared, y, memory)  # [1, nb]
         norm = yield AllReduce(fill_unless_(finite, norm, math.inf), "max", donate=True)
         finite = all_finite(norm)
         if finite is False:
             return loan.poison(None)
-        fill_unless_(finite, norm, 0.0)
-        scale = TableScale.from_norms(norm, n, self.reach, g, self.block)
-        z = y.new_zeros(1, W * c, dtype=torch.uint8)
-        z[:, :n] = own = scale.codes(y, self.table, peer.private("THC"))
-        theirs = yield AllToAll(pack(z.view(W, c), self.bits))  # [W, ceil(c bits / 8)]: everyone's z of my chunk
-        sums = sum_entries(unpack(theirs, self.bits, c), self.table)  # [1, c]
-        answer = yield AllGather(pack(sums, sum_bits)[0])  # [W, ceil(c sum_bits / 8)]
-        total = wires.check_index("sums", unpack(answer, sum_bits, c).int(), g * W + 1).view(1, -1)[:, :n]
-        if peer.lent.keep_rest:
-            rows.sub_(rotate_back(scale.rounded(own, self.table), shared, self.block))
-        mean = rotate_back(scale.mean(total, W), shared, self.block)
-        return loan.give_back(loan.make_room().copy_(mean[0]), None, finite)
+        bounds = bounds_of(fill_unless_(finite, norm, 0.0), n, self.reach, self.block)
+        private, sum_bits = peer.private("THC"), count_sum_bits(g, W)
+        codes = encode_entries(y, bounds, self.block, self.table, W, private, shared, rows, memory, rest)
+        theirs = yield AllToAll(codes)  # [W, ceil(c bits / 8)]: everyone's z of my chunk
+        answer = yield AllGather(sum_entries(theirs, self.table, math.ceil(n / W), sum_bits)[0])
+        mean = loan.make_room()
+        decode_entries(answer, sum_bits, g, bounds, mean.view(1, n), self.block, shared)
+        return loan.give_back(mean, None, finite)
 
     def facts(self, like: Tensor) -> Facts:
         return Facts(deterministic=False)

@@ -11,8 +11,8 @@ from grace.contract.lent import Lent
 from grace.contract.method import Method
 from grace.contract.peer import Peer
 from grace.errors import ConfigurationError, PayloadError
-from grace.methods.common.integer_table import TableScale
-from grace.methods.common.rotation import rotate, rotate_back
+from grace.kernels import decode_entries, rotate_blocks, rotate_blocks_back
+from grace.kernels.tables.reference import round_to_table
 from grace.methods.thc import THC
 from grace.run.simulate import simulate
 from tests.unit.methods import quant_checks as check
@@ -48,18 +48,19 @@ def test_no_symmetric_table_that_differs_in_one_pair_is_better(bits: int) -> Non
 def test_the_worked_example() -> None:
     method = THC()
     assert abs(method.reach - 2.1538747) < 1e-6
-    scale = TableScale(torch.tensor([[method.reach]]), method.table[-1], method.block)  # |y| / sqrt(h) = 1
+    bound, table, g = torch.tensor([[method.reach]]), method.table, method.table[-1]  # |y| / sqrt(h) = 1
 
     def entry(y: float, u: float) -> int:
-        return method.table[int(scale.codes(torch.tensor([[y]]), method.table, check.Given([u])))]
+        return table[int(round_to_table(torch.tensor([[y]]), bound, method.block, table, torch.tensor([[u]])))]
 
     assert [entry(0.5, 0.5), entry(-1.0, 0.9)] == [19, 7]
     for y, v in ((0.5, 18.482), (-1.0, 8.036)):  # which v is, shows where u turns from up to down
-        low, high = max(x for x in method.table if x <= v), min(x for x in method.table if x > v)
+        low, high = max(x for x in table if x <= v), min(x for x in table if x > v)
         up, margin = (v - low) / (high - low), 1e-3 / (high - low)
         assert [entry(y, up - margin), entry(y, up + margin)] == [high, low]
-    mean = scale.mean(torch.tensor([[26]]), 2).abs()
-    torch.testing.assert_close(mean, torch.tensor([[0.2872]]), rtol=0, atol=1e-4)
+    sums, mean = torch.tensor([[26]] * 2, dtype=torch.uint8), torch.empty(1, 1)  # of two workers, of the one number
+    decode_entries(sums, 8, g, bound, mean, method.block, check.peer().shared("THC"))
+    torch.testing.assert_close(mean.abs(), torch.tensor([[0.2872]]), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("method", [THC(), THC(bits=3), THC(bits=2, uniform=True), THC(clip=1 / 512, uniform=True)])
@@ -67,8 +68,8 @@ def test_rounding_is_unbiased_between_neighbors(method: THC) -> None:
     table, g = torch.tensor(method.table, dtype=torch.float32), method.table[-1]
 
     def rounded(v: torch.Tensor) -> torch.Tensor:
-        scale = TableScale(torch.ones(1, 1), g, v.numel())
-        return table[scale.codes(v.view(1, -1) / (g / 2) - 1, method.table, check.peer().private("THC")).long()]
+        y, u = v.view(1, -1) / (g / 2) - 1, check.peer().private("THC").uniform(v.numel())
+        return table[round_to_table(y, torch.ones(1, 1), v.numel(), method.table, u.view(1, -1)).long()]
 
     assert torch.equal(rounded(table), table.view(1, -1))
     v = torch.linspace(0, g, 37).repeat(20_000, 1)
@@ -108,8 +109,8 @@ def test_a_rest_is_the_number_minus_its_own_decoding() -> None:
     mean, rest = run(THC(block=64), x)
     torch.testing.assert_close(x[0] - rest, mean, rtol=0, atol=1e-6)
     shared = check.peer().shared("THC")
-    levels = rotate(mean.view(1, -1), shared, 64)
-    torch.testing.assert_close(rotate_back(levels, shared, 64)[0], mean, rtol=0, atol=1e-5)
+    levels = rotate_blocks(mean.view(1, -1), 64, shared)
+    torch.testing.assert_close(rotate_blocks_back(levels, 64, shared)[0], mean, rtol=0, atol=1e-5)
 
 
 def test_zeros_ones_and_edges() -> None:

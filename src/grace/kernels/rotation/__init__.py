@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from grace.compute.dispatch import operation
+from grace.flags.finite import Flag
 from grace.kernels.blocks import block_count
 from grace.kernels.packing import packed_bytes
 
@@ -26,6 +27,7 @@ __all__ = [
     "hadamard",
     "rotate_blocks",
     "rotate_blocks_back",
+    "rotate_norms",
     "rotated_bytes",
     "sum_rotated",
 ]
@@ -68,6 +70,15 @@ def rotate_blocks(rows: Tensor, block: int, rng: Stream) -> Tensor:
 @operation
 def rotate_blocks_back(rows: Tensor, block: int, rng: Stream) -> Tensor:
     """``[b, n]`` -> new ``[b, n]``: ``D H y``, the inverse of :func:`rotate_blocks`."""
+
+
+@operation
+def rotate_norms(
+    rows: Tensor, block: int, rng: Stream, out: Tensor, memory: Tensor | None = None
+) -> tuple[Tensor, Flag]:
+    """Sets ``out [1, n]`` to ``R p`` for ``p = rows + memory``: (the norms of its blocks ``[1, nb]``, whether p was finite).
+    If it was not, ``out`` and the norms mean nothing. All are float32 ``[1, n]``, contiguous.
+    """
 
 
 @operation

@@ -12,6 +12,8 @@ from torch import Tensor
 from grace.compute import native
 from grace.compute.native import F, I, N, P, U
 from grace.errors import PayloadError
+from grace.kernels import check
+from grace.kernels.blocks import block_count
 from grace.kernels.calling import LAYOUTS, Layout, decode, encode
 from grace.kernels.rotation import BAD_SCALE, CENTROIDS, rotated_bytes
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 _PLAIN, _FORWARD, _BACK = range(3)
 native.declare("rotate", P, P, N, N, N, I, U, U, U, I)
+native.declare("rotate_norms", P, P, P, N, N, P, U, U, U, I)
 native.declare("encode_rotated", P, P, P, N, N, N, P, N, P, I, I, U, U, U, I)
 native.declare("sum_rotated", P, N, P, N, N, P, I, F, I, U, U, U, I)
 
@@ -34,6 +37,16 @@ def rotate_blocks(rows: Tensor, block: int, rng: Stream) -> Any:
 
 def rotate_blocks_back(rows: Tensor, block: int, rng: Stream) -> Any:
     return _rotate(rows, block, _BACK, rng.native_key())
+
+
+def rotate_norms(rows: Tensor, block: int, rng: Stream, out: Tensor, memory: Tensor | None = None) -> Any:
+    b, n = rows.shape
+    if b != 1 or n == 0:
+        return NotImplemented
+    norms = torch.empty(1, block_count(n, block))
+    x, e, y = check.same_shape(rows, memory, out)
+    finite = native.c.rotate_norms(x, e, y, n, block, norms.data_ptr(), *rng.native_key(), native.threads())
+    return norms, bool(finite)
 
 
 def encode_rotated(

@@ -43,6 +43,14 @@ def rotate_blocks_back(rows: Tensor, block: int, rng: Stream) -> Tensor:
     return hadamard(rows, block).mul_(draw_signs(rows, rng))
 
 
+def rotate_norms(
+    rows: Tensor, block: int, rng: Stream, out: Tensor, memory: Tensor | None = None
+) -> tuple[Tensor, Flag]:
+    p = rows if memory is None else rows + memory
+    out.copy_(rotate_blocks(p, block, rng))
+    return block_norm(out, block), flag(p.isfinite().all())
+
+
 def encode_rotated(
     rows: Tensor,
     bits: int,

@@ -264,6 +264,15 @@ def rotate_blocks_back(rows: Tensor, block: int, rng: Stream) -> Any:
     return _turn(rows, block, 2, rng) if _plain(rows) else NotImplemented
 
 
+def rotate_norms(
+    rows: Tensor, block: int, rng: Stream, out: Tensor, memory: Tensor | None = None
+) -> tuple[Tensor, Flag]:
+    check_rows(rows=rows, memory=memory, out=out)
+    bad = Marks(rows)
+    _launch(rows, memory, out, block, 1, rng, bad=bad.words)
+    return euclidean_norm(out, None, block), bad.unset()
+
+
 def encode_rotated(
     rows: Tensor,
     bits: int,

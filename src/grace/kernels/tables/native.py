@@ -3,74 +3,87 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+import math
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from grace.compute import native
-from grace.compute.native import D, I, N, P
+from grace.compute.native import D, I, N, P, U
+from grace.errors import PayloadError
+from grace.kernels import check
+from grace.kernels.packing import packed_bytes
 
-native.declare("round_to_table", P, P, P, N, N, P, I, P, I)
-native.declare("sum_entries", P, N, N, P, I, P, I)
-native.declare("table_means", P, P, P, N, N, P, I, D, P, I)
-_MOST = 16  # entries
+if TYPE_CHECKING:
+    from grace.random import Stream
+
+native.declare("encode_entries", P, P, N, N, P, I, N, P, N, U, U, U, P, P, P, U, U, U, I)
+native.declare("sum_entries", P, N, N, N, P, I, I, P, I)
+native.declare("decode_entries", P, N, N, I, N, P, P, N, N, D, U, U, U, I)
+_SIZES, _MOST = (2, 4, 8, 16), 31  # of tables, and their largest entry
+_EXACT = 1 << 24  # below, float32 holds all integers
 
 
-def round_to_table(y: Tensor, bounds: Tensor, block: int, table: tuple[int, ...], u: Tensor) -> Any:
-    if not _fits(table) or not _are(torch.float32, y, bounds, u):
+def encode_entries(
+    y: Tensor,
+    bounds: Tensor,
+    block: int,
+    table: tuple[int, ...],
+    world: int,
+    rng: Stream,
+    shared: Stream,
+    rows: Tensor | None = None,
+    memory: Tensor | None = None,
+    rest: Tensor | None = None,
+) -> Any:
+    n = y.shape[1]
+    if len(table) not in _SIZES or table[-1] > _MOST or n == 0:
         return NotImplemented
-    codes, n = torch.empty_like(y, dtype=torch.uint8), y.shape[1]
-    native.c.round_to_table(
-        y.data_ptr(), bounds.data_ptr(), u.data_ptr(), n, block, _entries(table).data_ptr(), len(table), codes.data_ptr(),
-        native.threads(),
+    given = (None, None, None) if rows is None or rest is None else check.same_shape(rows, memory, rest)
+    bits = (len(table) - 1).bit_length()
+    codes = torch.empty(world, packed_bytes(math.ceil(n / world), bits), dtype=torch.uint8)
+    native.c.encode_entries(
+        check.numbers("y", y), check.numbers("bounds", bounds), n, block, _entries(table).data_ptr(), len(table), world,
+        codes.data_ptr(), codes.shape[1], *rng.native_key(), *given, *shared.native_key(), native.threads(),
     )  # fmt: skip
     return codes
 
 
-def sum_entries(codes: Tensor, table: tuple[int, ...]) -> Any:
-    if not _fits(table) or not _are(torch.uint8, codes):
+def sum_entries(received: Tensor, table: tuple[int, ...], count: int, bits: int) -> Any:
+    world = received.shape[0]
+    if len(table) not in _SIZES or table[-1] > _MOST or table[-1] * world >= _EXACT or bits > 32 or count == 0:
         return NotImplemented
-    W, n = codes.shape
-    sums = torch.empty(1, n, dtype=torch.int32)
+    width = packed_bytes(count, (len(table) - 1).bit_length())
+    received = _side_by_side(received, width)
+    sums = torch.empty(1, packed_bytes(count, bits), dtype=torch.uint8)
     native.c.sum_entries(
-        codes.data_ptr(), W, n, _entries(table).data_ptr(), len(table), sums.data_ptr(), native.threads()
-    )
+        received.data_ptr(), world, width, count, _entries(table).data_ptr(), len(table), bits, sums.data_ptr(),
+        native.threads(),
+    )  # fmt: skip
     return sums
 
 
-def sum_means(sums: Tensor, bounds: Tensor, block: int, factor: float) -> Any:
-    if not _are(torch.int32, sums) or not _are(torch.float32, bounds):
+def decode_entries(sums: Tensor, bits: int, g: int, bounds: Tensor, out: Tensor, block: int, shared: Stream) -> Any:
+    n, world = out.shape[1], sums.shape[0]
+    most = g * world
+    if most >= _EXACT or bits > 32 or n == 0:
         return NotImplemented
-    return _means(None, sums, bounds, block, None, factor)
-
-
-def entry_means(codes: Tensor, bounds: Tensor, block: int, table: tuple[int, ...]) -> Any:
-    if not _fits(table) or not _are(torch.uint8, codes) or not _are(torch.float32, bounds):
-        return NotImplemented
-    return _means(codes, None, bounds, block, _entries(table), 2 / table[-1])
-
-
-def _means(
-    codes: Tensor | None, sums: Tensor | None, bounds: Tensor, block: int, entries: Tensor | None, factor: float
-) -> Tensor:
-    like = codes if sums is None else sums
-    assert like is not None
-    out, n = torch.empty_like(like, dtype=torch.float32), like.shape[1]
-    native.c.table_means(
-        None if codes is None else codes.data_ptr(), None if sums is None else sums.data_ptr(), bounds.data_ptr(), n, block,
-        None if entries is None else entries.data_ptr(), 0 if entries is None else entries.numel(), factor, out.data_ptr(),
-        native.threads(),
+    width = packed_bytes(math.ceil(n / world), bits)
+    sums = _side_by_side(sums, width)  # a copy lives as long as its address is used
+    refused = native.c.decode_entries(
+        sums.data_ptr(), world, width, bits, most, check.numbers("bounds", bounds), check.numbers("out", out), n,
+        block, 2 / most, *shared.native_key(), native.threads(),
     )  # fmt: skip
-    return out
+    if refused:
+        raise PayloadError(f"field 'sums' must be in [0, {most + 1})")
+    return None
 
 
-def _fits(table: tuple[int, ...]) -> bool:
-    return 2 <= len(table) <= _MOST
-
-
-def _are(dtype: torch.dtype, *tensors: Tensor) -> bool:
-    return all(x.dtype is dtype and x.is_cpu and x.is_contiguous() for x in tensors)
+def _side_by_side(received: Tensor, width: int) -> Tensor:
+    """A wire of ``width`` bytes from each worker, one behind the other."""
+    check.wire_rows([received], received.shape[0], width)
+    return received.contiguous()
 
 
 @functools.lru_cache(maxsize=64)

@@ -5,13 +5,10 @@ Letters: T the table of 2**bits integers from 0 to g; W workers; A the largest n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from grace.kernels import MOST, block_roots, entry_means, round_to_table, sum_means
-from grace.random import Stream
+from grace.kernels import MOST, block_roots
 
 # bits: the table that minimizes the variance for clip = 1/32
 _TABLES = {
@@ -25,34 +22,11 @@ def choose_table(bits: int, uniform: bool) -> tuple[int, ...]:
     return tuple(range(1 << bits)) if uniform else _TABLES[bits]
 
 
-@dataclass(frozen=True, slots=True)
-class TableScale:
-    """Numbers in [-A, A] on the scale [0, g] of a table, and back. bounds: A ``[1, nb]``, of each block of ``block``."""
-
-    bounds: Tensor
-    g: int
-    block: int
-
-    @classmethod
-    def from_norms(cls, norm: Tensor, n: int, reach: float, g: int, block: int) -> TableScale:
-        """A is ``reach`` times the root mean square, from the norms ``[1, nb]``; 0 for blocks that are practically zero."""
-        rms = norm / block_roots(n, block, norm)
-        rms = torch.where(rms < torch.finfo(torch.float32).tiny, 0.0, rms)
-        return cls((rms.double() * reach).clamp_max_(MOST).float(), g, block)
-
-    def codes(self, y: Tensor, table: tuple[int, ...], rng: Stream) -> Tensor:
-        """Z ``[1, n]`` uint8 of numbers y ``[1, n]``, clipped to [-A, A]: each rounded up or down at random to a neighbour in
-        ``table``, which ends with g.
-        """
-        return round_to_table(y, self.bounds, self.block, table, rng.uniform(y.numel(), y.device).view(y.shape))
-
-    def rounded(self, codes: Tensor, table: tuple[int, ...]) -> Tensor:
-        """``[1, n]``: the numbers that codes ``[1, n]`` say."""
-        return entry_means(codes, self.bounds, self.block, table)
-
-    def mean(self, sums: Tensor, count: int) -> Tensor:
-        """``[1, n]``: the mean of ``count`` workers' numbers whose entries add up to ``sums [1, n]``."""
-        return sum_means(sums, self.bounds, self.block, 2 / (count * self.g))
+def bounds_of(norm: Tensor, n: int, reach: float, block: int) -> Tensor:
+    """A ``[1, nb]``: ``reach`` times the root mean square, from the norms ``[1, nb]``; 0 where that is practically zero."""
+    rms = norm / block_roots(n, block, norm)
+    rms = torch.where(rms < torch.finfo(torch.float32).tiny, 0.0, rms)
+    return (rms.double() * reach).clamp_max_(MOST).float()
 
 
 def count_sum_bits(g: int, world: int) -> int:

@@ -1,4 +1,4 @@
-"""Random rotations of blocks in one or two rounds: rht and thc.
+"""Random rotations of blocks in one or two rounds: rht.
 
 Letters: h the length of a block; H the orthonormal Hadamard transform, D random signs.
 """
