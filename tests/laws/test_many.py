@@ -76,7 +76,7 @@ NARROW = (
 
 # Launches of Triton kernels in a step, for a bucket of any number of small tensors.
 LAUNCHES = {
-    "efsignsgd": 5, "signsgd": 3, "qsgd": 4, "terngrad": 4, "natural": 4, "fp8": 4, "u8bit": 5, "onebit": 7, "lpc": 4,
+    "efsignsgd": 5, "signsgd": 3, "qsgd": 4, "terngrad": 4, "natural": 4, "fp8": 4, "u8bit": 5, "onebit": 5, "lpc": 4,
     "randomk": 5, "blockrandomk": 6,
 }  # fmt: skip
 REMEMBER = ("efsignsgd", "u8bit", "onebit", "randomk", "blockrandomk")
@@ -277,6 +277,11 @@ def _words_as_numbers(x, i, inside):  # type: ignore[no-untyped-def]
     return tl.load(x + i, inside, 0.0).to(tl.float32)
 
 
+@triton.jit
+def _half_of_each(lanes, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.sum(lanes, 1) * 0.5
+
+
 def _no_cast(flags: Tensor, means: Many, many: Many) -> Tensor:
     """Nothing is rounded."""
     return flags
@@ -295,6 +300,7 @@ def _never(flags: Tensor, many: Many) -> None:
         ("grace.kernels.powers.triton.mark_if", _unmarked, "natural", torch.float32),
         ("grace.kernels.codebook.triton.load_sum", _memory_left_out, "u8bit:block=16", torch.float32),
         ("grace.kernels.signs.triton.load_sum", _memory_left_out, "onebit:group=8,tau=0.1", torch.float32),
+        ("grace.kernels.triton.halves", _half_of_each, "onebit:group=8,tau=0.1", torch.float32),
         ("grace.kernels.fixed.triton.encoder_at", _first_block, "lpc:block=16,memory=residual", torch.float32),
         ("grace.memories.many.settle_many", _never, "efsignsgd:block=32", torch.float32),
         ("grace.communicators.many.poison_many", _never, "fp8:block=32", torch.float32),
