@@ -223,7 +223,9 @@ def read_bucket_flags(rows: Tensor, words: Tensor, step: int) -> Tensor:
 
 def write_bucket_flags(row: Tensor, words: Tensor, finite: Tensor, step: int) -> None:
     """As :func:`write_bucket_headers`, of ``finite [T]`` bool on an accelerator."""
-    row.view(torch.int32).index_copy_(0, words, _header(False, step) - finite.to(torch.int32))
+    numbers = row.view(torch.int32)
+    headers = _header(False, step) - finite.to(torch.int32)
+    numbers.index_copy_(-1, words, headers.expand(*numbers.shape[:-1], -1))
 
 
 def write_bucket_headers(row: Tensor, words: Tensor, finite: Sequence[bool], step: int) -> None:

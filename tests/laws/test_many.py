@@ -5,6 +5,7 @@ Triton's interpreter, and tensors on the CPU, stand in for an accelerator.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 from pathlib import Path
@@ -22,7 +23,7 @@ from grace.contract.compressor import Compressor
 from grace.flags.capturing import pretend_capturing
 from grace.flags.finite import cpu_as_accelerator
 from grace.kernels.many import Many
-from grace.kernels.many.triton import encoder_at, key_of
+from grace.kernels.many.triton import encoder_at, key_of, numbers_of
 from grace.methods.fp8 import FP8
 from grace.methods.lpc import LPC
 from grace.methods.natural import Natural
@@ -74,19 +75,27 @@ NARROW = (
     ("natural", torch.bfloat16),
 )  # fmt: skip
 
+TWO_HOPS = (
+    ("efsignsgd:block=32,communicator=scatterreduce", 2, torch.float32),
+    ("qsgd:bits=4,bucket=8,communicator=scatterreduce,memory=residual", 3, torch.float16),
+    ("natural:communicator=scatterreduce", 3, torch.float32),
+)
+
 # Launches of Triton kernels in a step, for a bucket of any number of small tensors.
 LAUNCHES = {
-    "efsignsgd": 5, "signsgd": 3, "qsgd": 4, "terngrad": 4, "natural": 4, "fp8": 4, "u8bit": 5, "onebit": 7, "lpc": 4,
+    "efsignsgd": 5, "signsgd": 3, "qsgd": 4, "terngrad": 4, "natural": 4, "fp8": 4, "u8bit": 5, "onebit": 5, "lpc": 4,
     "randomk": 5, "blockrandomk": 6,
 }  # fmt: skip
+# With communicator=scatterreduce: of tensors that two ranks divide, and of others.
+HOPS = (("efsignsgd", 10, 12), ("qsgd", 8, 10), ("fp8", 8, 10))
 REMEMBER = ("efsignsgd", "u8bit", "onebit", "randomk", "blockrandomk")
 
 
 @functools.cache
-def outcome(spec: str, together: bool, dtype: torch.dtype = torch.float32) -> Any:
+def outcome(spec: str, together: bool, dtype: torch.dtype = torch.float32, world: int = 2) -> Any:
     """Bytes, means and states of three steps; the third is not finite."""
     with backends.using("triton"), cpu_as_accelerator():
-        run = Run(Policy([("*", spec)]), 2, SMALL, lambda _: together, dtype)
+        run = Run(Policy([("*", spec)]), world, SMALL, lambda _: together, dtype)
         return [run.step() for _ in range(3)], run.seen
 
 
@@ -110,6 +119,33 @@ def _look(prepare: Any, seen: list[bool], *args: Any) -> Any:
     own = [x.data_ptr() for x in args[3]]
     seen.append([x.data_ptr() for x in bucket.many.xs] == own)
     return bucket
+
+
+@pytest.mark.parametrize(("spec", "world", "dtype"), TWO_HOPS)
+def test_two_hops_have_the_bytes_of_single_exchanges(
+    spec: str, world: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = outcome(spec, False, dtype, world)
+    module, seen = importlib.import_module("grace.communicators.scatter_reduce"), list[bool]()
+    monkeypatch.setattr(module, "prepare_scattered", functools.partial(_note, module.prepare_scattered, seen))
+    assert outcome(spec, True, dtype, world) == right
+    assert seen == [True] * 3 * world
+
+
+def _note(prepare: Any, seen: list[bool], *args: Any) -> Any:
+    """Whether a bucket goes by few launches."""
+    bucket = prepare(*args)
+    seen.append(bucket is not None)
+    return bucket
+
+
+@night
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("spec", [spec for spec in AT_NIGHT if not spec.startswith("signsgd")])
+def test_two_hops_of_all_kinds(spec: str, dtype: torch.dtype) -> None:
+    policy = Policy([("*", f"{spec}{',' if ':' in spec else ':'}communicator=scatterreduce")])
+    with backends.using("triton"), cpu_as_accelerator():
+        assert_same(policy, 3, (*AT_NIGHT[spec], (6,)), dtype=dtype)
 
 
 @night
@@ -158,7 +194,7 @@ def test_ranks_need_not_choose_alike() -> None:
 
 
 def count_launches(
-    spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype = torch.float32
+    spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype = torch.float32, world: int = 1
 ) -> int:
     """Of the second step, or with a memory the fifth, in which the host is not asked. Nothing runs."""
     count = [0]
@@ -168,8 +204,8 @@ def count_launches(
 
     monkeypatch.setattr("triton.runtime.interpreter.GridExecutor.__call__", only_count)
     with backends.using("triton"), cpu_as_accelerator():
-        worker, given = Worker(Policy([("*", spec)]), 0, 1), in_dtype(gradients(0, 0, shapes), dtype)
-        last = 4 if spec in REMEMBER else 1  # memories of one shape go round in four steps
+        worker, given = Worker(Policy([("*", spec)]), 0, world), in_dtype(gradients(0, 0, shapes), dtype)
+        last = 4 if spec.startswith(REMEMBER) else 1  # memories of one shape go round in four steps
         for step in range(last + 1):
             worker._read_pending()  # what has been under way since the last step
             count[0] = 0
@@ -187,8 +223,9 @@ def count_launches(
 def _run(worker: Worker, given: dict[str, Tensor]) -> None:
     exchange = worker.exchange(given)
     op = next(exchange)
-    with pytest.raises(StopIteration):
-        exchange.send(answers([op])[0])
+    with contextlib.suppress(StopIteration):
+        while True:
+            op = exchange.send(answers([op] * worker.world)[0])
 
 
 @pytest.mark.parametrize("spec", LAUNCHES)
@@ -200,6 +237,16 @@ def test_launches_do_not_grow_with_the_bucket(spec: str, monkeypatch: pytest.Mon
     assert f"| `{spec}` | {LAUNCHES[spec]} |" in page
     if spec in ("efsignsgd", "natural"):  # and one that rounds the means
         assert count_launches(spec, SMALL, monkeypatch, torch.bfloat16) == LAUNCHES[spec] + 1
+
+
+@pytest.mark.parametrize(("spec", "even", "odd"), HOPS)
+def test_launches_of_two_hops(spec: str, even: int, odd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other table of docs/concepts/gpu.md: of tensors that W divides, and of others."""
+    full = f"{spec}:communicator=scatterreduce"
+    for shapes, want in ((((6,), (2, 4)), even), (((6,), (2, 4), (10,)), even), (((5,), (2, 4), (7,)), odd)):
+        assert count_launches(full, shapes, monkeypatch, world=2) == want
+    page = (Path(__file__).parents[2] / "docs/concepts/gpu.md").read_text()
+    assert f"| `{spec}` | {even} | {odd} |" in page
 
 
 def some(device: str = "cpu", sizes: tuple[int, ...] = (5, 70)) -> tuple[Many, list[Tensor]]:
@@ -277,9 +324,24 @@ def _words_as_numbers(x, i, inside):  # type: ignore[no-untyped-def]
     return tl.load(x + i, inside, 0.0).to(tl.float32)
 
 
+@triton.jit
+def _half_of_each(lanes, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.sum(lanes, 1) * 0.5
+
+
 def _no_cast(flags: Tensor, means: Many, many: Many) -> Tensor:
     """Nothing is rounded."""
     return flags
+
+
+@triton.jit
+def _first_row(table, task, like, EVEN):  # type: ignore[no-untyped-def]
+    at, start = numbers_of(table, task, like, EVEN)
+    return at, start - start
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Nothing is done."""
 
 
 def _never(flags: Tensor, many: Many) -> None:
@@ -295,6 +357,7 @@ def _never(flags: Tensor, many: Many) -> None:
         ("grace.kernels.powers.triton.mark_if", _unmarked, "natural", torch.float32),
         ("grace.kernels.codebook.triton.load_sum", _memory_left_out, "u8bit:block=16", torch.float32),
         ("grace.kernels.signs.triton.load_sum", _memory_left_out, "onebit:group=8,tau=0.1", torch.float32),
+        ("grace.kernels.triton.halves", _half_of_each, "onebit:group=8,tau=0.1", torch.float32),
         ("grace.kernels.fixed.triton.encoder_at", _first_block, "lpc:block=16,memory=residual", torch.float32),
         ("grace.memories.many.settle_many", _never, "efsignsgd:block=32", torch.float32),
         ("grace.communicators.many.poison_many", _never, "fp8:block=32", torch.float32),
@@ -306,3 +369,20 @@ def test_mutants_are_caught(
     right = outcome(spec, False, dtype)  # which goes through the same kernels
     monkeypatch.setattr(where, mutant)
     assert outcome.__wrapped__(spec, True, dtype) != right
+
+
+@pytest.mark.parametrize(
+    ("where", "mutant"),
+    [
+        ("grace.kernels.many.triton.numbers_of", _first_row),
+        ("grace.communicators.scattered_many.clear_many", _nothing),
+        ("grace.communicators.scattered_many.pad_many", _nothing),
+        ("grace.communicators.scattered_many.fetch_many", _nothing),
+        ("torch._foreach_add_", _nothing),
+    ],
+)
+def test_mutants_of_two_hops_are_caught(where: str, mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, world, dtype = TWO_HOPS[0]
+    right = outcome(spec, False, dtype, world)
+    monkeypatch.setattr(where, mutant)
+    assert outcome.__wrapped__(spec, True, dtype, world) != right

@@ -65,12 +65,7 @@ def prepare(
     ``owner`` is the method that asks, for which it is kept; ``plan_of`` makes the plan for wires of so many bytes.
     """
     device = xs[0].device
-    if not compressor.handles_many or on_host(device) or not backends.runs_triton(device):
-        return None
-    if (
-        not all(map(_is_plain, xs, peers))
-        or len({(x.dtype, p.lent.keep_rest) for x, p in zip(xs, peers, strict=True)}) > 1
-    ):
+    if not compressor.handles_many or not can_go_together(xs, peers):
         return None
     sizes = tuple(x.numel() for x in xs)
     ids = tuple((stream.tensor, stream.rank, stream.seed) for stream in streams)
@@ -84,22 +79,44 @@ def prepare(
         means = None if xs[0].dtype is torch.float32 else Many(sizes, plan.wires, (), device)
         prepared = Prepared(compressor, streams[0], Many(sizes, plan.wires, streams, device), plan, workspace, means)
     rows = [x.view(1, -1) for x in xs]
-    memories, rests = ([peer.lent.memory for peer in peers], [peer.lent.rest for peer in peers])
-    if peers[0].lent.memory is None:
-        there = prepared.many.point(rows)
-    else:
-        there = prepared.many.point(rows, _rows(memories), _rows(rests))
+    there = prepared.many.point(rows, *lent_rows(peers))
     if not there or (prepared.means is not None and not prepared.means.point(take_rooms(workspace, sizes, device))):
         return None
     workspace.kept[key] = prepared
     return replace(prepared, stream=streams[0])
 
 
-def take_rooms(workspace: Workspace, sizes: Sequence[int], device: torch.device) -> list[Tensor]:
-    """Uninitialized float32 ``[1, n]`` for each of these n, which begin at multiples of 16 bytes."""
-    padded = [-(-n // 4) * 4 for n in sizes]
-    flat = workspace.take(sum(padded), torch.float32, device)
+def can_go_together(xs: Sequence[Tensor], peers: Sequence[Peer]) -> bool:
+    """Whether kernels for many tensors can take these, of any shapes, where they are: all of one dtype, with memories or all
+    without.
+    """
+    device = xs[0].device
+    if on_host(device) or not backends.runs_triton(device) or not all(map(_is_plain, xs, peers)):
+        return False
+    return len({x.dtype for x in xs}) == len({peer.lent.keep_rest for peer in peers}) == 1
+
+
+def lent_rows(peers: Sequence[Peer]) -> tuple[list[Tensor] | None, list[Tensor] | None]:
+    """The memories and rests that are lent, ``[1, n]`` each, if any are."""
+    if peers[0].lent.memory is None:
+        return None, None
+    return _rows([peer.lent.memory for peer in peers]), _rows([peer.lent.rest for peer in peers])
+
+
+def take_rooms(
+    workspace: Workspace, sizes: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32
+) -> list[Tensor]:
+    """Uninitialized ``[1, n]`` for each of these n, which begin at multiples of 16 bytes."""
+    step = 16 // dtype.itemsize
+    padded = [-(-n // step) * step for n in sizes]
+    flat = workspace.take(sum(padded), dtype, device)
     return [room[None, :n] for room, n in zip(flat.split_with_sizes(padded), sizes, strict=True)]
+
+
+def refuse_illegal(legal: Tensor, finite: Tensor, names: Sequence[str]) -> Tensor:
+    """``[T]`` bool: which tensors all ranks have seen finite, and have legal wires. The others are refused."""
+    refuse_unless((legal | ~finite).all(), lambda: _illegal(names, (legal | ~finite).tolist()))
+    return finite & legal
 
 
 def plan_bytes(widths: Sequence[int], device: torch.device) -> BucketPlan:
@@ -123,9 +140,7 @@ def exchange_many(
     finite = wires.read_bucket_flags(room, plan.words, peer.step)  # [T]
     scale = 1.0 if bucket.compressor.aggregation == "majority" else 1 / peer.world
     legal = bucket.compressor.aggregate_many_(room, means or many, scale)
-    names = [one.name for one in peers]
-    refuse_unless((legal | ~finite).all(), lambda: _illegal(names, (legal | ~finite).tolist()))
-    fine = finite & legal
+    fine = refuse_illegal(legal, finite, [one.name for one in peers])
     if means is not None:
         fine = narrow_many(fine, means, many)
     poison_many(fine, many)

@@ -15,11 +15,12 @@ from grace.collectives import AllGather, AllToAll, Exchange, Traffic
 from grace.communicators.base import meta_tensor, seal, sum_costs
 from grace.communicators.bucket import are_plain
 from grace.communicators.scattered import open_scattered
+from grace.communicators.scattered_many import exchange_scattered, prepare_scattered
 from grace.communicators.two_hops import TwoHops
-from grace.contract.loan import Loan
+from grace.contract.loan import Loan, reads_narrow
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
-from grace.flags.finite import and_, fill_unless_
+from grace.flags.finite import and_, fill_unless_, on_host
 from grace.registry.recipes import register_communicator
 
 
@@ -59,13 +60,20 @@ class ScatterReduce(TwoHops):
     def batches(self, like: Tensor) -> bool:
         exact = type(self) is ScatterReduce  # a subclass may exchange otherwise
         fixed = not (self.compressor.varies or self.compressor.overflows or self.server_memory)
-        return exact and fixed and like.dtype == torch.float32
+        return exact and fixed and (like.dtype == torch.float32 or reads_narrow(like))
 
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[Any]]]:
-        """Both hops of all tensors, of any shapes, in one collective each."""
+        """Both hops of all tensors, of any shapes, in one collective each; on an accelerator by as many launches as one of
+        them takes.
+        """
         workspace = peers[0].lent.workspace if peers else None
+        if workspace is not None and self.batches(xs[0]) and not on_host(xs[0].device):
+            peers = list(peers)
+            both = (self._at(0), self._at(1))
+            if (bucket := prepare_scattered(both, self._stream, xs, peers, workspace)) is not None:
+                return (yield from exchange_scattered(bucket, xs, peers))
         if isinstance(peers, Peers) and workspace is not None and self.batches(xs[0]) and are_plain(xs, peers):
             hops = (self._at(0), self._at(1))
             if (run := open_scattered(hops, self._stream, xs, peers, workspace)) is not None:

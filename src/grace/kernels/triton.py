@@ -229,16 +229,13 @@ def halves(lanes, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _measure(x, e, at, inside, tau, KIND: tl.constexpr, HAS_MEMORY: tl.constexpr):
-    p = load_sum(x, e, at, inside, HAS_MEMORY)
+def _measure(p, inside, tau, KIND: tl.constexpr):
     if KIND == 0:  # magnitudes
         value = tl.abs(p)
     elif KIND == 1:  # squares
         value = p
-    elif KIND == 2:  # what is on the upper side of tau
+    else:  # what is on the upper side of tau
         value = tl.where((p >= tau) & inside, p, 0.0)
-    else:  # on the lower
-        value = tl.where(p >= tau, 0.0, p)
     wide = value.to(tl.float64)
     if KIND == 1:
         wide = wide * wide
@@ -247,63 +244,47 @@ def _measure(x, e, at, inside, tau, KIND: tl.constexpr, HAS_MEMORY: tl.constexpr
 
 @triton.jit
 def piece_sum_kernel(
-    x, e, out, n, block, pieces, count, turns, tau, KIND: tl.constexpr, HAS_MEMORY: tl.constexpr, ROWS: tl.constexpr
-):
-    """``out [b, count]`` float64: the ordered sums of the pieces of 4,096 numbers, ``count = nb pieces`` of each row.
+    x, e, out, plane, n, block, pieces, count, turns, tau,
+    KIND: tl.constexpr, HAS_MEMORY: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """``out [b, count]`` float64: the ordered sums of the pieces of 4,096 numbers, ``count = nb pieces`` of each row. KIND 2:
+    of what is on the upper side of tau; ``plane`` numbers further of the lower side, and again how many are on the upper.
 
     turns: how often each of the 16 lanes adds; B is at most n.
     """
     row = tl.program_id(1).to(tl.int64)
     j = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    piece_sum_of(x, e, out, row, j, n, block, pieces, count, turns, tau, KIND, HAS_MEMORY, ROWS)
+    piece_sum_of(x, e, out, plane, row, j, n, block, pieces, count, turns, tau, KIND, HAS_MEMORY, ROWS)
 
 
 @triton.jit
 def piece_sum_of(
-    x,
-    e,
-    out,
-    row,
-    j,
-    n,
-    block,
-    pieces,
-    count,
-    turns,
-    tau,
-    KIND: tl.constexpr,
-    HAS_MEMORY: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    x, e, out, plane, row, j, n, block, pieces, count, turns, tau,
+    KIND: tl.constexpr, HAS_MEMORY: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """As :func:`piece_sum_kernel`, of the pieces j of a row."""
     begin = (j % pieces) * 4096
     start = (j // pieces) * block + begin
     lane = tl.arange(0, 16)
     inner = begin[:, None] + lane[None, :]
     i = start[:, None] + lane[None, :]
-    total = _measure(x, e, row * n + i, (inner < block) & (i < n), tau, KIND, HAS_MEMORY)
+    inside = (inner < block) & (i < n)
+    p = load_sum(x, e, row * n + i, inside, HAS_MEMORY)
+    total = _measure(p, inside, tau, KIND)
+    lower = tl.where(p >= tau, 0.0, p).to(tl.float64)
+    above = ((p >= tau) & inside).to(tl.float64)
     for t in range(1, turns):
         inside = (inner + 16 * t < block) & (i + 16 * t < n)
-        total += _measure(x, e, row * n + i + 16 * t, inside, tau, KIND, HAS_MEMORY)
-    tl.store(out + row * count + j, halves(total, ROWS), j < count)
-
-
-@triton.jit
-def count_kernel(x, e, out, n, block, nb, tau, HAS_MEMORY: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr):
-    """``out [b, nb]`` int32, zeros before: how many numbers of each block are at least tau."""
-    row = tl.program_id(1).to(tl.int64)
-    k = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    inner = tl.program_id(2).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
-    count_of(x, e, out, row, k, inner, n, block, nb, tau, HAS_MEMORY)
-
-
-@triton.jit
-def count_of(x, e, out, row, k, inner, n, block, nb, tau, HAS_MEMORY: tl.constexpr):
-    """As :func:`count_kernel`, of the numbers ``inner`` of the blocks k of a row."""
-    i = k[:, None] * block + inner[None, :]
-    inside = (inner[None, :] < block) & (i < n)
-    p = load_sum(x, e, row * n + i, inside, HAS_MEMORY)
-    tl.atomic_add(out + row * nb + k, tl.sum(((p >= tau) & inside).to(tl.int32), 1), k < nb)
+        p = load_sum(x, e, row * n + i + 16 * t, inside, HAS_MEMORY)
+        total += _measure(p, inside, tau, KIND)
+        if KIND == 2:
+            lower += tl.where(p >= tau, 0.0, p).to(tl.float64)
+            above += ((p >= tau) & inside).to(tl.float64)
+    at = out + row * count + j
+    tl.store(at, halves(total, ROWS), j < count)
+    if KIND == 2:
+        tl.store(at + plane, halves(lower, ROWS), j < count)
+        tl.store(at + 2 * plane, halves(above, ROWS), j < count)
 
 
 @triton.jit

@@ -30,7 +30,7 @@ POINTERS = {
 FLOATS = {"weight", "shrink", "tau", "momentum", "scale", "left", "share", "most"}
 NUMBERS = {
     "n", "block", "nb", "w", "width", "W", "stride", "row_stride", "pieces", "count", "turns", "blocks", "m", "l", "r", "k",
-    "first", "half", "tiles", "least", "shift", "steps", "low_width", "b", "unit",
+    "first", "half", "tiles", "least", "shift", "steps", "low_width", "b", "unit", "plane",
 }  # fmt: skip
 WORDS = {"key0", "key1", "step", "k0", "k1", "k2", "k3", "k4", "k5"}
 # What a kernel for one tensor and for many is launched with, for each of them (``many.jobs``).
@@ -53,7 +53,9 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.many._poison": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.many._settle": ({}, [{"SMALL": 5.3e36, "EVEN": 1, "TILE": 1024}]),
     "kernels.staging._pad": ({}, [{"HAS_MEMORY": 1, "EVEN": 1, "TILE": 1024}]),
-    "kernels.staging._keep": ({}, [{"EVEN": 1, "TILE": 1024}]),
+    "kernels.staging._fetch": ({}, [{"EVEN": 1, "TILE": 1024}]),
+    "kernels.staging._clear": ({}, [{"EVEN": 1, "TILE": 1024}]),
+    "kernels.staging._look": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._narrow": ({}, [{"HAS_REST": 1, "EVEN": 1, "TILE": 1024}]),
     "kernels.signs._encode": ({}, [
         {"RULE": rule, "ZEROS": 2, **how, "G": 128, "PER": 5 if rule == 3 else 8} for how in (MANY, ONE) for rule in range(4)
@@ -129,9 +131,8 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     ]),
     "kernels.statistics._largest": ({}, [{"EVEN": 1, "HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
     "kernels.statistics._piece_sums": ({"out": "*fp64"}, [
-        {"KIND": kind, "EVEN": 1, "HAS_MEMORY": 1, "ROWS": 16} for kind in range(4)
+        {"KIND": kind, "EVEN": 1, "HAS_MEMORY": 1, "ROWS": 16} for kind in range(3)
     ]),
-    "kernels.statistics._counts": ({"out": "*i32"}, [{"EVEN": 1, "HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
     "kernels.fixed._encode": ({}, [
         {"BITS": bits, "LEAST": least, "RANDOM": bits == 4, **how, "WHOLE": 1, "G": 128}
         for bits, least, how in ((4, 7, MANY), (5, 16, ONE))
@@ -139,8 +140,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.fixed._sum": ({}, [{"BITS": bits, "SYMMETRIC": 1, **how, "TILE": 1024} for bits, how in ((4, ALL), (5, SUM))]),
     "kernels.scan_kernel": ({}, [{"CHUNK": 1024}]),
     "kernels.block_max_kernel": ({}, [{"HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
-    "kernels.count_kernel": ({"out": "*i32"}, [{"HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
-    "kernels.piece_sum_kernel": ({"out": "*fp64"}, [{"KIND": kind, "HAS_MEMORY": 1, "ROWS": 16} for kind in range(4)]),
+    "kernels.piece_sum_kernel": ({"out": "*fp64"}, [{"KIND": kind, "HAS_MEMORY": 1, "ROWS": 16} for kind in range(3)]),
     "kernels.join_pieces_kernel": ({"out": "*fp64"}, [{"ROWS": 16}]),
     "random._words": ({"out": "*i32"}, [{"TILE": 1024}]),
     "random._uniform": ({}, [{"TILE": 1024}]),

@@ -13,7 +13,7 @@ tl = pytest.importorskip("triton.language")
 
 from grace.compute import backends
 from grace.kernels.many import Many
-from grace.kernels.staging import keep_many, narrow_many, pad_many
+from grace.kernels.staging import clear_many, fetch_many, finite_many, narrow_many, pad_many
 from tests.unit.kernels.triton_checks import agree, interpreter, night
 
 __all__ = ["interpreter"]
@@ -31,7 +31,7 @@ def numbers(sizes: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float3
 
 
 def staged(sizes: tuple[int, ...], dtype: torch.dtype, odd: bool = True, big: float = 1.0) -> list[Tensor]:
-    """What the three operations make of tensors and their rooms."""
+    """What the operations make of tensors and their rooms."""
     wide = tuple(n + n % 3 for n in sizes)
     many, rooms, out = Many(sizes, (), (), CPU), Many(wide, (), (), CPU), list[Tensor]()
     many.point(numbers(sizes, 0, dtype, odd), numbers(sizes, 1, odd=odd), numbers(sizes, 2, odd=odd))
@@ -39,12 +39,19 @@ def staged(sizes: tuple[int, ...], dtype: torch.dtype, odd: bool = True, big: fl
     storage = rooms.xs[0]
     pad_many(storage, many, rooms)
     out += [x.clone() for x in (*rooms.xs, *(rooms.memories or ()))]
-    keep_many(storage, rooms, many)
     means = numbers(wide, 5)
     means[-1][0, 0] *= big
     rooms.point(means, rooms.memories)
     out.append(narrow_many(torch.arange(len(sizes)) != 1, rooms, many))
-    return [*out, *many.xs, *(many.rests or ())]
+    out += [*many.xs, *(many.rests or ())]
+    wide_tensors = Many(sizes, (), (), CPU)
+    wide_tensors.point([torch.empty(1, n + 1)[:, 1:] for n in sizes])
+    fetch_many(storage, rooms, wide_tensors)
+    out += [x.clone() for x in wide_tensors.xs]
+    wide_tensors.xs[2][0, -1] = torch.nan
+    out.append(finite_many(torch.arange(len(sizes)) != 1, wide_tensors))
+    clear_many(torch.arange(len(sizes)) % 2 == 0, wide_tensors)
+    return [*out, *wide_tensors.xs]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -77,6 +84,12 @@ def _memory_as_rest(table, task, COLUMN: tl.constexpr, EVEN: tl.constexpr):  # t
 
 
 @triton.jit
+def _room_too_short(table, task):  # type: ignore[no-untyped-def]
+    place, n = tl.load(table + task * 8 + 3), tl.load(table + task * 8 + 4)
+    return place, tl.where(n > 1, n - 1, n)
+
+
+@triton.jit
 def _rounded_down(x):  # type: ignore[no-untyped-def]
     return x.to(tl.int32, bitcast=True) & 0x7FFF0000
 
@@ -88,7 +101,9 @@ def _never(marks, bad):  # type: ignore[no-untyped-def]
 
 MUTANTS: list[tuple[str, Any, Any]] = [
     ("tensor_of", _memory_as_rest, lambda: test_staging(torch.float16)),
+    ("wire_of", _room_too_short, lambda: test_staging(torch.float32)),
     ("magnitude", _rounded_down, lambda: test_staging(torch.bfloat16)),
+    ("mark_if", _never, lambda: test_staging(torch.float32)),
     ("mark_if", _never, lambda: test_a_mean_that_is_too_large_is_noticed(torch.float16, 66e3)),
 ]
 

@@ -11,19 +11,29 @@ from torch import Tensor
 from grace.compute.dispatch import operation
 from grace.kernels.many import Many
 
-__all__ = ["keep_many", "narrow_many", "pad_many"]
+__all__ = ["clear_many", "fetch_many", "finite_many", "narrow_many", "pad_many"]
 
 
 @operation
 def pad_many(storage: Tensor, many: Many, rooms: Many) -> None:
-    """Sets the xs of rooms, ``[m_t]`` with m_t >= n_t, to those of ``many``, of the same dtype, and their memories to its
+    """Sets the xs of rooms, ``[1, m_t]``, m_t >= n_t, to those of ``many``, of the same dtype, and their memories to its
     memories, if it has any; to 0 behind the ends.
     """
 
 
 @operation
-def keep_many(storage: Tensor, rooms: Many, many: Many) -> None:
-    """Sets the rests of ``many``, ``[n_t]``, to the first numbers of the memories of rooms, ``[m_t]`` with m_t >= n_t."""
+def fetch_many(storage: Tensor, rooms: Many, many: Many) -> None:
+    """Sets the xs of ``many``, ``[1, n_t]`` float32, to the first numbers of those of rooms, m_t >= n_t."""
+
+
+@operation
+def clear_many(flags: Tensor, many: Many) -> None:
+    """Sets each x, float32, to 0 whose flag, of ``[T]`` bool, is not set."""
+
+
+@operation
+def finite_many(flags: Tensor, many: Many) -> Tensor:
+    """``[T]`` bool: which xs, float32, are finite, of those whose flag, of ``[T]`` bool, is set."""
 
 
 @operation

@@ -17,11 +17,18 @@ def pad_many(storage: Tensor, many: Many, rooms: Many) -> None:
         _copy(many.memories, rooms.memories)
 
 
-def keep_many(storage: Tensor, rooms: Many, many: Many) -> None:
-    assert rooms.memories is not None
-    assert many.rests is not None
-    for rest, memory in zip(many.rests, rooms.memories, strict=True):
-        rest.copy_(memory[:, : rest.shape[1]])
+def fetch_many(storage: Tensor, rooms: Many, many: Many) -> None:
+    for x, room in zip(many.xs, rooms.xs, strict=True):
+        x.copy_(room[:, : x.shape[1]])
+
+
+def clear_many(flags: Tensor, many: Many) -> None:
+    for flag, x in zip(flags, many.xs, strict=True):
+        x.masked_fill_(~flag, 0.0)
+
+
+def finite_many(flags: Tensor, many: Many) -> Tensor:
+    return flags & torch.stack([x.isfinite().all() for x in many.xs])
 
 
 def narrow_many(flags: Tensor, rooms: Many, many: Many) -> Tensor:

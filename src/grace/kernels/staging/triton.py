@@ -28,11 +28,28 @@ def _pad(table, programs, like, rooms, HAS_MEMORY: tl.constexpr, EVEN: tl.conste
 
 
 @triton.jit
-def _keep(table, programs, rooms, EVEN: tl.constexpr, TILE: tl.constexpr):
+def _fetch(table, programs, rooms, EVEN: tl.constexpr, TILE: tl.constexpr):
     task, tile = tile_of(programs)
     _place, n = wire_of(table, task)
     i = tile * TILE + tl.arange(0, TILE)
-    tl.store(tensor_of(table, task, 2, EVEN) + i, tl.load(tensor_of(rooms, task, 1, EVEN) + i, i < n, 0.0), i < n)
+    tl.store(tensor_of(table, task, 0, EVEN) + i, tl.load(tensor_of(rooms, task, 0, EVEN) + i, i < n, 0.0), i < n)
+
+
+@triton.jit
+def _clear(table, programs, flags, EVEN: tl.constexpr, TILE: tl.constexpr):
+    task, tile = tile_of(programs)
+    if tl.load(flags + task) == 0:
+        _place, n = wire_of(table, task)
+        i = tile * TILE + tl.arange(0, TILE)
+        tl.store(tensor_of(table, task, 0, EVEN) + i, tl.zeros((TILE,), tl.float32), i < n)
+
+
+@triton.jit
+def _look(table, programs, marks, EVEN: tl.constexpr, TILE: tl.constexpr):
+    task, tile = tile_of(programs)
+    _place, n = wire_of(table, task)
+    i = tile * TILE + tl.arange(0, TILE)
+    mark_if(marks + task, magnitude(tl.load(tensor_of(table, task, 0, EVEN) + i, i < n, 0.0)) >= 0x7F800000)
 
 
 @triton.jit
@@ -63,9 +80,20 @@ def pad_many(storage: Tensor, many: Many, rooms: Many) -> None:
            EVEN=many.even and rooms.even, TILE=TILE)  # fmt: skip
 
 
-def keep_many(storage: Tensor, rooms: Many, many: Many) -> None:
+def fetch_many(storage: Tensor, rooms: Many, many: Many) -> None:
     tiles = many.tiles(TILE)
-    launch(_keep, (len(tiles),), many.table, tiles, rooms.table, EVEN=many.even and rooms.even, TILE=TILE)
+    launch(_fetch, (len(tiles),), many.table, tiles, rooms.table, EVEN=many.even and rooms.even, TILE=TILE)
+
+
+def clear_many(flags: Tensor, many: Many) -> None:
+    tiles = many.tiles(TILE)
+    launch(_clear, (len(tiles),), many.table, tiles, flags, EVEN=many.even, TILE=TILE)
+
+
+def finite_many(flags: Tensor, many: Many) -> Tensor:
+    tiles, marks = many.tiles(TILE), Marks(many.table, len(many))
+    launch(_look, (len(tiles),), many.table, tiles, marks.words, EVEN=many.even, TILE=TILE)
+    return flags & many.all_of(marks.words)
 
 
 def narrow_many(flags: Tensor, rooms: Many, many: Many) -> Tensor:

@@ -16,14 +16,12 @@ from grace.kernels.many.triton import numbers_of, tensor_of, tile_of, wire_of
 from grace.kernels.triton import (
     block_max_kernel,
     block_max_of,
-    count_kernel,
-    count_of,
     join_pieces_kernel,
     piece_sum_kernel,
     piece_sum_of,
 )
 
-ABS, SQUARE, UPPER, LOWER = range(4)  # what is added up
+ABS, SQUARE, SPLIT = range(3)  # what is added up; SPLIT: both sides of tau, and how many are on the upper one
 _PIECE, _LANES, _ROWS = 4096, 16, 16
 _CHUNK = 1024
 
@@ -50,53 +48,55 @@ def largest(rows: Tensor, memory: Tensor | None, block: int) -> Tensor:
     return top.view(torch.float32)
 
 
-def how_many(rows: Tensor, memory: Tensor | None, block: int, tau: float) -> Tensor:
-    """float64 ``[b, nb]``: how many numbers of each block of ``rows + memory`` are at least tau."""
-    b, n = rows.shape
-    block = clip_block(rows, block)
-    out = torch.zeros(b, block_count(n, block), dtype=torch.int32, device=rows.device)
-    launch(count_kernel, *_by_chunks(rows, out, block), rows, memory, out, n, block, out.shape[1], tau,
-           HAS_MEMORY=memory is not None, **_shape(block))  # fmt: skip
-    return out.double()
-
-
 def mean_magnitude(rows: Tensor, memory: Tensor | None, block: int) -> Tensor:
     """float32 ``[b, nb]``: the mean magnitude of each block of ``rows + memory``."""
     sizes = block_sizes(rows.shape[1], block, rows, torch.float64)
-    return (ordered_sum(rows, memory, block, ABS) / sizes).float()
+    return (ordered_sums(rows, memory, block, ABS)[0] / sizes).float()
 
 
 def euclidean_norm(rows: Tensor, memory: Tensor | None, block: int) -> Tensor:
     """float32 ``[b, nb]``: the Euclidean norm of each block of ``rows + memory``."""
-    squares = ordered_sum(rows, memory, block, SQUARE)
+    squares = ordered_sums(rows, memory, block, SQUARE)[0]
     return squares.sqrt_().clamp_max_(torch.finfo(torch.float32).max).float()
 
 
-def ordered_sum(rows: Tensor, memory: Tensor | None, block: int, kind: int, tau: float = 0.0) -> Tensor:
-    """float64 ``[b, nb]``: the sums of what ``kind`` says of ``rows + memory``, in the order of this family."""
+def ordered_sums(rows: Tensor, memory: Tensor | None, block: int, kind: int, tau: float = 0.0) -> Tensor:
+    """float64 ``[1, b, nb]``, of SPLIT ``[3, b, nb]``: the sums of what ``kind`` says of ``rows + memory``, in the order of
+    this family, by one pass.
+    """
     b, n = rows.shape
     block = clip_block(rows, block)
     nb, pieces = block_count(n, block), block_count(block, _PIECE)
-    out = torch.empty(b, nb * pieces, dtype=torch.float64, device=rows.device)
+    out = torch.empty(_planes(kind), b, nb * pieces, dtype=torch.float64, device=rows.device)
     turns = block_count(min(block, _PIECE), _LANES)
-    launch(piece_sum_kernel, (block_count(nb * pieces, _ROWS), b), rows, memory, out, n, block, pieces, nb * pieces, turns,
-           tau, KIND=kind, HAS_MEMORY=memory is not None, ROWS=_ROWS)  # fmt: skip
+    launch(piece_sum_kernel, (block_count(nb * pieces, _ROWS), b), rows, memory, out, b * nb * pieces, n, block, pieces,
+           nb * pieces, turns, tau, KIND=kind, HAS_MEMORY=memory is not None, ROWS=_ROWS)  # fmt: skip
+    return _join(out, pieces)
+
+
+def _planes(kind: int) -> int:
+    """How many sums there are of each block."""
+    return 3 if kind == SPLIT else 1
+
+
+def _join(sums: Tensor, pieces: int) -> Tensor:
+    """``[..., nb pieces]`` float64 -> ``[..., nb]``: pieces added in their order."""
     if pieces == 1:
-        return out
-    total = torch.empty(b, nb, dtype=torch.float64, device=rows.device)
-    launch(join_pieces_kernel, (block_count(b * nb, _ROWS),), out, total, b * nb, pieces, ROWS=_ROWS)
+        return sums
+    total = sums.new_empty(*sums.shape[:-1], sums.shape[-1] // pieces)
+    count = total.numel()
+    launch(join_pieces_kernel, (block_count(count, _ROWS),), sums, total, count, pieces, ROWS=_ROWS)
     return total
 
 
 def two_means(rows: Tensor, memory: Tensor | None, block: int, tau: float) -> tuple[Tensor, Tensor]:
     """float32 ``[b, nb]`` twice: the means of the numbers of each block of ``rows + memory`` below tau, and of the others."""
     sizes = block_sizes(rows.shape[1], block, rows, torch.float64)
-    sums = [ordered_sum(rows, memory, block, kind, tau) for kind in (LOWER, UPPER)]
-    return _means(sums, how_many(rows, memory, block, tau), sizes)
+    return _means(ordered_sums(rows, memory, block, SPLIT, tau), sizes)
 
 
-def _means(sums: list[Tensor], count: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-    lower, upper = sums
+def _means(sums: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+    upper, lower, count = sums
     return (lower / (sizes - count).clamp_min(1)).float(), (upper / count.clamp_min(1)).float()
 
 
@@ -132,7 +132,7 @@ def _largest(
 
 @triton.jit
 def _piece_sums(
-    table, programs, heads, like, out, block, pieces, turns, tau,
+    table, programs, heads, like, out, plane, block, pieces, turns, tau,
     KIND: tl.constexpr, EVEN: tl.constexpr, HAS_MEMORY: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     task, tile = tile_of(programs)
@@ -141,49 +141,29 @@ def _piece_sums(
     j = tile * ROWS + tl.arange(0, ROWS)
     count = (n + block - 1) // block * pieces
     at = out + tl.load(heads + task) * pieces
-    piece_sum_of(x, e, at, tile - tile, j, n, block, pieces, count, turns, tau, KIND, HAS_MEMORY, ROWS)
-
-
-@triton.jit
-def _counts(
-    table, programs, heads, like, out, block, tau,
-    EVEN: tl.constexpr, HAS_MEMORY: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    task, tile = tile_of(programs)
-    _place, n = wire_of(table, task)
-    x, e = _sums_of(table, task, like, EVEN)
-    k = tile * ROWS + tl.arange(0, ROWS)
-    inner = tl.program_id(1).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
-    nb = (n + block - 1) // block
-    count_of(x, e, out + tl.load(heads + task), tile - tile, k, inner, n, block, nb, tau, HAS_MEMORY)
+    piece_sum_of(x, e, at, plane, tile - tile, j, n, block, pieces, count, turns, tau, KIND, HAS_MEMORY, ROWS)
 
 
 def largest_of_many(many: Many, block: int) -> Tensor:
     """As :func:`largest`, for the blocks of all tensors side by side: float32 ``[blocks]``."""
-    return _chunks_of_many(_largest, many, block).view(torch.float32)
-
-
-def _chunks_of_many(kernel: Any, many: Many, block: int, *args: float) -> Tensor:
-    """int32 ``[blocks]``: what the kernel finds, chunk by chunk, in the blocks of all tensors side by side."""
     block = many.clip(block)
-    out = torch.zeros(sum(many.counts(block)), dtype=torch.int32, device=many.device)
+    top = torch.zeros(sum(many.counts(block)), dtype=torch.int32, device=many.device)
     shape = _shape(block)
     tiles = many.tiles(shape["ROWS"], block=block)
     grid = len(tiles), block_count(block, shape["CHUNK"])
-    launch(kernel, grid, many.table, tiles, many.heads(block), many.like, out, block, *args, EVEN=many.even,
+    launch(_largest, grid, many.table, tiles, many.heads(block), many.like, top, block, EVEN=many.even,
            HAS_MEMORY=many.memories is not None, **shape)  # fmt: skip
-    return out
+    return top.view(torch.float32)
 
 
 def mean_magnitude_of_many(many: Many, block: int) -> Tensor:
     """As :func:`mean_magnitude`, for the blocks of all tensors side by side: float32 ``[blocks]``."""
-    return (_sum_many(many, many.clip(block), ABS) / _sizes_of_many(many, block)).float()
+    return (_sums_of_many(many, block, ABS)[0] / _sizes_of_many(many, block)).float()
 
 
 def two_means_of_many(many: Many, block: int, tau: float) -> tuple[Tensor, Tensor]:
     """As :func:`two_means`, for the blocks of all tensors side by side: float32 ``[blocks]`` twice."""
-    sums = [_sum_many(many, many.clip(block), kind, tau) for kind in (LOWER, UPPER)]
-    return _means(sums, _chunks_of_many(_counts, many, block, tau).double(), _sizes_of_many(many, block))
+    return _means(_sums_of_many(many, block, SPLIT, tau), _sizes_of_many(many, block))
 
 
 def _sizes_of_many(many: Many, block: int) -> Tensor:
@@ -198,23 +178,21 @@ def _sizes_of_many(many: Many, block: int) -> Tensor:
 
 def euclidean_norm_of_many(many: Many, block: int) -> Tensor:
     """As :func:`euclidean_norm`, for the blocks of all tensors side by side: float32 ``[blocks]``."""
-    squares = _sum_many(many, many.clip(block), SQUARE)
+    squares = _sums_of_many(many, block, SQUARE)[0]
     return squares.sqrt_().clamp_max_(torch.finfo(torch.float32).max).float()
 
 
-def _sum_many(many: Many, block: int, kind: int, tau: float = 0.0) -> Tensor:
-    """As :func:`ordered_sum`, for the blocks of all tensors side by side: float64 ``[blocks]``."""
-    blocks, pieces = sum(many.counts(block)), block_count(block, _PIECE)
-    out = torch.empty(blocks * pieces, dtype=torch.float64, device=many.device)
+def _sums_of_many(many: Many, block: int, kind: int, tau: float = 0.0) -> Tensor:
+    """As :func:`ordered_sums`, for the blocks of all tensors side by side: float64 ``[1, blocks]`` or ``[3, blocks]``."""
+    block = many.clip(block)
+    pieces = block_count(block, _PIECE)
+    count = sum(many.counts(block)) * pieces
+    out = torch.empty(_planes(kind), count, dtype=torch.float64, device=many.device)
     tiles = many.tiles(_ROWS, block=block, pieces=pieces)
     turns = block_count(min(block, _PIECE), _LANES)
-    launch(_piece_sums, (len(tiles),), many.table, tiles, many.heads(block), many.like, out, block, pieces, turns, tau,
+    launch(_piece_sums, (len(tiles),), many.table, tiles, many.heads(block), many.like, out, count, block, pieces, turns, tau,
            KIND=kind, EVEN=many.even, HAS_MEMORY=many.memories is not None, ROWS=_ROWS)  # fmt: skip
-    if pieces == 1:
-        return out
-    total = torch.empty(blocks, dtype=torch.float64, device=many.device)
-    launch(join_pieces_kernel, (block_count(blocks, _ROWS),), out, total, blocks, pieces, ROWS=_ROWS)
-    return total
+    return _join(out, pieces)
 
 
 # ---- shapes of launches ---------------------------------------------------------------------------------------------

@@ -1,0 +1,194 @@
+"""Two hops of the tensors of a bucket on an accelerator, by as many launches as one of them takes: the same bytes, means and
+memories.
+
+Nothing here asks the host. A tensor is W rows of a launch, one for each rank that averages a chunk of it; those that do not
+divide by W are padded in rooms, all of them by one launch.
+
+Letters: T tensors, the i-th of n_i numbers, of which each of W ranks averages a chunk of c_i = ceil(n_i / W).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grace import wire as wires
+from grace.collectives import AllGather, AllToAll, Exchange
+from grace.communicators.bucket import BucketPlan
+from grace.communicators.many import can_go_together, lent_rows, refuse_illegal, take_rooms
+from grace.contract.compressor import Compressor
+from grace.contract.method import Exchanged
+from grace.contract.peer import Peer
+from grace.contract.workspace import Workspace
+from grace.kernels.many import Many, poison_many
+from grace.kernels.staging import clear_many, fetch_many, finite_many, narrow_many, pad_many
+from grace.random import Stream
+
+
+class ScatterTables:
+    """Where the tensors of a bucket are, as W rows and as a whole.
+
+    Args:
+        widths: bytes of the wires of their chunks. sizes: n of each.
+        streams: of both hops, for each tensor.
+        like: a tensor, of any shape. rank, world: whose tables these are. keep: whether there are memories.
+
+    plan: a message, or a row of several. first: as rows that are encoded. chunks: the averages of this rank's. own: its chunks
+    of the rests. last: the means, as rows. whole: the tensors. means: rooms for them, if they are narrower than float32. odd:
+    those that are padded, and odd_rooms. fetched: what comes from rooms in the end, and its rooms, ``fetched_rooms``.
+    """
+
+    def __init__(
+        self,
+        widths: Sequence[int],
+        sizes: Sequence[int],
+        streams: Sequence[Sequence[Stream]],
+        like: Tensor,
+        rank: int,
+        world: int,
+        keep: bool,
+    ):
+        device = like.device
+        self.rank, self.world = rank, world
+        self.plan = plan = BucketPlan([(width, torch.uint8) for width in widths], device)
+        self.chunk_sizes = [-(-n // world) for n in sizes]
+        self.padded_sizes = [c * world for c in self.chunk_sizes]
+        places = [row * plan.size + begin for begin in plan.wires for row in range(world)]
+        self.first = Many(self.chunk_sizes, places, streams[0], device, world)
+        self.last = Many(self.chunk_sizes, places, (), device, world)
+        self.chunks = Many(self.chunk_sizes, plan.wires, streams[1], device)
+        self.own = Many(self.chunk_sizes, (), (), device)
+        self.whole = Many(sizes, (), (), device)
+        self.means = None if like.dtype is torch.float32 else Many(self.padded_sizes, (), (), device)
+        self.keep = keep
+        self.odd_places = [t for t, n in enumerate(sizes) if n % world]
+        odd, rooms = ([group[t] for t in self.odd_places] for group in (sizes, self.padded_sizes))
+        self.odd, self.odd_rooms = Many(odd, (), (), device), Many(rooms, (), (), device)
+        parts = int(keep) + (self.means is None)  # rests, and means
+        self.fetched, self.fetched_rooms = Many(odd * parts, (), (), device), Many(rooms * parts, (), (), device)
+
+    def point(
+        self,
+        xs: list[Tensor],
+        memories: list[Tensor] | None,
+        rests: list[Tensor] | None,
+        workspace: Workspace,
+    ) -> bool:
+        """From now on these are the tensors ``[1, n]``; see :meth:`Many.point`."""
+        W, odd, device = self.world, self.odd_places, self.whole.device
+        rows = self._padded(xs, take_rooms(workspace, self.odd_rooms.sizes, device, xs[0].dtype))
+        means = rows if self.means is None else take_rooms(workspace, self.padded_sizes, device)
+        chunks = take_rooms(workspace, self.chunk_sizes, device)
+        fetched = [(xs[t], rows[t]) for t in odd] if self.means is None else []
+        added = left = spare = padded = own = None
+        if memories is not None and rests is not None:
+            spare = take_rooms(workspace, self.odd_rooms.sizes, device)
+            added, left = self._padded(memories, spare), self._padded(rests, spare)
+            padded, own = [memories[t] for t in odd], [rest.view(W, 1, -1)[self.rank] for rest in left]
+            fetched += [(rests[t], left[t]) for t in odd]
+        return (
+            self.whole.point(xs, memories, rests)
+            and self.first.point(_as_rows(rows, W), added and _as_rows(added, W), left and _as_rows(left, W))
+            and self.last.point(_as_rows(means, W))
+            and self.chunks.point(chunks, None, None if left is None else chunks)
+            and (own is None or self.own.point(own))
+            and (self.means is None or self.means.point(means))
+            and (not odd or self.odd.point([xs[t] for t in odd], padded))
+            and (not odd or self.odd_rooms.point([rows[t] for t in odd], spare))
+            and (not fetched or self.fetched.point([x for x, _ in fetched]))
+            and (not fetched or self.fetched_rooms.point([room for _, room in fetched]))
+        )
+
+    def _padded(self, tensors: list[Tensor], rooms: list[Tensor]) -> list[Tensor]:
+        """The tensors, and rooms instead of those that are padded."""
+        out = list(tensors)
+        for t, room in zip(self.odd_places, rooms, strict=True):
+            out[t] = room
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class ScatterBucket:
+    """A bucket that goes by few launches: the compressors and the first streams of both hops, and where its tensors are."""
+
+    hops: tuple[Compressor, Compressor]
+    streams: tuple[Stream, Stream]
+    tables: ScatterTables
+    workspace: Workspace
+
+
+def prepare_scattered(
+    hops: tuple[Compressor, Compressor],
+    stream: Callable[[Compressor, Peer, int], Stream],
+    xs: Sequence[Tensor],
+    peers: Sequence[Peer],
+    workspace: Workspace,
+) -> ScatterBucket | None:
+    """The bucket of these tensors, of any shapes, if kernels for many tensors can take it; None: they go otherwise."""
+    if not (hops[0].handles_many and hops[1].handles_many and can_go_together(xs, peers)):
+        return None
+    streams = [[stream(hop, peer, number) for peer in peers] for number, hop in enumerate(hops)]
+    sizes, (rank, world) = tuple(x.numel() for x in xs), (peers[0].rank, peers[0].world)
+    keep = peers[0].lent.keep_rest
+    ids = tuple((one.tensor, one.rank, one.seed) for one in streams[0])
+    key = (ScatterBucket, hops, xs[0].device, xs[0].dtype, sizes, ids, rank, world, keep)
+    bucket: ScatterBucket | None = workspace.kept.get(key)
+    if bucket is None:
+        widths = [hops[0].facts(-(-n // world)).payload for n in sizes]
+        if None in widths:
+            return None
+        tables = ScatterTables([width or 0 for width in widths], sizes, streams, xs[0], rank, world, keep)
+        bucket = ScatterBucket(hops, (streams[0][0], streams[1][0]), tables, workspace)
+    if not bucket.tables.point([x.view(1, -1) for x in xs], *lent_rows(peers), workspace):
+        return None
+    workspace.kept[key] = bucket
+    return replace(bucket, streams=(streams[0][0], streams[1][0]))
+
+
+def exchange_scattered(
+    bucket: ScatterBucket, xs: Sequence[Tensor], peers: Sequence[Peer]
+) -> Exchange[list[Exchanged[Any]]]:
+    """The results of all tensors, of any shapes, whose means are written over them."""
+    tables, (first, second), workspace, peer = bucket.tables, bucket.hops, bucket.workspace, peers[0]
+    plan, W, device, step = tables.plan, peer.world, xs[0].device, peer.step
+    names, storage = [peer.name for peer in peers], tables.chunks.xs[0]
+    if tables.odd_places:
+        pad_many(storage, tables.odd, tables.odd_rooms)
+    message = workspace.take((W, plan.size), torch.uint8, device)
+    plan.clear_padding(message)
+    finite = first.encode_many_(message.view(-1), tables.first, bucket.streams[0])
+    wires.write_bucket_flags(message, plan.words, finite, step)
+    answer = yield AllToAll(message, parts=plan.parts)
+    wires.check_shape("wires", answer, message.shape)
+    theirs = answer.contiguous()
+    finite = wires.read_bucket_flags(theirs, plan.words, step)  # [T]
+    finite = refuse_illegal(first.aggregate_many_(theirs, tables.chunks, 1 / W), finite, names)
+    clear_many(finite, tables.chunks)
+
+    message = plan.take(workspace, device)
+    second.encode_many_(message, tables.chunks, bucket.streams[1])
+    if tables.keep:  # the chunks are now what the second rounding has dropped, which is the owner's debt
+        torch._foreach_add_(list(tables.own.xs), list(tables.chunks.xs), alpha=W)  # one worker's share of a mean is 1/W
+        finite = finite_many(finite, tables.own)
+    wires.write_bucket_flags(message, plan.words, finite, step)
+    room = workspace.take((W, plan.size), torch.uint8, device)
+    answer = yield AllGather(message, into=room, parts=plan.parts)  # [W, s]
+    wires.check_shape("wires", answer, room.shape)
+    theirs = answer.contiguous()
+    finite = wires.read_bucket_flags(theirs, plan.words, step)
+
+    fine = refuse_illegal(second.aggregate_many_(theirs.view(1, -1), tables.last, 1.0), finite, names)
+    if len(tables.fetched):
+        fetch_many(storage, tables.fetched_rooms, tables.fetched)
+    if tables.means is not None:
+        fine = narrow_many(fine, tables.means, tables.whole)
+    poison_many(fine, tables.whole)
+    return [Exchanged(x, one.lent.rest, None, flag) for x, one, flag in zip(xs, peers, fine.unbind(0), strict=True)]
+
+
+def _as_rows(tensors: Sequence[Tensor], rows: int) -> list[Tensor]:
+    return [x.view(rows, -1) for x in tensors]
