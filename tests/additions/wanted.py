@@ -235,8 +235,8 @@ def test_it_is_found_by_its_name() -> None:
 ADAPTER = Addition(
     "adapter",
     {
-        "src/grace/adapters/mills.py": '''\
-"""A door for mills, whose gradients are exchanged when they say so."""
+        "src/grace/adapters/turbines.py": '''\
+"""A door for turbines, whose gradients are exchanged when they say so."""
 
 from __future__ import annotations
 
@@ -255,21 +255,21 @@ from grace.transports.base import Transport
 from grace.transports.choose import transport_for_handle
 
 
-class MillsHandle(Handle):
-    """What attach gives for mills."""
+class TurbinesHandle(Handle):
+    """What attach gives for turbines."""
 
     def detach(self) -> None:
         """See :class:`grace.Handle`."""
         self._session.close()
 
 
-@register_door("mills")
-class MillsDoor:
-    """For modules that have ``mills``."""
+@register_door("turbines")
+class TurbinesDoor:
+    """For modules that have ``turbines``."""
 
     def takes(self, model: object) -> str | None:
         """See :class:`grace.adapters.doors.Door`."""
-        return None if hasattr(model, "mills") else ""
+        return None if hasattr(model, "turbines") else ""
 
     def open(
         self,
@@ -283,9 +283,9 @@ class MillsDoor:
     ) -> Handle:
         """See :class:`grace.adapters.doors.Door`."""
         made = transport_for_handle(transport or "auto")
-        return MillsHandle(Steps(Session(dict(model.named_parameters()), method, made, options)))
+        return TurbinesHandle(Steps(Session(dict(model.named_parameters()), method, made, options)))
 ''',
-        "tests/unit/adapters/test_mills.py": """\
+        "tests/unit/adapters/test_turbines.py": """\
 from __future__ import annotations
 
 import torch
@@ -293,23 +293,23 @@ import torch
 import grace
 
 
-def test_attach_takes_mills() -> None:
+def test_attach_takes_turbines() -> None:
     model = torch.nn.Linear(40, 40)
-    model.mills = 2
+    model.turbines = 2
     handle = grace.attach(model, "topk", transport="alone")
-    assert type(handle).__name__ == "MillsHandle"
+    assert type(handle).__name__ == "TurbinesHandle"
     handle.detach()
 """,
-        "changes/mills.feature.md": "`attach` takes mills.\n",
+        "changes/turbines.feature.md": "`attach` takes turbines.\n",
     },
     {
         "src/grace/adapters/attach.py": (
-            "from grace.adapters.doors import find_door\n",
-            "import grace.adapters.mills\n",
+            "from grace.adapters.axes import Axes\n",
+            "from grace.adapters import turbines  # noqa: F401 - a door\n",
         )
     },
-    gate="test_mills",
-    night=("tests/unit/adapters/test_mills.py", "tests/unit/adapters/test_doors.py"),
+    gate="test_turbines",
+    night=("tests/unit/adapters/test_turbines.py", "tests/unit/adapters/test_doors.py"),
 )
 
 TASK = Addition(
