@@ -91,7 +91,7 @@ def shown() -> str:
         "versions": {"grace": "1", "python": "3", "torch": "2", "numpy": "2", "system": "here"},
         "kernels": kernels, "threads": {"torch": 1, "cores": 1, "local_workers": 1}, "extras": [], "errors": [],
         "transports": {
-            "gloo": True, "nccl": True, "mpi": False, "cuda_devices": 1, "chosen": None,
+            "gloo": True, "nccl": True, "mpi": False, "cuda_devices": 1, "chosen": None, "no_shared_memory": None,
             "mpi4py": {"library": None, "threads": None, "problem": "none"},
         },
     }  # fmt: skip

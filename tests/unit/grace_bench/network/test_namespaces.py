@@ -76,9 +76,9 @@ def test_namespaces_go_with_the_network():
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
 def test_namespaces_go_with_a_killed_parent(ending):
     code = (
-        "from grace.predict.links import link; from grace_bench.network.namespaces import Network\n"
+        "from grace.predict.links import link; from grace_bench.network.namespaces import ShapedNetwork\n"
         "import sys\n"
-        "with Network(link('1gbit'), 2): print('up', flush=True); sys.stdin.read()\n"
+        "with ShapedNetwork(link('1gbit'), 2): print('up', flush=True); sys.stdin.read()\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ}
