@@ -8,13 +8,13 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import Share
 from grace.errors import CompositionError, PayloadError
 from grace.flags.refusals import refuse_unless
-from grace.kernels import Drawing, Many, add_subset, all_finite, put_subsets_many, take_subset, take_subsets_many
+from grace.kernels import Drawing, Many, add_subset, all_finite, take_subset
 from grace.methods.common.counts import count_kept
+from grace.methods.common.drawn import Drawn
 from grace.random import Stream
 from grace.registry import register
 
@@ -28,7 +28,7 @@ from grace.registry import register
     recovers={"whole": "ratio=1,memory=none"},
 )
 @dataclass(frozen=True, slots=True)
-class RandomK(Compressor):
+class RandomK(Drawn):
     """Random-k: k positions drawn at random, the same on all ranks, so that no index travels.
 
     ``C(x)_i = a x_i if i is in S, else 0``, with |S| = k = max(1, ceil(ratio n)) and a = n/k (scaled) or 1
@@ -64,7 +64,7 @@ class RandomK(Compressor):
     def scaled(self) -> bool:
         return self.scale is not False
 
-    def with_memory(self) -> Compressor:
+    def with_memory(self) -> RandomK:
         if self.scale:
             raise CompositionError(
                 "randomk: scale=True multiplies by n/k, and a memory of its error would grow without bound; "
@@ -72,7 +72,7 @@ class RandomK(Compressor):
             )
         return replace(self, scale=False)
 
-    def for_second_hop(self) -> Compressor:
+    def for_second_hop(self) -> RandomK:
         """An average of decoded wires is already scaled, and zero outside of the positions, which are the same."""
         return replace(self, scale=False)
 
@@ -95,14 +95,6 @@ class RandomK(Compressor):
         for wire in received:
             refuse_unless(all_finite(wire), lambda: PayloadError("field 'values' must be finite"))
         add_subset(received, out, scale * self._factor(out.shape[1]), rng)
-
-    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
-        left = [1 - self._factor(n) for n in many.sizes]
-        return take_subsets_many(message, many, self._drawing(many), rng.step, left)
-
-    def put_many_(self, message: Tensor, many: Many, rng: Stream, into: Many) -> Tensor:
-        weight = [self._factor(n) for n in many.sizes]
-        return put_subsets_many(message, many, self._drawing(many), rng.step, weight, into)
 
     def _drawing(self, many: Many) -> Drawing:
         return Drawing(tuple(count_kept(self.ratio, n) for n in many.sizes), None)

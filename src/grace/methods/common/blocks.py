@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.flags.capturing import refuse_capture
-from grace.kernels import Drawing, Many, block_count, put_subsets_many, take_subsets_many
+from grace.kernels import Drawing, Many, block_count
 from grace.methods.common.counts import count_kept
+from grace.methods.common.drawn import Drawn
 from grace.random import Stream
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks(Compressor):
+class Blocks(Drawn):
     """Blocks drawn anew in each step, or in turn; the wire is the values of the chosen blocks, then zeros."""
 
     summable: ClassVar[bool] = True
@@ -61,14 +61,6 @@ class Blocks(Compressor):
         said, behind = self._cut_wire(values * (scale * self._factor(n)), whole, tail)
         blocks.index_add_(1, whole, said)
         short[:, :tail] += behind
-
-    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
-        left = [1 - self._factor(n) for n in many.sizes]
-        return take_subsets_many(message, many, self._drawing(many), rng.step, left)
-
-    def put_many_(self, message: Tensor, many: Many, rng: Stream, into: Many) -> Tensor:
-        weight = [self._factor(n) for n in many.sizes]
-        return put_subsets_many(message, many, self._drawing(many), rng.step, weight, into)
 
     def _drawing(self, many: Many) -> Drawing:
         return Drawing(tuple(self._counts(n)[1] for n in many.sizes), self.block)

@@ -1,0 +1,33 @@
+"""Subsets that all ranks draw alike, of the tensors of a bucket by one launch each: random-k, and random blocks."""
+
+from __future__ import annotations
+
+import abc
+
+from torch import Tensor
+
+from grace.contract.compressor import Compressor
+from grace.kernels import Drawing, Many, put_subsets_many, take_subsets_many
+from grace.random import Stream
+
+
+class Drawn(Compressor):
+    """Sends ``a x_i`` for each i of a subset, which :meth:`_drawing` says how to draw, and a :meth:`_factor`."""
+
+    __slots__ = ()
+
+    @abc.abstractmethod
+    def _drawing(self, many: Many) -> Drawing:
+        """How the subsets of these tensors are drawn."""
+
+    @abc.abstractmethod
+    def _factor(self, n: int) -> float:
+        """a, of a tensor of n numbers."""
+
+    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+        left = [1 - self._factor(n) for n in many.sizes]
+        return take_subsets_many(message, many, self._drawing(many), rng.step, left)
+
+    def put_many_(self, message: Tensor, many: Many, rng: Stream, into: Many) -> Tensor:
+        weight = [self._factor(n) for n in many.sizes]
+        return put_subsets_many(message, many, self._drawing(many), rng.step, weight, into)
