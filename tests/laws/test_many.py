@@ -30,6 +30,7 @@ from grace.methods.natural import Natural
 from grace.methods.onebit import OneBit
 from grace.methods.qsgd import QSGD
 from grace.methods.signsgd import SignSGD
+from grace.methods.topk import TopK
 from grace.methods.u8bit import U8bit
 from grace.random import Stream
 from grace.registry.policy import Policy
@@ -67,6 +68,10 @@ AT_NIGHT = {
     "onebit:group=5000": LARGE,
     "qsgd:bits=16": ((3,), (300,)),  # more levels than a kernel has
     "fp8:fmt=e5m2,stochastic=true,memory=residual": SHAPES,
+    "topk:ratio=0.2": SHAPES,
+    "topk:ratio=0.05,values=bfloat16,index=elias-fano": LARGE,
+    "topk:ratio=0.3,memory=none": SMALL,
+    "topk:ratio=0.3,index=rice": SMALL,  # whose sizes vary
 }
 
 
@@ -84,11 +89,11 @@ TWO_HOPS = (
 # Launches of Triton kernels in a step, for a bucket of any number of small tensors.
 LAUNCHES = {
     "efsignsgd": 5, "signsgd": 3, "qsgd": 4, "terngrad": 4, "natural": 4, "fp8": 4, "u8bit": 5, "onebit": 5, "lpc": 4,
-    "randomk": 5, "blockrandomk": 6,
+    "randomk": 5, "blockrandomk": 6, "topk": 16,
 }  # fmt: skip
 # With communicator=scatterreduce: of tensors that two ranks divide, and of others.
 HOPS = (("efsignsgd", 10, 12), ("qsgd", 8, 10), ("fp8", 8, 10))
-REMEMBER = ("efsignsgd", "u8bit", "onebit", "randomk", "blockrandomk")
+REMEMBER = ("efsignsgd", "u8bit", "onebit", "randomk", "blockrandomk", "topk")
 
 
 @functools.cache
@@ -278,6 +283,7 @@ def test_tables_are_not_made_while_work_is_captured() -> None:
         (U8bit(), 207, 0xFF),
         (OneBit(), 211, 0x7F),
         (LPC(bits=8), 208, 0),
+        (TopK(ratio=0.1), 207, 0xFF),
     ],
 )
 @pytest.mark.parametrize("backend", ["reference", "triton"])

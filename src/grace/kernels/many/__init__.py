@@ -140,6 +140,15 @@ class Many:
 
         return self.once(key, make)
 
+    def spans(self, key: Hashable, count: Callable[[], Sequence[int]]) -> Tensor:
+        """int64 ``[T b, 2]``: for each row the first of its programs in :meth:`pairs`, and how many there are."""
+
+        def make() -> Tensor:
+            counts = torch.tensor(count())
+            return _to(self.device, torch.stack((counts.cumsum(0) - counts, counts), dim=1))
+
+        return self.once(("spans", key), make)
+
     def counts(self, block: int) -> list[int]:
         """How many blocks of so many numbers each row has."""
         return [-(-n // block) for n in self.sizes]
