@@ -47,7 +47,7 @@ class Handover(Choosing):
             matrices would find 3 x 3 pixels in front.
         dtypes: of torch, or their names, such as "float32".
         method: a method, the string that makes it, or a :class:`grace.Policy`; "auto" or a :class:`grace.Auto` chooses one for
-            each ``bucket_mb`` of gradients.
+            each ``options.bucket_bytes`` of gradients.
         transport: between the ranks; taken over. A name, or "auto": see :func:`grace.transport`.
         options: how to exchange.
         knobs: what else the ranks must have in common, each under its name.
