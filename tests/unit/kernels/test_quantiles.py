@@ -51,14 +51,41 @@ def test_native_agrees_on_ties_zeros_and_numbers_of_all_sizes(n: int) -> None:
         assert_same(codec, torch.stack(rows))
 
 
+# Half-way between two float32 numbers is the mean of the first eight, and beyond it if the four smallest are added up first.
+HALFWAY = torch.tensor([2.0**-51] * 4 + [4.0, 2.0, 2.0, 2.0**-21])
+
+
 @check.needs_native
-@pytest.mark.parametrize("q", [2, 16])
-def test_sums_that_depend_on_their_order_have_the_order_of_the_numbers(q: int) -> None:
-    x = torch.tensor([1e30, 1.0, -1e30, 3.0, 7e22, -7e22, 1e-3, 2e30, -2e30, 5.0] * 40)
-    x *= torch.rand(400, generator=torch.Generator().manual_seed(2))
-    assert_same(Sketch(q, zero_edge=False), torch.stack((x, x.flip(0), x.sort().values)))
-    wide = torch.exp2(torch.linspace(-140, 120, 3000))[torch.randperm(3000, generator=torch.Generator().manual_seed(1))]
-    assert_same(Sketch(q), torch.stack((wide, -wide)))
+@pytest.mark.parametrize(
+    ("codec", "others"),  # which leave these eight in a bucket of their own: from their least, from zero, or open
+    [
+        (Sketch(3), [1e-30] * 3 + [9.0] * 9),
+        (Sketch(3), [-1.0] * 5 + [9.0] * 9),
+        (Sketch(2), [9.0] * 9),
+        (Sketch(2, zero_edge=False), [9.0] * 9),
+    ],
+)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_sums_that_depend_on_their_order_have_the_order_of_the_numbers(
+    codec: Sketch, others: list[float], sign: int
+) -> None:
+    made = torch.Generator().manual_seed(2)
+    rows = torch.cat((HALFWAY, torch.tensor(others)))[None].repeat(64, 1)
+    for row in rows[1:]:
+        row.copy_(row[torch.randperm(row.numel(), generator=made)])
+    assert_same(codec, sign * rows)
+    with backends.using("reference"):
+        wire = codec.encode_(rows, check.RNG)[0]
+    means = wire[:, : 4 * codec.quantiles].contiguous().view(torch.float32)
+    assert {1.0, 1 + 2.0**-23} <= set(means.flatten().tolist())  # the order makes a difference
+
+
+@check.needs_native
+def test_a_sum_that_cancels_has_the_order_of_the_numbers() -> None:
+    made = torch.Generator().manual_seed(3)
+    x = torch.cat((torch.randn(300, generator=made) * 1e30, torch.randn(300, generator=made), torch.full((700,), 1e38)))
+    x = torch.stack([x[torch.randperm(1300, generator=made)] for _ in range(8)])
+    assert_same(Sketch(2, zero_edge=False), x)
 
 
 @check.needs_native
