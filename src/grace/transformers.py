@@ -34,8 +34,8 @@ class CompressionCallback(AttachingCallback, _transformers.TrainerCallback):  # 
     - Under ``fp16=True`` memories are in units without the loss's scale.
 
     Args:
-        method, granularity, seed, nonfinite, check, check_replicas_every, on_difference, checksum, steps_per_epoch, transport:
-            as for :func:`grace.attach`.
+        method, granularity, seed, nonfinite, check, check_replicas_every, on_difference, checksum, local_world_size,
+            steps_per_epoch, transport: as for :func:`grace.attach`.
         memories: what a checkpoint holds: "mean", the mean of the workers' memories, which loads on any number of workers
             and under any method; or "all", each worker's state: the same number of workers goes on with the same bits.
         errors_every: steps from one measurement of compression errors to the next; 0 measures none.

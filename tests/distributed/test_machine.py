@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -24,18 +25,33 @@ pytestmark = pytest.mark.skipif(find_problem() is not None, reason=str(find_prob
 SPEC = "qsgd:bits=4,machine=2"
 
 
-def steps(rank: int, world: int, local: int) -> tuple[str, list[Tensor]]:
-    os.environ["GRACE_LOCAL_WORLD_SIZE"] = str(local)
-    model, means = DistributedDataParallel(Net()), []
-    handle = grace.attach(model, SPEC)
-    for step in range(3):
-        model.zero_grad()
-        model(gradients(rank, step)).backward()
-        means += [parameter.grad.clone() for parameter in model.parameters()]
-    said = handle.transport
-    handle.detach()
-    del os.environ["GRACE_LOCAL_WORLD_SIZE"]
-    return said, means
+def steps(rank: int, world: int, said: int | None, local: int | None, linux: bool) -> tuple[str, list[Tensor]]:
+    """``said`` in the environment, ``local`` by an argument; where ``linux`` is false, as on a Mac."""
+    with pytest.MonkeyPatch.context() as patch:
+        if said is not None:
+            patch.setenv("GRACE_LOCAL_WORLD_SIZE", str(said))
+        if not linux:
+            patch.setattr(sys, "platform", "darwin")
+            patch.delattr(os, "memfd_create")
+            patch.delattr(os, "pidfd_open")
+        model, means = DistributedDataParallel(Net()), []
+        handle = grace.attach(model, SPEC, local_world_size=local)
+        for step in range(3):
+            model.zero_grad()
+            model(gradients(rank, step)).backward()
+            means += [parameter.grad.clone() for parameter in model.parameters()]
+        way = handle.transport
+        handle.detach()
+    return way, means
+
+
+CASES = (
+    (2, None, True, "along 'machine' shared memory"),
+    (1, 2, True, "along 'machine' shared memory"),
+    (1, None, True, "cannot share memory: GRACE_LOCAL_WORLD_SIZE=1"),
+    (2, 1, True, "cannot share memory: local_world_size=1"),
+    (None, None, False, "cannot share memory: this system has no memfd_create"),
+)
 
 
 def test_two_machines_of_two_have_the_bits_of_gloo_and_of_the_simulator(pools: Callable[[str, int], Any]) -> None:
@@ -44,10 +60,10 @@ def test_two_machines_of_two_have_the_bits_of_gloo_and_of_the_simulator(pools: C
     for step in range(3):
         means = simulator.step({name: [gradients(rank, step)[name] for rank in range(4)] for name in SHAPES})
         expected += [means["a"], means["b"]]
-    for local, way in ((2, "along 'machine' shared memory"), (1, "no shared memory")):
-        for said, means in four.run(steps, local):
-            assert said.startswith("gloo, 2 x 2, ")
-            assert way in said
+    for *given, way in CASES:
+        for transport, means in four.run(steps, *given):
+            assert transport.startswith("gloo, 2 x 2, ")
+            assert way in transport
             for mean, simulated in zip(means, expected, strict=True):
                 assert torch.equal(mean, simulated), way
 

@@ -31,10 +31,13 @@ def script(path: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_script(path: Path, folder: Path) -> Path:
-    """The script of a page as a file, whose name and line numbers are those of the page."""
-    file = folder / f"{path.stem}.md.py"
-    file.write_text(script(path), encoding="utf-8")
+def write_script(path: Path, folder: Path, before: str = "") -> Path:
+    """The script of a page as a file, whose name and line numbers are those of the page. ``before``: a line of code that comes
+    first, in place of the page's title.
+    """
+    file, text = folder / f"{path.stem}.md.py", script(path)
+    assert text.startswith("\n"), f"{name(path)} begins with code"
+    file.write_text(before + text, encoding="utf-8")
     return file
 
 

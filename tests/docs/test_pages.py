@@ -18,6 +18,8 @@ WORKERS = [ROOT / "docs/concepts" / page for page in _FOR_WORKERS]  # run by two
 # likewise; they start slowly
 TOOLKITS = [ROOT / "docs/concepts" / page for page in ("integrations.md", "keras.md", "tensorflow.md")]
 _NEEDS = {"integrations": "accelerate"}
+# `auto` measures codecs and the link for seconds; here it measures no more than it has to.
+_BEFORE = {"auto": "import grace.auto.calibrate as quick; quick.LINK_NS = quick.CODEC_NS = 0"}
 MPI = ROOT / "docs/concepts/mpi.md"  # run by mpiexec
 XLA = ROOT / "docs/concepts/jax-xla.md"  # on four devices of two processes: tests/adapters/test_jax_xla.py
 ELSEWHERE = [*WORKERS, *TOOLKITS, MPI, XLA]
@@ -39,7 +41,7 @@ def test_a_block_that_fails_is_named_by_page_and_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", WORKERS, ids=name)
 def test_pages_for_several_workers_run_on_two(page: Path, tmp_path: Path) -> None:
-    run_script(write_script(page, tmp_path), workers=2)
+    run_script(write_script(page, tmp_path, _BEFORE.get(page.stem, "")), workers=2)
 
 
 def test_the_page_about_mpi_runs_on_two(tmp_path: Path) -> None:

@@ -4,6 +4,9 @@ methods that stand for all kinds of wires.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import grace
 from grace.contract.method import Method
 from grace.errors import CompositionError
@@ -14,6 +17,17 @@ from grace.registry import COMMUNICATORS, MEMORIES, recipe
 AROUND = ("none", "fp16", "efsignsgd", "qsgd", "randomk", "threshold", "topk")
 WITHOUT_MOMENTUM = ("topk:ratio=0.2,memory=dgc,momentum=0", "topk:ratio=0.2,memory=distef,mu=0")  # lose nothing, either
 REMEMBERED = ("topk",)  # every other memory is run around these
+ROUNDS = (
+    "server_memory",
+    "warm_start",
+    "start_step",
+    "alternate",
+    "follow_lr",
+)  # knobs that change who sends what when
+WHOLE = (
+    "qsgd",
+    "randomk",
+)  # around these every communicator stays in `make test` for every law: wires gathered, and summed
 
 KNOBS = {name: recipe(name).cases for name in grace.methods()}
 # (method, kind of input): what comes back without error, for workers 0, 1, ...
@@ -62,3 +76,24 @@ def _cases() -> dict[str, Method]:
 
 
 CASES: dict[str, Method] = _cases()
+_NAMES = [spec.partition(":")[0] for spec in CASES]
+# The first case of each method, and around some of them every communicator, with and without a memory, and every memory.
+STAY = [
+    spec
+    for i, (spec, name) in enumerate(zip(CASES, _NAMES, strict=True))
+    if _NAMES.index(name) == i
+    or (name in WHOLE and "communicator" in spec)
+    or name in REMEMBERED
+    or any(knob in spec for knob in ROUNDS)
+]
+# Of what is measured of random methods; with as many test_mutants.py catches those that are biased, or promise too much.
+DRAWS = 80
+
+
+def by_night(*defects: str, of: Iterable[str] = CASES) -> list[Any]:
+    """Parameters of a law that follows from how pieces are put together: the cases in :data:`STAY` stay in `make test`, and
+    the others, which put the same pieces together around other numbers, are left to the night (tests/tiers.py).
+    """
+    import pytest  # worker processes that read the cases need none
+
+    return [spec if spec in STAY else pytest.param(spec, marks=pytest.mark.night(*defects)) for spec in of]

@@ -16,6 +16,7 @@ from grace.methods import PowerSGD
 from grace.verify import laws
 from grace.verify.inputs import heavy, normal
 from tests.laws import mutants
+from tests.laws.cases import DRAWS
 from tests.unit.verify import own
 
 XS = [normal(9, 8)(rank) for rank in range(3)]
@@ -47,12 +48,12 @@ def nothing_lost(method: Any) -> None:
 
 
 def unbiased(method: Any) -> None:
-    laws.unbiased(method, [heavy(40)(0), heavy(40)(1)])
+    laws.unbiased(method, [heavy(40)(0), heavy(40)(1)], DRAWS)
 
 
 def bounds(method: Any) -> None:
     for x in (normal(64)(0), heavy(64)(0), torch.full((50,), 0.3)):
-        laws.bounds(method, x)
+        laws.bounds(method, x, DRAWS // 2)
 
 
 def traffic(method: Any) -> None:

@@ -18,7 +18,7 @@ from grace.contract.peer import Peer
 from grace.kernels import split_low_rank
 from grace.verify import laws, replicas
 from grace.verify.inputs import UGLY, Make, heavy, normal
-from tests.laws.cases import CASES
+from tests.laws.cases import CASES, STAY
 from tests.laws.mutants import Wrapper
 
 METHODS = set(grace.methods())
@@ -32,7 +32,10 @@ def ranks(make: Make) -> list[Tensor]:
 
 @pytest.mark.parametrize("spec", CASES)
 def test_replicas(spec: str):
-    for make in (normal(13, 7), heavy(36, 30), UGLY["zeros on some"], UGLY["f16"], UGLY["f64"]):
+    """Cases beside the first of a method, which put the same pieces together around other numbers, meet one input."""
+    for make in (normal(13, 7), heavy(36, 30), UGLY["zeros on some"], UGLY["f16"], UGLY["f64"])[
+        : 5 if spec in STAY else 1
+    ]:
         replicas.replicas(CASES[spec], ranks(make))
 
 

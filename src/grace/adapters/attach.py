@@ -41,6 +41,7 @@ def attach(
     check_replicas_every: int = Options.check_replicas_every,
     on_difference: OnDifference = Options.on_difference,
     checksum: bool = Options.checksum,
+    local_world_size: int | None = Options.local_world_size,
     optimizer: torch.optim.Optimizer | None = None,
     steps_per_epoch: int | None = Options.steps_per_epoch,
     scaler: torch.amp.GradScaler | None = None,
@@ -74,6 +75,8 @@ def attach(
         on_difference: what replicas that differ lead to: ReplicasDifferError on all ranks ("error"), or copies of those that
             most ranks have, with a warning ("broadcast"); it needs ``optimizer``.
         checksum: whether payloads carry four bytes that are checked on receipt: for machines that flip bits.
+        local_world_size: how many workers a machine has, >= 1: those of ``machine=local``, and the most that share memory; 1:
+            none do. By default what GRACE_LOCAL_WORLD_SIZE says, or else the launcher.
         optimizer: where memories that follow the learning rate (``follow_lr=true``) read it: that of its first group of
             parameters. Only the ratio between steps counts, so one group stands for all that follow the same schedule. The
             optimizer is checked against what the method needs of it (:class:`grace.Needs`): momentum 0, a smaller learning
@@ -101,7 +104,7 @@ def attach(
         raise ConfigurationError(f"attach: optimizer={optimizer!r}; legal: a torch.optim.Optimizer, or none")
     options = Options(
         seed, nonfinite, steps_per_epoch, check, granularity, check_replicas_every=check_replicas_every,
-        on_difference=on_difference, checksum=checksum,
+        on_difference=on_difference, checksum=checksum, local_world_size=local_world_size,
     )  # fmt: skip
     door, axes, auto = find_door(model), Axes(replicate, shard, weights), wanted(method)
     if auto is not None and not getattr(door, "chooses", False):
@@ -126,5 +129,5 @@ def attach(
         if auto is not None:
             raise ConfigurationError("attach: auto with mesh=; name a method, which goes between machines")
         method = between_machines(method, mesh, model)  # type: ignore[arg-type]
-    policy: Any = auto or Policy.of(method)  # type: ignore[arg-type]
+    policy: Any = auto or options.read(method)  # type: ignore[arg-type]
     return door.open(model, policy, options, optimizer=optimizer, scaler=scaler, transport=transport)

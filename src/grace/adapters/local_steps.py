@@ -258,6 +258,7 @@ def local(
     check_replicas_every: int = Options.check_replicas_every,
     on_difference: OnDifference = Options.on_difference,
     checksum: bool = Options.checksum,
+    local_world_size: int | None = Options.local_world_size,
     steps_per_epoch: int | None = Options.steps_per_epoch,
     automatic: bool = True,
     group: dist.ProcessGroup | None = None,
@@ -280,6 +281,8 @@ def local(
         on_difference: what replicas that differ lead to: ReplicasDifferError on all ranks ("error"), or copies of those that
             most ranks have, with a warning ("broadcast").
         checksum: whether payloads carry four bytes that are checked on receipt: for machines that flip bits.
+        local_world_size: how many workers a machine has, >= 1: those of ``machine=local``, and the most that share memory; 1:
+            none do. By default what GRACE_LOCAL_WORLD_SIZE says, or else the launcher.
         steps_per_epoch: synchronizations in an epoch, for schedules that count epochs.
         automatic: whether the optimizer's hook counts steps. If not, call ``handle.step()`` after each: with a gradient
             scaler, which may skip a step on one rank alone.
@@ -297,7 +300,7 @@ def local(
     """
     options = Options(
         seed, steps_per_epoch=steps_per_epoch, check=check, check_replicas_every=check_replicas_every,
-        on_difference=on_difference, checksum=checksum,
+        on_difference=on_difference, checksum=checksum, local_world_size=local_world_size,
     )  # fmt: skip
     return LocalSteps(
         model, optimizer, method, options, every=every, warmup_steps=warmup_steps, automatic=automatic, group=group,

@@ -103,7 +103,7 @@ class ShardedHandle(Handle):
         parts = {name: torch.empty(piece.shard, device="meta") for name, piece in self._pieces.items()}
         like = names_held((parts if self._replicated else rows).items())
         self._held = frozenset(like)
-        policy = self._resolve(Policy.of(slow))
+        policy = self._resolve(options.read(slow))
         over = transport_beside(group, transport)
         knobs: dict[str, object] = {"sharded": "between replicas" if self._replicated else "reduce-scatter"}
         if axes:
@@ -119,7 +119,7 @@ class ShardedHandle(Handle):
         self._hooked: Hooked | None = Hooked(groups)
         try:
             if fast is not None:
-                self._fast = self._open_fast(Policy.of(fast), names_held(rows.items()), transport)
+                self._fast = self._open_fast(options.read(fast), names_held(rows.items()), transport)
             if compressor is not None:
                 self._weights = Weights(groups, compressor, options, transport, lambda: self._session.worker.step)
                 self._hooked.gather_by(self._gather)
@@ -296,7 +296,7 @@ class ShardedHandle(Handle):
     # ---- for the user -----------------------------------------------------------------------------------------------
     def switch(self, method: Policy | Method[Any] | str) -> None:
         self._check_attached()
-        super().switch(self._resolve(Policy.of(method)))
+        super().switch(self._resolve(self._session.options.read(method)))
 
     def plan(self, axis: str = "") -> ExchangePlan:
         """What the coming step exchanges: parameter, shape, method, bytes and their share.

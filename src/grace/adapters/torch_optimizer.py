@@ -116,6 +116,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     check_replicas_every: int = Options.check_replicas_every,
     on_difference: OnDifference = Options.on_difference,
     checksum: bool = Options.checksum,
+    local_world_size: int | None = Options.local_world_size,
     scaler: torch.amp.GradScaler | None = None,
     steps_per_epoch: int | None = Options.steps_per_epoch,
 ) -> Some:
@@ -154,6 +155,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         on_difference: what replicas that differ lead to: ReplicasDifferError on all ranks ("error"), or copies of those that
             most ranks have, with a warning ("broadcast").
         checksum: whether payloads carry four bytes that are checked on receipt: for machines that flip bits.
+        local_world_size: how many workers a machine has, >= 1: those of ``machine=local``, and the most that share memory; 1:
+            none do. By default what GRACE_LOCAL_WORLD_SIZE says, or else the launcher.
         steps_per_epoch: steps in an epoch, for schedules that count epochs.
         scaler: the ``torch.amp.GradScaler`` that multiplies the loss. Memories are then kept in units without its scale.
 
@@ -188,6 +191,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         check_replicas_every,
         on_difference,
         checksum,
+        local_world_size,
     )
     handle = OptimizerHandle(
         optimizer, method, named_parameters, transport_for_handle(transport), options,

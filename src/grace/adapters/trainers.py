@@ -25,8 +25,8 @@ class AttachingCallback:
     """Grace beside a trainer that wraps the model itself. To derive a callback from.
 
     Args:
-        method, granularity, seed, nonfinite, check, check_replicas_every, on_difference, checksum, steps_per_epoch, transport:
-            as for :func:`grace.attach`.
+        method, granularity, seed, nonfinite, check, check_replicas_every, on_difference, checksum, local_world_size,
+            steps_per_epoch, transport: as for :func:`grace.attach`.
         memories: what a checkpoint holds, in one file: "mean", the mean of the workers' memories, which loads on any number
             of workers and under any method; or "all", each worker's state, gathered by rank 0: the same number of workers goes
             on with the same bits.
@@ -49,6 +49,7 @@ class AttachingCallback:
         check_replicas_every: int = Options.check_replicas_every,
         on_difference: OnDifference = Options.on_difference,
         checksum: bool = Options.checksum,
+        local_world_size: int | None = Options.local_world_size,
         steps_per_epoch: int | None = Options.steps_per_epoch,
         transport: str | Transport | None = "auto",
         memories: Memories = "mean",
@@ -60,11 +61,11 @@ class AttachingCallback:
         if type(errors_every) is not int or errors_every < 0:
             raise out_of_range(type(self).__name__, "errors_every", errors_every, "a whole number >= 0")
         self.handle: Handle | None = None
-        self._method: Any = wanted(method) or Policy.of(method)  # type: ignore[arg-type]
         self._options = Options(
             seed, nonfinite, steps_per_epoch, check, granularity, check_replicas_every=check_replicas_every,
-            on_difference=on_difference, checksum=checksum,
+            on_difference=on_difference, checksum=checksum, local_world_size=local_world_size,
         )  # fmt: skip
+        self._method: Any = wanted(method) or self._options.read(method)  # type: ignore[arg-type]
         self._transport = transport
         self._memories, self._errors_every = memories, errors_every
         self._found: dict[str, float] = {}  # of the last step

@@ -12,7 +12,8 @@ pass, so a link that becomes ten times as fast may change a step by a few percen
 the link shows neither. Looks keep a distance, which doubles with each that changes nothing, so that neighbours who come and go
 cost one look now and then.
 
-All of it fits into a budget, the larger of six seconds and a share of the run's time; what does not fit waits.
+All of it fits into a budget, the larger of six seconds and a share of the run's time. What does not fit waits until the budget
+has grown, and the next in the queue that fits is tried meanwhile.
 
 All ranks decide alike: at the end of a block each tells a few whole numbers, and what follows is a function of everyone's.
 """
@@ -116,7 +117,7 @@ class Controller:
         self.verified_at: int | None = None
         self.look: str | None = None
         self.looks = 0
-        self.waits: str | None = None  # a challenger that does not fit into the budget
+        self.waits: dict[int, str] = {}  # challengers that do not fit into the budget, and why
         self.hopeless: str | None = None  # why steps cannot be compared
         self.spent, self._overhead = spent, 0
         self._period = max(1, predicted[incumbent] if period is None else period)
@@ -260,25 +261,22 @@ class Controller:
         self.look, self._looked, self._open = None, (self.step, self.elapsed), self._changes
         self.looks += 1
         self.predicted, self.hopeless = list(predicted), None
+        self._trial = None  # one that was to begin with the next step: who is worth it is known better now
         self.queue = [(number, why) for number in challengers if number != self.current]
         self._next()
 
     def _next(self) -> None:
-        """A trial, if one waits and is paid for; else another block."""
-        while self.queue and self.share and self.hopeless is None:
-            number, why = self.queue[0]
-            if number == self.current:
-                self.queue.pop(0)
-                continue
-            if self.spent + self._price(number) > self._room:
-                self.waits = f"{number}: trying it may cost {self._price(number) / 1e9:.1f} s, and the budget has " \
-                             f"{max(0, self._room - self.spent) / 1e9:.1f}"  # fmt: skip
-                break
-            self.queue.pop(0)
-            self.waits = None
-            self._trial = Trial(self.current, number, why)
-            self._begin("scout", 2)
-            return
+        """The first trial that waits and is paid for; else another block. Who is passed over keeps its place."""
+        self.queue = [(number, why) for number, why in self.queue if number != self.current]
+        self.waits, left = {}, max(0, self._room - self.spent) / 1e9
+        for place, (number, why) in enumerate(self.queue if self.share and self.hopeless is None else ()):
+            price = self._price(number)
+            if self.spent + price <= self._room:
+                del self.queue[place]
+                self._trial = Trial(self.current, number, why)
+                self._begin("scout", 2)
+                return
+            self.waits[number] = f"trying it may cost {price / 1e9:.1f} s, and the budget has {left:.1f}"
         steps = self._block_steps()
         self._begin("watch", max(WATCH, 4 * (steps - 1)) if self._period_known else steps)
 

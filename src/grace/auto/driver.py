@@ -235,10 +235,7 @@ class Driver:
             spent=sum(told.values()), period=int(1e9 * plans[best].seconds), first=self.session.worker.step,
         )  # fmt: skip
         if self.known.unsure:
-            kinds = ", ".join(
-                f"{kind} to {self.known.timings.kinds[kind].sizes[-1]:,} bytes" for kind in self.known.unsure
-            )
-            self.controller.ask(f"the link is known only so far: {kinds}")
+            self.controller.ask(f"the link is known only so far: {self.known.name_unsure()}")
         self.history.planned(challengers)
         if self.session.rank == 0:
             for text in stragglers([self.model.computing]):
@@ -307,7 +304,7 @@ class Driver:
         current = ranked[controller.current].seconds
         alarm = controller.pressing
         challengers = [number] if best.seconds < _FASTER * current or (alarm and best.seconds < current) else []
-        if alarm or ranked[0].seconds < _FASTER * current:
+        if alarm or controller.verified_at is None or ranked[0].seconds < _FASTER * current:
             challengers.append(0)
         self._overhead += self.clock() - start
         challengers = [one for one in dict.fromkeys(challengers) if one != controller.current]

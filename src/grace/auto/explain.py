@@ -14,7 +14,7 @@ from grace.auto.planner import Part, Plan
 from grace.errors import InputError
 
 if TYPE_CHECKING:
-    from grace.auto.controller import Trial
+    from grace.auto.controller import Controller, Trial
     from grace.auto.driver import Driver
 
 SCHEMA, VERSION = "grace.auto", 1
@@ -253,7 +253,7 @@ def explain(driver: Driver) -> Explanation:
             for trial in controller.trials
         ),
         (*(() if controller is None else controller.events), *driver.history.events),
-        None if controller is None or controller.waits is None else waits_line(driver, controller.waits),
+        None if controller is None or not controller.waits else waits_line(driver, controller),
         None if controller is None else controller.hopeless,
         {what: ns / 1e9 for what, ns in driver.spent.items()}, driver.elapsed / 1e9, dict(driver.left_out),
         {method: evidence_of(method) for method in used}, tuple(stragglers(told)), repr(driver.session.worker.home),
@@ -317,10 +317,11 @@ def trial_line(rival: str, incumbent: str, trial: Tried | Trial) -> str:
     )
 
 
-def waits_line(driver: Driver, text: str) -> str:
-    """Why a choice is not tried yet; ``text``: its number, a colon, and why."""
-    number, _, reason = text.partition(":")
-    return f"{name_plan(driver.choices[int(number)].plan)}:{reason}"
+def waits_line(driver: Driver, controller: Controller) -> str:
+    """What is not tried yet, why, and what is tried instead."""
+    names = [name_plan(choice.plan) for choice in driver.choices]
+    lines = [f"{names[number]}: {why}" for number, why in controller.waits.items()]
+    return "; ".join(lines) + (f"; {names[controller.plan]} is tried meanwhile" if controller.trying else "")
 
 
 def name_plan(plan: Plan) -> str:

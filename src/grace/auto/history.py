@@ -28,7 +28,7 @@ class History:
         self.events: list[tuple[int, str]] = []
         self._took: dict[tuple[int, int], list[int]] = {}
         self._trials = self._alarms = 0  # of the controller, that were told
-        self._waits: str | None = None
+        self._waits: dict[int, str] = {}
 
     # ---- exchanges of buckets ---------------------------------------------------------------------------------------
     def exchanged(self, choice: int, bucket: int, nanoseconds: int) -> None:
@@ -98,8 +98,8 @@ class History:
             self._say_buckets()
         if controller.waits != self._waits:
             self._waits = controller.waits
-            if controller.waits is not None:
-                self._say(controller.step, f"waits: {waits_line(self._driver, controller.waits)}")
+            if controller.waits:
+                self._say(controller.step, f"waits: {waits_line(self._driver, controller)}")
 
     def ended(self) -> None:
         """It chooses no more."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -25,11 +24,9 @@ from grace.flags.finite import Flag, and_, choose_, fill_unless_
 from grace.grid import Grid
 from grace.kernels.finite import all_finite
 from grace.registry.recipes import register_outer
+from grace.transports.launchers import LOCAL_WORLDS, find_local_workers
 
 INSIDE, BETWEEN = "machine", "machines"  # the axes
-_LOCAL = (
-    "GRACE_LOCAL_WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE",
-)  # fmt: skip
 
 
 class HierarchicalState(NamedTuple):
@@ -77,17 +74,17 @@ class Hierarchical(Method[HierarchicalState]):
 
     @staticmethod
     def read_word(word: str) -> int:
-        """The workers of this machine, for ``machine=local``: GRACE_LOCAL_WORLD_SIZE, torchrun, mpiexec and Slurm say it.
+        """The workers of this machine, for ``machine=local``: ``local_world_size`` where the string is given,
+        GRACE_LOCAL_WORLD_SIZE, torchrun, mpiexec and Slurm say it.
 
         Raises:
             ConfigurationError: another word, or nobody says it.
         """
-        said = [os.environ[name] for name in _LOCAL if os.environ.get(name, "").isdigit()]
-        if word == "local" and said:
-            return int(said[0])
+        if word == "local" and (workers := find_local_workers()) is not None:
+            return workers
         raise ConfigurationError(
             f"machine={word}: legal: the workers of one machine, such as machine=8, or machine=local where the launcher says "
-            f"it in one of {', '.join(_LOCAL)}"
+            f"it in one of {', '.join(LOCAL_WORLDS)}"
         )
 
     @property

@@ -123,6 +123,7 @@ def compressed_mean_on_host(
     check_replicas_every: int = Options.check_replicas_every,
     on_difference: OnDifference = Options.on_difference,
     checksum: bool = Options.checksum,
+    local_world_size: int | None = Options.local_world_size,
     steps_per_epoch: int | None = Options.steps_per_epoch,
 ) -> tuple[optax.GradientTransformation, HostHandle]:
     """An optax transformation that replaces gradients by their means over all workers; one process is one worker.
@@ -143,6 +144,8 @@ def compressed_mean_on_host(
         on_difference: replicas that differ raise ReplicasDifferError, on all ranks ("error"); "broadcast", which repairs them
             elsewhere, is refused.
         checksum: whether payloads carry four bytes that are checked on receipt: for machines that flip bits.
+        local_world_size: how many workers a machine has, >= 1: those of ``machine=local``, and the most that share memory; 1:
+            none do. By default what GRACE_LOCAL_WORLD_SIZE says, or else the launcher.
         steps_per_epoch: for schedules of methods that count epochs.
 
     Returns:
@@ -168,7 +171,7 @@ def compressed_mean_on_host(
     """
     options = Options(
         seed, nonfinite, steps_per_epoch, check, check_replicas_every=check_replicas_every, on_difference=on_difference,
-        checksum=checksum,
+        checksum=checksum, local_world_size=local_world_size,
     )  # fmt: skip
     handle = HostHandle(params, method, transport_for_handle(transport), options)
 

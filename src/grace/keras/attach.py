@@ -24,6 +24,7 @@ def attach(
     check_replicas_every: int = Options.check_replicas_every,
     on_difference: OnDifference = Options.on_difference,
     checksum: bool = Options.checksum,
+    local_world_size: int | None = Options.local_world_size,
     steps_per_epoch: int | None = Options.steps_per_epoch,
 ) -> KerasHandle:
     """Exchanges this model's gradients with a compression method from now on. All ranks call it alike, after ``compile``.
@@ -46,6 +47,8 @@ def attach(
         on_difference: replicas that differ raise ReplicasDifferError, on all ranks ("error"); "broadcast", which repairs them
             elsewhere, is refused.
         checksum: whether payloads carry four bytes that are checked on receipt: for machines that flip bits.
+        local_world_size: how many workers a machine has, >= 1: those of ``machine=local``, and the most that share memory; 1:
+            none do. By default what GRACE_LOCAL_WORLD_SIZE says, or else the launcher.
         steps_per_epoch: updates in an epoch, for schedules that count epochs.
 
     Returns:
@@ -66,6 +69,6 @@ def attach(
     """
     options = Options(
         seed, nonfinite, steps_per_epoch, check, granularity, check_replicas_every=check_replicas_every,
-        on_difference=on_difference, checksum=checksum,
+        on_difference=on_difference, checksum=checksum, local_world_size=local_world_size,
     )  # fmt: skip
     return KerasHandle(model, method, transport_for_handle(transport), options)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from grace.contract.knobs import Count, Range, check_knobs, name_owner
+from grace.contract.method import Method
+from grace.registry.policy import Policy
+from grace.transports.launchers import local_world
 
 NonFinite: TypeAlias = Literal["propagate", "skip", "error"]
 Granularity: TypeAlias = Literal["parameter", "bucket", "model"]
@@ -29,6 +32,8 @@ class Options:
         on_difference: what replicas that differ lead to: ReplicasDifferError ("error"), or copies of those that most ranks
             have ("broadcast"), where the parameters and the optimizer are known.
         checksum: whether payloads carry four bytes that are checked on receipt; see :mod:`grace.transports.checksummed`.
+        local_world_size: how many workers a machine has: those of ``machine=local``, and the most that share memory. None:
+            what GRACE_LOCAL_WORLD_SIZE says, or else the launcher.
 
     Raises:
         ConfigurationError: an option of another type, or out of range.
@@ -47,9 +52,19 @@ class Options:
     check_replicas_every: Annotated[int, Range(0)] = 1000
     on_difference: OnDifference = "error"
     checksum: bool = False
+    local_world_size: Count | None = None
 
     def __post_init__(self) -> None:
         check_knobs(self)
+
+    def read(self, method: Policy | Method[Any] | str) -> Policy:
+        """The policy that a user's words make where these options hold: as :meth:`grace.Policy.of`, and raises what it does.
+
+        >>> Options(local_world_size=4).read("topk:memory=none,machine=local").method.machine
+        4
+        """
+        with local_world(self.local_world_size):
+            return Policy.of(method)
 
 
 name_owner(Options, "grace")

@@ -38,6 +38,7 @@ from grace.transports.base import Transport, describe, find_axes
 from grace.transports.checked import Checked
 from grace.transports.checksummed import checksummed
 from grace.transports.grid import GridTransport, lay_out
+from grace.transports.launchers import local_world
 from grace.transports.timed import Timed
 from grace.transports.traced import Tracer
 
@@ -105,7 +106,7 @@ class Session(Switching, Keeping):
         self._kinds = {name: (x.shape, x.dtype) for name, x in self.like.items()}
         self._dense_bytes = sum(x.numel() * x.element_size() for x in self.like.values())
         self.options, self._knobs = options, {**asdict(options), **(knobs or {})}
-        policy = Policy.of(method)
+        policy = options.read(method)
         groups, group_policy = form_groups(self.like, policy, options)
         self._sort_into(groups)
         self._turn = threading.RLock()
@@ -125,7 +126,8 @@ class Session(Switching, Keeping):
         try:
             self._agree(policy, seconds)
             if isinstance(transport, GridTransport):
-                transport.connect()
+                with local_world(self.options.local_world_size):
+                    transport.connect()
                 self.transport = describe(transport)
             self._warn_about(policy)
         except BaseException:

@@ -62,7 +62,7 @@ class Switching(abc.ABC):
             FingerprintMismatch: the ranks switch to different methods. They then go on as before.
         """
         self._check_open()
-        policy = Policy.of(method)
+        policy = self.options.read(method)
         groups, group_policy = form_groups(self.like, policy, self.options)
         self._check_axes(policy)
         self._agree(policy)
@@ -95,7 +95,7 @@ class Switching(abc.ABC):
             raise ConfigurationError(
                 f"choices are made for each parameter, and granularity={self.options.granularity!r}; legal: 'parameter'"
             )
-        policies = [Policy.of(one) for one in choices]
+        policies = [self.options.read(one) for one in choices]
         for policy in policies:
             self._check_axes(policy)
         texts = {f"choice {number}": repr(policy) for number, policy in enumerate(policies)}

@@ -39,6 +39,8 @@ class Gradients(BaseHandle):
         on_difference: replicas that differ raise ReplicasDifferError, on all ranks ("error"); "broadcast", which repairs them
             elsewhere, is refused.
         checksum: whether payloads carry four bytes that are checked on receipt: for machines that flip bits.
+        local_world_size: how many workers a machine has, >= 1: those of ``machine=local``, and the most that share memory; 1:
+            none do. By default what GRACE_LOCAL_WORLD_SIZE says, or else the launcher.
         sparse: what happens to ``tf.IndexedSlices``, as from an embedding: "densify" (and a warning says how large it is), or
             "refuse".
         steps_per_epoch: steps in an epoch, for schedules that count epochs.
@@ -68,13 +70,14 @@ class Gradients(BaseHandle):
         check_replicas_every: int = Options.check_replicas_every,
         on_difference: OnDifference = Options.on_difference,
         checksum: bool = Options.checksum,
+        local_world_size: int | None = Options.local_world_size,
         sparse: Literal["densify", "refuse"] = "densify",
         steps_per_epoch: int | None = Options.steps_per_epoch,
         learning_rate: Any = None,
     ):
         options = Options(
             seed, nonfinite, steps_per_epoch, check, granularity, check_replicas_every=check_replicas_every,
-            on_difference=on_difference, checksum=checksum,
+            on_difference=on_difference, checksum=checksum, local_world_size=local_world_size,
         )  # fmt: skip
         network = transport_for_handle(transport)
         try:

@@ -19,11 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grace.errors import ConfigurationError
 from grace.transports.base import Transport
+from grace.transports.launchers import find_local_world
 from grace.transports.segment import Segment, find_problem, make_memory
 
-LOCAL_WORLD = "GRACE_LOCAL_WORLD_SIZE"
 MOST = 200  # ranks: one message carries a descriptor for each
 _SECONDS = 10.0  # for what takes a moment on one machine
 _BOOT, _NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), "/proc/self/ns/net"
@@ -38,29 +37,14 @@ def find_place() -> list[str]:
     return [_BOOT.read_text(encoding="ascii").strip(), os.readlink(_NAMESPACE), str(os.getuid())]
 
 
-def find_local_world() -> int | None:
-    """How many workers this machine has, as the environment variable GRACE_LOCAL_WORLD_SIZE says; None if it does not.
-
-    Raises:
-        ConfigurationError: it is no whole number >= 1.
-    """
-    text = os.environ.get(LOCAL_WORLD)
-    if not text:
-        return None
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise ConfigurationError(f"the environment variable {LOCAL_WORLD}={text!r}; legal: a whole number >= 1")
-    return int(text)
-
-
 def find_why_alone(world: int) -> str | None:
     """Why this rank cannot share memory with ``world`` ranks in all; None if nothing stands against it.
 
     Raises:
         ConfigurationError: GRACE_LOCAL_WORLD_SIZE is no whole number >= 1.
     """
-    local = find_local_world()
-    if local is not None and local < world:
-        return f"{LOCAL_WORLD}={local}"
+    if (local := find_local_world()) is not None and local.workers < world:
+        return f"{local.said_by}={local.workers}"
     if world > MOST:
         return f"at most {MOST} processes share memory"
     if (problem := find_problem()) is not None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from grace.errors import ConfigurationError
@@ -13,6 +15,15 @@ _FIRST_PORT, _PORTS = 20000, 20000  # a Slurm job takes the port of its number
 _MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _MPI_WORLDS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")  # PMIx tells a process its rank only
 _MPI_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+LOCAL_WORLD = "GRACE_LOCAL_WORLD_SIZE"
+LOCAL_WORLDS = (
+    LOCAL_WORLD,
+    "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "SLURM_NTASKS_PER_NODE",
+)
+_local_world: ContextVar[int | None] = ContextVar("local_world_size", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +93,49 @@ def find_mpi_place(environment: Mapping[str, str] | None = None) -> MPIPlace | N
     world = next((int(env[name]) for name in _MPI_WORLDS if name in env), None)
     local_rank = next((int(env[name]) for name in _MPI_LOCAL_RANKS if name in env), None)
     return MPIPlace(variable, int(env[variable]), world, local_rank)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalWorld:
+    """How many workers a machine has. said_by: the option or the variable that says so."""
+
+    workers: int
+    said_by: str
+
+
+@contextlib.contextmanager
+def local_world(workers: int | None) -> Iterator[None]:
+    """Within it a machine has so many workers, whatever the environment says; None: what the environment says."""
+    token = _local_world.set(workers)
+    try:
+        yield
+    finally:
+        _local_world.reset(token)
+
+
+def find_local_world() -> LocalWorld | None:
+    """How many workers this machine has, as :func:`local_world` or the environment variable GRACE_LOCAL_WORLD_SIZE says; None
+    if neither does.
+
+    Raises:
+        ConfigurationError: the variable is no whole number >= 1.
+    """
+    if (workers := _local_world.get()) is not None:
+        return LocalWorld(workers, "local_world_size")
+    text = os.environ.get(LOCAL_WORLD)
+    if not text:
+        return None
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise ConfigurationError(f"the environment variable {LOCAL_WORLD}={text!r}; legal: a whole number >= 1")
+    return LocalWorld(int(text), LOCAL_WORLD)
+
+
+def find_local_workers() -> int | None:
+    """The same, or what torchrun, mpiexec or Slurm says.
+
+    Raises:
+        ConfigurationError: as :func:`find_local_world`.
+    """
+    if (local := find_local_world()) is not None:
+        return local.workers
+    return next((int(os.environ[name]) for name in LOCAL_WORLDS if os.environ.get(name, "").isdigit()), None)

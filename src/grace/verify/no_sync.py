@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,12 @@ from grace.verify import laws
 _ASKING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "is_nonzero")
 # What a tensor on the CPU answers without an operation, and what moves numbers between an accelerator and the host.
 _READING = ("tolist", "numpy", "__array__", "cpu", "pin_memory")
+
+
+@functools.cache
+def _name(func: Any) -> str:
+    """An operation's name, which torch puts together at each call."""
+    return str(func.overloadpacket).removeprefix("aten.")
 
 
 class Unread(TorchFunctionMode):
@@ -41,7 +48,7 @@ class WithoutSync(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        name = str(func.overloadpacket).removeprefix("aten.")
+        name = _name(func)
         assert name not in _ASKING, f"no sync: the host is asked by {name}"
         if name.startswith("index") and len(args) > 1 and isinstance(args[1], list | tuple):
             masks = [one for one in args[1] if isinstance(one, Tensor) and one.dtype == torch.bool]

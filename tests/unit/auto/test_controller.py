@@ -216,8 +216,7 @@ def test_what_does_not_fit_into_the_budget_waits() -> None:
         record = controller.ended(600_000_000, (step + 1) * 600_000_000)
         if record is not None:
             controller.heard([record])
-    assert controller.waits is not None
-    assert "may cost 7.8 s" in controller.waits
+    assert "may cost 7.8 s" in controller.waits[0]
     assert controller.verified_at is None
     for step in range(200, 1600):
         record = controller.ended(600_000_000 if controller.plan else 4_500_000_000, (step + 1) * 600_000_000)
@@ -226,6 +225,49 @@ def test_what_does_not_fit_into_the_budget_waits() -> None:
     assert [trial.won for trial in controller.trials] == [False]
     assert "much slower" in controller.trials[0].words
     assert controller.verified_at is not None
+
+
+class Patient(Controller):
+    """Waits for the first in the queue, whatever comes behind it."""
+
+    def _next(self) -> None:
+        behind, self.queue = self.queue[1:], self.queue[:1]
+        super()._next()
+        self.queue += behind
+
+
+@pytest.mark.parametrize(("kind", "right"), [(Controller, True), (Patient, False)])
+def test_who_does_not_fit_is_passed_over_and_tried_later(kind: type[Controller], right: bool) -> None:
+    """The baseline takes 4.5 s a step, which waits for a budget of an hour; what takes a quarter less time fits at once."""
+    predicted = [4_500_000_000, 600_000_000, 450_000_000]
+    ranks = [kind(predicted, 1, [0, 2], baselines=1, seed=3) for _ in range(2)]
+    elapsed, seen, meanwhile = 0, [0, 0, 0], False
+    for step in range(2400):
+        plan = ranks[0].plan
+        assert [one.plan for one in ranks] == [plan] * 2, "alike on all ranks"
+        elapsed += predicted[plan]
+        seen[plan] = seen[plan] or step + 1
+        # each rank's clock is its own
+        told = [one.ended(predicted[plan] * (100 + rank) // 100, elapsed + rank) for rank, one in enumerate(ranks)]
+        rows = [row for row in told if row is not None]
+        for one in ranks if rows else []:
+            one.heard(rows)
+        meanwhile = meanwhile or (ranks[0].trying and ranks[0].plan == 2 and 0 in ranks[0].waits)
+    assert ranks[0].trials == ranks[1].trials
+    assert ranks[0].spent <= ranks[0].budget
+    assert (0 < seen[2] < 100 < seen[0] and ranks[0].current == 2 and meanwhile) == right
+    assert not ranks[0].waits
+
+
+def test_a_look_in_place_of_a_trial_leaves_none_behind() -> None:
+    controller = Controller([200_000_000, 100_000_000], 1, [0], baselines=1)
+    controller.ask("the link is known only so far")
+    while controller.look is None:
+        if (record := controller.ended(100_000_000, controller.step)) is not None:
+            controller.heard([record])
+    controller.looked([200_000_000, 100_000_000], [], controller.look)
+    assert not controller.trying
+    assert controller.plan == 1
 
 
 def test_without_a_share_nothing_is_tried() -> None:

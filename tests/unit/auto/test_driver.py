@@ -87,6 +87,25 @@ def test_each_decision_is_a_line_of_the_log_and_of_what_is_explained(
     assert 0 <= measured < 0.3
 
 
+def test_what_is_too_dear_to_try_is_passed_over_and_that_is_said(
+    link: dict[str, float], caplog: pytest.LogCaptureFixture
+) -> None:
+    link.update({"none": 9000.0, "bf16": 5000.0, "topk": 25.0, "qsgd:bits=4": 25.5})
+
+    def job(member: Any, rank: int) -> Handle:
+        handle = Handle(member, AUTO)
+        handle.train(40, real(link))
+        return handle
+
+    with caplog.at_level(logging.INFO, "grace"):
+        one, other = both(job)
+    assert one.used == other.used
+    assert "qsgd:bits=4" in one.used
+    assert not {"bf16", "none"} & set(one.used[10:])
+    assert re.search(r"waits: bf16: trying it may cost \d+\.\d s, and .*; qsgd:bits=4 is tried meanwhile", caplog.text)
+    assert re.search(r"^Waits: bf16: trying it may cost \d+\.\d s, and the budget has \d\.\d", str(one.explain()), re.M)
+
+
 def test_what_was_predicted_wrongly_is_left(link: dict[str, float]) -> None:
     def job(member: Any, rank: int) -> Handle:
         handle = Handle(member, AUTO)

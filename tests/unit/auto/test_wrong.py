@@ -98,6 +98,22 @@ def test_a_link_that_was_hardly_measured_is_looked_at_soon(
     assert len(looked) == 1
 
 
+def test_a_look_that_confirms_a_plan_does_not_spare_it_its_trial(
+    link: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unsure(monkeypatch, link)
+
+    def job(member: Any, rank: int) -> Handle:
+        handle = Handle(member, "auto:methods=(topk)")
+        handle.train(70, real(link))
+        return handle
+
+    one, other = both(job)
+    assert one.used == other.used
+    assert one.method_of("second") == "topk"
+    assert one.explain().verified_at is not None
+
+
 def test_a_look_that_fails_ends_the_job_on_all_ranks(link: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
     unsure(monkeypatch, link)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
@@ -38,6 +39,13 @@ def test_whether_workers_can_share_memory_is_told(monkeypatch: pytest.MonkeyPatc
     assert "shared memory inside a machine: no, GRACE_LOCAL_WORLD_SIZE=1" in shown(doctor.examine())
     monkeypatch.setenv("GRACE_LOCAL_WORLD_SIZE", "x")
     assert any("GRACE_LOCAL_WORLD_SIZE='x'; legal:" in text for text in doctor.examine()["errors"])
+
+
+def test_where_workers_share_no_memory_but_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    monkeypatch.delattr(os, "pidfd_open", raising=False)
+    said = shown(doctor.examine())
+    assert "shared memory inside a machine: no, this system has no memfd_create and pidfd_open, as Linux has" in said
 
 
 def shown(found: dict[str, object]) -> str:

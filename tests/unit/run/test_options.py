@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import grace
 from grace.adapters.trainers import AttachingCallback
-from grace.errors import ConfigurationError
+from grace.errors import ConfigurationError, FingerprintMismatch
 from grace.run.options import DEFAULTS, Options
 from grace.run.plan import plan
+from grace.run.session import Session
+from grace.transports.alone import Alone
+from tests.unit.networks import in_threads
 
 SOURCES = Path(grace.__file__).parent
 DOORS: list[Any] = [
@@ -32,6 +36,7 @@ DOORS: list[Any] = [
         ("check", "yes", "True, False"),
         ("granularity", "layer", "'parameter', 'bucket', 'model'"),
         ("bucket_bytes", 2.5, "a whole number"),
+        ("local_world_size", 0, "a whole number >= 1, or none"),
     ],
 )
 def test_what_is_not_legal_is_told(option: str, value: Any, legal: str) -> None:
@@ -51,6 +56,29 @@ def test_a_door_has_these_defaults_and_no_others(door: Any) -> None:
     shared = {field.name for field in fields(Options)} & given.keys()
     assert shared
     assert {name: given[name].default for name in shared} == {name: getattr(Options, name) for name in shared}
+
+
+def test_words_are_read_where_the_options_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a transport is there, and when a method is switched to later."""
+    monkeypatch.setenv("GRACE_LOCAL_WORLD_SIZE", "3")
+    spec = "topk:memory=none,machine=local"
+    callback = AttachingCallback(spec, local_world_size=5)
+    assert callback._method.method.machine == 5
+    assert AttachingCallback(spec)._method.method.machine == 3
+    session = Session({"w": torch.empty(64, 64)}, spec, Alone(), Options(local_world_size=1))
+    assert session.policy.method.machine == 1  # type: ignore[union-attr]
+    session.switch(f"{spec},ratio=0.5")
+    assert session.policy.method.machine == 1  # type: ignore[union-attr]
+    session.close()
+
+
+def test_ranks_that_say_it_differently_are_told() -> None:
+    def begin(transport: Any, rank: int) -> Any:
+        return Session({"w": torch.empty(4)}, "none", transport, Options(local_world_size=1 + rank))
+
+    for error in in_threads(2, begin):
+        assert isinstance(error, FingerprintMismatch)
+        assert "local_world_size: 1 on ranks [0], 2 on ranks [1]" in str(error)
 
 
 @pytest.mark.parametrize("option", [{"seed": "x"}, {"nonfinite": "ignore"}, {"steps_per_epoch": 0}])

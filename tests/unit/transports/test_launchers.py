@@ -3,7 +3,18 @@ import subprocess
 import pytest
 
 from grace.errors import ConfigurationError
-from grace.transports.launchers import MPIPlace, Place, find_mpi_place, find_place
+from grace.registry import method
+from grace.transports.launchers import (
+    LOCAL_WORLD,
+    LOCAL_WORLDS,
+    LocalWorld,
+    MPIPlace,
+    Place,
+    find_local_world,
+    find_mpi_place,
+    find_place,
+    local_world,
+)
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
 SLURM = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_JOB_ID": "40007", "SLURM_STEP_NODELIST": "n[1-2]"}
@@ -58,3 +69,32 @@ def test_slurm_without_its_tool(monkeypatch):
 )  # fmt: skip
 def test_mpi(env, place):
     assert find_mpi_place(env) == place
+
+
+def test_the_number_of_workers_of_a_machine_is_a_whole_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    for said, local in (("", None), ("4", LocalWorld(4, LOCAL_WORLD))):
+        monkeypatch.setenv(LOCAL_WORLD, said)
+        assert find_local_world() == local
+    for said in ("0", "-1", "two", "1.5"):
+        monkeypatch.setenv(LOCAL_WORLD, said)
+        with pytest.raises(ConfigurationError, match=f"{LOCAL_WORLD}='{said}'; legal: a whole number >= 1"):
+            find_local_world()
+
+
+def test_who_says_how_many_workers_a_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The argument, the variable of Grace's, then what launchers say."""
+    for name in LOCAL_WORLDS:
+        monkeypatch.delenv(name, raising=False)
+    spec = "topk:memory=none,machine=local"
+    with pytest.raises(
+        ConfigurationError, match="where the launcher says it in one of GRACE_LOCAL_WORLD_SIZE, LOCAL_W"
+    ):
+        method(spec)
+    for workers, name in enumerate(reversed(LOCAL_WORLDS), 1):
+        monkeypatch.setenv(name, str(workers))
+        assert method(spec).machine == workers  # type: ignore[attr-defined]
+    with local_world(7):
+        assert find_local_world() == LocalWorld(7, "local_world_size")
+        assert method(spec).machine == 7  # type: ignore[attr-defined]
+    with local_world(None):
+        assert find_local_world() == LocalWorld(len(LOCAL_WORLDS), LOCAL_WORLD)

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from grace.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, Permute, ReduceScatter
 from grace.compute import native
-from grace.errors import ConfigurationError, TransportError
+from grace.errors import TransportError
 from grace.run.simulate import answers
 from grace.transports import joining, machine, segment
+from grace.transports.launchers import LocalWorld
 from grace.transports.machine import MachineTransport
 from grace.transports.segment import Segment, find_problem, make_memory
 from tests.unit.networks import in_threads
@@ -227,6 +228,8 @@ def fail_to_make(world: int, slot: int, nonce: bytes) -> int:
 @needs_memory
 @pytest.mark.parametrize(("change", "why"), [
     (lambda patch: patch.setenv("GRACE_LOCAL_WORLD_SIZE", "2"), "rank 4 cannot share memory: GRACE_LOCAL_WORLD_SIZE=2"),
+    (lambda patch: patch.setattr(joining, "find_local_world", lambda: LocalWorld(2, "local_world_size")),
+     "rank 4 cannot share memory: local_world_size=2"),
     (lambda patch: patch.setattr(native, "find", lambda *_: None), "rank 4 cannot share memory: it needs the native library"),
     (lambda patch: patch.delattr(os, "memfd_create"), "rank 4 cannot share memory: this system has no memfd_create"),
     (lambda patch: patch.setattr(joining, "find_place", lambda: next(PLACES)), "not on one machine, or in other"),
@@ -240,16 +243,6 @@ def test_ranks_that_cannot_share_do_without_on_all_alike(
     assert len(set(told)) == 1, told
     assert told[0].startswith("no shared memory: "), told
     assert why in told[0]
-
-
-def test_the_number_of_workers_of_a_machine_is_a_whole_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    for said, number in (("", None), ("4", 4)):
-        monkeypatch.setenv(joining.LOCAL_WORLD, said)
-        assert joining.find_local_world() == number
-    for said in ("0", "-1", "two", "1.5"):
-        monkeypatch.setenv(joining.LOCAL_WORLD, said)
-        with pytest.raises(ConfigurationError, match="legal: a whole number >= 1"):
-            joining.find_local_world()
 
 
 @needs_memory

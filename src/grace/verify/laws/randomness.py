@@ -30,7 +30,7 @@ def own_randomness(method: Method[Any], xs: Sequence[Tensor]) -> None:
     np.random.seed(99)  # noqa: NPY002
     random.seed(99)
     assert same_bits(first, run(method, xs, seed=3)[0].mean), "randomness: the same seed gives other bits"
-    others = [run(method, xs, seed=seed)[0].mean for seed in (4, 5, 6)]
+    others = (run(method, xs, seed=seed)[0].mean for seed in (4, 5, 6))
     facts = method.facts(xs[0])
     if facts.deterministic:
         assert all(same_bits(first, other) for other in others), (
