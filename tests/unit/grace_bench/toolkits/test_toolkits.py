@@ -1,6 +1,7 @@
 import copy
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 
@@ -31,7 +32,8 @@ def look(toolkit, names):
     if importlib.util.find_spec(toolkit) is None:  # to import it here would cost seconds
         pytest.skip(f"pip install 'grace-dl[{toolkit}]'")
     command = [sys.executable, "-m", "tests.unit.grace_bench.toolkits.cases", toolkit, *names]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # three models of many layers are compiled, for two steps each
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=280, env={**os.environ, **quick})
     assert ran.returncode == 0, ran.stderr[-3000:]
     return json.loads(ran.stdout)
 
