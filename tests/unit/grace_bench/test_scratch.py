@@ -51,12 +51,9 @@ def test_who_watches_leaves_once_nobody_holds_the_lifeline(tmp_path):
     check_leaving(tmp_path, 10)
 
 
-DEFECTS = {"a worker that outlives its command": lambda self, leave: None}
-
-
-@pytest.mark.parametrize("defect", DEFECTS)
-def test_who_does_not_watch_is_caught(tmp_path, monkeypatch, defect):
-    monkeypatch.setattr(Scratch, "watch", DEFECTS[defect])
+@pytest.mark.parametrize("defect", ["a worker that outlives its command"])
+def test_who_does_not_watch_is_caught(defect, tmp_path, monkeypatch):
+    monkeypatch.setattr(Scratch, "watch", lambda self, leave: None)
     with pytest.raises(AssertionError):
         check_leaving(tmp_path, 0.2)
 
