@@ -2,6 +2,7 @@
 #pragma once
 
 #include "blocks.h"
+#include "sixteen.h"
 
 namespace grace {
 namespace GRACE_TARGET {
@@ -80,21 +81,7 @@ struct Tree {
     }
 };
 
-// Those of sixteen numbers that codes below 16 say.
-GRACE_INLINE vf of_sixteen(const float* table, vi code) {
-#if GRACE_LANES == 16
-    return lookup(loadf(table), code);
-#elif GRACE_LANES == 8
-    const __m256i c = (__m256i)code;
-    const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), c), high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), c);
-    return (vf)_mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(c, 28)));
-#else
-    vf out;
-    for (int i = 0; i < L; i++) out[i] = table[code[i] & 15];
-    return out;
-#endif
-}
-// Those of any numbers, which need not be aligned.
+// Of any numbers, which need not be aligned, those that codes say.
 GRACE_INLINE vf of_many(const uint8_t* table, vi code) {
     float out[L];
     int32_t at[L];

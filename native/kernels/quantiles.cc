@@ -177,7 +177,7 @@ struct Quantiles {
             const vf greatest = splat(GREATEST);
             const auto left = [&](vf p, int64_t i) {
                 const vi code = load_u8(found + i);
-                const vf v = p - (few ? of_sixteen(means, code) : of_many((const uint8_t*)means, code));
+                const vf v = p - (few ? Sixteen(means).at(code) : of_many((const uint8_t*)means, code));
                 return -at_most(-at_most(v, greatest), greatest);
             };
             for (int64_t at = task * TASK, stop = least(r.n, at + TASK); at < stop; at += PART) {
@@ -254,7 +254,7 @@ struct Means {
         return out;
     }
     GRACE_MEMBER vf value(vi code, const Factor& f) const {
-        if (few) return of_sixteen(f.said, code);
+        if (few) return Sixteen(f.said).at(code);
         return of_many(f.head, at_most(code, splat((int32_t)last))) * splat(weight);
     }
     GRACE_MEMBER void values(const uint8_t* codes, const Factor& f, vf (&out)[4]) const { values_of(*this, codes, f, out); }
