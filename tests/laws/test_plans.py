@@ -23,7 +23,7 @@ from grace.kernels.noting import Table
 from grace.memories.turns import Turns
 from grace.registry.policy import Policy
 from tests.laws.bucket_runs import ALL, SOME, Run, assert_same
-from tests.laws.cases import CASES
+from tests.laws.cases import CASES, by_night
 
 WORLDS = (2, 3, 1, 5)
 SMALL = ((1,), (2,), (15, 17), (3, 41), (7,), (256,), (8, 8), (257,))
@@ -40,7 +40,7 @@ def policy_of(spec: str) -> Policy:
     return Policy([("layer1", "none"), ("layer5", "none"), ("*", CASES[spec])], strict=False)
 
 
-@pytest.mark.parametrize("spec", BATCHED)
+@pytest.mark.parametrize("spec", by_night("padding_not_zeroed", of=BATCHED))
 def test_batches_have_the_bytes_of_single_exchanges(spec: str):
     world = WORLDS[BATCHED.index(spec) % len(WORLDS)]
     assert_same(policy_of(spec), world, SMALL, policy_of("topk:ratio=0.2"))

@@ -13,6 +13,7 @@ from grace.cli.output import warn_if_busy
 from grace.compute import backends, native
 from grace.errors import GraceError
 from grace_command import catalog
+from tests.distributed.forked import fork_workers
 
 runner = CliRunner()
 
@@ -162,6 +163,7 @@ def test_a_method_of_ones_own_goes_wherever_methods_go(tmp_path, monkeypatch):
     assert json.loads(call("explain", "my.py:Mine:ratio=0.1", "--json").stdout)["family"] == "own"
     done = call("bench", "codecs", "--methods", "my.py:Mine:ratio=0.1", "--sizes", "1K", "--samples", "3", "--json")
     assert any(row["method"].endswith("my.py:Mine:ratio=0.1") for row in json.loads(done.stdout)["worth"])
+    fork_workers(monkeypatch)
     done = call("train", "-m", "my.py:Mine:ratio=0.1", "--workers", "1", "--steps", "2", "--evaluations", "1", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)[0]["method"] == "my.py:Mine:ratio=0.1", "its worker found the file"
