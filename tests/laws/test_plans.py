@@ -221,11 +221,16 @@ MUTANTS = [
 ]  # fmt: skip
 
 
+RULES = [("layer4", "qsgd"), ("layer[89]", "qsgd:bits=4,memory=residual"), ("*", "efsignsgd:block=32")]
+UNDER, MIXED = Policy(RULES), ((2,), (2,), (15, 17), (3, 41), (7,), (5,), (8, 8), (257,), (40,), (40,))
+
+
+def test_without_a_mutant_nothing_differs():
+    assert_same(UNDER, 3, MIXED)
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_each_mutant_is_caught(mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch):
-    rules = [("layer4", "qsgd"), ("layer[89]", "qsgd:bits=4,memory=residual"), ("*", "efsignsgd:block=32")]
-    policy, shapes = Policy(rules), ((2,), (2,), (15, 17), (3, 41), (7,), (5,), (8, 8), (257,), (40,), (40,))
-    assert_same(policy, 3, shapes)
     mutant(monkeypatch)
     with pytest.raises((AssertionError, ValueError, RuntimeError, GraceError)):
-        assert_same(policy, 3, shapes)
+        assert_same(UNDER, 3, MIXED)
