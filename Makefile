@@ -60,13 +60,17 @@ quick: lint ## before a commit: style, types, units without the bench, golden by
 	  --ignore tests/unit/cli --ignore tests/unit/kernels/test_triton.py tests/test_tiers.py tests/unit tests/golden tests/laws
 
 # The tests start some hundred processes: where PYTHONDONTWRITEBYTECODE is set, each would compile Grace's sources again, and
-# pytest all tests in each of its processes. Types are checked meanwhile; what they say comes at the end.
+# pytest all tests in each of its processes. Types and imports are checked meanwhile; what they say comes at the end. What runs in
+# the background does not hear of Ctrl-C: the trap ends it.
 test night: export PYTHONDONTWRITEBYTECODE =
 test: style ## what must pass: style, types, tests
 	$(BIN)/python -m compileall -q -j 0 src tests
-	@mkdir -p build; { $(TYPES); } > build/types.log 2>&1 & types=$$!; \
+	@mkdir -p build; $(BIN)/mypy > build/types.log 2>&1 & types=$$!; \
+	$(BIN)/lint-imports > build/imports.log 2>&1 & imports=$$!; \
+	trap 'kill $$types $$imports 2> /dev/null; exit 130' INT TERM; \
 	$(BIN)/python -m pytest $(SPREAD) -m "not night"; tests=$$?; \
-	wait $$types; types=$$?; cat build/types.log; exit $$((tests | types))
+	wait $$types; types=$$?; wait $$imports; imports=$$?; \
+	cat build/types.log build/imports.log; exit $$((tests | types | imports))
 
 night: lint ## every test there is, long ones included, and what each took, in build/seconds.tsv; then native-test, and fuzzing
 	$(BIN)/python -m compileall -q -j 0 src tests

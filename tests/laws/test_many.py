@@ -24,12 +24,14 @@ from grace.flags.capturing import pretend_capturing
 from grace.flags.finite import cpu_as_accelerator
 from grace.kernels.many import Many
 from grace.kernels.many.triton import encoder_at, key_of, numbers_of
+from grace.methods.drive import DRIVE
 from grace.methods.fp8 import FP8
 from grace.methods.lpc import LPC
 from grace.methods.natural import Natural
 from grace.methods.onebit import OneBit
 from grace.methods.qsgd import QSGD
 from grace.methods.signsgd import SignSGD
+from grace.methods.topk import TopK
 from grace.methods.u8bit import U8bit
 from grace.random import Stream
 from grace.registry.policy import Policy
@@ -67,6 +69,20 @@ AT_NIGHT = {
     "onebit:group=5000": LARGE,
     "qsgd:bits=16": ((3,), (300,)),  # more levels than a kernel has
     "fp8:fmt=e5m2,stochastic=true,memory=residual": SHAPES,
+    "drive:block=16": SHAPES,
+    "drive:block=8192,memory=residual": LARGE,
+    "eden:bits=3,block=64,memory=residual": SHAPES,
+    "rht:block=16,memory=residual": SHAPES,
+    "rht:inner=(lpc:bits=3,block=8),rounds=2,block=16,memory=residual": SHAPES,
+    "rht:inner=fp8,block=8192": LARGE,
+    "rht:inner=drive,block=16": SMALL,  # which has no kernels for many
+    "rht:inner=(topk:ratio=0.3),block=16,memory=residual": SMALL,
+    "thc:block=16": SHAPES,
+    "thc:block=8192,bits=3,memory=none": LARGE,
+    "topk:ratio=0.2": SHAPES,
+    "topk:ratio=0.05,values=bfloat16,index=elias-fano": LARGE,
+    "topk:ratio=0.3,memory=none": SMALL,
+    "topk:ratio=0.3,index=rice": SMALL,  # whose sizes vary
 }
 
 
@@ -84,11 +100,12 @@ TWO_HOPS = (
 # Launches of Triton kernels in a step, for a bucket of any number of small tensors.
 LAUNCHES = {
     "efsignsgd": 5, "signsgd": 3, "qsgd": 4, "terngrad": 4, "natural": 4, "fp8": 4, "u8bit": 5, "onebit": 5, "lpc": 4,
-    "randomk": 5, "blockrandomk": 6,
+    "randomk": 5, "blockrandomk": 6, "topk": 16, "drive": 7, "eden": 7, "rht": 7,
+    "thc": 9,
 }  # fmt: skip
 # With communicator=scatterreduce: of tensors that two ranks divide, and of others.
 HOPS = (("efsignsgd", 10, 12), ("qsgd", 8, 10), ("fp8", 8, 10))
-REMEMBER = ("efsignsgd", "u8bit", "onebit", "randomk", "blockrandomk")
+REMEMBER = ("efsignsgd", "u8bit", "onebit", "randomk", "blockrandomk", "topk", "thc")
 
 
 @functools.cache
@@ -141,7 +158,7 @@ def _note(prepare: Any, seen: list[bool], *args: Any) -> Any:
 
 @night
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("spec", [spec for spec in AT_NIGHT if not spec.startswith("signsgd")])
+@pytest.mark.parametrize("spec", [spec for spec in AT_NIGHT if not spec.startswith(("signsgd", "thc"))])
 def test_two_hops_of_all_kinds(spec: str, dtype: torch.dtype) -> None:
     policy = Policy([("*", f"{spec}{',' if ':' in spec else ':'}communicator=scatterreduce")])
     with backends.using("triton"), cpu_as_accelerator():
@@ -278,6 +295,8 @@ def test_tables_are_not_made_while_work_is_captured() -> None:
         (U8bit(), 207, 0xFF),
         (OneBit(), 211, 0x7F),
         (LPC(bits=8), 208, 0),
+        (DRIVE(block=64), 207, 0xFF),
+        (TopK(ratio=0.1), 207, 0xFF),
     ],
 )
 @pytest.mark.parametrize("backend", ["reference", "triton"])
@@ -287,12 +306,13 @@ def test_a_wire_that_no_sender_writes_spoils_its_own_tensor(
     with backends.using(backend), cpu_as_accelerator():
         many, xs = some()
         many.point(xs)
+        many.lend([x.clone() for x in xs])
         rows = torch.zeros(2, 600, dtype=torch.uint8)
         for row in rows:
             assert codec.encode_many_(row, many, many.streams[0]).tolist() == [True, True]
-        assert codec.aggregate_many_(rows, many, 0.5).tolist() == [True, True]
+        assert codec.aggregate_many_(rows, many, 0.5, many.streams[0]).tolist() == [True, True]
         rows[1, at] = value
-        assert codec.aggregate_many_(rows, many, 0.5).tolist() == [True, False]
+        assert codec.aggregate_many_(rows, many, 0.5, many.streams[0]).tolist() == [True, False]
 
 
 # ---- mutants --------------------------------------------------------------------------------------------------------

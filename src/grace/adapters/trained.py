@@ -120,9 +120,16 @@ def refuse_ddp(named: Mapping[str, Tensor]) -> None:
 
 
 def _find_in_ddp(named: Mapping[str, Tensor]) -> str | None:
-    """The name of a parameter that some live ``DistributedDataParallel`` model exchanges. torch keeps no list of them."""
+    """The name of a parameter that some live ``DistributedDataParallel`` model exchanges. torch keeps no list of them.
+
+    Objects refer to their class. All objects that there are must not be listed: among them are tuples that other threads are
+    just making, and Python raises a SystemError where such a tuple is referred to when it is finished.
+    """
     names = {p: name for name, p in named.items()}
-    for thing in gc.get_objects():
+    classes = [DistributedDataParallel]
+    for kind in classes:
+        classes += kind.__subclasses__()
+    for thing in gc.get_referrers(*classes):
         if not issubclass(type(thing), DistributedDataParallel) or not hasattr(thing, "parameters_to_ignore"):
             continue
         for name, p in thing.module.named_parameters():

@@ -159,38 +159,32 @@ def load_code(at, i, inside, width, BITS: tl.constexpr):
 
 
 @triton.jit
-def load_bits(at, i, inside, width, BITS: tl.constexpr):
+def load_bits(at, i, inside, width, bits):
     """int64: fields i, of 0 to 32 bits each, of a little-endian bit stream of ``width`` bytes."""
-    bit = i * BITS
+    bit = i * bits
     word = bit - bit
-    for t in tl.static_range(0, (BITS + 14) // 8):
+    for t in range((bits + 14) // 8):
         byte = bit // 8 + t
         word |= tl.load(at + byte, inside & (byte < width), 0).to(tl.int64) << (8 * t)
-    return (word >> (bit % 8)) & ((1 << BITS) - 1)
+    return (word >> (bit % 8)) & ((1 << bits) - 1)
 
 
 @triton.jit
-def pack_byte(values, o, n, BITS: tl.constexpr):
-    """uint8: bytes o of the little-endian bit stream of the low ``BITS`` bits, 1 to 32, of each of n integers."""
-    first = o * 8 // BITS
+def pack_byte(values, o, n, bits):
+    """uint8: bytes o of the little-endian bit stream of the low ``bits`` bits, 1 to 32, of each of n integers."""
+    first = o * 8 // bits
     byte = o - o
-    for t in tl.static_range(0, (BITS + 6) // BITS + 1):
+    for t in range((bits + 6) // bits + 1):
         j = first + t
-        field = tl.load(values + j, j < n, 0).to(tl.int64) & ((1 << BITS) - 1)
-        shift = j * BITS - 8 * o  # of this field into the byte; negative where it began in one before
+        field = tl.load(values + j, j < n, 0).to(tl.int64) & ((1 << bits) - 1)
+        shift = j * bits - 8 * o  # of this field into the byte; negative where it began in one before
         byte |= tl.where(shift < 0, field >> tl.maximum(-shift, 0), field << tl.maximum(shift, 0))
     return (byte & 0xFF).to(tl.uint8)
 
 
 @triton.jit
-def tile_positions(G: tl.constexpr, PER: tl.constexpr):
-    """(first number of this program's tile, ``[G, 8]`` its positions, ``[G, 8]`` whether a column counts): PER is 8 or 5."""
-    return positions_of(tl.program_id(0).to(tl.int64), G, PER)
-
-
-@triton.jit
 def positions_of(tile, G: tl.constexpr, PER: tl.constexpr):
-    """As :func:`tile_positions`, of this tile."""
+    """(first number of a tile, ``[G, 8]`` its positions, ``[G, 8]`` whether a column counts): PER is 8 or 5."""
     first = tile * G * PER
     column = tl.arange(0, 8)[None, :]
     i = first + tl.arange(0, G)[:, None] * PER + column
@@ -298,18 +292,60 @@ def join_pieces_kernel(pieces_of, out, blocks, pieces, ROWS: tl.constexpr):
     tl.store(out + k, total, inside)
 
 
+# ---- Hadamard's transform -------------------------------------------------------------------------------------------
+@triton.jit
+def pieces_at(i, n, LOG: tl.constexpr):
+    """int32: how long the pieces are in which numbers i of a row are transformed; 1 for those that stay as they are."""
+    r = (i & ((1 << LOG) - 1)).to(tl.int32)
+    left = tl.minimum(n - (i >> LOG << LOG), 1 << LOG).to(tl.int32)
+    size = tl.full(i.shape, 1, tl.int32)
+    at = r - r
+    for t in tl.static_range(0, LOG - (4 if LOG > 4 else LOG) + 1):
+        piece = (1 << LOG) >> t
+        fits = left - at >= piece
+        size = tl.where(fits & (r >= at) & (r < at + piece), piece, size)
+        at += tl.where(fits, piece, 0)
+    return size
+
+
+@triton.jit
+def root_of(size):
+    """The float32 nearest to ``1 / sqrt(size)``, of powers of two."""
+    power = (size.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
+    even = (127 - power // 2) << 23
+    odd = ((126 - power // 2) << 23) | 0x3504F3  # 1/sqrt(2)
+    return tl.where((power & 1) == 0, even, odd).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def turn_pairs(y, size, near, S: tl.constexpr, TILE: tl.constexpr):
+    """Pairs S apart, which in the row are ``near`` apart: (p, q) becomes (p + q, p - q) in pieces that are longer."""
+    p, q = tl.split(tl.permute(tl.reshape(y, (TILE // (2 * S), 2, S)), (0, 2, 1)))
+    turned = tl.reshape(tl.permute(tl.join(p + q, p - q), (0, 2, 1)), (TILE,))
+    return tl.where(size > near, turned, y)
+
+
 # ---- lists ----------------------------------------------------------------------------------------------------------
 @triton.jit
-def scan_kernel(counts, begins, total, tiles, CHUNK: tl.constexpr):
+def scan_kernel(counts, begins, total, spans, tiles, MANY: tl.constexpr, CHUNK: tl.constexpr):
     """``counts [rows, tiles]`` int32 -> ``begins``: the sum of those before, in each row; ``total [rows]``: of all.
+
+    MANY: of ``counts [planes, tiles]``, of which ``spans [rows, 2]`` says which are a row's, the first of them and how many;
+    ``total [planes, rows]``.
 
     One program takes a row: nothing here depends on the order in which programs run.
     """
     row = tl.program_id(0).to(tl.int64)
+    head = row * tiles
+    if MANY:
+        plane = tl.program_id(1).to(tl.int64)
+        head = plane * tiles + tl.load(spans + 2 * row)
+        tiles = tl.load(spans + 2 * row + 1)
+        total += plane * tl.num_programs(0)
     lane = tl.arange(0, CHUNK)
     carry = tl.zeros((1,), tl.int32)
     for first in range(0, tiles, CHUNK):
-        at = row * tiles + first + lane
+        at = head + first + lane
         count = tl.load(counts + at, first + lane < tiles, 0)
         up_to = tl.cumsum(count, 0)
         tl.store(begins + at, carry + up_to - count, first + lane < tiles)
@@ -318,25 +354,29 @@ def scan_kernel(counts, begins, total, tiles, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def first_reaching(lists, bound, k, steps, inside):
-    """int64: of each list of k ascending int64 the place of the first that is at least ``bound``; k where none is.
+def first_reaching(lists, bound, k, steps, inside, low, raised):
+    """int64: of each list of k ascending int64 the place of the first that is at least ``bound``; k where none is. It is the
+    number without its ``low`` lower bits that counts, with its place added ``raised`` times.
 
     steps: at least ``k.bit_length()``.
     """
-    low = bound - bound
-    high = low + k
+    left = bound - bound
+    right = left + k
     for _ in range(steps):
-        middle = (low + high) // 2
-        open_ = inside & (low < high)
-        below = open_ & (tl.load(lists + middle, open_, 0) < bound)
-        high = tl.where(open_ & (below == 0), middle, high)
-        low = tl.where(below, middle + 1, low)
-    return low
+        middle = (left + right) // 2
+        open_ = inside & (left < right)
+        below = open_ & ((tl.load(lists + middle, open_, 0) >> low) + middle * raised < bound)
+        right = tl.where(open_ & (below == 0), middle, right)
+        left = tl.where(below, middle + 1, left)
+    return left
 
 
-def scan(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """``counts [rows, tiles]`` int32 -> (how many come before each in its row, ``[rows]`` how many there are)."""
-    rows, tiles = counts.shape
-    begins, total = torch.empty_like(counts), counts.new_zeros(rows)
-    launch(scan_kernel, (rows,), counts, begins, total, tiles, CHUNK=1024)
+def scan(counts: Tensor, spans: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """``counts [rows, tiles]`` int32 -> (how many come before each in its row, ``[rows]`` how many there are). With ``spans
+    [rows, 2]``: of ``[planes, tiles]``, and ``[planes, rows]``; see :func:`scan_kernel`.
+    """
+    planes, tiles = counts.shape
+    rows, begins = (planes,) if spans is None else (len(spans), planes), torch.empty_like(counts)
+    total = counts.new_zeros(rows[::-1])
+    launch(scan_kernel, rows, counts, begins, total, spans, tiles, MANY=spans is not None, CHUNK=1024)
     return begins, total

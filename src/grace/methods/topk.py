@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -11,7 +13,8 @@ from grace.contract.compressor import Fused
 from grace.contract.facts import Facts
 from grace.contract.knobs import Share
 from grace.kernels.index_lists.codes import IndexCode, varies
-from grace.kernels.sparse import payloads
+from grace.kernels.many import Many
+from grace.kernels.sparse import Pairs, encode_topk_many, payloads, sum_topk_many
 from grace.methods.common.counts import contraction, count_kept
 from grace.random import Stream
 from grace.registry import register
@@ -53,6 +56,7 @@ class TopK(Fused):
         memory: Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018, arXiv 1809.07599.
     """
 
+    handles_many: ClassVar[bool] = True
     ratio: Share = 0.01
     index: IndexCode = "auto"
     values: payloads.ValueType = "float32"
@@ -69,6 +73,20 @@ class TopK(Fused):
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
         k = count_kept(self.ratio, out.shape[1])
         payloads.sum_pairs(received, out, scale, k, self.index, self.values, add=add)
+
+    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+        return encode_topk_many(message, many, self._pairs(many))
+
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+        return sum_topk_many(rows, many, self._pairs(many), scale)
+
+    def _pairs(self, many: Many) -> Pairs:
+        """What the wires of a bucket's tensors say."""
+
+        def make() -> Pairs:
+            return payloads.pairs_of(many.sizes, partial(count_kept, self.ratio), self.index, self.values)
+
+        return many.once(self, make)
 
     def facts(self, n: int) -> Facts:
         k = count_kept(self.ratio, n)

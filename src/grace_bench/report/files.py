@@ -17,7 +17,7 @@ from grace_bench.report.marks import LINE, MARK, Spec, quality_text
 from grace_bench.report.read import LoadedRuns, Run
 from grace_bench.report.render import save
 from grace_bench.report.slower_links import BOUND, MODELED, are_modeled, links_of, step_seconds
-from grace_bench.report.theme import config
+from grace_bench.report.theme import config, titled
 from grace_bench.runs.results import Result
 from grace_command.text import plural, share
 
@@ -135,14 +135,8 @@ def _show(row: Mapping[str, Any], document: Mapping[str, Any]) -> Row:
     """A row with the look of its method and the name of its network; the page does the same."""
     method = document["methods"][row["method"]]
     own = {key: value for key, value in method.items() if key not in ("name", *document["config"])}
-    return {
-        **row,
-        **own,
-        **method["light"],
-        "opacity": 1,
-        "name": row["label"],
-        "network": document["links"][row["link"]],
-    }
+    place = {"opacity": 1, "name": row["label"], "network": document["links"][row["link"]]}
+    return {**row, **own, **method["light"], **place}
 
 
 def _panels(name: str, plots: Sequence[Spec], rows: Sequence[Row]) -> list[Panel]:
@@ -212,14 +206,7 @@ def sheet(
     parts: list[Spec] = [{"concat": [_panel(index, *panel) for index, panel in enumerate(panels)], "columns": across}]
     if entries:
         parts.append(_legend(entries, max(across * (_WIDTH + 70), 600)))
-    return {
-        "title": {"text": title, "subtitle": list(notes), "fontSize": 15},
-        "description": f"{title}. {'. '.join(notes)}",
-        "params": [{"name": "whole", "value": True}],
-        "vconcat": parts,
-        "padding": 14,
-        "config": look,
-    }
+    return titled(title, list(notes), {"params": [{"name": "whole", "value": True}], "vconcat": parts}, look)
 
 
 def _panel(index: int, title: str, plot: Spec, rows: Sequence[Row]) -> Spec:

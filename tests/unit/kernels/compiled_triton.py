@@ -25,12 +25,12 @@ POINTERS = {
     "wire": "*u8", "wires": "*u8", "bad": "*i32", "marks": "*i32", "top": "*i32", "words": "*i32", "index": "*i64",
     "pieces_of": "*fp64", "values": "*i64", "state": "*i32", "slabs": "*i16", "counts": "*i32", "both": "*i32",
     "begins": "*i32", "total": "*i32", "fields": "*u8", "table": "*i64", "programs": "*i32", "heads": "*i64", "flags": "*i1",
-    "kept": "*i64", "before": "*i32", "rooms": "*i64",
+    "kept": "*i64", "before": "*i32", "rooms": "*i64", "lists": "*i64", "spans": "*i64",
 }  # fmt: skip
 FLOATS = {"weight", "shrink", "tau", "momentum", "scale", "left", "share", "most"}
 NUMBERS = {
     "n", "block", "nb", "w", "width", "W", "stride", "row_stride", "pieces", "count", "turns", "blocks", "m", "l", "r", "k",
-    "first", "half", "tiles", "least", "shift", "steps", "low_width", "b", "unit", "plane",
+    "first", "half", "tiles", "least", "steps", "b", "unit", "plane", "number", "low", "low_bytes", "size",
 }  # fmt: skip
 WORDS = {"key0", "key1", "step", "k0", "k1", "k2", "k3", "k4", "k5"}
 # What a kernel for one tensor and for many is launched with, for each of them (``many.jobs``).
@@ -39,8 +39,14 @@ _FROM_TABLE = dict.fromkeys(("e", "rest", "n", "w", "key0", "key1"))
 ONE = {**_NO_TABLE, "MANY": 0, "EVEN": 0, "HAS_MEMORY": 1, "HAS_REST": 1}
 MANY = {**_FROM_TABLE, "MANY": 1, "EVEN": 1, "HAS_MEMORY": 1, "HAS_REST": 1}
 BARE = {**ONE, "e": None, "rest": None, "HAS_MEMORY": 0, "HAS_REST": 0}
+TURN = {**_NO_TABLE, "target": None, "keys": None, "MANY": 0, "EVEN": 0, "HAS_MEMORY": 1}
+TURNED = {**dict.fromkeys(("e", "out", "m", "n", "nb", "key0", "key1")), "MANY": 1, "EVEN": 1, "HAS_MEMORY": 1}
 SUM = {**_NO_TABLE, "MANY": 0, "EVEN": 0, "ADD": 1}
 ALL = {"n": None, "row_stride": 0, "MANY": 1, "EVEN": 1, "ADD": 0}
+LOOK = {"table": None, "programs": None, "MANY": 0, "EVEN": 0, "HELD": 0}
+LOOK_MANY = {**dict.fromkeys(("n", "tiles", "k")), "MANY": 1, "EVEN": 1, "HELD": 1}
+LIST = {**dict.fromkeys(("table", "programs", "lists")), "MANY": 0, "EVEN": 0}
+LIST_MANY = {**dict.fromkeys(("w", "row_stride", "n", "k", "number", "low", "low_bytes", "size")), "MANY": 1, "EVEN": 1}
 # kernel -> what differs from the rules above, and one dictionary of constants for each way to compile it
 KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.levels._quantize": ({}, [
@@ -93,35 +99,55 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.packing._pack_trits": ({"values": "*u8"}, [{"TILE": 1024}]),
     "kernels.packing._unpack_trits": ({"out": "*u8"}, [{"TILE": 1024}]),
     "kernels.selection._measure": ({}, [
-        {"HAS_MEMORY": 1, "COPY": 1, "HISTOGRAM": topk, "BINS": 2048, "TILE": 4096} for topk in (0, 1)
+        {**how, "HAS_MEMORY": 1, "COPY": 1, "HISTOGRAM": topk, "BINS": 2048, "TILE": 4096}
+        for topk, how in ((1, {**LOOK_MANY, "e": None, "rest": None}), (0, LOOK))
     ]),
-    "kernels.selection._pick": ({}, [{"FIRST": first, "BINS": 1024 << first} for first in (0, 1)]),
-    "kernels.selection._note": ({}, [{"TOPK": topk, "BINS": 1024, "ROOM": 256, "TILE": 4096} for topk in (0, 1)]),
-    "kernels.selection._refine": ({}, [{"BINS": 1024, "ROOM": 256, "TILE": 4096}]),
-    "kernels.selection._tally": ({}, [{"ROOM": 256, "TILE": 4096}]),
+    "kernels.selection._pick": ({}, [
+        {"k": None, "MANY": 1, "FIRST": 1, "BINS": 2048}, {"kept": None, "MANY": 0, "FIRST": 1, "BINS": 2048},
+        {"kept": None, "k": None, "MANY": 1, "FIRST": 0, "BINS": 1024},
+    ]),
+    "kernels.selection._note": ({}, [
+        {**how, "TOPK": topk, "BINS": 1024, "ROOM": 256, "TILE": 4096}
+        for topk, how in ((1, LOOK_MANY), (0, LOOK), (1, {**LOOK_MANY, "HELD": 0}))
+    ]),
+    "kernels.selection._refine": ({}, [{**how, "BINS": 1024, "ROOM": 256, "TILE": 4096} for how in (LOOK_MANY, LOOK)]),
+    "kernels.selection._tally": ({}, [{**how, "ROOM": 256, "TILE": 4096} for how in (LOOK_MANY, LOOK)]),
     "kernels.selection._emit": ({}, [
-        {"TOPK": topk, "KEEP_REST": 1, "NARROW": 1, "ROOM": 256, "TILE": 4096} for topk in (0, 1)
+        {**how, "TOPK": topk, "KEEP_REST": 1, "NARROW": 1, "ROOM": 256, "TILE": 4096}
+        for topk, how in ((1, LOOK_MANY), (0, {**LOOK, "kept": None, "state": None}))
     ]),
-    "kernels.index_lists._write_fields": ({}, [{"BITS": 6, "TILE": 1024}]),
-    "kernels.index_lists._write_bits": ({"high": "*i64"}, [{"ELIAS_FANO": code, "TILE": 1024} for code in (0, 1)]),
-    "kernels.index_lists._raise": ({"high": "*i64"}, [{"TILE": 1024}]),
-    "kernels.index_lists._read_fields": ({}, [{"BITS": 25, "TILE": 1024}]),
-    "kernels.index_lists._count_bits": ({}, [{"TILE": 128}]),
-    "kernels.index_lists._read_bits": ({}, [{"LOW": 6, "ELIAS_FANO": code, "TILE": 128} for code in (0, 1)]),
+    "kernels.index_lists._write": ({}, [{"TILE": 1024}]),
+    "kernels.index_lists._count": ({}, [{**how, "TILE": 1024} for how in (LIST_MANY, LIST)]),
+    "kernels.index_lists._read": ({}, [{**how, "TILE": 1024} for how in (LIST_MANY, LIST)]),
     "kernels.index_lists._check": ({}, [{"TILE": 1024}]),
-    "kernels.sparse._write_values": ({}, [{"NARROW": narrow, "TILE": 1024} for narrow in (0, 1)]),
-    "kernels.sparse._sum_lists": ({}, [{"ADD": 0, "NARROW": 0, "LISTS": 8, "OWNED": 8192, "TILE": 1024}]),
+    "kernels.sparse._write": ({}, [
+        {**how, "NARROW": narrow, "TILE": 1024} for how, narrow in ((LIST_MANY, 0), (LIST, 1))
+    ]),
+    "kernels.sparse._sum_lists": ({}, [
+        {**how, "ADD": add, "NARROW": add, "LISTS": 8, "OWNED": 8192, "TILE": 1024}
+        for how, add in ((LIST_MANY, 0), (LIST, 1))
+    ]),
     "kernels.sparse._add_part": ({}, [{"NARROW": 1, "LISTED": listed, "TILE": 1024} for listed in (0, 1)]),
-    "kernels.rotation._rotate": ({"p": "*fp32", "m": "*fp32"}, [
-        {"LOG": log, "FIRST": first, "LAST": last, "SIGNS": signs, "END": end, "HAS_MEMORY": 1, "HAS_SECOND": 1, "TILE": tile}
-        for log, first, last, signs, end, tile in (
-            (4, 1, 1, 1, 0, 1024), (10, 1, 1, 2, 1, 1024), (12, 1, 1, 2, 3, 4096), (14, 1, 0, 1, 0, 4096),
-            (14, 0, 1, 2, 2, 4096),
+    "kernels.rotation._rotate": ({"p": "*fp32", "m": "*fp32", "target": "*i64", "keys": "*i64"}, [
+        {"LOG": log, "FIRST": first, "LAST": last, "SIGNS": signs, "END": end, **how, "HAS_SECOND": 1, "TILE": tile}
+        for log, first, last, signs, end, tile, how in (
+            (10, 1, 1, 2, 1, 1024, TURNED), (4, 1, 1, 1, 0, 1024, TURN), (12, 1, 1, 2, 3, 4096, TURN),
+            (14, 1, 0, 1, 0, 4096, TURN), (14, 0, 1, 2, 2, 4096, TURN), (10, 1, 1, 1, 0, 1024, TURNED),
+            (14, 0, 1, 2, 1, 4096, TURNED),
         )
     ]),
-    "kernels.rotation._sums": ({"out": "*fp64"}, [{"BITS": 4, "SQUARES": squares, "ROWS": 16} for squares in (0, 1)]),
-    "kernels.rotation._write": ({"w": "i64"}, [{"BITS": bits, "HAS_REST": 1, "G": 128} for bits in (1, 3, 4)]),
-    "kernels.rotation._sum": ({}, [{"BITS": 4, "ADD": 1, "TILE": 1024}]),
+    "kernels.rotation._sums": ({"out": "*fp64"}, [
+        {"BITS": 4, "SQUARES": squares, **how, "ROWS": 16} for squares, how in ((0, MANY), (1, ONE))
+    ]),
+    "kernels.rotation._write": ({}, [
+        {"BITS": bits, "SAY": 1, **how, "G": 128} for bits, how in ((3, MANY), (1, ONE), (4, ONE))
+    ]),
+    "kernels.rotation._sum": ({}, [{"BITS": 4, **how, "TILE": 1024} for how in (ALL, SUM)]),
+    "kernels.tables._encode": ({}, [{"BITS": bits, "SAY": bits - 3, "EVEN": 1, "G": 128} for bits in (4, 3)]),
+    "kernels.tables._sum": ({"begins": "*i64"}, [{"BITS": 4, "SUM_BITS": bits, "TILE": 1024} for bits in (8, 11, 3)]),
+    "kernels.tables._decode": ({"begins": "*i64", "most": "i64"}, [
+        {"SUM_BITS": bits, "EVEN": 1, "TILE": 1024} for bits in (8, 11)
+    ]),
     "kernels.floats._encode": ({}, [
         {"FRACTION": m, "LEAST": least, "LARGEST": most, "MOST": 3.4e38, "RANDOM": m - 2, **how, "WHOLE": 1, "TILE": 1024}
         for m, least, most, how in ((3, -6, 448.0, MANY), (2, -14, 57344.0, ONE), (3, -6, 448.0, ONE))
@@ -138,7 +164,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
         for bits, least, how in ((4, 7, MANY), (5, 16, ONE))
     ]),
     "kernels.fixed._sum": ({}, [{"BITS": bits, "SYMMETRIC": 1, **how, "TILE": 1024} for bits, how in ((4, ALL), (5, SUM))]),
-    "kernels.scan_kernel": ({}, [{"CHUNK": 1024}]),
+    "kernels.scan_kernel": ({}, [{"MANY": 1, "CHUNK": 1024}, {"spans": None, "MANY": 0, "CHUNK": 1024}]),
     "kernels.block_max_kernel": ({}, [{"HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
     "kernels.piece_sum_kernel": ({"out": "*fp64"}, [{"KIND": kind, "HAS_MEMORY": 1, "ROWS": 16} for kind in range(3)]),
     "kernels.join_pieces_kernel": ({"out": "*fp64"}, [{"ROWS": 16}]),
@@ -147,7 +173,10 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "random._walk": ({"out": "*i64"}, [{"TILE": 1024}]),
 }  # fmt: skip
 # Those that kernels ask where they are.
-HELPERS = ("kernels.tile_positions", "kernels.many.tile_of", "kernels.many.encoder_at", "kernels.many.adder_at")
+HELPERS = (
+    "kernels.many.tile_of", "kernels.many.encoder_at", "kernels.many.adder_at", "kernels.many.blocks_at",
+    "kernels.selection._row_at", "kernels.selection._noted", "kernels.index_lists._list_at", "kernels.rotation._turner_at",
+)  # fmt: skip
 # Those that also read gradients of other types, as they are: kernel -> its arguments that have them.
 NARROW = {
     "kernels.levels._quantize": "x",
@@ -155,6 +184,7 @@ NARROW = {
     "kernels.finite._add": "x",
     "kernels.rotation._rotate": "xp",
     "kernels.selection._measure": "x",
+    "kernels.selection._note": "x",
     "kernels.statistics._largest": ["like"],
     "kernels.many._poison": ["like"],
     "kernels.staging._pad": ["like"],

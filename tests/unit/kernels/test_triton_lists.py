@@ -202,7 +202,7 @@ def _field_of_the_next(at, i, inside, width, BITS: tl.constexpr):  # type: ignor
 
 
 @triton.jit
-def _nowhere(lists, bound, k, steps, inside):  # type: ignore[no-untyped-def]
+def _nowhere(lists, bound, k, steps, inside, low, raised):  # type: ignore[no-untyped-def]
     return bound - bound
 
 

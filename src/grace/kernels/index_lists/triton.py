@@ -1,10 +1,13 @@
-"""Index lists as Triton kernels: fields are packed byte by byte; which bits are set is counted, scanned and written down.
+"""Index lists as Triton kernels: codes are written byte by byte; which bits are set is counted, scanned and written down.
 
-Bits that are set ascend with the list: a program finds those of its bytes by bisection, and no two write the same byte.
+Bits that are set ascend with the list: a program finds those of its bytes by bisection, and no two write the same byte. Which
+code of :data:`grace.kernels.index_lists.FIXED` it is, a kernel finds out when it runs: each row of a bucket has its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,99 +16,143 @@ import triton.language as tl
 from torch import Tensor
 
 from grace.compute.launching import TILE, Marks, Wires, launch
-from grace.flags.finite import on_host
 from grace.kernels.blocks import block_count
 from grace.kernels.index_lists import (
-    FIXED,
     NOT_INCREASING,
     OUT_OF_RANGE,
     WRONG_BITS,
     check_width,
     explain,
-    index_bits,
     layout,
 )
+from grace.kernels.many import Many
+from grace.kernels.many.triton import tile_of, wire_of
 from grace.kernels.packing import packed_bytes
 from grace.kernels.triton import first_reaching, load_bits, mark_if, pack_byte, scan
 
-RAW, BITMAP, ELIAS_FANO = range(len(FIXED))
-_BYTES = 128  # of a program, each with eight bits
+_BITS = 1024  # of a program that looks for those that are set, or fields of one that reads them
 
 
 @triton.jit
-def _write_fields(index, wire, w, k, width, BITS: tl.constexpr, TILE: tl.constexpr):
-    """The low ``BITS`` bits of each index, in ``width`` bytes."""
+def code_of(lists, task):
+    """What a table says of a row's list: (k, where it begins among those of all rows, which code, how many low bits are
+    packed, their bytes, all bytes of the code, those of the wire before it)
+    """
+    at = lists + 8 * task
+    k, first, number, low = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
+    return k, first, number, low, tl.load(at + 4), tl.load(at + 5), tl.load(at + 6)
+
+
+@triton.jit
+def code_byte(index, o, last, k, number, low, low_bytes, size, steps):
+    """int64: bytes o of the code of k indices, which are ascending. ``last``: the last of o."""
+    byte = o - o
+    if low > 0:  # all of a raw code
+        byte = pack_byte(index, o, k, low).to(tl.int64)
+    if (number > 0) & (last >= low_bytes):
+        bit = 8 * (o - low_bytes)
+        inside = (bit >= 0) & (o < size)
+        raised = (number == 2).to(tl.int64)
+        first = first_reaching(index, bit, k, steps, inside, low, raised)
+        for t in tl.static_range(0, 8):
+            j = first + t
+            own = (tl.load(index + j, inside & (j < k), 0) >> low) + j * raised - bit
+            own = tl.where(inside & (j < k), own, -1)
+            byte |= tl.where((own >= 0) & (own < 8), (bit - bit + 1) << tl.minimum(tl.maximum(own, 0), 7), 0)
+    return byte
+
+
+@triton.jit(do_not_specialize=["k", "number", "low", "steps"])
+def _write(index, wire, w, k, number, low, low_bytes, size, steps, TILE: tl.constexpr):
     row = tl.program_id(1).to(tl.int64)
-    o = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    tl.store(wire + row * w + o, pack_byte(index + row * k, o, k, BITS), o < width)
-
-
-@triton.jit(do_not_specialize=["steps"])
-def _write_bits(index, high, wire, w, k, width, steps, ELIAS_FANO: tl.constexpr, TILE: tl.constexpr):
-    """Sets, in ``width`` bytes, bit ``index_j`` (Elias-Fano: ``high_j = (index_j >> low) + j``) for each j."""
-    row = tl.program_id(1).to(tl.int64)
-    o = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    bits = index + row * k
-    if ELIAS_FANO:
-        bits = high + row * k
-    first = first_reaching(bits, 8 * o, k, steps, o < width)
-    byte = tl.zeros((TILE,), tl.int32)
-    for t in tl.static_range(0, 8):
-        bit = tl.load(bits + first + t, (o < width) & (first + t < k), -1) - 8 * o
-        byte |= tl.where((bit >= 0) & (bit < 8), 1 << tl.minimum(tl.maximum(bit, 0), 7).to(tl.int32), 0)
-    tl.store(wire + row * w + o, byte.to(tl.uint8), o < width)
-
-
-@triton.jit(do_not_specialize=["shift"])
-def _raise(index, high, k, shift, TILE: tl.constexpr):
-    """``high_j = (index_j >> shift) + j``."""
-    row = tl.program_id(1).to(tl.int64)
-    j = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    tl.store(high + row * k + j, (tl.load(index + row * k + j, j < k, 0) >> shift) + j, j < k)
+    first = tl.program_id(0).to(tl.int64) * TILE
+    o = first + tl.arange(0, TILE)
+    byte = code_byte(index + row * k, o, first + TILE - 1, k, number, low, low_bytes, size, steps)
+    tl.store(wire + row * w + o, byte.to(tl.uint8), o < size)
 
 
 @triton.jit
-def _read_fields(wires, index, b, stride, row_stride, k, width, BITS: tl.constexpr, TILE: tl.constexpr):
-    """Fields of ``BITS`` bits; wire number j of row r at ``j stride + r row_stride``, as ``launching.Wires`` says."""
-    one = tl.program_id(1).to(tl.int64)
-    j = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    at = wires + one // b * stride + one % b * row_stride
-    tl.store(index + one * k + j, load_bits(at, j, j < k, width, BITS), j < k)
-
-
-@triton.jit
-def _bits_of(at, o, width):
-    """``[TILE, 8]`` int32: the bits of bytes o."""
-    byte = tl.load(at + o, o < width, 0).to(tl.int32)
-    return (byte[:, None] >> tl.arange(0, 8)[None, :]) & 1
-
-
-@triton.jit
-def _count_bits(wires, counts, b, stride, row_stride, width, tiles, TILE: tl.constexpr):
-    """How many bits of each tile of bytes are set."""
-    one = tl.program_id(1).to(tl.int64)
-    o = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    bits = _bits_of(wires + one // b * stride + one % b * row_stride, o, width)
-    tl.store(counts + one * tiles + tl.program_id(0), tl.sum(tl.sum(bits, 1), 0))
-
-
-@triton.jit
-def _read_bits(
-    wires, fields, begins, index, b, stride, row_stride, k, width, low_width, tiles,
-    LOW: tl.constexpr, ELIAS_FANO: tl.constexpr, TILE: tl.constexpr,
+def _list_at(
+    table, programs, lists, wires, b, plane, tiles, stride, row_stride, n, k, number, low, low_bytes, size,
+    MANY: tl.constexpr,
 ):  # fmt: skip
-    """The places of the first k bits that are set; of Elias-Fano's code, the indices of which they are the upper part."""
-    row = tl.program_id(1).to(tl.int64)
-    o = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    away = row // b * stride + row % b * row_stride
-    bits = _bits_of(wires + away, o, width)
-    flat = tl.reshape(bits, (TILE * 8,))
-    j = (tl.load(begins + row * tiles + tl.program_id(0)) + tl.cumsum(flat, 0) - flat).to(tl.int64)
-    keep = (flat > 0) & (j < k)
-    place = tl.program_id(0).to(tl.int64) * TILE * 8 + tl.arange(0, TILE * 8)
-    if ELIAS_FANO:
-        place = ((place - j) << LOW) | load_bits(fields + away, j, keep, low_width, LOW)
-    tl.store(index + row * k + j, place, keep)
+    """What a program reads: (its row, which of the row's tiles, which of all tiles, which of all lists, where its code begins,
+    and where it goes in the output, n, and of its code k, which it is, how many low bits are packed, their bytes, all bytes).
+    """
+    other = tl.program_id(1).to(tl.int64)
+    this = other * tiles + tl.program_id(0)
+    if MANY:
+        row, tile = tile_of(programs)
+        place, n = wire_of(table, row)
+        k, first, number, low, low_bytes, size, before = code_of(lists, row)
+        base = wires + other * stride + place + before
+        first += other * plane
+        other = other * b + row
+    else:
+        tile = tl.program_id(0).to(tl.int64)
+        row = other % b
+        base = wires + other // b * stride + row * row_stride
+        first = other * plane
+        n, k, number, low = tile - tile + n, tile - tile + k, tile - tile + number, tile - tile + low
+        low_bytes, size = tile - tile + low_bytes, tile - tile + size
+    return row, tile, this, other, base, first, n, k, number, low, low_bytes, size
+
+
+@triton.jit
+def _bit_of(at, i, inside):
+    """int32: bits i."""
+    return (tl.load(at + i // 8, inside, 0).to(tl.int32) >> (i % 8).to(tl.int32)) & 1
+
+
+@triton.jit(do_not_specialize=["b", "k", "number", "low", "low_bytes", "size"])
+def _count(
+    table, programs, lists, wires, counts, b, plane, tiles, stride, row_stride, n, k, number, low, low_bytes, size,
+    MANY: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """How many bits of each tile are set; none of a raw code."""
+    _row, tile, this, _other, base, _first, n, k, number, low, low_bytes, size = _list_at(
+        table, programs, lists, wires, b, plane, tiles, stride, row_stride, n, k, number, low, low_bytes, size, MANY
+    )
+    i = tile * TILE + tl.arange(0, TILE)
+    tl.store(counts + this, tl.sum(_bit_of(base + low_bytes, i, i < 8 * (size - low_bytes)), 0))
+
+
+@triton.jit(do_not_specialize=["b", "k", "number", "low", "low_bytes", "size"])
+def _read(
+    table, programs, lists, wires, begins, total, index, marks, b, plane, tiles, stride, row_stride,
+    n, k, number, low, low_bytes, size, MANY: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The lists, kept below n. Marks one that has not k bits set, one that does not increase strictly, and one that leaves
+    [0, n); MANY: a mark for each row, whatever it is.
+    """
+    row, tile, this, other, base, first, n, k, number, low, low_bytes, size = _list_at(
+        table, programs, lists, wires, b, plane, tiles, stride, row_stride, n, k, number, low, low_bytes, size, MANY
+    )
+    order, outside = marks + 1, marks + 2
+    if MANY:
+        marks = marks + row
+        order, outside = marks, marks
+    i = tile * TILE + tl.arange(0, TILE)
+    j = i
+    if number == 0:
+        keep = j < k
+        place = load_bits(base, j, keep, low_bytes, low)
+        follows = keep & (j > 0)
+        rises = place > load_bits(base, j - 1, follows, low_bytes, low)
+    else:
+        width, bits = 8 * (size - low_bytes), base + low_bytes
+        bit = _bit_of(bits, i, i < width)
+        j = (tl.load(begins + this) + tl.cumsum(bit, 0) - bit).to(tl.int64)
+        keep = (bit > 0) & (j < k)
+        field = load_bits(base, j, keep, low_bytes, low)
+        place = ((i - j * (number == 2).to(tl.int64)) << low) | field
+        before = (i > 0) & (i <= width)
+        follows = keep & (number == 2) & (_bit_of(bits, i - 1, before) > 0)  # the same upper bits
+        rises = field > load_bits(base, j - 1, follows, low_bytes, low)
+        tl.store(marks, 1, (tile == 0) & (tl.load(total + other) != k))
+    mark_if(order, follows & (rises == 0))
+    mark_if(outside, keep & (place >= n))
+    tl.store(index + first + j, tl.minimum(place, n - 1), keep)
 
 
 @triton.jit
@@ -126,7 +173,7 @@ def encode_indices(index: Tensor, n: int, code: str) -> Any:
     b, k = index.shape
     _refuse_bad(index, n)
     wire = torch.empty(b, layout(n, k, code).size, dtype=torch.uint8, device=index.device)
-    write_lists(index, wire, 0, n, code)
+    write_lists(index, wire, n, code)
     return wire
 
 
@@ -139,21 +186,11 @@ def decode_indices(packed: Tensor, n: int, k: int, code: str) -> Any:
     return read_lists(Wires(packed, 1, 0, packed.stride(0)), 0, n, k, code)[0]
 
 
-def write_lists(index: Tensor, wire: Tensor, at: int, n: int, code: str) -> None:
-    """The code of lists ``[b, k]`` int64, which are legal, from byte ``at`` of each row of ``wire [b, w]`` on."""
-    (b, k), w = index.shape, wire.shape[1]
-    number, low, size = layout(n, k, code)
-    fields = packed_bytes(k, low)
-    if low:  # all of a raw code
-        launch(_write_fields, (block_count(fields, TILE), b), index, wire[:, at:], w, k, fields, BITS=low, TILE=TILE)
-    if number == RAW or k == 0:
-        return
-    high = index
-    if number == ELIAS_FANO:
-        high = torch.empty_like(index)
-        launch(_raise, (block_count(k, TILE), b), index, high, k, low, TILE=TILE)
-    launch(_write_bits, (block_count(size - fields, TILE), b), index, high, wire[:, at + fields :], w, k, size - fields,
-           k.bit_length(), ELIAS_FANO=number == ELIAS_FANO, TILE=TILE)  # fmt: skip
+def write_lists(index: Tensor, wire: Tensor, n: int, code: str) -> None:
+    """The code of lists ``[b, k]`` int64, which are legal, into ``wire [b, w]``."""
+    (b, k), (number, low, size) = index.shape, layout(n, index.shape[1], code)
+    launch(_write, (block_count(size, TILE), b), index, wire, wire.shape[1], k, number, low, packed_bytes(k, low), size,
+           k.bit_length(), TILE=TILE)  # fmt: skip
 
 
 def read_lists(run: Wires, at: int, n: int, k: int, code: str) -> Tensor:
@@ -163,27 +200,61 @@ def read_lists(run: Wires, at: int, n: int, k: int, code: str) -> Tensor:
         PayloadError: bytes that are not such a list; on an accelerator that is told later, and the list stays in [0, n).
     """
     number, low, size = layout(n, k, code)
-    b, fields = run.first.shape[0], packed_bytes(k, low)
+    b, low_bytes = run.first.shape[0], packed_bytes(k, low)
     lists = run.count * b
     index = torch.zeros(run.count, b, k, dtype=torch.int64, device=run.first.device)
-    where = run.first[:, at:]
     if k == 0 or lists == 0:
         return index
-    if number == RAW:
-        launch(_read_fields, (block_count(k, TILE), lists), where, index, b, run.stride, run.row, k, fields,
-               BITS=index_bits(n), TILE=TILE)  # fmt: skip
-    else:
-        width, marks = size - fields, Marks(index)
-        tiles, bits = block_count(width, _BYTES), where[:, fields:]
+    tiles, marks = block_count(k if number == 0 else 8 * (size - low_bytes), _BITS), Marks(index, 3)
+    where = b, k, tiles, run.stride, run.row, n, k, number, low, low_bytes, size
+    begins = total = None
+    if number != 0:
         counts = index.new_empty(lists, tiles, dtype=torch.int32)
-        launch(_count_bits, (tiles, lists), bits, counts, b, run.stride, run.row, width, tiles, TILE=_BYTES)
+        launch(_count, (tiles, lists), None, None, None, run.first[:, at:], counts, *where, MANY=False, TILE=_BITS)
         begins, total = scan(counts)
-        marks.words[0] = (total != k).any()
-        marks.refuse(0, lambda: explain(WRONG_BITS, n, k))
-        launch(_read_bits, (tiles, lists), bits, where, begins, index, b, run.stride, run.row, k, width, fields, tiles,
-               LOW=low, ELIAS_FANO=number == ELIAS_FANO, TILE=_BYTES)  # fmt: skip
-    _refuse_bad(index.view(lists, k), n)
-    return index if on_host(index.device) else index.clamp_(0, n - 1)
+    launch(_read, (tiles, lists), None, None, None, run.first[:, at:], begins, total, index, marks.words, *where,
+           MANY=False, TILE=_BITS)  # fmt: skip
+    for which, why in enumerate((WRONG_BITS, NOT_INCREASING, OUT_OF_RANGE)):
+        marks.refuse(which, partial(explain, why, n, k))
+    return index
+
+
+class ListTable:
+    """Where the lists of a bucket's tensors are in their wires, for kernels.
+
+    Args:
+        many: the tensors. kept, codes: k and the code of each row. width: bytes of each value, which come before the code.
+
+    lists: int64 ``[T b, 8]`` on the device. kept: int64 ``[T b, 2]``, k and where the row's list begins among those of all.
+    total: K, the sum of k. steps: bits of the largest k. widths: bytes of each row's wire.
+    """
+
+    def __init__(self, many: Many, kept: Sequence[int], codes: Sequence[str], width: int):
+        lines, begin = list[list[int]](), 0
+        for n, k, code in zip(many.sizes, kept, codes, strict=True):
+            number, low, size = layout(n, k, code)
+            lines.append([k, begin, number, low, packed_bytes(k, low), size, width * k, 0])
+            begin += k
+        self.total, self.steps, self.widths = begin, max(kept).bit_length(), [line[6] + line[5] for line in lines]
+        self.lists = torch.tensor(lines).to(many.device, non_blocking=True)
+        self.kept = self.lists[:, :2].contiguous()
+        read = [k if number == 0 else 8 * (size - packed) for k, _, number, _, packed, size, _, _ in lines]
+        counts = [block_count(bits, _BITS) for bits in read]
+        self._tiles = many.pairs((ListTable, self), lambda: counts)
+        self._spans = many.spans((ListTable, self), lambda: counts)
+
+    def read(self, rows: Tensor, many: Many, marks: Tensor) -> Tensor:
+        """``[W, K]`` int64: the lists in ``rows [W, s]`` uint8, side by side. ``marks [T b]`` are left at those that no sender
+        writes.
+        """
+        W, tiles = len(rows), len(self._tiles)
+        index, counts = many.table.new_empty(W, self.total), marks.new_empty(W, tiles)
+        where = many.table, self._tiles, self.lists, rows
+        sizes = (len(many), self.total, tiles, rows.stride(0), *[None] * 7)
+        launch(_count, (tiles, W), *where, counts, *sizes, MANY=True, TILE=_BITS)
+        begins, total = scan(counts, self._spans)
+        launch(_read, (tiles, W), *where, begins, total, index, marks, *sizes, MANY=True, TILE=_BITS)
+        return index
 
 
 def _refuse_bad(index: Tensor, n: int) -> None:

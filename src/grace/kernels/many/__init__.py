@@ -9,7 +9,9 @@ Letters: T tensors; tensor t has b rows of n_t numbers; a tile is what one progr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -44,6 +46,8 @@ class Many:
     table: int64 on the device, for each row the addresses of the tensor, memory and rest (0 where there is none), the place
         of its wire, n_t, the two words of the stream's key, and the first number of the row in its tensor. even: whether all
         rows begin at multiples of 16 bytes. whole: whether they begin at multiples of 4 numbers.
+    work: the same tensors, places and streams, but float32 xs that an encoder which asks for it may overwrite: they may be
+        the rests, or where there are none the xs. None: nobody has asked.
     """
 
     COLUMNS = 8  # of the table
@@ -59,11 +63,13 @@ class Many:
         self.rows, self.device, self.streams = rows, device, tuple(streams)
         self.sizes = tuple(n for n in sizes for _ in range(rows))
         self.places = tuple(places) or (0,) * len(self.sizes)
+        self._whole_sizes = tuple(sizes)
         self._starts = [row * n for n in sizes for row in range(rows)]
         self.whole = not any(start % 4 for start in self._starts)
         self.xs: Sequence[Tensor] = ()
         self.memories: Sequence[Tensor] | None = None
         self.rests: Sequence[Tensor] | None = None
+        self.work: Many | None = None
         self.table = torch.empty(0, self.COLUMNS, dtype=torch.int64)
         self.even = False
         self._tables: dict[tuple[int, ...], tuple[Tensor, bool]] = {}
@@ -109,6 +115,25 @@ class Many:
         self.xs, self.memories, self.rests = xs, memories, rests
         return True
 
+    def lend(self, xs: Sequence[Tensor]) -> bool:
+        """From now on these are the xs of :attr:`work`, float32 ``[b, n_t]``; see :meth:`point`."""
+        if self.work is None:
+            self.work = Many(self._whole_sizes, self.places, self.streams, self.device, self.rows)
+        return self.work.point(xs)
+
+    def shared_stream(self, t: int, salt: int) -> Stream:
+        """The numbers of tensor t that all ranks share, forked: see :meth:`grace.random.Stream.fork`."""
+        return replace(self.streams[t], rank=None, salt=0).fork(salt)
+
+    def shared_keys(self, salt: int) -> Tensor:
+        """int64 ``[T b, 2]``: for each row the words of the key of :meth:`shared_stream`."""
+
+        def make() -> list[int]:
+            tensors = (t for t in range(len(self.streams)) for _ in range(self.rows))
+            return [word for t in tensors for word in self.shared_stream(t, salt).key()]
+
+        return self.numbers(("keys", salt), make, torch.int64).view(-1, 2)
+
     def once(self, key: Hashable, make: Callable[[], R]) -> R:
         """What ``make`` makes, which follows from the sizes, the places and the key alone: made once."""
         if key not in self._made:
@@ -140,6 +165,15 @@ class Many:
 
         return self.once(key, make)
 
+    def spans(self, key: Hashable, count: Callable[[], Sequence[int]]) -> Tensor:
+        """int64 ``[T b, 2]``: for each row the first of its programs in :meth:`pairs`, and how many there are."""
+
+        def make() -> Tensor:
+            counts = torch.tensor(count())
+            return _to(self.device, torch.stack((counts.cumsum(0) - counts, counts), dim=1))
+
+        return self.once(("spans", key), make)
+
     def counts(self, block: int) -> list[int]:
         """How many blocks of so many numbers each row has."""
         return [-(-n // block) for n in self.sizes]
@@ -155,6 +189,21 @@ class Many:
             return begins
 
         return self.numbers(("heads", block), make, torch.int64)
+
+    def roots(self, block: int) -> Tensor:
+        """float32 ``[blocks]``: :func:`grace.kernels.block_roots` of the blocks of all rows, side by side."""
+
+        def make() -> list[float]:
+            return [math.sqrt(min(block, n - begin)) for n in self.sizes for begin in range(0, n, block)]
+
+        return self.numbers(("roots", block), make, torch.float32)
+
+    def owners(self, block: int) -> Tensor:
+        """int64 ``[blocks]``: which row each block belongs to."""
+        counts = self.counts(block)
+        return self.numbers(
+            ("owners", block), lambda: [t for t, nb in enumerate(counts) for _ in range(nb)], torch.int64
+        )
 
     def clip(self, block: int) -> int:
         """The size that cuts all rows into the same blocks, none of them longer than the longest row."""

@@ -7,10 +7,13 @@ read whole again.
 
 A position in the output is a count of what comes before: counts of tiles, a scan, then counts within the tile. None comes
 from an atomic operation, whose order is not fixed.
+
+Kernels take rows ``[b, n]``, or with MANY those of several tensors. HELD: their sums with the memory are in the rests.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +24,9 @@ from torch import Tensor
 from grace.compute.launching import READ, Marks, check_rows, launch
 from grace.flags.finite import Flag
 from grace.kernels.blocks import block_count
-from grace.kernels.triton import load_sum, magnitude, mark_if, nearest_bfloat16, scan
+from grace.kernels.many import Many
+from grace.kernels.many.triton import numbers_of, tensor_of, tile_of, wire_of
+from grace.kernels.triton import load_number, load_sum, magnitude, mark_if, nearest_bfloat16, scan
 
 _TILE, _ROOM = 4096, 256  # numbers of a tile, and how many of them are noted
 _UPPER, _LOWER = 2048, 1024  # bins of the first histogram, and of the other two
@@ -40,34 +45,69 @@ def _key(p, CLAMP: tl.constexpr):
 
 
 @triton.jit
+def _row_at(table, programs, x, n, tiles, HELD: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr):
+    """What a program looks at: (its row, which of its tiles, which of all tiles, x, where the row starts in it, n)."""
+    if MANY:
+        task, tile = tile_of(programs)
+        at = tl.program_id(0).to(tl.int64)
+        x, start = numbers_of(table, task, x, EVEN)
+        if HELD:
+            x = tensor_of(table, task, 2, EVEN)
+        _place, n = wire_of(table, task)
+    else:
+        task = tl.program_id(1).to(tl.int64)
+        tile = tl.program_id(0).to(tl.int64)
+        n = tile - tile + n
+        at, start = task * tiles + tile, task * n
+    return task, tile, at, x, start, n
+
+
+@triton.jit
+def _kept_of(kept, task, k, MANY: tl.constexpr):
+    """(how many numbers of a row are selected, where they are in the output)"""
+    if MANY:
+        k = tl.load(kept + 2 * task)
+        first = tl.load(kept + 2 * task + 1)
+    else:
+        first = task * k
+    return k, first
+
+
+@triton.jit
 def _measure(
-    x, e, rest, words, bad, n,
-    HAS_MEMORY: tl.constexpr, COPY: tl.constexpr, HISTOGRAM: tl.constexpr, BINS: tl.constexpr, TILE: tl.constexpr,
+    table, programs, x, n, tiles, e, rest, words, bad,
+    HELD: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, HAS_MEMORY: tl.constexpr, COPY: tl.constexpr,
+    HISTOGRAM: tl.constexpr, BINS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """``rest = x + e``, a mark if it is not finite, and how many keys there are for each value of their upper bits.
 
     What is outside counts as 0, in the lowest bin: it changes nothing about what is selected.
     """
-    row = tl.program_id(1).to(tl.int64)
-    i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    p = load_sum(x, e, row * n + i, i < n, HAS_MEMORY)
+    task, tile, _at, x, start, n = _row_at(table, programs, x, n, tiles, 0, MANY, EVEN)
+    if MANY:
+        e, rest = tensor_of(table, task, 1, EVEN), tensor_of(table, task, 2, EVEN)
+        bad = bad + task
+    i = tile * TILE + tl.arange(0, TILE)
+    p = load_sum(x, e, start + i, i < n, HAS_MEMORY)
     mark_if(bad, magnitude(p) >= 0x7F800000)
     if COPY:
-        tl.store(rest + row * n + i, p, i < n)
+        tl.store(rest + start + i, p, i < n)
     if HISTOGRAM:
         count = tl.histogram(_key(p, True) >> 20, BINS)
-        tl.atomic_add(words + row * BINS + tl.arange(0, BINS), count, count > 0)
+        tl.atomic_add(words + task * BINS + tl.arange(0, BINS), count, count > 0)
 
 
 @triton.jit(do_not_specialize=["k"])
-def _pick(words, state, k, FIRST: tl.constexpr, BINS: tl.constexpr):
+def _pick(words, state, kept, k, FIRST: tl.constexpr, MANY: tl.constexpr, BINS: tl.constexpr):
     """``state [b, 2]`` int32: the bits of the k-th largest key that are known, and which of those with them it is."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BINS)
     count = tl.load(words + row * BINS + lane)
     known = 0
-    wanted = k.to(tl.int32)
-    if FIRST == 0:
+    if FIRST:
+        k, _first = _kept_of(kept, row, k, MANY)
+        wanted = k.to(tl.int32)
+    else:
         known = tl.load(state + 2 * row)
         wanted = tl.load(state + 2 * row + 1)
     reach = tl.sum(count, 0) - tl.cumsum(count, 0) + count  # how many are in this bin or above
@@ -79,15 +119,15 @@ def _pick(words, state, k, FIRST: tl.constexpr, BINS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["least"])
 def _note(
-    x, slabs, counts, words, state, n, tiles, least,
+    table, programs, x, n, tiles, slabs, counts, words, state, least,
+    HELD: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr,
     TOPK: tl.constexpr, BINS: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Notes, tile by tile, the places of the numbers that may be selected: their count, and the first ``ROOM`` of them."""
-    row = tl.program_id(1).to(tl.int64)
-    tile = tl.program_id(0).to(tl.int64)
+    row, tile, this, x, start, n = _row_at(table, programs, x, n, tiles, HELD, MANY, EVEN)
     lane = tl.arange(0, TILE)
     i = tile * TILE + lane
-    key = _key(tl.load(x + row * n + i, i < n, 0.0), TOPK)
+    key = _key(load_number(x, start + i, i < n), TOPK)
     bound = least.to(tl.int32)
     if TOPK:
         known = tl.load(state + 2 * row)
@@ -96,91 +136,124 @@ def _note(
         tl.atomic_add(words + row * BINS + tl.arange(0, BINS), count, count > 0)
     keep = ((key >= bound) & (i < n)).to(tl.int32)
     at = tl.cumsum(keep, 0) - keep
-    slab = slabs + (row * tiles + tile) * ROOM
-    tl.store(slab + at, lane.to(tl.int16), (keep > 0) & (at < ROOM))
-    tl.store(counts + row * tiles + tile, tl.sum(keep, 0))
+    tl.store(slabs + this * ROOM + at, lane.to(tl.int16), (keep > 0) & (at < ROOM))
+    tl.store(counts + this, tl.sum(keep, 0))
 
 
 @triton.jit
-def _noted(x, slabs, counts, row, tile, tiles, n, ROOM: tl.constexpr, TILE: tl.constexpr):
-    """(places in the row ascending, whether they count, the numbers there): what a tile has noted, or all of a full one."""
+def _noted(
+    table, programs, x, n, tiles, slabs, counts,
+    HELD: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """What a tile has noted, or all of a full one: (its row, which of all tiles it is, places in the row ascending, where
+    these are in x, whether they count, the numbers there).
+    """
+    row, tile, this, x, start, n = _row_at(table, programs, x, n, tiles, HELD, MANY, EVEN)
     lane = tl.arange(0, TILE)
-    count = tl.load(counts + row * tiles + tile)
+    count = tl.load(counts + this)
     fits = count <= ROOM
-    short = tl.load(slabs + (row * tiles + tile) * ROOM + lane, (lane < count) & fits, 0).to(tl.int32)
+    short = tl.load(slabs + this * ROOM + lane, (lane < count) & fits, 0).to(tl.int32)
     i = tile * TILE + tl.where(fits, short, lane)
     inside = ((lane < count) | (count > ROOM)) & (i < n)
-    return i, inside, tl.load(x + row * n + i, inside, 0.0)
+    return row, this, i, x + start + i, inside, load_number(x, start + i, inside)
 
 
 @triton.jit
-def _refine(x, slabs, counts, words, state, n, tiles, BINS: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr):
+def _refine(
+    table, programs, x, n, tiles, slabs, counts, words, state,
+    HELD: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, BINS: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """How many keys there are for each value of their lowest bits, of those with the upper bits of the k-th."""
-    row = tl.program_id(1).to(tl.int64)
-    tile = tl.program_id(0).to(tl.int64)
-    _i, inside, p = _noted(x, slabs, counts, row, tile, tiles, n, ROOM, TILE)
+    row, _this, _i, _at, inside, p = _noted(table, programs, x, n, tiles, slabs, counts, HELD, MANY, EVEN, ROOM, TILE)
     key = _key(p, True)
     count = tl.histogram(tl.where(inside & (key >> 10 == tl.load(state + 2 * row)), key & 1023, 0), BINS)
     tl.atomic_add(words + row * BINS + tl.arange(0, BINS), count, count > 0)
 
 
 @triton.jit
-def _tally(x, slabs, counts, state, both, n, tiles, ROOM: tl.constexpr, TILE: tl.constexpr):
-    """``both [b, 2, tiles]``: how many keys of each tile are above the k-th largest, and how many are equal to it."""
-    row = tl.program_id(1).to(tl.int64)
-    tile = tl.program_id(0).to(tl.int64)
-    _i, inside, p = _noted(x, slabs, counts, row, tile, tiles, n, ROOM, TILE)
+def _tally(
+    table, programs, x, n, tiles, slabs, counts, state, both, plane,
+    HELD: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """``both [2, plane]``: how many keys of each of all tiles are above the k-th largest, and how many are equal to it."""
+    row, this, _i, _at, inside, p = _noted(table, programs, x, n, tiles, slabs, counts, HELD, MANY, EVEN, ROOM, TILE)
     key = _key(p, True)
     kth = tl.load(state + 2 * row)
-    tl.store(both + 2 * row * tiles + tile, tl.sum((inside & (key > kth)).to(tl.int32), 0))
-    tl.store(both + (2 * row + 1) * tiles + tile, tl.sum((inside & (key == kth)).to(tl.int32), 0))
+    tl.store(both + this, tl.sum((inside & (key > kth)).to(tl.int32), 0))
+    tl.store(both + plane + this, tl.sum((inside & (key == kth)).to(tl.int32), 0))
 
 
 @triton.jit(do_not_specialize=["least", "k"])
 def _emit(
-    x, slabs, counts, state, begins, index, sent, n, tiles, k, least,
+    table, programs, x, n, tiles, slabs, counts, state, begins, plane, kept, index, sent, k, least,
+    HELD: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr,
     TOPK: tl.constexpr, KEEP_REST: tl.constexpr, NARROW: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Writes places and what is sent for them; x keeps the rest. Of keys equal to the k-th the first ones are taken."""
-    row = tl.program_id(1).to(tl.int64)
-    tile = tl.program_id(0).to(tl.int64)
-    i, inside, p = _noted(x, slabs, counts, row, tile, tiles, n, ROOM, TILE)
+    row, this, i, where, inside, p = _noted(table, programs, x, n, tiles, slabs, counts, HELD, MANY, EVEN, ROOM, TILE)
     key = _key(p, TOPK)
+    begin = tl.load(begins + this)
     if TOPK:
         kth = tl.load(state + 2 * row)
         wanted = tl.load(state + 2 * row + 1)
         equal = (inside & (key == kth)).to(tl.int32)
-        equals = tl.load(begins + (2 * row + 1) * tiles + tile)
+        equals = tl.load(begins + plane + this)
         keep = inside & ((key > kth) | ((equal > 0) & (equals + tl.cumsum(equal, 0) <= wanted)))
-        begin = tl.load(begins + 2 * row * tiles + tile) + tl.minimum(equals, wanted)
+        begin += tl.minimum(equals, wanted)
     else:
         keep = inside & (key >= least.to(tl.int32))
-        begin = tl.load(begins + row * tiles + tile)
-    one = keep.to(tl.int32)
-    at = row * k + begin + tl.cumsum(one, 0) - one
+    _k, first = _kept_of(kept, row, k, MANY)
+    ones = keep.to(tl.int32)
+    at = first + begin + tl.cumsum(ones, 0) - ones
     value = p
     if NARROW:
         value = nearest_bfloat16(p)
     tl.store(index + at, i, keep)
     tl.store(sent + at, value, keep)
     if KEEP_REST:
-        tl.store(x + row * n + i, p - value, keep)
+        tl.store(where, p - value, keep)
 
 
-class _Notes(NamedTuple):
-    """``slabs`` int16 ``[b, tiles, 256]`` and ``counts`` int32 ``[b, tiles]`` of what may be selected from ``x [b, n]``."""
+class _Look(NamedTuple):
+    """How kernels look at rows.
 
-    x: Tensor
-    slabs: Tensor
-    counts: Tensor
+    given: where they find them. grid: of a program for each tile. rows, tiles: how many there are of all. spans: int64
+    ``[rows, 2]``, of several tensors, the first tile of each row and how many it has. constants: as kernels have them.
+    """
 
-    @property
-    def tiles(self) -> int:
-        return self.counts.shape[1]
+    given: tuple[Any, ...]
+    grid: tuple[int, ...]
+    rows: int
+    tiles: int
+    spans: Tensor | None
+    constants: dict[str, Any]
 
-    @property
-    def grid(self) -> tuple[int, int]:
-        return self.tiles, self.counts.shape[0]
+    @staticmethod
+    def at(x: Tensor) -> _Look:
+        """At rows ``[b, n]``."""
+        (b, n), tiles = x.shape, block_count(x.shape[1], _TILE)
+        constants = {"HELD": False, "MANY": False, "EVEN": False}
+        return _Look((None, None, x, n, tiles), (tiles, b), b, tiles * b, None, constants)
+
+    @staticmethod
+    def at_many(many: Many) -> _Look:
+        """At several tensors, or their rests where they have some."""
+        tiles = many.tiles(_TILE)
+        constants = {"HELD": many.rests is not None, "MANY": True, "EVEN": many.even}
+        spans = many.spans(_TILE, lambda: many.counts(_TILE))
+        return _Look((many.table, tiles, many.like, None, None), (len(tiles),), len(many), len(tiles), spans, constants)
+
+    def launch(self, kernel: Any, *args: Any, **constants: Any) -> None:
+        """Launches a kernel for all tiles."""
+        launch(kernel, self.grid, *self.given, *args, **self.constants, **constants, TILE=_TILE)
+
+    def scan(self, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """Of ``counts [planes, tiles]``: (how many come before in the row, ``[planes, rows]`` how many there are)."""
+        if self.spans is not None:
+            return scan(counts, self.spans)
+        planes = len(counts)
+        begins, total = scan(counts.view(planes * self.rows, -1))
+        return begins, total.view(planes, self.rows)
 
 
 def select_topk(rows: Tensor, k: int) -> Any:
@@ -201,24 +274,26 @@ def take_topk(
 ) -> Any:
     if not _fits(rows, memory):
         return NotImplemented
-    b, n = rows.shape
-    upper, middle, lower = rows.new_zeros(b * (_UPPER + 2 * _LOWER), dtype=torch.int32).split(
-        [b * _UPPER, b * _LOWER, b * _LOWER]
-    )
-    state = rows.new_empty(b, 2, dtype=torch.int32)
-    p, finite = _add_memory(rows, memory, rest, upper)
-    launch(_pick, (b,), upper, state, k, FIRST=True, BINS=_UPPER)
-    notes = _take_notes(p, middle, state, 0, True)
-    launch(_pick, (b,), middle, state, k, FIRST=False, BINS=_LOWER)
-    launch(_refine, notes.grid, *notes, lower, state, n, notes.tiles, BINS=_LOWER, ROOM=_ROOM, TILE=_TILE)
-    launch(_pick, (b,), lower, state, k, FIRST=False, BINS=_LOWER)
-    both = rows.new_empty(b, 2, notes.tiles, dtype=torch.int32)
-    launch(_tally, notes.grid, *notes, state, both, n, notes.tiles, ROOM=_ROOM, TILE=_TILE)
-    begins, _ = scan(both.view(2 * b, -1))
-    index, sent = rows.new_empty(b, k, dtype=torch.int64), state.new_empty(b, k, dtype=torch.float32)
-    launch(_emit, notes.grid, *notes, state, begins, index, sent, n, notes.tiles, k, 0,
-           TOPK=True, KEEP_REST=rest is not None, NARROW=narrow, ROOM=_ROOM, TILE=_TILE)  # fmt: skip
+    (b, _n), words = rows.shape, _new_words(rows, len(rows))
+    index, sent = rows.new_empty(b, k, dtype=torch.int64), rows.new_empty(b, k, dtype=torch.float32)
+    p, finite = _add_memory(rows, memory, rest, words[0])
+    _take_largest(_Look.at(p), words, None, k, index, sent, rest is not None, narrow)
     return index, sent, finite
+
+
+def take_topk_of_many(many: Many, kept: Tensor, index: Tensor, sent: Tensor, narrow: bool) -> Tensor | Any:
+    """As :func:`take_topk` of each row of several tensors: ``[T]`` bool, which of them were finite.
+
+    kept: int64 ``[T b, 2]``, the k of each row, and where in ``index`` and ``sent [K]`` it begins.
+    """
+    if max(many.sizes) > _MOST:
+        return NotImplemented
+    look, marks, words = _Look.at_many(many), Marks(index, len(many)), _new_words(index, len(many))
+    held, added = many.rests is not None, many.memories is not None
+    look.launch(_measure, None, None, words[0], marks.words, HAS_MEMORY=added,
+                COPY=held and (added or many.rests is not many.xs), HISTOGRAM=True, BINS=_UPPER)  # fmt: skip
+    _take_largest(look, words, kept, None, index, sent, held, narrow)
+    return many.all_of(marks.words)
 
 
 def take_at_least(
@@ -246,36 +321,65 @@ def _take_above(
     rows: Tensor, least: int, memory: Tensor | None, rest: Tensor | None, narrow: bool
 ) -> tuple[Tensor, Tensor, Flag]:
     """All of ``rows [1, n] + memory`` whose key is at least ``least``; the host is told how many there are."""
-    n = rows.shape[1]
     p, finite = _add_memory(rows, memory, rest, None)
-    notes = _take_notes(p, None, None, least, False)
-    begins, total = scan(notes.counts)
+    look = _Look.at(p)
+    notes = _take_notes(look, p, None, None, least)
+    begins, total = look.scan(notes[1])
     k = int(total)
     index, sent = p.new_empty(k, dtype=torch.int64), p.new_empty(k)
-    launch(_emit, notes.grid if k else (0,), *notes, None, begins, index, sent, n, notes.tiles, k, least,
-           TOPK=False, KEEP_REST=rest is not None, NARROW=narrow, ROOM=_ROOM, TILE=_TILE)  # fmt: skip
+    if k:
+        look.launch(_emit, *notes, None, begins, look.tiles, None, index, sent, k, least,
+                    TOPK=False, KEEP_REST=rest is not None, NARROW=narrow, ROOM=_ROOM)  # fmt: skip
     return index, sent, finite
 
 
 def _add_memory(rows: Tensor, memory: Tensor | None, rest: Tensor | None, upper: Tensor | None) -> tuple[Tensor, Flag]:
     """(``rows + memory``, in ``rest`` if there is one; whether it is finite). ``upper`` is the histogram, if one is wanted."""
     check_rows(rows=rows, memory=memory, rest=rest)
-    (b, n), bad = rows.shape, Marks(rows)
+    bad = Marks(rows)
     if rest is None:
         rest = rows if memory is None else torch.empty_like(memory)
-    launch(_measure, (block_count(n, _TILE), b), rows, memory, rest, upper, bad.words, n,
-           HAS_MEMORY=memory is not None, COPY=rest.data_ptr() != rows.data_ptr() or memory is not None,
-           HISTOGRAM=upper is not None, BINS=_UPPER, TILE=_TILE)  # fmt: skip
+    copy = rest.data_ptr() != rows.data_ptr() or memory is not None
+    _Look.at(rows).launch(_measure, memory, rest, upper, bad.words, HAS_MEMORY=memory is not None, COPY=copy,
+                          HISTOGRAM=upper is not None, BINS=_UPPER)  # fmt: skip
     return rest, bad.unset()
 
 
-def _take_notes(p: Tensor, words: Tensor | None, state: Tensor | None, least: int, topk: bool) -> _Notes:
-    b, n = p.shape
-    tiles = block_count(n, _TILE)
-    slabs = p.new_empty(b, tiles, _ROOM, dtype=torch.int16)
-    notes = _Notes(p, slabs, p.new_empty(b, tiles, dtype=torch.int32))
-    launch(_note, notes.grid, *notes, words, state, n, tiles, least, TOPK=topk, BINS=_LOWER, ROOM=_ROOM, TILE=_TILE)
-    return notes
+def _new_words(like: Tensor, rows: int) -> Sequence[Tensor]:
+    """Bins of the three histograms of so many rows, int32, zero."""
+    sizes = [rows * _UPPER, rows * _LOWER, rows * _LOWER]
+    return torch.zeros(sum(sizes), dtype=torch.int32, device=like.device).split(sizes)
+
+
+def _take_largest(
+    look: _Look, words: Sequence[Tensor], kept: Tensor | None, k: int | None, index: Tensor, sent: Tensor,
+    keep_rest: bool, narrow: bool,
+) -> None:  # fmt: skip
+    """Writes the k largest of each row, of which the first histogram is there, into ``index`` and ``sent``; ``kept`` is None,
+    or says k for each.
+    """
+    upper, middle, lower = words
+    many, state = look.constants["MANY"], upper.new_empty(look.rows, 2)
+    launch(_pick, (look.rows,), upper, state, kept, k, FIRST=True, MANY=many, BINS=_UPPER)
+    notes = _take_notes(look, upper, middle, state, 0)
+    launch(_pick, (look.rows,), middle, state, None, None, FIRST=False, MANY=many, BINS=_LOWER)
+    look.launch(_refine, *notes, lower, state, BINS=_LOWER, ROOM=_ROOM)
+    launch(_pick, (look.rows,), lower, state, None, None, FIRST=False, MANY=many, BINS=_LOWER)
+    both = upper.new_empty(2, look.tiles)
+    look.launch(_tally, *notes, state, both, look.tiles, ROOM=_ROOM)
+    begins, _ = look.scan(both)
+    look.launch(_emit, *notes, state, begins, look.tiles, kept, index, sent, k, 0,
+                TOPK=True, KEEP_REST=keep_rest, NARROW=narrow, ROOM=_ROOM)  # fmt: skip
+
+
+def _take_notes(
+    look: _Look, like: Tensor, words: Tensor | None, state: Tensor | None, least: int
+) -> tuple[Tensor, Tensor]:
+    """``slabs`` int16 ``[tiles, 256]`` and ``counts`` int32 ``[1, tiles]`` of what may be selected, of all tiles."""
+    slabs = torch.empty(look.tiles, _ROOM, dtype=torch.int16, device=like.device)
+    counts = torch.empty(1, look.tiles, dtype=torch.int32, device=like.device)
+    look.launch(_note, slabs, counts, words, state, least, TOPK=words is not None, BINS=_LOWER, ROOM=_ROOM)
+    return slabs, counts
 
 
 def _least_key(bound: float, strict: bool) -> int:

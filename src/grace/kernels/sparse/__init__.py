@@ -13,9 +13,21 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from grace.compute.dispatch import operation
-from grace.kernels.sparse.parts import DENSE, LIST, WirePart
+from grace.kernels.many import Many
+from grace.kernels.sparse.parts import DENSE, LIST, Pairs, WirePart
 
-__all__ = ["DENSE", "LIST", "WirePart", "encode_pairs", "encode_topk", "sum_sparse", "sum_topk"]
+__all__ = [
+    "DENSE",
+    "LIST",
+    "Pairs",
+    "WirePart",
+    "encode_pairs",
+    "encode_topk",
+    "encode_topk_many",
+    "sum_sparse",
+    "sum_topk",
+    "sum_topk_many",
+]
 
 
 @operation
@@ -47,4 +59,18 @@ def sum_topk(
 
     Raises:
         PayloadError: as :func:`sum_sparse`.
+    """
+
+
+@operation
+def encode_topk_many(message: Tensor, many: Many, pairs: Pairs) -> Tensor:
+    """As :func:`encode_topk` for each of T tensors, into its place in ``message [s]`` uint8: ``[T]`` bool, which of them were
+    finite.
+    """
+
+
+@operation
+def sum_topk_many(rows: Tensor, many: Many, pairs: Pairs, weight: float) -> Tensor:
+    """As :func:`sum_topk` for each of T tensors, from its places in ``rows [W, s]`` uint8, of all senders, into x: ``[T]``
+    bool, which had wires such as a sender writes.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import torch
@@ -31,6 +32,24 @@ class WirePart(NamedTuple):
     k: int
     code: str
     places: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """What the wires of several rows say.
+
+    kept, codes: of each row how many pairs, 1 <= kept <= n, and the code of their indices, of
+        :data:`grace.kernels.index_lists.FIXED`. narrow: whether values are bfloat16.
+    """
+
+    kept: tuple[int, ...]
+    codes: tuple[str, ...]
+    narrow: bool
+
+    def widths(self, sizes: Sequence[int]) -> list[int]:
+        """Bytes of the wire of each row, of so many numbers."""
+        width = 2 if self.narrow else 4
+        return [k * width + layout(n, k, code).size for n, k, code in zip(sizes, self.kept, self.codes, strict=True)]
 
 
 def check_parts(parts: Sequence[WirePart], n: int, *, narrow: bool) -> list[tuple[int, int]]:

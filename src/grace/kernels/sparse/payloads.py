@@ -12,7 +12,7 @@ Letters: b rows of n numbers, of which k are kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 import torch
@@ -22,7 +22,7 @@ from grace import wire as wires
 from grace.errors import PayloadError
 from grace.kernels.index_lists import codes as index_lists
 from grace.kernels.selection import round_to_bfloat16, take_at_least, take_topk
-from grace.kernels.sparse import DENSE, LIST, WirePart, encode_pairs, encode_topk, sum_sparse, sum_topk
+from grace.kernels.sparse import DENSE, LIST, Pairs, WirePart, encode_pairs, encode_topk, sum_sparse, sum_topk
 from grace.wire import Gathered
 
 ValueType: TypeAlias = Literal["float32", "bfloat16"]
@@ -59,6 +59,15 @@ def pairs_bytes(n: int, k: int, code: str, values: str) -> int | None:
     """Bytes of a wire of k pairs; None if they depend on the list."""
     size = index_lists.size(n, k, code)
     return None if size is None else k * _DTYPES[values].itemsize + size
+
+
+def pairs_of(sizes: Sequence[int], kept: Callable[[int], int], code: str, values: str) -> Pairs:
+    """What the wires of :func:`write_topk_` say of rows of so many numbers n, of which ``kept(n)`` are sent. ``code`` is not
+    one whose size varies.
+    """
+    counts = tuple(kept(n) for n in sizes)
+    codes = tuple(index_lists.fixed_code(n, k, code) for n, k in zip(sizes, counts, strict=True))
+    return Pairs(counts, codes, values == "bfloat16")
 
 
 def write_topk_(

@@ -13,8 +13,10 @@ from grace.errors import PayloadError
 from grace.flags.finite import Flag
 from grace.flags.refusals import refuse_unless
 from grace.kernels.index_lists import check_list, decode_indices, encode_indices, layout
+from grace.kernels.many import Many
+from grace.kernels.many.reference import encode_each, sum_each
 from grace.kernels.selection import round_to_bfloat16, take_topk
-from grace.kernels.sparse import DENSE, WirePart
+from grace.kernels.sparse import DENSE, Pairs, WirePart
 from grace.kernels.sparse.parts import BAD_VALUES, check_parts
 
 
@@ -62,3 +64,20 @@ def sum_topk(
     for j, row in enumerate(out):
         parts = [WirePart(wire[j], 0, at, k, code) for wire in received]
         family.sum_sparse(parts, row, weight, narrow=narrow, add=add)  # which a device may have a kernel for
+
+
+def encode_topk_many(message: Tensor, many: Many, pairs: Pairs) -> Tensor:
+    def encode(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
+        row = t * many.rows
+        return family.encode_topk(x, pairs.kept[row], pairs.codes[row], memory, rest, narrow=pairs.narrow)
+
+    return encode_each(message, many, encode)
+
+
+def sum_topk_many(rows: Tensor, many: Many, pairs: Pairs, weight: float) -> Tensor:
+    lists = zip(pairs.kept, pairs.codes, strict=True)
+
+    def add_up(received: list[Tensor], out: Tensor) -> None:
+        family.sum_topk(received, out, *next(lists), weight, narrow=pairs.narrow)
+
+    return sum_each(rows, many, pairs.widths(many.sizes), add_up)

@@ -15,28 +15,48 @@ from grace.errors import PayloadError
 from grace.flags.finite import Flag
 from grace.kernels.blocks import block_count
 from grace.kernels.index_lists import check_list, layout
-from grace.kernels.index_lists.triton import read_lists, write_lists
-from grace.kernels.selection.triton import take_topk
-from grace.kernels.sparse import DENSE, WirePart
+from grace.kernels.index_lists.triton import ListTable, code_byte, code_of, read_lists
+from grace.kernels.many import Many
+from grace.kernels.many.triton import numbers_of, tile_of, wire_of
+from grace.kernels.packing import packed_bytes
+from grace.kernels.selection.triton import take_topk, take_topk_of_many
+from grace.kernels.sparse import DENSE, Pairs, WirePart
 from grace.kernels.sparse.parts import BAD_VALUES, check_parts
-from grace.kernels.triton import first_reaching, load_float, magnitude, mark_if, nearest_bfloat16, store_float
+from grace.kernels.triton import first_reaching, load_float, magnitude, mark_if, nearest_bfloat16
 
 _OWNED, _AT_ONCE = 8192, 64  # numbers of the sum that a program owns; wires of a launch
 
 
-@triton.jit
-def _write_values(sent, wire, w, k, NARROW: tl.constexpr, TILE: tl.constexpr):
-    """The values of each row, as float32 or as the nearest bfloat16."""
-    row = tl.program_id(1).to(tl.int64)
-    j = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    value = tl.load(sent + row * k + j, j < k, 0.0)
-    base = wire + row * w
-    if NARROW:
-        word = nearest_bfloat16(value).to(tl.int32, bitcast=True)
-        tl.store(base + 2 * j, ((word >> 16) & 0xFF).to(tl.uint8), j < k)
-        tl.store(base + 2 * j + 1, ((word >> 24) & 0xFF).to(tl.uint8), j < k)
+@triton.jit(do_not_specialize=["k", "number", "low", "low_bytes", "size", "steps"])
+def _write(
+    table, programs, lists, sent, index, wire, w, k, number, low, low_bytes, size, steps,
+    MANY: tl.constexpr, NARROW: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The wires: the values of each row, as float32 or as the nearest bfloat16, then the code of their places."""
+    if MANY:
+        row, tile = tile_of(programs)
+        place, _n = wire_of(table, row)
+        k, first, number, low, low_bytes, size, before = code_of(lists, row)
+        at = wire + place
     else:
-        store_float(base + 4 * j, value, j < k)
+        row = tl.program_id(1).to(tl.int64)
+        tile = tl.program_id(0).to(tl.int64)
+        first, before = row * k, (4 - 2 * NARROW) * k
+        at = wire + row * w
+    o = tile * TILE + tl.arange(0, TILE)
+    byte = o - o
+    if tile * TILE < before:
+        value = tl.load(sent + first + o // (4 - 2 * NARROW), o < before, 0.0)
+        if NARROW:
+            word = nearest_bfloat16(value).to(tl.int32, bitcast=True) >> 16
+        else:
+            word = value.to(tl.int32, bitcast=True)
+        byte = (word.to(tl.int64) >> (o % (4 - 2 * NARROW) * 8)) & 0xFF
+    if tile * TILE + TILE > before:
+        last = tile * TILE + TILE - 1 - before
+        code = code_byte(index + first, tl.maximum(o - before, 0), last, k, number, low, low_bytes, size, steps)
+        byte = tl.where(o < before, byte, code)
+    tl.store(at + o, byte.to(tl.uint8), o < before + size)
 
 
 @triton.jit
@@ -51,38 +71,51 @@ def _load_value(at, j, inside, NARROW: tl.constexpr):
     return value
 
 
-@triton.jit(do_not_specialize=["weight", "steps"])
+@triton.jit(do_not_specialize=["weight", "k", "steps"])
 def _sum_lists(
-    wires, index, out, marks, W, b, stride, row_stride, n, k, steps, weight,
-    ADD: tl.constexpr, NARROW: tl.constexpr, LISTS: tl.constexpr, OWNED: tl.constexpr, TILE: tl.constexpr,
+    table, programs, lists, wires, index, out, marks, W, plane, stride, row_stride, n, k, steps, weight,
+    MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, NARROW: tl.constexpr, LISTS: tl.constexpr, OWNED: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
-    """``out [b, n]``: a program owns OWNED numbers, and adds to them what W lists ``[W, b, k]`` say, in their order.
+    """``out [b, n]``: a program owns OWNED numbers, and adds to them what W lists ``[W, b, k]`` say, in their order; ``plane =
+    b k``. MANY: what ``[W, plane]`` say, those of all rows side by side.
 
     Places that leave its part are left alone, whatever a list says. LISTS: the power of two that is at least W.
     """
-    row = tl.program_id(1).to(tl.int64)
-    first = tl.program_id(0).to(tl.int64) * OWNED
+    if MANY:
+        row, tile = tile_of(programs)
+        place, n = wire_of(table, row)
+        out, start = numbers_of(table, row, out, EVEN)
+        k, own, _number, _low, _low_bytes, _size, _before = code_of(lists, row)
+        wires = wires + place
+        marks = marks + row
+    else:
+        row = tl.program_id(1).to(tl.int64)
+        tile = tl.program_id(0).to(tl.int64)
+        start, own = row * n, row * k
+        wires = wires + row * row_stride
+    out = out + start
+    first = tile * OWNED
     if ADD == 0:
         for t in range(0, OWNED, TILE):
             i = first + t + tl.arange(0, TILE)
-            tl.store(out + row * n + i, tl.zeros((TILE,), tl.float32), i < n)
+            tl.store(out + i, tl.zeros((TILE,), tl.float32), i < n)
         tl.debug_barrier()
     lane = tl.arange(0, LISTS)
-    mine = index + (lane * b + row) * k
+    theirs = index + lane.to(tl.int64) * plane + own
     bound = first + tl.zeros((LISTS,), tl.int64)
-    begins = first_reaching(mine, bound, k, steps, lane < W)
-    ends = first_reaching(mine, bound + OWNED, k, steps, lane < W)
-    for one in range(W):
-        end = tl.sum(tl.where(lane == one, ends, 0), 0)
-        base = wires + one * stride + row * row_stride
-        for start in range(tl.sum(tl.where(lane == one, begins, 0), 0), end, TILE):
-            j = start + tl.arange(0, TILE)
-            i = tl.load(index + (one * b + row) * k + j, j < end, -1)
+    begins = first_reaching(theirs, bound, k, steps, lane < W, 0, 0)
+    ends = first_reaching(theirs, bound + OWNED, k, steps, lane < W, 0, 0)
+    for wire in range(W):
+        end = tl.sum(tl.where(lane == wire, ends, 0), 0)
+        base = wires + wire * stride
+        for begin in range(tl.sum(tl.where(lane == wire, begins, 0), 0), end, TILE):
+            j = begin + tl.arange(0, TILE)
+            i = tl.load(index + wire * plane + own + j, j < end, -1)
             inside = (i >= first) & (i < first + OWNED) & (i < n)
             value = _load_value(base, j, j < end, NARROW)
             mark_if(marks, magnitude(value) >= 0x7F800000)
-            at = out + row * n + i
-            tl.store(at, tl.load(at, inside, 0.0) + value * weight, inside)
+            tl.store(out + i, tl.load(out + i, inside, 0.0) + value * weight, inside)
         tl.debug_barrier()  # the next wire's numbers may be another thread's
 
 
@@ -106,13 +139,13 @@ def encode_topk(
     if taken is NotImplemented:
         return NotImplemented
     index, sent, finite = taken
-    return _write(index, sent, rows.shape[1], code, narrow), finite
+    return _write_pairs(index, sent, rows.shape[1], code, narrow), finite
 
 
 def encode_pairs(index: Tensor, sent: Tensor, n: int, code: str, *, narrow: bool) -> Any:
     if sent.dtype is not torch.float32:
         return NotImplemented
-    return _write(index.long().contiguous(), sent.contiguous(), n, code, narrow)
+    return _write_pairs(index.long().contiguous(), sent.contiguous(), n, code, narrow)
 
 
 def sum_topk(
@@ -127,9 +160,9 @@ def sum_topk(
         for run in even_runs(wires[first : first + _AT_ONCE], b, at + layout(n, k, code).size):
             index = read_lists(run, at, n, k, code)
             launch(
-                _sum_lists, (block_count(n, _OWNED), b), run.first, index, out, marks.words, run.count, b, run.stride,
-                run.row, n, k, k.bit_length(), weight,
-                ADD=add, NARROW=narrow, LISTS=power_of_two(run.count), OWNED=_OWNED, TILE=TILE,
+                _sum_lists, (block_count(n, _OWNED), b), None, None, None, run.first, index, out, marks.words, run.count,
+                b * k, run.stride, run.row, n, k, k.bit_length(), weight,
+                MANY=False, EVEN=False, ADD=add, NARROW=narrow, LISTS=power_of_two(run.count), OWNED=_OWNED, TILE=TILE,
             )  # fmt: skip
             add = True
     marks.refuse(0, lambda: PayloadError(BAD_VALUES))
@@ -149,13 +182,12 @@ def sum_sparse(parts: Sequence[WirePart], out: Tensor, weight: float, *, narrow:
     marks.refuse(0, lambda: PayloadError(BAD_VALUES))
 
 
-def _write(index: Tensor, sent: Tensor, n: int, code: str, narrow: bool) -> Tensor:
+def _write_pairs(index: Tensor, sent: Tensor, n: int, code: str, narrow: bool) -> Tensor:
     """The wires of legal lists ``[b, k]`` int64 and their values."""
-    b, k = index.shape
-    at = k * (2 if narrow else 4)
-    wire = torch.empty(b, at + layout(n, k, code).size, dtype=torch.uint8, device=index.device)
-    launch(_write_values, (block_count(k, TILE), b), sent, wire, wire.shape[1], k, NARROW=narrow, TILE=TILE)
-    write_lists(index, wire, at, n, code)
+    (b, k), (number, low, size) = index.shape, layout(n, index.shape[1], code)
+    wire = torch.empty(b, k * (2 if narrow else 4) + size, dtype=torch.uint8, device=index.device)
+    launch(_write, (block_count(wire.shape[1], TILE), b), None, None, None, sent, index, wire, wire.shape[1], k, number, low,
+           packed_bytes(k, low), size, k.bit_length(), MANY=False, NARROW=narrow, TILE=TILE)  # fmt: skip
     return wire
 
 
@@ -166,3 +198,33 @@ def _places(part: WirePart, n: int) -> Tensor:
     end = part.codes + layout(n, part.k, part.code).size
     run = next(even_runs([part.wire[None, part.codes : end]], 1, end - part.codes))
     return read_lists(run, 0, n, part.k, part.code)[0, 0]
+
+
+# ---- of many tensors ------------------------------------------------------------------------------------------------
+def _table_of(many: Many, pairs: Pairs) -> ListTable:
+    """The lists of a bucket, whose table is made once."""
+    make = lambda: ListTable(many, pairs.kept, pairs.codes, 2 if pairs.narrow else 4)  # noqa: E731
+    return many.once((ListTable, pairs), make)
+
+
+def encode_topk_many(message: Tensor, many: Many, pairs: Pairs) -> Any:
+    table = _table_of(many, pairs)
+    index, sent = many.table.new_empty(table.total), torch.empty(table.total, device=many.device)
+    finite = take_topk_of_many(many, table.kept, index, sent, pairs.narrow)
+    if finite is NotImplemented:
+        return NotImplemented
+    tiles = many.pairs((ListTable, pairs, "write"), lambda: [block_count(width, TILE) for width in table.widths])
+    launch(_write, (len(tiles),), many.table, tiles, table.lists, sent, index, message, *[None] * 6, table.steps,
+           MANY=True, NARROW=pairs.narrow, TILE=TILE)  # fmt: skip
+    return finite
+
+
+def sum_topk_many(rows: Tensor, many: Many, pairs: Pairs, weight: float) -> Tensor:
+    table, tiles, marks, add = _table_of(many, pairs), many.tiles(_OWNED), Marks(rows, len(many)), False
+    for part in rows.split(_AT_ONCE):
+        index = table.read(part, many, marks.words)
+        launch(_sum_lists, (len(tiles),), many.table, tiles, table.lists, part, index, many.like, marks.words, len(part),
+               table.total, part.stride(0), None, None, None, table.steps, weight, MANY=True, EVEN=many.even, ADD=add,
+               NARROW=pairs.narrow, LISTS=power_of_two(len(part)), OWNED=_OWNED, TILE=TILE)  # fmt: skip
+        add = True
+    return many.all_of(marks.words)

@@ -15,7 +15,7 @@ from grace_bench.survey.evidence import Quality
 from grace_bench.survey.goals import steps_to
 from grace_bench.survey.row import SurveyRow
 from grace_bench.survey.steps import LINKS, StepTable, TaskSteps, read_steps
-from tests.unit.grace_bench.survey.test_survey import HERE
+from tests.unit.grace_bench.survey.tiny import HERE
 
 ROW = SurveyRow(
     protocol="survey", task="a", method="topk", recipe="topk", workers=2, seed=0, steps=100, steps_per_epoch=10, batch=4,
