@@ -32,6 +32,7 @@ GLOO = [
     "scan_while_and_cond",
     "a_learning_rate_that_memories_follow",
     "training_with_donated_arguments_reaches_what_none_reaches",
+    "auto_chooses_under_jit",
     "dtypes_and_shapes",
     "inf_on_one_rank_is_seen_by_all_and_changes_no_memory",
     "an_error_for_numbers_that_are_not_finite_lets_the_next_step_go_on",

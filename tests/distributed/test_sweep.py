@@ -107,7 +107,11 @@ def test_a_link_is_measured_where_the_bytes_pass(folder):
     assert {row["method"] for row in table["rows"]} == {"none", "ddp-fp32"}
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
+# Killed before its workers run: test_train.py.
+KILLED = pytest.param(signal.SIGKILL, marks=pytest.mark.night("a worker that outlives its command"))
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, KILLED])
 def test_a_sweep_that_is_ended_keeps_what_is_finished_and_leaves_nothing_else(folder, ending):
     arguments = ["--tasks", f"{BLOBS},owntask:Slow", "--methods", "none", "--baselines", "", "--steps", "60"]
     linked = ["--link", "1gbit"] if REFUSED is None else []
