@@ -161,7 +161,7 @@ GRACE_INLINE void sum_part(const Codec& codec, const uint8_t* const* codes, int 
 }
 
 // out [n] = or += what W wires of a row say, added in their order. A Codec has:
-//   HEAD, bits(); Factor factor(const uint8_t* head, Refusal&)
+//   HEAD, which may differ between objects; bits(); Factor factor(const uint8_t* head, Refusal&)
 //   vf value(vi code, const Factor&): what codes say; values(const uint8_t* codes, const Factor&, vf (&)[4]): what 4 L of them do
 //   vb suspect(vb codes), suspect4 of bytes of two codes: above most() if there is one that no sender writes; 0 is legal. Of
 //     trits only bytes above 242 are not.
@@ -172,7 +172,7 @@ static int64_t decode_blocks(
     const Codec& codec, const uint8_t* const* wires, int64_t W, float* out, int64_t n, int64_t block, bool accumulate,
     int threads) {
     const int bits = codec.bits();
-    const int64_t heads = ceil_div(n, block) * Codec::HEAD;
+    const int64_t heads = ceil_div(n, block) * codec.HEAD;
     int64_t refused = OK;
     // Codes of other widths are unpacked first; and those of 4 bits where a block begins within a byte.
     Form form = BYTES;
@@ -208,7 +208,7 @@ static int64_t decode_blocks(
                     typename Codec::Factor factors[GROUP];
                     const uint8_t* here[GROUP];
                     for (int64_t k = 0; k < group; k++) {
-                        factors[k] = codec.factor(wires[w + k] + j * Codec::HEAD, bad);
+                        factors[k] = codec.factor(wires[w + k] + j * codec.HEAD, bad);
                         here[k] = codes[k] + (form == BYTES ? i : form == NIBBLES ? i / 2 : i / 5);
                         if (form == BYTES && !codec.fits(here[k], size, factors[k])) bad = BAD_HEAD;
                         if (form != NIBBLES) continue;

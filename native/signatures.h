@@ -64,3 +64,6 @@ GRACE_KERNEL(encode_entries, const float*, const float*, int64_t, int64_t, const
 GRACE_KERNEL(sum_entries, const uint8_t*, int64_t, int64_t, int64_t, const float*, int, int, uint8_t*, int)
 GRACE_KERNEL(decode_entries, const uint8_t*, int64_t, int64_t, int, int64_t, const float*, float*, int64_t, int64_t, double, uint32_t,
              uint32_t, uint32_t, int)
+GRACE_KERNEL(encode_quantiles, const float*, const float*, float*, int64_t, int64_t, uint8_t*, int64_t, int, int, int64_t, uint32_t,
+             uint32_t, uint32_t, int)
+GRACE_KERNEL(sum_quantiles, Wires, int64_t, float*, int64_t, int, float, int, int)

@@ -46,6 +46,10 @@ CAUGHT = {
     "a memory that overflowed": "tests/laws/test_overflow.py::test_mutants_are_caught",
     "a digest that misses a bit": "tests/laws/test_drift.py::test_the_law_catches",
     "a run half written": "tests/unit/grace_bench/survey/test_runs.py::test_a_run_half_written_is_no_run",
+    "a page that shows runs over other links, too": (
+        "tests/unit/grace_bench/report/test_page.py::test_a_page_with_a_defect_is_caught"
+    ),
+    "a worker that outlives its command": "tests/unit/grace_bench/test_scratch.py::test_who_does_not_watch_is_caught",
     "a checkpoint of sums": "tests/distributed/test_sharded_checkpoints.py::test_a_checkpoint_with_a_defect_is_caught",
     "a wrong number in the table of additions": "tests/additions/test_additions.py::test_a_table_that_undercounts_is_caught",
     "a killed rank that nobody hears of": (

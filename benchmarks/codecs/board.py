@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.codecs import floors, naive, parts, rows
@@ -37,8 +38,28 @@ class Board(Bench):
         else:
             super().run_job(name, buffers, count)
 
-    def rivals_of(self, case: Case, name: str, buffers: Buffers, payloads: int | None) -> list[Case]:
-        """Where there is a goal: the reference kernels, the baseline instruction set, and naive torch code."""
+    def time(
+        self, name: str, cases: Sequence[Case], buffers: Buffers, count: int, payloads: int | None
+    ) -> list[tuple[Case, Row]]:
+        rivals: dict[Case, list[Case]] = {}
+        for case in cases:
+            compared = [] if payloads is None else self.rivals_of(case, name, buffers, payloads)
+            if self.is_worth_it(name, case, buffers.n, count):
+                rivals[case] = [other for other in compared if self.is_worth_it(name, other, buffers.n, count)]
+        all_of_them = [*rivals, *(other for group in rivals.values() for other in group)]
+        found = self.clock.measure(buffers.add(), all_of_them, self.plan.samples, cold=buffers.n >= COLD)
+        out = []
+        for case, others in rivals.items():
+            timings = {one: self.note(name, one, found[one], buffers.n, count) for one in (case, *others)}
+            if (timing := timings.pop(case)) is not None:
+                told = {other: theirs for other, theirs in timings.items() if theirs is not None}
+                out.append((case, self._row_of(case, name, buffers, count, timing, told)))
+        return out
+
+    def rivals_of(self, case: Case, name: str, buffers: Buffers, payloads: int) -> list[Case]:
+        """Where there is a goal: the reference kernels, the baseline instruction set, and naive torch code. Sets the case's
+        patience.
+        """
         if goals_of(case.operation, name, buffers.n):
             case.patience = _PATIENCE[None]
         goals = [goal for size in (buffers.n, COLD) for goal in goals_of(case.operation, name, size)]
@@ -48,14 +69,14 @@ class Board(Bench):
         if any(goal.kernels in backends.available() and goal.kernels != self.kernels for goal in goals):
             chosen.append("native-base")
         out = [compressors.on(case, backend) for backend in chosen]
-        plain_torch = naive.case(case.operation, name, buffers, payloads or buffers.workers)
+        plain_torch = naive.case(case.operation, name, buffers, payloads)
         if plain_torch is not None:
             out.append(plain_torch)
         for other in out:
             other.patience = _PATIENCE[other.kernels]
         return out
 
-    def row_of(
+    def _row_of(
         self, case: Case, name: str, buffers: Buffers, count: int, timing: CaseSamples, rivals: dict[Case, CaseSamples]
     ) -> Row:
         goals = goals_of(case.operation, name, buffers.n)

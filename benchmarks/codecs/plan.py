@@ -6,10 +6,11 @@ import functools
 from dataclasses import dataclass
 
 from benchmarks.codecs.goals import GOALS
+from grace.cli.options import parse_numbers
 from grace.compute import resources
 from grace.contract.knobs import name_owner
 from grace.registry import methods, split_methods
-from grace_bench.codecs.plan import COLD, YARDSTICKS, CodecPlan, by_family, parse_counts, parse_sizes, sort_numbers
+from grace_bench.codecs.plan import COLD, YARDSTICKS, CodecPlan, by_family, parse_sizes, sort_numbers
 
 LARGE = 4_000_000  # from this size on only methods with a goal are measured, unless methods were named
 PARTS = "parts"  # a job that is no method
@@ -75,7 +76,7 @@ def board_plan(
     words = split_methods(chosen or ("goals" if quick else "all"))
     goals = [goal.method for goal in GOALS if goal.method is not None]
     groups = {"goals": goals, "all": [*goals, *methods()]}
-    counts = parse_counts(threads) if threads else [1] if quick or resources.cores() == 1 else [1, 2]
+    counts = parse_numbers(threads, "--threads") if threads else [1] if quick or resources.cores() == 1 else [1, 2]
     return BoardPlan(
         methods=by_family([name for word in words for name in groups.get(word, [word])]),
         sizes=sort_numbers(parse_sizes(sizes or ("4K,1M" if quick else "4K,256K,1M,6.5M,25M"))),

@@ -189,6 +189,31 @@ void encode_rotated_blocks(Feed& feed, Dice& dice, Input& to) {
     }
 }
 
+// ---- buckets between quantiles
+struct Bucketed {
+    int64_t n, W;
+    int q;
+    int64_t width;
+    explicit Bucketed(Feed& feed) : n(1 + feed.upto(5000)), W(1 + feed.upto(2)), q(2 + feed.byte() % 255), width(quantile_width(n, q)) {}
+};
+Decoded decode_quantiles(Feed& feed, int target) {
+    const Bucketed b(feed);
+    std::vector<const uint8_t*> wires;
+    for (int64_t w = 0; w < b.W; w++) wires.push_back(feed.bytes(b.width));
+    float* out = feed.array<float>(b.n);
+    return {sum_quantiles[target](wires.data(), b.W, out, b.n, b.q, 0.25f, 0, 1), out, 4 * b.n};
+}
+void encode_buckets(Feed& feed, Dice& dice, Input& to) {
+    const Bucketed b(feed);
+    for (int64_t w = 0; w < b.W; w++) {
+        float* x = feed.array<float>(b.n);
+        for (int64_t i = 0; i < b.n; i++) x[i] = number(USUAL, dice);
+        uint8_t* wire = feed.array<uint8_t>(b.width);
+        encode_quantiles[0](x, nullptr, nullptr, 1, b.n, wire, b.width, b.q, 1, b.n, 1, 2, 3, 1);
+        append(to, wire, b.width);
+    }
+}
+
 // ---- random-k
 Decoded decode_random_k(Feed& feed, int target) {
     const int64_t n = 1 + feed.upto(9000), k = feed.upto(n), W = 1 + feed.upto(2);
@@ -269,6 +294,7 @@ constexpr Decoder DECODERS[] = {
     {"sum_fixed", 8, decode_blocked<FIXED>, encode_blocked<FIXED>},
     {"sum_floats", 8, decode_blocked<FLOATS>, encode_blocked<FLOATS>},
     {"sum_rotated", 6, decode_rotated, encode_rotated_blocks},
+    {"sum_quantiles", 5, decode_quantiles, encode_buckets},
     {"add_subset", 6, decode_random_k, encode_nothing},
     {"decode_indices", 7, decode_list, encode_list},
     {"sparse_sum", 7, decode_sparse, encode_sparse},

@@ -442,6 +442,28 @@ inline void run_fixed(Trial& t) {
     if (t.kind == EXTREME) t.forget();  // sums may overflow
 }
 
+// Buckets, and the bytes of a row's wire.
+inline int64_t quantile_width(int64_t n, int64_t q) {
+    int bits = 1;
+    while ((q - 1) >> bits) bits++;
+    return 4 * q + (n * bits + 7) / 8;
+}
+
+inline void run_quantiles(Trial& t) {
+    if (t.n == 0) return;
+    const Key key(t.dice);
+    const int q = t.dice.of({2, 3, 4, 5, 7, 13, 16, 17, 64, 100, 256}), zero_edge = t.dice.coin();
+    const Encoding e(t, t.n, quantile_width(t.n, q));
+    const int64_t seen = t.dice.coin() ? t.n : (t.n + 9) / 10;
+    const int64_t all = encode_quantiles[t.target](e.x, e.memory, e.rest, e.rows, t.n, e.wire, e.width, q, zero_edge, seen, key.k0,
+                                                   key.k1, key.step, t.threads);
+    t.returned(all);
+    if (!all) return t.forget();
+    float* out = t.written(t.numbers(t.n), t.n);
+    t.returned(sum_quantiles[t.target](e.wires.data(), e.W, out, t.n, q, 0.5f, t.dice.coin(), t.threads));
+    if (t.kind == EXTREME) t.forget();  // sums may overflow
+}
+
 enum Number {
 #define GRACE_KERNEL(name, ...) NUMBER_##name,
 #include "../signatures.h"
@@ -543,5 +565,6 @@ constexpr Case CASES[] = {
     {" encode_fixed sum_fixed ", run_fixed},
     {" encode_indices decode_indices ", run_indices},
     {" rotate_norms encode_entries sum_entries decode_entries ", run_tables},
+    {" encode_quantiles sum_quantiles ", run_quantiles},
     {" call_many ", run_call_many},
 };

@@ -168,6 +168,22 @@ def training_with_donated_arguments_reaches_what_none_reaches(rank: int) -> None
     assert handle.stats.ratio > 20, handle.stats.ratio
 
 
+def auto_chooses_under_jit(rank: int) -> None:
+    params = {name: jnp.zeros(shape) for name, shape in SHAPES.items()}
+    mean, handle = gj.compressed_mean_on_host("auto:methods=(qsgd:bits=4)", params)
+    step, state = jax.jit(mean.update), mean.init(params)
+    for i in range(10):
+        means, state = step(gradients(rank, i), state)
+    jax.block_until_ready(means)
+    assert handle.count == 10
+    assert "a step takes" in str(handle.explain())
+    told = handle._session.network.all_gather_text(str({k: float(x.sum()) for k, x in means.items()}), seconds=60)
+    assert len(set(told)) == 1, told
+    handle.load_state_dict(handle.state_dict())
+    assert handle.count == 10
+    handle.close()
+
+
 def dtypes_and_shapes(rank: int) -> None:
     mixed = {
         "half": jnp.full((40, 40), 1.0 + rank, jnp.float16),
@@ -443,6 +459,7 @@ CASES: dict[str, dict[str, Callable[[int], None]]] = {
                 scan_while_and_cond,
                 a_learning_rate_that_memories_follow,
                 training_with_donated_arguments_reaches_what_none_reaches,
+                auto_chooses_under_jit,
                 dtypes_and_shapes,
                 inf_on_one_rank_is_seen_by_all_and_changes_no_memory,
                 an_error_for_numbers_that_are_not_finite_lets_the_next_step_go_on,

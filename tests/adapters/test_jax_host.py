@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ import grace.jax.buffers
 import grace.jax.calls
 from grace.errors import ConfigurationError, InputError
 from grace.transports.alone import Alone
-from tests.distributed.processes import free_port
+from tests.distributed.processes import fork, free_port
 
 pytestmark = pytest.mark.xdist_group("toolkits")
 SCRIPT = Path(__file__).with_name("jax_cases.py")
@@ -34,6 +32,7 @@ GLOO = [
     "scan_while_and_cond",
     "a_learning_rate_that_memories_follow",
     "training_with_donated_arguments_reaches_what_none_reaches",
+    "auto_chooses_under_jit",
     "dtypes_and_shapes",
     "inf_on_one_rank_is_seen_by_all_and_changes_no_memory",
     "an_error_for_numbers_that_are_not_finite_lets_the_next_step_go_on",
@@ -60,35 +59,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def over_gloo(folder: Path) -> list[str]:
-    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    return run("gloo", folder, [{**meeting, "RANK": str(rank)} for rank in range(2)])
+    return run("gloo", folder)
 
 
 @pytest.fixture(scope="module")
 def over_jax_distributed(folder: Path, over_gloo: list[str]) -> list[str]:
     address = f"127.0.0.1:{free_port()}"  # only JAX knows of these two
-    return run("jax.distributed", folder, [{"PLACE": str(rank), "ADDRESS": address} for rank in range(2)])
+    return run("jax.distributed", folder, *({"PLACE": str(rank), "ADDRESS": address} for rank in range(2)))
 
 
-def run(kind: str, folder: Path, places: list[dict[str, str]]) -> list[str]:
-    """What the workers print, each in a process with a place of its own."""
-    absent = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    usual = {key: value for key, value in os.environ.items() if key not in absent}
-    usual |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[2])}
-    files = [folder / f"{kind}-{rank}.txt" for rank in range(len(places))]
-    started = []
-    for place, path in zip(places, files, strict=True):
-        with path.open("w") as out:
-            command = [sys.executable, str(SCRIPT), kind, str(folder)]
-            started.append(subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env={**usual, **place}))
-    deadline = time.monotonic() + SECONDS
-    for process in started:
-        try:
-            process.wait(max(1.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:  # what it has printed says where
-            process.kill()
-            process.wait()
-    return [path.read_text() for path in files]
+def run(kind: str, folder: Path, *places: dict[str, str]) -> list[str]:
+    """What two workers print, each in a process with a place of its own, or under torchrun's variables."""
+    quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # the sums are torch's, and to compile takes longest
+    env = tuple({**place, **quick} for place in places or ({}, {}))
+    ended = fork(SCRIPT, kind, str(folder), workers=2, env=env, seconds=SECONDS, torchrun=not places)
+    return [output for _, output in ended]
 
 
 def check(outputs: list[str], case: str) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -17,7 +14,7 @@ from jax.sharding import PartitionSpec
 import grace.jax as gj
 from grace import Policy, Rule
 from grace.errors import ConfigurationError, InputError
-from tests.distributed.processes import free_port
+from tests.distributed.processes import fork, free_port
 from tests.docs.pages import script
 
 pytestmark = [pytest.mark.xdist_group("toolkits"), pytest.mark.timeout(600)]  # minutes where all cores are busy
@@ -36,9 +33,8 @@ NAMES = [
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each check says that is wrong; nothing if all is well."""
     file = tmp_path_factory.mktemp("xla") / "told.json"
-    command = [sys.executable, "-m", "tests.adapters.jax_xla_cases", str(file)]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=550, check=False)
-    assert run.returncode == 0, run.stderr[-4000:]
+    ((status, said),) = fork(CASES, str(file), workers=1, cwd=ROOT, seconds=550)
+    assert status == 0, said[-4000:]
     found: dict[str, str] = json.loads(file.read_text())
     return found
 
@@ -118,11 +114,11 @@ def test_what_a_mesh_cannot_take_is_refused_by_name() -> None:
 
 
 START = """
-import sys
+import os, sys
 import jax
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", num_processes=2, process_id=int(sys.argv[1]))
+jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", num_processes=2, process_id=int(os.environ["RANK"]))
 """
 END = """
 whole = jax.tree.leaves(state.params)
@@ -133,23 +129,8 @@ jax.distributed.shutdown()
 
 def test_the_page_runs_in_two_processes_of_two_devices_each(tmp_path: Path) -> None:
     (tmp_path / "page.py").write_text(START + script(PAGE) + END)
-    port = str(free_port())
-    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    runs = [
-        subprocess.Popen(
-            [sys.executable, str(tmp_path / "page.py"), str(rank), port],
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [run.communicate(timeout=400) for run in runs]
-    finally:
-        for run in runs:
-            run.kill()
-    assert [run.returncode for run in runs] == [0, 0], said
-    bits = [next(line for line in out.splitlines() if line.startswith("bits")) for out, _ in said]
+    quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_NUM_CPU_DEVICES": "2"}
+    ended = fork(tmp_path / "page.py", str(free_port()), workers=2, env=(quick, quick), seconds=400)
+    assert [status for status, _ in ended] == [0, 0], ended
+    bits = [next(line for line in said.splitlines() if line.startswith("bits")) for _, said in ended]
     assert bits[0] == bits[1]

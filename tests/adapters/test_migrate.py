@@ -73,11 +73,12 @@ def test_a_worker_that_is_killed_ends_the_other_which_says_so() -> None:
 
 
 def test_an_error_of_one_ranks_script_ends_all_and_is_told_by_its_lines() -> None:
-    done = migrate("torch_digits.py", "--fail")
-    assert done.returncode != 0
-    assert 'raise RuntimeError("the script\'s own error")' in done.stderr
-    assert "TransportError: rank 0 of 2" in done.stderr
-    assert "rank 1 has left" in done.stderr
+    done = fork(COMMAND, "migrate", str(SCRIPTS / "torch_digits.py"), "--fail", workers=2)
+    said = "".join(output for _, output in done)
+    assert 0 not in [status for status, _ in done]
+    assert 'raise RuntimeError("the script\'s own error")' in said
+    assert "TransportError: rank 0 of 2" in said
+    assert "A worker has died" in said
 
 
 def test_scripts_for_tensorflow_and_keras_run_under_mpiexec() -> None:

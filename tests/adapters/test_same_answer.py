@@ -1,7 +1,7 @@
 """Every method gives the simulator's bits through every door and over every transport.
 
-One pair of processes for each toolkit and transport, under mpiexec, runs all its doors: what takes long is to import the
-toolkit. Horovod, where there is one, has pairs of its own, under horovodrun.
+One pair of processes for each toolkit and transport runs all its doors: what takes long is to import the toolkit. Over gloo
+they are forked, over MPI under mpiexec, and Horovod, where there is one, has pairs of its own, under horovodrun.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 from torch import Tensor
 
 from tests.adapters.toolkits.all_methods import METHODS, Means, differences, expect, find_network_sums, gradients, read
-from tests.distributed.processes import ENVIRONMENT, free_port, mpiexec
+from tests.distributed.processes import ENVIRONMENT, fork, free_port, mpiexec
 from tests.distributed.with_horovod import find_python, horovodrun
 
 SCRIPT = Path(__file__).parent / "toolkits" / "doors.py"
@@ -39,7 +39,7 @@ TRANSPORTS = ("gloo", "mpi", "horovod")
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     @functools.cache
-    def run(toolkit: str, world: int = 2, over: str = "gloo") -> tuple[Path, subprocess.CompletedProcess[str]]:
+    def run(toolkit: str, world: int = 2, over: str = "gloo") -> tuple[Path, str]:
         for package in ("tensorflow", "jax") if toolkit == "mixed" else ("keras", toolkit):
             if importlib.util.find_spec(package) is None:
                 pytest.skip(f"pip install 'grace-dl[{package}]'")
@@ -47,6 +47,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
         doors = [door.partition("_")[0] for door in (*DOORS.get(toolkit, (toolkit,)), *BESIDE.get(toolkit, ()))]
         backend = "tensorflow" if toolkit == "mixed" else toolkit
         command = [str(SCRIPT), str(folder), over, ",".join(doors)]
+        if over == "gloo":
+            ended = fork(
+                SCRIPT, *command[1:], workers=world, env=({"KERAS_BACKEND": backend},) * world, seconds=SECONDS
+            )
+            return folder, "\n".join(output for _, output in ended)
         env = {
             **ENVIRONMENT, "PYTHONPATH": str(SCRIPT.parents[3]), "PYTHONWARNINGS": "", "KERAS_BACKEND": backend,
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
@@ -56,7 +61,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
             if over == "horovod"
             else mpiexec(world, [sys.executable, *command])
         )
-        return folder, subprocess.run(full, capture_output=True, text=True, timeout=SECONDS, env=env, check=False)
+        done = subprocess.run(full, capture_output=True, text=True, timeout=SECONDS, env=env, check=False)
+        return folder, f"{done.stdout}\n{done.stderr}"
 
     return run
 
@@ -80,10 +86,10 @@ MIXED = pytest.mark.night("raw gradient", "last tensor skipped", "rows in anothe
 @pytest.mark.parametrize("transport", ["gloo", *(pytest.param(name, marks=MORE) for name in TRANSPORTS[1:])])
 @pytest.mark.parametrize(("toolkit", "door"), [(toolkit, door) for toolkit, doors in DOORS.items() for door in doors])
 def test_every_method_gives_the_simulators_bits(toolkit: str, door: str, transport: str, run: Any) -> None:
-    folder, done = run_over(transport, run, toolkit)
+    folder, said = run_over(transport, run, toolkit)
     for rank in range(2):
         found = read(folder, door, transport, rank)
-        assert not isinstance(found, str), f"rank {rank}: {found}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        assert not isinstance(found, str), f"rank {rank}: {found}\n{said[-4000:]}"
         assert not differences(found, simulated(2)), f"rank {rank}"
 
 
@@ -91,10 +97,10 @@ def test_every_method_gives_the_simulators_bits(toolkit: str, door: str, transpo
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_ranks_with_three_toolkits_in_one_job_have_the_same_bits(transport: str, run: Any) -> None:
     """TensorFlow, JAX and torch."""
-    folder, done = run_over(transport, run, "mixed", 3)
+    folder, said = run_over(transport, run, "mixed", 3)
     found = [read(folder, "mixed", transport, rank) for rank in range(3)]
     means = [x for x in found if not isinstance(x, str)]
-    assert len(means) == 3, f"{found}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    assert len(means) == 3, f"{found}\n{said[-4000:]}"
     assert not differences(means[1], means[0])
     assert not differences(means[2], means[0])
     apart = {name.partition("/")[0] for name in differences(means[0], simulated(3))}
@@ -103,10 +109,10 @@ def test_ranks_with_three_toolkits_in_one_job_have_the_same_bits(transport: str,
 
 @MORE
 def test_what_users_of_jax_do_works_over_mpi_too(run: Any) -> None:
-    folder, done = run("jax", 2, "mpi")
+    folder, said = run("jax", 2, "mpi")
     for rank in range(2):
         found = read(folder, "cases", "mpi", rank)
-        assert not isinstance(found, str), f"rank {rank}: {found}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        assert not isinstance(found, str), f"rank {rank}: {found}\n{said[-4000:]}"
 
 
 @functools.cache

@@ -217,13 +217,52 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def torchrun(script: Path, *args: str, workers: int, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """A script under torchrun in processes of its own."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={workers}", *options]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [*command, str(script), *args], capture_output=True, text=True, timeout=SECONDS, env=env, check=False
-    )
+def torchrun(script: Path, *args: str, workers: int, restarts: int = 0, cwd: Path | None = None) -> tuple[int, str]:
+    """A script under torchrun's agent, whose workers are forked from it: exit status of the agent, and what all have said."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder, "output")
+        given = (script, args, workers, restarts, output, cwd)
+        agent = SERVER.Process(target=_run_agent, args=given)
+        agent.start()
+        agent.join(SECONDS)
+        late = agent.is_alive()
+        agent.terminate()  # it ends its workers, too
+        agent.join()
+        said = output.read_text()
+    assert not late, f"it had not ended after {SECONDS} s:\n{said}"
+    return int(agent.exitcode or 0), said
+
+
+def _run_agent(script: Path, args: Sequence[str], workers: int, restarts: int, output: Path, cwd: Path | None) -> None:
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    agent = LaunchConfig(
+        1, 1, workers, run_id=secrets.token_hex(8), rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=restarts,
+        monitor_interval=0.1, start_method="fork",
+    )  # fmt: skip
+    _redirect(output, cwd)
+    elastic_launch(agent, _run_as_main)(script, args)
+
+
+def _redirect(output: Path, cwd: Path | None) -> None:
+    """What this process says goes to that file."""
+    if cwd is not None:
+        os.chdir(cwd)
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+
+
+def _run_as_main(script: Path, args: Sequence[str]) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    sys.argv = [str(script), *args]
+    sys.path.insert(0, str(script.parent))
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()  # which such a process skips
 
 
 def launch(
@@ -232,17 +271,16 @@ def launch(
     workers: int,
     env: tuple[dict[str, str], ...] = (),
     seconds: int = SECONDS,
-    torchrun: bool = True,
 ) -> list[tuple[int, str]]:
-    """A script in processes of its own, without a launcher: exit status and output (of both kinds) of each rank.
+    """A script in processes of its own under torchrun's variables: exit status and output (of both kinds) of each rank.
 
-    ``env``: what each rank's environment has beside the usual. ``torchrun``: whether the variables of torchrun are set.
+    ``env``: what each rank's environment has beside the usual.
     """
     port = str(free_port())
     processes = []
     for rank in range(workers):
         mine = {"RANK": str(rank), "WORLD_SIZE": str(workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **(mine if torchrun else {}), **(env[rank] if env else {})}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **mine, **(env[rank] if env else {})}
         command = [sys.executable, str(script), *args]
         processes.append(
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
@@ -258,17 +296,20 @@ def fork(
     env: tuple[dict[str, str], ...] = (),
     seconds: int = SECONDS,
     cwd: Path | None = None,
+    torchrun: bool = True,
 ) -> list[tuple[int, str]]:
-    """As :func:`launch` under torchrun's variables, without new interpreters: for scripts to which these make no difference.
+    """As :func:`launch`, without new interpreters: for scripts to which these make no difference.
 
-    What Python and torch read when they start (PYTHONPATH, OMP_NUM_THREADS, ...) has no effect here.
+    What Python and torch read when they start (PYTHONPATH, OMP_NUM_THREADS, ...) has no effect here. ``torchrun``: whether
+    its variables are set.
     """
     meeting = {"WORLD_SIZE": str(workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, str(rank)) for rank in range(workers)]
         processes = []
         for rank, file in enumerate(files):
-            mine = {**os.environ, **meeting, "RANK": str(rank), **(env[rank] if env else {})}
+            place = {**meeting, "RANK": str(rank)} if torchrun else {}
+            mine = {**os.environ, **place, **(env[rank] if env else {})}
             processes.append(SERVER.Process(target=_run_script, args=(script, args, mine, file, cwd), daemon=True))
         for process in processes:
             process.start()
@@ -295,22 +336,10 @@ def run_script(path: Path, *args: str, workers: int = 1, seconds: int = SECONDS)
 def _run_script(
     script: Path, args: Sequence[str], environment: Mapping[str, str], output: Path, cwd: Path | None
 ) -> None:
-    import torch
-
-    if cwd is not None:
-        os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
-    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    torch.set_num_threads(1)
-    sys.argv = [str(script), *args]
-    sys.path.insert(0, str(script.parent))
-    try:
-        runpy.run_path(str(script), run_name="__main__")
-    finally:
-        atexit._run_exitfuncs()  # which such a process skips
+    _redirect(output, cwd)
+    _run_as_main(script, args)
 
 
 def _call_home(kind: str, port: str, key: str) -> None:

@@ -90,9 +90,9 @@ def test_when_a_worker_dies_the_others_end_with_an_error_that_says_so(script: Pa
 
 
 def test_a_restarted_job_finds_its_peers(script: Path) -> None:
-    done = torchrun(script, "restart", workers=2, options=("--max_restarts=1",))
-    assert done.returncode == 0, done.stderr
-    assert sorted(re.findall(r"rank (\d) attempt 1 done: 6 steps", done.stdout)) == ["0", "1"]
+    status, said = torchrun(script, "restart", workers=2, restarts=1)
+    assert status == 0, said
+    assert sorted(re.findall(r"rank (\d) attempt 1 done: 6 steps", said)) == ["0", "1"]
 
 
 def test_the_guard_against_the_abort_at_exit_is_registered_once() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.processes import free_port, launch, run_under_mpi, torchrun
+from tests.distributed.processes import fork, free_port, run_under_mpi, torchrun
 
 SCRIPT = """
 import hashlib, os, sys
@@ -72,10 +72,11 @@ dist.destroy_process_group()
 def test_the_same_script_gives_the_same_bits_under_both(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    outputs = []
-    for done in (run_under_mpi(script, "auto,mpi", workers=2), torchrun(script, "auto", workers=2)):
-        assert done.returncode == 0, done.stdout + done.stderr
-        outputs.append(done.stdout)
+    done = run_under_mpi(script, "auto,mpi", workers=2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    status, said = torchrun(script, "auto", workers=2)
+    assert status == 0, said
+    outputs = [done.stdout, said]
     digests = {
         what: {found for output in outputs for found in re.findall(rf"^{what} \w+ (\w+)", output, re.MULTILINE)}
         for what in ("ddp", "local")
@@ -114,9 +115,8 @@ def test_gloo_from_the_variables_of_other_launchers(launcher: str, tmp_path: Pat
         output, why = done.stdout, "PMI_RANK is set, and mpi4py is not installed (pip install 'grace-dl[mpi]')"
     else:
         slurm = {"SLURM_STEP_NUM_TASKS": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
-        ended = launch(
-            script, workers=2, env=tuple({"SLURM_PROCID": str(rank), **slurm} for rank in (0, 1)), torchrun=False
-        )
+        places = tuple({"SLURM_PROCID": str(rank), **slurm} for rank in (0, 1))
+        ended = fork(script, workers=2, env=places, torchrun=False)
         assert [status for status, _ in ended] == [0, 0], ended
         output, why = "".join(text for _, text in ended), "SLURM_PROCID is set"
     for rank in (0, 1):

@@ -7,15 +7,17 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
+from pathlib import Path
 
 import pytest
 
+import grace.cli.__main__
 from grace.predict.links import link
 from grace_bench.network.namespaces import why_not
 from grace_bench.runs.results import decode
 from tests import blobs
+from tests.distributed.processes import torchrun
 from tests.distributed.test_train import OWN_TASK, end_all, grace_command, run
 
 REFUSED = why_not(link("1gbit"))
@@ -105,7 +107,11 @@ def test_a_link_is_measured_where_the_bytes_pass(folder):
     assert {row["method"] for row in table["rows"]} == {"none", "ddp-fp32"}
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
+# Killed before its workers run: test_train.py.
+KILLED = pytest.param(signal.SIGKILL, marks=pytest.mark.night("a worker that outlives its command"))
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, KILLED])
 def test_a_sweep_that_is_ended_keeps_what_is_finished_and_leaves_nothing_else(folder, ending):
     arguments = ["--tasks", f"{BLOBS},owntask:Slow", "--methods", "none", "--baselines", "", "--steps", "60"]
     linked = ["--link", "1gbit"] if REFUSED is None else []
@@ -161,13 +167,10 @@ def test_in_workers_that_torchrun_has_started(folder):
         "--granularity",
         "model",
     ]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "grace.cli"]
-    done = subprocess.run(
-        [*launcher, *arguments, "--baselines", "ddp-fp32", "--steps", "6", "--evaluations", "1", "--out", "out"],
-        capture_output=True, text=True, timeout=200, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "1 of 3 runs failed: powersgd" in done.stderr
+    few = ["--baselines", "ddp-fp32", "--steps", "6", "--evaluations", "1", "--out", "out"]
+    status, said = torchrun(Path(grace.cli.__main__.__file__), *arguments, *few, workers=2, cwd=folder)
+    assert status == 1
+    assert "1 of 3 runs failed: powersgd" in said
     found = documents(folder / "out")
     states = {method: one["status"] for (_, method), one in found.items()}
     assert states == {"ddp-fp32": "ok", "powersgd:rank=2": "failed", "topk": "ok"}

@@ -207,6 +207,8 @@ def test_when_a_worker_dies_the_others_hear_of_it(tmp_path: Path) -> None:
     assert "rank 2 step 2: TransportError" in too
 
 
+# A door is the same over every transport: tests/adapters/test_same_answer.py has each over gloo.
+@pytest.mark.night("mean without 1/W", "rows in another order", "maximum that adds", "another root")
 def test_over_mpi_it_has_the_same_bits(tmp_path: Path) -> None:
     mpiexec = Path(sys.executable).with_name("mpiexec")
     if not mpiexec.exists() or importlib.util.find_spec("mpi4py") is None:

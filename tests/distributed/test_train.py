@@ -123,7 +123,9 @@ def test_a_workers_own_error_is_shown(folder, task, said):
     assert done.stderr.startswith("error: none:") or "error: none:" in done.stderr
 
 
-def test_no_worker_outlives_a_command_that_is_terminated(folder):  # SIGINT, SIGKILL: test_sweep.py
+# SIGINT ends a command the same way, and SIGKILL without it: test_sweep.py.
+@pytest.mark.night("a worker that outlives its command")
+def test_no_worker_outlives_a_command_that_is_terminated(folder):
     arguments = grace_command("train", "--task", "owntask:Slow", "--method", "topk", "--workers", "2")
     process = subprocess.Popen(arguments, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:

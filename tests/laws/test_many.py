@@ -24,6 +24,7 @@ from grace.flags.capturing import pretend_capturing
 from grace.flags.finite import cpu_as_accelerator
 from grace.kernels.many import Many
 from grace.kernels.many.triton import encoder_at, key_of, numbers_of
+from grace.methods.drive import DRIVE
 from grace.methods.fp8 import FP8
 from grace.methods.lpc import LPC
 from grace.methods.natural import Natural
@@ -68,6 +69,13 @@ AT_NIGHT = {
     "onebit:group=5000": LARGE,
     "qsgd:bits=16": ((3,), (300,)),  # more levels than a kernel has
     "fp8:fmt=e5m2,stochastic=true,memory=residual": SHAPES,
+    "drive:block=16": SHAPES,
+    "drive:block=8192,memory=residual": LARGE,
+    "eden:bits=3,block=64,memory=residual": SHAPES,
+    "rht:block=16,memory=residual": SHAPES,
+    "rht:inner=(lpc:bits=3,block=8),rounds=2,block=16,memory=residual": SHAPES,
+    "rht:inner=fp8,block=8192": LARGE,
+    "rht:inner=drive,block=16": SMALL,  # which has no kernels for many
     "topk:ratio=0.2": SHAPES,
     "topk:ratio=0.05,values=bfloat16,index=elias-fano": LARGE,
     "topk:ratio=0.3,memory=none": SMALL,
@@ -89,8 +97,7 @@ TWO_HOPS = (
 # Launches of Triton kernels in a step, for a bucket of any number of small tensors.
 LAUNCHES = {
     "efsignsgd": 5, "signsgd": 3, "qsgd": 4, "terngrad": 4, "natural": 4, "fp8": 4, "u8bit": 5, "onebit": 5, "lpc": 4,
-    "randomk": 5, "blockrandomk": 6, "blockrandomk:mode=cyclic": 6,
-    "topk": 16,
+    "randomk": 5, "blockrandomk": 6, "blockrandomk:mode=cyclic": 6, "topk": 16, "drive": 7, "eden": 7, "rht": 7,
 }  # fmt: skip
 # With communicator=scatterreduce: of tensors that two ranks divide, and of others.
 HOPS = (("efsignsgd", 10, 12), ("qsgd", 8, 10), ("fp8", 8, 10))
@@ -284,6 +291,7 @@ def test_tables_are_not_made_while_work_is_captured() -> None:
         (U8bit(), 207, 0xFF),
         (OneBit(), 211, 0x7F),
         (LPC(bits=8), 208, 0),
+        (DRIVE(block=64), 207, 0xFF),
         (TopK(ratio=0.1), 207, 0xFF),
     ],
 )
@@ -294,12 +302,13 @@ def test_a_wire_that_no_sender_writes_spoils_its_own_tensor(
     with backends.using(backend), cpu_as_accelerator():
         many, xs = some()
         many.point(xs)
+        many.lend([x.clone() for x in xs])
         rows = torch.zeros(2, 600, dtype=torch.uint8)
         for row in rows:
             assert codec.encode_many_(row, many, many.streams[0]).tolist() == [True, True]
-        assert codec.aggregate_many_(rows, many, 0.5).tolist() == [True, True]
+        assert codec.aggregate_many_(rows, many, 0.5, many.streams[0]).tolist() == [True, True]
         rows[1, at] = value
-        assert codec.aggregate_many_(rows, many, 0.5).tolist() == [True, False]
+        assert codec.aggregate_many_(rows, many, 0.5, many.streams[0]).tolist() == [True, False]
 
 
 # ---- mutants --------------------------------------------------------------------------------------------------------

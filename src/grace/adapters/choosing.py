@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from grace.adapters.handle import Handle
+from grace.adapters.handle import BaseHandle
 from grace.auto.adaptive import Adapted, Adapting
 from grace.auto.driver import Driver, read_methods
 from grace.auto.explain import Explanation
@@ -21,7 +21,18 @@ from grace.registry.policy import Policy, Rule
 from grace.run.saved import OwnState, refuse_dcp
 
 
-class Choosing(Handle):
+def read_choice(
+    method: Policy | Method[Any] | Auto | Adaptive | str,
+) -> tuple[Auto | Adaptive | None, Policy | Method[Any] | str, dict[str, object]]:
+    """What chooses, what is used before it has, and what ranks must have in common for it. None: the method was given."""
+    auto = wanted(method)
+    if auto is None:
+        assert not isinstance(method, Auto | Adaptive)
+        return None, method, {}
+    return auto, "none", {"auto": str(auto)}
+
+
+class Choosing(BaseHandle):
     """A handle that may choose methods by itself. To derive from."""
 
     _driver: Driver | Adapting | None = None

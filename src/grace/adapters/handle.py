@@ -122,6 +122,18 @@ class BaseHandle:
         refuse_dcp()
         return OwnState(self._session.state_dict())
 
+    def load_state_dict(self, saved: Any) -> None:
+        """Goes on where ``saved`` stopped, under the same method, model and number of workers. All ranks call it, each with
+        its own state; either all of them load, or none.
+
+        Raises:
+            StateError: one does not fit, or they do not belong together; on every rank. Nothing has changed then.
+        """
+        self._load(saved)
+
+    def _load(self, saved: Any) -> None:
+        self._session.load_state_dict(saved)
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} rank {self.rank} of {self.world} over {self.transport}: {self._session.policy}>"
 
@@ -132,15 +144,6 @@ class Handle(BaseHandle, abc.ABC):
     @abc.abstractmethod
     def detach(self) -> None:
         """Leaves the job: from now on the gradients are this rank's, or the model's own wrapper exchanges them."""
-
-    def load_state_dict(self, saved: Any) -> None:
-        """Goes on where ``saved`` stopped, under the same method, model and number of workers. All ranks call it, each with
-        its own state; either all of them load, or none.
-
-        Raises:
-            StateError: one does not fit, or they do not belong together; on every rank. Nothing has changed then.
-        """
-        self._session.load_state_dict(saved)
 
     def checkpoint(self, memories: Memories = "mean", workers: int | None = None, *, whole: bool = False) -> Stateful:
         """For ``torch.distributed.checkpoint.save`` and ``load``, by all ranks; loads on any number of workers.

@@ -17,10 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grace.adapters.handle import BaseHandle
+from grace.adapters.buckets import fill_buckets
+from grace.adapters.choosing import Choosing, read_choice
+from grace.auto.settings import Auto
 from grace.collectives import AllGather, Collective, Exchange
 from grace.contract.method import Method
-from grace.errors import FingerprintMismatch, InputError
+from grace.errors import FingerprintMismatch, InputError, NonFiniteError
+from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy
 from grace.run.inputs import DTYPES
 from grace.run.options import DEFAULTS, Options
@@ -34,7 +37,7 @@ _ALIGN = 64  # bytes: JAX copies what is not aligned to this
 _KEPT = 2  # buffers: one whose means are still being applied, and one to be filled
 
 
-class Handover(BaseHandle):
+class Handover(Choosing):
     """The exchange of the gradients of one model, always all of them, in one order. All ranks call it alike.
 
     Args:
@@ -43,7 +46,8 @@ class Handover(BaseHandle):
             ``[-1, shape[-1]]``: kernels of convolutions are ``[height, width, in, out]`` there, and a method that takes
             matrices would find 3 x 3 pixels in front.
         dtypes: of torch, or their names, such as "float32".
-        method: a method, the string that makes it, or a :class:`grace.Policy`.
+        method: a method, the string that makes it, or a :class:`grace.Policy`; "auto" or a :class:`grace.Auto` chooses one for
+            each ``options.bucket_bytes`` of gradients.
         transport: between the ranks; taken over. A name, or "auto": see :func:`grace.transport`.
         options: how to exchange.
         knobs: what else the ranks must have in common, each under its name.
@@ -64,7 +68,7 @@ class Handover(BaseHandle):
         names: Sequence[str],
         shapes: Sequence[Sequence[int]],
         dtypes: Sequence[torch.dtype | str],
-        method: Policy | Method[Any] | str,
+        method: Policy | Method[Any] | Auto | Adaptive | str,
         *,
         transport: Transport | str = "auto",
         options: Options = DEFAULTS,
@@ -72,12 +76,13 @@ class Handover(BaseHandle):
     ):
         transport = choose_transport(transport)
         try:
+            auto, fixed, more = read_choice(method)
             self.names = make_unique(names)
             self.shapes = [tuple(int(n) for n in shape) for shape in shapes]
             self.dtypes = [_read_dtype(name, dtype) for name, dtype in zip(self.names, dtypes, strict=True)]
             kinds = zip(self.names, self.shapes, self.dtypes, strict=True)
             like = {name: torch.empty(_flatten(shape), dtype=dtype, device="meta") for name, shape, dtype in kinds}
-            super().__init__(Steps(Session(like, method, transport, options, knobs=knobs)))
+            super().__init__(Steps(Session(like, fixed, transport, options, knobs={**(knobs or {}), **more})))
         except FingerprintMismatch:  # all ranks raise it
             raise
         except BaseException as error:
@@ -85,6 +90,8 @@ class Handover(BaseHandle):
             raise
         self._pool = _Pool(self.shapes, self.dtypes)
         self._absent: list[bool] | None = None
+        self._buckets = fill_buckets(like, options.bucket_bytes)
+        self._begin_auto(auto)
 
     # ---- a step -----------------------------------------------------------------------------------------------------
     @torch.no_grad()
@@ -121,7 +128,7 @@ class Handover(BaseHandle):
                 name: mine.view(_flatten(shape))
                 for name, mine, shape in zip(self.names, tensors, self.shapes, strict=True)
             }
-            self._steps.step(given, into=given)
+            self._exchange(given)
             means = [None if none else mine.detach() for none, mine in zip(absent, tensors, strict=True)]
         self._session.logs.report()
         return means
@@ -148,7 +155,7 @@ class Handover(BaseHandle):
     # ---- states -----------------------------------------------------------------------------------------------------
     def load_state_dict(self, saved: Any) -> None:
         """Goes on where ``saved`` stopped, under the same method, tensors and number of workers. All ranks call it, each
-        with its own state; either all of them load, or none.
+        with its own state; either all of them load, or none. Under ``auto`` a state of any method is loaded.
 
         Args:
             saved: what :meth:`state_dict` gave, or the numpy arrays that :func:`grace.state.flat` made of it.
@@ -158,9 +165,25 @@ class Handover(BaseHandle):
         """
         if isinstance(saved, Mapping) and STRUCTURE in saved:
             saved = nested(saved)
-        self._session.load_state_dict(saved)
+        super().load_state_dict(saved)
 
     # ---- within -----------------------------------------------------------------------------------------------------
+    def _exchange(self, gradients: dict[str, Tensor]) -> None:
+        """Replaces the gradients by their means: all at once, or as ``auto`` says."""
+        if not self.chooses:
+            self._steps.step(gradients, into=gradients)
+            return
+        spoiled: NonFiniteError | None = None
+        for k, names in enumerate(self._buckets):
+            bucket = {name: gradients[name] for name in names}
+            self._comes(bucket)
+            try:
+                self._exchange_bucket(bucket, k == len(self._buckets) - 1)
+            except NonFiniteError as error:  # on all ranks; the rest of the step is skipped, and ended
+                spoiled = error
+        if spoiled is not None:
+            raise spoiled
+
     def _copy(self, gradients: Sequence[Tensor | None]) -> list[Tensor]:
         """The gradients in storage of our own, zeros for None."""
         tensors = self._pool.take().tensors

@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from grace.adapters.buckets import fill_buckets
+from grace.adapters.choosing import read_choice
 from grace.adapters.pending_gradient import placeholder
 from grace.adapters.regrouping import Regrouping
 from grace.adapters.scaling import describe_scaler
 from grace.adapters.trained import list_replicated, name_trained, refuse_ddp
-from grace.auto.settings import Auto, wanted
+from grace.auto.settings import Auto
 from grace.collectives import AllReduce, Exchange
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, StateError
@@ -68,10 +70,8 @@ class OptimizerHandle(Regrouping):
         }
         if scaler is not None:
             knobs["scaler"] = describe_scaler(scaler, self._parameters)
-        auto = wanted(method)
-        knobs |= {} if auto is None else {"auto": str(auto)}
-        fixed = "none" if isinstance(method, Auto | Adaptive) or auto is not None else method
-        super().__init__(Steps(Session(self._parameters, fixed, transport, options, knobs=knobs, repairs=True)))
+        auto, fixed, more = read_choice(method)
+        super().__init__(Steps(Session(self._parameters, fixed, transport, options, knobs=knobs | more, repairs=True)))
         self._optimizer, self._scaler, self._passes = optimizer, scaler, backward_passes_per_step
         self._begin_auto(auto)
         self._check_optimizer()
@@ -384,22 +384,6 @@ class OptimizerHandle(Regrouping):
                     f"{name!r} is trained by a grace.DistributedOptimizer, which exchanges its gradient, too: ranks would end "
                     "with different parameters. Use one of the two, or call optimizer.handle.detach() first"
                 )
-
-
-def fill_buckets(parameters: Mapping[str, Tensor], most: int) -> list[list[str]]:
-    """Names of parameters of any shape, from the last to the first, roughly the order in which gradients become ready, in
-    lists of at most ``most`` bytes, or of one name.
-    """
-    buckets: list[list[str]] = []
-    size = 0
-    for name, p in reversed(list(parameters.items())):
-        more = p.numel() * p.element_size()
-        if not buckets or size + more > most:
-            buckets.append([])
-            size = 0
-        buckets[-1].append(name)
-        size += more
-    return buckets
 
 
 def _on_arrival(handle: weakref.ref[OptimizerHandle], name: str) -> Callable[[Tensor], None]:

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from grace.adapters.broadcast import send_object
 from grace.adapters.choosing import Choosing
+from grace.adapters.handle import Handle
 from grace.errors import ConfigurationError, GraceError
 from grace.run.elastic import Elastic, Regrouped
 from grace.transports.base import Transport
 
 
-class Regrouping(Choosing):
+class Regrouping(Choosing, Handle):
     """A handle that can go on among other workers. To derive from."""
 
     @property

@@ -19,6 +19,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from grace.adapters.backward import at_end_of_backward
+from grace.adapters.choosing import read_choice
 from grace.adapters.ddp_hook import Hook
 from grace.adapters.doors import register_door
 from grace.adapters.optimizer_handle import OptimizerHandle
@@ -26,7 +27,7 @@ from grace.adapters.regrouping import Regrouping
 from grace.adapters.scaling import describe_scaler
 from grace.adapters.trained import list_replicated
 from grace.adapters.wrappers import explain_wrapper
-from grace.auto.settings import Auto, wanted
+from grace.auto.settings import Auto
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError
 from grace.flags.capturing import refuse_capture
@@ -86,11 +87,12 @@ class DDPHandle(Regrouping):
         absent = (
             "DistributedDataParallel does not exchange what was frozen when it wrapped the model: unfreeze it first"
         )
-        auto = wanted(method)
-        knobs |= {} if auto is None else {"auto": str(auto)}
-        fixed = "none" if isinstance(method, Auto | Adaptive) or auto is not None else method
+        auto, fixed, more = read_choice(method)
         super().__init__(
-            Steps(Session(trained, fixed, over, options, knobs=knobs, repairs=optimizer is not None), absent=absent)
+            Steps(
+                Session(trained, fixed, over, options, knobs=knobs | more, repairs=optimizer is not None),
+                absent=absent,
+            )
         )
         self._optimizer, self._scaler, self._trained = optimizer, scaler, list(trained.values())
         self._begin_auto(auto)

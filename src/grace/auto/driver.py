@@ -167,7 +167,8 @@ class Driver:
             return
         now, came, self._coming = self.clock(), tuple(self._coming), []
         period, self._last = now - self._last if self._last else 0, now
-        if came != self.buckets.names:  # the first step, and where DistributedDataParallel has made its buckets anew
+        unheard = self._listening is None and self.controller is None  # the first step
+        if unheard or came != self.buckets.names:  # DistributedDataParallel makes its buckets anew
             self._listen(came)
         elif self._measuring:
             self._share_errors()

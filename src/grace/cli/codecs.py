@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from grace.cli.options import Json, Speeds, folder
+from grace.cli.options import Json, Speeds, folder, parse_numbers
 from grace.cli.output import show, warn_if_busy, write_json
 
 
@@ -46,7 +46,8 @@ def codecs(
     from grace_bench.codecs.table import view
     from grace_bench.report.render import renderer
 
-    plan = plan_of(methods, sizes, threads, samples, limit=limit, workers=workers, device=device)
+    counts = [] if threads is None else parse_numbers(threads, "--threads")
+    plan = plan_of(methods, sizes, counts, samples, limit=limit, workers=workers, device=device)
     speeds = parse_links(links)
     if out is not None:
         renderer()  # now, not after minutes

@@ -14,7 +14,7 @@ from grace.errors import ConfigurationError
 from grace.registry import is_own, parse
 from grace.registry.discovery import load
 from grace.verify import Report
-from grace_bench.report.progress import Checklist
+from grace_bench.report.progress import Bar
 from grace_command.text import plain_table
 
 _MARKS = {
@@ -49,8 +49,8 @@ def verify(
     try:
         name, knobs = parse(target)
         given = load(name, "method") if is_own(name) and not knobs else target
-        with Checklist(Console(stderr=True)) as checklist:
-            report = verify(given, profile, checklist.begin)
+        with Bar(Console(stderr=True)) as bar:
+            report = verify(given, profile, lambda done, of, name: bar.draw(done, of, name, f"{done} of {of}"))
     except ConfigurationError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error

@@ -76,11 +76,13 @@ def prepare(
         if None in widths:
             return None
         plan = plan_of([width or 0 for width in widths], device)
-        means = None if xs[0].dtype is torch.float32 else Many(sizes, plan.wires, (), device)
+        means = None if xs[0].dtype is torch.float32 else Many(sizes, plan.wires, streams, device)
         prepared = Prepared(compressor, streams[0], Many(sizes, plan.wires, streams, device), plan, workspace, means)
-    rows = [x.view(1, -1) for x in xs]
-    there = prepared.many.point(rows, *lent_rows(peers))
-    if not there or (prepared.means is not None and not prepared.means.point(take_rooms(workspace, sizes, device))):
+    rows, (memories, rests) = [x.view(1, -1) for x in xs], lent_rows(peers)
+    rooms = rows if prepared.means is None else take_rooms(workspace, sizes, device)
+    if not prepared.many.point(rows, memories, rests) or not (prepared.means is None or prepared.means.point(rooms)):
+        return None
+    if compressor.takes_work and not prepared.many.lend(rests or rooms):
         return None
     workspace.kept[key] = prepared
     return replace(prepared, stream=streams[0])
@@ -139,7 +141,7 @@ def exchange_many(
         room.copy_(answer)
     finite = wires.read_bucket_flags(room, plan.words, peer.step)  # [T]
     scale = 1.0 if bucket.compressor.aggregation == "majority" else 1 / peer.world
-    legal = bucket.compressor.aggregate_many_(room, means or many, scale)
+    legal = bucket.compressor.aggregate_many_(room, means or many, scale, bucket.stream)
     fine = refuse_illegal(legal, finite, [one.name for one in peers])
     if means is not None:
         fine = narrow_many(fine, means, many)

@@ -36,6 +36,7 @@ class ScatterTables:
         widths: bytes of the wires of their chunks. sizes: n of each.
         streams: of both hops, for each tensor.
         like: a tensor, of any shape. rank, world: whose tables these are. keep: whether there are memories.
+        works: whether both hops take work.
 
     plan: a message, or a row of several. first: as rows that are encoded. chunks: the averages of this rank's. own: its chunks
     of the rests. last: the means, as rows. whole: the tensors. means: rooms for them, if they are narrower than float32. odd:
@@ -51,15 +52,16 @@ class ScatterTables:
         rank: int,
         world: int,
         keep: bool,
+        works: tuple[bool, bool],
     ):
         device = like.device
-        self.rank, self.world = rank, world
+        self.rank, self.world, self.works = rank, world, works
         self.plan = plan = BucketPlan([(width, torch.uint8) for width in widths], device)
         self.chunk_sizes = [-(-n // world) for n in sizes]
         self.padded_sizes = [c * world for c in self.chunk_sizes]
         places = [row * plan.size + begin for begin in plan.wires for row in range(world)]
         self.first = Many(self.chunk_sizes, places, streams[0], device, world)
-        self.last = Many(self.chunk_sizes, places, (), device, world)
+        self.last = Many(self.chunk_sizes, places, streams[1], device, world)
         self.chunks = Many(self.chunk_sizes, plan.wires, streams[1], device)
         self.own = Many(self.chunk_sizes, (), (), device)
         self.whole = Many(sizes, (), (), device)
@@ -85,16 +87,22 @@ class ScatterTables:
         chunks = take_rooms(workspace, self.chunk_sizes, device)
         fetched = [(xs[t], rows[t]) for t in odd] if self.means is None else []
         added = left = spare = padded = own = None
+        work = means
         if memories is not None and rests is not None:
             spare = take_rooms(workspace, self.odd_rooms.sizes, device)
             added, left = self._padded(memories, spare), self._padded(rests, spare)
             padded, own = [memories[t] for t in odd], [rest.view(W, 1, -1)[self.rank] for rest in left]
             fetched += [(rests[t], left[t]) for t in odd]
+            rooms = take_rooms(workspace, self.odd_rooms.sizes, device) if self.works[0] else spare
+            work = self._padded(rests, rooms)  # in spare are the memories
+        again = take_rooms(workspace, self.chunk_sizes, device) if self.works[1] and left else chunks
         return (
             self.whole.point(xs, memories, rests)
             and self.first.point(_as_rows(rows, W), added and _as_rows(added, W), left and _as_rows(left, W))
             and self.last.point(_as_rows(means, W))
             and self.chunks.point(chunks, None, None if left is None else chunks)
+            and (not self.works[0] or self.first.lend(_as_rows(work, W)))
+            and (not self.works[1] or self.chunks.lend(again))
             and (own is None or self.own.point(own))
             and (self.means is None or self.means.point(means))
             and (not odd or self.odd.point([xs[t] for t in odd], padded))
@@ -141,7 +149,8 @@ def prepare_scattered(
         widths = [hops[0].facts(-(-n // world)).payload for n in sizes]
         if None in widths:
             return None
-        tables = ScatterTables([width or 0 for width in widths], sizes, streams, xs[0], rank, world, keep)
+        works = (hops[0].takes_work, hops[1].takes_work)
+        tables = ScatterTables([width or 0 for width in widths], sizes, streams, xs[0], rank, world, keep, works)
         bucket = ScatterBucket(hops, (streams[0][0], streams[1][0]), tables, workspace)
     if not bucket.tables.point([x.view(1, -1) for x in xs], *lent_rows(peers), workspace):
         return None
@@ -166,7 +175,7 @@ def exchange_scattered(
     wires.check_shape("wires", answer, message.shape)
     theirs = answer.contiguous()
     finite = wires.read_bucket_flags(theirs, plan.words, step)  # [T]
-    finite = refuse_illegal(first.aggregate_many_(theirs, tables.chunks, 1 / W), finite, names)
+    finite = refuse_illegal(first.aggregate_many_(theirs, tables.chunks, 1 / W, bucket.streams[0]), finite, names)
     clear_many(finite, tables.chunks)
 
     message = plan.take(workspace, device)
@@ -181,7 +190,9 @@ def exchange_scattered(
     theirs = answer.contiguous()
     finite = wires.read_bucket_flags(theirs, plan.words, step)
 
-    fine = refuse_illegal(second.aggregate_many_(theirs.view(1, -1), tables.last, 1.0), finite, names)
+    fine = refuse_illegal(
+        second.aggregate_many_(theirs.view(1, -1), tables.last, 1.0, bucket.streams[1]), finite, names
+    )
     if len(tables.fetched):
         fetch_many(storage, tables.fetched_rooms, tables.fetched)
     if tables.means is not None:

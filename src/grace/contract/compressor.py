@@ -34,6 +34,7 @@ class Compressor(abc.ABC):
     overflows: accepted wires may decode to an inf; such a step counts as not finite.
     handles_many: whether :meth:`encode_many_` and :meth:`aggregate_many_`, or if it is summable :meth:`put_many_`, do as many
         tensors in as few launches as one.
+    takes_work: whether :meth:`encode_many_` needs ``many.work``.
     """
 
     summable: ClassVar[bool] = False
@@ -44,6 +45,7 @@ class Compressor(abc.ABC):
     transparent: ClassVar[bool] = False
     overflows: ClassVar[bool] = False
     handles_many: ClassVar[bool] = False
+    takes_work: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Checks the knobs against their annotations; an override calls :func:`grace.contract.knobs.check_knobs` first."""
@@ -122,9 +124,9 @@ class Compressor(abc.ABC):
         """
         raise NotImplementedError
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float) -> Tensor:
-        """As :meth:`aggregate_` for each of the T tensors, from its places in ``rows [W, s]`` uint8, of all senders, into x:
-        ``[T]`` bool, which had wires such as a sender writes.
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+        """As :meth:`aggregate_` for each of the T tensors, from its places in ``rows [W, s]`` uint8, of all senders, into x,
+        float32: ``[T]`` bool, which had wires such as a sender writes. ``rng``: as in :meth:`encode_many_`.
         """
         raise NotImplementedError
 

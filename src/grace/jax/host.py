@@ -11,11 +11,13 @@ import optax
 from torch import Tensor
 
 from grace.adapters.handover import Handover
+from grace.auto.settings import Auto
 from grace.contract.method import Method
 from grace.errors import InputError, StateError, TransportError
 from grace.jax.calls import call_host
 from grace.jax.places import GLOBAL_ARRAYS, check_shards, check_wrappers
 from grace.jax.trees import describe_change, describe_gradients
+from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy
 from grace.run.options import NonFinite, OnDifference, Options
 from grace.run.saved import OwnState
@@ -37,7 +39,9 @@ class HostHandle(Handover):
     ``count``: the exchanges whose means have been handed out.
     """
 
-    def __init__(self, params: Any, method: Policy | Method[Any] | str, transport: Transport, options: Options):
+    def __init__(
+        self, params: Any, method: Policy | Method[Any] | Auto | Adaptive | str, transport: Transport, options: Options
+    ):
         self.count = 0
         self._are_global = any(not getattr(x, "is_fully_addressable", True) for x in jax.tree.leaves(params))
         try:
@@ -112,7 +116,7 @@ class HostHandle(Handover):
 
 
 def compressed_mean_on_host(
-    method: Policy | Method[Any] | str,
+    method: Policy | Method[Any] | Auto | Adaptive | str,
     params: Any,
     *,
     transport: Transport | str = "auto",
@@ -132,7 +136,8 @@ def compressed_mean_on_host(
     ``jit``, in ``scan``, ``while_loop`` and ``cond``, and with donated arguments. All workers call it alike.
 
     Args:
-        method: a method, the string that makes it, or a :class:`grace.Policy` over names such as ``layers/0/kernel``.
+        method: a method, the string that makes it, a :class:`grace.Policy` over names such as ``layers/0/kernel``, or "auto":
+            see :class:`grace.Auto`.
         params: a pytree of arrays, or of ``jax.ShapeDtypeStruct``, like the gradients. None is not a leaf.
         transport: between the workers, or how to find one; see :func:`grace.transport`.
         learning_rate: of memories that follow it (``follow_lr=true``): a number, or an optax schedule.

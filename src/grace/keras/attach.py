@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from grace.auto.settings import Auto
 from grace.contract.method import Method
 from grace.keras.handle import KerasHandle
+from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy
 from grace.run.options import Granularity, NonFinite, OnDifference, Options
 from grace.transports.base import Transport
@@ -14,7 +16,7 @@ from grace.transports.choose import transport_for_handle
 
 def attach(
     model: Any,
-    method: Policy | Method[Any] | str,
+    method: Policy | Method[Any] | Auto | Adaptive | str,
     *,
     transport: Transport | str = "auto",
     granularity: Granularity = Options.granularity,

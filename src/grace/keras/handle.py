@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from grace.adapters.handover import Handover
+from grace.auto.settings import Auto
 from grace.collectives import AllReduce, Collective, Exchange
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, StateError
@@ -25,6 +26,7 @@ from grace.keras.checks import check_model, check_optimizer
 from grace.keras.files import read_state, write_state
 from grace.keras.hooks import Hooks, is_hooked
 from grace.keras.host import call_host, call_when, make_dense, wait_for_host
+from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy
 from grace.run.optimizer import Settings
 from grace.run.options import Options
@@ -42,7 +44,9 @@ class KerasHandle(Handover):
     exchange, if anything has.
     """
 
-    def __init__(self, model: Any, method: Policy | Method[Any] | str, transport: Transport, options: Options):
+    def __init__(
+        self, model: Any, method: Policy | Method[Any] | Auto | Adaptive | str, transport: Transport, options: Options
+    ):
         try:
             check_model(model)
             self._model, self._outer = model, model.optimizer
@@ -232,9 +236,12 @@ class KerasHandle(Handover):
         wait_for_host()
         if isinstance(saved, Mapping) and STRUCTURE in saved:
             saved = nested(saved)
-        self._session.load_state_dict(saved, also=self._check_generators)
+        super().load_state_dict(saved)
         for v, state in zip(self._generators(), saved["generators"], strict=True):
             v.assign(state.numpy().astype(_read_dtype(v)))
+
+    def _load(self, saved: Any) -> None:
+        self._session.load_state_dict(saved, also=self._check_generators)
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes :meth:`state_dict` to ``path``, which ends in ``.npz`` or ``.pt``. ``{rank}`` in it becomes this rank.
@@ -259,7 +266,7 @@ class KerasHandle(Handover):
         else:
             self.load_state_dict(saved)
 
-    def switch(self, method: Policy | Method[Any] | str) -> None:
+    def switch(self, method: Policy | Method[Any] | Auto | Adaptive | str) -> None:
         self._check_attached()
         wait_for_host()
         super().switch(method)

@@ -183,14 +183,8 @@ def pack_byte(values, o, n, bits):
 
 
 @triton.jit
-def tile_positions(G: tl.constexpr, PER: tl.constexpr):
-    """(first number of this program's tile, ``[G, 8]`` its positions, ``[G, 8]`` whether a column counts): PER is 8 or 5."""
-    return positions_of(tl.program_id(0).to(tl.int64), G, PER)
-
-
-@triton.jit
 def positions_of(tile, G: tl.constexpr, PER: tl.constexpr):
-    """As :func:`tile_positions`, of this tile."""
+    """(first number of a tile, ``[G, 8]`` its positions, ``[G, 8]`` whether a column counts): PER is 8 or 5."""
     first = tile * G * PER
     column = tl.arange(0, 8)[None, :]
     i = first + tl.arange(0, G)[:, None] * PER + column
@@ -296,6 +290,39 @@ def join_pieces_kernel(pieces_of, out, blocks, pieces, ROWS: tl.constexpr):
     for j in range(1, pieces):
         total += tl.load(pieces_of + k * pieces + j, inside, 0.0)
     tl.store(out + k, total, inside)
+
+
+# ---- Hadamard's transform -------------------------------------------------------------------------------------------
+@triton.jit
+def pieces_at(i, n, LOG: tl.constexpr):
+    """int32: how long the pieces are in which numbers i of a row are transformed; 1 for those that stay as they are."""
+    r = (i & ((1 << LOG) - 1)).to(tl.int32)
+    left = tl.minimum(n - (i >> LOG << LOG), 1 << LOG).to(tl.int32)
+    size = tl.full(i.shape, 1, tl.int32)
+    at = r - r
+    for t in tl.static_range(0, LOG - (4 if LOG > 4 else LOG) + 1):
+        piece = (1 << LOG) >> t
+        fits = left - at >= piece
+        size = tl.where(fits & (r >= at) & (r < at + piece), piece, size)
+        at += tl.where(fits, piece, 0)
+    return size
+
+
+@triton.jit
+def root_of(size):
+    """The float32 nearest to ``1 / sqrt(size)``, of powers of two."""
+    power = (size.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
+    even = (127 - power // 2) << 23
+    odd = ((126 - power // 2) << 23) | 0x3504F3  # 1/sqrt(2)
+    return tl.where((power & 1) == 0, even, odd).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def turn_pairs(y, size, near, S: tl.constexpr, TILE: tl.constexpr):
+    """Pairs S apart, which in the row are ``near`` apart: (p, q) becomes (p + q, p - q) in pieces that are longer."""
+    p, q = tl.split(tl.permute(tl.reshape(y, (TILE // (2 * S), 2, S)), (0, 2, 1)))
+    turned = tl.reshape(tl.permute(tl.join(p + q, p - q), (0, 2, 1)), (TILE,))
+    return tl.where(size > near, turned, y)
 
 
 # ---- lists ----------------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ class EFSignSGD(Fused):
     def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
         return encode_signs_many(message, many, self.block, (rng.rank or 0) + rng.step)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
         return sum_signs_many(rows, many, self.block, scale)
 
     def facts(self, n: int) -> Facts:

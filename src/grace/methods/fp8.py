@@ -68,7 +68,7 @@ class FP8(Fused):
     def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
         return encode_floats_many(message, many, FORMATS[self.fmt], self.block, rng.step if self.stochastic else None)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
         return sum_floats_many(rows, many, FORMATS[self.fmt], self.block, scale)
 
     def facts(self, n: int) -> Facts:

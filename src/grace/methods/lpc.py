@@ -99,7 +99,7 @@ class LPC(Fused):
         step = None if self.nearest else rng.step
         return encode_fixed_many(message, many, self.bits, self.block, self.clip, self._shrink, step)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
         return sum_fixed_many(rows, many, self.bits, self.block, self.clip, scale)
 
     def _shrink(self, n: int) -> float:

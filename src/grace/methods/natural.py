@@ -76,7 +76,7 @@ class Natural(Fused):
     def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
         return encode_powers_many(message, many, self.bits, self._block(max(many.sizes)), rng.step)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
         return sum_powers_many(rows, many, self.bits, self._block(max(many.sizes)), scale)
 
     def facts(self, n: int) -> Facts:

@@ -72,7 +72,7 @@ class OneBit(Fused):
     def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
         return encode_two_means_many(message, many, self.tau, self.group)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
         return sum_two_means_many(rows, many, self.group, scale)
 
     def facts(self, n: int) -> Facts:

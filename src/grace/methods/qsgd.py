@@ -96,7 +96,7 @@ class QSGD(Fused):
     def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
         return quantize_many(message, many, self.s, self.bucket, self.norm, self._shrink, rng.step)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
         return dequantize_sum_many(rows, many, self.s, self.bucket, scale)
 
     def _shrink(self, n: int) -> float:

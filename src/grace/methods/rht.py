@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -16,7 +16,8 @@ from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import Rotation, as_call, check_knobs
 from grace.errors import CompositionError
-from grace.kernels import add_scaled_
+from grace.kernels import Many, add_scaled_, rotate_back_many, rotate_many
+from grace.kernels.staging import clear_many
 from grace.methods.common.rotation import rotate, rotate_back
 from grace.random import Stream
 from grace.registry import method, register
@@ -54,6 +55,7 @@ class RHT(Compressor):
         "QuIP", NeurIPS 2023, arXiv 2307.13304.
     """
 
+    takes_work: ClassVar[bool] = True
     inner: Compressor | str = "qsgd"
     block: Rotation = 1024
     rounds: Literal[1, 2] = 1
@@ -96,6 +98,32 @@ class RHT(Compressor):
         shared = _shared_stream(rng)
         self.quantizer.aggregate_(received, out, scale, shared)
         out.copy_(rotate_back(out, shared, self.block, self.rounds))  # R is linear: once, for all of them
+
+    @property
+    def handles_many(self) -> bool:  # type: ignore[override]  # here it depends on a knob
+        inner = self.quantizer
+        return inner.handles_many and not (inner.takes_work or inner.summable) and inner.randomness == "private"
+
+    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+        y, inner = many.work, self.quantizer
+        assert y is not None
+        finite = rotate_many(message, many, y, self.block, 0, rng.step)
+        if self.rounds == 2:
+            rotate_many(message, y, y, self.block, 1, rng.step)
+        clear_many(finite, y)
+        inner.encode_many_(message, y, rng)
+        if many.rests is not None:
+            inner.aggregate_many_(message.view(1, -1), y, 1.0, rng)
+            if self.rounds == 2:
+                rotate_back_many(message, y, y, self.block, 1, rng.step)
+            rotate_back_many(message, y, many, self.block, 0, rng.step, subtract=True)
+        return finite
+
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+        legal = self.quantizer.aggregate_many_(rows, many, scale, rng)
+        for salt in reversed(range(self.rounds)):
+            rotate_back_many(rows, many, many, self.block, salt, rng.step)
+        return legal
 
     def facts(self, n: int) -> Facts:
         facts = self.quantizer.facts(n)

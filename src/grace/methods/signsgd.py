@@ -73,7 +73,7 @@ class SignSGD(Fused):
     def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
         return encode_votes_many(message, many, self.zero, (rng.rank or 0) + rng.step)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
         return take_majority_many(rows, many, self.zero, scale)
 
     def facts(self, n: int) -> Facts:

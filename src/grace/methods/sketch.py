@@ -5,26 +5,25 @@ Letters: q buckets.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
 from torch import Tensor
 
-from grace import wire as wires
-from grace.contract.compressor import Compressor
+from grace.contract.compressor import Fused
 from grace.contract.facts import Facts
 from grace.contract.knobs import Range, Share
-from grace.kernels import add_scaled_, pack, packed_bytes, quantile_buckets
-from grace.methods.common import coded_wire
-from grace.methods.common.buckets import SMALL, check_means, sample_columns
+from grace.flags.finite import Flag
+from grace.kernels import encode_quantiles, quantile_bytes, sum_quantiles
+from grace.methods.common.buckets import count_seen
 from grace.random import Stream
 from grace.registry import register
 
 
 @register("sketch", communicator="allgather", memory="residual", family="hybrid", cases=["quantiles=8"])
 @dataclass(frozen=True, slots=True)
-class Sketch(Compressor):
+class Sketch(Fused):
     """Quantile quantization: quantiles cut the numbers into q buckets of equal size; each number becomes its bucket's mean.
 
     ``C(x)_i = mean of bucket c_i``, where ``c_i = (number of edges <= x_i)`` and the edges are sorted x at the places
@@ -56,26 +55,16 @@ class Sketch(Compressor):
     zero_edge: bool = True
     sample: Share = 0.01
 
-    @property
-    def code_bits(self) -> int:
-        """ceil(log2 q)"""
-        return (self.quantiles - 1).bit_length()
+    def encode_(
+        self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
+    ) -> tuple[Tensor, Flag]:
+        seen = count_seen(rows.shape[1], self.sample)
+        return encode_quantiles(rows, self.quantiles, self.zero_edge, seen, rng, memory, rest)
 
-    def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        means, code, _ = quantile_buckets(rows, sample_columns(rows, self.sample, rng), self.quantiles, self.zero_edge)
-        wire = wires.join(means, pack(code, self.code_bits))
-        if keep_rest:
-            largest = torch.finfo(rows.dtype).max  # a bucket that mixes signs may be wider than that
-            rows.sub_(means.gather(1, code)).clamp_(-largest, largest)
-        return wire
-
-    def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
-        n, q = out.shape[1], self.quantiles
-        means, code = coded_wire.split_all(wire, ("means", torch.float32, q), self.code_bits, n)
-        code = wires.check_index("codes", code.long(), q)
-        add_scaled_(out, check_means(means).gather(1, code), scale)
+    def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
+        sum_quantiles(received, out, self.quantiles, scale, add=add)
 
     def facts(self, n: int) -> Facts:
-        payload = 4 * self.quantiles + packed_bytes(n, self.code_bits)
-        exact = n <= SMALL or self.sample == 1
+        exact = count_seen(n, self.sample) == n
+        payload = quantile_bytes(n, self.quantiles)
         return Facts(contraction=1 / n if self.zero_edge else 0.0, deterministic=exact, payload=payload)

@@ -100,8 +100,8 @@ class TernGrad(Fused):
     def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
         return self._ternary.encode_many_(message, many, rng)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float) -> Tensor:
-        return self._ternary.aggregate_many_(rows, many, scale)
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+        return self._ternary.aggregate_many_(rows, many, scale, rng)
 
     def facts(self, n: int) -> Facts:
         facts = self._ternary.facts(n)

@@ -77,7 +77,7 @@ class TopK(Fused):
     def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
         return encode_topk_many(message, many, self._pairs(many))
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
         return sum_topk_many(rows, many, self._pairs(many), scale)
 
     def _pairs(self, many: Many) -> Pairs:

@@ -75,7 +75,7 @@ class U8bit(Fused):
     def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
         return encode_codebook_many(message, many, _book(self.map), self.block)
 
-    def aggregate_many_(self, rows: Tensor, many: Many, scale: float) -> Tensor:
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
         return sum_codebook_many(rows, many, _book(self.map), self.block, scale)
 
     def facts(self, n: int) -> Facts:

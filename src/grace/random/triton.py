@@ -80,6 +80,21 @@ def lanes_of_tile(key0, key1, step, first, G: tl.constexpr):
     return tl.reshape(pairs, (G, 8)).to(tl.int32)
 
 
+@triton.jit
+def signs_of_tile(key0, key1, step, first, TILE: tl.constexpr):
+    """``[TILE]`` uint32, 0 or 1: the bits of a stream's words from ``first`` on, a multiple of 64."""
+    low, high = threefry(key0, key1, ((first >> 6) + tl.arange(0, TILE // 64)).to(tl.uint32), step)
+    words = tl.reshape(tl.join(low, high), (TILE // 32,))
+    return tl.reshape((words[:, None] >> tl.arange(0, 32).to(tl.uint32)[None, :]) & 1, (TILE,))
+
+
+@triton.jit
+def signs_at(key0, key1, step, i):
+    """uint32, 0 or 1: the bits of a stream's words at positions i."""
+    low, high = threefry(key0, key1, (i >> 6).to(tl.uint32), step)
+    return (tl.where((i & 32) == 0, low, high) >> (i & 31).to(tl.uint32)) & 1
+
+
 @triton.jit(do_not_specialize=["key0", "key1", "step", "first"])
 def _words(out, n, key0, key1, step, first, TILE: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)

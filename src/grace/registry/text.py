@@ -54,8 +54,9 @@ def method(spec: str | Method[Any], **knobs: Any) -> Method[Any]:
     refuse_unpromised(spec)
     if str(spec).strip().partition(":")[0] == AUTO:
         raise ConfigurationError(
-            f"{str(spec).strip()!r} is no method: it chooses one for each bucket, of a DistributedDataParallel model by "
-            "grace.attach(model, 'auto') or of a grace.DistributedOptimizer. Here, name one; grace advise says which"
+            f"{str(spec).strip()!r} is no method: it chooses one for each bucket: grace.attach(model, 'auto') of a "
+            "DistributedDataParallel model, grace.DistributedOptimizer, grace.tensorflow.Gradients, grace.keras.attach, "
+            "grace.jax.compressed_mean_on_host. Here, name one; grace advise says which"
         )
     if not isinstance(spec, str):
         hint = suggest(spec) if isinstance(spec, Compressor) else ""

@@ -11,8 +11,12 @@ from torch import Tensor
 
 from grace.adapters.handle import BaseHandle
 from grace.adapters.handover import Handover
+from grace.auto.adaptive import Adapted
+from grace.auto.explain import Explanation
+from grace.auto.settings import Auto
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, InputError
+from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy
 from grace.run.options import Granularity, NonFinite, OnDifference, Options
 from grace.tensorflow.calls import call_host, keep_python, refuse_replicas, refuse_xla
@@ -26,9 +30,9 @@ class Gradients(BaseHandle):
 
     Args:
         variables: ``tf.Variable`` or Keras's, which exist already: build the model first.
-        method: a method, the string that makes it, or a :class:`grace.Policy`. Tensors have the names of the variables:
-            ``variable.path`` for Keras's, else ``variable.name`` without ``:0``. One of more than two dimensions is
-            compressed as the matrix ``[-1, shape[-1]]``.
+        method: a method, the string that makes it, a :class:`grace.Policy`, or "auto" (:class:`grace.Auto`), which chooses
+            one for each bucket. Tensors have the names of the variables: ``variable.path`` for Keras's, else
+            ``variable.name`` without ``:0``. One of more than two dimensions is compressed as the matrix ``[-1, shape[-1]]``.
         transport: between the ranks: a transport, its name, or "auto"; see :func:`grace.transport`.
         granularity: what is compressed as one tensor: each "parameter", each "bucket", or the whole "model".
         seed: of all random streams.
@@ -60,7 +64,7 @@ class Gradients(BaseHandle):
     def __init__(
         self,
         variables: Sequence[Any],
-        method: Policy | Method[Any] | str,
+        method: Policy | Method[Any] | Auto | Adaptive | str,
         *,
         transport: Transport | str = "auto",
         granularity: Granularity = Options.granularity,
@@ -137,6 +141,25 @@ class Gradients(BaseHandle):
         numbers = [scale] if self._learning_rate is None else [scale, self._read_learning_rate()]
         means = iter(call_host(exchange, present, *numbers, like=like))
         return [next(means) if there else None for there in common]
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the method is, or was, chosen by ``auto``."""
+        return self._handover.chooses
+
+    def explain(self) -> Explanation | Adapted:
+        """What ``auto`` has chosen so far and why; see :meth:`grace.adapters.choosing.Choosing.explain`."""
+        return self._handover.explain()
+
+    def switch(self, method: Policy | Method[Any] | Auto | Adaptive | str) -> None:
+        """Uses another method or policy, or ``auto``, from the next step on; see
+        :meth:`grace.adapters.choosing.Choosing.switch`.
+        """
+        self._handover.switch(method)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next step depends on. Each rank saves and loads its own."""
+        return self._handover.state_dict()
 
     def load_state_dict(self, saved: Any) -> None:
         """Goes on where ``saved`` stopped; see :meth:`grace.adapters.handover.Handover.load_state_dict`."""

@@ -14,10 +14,10 @@ from grace.predict.break_even import speed_text
 from grace.predict.links import LEAST, MOST, Link, link
 from grace_bench.advise.advice import BASELINES, Advice, AdviceRow, AdviceTable
 from grace_bench.files import write_atomically
-from grace_bench.report.direct_labels import Axis, axis_of, beside_ends, height_for
-from grace_bench.report.marks import LINE, SPEED, tick_values
+from grace_bench.report.direct_labels import Axis, axis_of, channel, height_for, lines_beside
+from grace_bench.report.marks import PLAIN, SPEED
 from grace_bench.report.render import check_kind, save
-from grace_bench.report.theme import config, sign
+from grace_bench.report.theme import sign, titled
 from grace_bench.survey.evidence import Evidence
 from grace_command.text import amount, number, plain_table
 
@@ -113,12 +113,7 @@ def sheet(advice: Advice, seconds: Callable[[str, Link, int], float]) -> dict[st
         f"and the {_DRAWN} others with the best ranks"
     )
     worlds = list(dict.fromkeys(one.workers for one in advice.tables))
-    return {
-        "title": {"text": title, "subtitle": says, "fontSize": 15},
-        "description": f"{title}. {says}",
-        "concat": [_panel(advice, seconds, world) for world in worlds],
-        "columns": 2, "padding": 14, "config": config("light"),
-    }  # fmt: skip
+    return titled(title, says, {"concat": [_panel(advice, seconds, world) for world in worlds], "columns": 2})
 
 
 def _panel(advice: Advice, seconds: Callable[[str, Link, int], float], world: int) -> dict[str, Any]:
@@ -136,38 +131,26 @@ def _panel(advice: Advice, seconds: Callable[[str, Link, int], float], world: in
     signs = {name: sign(k, baseline=True) for k, name in enumerate(BASELINES)}
     signs |= {name: sign(k) for k, name in enumerate(order)}  # the same in every panel
     times = {name: [1000 * seconds(name, Link("", rate), world) for rate in rates] for name in names}
-    looks = {name: {"name": name, "opacity": 1, **signs[name].shape, **signs[name].paint("light")} for name in names}
-    rows = [
-        {"rate": rate, "ms": ms, **{key: look for key, look in looks[name].items() if key != "shape"}}
-        for name in names for rate, ms in zip(rates, times[name], strict=True)
-    ]  # fmt: skip
     height = height_for(len(names), _HEIGHT)
     across = Axis(rates[0], rates[-1], _WIDTH, 0)
     up = axis_of([advice.step_ms, *(ms for column in times.values() for ms in column)], height, {"type": "log"})
-    x = {
-        "field": "rate", "type": "quantitative", "title": "link", "scale": across.scale,
-        "axis": {"labelExpr": SPEED, "values": [1e7, 1e8, 1e9, 1e10, 1e11]},
-    }  # fmt: skip
-    y = {
-        "field": "ms", "type": "quantitative", "title": "milliseconds of a step (log)", "scale": up.scale,
-        "axis": {"labelExpr": "format(datum.value, ',~g')", "values": tick_values(1, 2, 5), "labelOverlap": "greedy"},
-    }  # fmt: skip
-    line = {**LINE, "detail": [{"field": "name"}]}
-    ends = [(_WIDTH, height * (1 - up.part(times[name][-1])), looks[name]) for name in names]
+    x = channel("rate", "link", across, SPEED, [1e7, 1e8, 1e9, 1e10, 1e11])
+    y = channel("ms", "milliseconds of a step (log)", up, PLAIN)
+    curves = {name: (signs[name], list(zip(rates, times[name], strict=True))) for name in names}
+    line, beside = lines_beside(curves, x, y, across, up)
     asked = _label_links(tables, across)
     limit = {"values": [{"ms": advice.step_ms, "name": f"no communication: {advice.step_ms:.3g} ms"}]}
-    known = {"x": {**x, "field": "rate"}}
     return {
         "title": f"{world} workers", "width": _WIDTH, "height": height,
         "layer": [
-            {"data": {"values": rows}, "mark": {"type": "line"}, "encoding": {"x": x, "y": y, **line}},
-            {"data": {"values": asked}, "mark": {"type": "rule", "style": "goal"}, "encoding": known},
+            line,
+            {"data": {"values": asked}, "mark": {"type": "rule", "style": "goal"}, "encoding": {"x": x}},
             {"data": {"values": asked}, "mark": {"type": "text", "style": "small", "align": "left", "dx": 4, "dy": 10},
-             "encoding": {**known, "y": {"field": "y", "type": "quantitative", "scale": None}, "text": {"field": "name"}}},
+             "encoding": {"x": x, "y": {"field": "y", "type": "quantitative", "scale": None}, "text": {"field": "name"}}},
             {"data": limit, "mark": {"type": "rule", "style": "diagonal"}, "encoding": {"y": y}},
             {"data": limit, "mark": {"type": "text", "style": "small", "align": "left", "dx": 4, "dy": 9},
              "encoding": {"x": {"value": 0}, "y": y, "text": {"field": "name"}}},
-            *beside_ends(ends, _WIDTH, height),
+            *beside,
         ],
     }  # fmt: skip
 

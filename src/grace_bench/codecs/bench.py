@@ -104,15 +104,16 @@ class Bench:
         else:
             self._measure_method(name, buffers, count)
 
-    def rivals_of(self, case: Case, name: str, buffers: Buffers, payloads: int | None) -> list[Case]:
-        """What a compressor's case is compared with; sets the case's patience."""
-        return []
-
-    def row_of(
-        self, case: Case, name: str, buffers: Buffers, count: int, timing: CaseSamples, rivals: dict[Case, CaseSamples]
-    ) -> Row:
-        """The row of a case."""
-        return summarize(case.operation, timing)
+    def time(
+        self, name: str, cases: Sequence[Case], buffers: Buffers, count: int, payloads: int | None
+    ) -> list[tuple[Case, Row]]:
+        """The rows of those cases of a method that keep to their limit, in one interleaved measurement. ``payloads``: that its
+        decoder gets; None: it has a conversation of its own.
+        """
+        kept = [case for case in cases if self.is_worth_it(name, case, buffers.n, count)]
+        found = self.clock.measure(buffers.add(), kept, self.plan.samples, cold=buffers.n >= COLD)
+        timings = [(case, self.note(name, case, found[case], buffers.n, count)) for case in kept]
+        return [(case, summarize(case.operation, timing)) for case, timing in timings if timing is not None]
 
     def place(self, name: str | None, size: int, count: int) -> Row:
         """What a row says about where it was measured."""
@@ -143,7 +144,7 @@ class Bench:
                 self.lists["yardsticks"].append({**summarize(case.operation, timing), **where})
 
     def _measure_method(self, name: str, buffers: Buffers, count: int) -> None:
-        """All operations of one method, with what they are compared with, in one interleaved measurement."""
+        """All operations of one method."""
         plain, feedback = variants(name)
         compressor = compressor_of(plain)
         if compressor is not None and compressor.transparent:
@@ -152,27 +153,11 @@ class Bench:
         if self._lacks_memory(name, buffers.n, count, copies):
             return None
         cases, payloads = cases_of(plain, feedback, buffers)
-        rivals: dict[Case, list[Case]] = {}
-        for case in cases:
-            compared = self.rivals_of(case, name, buffers, payloads) if compressor is not None else []
-            if self._is_worth_it(name, case, buffers.n, count):
-                rivals[case] = [other for other in compared if self._is_worth_it(name, other, buffers.n, count)]
-        found = self.clock.measure(
-            buffers.add(),
-            [*rivals, *(other for group in rivals.values() for other in group)],
-            self.plan.samples,
-            cold=buffers.n >= COLD,
-        )
-        for case in rivals:
-            timings = {one: self._note(name, one, found[one], buffers.n, count) for one in (case, *rivals[case])}
-            timing = timings.pop(case)
-            if timing is not None:
-                told = {other: theirs for other, theirs in timings.items() if theirs is not None}
-                row = self.row_of(case, name, buffers, count, timing, told)
-                row["payloads"] = payloads if case.operation == DECODE else None
-                if self.device.type != "cpu":
-                    row |= self._of_device(case, compressor, buffers, payloads or buffers.workers)
-                self.lists["rows"].append(self.place(name, buffers.n, count) | row)
+        for case, row in self.time(name, cases, buffers, count, payloads):
+            row["payloads"] = payloads if case.operation == DECODE else None
+            if self.device.type != "cpu":
+                row |= self._of_device(case, compressor, buffers, payloads or buffers.workers)
+            self.lists["rows"].append(self.place(name, buffers.n, count) | row)
         return None
 
     def _of_device(self, case: Case, compressor: Compressor | None, buffers: Buffers, payloads: int) -> Row:
@@ -229,7 +214,7 @@ class Bench:
         self.leave(None, name, size, count, why)
         return True
 
-    def _is_worth_it(self, name: str, case: Case, size: int, count: int) -> bool:
+    def is_worth_it(self, name: str, case: Case, size: int, count: int) -> bool:
         """Whether a case should keep to its limit, judging by smaller sizes and, for decoding, by encoding."""
         limit = self.plan.limit * case.patience
         expected = size * self._slowest.get((name, case.operation, case.kernels), 0.0)
@@ -241,7 +226,7 @@ class Bench:
         self.leave_slow(case, name, size, count, expected, "would take about")
         return False
 
-    def _note(self, name: str, case: Case, found: CaseSamples | float, size: int, count: int) -> CaseSamples | None:
+    def note(self, name: str, case: Case, found: CaseSamples | float, size: int, count: int) -> CaseSamples | None:
         """The timing, remembered for larger sizes; None, and a note, where a run took longer than the limit."""
         seconds = quartiles(found.seconds)["median"] if isinstance(found, CaseSamples) else found
         if size >= 1 << 16 or seconds > self.plan.limit:  # smaller ones tell of overheads

@@ -10,7 +10,7 @@ from grace.predict.links import link
 from grace_bench.codecs.plan import size_text
 from grace_bench.report.marks import SPEED
 from grace_bench.report.render import save
-from grace_bench.report.theme import config
+from grace_bench.report.theme import titled
 
 _LEAST, _MOST = 1e7, 1e12  # bits per second: the ends of the axis
 _DENSE = ("fp32", "bf16")
@@ -37,12 +37,8 @@ def _sheet(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str
         "both take as long, or at the edge: always"
     )
     sizes = list(dict.fromkeys(row["size"] for row in rows))
-    return {
-        "title": {"text": title, "subtitle": says, "fontSize": 15},
-        "description": f"{title}. {says}",
-        "concat": [_panel(size, [bar for row in rows if row["size"] == size for bar in _bars(row)], links) for size in sizes],
-        "columns": 3, "padding": 14, "config": config("light"),
-    }  # fmt: skip
+    panels = [_panel(size, [bar for row in rows if row["size"] == size for bar in _bars(row)], links) for size in sizes]
+    return titled(title, says, {"concat": panels, "columns": 3})
 
 
 def _bars(row: dict[str, Any]) -> list[dict[str, Any]]:

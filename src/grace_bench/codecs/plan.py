@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -69,7 +70,7 @@ name_owner(CodecPlan, "codecs")
 def plan_of(
     chosen: str | None = None,
     sizes: str = "256K,1M,10M",
-    threads: str | None = None,
+    threads: Sequence[int] = (),
     samples: int = 5,
     *,
     limit: float = 1.0,
@@ -82,7 +83,7 @@ def plan_of(
     Args:
         chosen: methods with commas between; None: all that are registered.
         sizes: such as "4K,6.5M".
-        threads: such as "1,2"; None: as many as there are cores.
+        threads: none: as many as there are cores.
         samples: of each case.
         limit: seconds of one run.
         budget: seconds of all samples of a case.
@@ -92,12 +93,11 @@ def plan_of(
     Raises:
         ConfigurationError: a method, size or number that is not legal.
     """
-    counts = parse_counts(threads) if threads else [resources.cores()]
     names = methods() if chosen is None else split_methods(chosen)
     return CodecPlan(
         by_family(names),
         sort_numbers(parse_sizes(sizes)),
-        sort_numbers(counts),
+        sort_numbers(threads or [resources.cores()]),
         samples,
         limit,
         budget,
@@ -119,7 +119,7 @@ def canonical(name: str) -> str:
     return bare if method(bare) == one else spell(one)
 
 
-def sort_numbers(numbers: list[int]) -> tuple[int, ...]:
+def sort_numbers(numbers: Sequence[int]) -> tuple[int, ...]:
     """Each number once."""
     return tuple(sorted(set(numbers)))
 
@@ -147,17 +147,3 @@ def size_text(size: int) -> str:
     if size >= 1_000_000 and size % 100_000 == 0:
         return f"{size / 1_000_000:g}M"
     return f"{size // 1024}K" if size >= 1024 and size % 1024 == 0 else str(size)
-
-
-def parse_counts(text: str) -> list[int]:
-    """``"1,2"`` -> ``[1, 2]``.
-
-    Raises:
-        ConfigurationError: not such a list.
-    """
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise ConfigurationError(
-            f"codecs: threads {text!r} are not whole numbers with commas between; legal: such as 1,2"
-        ) from error

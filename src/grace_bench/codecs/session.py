@@ -7,17 +7,15 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from grace.errors import GraceError
 from grace_bench.codecs.bench import Bench
 from grace_bench.files import write_atomically
-from grace_bench.report.progress import duration
+from grace_bench.report.progress import Bar, duration
 from grace_bench.workers.local import terminable
 
 _LINE_SECONDS = 30.0  # between lines where there is no terminal
@@ -37,26 +35,27 @@ def run(bench: Bench, out: Path | None, program: str) -> tuple[dict[str, Any], S
     """
     console, plan = Console(stderr=True, highlight=False), bench.plan
     console.print(f"measuring {len(plan.methods)} methods: about {duration(plan.seconds())}")
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(),
-        TextColumn("left"), TimeRemainingColumn(), console=console,
-        transient=True, disable=not console.is_terminal, speed_estimate_period=600.0,
-    )  # fmt: skip
-    task = bar.add_task("preparing")
-    document: dict[str, Any] = {}
+    bar, document = Bar(console), dict[str, Any]()
+    start = last = time.monotonic()
 
     def keep(measured: dict[str, Any]) -> None:
         document.update(measured)
         if out is not None:
             write_document(document, out)
 
-    def show(done: float, total: float, what: str) -> None:
-        bar.update(task, completed=done, total=total, description=what)
+    def tell(done: float, total: float, what: str) -> None:
+        nonlocal last
+        now = time.monotonic()
+        left = (total - done) * ((now - start) / done if done else 1.0)
+        note = f"{100 * done / total:.0f} %, about {duration(left)} left"
+        bar.draw(done, total, what, note)
+        if not console.is_terminal and now - last >= _LINE_SECONDS:
+            console.print(f"{note}; next: {what}")
+            last = now
 
     try:
         with terminable(), bar:
-            progress = _lines(console) if bar.disable else show
-            document = bench.measure(command=[*program.split(), *sys.argv[1:]], progress=progress, keep=keep)
+            document = bench.measure(command=[*program.split(), *sys.argv[1:]], progress=tell, keep=keep)
     except (KeyboardInterrupt, SystemExit) as stop:
         if not document:
             raise
@@ -83,18 +82,3 @@ def judge(document: dict[str, Any], stop: Stop | None) -> int:
         names = ", ".join(sorted({one["method"] for one in failed}))
         raise GraceError(f"failed: {names}; the first: {failed[0]['error']}")
     return 0
-
-
-def _lines(console: Console) -> Callable[[float, float, str], None]:
-    """Shows progress where there is no terminal: a line now and then."""
-    start = last = time.monotonic()
-
-    def tell(done: float, total: float, what: str) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= _LINE_SECONDS:
-            left = (total - done) * ((now - start) / done if done else 1.0)
-            console.print(f"{100 * done / total:.0f} %, about {duration(left)} left; next: {what}")
-            last = now
-
-    return tell

@@ -76,10 +76,8 @@ def _speed(bits: float | None) -> Text:
         return Text("never", style="red")
     if bits is None:
         return Text("always", style="green")
-    for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
-        if bits >= size or unit == "kbit/s":
-            return Text(f"< {number(bits / size)} {unit}")
-    raise AssertionError("unreachable")
+    size, unit = (bits / 1e9, "Gbit/s") if bits >= 1e9 else (bits / 1e6, "Mbit/s")
+    return Text(f"< {number(size)} {unit}")
 
 
 def _times(factor: float) -> Text:

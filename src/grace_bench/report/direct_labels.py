@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from grace_bench.report.charts import NEAR
-from grace_bench.report.marks import LINE, MARK, Spec
+from grace_bench.report.marks import LINE, MARK, Spec, tick_values
+from grace_bench.report.theme import Sign
 
 _LINE = 13.0  # pixels from one name to the next
 _LETTER = 5.9  # pixels of a letter, about
@@ -217,6 +218,41 @@ def beside_ends(ends: Sequence[tuple[float, float, Row]], width: float, height: 
             "text", rows, {"x": _pixel("text"), "y": _pixel("at"), **_NAME}, style="beside", align="left", clip=False
         ),
     ]
+
+
+def lines_beside(
+    curves: Mapping[str, tuple[Sign, Sequence[tuple[float, float]]]], x: Spec, y: Spec, across: Axis, up: Axis
+) -> tuple[Spec, list[Spec]]:
+    """A layer of lines, and the layers of their names beside their ends.
+
+    Args:
+        curves: by name, the sign of each and its points; there may be none.
+        x: its channel.
+        y: its channel.
+        across: the axis of x.
+        up: the axis of y.
+    """
+    rows, ends = list[Row](), list[tuple[float, float, Row]]()
+    for name, (own, points) in curves.items():
+        look = {"name": name, "opacity": 1, **own.shape, **own.paint("light")}
+        plain = {key: value for key, value in look.items() if key != "shape"}
+        rows += [{x["field"]: at, y["field"]: value, **plain} for at, value in points]
+        if points:
+            at, value = points[-1]
+            ends.append((across.pixels * across.part(at), up.pixels * (1 - up.part(value)), look))
+    encoding = {"x": x, "y": y, **LINE, "detail": [{"field": "name"}]}
+    line = {"data": {"values": rows}, "mark": {"type": "line"}, "encoding": encoding}
+    return line, beside_ends(ends, across.pixels, up.pixels)
+
+
+def channel(field: str, title: str, axis: Axis, text: str, values: Sequence[float] = ()) -> Spec:
+    """The channel of an axis whose ticks are written as the expression ``text``; ``values``: where they are, by default at 1,
+    2 and 5 of each decade.
+    """
+    ticks = {"values": list(values)} if values else {"values": tick_values(1, 2, 5), "labelOverlap": "greedy"}
+    return {
+        "field": field, "type": "quantitative", "title": title, "scale": axis.scale, "axis": {"labelExpr": text, **ticks},
+    }  # fmt: skip
 
 
 def beside_points(points: Sequence[tuple[float, float, Row]], width: float, height: float, *, most: int) -> list[Spec]:

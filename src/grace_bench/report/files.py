@@ -17,7 +17,7 @@ from grace_bench.report.marks import LINE, MARK, Spec, quality_text
 from grace_bench.report.read import LoadedRuns, Run
 from grace_bench.report.render import save
 from grace_bench.report.slower_links import BOUND, MODELED, are_modeled, links_of, step_seconds
-from grace_bench.report.theme import config
+from grace_bench.report.theme import config, titled
 from grace_bench.runs.results import Result
 from grace_command.text import plural, share
 
@@ -212,14 +212,7 @@ def sheet(
     parts: list[Spec] = [{"concat": [_panel(index, *panel) for index, panel in enumerate(panels)], "columns": across}]
     if entries:
         parts.append(_legend(entries, max(across * (_WIDTH + 70), 600)))
-    return {
-        "title": {"text": title, "subtitle": list(notes), "fontSize": 15},
-        "description": f"{title}. {'. '.join(notes)}",
-        "params": [{"name": "whole", "value": True}],
-        "vconcat": parts,
-        "padding": 14,
-        "config": look,
-    }
+    return titled(title, list(notes), {"params": [{"name": "whole", "value": True}], "vconcat": parts}, look)
 
 
 def _panel(index: int, title: str, plot: Spec, rows: Sequence[Row]) -> Spec:

@@ -49,14 +49,6 @@ class Bar:
         self._bar.update(self._task, completed=done, total=total, description=label, note=note)
 
 
-class Checklist(Bar):
-    """Shows which of several checks runs."""
-
-    def begin(self, done: int, checks: int, name: str) -> None:
-        """The next check begins."""
-        self.draw(done, checks, name, f"{done} of {checks}")
-
-
 class SweepReporter(Bar):
     """Reports a sweep, see :class:`grace_bench.workers.sweep.Watcher`; ``runs``: how many, finished ones included."""
 

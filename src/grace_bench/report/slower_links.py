@@ -15,12 +15,12 @@ from grace_bench.report.ranking import experiments
 from grace_bench.report.tables import range_text
 from grace_bench.runs.forecast import forecast
 from grace_bench.runs.results import Document, Result
+from grace_bench.survey.steps import LINKS
 from grace_command.text import plain_table, share
 
 _NEAR = 0.02  # of a quality: nearer than this, one run tells nothing apart
 MODELED = "by the link model, with as many workers and cores"
 BOUND = "the measured step, and after it the time that one worker's bytes take on the line"
-LINKS = {"100 Mbit/s": "100mbit", "1 Gbit/s": "1gbit", "10 Gbit/s": "10gbit"}
 
 
 def step_seconds(result: Result, there: Link | None, *, modeled: bool = True) -> float:

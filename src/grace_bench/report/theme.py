@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from grace_bench.report.marks import Spec
 
 # Paul Tol's "bright" and "muted" schemes, chosen apart for the color-blind; baselines are ink.
 COLORS = (
@@ -140,6 +143,17 @@ def config(tone: str) -> dict[str, Any]:
             "exposed": {"color": own["accent"], "strokeOpacity": 0.6},
             "measured": {"color": own["ink"], "opacity": 1},
         },
+    }  # fmt: skip
+
+
+def titled(
+    title: str, says: str | Sequence[str], plot: Mapping[str, Any], look: Mapping[str, Any] | None = None
+) -> Spec:
+    """A figure with a title, and lines below it that say what it shows; ``look``: by default the light one."""
+    lines = says if isinstance(says, str) else ". ".join(says)
+    return {
+        "title": {"text": title, "subtitle": says, "fontSize": 15}, "description": f"{title}. {lines}", **plot, "padding": 14,
+        "config": look or config("light"),
     }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -37,12 +38,7 @@ def page(document: Mapping[str, Any]) -> str:
         "script": "\n".join(text(name) for name in _SCRIPTS),
         "vega": runtime().replace("</script", "<\\/script"),
     }
-    head, *pieces = text("page.html").split("{{")
-    out = [head]
-    for piece in pieces:  # in one pass: what is filled in is not looked through again
-        name, _, after = piece.partition("}}")
-        out += [fill[name], after]
-    return "".join(out)
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: fill[found[1]], text("page.html"))
 
 
 def write_report(directory: Path, out: Path | None = None, *, figures: bool = True) -> dict[str, Any]:

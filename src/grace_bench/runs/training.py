@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 import os
 import time
@@ -23,6 +22,7 @@ from grace.collectives import AllGather
 from grace.errors import AgreementError, ConfigurationError, OptimizerWarning
 from grace.predict.probe import Probe
 from grace.predict.timeline import shares_of
+from grace.run.replicas import digest
 from grace.transports.torch_distributed import TorchDistributed
 from grace_bench.devices import Placement, move, place, wait_for
 from grace_bench.network.interface import ByteCounts, read_counters
@@ -177,13 +177,17 @@ class Training:
         batch = move(batch, self.placement.device)
         loss = self.task.loss(model, batch)
         torch.autograd.backward(loss)
+        self._apply(model, optimizer, step)
+        wait_for(self.placement.device)
+        return loss
+
+    def _apply(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """The optimizer's part of a step."""
         if self.task.clip:
             nn.utils.clip_grad_norm_(model.parameters(), self.task.clip)
         for group in optimizer.param_groups:
             group["lr"] = self.task.lr(step) * self.scale
         optimizer.step()
-        wait_for(self.placement.device)
-        return loss
 
     def _train(
         self, trained: NoExchange, optimizer: torch.optim.Optimizer, compute: measure.StepTimes
@@ -248,12 +252,10 @@ class Training:
         Raises:
             AgreementError: they do not.
         """
-        digest = hashlib.sha256()
-        for p in model.parameters():
-            digest.update(p.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8).to(self.placement.device)
-        all_of_them = TorchDistributed().run(AllGather(mine))  # [W, 32]
-        differ = [rank for rank, other in enumerate(all_of_them) if not torch.equal(other, all_of_them[0])]
+        mine = digest(model.parameters())
+        assert mine is not None
+        digests = TorchDistributed().run(AllGather(mine)).tolist()
+        differ = [rank for rank, other in enumerate(digests) if other != digests[0]]
         if differ:
             raise AgreementError(f"after {self.steps} steps the parameters of ranks {differ} are not those of rank 0")
 

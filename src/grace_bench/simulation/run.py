@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from grace.errors import ConfigurationError
+from grace.contract.knobs import Count, Positive, Range, check_knobs, name_owner
+from grace.errors import out_of_range
 from grace.run.simulator import Simulator
 from grace_bench.simulation.problem import DigitsProblem
 
@@ -33,30 +35,28 @@ class Setting:
         ConfigurationError: a value out of range.
     """
 
-    workers: int = MOST
+    workers: Annotated[int, Range(1, MOST)] = MOST
     part: int = 32
-    steps: int = 200
-    churn: float = 0.0
-    late: float = 0.0
+    steps: Count = 200
+    churn: Annotated[float, Range(0, below=1)] = 0.0
+    late: Annotated[float, Range(0, below=1)] = 0.0
     hands_over: bool = False
     alpha: float = 1.0
-    batch: int = 8
-    hidden: int = 128
-    lr: float = 0.2
+    batch: Count = 8
+    hidden: Count = 128
+    lr: Positive = 0.2
     seed: int = 0
-    evaluations: int = 20
+    evaluations: Count = 20
 
     def __post_init__(self) -> None:
-        legal = {
-            "workers": (1 <= self.workers <= MOST, f"1 to {MOST}"), "part": (1 <= self.part <= self.workers, "1 to workers"),
-            "steps": (self.steps >= 1, ">= 1"), "churn": (0 <= self.churn < 1, "0 <= churn < 1"),
-            "late": (0 <= self.late < 1, "0 <= late < 1"), "alpha": (self.alpha > 0, "> 0, inf: all workers alike"),
-            "batch": (self.batch >= 1, ">= 1"), "hidden": (self.hidden >= 1, ">= 1"),
-            "lr": (0 < self.lr < math.inf, "> 0 and finite"),
-        }  # fmt: skip
-        for name, (fine, text) in legal.items():
-            if not fine:
-                raise ConfigurationError(f"simulate: {name}={getattr(self, name)} is out of range; legal: {text}")
+        check_knobs(dataclasses.replace(self, alpha=1.0) if self.alpha == math.inf else self)
+        if not self.alpha > 0:
+            raise out_of_range("simulate", "alpha", self.alpha, "> 0, inf: all workers alike")
+        if not 1 <= self.part <= self.workers:
+            raise out_of_range("simulate", "part", self.part, "1 to workers")
+
+
+name_owner(Setting, "simulate")
 
 
 @dataclass(frozen=True, slots=True)

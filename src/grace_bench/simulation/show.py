@@ -7,10 +7,10 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from grace_bench.report.direct_labels import Axis, axis_of, beside_ends, height_for
-from grace_bench.report.marks import BYTES, LINE, tick_values
+from grace_bench.report.direct_labels import axis_of, channel, height_for, lines_beside
+from grace_bench.report.marks import BYTES, PLAIN
 from grace_bench.report.render import check_kind, save
-from grace_bench.report.theme import config, sign
+from grace_bench.report.theme import sign, titled
 from grace_command.text import amount, plain_table
 
 KINDS = (".svg",)  # of a figure's file
@@ -56,42 +56,18 @@ def draw(document: dict[str, Any], out: Path) -> list[Path]:
 
 def sheet(document: dict[str, Any]) -> dict[str, Any]:
     """The figure as a Vega-Lite document."""
-    rows, ends, sent, losses = [], [], [1.0], [1e-9]
-    for row in document["methods"]:
-        sent += [value for value in row["curve"]["sent"] if value]
-        losses += [value for value in row["curve"]["loss"] if value is not None]
-    across = axis_of(sent[1:], _WIDTH, {"type": "log"})
-    height = height_for(len(document["methods"]), _HEIGHT)
-    up = axis_of(losses[1:], height, {"type": "log"})
     methods = [row["method"] for row in document["methods"]]
+    others = [name for name in methods if name != "none"]
+    curves = {}
     for row in document["methods"]:
-        dense = row["method"] == "none"
-        mark = sign(0 if dense else [one for one in methods if one != "none"].index(row["method"]), baseline=dense)
-        look = {"name": row["method"], "opacity": 1, **mark.shape, **mark.paint("light")}
-        points = [
-            (x, y) for x, y in zip(row["curve"]["sent"], row["curve"]["loss"], strict=True) if x and y is not None
-        ]
-        plain = {key: value for key, value in look.items() if key != "shape"}
-        rows += [{"sent": x, "loss": y, **plain} for x, y in points]
-        if points:
-            x, y = points[-1]
-            ends.append((_WIDTH * across.part(x), height * (1 - up.part(y)), look))
-    title = "Loss against bytes"
-    says = describe(document["setting"])
-    return {
-        "title": {"text": title, "subtitle": says, "fontSize": 15},
-        "description": f"{title}. {says}", "width": _WIDTH, "height": height, "padding": 14, "config": config("light"),
-        "layer": [
-            {"data": {"values": rows}, "mark": {"type": "line"}, "encoding": {
-                "x": _axis("sent", "sent by all workers (log)", across, BYTES),
-                "y": _axis("loss", "loss on the test set (log)", up, "format(datum.value, ',~g')"),
-                **LINE, "detail": [{"field": "name"}],
-            }},
-            *beside_ends(ends, _WIDTH, height),
-        ],
-    }  # fmt: skip
-
-
-def _axis(field: str, title: str, axis: Axis, text: str) -> dict[str, Any]:
-    ticks = {"labelExpr": text, "values": tick_values(1, 2, 5), "labelOverlap": "greedy"}
-    return {"field": field, "type": "quantitative", "title": title, "scale": axis.scale, "axis": ticks}
+        name, both = row["method"], zip(row["curve"]["sent"], row["curve"]["loss"], strict=True)
+        own = sign(0, baseline=True) if name == "none" else sign(others.index(name))
+        curves[name] = own, [(x, y) for x, y in both if x and y is not None]
+    height = height_for(len(methods), _HEIGHT)
+    across = axis_of((x for row in document["methods"] for x in row["curve"]["sent"]), _WIDTH, {"type": "log"})
+    up = axis_of((y for row in document["methods"] for y in row["curve"]["loss"]), height, {"type": "log"})
+    x = channel("sent", "sent by all workers (log)", across, BYTES)
+    y = channel("loss", "loss on the test set (log)", up, PLAIN)
+    line, names = lines_beside(curves, x, y, across, up)
+    plot = {"width": _WIDTH, "height": height, "layer": [line, *names]}
+    return titled("Loss against bytes", describe(document["setting"]), plot)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import inspect
 
 from grace.contract.knobs import as_call
 from grace.errors import GraceError
@@ -186,23 +187,23 @@ def _name(row: SurveyRow) -> str:
 
 
 def _columns(arrow: Any) -> Any:
-    """The columns of the file; its metadata say which version it is."""
-    kinds = {
-        "int": arrow.int64(), "float": arrow.float64(), "bool": arrow.bool_(), "list[int]": arrow.list_(arrow.int64()),
-        "list[float]": arrow.list_(arrow.float64()),
-    }  # fmt: skip
-    columns = [
-        (name, kinds[_KINDS[name]] if name in _KINDS else arrow.string()) for name in SurveyRow.__struct_fields__
-    ]
+    """The columns of the file, as the types of a row say; its metadata say which version it is."""
+    row: Any = inspect.type_info(SurveyRow)
+    columns = [(field.name, _column(arrow, field.type)) for field in row.fields]
     return arrow.schema(columns, metadata={SCHEMA: str(VERSION)})
 
 
-_KINDS = {
-    **dict.fromkeys(
-        ("workers", "seed", "steps", "steps_per_epoch", "batch", "diverged", "parameters", "rounds", "version"), "int"
-    ),
-    **dict.fromkeys(("peak_lr", "momentum", "final", "best", "cpu_seconds"), "float"),
-    "procedural": "bool",
-    **dict.fromkeys(("at", "sent"), "list[int]"),
-    "values": "list[float]",
-}  # the others are text
+def _column(arrow: Any, kind: inspect.Type) -> Any:
+    if isinstance(kind, inspect.UnionType):  # with null, which every column may have
+        return _column(arrow, next(one for one in kind.types if not isinstance(one, inspect.NoneType)))
+    if isinstance(kind, inspect.ListType):
+        return arrow.list_(_column(arrow, kind.item_type))
+    if isinstance(kind, inspect.LiteralType):
+        return arrow.scalar(kind.values[0]).type
+    names = {
+        inspect.IntType: "int64",
+        inspect.FloatType: "float64",
+        inspect.BoolType: "bool_",
+        inspect.StrType: "string",
+    }
+    return getattr(arrow, names[type(kind)])()

@@ -83,17 +83,12 @@ class Together(Training):
         curve.append(self._begin(model))
         model.train()
         for step in range(self.steps):
-            lr = task.lr(step) * self.scale
             losses, gradients = self._gradients(model, optimizer, batches, random, parameters)
             if not all(map(math.isfinite, losses)):
                 return curve, step
             for name, mean in exchange.step(gradients).items():
                 parameters[name].grad = mean
-            if task.clip:
-                nn.utils.clip_grad_norm_(model.parameters(), task.clip)
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            optimizer.step()
+            self._apply(model, optimizer, step)
             self.on_progress(step + 1, self.steps)
             if step + 1 in marks:
                 sent = exchange.traffic[0].sent

@@ -279,6 +279,24 @@ def training(rank: int, world: int) -> None:
     assert handle.stats.steps == 12
 
 
+def auto(rank: int, world: int) -> None:
+    """It chooses, its state goes through a file, and what loads it goes on."""
+    model = build(keras.layers.Dense(64), keras.layers.Dense(4), optimizer=keras.optimizers.SGD(0.1))
+    x, y = batches(rank, 10)
+    handle = grace.keras.attach(model, "auto:methods=(qsgd:bits=4)")
+    model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+    assert "a step takes" in str(handle.explain())
+    check_alike(numbers(model.trainable_variables))
+    handle.save(FOLDER / "auto-{rank}.npz")
+    handle.detach()
+    handle = grace.keras.attach(model, "auto:methods=(qsgd:bits=4)")
+    handle.load(FOLDER / "auto-{rank}.npz")
+    assert handle.stats.steps == 0
+    model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+    check_alike(numbers(model.trainable_variables))
+    handle.detach()
+
+
 def loss_scaling(rank: int, world: int) -> None:
     keras.mixed_precision.set_global_policy("mixed_float16")
     try:
@@ -404,7 +422,7 @@ def killed(rank: int, world: int) -> None:
 
 if __name__ == "__main__":
     cases = (
-        refusals, mismatch, means_are_the_simulators, clipping_sees_the_mean, gradients_that_are_absent, training,
+        refusals, mismatch, means_are_the_simulators, clipping_sees_the_mean, gradients_that_are_absent, training, auto,
         loss_scaling, accumulation, embedding, restart, killed,
     )  # fmt: skip
     serve({case.__name__: case for case in cases})

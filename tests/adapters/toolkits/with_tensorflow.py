@@ -119,6 +119,25 @@ def training(rank: int, world: int) -> None:
     assert all((x == v.numpy()).all() for x, v in zip(before, trained, strict=True)), "replicas differ"
 
 
+def auto(rank: int, world: int) -> None:
+    exchange = gt.Gradients(variables(), "auto:methods=(qsgd:bits=4)")
+    step = tf.function(lambda *given: exchange.mean(given))
+    for i in range(10):
+        given = [tf.random.stateless_normal(shape, [i, rank]) for shape in SHAPES.values()]
+        means = step(*given)
+    assert exchange.chooses
+    assert "a step takes" in str(exchange.explain())
+    gathered = exchange._session.network.all_gather_text(str([float(tf.reduce_sum(x)) for x in means]), seconds=60)
+    assert len(set(gathered)) == 1, gathered
+    saved = exchange.state_dict()
+    assert set(saved["auto"]["methods"]) == set(SHAPES)
+    exchange.switch("none")
+    assert not torch.equal(to_torch(step(*given)[0]), to_torch(given[0]))
+    assert "the user has switched" in str(exchange.explain())
+    exchange.load_state_dict(saved)
+    exchange.close()
+
+
 def sparse_ones_are_refused(rank: int, world: int) -> None:
     table = tf.Variable(tf.zeros([30, 2]), name="table")
     exchange = gt.Gradients([table], "none", sparse="refuse")
@@ -489,7 +508,7 @@ def killed(rank: int, world: int) -> None:
 CASES = {
     case.__name__: case
     for case in (
-        same_bits, same_bits_in_eager_mode, a_mixed_job, training, sparse_ones_are_refused, constants, held,
+        same_bits, same_bits_in_eager_mode, a_mixed_job, training, auto, sparse_ones_are_refused, constants, held,
         storage_is_used_again, mutants, two_in_one_graph, no_gradient_goes_through, xla, made_in_a_graph,
         no_gradient, other_variables, structures, replicas, dtypes, loss_scaling, not_finite, learning_rate,
         states, start, ranks_that_differ, another_shape, another_number_in_the_first_step, one_ends_first,

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import grace
-from grace.adapters.optimizer_handle import fill_buckets
 from grace.adapters.trained import name_trained
 from grace.errors import ConfigurationError, GraceError
 
@@ -44,12 +43,6 @@ def test_what_has_no_name_or_the_name_of_another() -> None:
         name_trained(torch.optim.SGD([torch.zeros(2)], lr=0.1))
     with pytest.raises(ConfigurationError, match=r"legal: a torch\.optim\.Optimizer"):
         name_trained(net)  # type: ignore[arg-type]
-
-
-def test_buckets_go_from_the_last_parameter_to_the_first() -> None:
-    like = {name: torch.empty(size) for name, size in [("a", 10), ("b", 100), ("c", 5), ("d", 5)]}
-    assert fill_buckets(like, 4 * 20) == [["d", "c"], ["b"], ["a"]]
-    assert fill_buckets(like, 10**6) == [["d", "c", "b", "a"]]
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,8 @@ def calibration(each: dict[str, float], cpu: float = 0.0) -> Calibration:
 class Handle(Choosing):
     """One rank's training, with a clock of its own."""
 
+    buckets = BUCKETS
+
     def __init__(self, transport: Any, auto: Auto | str | None, method: Any = "none", compute: int = 100):
         super().__init__(Steps(Session(LIKE, method, transport, Options())))
         self.now, self.compute, self.step = 0, compute, 0
@@ -54,16 +56,16 @@ class Handle(Choosing):
         draw = torch.Generator().manual_seed(self.rank)
         for _ in range(steps):
             waits = 0
-            for k, names in enumerate(BUCKETS):
-                self.now += self.compute * MS // 2
+            for k, names in enumerate(self.buckets):
+                self.now += self.compute * MS // len(self.buckets)
                 gradients = {name: torch.randn(LIKE[name].shape, generator=draw) for name in names}
                 self._comes(gradients)
                 method = self.method_of("second")
                 waits += int(1e3 * MS * seconds(method, self.step))
-                if k == len(BUCKETS) - 1:
+                if k == len(self.buckets) - 1:
                     self.now += waits
                     self.used.append(method)
-                self._exchange_bucket(gradients, k == len(BUCKETS) - 1)
+                self._exchange_bucket(gradients, k == len(self.buckets) - 1)
             self.step += 1
 
     def method_of(self, name: str) -> str:

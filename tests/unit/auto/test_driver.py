@@ -87,6 +87,19 @@ def test_each_decision_is_a_line_of_the_log_and_of_what_is_explained(
     assert 0 <= measured < 0.3
 
 
+def test_a_model_whose_buckets_are_as_guessed_is_listened_to(link: dict[str, float]) -> None:
+    def job(member: Any, rank: int) -> Handle:
+        handle = Handle(member, AUTO)
+        handle.buckets = (tuple(reversed(LIKE)),)  # a small model has one
+        assert handle.buckets == handle._driver.buckets.names  # type: ignore[union-attr]
+        handle.train(30, real(link))
+        return handle
+
+    handle = both(job)[0]
+    assert handle.explain().compute == pytest.approx(0.1)
+    assert handle.used[-1] == "topk"
+
+
 def test_what_is_too_dear_to_try_is_passed_over_and_that_is_said(
     link: dict[str, float], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -36,14 +36,25 @@ def test_the_tail_is_what_the_workers_wrote_last(tmp_path):
     assert scratch.read_tail(1) == "two"
 
 
-def test_who_watches_leaves_once_nobody_holds_the_lifeline(tmp_path):
-    scratch, left = Scratch(tmp_path), threading.Event()
+def check_leaving(folder, seconds):
+    """Who watches leaves within so many seconds once nobody holds the lifeline."""
+    scratch, left = Scratch(folder), threading.Event()
     os.mkfifo(scratch.lifeline)
     line = os.open(scratch.lifeline, os.O_RDWR)
     scratch.watch(left.set)
     assert not left.wait(0.2)
     os.close(line)
-    assert left.wait(10)
+    assert left.wait(seconds)
+
+
+def test_who_watches_leaves_once_nobody_holds_the_lifeline(tmp_path):
+    check_leaving(tmp_path, 10)
+
+
+def test_who_does_not_watch_is_caught(tmp_path, monkeypatch):
+    monkeypatch.setattr(Scratch, "watch", lambda self, leave: None)
+    with pytest.raises(AssertionError):
+        check_leaving(tmp_path, 0.2)
 
 
 def test_who_comes_too_late_leaves_at_once(tmp_path):

@@ -39,6 +39,8 @@ _FROM_TABLE = dict.fromkeys(("e", "rest", "n", "w", "key0", "key1"))
 ONE = {**_NO_TABLE, "MANY": 0, "EVEN": 0, "HAS_MEMORY": 1, "HAS_REST": 1}
 MANY = {**_FROM_TABLE, "MANY": 1, "EVEN": 1, "HAS_MEMORY": 1, "HAS_REST": 1}
 BARE = {**ONE, "e": None, "rest": None, "HAS_MEMORY": 0, "HAS_REST": 0}
+TURN = {**_NO_TABLE, "target": None, "keys": None, "MANY": 0, "EVEN": 0, "HAS_MEMORY": 1}
+TURNED = {**dict.fromkeys(("e", "out", "m", "n", "nb", "key0", "key1")), "MANY": 1, "EVEN": 1, "HAS_MEMORY": 1}
 SUM = {**_NO_TABLE, "MANY": 0, "EVEN": 0, "ADD": 1}
 ALL = {"n": None, "row_stride": 0, "MANY": 1, "EVEN": 1, "ADD": 0}
 LOOK = {"table": None, "programs": None, "MANY": 0, "EVEN": 0, "HELD": 0}
@@ -129,16 +131,21 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
         for how, add in ((LIST_MANY, 0), (LIST, 1))
     ]),
     "kernels.sparse._add_part": ({}, [{"NARROW": 1, "LISTED": listed, "TILE": 1024} for listed in (0, 1)]),
-    "kernels.rotation._rotate": ({"p": "*fp32", "m": "*fp32"}, [
-        {"LOG": log, "FIRST": first, "LAST": last, "SIGNS": signs, "END": end, "HAS_MEMORY": 1, "HAS_SECOND": 1, "TILE": tile}
-        for log, first, last, signs, end, tile in (
-            (4, 1, 1, 1, 0, 1024), (10, 1, 1, 2, 1, 1024), (12, 1, 1, 2, 3, 4096), (14, 1, 0, 1, 0, 4096),
-            (14, 0, 1, 2, 2, 4096),
+    "kernels.rotation._rotate": ({"p": "*fp32", "m": "*fp32", "target": "*i64", "keys": "*i64"}, [
+        {"LOG": log, "FIRST": first, "LAST": last, "SIGNS": signs, "END": end, **how, "HAS_SECOND": 1, "TILE": tile}
+        for log, first, last, signs, end, tile, how in (
+            (10, 1, 1, 2, 1, 1024, TURNED), (4, 1, 1, 1, 0, 1024, TURN), (12, 1, 1, 2, 3, 4096, TURN),
+            (14, 1, 0, 1, 0, 4096, TURN), (14, 0, 1, 2, 2, 4096, TURN), (10, 1, 1, 1, 0, 1024, TURNED),
+            (14, 0, 1, 2, 1, 4096, TURNED),
         )
     ]),
-    "kernels.rotation._sums": ({"out": "*fp64"}, [{"BITS": 4, "SQUARES": squares, "ROWS": 16} for squares in (0, 1)]),
-    "kernels.rotation._write": ({"w": "i64"}, [{"BITS": bits, "HAS_REST": 1, "G": 128} for bits in (1, 3, 4)]),
-    "kernels.rotation._sum": ({}, [{"BITS": 4, "ADD": 1, "TILE": 1024}]),
+    "kernels.rotation._sums": ({"out": "*fp64"}, [
+        {"BITS": 4, "SQUARES": squares, **how, "ROWS": 16} for squares, how in ((0, MANY), (1, ONE))
+    ]),
+    "kernels.rotation._write": ({}, [
+        {"BITS": bits, "SAY": 1, **how, "G": 128} for bits, how in ((3, MANY), (1, ONE), (4, ONE))
+    ]),
+    "kernels.rotation._sum": ({}, [{"BITS": 4, **how, "TILE": 1024} for how in (ALL, SUM)]),
     "kernels.floats._encode": ({}, [
         {"FRACTION": m, "LEAST": least, "LARGEST": most, "MOST": 3.4e38, "RANDOM": m - 2, **how, "WHOLE": 1, "TILE": 1024}
         for m, least, most, how in ((3, -6, 448.0, MANY), (2, -14, 57344.0, ONE), (3, -6, 448.0, ONE))
@@ -164,8 +171,10 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "random._walk": ({"out": "*i64"}, [{"TILE": 1024}]),
 }  # fmt: skip
 # Those that kernels ask where they are.
-HELPERS = ("kernels.tile_positions", "kernels.many.tile_of", "kernels.many.encoder_at", "kernels.many.adder_at",
-           "kernels.selection._row_at", "kernels.selection._noted", "kernels.index_lists._list_at")  # fmt: skip
+HELPERS = (
+    "kernels.many.tile_of", "kernels.many.encoder_at", "kernels.many.adder_at", "kernels.many.blocks_at",
+    "kernels.selection._row_at", "kernels.selection._noted", "kernels.index_lists._list_at", "kernels.rotation._turner_at",
+)  # fmt: skip
 # Those that also read gradients of other types, as they are: kernel -> its arguments that have them.
 NARROW = {
     "kernels.levels._quantize": "x",

@@ -13,11 +13,13 @@ triton = pytest.importorskip("triton", reason="needs the package triton")
 tl = pytest.importorskip("triton.language")
 
 from grace.compute import backends
-from grace.contract.compressor import Fused
+from grace.contract.compressor import Compressor, Fused
 from grace.errors import PayloadError
-from grace.kernels import hadamard, rotate_blocks, rotate_blocks_back
+from grace.kernels import Many, hadamard, rotate_blocks, rotate_blocks_back
+from grace.kernels.many.triton import blocks_at, shared_key_of
 from grace.methods.drive import DRIVE
 from grace.methods.eden import EDEN
+from grace.methods.rht import RHT
 from grace.random import Stream
 from tests.unit.kernels import block_codecs as check
 from tests.unit.kernels.test_rotation import CODECS
@@ -51,6 +53,38 @@ def test_rotations(n: int, block: int) -> None:
 @pytest.mark.parametrize(("codec", "n"), [(EDEN(bits=3, block=16), 130), (DRIVE(scale="mse"), 300)], ids=repr)
 def test_codes_of_rotated_blocks(codec: Fused, n: int) -> None:
     codes(codec, n)
+
+
+SIZES = (1, 41, 70)
+
+
+def bucket(codec: Compressor, dtype: torch.dtype) -> list[Tensor]:
+    """What a bucket sends, which tensors were finite, which wires are legal, what is left, and the means of two ranks."""
+    streams = [Stream(5, "R", str(n), 1, 9) for n in SIZES]
+    widths = [codec.facts(n).payload or 0 for n in SIZES]
+    places = [3 + 100 * t for t in range(len(SIZES))]  # at odd addresses
+    assert max(widths) < 100
+    many, means = (Many(SIZES, places, streams, torch.device("cpu")) for _ in range(2))
+    xs, memories = ([check.numbers(1, n, seed) for n in SIZES] for seed in (0, 1))
+    rests = [torch.empty(1, n) for n in SIZES]
+    many.point([x.to(dtype) for x in xs], memories, rests)
+    many.lend(rests)
+    message = torch.zeros(300, dtype=torch.uint8)
+    finite = codec.encode_many_(message, many, streams[0])
+    means.point(xs, memories)
+    legal = codec.aggregate_many_(torch.stack((message, message)), means, 0.5, streams[0])
+    return [message, finite, legal, *rests, *means.xs]
+
+
+BUCKETS = [
+    (EDEN(bits=3, block=16, scale="mse"), torch.float32), (DRIVE(block=8192), torch.float16),
+    (RHT(block=8, rounds=2), torch.bfloat16),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("codec", "dtype"), BUCKETS, ids=repr)
+def test_tensors_of_a_bucket(codec: Compressor, dtype: torch.dtype) -> None:
+    agree(lambda: bucket(codec, dtype), (codec, dtype))
 
 
 @pytest.mark.parametrize("bad", [torch.nan, -torch.inf])
@@ -125,14 +159,45 @@ def _other_way_round(y, size, near, S: tl.constexpr, TILE: tl.constexpr):  # typ
     return tl.where(size > near, turned, y)
 
 
+@triton.jit
+def _squared(lanes, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.sum(lanes, 1) * tl.sum(lanes, 1)
+
+
+@triton.jit
+def _key_of_the_first(keys, task):  # type: ignore[no-untyped-def]
+    return shared_key_of(keys, 0)
+
+
+@triton.jit
+def _first_block(table, programs, heads, x, n, block, MANY: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
+    tile, x, n, nb, head = blocks_at(table, programs, heads, x, n, block, MANY, EVEN)
+    return tile, x, n, nb, head - head
+
+
+@triton.jit
+def _code_zero(at, i, inside, width, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.zeros(i.shape, tl.int32), i >= 0
+
+
+@triton.jit
+def _no_scale(at, x, inside):  # type: ignore[no-untyped-def]
+    tl.store(at, x.to(tl.uint8), inside)
+
+
 # what is replaced, by what, and a test above that fails then
 MUTANTS: list[tuple[str, Any, Any]] = [
     ("load_sum", _memory_left_out, lambda: codes(DRIVE(block=16), 30)),
     ("mark_if", _never, lambda: test_what_is_not_finite_is_noticed(torch.nan)),
     ("mark_if", _never, test_corrupted_wires_are_refused),
-    ("_signs_of_tile", _all_plus, lambda: rotations(50, 8)),
-    ("_pieces_at", _one_long_piece, lambda: rotations(50, 16)),
-    ("_pairs", _other_way_round, lambda: rotations(50, 8)),
+    ("signs_of_tile", _all_plus, lambda: rotations(50, 8)),
+    ("pieces_at", _one_long_piece, lambda: rotations(50, 16)),
+    ("turn_pairs", _other_way_round, lambda: rotations(50, 8)),
+    ("halves", _squared, lambda: codes(DRIVE(block=16, scale="mse"), 30)),
+    ("shared_key_of", _key_of_the_first, lambda: test_tensors_of_a_bucket(*BUCKETS[2])),
+    ("blocks_at", _first_block, lambda: test_tensors_of_a_bucket(*BUCKETS[0])),
+    ("store_float", _no_scale, lambda: codes(DRIVE(block=16), 30)),
+    ("load_code", _code_zero, lambda: codes(DRIVE(block=16), 30)),
 ]
 
 

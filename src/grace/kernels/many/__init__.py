@@ -10,6 +10,7 @@ Letters: T tensors; tensor t has b rows of n_t numbers; a tile is what one progr
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -44,6 +45,8 @@ class Many:
     table: int64 on the device, for each row the addresses of the tensor, memory and rest (0 where there is none), the place
         of its wire, n_t, the two words of the stream's key, and the first number of the row in its tensor. even: whether all
         rows begin at multiples of 16 bytes. whole: whether they begin at multiples of 4 numbers.
+    work: the same tensors, places and streams, but float32 xs that an encoder which asks for it may overwrite: they may be
+        the rests, or where there are none the xs. None: nobody has asked.
     """
 
     COLUMNS = 8  # of the table
@@ -59,11 +62,13 @@ class Many:
         self.rows, self.device, self.streams = rows, device, tuple(streams)
         self.sizes = tuple(n for n in sizes for _ in range(rows))
         self.places = tuple(places) or (0,) * len(self.sizes)
+        self._whole_sizes = tuple(sizes)
         self._starts = [row * n for n in sizes for row in range(rows)]
         self.whole = not any(start % 4 for start in self._starts)
         self.xs: Sequence[Tensor] = ()
         self.memories: Sequence[Tensor] | None = None
         self.rests: Sequence[Tensor] | None = None
+        self.work: Many | None = None
         self.table = torch.empty(0, self.COLUMNS, dtype=torch.int64)
         self.even = False
         self._tables: dict[tuple[int, ...], tuple[Tensor, bool]] = {}
@@ -108,6 +113,25 @@ class Many:
         self.table, self.even = table
         self.xs, self.memories, self.rests = xs, memories, rests
         return True
+
+    def lend(self, xs: Sequence[Tensor]) -> bool:
+        """From now on these are the xs of :attr:`work`, float32 ``[b, n_t]``; see :meth:`point`."""
+        if self.work is None:
+            self.work = Many(self._whole_sizes, self.places, self.streams, self.device, self.rows)
+        return self.work.point(xs)
+
+    def shared_stream(self, t: int, salt: int) -> Stream:
+        """The numbers of tensor t that all ranks share, forked: see :meth:`grace.random.Stream.fork`."""
+        return replace(self.streams[t], rank=None, salt=0).fork(salt)
+
+    def shared_keys(self, salt: int) -> Tensor:
+        """int64 ``[T b, 2]``: for each row the words of the key of :meth:`shared_stream`."""
+
+        def make() -> list[int]:
+            tensors = (t for t in range(len(self.streams)) for _ in range(self.rows))
+            return [word for t in tensors for word in self.shared_stream(t, salt).key()]
+
+        return self.numbers(("keys", salt), make, torch.int64).view(-1, 2)
 
     def once(self, key: Hashable, make: Callable[[], R]) -> R:
         """What ``make`` makes, which follows from the sizes, the places and the key alone: made once."""

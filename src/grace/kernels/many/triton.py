@@ -54,6 +54,13 @@ def key_of(table, task):
 
 
 @triton.jit
+def shared_key_of(keys, task):
+    """The two words of a key that all ranks share, int32."""
+    key0 = tl.load(keys + 2 * task).to(tl.uint32).to(tl.int32, bitcast=True)
+    return key0, tl.load(keys + 2 * task + 1).to(tl.uint32).to(tl.int32, bitcast=True)
+
+
+@triton.jit
 def encoder_at(
     table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, block, MANY: tl.constexpr, EVEN: tl.constexpr
 ):
@@ -103,6 +110,28 @@ def adder_at(
         out = out + row * n
         base = wires + row * row_stride
     return out, tile * TILE + tl.arange(0, TILE), n, base, marks, (n + block - 1) // block
+
+
+@triton.jit
+def blocks_at(table, programs, heads, x, n, block, MANY: tl.constexpr, EVEN: tl.constexpr):
+    """What a program reduces: (which tile of its row, where the row's numbers begin in x, n, nb, its first block of those of
+    all). x: of many, one number like theirs.
+    """
+    if MANY:
+        task, tile = tile_of(programs)
+        x, start = numbers_of(table, task, x, EVEN)
+        x = x + start
+        _place, n = wire_of(table, task)
+        nb = (n + block - 1) // block
+        head = tl.load(heads + task)
+    else:
+        row = tl.program_id(1).to(tl.int64)
+        tile = tl.program_id(0).to(tl.int64)
+        n = tile - tile + n
+        nb = (n + block - 1) // block
+        x = x + row * n
+        head = row * nb
+    return tile, x, n, nb, head
 
 
 @triton.jit

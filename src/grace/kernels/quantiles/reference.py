@@ -1,9 +1,23 @@
-"""The specification of the buckets, in plain torch."""
+"""The specification of the buckets and their wires, in plain torch."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
+
+from grace import wire as wires
+from grace.errors import PayloadError
+from grace.flags.finite import Flag, flag
+from grace.flags.refusals import refuse_unless
+from grace.kernels.packing import pack, packed_bytes, unpack
+from grace.kernels.quantiles import BAD_MEAN, code_bits
+from grace.kernels.sums import add_scaled_
+
+if TYPE_CHECKING:
+    from grace.random import Stream
 
 
 def quantile_buckets(rows: Tensor, seen: Tensor, q: int, zero_edge: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -20,3 +34,35 @@ def quantile_buckets(rows: Tensor, seen: Tensor, q: int, zero_edge: bool) -> tup
     count = torch.zeros_like(sums).scatter_add_(1, bucket, torch.ones_like(rows, dtype=torch.float64))
     means = sums.scatter_add_(1, bucket, rows.double()).div_(count.clamp_(min=1)).float()
     return means, bucket, torch.where(below & above, z, torch.where(below, q, 0))
+
+
+def encode_quantiles(
+    rows: Tensor,
+    q: int,
+    zero_edge: bool,
+    seen: int,
+    rng: Stream,
+    memory: Tensor | None = None,
+    rest: Tensor | None = None,
+) -> tuple[Tensor, Flag]:
+    p, n = rows if memory is None else rows + memory, rows.shape[1]
+    columns = p if seen == n else p[:, rng.subset(n, seen, rows.device)]
+    means, bucket, _ = quantile_buckets(p, columns, q, zero_edge)
+    finite = flag(p.isfinite().all())
+    wire = wires.join(means, pack(bucket, code_bits(q)))
+    if rest is not None:
+        largest = torch.finfo(rows.dtype).max  # a bucket that mixes signs may be wider than that
+        torch.sub(p, means.gather(1, bucket), out=rest).clamp_(-largest, largest)
+    return wire, finite
+
+
+def sum_quantiles(received: Sequence[Tensor], out: Tensor, q: int, weight: float, *, add: bool = False) -> None:
+    n, bits = out.shape[1], code_bits(q)
+    fields = [("means", torch.float32, q), ("codes", torch.uint8, packed_bytes(n, bits))]
+    if not add:
+        out.zero_()
+    for wire in received:
+        means, packed = wires.split(wire, fields)
+        refuse_unless(means.isfinite().all(), lambda: PayloadError(BAD_MEAN))
+        code = wires.check_index("codes", unpack(packed, bits, n).long(), q)
+        add_scaled_(out, means.gather(1, code), weight)

@@ -16,6 +16,7 @@ from torch import Tensor
 from grace.compute.dispatch import operation
 from grace.flags.finite import Flag
 from grace.kernels.blocks import block_count
+from grace.kernels.many import Many
 from grace.kernels.packing import packed_bytes
 
 if TYPE_CHECKING:
@@ -24,12 +25,16 @@ if TYPE_CHECKING:
 __all__ = [
     "CENTROIDS",
     "encode_rotated",
+    "encode_rotated_many",
     "hadamard",
+    "rotate_back_many",
     "rotate_blocks",
     "rotate_blocks_back",
+    "rotate_many",
     "rotate_norms",
     "rotated_bytes",
     "sum_rotated",
+    "sum_rotated_many",
 ]
 
 # the Lloyd-Max quantizers of the standard normal distribution, by the bits of a code: positive halves
@@ -111,4 +116,35 @@ def sum_rotated(
 
     Raises:
         PayloadError: a length or scale that no sender writes; ``out`` is then undefined.
+    """
+
+
+@operation
+def encode_rotated_many(message: Tensor, many: Many, bits: int, block: int, unbiased: bool, step: int) -> Tensor:
+    """As :func:`encode_rotated` for each tensor, into its place in ``message [s]`` uint8, with the stream that all ranks
+    share, forked by 0, at this step: ``[T]`` bool, which were finite. Overwrites ``many.work``.
+    """
+
+
+@operation
+def sum_rotated_many(rows: Tensor, many: Many, bits: int, block: int, weight: float, step: int) -> Tensor:
+    """As :func:`sum_rotated` for each tensor, from its places in ``rows [W, s]`` uint8: ``[T]`` bool, which had wires such as
+    a sender writes.
+    """
+
+
+@operation
+def rotate_many(storage: Tensor, many: Many, into: Many, block: int, salt: int, step: int) -> Tensor:
+    """Sets the xs of ``into``, float32, to ``R p`` for ``p = x + memory`` of each tensor of ``many``, as
+    :func:`rotate_blocks` with the stream that all ranks share, forked by ``salt``: ``[T]`` bool, which p were finite. The xs
+    of both may be the same, and are on the device of ``storage``, of any shape.
+    """
+
+
+@operation
+def rotate_back_many(
+    storage: Tensor, many: Many, into: Many, block: int, salt: int, step: int, *, subtract: bool = False
+) -> None:
+    """Sets the xs of ``into``, float32, to ``D H y`` for the xs y of ``many``, float32, which mean nothing afterwards; or with
+    ``subtract`` the rests of ``into`` to ``x + memory - D H y``. Otherwise as :func:`rotate_many`.
     """

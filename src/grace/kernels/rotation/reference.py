@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,8 +17,10 @@ from grace.flags.finite import Flag, flag
 from grace.flags.refusals import refuse_unless
 from grace.kernels.blocks import block_count, block_roots, repeat_by_block
 from grace.kernels.levels import MOST, block_divide, nearest
+from grace.kernels.many import Many
+from grace.kernels.many.reference import encode_each, sum_each
 from grace.kernels.packing import pack, packed_bytes, unpack
-from grace.kernels.rotation import BAD_SCALE, CENTROIDS
+from grace.kernels.rotation import BAD_SCALE, CENTROIDS, rotated_bytes
 from grace.kernels.statistics import block_abs_max, block_norm, block_sum
 
 if TYPE_CHECKING:
@@ -97,6 +100,49 @@ def sum_rotated(
     if not add:
         out.zero_()
     out.add_(rotate_blocks_back(total, block, rng))
+
+
+def encode_rotated_many(message: Tensor, many: Many, bits: int, block: int, unbiased: bool, step: int) -> Tensor:
+    return encode_each(
+        message,
+        many,
+        lambda t, x, memory, rest: encode_rotated(x, bits, block, unbiased, _stream(many, t, 0, step), memory, rest),
+    )
+
+
+def sum_rotated_many(rows: Tensor, many: Many, bits: int, block: int, weight: float, step: int) -> Tensor:
+    streams = iter([_stream(many, row // many.rows, 0, step) for row in range(len(many))])
+    return sum_each(
+        rows,
+        many,
+        [rotated_bytes(n, bits, block) for n in many.sizes],
+        lambda received, out: sum_rotated(received, out, bits, block, weight, next(streams)),
+    )
+
+
+def rotate_many(storage: Tensor, many: Many, into: Many, block: int, salt: int, step: int) -> Tensor:
+    flags = []
+    for t, (x, y) in enumerate(zip(many.xs, into.xs, strict=True)):
+        p = x.float() if many.memories is None else x + many.memories[t]
+        y.copy_(rotate_blocks(p, block, _stream(many, t, salt, step)))
+        flags.append(p.isfinite().all())
+    return torch.stack(flags)
+
+
+def rotate_back_many(
+    storage: Tensor, many: Many, into: Many, block: int, salt: int, step: int, *, subtract: bool = False
+) -> None:
+    for t, (y, x) in enumerate(zip(many.xs, into.xs, strict=True)):
+        back = rotate_blocks_back(y, block, _stream(many, t, salt, step))
+        if not subtract:
+            x.copy_(back)
+            continue
+        assert into.rests is not None
+        torch.sub(x if into.memories is None else x + into.memories[t], back, out=into.rests[t])
+
+
+def _stream(many: Many, t: int, salt: int, step: int) -> Stream:
+    return replace(many.shared_stream(t, salt), step=step)
 
 
 @functools.lru_cache

@@ -28,7 +28,7 @@ def fetch_many(storage: Tensor, rooms: Many, many: Many) -> None:
 
 @operation
 def clear_many(flags: Tensor, many: Many) -> None:
-    """Sets each x, float32, to 0 whose flag, of ``[T]`` bool, is not set."""
+    """Sets each x, ``[b, n_t]`` float32, to 0 whose flag, of ``[T]`` bool, is not set."""
 
 
 @operation

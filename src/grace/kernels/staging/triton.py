@@ -36,12 +36,13 @@ def _fetch(table, programs, rooms, EVEN: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
-def _clear(table, programs, flags, EVEN: tl.constexpr, TILE: tl.constexpr):
+def _clear(table, programs, like, flags, b, EVEN: tl.constexpr, TILE: tl.constexpr):
     task, tile = tile_of(programs)
-    if tl.load(flags + task) == 0:
+    if tl.load(flags + task // b) == 0:
+        x, start = numbers_of(table, task, like, EVEN)
         _place, n = wire_of(table, task)
         i = tile * TILE + tl.arange(0, TILE)
-        tl.store(tensor_of(table, task, 0, EVEN) + i, tl.zeros((TILE,), tl.float32), i < n)
+        tl.store(x + start + i, tl.zeros((TILE,), tl.float32), i < n)
 
 
 @triton.jit
@@ -87,7 +88,7 @@ def fetch_many(storage: Tensor, rooms: Many, many: Many) -> None:
 
 def clear_many(flags: Tensor, many: Many) -> None:
     tiles = many.tiles(TILE)
-    launch(_clear, (len(tiles),), many.table, tiles, flags, EVEN=many.even, TILE=TILE)
+    launch(_clear, (len(tiles),), many.table, tiles, many.like, flags, many.rows, EVEN=many.even, TILE=TILE)
 
 
 def finite_many(flags: Tensor, many: Many) -> Tensor:

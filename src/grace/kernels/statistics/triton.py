@@ -144,15 +144,17 @@ def _piece_sums(
     piece_sum_of(x, e, at, plane, tile - tile, j, n, block, pieces, count, turns, tau, KIND, HAS_MEMORY, ROWS)
 
 
-def largest_of_many(many: Many, block: int) -> Tensor:
-    """As :func:`largest`, for the blocks of all tensors side by side: float32 ``[blocks]``."""
+def largest_of_many(many: Many, block: int, *, adds: bool = True) -> Tensor:
+    """As :func:`largest`, for the blocks of all tensors side by side, float32 ``[blocks]``; without their memories unless
+    ``adds``.
+    """
     block = many.clip(block)
     top = torch.zeros(sum(many.counts(block)), dtype=torch.int32, device=many.device)
     shape = _shape(block)
     tiles = many.tiles(shape["ROWS"], block=block)
     grid = len(tiles), block_count(block, shape["CHUNK"])
     launch(_largest, grid, many.table, tiles, many.heads(block), many.like, top, block, EVEN=many.even,
-           HAS_MEMORY=many.memories is not None, **shape)  # fmt: skip
+           HAS_MEMORY=adds and many.memories is not None, **shape)  # fmt: skip
     return top.view(torch.float32)
 
 

@@ -8,18 +8,25 @@ from torch import Tensor
 
 from grace.errors import PayloadError
 from grace.flags.refusals import refuse_unless
+from grace.kernels.quantiles import BAD_MEAN
 from grace.random import Stream
 
 SMALL = 1 << 20  # up to here quantiles are exact
 
 
+def count_seen(n: int, share: float) -> int:
+    """How many of n numbers quantiles are taken from: all, or a share of more than SMALL."""
+    return n if n <= SMALL else math.ceil(share * n)
+
+
 def sample_columns(rows: Tensor, share: float, rng: Stream) -> Tensor:
     """``rows [b, n]`` themselves; where n > SMALL a share of their columns, drawn at random."""
     n = rows.shape[1]
-    return rows if n <= SMALL or share == 1 else rows[:, rng.subset(n, math.ceil(share * n), rows.device)]
+    seen = count_seen(n, share)
+    return rows if seen == n else rows[:, rng.subset(n, seen, rows.device)]
 
 
 def check_means(means: Tensor) -> Tensor:
     """``means``, of any shape, themselves, which have to be finite."""
-    refuse_unless(means.isfinite().all(), lambda: PayloadError("field 'means' must be finite"))
+    refuse_unless(means.isfinite().all(), lambda: PayloadError(BAD_MEAN))
     return means

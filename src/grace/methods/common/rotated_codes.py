@@ -15,7 +15,7 @@ from grace.contract.compressor import Compressor, Fused
 from grace.contract.facts import Facts
 from grace.contract.knobs import Rotation
 from grace.flags.finite import Flag
-from grace.kernels import encode_rotated, rotated_bytes, sum_rotated
+from grace.kernels import Many, encode_rotated, encode_rotated_many, rotated_bytes, sum_rotated, sum_rotated_many
 from grace.random import Stream
 
 
@@ -24,6 +24,8 @@ class RotatedCodes(Fused):
     """The codes of a rotated block, and one scale. Subclasses say how many bits a code has."""
 
     randomness: ClassVar[Literal["shared", "private"]] = "shared"
+    handles_many: ClassVar[bool] = True
+    takes_work: ClassVar[bool] = True
     block: Rotation = 1024
     scale: Literal["unbiased", "mse"] = "unbiased"
 
@@ -43,6 +45,12 @@ class RotatedCodes(Fused):
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
         sum_rotated(received, out, self.code_bits, self.block, scale, rng.fork(0), add=add)
+
+    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+        return encode_rotated_many(message, many, self.code_bits, self.block, self.scale == "unbiased", rng.step)
+
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+        return sum_rotated_many(rows, many, self.code_bits, self.block, scale, rng.step)
 
     def facts(self, n: int) -> Facts:
         payload = rotated_bytes(n, self.code_bits, self.block)

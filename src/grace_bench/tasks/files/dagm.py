@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from grace_bench.extras import need
 from grace_bench.tasks.embedded.chunks import Array
 from grace_bench.tasks.files.finding import Published
 
@@ -55,12 +54,7 @@ def _read_part(folder: Path, size: int, *, defective_only: bool) -> tuple[Array,
 
 def _read_gray(path: Path, size: int) -> Array:
     """uint8 ``[s, s]``."""
-    pillow = need("PIL.Image", extra="bench")
-    try:
-        with pillow.open(path) as picture:
-            image: Array = np.asarray(picture.convert("L"))
-    except (OSError, SyntaxError, ValueError) as error:  # Pillow's for damaged files
-        raise DAGM.malformed(path, str(error)) from error
+    image: Array = np.asarray(DAGM.picture(path, "L"))
     height, width = image.shape
     if height != width or height % size:
         raise DAGM.malformed(path, f"it has {width} x {height} pixels, which do not average down to {size} x {size}")

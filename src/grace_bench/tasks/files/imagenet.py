@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from grace_bench.extras import need
 from grace_bench.tasks.embedded.chunks import Array
 from grace_bench.tasks.files.finding import Published
 
@@ -87,13 +86,7 @@ class ImageFolder:
 
     def _open(self, index: int) -> Any:
         """The picture, in RGB."""
-        pillow = need("PIL.Image", extra="bench")
-        path, _ = self.files[index]
-        try:
-            with pillow.open(path) as picture:
-                return picture.convert("RGB")
-        except (OSError, SyntaxError, ValueError) as error:  # Pillow's for damaged files
-            raise IMAGENET.malformed(path, str(error)) from error
+        return IMAGENET.picture(self.files[index][0], "RGB")
 
 
 def _draw_crop(width: int, height: int, random: np.random.RandomState) -> tuple[int, int, int, int]:

@@ -39,7 +39,7 @@ def test_both_take_as_long_where_they_break_even(codec):
 
 @pytest.fixture(scope="module")
 def document():
-    plan = plan_of("topk,threshold,none", "4K,8K", "1", 3, workers=3)
+    plan = plan_of("topk,threshold,none", "4K,8K", [1], 3, workers=3)
     return BreakEvenBench(plan, parse_links("100mbit,1gbit"), eviction=1 << 16).measure()
 
 

@@ -19,6 +19,9 @@ WHY = browser.missing()
 pytestmark = [pytest.mark.skipif(WHY is not None, reason=str(WHY)), pytest.mark.xdist_group("browser")]
 TRAINED = len({**METHODS, **BASELINES}) - 1 + 1  # over 1 Gbit/s: without the limit, with the name that is markup
 NASTY = "<img src=x onerror=alert(1)>"
+DEFECT = "a page that shows runs over other links, too"
+# What a page draws, asks for and says is looked at in the gate; what else its readers do, at night.
+MORE = pytest.mark.night(DEFECT)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +61,7 @@ def points(page, name):
     )
 
 
-def test_every_figure_is_drawn_and_only_when_it_comes_into_view(page):
+def check_figures(page):
     assert page.js("return document.querySelector('#figure-prediction svg')") is None
     assert page.figures() == [figure.name for figure in FIGURES]
     assert page.js("return document.getElementById('missing')") is None
@@ -72,6 +75,20 @@ def test_every_figure_is_drawn_and_only_when_it_comes_into_view(page):
     assert points(page, "quality-epoch-time") == [TRAINED] * 2
 
 
+def test_every_figure_is_drawn_and_only_when_it_comes_into_view(page):
+    check_figures(page)
+
+
+def test_a_page_with_a_defect_is_caught(open_browser, report):
+    right, broken = report.read_text(encoding="utf-8"), report.with_name("broken.html")
+    wrong = right.replace(" && (links || onLink(group))", "")
+    assert wrong != right
+    broken.write_text(wrong, encoding="utf-8")
+    open_browser.open(broken)
+    with pytest.raises(AssertionError):
+        check_figures(open_browser)
+
+
 def test_nothing_in_a_name_becomes_markup(page):
     page.choose("#link", "1gbit")
     page.figures()
@@ -79,6 +96,7 @@ def test_nothing_in_a_name_becomes_markup(page):
     assert page.js("return document.querySelectorAll('img').length") == 0
 
 
+@MORE
 def test_filters_of_task_link_workers_and_family(page):
     rows = len(page.column("method"))
     assert rows == TRAINED + 1
@@ -107,6 +125,7 @@ def test_filters_of_task_link_workers_and_family(page):
     assert "Nothing in this selection" in page.js("return document.querySelector('#figure-step-time').textContent")
 
 
+@MORE
 def test_the_head_says_what_ran_and_where(page):
     facts = page.js("return document.getElementById('facts').innerText").replace("\n", " ")
     for part in (
@@ -140,6 +159,7 @@ def tied(tmp_path_factory):
     return directory / "report.html"
 
 
+@MORE
 def test_what_is_not_told_apart_is_not_crowned(open_browser, tied):
     open_browser.open(tied)
     best, *_ = open_browser.js(
@@ -157,6 +177,7 @@ def test_what_is_not_told_apart_is_not_crowned(open_browser, tied):
     assert "no clear first" not in best[1]
 
 
+@MORE
 def test_one_run_each_is_no_ranking(open_browser, tmp_path):
     ends = {"none": 0.90, "dgc": 0.95, "signsgd": 0.5}
     write(tmp_path, [run(method, final=final, link="1gbit") for method, final in ends.items()])
@@ -177,6 +198,7 @@ def test_one_run_each_is_no_ranking(open_browser, tmp_path):
         assert "One run each: no Pareto front, which takes several seeds." in note
 
 
+@MORE
 def test_captions_are_what_the_data_say(open_browser, tied):
     open_browser.open(tied)
     open_browser.figures()
@@ -197,6 +219,7 @@ def test_captions_are_what_the_data_say(open_browser, tied):
     assert open_browser.messages() == []
 
 
+@MORE
 def test_the_axis_of_quality_has_all_data(page):
     page.figures()
     least, low = page.js(
@@ -208,6 +231,7 @@ def test_the_axis_of_quality_has_all_data(page):
     assert low <= least < 0.3
 
 
+@MORE
 def test_headings_sort_both_ways_and_what_is_missing_stays_last(page):
     def value(text):
         found = re.match(r"[-+]?[\d,.]+", text)
@@ -231,6 +255,7 @@ def test_headings_sort_both_ways_and_what_is_missing_stays_last(page):
     assert page.js("return document.querySelectorAll('#table th[aria-sort=ascending]').length") == 1
 
 
+@MORE
 def test_the_parts_of_a_step_add_up_to_it(page):
     page.figures()
     ends = page.js(
@@ -242,6 +267,7 @@ def test_the_parts_of_a_step_add_up_to_it(page):
     assert all(total == pytest.approx(step, rel=0.05) for step, total in ends)  # sums of medians over seeds
 
 
+@MORE
 def test_methods_are_singled_out_everywhere(page):
     page.figures()
     index = page.js("return document.querySelector('.chip[data-method]').dataset.method")
@@ -254,6 +280,7 @@ def test_methods_are_singled_out_everywhere(page):
     assert page.js("return document.querySelectorAll('tr.faint').length") == 0
 
 
+@MORE
 def test_hover_tells_the_numbers(page):
     page.figures()
     text = page.until(
@@ -266,6 +293,7 @@ def test_hover_tells_the_numbers(page):
         assert part in text
 
 
+@MORE
 def test_light_and_dark(open_browser, report):
     page = open_browser
     ground = "return getComputedStyle(document.body).backgroundColor"
@@ -290,6 +318,7 @@ def test_light_and_dark(open_browser, report):
 FITS = "const place = document.querySelector('.scroll'); return place.scrollWidth <= place.clientWidth"
 
 
+@MORE
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_page_never_scrolls_sideways_and_the_table_fits(page, report, width):
     page.open(report, width=width)
@@ -313,6 +342,7 @@ def test_the_page_never_scrolls_sideways_and_the_table_fits(page, report, width)
     assert wide == []
 
 
+@MORE
 def test_procedural_data_are_marked_on_every_figure_that_shows_them(page):
     def find_marked():
         page.figures()
@@ -328,6 +358,7 @@ def test_procedural_data_are_marked_on_every_figure_that_shows_them(page):
     assert find_marked() == [figure.name for figure in FIGURES if figure.name != "codec-latency"]
 
 
+@MORE
 def test_failures_strangers_and_notes_are_listed(page):
     text = page.js("return document.getElementById('appendix').textContent")
     for part in (
@@ -340,6 +371,7 @@ def test_failures_strangers_and_notes_are_listed(page):
         assert part in text
 
 
+@MORE
 def test_the_codecs_figure_has_its_own_choices(page):
     page.figures()
     unit = "return document.querySelector('#figure-codec-latency .role-axis-title text').textContent"
@@ -351,6 +383,7 @@ def test_the_codecs_figure_has_its_own_choices(page):
     assert "4,096 elements" in page.js("return document.querySelector('#figure-codec-latency .note').textContent")
 
 
+@MORE
 def test_on_paper_all_figures_are_drawn_in_light_colors(page, report):
     page.open(report, dark=True)
     page.js(
@@ -364,6 +397,7 @@ def test_on_paper_all_figures_are_drawn_in_light_colors(page, report):
     assert page.js("return document.documentElement.dataset.theme") == "dark"
 
 
+@MORE
 def test_what_has_no_data_is_named_with_its_command(open_browser, tmp_path):
     write(tmp_path, [run(), run("none")])
     write_report(tmp_path, figures=False)
@@ -375,6 +409,7 @@ def test_what_has_no_data_is_named_with_its_command(open_browser, tmp_path):
     assert open_browser.messages() == []
 
 
+@MORE
 def test_a_figure_of_too_many_says_what_it_draws_and_the_table_offers_all(open_browser, tmp_path):
     write(tmp_path, [*(run(f"method{k}", points=3) for k in range(230)), run("none")])
     write_report(tmp_path, figures=False)
@@ -388,6 +423,7 @@ def test_a_figure_of_too_many_says_what_it_draws_and_the_table_offers_all(open_b
     assert open_browser.messages() == []
 
 
+@MORE
 def test_an_archive_of_the_survey(open_browser, tmp_path):
     """All figures, times included; a task that the table of steps does not know says so; nothing is infinitely high."""
     rows = [
@@ -410,6 +446,7 @@ def test_an_archive_of_the_survey(open_browser, tmp_path):
     assert open_browser.messages() == []
 
 
+@MORE
 def test_a_report_of_codecs_alone(open_browser, tmp_path):
     write(tmp_path, [], codecs(sizes=(10,), threads=(1,)))
     write_report(tmp_path, figures=False)
@@ -418,6 +455,7 @@ def test_a_report_of_codecs_alone(open_browser, tmp_path):
     assert open_browser.messages() == []
 
 
+@MORE
 def test_a_thousand_runs_open_quickly(open_browser, tmp_path):
     """Goal: 3 s. The first of three tries that meets it is enough: other tests run on the same cores."""
     tasks = tuple(f"task{k}" for k in range(5))

@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from grace_bench.report.progress import Checklist, SweepReporter
+from grace_bench.report.progress import Bar, SweepReporter
 from grace_bench.report.tables import comparison, sweep
 from grace_bench.runs.config import RunConfig
 from grace_bench.runs.record import failure_of
@@ -60,9 +60,9 @@ def test_without_a_terminal_progress_is_a_line_for_each_run(tmp_path):
 
 def test_on_a_terminal_progress_is_a_bar():
     console = Console(force_terminal=True, record=True, width=120, file=io.StringIO())
-    with Checklist(console) as checklist:
-        checklist.begin(1, 7, "agreement")
-        checklist._bar.refresh()
+    with Bar(console) as bar:
+        bar.draw(1, 7, "agreement", "1 of 7")
+        bar._bar.refresh()
     assert "agreement" in console.file.getvalue()
     assert "1 of 7" in console.file.getvalue()
 

@@ -100,7 +100,7 @@ def test_a_run_that_diverges_says_so() -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"workers": 0}, "workers=0 is out of range; legal: 1 to 1024"),
+        ({"workers": 0}, "workers=0 is out of range; legal: 1, 2, ..., 1024"),
         ({"workers": 1025}, "workers=1025"),
         ({"part": 13}, "part=13 is out of range; legal: 1 to workers"),
         ({"churn": 1.0}, "churn=1.0"), ({"late": -0.1}, "late=-0.1"), ({"alpha": 0.0}, "alpha=0.0"),

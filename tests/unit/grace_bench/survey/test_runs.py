@@ -18,13 +18,15 @@ from grace_bench.survey.plan import read_plan
 from grace_bench.survey.row import SurveyRow, run_file, same_run
 from grace_bench.survey.run import run_all
 from grace_bench.workers.local import launch
+from tests.distributed.forked import fork_workers
 from tests.unit.grace_bench.survey.tiny import HERE, PLAN, Tiny, call, change, plan
 
 ROOT = Path(__file__).parents[4]
 
 
-def test_real_processes_train_the_same(whole):
+def test_real_processes_train_the_same(whole, monkeypatch):
     """Dropout, running means and private random numbers included."""
+    fork_workers(monkeypatch)
     runs = [run.config for run in read_plan(whole[0] / "plan.toml") if run.config.seed == 1]
     rows = [row for row in whole[1] if row.seed == 1]
     for row, result in zip(rows, launch(runs, on_progress=lambda done, steps: None, command=[]), strict=True):

@@ -1,8 +1,7 @@
 import copy
 import importlib.util
 import json
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,9 @@ from grace_bench.extras import PORTED, TOOLKITS
 from grace_bench.runs.config import RunConfig
 from grace_bench.runs.plan import SweepPlan, check
 from grace_bench.runs.record import file_name
+from tests.distributed.processes import fork
 from tests.unit.grace_bench.tasks.test_models import COUNTS
+from tests.unit.grace_bench.toolkits import cases
 
 SMALL = [name for name in PORTED if name.endswith("_small")]
 LARGE = [name for name in PORTED if name not in SMALL]
@@ -30,10 +31,12 @@ def seen_large(request):
 def look(toolkit, names):
     if importlib.util.find_spec(toolkit) is None:  # to import it here would cost seconds
         pytest.skip(f"pip install 'grace-dl[{toolkit}]'")
-    command = [sys.executable, "-m", "tests.unit.grace_bench.toolkits.cases", toolkit, *names]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=280)
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    return json.loads(ran.stdout)
+    script = Path(cases.__file__)
+    quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # three models of many layers are compiled, for two steps each
+    ((status, said),) = fork(script, toolkit, *names, workers=1, env=(quick,), seconds=280)
+    assert status == 0, said[-3000:]
+    (found,) = [line for line in said.splitlines() if line.startswith(cases.MARK)]
+    return json.loads(found.removeprefix(cases.MARK))
 
 
 def check_counts(name, seen):

@@ -1,9 +1,11 @@
+import signal
+
 import pytest
 
-from grace.transports.joining import LOCAL_WORLD
+from grace.transports.launchers import LOCAL_WORLD
 from grace_bench.network.namespaces import ShapedNetwork
 from grace_bench.runs.config import RunConfig
-from grace_bench.workers.local import _environment_of, find_killed
+from grace_bench.workers.local import _environment_of, find_killed, terminable
 
 
 @pytest.mark.parametrize(
@@ -18,6 +20,22 @@ from grace_bench.workers.local import _environment_of, find_killed
 )
 def test_a_worker_that_a_signal_ended_is_found(statuses, found):
     assert find_killed(statuses) == found
+
+
+def test_a_command_that_is_terminated_ends_through_its_finally_clauses():
+    before, ended = signal.getsignal(signal.SIGTERM), []
+
+    def work():
+        with terminable():
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                ended.append(True)
+
+    with pytest.raises(SystemExit) as left:
+        work()
+    assert (left.value.code, ended) == (143, [True])
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize(("machines", "local"), [(None, "1"), (2, "2"), (1, "4")])

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from grace.compute import backends
+from grace.contract.compressor import Fused
+from grace.errors import PayloadError
+from grace.kernels.quantiles import encode_quantiles
+from grace.methods.common.buckets import SMALL
+from grace.methods.sketch import Sketch
+from tests.unit.kernels import block_codecs as check
+
+BUCKETS = (2, 3, 4, 7, 8, 13, 16, 17, 33, 64, 100, 256)
+CODECS = [Sketch(q) for q in (2, 5, 16, 100)] + [Sketch(4, zero_edge=False)]
+
+
+def assert_same(codec: Fused, x: Tensor) -> None:
+    """Wires, rests and sums of these numbers, under all native targets."""
+    with backends.using("reference"):
+        want = check.results(codec, x, x.flip(1) / 4)
+    for target in check.TARGETS:
+        with backends.using(target):
+            for k, (a, b) in enumerate(zip(want, check.results(codec, x, x.flip(1) / 4), strict=True)):
+                assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), (codec, target, k)
+
+
+@check.needs_native
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_native_agrees_for_every_small_size(codec: Sketch) -> None:
+    check.assert_agrees(codec, range(1, 71, 2), rows=3, shifts=(1,))
+
+
+@check.needs_native
+@pytest.mark.parametrize("q", BUCKETS)
+@pytest.mark.parametrize("n", [127, 300, 1023, 1025, 4096, 16_385])
+def test_native_agrees_for_every_number_of_buckets(q: int, n: int) -> None:
+    check.assert_agrees(Sketch(q), (n,), rows=2, shifts=(3,))
+
+
+@check.needs_native
+@pytest.mark.parametrize("n", [1, 40, 5000, 17_000])
+def test_native_agrees_on_ties_zeros_and_numbers_of_all_sizes(n: int) -> None:
+    made = torch.Generator().manual_seed(n)
+    words = torch.randint(-(1 << 31), 1 << 31, (n,), generator=made).to(torch.int32)
+    sizes = (words & ~0x40000000).view(torch.float32)  # denormal numbers to 2
+    tied = words.remainder(7).float() - 3
+    rows = [sizes, tied, tied * 0.0, tied.abs() + 0.5, -tied.abs(), tied * 1e-45, tied.sign() * sizes, sizes * 1e38]
+    for codec in CODECS:
+        assert_same(codec, torch.stack(rows))
+
+
+# Half-way between two float32 numbers is the mean of the first eight, and beyond it if the four smallest are added up first.
+HALFWAY = torch.tensor([2.0**-51] * 4 + [4.0, 2.0, 2.0, 2.0**-21])
+
+
+@check.needs_native
+@pytest.mark.parametrize(
+    ("codec", "others"),  # which leave these eight in a bucket of their own: from their least, from zero, or open
+    [
+        (Sketch(3), [1e-30] * 3 + [9.0] * 9),
+        (Sketch(3), [-1.0] * 5 + [9.0] * 9),
+        (Sketch(2), [9.0] * 9),
+        (Sketch(2, zero_edge=False), [9.0] * 9),
+    ],
+)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_sums_that_depend_on_their_order_have_the_order_of_the_numbers(
+    codec: Sketch, others: list[float], sign: int
+) -> None:
+    made = torch.Generator().manual_seed(2)
+    rows = torch.cat((HALFWAY, torch.tensor(others)))[None].repeat(64, 1)
+    for row in rows[1:]:
+        row.copy_(row[torch.randperm(row.numel(), generator=made)])
+    assert_same(codec, sign * rows)
+    with backends.using("reference"):
+        wire = codec.encode_(rows, check.RNG)[0]
+    means = wire[:, : 4 * codec.quantiles].contiguous().view(torch.float32)
+    assert {1.0, 1 + 2.0**-23} <= set(means.flatten().tolist())  # the order makes a difference
+
+
+@check.needs_native
+def test_a_sum_that_cancels_has_the_order_of_the_numbers() -> None:
+    made = torch.Generator().manual_seed(3)
+    x = torch.cat((torch.randn(300, generator=made) * 1e30, torch.randn(300, generator=made), torch.full((700,), 1e38)))
+    x = torch.stack([x[torch.randperm(1300, generator=made)] for _ in range(8)])
+    assert_same(Sketch(2, zero_edge=False), x)
+
+
+@check.needs_native
+@pytest.mark.parametrize("bias", [0.0, 9.0, -9.0])
+def test_edges_of_a_sample_see_signs_of_all(bias: float) -> None:
+    x = torch.randn(1, SMALL + 77, generator=torch.Generator().manual_seed(5)) + bias
+    if bias:
+        x[0, 1 + SMALL // 2] = -bias  # no sample of two has it
+    wires = []
+    for target in ("reference", *check.TARGETS):
+        with backends.using(target), check.threads(2):
+            wires.append(encode_quantiles(x, 4, True, 2 if bias else SMALL // 50, check.RNG)[0])
+    assert all(torch.equal(wire, wires[0]) for wire in wires)
+
+
+def test_nonfinite_numbers_are_found() -> None:
+    check.assert_flags_nonfinite(Sketch(5))
+
+
+def test_corrupted_wires_are_refused() -> None:
+    for codec in (Sketch(13), Sketch(100)):
+        check.assert_refuses(
+            codec, 250, [(4 * codec.quantiles + 3, 0xFF)], rf"'codes' must be in \[0, {codec.quantiles}\)"
+        )
+    check.assert_refuses_other_lengths(Sketch())
+
+
+@pytest.mark.parametrize("q", [2, 16, 100])
+def test_means_that_are_not_finite_are_refused(q: int) -> None:
+    good = Sketch(q).encode_(check.numbers(1, 250), check.RNG)[0]
+    for bad in (torch.inf, -torch.inf, torch.nan):
+        wire = good.clone()
+        wire[0, 4 * q - 4 : 4 * q] = torch.tensor([bad]).view(torch.uint8)
+        for target in backends.available():
+            with backends.using(target), pytest.raises(PayloadError, match="'means' must be finite"):
+                Sketch(q).aggregate_([good, wire], torch.empty(1, 250), 1.0, check.RNG)
