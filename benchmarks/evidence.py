@@ -11,6 +11,7 @@ import msgspec
 
 import grace
 from grace.auto.classes import LIMITS
+from grace_bench.runs.results import LR_ASKED
 from grace_bench.survey.evidence import Quality, Table, Task, TaskQualities, judge, loss_of, quality_of, read_evidence
 from grace_bench.survey.row import TRIAL, SurveyRow
 
@@ -29,9 +30,14 @@ def sort_rows(rows: Iterable[SurveyRow]) -> dict[Task, dict[str, list[SurveyRow]
     return {task: dict(sorted(of.items())) for task, of in sorted(found.items())}
 
 
+def chose_lr(row: SurveyRow) -> bool:
+    """Whether somebody asked for its learning rate, instead of the one that suits task and method."""
+    return (row.why or "").startswith(LR_ASKED)
+
+
 def to_known(rows: Sequence[SurveyRow]) -> str:
     """The text of the table by which ``auto`` permits methods; see :mod:`grace.auto.classes`."""
-    rows = [row for row in rows if not row.chosen_lr]
+    rows = [row for row in rows if not chose_lr(row)]
     return write_known(gather(rows), _metrics(rows))
 
 
@@ -64,7 +70,7 @@ def read_known() -> str:
 
 def to_json(rows: Sequence[SurveyRow]) -> str:
     """The text of the file: what methods do with the learning rate that suits task and method, not with a chosen one."""
-    rows = [row for row in rows if not row.chosen_lr]
+    rows = [row for row in rows if not chose_lr(row)]
     metrics = _metrics(rows)
     places = [TaskQualities(*task, metrics[task], of) for task, of in gather(rows).items()]
     return json.dumps(msgspec.to_builtins(places), indent=1) + "\n"

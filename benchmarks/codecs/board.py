@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,6 @@ from benchmarks.codecs import floors, naive, parts, rows
 from benchmarks.codecs.goals import goals_of
 from benchmarks.codecs.plan import PARTS, BoardPlan
 from grace.compute import backends
-from grace_bench.codecs import compressors
 from grace_bench.codecs.bench import Bench, Row, short
 from grace_bench.codecs.buffers import Buffers
 from grace_bench.codecs.clock import Case, CaseSamples
@@ -68,7 +68,7 @@ class Board(Bench):
         chosen = ["reference"] if self.kernels != "reference" else []
         if any(goal.kernels in backends.available() and goal.kernels != self.kernels for goal in goals):
             chosen.append("native-base")
-        out = [compressors.on(case, backend) for backend in chosen]
+        out = [dataclasses.replace(case, kernels=backend) for backend in chosen]
         plain_torch = naive.case(case.operation, name, buffers, payloads)
         if plain_torch is not None:
             out.append(plain_torch)

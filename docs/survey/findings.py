@@ -13,7 +13,7 @@ from pathlib import Path
 import grace
 from benchmarks import verdicts
 from benchmarks.comparison import SHARE, Compared, compare
-from benchmarks.evidence import to_json, to_known
+from benchmarks.evidence import chose_lr, to_json, to_known
 from benchmarks.verdicts import Verdict, name_of
 from grace.auto import classes
 from grace_bench.survey import evidence
@@ -150,7 +150,7 @@ def _about(row: SurveyRow) -> str:
 
 def _rates(runs: Sequence[SurveyRow], rows: Sequence[SurveyRow]) -> str:
     """Which learning rate each method chose, if they chose, and whether a wider grid might have given a better one."""
-    if not runs[0].chosen_lr or runs[0].protocol.endswith(TRIAL):
+    if not chose_lr(runs[0]) or runs[0].protocol.endswith(TRIAL):
         return ""
     tried = sorted(
         {row.peak_lr for row in rows if row.protocol == runs[0].protocol + TRIAL and row.task == runs[0].task}

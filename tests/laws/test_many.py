@@ -76,6 +76,9 @@ AT_NIGHT = {
     "rht:inner=(lpc:bits=3,block=8),rounds=2,block=16,memory=residual": SHAPES,
     "rht:inner=fp8,block=8192": LARGE,
     "rht:inner=drive,block=16": SMALL,  # which has no kernels for many
+    "rht:inner=(topk:ratio=0.3),block=16,memory=residual": SMALL,
+    "thc:block=16": SHAPES,
+    "thc:block=8192,bits=3,memory=none": LARGE,
     "topk:ratio=0.2": SHAPES,
     "topk:ratio=0.05,values=bfloat16,index=elias-fano": LARGE,
     "topk:ratio=0.3,memory=none": SMALL,
@@ -98,10 +101,11 @@ TWO_HOPS = (
 LAUNCHES = {
     "efsignsgd": 5, "signsgd": 3, "qsgd": 4, "terngrad": 4, "natural": 4, "fp8": 4, "u8bit": 5, "onebit": 5, "lpc": 4,
     "randomk": 5, "blockrandomk": 6, "blockrandomk:mode=cyclic": 6, "topk": 16, "drive": 7, "eden": 7, "rht": 7,
+    "thc": 9,
 }  # fmt: skip
 # With communicator=scatterreduce: of tensors that two ranks divide, and of others.
 HOPS = (("efsignsgd", 10, 12), ("qsgd", 8, 10), ("fp8", 8, 10))
-REMEMBER = ("efsignsgd", "u8bit", "onebit", "randomk", "blockrandomk", "topk")
+REMEMBER = ("efsignsgd", "u8bit", "onebit", "randomk", "blockrandomk", "topk", "thc")
 
 
 @functools.cache
@@ -154,7 +158,7 @@ def _note(prepare: Any, seen: list[bool], *args: Any) -> Any:
 
 @night
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("spec", [spec for spec in AT_NIGHT if not spec.startswith("signsgd")])
+@pytest.mark.parametrize("spec", [spec for spec in AT_NIGHT if not spec.startswith(("signsgd", "thc"))])
 def test_two_hops_of_all_kinds(spec: str, dtype: torch.dtype) -> None:
     policy = Policy([("*", f"{spec}{',' if ':' in spec else ':'}communicator=scatterreduce")])
     with backends.using("triton"), cpu_as_accelerator():

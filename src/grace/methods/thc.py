@@ -7,6 +7,7 @@ table of 2**bits integers from 0 to g; A the largest rotated number that is sent
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Annotated, Literal
@@ -16,16 +17,18 @@ from torch import Tensor
 
 from grace.collectives import AllGather, AllReduce, AllToAll, Exchange, Traffic
 from grace.communicators.base import meta_tensor, sum_costs
+from grace.compute import backends
 from grace.contract.facts import Facts
 from grace.contract.knobs import Range, Rotation, check_knobs
 from grace.contract.loan import Loan
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
 from grace.errors import ConfigurationError
-from grace.flags.finite import fill_unless_
+from grace.flags.finite import fill_unless_, on_host
 from grace.kernels import (
     all_finite,
     block_count,
+    block_roots,
     decode_entries,
     encode_entries,
     packed_bytes,
@@ -33,6 +36,7 @@ from grace.kernels import (
     sum_entries,
 )
 from grace.methods.common.integer_table import bounds_of, choose_table, count_sum_bits
+from grace.methods.common.table_bucket import exchange_table, prepare_table
 from grace.registry import register
 
 
@@ -107,7 +111,8 @@ class THC(Method[None]):
         finite = all_finite(norm)
         if finite is False:
             return loan.poison(None)
-        bounds = bounds_of(fill_unless_(finite, norm, 0.0), n, self.reach, self.block)
+        norm = fill_unless_(finite, norm, 0.0)
+        bounds = bounds_of(norm, block_roots(n, self.block, norm), self.reach)
         private, sum_bits = peer.private("THC"), count_sum_bits(g, W)
         codes = encode_entries(y, bounds, self.block, self.table, W, private, shared, rows, memory, rest)
         theirs = yield AllToAll(codes)  # [W, ceil(c bits / 8)]: everyone's z of my chunk
@@ -115,6 +120,20 @@ class THC(Method[None]):
         mean = loan.make_room()
         decode_entries(answer, sum_bits, g, bounds, mean.view(1, n), self.block, shared)
         return loan.give_back(mean, None, finite)
+
+    def batches(self, like: Tensor) -> bool:
+        return not on_host(like.device) and backends.runs_triton(like.device)
+
+    def exchange_all(
+        self, xs: Sequence[Tensor], states: Sequence[None], peers: Sequence[Peer]
+    ) -> Exchange[list[Exchanged[None]]]:
+        """On an accelerator the tensors, of any shapes, go by as many launches as one of them takes."""
+        if peers and self.batches(xs[0]):
+            peers = list(peers)
+            bucket = prepare_table("THC", self.table, self.block, self.reach, xs, peers)
+            if bucket is not None:
+                return (yield from exchange_table(bucket, xs, peers))
+        return (yield from Method.exchange_all(self, xs, states, peers))
 
     def facts(self, like: Tensor) -> Facts:
         return Facts(deterministic=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import time
 from collections.abc import Callable
@@ -72,8 +71,3 @@ def _decoder(compressor: Compressor, buffers: Buffers, count: int) -> Case:
                 wires.append(compressor.encode_(buffers.gradient(len(wires)), rng)[0])
 
     return Case(DECODE, lambda: compressor.aggregate_(wires, buffers.out, scale, rng), prepare)
-
-
-def on(case: Case, kernels: str) -> Case:
-    """The same case on another backend."""
-    return dataclasses.replace(case, kernels=kernels)

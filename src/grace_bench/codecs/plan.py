@@ -94,15 +94,9 @@ def plan_of(
         ConfigurationError: a method, size or number that is not legal.
     """
     names = methods() if chosen is None else split_methods(chosen)
+    counts = sort_numbers(threads or [resources.cores()])
     return CodecPlan(
-        by_family(names),
-        sort_numbers(parse_sizes(sizes)),
-        sort_numbers(threads or [resources.cores()]),
-        samples,
-        limit,
-        budget,
-        workers,
-        device,
+        by_family(names), sort_numbers(parse_sizes(sizes)), counts, samples, limit, budget, workers, device
     )
 
 

@@ -135,14 +135,8 @@ def _show(row: Mapping[str, Any], document: Mapping[str, Any]) -> Row:
     """A row with the look of its method and the name of its network; the page does the same."""
     method = document["methods"][row["method"]]
     own = {key: value for key, value in method.items() if key not in ("name", *document["config"])}
-    return {
-        **row,
-        **own,
-        **method["light"],
-        "opacity": 1,
-        "name": row["label"],
-        "network": document["links"][row["link"]],
-    }
+    place = {"opacity": 1, "name": row["label"], "network": document["links"][row["link"]]}
+    return {**row, **own, **method["light"], **place}
 
 
 def _panels(name: str, plots: Sequence[Spec], rows: Sequence[Row]) -> list[Panel]:

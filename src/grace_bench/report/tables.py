@@ -91,14 +91,8 @@ def _comparison(groups: Sequence[Experiment]) -> RenderableType:
             f" {model.compressed_parameters:,} of {model.parameters:,} parameters are compressed; tensors of "
             "fewer than 1,024 elements or fewer than two dimensions go uncompressed."
         )
-    told = [Text(f"{mark.strip()} {why}", style="dim") for why, mark in notes.items()]
-    return Group(
-        *_first(unmeasured),
-        table,
-        Text(_legend(groups, bool(best | fastest)), style="dim"),
-        Text(legend, style="dim"),
-        *told,
-    )
+    below = [_legend(groups, bool(best | fastest)), legend, *(f"{mark.strip()} {why}" for why, mark in notes.items())]
+    return Group(*_first(unmeasured), table, *(Text(text, style="dim") for text in below))
 
 
 def sweep(documents: Sequence[Document]) -> RenderableType:
@@ -127,13 +121,8 @@ def sweep(documents: Sequence[Document]) -> RenderableType:
         )  # fmt: skip
     for one in failed:
         table.add_row(*_place(one), Text(one.method, style="red"), "", Text(f"failed (seed {one.seed})", style="red"))
-    return (
-        Group(
-            *_first(unmeasured), table, Text(_legend(groups, bool(best | fastest)) + _of_the_limit(rounds), style="dim")
-        )
-        if groups
-        else table
-    )
+    legend = _legend(groups, bool(best | fastest)) + _of_the_limit(rounds)
+    return Group(*_first(unmeasured), table, Text(legend, style="dim")) if groups else table
 
 
 def _of_the_limit(rounds: bool) -> str:

@@ -6,7 +6,7 @@ gets one bucket: with several, its callbacks start all-reduces in different orde
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -44,16 +44,11 @@ class Counters:
 
     def __sub__(self, before: Counters) -> Counters:
         """What was added since then."""
-
-        def minus(a: float | None, b: float | None) -> float | None:
-            return None if a is None or b is None else a - b
-
         kinds = {kind: tally - before.collectives.get(kind, Tally()) for kind, tally in self.collectives.items()}
-        return Counters(
-            self.rounds - before.rounds, self.sent - before.sent, self.received - before.received,
-            minus(self.codec, before.codec), minus(self.codec_cpu, before.codec_cpu),
-            minus(self.exchange, before.exchange), self.nonfinite - before.nonfinite, kinds,
-        )  # fmt: skip
+        names = [one.name for one in fields(self) if one.name != "collectives"]
+        pairs = {name: (getattr(self, name), getattr(before, name)) for name in names}
+        added: dict[str, Any] = {name: None if None in pair else pair[0] - pair[1] for name, pair in pairs.items()}
+        return Counters(**added, collectives=kinds)
 
 
 def counters_of(stats: Stats) -> Counters:

@@ -86,12 +86,9 @@ class _Spent:
     def seconds(self, run: Planned, method: str) -> float | None:
         """Of the same method by the same protocol, of another method, or of another protocol by its steps."""
         protocol, task, steps = run.protocol.removesuffix(TRIAL), run.config.task, run.config.steps
-        like: tuple[tuple[str, ...], ...] = ((protocol, task, method), (protocol, task))
-        for key in like:
-            if key in self._of:
-                return statistics.median(self._of[key])
-        like = (("a step", task, method), ("a step", task))
-        for key in like:
-            if steps is not None and key in self._of:
-                return steps * statistics.median(self._of[key])
-        return None
+        like: list[tuple[str, ...]] = [(protocol, task, method), (protocol, task)]
+        like += [] if steps is None else [("a step", task, method), ("a step", task)]
+        key = next((key for key in like if key in self._of), None)
+        return (
+            None if key is None else (steps if key[0] == "a step" and steps else 1) * statistics.median(self._of[key])
+        )

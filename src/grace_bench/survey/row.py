@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from grace_bench.runs.config import RunConfig
 from grace_bench.runs.record import file_name
-from grace_bench.runs.results import LR_ASKED, Count, DocumentError, SchemaHeader, decode_as
+from grace_bench.runs.results import Count, DocumentError, SchemaHeader, decode_as
 
 SCHEMA, VERSION = "grace.survey", 1
 TRIAL = "-trial"  # ends the name of a protocol whose runs choose a learning rate: no measure of a method
@@ -76,11 +76,6 @@ class SurveyRow(Struct, frozen=True, kw_only=True):
             self.protocol, self.task, self.recipe, self.workers, self.seed, self.steps, self.batch, self.peak_lr,
             self.digest, self.device,
         )  # fmt: skip
-
-    @property
-    def chosen_lr(self) -> bool:
-        """Whether somebody asked for its learning rate, instead of the one that suits task and method."""
-        return (self.why or "").startswith(LR_ASKED)
 
     @property
     def fp32_bytes(self) -> float:

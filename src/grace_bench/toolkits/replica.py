@@ -85,21 +85,21 @@ def arrays_of(batch: Sequence[Any]) -> tuple[tuple[Array, ...], Carry | None]:
 
 def from_torch(name: str, x: Tensor) -> Array:
     """A parameter of torch's in the layout of TensorFlow and JAX: inputs before outputs, pixels first."""
-    array = x.detach().numpy()
-    if array.ndim == 4:
-        array = array.transpose(2, 3, 1, 0)
-    elif array.ndim == 2 and name not in _TABLES:
-        array = array.T
-    return np.array(array, order="C")  # a copy: torch's is written again
+    return _turn(name, x.detach().numpy(), (2, 3, 1, 0))
 
 
 def to_torch(name: str, array: Array) -> Tensor:
     """The way back."""
+    return torch.from_numpy(_turn(name, array, (3, 2, 0, 1)))
+
+
+def _turn(name: str, array: Array, axes: Sequence[int]) -> Array:
+    """A copy, with the axes of a convolution in this order, and those of a matrix turned round."""
     if array.ndim == 4:
-        array = array.transpose(3, 2, 0, 1)
+        array = array.transpose(axes)
     elif array.ndim == 2 and name not in _TABLES:
         array = array.T
-    return torch.from_numpy(np.array(array, order="C"))
+    return np.array(array, order="C")
 
 
 def pick(task: Task, *, images: Callable[[], Any], pairs: Callable[[], Any], words: Callable[[], Any]) -> Any:

@@ -68,7 +68,8 @@ def test_lists_are_lists() -> None:
 @pytest.mark.parametrize("given", ["auto", "auto:quality=fast", Auto()])
 def test_where_a_method_is_wanted_it_is_refused_with_what_to_write(given: object) -> None:
     with pytest.raises(
-        ConfigurationError, match=r"is no method: .* grace.attach\(model, 'auto'\) or .*Here, name one; grace advise"
+        ConfigurationError,
+        match=r"is no method: .* grace.attach\(model, 'auto'\) .*grace.keras.attach.*Here, name one; grace advise",
     ):
         Policy.of(given)  # type: ignore[arg-type]
 

@@ -51,7 +51,8 @@ def test_who_watches_leaves_once_nobody_holds_the_lifeline(tmp_path):
     check_leaving(tmp_path, 10)
 
 
-def test_who_does_not_watch_is_caught(tmp_path, monkeypatch):
+@pytest.mark.parametrize("defect", ["a worker that outlives its command"])
+def test_who_does_not_watch_is_caught(defect, tmp_path, monkeypatch):
     monkeypatch.setattr(Scratch, "watch", lambda self, leave: None)
     with pytest.raises(AssertionError):
         check_leaving(tmp_path, 0.2)

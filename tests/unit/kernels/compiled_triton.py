@@ -146,6 +146,11 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
         {"BITS": bits, "SAY": 1, **how, "G": 128} for bits, how in ((3, MANY), (1, ONE), (4, ONE))
     ]),
     "kernels.rotation._sum": ({}, [{"BITS": 4, **how, "TILE": 1024} for how in (ALL, SUM)]),
+    "kernels.tables._encode": ({}, [{"BITS": bits, "SAY": bits - 3, "EVEN": 1, "G": 128} for bits in (4, 3)]),
+    "kernels.tables._sum": ({"begins": "*i64"}, [{"BITS": 4, "SUM_BITS": bits, "TILE": 1024} for bits in (8, 11, 3)]),
+    "kernels.tables._decode": ({"begins": "*i64", "most": "i64"}, [
+        {"SUM_BITS": bits, "EVEN": 1, "TILE": 1024} for bits in (8, 11)
+    ]),
     "kernels.floats._encode": ({}, [
         {"FRACTION": m, "LEAST": least, "LARGEST": most, "MOST": 3.4e38, "RANDOM": m - 2, **how, "WHOLE": 1, "TILE": 1024}
         for m, least, most, how in ((3, -6, 448.0, MANY), (2, -14, 57344.0, ONE), (3, -6, 448.0, ONE))

@@ -9,6 +9,7 @@ Letters: T tensors; tensor t has b rows of n_t numbers; a tile is what one progr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -188,6 +189,21 @@ class Many:
             return begins
 
         return self.numbers(("heads", block), make, torch.int64)
+
+    def roots(self, block: int) -> Tensor:
+        """float32 ``[blocks]``: :func:`grace.kernels.block_roots` of the blocks of all rows, side by side."""
+
+        def make() -> list[float]:
+            return [math.sqrt(min(block, n - begin)) for n in self.sizes for begin in range(0, n, block)]
+
+        return self.numbers(("roots", block), make, torch.float32)
+
+    def owners(self, block: int) -> Tensor:
+        """int64 ``[blocks]``: which row each block belongs to."""
+        counts = self.counts(block)
+        return self.numbers(
+            ("owners", block), lambda: [t for t, nb in enumerate(counts) for _ in range(nb)], torch.int64
+        )
 
     def clip(self, block: int) -> int:
         """The size that cuts all rows into the same blocks, none of them longer than the longest row."""

@@ -32,6 +32,7 @@ __all__ = [
     "rotate_blocks_back",
     "rotate_many",
     "rotate_norms",
+    "rotate_norms_many",
     "rotated_bytes",
     "sum_rotated",
     "sum_rotated_many",
@@ -138,6 +139,13 @@ def rotate_many(storage: Tensor, many: Many, into: Many, block: int, salt: int, 
     """Sets the xs of ``into``, float32, to ``R p`` for ``p = x + memory`` of each tensor of ``many``, as
     :func:`rotate_blocks` with the stream that all ranks share, forked by ``salt``: ``[T]`` bool, which p were finite. The xs
     of both may be the same, and are on the device of ``storage``, of any shape.
+    """
+
+
+@operation
+def rotate_norms_many(storage: Tensor, many: Many, block: int, salt: int, step: int) -> tuple[Tensor, Tensor]:
+    """As :func:`rotate_many` into ``many.work``, whose xs are one row each: (the norms of all blocks, side by side, float32
+    ``[blocks]``; ``[T]`` bool, which were finite).
     """
 
 

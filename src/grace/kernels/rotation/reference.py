@@ -129,6 +129,12 @@ def rotate_many(storage: Tensor, many: Many, into: Many, block: int, salt: int, 
     return torch.stack(flags)
 
 
+def rotate_norms_many(storage: Tensor, many: Many, block: int, salt: int, step: int) -> tuple[Tensor, Tensor]:
+    assert many.work is not None
+    finite = rotate_many(storage, many, many.work, block, salt, step)
+    return torch.cat([block_norm(y, block).view(-1) for y in many.work.xs]), finite
+
+
 def rotate_back_many(
     storage: Tensor, many: Many, into: Many, block: int, salt: int, step: int, *, subtract: bool = False
 ) -> None:

@@ -8,7 +8,6 @@ happens to it.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -298,7 +297,7 @@ def encode_rotated_many(message: Tensor, many: Many, bits: int, block: int, unbi
     work = many.work
     assert work is not None
     finite = rotate_many(message, many, work, block, 0, step)
-    rms = _standard(euclidean_norm_of_many(work, block), _roots_of_many(work, block))
+    rms = _standard(euclidean_norm_of_many(work, block), work.roots(block))
     clip = work.clip(block)
     pieces = block_count(clip, _PIECE)
     tiles = work.tiles(_ROWS, block=clip, pieces=pieces)
@@ -333,6 +332,12 @@ def rotate_many(storage: Tensor, many: Many, into: Many, block: int, salt: int, 
     return many.all_of(marks.words)
 
 
+def rotate_norms_many(storage: Tensor, many: Many, block: int, salt: int, step: int) -> tuple[Tensor, Tensor]:
+    assert many.work is not None
+    finite = rotate_many(storage, many, many.work, block, salt, step)
+    return euclidean_norm_of_many(many.work, block), finite
+
+
 def rotate_back_many(
     storage: Tensor, many: Many, into: Many, block: int, salt: int, step: int, *, subtract: bool = False
 ) -> None:
@@ -343,15 +348,6 @@ def _standard(norms: Tensor, roots: Tensor) -> Tensor:
     """The root mean squares of blocks, ``[..., nb]``, from their norms and the roots of their sizes."""
     rms = norms / roots
     return rms.masked_fill_(rms < torch.finfo(torch.float32).tiny, 0.0)
-
-
-def _roots_of_many(many: Many, block: int) -> Tensor:
-    """As :func:`block_roots`, of the blocks of all tensors, side by side."""
-
-    def make() -> list[float]:
-        return [math.sqrt(min(block, n - begin)) for n in many.sizes for begin in range(0, n, block)]
-
-    return many.numbers(("roots", block), make, torch.float32)
 
 
 def _scales(

@@ -6,16 +6,54 @@ g; W workers, each the owner of a chunk of c = ceil(n/W) numbers, the last ones 
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from grace.compute.dispatch import operation
+from grace.kernels.many import Many
+from grace.kernels.packing import packed_bytes
 
 if TYPE_CHECKING:
     from grace.random import Stream
 
-__all__ = ["decode_entries", "encode_entries", "sum_entries"]
+__all__ = [
+    "Chunks",
+    "decode_entries",
+    "decode_entries_many",
+    "encode_entries",
+    "encode_entries_many",
+    "sum_entries",
+    "sum_entries_many",
+]
+
+
+class Chunks:
+    """Where what owners of chunks are sent, and what they send, lies in messages of a bucket: each tensor's part begins at a
+    multiple of 4 bytes.
+
+    Args:
+        sizes: n of each tensor. world: W. table: T. bits: of a sum.
+
+    counts: c of each. codes, sums: where the parts begin, and where the last one ends.
+    """
+
+    def __init__(self, sizes: Sequence[int], world: int, table: tuple[int, ...], bits: int):
+        self.world, self.table, self.bits = world, table, bits
+        self.counts = [-(-n // world) for n in sizes]
+        self.codes = _begins(packed_bytes(c, code_bits(table)) for c in self.counts)
+        self.sums = _begins(packed_bytes(c, bits) for c in self.counts)
+
+
+def code_bits(table: tuple[int, ...]) -> int:
+    """Bits of a code."""
+    return (len(table) - 1).bit_length()
+
+
+def _begins(widths: Iterable[int]) -> list[int]:
+    return [0, *itertools.accumulate(-(-width // 4) * 4 for width in widths)]
 
 
 @operation
@@ -56,4 +94,26 @@ def decode_entries(sums: Tensor, bits: int, g: int, bounds: Tensor, out: Tensor,
 
     Raises:
         PayloadError: a sum above g W; ``out`` is then undefined.
+    """
+
+
+@operation
+def encode_entries_many(message: Tensor, many: Many, chunks: Chunks, bounds: Tensor, block: int, step: int) -> None:
+    """As :func:`encode_entries` for each tensor of a bucket, whose rotated numbers are the xs of ``many.work``, into
+    ``message [W, chunks.codes[-1]]`` uint8, with the stream of the tensor and the one that all ranks share, forked by 0, at
+    this step. bounds: of all blocks, side by side. Rests are set, if there are any, and ``many.work`` means nothing then.
+    """
+
+
+@operation
+def sum_entries_many(received: Tensor, message: Tensor, many: Many, chunks: Chunks) -> None:
+    """As :func:`sum_entries` for each tensor, from ``received [W, chunks.codes[-1]]`` uint8 into
+    ``message [chunks.sums[-1]]`` uint8.
+    """
+
+
+@operation
+def decode_entries_many(sums: Tensor, many: Many, chunks: Chunks, bounds: Tensor, block: int, step: int) -> Tensor:
+    """As :func:`decode_entries` for each tensor, from ``sums [W, chunks.sums[-1]]`` uint8 into the float32 xs: ``[T]`` bool,
+    which had sums such as a sender writes.
     """

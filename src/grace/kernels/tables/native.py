@@ -14,6 +14,7 @@ from grace.compute.native import D, I, N, P, U
 from grace.errors import PayloadError
 from grace.kernels import check
 from grace.kernels.packing import packed_bytes
+from grace.kernels.tables import code_bits
 
 if TYPE_CHECKING:
     from grace.random import Stream
@@ -41,7 +42,7 @@ def encode_entries(
     if len(table) not in _SIZES or table[-1] > _MOST or n == 0:
         return NotImplemented
     given = (None, None, None) if rows is None or rest is None else check.same_shape(rows, memory, rest)
-    bits = (len(table) - 1).bit_length()
+    bits = code_bits(table)
     codes = torch.empty(world, packed_bytes(math.ceil(n / world), bits), dtype=torch.uint8)
     native.c.encode_entries(
         check.numbers("y", y), check.numbers("bounds", bounds), n, block, _entries(table).data_ptr(), len(table), world,
@@ -54,7 +55,7 @@ def sum_entries(received: Tensor, table: tuple[int, ...], count: int, bits: int)
     world = received.shape[0]
     if len(table) not in _SIZES or table[-1] > _MOST or table[-1] * world >= _EXACT or bits > 32 or count == 0:
         return NotImplemented
-    width = packed_bytes(count, (len(table) - 1).bit_length())
+    width = packed_bytes(count, code_bits(table))
     received = _side_by_side(received, width)
     sums = torch.empty(1, packed_bytes(count, bits), dtype=torch.uint8)
     native.c.sum_entries(

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from grace import wire as wires
+from grace.flags.refusals import Refusals
 from grace.kernels.blocks import repeat_by_block
 from grace.kernels.levels import block_divide
-from grace.kernels.packing import pack, unpack
+from grace.kernels.many import Many
+from grace.kernels.packing import pack, packed_bytes, unpack
 from grace.kernels.rotation import rotate_blocks_back
+from grace.kernels.tables import Chunks, code_bits
 
 if TYPE_CHECKING:
     from grace.random import Stream
@@ -39,11 +43,11 @@ def encode_entries(
         assert rows is not None
         said = _means(_on(table, torch.int64, y.device)[own.long()], bounds, block, 2 / table[-1])
         torch.sub(rows if memory is None else rows + memory, rotate_blocks_back(said, block, shared), out=rest)
-    return pack(codes, _bits(table))
+    return pack(codes, code_bits(table))
 
 
 def sum_entries(received: Tensor, table: tuple[int, ...], count: int, bits: int) -> Tensor:
-    codes = unpack(received, _bits(table), count)
+    codes = unpack(received, code_bits(table), count)
     return pack(_on(table, torch.int64, codes.device)[codes.long()].sum(dim=0, keepdim=True), bits)
 
 
@@ -51,6 +55,35 @@ def decode_entries(sums: Tensor, bits: int, g: int, bounds: Tensor, out: Tensor,
     n, world = out.shape[1], sums.shape[0]
     total = wires.check_index("sums", unpack(sums, bits, math.ceil(n / world)).int(), g * world + 1).view(1, -1)[:, :n]
     out.copy_(rotate_blocks_back(_means(total, bounds, block, 2 / (world * g)), block, shared))
+
+
+def encode_entries_many(message: Tensor, many: Many, chunks: Chunks, bounds: Tensor, block: int, step: int) -> None:
+    assert many.work is not None
+    parts = bounds.split_with_sizes(many.counts(block))
+    for t, (x, y, part) in enumerate(zip(many.xs, many.work.xs, parts, strict=True)):
+        memory = None if many.memories is None else many.memories[t]
+        rest = None if many.rests is None else many.rests[t]
+        own, shared = replace(many.streams[t], step=step), replace(many.shared_stream(t, 0), step=step)
+        codes = encode_entries(y, part[None], block, chunks.table, chunks.world, own, shared, x.float(), memory, rest)
+        message[:, chunks.codes[t] : chunks.codes[t] + codes.shape[1]] = codes
+
+
+def sum_entries_many(received: Tensor, message: Tensor, many: Many, chunks: Chunks) -> None:
+    for t, count in enumerate(chunks.counts):
+        width, at = packed_bytes(count, code_bits(chunks.table)), chunks.codes[t]
+        sums = sum_entries(received[:, at : at + width], chunks.table, count, chunks.bits)[0]
+        message[chunks.sums[t] : chunks.sums[t] + len(sums)] = sums
+
+
+def decode_entries_many(sums: Tensor, many: Many, chunks: Chunks, bounds: Tensor, block: int, step: int) -> Tensor:
+    flags, parts = [], bounds.split_with_sizes(many.counts(block))
+    for t, (x, part) in enumerate(zip(many.xs, parts, strict=True)):
+        width, at = packed_bytes(chunks.counts[t], chunks.bits), chunks.sums[t]
+        shared = replace(many.shared_stream(t, 0), step=step)
+        with Refusals() as refused:
+            decode_entries(sums[:, at : at + width], chunks.bits, chunks.table[-1], part[None], x, block, shared)
+        flags.append(torch.as_tensor(refused.ok, device=sums.device))
+    return torch.stack(flags)
 
 
 def round_to_table(y: Tensor, bounds: Tensor, block: int, table: tuple[int, ...], u: Tensor) -> Tensor:
@@ -65,12 +98,12 @@ def round_to_table(y: Tensor, bounds: Tensor, block: int, table: tuple[int, ...]
 
 
 def _means(sums: Tensor, bounds: Tensor, block: int, factor: float) -> Tensor:
-    share = sums.double().mul_(factor).sub_(1).float()
-    return share.mul_(repeat_by_block(bounds, sums.shape[1], block))
+    return share_of(sums, factor).mul_(repeat_by_block(bounds, sums.shape[1], block))
 
 
-def _bits(table: tuple[int, ...]) -> int:
-    return (len(table) - 1).bit_length()
+def share_of(sums: Tensor, factor: float) -> Tensor:
+    """Float32, like sums, of any shape: what they say in units of A."""
+    return sums.double().mul_(factor).sub_(1).float()
 
 
 @functools.lru_cache(maxsize=64)

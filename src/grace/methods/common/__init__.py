@@ -11,7 +11,7 @@ count_sketch        a linear sketch of a vector; minmax_sketch: small numbers in
 cast                rounding to a 16-bit float
 powers_of_two       signed powers of two in four bits; quartic: five digits to a byte, runs of zeros
 rotation            random Hadamard rotations; rotated_codes: centroids of rotated blocks
-integer_table       stochastic rounding to a table of integers whose sums need no decoding
+integer_table       stochastic rounding to a table of integers whose sums need no decoding; table_bucket: of a bucket's tensors
 matrices            a tensor as a matrix; triples: singular triples; principal: principal components
 ==================  ================================================================================================
 """

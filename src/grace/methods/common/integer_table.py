@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grace.kernels import MOST, block_roots
+from grace.kernels import MOST
 
 # bits: the table that minimizes the variance for clip = 1/32
 _TABLES = {
@@ -22,9 +22,11 @@ def choose_table(bits: int, uniform: bool) -> tuple[int, ...]:
     return tuple(range(1 << bits)) if uniform else _TABLES[bits]
 
 
-def bounds_of(norm: Tensor, n: int, reach: float, block: int) -> Tensor:
-    """A ``[1, nb]``: ``reach`` times the root mean square, from the norms ``[1, nb]``; 0 where that is practically zero."""
-    rms = norm / block_roots(n, block, norm)
+def bounds_of(norm: Tensor, roots: Tensor, reach: float) -> Tensor:
+    """A ``[..., nb]``: ``reach`` times the root mean square, from the norms of blocks and the roots of their sizes, which have
+    the same shape; 0 where that is practically zero.
+    """
+    rms = norm / roots
     rms = torch.where(rms < torch.finfo(torch.float32).tiny, 0.0, rms)
     return (rms.double() * reach).clamp_max_(MOST).float()
 
