@@ -101,6 +101,13 @@ GRACE_INLINE void unpack_bits(const uint8_t* in, int64_t count, uint8_t* codes) 
         for (; i + 4 * L <= count; i += 4 * L)
             store(codes + i, widen<b>(__builtin_convertvector(load<half_vu>(in + i / 2), vq)));
     }
+    // As whole words, while there are eight bytes: parts of a word would have to wait for one another.
+    for (const int64_t words = (count * b + 7) / 8 - 8; i / 8 * b <= words; i += 8) {
+        uint64_t x;
+        memcpy(&x, in + i / 8 * b, 8);
+        x = widen<b>(x);
+        memcpy(codes + i, &x, 8);
+    }
     for (; i < count; i += 8) {
         uint64_t x = 0;
         if (i + 8 <= count) {

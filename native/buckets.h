@@ -2,6 +2,7 @@
 #pragma once
 
 #include "blocks.h"
+#include "sixteen.h"
 
 namespace grace {
 namespace GRACE_TARGET {
@@ -80,21 +81,7 @@ struct Tree {
     }
 };
 
-// Those of sixteen numbers that codes below 16 say.
-GRACE_INLINE vf of_sixteen(const float* table, vi code) {
-#if GRACE_LANES == 16
-    return lookup(loadf(table), code);
-#elif GRACE_LANES == 8
-    const __m256i c = (__m256i)code;
-    const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), c), high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), c);
-    return (vf)_mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(c, 28)));
-#else
-    vf out;
-    for (int i = 0; i < L; i++) out[i] = table[code[i] & 15];
-    return out;
-#endif
-}
-// Those of any numbers, which need not be aligned.
+// Of any numbers, which need not be aligned, those that codes say.
 GRACE_INLINE vf of_many(const uint8_t* table, vi code) {
     float out[L];
     int32_t at[L];
@@ -127,12 +114,23 @@ GRACE_SEVERAL(4)
 GRACE_SEVERAL(8)
 #undef GRACE_SEVERAL
 
+// As many numbers as doubles.
+template <int count>
+GRACE_INLINE typename Several<count>::Doubles widened(const float* p) {
+#if defined(__x86_64__)
+    if constexpr (count == 2) return (Several<2>::Doubles)_mm_cvtps_pd(_mm_castsi128_ps(_mm_loadl_epi64((const __m128i*)p)));
+#endif
+    if constexpr (count == 1) {
+        return (double)*p;
+    } else {
+        return __builtin_convertvector(load<typename Several<count>::Floats>(p), typename Several<count>::Doubles);
+    }
+}
+
 // Sums and counts of buckets. What is added is found by a whole byte of packed codes, which are those of several numbers.
 template <int bits>
 struct Sums {
     static constexpr int TOGETHER = bits == 1 ? 8 : bits == 2 ? 4 : bits == 4 ? 2 : 1;
-    typedef typename Several<TOGETHER>::Floats Floats;
-    typedef typename Several<TOGETHER>::Doubles Doubles;
     static constexpr int BYTES = TOGETHER > 1 ? 256 : 1 << bits;
 
     double sum[2][BYTES * TOGETHER] = {};  // two of them, so that equal bytes wait less
@@ -157,12 +155,8 @@ struct Sums {
 
    private:
     GRACE_MEMBER void put(int which, uint8_t byte, const float* p) {
-        double* at = sum[which] + byte * TOGETHER;
-        if constexpr (TOGETHER == 1) {
-            *at += (double)*p;
-        } else {
-            store(at, load<Doubles>(at) + __builtin_convertvector(load<Floats>(p), Doubles));
-        }
+        double* at = sum[which] + (size_t)byte * TOGETHER;
+        store(at, load<typename Several<TOGETHER>::Doubles>(at) + widened<TOGETHER>(p));
         count[which][byte]++;
     }
 };

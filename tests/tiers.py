@@ -42,6 +42,8 @@ CAUGHT = {
     "fused products": "tests/unit/kernels/test_triton.py::test_the_compiler_takes_every_kernel_and_changes_no_bits",
     "a Triton kernel that leaves out the memory": "tests/unit/kernels/test_triton_lists.py::test_mutants_are_caught",
     "asks at some size": "tests/laws/test_no_sync.py::test_mutants_are_caught",
+    "padding_not_zeroed": "tests/laws/test_plans.py::test_each_mutant_is_caught",
+    "a gradient in fresh memory": "tests/benchmarks/overhead/test_handing_over.py::test_rows_with_a_defect_are_caught",
     "a checksum of the first half": "tests/laws/test_checksums.py::test_the_law_catches",
     "a memory that overflowed": "tests/laws/test_overflow.py::test_mutants_are_caught",
     "a digest that misses a bit": "tests/laws/test_drift.py::test_the_law_catches",

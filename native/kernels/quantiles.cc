@@ -16,6 +16,7 @@ namespace {
 
 constexpr int64_t PART = 1024;    // numbers whose buckets are found before they are added up
 constexpr int64_t SOME = 4 * TASK;
+constexpr int64_t SOON = 32;      // how many numbers of a sample ahead are fetched
 constexpr float GREATEST = 0x1.fffffep127f;
 
 struct Quantiles {
@@ -47,13 +48,18 @@ struct Quantiles {
         if (seen == r.n) {
             negative = find_quantiles(r, q, edges);
         } else {
+            // In the order of their places, so that few pages are looked up.
+            auto* places = new uint32_t[(size_t)(2 * seen)];
+            visit_subset(Subset(key, r.n, seen), seen, threads, [](uint32_t) {}, [&](int64_t i, uint32_t at) { places[i] = at; });
+            const uint32_t* sorted = sort_keys(places, places + seen, seen);
             auto* drawn = new float[(size_t)seen];
-            const auto near = [&](uint32_t at) {
-                prefetch((const void*)(r.x + at));
-                if (r.memory) prefetch((const void*)(r.memory + at));
-            };
-            visit_subset(Subset(key, r.n, seen), seen, threads, near,
-                         [&](int64_t i, uint32_t at) { drawn[i] = r.memory ? r.x[at] + r.memory[at] : r.x[at]; });
+            for (int64_t i = 0; i < seen; i++) {
+                const uint32_t next = sorted[least(i + SOON, seen - 1)], at = sorted[i];
+                prefetch((const void*)(r.x + next));
+                if (r.memory) prefetch((const void*)(r.memory + next));
+                drawn[i] = r.memory ? r.x[at] + r.memory[at] : r.x[at];
+            }
+            delete[] places;
             negative = find_quantiles(Rows{drawn, nullptr, nullptr, 1, seen, seen}, q, edges);
             delete[] drawn;
         }
@@ -67,13 +73,15 @@ struct Quantiles {
         edges[z - 1] = 0;
     }
 
-    // The codes of a row, and the sums of all its buckets; returns the largest magnitude, as bits.
+    // The codes of a row, and the sums of all its buckets; returns the largest magnitude, as bits. With a memory and a rest, what
+    // they sum up to is put there: it then is not read a second time.
     template <int width>
     int32_t encode(const Rows& r, const Tree& tree, uint8_t* wire, Bucket* buckets) const {
         const int64_t tasks = ceil_div(r.n, SOME);
         constexpr int64_t ALL = 1 << width;
         auto* parts = new Bucket[(size_t)(tasks * ALL)]();
         int32_t most = 0;
+        const bool copy = r.memory && r.rest, streams = r.n >= ALONE && (uintptr_t)r.rest % (4 * L) == 0;
         auto work = [&](int64_t task) {
             Sums<width> sums;
             alignas(64) float p[PART + 16];
@@ -81,13 +89,19 @@ struct Quantiles {
             vi seen_most = {};
             for (int64_t at = task * SOME, stop = least(r.n, at + SOME); at < stop; at += PART) {
                 const int64_t len = least(PART, stop - at);
-                const int32_t largest_ = gather(r, at, len, p);
-                seen_most = max(seen_most, splat(largest_));
-                fetch(r, at + AHEAD, len);
+                seen_most = max(seen_most, splat(gather(r, at, len, p)));
                 for (int64_t i = 0; i < len; i += 4 * L) {
+                    fetch(r, at + AHEAD + i, 4 * L);  // not all at once: few reads can wait for memory at a time
                     vi v[4];
                     for (int k = 0; k < 4; k++) v[k] = tree.template count<width>(loadf(p + i + k * L));
                     store_u8(found + i, v[0], v[1], v[2], v[3]);
+                }
+                for (int64_t i = 0; copy && i < len; i += L) {
+                    if (i + L > len) {
+                        store_first(r.rest + at + i, loadf(p + i), len - i);
+                    } else {
+                        streams ? stream(r.rest + at + i, loadf(p + i)) : store(r.rest + at + i, loadf(p + i));
+                    }
                 }
                 uint8_t* bytes = wire + place(at);
                 pack_codes(width, found, len, bytes);
@@ -96,6 +110,7 @@ struct Quantiles {
             const int64_t stop = least(r.n, (task + 1) * SOME);
             constexpr int64_t T = Sums<width>::TOGETHER;
             sums.into(parts + task * ALL, ceil_div(stop, T) * T - stop);
+            fence();
             const int32_t here = seen_most[0];
             for (int32_t before = __atomic_load_n(&most, __ATOMIC_RELAXED);
                  here > before && !__atomic_compare_exchange_n(&most, &before, here, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED);) {
@@ -152,8 +167,9 @@ struct Quantiles {
         memcpy(wire, means, (size_t)q * 4);
     }
 
-    void keep(const Rows& r, const uint8_t* wire) const {
-        const bool streams = r.n >= ALONE && (uintptr_t)r.rest % (4 * L) == 0;
+    // What the means of their buckets leave of all numbers.
+    template <bool few, Keep keeping>
+    void keep(const Rows r, const uint8_t* wire) const {
         alignas(64) float means[MOST] = {};
         memcpy(means, wire, (size_t)q * 4);
         auto work = [&](int64_t task) {
@@ -161,29 +177,36 @@ struct Quantiles {
             const vf greatest = splat(GREATEST);
             const auto left = [&](vf p, int64_t i) {
                 const vi code = load_u8(found + i);
-                const vf v = p - (bits <= 4 ? of_sixteen(means, code) : of_many((const uint8_t*)means, code));
+                const vf v = p - (few ? Sixteen(means).at(code) : of_many((const uint8_t*)means, code));
                 return -at_most(-at_most(v, greatest), greatest);
             };
             for (int64_t at = task * TASK, stop = least(r.n, at + TASK); at < stop; at += PART) {
                 const int64_t len = least(PART, stop - at);
                 unpack_codes(bits, wire + place(at), len, found);
-                fetch(r, at + AHEAD, len);
-                const float *x = r.x + at, *e = r.memory + (r.memory ? at : 0);
+                const float* x = r.x + at;
                 float* rest = r.rest + at;
                 int64_t i = 0;
                 for (; i + L <= len; i += L) {
-                    const vf v = left(r.memory ? loadf(x + i) + loadf(e + i) : loadf(x + i), i);
-                    streams ? stream(rest + i, v) : store(rest + i, v);
+                    if (i % 16 == 0) fetch(r, at + AHEAD + i, 16);
+                    keep_rest<keeping>(rest + i, left(loadf(x + i), i));
                 }
                 if (i < len) {
                     float last[L] = {};
-                    for (int64_t k = i; k < len; k++) last[k - i] = r.memory ? x[k] + e[k] : x[k];
+                    memcpy(last, x + i, (size_t)(len - i) * 4);
                     store_first(rest + i, left(loadf(last), i), len - i);
                 }
             }
             fence();
         };
         parallel(ceil_div(r.n, TASK), enough_threads(r.n, threads), work);
+    }
+    void keep(const Rows& r, const uint8_t* wire) const {
+        const bool streams = r.n >= ALONE && r.rest != r.x && (uintptr_t)r.rest % (4 * L) == 0;
+        if (bits <= 4) {
+            streams ? keep<true, STREAM>(r, wire) : keep<true, STORE>(r, wire);
+        } else {
+            streams ? keep<false, STREAM>(r, wire) : keep<false, STORE>(r, wire);
+        }
     }
 
     bool encode_row(const Rows& r, uint8_t* wire) const {
@@ -204,8 +227,9 @@ struct Quantiles {
         }
         float largest_;
         memcpy(&largest_, &most, 4);
-        write_means(r, edges, buckets, largest_, wire);
-        if (r.rest) keep(r, wire);
+        const Rows p = r.memory && r.rest ? Rows{r.rest, nullptr, r.rest, 1, r.n, r.n} : r;
+        write_means(p, edges, buckets, largest_, wire);
+        if (r.rest) keep(p, wire);
         return true;
     }
 };
@@ -230,7 +254,7 @@ struct Means {
         return out;
     }
     GRACE_MEMBER vf value(vi code, const Factor& f) const {
-        if (few) return of_sixteen(f.said, code);
+        if (few) return Sixteen(f.said).at(code);
         return of_many(f.head, at_most(code, splat((int32_t)last))) * splat(weight);
     }
     GRACE_MEMBER void values(const uint8_t* codes, const Factor& f, vf (&out)[4]) const { values_of(*this, codes, f, out); }

@@ -15,8 +15,9 @@ from tests.docs.pages import PAGES, ROOT, blocks, name, run_blocks, write_script
 CONCEPTS = [page for page in PAGES if page.parent.name == "concepts"]
 _FOR_WORKERS = ("auto.md", "ddp.md", "horovod.md", "local-steps.md", "migrating.md", "optimizer.md", "sharded.md")
 WORKERS = [ROOT / "docs/concepts" / page for page in _FOR_WORKERS]  # run by two workers
-# likewise; they start slowly
+# likewise; they start slowly, and of some one worker is enough in `make test`, which runs their doors in two elsewhere
 TOOLKITS = [ROOT / "docs/concepts" / page for page in ("integrations.md", "keras.md", "tensorflow.md")]
+_ALONE = ("keras", "tensorflow")
 _NEEDS = {"integrations": "accelerate"}
 # `auto` measures codecs and the link for seconds; here it measures no more than it has to.
 _BEFORE = {"auto": "import grace.auto.calibrate as quick; quick.LINK_NS = quick.CODEC_NS = 0"}
@@ -49,11 +50,18 @@ def test_the_page_about_mpi_runs_on_two(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("page", TOOLKITS, ids=name)
-def test_pages_for_toolkits_run_on_two(page: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("page", "workers"),
+    [
+        *((page, 1 if page.stem in _ALONE else 2) for page in TOOLKITS),
+        *(pytest.param(p, 2, marks=pytest.mark.night("raw gradient")) for p in TOOLKITS if p.stem in _ALONE),
+    ],
+    ids=lambda one: name(one) if isinstance(one, Path) else one,
+)
+def test_pages_for_toolkits_run(page: Path, workers: int, tmp_path: Path) -> None:
     if importlib.util.find_spec(_NEEDS.get(page.stem, page.stem)) is None:  # to import it here would cost seconds
         pytest.skip(f"pip install 'grace-dl[{page.stem}]'")
-    run_script(write_script(page, tmp_path), workers=2, seconds=280)
+    run_script(write_script(page, tmp_path), workers=workers, seconds=280)
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "pycon")], ids=name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
 
@@ -22,16 +23,23 @@ ROWS = 1024  # payloads that are decoded together, unless told otherwise
 SIZES = (1, 7, 37, 64, 300)  # numbers of a row
 # Decoders that copy a sender's numbers: an inf in the wire is an inf in the answer, and the exchange says so.
 COPIES = ("Identity", "FP16", "BF16")
+SCALES = ("RandomK", "BlockRandomK")  # by n/k: one number near the largest may overflow, as sums do
+
+
+@functools.cache
+def _all() -> Mapping[str, Compressor]:
+    out: dict[str, Compressor] = {}
+    for spec, method in CASES.items():
+        found = find_compressor(method)
+        if found is not None and found not in out.values():
+            out[spec] = found
+    return out
 
 
 def compressors(names: Iterable[str] = ()) -> Mapping[str, Compressor]:
     """Every compressor of the laws' list once, by the first string that makes it; with ``names`` those of these methods."""
-    wanted, out = set(names), dict[str, Compressor]()
-    for spec, method in CASES.items():
-        found = find_compressor(method)
-        if found is not None and found not in out.values() and (not wanted or spec.partition(":")[0] in wanted):
-            out[spec] = found
-    return out
+    wanted = set(names)
+    return {spec: made for spec, made in _all().items() if not wanted or spec.partition(":")[0] in wanted}
 
 
 class Decoder:
@@ -50,7 +58,7 @@ class Decoder:
         self._dice = np.random.default_rng(seed)
         self._rng = Stream(1, compressor.id, "fuzz", None if compressor.randomness == "shared" else 0, 3)
         self._valid: dict[int, tuple[Payloads, torch.dtype]] = {}
-        self._copies = type(compressor).__name__ in COPIES
+        self._overflows = type(compressor).__name__ in (*COPIES, *SCALES)
 
     def run(self, payloads: int) -> Tally:
         """Decodes at least so many damaged payloads."""
@@ -95,7 +103,7 @@ class Decoder:
             return False
         assert out.shape == (len(raw), n)
         # the sum of two that are near the largest number may overflow: the exchange looks at sums, see exchanges.py
-        assert self._copies or not alone or bool(out.isfinite().all()), "an inf or NaN came out of an accepted wire"
+        assert self._overflows or not alone or bool(out.isfinite().all()), "an inf or NaN came out of an accepted wire"
         return True
 
     def _encode(self, n: int) -> tuple[Payloads, torch.dtype]:

@@ -19,7 +19,8 @@ from tests.fuzz.decoders import Decoder
 from tests.fuzz.exchanges import Conversation
 from tests.fuzz.targets import Outcome, fuzz, names
 
-PAYLOADS, SECONDS, ROWS = 120, 0.25, 40
+PAYLOADS, SECONDS, ROWS = 36, 0.25, 12
+MANY = 40  # rows, where a defect has to be found
 
 
 @pytest.mark.parametrize(("target", "backend"), names())
@@ -77,7 +78,7 @@ class Silent(grace.Allgather):
 def test_a_broken_decoder_is_found(broken: grace.Compressor, finding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.fuzz.tally.thread_time", lambda: Slow.clock)
     with pytest.raises((AssertionError, IndexError)) as found:
-        Decoder(broken, "reference", rows=ROWS).run(1500)
+        Decoder(broken, "reference", rows=MANY).run(1500)
     assert finding in f"{found.type.__name__}: {found.value}"
 
 

@@ -27,7 +27,9 @@ from grace.verify import laws
 from tests.laws.cases import CASES
 from tests.laws.test_no_sync import LARGE, QUIET, SPOILED, STEPS
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+HERE = torch.cuda.is_available()
+pytestmark = pytest.mark.skipif(not HERE, reason="needs a CUDA device")
+FEW = slice(None if HERE else 1)  # where all are skipped, the first says so
 
 
 def go(method: Method[Any], steps: list[list[Tensor]], device: str) -> list[list[Exchanged[Any]]]:
@@ -43,7 +45,7 @@ def go(method: Method[Any], steps: list[list[Tensor]], device: str) -> list[list
     return out
 
 
-@pytest.mark.parametrize("spec", CASES)
+@pytest.mark.parametrize("spec", list(CASES)[FEW])
 def test_means_are_those_of_the_cpu(spec: str) -> None:
     """To rounding: sums have another order. Random numbers are the same, so that choices are."""
     for step, (here, there) in enumerate(
@@ -66,7 +68,7 @@ def unsynchronized() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("steps", [SPOILED, *LARGE.values()], ids=["91", *map(str, LARGE)])
-@pytest.mark.parametrize("spec", QUIET)
+@pytest.mark.parametrize("spec", list(QUIET)[FEW])
 def test_nothing_waits_for_the_stream(spec: str, steps: list[list[Tensor]]) -> None:
     method = QUIET[spec]
     there = [[x.cuda() for x in xs] for xs in steps]

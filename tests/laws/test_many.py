@@ -94,7 +94,7 @@ NARROW = (
 TWO_HOPS = (
     ("efsignsgd:block=32,communicator=scatterreduce", 2, torch.float32),
     ("qsgd:bits=4,bucket=8,communicator=scatterreduce,memory=residual", 3, torch.float16),
-    ("natural:communicator=scatterreduce", 3, torch.float32),
+    ("natural:communicator=scatterreduce", 2, torch.float32),
 )
 
 # Launches of Triton kernels in a step, for a bucket of any number of small tensors.

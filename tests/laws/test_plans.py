@@ -23,7 +23,7 @@ from grace.kernels.noting import Table
 from grace.memories.turns import Turns
 from grace.registry.policy import Policy
 from tests.laws.bucket_runs import ALL, SOME, Run, assert_same
-from tests.laws.cases import CASES
+from tests.laws.cases import CASES, by_night
 
 WORLDS = (2, 3, 1, 5)
 SMALL = ((1,), (2,), (15, 17), (3, 41), (7,), (256,), (8, 8), (257,))
@@ -40,7 +40,7 @@ def policy_of(spec: str) -> Policy:
     return Policy([("layer1", "none"), ("layer5", "none"), ("*", CASES[spec])], strict=False)
 
 
-@pytest.mark.parametrize("spec", BATCHED)
+@pytest.mark.parametrize("spec", by_night("padding_not_zeroed", of=BATCHED))
 def test_batches_have_the_bytes_of_single_exchanges(spec: str):
     world = WORLDS[BATCHED.index(spec) % len(WORLDS)]
     assert_same(policy_of(spec), world, SMALL, policy_of("topk:ratio=0.2"))
@@ -221,11 +221,16 @@ MUTANTS = [
 ]  # fmt: skip
 
 
+RULES = [("layer4", "qsgd"), ("layer[89]", "qsgd:bits=4,memory=residual"), ("*", "efsignsgd:block=32")]
+UNDER, MIXED = Policy(RULES), ((2,), (2,), (15, 17), (3, 41), (7,), (5,), (8, 8), (257,), (40,), (40,))
+
+
+def test_without_a_mutant_nothing_differs():
+    assert_same(UNDER, 3, MIXED)
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_each_mutant_is_caught(mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch):
-    rules = [("layer4", "qsgd"), ("layer[89]", "qsgd:bits=4,memory=residual"), ("*", "efsignsgd:block=32")]
-    policy, shapes = Policy(rules), ((2,), (2,), (15, 17), (3, 41), (7,), (5,), (8, 8), (257,), (40,), (40,))
-    assert_same(policy, 3, shapes)
     mutant(monkeypatch)
     with pytest.raises((AssertionError, ValueError, RuntimeError, GraceError)):
-        assert_same(policy, 3, shapes)
+        assert_same(UNDER, 3, MIXED)

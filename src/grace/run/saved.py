@@ -78,13 +78,15 @@ class WorkerState:
         """Plain containers; tensors are copied."""
         states = {name: copy_state(state) for name, (_, state) in self.states.items()}
         owed = {name: x.clone() for name, x in self.owed.items()}
+        held = {id(method): method for method, _ in self.states.values()}  # most tensors have the same
+        texts = {key: spell(method) for key, method in held.items()}
         who: dict[str, Any] = {"version": VERSION, "rank": rank, "world": world, "step": self.step, "seed": self.seed}
         if self.instalments:
             who["instalments"] = dict(self.instalments)
         return {
             **who,
             "policy": repr(policy),
-            "methods": {name: spell(method) for name, (method, _) in self.states.items()},
+            "methods": {name: texts[id(method)] for name, (method, _) in self.states.items()},
             "states": states,
             "owed": owed,
             "checksum": _checksum(who, states, owed),

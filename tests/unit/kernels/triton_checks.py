@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels of this file run in Triton's interpreter, also on the CPU."""
     monkeypatch.setenv(backends.INTERPRETER, "1")
     patch_once(monkeypatch)
+    leave_out_what_has_no_effect(monkeypatch)
 
 
 def patch_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,6 +56,34 @@ def patch_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return scope
 
     monkeypatch.setattr(module, "_patch_lang", patch_language)
+
+
+def leave_out_what_has_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its option ``debug`` the interpreter computes whether integers overflow, and throws the answer away; and what
+    follows from a type or a shape it computes for each tensor anew. Half of its time goes there.
+    """
+    module: Any = importlib.import_module("triton.runtime.interpreter")
+    options = module.interpreter_builder.options
+    assert not options.debug
+    monkeypatch.setattr(module.interpreter_builder, "options", replace(options, sanitize_overflow=False))
+    find, known, core = module._get_np_dtype, dict[str, Any](), module.tl.core
+
+    def find_dtype(kind: Any) -> Any:
+        scalar = kind.element_ty if isinstance(kind, core.block_type) else kind
+        if scalar.name not in known:
+            known[scalar.name] = find(scalar)
+        return known[scalar.name]
+
+    @functools.cache
+    def describe(shape: tuple[int, ...]) -> tuple[Any, Any]:
+        return core.constexpr(math.prod(shape)), core.tuple([core.constexpr(length) for length in shape])
+
+    def make(self: Any, handle: Any, kind: Any) -> None:
+        self.handle, self.type, self.dtype = handle, kind, kind.scalar
+        self.numel, self.shape = describe(kind.shape if kind.is_block() else ())
+
+    monkeypatch.setattr(module, "_get_np_dtype", find_dtype)
+    monkeypatch.setattr(core.tensor, "__init__", make)
 
 
 def agree(draw: Callable[[], list[Tensor]], what: Any) -> None:

@@ -70,8 +70,9 @@ def test_the_variance_is_an_eighth_at_four_thirds() -> None:
 
 @pytest.mark.parametrize("compressor", ALL)
 def test_facts_flags_edges_and_payload(compressor: Natural) -> None:
-    check.assert_unbiased(compressor)
-    check.assert_contracts(compressor, draws=256)
+    few = 4 if compressor.bits == 9 else 1  # which has no native kernels
+    check.assert_unbiased(compressor, draws=1024 // few)
+    check.assert_contracts(compressor, draws=256 // few)
     check.assert_flags(compressor)
     check.assert_edges(compressor)
     check.assert_refuses_garbage(compressor)

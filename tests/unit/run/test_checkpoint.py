@@ -17,7 +17,7 @@ from grace.run.options import Options
 from grace.run.saved import copy_state
 from grace.run.session import Session
 from grace.run.simulator import Simulator
-from tests.laws.cases import CASES
+from tests.laws.cases import CASES, by_night
 from tests.unit.networks import in_threads
 
 SHAPES = {"a": (16, 12), "b": (40,)}
@@ -166,7 +166,7 @@ def test_bad_knobs() -> None:
     results(in_threads(1, work))
 
 
-@pytest.mark.parametrize("spec", CASES)
+@pytest.mark.parametrize("spec", by_night("Hidden"))
 def test_kinds_are_a_tree_like_the_state_and_what_is_shared_is(spec: str) -> None:
     method = CASES[spec]
     simulator = Simulator(grace.Policy([("*", method)]), 3)
