@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ import grace.jax.buffers
 import grace.jax.calls
 from grace.errors import ConfigurationError, InputError
 from grace.transports.alone import Alone
-from tests.distributed.processes import fork, free_port
+from tests.distributed.processes import fork, free_port, run_script
 
 pytestmark = pytest.mark.xdist_group("toolkits")
 SCRIPT = Path(__file__).with_name("jax_cases.py")
@@ -216,7 +214,7 @@ def test_shard_map_over_more_devices_than_processes_is_refused() -> None:
         jax.eval_shape(step, params)
 
 
-def test_a_missing_package_says_how_to_install_it() -> None:
+def test_a_missing_package_says_how_to_install_it(tmp_path: Path) -> None:
     code = """
 import sys
 import grace
@@ -228,6 +226,7 @@ for name in ("jax", "optax"):
         print(error)
     del sys.modules[name]
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    (tmp_path / "missing.py").write_text(code)
+    said = run_script(tmp_path / "missing.py")
     for name in ("jax", "optax"):
-        assert f"grace.jax needs {name}, which is not installed: pip install 'grace-dl[jax]'" in done.stdout
+        assert f"grace.jax needs {name}, which is not installed: pip install 'grace-dl[jax]'" in said

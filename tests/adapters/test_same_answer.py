@@ -20,7 +20,7 @@ import pytest
 from torch import Tensor
 
 from tests.adapters.toolkits.all_methods import METHODS, Means, differences, expect, find_network_sums, gradients, read
-from tests.distributed.processes import ENVIRONMENT, fork, free_port, mpiexec
+from tests.distributed.processes import ENVIRONMENT, QUIET_TENSORFLOW, fork, free_port, mpiexec
 from tests.distributed.with_horovod import find_python, horovodrun
 
 SCRIPT = Path(__file__).parent / "toolkits" / "doors.py"
@@ -48,9 +48,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
         backend = "tensorflow" if toolkit == "mixed" else toolkit
         command = [str(SCRIPT), str(folder), over, ",".join(doors)]
         if over == "gloo":
-            ended = fork(
-                SCRIPT, *command[1:], workers=world, env=({"KERAS_BACKEND": backend},) * world, seconds=SECONDS
-            )
+            here = ({"KERAS_BACKEND": backend, **QUIET_TENSORFLOW},) * world
+            after = toolkit if toolkit == "tensorflow" else None
+            ended = fork(SCRIPT, *command[1:], workers=world, env=here, seconds=SECONDS, after=after)
             return folder, "\n".join(output for _, output in ended)
         env = {
             **ENVIRONMENT, "PYTHONPATH": str(SCRIPT.parents[3]), "PYTHONWARNINGS": "", "KERAS_BACKEND": backend,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.adapters.toolkits.running import explain, find_cases, run_cases
-from tests.distributed.processes import run_script
+from tests.distributed.processes import QUIET_TENSORFLOW, run_script
 
 SCRIPT = "with_tensorflow.py"
 LAST = "killed"
@@ -19,7 +19,7 @@ LAST = "killed"
 def ran() -> Any:
     if importlib.util.find_spec("tensorflow") is None:  # to import it here would cost seconds
         pytest.skip("pip install 'grace-dl[tensorflow]'")
-    return run_cases(SCRIPT)
+    return run_cases(SCRIPT, after="tensorflow", **QUIET_TENSORFLOW)
 
 
 @pytest.mark.parametrize("case", [case for case in find_cases(SCRIPT) if case != LAST])

@@ -7,6 +7,7 @@ imported it.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import datetime
 import importlib
 import multiprocessing
@@ -14,6 +15,7 @@ import os
 import runpy
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -23,13 +25,17 @@ import traceback
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tests.distributed.with_horovod import horovodrun
 
 SECONDS = 120
+_Job = tuple[
+    Path, Sequence[str], Mapping[str, str], Path, Path | None
+]  # script, arguments, environment, output, folder
 OPEN_MPI = "mpirun.openmpi"  # Debian's and Ubuntu's name, whichever MPI "mpirun" is
 _BESIDE = Path(sys.executable).with_name("mpiexec")  # of the mpich wheel
+QUIET_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
 ENVIRONMENT = {
     **os.environ,
     "OMP_NUM_THREADS": "1",
@@ -297,32 +303,80 @@ def fork(
     seconds: int = SECONDS,
     cwd: Path | None = None,
     torchrun: bool = True,
+    after: str | None = None,
 ) -> list[tuple[int, str]]:
     """As :func:`launch`, without new interpreters: for scripts to which these make no difference.
 
     What Python and torch read when they start (PYTHONPATH, OMP_NUM_THREADS, ...) has no effect here. ``torchrun``: whether
-    its variables are set.
+    its variables are set. ``after``: a module that takes long to import; one process does that, in rank 0's environment, and
+    the ranks are forked from it.
     """
     meeting = {"WORLD_SIZE": str(workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, str(rank)) for rank in range(workers)]
-        processes = []
+        jobs = []
         for rank, file in enumerate(files):
+            file.touch()
             place = {**meeting, "RANK": str(rank)} if torchrun else {}
-            mine = {**os.environ, **place, **(env[rank] if env else {})}
-            processes.append(SERVER.Process(target=_run_script, args=(script, args, mine, file, cwd), daemon=True))
-        for process in processes:
-            process.start()
-        deadline = time.monotonic() + seconds
-        for process in processes:
-            process.join(max(0.0, deadline - time.monotonic()))
-        late = [rank for rank, process in enumerate(processes) if process.is_alive()]
-        for process in processes:
-            process.kill()
-            process.join()
+            jobs.append((script, args, {**os.environ, **place, **(env[rank] if env else {})}, file, cwd))
+        statuses = _run_each(jobs, seconds) if after is None else _run_after(after, jobs, seconds)
         outputs = [file.read_text() for file in files]
+    late = [rank for rank, status in enumerate(statuses) if status is None]
     assert not late, f"ranks {late} had not ended after {seconds} s:\n" + "\n".join(outputs)
-    return [(int(process.exitcode or 0), output) for process, output in zip(processes, outputs, strict=True)]
+    return [(status or 0, output) for status, output in zip(statuses, outputs, strict=True)]
+
+
+def _run_each(jobs: Sequence[_Job], seconds: int) -> list[int | None]:
+    """How each has ended; None: it had not."""
+    processes = [SERVER.Process(target=_run_script, args=job, daemon=True) for job in jobs]
+    for process in processes:
+        process.start()
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+    statuses = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+        process.join()
+    return statuses
+
+
+def _run_after(module: str, jobs: Sequence[_Job], seconds: int) -> list[int | None]:
+    """As :func:`_run_each`; None for all if one had not ended."""
+    pipe, theirs = SERVER.Pipe()
+    parent = SERVER.Process(target=_import_and_fork, args=(module, jobs, theirs), daemon=True)
+    parent.start()
+    theirs.close()
+    try:
+        statuses: list[int | None] = pipe.recv() if pipe.poll(seconds) else [None] * len(jobs)
+        return statuses
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(parent.pid or 0, signal.SIGKILL)
+        parent.join()
+
+
+def _import_and_fork(module: str, jobs: Sequence[_Job], pipe: Connection) -> None:
+    os.setpgid(0, 0)  # to be ended together
+    os.environ.update(jobs[0][2])
+    importlib.import_module(module)
+    ranks = [os.fork() or _run_to_the_end(job) for job in jobs]
+    pipe.send([os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks])
+
+
+def _run_to_the_end(job: _Job) -> NoReturn:
+    status = 1
+    try:
+        _run_script(*job)
+        status = 0
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def run_script(path: Path, *args: str, workers: int = 1, seconds: int = SECONDS) -> str:

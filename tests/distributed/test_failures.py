@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from tests.distributed.processes import fork, torchrun
+from tests.distributed.processes import fork, run_script, torchrun
 
 SCRIPT = """
 import os, sys, time, datetime
@@ -95,11 +94,10 @@ def test_a_restarted_job_finds_its_peers(script: Path) -> None:
     assert sorted(re.findall(r"rank (\d) attempt 1 done: 6 steps", said)) == ["0", "1"]
 
 
-def test_the_guard_against_the_abort_at_exit_is_registered_once() -> None:
-    import subprocess
-
+def test_the_guard_against_the_abort_at_exit_is_registered_once(tmp_path: Path) -> None:
     code = (
         "import atexit, grace.transports.torch_distributed as t\n"
         "before = atexit._ncallbacks(); t.guard_exit(); t.guard_exit(); assert atexit._ncallbacks() == before + 1"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    (tmp_path / "guard.py").write_text(code)
+    run_script(tmp_path / "guard.py")

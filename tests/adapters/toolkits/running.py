@@ -53,11 +53,14 @@ def serve(cases: Mapping[str, Case]) -> None:
 
 
 def run_cases(
-    script: str, *args: str, workers: int = 2, **env: str
+    script: str, *args: str, workers: int = 2, after: str | None = None, **env: str
 ) -> tuple[dict[str, list[str]], list[tuple[int, str]]]:
-    """Starts the script of a toolkit: by case, each rank's error, empty if there was none; and how the processes ended."""
+    """Starts the script of a toolkit: by case, each rank's error, empty if there was none; and how the processes ended.
+
+    ``after``: see :func:`tests.distributed.processes.fork`.
+    """
     path = Path(__file__).parent / script
-    done = fork(path, *args, workers=workers, env=(env,) * workers, seconds=SECONDS)
+    done = fork(path, *args, workers=workers, env=(env,) * workers, seconds=SECONDS, after=after)
     found: dict[str, list[str]] = {}
     for rank, (_, output) in enumerate(done):
         for line in output.splitlines():
