@@ -21,7 +21,7 @@ PAYLOADS = 8  # that are decoded and summed
 # Bytes of a wire for each number.
 WIRES = {
     "efsignsgd": 0.126, "qsgd:bits=8": 1.016, "qsgd": 0.516, "qsgd:bits=2": 0.216, "natural": 1.0, "u8bit": 1.0, "topk": 0.051,
-    "topk:ratio=0.001": 0.0055, "randomk": 0.04, THRESHOLD: 0.051, "thc": 0.504,
+    "topk:ratio=0.001": 0.0055, "randomk": 0.04, THRESHOLD: 0.051, "thc": 0.504, "sketch": 0.5,
 }  # fmt: skip
 
 
@@ -110,6 +110,8 @@ GOALS: tuple[Goal, ...] = (
     Goal("8-bit codebook decode and sum 8", DECODE, "u8bit", 3.3, 2.6),
     Goal("rotated to a shared table + error feedback", FEEDBACK, "thc", 5.8),
     Goal("sums of a shared table, decode", DECODE, "thc", 4.0),
+    Goal("buckets between quantiles + error feedback", FEEDBACK, "sketch", 4.0),
+    Goal("buckets between quantiles, decode and sum 8", DECODE, "sketch", 4.0),
     Goal("random-k 1 %, no duplicates", ENCODE, "randomk", 0.4, 0.2),
     Goal(POWERSGD, POWERSGD, None, 10.0, 6.0, unit=COPIES),
     *(Goal(f"{name}, baseline instruction set", ENCODE, name, 3.0, kernels="native-base") for name in BLOCK_CODECS),

@@ -122,6 +122,16 @@ def _shared_table(h: int = 1024) -> tuple[str, Encode, Decode]:
     return "stacked sums and differences, rand, a byte a code", encode, decode
 
 
+def _buckets(q: int = 16) -> tuple[str, Encode, Decode]:
+    def encode(x: Tensor) -> Payload:
+        seen = x[:: max(1, x.numel() >> 18)].sort().values
+        code = torch.bucketize(x, seen[torch.arange(1, q) * seen.numel() // q], right=True)
+        sums = torch.zeros(q, dtype=torch.float64).scatter_add_(0, code, x.double())
+        return (sums / code.bincount(minlength=q).clamp_(min=1)).float(), code.to(torch.uint8)
+
+    return "sort, torch.bucketize, scatter_add_", encode, lambda payload, like: payload[0][payload[1].int()]
+
+
 CODES: dict[str, Callable[[], tuple[str, Encode, Decode]]] = {
     "topk": lambda: _top(0.01),
     "topk:ratio=0.001": lambda: _top(0.001),
@@ -134,6 +144,7 @@ CODES: dict[str, Callable[[], tuple[str, Encode, Decode]]] = {
     "natural": _natural,
     "u8bit": _codebook,
     "thc": _shared_table,
+    "sketch": _buckets,
 }
 
 

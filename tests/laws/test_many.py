@@ -100,7 +100,7 @@ TWO_HOPS = (
 # Launches of Triton kernels in a step, for a bucket of any number of small tensors.
 LAUNCHES = {
     "efsignsgd": 5, "signsgd": 3, "qsgd": 4, "terngrad": 4, "natural": 4, "fp8": 4, "u8bit": 5, "onebit": 5, "lpc": 4,
-    "randomk": 5, "blockrandomk": 6, "topk": 16, "drive": 7, "eden": 7, "rht": 7,
+    "randomk": 5, "blockrandomk": 6, "blockrandomk:mode=cyclic": 6, "topk": 16, "drive": 7, "eden": 7, "rht": 7,
     "thc": 9,
 }  # fmt: skip
 # With communicator=scatterreduce: of tensors that two ranks divide, and of others.
@@ -172,7 +172,7 @@ def test_many_of_all_kinds(spec: str) -> None:
         assert_same(Policy([("*", spec)]), 2, AT_NIGHT[spec])
 
 
-SUMMED = ("randomk:ratio=0.3", "blockrandomk:ratio=0.4,block=8")
+SUMMED = ("randomk:ratio=0.3", "blockrandomk:ratio=0.4,block=8", "blockrandomk:ratio=0.4,block=8,mode=cyclic")
 
 
 @pytest.mark.parametrize(

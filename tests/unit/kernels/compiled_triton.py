@@ -30,7 +30,7 @@ POINTERS = {
 FLOATS = {"weight", "shrink", "tau", "momentum", "scale", "left", "share", "most"}
 NUMBERS = {
     "n", "block", "nb", "w", "width", "W", "stride", "row_stride", "pieces", "count", "turns", "blocks", "m", "l", "r", "k",
-    "first", "half", "tiles", "least", "steps", "b", "unit", "plane", "number", "low", "low_bytes", "size",
+    "first", "half", "tiles", "least", "steps", "b", "unit", "plane", "number", "low", "low_bytes", "size", "turn",
 }  # fmt: skip
 WORDS = {"key0", "key1", "step", "k0", "k1", "k2", "k3", "k4", "k5"}
 # What a kernel for one tensor and for many is launched with, for each of them (``many.jobs``).
@@ -83,7 +83,10 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.sums._add_scaled": ({}, [{"BFLOAT16": 0, "TILE": 1024}]),
     "kernels.subsets._take": ({}, [{"HAS_LEFT": 1, "TILE": 1024}]),
     "kernels.subsets._add": ({}, [{"TILE": 1024}]),
-    "kernels.subsets._draw": ({}, [{"LISTED": listed, "SORTED": 4096, "CHUNK": 64, "TILE": 256} for listed in (0, 1)]),
+    "kernels.subsets._draw": ({}, [
+        {"LISTED": listed, "CYCLIC": cyclic, "SORTED": 4096, "CHUNK": 64, "TILE": 256}
+        for listed, cyclic in ((0, 1), (1, 0), (0, 0))
+    ]),
     "kernels.subsets._count": ({}, [{"CHUNK": 1024}]),
     "kernels.subsets._take_drawn": ({"left": "*fp32", "wire": "*fp32"}, [
         {"EVEN": 1, "HAS_MEMORY": 1, "HAS_REST": 1, "LISTED": listed, "TILE": 1024}

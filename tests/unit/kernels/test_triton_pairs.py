@@ -27,10 +27,10 @@ SMALL = (5, 70, 300)
 BORDERS = (1023, 1025, 4097, 1, 8193, 8)  # tiles of lists and of selection, and what a program adds up
 
 
-def pairs_of(sizes: tuple[int, ...], ratio: float, narrow: bool) -> Pairs:
+def pairs_of(sizes: tuple[int, ...], ratio: float, narrow: bool, rows: int = 1) -> Pairs:
     """All codes in one bucket."""
-    kept = tuple(max(1, int(ratio * n)) for n in sizes)
-    return Pairs(kept, tuple(FIXED[t % 3] for t in range(len(sizes))), narrow)
+    kept = tuple(max(1, int(ratio * n)) for n in sizes for _ in range(rows))
+    return Pairs(kept, tuple(FIXED[t % 3] for t in range(len(sizes)) for _ in range(rows)), narrow)
 
 
 def bucket(
@@ -62,7 +62,7 @@ def encoded(many: Many, size: int, pairs: Pairs) -> Tensor:
 def exchange(
     sizes: tuple[int, ...], ratio: float, mode: str, narrow: bool = False, dtype: torch.dtype = torch.float32, rows: int = 1
 ) -> None:  # fmt: skip
-    pairs = pairs_of(tuple(n for n in sizes for _ in range(rows)), ratio, narrow)
+    pairs = pairs_of(sizes, ratio, narrow, rows)
 
     def draw() -> list[Tensor]:
         (many, size), (other, _) = bucket(sizes, pairs, mode, dtype, 1, rows), bucket(sizes, pairs, "", dtype, 2, rows)

@@ -13,6 +13,7 @@ tl = pytest.importorskip("triton.language")
 
 from grace.compute import backends
 from grace.kernels import Drawing, Many, add_subset, put_subsets_many, take_subset, take_subsets_many
+from grace.kernels.subsets.triton import _draw
 from grace.methods.common.counts import count_kept
 from grace.random import Stream
 from tests.unit.kernels.native_checks import offset
@@ -25,8 +26,8 @@ SOME = (1, 2, 31, 33, 70, 300)
 BORDERS = (1023, 1024, 1025, 4096, 4097)  # tiles, and where subsets are drawn in another way
 
 
-def drawing(sizes: tuple[int, ...], ratio: float, block: int | None) -> Drawing:
-    return Drawing(tuple(count_kept(ratio, -(-n // (block or 1))) for n in sizes), block)
+def drawing(sizes: tuple[int, ...], ratio: float, block: int | None, cyclic: bool = False) -> Drawing:
+    return Drawing(tuple(count_kept(ratio, -(-n // (block or 1))) for n in sizes), block, cyclic)
 
 
 def bucket(sizes: tuple[int, ...], drawn: Drawing, shift: int, memory: bool, name: str = "m") -> Many:
@@ -45,8 +46,10 @@ def bucket(sizes: tuple[int, ...], drawn: Drawing, shift: int, memory: bool, nam
     return many
 
 
-def subsets(sizes: tuple[int, ...], ratio: float, block: int | None, shift: int = 1, memory: bool = True) -> None:
-    drawn = drawing(sizes, ratio, block)
+def subsets(
+    sizes: tuple[int, ...], ratio: float, block: int | None, shift: int = 1, memory: bool = True, cyclic: bool = False
+) -> None:
+    drawn = drawing(sizes, ratio, block, cyclic)
     total = sum(map(drawn.width, range(len(sizes)), sizes))
     left, weight = [0.25 * t for t in range(len(sizes))], [1 / 3 + t for t in range(len(sizes))]
 
@@ -72,6 +75,14 @@ def test_subsets_of_a_bucket(block: int | None) -> None:
 @pytest.mark.parametrize(("sizes", "block"), [((257, 1025, 4097), None), (BORDERS, 100)])
 def test_at_borders_of_tiles(sizes: tuple[int, ...], block: int | None) -> None:
     subsets(sizes, 0.05, block)
+
+
+def test_blocks_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last turn of a cycle is short."""
+    monkeypatch.setattr(f"{__name__}.STEP", 2**32 + 7)
+    subsets((1, 33, 300), 0.3, 8, cyclic=True)
+    monkeypatch.setattr(f"{__name__}.STEP", 19)
+    subsets((4201,), 0.05, 1, cyclic=True)
 
 
 def test_they_are_those_of_one_tensor() -> None:
@@ -116,6 +127,8 @@ def test_subsets_of_every_size(ratio: float, block: int | None) -> None:
     for first in range(1, 301, 60):
         subsets(tuple(range(first, first + 60, 7)), ratio, block, first % 4, memory=first % 120 == 1)
     subsets((70_000, *BORDERS, 9001), ratio, block)
+    if block is not None:
+        subsets((300, *BORDERS, 9001), ratio, block, cyclic=True)
 
 
 # ---- mutants --------------------------------------------------------------------------------------------------------
@@ -155,12 +168,21 @@ def _first_of_each(index, place, k, n, tile, TILE: tl.constexpr):  # type: ignor
     return place // 4 + j, j < 1, tl.load(index + place // 4 + j, j < 1, 0)
 
 
+@triton.jit
+def _same_turn(  # type: ignore[no-untyped-def]
+    table, programs, kept, heads, index, words, unit, step, turn,
+    LISTED: tl.constexpr, CYCLIC: tl.constexpr, SORTED: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    _draw(table, programs, kept, heads, index, words, unit, step, 0, LISTED, CYCLIC, SORTED, CHUNK, TILE)
+
+
 # what is replaced in subsets, by what, and a test above that fails then
 MUTANTS: list[tuple[str, Any, Any]] = [
     ("load_sum", _memory_left_out, lambda: subsets((70,), 0.3, None)),
     ("mark_if", _never, lambda: subsets((5, 6, 7), 0.3, None)),
     ("rank_of", _as_they_stand, lambda: subsets((70,), 0.3, None)),
     ("walk", _not_permuted, lambda: subsets((4097,), 0.01, None)),
+    ("_draw", _same_turn, lambda: subsets((70,), 0.6, 8, cyclic=True)),
     ("bits_set", _none_set, lambda: subsets((70,), 0.3, 8)),
     ("drawn_at", _all_sent, lambda: subsets((70,), 0.3, None)),
     ("listed_at", _first_of_each, lambda: subsets((70,), 0.3, None)),

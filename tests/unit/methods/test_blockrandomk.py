@@ -9,6 +9,7 @@ import grace
 from grace.contract.lent import Lent
 from grace.contract.peer import Peer
 from grace.errors import CompositionError, ConfigurationError
+from grace.kernels import Drawing
 from grace.methods import BlockRandomK
 from grace.methods.common.blocks import Blocks
 from grace.run.simulate import simulate
@@ -20,7 +21,7 @@ MODES = ("random", "cyclic", "clt")
 
 
 def test_vector_of_the_specification(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Blocks, "order", staticmethod(lambda *_: torch.tensor([2, 0, 3, 1])))
+    monkeypatch.setattr(Drawing, "order", staticmethod(lambda *_: torch.tensor([2, 0, 3, 1])))
     x = torch.arange(1.0, 9.0)
     sent = [(4, 6), (0, 2), (6, 8), (2, 4), (4, 6)]
     for step, (low, high) in enumerate(sent):
@@ -46,10 +47,10 @@ def test_cyclic_sends_everything_once_in_any_cycle(n: int, block: int, ratio: fl
 
 
 def test_order_is_a_permutation_and_differs_between_seeds() -> None:
-    orders = [Blocks.order(50, replace(checks.stream(seed), rank=None), torch.device("cpu")) for seed in range(3)]
+    orders = [Drawing.order(50, replace(checks.stream(seed), rank=None), torch.device("cpu")) for seed in range(3)]
     assert all(torch.equal(order.sort().values, torch.arange(50)) for order in orders)
     assert not torch.equal(orders[0], orders[1])
-    assert Blocks.order(1, checks.stream(), torch.device("cpu")).tolist() == [0]
+    assert Drawing.order(1, checks.stream(), torch.device("cpu")).tolist() == [0]
 
 
 def test_random_is_unbiased_also_in_the_short_block() -> None:

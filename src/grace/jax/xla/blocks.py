@@ -15,6 +15,7 @@ from grace.jax.xla.communicators import Outcome
 from grace.jax.xla.place import TracedPeer
 from grace.jax.xla.random import Array, subset
 from grace.jax.xla.together import Sum, Talk
+from grace.kernels import Drawing
 from grace.methods.blockrandomk import BlockRandomK
 from grace.methods.common.blocks import Blocks
 from grace.methods.common.counts import count_kept
@@ -52,7 +53,7 @@ def _choose(method: BlockRandomK, place: TracedPeer, count: int, kb: int) -> Arr
     stream = place.shared(Blocks.__name__)
     if method.mode == "random":
         return subset(jnp.array(stream.key(), jnp.uint32), place.step, count, kb)
-    order = jnp.asarray(Blocks.order(count, stream, torch.device("cpu")).numpy(), jnp.int32)
+    order = jnp.asarray(Drawing.order(count, stream, torch.device("cpu")).numpy(), jnp.int32)
     period = -(-count // kb)
     order = jnp.pad(order, (0, period * kb - count), constant_values=count)
     return lax.dynamic_slice(order, (place.step % period * kb,), (kb,))

@@ -7,7 +7,7 @@ numbers of a block.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,10 +30,12 @@ class Drawing:
 
     kept: how many numbers, 1 <= kept <= n_t, which are sent in the order of ``rng.subset``; or how many of its blocks, which
         are sent in ascending order. block: B, of which the last one of a tensor may be shorter; None: numbers.
+    cyclic: blocks are not drawn anew: the order of those of the first step goes round, a turn in each step.
     """
 
     kept: tuple[int, ...]
     block: int | None
+    cyclic: bool = False
 
     @property
     def unit(self) -> int:
@@ -47,6 +49,20 @@ class Drawing:
     def count(self, n: int) -> int:
         """From how many numbers or blocks of a tensor it is drawn."""
         return block_count(n, self.unit)
+
+    def choose(self, t: int, n: int, rng: Stream, device: torch.device | str = "cpu") -> Tensor:
+        """int64: what is drawn of tensor t, which has n numbers, in the step of its stream; in order of being drawn."""
+        count, k = self.count(n), self.kept[t]
+        if not self.cyclic:
+            return rng.subset(count, k, device)
+        begin = rng.step % block_count(count, k) * k
+        return self.order(count, replace(rng, step=0), device)[begin : begin + k]
+
+    @staticmethod
+    def order(count: int, rng: Stream, device: torch.device | str = "cpu") -> Tensor:
+        """A permutation of the blocks: all but one drawn in a random order, then the one that is missing."""
+        drawn = rng.subset(count, count - 1, device)
+        return torch.cat([drawn, count * (count - 1) // 2 - drawn.sum().view(1)])
 
 
 @operation

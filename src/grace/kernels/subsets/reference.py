@@ -65,7 +65,7 @@ def _part(message: Tensor, many: Many, drawing: Drawing, t: int) -> Tensor:
 def _places(many: Many, drawing: Drawing, step: int, t: int) -> Tensor:
     """``[m]``: the places in tensor t of what it sends, in the order in which it does."""
     n = many.sizes[t]
-    chosen = replace(many.streams[t], step=step).subset(drawing.count(n), drawing.kept[t], many.device)
+    chosen = drawing.choose(t, n, replace(many.streams[t], step=step), many.device)
     if drawing.block is None:
         return chosen
     places = (chosen.sort().values[:, None] * drawing.block + torch.arange(drawing.block, device=many.device)).view(-1)

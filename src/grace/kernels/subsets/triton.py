@@ -80,12 +80,13 @@ def add_subset(received: Sequence[Tensor], out: Tensor, weight: float, rng: Stre
 
 
 # ---- of many tensors ------------------------------------------------------------------------------------------------
-@triton.jit
+@triton.jit(do_not_specialize=["turn"])
 def _draw(
-    table, programs, kept, heads, index, words, unit, step,
-    LISTED: tl.constexpr, SORTED: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
+    table, programs, kept, heads, index, words, unit, step, turn,
+    LISTED: tl.constexpr, CYCLIC: tl.constexpr, SORTED: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Sets the bits of what is drawn in ``words``, zeros before, and with LISTED writes the places into ``index``.
+    """Sets the bits of what is drawn in ``words``, zeros before, and with LISTED writes the places into ``index``. CYCLIC: of
+    the whole order, those whose turn it is.
 
     ``kept [T, 2]``: how many are drawn, and the bits of a half of the network that draws from more than SORTED.
     """
@@ -94,14 +95,19 @@ def _draw(
     n = (n + unit - 1) // unit
     key0, key1 = key_of(table, task)
     k, half = tl.load(kept + 2 * task), tl.load(kept + 2 * task + 1)
+    begin = k - k
+    if CYCLIC:
+        begin = turn % ((n + k - 1) // k) * k
     i = tile * TILE + tl.arange(0, TILE)
     slot = i
     keep = i < k
     if k < n:
         if n <= SORTED:
             slot = rank_of(i, n, key0, key1, step, CHUNK)
-            keep = (i < n) & (slot < k)
+            keep = (i < n) & (slot >= begin) & (slot < begin + k)
         else:
+            i = begin + i
+            keep = keep & (i < n)
             i = walk(i, keep, n, half, key0, key1, step)
     bit = tl.full((TILE,), 1, tl.int32) << (i % 32).to(tl.int32)
     tl.atomic_or(words + tl.load(heads + task) + i // 32, bit, keep)
@@ -232,9 +238,10 @@ class Subsets:
         many, drawing = self._many, self._drawing
         self._words.zero_()
         tiles = many.pairs((Subsets, drawing, "draw"), lambda: list(map(_programs, self._counts, drawing.kept)))
+        of, turn = (0, step) if drawing.cyclic else (step, None)
         launch(_draw, (len(tiles),), many.table, tiles, self._kept(), self._heads(), self._index, self._words, drawing.unit,
-               step_word(step, many.device),
-               LISTED=drawing.block is None, SORTED=SORTED_SUBSET, CHUNK=_CHUNK, TILE=_DRAWN)  # fmt: skip
+               step_word(of, many.device), turn, LISTED=drawing.block is None, CYCLIC=drawing.cyclic, SORTED=SORTED_SUBSET,
+               CHUNK=_CHUNK, TILE=_DRAWN)  # fmt: skip
         if self._before is not None:
             each = many.pairs("each", lambda: [1] * len(many))
             launch(_count, (len(each),), many.table, each, self._heads(), self._words, self._before, drawing.unit,

@@ -5,7 +5,8 @@ Letters: nb blocks of B numbers, the last one shorter; kb of them are sent; a cy
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -26,14 +27,11 @@ class Blocks(Drawn):
 
     summable: ClassVar[bool] = True
     randomness: ClassVar[Literal["shared", "private"]] = "shared"
+    handles_many: ClassVar[bool] = True
     ratio: float
     block: int
     cyclic: bool
     scaled: bool
-
-    @property
-    def handles_many(self) -> bool:  # type: ignore[override]  # here it depends on a knob
-        return not self.cyclic
 
     @property
     def overflows(self) -> bool:  # type: ignore[override]  # here it depends on a knob
@@ -63,7 +61,13 @@ class Blocks(Drawn):
         short[:, :tail] += behind
 
     def _drawing(self, many: Many) -> Drawing:
-        return Drawing(tuple(self._counts(n)[1] for n in many.sizes), self.block)
+        return self._draw(many.sizes)
+
+    def _draw(self, sizes: Sequence[int]) -> Drawing:
+        """How the blocks of tensors of so many numbers are drawn."""
+        if self.cyclic:
+            refuse_capture("which blocks have their turn follows from the step, which is a number of the host's")
+        return Drawing(tuple(self._counts(n)[1] for n in sizes), self.block, self.cyclic)
 
     def _places(self, n: int, rng: Stream, device: torch.device) -> tuple[Tensor, int]:
         """The chosen blocks of full size, ascending, and how many numbers of the short last one are chosen."""
@@ -85,18 +89,7 @@ class Blocks(Drawn):
 
     def choose(self, n: int, rng: Stream, device: torch.device) -> Tensor:
         """The blocks of this step."""
-        count, kb = self._counts(n)
-        if not self.cyclic:
-            return rng.subset(count, kb, device)
-        refuse_capture("which blocks have their turn follows from the step, which is a number of the host's")
-        at = rng.step % -(-count // kb) * kb
-        return self.order(count, replace(rng, step=0), device)[at : at + kb]
-
-    @staticmethod
-    def order(count: int, rng: Stream, device: torch.device) -> Tensor:
-        """A permutation of the blocks: all but one drawn in a random order, then the one that is missing."""
-        drawn = rng.subset(count, count - 1, device)
-        return torch.cat([drawn, count * (count - 1) // 2 - drawn.sum().view(1)])
+        return self._draw([n]).choose(0, n, rng, device)
 
     def _counts(self, n: int) -> tuple[int, int]:
         count = block_count(n, self.block)
