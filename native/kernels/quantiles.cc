@@ -43,7 +43,12 @@ struct Quantiles {
         return false;
     }
 
-    void find_edges(const Rows& r, float* edges) const {
+    // Which signs a row has, as far as that is known: it may have what is true here.
+    struct Signs {
+        bool below, above;  // < 0, >= 0
+    };
+
+    Signs find_edges(const Rows& r, float* edges) const {
         int64_t negative;
         if (seen == r.n) {
             negative = find_quantiles(r, q, edges);
@@ -63,14 +68,15 @@ struct Quantiles {
             negative = find_quantiles(Rows{drawn, nullptr, nullptr, 1, seen, seen}, q, edges);
             delete[] drawn;
         }
-        if (!zero_edge) return;
         const bool all = seen == r.n;
+        if (!zero_edge) return {!all || negative > 0, !all || negative < seen};
         const bool below = negative > 0 || (!all && any(r, [](float v) { return v < 0; }));
         const bool above = negative < seen || (!all && any(r, [](float v) { return v >= 0; }));
-        if (!below || !above) return;
+        if (!below || !above) return {below, above};
         int64_t z = (2 * q * negative + seen) / (2 * seen);
         z = z < 1 ? 1 : z > q - 1 ? q - 1 : z;
         edges[z - 1] = 0;
+        return {true, true};
     }
 
     // The codes of a row, and the sums of all its buckets; returns the largest magnitude, as bits. With a memory and a rest, what
@@ -124,9 +130,10 @@ struct Quantiles {
         return most;
     }
 
-    // How far the sum of a bucket may be from another order's. Numbers of bucket j are in [edges[j - 1], edges[j]).
-    double slack(const Bucket& bucket, const float* edges, int64_t j, float most) const {
-        const float low = j > 0 ? edges[j - 1] : -most, high = j < q - 1 ? edges[j] : most;
+    // How far the sum of a bucket may be from another order's. Numbers of bucket j are in [edges[j - 1], edges[j]); those of the
+    // outermost are from `least_of_all` on, and up to `most_of_all`.
+    double slack(const Bucket& bucket, const float* edges, int64_t j, float least_of_all, float most_of_all) const {
+        const float low = j > 0 ? edges[j - 1] : least_of_all, high = j < q - 1 ? edges[j] : most_of_all;
         const double size = __builtin_fabs(bucket.sum);
         const bool one_sign = low >= 0 || high <= 0;
         if (one_sign) {
@@ -143,11 +150,11 @@ struct Quantiles {
 
     static float mean(double sum, int64_t count) { return (float)(sum / (double)(count > 1 ? count : 1)); }
 
-    void write_means(const Rows& r, const float* edges, const Bucket* buckets, float most, uint8_t* wire) const {
+    void write_means(const Rows& r, const float* edges, const Bucket* buckets, Signs signs, float most, uint8_t* wire) const {
         bool sure = true;
         float means[MOST];
         for (int64_t j = 0; j < q; j++) {
-            const double d = slack(buckets[j], edges, j, most);
+            const double d = slack(buckets[j], edges, j, signs.below ? -most : 0, signs.above ? most : 0);
             const float low = mean(buckets[j].sum - d, buckets[j].count), high = mean(buckets[j].sum + d, buckets[j].count);
             means[j] = high;
             sure &= memcmp(&low, &high, 4) == 0;
@@ -211,7 +218,7 @@ struct Quantiles {
 
     bool encode_row(const Rows& r, uint8_t* wire) const {
         float edges[MOST];
-        find_edges(r, edges);
+        const Signs signs = find_edges(r, edges);
         const Tree tree(edges, q - 1, bits);
         Bucket buckets[MOST] = {};
         int32_t most = 0;
@@ -228,7 +235,7 @@ struct Quantiles {
         float largest_;
         memcpy(&largest_, &most, 4);
         const Rows p = r.memory && r.rest ? Rows{r.rest, nullptr, r.rest, 1, r.n, r.n} : r;
-        write_means(p, edges, buckets, largest_, wire);
+        write_means(p, edges, buckets, signs, largest_, wire);
         if (r.rest) keep(p, wire);
         return true;
     }

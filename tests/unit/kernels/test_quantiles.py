@@ -29,7 +29,12 @@ def assert_same(codec: Fused, x: Tensor) -> None:
 @check.needs_native
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
 def test_native_agrees_for_every_small_size(codec: Sketch) -> None:
-    check.assert_agrees(codec, range(1, 71, 2), rows=3, shifts=(1,))
+    check.assert_agrees(codec, range(1, 71), rows=3, shifts=(1,))
+
+
+@check.needs_native
+def test_native_agrees_for_every_size() -> None:
+    check.assert_agrees(Sketch(5), range(71, 301), rows=1, shifts=(1,))
 
 
 @check.needs_native
@@ -86,6 +91,18 @@ def test_a_sum_that_cancels_has_the_order_of_the_numbers() -> None:
     x = torch.cat((torch.randn(300, generator=made) * 1e30, torch.randn(300, generator=made), torch.full((700,), 1e38)))
     x = torch.stack([x[torch.randperm(1300, generator=made)] for _ in range(8)])
     assert_same(Sketch(2, zero_edge=False), x)
+
+
+@check.needs_native
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_rest_is_the_largest_number_where_it_would_be_larger(sign: int) -> None:
+    x, rests = sign * torch.tensor([[-3e38] + [3e38] * 5 + [3.2e38] * 7]), []
+    for target in ("reference", *check.TARGETS):
+        rests.append(torch.empty_like(x))
+        with backends.using(target):
+            Sketch(2, zero_edge=False).encode_(x, check.RNG, None, rests[-1])
+    assert rests[0].abs().max() == torch.finfo(torch.float32).max
+    assert all(torch.equal(rest, rests[0]) for rest in rests)
 
 
 @check.needs_native
