@@ -16,7 +16,6 @@ import runpy
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any, NoReturn
 
+from grace_bench.workers.ports import free_port
 from tests.distributed.with_horovod import horovodrun
 
 SECONDS = 120
@@ -215,12 +215,6 @@ def run_under_mpi(
     return subprocess.run(
         command, capture_output=True, text=True, timeout=seconds, env={**ENVIRONMENT, **env}, check=False
     )
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def torchrun(script: Path, *args: str, workers: int, restarts: int = 0, cwd: Path | None = None) -> tuple[int, str]:

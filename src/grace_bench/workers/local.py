@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from grace_bench.network.namespaces import INTERFACE, PORT, ShapedNetwork, addre
 from grace_bench.runs.config import RunConfig
 from grace_bench.runs.record import failure_of
 from grace_bench.runs.results import Document, Failure, decode, encode
+from grace_bench.workers.ports import free_port
 from grace_bench.workers.scratch import Scratch
 from grace_bench.workers.worker import Job
 
@@ -200,7 +200,7 @@ class _Workers:
 
 def _environment_of(config: RunConfig, network: ShapedNetwork | None) -> dict[str, str]:
     """What all workers are told: as by torchrun, where rank 0 is, and how many they are."""
-    there, local = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}, config.workers
+    there, local = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}, config.workers
     if network is not None:
         local = config.workers // network.machines  # others are behind a link
         there = {"MASTER_ADDR": address(0), "MASTER_PORT": str(PORT), "GLOO_SOCKET_IFNAME": INTERFACE}
@@ -211,10 +211,3 @@ def _environment_of(config: RunConfig, network: ShapedNetwork | None) -> dict[st
         "GRACE_LOCAL_WORLD_SIZE": str(local), "OMP_NUM_THREADS": str(config.threads),
         "PYTHONPATH": os.getcwd() if not here else f"{here}{os.pathsep}{os.getcwd()}",  # for module:Class tasks
     }  # fmt: skip
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from grace_bench.extras import need
 from grace_bench.runs.config import RunConfig
 from grace_bench.runs.record import failure_of
 from grace_bench.runs.results import Document, Failure
+from grace_bench.workers.ports import free_port
 
 _POLL_SECONDS = 0.5
 
@@ -27,9 +27,7 @@ class RayWorker:
     def find_address(self) -> tuple[str, int]:
         """The address at which rank 0 can be reached, and a free port there."""
         util = need("ray.util", extra="ray")
-        with socket.socket() as free:
-            free.bind(("", 0))
-            return util.get_node_ip_address(), free.getsockname()[1]
+        return util.get_node_ip_address(), free_port("")
 
     def join(self, address: str, port: int, world: int, timeout: float) -> None:
         """Meets the others."""
