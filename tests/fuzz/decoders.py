@@ -23,7 +23,6 @@ ROWS = 1024  # payloads that are decoded together, unless told otherwise
 SIZES = (1, 7, 37, 64, 300)  # numbers of a row
 # Decoders that copy a sender's numbers: an inf in the wire is an inf in the answer, and the exchange says so.
 COPIES = ("Identity", "FP16", "BF16")
-SCALES = ("RandomK", "BlockRandomK")  # by n/k: one number near the largest may overflow, as sums do
 
 
 @functools.cache
@@ -58,7 +57,8 @@ class Decoder:
         self._dice = np.random.default_rng(seed)
         self._rng = Stream(1, compressor.id, "fuzz", None if compressor.randomness == "shared" else 0, 3)
         self._valid: dict[int, tuple[Payloads, torch.dtype]] = {}
-        self._overflows = type(compressor).__name__ in (*COPIES, *SCALES)
+        # what is multiplied by n/k may overflow where one number is near the largest, as sums do
+        self._overflows = type(compressor).__name__ in COPIES or getattr(compressor, "scaled", False)
 
     def run(self, payloads: int) -> Tally:
         """Decodes at least so many damaged payloads."""

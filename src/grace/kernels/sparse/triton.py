@@ -203,8 +203,8 @@ def _places(part: WirePart, n: int) -> Tensor:
 # ---- of many tensors ------------------------------------------------------------------------------------------------
 def _table_of(many: Many, pairs: Pairs) -> ListTable:
     """The lists of a bucket, whose table is made once."""
-    make = lambda: ListTable(many, pairs.kept, pairs.codes, 2 if pairs.narrow else 4)  # noqa: E731
-    return many.once((ListTable, pairs), make)
+    width = 2 if pairs.narrow else 4
+    return many.once((ListTable, pairs), lambda: ListTable(many, pairs.kept, pairs.codes, width))
 
 
 def encode_topk_many(message: Tensor, many: Many, pairs: Pairs) -> Any:
