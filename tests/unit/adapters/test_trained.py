@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,11 +15,15 @@ from grace.adapters.trained import refuse_ddp
 
 @pytest.fixture
 def switching() -> Iterator[None]:
-    """Python goes from one thread to another all the time."""
+    """Python goes from one thread to another all the time, and looks only at objects that are made from here on: it takes long
+    to look at all that a process of tests has gathered."""
     usual = sys.getswitchinterval()
+    gc.collect()
+    gc.freeze()
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(usual)
+    gc.unfreeze()
 
 
 def test_looking_for_a_models_wrapper_disturbs_no_tuple_that_another_thread_makes(switching: None) -> None:
