@@ -13,10 +13,14 @@ import pytest
 from torch import Tensor
 
 from grace.compute import backends
+from grace.errors import PayloadError
 from tests.unit.kernels.native_checks import same_bits
 
 # What is too slow for `make test`, in the interpreter. A defect that is caught there: see tests/tiers.py.
 night = pytest.mark.night("a Triton kernel that leaves out the memory")
+
+# How a test says that a kernel is wrong. What a mutant does not write may be anything, and be refused when it is read.
+CAUGHT = (AssertionError, pytest.fail.Exception, PayloadError)
 
 
 @pytest.fixture(autouse=True)
