@@ -1,4 +1,4 @@
-"""Wires that say how many numbers they hold, of the tensors of a bucket: which follows from the data, so that sizes travel first.
+"""Wires that say how many numbers they hold, of the tensors of a bucket: it follows from the data, so that sizes travel first.
 
 The wires are those of :func:`grace.kernels.sparse.payloads.write_counted_`: a count (int32), k values, the code of their
 indices; or -1 and all n values, where that is not larger. What is sent of each tensor is chosen first; when the workers have
@@ -27,8 +27,8 @@ def choose_reaching_many(bounds: Tensor, many: Many, code: CountedCode, *, stric
 
 @operation
 def write_chosen_many(message: Tensor, many: Many, code: CountedCode, chosen: Chosen, places: CountedPlaces) -> None:
-    """The wires of what was chosen, in their places in ``message [s]`` uint8, which are zero before; rests keep what they leave
-    out, as :meth:`grace.Compressor.encode_` has them.
+    """Writes the wires of what was chosen to their places in ``message [s]`` uint8, which is zero before; rests keep what they
+    leave out, as :meth:`grace.Compressor.encode_` has them.
     """
 
 
@@ -36,4 +36,7 @@ def write_chosen_many(message: Tensor, many: Many, code: CountedCode, chosen: Ch
 def sum_counted_many(rows: Tensor, many: Many, code: CountedCode, places: CountedPlaces, weight: float) -> Tensor:
     """Sets each x, float32, to weight times the sum of what its wires in ``rows [W, s]`` uint8 say, added in their order:
     ``[T]`` bool, which had wires such as a sender writes.
+
+    Raises:
+        PayloadError: a wire is not, where the host can tell at once.
     """

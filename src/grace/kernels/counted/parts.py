@@ -44,8 +44,8 @@ class CountedCode:
 class Chosen:
     """What is to be sent of T tensors.
 
-    widths: int64 ``[T]``, bytes of their wires. finite: ``[T]`` bool, which tensors are finite. notes: what their backend needs
-    to write them.
+    widths: int64 ``[T]``, bytes of their wires. finite: ``[T]`` bool, which tensors are finite. notes: what their backend
+    needs to write them.
     """
 
     widths: Tensor

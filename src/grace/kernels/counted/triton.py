@@ -80,18 +80,22 @@ def _plan(table, total, lists, widths, VALUE: tl.constexpr, CODE: tl.constexpr):
 
 
 @triton.jit
+def count_at(at):
+    """The int32 of four bytes anywhere."""
+    low = tl.load(at).to(tl.int32) | (tl.load(at + 1).to(tl.int32) << 8)
+    return low | (tl.load(at + 2).to(tl.int32) << 16) | (tl.load(at + 3).to(tl.int32) << 24)
+
+
+@triton.jit
 def _open(table, where, lists, wires, marks, stride, VALUE: tl.constexpr, CODE: tl.constexpr):
-    """The tables ``lists [W, T, 8]`` of what the wires say, whose counts are read. A wire that is not as long as its count says
-    is marked, and says nothing. ``where [W, T, 3]``: the byte where a wire begins, its width, and where its list goes.
+    """The tables ``lists [W, T, 8]`` of what the wires say, whose counts are read. A wire that is not as long as its count
+    says is marked, and says nothing. ``where [W, T, 3]``: the byte where a wire begins, its width, and where its list goes.
     """
     row, other = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     this = other * tl.num_programs(0) + row
     _place, n = wire_of(table, row)
     at, width = tl.load(where + 3 * this), tl.load(where + 3 * this + 1)
-    count = tl.zeros((1,), tl.int32)
-    for b in tl.static_range(0, 4):
-        count |= tl.load(wires + other * stride + at + b).to(tl.int32) << (8 * b)
-    count = tl.sum(count, 0).to(tl.int64)
+    count = count_at(wires + other * stride + at).to(tl.int64)
     dense = count == -1
     k = tl.where(dense, n, tl.minimum(tl.maximum(count, 0), n))
     number, low, low_bytes, size = lay_out(n, k, CODE)
@@ -108,9 +112,9 @@ def _open(table, where, lists, wires, marks, stride, VALUE: tl.constexpr, CODE: 
 
 @dataclass(frozen=True)
 class Lists:
-    """What is chosen of each tensor: ``picked`` writes it into lists of the table ``lists`` int64 ``[T, 8]``: k, where the list
-    begins, which code it has (3: none, all n values), how many low bits are packed, their bytes, all bytes of the code, those
-    of the values, and where these begin.
+    """What is chosen of each tensor, which ``picked`` writes into lists. ``lists`` int64 ``[T, 8]``: k, where the list begins,
+    which code it has (3: none, all n values), how many low bits are packed, their bytes, all bytes of the code, those of the
+    values, and where these begin.
     """
 
     picked: Reaching
@@ -140,7 +144,10 @@ class _Layout:
         self.where, self.begins, self.spans, self.written, self.read = (
             piece.view(part.dtype).view(part.shape) for piece, part in zip(cut, parts, strict=True)
         )
-        self.plane = max(1, int(listed.sum(dim=1).max()))
+        room = zip(places.rooms, places.widths, strict=True)
+        self.plane = max(
+            1, *(sum(k for k, w, most in zip(*row, places.limits, strict=True) if w < most) for row in room)
+        )
 
     @staticmethod
     def of(places: CountedPlaces, many: Many) -> _Layout:

@@ -136,12 +136,13 @@ def _note(
     lane = tl.arange(0, TILE)
     i = tile * TILE + lane
     key = _key(load_number(x, start + i, i < n), TOPK)
-    bound = _bound_of(least, row, MANY and not TOPK)
     if TOPK:
         known = tl.load(state + 2 * row)
         bound = known << 20
         count = tl.histogram(tl.where(key >> 20 == known, (key >> 10) & 1023, 0), BINS)
         tl.atomic_add(words + row * BINS + tl.arange(0, BINS), count, count > 0)
+    else:
+        bound = _bound_of(least, row, MANY)
     keep = ((key >= bound) & (i < n)).to(tl.int32)
     at = tl.cumsum(keep, 0) - keep
     tl.store(slabs + this * ROOM + at, lane.to(tl.int16), (keep > 0) & (at < ROOM))
@@ -153,8 +154,8 @@ def _noted(
     table, programs, x, n, tiles, slabs, counts, entire,
     HELD: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """What a tile has noted, or all of a full one, or of a row of which all is sent (``entire``): (its row, which of all tiles it is,
-    places in the row ascending, where these are in x, whether they count, the numbers there).
+    """What a tile has noted, or all of a full one, or of a row of which all is sent (``entire``): (its row, which of all tiles
+    it is, places in the row ascending, where these are in x, whether they count, the numbers there).
     """
     row, tile, this, x, start, n = _row_at(table, programs, x, n, tiles, HELD, MANY, EVEN)
     lane = tl.arange(0, TILE)
@@ -351,7 +352,7 @@ class Reaching(NamedTuple):
         return Reaching(look, notes, least, begins, total[0])
 
     def emit(self, lists: Tensor, index: Tensor, sent: Tensor, keep_rest: bool, narrow: bool) -> None:
-        """Writes places and what is sent for them where ``lists`` say."""
+        """Writes places and what is sent for them, ``[K]`` each, where ``lists [rows, 8]`` say."""
         self.look.launch(_emit, *self.notes, None, self.begins, None, lists, index, sent, None, self.least,
                          TOPK=False, KEEP_REST=keep_rest, NARROW=narrow, LISTED=True, ROOM=_ROOM)  # fmt: skip
 
