@@ -66,6 +66,11 @@ def test_wires_and_their_sums(index: str, narrow: bool) -> None:
     wires_and_sums(CountedCode(index, narrow))
 
 
+def test_more_wires_than_are_added_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counted, "AT_ONCE", 1)
+    wires_and_sums(CountedCode("raw", False))
+
+
 @night
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("index", [*FIXED, "auto"])

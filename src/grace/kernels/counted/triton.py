@@ -121,7 +121,7 @@ class Lists:
     lists: Tensor
 
 
-class _Layout:
+class _PlacesThere:
     """Where wires lie, and what programs write and read them, on the device: one copy for each step.
 
     where: int64 ``[W, T, 3]``, as :func:`_open` takes it. begins: int64 ``[T]``, where the lists that are written begin.
@@ -150,11 +150,11 @@ class _Layout:
         )
 
     @staticmethod
-    def of(places: CountedPlaces, many: Many) -> _Layout:
+    def of(places: CountedPlaces, many: Many) -> _PlacesThere:
         """That of these places, which is made once."""
         if places.layout is None:
-            places.layout = _Layout(places, many)
-        layout: _Layout = places.layout
+            places.layout = _PlacesThere(places, many)
+        layout: _PlacesThere = places.layout
         return layout
 
 
@@ -171,7 +171,7 @@ def choose_reaching_many(bounds: Tensor, many: Many, code: CountedCode, *, stric
 
 def write_chosen_many(message: Tensor, many: Many, code: CountedCode, chosen: Chosen, places: CountedPlaces) -> None:
     lists, own = chosen.notes.lists, places.own
-    layout = _Layout.of(places, many)
+    layout = _PlacesThere.of(places, many)
     lists[:, 1], lists[:, 7] = layout.begins, layout.where[own, :, 0] + COUNT
     total = sum(places.rooms[own])
     index, sent = many.table.new_empty(total), torch.empty(total, device=many.device)
@@ -182,7 +182,7 @@ def write_chosen_many(message: Tensor, many: Many, code: CountedCode, chosen: Ch
 
 
 def sum_counted_many(rows: Tensor, many: Many, code: CountedCode, places: CountedPlaces, weight: float) -> Tensor:
-    layout, marks, steps = _Layout.of(places, many), Marks(rows, len(many)), _steps(many)
+    layout, marks, steps = _PlacesThere.of(places, many), Marks(rows, len(many)), _steps(many)
     T = len(many)
     lists = many.table.new_empty(len(rows), T, 8)
     launch(_open, (T, len(rows)), many.table, layout.where, lists, rows, marks.words, rows.stride(0),
