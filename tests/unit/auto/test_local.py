@@ -12,6 +12,7 @@ from grace.adapters.local_steps import LocalSteps
 from grace.auto.driver import Driver
 from grace.errors import StateError
 from grace.registry import spell
+from grace.registry.policy import Policy
 from grace.run import worker as worker_module
 from grace.run.options import Options
 from grace.run.parked import Parked
@@ -154,3 +155,14 @@ def test_its_state_is_where_it_goes_on(link: dict[str, float]) -> None:
     assert one.used[0] == one.used[-1] == "topk"
     assert one.used == other.used
     assert one.explain().stage == "running"
+
+
+def test_bits_by_layer_follow_the_moves(link: dict[str, float]) -> None:
+    def job(member: Any, rank: int) -> Modelled:
+        handle = Modelled(member, link, Policy.adaptive("qsgd", budget=4.0, every=2))
+        handle.train(4 * 4)
+        return handle
+
+    one, other = both(job)
+    assert one.used == other.used
+    assert "weight: 4,096 numbers, qsgd" in str(one.explain())
