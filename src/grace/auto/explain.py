@@ -14,8 +14,9 @@ from grace.auto.planner import Part, Plan
 from grace.errors import InputError
 
 if TYPE_CHECKING:
-    from grace.auto.controller import Controller, Trial
+    from grace.auto.controller import Controller
     from grace.auto.driver import Driver
+    from grace.auto.trial import Trial
 
 SCHEMA, VERSION = "grace.auto", 1
 _REJECTED = 3  # that are named for a bucket
@@ -50,8 +51,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Tried:
-    """A trial. step: at which it ended. incumbent, rival: numbers of candidates. why: it came. won: whether the rival did.
-    words: how. pairs: seconds of a step, (incumbent's, rival's).
+    """A trial. step: at which it ended, or stopped to go on later. incumbent, rival: numbers of candidates. why: it came.
+    won: whether the rival did. words: how. pairs: seconds of a step, (incumbent's, rival's).
     """
 
     step: int
