@@ -138,3 +138,38 @@ def test_a_sharded_model_gets_all_that_was_computed(pair: Pool) -> None:
     assert explained.compute is not None
     assert any("ReduceScatter" in text and "AllToAll" in text for _, text in explained.events)
     assert "no reduce-scatter" in explained.left_out["powersgd"]
+
+
+def local_steps(rank: int, world: int, rounds: int) -> dict[str, Any]:
+    torch.manual_seed(rank)  # it starts with rank 0's
+    net = nn.Sequential(*[nn.Linear(128, 128) for _ in range(3)])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    handle = grace.local(net, optimizer, AUTO, every=2, warmup_steps=3)
+    draw = torch.Generator().manual_seed(rank)
+    losses = []
+    for _ in range(2 * rounds + 1):
+        optimizer.zero_grad()
+        loss = (net(torch.randn(8, 128, generator=draw)) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    found = handle.explain()
+    assert isinstance(found, Explanation)
+    saved = handle.state_dict()
+    handle.load_state_dict(saved)
+    handle.sync()
+    weights = torch.cat([p.detach().view(-1) for p in net.parameters()])
+    handle.detach()
+    return {
+        "weights": weights, "losses": losses, "policy": found.policy, "stage": found.stage, "text": str(found),
+        "saved": saved["auto"]["methods"],
+    }  # fmt: skip
+
+
+def test_local_steps_choose_by_rounds(pair: Pool) -> None:
+    one, other = pair.run(local_steps, 25)
+    assert torch.equal(one["weights"], other["weights"])
+    assert (one["policy"], one["saved"]) == (other["policy"], other["saved"])
+    assert sum(one["losses"][-5:]) < sum(one["losses"][:5])
+    assert one["stage"] == "running"
+    assert "a step here is a round: 2 local steps and their exchange" in one["text"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -17,7 +17,7 @@ from grace.auto.explain import Explanation
 from grace.auto.settings import Auto, wanted
 from grace.auto.site import Site
 from grace.contract.method import Method
-from grace.errors import ConfigurationError, StateError
+from grace.errors import ConfigurationError, NonFiniteError, StateError
 from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy, Rule
 from grace.run.saved import OwnState, refuse_dcp
@@ -107,6 +107,31 @@ class Choosing(BaseHandle):
         except BaseException as error:
             self._session.close(error)
             raise
+
+    def _exchange_in_turn(self, buckets: Sequence[Collection[str]], tensors: Mapping[str, Tensor]) -> None:
+        """A step of tensors, of any shape, that have come at once: they are replaced by their means, one bucket after the
+        other.
+        """
+        spoiled: NonFiniteError | None = None
+        for k, names in enumerate(buckets):
+            bucket = {name: tensors[name] for name in names}
+            self._comes(bucket)
+            try:
+                self._exchange_bucket(bucket, k == len(buckets) - 1)
+            except NonFiniteError as error:  # on all ranks; the rest of the step is skipped, and ended
+                spoiled = error
+        if spoiled is not None:
+            raise spoiled
+
+    def _irregular(self) -> None:
+        """The step that ends with the coming exchange is no measure of others."""
+        if isinstance(self._driver, Driver):
+            self._driver.irregular()
+
+    def _end_run(self) -> None:
+        """There are no more steps: says so, if they were too few."""
+        if isinstance(self._driver, Driver):
+            self._driver.end_run()
 
     def _began(self) -> None:
         """A step begins, whose buckets are exchanged one by one: nothing waits for a later one."""

@@ -381,6 +381,7 @@ class ShardedHandle(Choosing, Handle):
             self._hooked.restore()
             self._hooked = None
             self._passes.close()
+            self._end_run()
             self._close()
 
     def _check_attached(self) -> None:

@@ -375,6 +375,7 @@ def _middle(values: Sequence[int]) -> int:
 
 
 def _spread(values: Sequence[int]) -> float:
-    """By how much values differ, as a share of their median, the largest and the smallest left out."""
-    inner = sorted(values)[1:-1]
+    """By how much values differ, as a share of their median, an eighth of them left out at either end."""
+    cut = max(1, len(values) // 8)
+    inner = sorted(values)[cut:-cut]
     return (inner[-1] - inner[0]) / max(1, _middle(inner)) if inner else 0.0

@@ -21,7 +21,7 @@ from grace.auto.controller import Controller
 from grace.auto.explain import Explanation, explain
 from grace.auto.history import History
 from grace.auto.looks import look
-from grace.auto.model import Model, StepClock, model_of
+from grace.auto.model import STEPS, Model, StepClock, model_of
 from grace.auto.planner import Part, Plan, Problem, better_baseline, make_plan, shortlist
 from grace.auto.settings import Auto
 from grace.auto.site import Site
@@ -99,6 +99,7 @@ class Driver:
         self._errors: dict[str, dict[str, float]] = {}
         self._measuring = False
         self._using: tuple[int, bool] = (0, False)
+        self._counts = True  # whether the step that comes is a measure of others
 
     # ---- before the first step --------------------------------------------------------------------------------------
     def begin(self) -> None:
@@ -160,6 +161,10 @@ class Driver:
         if self._listening is not None:
             self._listening.waited(nanoseconds)
 
+    def irregular(self) -> None:
+        """The step that ends with the coming exchange is no measure of others: its period counts for nothing."""
+        self._counts = False
+
     def began(self) -> None:
         """A step begins; one that was broken off counts for nothing."""
         if self._coming:
@@ -202,14 +207,15 @@ class Driver:
         if not self.active:
             return
         now, came, self._coming = self.clock(), tuple(self._coming), []
-        period, self._last = now - self._last if self._last else 0, now
+        period, self._last = now - self._last if self._last and self._counts else 0, now
+        counts, self._counts = self._counts, True
         unheard = self._listening is None and self.controller is None  # the first step
         if unheard or came != self.buckets.names:  # DistributedDataParallel makes its buckets anew
             self._listen(came)
         elif self._measuring:
             self._share_errors()
         elif self._listening is not None:
-            self._listening.exchanged()
+            self._listening.exchanged(counts)
             if self._listening.done:
                 self._decide()
         elif self.controller is not None:
@@ -391,6 +397,20 @@ class Driver:
     def explain(self) -> Explanation:
         """What was chosen, and why; the same on all ranks, but for times that are this rank's."""
         return explain(self)
+
+    @property
+    def listens_for(self) -> int:
+        """How many more steps are measured before it plans."""
+        if not self.active or self.controller is not None:
+            return 0
+        return self._measuring + (STEPS + 2 if self._listening is None else self._listening.left)
+
+    def end_run(self) -> None:
+        """There are no more steps: it says so, if they were too few to choose by."""
+        if left := self.listens_for:
+            self.end(
+                f"the run was {left} steps too short for the model to be known: what codecs and the link said was used"
+            )
 
     def end(self, why: str) -> None:
         """It chooses no more; what it has chosen stays until something else is used."""

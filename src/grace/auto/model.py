@@ -77,11 +77,16 @@ class StepClock:
         """The model stood still for so long, until the exchange of the bucket that came last was over."""
         self._waited += nanoseconds
 
-    def exchanged(self) -> None:
-        """The last mean is there. Of a step with other buckets, and of the first, nothing is kept."""
+    @property
+    def left(self) -> int:
+        """How many more steps are needed."""
+        return self.steps - len(self._found) + (self._ended is None)
+
+    def exchanged(self, counts: bool = True) -> None:
+        """The last mean is there. Nothing is kept of a step with other buckets, of the first, of one that does not count."""
         now, arrivals, start = self.clock(), self._arrivals, self._ended
         self._arrivals, self._waited, self._ended = [], 0, now
-        if start is not None and len(arrivals) == self.buckets and not self.done:
+        if start is not None and len(arrivals) == self.buckets and counts and not self.done:
             self._found.append([arrivals[-1] - start, now - arrivals[-1], *(at - start for at in arrivals)])
 
     def record(self) -> list[int]:

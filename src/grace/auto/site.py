@@ -33,6 +33,7 @@ class Site:
         resolve: makes of a policy for these shapes one for the session's tensors.
         names: of the tensors of each bucket, where they are known before the first step.
         device: where tensors are.
+        note: what a reader of the explanation must know of it.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -41,6 +42,7 @@ class Site:
     resolve: Callable[[Policy], Policy] = _as_it_is
     names: tuple[tuple[str, ...], ...] = ()
     device: torch.device = _CPU
+    note: str = ""
 
     @classmethod
     def of(cls, session: Session) -> Site:
