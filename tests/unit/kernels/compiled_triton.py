@@ -132,7 +132,9 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.selection._tally": ({}, [{**how, "ROOM": 256, "TILE": 4096} for how in (LOOK_MANY, LOOK)]),
     "kernels.selection._emit": ({}, [
         {**how, "TOPK": topk, "KEEP_REST": 1, "NARROW": 1, "LISTED": listed, "ROOM": 256, "TILE": 4096}
-        for topk, listed, how in ((1, 0, LOOK_MANY), (0, 0, {**LOOK, "kept": None, "state": None}), (0, 1, NO_STATE), (1, 1, LOOK_MANY))
+        for topk, listed, how in (
+            (1, 0, LOOK_MANY), (0, 0, {**LOOK, "kept": None, "state": None}), (0, 1, NO_STATE), (1, 1, LOOK_MANY),
+        )
     ]),
     "kernels.index_lists._write": ({}, [{"TILE": 1024}]),
     "kernels.index_lists._count": ({}, [{**how, "TILE": 1024} for how in (LIST_EACH, LIST)]),

@@ -47,7 +47,7 @@ def reaching(rank: int, many: Many, code: CountedCode) -> Chosen:
 
 
 def sampled(rank: int, many: Many, code: CountedCode) -> Chosen:
-    """One worker's threshold is lowered, and more reach the other's than are sent; a sample of all, and numbers that are not."""
+    """One worker's threshold is lowered, and more reach the other's than are sent; and an inf."""
     many.xs[1].view(-1)[0] = (1.0, math.inf)[rank]
     share = (1, 2)[rank]
     seen = tuple(min(n, 10) for n in many.sizes)
