@@ -306,15 +306,15 @@ class Controller:
         self._begin("scout", 2)
 
     def _scouted(self, median: int, legal: int) -> None:
-        trial, mine = self._now, self.measured.get(self.current, self._period)
-        self.spent += max(0, median - mine) * 2
-        if legal and median * CAP[1] <= mine * CAP[0]:
+        trial, usual = self._now, self.measured.get(self.current, self._period)
+        self.spent += max(0, median - usual) * 2
+        if legal and median * CAP[1] <= usual * CAP[0]:
             self._begin_pair()
         elif self._scouts < SCOUTS and not self._is_beyond(trial.rival) and self.spent <= self._room:
             self._scout()  # one step may have met a stall
         else:
-            trial.pairs.append((mine, median))
-            self._close(won=False, words=f"{median / 1e6:.1f} ms a step, and {mine / 1e6:.1f}: much slower")
+            trial.pairs.append((usual, median))
+            self._close(won=False, words=f"{median / 1e6:.1f} ms a step, and {usual / 1e6:.1f}: much slower")
 
     def _begin_pair(self) -> None:
         self._pair = {}
