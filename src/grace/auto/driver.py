@@ -94,6 +94,7 @@ class Driver:
         self._start = clock()
         self._last = 0
         self._overhead = self.holding = self._exchanges = 0
+        self.speaks = session.rank == 0 and (self.site.beside is None or self.site.beside.rank == 0)  # for all ranks
         self._coming: list[tuple[str, ...]] = []
         self._listening: StepClock | None = None
         self._errors: dict[str, dict[str, float]] = {}
@@ -112,16 +113,16 @@ class Driver:
             self.end("one worker exchanges nothing")
             return
         kept = [method for _, method in self.settings.keep if method not in self.methods]
-        tensors = [_size(shape) for shape in self.site.shapes.values()]
+        tensors = [_size(shape) for shape in self.buckets.exchanged.values()]
         largest = max(*tensors, *self.buckets.numbers, min(sum(tensors), self.session.options.bucket_bytes // 4))
         candidates = [*self.methods[:2], *kept, *self.methods[2:]]
-        self.known = calibrate(self.session.network, candidates, largest, way=self.site.way)
+        self.known = calibrate(self.session.network, candidates, largest, way=self.site.way, beside=self.site.beside)
         self.left_out = {**self.left_out, **self.known.left_out}
         if why := self.site.refuse_memory(self.known.memory):
             self.left_out.update((name, why) for name in self.methods if keeps_memory(name))
             self.methods = [name for name in self.methods if not keeps_memory(name)]
         self.methods = [name for name in self.methods if name in self.known.rates]
-        if self.session.rank == 0:
+        if self.speaks:
             for text in stragglers(self.known.codecs):
                 warnings.warn(f"auto: {text}: compression cannot mend that", GraceWarning, stacklevel=stack_level())
         problem = problem_of(self.buckets, None, self.known, self._careful, fuses=self.site.holds)
@@ -204,7 +205,7 @@ class Driver:
         Raises:
             AgreementError: ranks have decided differently. TransportError: the link failed. On all ranks.
         """
-        if not self.active:
+        if not self.active or not self._coming:
             return
         now, came, self._coming = self.clock(), tuple(self._coming), []
         period, self._last = now - self._last if self._last and self._counts else 0, now
@@ -224,7 +225,7 @@ class Driver:
 
     def _listen(self, came: tuple[tuple[str, ...], ...]) -> None:
         """The buckets are others than were known: their steps are measured."""
-        self.buckets = Buckets(came, self.site.shapes, self.settings.keep)
+        self.buckets = Buckets(came, self.site.shapes, self.settings.keep, self.site.parts)
         self._listening = StepClock(len(came), clock=self.clock)
         self._measuring = self.settings.error is not None
         if self.choices:
@@ -245,11 +246,12 @@ class Driver:
     def _share_errors(self) -> None:
         """All ranks take the largest of all."""
         self._measuring = False
-        keys = [(text, name) for text, of in self._errors.items() for name in of]
-        mine = [min(1000 * _MILLION, int(_MILLION * min(1e3, self._errors[text][name]))) for text, name in keys]
-        rows = self._tell(mine) if mine else []
+        free = [name for names in self.buckets.names for name in names if self.buckets.fixed(name) is None]
+        keys = [(text, name) for text in self.methods[2:] for name in free]
+        errors = [self._errors.get(text, {}).get(name, 0.0) for text, name in keys]  # 0: this rank has no part of it
+        rows = self._tell([min(1000 * _MILLION, int(_MILLION * min(1e3, error))) for error in errors]) if keys else []
         for k, (text, name) in enumerate(keys):
-            self._errors[text][name] = max(row[k] for row in rows) / _MILLION
+            self._errors.setdefault(text, {})[name] = max(row[k] for row in rows) / _MILLION
 
     # ---- decisions --------------------------------------------------------------------------------------------------
     def _decide(self) -> None:
@@ -280,7 +282,7 @@ class Driver:
         if self.known.unsure:
             self.controller.ask(f"the link is known only so far: {self.known.name_unsure()}")
         self.history.planned(challengers)
-        if self.session.rank == 0:
+        if self.speaks:
             for text in stragglers([self.model.computing]):
                 warnings.warn(f"auto: {text}: compression cannot mend that", GraceWarning, stacklevel=stack_level())
 
@@ -291,16 +293,21 @@ class Driver:
         self._using = (first, False)
 
     def _loaded_plan(self, problem: Problem) -> Plan | None:
-        """The plan of the state that was loaded, each bucket with the method of its largest tensor; None: not measured."""
+        """The plan of the state that was loaded, each bucket with the method of its largest tensor, as a rank knows that has a
+        part of it; None: not measured.
+        """
         policy, self.loaded = self.loaded, None
         if policy is None:
             return None
-        parts = []
-        for j, names in enumerate(self.buckets.names):
+        methods, numbers = list(self.known.rates), []
+        for names in self.buckets.names:
             free = [name for name in names if self.buckets.fixed(name) is None] or list(names)
             name = max(free, key=lambda name: _size(self.site.shapes[name]))
-            parts.append(Part(j, j + 1, spell(policy.method_for(name, self.session.like[name], 0))))
-        return problem.plan(parts) if all(part.method in self.known.rates for part in parts) else None
+            like = self.session.like.get(name)
+            text = "" if like is None else spell(policy.method_for(name, like, 0))
+            numbers.append(methods.index(text) if text in methods else -1)
+        chosen = [max(column) for column in zip(*self._tell(numbers), strict=True)]
+        return None if min(chosen) < 0 else problem.plan([Part(j, j + 1, methods[k]) for j, k in enumerate(chosen)])
 
     @staticmethod
     def _worth(plans: Sequence[Plan], number: int, incumbent: int) -> bool:
@@ -337,7 +344,9 @@ class Driver:
         start = self.clock()
         used = dict.fromkeys(method for one in self.choices for method in one.plan.methods)
         # of all candidates, or old numbers would compete with new ones
-        self.known = look(self.session.network, self.known, list(self.known.rates), first=list(used))
+        self.known = look(
+            self.session.network, self.known, list(self.known.rates), first=list(used), beside=self.site.beside
+        )
         problem = self.problem()
         plans = [problem.plan(one.plan.parts) for one in self.choices]
         ranked = [plan for plan in plans if plan is not None]
@@ -359,7 +368,7 @@ class Driver:
 
     def _tell(self, values: Sequence[int]) -> list[list[int]]:
         start = self.clock()
-        rows = Probe(self.session.network, 1).all_gather_numbers(values)
+        rows = Probe(self.session.network, 1, beside=self.site.beside).all_gather_numbers(values)
         self._overhead += self.clock() - start
         return rows
 

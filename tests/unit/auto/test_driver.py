@@ -284,7 +284,7 @@ def test_groups_of_parameters_are_refused(granularity: Any) -> None:
 
 def test_a_slow_rank_is_named(link: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told("topk", (10 * MS, 10 * MS, 31 * MS))
-    monkeypatch.setattr(driver_module, "calibrate", lambda *_, way: replace(calibration(link), codecs=(told,)))
+    monkeypatch.setattr(driver_module, "calibrate", lambda *_, **__: replace(calibration(link), codecs=(told,)))
 
     def job(member: Any, rank: int) -> Handle:
         handle = Handle(member, AUTO)

@@ -15,6 +15,7 @@ from grace.auto.classes import permitted
 from grace.auto.planner import Part
 from grace.auto.site import Site
 from grace.predict.ways import ToOwners
+from grace.registry.policy import Policy
 from tests.unit.auto.handles import AUTO, BUCKETS, LIKE, MS, Handle, both, calibration
 
 
@@ -119,7 +120,7 @@ def test_methods_with_a_memory_are_left_out_where_there_is_no_room(
     link: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tight = replace(calibration(link), memory=1000)
-    monkeypatch.setattr(driver_module, "calibrate", lambda *_, way: tight)
+    monkeypatch.setattr(driver_module, "calibrate", lambda *_, **__: tight)
 
     def job(member: Any, rank: int) -> Alone:
         class Owners(Alone):
@@ -140,3 +141,38 @@ def test_what_exchanges_alike_is_tried_once() -> None:
     chosen = permitted("safe", 2, chosen=["powersgd", "topk"], way=ToOwners())
     assert chosen[0] == ["none", "bf16", "topk"]
     assert "no reduce-scatter" in chosen[1]["powersgd"]
+
+
+def test_of_a_shard_the_rule_goes_by_the_whole_and_the_time_by_the_part() -> None:
+    shapes = {"wide": (64, 64), "flat": (4096,)}
+    site = Site(shapes, parts={"wide": (16, 64), "flat": (1024,)}, names=(("wide", "flat"),))
+    buckets = site.buckets(1000, ())
+    assert buckets.numbers == (16 * 64 + 1024,)
+    assert buckets.methods_of(0, 1, "topk") == {"topk": [(16, 64)], "none": [(1024,)]}
+    assert Buckets((("wide",),), shapes).numbers == (4096,)
+
+
+def test_what_a_rank_has_no_part_of_the_others_know(link: dict[str, float]) -> None:
+    """Two lines of one worker each would do, were they not left alone: here two workers that hold other tensors."""
+
+    class Holding(Alone):
+        def load(self) -> None:
+            assert self._driver is not None
+            missing = "second" if self.rank else "first"
+            policy = Policy([(name, "topk") for name in ("first", "second") if name != missing] + [("*", "none")])
+            self._session.like.pop(missing)
+            self._driver.loaded = policy
+            problem = self._driver.problem()
+            self.found = self._driver._loaded_plan(problem)
+
+    def job(member: Any, rank: int) -> Holding:
+        handle = Holding(member, link)
+        for _ in range(10):
+            handle.pass_through()
+        handle.load()
+        return handle
+
+    one, other = both(job)
+    assert one.found == other.found
+    assert one.found is not None
+    assert one.found.methods == ("topk", "topk")
