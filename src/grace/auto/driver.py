@@ -21,17 +21,17 @@ from grace.auto.controller import Controller
 from grace.auto.explain import Explanation, explain
 from grace.auto.history import History
 from grace.auto.looks import look
+from grace.auto.losses import Losses
 from grace.auto.model import STEPS, Model, StepClock, model_of
-from grace.auto.planner import Part, Plan, Problem, better_baseline, make_plan, shortlist
+from grace.auto.planner import Plan, Problem, better_baseline, make_plan, shortlist
+from grace.auto.saved_choice import parts_of
 from grace.auto.settings import Auto
 from grace.auto.site import Site
-from grace.errors import ConfigurationError, GraceWarning, StateError, stack_level
+from grace.errors import ConfigurationError, GraceWarning, stack_level
 from grace.predict.links import UNSHAPED
 from grace.predict.probe import Probe, Timings
-from grace.registry import method as make_method
 from grace.registry import spell
 from grace.registry.policy import Policy
-from grace.run.distortion import measure_distortion
 from grace.run.optimizer import Settings
 from grace.run.session import Session
 
@@ -97,7 +97,7 @@ class Driver:
         self.speaks = session.rank == 0 and (self.site.beside is None or self.site.beside.rank == 0)  # for all ranks
         self._coming: list[tuple[str, ...]] = []
         self._listening: StepClock | None = None
-        self._errors: dict[str, dict[str, float]] = {}
+        self._losses = Losses()
         self._measuring = False
         self._using: tuple[int, bool] = (0, False)
         self._counts = True  # whether the step that comes is a measure of others
@@ -186,7 +186,8 @@ class Driver:
             return False
         self._coming.append(tuple(names))
         if self._measuring:
-            self._measure(gradients)
+            free = {name: x for name, x in gradients.items() if self.buckets.fixed(name) is None}
+            self._losses.measure(free, self.methods[2:], self.session.peer)
         if last or not self.site.holds:
             return False
         if self._listening is not None:
@@ -214,7 +215,9 @@ class Driver:
         if unheard or came != self.buckets.names:  # DistributedDataParallel makes its buckets anew
             self._listen(came)
         elif self._measuring:
-            self._share_errors()
+            self._measuring = False
+            free = [name for names in came for name in names if self.buckets.fixed(name) is None]
+            self._losses.share(free, self.methods[2:], self._tell)
         elif self._listening is not None:
             self._listening.exchanged(counts)
             if self._listening.done:
@@ -233,26 +236,6 @@ class Driver:
             self.session.use(current)
             self.choices, self.controller = [], None
 
-    # ---- errors of methods ------------------------------------------------------------------------------------------
-    def _measure(self, gradients: Mapping[str, Tensor]) -> None:
-        """What each method would lose of these gradients."""
-        for name, x in gradients.items():
-            if self.buckets.fixed(name) is None:
-                for text in self.methods[2:]:
-                    method = make_method(text)
-                    lost = measure_distortion(method, x, method.init(x), self.session.peer(name))
-                    self._errors.setdefault(text, {})[name] = float("inf") if lost is None else lost
-
-    def _share_errors(self) -> None:
-        """All ranks take the largest of all."""
-        self._measuring = False
-        free = [name for names in self.buckets.names for name in names if self.buckets.fixed(name) is None]
-        keys = [(text, name) for text in self.methods[2:] for name in free]
-        errors = [self._errors.get(text, {}).get(name, 0.0) for text, name in keys]  # 0: this rank has no part of it
-        rows = self._tell([min(1000 * _MILLION, int(_MILLION * min(1e3, error))) for error in errors]) if keys else []
-        for k, (text, name) in enumerate(keys):
-            self._errors.setdefault(text, {})[name] = max(row[k] for row in rows) / _MILLION
-
     # ---- decisions --------------------------------------------------------------------------------------------------
     def _decide(self) -> None:
         """The model is known: plans, and offers what is worth trying."""
@@ -267,7 +250,8 @@ class Driver:
         plans = [base, other]
         plans += [plan for plan in shortlist(problem, EXACT) if plan.parts not in [one.parts for one in plans]]
         best = 2 if len(plans) > 2 and plans[2].seconds < base.seconds else 0
-        if (loaded := self._loaded_plan(problem)) is not None:
+        policy, self.loaded = self.loaded, None
+        if policy is not None and (loaded := self._plan_of(policy, problem)) is not None:
             parts = [one.parts for one in plans]
             best = parts.index(loaded.parts) if loaded.parts in parts else len(plans)
             plans += [loaded] if best == len(plans) else []
@@ -292,22 +276,10 @@ class Driver:
         self.session.offer([self.site.resolve(one.policy) for one in self.choices], first, also=plans)
         self._using = (first, False)
 
-    def _loaded_plan(self, problem: Problem) -> Plan | None:
-        """The plan of the state that was loaded, each bucket with the method of its largest tensor, as a rank knows that has a
-        part of it; None: not measured.
-        """
-        policy, self.loaded = self.loaded, None
-        if policy is None:
-            return None
-        methods, numbers = list(self.known.rates), []
-        for names in self.buckets.names:
-            free = [name for name in names if self.buckets.fixed(name) is None] or list(names)
-            name = max(free, key=lambda name: _size(self.site.shapes[name]))
-            like = self.session.like.get(name)
-            text = "" if like is None else spell(policy.method_for(name, like, 0))
-            numbers.append(methods.index(text) if text in methods else -1)
-        chosen = [max(column) for column in zip(*self._tell(numbers), strict=True)]
-        return None if min(chosen) < 0 else problem.plan([Part(j, j + 1, methods[k]) for j, k in enumerate(chosen)])
+    def _plan_of(self, policy: Policy, problem: Problem) -> Plan | None:
+        """The plan of a state that was loaded; None: not all of it was measured."""
+        parts = parts_of(policy, self.buckets, list(self.known.rates), self.session.like, self._tell)
+        return None if parts is None else problem.plan(parts)
 
     @staticmethod
     def _worth(plans: Sequence[Plan], number: int, incumbent: int) -> bool:
@@ -317,7 +289,7 @@ class Driver:
     def problem(self) -> Problem:
         """What is planned, from all that is known."""
         return problem_of(
-            self.buckets, self.model, self.known, self.methods, self._errors, self.settings.error,
+            self.buckets, self.model, self.known, self.methods, self._losses.of, self.settings.error,
             fuses=self.site.holds,
         )  # fmt: skip
 
@@ -445,18 +417,6 @@ class Driver:
         self.session.offer([policy])
         self.loaded, self.controller, self.choices, self._using = policy, None, [], (0, False)
         self._listen(self.buckets.names)
-
-
-def read_methods(saved: Any) -> dict[str, str]:
-    """The method of each tensor, from what :meth:`Driver.state_dict` gave.
-
-    Raises:
-        StateError: it is not that.
-    """
-    methods = saved.get("methods") if isinstance(saved, Mapping) else None
-    if not isinstance(methods, Mapping) or not all(isinstance(one, str) for pair in methods.items() for one in pair):
-        raise StateError(f"not a Grace state: its auto should say the method of each tensor, got {saved!r}")
-    return dict(methods)
 
 
 def _nanoseconds(plans: Sequence[Plan]) -> list[int]:

@@ -15,7 +15,6 @@ from grace.auto.classes import permitted
 from grace.auto.planner import Part
 from grace.auto.site import Site
 from grace.predict.ways import ToOwners
-from grace.registry.policy import Policy
 from tests.unit.auto.handles import AUTO, BUCKETS, LIKE, MS, Handle, both, calibration
 
 
@@ -150,29 +149,3 @@ def test_of_a_shard_the_rule_goes_by_the_whole_and_the_time_by_the_part() -> Non
     assert buckets.numbers == (16 * 64 + 1024,)
     assert buckets.methods_of(0, 1, "topk") == {"topk": [(16, 64)], "none": [(1024,)]}
     assert Buckets((("wide",),), shapes).numbers == (4096,)
-
-
-def test_what_a_rank_has_no_part_of_the_others_know(link: dict[str, float]) -> None:
-    """Two lines of one worker each would do, were they not left alone: here two workers that hold other tensors."""
-
-    class Holding(Alone):
-        def load(self) -> None:
-            assert self._driver is not None
-            missing = "second" if self.rank else "first"
-            policy = Policy([(name, "topk") for name in ("first", "second") if name != missing] + [("*", "none")])
-            self._session.like.pop(missing)
-            self._driver.loaded = policy
-            problem = self._driver.problem()
-            self.found = self._driver._loaded_plan(problem)
-
-    def job(member: Any, rank: int) -> Holding:
-        handle = Holding(member, link)
-        for _ in range(10):
-            handle.pass_through()
-        handle.load()
-        return handle
-
-    one, other = both(job)
-    assert one.found == other.found
-    assert one.found is not None
-    assert one.found.methods == ("topk", "topk")
