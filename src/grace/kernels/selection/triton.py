@@ -8,7 +8,8 @@ read whole again.
 A position in the output is a count of what comes before: counts of tiles, a scan, then counts within the tile. None comes
 from an atomic operation, whose order is not fixed.
 
-Kernels take rows ``[b, n]``, or with MANY those of several tensors. HELD: their sums with the memory are in the rests.
+Kernels take rows ``[b, n]``, or with MANY those of several tensors. HELD: their sums with the memory are in the rests. CLEAR:
+those of a row whose mark in ``bad`` is set count as zeros.
 """
 
 from __future__ import annotations
@@ -75,9 +76,9 @@ def _kept_of(kept, task, k, MANY: tl.constexpr):
 
 @triton.jit
 def _measure(
-    table, programs, x, n, tiles, e, rest, words, bad,
-    HELD: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, HAS_MEMORY: tl.constexpr, COPY: tl.constexpr,
-    HISTOGRAM: tl.constexpr, BINS: tl.constexpr, TILE: tl.constexpr,
+    table, programs, x, n, tiles, bad, e, rest, words,
+    HELD: tl.constexpr, CLEAR: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, HAS_MEMORY: tl.constexpr,
+    COPY: tl.constexpr, HISTOGRAM: tl.constexpr, BINS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """``rest = x + e``, a mark if it is not finite, and how many keys there are for each value of their upper bits.
 
@@ -98,7 +99,7 @@ def _measure(
 
 
 @triton.jit(do_not_specialize=["k"])
-def _pick(words, state, kept, k, FIRST: tl.constexpr, MANY: tl.constexpr, BINS: tl.constexpr):
+def _pick(words, state, bad, kept, k, FIRST: tl.constexpr, CLEAR: tl.constexpr, MANY: tl.constexpr, BINS: tl.constexpr):
     """``state [b, 2]`` int32: the bits of the k-th largest key that are known, and which of those with them it is."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BINS)
@@ -113,14 +114,17 @@ def _pick(words, state, kept, k, FIRST: tl.constexpr, MANY: tl.constexpr, BINS: 
     reach = tl.sum(count, 0) - tl.cumsum(count, 0) + count  # how many are in this bin or above
     digit = tl.sum((reach >= wanted).to(tl.int32), 0) - 1
     above = tl.sum(tl.where(lane > digit, count, 0), 0)
+    if CLEAR:
+        cleared = tl.load(bad + row) != 0
+        digit, above = tl.where(cleared, 0, digit), tl.where(cleared, 0, above)
     tl.store(state + 2 * row, known * BINS + digit)
     tl.store(state + 2 * row + 1, wanted - above)
 
 
 @triton.jit(do_not_specialize=["least"])
 def _note(
-    table, programs, x, n, tiles, slabs, counts, words, state, least,
-    HELD: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr,
+    table, programs, x, n, tiles, bad, slabs, counts, words, state, least,
+    HELD: tl.constexpr, CLEAR: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr,
     TOPK: tl.constexpr, BINS: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Notes, tile by tile, the places of the numbers that may be selected: their count, and the first ``ROOM`` of them."""
@@ -128,6 +132,8 @@ def _note(
     lane = tl.arange(0, TILE)
     i = tile * TILE + lane
     key = _key(load_number(x, start + i, i < n), TOPK)
+    if CLEAR:
+        key = tl.where(tl.load(bad + row) != 0, 0, key)
     bound = least.to(tl.int32)
     if TOPK:
         known = tl.load(state + 2 * row)
@@ -142,8 +148,8 @@ def _note(
 
 @triton.jit
 def _noted(
-    table, programs, x, n, tiles, slabs, counts,
-    HELD: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr,
+    table, programs, x, n, tiles, bad, slabs, counts,
+    HELD: tl.constexpr, CLEAR: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """What a tile has noted, or all of a full one: (its row, which of all tiles it is, places in the row ascending, where
     these are in x, whether they count, the numbers there).
@@ -155,16 +161,22 @@ def _noted(
     short = tl.load(slabs + this * ROOM + lane, (lane < count) & fits, 0).to(tl.int32)
     i = tile * TILE + tl.where(fits, short, lane)
     inside = ((lane < count) | (count > ROOM)) & (i < n)
-    return row, this, i, x + start + i, inside, load_number(x, start + i, inside)
+    p = load_number(x, start + i, inside)
+    if CLEAR:
+        p = tl.where(tl.load(bad + row) != 0, 0.0, p)
+    return row, this, i, x + start + i, inside, p
 
 
 @triton.jit
 def _refine(
-    table, programs, x, n, tiles, slabs, counts, words, state,
-    HELD: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, BINS: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr,
+    table, programs, x, n, tiles, bad, slabs, counts, words, state,
+    HELD: tl.constexpr, CLEAR: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, BINS: tl.constexpr, ROOM: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     """How many keys there are for each value of their lowest bits, of those with the upper bits of the k-th."""
-    row, _this, _i, _at, inside, p = _noted(table, programs, x, n, tiles, slabs, counts, HELD, MANY, EVEN, ROOM, TILE)
+    row, _this, _i, _at, inside, p = _noted(
+        table, programs, x, n, tiles, bad, slabs, counts, HELD, CLEAR, MANY, EVEN, ROOM, TILE
+    )
     key = _key(p, True)
     count = tl.histogram(tl.where(inside & (key >> 10 == tl.load(state + 2 * row)), key & 1023, 0), BINS)
     tl.atomic_add(words + row * BINS + tl.arange(0, BINS), count, count > 0)
@@ -172,11 +184,13 @@ def _refine(
 
 @triton.jit
 def _tally(
-    table, programs, x, n, tiles, slabs, counts, state, both, plane,
-    HELD: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr,
+    table, programs, x, n, tiles, bad, slabs, counts, state, both, plane,
+    HELD: tl.constexpr, CLEAR: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """``both [2, plane]``: how many keys of each of all tiles are above the k-th largest, and how many are equal to it."""
-    row, this, _i, _at, inside, p = _noted(table, programs, x, n, tiles, slabs, counts, HELD, MANY, EVEN, ROOM, TILE)
+    row, this, _i, _at, inside, p = _noted(
+        table, programs, x, n, tiles, bad, slabs, counts, HELD, CLEAR, MANY, EVEN, ROOM, TILE
+    )
     key = _key(p, True)
     kth = tl.load(state + 2 * row)
     tl.store(both + this, tl.sum((inside & (key > kth)).to(tl.int32), 0))
@@ -185,12 +199,14 @@ def _tally(
 
 @triton.jit(do_not_specialize=["least", "k"])
 def _emit(
-    table, programs, x, n, tiles, slabs, counts, state, begins, plane, kept, index, sent, k, least,
-    HELD: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr,
+    table, programs, x, n, tiles, bad, slabs, counts, state, begins, plane, kept, index, sent, k, least,
+    HELD: tl.constexpr, CLEAR: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr,
     TOPK: tl.constexpr, KEEP_REST: tl.constexpr, NARROW: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Writes places and what is sent for them; x keeps the rest. Of keys equal to the k-th the first ones are taken."""
-    row, this, i, where, inside, p = _noted(table, programs, x, n, tiles, slabs, counts, HELD, MANY, EVEN, ROOM, TILE)
+    row, this, i, where, inside, p = _noted(
+        table, programs, x, n, tiles, bad, slabs, counts, HELD, CLEAR, MANY, EVEN, ROOM, TILE
+    )
     key = _key(p, TOPK)
     begin = tl.load(begins + this)
     if TOPK:
@@ -229,19 +245,19 @@ class _Look(NamedTuple):
     constants: dict[str, Any]
 
     @staticmethod
-    def at(x: Tensor) -> _Look:
-        """At rows ``[b, n]``."""
+    def at(x: Tensor, bad: Tensor | None = None) -> _Look:
+        """At rows ``[b, n]``, which have one mark."""
         (b, n), tiles = x.shape, block_count(x.shape[1], _TILE)
-        constants = {"HELD": False, "MANY": False, "EVEN": False}
-        return _Look((None, None, x, n, tiles), (tiles, b), b, tiles * b, None, constants)
+        constants = {"HELD": False, "CLEAR": False, "MANY": False, "EVEN": False}
+        return _Look((None, None, x, n, tiles, bad), (tiles, b), b, tiles * b, None, constants)
 
     @staticmethod
-    def at_many(many: Many) -> _Look:
-        """At several tensors, or their rests where they have some."""
+    def at_many(many: Many, bad: Tensor, clear: bool) -> _Look:
+        """At several tensors, or their rests where they have some. bad: ``[T b]``, a mark of each row."""
         tiles = many.tiles(_TILE)
-        constants = {"HELD": many.rests is not None, "MANY": True, "EVEN": many.even}
-        spans = many.spans(_TILE, lambda: many.counts(_TILE))
-        return _Look((many.table, tiles, many.like, None, None), (len(tiles),), len(many), len(tiles), spans, constants)
+        constants = {"HELD": many.rests is not None, "CLEAR": clear, "MANY": True, "EVEN": many.even}
+        spans, given = many.spans(_TILE, lambda: many.counts(_TILE)), (many.table, tiles, many.like, None, None, bad)
+        return _Look(given, (len(tiles),), len(many), len(tiles), spans, constants)
 
     def launch(self, kernel: Any, *args: Any, **constants: Any) -> None:
         """Launches a kernel for all tiles."""
@@ -281,18 +297,16 @@ def take_topk(
     return index, sent, finite
 
 
-def take_topk_of_many(many: Many, kept: Tensor, index: Tensor, sent: Tensor, narrow: bool) -> Tensor | Any:
-    """As :func:`take_topk` of each row of several tensors: ``[T]`` bool, which of them were finite.
-
-    kept: int64 ``[T b, 2]``, the k of each row, and where in ``index`` and ``sent [K]`` it begins.
-    """
+def take_topk_many(
+    index: Tensor, sent: Tensor, many: Many, kept: tuple[int, ...], *, narrow: bool = False, clear: bool = False
+) -> Any:
     if max(many.sizes) > _MOST:
         return NotImplemented
-    look, marks, words = _Look.at_many(many), Marks(index, len(many)), _new_words(index, len(many))
-    held, added = many.rests is not None, many.memories is not None
-    look.launch(_measure, None, None, words[0], marks.words, HAS_MEMORY=added,
-                COPY=held and (added or many.rests is not many.xs), HISTOGRAM=True, BINS=_UPPER)  # fmt: skip
-    _take_largest(look, words, kept, None, index, sent, held, narrow)
+    marks, words = Marks(index, len(many)), _new_words(index, len(many))
+    look, held, added = _Look.at_many(many, marks.words, clear), many.rests is not None, many.memories is not None
+    look.launch(_measure, None, None, words[0], HAS_MEMORY=added, HISTOGRAM=True, BINS=_UPPER,
+                COPY=held and (added or many.rests is not many.xs))  # fmt: skip
+    _take_largest(look, words, many.kept(kept), None, index, sent, held, narrow)
     return many.all_of(marks.words)
 
 
@@ -340,8 +354,8 @@ def _add_memory(rows: Tensor, memory: Tensor | None, rest: Tensor | None, upper:
     if rest is None:
         rest = rows if memory is None else torch.empty_like(memory)
     copy = rest.data_ptr() != rows.data_ptr() or memory is not None
-    _Look.at(rows).launch(_measure, memory, rest, upper, bad.words, HAS_MEMORY=memory is not None, COPY=copy,
-                          HISTOGRAM=upper is not None, BINS=_UPPER)  # fmt: skip
+    _Look.at(rows, bad.words).launch(_measure, memory, rest, upper, HAS_MEMORY=memory is not None, COPY=copy,
+                                     HISTOGRAM=upper is not None, BINS=_UPPER)  # fmt: skip
     return rest, bad.unset()
 
 
@@ -359,12 +373,14 @@ def _take_largest(
     or says k for each.
     """
     upper, middle, lower = words
-    many, state = look.constants["MANY"], upper.new_empty(look.rows, 2)
-    launch(_pick, (look.rows,), upper, state, kept, k, FIRST=True, MANY=many, BINS=_UPPER)
-    notes = _take_notes(look, upper, middle, state, 0)
-    launch(_pick, (look.rows,), middle, state, None, None, FIRST=False, MANY=many, BINS=_LOWER)
+    bad, state, how = look.given[-1], upper.new_empty(look.rows, 2), {"MANY": look.constants["MANY"]}
+    launch(
+        _pick, (look.rows,), upper, state, bad, kept, k, FIRST=True, CLEAR=look.constants["CLEAR"], BINS=_UPPER, **how
+    )
+    notes, how = _take_notes(look, upper, middle, state, 0), {"FIRST": False, "CLEAR": False, "BINS": _LOWER, **how}
+    launch(_pick, (look.rows,), middle, state, None, None, None, **how)
     look.launch(_refine, *notes, lower, state, BINS=_LOWER, ROOM=_ROOM)
-    launch(_pick, (look.rows,), lower, state, None, None, FIRST=False, MANY=many, BINS=_LOWER)
+    launch(_pick, (look.rows,), lower, state, None, None, None, **how)
     both = upper.new_empty(2, look.tiles)
     look.launch(_tally, *notes, state, both, look.tiles, ROOM=_ROOM)
     begins, _ = look.scan(both)

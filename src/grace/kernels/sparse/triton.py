@@ -14,15 +14,24 @@ from grace.compute.launching import TILE, Marks, check_rows, even_runs, launch, 
 from grace.errors import PayloadError
 from grace.flags.finite import Flag
 from grace.kernels.blocks import block_count
-from grace.kernels.index_lists import check_list, layout
+from grace.kernels.index_lists import Lists, check_list, layout
 from grace.kernels.index_lists.triton import ListTable, code_byte, code_of, read_lists
 from grace.kernels.many import Many
-from grace.kernels.many.triton import numbers_of, tile_of, wire_of
+from grace.kernels.many.triton import numbers_of, tensor_of, tile_of, wire_of
 from grace.kernels.packing import packed_bytes
-from grace.kernels.selection.triton import take_topk, take_topk_of_many
-from grace.kernels.sparse import DENSE, Pairs, WirePart
+from grace.kernels.selection.triton import take_topk, take_topk_many
+from grace.kernels.sparse import DENSE, Grid, Pairs, WirePart
 from grace.kernels.sparse.parts import BAD_VALUES, check_parts
-from grace.kernels.triton import first_reaching, load_float, magnitude, mark_if, nearest_bfloat16
+from grace.kernels.triton import (
+    first_reaching,
+    load_bits,
+    load_digit,
+    load_float,
+    load_number,
+    magnitude,
+    mark_if,
+    nearest_bfloat16,
+)
 
 _OWNED, _AT_ONCE = 8192, 64  # numbers of the sum that a program owns; wires of a launch
 
@@ -61,26 +70,41 @@ def _write(
 
 @triton.jit
 def _load_value(at, j, inside, NARROW: tl.constexpr):
-    """float32: values j of a wire."""
+    """(float32: values j of a wire; whether they are such as a sender writes)"""
     if NARROW:
         word = tl.load(at + 2 * j, inside, 0).to(tl.int32) << 16
         word |= tl.load(at + 2 * j + 1, inside, 0).to(tl.int32) << 24
         value = word.to(tl.float32, bitcast=True)
     else:
         value = load_float(at + 4 * j, inside)
-    return value
+    return value, magnitude(value) < 0x7F800000
+
+
+@triton.jit
+def _load_of_grid(at, j, inside, k, BITS: tl.constexpr, COUNT: tl.constexpr, STEP: tl.constexpr, UNIT: tl.constexpr):
+    """As :func:`_load_value`, of a grid whose least number is ``-UNIT``."""
+    scale = load_float(at + j - j, inside)
+    if BITS == 0:
+        code, good = load_digit(at + 4, j, inside)
+    else:
+        code = load_bits(at + 4, j, inside, (k * BITS + 7) // 8, BITS)
+        good = code >= 0
+    number = (code * STEP - UNIT).to(tl.float32)
+    good = good & (code < COUNT) & (scale >= 0) & (scale < float("inf"))
+    return number * tl.div_rn(scale, tl.zeros_like(scale) + UNIT * 1.0), good
 
 
 @triton.jit(do_not_specialize=["weight", "k", "steps"])
 def _sum_lists(
     table, programs, lists, wires, index, out, marks, W, plane, stride, row_stride, n, k, steps, weight,
-    MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, NARROW: tl.constexpr, LISTS: tl.constexpr, OWNED: tl.constexpr,
-    TILE: tl.constexpr,
+    MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, NARROW: tl.constexpr, BITS: tl.constexpr, COUNT: tl.constexpr,
+    STEP: tl.constexpr, UNIT: tl.constexpr, LISTS: tl.constexpr, OWNED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """``out [b, n]``: a program owns OWNED numbers, and adds to them what W lists ``[W, b, k]`` say, in their order; ``plane =
     b k``. MANY: what ``[W, plane]`` say, those of all rows side by side.
 
-    Places that leave its part are left alone, whatever a list says. LISTS: the power of two that is at least W.
+    Places that leave its part are left alone, whatever a list says. LISTS: the power of two that is at least W. UNIT: of the
+    grid of values; 0: they are numbers.
     """
     if MANY:
         row, tile = tile_of(programs)
@@ -113,8 +137,11 @@ def _sum_lists(
             j = begin + tl.arange(0, TILE)
             i = tl.load(index + wire * plane + own + j, j < end, -1)
             inside = (i >= first) & (i < first + OWNED) & (i < n)
-            value = _load_value(base, j, j < end, NARROW)
-            mark_if(marks, magnitude(value) >= 0x7F800000)
+            if UNIT:
+                value, good = _load_of_grid(base, j, j < end, k, BITS, COUNT, STEP, UNIT)
+            else:
+                value, good = _load_value(base, j, j < end, NARROW)
+            mark_if(marks, (j < end) & (good == 0))
             tl.store(out + i, tl.load(out + i, inside, 0.0) + value * weight, inside)
         tl.debug_barrier()  # the next wire's numbers may be another thread's
 
@@ -123,8 +150,8 @@ def _sum_lists(
 def _add_part(wire, index, out, marks, n, k, weight, NARROW: tl.constexpr, LISTED: tl.constexpr, TILE: tl.constexpr):
     """Adds k values at the places of one list, or at the first k places; no two are the same."""
     j = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    value = _load_value(wire, j, j < k, NARROW)
-    mark_if(marks, magnitude(value) >= 0x7F800000)
+    value, good = _load_value(wire, j, j < k, NARROW)
+    mark_if(marks, (j < k) & (good == 0))
     i = j
     if LISTED:
         i = tl.load(index + j, j < k, -1)
@@ -162,7 +189,8 @@ def sum_topk(
             launch(
                 _sum_lists, (block_count(n, _OWNED), b), None, None, None, run.first, index, out, marks.words, run.count,
                 b * k, run.stride, run.row, n, k, k.bit_length(), weight,
-                MANY=False, EVEN=False, ADD=add, NARROW=narrow, LISTS=power_of_two(run.count), OWNED=_OWNED, TILE=TILE,
+                MANY=False, EVEN=False, ADD=add, NARROW=narrow, **_grid(None), LISTS=power_of_two(run.count), OWNED=_OWNED,
+                TILE=TILE,
             )  # fmt: skip
             add = True
     marks.refuse(0, lambda: PayloadError(BAD_VALUES))
@@ -201,16 +229,38 @@ def _places(part: WirePart, n: int) -> Tensor:
 
 
 # ---- of many tensors ------------------------------------------------------------------------------------------------
-def _table_of(many: Many, pairs: Pairs) -> ListTable:
-    """The lists of a bucket, whose table is made once."""
-    width = 2 if pairs.narrow else 4
-    return many.once((ListTable, pairs), lambda: ListTable(many, pairs.kept, pairs.codes, width))
+@triton.jit
+def _listed(programs, kept, index, TILE: tl.constexpr):
+    """(a program's row, which of the numbers that are listed in it, where they are in the row, whether they count)"""
+    task, tile = tile_of(programs)
+    k, first = tl.load(kept + 2 * task), tl.load(kept + 2 * task + 1)
+    j = tile * TILE + tl.arange(0, TILE)
+    return task, j, first + j, tl.load(index + first + j, j < k, 0), j < k
+
+
+@triton.jit
+def _put(table, programs, kept, index, numbers, EVEN: tl.constexpr, TILE: tl.constexpr):
+    task, _j, at, i, inside = _listed(programs, kept, index, TILE)
+    rest = tensor_of(table, task, 2, EVEN) + tl.load(table + 8 * task + 7)
+    tl.store(rest + i, tl.load(numbers + at, inside, 0.0), inside)
+
+
+@triton.jit
+def _take(table, programs, kept, index, like, numbers, HELD: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr):
+    task, j, _at, i, inside = _listed(programs, kept, index, TILE)
+    x, start = numbers_of(table, task, like, EVEN)
+    place, _n = wire_of(table, task)
+    if HELD:
+        x = tensor_of(table, task, 2, EVEN)
+    tl.store(numbers + place // 4 + j, load_number(x, start + i, inside), inside)
+    if HELD:
+        tl.store(x + start + i, tl.zeros((TILE,), tl.float32), inside)
 
 
 def encode_topk_many(message: Tensor, many: Many, pairs: Pairs) -> Any:
-    table = _table_of(many, pairs)
+    table = ListTable.of(many, pairs.lists)
     index, sent = many.table.new_empty(table.total), torch.empty(table.total, device=many.device)
-    finite = take_topk_of_many(many, table.kept, index, sent, pairs.narrow)
+    finite = take_topk_many(index, sent, many, pairs.kept, narrow=pairs.narrow)
     if finite is NotImplemented:
         return NotImplemented
     tiles = many.pairs((ListTable, pairs, "write"), lambda: [block_count(width, TILE) for width in table.widths])
@@ -220,11 +270,50 @@ def encode_topk_many(message: Tensor, many: Many, pairs: Pairs) -> Any:
 
 
 def sum_topk_many(rows: Tensor, many: Many, pairs: Pairs, weight: float) -> Tensor:
-    table, tiles, marks, add = _table_of(many, pairs), many.tiles(_OWNED), Marks(rows, len(many)), False
+    table, marks, add = ListTable.of(many, pairs.lists), Marks(rows, len(many)), False
     for part in rows.split(_AT_ONCE):
-        index = table.read(part, many, marks.words)
-        launch(_sum_lists, (len(tiles),), many.table, tiles, table.lists, part, index, many.like, marks.words, len(part),
-               table.total, part.stride(0), None, None, None, table.steps, weight, MANY=True, EVEN=many.even, ADD=add,
-               NARROW=pairs.narrow, LISTS=power_of_two(len(part)), OWNED=_OWNED, TILE=TILE)  # fmt: skip
+        _add_lists(part, table.read(part, many, marks.words), many, table, marks, weight, add, pairs.narrow, pairs.grid)
         add = True
     return many.all_of(marks.words)
+
+
+def put_listed_many(index: Tensor, values: Tensor, many: Many, lists: Lists) -> None:
+    kept = lists.kept
+    tiles = _tiles_of(many, kept)
+    launch(_put, (len(tiles),), many.table, tiles, many.kept(kept), index, values, EVEN=many.even, TILE=TILE)
+
+
+def take_listed_many(message: Tensor, index: Tensor, many: Many, lists: Lists) -> None:
+    kept = lists.kept
+    tiles = _tiles_of(many, kept)
+    launch(_take, (len(tiles),), many.table, tiles, many.kept(kept), index, many.like, message,
+           HELD=many.rests is not None, EVEN=many.even, TILE=TILE)  # fmt: skip
+
+
+def sum_listed_many(message: Tensor, index: Tensor, many: Many, lists: Lists) -> Tensor:
+    marks, wires = Marks(message, len(many)), message.view(torch.uint8)[None]
+    _add_lists(wires, index[None], many, ListTable.of(many, lists), marks, 1.0, False)
+    return many.all_of(marks.words)
+
+
+def _add_lists(
+    wires: Tensor, index: Tensor, many: Many, table: ListTable, marks: Marks, weight: float, add: bool,
+    narrow: bool = False, grid: Grid | None = None,
+) -> None:  # fmt: skip
+    """Sets (adds to, with ``add``) the xs: weight times what ``wires [W, s]`` say of the places ``index [W, K]``."""
+    tiles = many.tiles(_OWNED)
+    launch(_sum_lists, (len(tiles),), many.table, tiles, table.lists, wires, index, many.like, marks.words, len(wires),
+           table.total, wires.stride(0), None, None, None, table.steps, weight, MANY=True, EVEN=many.even, ADD=add,
+           NARROW=narrow, **_grid(grid), LISTS=power_of_two(len(wires)), OWNED=_OWNED, TILE=TILE)  # fmt: skip
+
+
+def _grid(grid: Grid | None) -> dict[str, int]:
+    """A grid as constants of a kernel."""
+    if grid is None:
+        return {"BITS": 0, "COUNT": 0, "STEP": 0, "UNIT": 0}
+    return {"BITS": grid.bits, "COUNT": grid.count, "STEP": grid.step, "UNIT": grid.unit}
+
+
+def _tiles_of(many: Many, kept: tuple[int, ...]) -> Tensor:
+    """The programs of listed numbers, as :meth:`Many.tiles` has those of all."""
+    return many.pairs(("listed", kept), lambda: [block_count(k, TILE) for k in kept])
