@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from grace.adapters.axes import Axes, names_held, resolve
+from grace.adapters.axes import Axes, Fixed, Given, names_held, resolve
+from grace.adapters.choosing import Choosing, read_choice
 from grace.adapters.doors import register_door
 from grace.adapters.fsdp import (
     Hooked,
@@ -36,16 +37,20 @@ from grace.adapters.handle import Handle
 from grace.adapters.passes import Passes
 from grace.adapters.sharded_checkpoint import ShardedCheckpoint
 from grace.adapters.weights import Weights, read_weights
-from grace.collectives import Exchange, ReduceScatter, Traffic, cost
+from grace.auto.settings import Auto, wanted
+from grace.auto.site import Site
+from grace.collectives import ReduceScatter, Traffic, cost
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError
+from grace.predict.ways import ToOwners
+from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy
 from grace.run.checkpoint import Memories
 from grace.run.groups import NONE
 from grace.run.optimizer import Settings, read_settings
 from grace.run.options import Options
 from grace.run.plan import ExchangePlan, plan_groups
-from grace.run.scattering import Scattering, traffic_of
+from grace.run.scattering import Scattering, sum_rows, traffic_of
 from grace.run.session import Session
 from grace.run.stats import Stats
 from grace.run.steps import Steps
@@ -55,7 +60,7 @@ from grace.transports.choose import transport_beside
 _NO_AXES = Axes()
 
 
-class ShardedHandle(Handle):
+class ShardedHandle(Choosing, Handle):
     """Grace at work on one model under ``fully_shard``. Made by :func:`grace.attach`; all ranks call its methods alike.
 
     ``rank`` and ``world`` are those of the axis that is compressed: the replicas under HSDP, else the shards. A step is a
@@ -65,7 +70,7 @@ class ShardedHandle(Handle):
     def __init__(
         self,
         model: nn.Module,
-        method: Policy | Method[Any] | str | None,
+        method: Policy | Method[Any] | Auto | str | None,
         options: Options,
         *,
         axes: Axes = _NO_AXES,
@@ -94,7 +99,7 @@ class ShardedHandle(Handle):
                 "nonfinite='error' between replicas: an inf is seen by those that have the same shard alone, and the others "
                 "would wait for them; legal: 'propagate', 'skip'"
             )
-        slow, fast = axes.choose(method, self._replicated)
+        auto, slow, fast, more = _read_choice(*axes.choose(method, self._replicated), self._replicated)
         if not self._replicated:  # every rank applies means of its own
             options = replace(options, check_replicas_every=0)
         group = one_group(groups)
@@ -102,14 +107,15 @@ class ShardedHandle(Handle):
         rows = {name: torch.empty(shards, piece.width, device="meta") for name, piece in self._pieces.items()}
         parts = {name: torch.empty(piece.shard, device="meta") for name, piece in self._pieces.items()}
         like = names_held((parts if self._replicated else rows).items())
-        self._held = frozenset(like)
+        self._names = frozenset(like)
         policy = self._resolve(options.read(slow))
         over = transport_beside(group, transport)
-        knobs: dict[str, object] = {"sharded": "between replicas" if self._replicated else "reduce-scatter"}
+        knobs: dict[str, object] = {"sharded": "between replicas" if self._replicated else "reduce-scatter", **more}
         if axes:
             knobs.update({name: str(given) for name, given in (("shard", fast), ("weights", compressor))})
         super().__init__(Steps(Session(like, policy, over, options, knobs=knobs)))
         self._optimizer = optimizer
+        self._begin_auto(auto)
         self._check_optimizer()
         self._passes = Passes(groups[0].device, self._end, self.stats.wait)
         self.stats.overlaps = self._passes.overlaps
@@ -131,8 +137,18 @@ class ShardedHandle(Handle):
         if self._fast is not None or not self._replicated:
             self._hooked.reduce_by(self._scatter)
 
+    def _site(self) -> Site:
+        """A group of parameters is a bucket, whose gradients lie unsharded until it is exchanged: none waits for another."""
+        shapes = {piece.name: piece.shape for piece in self._pieces.values()}
+        dtypes = {group.dtype for group in self._groups}
+        plain = self._session.options.nonfinite == "propagate"
+        way = ToOwners(plain, dtypes.pop() if len(dtypes) == 1 else torch.float32)
+        names = tuple(tuple(piece.name for piece in group.pieces) for group in reversed(self._groups))
+        device = self._groups[0].device
+        return Site(shapes, way, holds=False, resolve=self._resolve, names=names, device=device)
+
     def _resolve(self, policy: Policy) -> Policy:
-        return resolve(policy, self._pieces.values(), self._held, scatters=not self._replicated)
+        return resolve(policy, self._pieces.values(), self._names, scatters=not self._replicated)
 
     def _open_fast(self, policy: Policy, like: dict[str, Tensor], transport: str | Transport | None) -> Session:
         """The session of the reduce-scatter within a machine, where another one follows between machines."""
@@ -181,11 +197,13 @@ class ShardedHandle(Handle):
         if not self._begin(group, flat, flat.numel() // group.shards.size()):
             out.zero_()
             return
-        late = group.later(out) if self._passes.overlaps else None
-        sums, lr = out if late is None else late.sums, self.lr
-        if self._fast is not None:
-            self._late = late
-        self._passes.submit(lambda: self._scatter_now(group, flat, sums, lr), wait=late is None)
+        self._comes(dict.fromkeys(piece.name for piece in group.pieces))
+        with self._while_it_waits() as waits:
+            late = group.later(out) if self._passes.overlaps and not waits else None
+            sums, lr = out if late is None else late.sums, self.lr
+            if self._fast is not None:
+                self._late = late
+            self._passes.submit(lambda: self._scatter_now(group, flat, sums, lr), wait=late is None)
         if self._fast is None:
             self._passes.settle(late)
 
@@ -194,19 +212,19 @@ class ShardedHandle(Handle):
         rows = flat.view(session.world, -1)
         widths = [piece.width for piece in group.pieces]
         names = [piece.name for piece in group.pieces]
-        with self._leaving():
-            if _is_plain(session, group):
-                sums.copy_(session.run(_sum_rows(rows), counted=True).view(-1))
+        parts = dict(zip(names, torch.split(rows, widths, dim=1), strict=True))
+        with self._leaving(), self._bucket_alone(names, lambda: {n: x.float().contiguous() for n, x in parts.items()}):
+            held = {name: session.like[name] for name in names if name in session.like}
+            if _is_plain(session, group) and session.worker.owes_nothing(held):
+                sums.copy_(session.run(sum_rows(rows), counted=True).view(-1))
                 return
             tensors = {
-                name: part.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
-                for name, part in zip(names, torch.split(rows, widths, dim=1), strict=True)
-                if name in session.like
+                name: parts[name].to(torch.float32, memory_format=torch.contiguous_format, copy=True) for name in held
             }
             means = session.scatter(tensors, lr=lr)
-        for name, place in zip(names, torch.split(sums, widths), strict=True):
-            if name in means:
-                place.copy_(means[name].mul_(session.world))
+            for name, place in zip(names, torch.split(sums, widths), strict=True):
+                if name in means:
+                    place.copy_(means[name].mul_(session.world))
 
     def _average(self, group: ParameterGroup, flat: Tensor) -> None:
         """Replaces a flat shard by its mean over replicas: at once, or when the pass ends."""
@@ -264,6 +282,7 @@ class ShardedHandle(Handle):
                 raise self.error
             if self._optimizer is not None:
                 self.lr = float(self._optimizer.param_groups[0]["lr"])
+            self._began()
             if self._fast is not None:
                 self._fast.worker.step = self._session.worker.step  # which a checkpoint may have set
         error: Exception | None = None
@@ -285,6 +304,8 @@ class ShardedHandle(Handle):
             return
         with self._leaving():
             self._session.advance()
+            if self._driver is not None:
+                self._end_step(self._driver)
         if self._fast is not None:
             self._fast.advance()
             self._fast.count_step(_half_of_dense(self._fast))
@@ -294,9 +315,10 @@ class ShardedHandle(Handle):
         self._session.logs.report()
 
     # ---- for the user -----------------------------------------------------------------------------------------------
-    def switch(self, method: Policy | Method[Any] | str) -> None:
+    def switch(self, method: Policy | Method[Any] | Auto | Adaptive | str) -> None:
         self._check_attached()
-        super().switch(self._resolve(self._session.options.read(method)))
+        auto, fixed, *_ = _read_choice(method, None, self._replicated)
+        super().switch(auto or self._resolve(self._session.options.read(fixed)))
 
     def plan(self, axis: str = "") -> ExchangePlan:
         """What the coming step exchanges: parameter, shape, method, bytes and their share.
@@ -359,15 +381,12 @@ class ShardedHandle(Handle):
             self._hooked.restore()
             self._hooked = None
             self._passes.close()
+            self._end_run()
             self._close()
 
     def _check_attached(self) -> None:
         if self._hooked is None:
             raise GraceError("this handle is detached; attach again")
-
-
-def _sum_rows(rows: Tensor) -> Exchange[Tensor]:
-    return (yield ReduceScatter(rows, "sum"))
 
 
 def _is_plain(session: Session, group: ParameterGroup) -> bool:
@@ -379,6 +398,32 @@ def _is_plain(session: Session, group: ParameterGroup) -> bool:
     return all(policy.method_for(name, like[name], step) == NONE for name in names)
 
 
+def _read_choice(
+    given: Given, fast: Given | None, replicated: bool
+) -> tuple[Auto | None, Fixed, Fixed | None, dict[str, object]]:
+    """As :func:`grace.adapters.choosing.read_choice`, of the method of the slowest axis, and with that of the other one.
+
+    Raises:
+        ConfigurationError: a choice on a mesh of two dimensions, or by budget.
+    """
+    auto, fixed, knobs = read_choice(given)
+    if isinstance(auto, Adaptive) or isinstance(fast, Adaptive):
+        raise ConfigurationError(
+            "adaptive= measures what a layer loses of its gradient, and here each rank compresses rows of it for others; "
+            "legal: a method, or 'auto'"
+        )
+    if auto is not None and replicated:
+        raise ConfigurationError(
+            "auto chooses for a mesh of one dimension: between replicas, ranks with other shards would have to decide alike, "
+            "and do not hear of each other. Name a method; grace advise says which"
+        )
+    if isinstance(fast, Auto) or wanted(fast) is not None:
+        raise ConfigurationError(
+            "shard='auto' beside replicate=: steps show what one axis gains, not two; name a method"
+        )
+    return auto, fixed, fast, knobs
+
+
 def _half_of_dense(session: Session) -> int:
     """A reduce-scatter of the gradients as they are moves half of what an all-reduce moves."""
     return sum(4 * x.numel() for x in session.like.values()) // 2
@@ -386,7 +431,9 @@ def _half_of_dense(session: Session) -> int:
 
 @register_door("sharded")
 class ShardedDoor:
-    """The door for models under ``fully_shard``."""
+    """The door for models under ``fully_shard``, for whose groups of parameters ``auto`` can choose."""
+
+    chooses = True
 
     def takes(self, model: object) -> str | None:
         """See :class:`grace.adapters.doors.Door`."""
@@ -395,7 +442,7 @@ class ShardedDoor:
     def open(
         self,
         model: nn.Module,
-        method: Policy | Method[Any] | str | None,
+        method: Policy | Method[Any] | Auto | str | None,
         options: Options,
         *,
         optimizer: torch.optim.Optimizer | None,

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from grace.auto.calibrate import Calibration, Model
+from grace.auto.calibrate import Calibration
+from grace.auto.model import Model
 from grace.auto.planner import Plan, Problem
 from grace.predict.timeline import Phase
 from grace.registry.policy import SMALL, Policy, Rule
@@ -55,6 +56,8 @@ def problem_of(
     methods: Sequence[str],
     errors: Mapping[str, Mapping[str, float]] | None = None,
     most: float | None = None,
+    *,
+    fuses: bool = True,
 ) -> Problem:
     """What is to be planned.
 
@@ -65,18 +68,18 @@ def problem_of(
         methods: that may be used, fp32 and bf16 first.
         errors: of each method, by tensor.
         most: that a tensor may have; where it has more, or nobody knows, it cannot.
+        fuses: whether neighbours may travel as one.
     """
 
     def phases(first: int, end: int, method: str) -> list[Phase] | None:
-        timeline: list[Phase] = []
+        if end > first + 1 and not fuses:
+            return None
         if most is not None and method not in methods[:2]:
             of = (errors or {}).get(method, {})
             names = [name for part in buckets.names[first:end] for name in part if buckets.fixed(name) is None]
             if any(of.get(name, most + 1) > most for name in names):
                 return None
-        for one, shapes in buckets.methods_of(first, end, method).items():
-            timeline += known.phases(one if one in known.rates else "none", shapes)
-        return timeline
+        return known.bucket(buckets.methods_of(first, end, method))
 
     threads = max(1, int(known.cores))
     seconds = 1e-6 if model is None else model.compute

@@ -46,6 +46,8 @@ class History:
     def measured(self, first: Plan) -> None:
         """Codecs and the link are known, and this plan is used until the model is."""
         known = self._driver.known
+        if self._driver.site.note:
+            self._add(self._driver.site.note)
         seconds = sum(known.spent.values()) / 1e9
         kinds = [
             f"{kind} of {_bytes(timing.sizes[-1])} takes {1e3 * timing.seconds[-1]:.1f} ms"

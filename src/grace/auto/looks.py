@@ -53,7 +53,7 @@ def _codecs_again(
     probe: Probe, known: Calibration, wanted: Sequence[str], clock: Callable[[], int]
 ) -> tuple[dict[str, Rate], tuple[Told, ...], int]:
     """Rates, what each rank measured, and nanoseconds that it took. What would take longer than there is time is left."""
-    start, rater, spent = clock(), Rater(_SAMPLES, _WARM), 0
+    start, rater, spent = clock(), Rater(_SAMPLES, _WARM, known.way), 0
     pace: dict[str, float] = {}
     took = would = 0.0
     told = {one.what: one for one in known.codecs}

@@ -19,7 +19,7 @@ def link(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         assert list(methods) == list(known.rates), "numbers of another minute must not compete with new ones"
         return replace(calibration(each), spent={**known.spent, "looks": MS})
 
-    monkeypatch.setattr(driver_module, "calibrate", lambda transport, candidates, largest: calibration(
+    monkeypatch.setattr(driver_module, "calibrate", lambda transport, candidates, largest, way: calibration(
         {name: ms for name, ms in each.items() if name in candidates}))  # fmt: skip
     monkeypatch.setattr(driver_module, "look", look)
     return each

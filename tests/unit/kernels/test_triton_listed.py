@@ -26,7 +26,6 @@ from grace.kernels import (
 )
 from grace.kernels.index_lists.triton import code_of
 from grace.kernels.packing import packed_bytes
-from grace.kernels.selection.triton import _noted
 from grace.kernels.sparse.triton import _listed, _load_of_grid
 from grace.kernels.triton import load_sum
 from grace.methods.qsparse import Qsparse
@@ -181,8 +180,8 @@ def _one_further(programs, kept, index, TILE: tl.constexpr):  # type: ignore[no-
 
 
 @triton.jit
-def _never_cleared(table, programs, x, n, tiles, bad, slabs, counts, HELD, CLEAR, MANY, EVEN, ROOM, TILE):  # type: ignore[no-untyped-def]
-    return _noted(table, programs, x, n, tiles, bad, slabs, counts, HELD, 0, MANY, EVEN, ROOM, TILE)
+def _never_cleared(table, programs, kept, index, numbers, flags, ROWS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    tl.program_id(0)
 
 
 @triton.jit
@@ -204,7 +203,7 @@ def _signs() -> None:
 MUTANTS: list[tuple[str, Any, Any]] = [
     ("index_lists.triton.code_of", _list_of_the_first, lambda: listed(False)),
     ("sparse.triton._listed", _one_further, lambda: listed(True)),
-    ("selection.triton._noted", _never_cleared, _signs),
+    ("sparse.triton._clear", _never_cleared, _signs),
     ("selection.triton.load_sum", _memory_left_out, lambda: listed(True)),
     ("sparse.triton._load_of_grid", _any_is_good, lambda: test_scales_and_codes_that_no_sender_writes("triton")),
     ("signs.triton.NONE", 1, test_a_mean_that_is_tiny_is_no_mean),

@@ -45,13 +45,9 @@ def take_topk(
 
 
 @operation
-def take_topk_many(
-    index: Tensor, sent: Tensor, many: Many, kept: tuple[int, ...], *, narrow: bool = False, clear: bool = False
-) -> Tensor:
+def take_topk_many(index: Tensor, sent: Tensor, many: Many, kept: tuple[int, ...], *, narrow: bool = False) -> Tensor:
     """As :func:`take_topk` of each row of several tensors, of which ``kept`` are selected: places into ``index [K]`` int64,
     what is sent for them into ``sent [K]`` float32, K the sum of kept: ``[T]`` bool, which tensors were finite.
-
-    clear: from tensors that were not, the first places and zeros are taken, as from zeros; rests mean nothing then.
     """
 
 

@@ -42,22 +42,16 @@ def take_topk(
     return index, _take(p, index, rest is not None, narrow), finite
 
 
-def take_topk_many(
-    index: Tensor, sent: Tensor, many: Many, kept: tuple[int, ...], *, narrow: bool = False, clear: bool = False
-) -> Tensor:
+def take_topk_many(index: Tensor, sent: Tensor, many: Many, kept: tuple[int, ...], *, narrow: bool = False) -> Tensor:
     flags, counts = [], kept[:: many.rows]
     parts = [many.rows * k for k in counts]
     for t, (places, values) in enumerate(zip(index.split_with_sizes(parts), sent.split_with_sizes(parts), strict=True)):
         memory = None if many.memories is None else many.memories[t]
         rest = None if many.rests is None else many.rests[t]
         where, said, finite = take_topk(many.xs[t].float(), counts[t], memory, rest, narrow=narrow)
-        fine = torch.as_tensor(finite, device=index.device)
-        if clear:
-            first = torch.arange(counts[t], device=index.device)
-            where, said = torch.where(fine, where.long(), first), torch.where(fine, said, 0.0)
         places.copy_(where.reshape(-1))
         values.copy_(said.reshape(-1))
-        flags.append(fine)
+        flags.append(torch.as_tensor(finite, device=index.device))
     return torch.stack(flags)
 
 

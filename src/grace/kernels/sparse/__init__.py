@@ -23,6 +23,7 @@ __all__ = [
     "Grid",
     "Pairs",
     "WirePart",
+    "clear_listed_many",
     "encode_pairs",
     "encode_topk",
     "encode_topk_many",
@@ -78,6 +79,13 @@ def encode_topk_many(message: Tensor, many: Many, pairs: Pairs) -> Tensor:
 def sum_topk_many(rows: Tensor, many: Many, pairs: Pairs, weight: float) -> Tensor:
     """As :func:`sum_topk` for each of T tensors, from its places in ``rows [W, s]`` uint8, of all senders, into x: ``[T]``
     bool, which had wires such as a sender writes.
+    """
+
+
+@operation
+def clear_listed_many(index: Tensor, values: Tensor, flags: Tensor, many: Many, lists: Lists) -> None:
+    """Of each of T tensors whose flag, of ``[T]`` bool, is not set the first places are listed, and their values are 0:
+    ``index [K]`` int64 and ``values [K]`` float32.
     """
 
 

@@ -102,6 +102,13 @@ def _sum_grid(received: Sequence[Tensor], out: Tensor, k: int, code: str, grid: 
         out.scatter_add_(1, index, values * weight)
 
 
+def clear_listed_many(index: Tensor, values: Tensor, flags: Tensor, many: Many, lists: Lists) -> None:
+    places_of, parts = index.split_with_sizes(lists.kept), values.split_with_sizes(lists.kept)
+    for fine, places, part in zip(flags.repeat_interleave(many.rows), places_of, parts, strict=True):
+        torch.where(fine, places, torch.arange(len(places), device=index.device), out=places)
+        part.masked_fill_(~fine, 0.0)
+
+
 def put_listed_many(index: Tensor, values: Tensor, many: Many, lists: Lists) -> None:
     assert many.rests is not None
     places_of, parts = index.split_with_sizes(lists.kept), values.split_with_sizes(lists.kept)

@@ -15,7 +15,7 @@ from grace.errors import PayloadError
 from grace.flags.finite import Flag
 from grace.kernels.blocks import block_count
 from grace.kernels.index_lists import Lists, check_list, layout
-from grace.kernels.index_lists.triton import ListTable, code_byte, code_of, read_lists
+from grace.kernels.index_lists.triton import ListTable, code_byte, code_of, place_in, read_lists
 from grace.kernels.many import Many
 from grace.kernels.many.triton import numbers_of, tensor_of, tile_of, wire_of
 from grace.kernels.packing import packed_bytes
@@ -33,7 +33,7 @@ from grace.kernels.triton import (
     nearest_bfloat16,
 )
 
-_OWNED, _AT_ONCE = 8192, 64  # numbers of the sum that a program owns; wires of a launch
+_OWNED, AT_ONCE = 8192, 64  # numbers of the sum that a program owns; wires of a launch
 
 
 @triton.jit(do_not_specialize=["k", "number", "low", "low_bytes", "size", "steps"])
@@ -46,7 +46,7 @@ def _write(
         row, tile = tile_of(programs)
         place, _n = wire_of(table, row)
         k, first, number, low, low_bytes, size, before = code_of(lists, row)
-        at = wire + place
+        at = wire + place + place_in(lists, row)
     else:
         row = tl.program_id(1).to(tl.int64)
         tile = tl.program_id(0).to(tl.int64)
@@ -82,7 +82,7 @@ def _load_value(at, j, inside, NARROW: tl.constexpr):
 
 @triton.jit
 def _load_of_grid(at, j, inside, k, BITS: tl.constexpr, COUNT: tl.constexpr, STEP: tl.constexpr, UNIT: tl.constexpr):
-    """As :func:`_load_value`, of a grid whose least number is ``-UNIT``."""
+    """As :func:`_load_value`, of values on a grid."""
     scale = load_float(at + j - j, inside)
     if BITS == 0:
         code, good = load_digit(at + 4, j, inside)
@@ -96,15 +96,15 @@ def _load_of_grid(at, j, inside, k, BITS: tl.constexpr, COUNT: tl.constexpr, STE
 
 @triton.jit(do_not_specialize=["weight", "k", "steps"])
 def _sum_lists(
-    table, programs, lists, wires, index, out, marks, W, plane, stride, row_stride, n, k, steps, weight,
-    MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, NARROW: tl.constexpr, BITS: tl.constexpr, COUNT: tl.constexpr,
-    STEP: tl.constexpr, UNIT: tl.constexpr, LISTS: tl.constexpr, OWNED: tl.constexpr, TILE: tl.constexpr,
+    table, programs, lists, wires, index, out, marks, b, W, plane, stride, row_stride, n, k, steps, weight,
+    MANY: tl.constexpr, EACH: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, NARROW: tl.constexpr, BITS: tl.constexpr,
+    COUNT: tl.constexpr, STEP: tl.constexpr, UNIT: tl.constexpr, LISTS: tl.constexpr, OWNED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """``out [b, n]``: a program owns OWNED numbers, and adds to them what W lists ``[W, b, k]`` say, in their order; ``plane =
-    b k``. MANY: what ``[W, plane]`` say, those of all rows side by side.
+    b k``. MANY: what ``[W, plane]`` say, those of all rows side by side. EACH: in W tables of b rows, one behind the other.
 
     Places that leave its part are left alone, whatever a list says. LISTS: the power of two that is at least W. UNIT: of the
-    grid of values; 0: they are numbers.
+    grid of values, which EACH does not have; 0: they are numbers.
     """
     if MANY:
         row, tile = tile_of(programs)
@@ -126,17 +126,29 @@ def _sum_lists(
             tl.store(out + i, tl.zeros((TILE,), tl.float32), i < n)
         tl.debug_barrier()
     lane = tl.arange(0, LISTS)
-    theirs = index + lane.to(tl.int64) * plane + own
+    behind, dense = lane * 0, lane < 0  # where values begin; which wires have no list
+    if EACH:
+        of = lane.to(tl.int64) * b + row
+        k, own = tl.load(lists + 8 * of, lane < W, 0), tl.load(lists + 8 * of + 1, lane < W, 0)
+        dense = tl.load(lists + 8 * of + 2, lane < W, 0) == 3
+        behind = tl.load(lists + 8 * of + 7, lane < W, 0)
+    own = lane.to(tl.int64) * plane + own
     bound = first + tl.zeros((LISTS,), tl.int64)
-    begins = first_reaching(theirs, bound, k, steps, lane < W, 0, 0)
-    ends = first_reaching(theirs, bound + OWNED, k, steps, lane < W, 0, 0)
+    listed = (lane < W) & (dense == 0)
+    begins = tl.where(dense, bound, first_reaching(index + own, bound, k, steps, listed, 0, 0))
+    ends = tl.minimum(bound + OWNED, n)
+    ends = tl.where(dense, ends, first_reaching(index + own, bound + OWNED, k, steps, listed, 0, 0))
     for wire in range(W):
-        end = tl.sum(tl.where(lane == wire, ends, 0), 0)
-        base = wires + wire * stride
-        for begin in range(tl.sum(tl.where(lane == wire, begins, 0), 0), end, TILE):
+        this = lane == wire
+        end = tl.sum(tl.where(this, ends, 0), 0)
+        base = wires + wire * stride + tl.sum(tl.where(this, behind, 0), 0)
+        theirs = index + tl.sum(tl.where(this, own, 0), 0)
+        entire = tl.sum((this & dense).to(tl.int32), 0) > 0
+        for begin in range(tl.sum(tl.where(this, begins, 0), 0), end, TILE):
             j = begin + tl.arange(0, TILE)
-            i = tl.load(index + wire * plane + own + j, j < end, -1)
-            inside = (i >= first) & (i < first + OWNED) & (i < n)
+            i = tl.load(theirs + j, (j < end) & (entire == 0), -1)
+            i = tl.where(entire, j, i)
+            inside = (j < end) & (i >= first) & (i < first + OWNED) & (i < n)
             if UNIT:
                 value, good = _load_of_grid(base, j, j < end, k, BITS, COUNT, STEP, UNIT)
             else:
@@ -183,14 +195,13 @@ def sum_topk(
     if not add and not received:
         out.zero_()
     wires = list(received)
-    for first in range(0, len(wires), _AT_ONCE):
-        for run in even_runs(wires[first : first + _AT_ONCE], b, at + layout(n, k, code).size):
+    for first in range(0, len(wires), AT_ONCE):
+        for run in even_runs(wires[first : first + AT_ONCE], b, at + layout(n, k, code).size):
             index = read_lists(run, at, n, k, code)
             launch(
-                _sum_lists, (block_count(n, _OWNED), b), None, None, None, run.first, index, out, marks.words, run.count,
-                b * k, run.stride, run.row, n, k, k.bit_length(), weight,
-                MANY=False, EVEN=False, ADD=add, NARROW=narrow, **_grid(None), LISTS=power_of_two(run.count), OWNED=_OWNED,
-                TILE=TILE,
+                _sum_lists, (block_count(n, _OWNED), b), None, None, None, run.first, index, out, marks.words, b, run.count,
+                b * k, run.stride, run.row, n, k, k.bit_length(), weight, MANY=False, EACH=False, EVEN=False, ADD=add,
+                NARROW=narrow, **_grid(None), LISTS=power_of_two(run.count), OWNED=_OWNED, TILE=TILE,
             )  # fmt: skip
             add = True
     marks.refuse(0, lambda: PayloadError(BAD_VALUES))
@@ -231,11 +242,19 @@ def _places(part: WirePart, n: int) -> Tensor:
 # ---- of many tensors ------------------------------------------------------------------------------------------------
 @triton.jit
 def _listed(programs, kept, index, TILE: tl.constexpr):
-    """(a program's row, which of the numbers that are listed in it, where they are in the row, whether they count)"""
+    """(a program's row, which of the numbers that are listed in it, which of all, where they are in the row, whether they count)"""
     task, tile = tile_of(programs)
     k, first = tl.load(kept + 2 * task), tl.load(kept + 2 * task + 1)
     j = tile * TILE + tl.arange(0, TILE)
     return task, j, first + j, tl.load(index + first + j, j < k, 0), j < k
+
+
+@triton.jit
+def _clear(table, programs, kept, index, numbers, flags, ROWS: tl.constexpr, TILE: tl.constexpr):
+    task, j, at, _i, inside = _listed(programs, kept, index, TILE)
+    if tl.load(flags + task // ROWS) == 0:
+        tl.store(index + at, j, inside)
+        tl.store(numbers + at, tl.zeros((TILE,), tl.float32), inside)
 
 
 @triton.jit
@@ -264,47 +283,65 @@ def encode_topk_many(message: Tensor, many: Many, pairs: Pairs) -> Any:
     if finite is NotImplemented:
         return NotImplemented
     tiles = many.pairs((ListTable, pairs, "write"), lambda: [block_count(width, TILE) for width in table.widths])
-    launch(_write, (len(tiles),), many.table, tiles, table.lists, sent, index, message, *[None] * 6, table.steps,
-           MANY=True, NARROW=pairs.narrow, TILE=TILE)  # fmt: skip
+    write_tables(message, many, table.lists, tiles, index, sent, table.steps, pairs.narrow)
     return finite
+
+
+def write_tables(
+    message: Tensor, many: Many, lists: Tensor, tiles: Tensor, index: Tensor, sent: Tensor, steps: int, narrow: bool
+) -> None:
+    """Writes values ``[K]`` and lists ``[K]`` where a table says, by a program for each 1,024 bytes of a wire (``tiles``)."""
+    launch(_write, (len(tiles),), many.table, tiles, lists, sent, index, message, *[None] * 6, steps, MANY=True, NARROW=narrow,
+           TILE=TILE)  # fmt: skip
 
 
 def sum_topk_many(rows: Tensor, many: Many, pairs: Pairs, weight: float) -> Tensor:
     table, marks, add = ListTable.of(many, pairs.lists), Marks(rows, len(many)), False
-    for part in rows.split(_AT_ONCE):
-        _add_lists(part, table.read(part, many, marks.words), many, table, marks, weight, add, pairs.narrow, pairs.grid)
+    for part in rows.split(AT_ONCE):
+        index = table.read(part, many, marks.words)
+        sum_tables(part, many, table.lists, index, table.steps, weight, marks, pairs.narrow, each=False, add=add,
+                   grid=pairs.grid)  # fmt: skip
         add = True
     return many.all_of(marks.words)
 
 
+def sum_tables(
+    rows: Tensor, many: Many, lists: Tensor, index: Tensor, steps: int, weight: float, marks: Marks, narrow: bool,
+    *, each: bool, add: bool, grid: Grid | None = None,
+) -> None:  # fmt: skip
+    """Sets (adds to, with ``add``) each x: weight times the sum of what its lists ``index [W, plane]`` and the values in
+    ``rows [W, s]`` uint8 say, W <= 64; tables, marks and ``each`` as for
+    :func:`grace.kernels.index_lists.triton.read_tables`. steps: bits of the longest list.
+    """
+    tiles, W = many.tiles(_OWNED), len(rows)
+    launch(_sum_lists, (len(tiles),), many.table, tiles, lists, rows, index, many.like, marks.words, len(many), W,
+           index.shape[1], rows.stride(0), None, None, None, steps, weight, MANY=True, EACH=each, EVEN=many.even, ADD=add,
+           NARROW=narrow, **_grid(grid), LISTS=power_of_two(W), OWNED=_OWNED, TILE=TILE)  # fmt: skip
+
+
+def clear_listed_many(index: Tensor, values: Tensor, flags: Tensor, many: Many, lists: Lists) -> None:
+    tiles = _tiles_of(many, lists)
+    launch(
+        _clear, (len(tiles),), many.table, tiles, many.kept(lists.kept), index, values, flags, ROWS=many.rows, TILE=TILE
+    )
+
+
 def put_listed_many(index: Tensor, values: Tensor, many: Many, lists: Lists) -> None:
-    kept = lists.kept
-    tiles = _tiles_of(many, kept)
-    launch(_put, (len(tiles),), many.table, tiles, many.kept(kept), index, values, EVEN=many.even, TILE=TILE)
+    tiles = _tiles_of(many, lists)
+    launch(_put, (len(tiles),), many.table, tiles, many.kept(lists.kept), index, values, EVEN=many.even, TILE=TILE)
 
 
 def take_listed_many(message: Tensor, index: Tensor, many: Many, lists: Lists) -> None:
-    kept = lists.kept
-    tiles = _tiles_of(many, kept)
-    launch(_take, (len(tiles),), many.table, tiles, many.kept(kept), index, many.like, message,
+    tiles = _tiles_of(many, lists)
+    launch(_take, (len(tiles),), many.table, tiles, many.kept(lists.kept), index, many.like, message,
            HELD=many.rests is not None, EVEN=many.even, TILE=TILE)  # fmt: skip
 
 
 def sum_listed_many(message: Tensor, index: Tensor, many: Many, lists: Lists) -> Tensor:
-    marks, wires = Marks(message, len(many)), message.view(torch.uint8)[None]
-    _add_lists(wires, index[None], many, ListTable.of(many, lists), marks, 1.0, False)
+    table, marks = ListTable.of(many, lists), Marks(message, len(many))
+    wires = message.view(torch.uint8)[None]
+    sum_tables(wires, many, table.lists, index[None], table.steps, 1.0, marks, False, each=False, add=False)
     return many.all_of(marks.words)
-
-
-def _add_lists(
-    wires: Tensor, index: Tensor, many: Many, table: ListTable, marks: Marks, weight: float, add: bool,
-    narrow: bool = False, grid: Grid | None = None,
-) -> None:  # fmt: skip
-    """Sets (adds to, with ``add``) the xs: weight times what ``wires [W, s]`` say of the places ``index [W, K]``."""
-    tiles = many.tiles(_OWNED)
-    launch(_sum_lists, (len(tiles),), many.table, tiles, table.lists, wires, index, many.like, marks.words, len(wires),
-           table.total, wires.stride(0), None, None, None, table.steps, weight, MANY=True, EVEN=many.even, ADD=add,
-           NARROW=narrow, **_grid(grid), LISTS=power_of_two(len(wires)), OWNED=_OWNED, TILE=TILE)  # fmt: skip
 
 
 def _grid(grid: Grid | None) -> dict[str, int]:
@@ -314,6 +351,6 @@ def _grid(grid: Grid | None) -> dict[str, int]:
     return {"BITS": grid.bits, "COUNT": grid.count, "STEP": grid.step, "UNIT": grid.unit}
 
 
-def _tiles_of(many: Many, kept: tuple[int, ...]) -> Tensor:
+def _tiles_of(many: Many, lists: Lists) -> Tensor:
     """The programs of listed numbers, as :meth:`Many.tiles` has those of all."""
-    return many.pairs(("listed", kept), lambda: [block_count(k, TILE) for k in kept])
+    return many.pairs(("listed", lists.kept), lambda: [block_count(k, TILE) for k in lists.kept])

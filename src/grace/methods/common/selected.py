@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from grace.kernels import Many, encode_indices_many, put_listed_many, take_topk_many
+from grace.kernels import Many, clear_listed_many, encode_indices_many, put_listed_many, take_topk_many
 from grace.kernels.sparse import Pairs
 
 
@@ -18,7 +18,8 @@ def encode_selected(message: Tensor, many: Many, pairs: Pairs, encode: Callable[
     """
     sent, values = many.once((encode_selected, pairs), lambda: _make_rooms(many, pairs.kept))
     index = torch.empty(len(sent), dtype=torch.int64, device=many.device)
-    finite = take_topk_many(index, sent, many, pairs.kept, clear=True)
+    finite = take_topk_many(index, sent, many, pairs.kept)
+    clear_listed_many(index, sent, finite, many, pairs.lists)
     values.point(values.xs, None, None if many.rests is None else values.xs)
     encode(values)
     encode_indices_many(message, many, pairs.lists, index)
