@@ -26,7 +26,7 @@ from grace.kernels import (
 )
 from grace.kernels.index_lists.codes import IndexCode, size, varies
 from grace.kernels.levels.codes import code_bits
-from grace.kernels.sparse import Grid, Pairs, payloads
+from grace.kernels.sparse import Pairs, ScaledCodes, payloads
 from grace.methods.common.counts import count_kept
 from grace.methods.common.selected import encode_selected
 from grace.methods.qsgd import QSGD
@@ -136,12 +136,12 @@ class Qsparse(Compressor):
         return many.once(self, make)
 
     @property
-    def _grid(self) -> Grid:
+    def _grid(self) -> ScaledCodes:
         """What is sent for the numbers."""
         s = self.quant
         if s == "sign":
-            return Grid(bits=1, count=2, step=2, unit=1)
-        return Grid(bits=0 if s == 1 else code_bits(s), count=2 * s + 1, step=1, unit=s)
+            return ScaledCodes(bits=1, count=2, step=2, unit=1)
+        return ScaledCodes(bits=0 if s == 1 else code_bits(s), count=2 * s + 1, step=1, unit=s)
 
     def _quantizer(self, k: int) -> QSGD:
         """QSGD with one bucket for all k values."""

@@ -14,8 +14,8 @@ tl = pytest.importorskip("triton.language")
 from grace.compute import backends
 from grace.flags.finite import cpu_as_accelerator
 from grace.kernels import (
-    Lists,
     Many,
+    PlaceLists,
     decode_indices_many,
     encode_indices_many,
     encode_positive_many,
@@ -54,7 +54,7 @@ def bucket(
 
 def listed(held: bool, dtype: torch.dtype = torch.float32) -> None:
     """What is taken, where it was, what the codes of the places say, and what becomes of sums."""
-    lists = Lists(KEPT, CODES, (1, 0, 3))
+    lists = PlaceLists(KEPT, CODES, (1, 0, 3))
 
     def draw() -> list[Tensor]:
         coded, many = bucket(SIZES, [0, 9, 40], held, dtype), bucket(SIZES, [0, 8, 44], held, dtype)

@@ -20,7 +20,7 @@ from grace.kernels.packing import packed_bytes
 
 __all__ = [
     "FIXED",
-    "Lists",
+    "PlaceLists",
     "decode_indices",
     "decode_indices_many",
     "elias_fano_split",
@@ -43,7 +43,7 @@ class ListLayout(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Lists:
+class PlaceLists:
     """The lists of the tensors of a bucket.
 
     kept, codes: of each row k, at least 1, and the code, of :data:`FIXED`. before: bytes of its wire in front of the code.
@@ -81,7 +81,7 @@ def elias_fano_split(n: int, k: int) -> tuple[int, int]:
 
 @operation
 def encode_indices(index: Tensor, n: int, code: str) -> Tensor:
-    """Lists ``[b, k]`` int64, k >= 1 -> uint8 ``[b, w]``.
+    """PlaceLists ``[b, k]`` int64, k >= 1 -> uint8 ``[b, w]``.
 
     Raises:
         PayloadError: a list that does not increase strictly, or leaves [0, n).
@@ -98,14 +98,14 @@ def decode_indices(packed: Tensor, n: int, k: int, code: str) -> Tensor:
 
 
 @operation
-def encode_indices_many(message: Tensor, many: Many, lists: Lists, index: Tensor) -> None:
+def encode_indices_many(message: Tensor, many: Many, lists: PlaceLists, index: Tensor) -> None:
     """Writes the codes of the lists of several tensors, which lie side by side in ``index [K]`` int64 and are legal, to their
     places in ``message [s]`` uint8.
     """
 
 
 @operation
-def decode_indices_many(rows: Tensor, many: Many, lists: Lists) -> tuple[Tensor, Tensor]:
+def decode_indices_many(rows: Tensor, many: Many, lists: PlaceLists) -> tuple[Tensor, Tensor]:
     """The lists in ``rows [W, s]`` uint8, of all senders, side by side: (``[W, K]`` int64; ``[T]`` bool, of which tensors
     they are such as a sender writes). Of others they are in [0, n), if they do not raise.
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from grace.flags.refusals import Refusals, refuse_unless
 from grace.kernels.index_lists import (
     WRONG_BITS,
-    Lists,
+    PlaceLists,
     check_list,
     check_width,
     elias_fano_split,
@@ -30,14 +30,14 @@ def decode_indices(packed: Tensor, n: int, k: int, code: str) -> Tensor:
     return check_list(_CODES[code][1](packed, n, k), n)
 
 
-def encode_indices_many(message: Tensor, many: Many, lists: Lists, index: Tensor) -> None:
+def encode_indices_many(message: Tensor, many: Many, lists: PlaceLists, index: Tensor) -> None:
     rows = zip(many.sizes, many.places, lists.codes, lists.before, index.split_with_sizes(lists.kept), strict=True)
     for n, place, code, before, own in rows:
         packed = encode_indices(own[None], n, code)[0]
         message[place + before : place + before + len(packed)] = packed
 
 
-def decode_indices_many(rows: Tensor, many: Many, lists: Lists) -> tuple[Tensor, Tensor]:
+def decode_indices_many(rows: Tensor, many: Many, lists: PlaceLists) -> tuple[Tensor, Tensor]:
     parts, flags = [], []
     for n, place, k, code, before in zip(many.sizes, many.places, lists.kept, lists.codes, lists.before, strict=True):
         with Refusals() as refused:

@@ -20,7 +20,7 @@ from grace.kernels.index_lists import (
     NOT_INCREASING,
     OUT_OF_RANGE,
     WRONG_BITS,
-    Lists,
+    PlaceLists,
     check_width,
     explain,
     layout,
@@ -282,7 +282,7 @@ class ListTable:
     wire. sizes: of its code.
     """
 
-    def __init__(self, many: Many, lists: Lists):
+    def __init__(self, many: Many, lists: PlaceLists):
         lines, begin = list[list[int]](), 0
         for n, k, code, before in zip(many.sizes, lists.kept, lists.codes, lists.before, strict=True):
             number, low, size = layout(n, k, code)
@@ -297,7 +297,7 @@ class ListTable:
         self._spans = many.spans((ListTable, self), lambda: counts)
 
     @staticmethod
-    def of(many: Many, lists: Lists) -> ListTable:
+    def of(many: Many, lists: PlaceLists) -> ListTable:
         """That of a bucket, which is made once."""
         return many.once((ListTable, lists), lambda: ListTable(many, lists))
 
@@ -324,14 +324,14 @@ def read_tables(
     return index
 
 
-def encode_indices_many(message: Tensor, many: Many, lists: Lists, index: Tensor) -> None:
+def encode_indices_many(message: Tensor, many: Many, lists: PlaceLists, index: Tensor) -> None:
     table = ListTable.of(many, lists)
     tiles = many.pairs((ListTable, lists, "code"), lambda: [block_count(size, TILE) for size in table.sizes])
     launch(_write, (len(tiles),), many.table, tiles, table.lists, index, message, *[None] * 6, table.steps, MANY=True,
            TILE=TILE)  # fmt: skip
 
 
-def decode_indices_many(rows: Tensor, many: Many, lists: Lists) -> tuple[Tensor, Tensor]:
+def decode_indices_many(rows: Tensor, many: Many, lists: PlaceLists) -> tuple[Tensor, Tensor]:
     marks = Marks(rows, len(many))
     return ListTable.of(many, lists).read(rows, many, marks.words), many.all_of(marks.words)
 

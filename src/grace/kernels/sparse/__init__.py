@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from grace.compute.dispatch import operation
-from grace.kernels.index_lists import Lists
+from grace.kernels.index_lists import PlaceLists
 from grace.kernels.many import Many
-from grace.kernels.sparse.parts import DENSE, LIST, Grid, Pairs, WirePart
+from grace.kernels.sparse.parts import DENSE, LIST, Pairs, ScaledCodes, WirePart
 
 __all__ = [
     "DENSE",
     "LIST",
-    "Grid",
     "Pairs",
+    "ScaledCodes",
     "WirePart",
     "clear_listed_many",
     "encode_pairs",
@@ -83,28 +83,28 @@ def sum_topk_many(rows: Tensor, many: Many, pairs: Pairs, weight: float) -> Tens
 
 
 @operation
-def clear_listed_many(index: Tensor, values: Tensor, flags: Tensor, many: Many, lists: Lists) -> None:
+def clear_listed_many(index: Tensor, values: Tensor, flags: Tensor, many: Many, lists: PlaceLists) -> None:
     """Of each of T tensors whose flag, of ``[T]`` bool, is not set the first places are listed, and their values are 0:
     ``index [K]`` int64 and ``values [K]`` float32.
     """
 
 
 @operation
-def put_listed_many(index: Tensor, values: Tensor, many: Many, lists: Lists) -> None:
+def put_listed_many(index: Tensor, values: Tensor, many: Many, lists: PlaceLists) -> None:
     """Sets the rests of T tensors, float32, at the places that lists side by side in ``index [K]`` int64 say to
     ``values [K]`` float32.
     """
 
 
 @operation
-def take_listed_many(message: Tensor, index: Tensor, many: Many, lists: Lists) -> None:
+def take_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists) -> None:
     """Sets the places of T tensors in ``message [s]`` float32, which are in bytes, to the numbers that lists side by side in
     ``index [K]`` int64 name: of the rests, which are 0 there afterwards, or if there are none of the xs.
     """
 
 
 @operation
-def sum_listed_many(message: Tensor, index: Tensor, many: Many, lists: Lists) -> Tensor:
+def sum_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists) -> Tensor:
     """Sets each of T tensors x, float32, to what its place in ``message [s]`` float32 says of the numbers that a list in
     ``index [K]`` int64 names, and to 0 elsewhere: ``[T]`` bool, which are finite.
     """

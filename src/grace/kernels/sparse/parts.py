@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from grace.errors import InputError, PayloadError
-from grace.kernels.index_lists import FIXED, Lists, layout
+from grace.kernels.index_lists import FIXED, PlaceLists, layout
 from grace.kernels.packing import packed_bytes, packed_trits_bytes
 
 LIST: Final = "list"  # in place of a code: the indices are there
@@ -37,7 +37,7 @@ class WirePart(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Grid:
+class ScaledCodes:
     """Values that travel as one scale, float32, and codes: c, below ``count``, stands for ``(step c - unit) scale / unit``.
 
     bits: of a code; 0: in base 3, five to a byte.
@@ -64,12 +64,12 @@ class Pairs:
     kept: tuple[int, ...]
     codes: tuple[str, ...]
     narrow: bool
-    grid: Grid | None = None
+    grid: ScaledCodes | None = None
 
     @property
-    def lists(self) -> Lists:
+    def lists(self) -> PlaceLists:
         """Those of places: in each wire its values come before them."""
-        return Lists(self.kept, self.codes, tuple(map(self._values, self.kept)))
+        return PlaceLists(self.kept, self.codes, tuple(map(self._values, self.kept)))
 
     def widths(self, sizes: Sequence[int]) -> list[int]:
         """Bytes of the wire of each row, of so many numbers."""

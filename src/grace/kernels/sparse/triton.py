@@ -14,13 +14,13 @@ from grace.compute.launching import TILE, Marks, check_rows, even_runs, launch, 
 from grace.errors import PayloadError
 from grace.flags.finite import Flag
 from grace.kernels.blocks import block_count
-from grace.kernels.index_lists import Lists, check_list, layout
+from grace.kernels.index_lists import PlaceLists, check_list, layout
 from grace.kernels.index_lists.triton import ListTable, code_byte, code_of, place_in, read_lists
 from grace.kernels.many import Many
 from grace.kernels.many.triton import numbers_of, tensor_of, tile_of, wire_of
 from grace.kernels.packing import packed_bytes
 from grace.kernels.selection.triton import take_topk, take_topk_many
-from grace.kernels.sparse import DENSE, Grid, Pairs, WirePart
+from grace.kernels.sparse import DENSE, Pairs, ScaledCodes, WirePart
 from grace.kernels.sparse.parts import BAD_VALUES, check_parts
 from grace.kernels.triton import (
     first_reaching,
@@ -242,7 +242,7 @@ def _places(part: WirePart, n: int) -> Tensor:
 # ---- of many tensors ------------------------------------------------------------------------------------------------
 @triton.jit
 def _listed(programs, kept, index, TILE: tl.constexpr):
-    """(a program's row, which of the numbers that are listed in it, which of all, where they are in the row, whether they count)"""
+    """(a program's row, which of its listed numbers, which of those of all, where these are in the row, whether they count)"""
     task, tile = tile_of(programs)
     k, first = tl.load(kept + 2 * task), tl.load(kept + 2 * task + 1)
     j = tile * TILE + tl.arange(0, TILE)
@@ -307,7 +307,7 @@ def sum_topk_many(rows: Tensor, many: Many, pairs: Pairs, weight: float) -> Tens
 
 def sum_tables(
     rows: Tensor, many: Many, lists: Tensor, index: Tensor, steps: int, weight: float, marks: Marks, narrow: bool,
-    *, each: bool, add: bool, grid: Grid | None = None,
+    *, each: bool, add: bool, grid: ScaledCodes | None = None,
 ) -> None:  # fmt: skip
     """Sets (adds to, with ``add``) each x: weight times the sum of what its lists ``index [W, plane]`` and the values in
     ``rows [W, s]`` uint8 say, W <= 64; tables, marks and ``each`` as for
@@ -319,38 +319,38 @@ def sum_tables(
            NARROW=narrow, **_grid(grid), LISTS=power_of_two(W), OWNED=_OWNED, TILE=TILE)  # fmt: skip
 
 
-def clear_listed_many(index: Tensor, values: Tensor, flags: Tensor, many: Many, lists: Lists) -> None:
+def clear_listed_many(index: Tensor, values: Tensor, flags: Tensor, many: Many, lists: PlaceLists) -> None:
     tiles = _tiles_of(many, lists)
     launch(
         _clear, (len(tiles),), many.table, tiles, many.kept(lists.kept), index, values, flags, ROWS=many.rows, TILE=TILE
     )
 
 
-def put_listed_many(index: Tensor, values: Tensor, many: Many, lists: Lists) -> None:
+def put_listed_many(index: Tensor, values: Tensor, many: Many, lists: PlaceLists) -> None:
     tiles = _tiles_of(many, lists)
     launch(_put, (len(tiles),), many.table, tiles, many.kept(lists.kept), index, values, EVEN=many.even, TILE=TILE)
 
 
-def take_listed_many(message: Tensor, index: Tensor, many: Many, lists: Lists) -> None:
+def take_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists) -> None:
     tiles = _tiles_of(many, lists)
     launch(_take, (len(tiles),), many.table, tiles, many.kept(lists.kept), index, many.like, message,
            HELD=many.rests is not None, EVEN=many.even, TILE=TILE)  # fmt: skip
 
 
-def sum_listed_many(message: Tensor, index: Tensor, many: Many, lists: Lists) -> Tensor:
+def sum_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists) -> Tensor:
     table, marks = ListTable.of(many, lists), Marks(message, len(many))
     wires = message.view(torch.uint8)[None]
     sum_tables(wires, many, table.lists, index[None], table.steps, 1.0, marks, False, each=False, add=False)
     return many.all_of(marks.words)
 
 
-def _grid(grid: Grid | None) -> dict[str, int]:
+def _grid(grid: ScaledCodes | None) -> dict[str, int]:
     """A grid as constants of a kernel."""
     if grid is None:
         return {"BITS": 0, "COUNT": 0, "STEP": 0, "UNIT": 0}
     return {"BITS": grid.bits, "COUNT": grid.count, "STEP": grid.step, "UNIT": grid.unit}
 
 
-def _tiles_of(many: Many, lists: Lists) -> Tensor:
+def _tiles_of(many: Many, lists: PlaceLists) -> Tensor:
     """The programs of listed numbers, as :meth:`Many.tiles` has those of all."""
     return many.pairs(("listed", lists.kept), lambda: [block_count(k, TILE) for k in lists.kept])
