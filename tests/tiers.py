@@ -9,8 +9,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,32 +121,3 @@ def make_scheduler(config: pytest.Config, log: Any, file: Path) -> Any:
             return self.groups.get(nodeid) or self.groups[nodeid.rpartition("@")[0]]
 
     return Grouped(config, log)
-
-
-def keep_changed(items: list[pytest.Item], changed: Sequence[str]) -> list[pytest.Item]:
-    """Without the laws' cases of methods whose files have not changed."""
-    return [item for item in items if (name := _method_of(item)) is None or name in changed]
-
-
-def _method_of(item: pytest.Item) -> str | None:
-    """The method whose law a test is; None if it is no law's case."""
-    if not item.path.is_relative_to(ROOT / "tests/laws"):
-        return None
-    params = getattr(getattr(item, "callspec", None), "params", {})
-    return str(params.get("spec", params.get("name", ""))).partition(":")[0]
-
-
-def find_changed(against: str, git: Callable[[list[str]], str] | None = None) -> list[str]:
-    """The methods whose files differ from a commit's, in the working tree."""
-    import grace
-    from grace.contract.wrapping import layers
-
-    ask = git or _ask_git
-    new = ask(["ls-files", "--others", "--exclude-standard", "src/grace/methods"])
-    files = {*ask(["diff", "--name-only", against, "--", "src/grace/methods"]).split(), *new.split()}
-    modules = {file.removeprefix("src/").removesuffix(".py").replace("/", ".") for file in files}
-    return [name for name in grace.methods() if type(layers(grace.method(name))[-1]).__module__ in modules]
-
-
-def _ask_git(words: list[str]) -> str:
-    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
