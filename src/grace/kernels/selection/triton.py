@@ -307,16 +307,12 @@ def take_topk(
     return index, sent, finite
 
 
-def take_topk_of_many(many: Many, kept: Tensor, index: Tensor, sent: Tensor, narrow: bool) -> Tensor | Any:
-    """As :func:`take_topk` of each row of several tensors: ``[T]`` bool, which of them were finite.
-
-    kept: int64 ``[T b, 2]``, the k of each row, and where in ``index`` and ``sent [K]`` it begins.
-    """
+def take_topk_many(index: Tensor, sent: Tensor, many: Many, kept: tuple[int, ...], *, narrow: bool = False) -> Any:
     if max(many.sizes) > MOST:
         return NotImplemented
     look, words = Look.at_many(many), new_words(index, len(many))
     finite = measure_many(look, many, words[0])
-    _take_largest(look, words, kept, None, index, sent, many.rests is not None, narrow)
+    _take_largest(look, words, many.kept(kept), None, index, sent, many.rests is not None, narrow)
     return finite
 
 
