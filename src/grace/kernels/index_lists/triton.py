@@ -6,7 +6,6 @@ code of :data:`grace.kernels.index_lists.FIXED` it is, a kernel finds out when i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -21,6 +20,7 @@ from grace.kernels.index_lists import (
     NOT_INCREASING,
     OUT_OF_RANGE,
     WRONG_BITS,
+    PlaceLists,
     check_width,
     explain,
     layout,
@@ -62,13 +62,23 @@ def code_byte(index, o, last, k, number, low, low_bytes, size, steps):
     return byte
 
 
-@triton.jit(do_not_specialize=["k", "number", "low", "steps"])
-def _write(index, wire, w, k, number, low, low_bytes, size, steps, TILE: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64)
-    first = tl.program_id(0).to(tl.int64) * TILE
-    o = first + tl.arange(0, TILE)
-    byte = code_byte(index + row * k, o, first + TILE - 1, k, number, low, low_bytes, size, steps)
-    tl.store(wire + row * w + o, byte.to(tl.uint8), o < size)
+@triton.jit(do_not_specialize=["k", "number", "low", "low_bytes", "size", "steps"])
+def _write(
+    table, programs, lists, index, wire, w, k, number, low, low_bytes, size, steps,
+    MANY: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    if MANY:
+        row, tile = tile_of(programs)
+        place, _n = wire_of(table, row)
+        k, first, number, low, low_bytes, size, before = code_of(lists, row)
+        at = wire + place + before
+    else:
+        row = tl.program_id(1).to(tl.int64)
+        tile = tl.program_id(0).to(tl.int64)
+        first, at = row * k, wire + row * w
+    o = tile * TILE + tl.arange(0, TILE)
+    byte = code_byte(index + first, o, tile * TILE + TILE - 1, k, number, low, low_bytes, size, steps)
+    tl.store(at + o, byte.to(tl.uint8), o < size)
 
 
 @triton.jit
@@ -231,8 +241,8 @@ def decode_indices(packed: Tensor, n: int, k: int, code: str) -> Any:
 def write_lists(index: Tensor, wire: Tensor, n: int, code: str) -> None:
     """The code of lists ``[b, k]`` int64, which are legal, into ``wire [b, w]``."""
     (b, k), (number, low, size) = index.shape, layout(n, index.shape[1], code)
-    launch(_write, (block_count(size, TILE), b), index, wire, wire.shape[1], k, number, low, packed_bytes(k, low), size,
-           k.bit_length(), TILE=TILE)  # fmt: skip
+    launch(_write, (block_count(size, TILE), b), None, None, None, index, wire, wire.shape[1], k, number, low,
+           packed_bytes(k, low), size, k.bit_length(), MANY=False, TILE=TILE)  # fmt: skip
 
 
 def read_lists(run: Wires, at: int, n: int, k: int, code: str) -> Tensor:
@@ -266,25 +276,30 @@ class ListTable:
     """Where the lists of a bucket's tensors are in their wires, for kernels.
 
     Args:
-        many: the tensors. kept, codes: k and the code of each row. width: bytes of each value, which come before the code.
+        many: the tensors. lists: theirs.
 
-    lists: int64 ``[T b, 8]`` on the device. kept: int64 ``[T b, 2]``, k and where the row's list begins among those of all.
-    total: K, the sum of k. steps: bits of the largest k. widths: bytes of each row's wire.
+    lists: int64 ``[T b, 8]`` on the device. total: K, the sum of k. steps: bits of the largest k. widths: bytes of each row's
+    wire. sizes: of its code.
     """
 
-    def __init__(self, many: Many, kept: Sequence[int], codes: Sequence[str], width: int):
+    def __init__(self, many: Many, lists: PlaceLists):
         lines, begin = list[list[int]](), 0
-        for n, k, code in zip(many.sizes, kept, codes, strict=True):
+        for n, k, code, before in zip(many.sizes, lists.kept, lists.codes, lists.before, strict=True):
             number, low, size = layout(n, k, code)
-            lines.append([k, begin, number, low, packed_bytes(k, low), size, width * k, 0])
+            lines.append([k, begin, number, low, packed_bytes(k, low), size, before, 0])
             begin += k
-        self.total, self.steps, self.widths = begin, max(kept).bit_length(), [line[6] + line[5] for line in lines]
+        self.total, self.steps, self.sizes = begin, max(lists.kept).bit_length(), [line[5] for line in lines]
+        self.widths = [line[6] + line[5] for line in lines]
         self.lists = torch.tensor(lines).to(many.device, non_blocking=True)
-        self.kept = self.lists[:, :2].contiguous()
         read = [k if number == 0 else 8 * (size - packed) for k, _, number, _, packed, size, _, _ in lines]
         counts = [block_count(bits, LIST_BITS) for bits in read]
         self._tiles = many.pairs((ListTable, self), lambda: counts)
         self._spans = many.spans((ListTable, self), lambda: counts)
+
+    @staticmethod
+    def of(many: Many, lists: PlaceLists) -> ListTable:
+        """That of a bucket, which is made once."""
+        return many.once((ListTable, lists), lambda: ListTable(many, lists))
 
     def read(self, rows: Tensor, many: Many, marks: Tensor) -> Tensor:
         """``[W, K]`` int64: the lists in ``rows [W, s]`` uint8, side by side. ``marks [T b]`` are left at those that no sender
@@ -307,6 +322,18 @@ def read_tables(
     begins, total = scan(counts, spans)
     launch(_read, (programs, W), *where, begins, total, index, marks, *sizes, MANY=True, EACH=each, TILE=LIST_BITS)
     return index
+
+
+def encode_indices_many(message: Tensor, many: Many, lists: PlaceLists, index: Tensor) -> None:
+    table = ListTable.of(many, lists)
+    tiles = many.pairs((ListTable, lists, "code"), lambda: [block_count(size, TILE) for size in table.sizes])
+    launch(_write, (len(tiles),), many.table, tiles, table.lists, index, message, *[None] * 6, table.steps, MANY=True,
+           TILE=TILE)  # fmt: skip
+
+
+def decode_indices_many(rows: Tensor, many: Many, lists: PlaceLists) -> tuple[Tensor, Tensor]:
+    marks = Marks(rows, len(many))
+    return ListTable.of(many, lists).read(rows, many, marks.words), many.all_of(marks.words)
 
 
 def _refuse_bad(index: Tensor, n: int) -> None:

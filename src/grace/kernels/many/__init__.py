@@ -9,6 +9,7 @@ Letters: T tensors; tensor t has b rows of n_t numbers; a tile is what one progr
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
@@ -176,6 +177,16 @@ class Many:
             return begins
 
         return self.numbers(("heads", block), make, torch.int64)
+
+    def kept(self, counts: Sequence[int]) -> Tensor:
+        """int64 ``[T b, 2]``: how many numbers of each row are listed, and where they begin among those of all rows."""
+        counts = tuple(counts)
+
+        def make() -> list[int]:
+            begins = itertools.accumulate(counts, initial=0)
+            return [number for pair in zip(counts, begins, strict=False) for number in pair]
+
+        return self.numbers(("kept", counts), make, torch.int64).view(-1, 2)
 
     def roots(self, block: int) -> Tensor:
         """float32 ``[blocks]``: :func:`grace.kernels.block_roots` of the blocks of all rows, side by side."""
