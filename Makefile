@@ -27,8 +27,19 @@ SPREAD := -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 TYPES  := $(BIN)/mypy && $(BIN)/lint-imports
 # What each test took, dearest first: make night RECORD=FILE
 RECORD ?= build/seconds.tsv
-# make quick runs the laws of the methods whose files differ from this commit's.
+# make quick looks for what differs from this commit (tests/quick.py).
 SINCE  ?= HEAD
+
+# Tests, while types and imports are checked; what these say comes at the end. What runs in the background does not hear of
+# Ctrl-C: the trap ends it.
+define TEST
+@mkdir -p build; $(BIN)/mypy > build/types.log 2>&1 & types=$$!; \
+$(BIN)/lint-imports > build/imports.log 2>&1 & imports=$$!; \
+trap 'kill $$types $$imports 2> /dev/null; exit 130' INT TERM; \
+$(BIN)/python -m pytest $(SPREAD) -m "not night" $(1); tests=$$?; \
+wait $$types; types=$$?; wait $$imports; imports=$$?; \
+cat build/types.log build/imports.log; exit $$((tests | types | imports))
+endef
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo quick test night fuzz gpu-test native-test bench-codecs lint style types docs site goldens figures wheels pair clean
@@ -55,22 +66,16 @@ $(LIGHT): pyproject.toml constraints.txt $(NATIVE)
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(LIGHT)) ## ten methods train a network with four workers each; table and figures in demo/
 	$(BIN)/grace compare --task digits_wide --methods "$(DEMO)" --workers 4 --out demo
 
-quick: lint ## before a commit: style, types, units without the bench, golden bytes, laws of the methods that changed (SINCE=main)
-	$(BIN)/python -m pytest -q $(SPREAD) -m "not night" --changed $(SINCE) --ignore tests/unit/grace_bench \
-	  --ignore tests/unit/cli --ignore tests/unit/kernels/test_triton.py tests/test_tiers.py tests/unit tests/golden tests/laws
-
 # The tests start some hundred processes: where PYTHONDONTWRITEBYTECODE is set, each would compile Grace's sources again, and
-# pytest all tests in each of its processes. Types and imports are checked meanwhile; what they say comes at the end. What runs in
-# the background does not hear of Ctrl-C: the trap ends it.
-test night: export PYTHONDONTWRITEBYTECODE =
+# pytest all tests in each of its processes.
+quick test night: export PYTHONDONTWRITEBYTECODE =
+
+quick: style ## before a commit: style, types, units, golden bytes, and what rests on files that differ (SINCE=main)
+	$(call TEST,-q --changed $(SINCE) tests/test_tiers.py tests/test_quick.py tests/unit tests/golden tests/laws)
+
 test: style ## what must pass: style, types, tests
 	$(BIN)/python -m compileall -q -j 0 src tests
-	@mkdir -p build; $(BIN)/mypy > build/types.log 2>&1 & types=$$!; \
-	$(BIN)/lint-imports > build/imports.log 2>&1 & imports=$$!; \
-	trap 'kill $$types $$imports 2> /dev/null; exit 130' INT TERM; \
-	$(BIN)/python -m pytest $(SPREAD) -m "not night"; tests=$$?; \
-	wait $$types; types=$$?; wait $$imports; imports=$$?; \
-	cat build/types.log build/imports.log; exit $$((tests | types | imports))
+	$(call TEST)
 
 night: lint ## every test there is, long ones included, and what each took, in build/seconds.tsv; then native-test, and fuzzing
 	$(BIN)/python -m compileall -q -j 0 src tests

@@ -6,7 +6,7 @@ that are not hopeless, fp32 and bf16, and ``auto`` take turns in rounds, which d
 of fp32 and bf16 in the same round (0.98 or more), and how long its step takes beside that of the best method by hand (1.05 or
 less). Steps of a trial or look of ``auto`` are not among those that are timed; what it spends is told beside.
 
-About a minute on two idle cores, a model with steps of a second somewhat more. ``resnet50_64:ResNet50At64`` needs
+One to two minutes on two idle cores, a model with steps of a second somewhat more. ``resnet50_64:ResNet50At64`` needs
 ``PYTHONPATH=docs/examples``. Load before and after is said, and all samples are in the file.
 """
 
@@ -242,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--seconds", type=float, default=45.0, help="after which no round begins, but for the first three"
     )
-    parser.add_argument("--settle", type=float, default=20.0, help="seconds that auto may take to settle")
+    parser.add_argument("--settle", type=float, default=60.0, help="seconds that auto may take to settle")
     parser.add_argument(
         "--within", type=float, default=WITHIN, help="times the best at first sight that stays in the rounds"
     )

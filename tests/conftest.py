@@ -19,6 +19,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from tests import tiers
+from tests.quick import Changes, check_marks
 
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
@@ -38,7 +39,11 @@ settings.load_profile("grace")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seconds", metavar="FILE", help="write each test's processor and clock seconds here")
-    parser.addoption("--changed", metavar="COMMIT", help="laws only of methods whose files differ from this commit's")
+    parser.addoption(
+        "--changed",
+        metavar="COMMIT",
+        help="leave out what tests/quick.py names, unless it rests on a file that differs from this commit's",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,13 +67,31 @@ def pytest_collection() -> Iterator[object]:
         gc.enable()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    changes = _changes(config)
+    return True if changes is not None and changes.leaves_out(collection_path) else None
+
+
+def _changes(config: pytest.Config) -> Changes | None:
+    """What differs from the commit that --changed names."""
+    if _CHANGES not in config.stash:
+        commit = config.getoption("--changed")
+        config.stash[_CHANGES] = Changes.since(commit) if commit else None
+    return config.stash[_CHANGES]
+
+
+_CHANGES: pytest.StashKey[Changes | None] = pytest.StashKey()
+
+
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist may change the names in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--changed"):
-        kept = tiers.keep_changed(items, tiers.find_changed(config.getoption("--changed")))
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    if (changes := _changes(config)) is not None:
+        kept = changes.keep(items)
+        kept_names = {item.nodeid for item in kept}
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept_names])
         items[:] = kept
     tiers.check_marks(items)
+    check_marks(items)
     groups = tiers.arrange(items)
     if (file := getattr(config, "workerinput", {}).get("groups")) is not None and config.workerinput[
         "workerid"
@@ -82,9 +105,10 @@ def pytest_configure_node(node: Any) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: some tests wait for processes of theirs."""
-    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One more than there are cores: some tests wait for processes of theirs. With --changed hardly any does."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores if config.getoption("--changed") else cores + 1
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import grace
 from tests import tiers
 from tests.seconds import Recorder, used
 
@@ -70,18 +69,6 @@ def test_a_scheduler_keeps_a_group_together_whatever_is_appended_to_its_names(
     scheduler = tiers.make_scheduler(SimpleNamespace(getvalue=lambda name: ["popen"]), None, tmp_path / "groups.json")
     split = [scheduler._split_scope(name) for name in ("a.py::x[@]", "a.py::x[@]@pools", "a.py::y")]
     assert split == ["pools", "pools", "a.py"]
-
-
-# ---- what has changed -----------------------------------------------------------------------------------------------
-def test_laws_of_methods_that_have_changed() -> None:
-    def git(words: list[str]) -> str:
-        return "src/grace/methods/topk.py\n" if words[0] == "diff" else "src/grace/methods/qsgd.py\n"
-
-    changed = tiers.find_changed("HEAD", git)
-    assert {"topk", "qsgd"} <= set(changed) < set(grace.methods())
-    law = "tests/laws/test_laws.py::test_agreement"
-    kept = [item(law, spec="topk:ratio=0.2"), item("tests/unit/test_wire.py::test_it", spec="none")]
-    assert tiers.keep_changed([*kept, item(law, spec="none")], changed) == kept
 
 
 # ---- a record -------------------------------------------------------------------------------------------------------

@@ -9,8 +9,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +56,7 @@ CAUGHT = {
         "tests/distributed/test_sharded_kills.py::test_when_a_worker_is_killed_no_other_hangs"
     ),
     "a kernel that differs on another processor": "tests/unit/kernels/test_arm.py::test_a_kernel_that_differs_is_named",
+    "lines that decide alone": "tests/unit/predict/test_probe.py::test_lines_that_decide_alone_are_caught",
     "a step that counts on some only": "tests/unit/run/test_elastic.py::test_a_step_with_a_defect_is_caught",
 }
 # Groups that take longest begin first, so that none is left to one process at the end; by the beginning of their names.
@@ -122,32 +121,3 @@ def make_scheduler(config: pytest.Config, log: Any, file: Path) -> Any:
             return self.groups.get(nodeid) or self.groups[nodeid.rpartition("@")[0]]
 
     return Grouped(config, log)
-
-
-def keep_changed(items: list[pytest.Item], changed: Sequence[str]) -> list[pytest.Item]:
-    """Without the laws' cases of methods whose files have not changed."""
-    return [item for item in items if (name := _method_of(item)) is None or name in changed]
-
-
-def _method_of(item: pytest.Item) -> str | None:
-    """The method whose law a test is; None if it is no law's case."""
-    if not item.path.is_relative_to(ROOT / "tests/laws"):
-        return None
-    params = getattr(getattr(item, "callspec", None), "params", {})
-    return str(params.get("spec", params.get("name", ""))).partition(":")[0]
-
-
-def find_changed(against: str, git: Callable[[list[str]], str] | None = None) -> list[str]:
-    """The methods whose files differ from a commit's, in the working tree."""
-    import grace
-    from grace.contract.wrapping import layers
-
-    ask = git or _ask_git
-    new = ask(["ls-files", "--others", "--exclude-standard", "src/grace/methods"])
-    files = {*ask(["diff", "--name-only", against, "--", "src/grace/methods"]).split(), *new.split()}
-    modules = {file.removeprefix("src/").removesuffix(".py").replace("/", ".") for file in files}
-    return [name for name in grace.methods() if type(layers(grace.method(name))[-1]).__module__ in modules]
-
-
-def _ask_git(words: list[str]) -> str:
-    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout

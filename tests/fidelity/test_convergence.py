@@ -37,17 +37,17 @@ STEPS = 60
 ROUNDING = 1e-9  # no run comes closer than this in float32
 
 
-def problem() -> tuple[list[Tensor], Tensor]:
-    """Curvatures a_w of all workers, and the minimizer b."""
+def problem(workers: int = W) -> tuple[list[Tensor], Tensor]:
+    """Curvatures a_w of all workers, and the minimizer b: the same one for any number of workers."""
     made = torch.Generator().manual_seed(3)
-    curvatures = [1 + (L - 1) * torch.rand(SHAPE, generator=made) for _ in range(W)]
-    return curvatures, torch.randn(SHAPE, generator=made) * torch.randn(SHAPE, generator=made).exp()
+    b = torch.randn(SHAPE, generator=made) * torch.randn(SHAPE, generator=made).exp()
+    return [1 + (L - 1) * torch.rand(SHAPE, generator=made) for _ in range(workers)], b
 
 
-def distance(spec: str, gamma: float, steps: int = STEPS, *, decay: bool = False) -> float:
+def distance(spec: str, gamma: float, steps: int = STEPS, *, decay: bool = False, workers: int = W) -> float:
     """Squared distance to the minimum after some steps, relative to where it started."""
-    curvatures, b = problem()
-    simulator, x = Simulator(Policy([("*", spec)]), W), torch.zeros(SHAPE)
+    curvatures, b = problem(workers)
+    simulator, x = Simulator(Policy([("*", spec)]), workers), torch.zeros(SHAPE)
     for step in range(steps):
         mean = simulator.step({"x": [a * (x - b) for a in curvatures]})["x"]
         x = x - gamma * (0.5 * (1 + math.cos(math.pi * step / steps)) if decay else 1.0) * mean
@@ -106,6 +106,11 @@ def test_contractive_methods_converge_linearly(spec: str) -> None:
     assert distance(spec, gamma, 2 * STEPS) <= (1 - gamma) ** STEPS
 
 
+def test_contractive_methods_converge_with_an_odd_number_of_workers() -> None:
+    gamma = 1 / (4 * L)
+    assert distance("qsparse:ratio=0.2", gamma, 2 * STEPS, workers=3) <= (1 - gamma) ** STEPS
+
+
 # momentum in the method: the mean gradient counts 1/(1 - m) times in the long run
 MOMENTUM = ["dgc:ratio=0.2", "sketchedsgd:ratio=0.1", "topk:ratio=0.2,memory=ef21m"]
 
@@ -126,6 +131,16 @@ BALL = [
 @pytest.mark.parametrize(("spec", "gamma"), BALL)
 def test_absolute_errors_and_votes_come_close(spec: str, gamma: float) -> None:
     assert distance(spec, gamma, 3 * STEPS, decay=True) <= 2e-3
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_votes_of_an_odd_number_of_workers_come_as_close(workers: int) -> None:
+    """A vote moves each number by gamma, however far it has to go: its steps, together, have to reach the minimum."""
+    _, b = problem(workers)
+    reach = sum(0.4 * 0.5 * (1 + math.cos(math.pi * step / (3 * STEPS))) for step in range(3 * STEPS))
+    assert float(b.abs().max()) < reach
+    for spec in ("signsgd", "signum", "signsgd:zero=abstain"):
+        assert distance(spec, 0.4, 3 * STEPS, decay=True, workers=workers) <= 2e-3, spec
 
 
 # A method that none of the lists above names is run with its first case, in the class that its facts put it into.

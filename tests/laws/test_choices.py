@@ -17,6 +17,7 @@ from grace.run import worker as worker_module
 from grace.run.options import Options
 from grace.run.parked import INSTALMENTS, Parked, memory_of
 from grace.run.session import Session
+from grace.run.simulate import simulate
 from grace.transports.alone import Alone
 
 SHAPES = {"w": (40, 30), "v": (1500,)}
@@ -114,6 +115,58 @@ class Forgetting(Parked):
 def test_the_law_catches_a_state_that_is_not_parked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "Parked", Forgetting)
     assert walk(0) > 0.1
+
+
+# ---- rows, of which each worker gets its own ---------------------------------------------------------------------------
+ROWS = {"w": (W, 500), "v": (W, 40)}
+TO_OWNERS = ("topk:ratio=0.02", "none", "efsignsgd", "onebit")
+
+
+def walk_rows(seed: int, steps: int = 50) -> tuple[float, float]:
+    """As :func:`walk`, of rows; where nothing is compressed and nothing owed, the network adds them up without the workers.
+    And what is still owed when nothing was compressed for a while.
+    """
+    rng, sim = random.Random(seed), choosing(*TO_OWNERS)
+    draw = torch.Generator().manual_seed(seed)
+    balance = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in ROWS.items()}
+    like = {name: torch.empty(shape, device="meta") for name, shape in ROWS.items()}
+    worst, plain = 0.0, 0
+    for step in range(steps + INSTALMENTS + 1):
+        if step == steps:
+            use(sim, TO_OWNERS.index("none"))
+        elif step < steps and rng.random() < 0.4:
+            use(sim, rng.randrange(len(TO_OWNERS)), trial=rng.random() < 0.6)
+        xs = {name: [torch.randn(shape, generator=draw) for _ in range(W)] for name, shape in ROWS.items()}
+        sums = {name: torch.stack(each).sum(0) for name, each in xs.items()}
+        as_it_is = sim.workers[0].policy == only("none") and all([one.owes_nothing(like) for one in sim.workers])  # noqa: C419 - of each
+        plain += as_it_is
+        if as_it_is:
+            means = {name: x / W for name, x in sums.items()}
+        else:
+            given = [{name: each[rank].clone() for name, each in xs.items()} for rank in range(W)]
+            outs = simulate([one.scatter(rows) for one, rows in zip(sim.workers, given, strict=True)])
+            means = {name: torch.stack([out[name].mean.clone() for out in outs]) for name in ROWS}
+        for one in sim.workers:
+            one.workspace.reset()
+            one.advance()
+        for name, mean in means.items():
+            balance[name] += sums[name] / W - mean
+            owed = sum(one.state.debts().get(name, torch.zeros(())).double() for one in sim.workers) / W
+            worst = max(worst, float((balance[name] - owed).abs().max()))
+    assert plain, "some steps were plain"
+    return worst, max(worker.memory_norm() for worker in sim.workers)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_nothing_is_lost_of_rows_and_all_is_paid(seed: int) -> None:
+    worst, left = walk_rows(seed)
+    assert worst < 2e-4
+    assert left == 0
+
+
+def test_the_law_catches_rows_that_forget_what_is_owed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Worker, "owes_nothing", lambda worker, like: True)
+    assert walk_rows(0)[1] > 0.1
 
 
 # ---- nothing jumps --------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from grace.compute import backends
 from grace.errors import GraceError
@@ -76,6 +75,8 @@ def test_uniform_lies_in_the_open_interval_and_is_uniform():
     assert u.dtype == torch.float32
     assert 0 < float(u.min()) < float(u.max()) < 1
     assert torch.equal(u * 65536 - 0.5, (u * 65536 - 0.5).round()), "16-bit lanes, centered"
+    from scipy import stats  # here, since it is slow to import
+
     assert stats.kstest(u.numpy(), "uniform").pvalue > 1e-3
     assert abs(float(torch.corrcoef(torch.stack((u[:-1], u[1:])))[0, 1])) < 0.01
 
@@ -90,6 +91,8 @@ def test_normal_is_standard_normal():
     z = STREAM.normal(100_001)
     assert z.shape == (100_001,)
     assert bool(z.isfinite().all())
+    from scipy import stats  # as above
+
     assert stats.kstest(z.numpy(), "norm").pvalue > 1e-3
 
 
@@ -120,6 +123,8 @@ def test_subset_is_uniform(n: int, k: int, draws: int, bins: int):
     binned = counts.view(bins, -1).sum(1)
     # without replacement: the variance of a count is smaller than multinomial by (1 - k/n)
     statistic = float(((binned - binned.mean()) ** 2 / (binned.mean() * (1 - k / n))).sum())
+    from scipy import stats  # as above
+
     assert stats.chi2.sf(statistic, bins - 1) > 1e-4
 
 

@@ -57,7 +57,7 @@ def attach(
         method: a method, the string that makes it, or a :class:`grace.Policy`. A bare method leaves tensors of at most
             one dimension and tensors under 1,024 elements uncompressed, fused into one all-reduce. On a mesh of two
             dimensions it goes between the replicas. ``"auto"`` or a :class:`grace.Auto` chooses one for each bucket of a
-            ``DistributedDataParallel`` model, by what it measures.
+            ``DistributedDataParallel`` model, or each group of parameters under ``fully_shard``, by what it measures.
         replicate: the same as ``method``, where it says more clearly which axis is meant: between replicas.
         shard: of the reduce-scatter of a sharded model; beside ``replicate`` a method without a memory.
         weights: of the all-gather of a sharded model's weights: "int8", "int4", "fp8", or another compressor that keeps every
@@ -109,7 +109,7 @@ def attach(
     door, axes, auto = find_door(model), Axes(replicate, shard, weights), wanted(method)
     if auto is not None and not getattr(door, "chooses", False):
         raise ConfigurationError(
-            f"auto chooses for the buckets of DistributedDataParallel, and this {type(model).__name__} is no such model; "
+            f"auto chooses for DistributedDataParallel and fully_shard, and this {type(model).__name__} is no such model; "
             "name a method: grace advise says which"
         )
     if mesh is not None and not isinstance(model, nn.parallel.DistributedDataParallel):

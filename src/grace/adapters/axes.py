@@ -10,13 +10,16 @@ from typing import Any, TypeAlias
 import torch
 
 from grace.adapters.fsdp import Piece
+from grace.auto.settings import Auto
 from grace.contract.compressor import Compressor
 from grace.contract.method import Method
 from grace.errors import ConfigurationError
 from grace.registry import spell
+from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy, Rule
 
-Given: TypeAlias = Policy | Method[Any] | str
+Fixed: TypeAlias = Policy | Method[Any] | str
+Given: TypeAlias = Fixed | Auto | Adaptive
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from grace.adapters.handle import BaseHandle
 from grace.auto.adaptive import Adapted, Adapting
-from grace.auto.driver import Driver, read_methods
+from grace.auto.driver import Driver
 from grace.auto.explain import Explanation
+from grace.auto.saved_choice import read_methods
 from grace.auto.settings import Auto, wanted
+from grace.auto.site import Site
 from grace.contract.method import Method
-from grace.errors import ConfigurationError, StateError
+from grace.errors import ConfigurationError, NonFiniteError, StateError
 from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy, Rule
 from grace.run.saved import OwnState, refuse_dcp
@@ -48,21 +51,27 @@ class Choosing(BaseHandle):
             if isinstance(auto, Adaptive):
                 self._driver = Adapting(self._session, auto)
             else:
-                self._driver = Driver(self._session, auto, optimizer=self._settings(), clock=self._clock)
+                self._driver = Driver(
+                    self._session, auto, optimizer=self._settings(), site=self._site(), clock=self._clock
+                )
             self._driver.begin()
         except BaseException as error:
             self._session.close(error)
             raise
         self._session.logs.more = self._log_values
 
+    def _site(self) -> Site:
+        """What is exchanged here, and how."""
+        return Site.of(self._session)
+
     def _log_values(self) -> dict[str, float]:
         return {} if self._driver is None else self._driver.values
 
     # ---- steps ------------------------------------------------------------------------------------------------------
-    def _comes(self, gradients: Mapping[str, Tensor]) -> None:
-        """A bucket has come; called at once."""
+    def _comes(self, names: Iterable[str]) -> None:
+        """A bucket of these tensors has come; called at once."""
         if self._driver is not None:
-            self._driver.comes(list(gradients))
+            self._driver.comes(list(names))
 
     def _exchange_bucket(
         self, gradients: dict[str, Tensor], last: bool, into: Mapping[str, Tensor] | None = None
@@ -99,6 +108,58 @@ class Choosing(BaseHandle):
         except BaseException as error:
             self._session.close(error)
             raise
+
+    def _exchange_in_turn(self, buckets: Sequence[Collection[str]], tensors: Mapping[str, Tensor]) -> None:
+        """A step of tensors, of any shape, that have come at once: they are replaced by their means, one bucket after the
+        other.
+        """
+        spoiled: NonFiniteError | None = None
+        for k, names in enumerate(buckets):
+            bucket = {name: tensors[name] for name in names}
+            self._comes(bucket)
+            try:
+                self._exchange_bucket(bucket, k == len(buckets) - 1)
+            except NonFiniteError as error:  # on all ranks; the rest of the step is skipped, and ended
+                spoiled = error
+        if spoiled is not None:
+            raise spoiled
+
+    def _irregular(self) -> None:
+        """The step that ends with the coming exchange is no measure of others."""
+        if isinstance(self._driver, Driver):
+            self._driver.irregular()
+
+    def _end_run(self) -> None:
+        """There are no more steps: says so, if they were too few."""
+        if isinstance(self._driver, Driver):
+            self._driver.end_run()
+
+    def _began(self) -> None:
+        """A step begins, whose buckets are exchanged one by one: nothing waits for a later one."""
+        if isinstance(self._driver, Driver):
+            self._driver.began()
+
+    @contextlib.contextmanager
+    def _bucket_alone(self, names: Iterable[str], gradients: Callable[[], Mapping[str, Tensor]]) -> Iterator[None]:
+        """The exchange of a bucket of these tensors, which takes place within; for a :class:`Site` that holds none.
+        ``gradients`` gives them, of any shape, where they are measured.
+        """
+        if self._driver is not None:
+            self._driver.holds(list(names), gradients() if self._driver.measures else {}, last=False)
+        start = self._clock()
+        yield
+        if self._driver is not None:
+            self._driver.exchanged(self._clock() - start)
+
+    @contextlib.contextmanager
+    def _while_it_waits(self) -> Iterator[bool]:
+        """Around what hands a bucket over: whether the model is to wait there until it is exchanged."""
+        waits = isinstance(self._driver, Driver) and self._driver.waits
+        start = self._clock()
+        yield waits
+        if waits:
+            assert isinstance(self._driver, Driver)
+            self._driver.waited(self._clock() - start)
 
     # ---- for the user -----------------------------------------------------------------------------------------------
     @property

@@ -22,7 +22,7 @@ from grace.adapters.choosing import Choosing, read_choice
 from grace.auto.settings import Auto
 from grace.collectives import AllGather, Collective, Exchange
 from grace.contract.method import Method
-from grace.errors import FingerprintMismatch, InputError, NonFiniteError
+from grace.errors import FingerprintMismatch, InputError
 from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy
 from grace.run.inputs import DTYPES
@@ -173,16 +173,7 @@ class Handover(Choosing):
         if not self.chooses:
             self._steps.step(gradients, into=gradients)
             return
-        spoiled: NonFiniteError | None = None
-        for k, names in enumerate(self._buckets):
-            bucket = {name: gradients[name] for name in names}
-            self._comes(bucket)
-            try:
-                self._exchange_bucket(bucket, k == len(self._buckets) - 1)
-            except NonFiniteError as error:  # on all ranks; the rest of the step is skipped, and ended
-                spoiled = error
-        if spoiled is not None:
-            raise spoiled
+        self._exchange_in_turn(self._buckets, gradients)
 
     def _copy(self, gradients: Sequence[Tensor | None]) -> list[Tensor]:
         """The gradients in storage of our own, zeros for None."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,11 +25,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from grace.adapters.handle import BaseHandle
+from grace.adapters.buckets import fill_buckets
+from grace.adapters.choosing import Choosing, read_choice
 from grace.adapters.trained import find_trained, zero_nonfinite_state
 from grace.adapters.window import WindowCheckpoint, read_window
+from grace.auto.settings import Auto
+from grace.auto.site import Site
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, StateError, out_of_range
+from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy
 from grace.run.checkpoint import Memories
 from grace.run.optimizer import Settings, read_settings
@@ -45,16 +49,16 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful
 
 
-class LocalSteps(BaseHandle):
+class LocalSteps(Choosing):
     """Local steps at work on one model and its optimizer. Made by :func:`local`; all ranks call its methods alike."""
 
-    _held: ClassVar[weakref.WeakSet[torch.optim.Optimizer]] = weakref.WeakSet()
+    _at_work: ClassVar[weakref.WeakSet[torch.optim.Optimizer]] = weakref.WeakSet()
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        method: Policy | Method[Any] | str,
+        method: Policy | Method[Any] | Auto | Adaptive | str,
         options: Options,
         *,
         every: int,
@@ -66,12 +70,13 @@ class LocalSteps(BaseHandle):
         for name, value, least in (("every", every, 1), ("warmup_steps", warmup_steps, 0)):
             if type(value) is not int or value < least:
                 raise out_of_range("local", name, value, f"a whole number >= {least}")
-        if optimizer in self._held:
+        if optimizer in self._at_work:
             raise ConfigurationError("this optimizer already takes local steps; use handle.detach() first")
         self._model, self._optimizer = model, optimizer
         self._parameters = find_trained(model, optimizer)
         self.every, self.warmup_steps = every, warmup_steps
-        knobs = {"every": every, "warmup_steps": warmup_steps, "automatic": automatic}
+        auto, fixed, more = read_choice(method)
+        knobs = {"every": every, "warmup_steps": warmup_steps, "automatic": automatic, **more}
         self._reference = {
             name: torch.empty(p.shape, dtype=torch.promote_types(p.dtype, torch.float32), device=p.device)
             for name, p in self._parameters.items()
@@ -79,23 +84,33 @@ class LocalSteps(BaseHandle):
         if group is not None and transport not in (None, "auto"):
             raise ConfigurationError("group= and transport= both say which ranks take part; give one of them")
         over = transport_for_handle(transport or "auto") if group is None else TorchDistributed.of_same_ranks(group)
-        session = Session(self._reference, method, over, options, knobs=knobs, repairs=True)
+        session = Session(self._reference, fixed, over, options, knobs=knobs, repairs=True)
         super().__init__(Steps(session, counted=False))
         self.lr = 1.0  # delta is in units of the parameters, and so is what a memory owes of it
         self._total = self._taken = 0  # since the start; since the ranks last synchronized
         self._session.broadcast_(model.parameters())
         for name, p in self._parameters.items():
             self._reference[name].copy_(p.detach())
+        self._buckets = fill_buckets(self._reference, options.bucket_bytes)
+        self._begin_auto(auto)
         self._check_optimizer()
         self._hook: RemovableHandle | None = None
         if automatic:
             self._hook = optimizer.register_step_post_hook(lambda *_: self.step())
         self._open = True
-        self._held.add(optimizer)
+        self._at_work.add(optimizer)
 
     def _settings(self) -> Settings | None:
         """A learning rate of 1: what is exchanged is in units of the parameters, and applied as it is."""
         return replace(read_settings(self._optimizer), lr=1.0)
+
+    def _site(self) -> Site:
+        """A round, a window and its exchange, is to ``auto`` what a step is elsewhere."""
+        note = (
+            f"a step here is a round: {self.every} local steps and their exchange; that a method may be used rests on runs "
+            "that exchanged gradients in each step"
+        )
+        return replace(Site.of(self._session), note=note)
 
     # ---- during training --------------------------------------------------------------------------------------------
     def step(self) -> None:
@@ -115,7 +130,8 @@ class LocalSteps(BaseHandle):
         """Ends the window now, for instance before an evaluation or at the end of training. Does nothing between windows.
 
         Raises:
-            TransportError: a collective failed. The model, the memories and x_ref are as they were before.
+            TransportError: a collective failed. The model and x_ref are as they were before, and so are the memories, but for
+            those of buckets that ``auto`` had exchanged.
         """
         self._check_open()
         if self.synchronized:
@@ -127,7 +143,7 @@ class LocalSteps(BaseHandle):
             raise
         counted, spoiled = self.stats.nonfinite, 0
         self._session.replicas.note_parameters(self._reference.values())
-        means = self._steps.step({name: self._delta(name, p) for name, p in self._parameters.items()})
+        means = self._exchange()
         for name, p in self._parameters.items():
             reference = self._reference[name]
             moved = reference - means[name]
@@ -142,11 +158,23 @@ class LocalSteps(BaseHandle):
         self.stats.nonfinite = counted + spoiled
         self._taken = 0
 
-    def _delta(self, name: str, p: Tensor) -> Tensor:
-        """How far this replica has moved: x_ref, rounded as the parameter was, minus the parameter."""
+    def _exchange(self) -> Mapping[str, Tensor]:
+        """The means of what has changed: all at once, or as ``auto`` says."""
+        if not self.chooses:
+            make = self._session.scratch_like
+            return self._steps.step({name: self._delta(name, p, make) for name, p in self._parameters.items()})
+        if self._taken != self.every:
+            self._irregular()
+        # several exchanges: scratch memory would not last
+        deltas = {name: self._delta(name, p, torch.empty_like) for name, p in self._parameters.items()}
+        self._exchange_in_turn(self._buckets, deltas)
+        return deltas
+
+    def _delta(self, name: str, p: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
+        """How far this replica has moved: x_ref, rounded as the parameter was, minus the parameter. ``make``: where to."""
         reference = self._reference[name]
         start = reference if reference.dtype == p.dtype else reference.to(p.dtype).to(reference.dtype)
-        return torch.sub(start, p, out=self._session.scratch_like(reference))
+        return torch.sub(start, p, out=make(reference))
 
     # ---- for the user -----------------------------------------------------------------------------------------------
     @property
@@ -189,12 +217,15 @@ class LocalSteps(BaseHandle):
         Raises:
             StateError: one does not fit, or they do not belong together; on every rank. Nothing has changed then.
         """
-        read = functools.partial(read_window, every=self.every, reference=self._reference, replica=self._parameters)
-        self._session.load_state_dict(saved, also=read)
+        super().load_state_dict(saved)
         self._total, self._taken = saved["steps"], saved["taken"]
         for name, p in self._parameters.items():
             self._reference[name].copy_(saved["reference"][name])
             p.copy_(saved["local" if self._taken else "reference"][name])
+
+    def _load(self, saved: Any) -> None:
+        read = functools.partial(read_window, every=self.every, reference=self._reference, replica=self._parameters)
+        self._session.load_state_dict(saved, also=read)
 
     def checkpoint(self, memories: Memories = "mean", workers: int | None = None, *, whole: bool = False) -> Stateful:
         """For ``torch.distributed.checkpoint.save`` and ``load``, by all ranks, between windows; loads on any number of
@@ -230,9 +261,10 @@ class LocalSteps(BaseHandle):
         if not self._open:
             return
         self._open = False
-        self._held.discard(self._optimizer)
+        self._at_work.discard(self._optimizer)
         if self._hook is not None:
             self._hook.remove()
+        self._end_run()
         self._session.close()
 
     def _check_open(self) -> None:
@@ -249,7 +281,7 @@ class LocalSteps(BaseHandle):
 def local(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    method: Policy | Method[Any] | str,
+    method: Policy | Method[Any] | Auto | Adaptive | str,
     *,
     every: int,
     warmup_steps: int = 0,
@@ -272,7 +304,8 @@ def local(
     Args:
         model: a plain module, not wrapped.
         optimizer: what trains it; ``optimizer.step()`` ends a local step, and at the end of a window exchanges.
-        method: as for :func:`grace.attach`; it gets the differences of the parameters, one tensor for each.
+        method: as for :func:`grace.attach`; it gets the differences of the parameters, one tensor for each. "auto" chooses
+            one for each ``bucket_bytes`` of them, by rounds: windows and their exchange.
         every: H, local steps in a window; 1 exchanges after each.
         warmup_steps: steps at the start that are exchanged one by one (post-local SGD).
         seed: of all random streams.

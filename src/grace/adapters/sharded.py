@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from grace.adapters.axes import Axes, names_held, resolve
+from grace.adapters.choosing import Choosing
 from grace.adapters.doors import register_door
 from grace.adapters.fsdp import (
     Hooked,
@@ -35,27 +36,32 @@ from grace.adapters.fsdp import (
 from grace.adapters.handle import Handle
 from grace.adapters.passes import Passes
 from grace.adapters.sharded_checkpoint import ShardedCheckpoint
+from grace.adapters.sharded_choice import read_sharded_choice, site_between_replicas, site_of_rows
 from grace.adapters.weights import Weights, read_weights
-from grace.collectives import Exchange, ReduceScatter, Traffic, cost
+from grace.auto.settings import Auto
+from grace.auto.site import Site
+from grace.collectives import ReduceScatter, Traffic, cost
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError
+from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy
 from grace.run.checkpoint import Memories
 from grace.run.groups import NONE
 from grace.run.optimizer import Settings, read_settings
 from grace.run.options import Options
 from grace.run.plan import ExchangePlan, plan_groups
-from grace.run.scattering import Scattering, traffic_of
+from grace.run.scattering import Scattering, sum_rows, traffic_of
 from grace.run.session import Session
 from grace.run.stats import Stats
 from grace.run.steps import Steps
+from grace.transports.agreement import agree
 from grace.transports.base import Transport
 from grace.transports.choose import transport_beside
 
 _NO_AXES = Axes()
 
 
-class ShardedHandle(Handle):
+class ShardedHandle(Choosing, Handle):
     """Grace at work on one model under ``fully_shard``. Made by :func:`grace.attach`; all ranks call its methods alike.
 
     ``rank`` and ``world`` are those of the axis that is compressed: the replicas under HSDP, else the shards. A step is a
@@ -65,7 +71,7 @@ class ShardedHandle(Handle):
     def __init__(
         self,
         model: nn.Module,
-        method: Policy | Method[Any] | str | None,
+        method: Policy | Method[Any] | Auto | str | None,
         options: Options,
         *,
         axes: Axes = _NO_AXES,
@@ -94,7 +100,7 @@ class ShardedHandle(Handle):
                 "nonfinite='error' between replicas: an inf is seen by those that have the same shard alone, and the others "
                 "would wait for them; legal: 'propagate', 'skip'"
             )
-        slow, fast = axes.choose(method, self._replicated)
+        auto, slow, fast, more = read_sharded_choice(*axes.choose(method, self._replicated))
         if not self._replicated:  # every rank applies means of its own
             options = replace(options, check_replicas_every=0)
         group = one_group(groups)
@@ -102,15 +108,15 @@ class ShardedHandle(Handle):
         rows = {name: torch.empty(shards, piece.width, device="meta") for name, piece in self._pieces.items()}
         parts = {name: torch.empty(piece.shard, device="meta") for name, piece in self._pieces.items()}
         like = names_held((parts if self._replicated else rows).items())
-        self._held = frozenset(like)
+        self._names = frozenset(like)
         policy = self._resolve(options.read(slow))
         over = transport_beside(group, transport)
-        knobs: dict[str, object] = {"sharded": "between replicas" if self._replicated else "reduce-scatter"}
+        knobs: dict[str, object] = {"sharded": "between replicas" if self._replicated else "reduce-scatter", **more}
         if axes:
             knobs.update({name: str(given) for name, given in (("shard", fast), ("weights", compressor))})
         super().__init__(Steps(Session(like, policy, over, options, knobs=knobs)))
-        self._optimizer = optimizer
-        self._check_optimizer()
+        self._optimizer, self._given_transport = optimizer, transport
+        self._beside: Transport | None = None  # where auto chooses: to the ranks that have the other shards
         self._passes = Passes(groups[0].device, self._end, self.stats.wait)
         self.stats.overlaps = self._passes.overlaps
         self._late: LateGradients | None = None  # between the two axes of a group
@@ -120,19 +126,33 @@ class ShardedHandle(Handle):
         try:
             if fast is not None:
                 self._fast = self._open_fast(options.read(fast), names_held(rows.items()), transport)
+            self._begin_auto(auto)
             if compressor is not None:
                 self._weights = Weights(groups, compressor, options, transport, lambda: self._session.worker.step)
                 self._hooked.gather_by(self._gather)
         except BaseException as error:
             self._close(error)
             raise
+        self._check_optimizer()
         if self._replicated:
             self._hooked.average_replicas_by(self._average)
         if self._fast is not None or not self._replicated:
             self._hooked.reduce_by(self._scatter)
 
+    def _begin_auto(self, auto: Auto | Adaptive | None) -> None:
+        if auto is not None and self._replicated:  # those that average other shards decide alike
+            if self._beside is None:
+                self._beside = transport_beside(self._groups[0].shards, self._given_transport)
+            agree({"auto": str(auto)}, self._beside)
+        super()._begin_auto(auto)
+
+    def _site(self) -> Site:
+        if self._beside is not None:
+            return site_between_replicas(self._groups, self._resolve, self._beside)
+        return site_of_rows(self._groups, self._resolve, self._session.options)
+
     def _resolve(self, policy: Policy) -> Policy:
-        return resolve(policy, self._pieces.values(), self._held, scatters=not self._replicated)
+        return resolve(policy, self._pieces.values(), self._names, scatters=not self._replicated)
 
     def _open_fast(self, policy: Policy, like: dict[str, Tensor], transport: str | Transport | None) -> Session:
         """The session of the reduce-scatter within a machine, where another one follows between machines."""
@@ -181,11 +201,14 @@ class ShardedHandle(Handle):
         if not self._begin(group, flat, flat.numel() // group.shards.size()):
             out.zero_()
             return
-        late = group.later(out) if self._passes.overlaps else None
-        sums, lr = out if late is None else late.sums, self.lr
-        if self._fast is not None:
-            self._late = late
-        self._passes.submit(lambda: self._scatter_now(group, flat, sums, lr), wait=late is None)
+        if self._fast is None:
+            self._comes(piece.name for piece in group.pieces)
+        with self._while_it_waits() as waits:
+            late = group.later(out) if self._passes.overlaps and not waits else None
+            sums, lr = out if late is None else late.sums, self.lr
+            if self._fast is not None:
+                self._late = late
+            self._passes.submit(lambda: self._scatter_now(group, flat, sums, lr), wait=late is None)
         if self._fast is None:
             self._passes.settle(late)
 
@@ -194,19 +217,20 @@ class ShardedHandle(Handle):
         rows = flat.view(session.world, -1)
         widths = [piece.width for piece in group.pieces]
         names = [piece.name for piece in group.pieces]
-        with self._leaving():
-            if _is_plain(session, group):
-                sums.copy_(session.run(_sum_rows(rows), counted=True).view(-1))
+        parts = dict(zip(names, torch.split(rows, widths, dim=1), strict=True))
+        bucket = contextlib.nullcontext() if self._fast else self._bucket_alone(names, lambda: _whole(parts))
+        with self._leaving(), bucket:
+            held = {name: session.like[name] for name in names if name in session.like}
+            if _is_plain(session, group) and session.worker.owes_nothing(held):
+                sums.copy_(session.run(sum_rows(rows), counted=True).view(-1))
                 return
             tensors = {
-                name: part.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
-                for name, part in zip(names, torch.split(rows, widths, dim=1), strict=True)
-                if name in session.like
+                name: parts[name].to(torch.float32, memory_format=torch.contiguous_format, copy=True) for name in held
             }
             means = session.scatter(tensors, lr=lr)
-        for name, place in zip(names, torch.split(sums, widths), strict=True):
-            if name in means:
-                place.copy_(means[name].mul_(session.world))
+            for name, place in zip(names, torch.split(sums, widths), strict=True):
+                if name in means:
+                    place.copy_(means[name].mul_(session.world))
 
     def _average(self, group: ParameterGroup, flat: Tensor) -> None:
         """Replaces a flat shard by its mean over replicas: at once, or when the pass ends."""
@@ -214,11 +238,13 @@ class ShardedHandle(Handle):
         if not self._begin(group, flat, flat.numel()):
             flat.zero_()
             return
-        if late is None and self._passes.overlaps:
-            late = group.later(flat, flat.clone())
-        sums, lr = flat if late is None else late.sums, self.lr
-        factor = self.world if group.divided else 1
-        self._passes.submit(lambda: self._average_now(group, sums, factor, lr), wait=late is None)
+        self._comes(piece.name for piece in group.pieces)
+        with self._while_it_waits() as waits:
+            if late is None and self._passes.overlaps and not waits:
+                late = group.later(flat, flat.clone())
+            sums, lr = flat if late is None else late.sums, self.lr
+            factor = self.world if group.divided else 1
+            self._passes.submit(lambda: self._average_now(group, sums, factor, lr), wait=late is None)
         self._passes.settle(late)
 
     def _average_now(self, group: ParameterGroup, flat: Tensor, factor: int, lr: float | None) -> None:
@@ -228,15 +254,13 @@ class ShardedHandle(Handle):
             for piece, part in zip(group.pieces, torch.split(flat, widths), strict=True)
             if piece.name in self._session.like
         }
-        if not shards:
-            return
         given = {name: x.to(torch.float32, copy=True) for name, x in shards.items()}
         if self._fast is not None:  # what comes is a sum over shards, which torch divides later; a memory keeps means
             factor *= self._fast.world
             for x in given.values():
                 x.div_(self._fast.world)
-        with self._leaving():
-            means = self._session.exchange(given, lr=lr)
+        with self._leaving(), self._bucket_alone([piece.name for piece in group.pieces], lambda: given):
+            means = self._session.exchange(given, lr=lr) if given else {}
         for name, mean in means.items():
             shards[name].copy_(mean.mul_(factor) if factor > 1 else mean)
 
@@ -254,6 +278,8 @@ class ShardedHandle(Handle):
     def _close(self, error: BaseException | None = None) -> None:
         for session in self._sessions():
             session.close(error)
+        if self._beside is not None:
+            self._beside.close(error)
 
     def _begin(self, group: ParameterGroup, flat: Tensor, width: int) -> bool:
         """The first exchange of a backward pass begins a step, which ends with the pass. False: there is no exchange in what
@@ -264,6 +290,7 @@ class ShardedHandle(Handle):
                 raise self.error
             if self._optimizer is not None:
                 self.lr = float(self._optimizer.param_groups[0]["lr"])
+            self._began()
             if self._fast is not None:
                 self._fast.worker.step = self._session.worker.step  # which a checkpoint may have set
         error: Exception | None = None
@@ -285,6 +312,8 @@ class ShardedHandle(Handle):
             return
         with self._leaving():
             self._session.advance()
+            if self._driver is not None:
+                self._end_step(self._driver)
         if self._fast is not None:
             self._fast.advance()
             self._fast.count_step(_half_of_dense(self._fast))
@@ -294,9 +323,10 @@ class ShardedHandle(Handle):
         self._session.logs.report()
 
     # ---- for the user -----------------------------------------------------------------------------------------------
-    def switch(self, method: Policy | Method[Any] | str) -> None:
+    def switch(self, method: Policy | Method[Any] | Auto | Adaptive | str) -> None:
         self._check_attached()
-        super().switch(self._resolve(self._session.options.read(method)))
+        auto, fixed, *_ = read_sharded_choice(method, None)
+        super().switch(auto or self._resolve(self._session.options.read(fixed)))
 
     def plan(self, axis: str = "") -> ExchangePlan:
         """What the coming step exchanges: parameter, shape, method, bytes and their share.
@@ -359,15 +389,12 @@ class ShardedHandle(Handle):
             self._hooked.restore()
             self._hooked = None
             self._passes.close()
+            self._end_run()
             self._close()
 
     def _check_attached(self) -> None:
         if self._hooked is None:
             raise GraceError("this handle is detached; attach again")
-
-
-def _sum_rows(rows: Tensor) -> Exchange[Tensor]:
-    return (yield ReduceScatter(rows, "sum"))
 
 
 def _is_plain(session: Session, group: ParameterGroup) -> bool:
@@ -379,6 +406,11 @@ def _is_plain(session: Session, group: ParameterGroup) -> bool:
     return all(policy.method_for(name, like[name], step) == NONE for name in names)
 
 
+def _whole(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rows of any dtype, as they are exchanged."""
+    return {name: x.to(torch.float32, memory_format=torch.contiguous_format) for name, x in parts.items()}
+
+
 def _half_of_dense(session: Session) -> int:
     """A reduce-scatter of the gradients as they are moves half of what an all-reduce moves."""
     return sum(4 * x.numel() for x in session.like.values()) // 2
@@ -386,7 +418,9 @@ def _half_of_dense(session: Session) -> int:
 
 @register_door("sharded")
 class ShardedDoor:
-    """The door for models under ``fully_shard``."""
+    """The door for models under ``fully_shard``, for whose groups of parameters ``auto`` can choose."""
+
+    chooses = True
 
     def takes(self, model: object) -> str | None:
         """See :class:`grace.adapters.doors.Door`."""
@@ -395,7 +429,7 @@ class ShardedDoor:
     def open(
         self,
         model: nn.Module,
-        method: Policy | Method[Any] | str | None,
+        method: Policy | Method[Any] | Auto | str | None,
         options: Options,
         *,
         optimizer: torch.optim.Optimizer | None,

@@ -120,6 +120,11 @@ class Adapting:
 
     # ---- steps ------------------------------------------------------------------------------------------------------
     @property
+    def measures(self) -> bool:
+        """Whether :meth:`holds` looks at gradients in this step."""
+        return self._due
+
+    @property
     def _due(self) -> bool:
         return self.active and self.session.worker.step % self.settings.every == min(FIRST, self.settings.every - 1)
 

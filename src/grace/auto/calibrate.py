@@ -4,8 +4,7 @@
   exchange of 2^14 and 2^20 numbers, replayed. What takes more than 50 ns a number is left out, and what there is no time for.
 - **The link**, next, while all ranks are there and idle: the kinds of collectives that candidates need, up to the largest
   buffer that they need, small sizes of all kinds first. A size that the last one's slope puts above 100 ms is left out.
-- **The model**, in some of the first steps, in which buckets are *held*: they are exchanged after the last one has come, so
-  that the backward pass runs undisturbed (:class:`StepClock`).
+- **The model**, in some of the first steps: see :mod:`grace.auto.model`.
 
 All ranks decide alike. What a rank measures is a whole number of nanoseconds; an all-gather gives everyone everyone's, and
 all that follows is a function of that, in whole numbers and IEEE doubles with ``+ - * /`` and comparisons. Times are the
@@ -27,9 +26,10 @@ from grace.compute import resources
 from grace.errors import ConfigurationError, TransportError
 from grace.predict.costs import Carrier, Probed
 from grace.predict.links import UNSHAPED
-from grace.predict.probe import SIZES, Probe, Timings, middle
+from grace.predict.probe import SIZES, Probe, Timings
 from grace.predict.rates import NUMBERS, Rate, Rater, Sample
 from grace.predict.timeline import Phase
+from grace.predict.ways import TO_ALL, Way
 from grace.registry import method as make_method
 from grace.registry.policy import Policy
 from grace.transports.base import Transport, describe
@@ -41,7 +41,6 @@ _OFTEN = 1 << 17  # bytes up to which a size is measured five times instead of t
 SLOW_NS = 50  # a number: a codec that takes longer is left out
 _SMALL_TIMES = 4  # so many times that, for small tensors, whose calls count more
 BASELINES = ("none", "bf16")  # what is measured in any case
-STEPS = 5  # of the model, with buckets held
 STRAGGLES = 1.5  # times the median of the ranks
 _ENOUGH = 1 << 17  # bytes to which a kind is known well enough, where candidates need more
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -78,6 +77,7 @@ class Calibration:
         codecs: what each rank has measured of each candidate at 2^20 numbers. links: of each kind at its largest size.
         spent: nanoseconds, by stage.
         unsure: kinds that could not be measured up to 128 KiB, though candidates need more: the line beyond is a guess.
+        way: of exchanges. memory: bytes that are free for one worker, the least of all; 0: nobody asked.
     """
 
     world: int
@@ -90,6 +90,8 @@ class Calibration:
     links: tuple[Told, ...] = ()
     spent: Mapping[str, int] = field(default_factory=dict)
     unsure: tuple[str, ...] = ()
+    way: Way = TO_ALL
+    memory: int = 0
 
     @property
     def fingerprint(self) -> str:
@@ -105,36 +107,35 @@ class Calibration:
         """The network that was measured."""
         return Probed(self.timings)
 
-    def phases(self, method: str, shapes: Sequence[Sequence[int]]) -> list[Phase]:
+    def phases(self, method: str, shapes: Sequence[Sequence[int]], beside: int = 0) -> list[Phase]:
         """What a bucket of tensors of these shapes does under a candidate: (processor seconds, seconds undisturbed) of codec,
-        move, codec, ... codec.
+        move, codec, ... codec. ``beside``: bytes of others that travel in its first collective.
         """
         rate = self.rates[method]
         numbers = [math.prod(shape) for shape in shapes]
-        return rate.phases(numbers, self.network, bytes_scale=rate.scale_to(make_method(method), shapes))
+        scale = rate.scale_to(make_method(method), shapes, self.way)
+        return rate.phases(numbers, self.network, bytes_scale=scale, beside=beside)
 
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """The model's own step; the same on all ranks.
-
-    Attributes:
-        compute: seconds of a step without communication, the data loader and the optimizer included.
-        ready: when each bucket is ready, as shares of that, counted from the end of the last exchange; rising, the last one 1.
-        exposed: seconds from the last bucket to its mean while buckets were held. period: of those steps.
-        computing, waiting: what each rank has measured: of ``compute``, and from its last bucket to the mean.
-    """
-
-    compute: float
-    ready: tuple[float, ...]
-    exposed: float
-    period: float
-    computing: Told
-    waiting: Told
+    def bucket(self, shapes: Mapping[str, Sequence[Sequence[int]]]) -> list[Phase]:
+        """The same of a bucket whose tensors have several methods: their shapes by candidate; of others, fp32 is assumed."""
+        plain = shapes.get("none", ()) if self.way.joins and len(shapes) > 1 else ()
+        beside = sum(4 * math.prod(shape) for shape in plain)
+        timeline: list[Phase] = []
+        for method, of in shapes.items():
+            if of is not plain:
+                timeline += self.phases(method if method in self.rates else "none", of, beside)
+                beside = 0
+        return timeline
 
 
 def calibrate(
-    transport: Transport, candidates: Sequence[str], largest: int, *, clock: Callable[[], int] = time.monotonic_ns
+    transport: Transport,
+    candidates: Sequence[str],
+    largest: int,
+    *,
+    way: Way = TO_ALL,
+    beside: Transport | None = None,
+    clock: Callable[[], int] = time.monotonic_ns,
 ) -> Calibration:
     """Measures codecs and the link. All ranks call it, with the same arguments.
 
@@ -142,6 +143,8 @@ def calibrate(
         transport: between them.
         candidates: methods; where time runs out, the slowest are left out.
         largest: numbers in the largest bucket.
+        way: of exchanges.
+        beside: to workers that measure other lines at the same time: see :class:`grace.predict.probe.Probe`.
         clock: nanoseconds, for what it may take.
 
     Raises:
@@ -150,11 +153,11 @@ def calibrate(
     if transport.world == 1:
         return Calibration(1, describe(transport), float(resources.cores()), Timings(UNSHAPED, 1, resources.cores()))
     try:
-        cores = _share_cores(Probe(transport, 1))
-        rates, left_out, told, codec_ns = _measure_codecs(Probe(transport, 1), candidates, clock)
+        cores, memory = _share_machine(Probe(transport, 1, beside=beside))
+        rates, left_out, told, codec_ns = _measure_codecs(Probe(transport, 1, beside=beside), candidates, clock, way)
         probe = Probe(
             transport, max(1, int(cores * transport.world)), most_seconds=MOST_SECONDS,
-            repeats=lambda size: 5 if size <= _OFTEN else 3,
+            repeats=lambda size: 5 if size <= _OFTEN else 3, beside=beside,
         )  # fmt: skip
         needed = _sizes_needed(rates.values(), largest)
         links = _measure_link(probe, needed)
@@ -162,7 +165,7 @@ def calibrate(
         raise TransportError(f"while auto measured the link and the codecs: {error}") from error
     return Calibration(
         transport.world, describe(transport), cores, probe.timings, rates, left_out, tuple(told), tuple(links),
-        {"codecs": codec_ns, "link": probe.spent}, unsure_of(probe.timings, needed),
+        {"codecs": codec_ns, "link": probe.spent}, unsure_of(probe.timings, needed), way, memory,
     )  # fmt: skip
 
 
@@ -197,10 +200,10 @@ class Agreed:
 
 
 def _measure_codecs(
-    probe: Probe, candidates: Sequence[str], clock: Callable[[], int]
+    probe: Probe, candidates: Sequence[str], clock: Callable[[], int], way: Way
 ) -> tuple[dict[str, Rate], dict[str, str], list[Told], int]:
     """Rates, what is left out and why, what each rank measured, and nanoseconds that it took."""
-    world, rater, start = probe.timings.world, Rater(), clock()
+    world, rater, start = probe.timings.world, Rater(way=way), clock()
     left_out: dict[str, str] = {}
     axes: dict[str, dict[str, int]] = {}
     small: dict[str, Agreed] = {}
@@ -310,71 +313,13 @@ def learn(probe: Probe, kind: str, sizes: Sequence[int]) -> tuple[int, ...]:
     return found
 
 
-# ---- the model ------------------------------------------------------------------------------------------------------
-class StepClock:
-    """Listens to steps while buckets are held.
-
-    Call :meth:`ready` when a bucket comes, in the order of the buckets, and :meth:`exchanged` when the last mean is there;
-    after :attr:`done`, :meth:`record` is what to tell all ranks, and :func:`model_of` makes a model of what all have told.
-
-    Args:
-        buckets: in a step.
-        steps: that are measured; one more begins before them.
-        clock: nanoseconds, monotonic.
-    """
-
-    def __init__(self, buckets: int, steps: int = STEPS, clock: Callable[[], int] = time.perf_counter_ns):
-        if buckets < 1:
-            raise ConfigurationError(f"StepClock: buckets={buckets}; legal: >= 1")
-        self.buckets, self.steps, self.clock = buckets, steps, clock
-        self._arrivals: list[int] = []
-        self._ended: int | None = None
-        self._found: list[list[int]] = []  # of each step: computing, exposed, arrivals
-
-    @property
-    def done(self) -> bool:
-        """Whether enough steps were seen."""
-        return len(self._found) >= self.steps
-
-    def ready(self) -> bool:
-        """A bucket has come; whether it is the last, so that all may go."""
-        self._arrivals.append(self.clock())
-        return len(self._arrivals) == self.buckets
-
-    def exchanged(self) -> None:
-        """The last mean is there. Of a step with other buckets, and of the first, nothing is kept."""
-        now, arrivals, start = self.clock(), self._arrivals, self._ended
-        self._arrivals, self._ended = [], now
-        if start is not None and len(arrivals) == self.buckets and not self.done:
-            self._found.append([arrivals[-1] - start, now - arrivals[-1], *(at - start for at in arrivals)])
-
-    def record(self) -> list[int]:
-        """Medians in nanoseconds: computing, from the last bucket to the last mean, and when each bucket came."""
-        return [int(middle(column)) for column in zip(*self._found, strict=True)]
-
-
-def model_of(told: Sequence[Sequence[int]]) -> Model:
-    """The model's step, from what all ranks have told: :meth:`StepClock.record`, by rank."""
-    compute = max(1, *(row[0] for row in told))
-    # who computes for longer waits for less: the shortest wait is that of the slowest, which all others wait for
-    exposed = max(0, min(row[1] for row in told))
-    ready: list[float] = []
-    for k in range(2, len(told[0])):
-        latest = max(row[k] for row in told) / compute
-        ready.append(min(1.0, max(latest, ready[-1] if ready else 0.0)))
-    ready[-1:] = [1.0]
-    return Model(
-        compute / 1e9, tuple(ready), exposed / 1e9, (compute + exposed) / 1e9,
-        Told("the model", tuple(row[0] for row in told)), Told("waiting", tuple(row[1] for row in told)),
-    )  # fmt: skip
-
-
 # ---- where ranks are ------------------------------------------------------------------------------------------------
-def _share_cores(probe: Probe) -> float:
-    """Cores of one worker: those of its machine, over the ranks on it; the least of all ranks."""
-    rows = probe.all_gather_numbers([_machine(), resources.cores()])
+def _share_machine(probe: Probe) -> tuple[float, int]:
+    """Cores of one worker, and bytes that are free: those of its machine, over the ranks on it; the least of all ranks."""
+    rows = probe.all_gather_numbers([_machine(), resources.cores(), resources.available_memory()])
     machines = [row[0] for row in rows]
-    return min(row[1] / machines.count(row[0]) for row in rows)
+    cores = min(row[1] / machines.count(row[0]) for row in rows)
+    return cores, min(row[2] // machines.count(row[0]) for row in rows)
 
 
 def _machine() -> int:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from grace.auto.calibrate import Calibration, Model
+from grace.auto.calibrate import Calibration
+from grace.auto.model import Model
 from grace.auto.planner import Plan, Problem
 from grace.predict.timeline import Phase
 from grace.registry.policy import SMALL, Policy, Rule
@@ -20,16 +21,23 @@ class Buckets:
     """The buckets of a model, in the order in which they come.
 
     names: of the tensors of each. shapes: of each tensor. keep: patterns, and the method of the first that matches.
+    parts: shapes of what is exchanged of each tensor; None: all of it.
     """
 
     names: tuple[tuple[str, ...], ...]
     shapes: Mapping[str, Shape]
     keep: tuple[tuple[str, str], ...] = ()
+    parts: Mapping[str, Shape] | None = None
+
+    @property
+    def exchanged(self) -> Mapping[str, Shape]:
+        """The shapes of what is exchanged."""
+        return self.shapes if self.parts is None else self.parts
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """How many numbers each bucket has."""
-        return tuple(sum(_size(self.shapes[name]) for name in names) for names in self.names)
+        return tuple(sum(_size(self.exchanged[name]) for name in names) for names in self.names)
 
     def fixed(self, name: str) -> str | None:
         """The method that a tensor has whatever is chosen: what is kept, and "none" for small ones; None: it has no such."""
@@ -44,7 +52,7 @@ class Buckets:
         found: dict[str, list[Shape]] = {}
         for names in self.names[first:end]:
             for name in names:
-                found.setdefault(self.fixed(name) or method, []).append(self.shapes[name])
+                found.setdefault(self.fixed(name) or method, []).append(self.exchanged[name])
         return found
 
 
@@ -55,6 +63,8 @@ def problem_of(
     methods: Sequence[str],
     errors: Mapping[str, Mapping[str, float]] | None = None,
     most: float | None = None,
+    *,
+    fuses: bool = True,
 ) -> Problem:
     """What is to be planned.
 
@@ -65,18 +75,18 @@ def problem_of(
         methods: that may be used, fp32 and bf16 first.
         errors: of each method, by tensor.
         most: that a tensor may have; where it has more, or nobody knows, it cannot.
+        fuses: whether neighbours may travel as one.
     """
 
     def phases(first: int, end: int, method: str) -> list[Phase] | None:
-        timeline: list[Phase] = []
+        if end > first + 1 and not fuses:
+            return None
         if most is not None and method not in methods[:2]:
             of = (errors or {}).get(method, {})
             names = [name for part in buckets.names[first:end] for name in part if buckets.fixed(name) is None]
             if any(of.get(name, most + 1) > most for name in names):
                 return None
-        for one, shapes in buckets.methods_of(first, end, method).items():
-            timeline += known.phases(one if one in known.rates else "none", shapes)
-        return timeline
+        return known.bucket(buckets.methods_of(first, end, method))
 
     threads = max(1, int(known.cores))
     seconds = 1e-6 if model is None else model.compute

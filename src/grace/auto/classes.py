@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
@@ -21,6 +21,7 @@ from typing import Literal, TypeAlias, get_args
 import torch
 
 from grace.contract.peer import Peer
+from grace.predict.ways import TO_ALL, Way
 from grace.registry import method as make_method
 from grace.registry import spell
 from grace.run.optimizer import Settings, find_faults
@@ -31,7 +32,7 @@ EXACT = ("none", "bf16")  # fp32 and bf16, which are also what everything is com
 LIMITS = {"safe": 0.02, "fast": 0.25}  # which share of uncompressed training's quality may be lost
 NAMES = {"none": "fp32", "bf16": "bf16"}
 PATH = Path(__file__).with_name("known.json")
-_LIKE = torch.empty((1024, 1024), device="meta")
+_SHAPE = 1024, 1024  # of the matrix whose bytes are compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ def permitted(
     chosen: Sequence[str] | None = None,
     *,
     memoryless: bool = False,
+    way: Way = TO_ALL,
 ) -> tuple[list[str], dict[str, str]]:
     """The methods of a class, fp32 and bf16 first and the others by what they send; and what is left out, and why.
 
@@ -88,23 +90,29 @@ def permitted(
         optimizer: its settings, where they are known: what needs others is left out. Where they are not, what needs anything.
         chosen: only these, and fp32 and bf16; they need not be in the class.
         memoryless: whether to leave out what has a memory.
+        way: how tensors are exchanged; what cannot do that is left out.
 
     Raises:
         ConfigurationError: one of ``chosen`` is no method.
     """
     names = list(chosen) if chosen is not None else _of_class(quality)
-    dense = _sent("bf16", world)
+    dense = _sent("bf16", world, way)
     sizes: dict[str, float] = {}
     left_out: dict[str, str] = {}
     for name in names:
         if name in EXACT:
             continue
-        why = _reason(name, world, dense, optimizer, memoryless)
+        why = _reason(name, world, dense, optimizer, memoryless, way)
         if why:
             left_out[name] = why
         else:
-            sizes[name] = _sent(name, world) or 0.0
-    return [*EXACT, *sorted(sizes, key=lambda name: (sizes[name], name))], left_out
+            sizes[name] = _sent(name, world, way) or 0.0
+    kept: dict[Hashable, str] = {}
+    for name in [*EXACT, *sorted(sizes, key=lambda name: (sizes[name], name))]:
+        alike = kept.setdefault(way.likeness(make_method(name)), name)
+        if alike != name:
+            left_out[name] = f"exchanges as {alike} does here"
+    return list(kept.values()), left_out
 
 
 def _of_class(quality: Quality) -> list[str]:
@@ -112,24 +120,32 @@ def _of_class(quality: Quality) -> list[str]:
     return [name for name, of in known().items() if of.quality in QUALITIES[: most + 1]]
 
 
-def _reason(name: str, world: int, dense: float | None, optimizer: Settings | None, memoryless: bool) -> str:
+def keeps_memory(name: str) -> bool:
+    """Whether a method of this name owes what it does not send."""
+    method = make_method(name)
+    return method.owed(method.init(torch.zeros(8, 8))) is not None
+
+
+def _reason(name: str, world: int, dense: float | None, optimizer: Settings | None, memoryless: bool, way: Way) -> str:
     """Why a method cannot be used here; empty: it can."""
     method = make_method(name)
+    if why := way.refuse(method):
+        return why
     if method.needs_epochs:
         return "counts epochs"
     if method.needs:
         faults = [str(method.needs)] if optimizer is None else find_faults(method.needs, optimizer)
         if faults:
             return f"needs {', '.join(faults)}"
-    if memoryless and method.owed(method.init(torch.zeros(8, 8))) is not None:
+    if memoryless and keeps_memory(name):
         return "has a memory, and error= permits none"
-    sent = _sent(name, world)
+    sent = _sent(name, world, way)
     if sent is not None and dense is not None and sent >= dense:
         return f"sends no less than bf16 among {world} workers"
     return ""
 
 
-def _sent(name: str, world: int) -> float | None:
+def _sent(name: str, world: int, way: Way) -> float | None:
     """Bytes of a step of a matrix of 2^20 numbers; None: they depend on the data."""
-    traffic = make_method(name).traffic(_LIKE, Peer(0, world))
+    traffic = way.traffic(make_method(name), _SHAPE, Peer(0, world))
     return None if traffic is None else float(traffic.sent)

@@ -2,9 +2,10 @@
 
 Steps come in blocks. A *trial* compares a challenger with the incumbent in pairs of blocks, one of each, in an order drawn
 from a seed that all ranks share, so that noise in step with the blocks favours nobody; the first step of a block is not
-counted. The challenger wins with seven of at most eight pairs in which it was faster by the margin. It loses with the second
-pair that it lost, and at once if it takes more than 1.5 times as long. fp32 and bf16 need no margin, and no more than most
-of the pairs.
+counted. The challenger wins with odds of 20 that it is faster at all (:mod:`grace.auto.trial`), if in most pairs it was by
+the margin. It loses with odds of 2.5 against it, two clear pairs, and at once if it takes more than 1.5 times as long. What
+16 pairs leave open is tried again after all others, with the pairs that it has. fp32 and bf16 need no margin, and odds of 4,
+or most of 16 pairs.
 
 Outside trials the medians of blocks are watched (:class:`grace.auto.drift.Drift`). A change of pace asks for a look at the
 link. So does a change of what exchanges take, where they are a good part of a step: most of them is hidden behind the backward
@@ -22,16 +23,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from grace.auto.drift import Drift
+from grace.auto.trial import YIELD, Trial
 from grace.errors import AgreementError
 
-PAIRS, NEED = 8, 7
 CAP = 3, 2  # times the incumbent's step, as a fraction: who takes longer has lost at once
 WATCH = 16  # steps of a block outside trials, at least
 LEAST, SPAN_NS = 4, 250_000_000  # steps, and nanoseconds, that a block of a trial has at least
+SCOUTS = 2  # times that a step beyond the cap is looked at, where it was predicted to be within
 FREE_NS = 6_000_000_000  # what may be spent in any case
 ROOM = 0.88  # of the budget, for trials and looks: telling goes on, and trials may cost more than predicted
 LOOK_PRICE = 300_000_000  # nanoseconds, about
@@ -48,29 +49,6 @@ EXCHANGES = 0.1  # of a step: where they take less, their pace says nothing
 EXCHANGE_SLACK, EXCHANGE_LIMIT = 0.15, 0.6  # of their drift: codecs and waiting are in them
 _STALL = 4  # times the block's median: a period that is longer is left out, an evaluation or a checkpoint
 Kind: TypeAlias = Literal["watch", "scout", "mine", "theirs"]
-
-
-@dataclass(slots=True)
-class Trial:
-    """A challenge. incumbent, rival: numbers of plans. why: it came. pairs: nanoseconds of a step, (incumbent's, rival's).
-    better, worse: of how many pairs it was. won: None while it goes on. step: at which it ended. words: how.
-    """
-
-    incumbent: int
-    rival: int
-    why: str
-    pairs: list[tuple[int, int]] = field(default_factory=list)
-    better: int = 0
-    worse: int = 0
-    won: bool | None = None
-    step: int = 0
-    words: str = ""
-
-    @property
-    def speedup(self) -> float | None:
-        """How many times as fast as the incumbent the rival was, in the median of the pairs."""
-        ratios = sorted(mine / max(1, theirs) for mine, theirs in self.pairs)
-        return ratios[(len(ratios) - 1) // 2] if ratios else None
 
 
 class Controller:
@@ -122,6 +100,8 @@ class Controller:
         self.spent, self._overhead = spent, 0
         self._period = max(1, predicted[incumbent] if period is None else period)
         self._trial: Trial | None = None
+        self._open_trials: dict[tuple[int, int], Trial] = {}  # of an incumbent and a rival, that go on later
+        self._scouts = 0
         self._counts = False
         self._periods: list[int] = []
         self._exchanges: list[int] = []
@@ -262,6 +242,7 @@ class Controller:
         self.looks += 1
         self.predicted, self.hopeless = list(predicted), None
         self._trial = None  # one that was to begin with the next step: who is worth it is known better now
+        self._open_trials.clear()
         self.queue = [(number, why) for number in challengers if number != self.current]
         self._next()
 
@@ -269,14 +250,23 @@ class Controller:
         """The first trial that waits and is paid for; else another block. Who is passed over keeps its place."""
         self.queue = [(number, why) for number, why in self.queue if number != self.current]
         self.waits, left = {}, max(0, self._room - self.spent) / 1e9
+        first: int | None = None
         for place, (number, why) in enumerate(self.queue if self.share and self.hopeless is None else ()):
-            price = self._price(number)
-            if self.spent + price <= self._room:
-                del self.queue[place]
-                self._trial = Trial(self.current, number, why)
-                self._begin("scout", 2)
-                return
-            self.waits[number] = f"trying it may cost {price / 1e9:.1f} s, and the budget has {left:.1f}"
+            price, begun = self._price(number), self._open_trials.get((self.current, number))
+            if self.spent + price > self._room:
+                self.waits[number] = f"trying it may cost {price / 1e9:.1f} s, and the budget has {left:.1f}"
+            elif first is None:
+                first, self._trial = place, begun.again() if begun else Trial(self.current, number, why)
+            elif begun is not None:
+                self.waits[number] = f"{begun.tally}, and it is tried again after others"
+        if first is not None:
+            del self.queue[first]
+            self._scouts = 0
+            if self._now.count:
+                self._begin_pair()
+            else:
+                self._scout()
+            return
         steps = self._block_steps()
         self._begin("watch", max(WATCH, 4 * (steps - 1)) if self._period_known else steps)
 
@@ -298,21 +288,33 @@ class Controller:
         """What a trial costs if the prediction is right and the challenger loses: two pairs, or where it is beyond the cap,
         the steps that show it.
         """
-        mine = max(1, self.measured.get(self.current, self.predicted[self.current]))
-        more = max(0, self.predicted[number] * mine // max(1, self.predicted[self.current]) - mine)
-        if more * CAP[1] > mine * (CAP[0] - CAP[1]):
-            return 2 * more
-        return (2 + 2 * self._block_steps()) * more
+        more = self._more(number)
+        return 2 * more if self._is_beyond(number) else (2 + 2 * self._block_steps()) * more
+
+    def _more(self, number: int) -> int:
+        """Nanoseconds by which a step is predicted to take longer than the incumbent's, as that was measured."""
+        usual = max(1, self.measured.get(self.current, self.predicted[self.current]))
+        return max(0, self.predicted[number] * usual // max(1, self.predicted[self.current]) - usual)
+
+    def _is_beyond(self, number: int) -> bool:
+        """Whether a challenger is predicted to be beyond the cap."""
+        return self.predicted[number] * CAP[1] > self.predicted[self.current] * CAP[0]
 
     # ---- trials -----------------------------------------------------------------------------------------------------
+    def _scout(self) -> None:
+        self._scouts += 1
+        self._begin("scout", 2)
+
     def _scouted(self, median: int, legal: int) -> None:
-        trial, mine = self._now, self.measured.get(self.current, self._period)
-        self.spent += max(0, median - mine) * 2
-        if not legal or median * CAP[1] > mine * CAP[0]:
-            trial.pairs.append((mine, median))
-            self._close(won=False, words=f"{median / 1e6:.1f} ms a step, and {mine / 1e6:.1f}: much slower")
-            return
-        self._begin_pair()
+        trial, usual = self._now, self.measured.get(self.current, self._period)
+        self.spent += max(0, median - usual) * 2
+        if legal and median * CAP[1] <= usual * CAP[0]:
+            self._begin_pair()
+        elif self._scouts < SCOUTS and not self._is_beyond(trial.rival) and self.spent <= self._room:
+            self._scout()  # one step may have met a stall
+        else:
+            trial.pairs.append((usual, median))
+            self._close(won=False, words=f"{median / 1e6:.1f} ms a step, and {usual / 1e6:.1f}: much slower")
 
     def _begin_pair(self) -> None:
         self._pair = {}
@@ -325,30 +327,29 @@ class Controller:
             self._begin(self._order.pop(0), self._block_steps())
             return
         trial, kept, theirs = self._now, self._pair["mine"], self._pair["theirs"]
-        sound = kept > 0 and theirs > 0  # a pair that could not be measured is lost
-        if sound:
-            trial.pairs.append((kept, theirs))
-            self.spent += max(0, theirs - kept) * self._block_steps()
         plain = trial.rival < self.baselines <= trial.incumbent
-        if sound and (theirs < kept if plain else 10_000 * theirs < self._needed * kept):
-            trial.better += 1
-        else:
-            trial.worse += 1
-        if sound and theirs * CAP[1] > kept * CAP[0]:
+        trial.add(kept, theirs, 10_000 if plain else self._needed)
+        if kept and theirs:
+            self.spent += max(0, theirs - kept) * self._block_steps()
+        verdict = trial.verdict(plain=plain)
+        if kept and theirs * CAP[1] > kept * CAP[0] and trial.better <= trial.worse:  # else it may have been a stall
             self._close(won=False, words="much slower")
-        elif trial.better >= NEED:
-            self._close(won=True, words=f"{trial.better} of {trial.better + trial.worse} pairs for it")
-        elif trial.worse > PAIRS - NEED:
-            count = trial.better + trial.worse
-            if plain and trial.better > trial.worse and (trial.speedup or 0.0) > 1:
-                self._close(won=True, words=f"{trial.better} of {count} pairs for it, and what is not faster gives way")
-            else:
-                self._close(won=False, words=f"{trial.worse} of {count} pairs against it")
+        elif verdict is not None:
+            gives_way = ", and what is not faster gives way" if plain and verdict and trial.gain < YIELD else ""
+            self._close(won=verdict, words=trial.outcome + gives_way)
         elif self.spent > self._room:
-            self.queue.insert(0, (trial.rival, trial.why))  # once more, when there is more to spend
-            self._close(won=False, words="it has cost more than predicted, and the budget is spent", settled=False)
+            self._pause(0, "it has cost more than predicted, and the budget is spent")
+        elif trial.rests:
+            self._pause(len(self.queue), f"{trial.tally}: it is tried again, with these counted")
         else:
             self._begin_pair()
+
+    def _pause(self, place: int, words: str) -> None:
+        """The trial goes on later, from this place of the queue, with the pairs that it has."""
+        trial = self._now
+        self._open_trials[trial.incumbent, trial.rival] = trial
+        self.queue.insert(place, (trial.rival, trial.why))
+        self._close(won=False, words=words, settled=False)
 
     @property
     def _now(self) -> Trial:
@@ -364,13 +365,14 @@ class Controller:
         if settled and (trial.rival < self.baselines or (won and trial.incumbent < self.baselines)):
             self.verified_at = self.step
         varies = _spread([mine for mine, _ in trial.pairs])
-        if not won and len(trial.pairs) >= PAIRS - 1 and varies > VARIES and self.verified_at is None:
+        if trial.undecided and varies > VARIES and self.verified_at is None:
             self._give_up(f"blocks of the same plan differ by {varies:.0%}")
         self._forget_pace()
         self._next()
 
     def _change(self, number: int) -> None:
         self.current, self._changed, self._changes = number, self.step, self._changes + 1
+        self._open_trials.clear()
         self._period = max(1, self.measured.get(number, self.predicted[number]))
         if number < self.baselines:
             self.queue = []  # who has lost to fp32 or bf16 does not come back at once
@@ -391,6 +393,7 @@ def _middle(values: Sequence[int]) -> int:
 
 
 def _spread(values: Sequence[int]) -> float:
-    """By how much values differ, as a share of their median, the largest and the smallest left out."""
-    inner = sorted(values)[1:-1]
+    """By how much values differ, as a share of their median, an eighth of them left out at either end."""
+    cut = max(1, len(values) // 8)
+    inner = sorted(values)[cut:-cut]
     return (inner[-1] - inner[0]) / max(1, _middle(inner)) if inner else 0.0

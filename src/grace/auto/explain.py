@@ -14,8 +14,9 @@ from grace.auto.planner import Part, Plan
 from grace.errors import InputError
 
 if TYPE_CHECKING:
-    from grace.auto.controller import Controller, Trial
+    from grace.auto.controller import Controller
     from grace.auto.driver import Driver
+    from grace.auto.trial import Trial
 
 SCHEMA, VERSION = "grace.auto", 1
 _REJECTED = 3  # that are named for a bucket
@@ -50,8 +51,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Tried:
-    """A trial. step: at which it ended. incumbent, rival: numbers of candidates. why: it came. won: whether the rival did.
-    words: how. pairs: seconds of a step, (incumbent's, rival's).
+    """A trial. step: at which it ended, or stopped to go on later. incumbent, rival: numbers of candidates. why: it came.
+    won: whether the rival did. words: how. pairs: seconds of a step, (incumbent's, rival's).
     """
 
     step: int
@@ -253,7 +254,7 @@ def explain(driver: Driver) -> Explanation:
             for trial in controller.trials
         ),
         (*(() if controller is None else controller.events), *driver.history.events),
-        None if controller is None or not controller.waits else waits_line(driver, controller),
+        waits_line(driver, controller),
         None if controller is None else controller.hopeless,
         {what: ns / 1e9 for what, ns in driver.spent.items()}, driver.elapsed / 1e9, dict(driver.left_out),
         {method: evidence_of(method) for method in used}, tuple(stragglers(told)), repr(driver.session.worker.home),
@@ -317,8 +318,13 @@ def trial_line(rival: str, incumbent: str, trial: Tried | Trial) -> str:
     )
 
 
-def waits_line(driver: Driver, controller: Controller) -> str:
-    """What is not tried yet, why, and what is tried instead."""
+def waits_line(driver: Driver, controller: Controller | None) -> str | None:
+    """What is not tried yet, why, and what is tried instead; None: nothing waits."""
+    if controller is None:
+        left = driver.listens_for
+        return f"the model is known after {left} more steps, and until then nothing is tried" if left else None
+    if not controller.waits:
+        return None
     names = [name_plan(choice.plan) for choice in driver.choices]
     lines = [f"{names[number]}: {why}" for number, why in controller.waits.items()]
     return "; ".join(lines) + (f"; {names[controller.plan]} is tried meanwhile" if controller.trying else "")

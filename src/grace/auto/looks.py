@@ -24,6 +24,7 @@ def look(
     methods: Sequence[str],
     *,
     first: Sequence[str] = (),
+    beside: Transport | None = None,
     clock: Callable[[], int] = time.monotonic_ns,
 ) -> Calibration:
     """Measures again: three sizes of the kinds of collectives that these candidates need, and codecs, of what is ``first``
@@ -33,7 +34,7 @@ def look(
     Raises:
         TransportError: the link failed meanwhile; on all ranks.
     """
-    probe = Probe(transport, known.timings.cores, most_seconds=SECONDS, repeats=lambda size: 2)
+    probe = Probe(transport, known.timings.cores, most_seconds=SECONDS, repeats=lambda size: 2, beside=beside)
     kinds = dict.fromkeys(kind for name in methods for kind, _, _ in known.rates[name].moved)
     try:
         told = [Told(kind, learn(probe, kind, SIZES)) for kind in kinds]
@@ -53,7 +54,7 @@ def _codecs_again(
     probe: Probe, known: Calibration, wanted: Sequence[str], clock: Callable[[], int]
 ) -> tuple[dict[str, Rate], tuple[Told, ...], int]:
     """Rates, what each rank measured, and nanoseconds that it took. What would take longer than there is time is left."""
-    start, rater, spent = clock(), Rater(_SAMPLES, _WARM), 0
+    start, rater, spent = clock(), Rater(_SAMPLES, _WARM, known.way), 0
     pace: dict[str, float] = {}
     took = would = 0.0
     told = {one.what: one for one in known.codecs}

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllGather, Exchange, Traffic
 from grace.communicators.base import meta_tensor, seal, sum_costs
 from grace.communicators.bucket import BucketPlan
-from grace.communicators.many import exchange_many, plan_bytes, prepare
+from grace.communicators.counted_many import NoPlan, exchange_counted
+from grace.communicators.many import Prepared, WirePlan, exchange_many, plan_bytes, prepare
 from grace.communicators.one_hop import OneHop
+from grace.compute import backends
 from grace.contract.loan import Loan
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
 from grace.flags.finite import on_host
+from grace.kernels.counted import CountedCode
 from grace.registry.recipes import register_communicator
+
+P = TypeVar("P", bound=WirePlan)
 
 
 @register_communicator("allgather")
@@ -27,6 +33,8 @@ class Allgather(OneHop):
     """Everyone sends its wire to everyone and decodes all of them, in the order of the ranks: traffic grows with W."""
 
     def _exchange(self, x: Tensor, peer: Peer, state: Any) -> Exchange[Exchanged[Any]]:
+        if (code := self._counted(x)) is not None and (bucket := self._prepare([x], [peer], NoPlan.of)) is not None:
+            return (yield from exchange_counted(bucket, code, [x], [peer]))[0]
         loan = Loan(x, peer, as_is=True)
         wire, finite = self._encode(loan, peer)
         widths = yield from self._widths(wire, x.numel(), peer)
@@ -36,21 +44,36 @@ class Allgather(OneHop):
 
     def batches(self, like: Tensor) -> bool:
         exact = type(self) is Allgather  # a subclass may exchange otherwise
-        return exact and not self.compressor.varies
+        return exact and (not self.compressor.varies or self._counted(like) is not None)
 
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[Any]]]:
         """As :meth:`OneHop.exchange_all`; on an accelerator by as many launches as one tensor takes."""
-        workspace = peers[0].lent.workspace if peers else None
-        fits = workspace is not None and self.batches(xs[0]) and not self.compressor.summable
-        if workspace is not None and fits and not on_host(xs[0].device):
+        if peers and self.batches(xs[0]) and not self.compressor.summable and not on_host(xs[0].device):
             peers = list(peers)
-            streams = [self._stream(self.compressor, peer, 0) for peer in peers]
-            bucket = prepare(self, self.compressor, streams, xs, peers, workspace, plan_bytes)
-            if bucket is not None:
+            if (code := self._counted(xs[0])) is not None:
+                if (lists := self._prepare(xs, peers, NoPlan.of)) is not None:
+                    return (yield from exchange_counted(lists, code, xs, peers))
+            elif (bucket := self._prepare(xs, peers, plan_bytes)) is not None:
                 return (yield from exchange_many(bucket, xs, peers))
         return (yield from OneHop.exchange_all(self, xs, states, peers))
+
+    def _counted(self, like: Tensor) -> CountedCode | None:
+        """The code of wires that kernels for many tensors can write and read on like's device; None: there are none."""
+        if type(self) is not Allgather or on_host(like.device) or not backends.runs_triton(like.device):
+            return None
+        return self.compressor.counted
+
+    def _prepare(
+        self, xs: Sequence[Tensor], peers: Sequence[Peer], plan_of: Callable[[Sequence[int], torch.device], P]
+    ) -> Prepared[P] | None:
+        """The bucket of these tensors, if it can go by few launches."""
+        workspace = peers[0].lent.workspace
+        if workspace is None:
+            return None
+        streams = [self._stream(self.compressor, peer, 0) for peer in peers]
+        return prepare(self, self.compressor, streams, xs, peers, workspace, plan_of)
 
     def _gather(self, message: Tensor, room: Tensor, plan: BucketPlan, rank: int) -> Exchange[None]:
         answer = yield AllGather(message, into=room, parts=plan.parts)  # [W, s]

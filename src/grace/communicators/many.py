@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from grace import wire as wires
-from grace.collectives import AllGather, Exchange
+from grace.collectives import AllGather, Exchange, Parts
 from grace.communicators.bucket import BucketPlan
 from grace.compute import backends
 from grace.compute.launching import READ
@@ -62,17 +62,18 @@ def prepare(
 ) -> Prepared[P] | None:
     """The bucket of these tensors, of any shapes, if kernels for many tensors can take it; None: they go one by one.
 
-    ``owner`` is the method that asks, for which it is kept; ``plan_of`` makes the plan for wires of so many bytes.
+    ``owner`` is the method that asks, for which it is kept; ``plan_of`` makes the plan for wires of so many bytes, or if
+    wires are counted, for none: their widths are not known.
     """
     device = xs[0].device
-    if not compressor.handles_many or not can_go_together(xs, peers):
+    if not (compressor.handles_many or compressor.counted) or not can_go_together(xs, peers):
         return None
     sizes = tuple(x.numel() for x in xs)
     ids = tuple((stream.tensor, stream.rank, stream.seed) for stream in streams)
     key = (Prepared, owner, device, xs[0].dtype, sizes, ids)
     prepared: Prepared[P] | None = workspace.kept.get(key)
     if prepared is None:
-        widths = [compressor.facts(n).payload for n in sizes]
+        widths = [] if compressor.counted else [compressor.facts(n).payload for n in sizes]
         if None in widths:
             return None
         plan = plan_of([width or 0 for width in widths], device)
@@ -130,22 +131,36 @@ def exchange_many(
     bucket: Prepared[BucketPlan], xs: Sequence[Tensor], peers: Sequence[Peer]
 ) -> Exchange[list[Exchanged[Any]]]:
     """The results of all tensors, of any shapes, whose means are written over them."""
-    many, plan, means, peer = bucket.many, bucket.plan, bucket.means, peers[0]
+    many, plan, peer = bucket.many, bucket.plan, peers[0]
     message = plan.take(bucket.workspace, many.device)
     finite = bucket.compressor.encode_many_(message, many, bucket.stream)
     wires.write_bucket_flags(message, plan.words, finite, peer.step)
-    room = bucket.workspace.take((peer.world, plan.size), torch.uint8, many.device)
-    answer = yield AllGather(message, into=room, parts=plan.parts)  # [W, s]
+    room = yield from gather(message, plan.parts, bucket.workspace, peer)
+    scale = 1.0 if bucket.compressor.aggregation == "majority" else 1 / peer.world
+    legal = bucket.compressor.aggregate_many_(room, bucket.means or many, scale, bucket.stream)
+    return give_back(bucket, wires.read_bucket_flags(room, plan.words, peer.step), legal, xs, peers)
+
+
+def gather(message: Tensor, parts: Parts, workspace: Workspace, peer: Peer) -> Exchange[Tensor]:
+    """The messages uint8 ``[s]`` of all ranks: ``[W, s]``, contiguous."""
+    room = workspace.take((peer.world, len(message)), torch.uint8, message.device)
+    answer = yield AllGather(message, into=room, parts=parts)
     wires.check_shape("wires", answer, room.shape)
     if answer.data_ptr() != room.data_ptr():
         room.copy_(answer)
-    finite = wires.read_bucket_flags(room, plan.words, peer.step)  # [T]
-    scale = 1.0 if bucket.compressor.aggregation == "majority" else 1 / peer.world
-    legal = bucket.compressor.aggregate_many_(room, means or many, scale, bucket.stream)
+    return room
+
+
+def give_back(
+    bucket: Prepared[Any], finite: Tensor, legal: Tensor, xs: Sequence[Tensor], peers: Sequence[Peer]
+) -> list[Exchanged[Any]]:
+    """The results of tensors, of any shapes, whose means are there: those that all ranks have seen ``finite [T]``, and whose
+    wires were ``legal [T]``; NaN in the place of the others.
+    """
     fine = refuse_illegal(legal, finite, [one.name for one in peers])
-    if means is not None:
-        fine = narrow_many(fine, means, many)
-    poison_many(fine, many)
+    if bucket.means is not None:
+        fine = narrow_many(fine, bucket.means, bucket.many)
+    poison_many(fine, bucket.many)
     return [Exchanged(x, one.lent.rest, None, flag) for x, one, flag in zip(xs, peers, fine.unbind(0), strict=True)]
 
 

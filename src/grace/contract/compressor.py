@@ -15,6 +15,7 @@ from grace.contract.facts import Facts
 from grace.contract.knobs import check_knobs
 from grace.contract.needs import NOTHING, VOTES, Needs
 from grace.flags.finite import Flag, fill_unless_
+from grace.kernels.counted import Chosen, CountedCode
 from grace.kernels.finite import all_finite, sum_finite
 from grace.kernels.many import Many
 from grace.random import Stream
@@ -133,6 +134,19 @@ class Compressor(abc.ABC):
     def put_many_(self, message: Tensor, many: Many, rng: Stream, into: Many) -> Tensor:
         """As :meth:`aggregate_` for each of the T tensors, from its place in the mean of all ranks' ``message [s]`` float32,
         into each x of ``into``, float32: ``[T]`` bool, where x is then finite.
+        """
+        raise NotImplementedError
+
+    @property
+    def counted(self) -> CountedCode | None:
+        """How its wires are coded if they say how many numbers they hold, and :meth:`choose_many_` chooses these of as many
+        tensors by as few launches as of one. None, the default: they do not, or it does not.
+        """
+        return None
+
+    def choose_many_(self, many: Many, rng: Stream, code: CountedCode) -> Chosen:
+        """What is to be sent of each of T tensors plus its memory; ``rng`` as in :meth:`encode_many_`, ``code`` is
+        :attr:`counted`.
         """
         raise NotImplementedError
 

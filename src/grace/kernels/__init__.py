@@ -8,6 +8,7 @@ from __future__ import annotations
 from grace.compute.portable import *
 from grace.kernels.blocks import *
 from grace.kernels.codebook import *
+from grace.kernels.counted import *
 from grace.kernels.finite import *
 from grace.kernels.fixed import *
 from grace.kernels.floats import *

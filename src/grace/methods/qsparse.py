@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import partial
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -13,10 +14,21 @@ from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import Share, check_knobs
 from grace.errors import out_of_range
-from grace.kernels import block_abs_mean, pack, packed_bytes, select_topk, unpack
+from grace.kernels import (
+    Many,
+    block_abs_mean,
+    encode_positive_many,
+    pack,
+    packed_bytes,
+    select_topk,
+    sum_topk_many,
+    unpack,
+)
 from grace.kernels.index_lists.codes import IndexCode, size, varies
-from grace.kernels.sparse import payloads
+from grace.kernels.levels.codes import code_bits
+from grace.kernels.sparse import Pairs, ScaledCodes, payloads
 from grace.methods.common.counts import count_kept
+from grace.methods.common.selected import encode_selected
 from grace.methods.qsgd import QSGD
 from grace.random import Stream
 from grace.registry import register
@@ -57,6 +69,7 @@ class Qsparse(Compressor):
         Computations", NeurIPS 2019, arXiv 1906.02367, lemmas 1 to 3.
     """
 
+    handles_many: ClassVar[bool] = True
     ratio: Share = 0.01
     quant: Literal["sign"] | int = "sign"
     scaled: bool = False
@@ -100,6 +113,35 @@ class Qsparse(Compressor):
         else:
             self._quantizer(k).decompress_add_(inner, values, 1.0, rng)
         out.scatter_add_(1, index, values * scale)
+
+    def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
+        def encode(values: Many) -> None:
+            if self.quant == "sign":
+                encode_positive_many(message, values)
+            else:
+                self._quantizer(max(values.sizes)).encode_many_(message, values, rng)
+
+        return encode_selected(message, many, self._pairs(many), encode)
+
+    def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
+        return sum_topk_many(rows, many, self._pairs(many), scale)
+
+    def _pairs(self, many: Many) -> Pairs:
+        """What the wires of a bucket's tensors say."""
+
+        def make() -> Pairs:
+            pairs = payloads.pairs_of(many.sizes, partial(count_kept, self.ratio), self.index, "float32")
+            return replace(pairs, grid=self._grid)
+
+        return many.once(self, make)
+
+    @property
+    def _grid(self) -> ScaledCodes:
+        """What is sent for the numbers."""
+        s = self.quant
+        if s == "sign":
+            return ScaledCodes(bits=1, count=2, step=2, unit=1)
+        return ScaledCodes(bits=0 if s == 1 else code_bits(s), count=2 * s + 1, step=1, unit=s)
 
     def _quantizer(self, k: int) -> QSGD:
         """QSGD with one bucket for all k values."""

@@ -6,12 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from grace.contract.compressor import Fused
 from grace.contract.facts import Facts
 from grace.contract.knobs import Positive
-from grace.kernels import root_mean_square
+from grace.kernels import (
+    Chosen,
+    CountedCode,
+    Many,
+    choose_reaching_many,
+    root_mean_square,
+    root_mean_square_many,
+)
 from grace.kernels.index_lists.codes import IndexCode
 from grace.kernels.sparse import payloads
 from grace.random import Stream
@@ -72,6 +80,16 @@ class Threshold(Fused):
 
     def sum_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream, add: bool) -> None:
         payloads.sum_counted(received, out, scale, self.index, self.values, add=add)
+
+    @property
+    def counted(self) -> CountedCode | None:
+        return payloads.counted_code(self.index, self.values)
+
+    def choose_many_(self, many: Many, rng: Stream, code: CountedCode) -> Chosen:
+        bounds = many.numbers((Threshold, self.v), lambda: [self.v] * len(many), torch.float64)
+        if self.relative:
+            bounds = root_mean_square_many(bounds, many) * self.v
+        return choose_reaching_many(bounds, many, code, strict=True)
 
     def facts(self, n: int) -> Facts:
         return Facts()

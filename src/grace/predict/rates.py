@@ -25,6 +25,7 @@ from grace.predict.costs import Carrier
 from grace.predict.probe import middle
 from grace.predict.replay import Echo, heavy_tailed
 from grace.predict.timeline import Phase
+from grace.predict.ways import TO_ALL, Way
 from grace.registry.policy import Policy
 from grace.run.drive import drive
 from grace.run.options import Options
@@ -91,13 +92,16 @@ class Rate:
         """The same where the codec takes so many times as long."""
         return replace(self, codec=tuple((times * start, times * each) for start, each in self.codec))
 
-    def phases(self, numbers: Sequence[int], network: Carrier, *, bytes_scale: float = 1.0) -> list[Phase]:
+    def phases(
+        self, numbers: Sequence[int], network: Carrier, *, bytes_scale: float = 1.0, beside: int = 0
+    ) -> list[Phase]:
         """The phases of a bucket of tensors of so many numbers, which travel together.
 
         Args:
             numbers: of each tensor.
             network: that carries them.
             bytes_scale: what the lines' bytes are multiplied by, where more is known of them; see :meth:`scale_to`.
+            beside: bytes of other tensors that travel in the first collective.
         """
         total, count = sum(numbers), len(numbers)
         timeline: list[Phase] = []
@@ -107,19 +111,20 @@ class Rate:
             if k < len(self.moved):
                 kind, head, width = self.moved[k]
                 axis = split_kind(kind)[2]
-                tally = Tally(1, bytes_scale * (head * count + width * total))
+                tally = Tally(1, bytes_scale * (head * count + width * total) + (0 if k else beside))
                 timeline.append(network.move(kind, tally, self.axes[axis] if axis else self.world))
         return timeline
 
-    def scale_to(self, method: Method[Any], shapes: Sequence[Sequence[int]]) -> float:
+    def scale_to(self, method: Method[Any], shapes: Sequence[Sequence[int]], way: Way = TO_ALL) -> float:
         """What the lines' bytes are multiplied by so that they are those that the method declares for tensors of these
-        shapes: methods of matrices move what rows and columns need, not numbers. 1 where bytes depend on the data.
+        shapes, exchanged in this way: methods of matrices move what rows and columns need, not numbers. 1 where bytes depend
+        on the data.
         """
         peer = Peer(0, self.world, axes=Grid(self.axes).place(0) if self.axes else {})
         declared = guessed = 0.0
         for shape in shapes:
             size = math.prod(shape)
-            known, usual = _declared(method, tuple(shape), peer), _declared(method, _matrix(size), peer)
+            known, usual = (_declared(method, one, peer, way) for one in (tuple(shape), _matrix(size)))
             if known is None or usual is None:
                 return 1.0
             declared, guessed = declared + known, guessed + usual
@@ -131,10 +136,11 @@ class Rater:
 
     Args:
         samples: exchanges that are timed, >= 1. warm: that come before, and make memories and workspaces.
+        way: of the exchange.
     """
 
-    def __init__(self, samples: int = 3, warm: int = 1):
-        self.samples, self.warm = samples, warm
+    def __init__(self, samples: int = 3, warm: int = 1, way: Way = TO_ALL):
+        self.samples, self.warm, self.way = samples, warm, way
         self._sources: dict[int, Tensor] = {}
 
     def run(self, method: Method[Any] | str, world: int, numbers: int, patience: float = math.inf) -> Sample:
@@ -154,9 +160,7 @@ class Rater:
             for sample in range(self.warm + self.samples):
                 x.copy_(source)
                 watch = _Watch(Echo(world, sizes))
-                mean = drive(worker.exchange({"weight": x}), watch)["weight"].mean
-                if mean.data_ptr() != x.data_ptr():
-                    x.copy_(mean)
+                drive(self.way.exchange(worker, policy.method_for("weight", x, 0), x), watch)
                 watch.marks.append(time.thread_time_ns())
                 worker.workspace.reset()
                 worker.advance()
@@ -200,8 +204,8 @@ def moved_by(method: Method[Any], numbers: int, world: int) -> dict[str, Tally]:
     return found
 
 
-def _declared(method: Method[Any], shape: tuple[int, ...], peer: Peer) -> float | None:
-    traffic = method.traffic(torch.empty(shape, device="meta"), peer)
+def _declared(method: Method[Any], shape: tuple[int, ...], peer: Peer, way: Way = TO_ALL) -> float | None:
+    traffic = way.traffic(method, shape, peer)
     return None if traffic is None else float(traffic.sent)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from grace.collectives import AllToAll, Exchange, Traffic, cost
+from grace.collectives import AllToAll, Exchange, ReduceScatter, Traffic, cost
 from grace.contract.method import Exchanged, Method, check_rows
 from grace.contract.peer import Peer
 from grace.contract.together import Layouts, together
@@ -59,6 +59,11 @@ def scatter_all(
         Exchanged(out, None, one.state) if isinstance(out, Tensor) else out
         for one, out in zip(tensors, results, strict=True)
     ]
+
+
+def sum_rows(rows: Tensor) -> Exchange[Tensor]:
+    """Of rows ``[W, c]`` the sum over ranks of this rank's own ``[c]``, as the network adds up: what torch does by itself."""
+    return (yield ReduceScatter(rows, "sum"))
 
 
 def traffic_of(tensor: Scattering) -> Traffic | None:

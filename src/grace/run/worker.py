@@ -209,6 +209,14 @@ class Worker:
             self._take_over(name, *held)
         return held
 
+    def owes_nothing(self, like: Mapping[str, Tensor]) -> bool:
+        """Whether these tensors may be summed up without this worker: their methods, which compress nothing, have taken over
+        from others, and nothing is owed to them. ``like``: by name, tensors of their shapes, on the meta device too.
+        """
+        for name, x in like.items():
+            self._ready(name, x)
+        return not any(name in self._owed for name in like)
+
     def _leave(self, name: str, method: Method[Any], state: Any) -> None:
         """A tensor gets another method: between choices this one may come back, else what it owes is owed now."""
         if self._choices:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import pkgutil
 import re
 import sys
 import threading
@@ -77,9 +76,9 @@ def test_a_library_older_than_its_sources_is_told(
 @needs_native
 def test_the_bindings_are_those_of_the_list() -> None:
     """Every function of the library's list has a binding that passes what it takes, and the other way round."""
-    for module in pkgutil.walk_packages(grace.__path__, "grace.", lambda _: None):  # toolkits that are missing
-        if module.name.endswith(".native"):
-            importlib.import_module(module.name)
+    sources = Path(grace.__file__).parents[1]
+    for file in sources.glob("grace/**/native.py"):
+        importlib.import_module(".".join(file.relative_to(sources).with_suffix("").parts))
     library = native._library()
     assert not isinstance(library, str)
     assert native.interface(library).keys() == native._signatures.keys()

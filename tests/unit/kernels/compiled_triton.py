@@ -45,8 +45,15 @@ SUM = {**_NO_TABLE, "MANY": 0, "EVEN": 0, "ADD": 1}
 ALL = {"n": None, "row_stride": 0, "MANY": 1, "EVEN": 1, "ADD": 0}
 LOOK = {"table": None, "programs": None, "MANY": 0, "EVEN": 0, "HELD": 0}
 LOOK_MANY = {**dict.fromkeys(("n", "tiles", "k")), "MANY": 1, "EVEN": 1, "HELD": 1}
-LIST = {**dict.fromkeys(("table", "programs", "lists")), "MANY": 0, "EVEN": 0}
-LIST_MANY = {**dict.fromkeys(("w", "row_stride", "n", "k", "number", "low", "low_bytes", "size")), "MANY": 1, "EVEN": 1}
+NO_STATE = {**LOOK_MANY, "state": None}
+LIST = {**dict.fromkeys(("table", "programs", "lists")), "MANY": 0, "EACH": 0, "EVEN": 0}
+LIST_MANY = {
+    **dict.fromkeys(("w", "row_stride", "n", "k", "number", "low", "low_bytes", "size")),
+    "MANY": 1,
+    "EACH": 0,
+    "EVEN": 1,
+}
+LIST_EACH = {**LIST_MANY, "EACH": 1}
 # kernel -> what differs from the rules above, and one dictionary of constants for each way to compile it
 KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.levels._quantize": ({}, [
@@ -63,8 +70,9 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.staging._clear": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._look": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._narrow": ({}, [{"HAS_REST": 1, "EVEN": 1, "TILE": 1024}]),
-    "kernels.signs._encode": ({}, [
-        {"RULE": rule, "ZEROS": 2, **how, "G": 128, "PER": 5 if rule == 3 else 8} for how in (MANY, ONE) for rule in range(4)
+    "kernels.signs._encode": ({"low": "*fp32"}, [
+        {"RULE": rule, "ZEROS": 2 + rule % 2, **how, "G": 128, "PER": 5 if rule == 3 else 8}
+        for how in (MANY, ONE) for rule in range(4)
     ]),
     "kernels.signs._sum": ({}, [
         {"RULE": rule, "MAJORITY": rule != 1, **how, "TILE": 1024} for how in (ALL, SUM) for rule in range(4)
@@ -111,25 +119,39 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     ]),
     "kernels.selection._note": ({}, [
         {**how, "TOPK": topk, "BINS": 1024, "ROOM": 256, "TILE": 4096}
-        for topk, how in ((1, LOOK_MANY), (0, LOOK), (1, {**LOOK_MANY, "HELD": 0}))
+        for topk, how in ((1, LOOK_MANY), (0, LOOK), (1, {**LOOK_MANY, "HELD": 0}), (0, {**NO_STATE, "words": None}))
     ]),
+    "kernels.counted._plan": ({"total": "*i32", "widths": "*i64"}, [
+        {"VALUE": value, "CODE": code} for value, code in ((4, 3), (2, 2))
+    ]),
+    "kernels.counted._sample": ({"first": "*i64"}, [{"EVEN": 1, "TILE": 1024}]),
+    "kernels.counted._levels": ({"bounds": "*i32", "totals": "*i32", "rows": "i64"}, [
+        {"LEVELS": 11, "EVEN": 1, "TILE": 1024}
+    ]),
+    "kernels.counted._open": ({"where": "*i64"}, [{"VALUE": value, "CODE": code} for value, code in ((4, 3), (2, 0))]),
     "kernels.selection._refine": ({}, [{**how, "BINS": 1024, "ROOM": 256, "TILE": 4096} for how in (LOOK_MANY, LOOK)]),
     "kernels.selection._tally": ({}, [{**how, "ROOM": 256, "TILE": 4096} for how in (LOOK_MANY, LOOK)]),
     "kernels.selection._emit": ({}, [
-        {**how, "TOPK": topk, "KEEP_REST": 1, "NARROW": 1, "ROOM": 256, "TILE": 4096}
-        for topk, how in ((1, LOOK_MANY), (0, {**LOOK, "kept": None, "state": None}))
+        {**how, "TOPK": topk, "KEEP_REST": 1, "NARROW": 1, "LISTED": listed, "ROOM": 256, "TILE": 4096}
+        for topk, listed, how in (
+            (1, 0, LOOK_MANY), (0, 0, {**LOOK, "kept": None, "state": None}), (0, 1, NO_STATE), (1, 1, LOOK_MANY),
+        )
     ]),
-    "kernels.index_lists._write": ({}, [{"TILE": 1024}]),
-    "kernels.index_lists._count": ({}, [{**how, "TILE": 1024} for how in (LIST_MANY, LIST)]),
-    "kernels.index_lists._read": ({}, [{**how, "TILE": 1024} for how in (LIST_MANY, LIST)]),
+    "kernels.index_lists._write": ({}, [{**how, "TILE": 1024} for how in (LIST_MANY, LIST)]),
+    "kernels.index_lists._count": ({}, [{**how, "TILE": 1024} for how in (LIST_EACH, LIST)]),
+    "kernels.index_lists._read": ({}, [{**how, "TILE": 1024} for how in (LIST_EACH, LIST_MANY, LIST)]),
     "kernels.index_lists._check": ({}, [{"TILE": 1024}]),
     "kernels.sparse._write": ({}, [
         {**how, "NARROW": narrow, "TILE": 1024} for how, narrow in ((LIST_MANY, 0), (LIST, 1))
     ]),
     "kernels.sparse._sum_lists": ({}, [
-        {**how, "ADD": add, "NARROW": add, "LISTS": 8, "OWNED": 8192, "TILE": 1024}
-        for how, add in ((LIST_MANY, 0), (LIST, 1))
+        {**how, "ADD": add, "NARROW": add, "BITS": bits, "COUNT": 7, "STEP": 1, "UNIT": unit, "LISTS": 8, "OWNED": 8192,
+         "TILE": 1024}
+        for how, add, bits, unit in ((LIST_EACH, 0, 0, 0), (LIST_MANY, 0, 3, 3), (LIST, 1, 0, 0), (LIST_MANY, 0, 0, 1))
     ]),
+    "kernels.sparse._clear": ({}, [{"ROWS": 1, "TILE": 1024}]),
+    "kernels.sparse._put": ({}, [{"EVEN": 1, "TILE": 1024}]),
+    "kernels.sparse._take": ({}, [{"HELD": held, "EVEN": 1, "TILE": 1024} for held in (0, 1)]),
     "kernels.sparse._add_part": ({}, [{"NARROW": 1, "LISTED": listed, "TILE": 1024} for listed in (0, 1)]),
     "kernels.rotation._rotate": ({"p": "*fp32", "m": "*fp32", "target": "*i64", "keys": "*i64"}, [
         {"LOG": log, "FIRST": first, "LAST": last, "SIGNS": signs, "END": end, **how, "HAS_SECOND": 1, "TILE": tile}
@@ -178,7 +200,8 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
 # Those that kernels ask where they are.
 HELPERS = (
     "kernels.many.tile_of", "kernels.many.encoder_at", "kernels.many.adder_at", "kernels.many.blocks_at",
-    "kernels.selection._row_at", "kernels.selection._noted", "kernels.index_lists._list_at", "kernels.rotation._turner_at",
+    "kernels.selection._row_at", "kernels.selection._noted", "kernels.sparse._listed",
+    "kernels.index_lists._list_at", "kernels.rotation._turner_at",
 )  # fmt: skip
 # Those that also read gradients of other types, as they are: kernel -> its arguments that have them.
 NARROW = {
@@ -190,6 +213,8 @@ NARROW = {
     "kernels.selection._note": "x",
     "kernels.statistics._largest": ["like"],
     "kernels.many._poison": ["like"],
+    "kernels.counted._sample": ["like"],
+    "kernels.counted._levels": ["like"],
     "kernels.staging._pad": ["like"],
     "kernels.staging._narrow": ["like"],
 }
@@ -224,7 +249,7 @@ def compiled(kernel: Any, special: dict[str, str], constants: dict[str, Any], fu
     """The kernel's PTX."""
     signature = {}
     if constants.get("MANY"):
-        special = {"shrink": "*fp32", **special}
+        special = {"shrink": "*fp32", "least": "*i32", **special}
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     for name in kernel.arg_names:
         if name in constants:

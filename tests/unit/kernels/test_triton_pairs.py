@@ -118,7 +118,7 @@ def test_damaged_lists_are_told() -> None:
 
 
 def test_more_wires_than_are_added_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grace.kernels.sparse.triton._AT_ONCE", 2)
+    monkeypatch.setattr("grace.kernels.sparse.triton.AT_ONCE", 2)
     exchange((40,), 0.2, "")
 
 

@@ -27,8 +27,9 @@ __all__ = ["interpreter"]
 
 
 def views(sizes: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """Tensors ``[1, n]`` side by side, at odd addresses."""
-    flat = torch.cat([torch.zeros(1), *(check.numbers(1, n, seed)[0] for n in sizes)]).to(dtype)[1:]
+    """Tensors ``[1, n]`` side by side, at odd addresses; finite in their type: which bits NaNs have, nothing promises."""
+    most = torch.finfo(dtype).max
+    flat = torch.cat([torch.zeros(1), *(check.numbers(1, n, seed)[0] for n in sizes)]).clamp(-most, most).to(dtype)[1:]
     return [part[None] for part in flat.split_with_sizes(sizes)]
 
 

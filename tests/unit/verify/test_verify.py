@@ -185,6 +185,7 @@ def test_names_and_objects_that_are_none():
         verify(3)
 
 
+@pytest.mark.on_change("grace.verify")
 def test_without_assertions_nothing_is_claimed():
     code = "from grace.verify import verify; verify('none')"
     done = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, timeout=120)

@@ -5,6 +5,7 @@ Letters: b lists of k indices, strictly increasing, below n <= 2**31.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -14,9 +15,20 @@ from grace.compute.dispatch import operation
 from grace.errors import PayloadError
 from grace.flags.finite import on_host
 from grace.flags.refusals import refuse_unless
+from grace.kernels.many import Many
 from grace.kernels.packing import packed_bytes
 
-__all__ = ["FIXED", "decode_indices", "elias_fano_split", "encode_indices", "index_bits", "layout"]
+__all__ = [
+    "FIXED",
+    "PlaceLists",
+    "decode_indices",
+    "decode_indices_many",
+    "elias_fano_split",
+    "encode_indices",
+    "encode_indices_many",
+    "index_bits",
+    "layout",
+]
 
 FIXED = ("raw", "bitmap", "elias-fano")
 NOT_INCREASING, OUT_OF_RANGE, WRONG_BITS, NO_MEMORY = -2, -3, -4, -5  # why native code refused a list
@@ -28,6 +40,18 @@ class ListLayout(NamedTuple):
     code: int
     low: int
     size: int
+
+
+@dataclass(frozen=True)
+class PlaceLists:
+    """The lists of the tensors of a bucket.
+
+    kept, codes: of each row k, at least 1, and the code, of :data:`FIXED`. before: bytes of its wire in front of the code.
+    """
+
+    kept: tuple[int, ...]
+    codes: tuple[str, ...]
+    before: tuple[int, ...]
 
 
 def index_bits(n: int) -> int:
@@ -57,7 +81,7 @@ def elias_fano_split(n: int, k: int) -> tuple[int, int]:
 
 @operation
 def encode_indices(index: Tensor, n: int, code: str) -> Tensor:
-    """Lists ``[b, k]`` int64, k >= 1 -> uint8 ``[b, w]``.
+    """PlaceLists ``[b, k]`` int64, k >= 1 -> uint8 ``[b, w]``.
 
     Raises:
         PayloadError: a list that does not increase strictly, or leaves [0, n).
@@ -70,6 +94,23 @@ def decode_indices(packed: Tensor, n: int, k: int, code: str) -> Tensor:
 
     Raises:
         PayloadError: another length, or bytes that are not such a list.
+    """
+
+
+@operation
+def encode_indices_many(message: Tensor, many: Many, lists: PlaceLists, index: Tensor) -> None:
+    """Writes the codes of the lists of several tensors, which lie side by side in ``index [K]`` int64 and are legal, to their
+    places in ``message [s]`` uint8.
+    """
+
+
+@operation
+def decode_indices_many(rows: Tensor, many: Many, lists: PlaceLists) -> tuple[Tensor, Tensor]:
+    """The lists in ``rows [W, s]`` uint8, of all senders, side by side: (``[W, K]`` int64; ``[T]`` bool, of which tensors
+    they are such as a sender writes). Of others they are in [0, n), if they do not raise.
+
+    Raises:
+        PayloadError: where the host can tell at once.
     """
 
 

@@ -5,8 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grace.flags.refusals import refuse_unless
-from grace.kernels.index_lists import WRONG_BITS, check_list, check_width, elias_fano_split, explain, index_bits
+from grace.flags.refusals import Refusals, refuse_unless
+from grace.kernels.index_lists import (
+    WRONG_BITS,
+    PlaceLists,
+    check_list,
+    check_width,
+    elias_fano_split,
+    explain,
+    index_bits,
+    layout,
+)
+from grace.kernels.many import Many
 from grace.kernels.packing import pack, packed_bytes, unpack
 from grace.kernels.places import find_set
 
@@ -18,6 +28,22 @@ def encode_indices(index: Tensor, n: int, code: str) -> Tensor:
 def decode_indices(packed: Tensor, n: int, k: int, code: str) -> Tensor:
     check_width(packed, n, k, code)
     return check_list(_CODES[code][1](packed, n, k), n)
+
+
+def encode_indices_many(message: Tensor, many: Many, lists: PlaceLists, index: Tensor) -> None:
+    rows = zip(many.sizes, many.places, lists.codes, lists.before, index.split_with_sizes(lists.kept), strict=True)
+    for n, place, code, before, own in rows:
+        packed = encode_indices(own[None], n, code)[0]
+        message[place + before : place + before + len(packed)] = packed
+
+
+def decode_indices_many(rows: Tensor, many: Many, lists: PlaceLists) -> tuple[Tensor, Tensor]:
+    parts, flags = [], []
+    for n, place, k, code, before in zip(many.sizes, many.places, lists.kept, lists.codes, lists.before, strict=True):
+        with Refusals() as refused:
+            parts.append(decode_indices(rows[:, place + before :][:, : layout(n, k, code).size], n, k, code))
+        flags.append(torch.as_tensor(refused.ok, device=rows.device))
+    return torch.cat(parts, dim=1), torch.stack(flags).view(-1, many.rows).all(dim=1)
 
 
 def _raw_encode(index: Tensor, n: int) -> Tensor:

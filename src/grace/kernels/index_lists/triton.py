@@ -6,7 +6,6 @@ code of :data:`grace.kernels.index_lists.FIXED` it is, a kernel finds out when i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -21,6 +20,7 @@ from grace.kernels.index_lists import (
     NOT_INCREASING,
     OUT_OF_RANGE,
     WRONG_BITS,
+    PlaceLists,
     check_width,
     explain,
     layout,
@@ -30,13 +30,13 @@ from grace.kernels.many.triton import tile_of, wire_of
 from grace.kernels.packing import packed_bytes
 from grace.kernels.triton import first_reaching, load_bits, mark_if, pack_byte, scan
 
-_BITS = 1024  # of a program that looks for those that are set, or fields of one that reads them
+LIST_BITS = 1024  # of a program that looks for those that are set, or fields of one that reads them
 
 
 @triton.jit
 def code_of(lists, task):
     """What a table says of a row's list: (k, where it begins among those of all rows, which code, how many low bits are
-    packed, their bytes, all bytes of the code, those of the wire before it)
+    packed, their bytes, all bytes of the code, those of the wire before it). Code 3: there is no list, but all n values.
     """
     at = lists + 8 * task
     k, first, number, low = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
@@ -62,30 +62,50 @@ def code_byte(index, o, last, k, number, low, low_bytes, size, steps):
     return byte
 
 
-@triton.jit(do_not_specialize=["k", "number", "low", "steps"])
-def _write(index, wire, w, k, number, low, low_bytes, size, steps, TILE: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64)
-    first = tl.program_id(0).to(tl.int64) * TILE
-    o = first + tl.arange(0, TILE)
-    byte = code_byte(index + row * k, o, first + TILE - 1, k, number, low, low_bytes, size, steps)
-    tl.store(wire + row * w + o, byte.to(tl.uint8), o < size)
+@triton.jit(do_not_specialize=["k", "number", "low", "low_bytes", "size", "steps"])
+def _write(
+    table, programs, lists, index, wire, w, k, number, low, low_bytes, size, steps,
+    MANY: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    if MANY:
+        row, tile = tile_of(programs)
+        place, _n = wire_of(table, row)
+        k, first, number, low, low_bytes, size, before = code_of(lists, row)
+        at = wire + place + before
+    else:
+        row = tl.program_id(1).to(tl.int64)
+        tile = tl.program_id(0).to(tl.int64)
+        first, at = row * k, wire + row * w
+    o = tile * TILE + tl.arange(0, TILE)
+    byte = code_byte(index + first, o, tile * TILE + TILE - 1, k, number, low, low_bytes, size, steps)
+    tl.store(at + o, byte.to(tl.uint8), o < size)
+
+
+@triton.jit
+def place_in(lists, task):
+    """How many bytes behind the place of a row's wire the values begin."""
+    return tl.load(lists + 8 * task + 7)
 
 
 @triton.jit
 def _list_at(
     table, programs, lists, wires, b, plane, tiles, stride, row_stride, n, k, number, low, low_bytes, size,
-    MANY: tl.constexpr,
+    MANY: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
     """What a program reads: (its row, which of the row's tiles, which of all tiles, which of all lists, where its code begins,
     and where it goes in the output, n, and of its code k, which it is, how many low bits are packed, their bytes, all bytes).
+    EACH: each wire has a table of its own, one behind the other.
     """
     other = tl.program_id(1).to(tl.int64)
     this = other * tiles + tl.program_id(0)
     if MANY:
         row, tile = tile_of(programs)
         place, n = wire_of(table, row)
-        k, first, number, low, low_bytes, size, before = code_of(lists, row)
-        base = wires + other * stride + place + before
+        of = row
+        if EACH:
+            of = other * b + row
+        k, first, number, low, low_bytes, size, before = code_of(lists, of)
+        base = wires + other * stride + place + place_in(lists, of) + before
         first += other * plane
         other = other * b + row
     else:
@@ -107,11 +127,27 @@ def _bit_of(at, i, inside):
 @triton.jit(do_not_specialize=["b", "k", "number", "low", "low_bytes", "size"])
 def _count(
     table, programs, lists, wires, counts, b, plane, tiles, stride, row_stride, n, k, number, low, low_bytes, size,
-    MANY: tl.constexpr, TILE: tl.constexpr,
+    MANY: tl.constexpr, EACH: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """How many bits of each tile are set; none of a raw code."""
     _row, tile, this, _other, base, _first, n, k, number, low, low_bytes, size = _list_at(
-        table, programs, lists, wires, b, plane, tiles, stride, row_stride, n, k, number, low, low_bytes, size, MANY
+        table,
+        programs,
+        lists,
+        wires,
+        b,
+        plane,
+        tiles,
+        stride,
+        row_stride,
+        n,
+        k,
+        number,
+        low,
+        low_bytes,
+        size,
+        MANY,
+        EACH,
     )
     i = tile * TILE + tl.arange(0, TILE)
     tl.store(counts + this, tl.sum(_bit_of(base + low_bytes, i, i < 8 * (size - low_bytes)), 0))
@@ -120,13 +156,29 @@ def _count(
 @triton.jit(do_not_specialize=["b", "k", "number", "low", "low_bytes", "size"])
 def _read(
     table, programs, lists, wires, begins, total, index, marks, b, plane, tiles, stride, row_stride,
-    n, k, number, low, low_bytes, size, MANY: tl.constexpr, TILE: tl.constexpr,
+    n, k, number, low, low_bytes, size, MANY: tl.constexpr, EACH: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The lists, kept below n. Marks one that has not k bits set, one that does not increase strictly, and one that leaves
     [0, n); MANY: a mark for each row, whatever it is.
     """
     row, tile, this, other, base, first, n, k, number, low, low_bytes, size = _list_at(
-        table, programs, lists, wires, b, plane, tiles, stride, row_stride, n, k, number, low, low_bytes, size, MANY
+        table,
+        programs,
+        lists,
+        wires,
+        b,
+        plane,
+        tiles,
+        stride,
+        row_stride,
+        n,
+        k,
+        number,
+        low,
+        low_bytes,
+        size,
+        MANY,
+        EACH,
     )
     order, outside = marks + 1, marks + 2
     if MANY:
@@ -149,7 +201,7 @@ def _read(
         before = (i > 0) & (i <= width)
         follows = keep & (number == 2) & (_bit_of(bits, i - 1, before) > 0)  # the same upper bits
         rises = field > load_bits(base, j - 1, follows, low_bytes, low)
-        tl.store(marks, 1, (tile == 0) & (tl.load(total + other) != k))
+        tl.store(marks, 1, (tile == 0) & (number < 3) & (tl.load(total + other) != k))
     mark_if(order, follows & (rises == 0))
     mark_if(outside, keep & (place >= n))
     tl.store(index + first + j, tl.minimum(place, n - 1), keep)
@@ -189,8 +241,8 @@ def decode_indices(packed: Tensor, n: int, k: int, code: str) -> Any:
 def write_lists(index: Tensor, wire: Tensor, n: int, code: str) -> None:
     """The code of lists ``[b, k]`` int64, which are legal, into ``wire [b, w]``."""
     (b, k), (number, low, size) = index.shape, layout(n, index.shape[1], code)
-    launch(_write, (block_count(size, TILE), b), index, wire, wire.shape[1], k, number, low, packed_bytes(k, low), size,
-           k.bit_length(), TILE=TILE)  # fmt: skip
+    launch(_write, (block_count(size, TILE), b), None, None, None, index, wire, wire.shape[1], k, number, low,
+           packed_bytes(k, low), size, k.bit_length(), MANY=False, TILE=TILE)  # fmt: skip
 
 
 def read_lists(run: Wires, at: int, n: int, k: int, code: str) -> Tensor:
@@ -205,15 +257,16 @@ def read_lists(run: Wires, at: int, n: int, k: int, code: str) -> Tensor:
     index = torch.zeros(run.count, b, k, dtype=torch.int64, device=run.first.device)
     if k == 0 or lists == 0:
         return index
-    tiles, marks = block_count(k if number == 0 else 8 * (size - low_bytes), _BITS), Marks(index, 3)
+    tiles, marks = block_count(k if number == 0 else 8 * (size - low_bytes), LIST_BITS), Marks(index, 3)
     where = b, k, tiles, run.stride, run.row, n, k, number, low, low_bytes, size
     begins = total = None
     if number != 0:
         counts = index.new_empty(lists, tiles, dtype=torch.int32)
-        launch(_count, (tiles, lists), None, None, None, run.first[:, at:], counts, *where, MANY=False, TILE=_BITS)
+        launch(_count, (tiles, lists), None, None, None, run.first[:, at:], counts, *where, MANY=False,
+               EACH=False, TILE=LIST_BITS)  # fmt: skip
         begins, total = scan(counts)
     launch(_read, (tiles, lists), None, None, None, run.first[:, at:], begins, total, index, marks.words, *where,
-           MANY=False, TILE=_BITS)  # fmt: skip
+           MANY=False, EACH=False, TILE=LIST_BITS)  # fmt: skip
     for which, why in enumerate((WRONG_BITS, NOT_INCREASING, OUT_OF_RANGE)):
         marks.refuse(which, partial(explain, why, n, k))
     return index
@@ -223,38 +276,64 @@ class ListTable:
     """Where the lists of a bucket's tensors are in their wires, for kernels.
 
     Args:
-        many: the tensors. kept, codes: k and the code of each row. width: bytes of each value, which come before the code.
+        many: the tensors. lists: theirs.
 
-    lists: int64 ``[T b, 8]`` on the device. kept: int64 ``[T b, 2]``, k and where the row's list begins among those of all.
-    total: K, the sum of k. steps: bits of the largest k. widths: bytes of each row's wire.
+    lists: int64 ``[T b, 8]`` on the device. total: K, the sum of k. steps: bits of the largest k. widths: bytes of each row's
+    wire. sizes: of its code.
     """
 
-    def __init__(self, many: Many, kept: Sequence[int], codes: Sequence[str], width: int):
+    def __init__(self, many: Many, lists: PlaceLists):
         lines, begin = list[list[int]](), 0
-        for n, k, code in zip(many.sizes, kept, codes, strict=True):
+        for n, k, code, before in zip(many.sizes, lists.kept, lists.codes, lists.before, strict=True):
             number, low, size = layout(n, k, code)
-            lines.append([k, begin, number, low, packed_bytes(k, low), size, width * k, 0])
+            lines.append([k, begin, number, low, packed_bytes(k, low), size, before, 0])
             begin += k
-        self.total, self.steps, self.widths = begin, max(kept).bit_length(), [line[6] + line[5] for line in lines]
+        self.total, self.steps, self.sizes = begin, max(lists.kept).bit_length(), [line[5] for line in lines]
+        self.widths = [line[6] + line[5] for line in lines]
         self.lists = torch.tensor(lines).to(many.device, non_blocking=True)
-        self.kept = self.lists[:, :2].contiguous()
         read = [k if number == 0 else 8 * (size - packed) for k, _, number, _, packed, size, _, _ in lines]
-        counts = [block_count(bits, _BITS) for bits in read]
+        counts = [block_count(bits, LIST_BITS) for bits in read]
         self._tiles = many.pairs((ListTable, self), lambda: counts)
         self._spans = many.spans((ListTable, self), lambda: counts)
+
+    @staticmethod
+    def of(many: Many, lists: PlaceLists) -> ListTable:
+        """That of a bucket, which is made once."""
+        return many.once((ListTable, lists), lambda: ListTable(many, lists))
 
     def read(self, rows: Tensor, many: Many, marks: Tensor) -> Tensor:
         """``[W, K]`` int64: the lists in ``rows [W, s]`` uint8, side by side. ``marks [T b]`` are left at those that no sender
         writes.
         """
-        W, tiles = len(rows), len(self._tiles)
-        index, counts = many.table.new_empty(W, self.total), marks.new_empty(W, tiles)
-        where = many.table, self._tiles, self.lists, rows
-        sizes = (len(many), self.total, tiles, rows.stride(0), *[None] * 7)
-        launch(_count, (tiles, W), *where, counts, *sizes, MANY=True, TILE=_BITS)
-        begins, total = scan(counts, self._spans)
-        launch(_read, (tiles, W), *where, begins, total, index, marks, *sizes, MANY=True, TILE=_BITS)
-        return index
+        return read_tables(rows, many, self.lists, self.total, self._tiles, self._spans, marks, each=False)
+
+
+def read_tables(
+    rows: Tensor, many: Many, lists: Tensor, plane: int, tiles: Tensor, spans: Tensor, marks: Tensor, *, each: bool
+) -> Tensor:
+    """``[W, plane]`` int64: the lists in ``rows [W, s]`` uint8, where a table says; with ``each`` of W tables, one behind the
+    other. ``tiles``, ``spans``: the programs that read. ``marks [T b]`` are left at the lists that no sender writes.
+    """
+    W, programs = len(rows), len(tiles)
+    index, counts = many.table.new_empty(W, plane), marks.new_empty(W, programs)
+    where = many.table, tiles, lists, rows
+    sizes = (len(many), plane, programs, rows.stride(0), *[None] * 7)
+    launch(_count, (programs, W), *where, counts, *sizes, MANY=True, EACH=each, TILE=LIST_BITS)
+    begins, total = scan(counts, spans)
+    launch(_read, (programs, W), *where, begins, total, index, marks, *sizes, MANY=True, EACH=each, TILE=LIST_BITS)
+    return index
+
+
+def encode_indices_many(message: Tensor, many: Many, lists: PlaceLists, index: Tensor) -> None:
+    table = ListTable.of(many, lists)
+    tiles = many.pairs((ListTable, lists, "code"), lambda: [block_count(size, TILE) for size in table.sizes])
+    launch(_write, (len(tiles),), many.table, tiles, table.lists, index, message, *[None] * 6, table.steps, MANY=True,
+           TILE=TILE)  # fmt: skip
+
+
+def decode_indices_many(rows: Tensor, many: Many, lists: PlaceLists) -> tuple[Tensor, Tensor]:
+    marks = Marks(rows, len(many))
+    return ListTable.of(many, lists).read(rows, many, marks.words), many.all_of(marks.words)
 
 
 def _refuse_bad(index: Tensor, n: int) -> None:

@@ -9,6 +9,7 @@ Letters: T tensors; tensor t has b rows of n_t numbers; a tile is what one progr
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
@@ -155,24 +156,11 @@ class Many:
 
     def pairs(self, key: Hashable, count: Callable[[], Sequence[int]]) -> Tensor:
         """As :meth:`tiles`, where ``count`` says how many programs each tensor has."""
-
-        def make() -> Tensor:
-            counts = torch.tensor(count())
-            owners = torch.repeat_interleave(torch.arange(len(self)), counts)
-            firsts = (counts.cumsum(0) - counts)[owners]
-            pairs = torch.stack((owners, torch.arange(len(owners)) - firsts), dim=1)
-            return _to(self.device, pairs.to(torch.int32))
-
-        return self.once(key, make)
+        return self.once(key, lambda: _to(self.device, pair_programs(torch.tensor(count()))))
 
     def spans(self, key: Hashable, count: Callable[[], Sequence[int]]) -> Tensor:
         """int64 ``[T b, 2]``: for each row the first of its programs in :meth:`pairs`, and how many there are."""
-
-        def make() -> Tensor:
-            counts = torch.tensor(count())
-            return _to(self.device, torch.stack((counts.cumsum(0) - counts, counts), dim=1))
-
-        return self.once(("spans", key), make)
+        return self.once(("spans", key), lambda: _to(self.device, spans_of(torch.tensor(count()))))
 
     def counts(self, block: int) -> list[int]:
         """How many blocks of so many numbers each row has."""
@@ -189,6 +177,16 @@ class Many:
             return begins
 
         return self.numbers(("heads", block), make, torch.int64)
+
+    def kept(self, counts: Sequence[int]) -> Tensor:
+        """int64 ``[T b, 2]``: how many numbers of each row are listed, and where they begin among those of all rows."""
+        counts = tuple(counts)
+
+        def make() -> list[int]:
+            begins = itertools.accumulate(counts, initial=0)
+            return [number for pair in zip(counts, begins, strict=False) for number in pair]
+
+        return self.numbers(("kept", counts), make, torch.int64).view(-1, 2)
 
     def roots(self, block: int) -> Tensor:
         """float32 ``[blocks]``: :func:`grace.kernels.block_roots` of the blocks of all rows, side by side."""
@@ -208,6 +206,17 @@ class Many:
     def clip(self, block: int) -> int:
         """The size that cuts all rows into the same blocks, none of them longer than the longest row."""
         return min(block, max(self.sizes))
+
+
+def pair_programs(counts: Tensor) -> Tensor:
+    """int32 ``[programs, 2]``: for each program its row and its number there, where each row has ``counts [rows]`` int64."""
+    owners = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    return torch.stack((owners, torch.arange(len(owners)) - (counts.cumsum(0) - counts)[owners]), dim=1).to(torch.int32)
+
+
+def spans_of(counts: Tensor) -> Tensor:
+    """int64 ``[rows, 2]``: the first of each row's ``counts [rows]`` int64 programs, and how many it has."""
+    return torch.stack((counts.cumsum(0) - counts, counts), dim=1)
 
 
 def _to(device: torch.device, x: Tensor) -> Tensor:

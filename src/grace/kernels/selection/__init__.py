@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from grace.compute.dispatch import operation
+from grace.kernels.many import Many
 
-__all__ = ["round_to_bfloat16", "select_at_least", "select_topk", "take_at_least", "take_topk"]
+__all__ = ["round_to_bfloat16", "select_at_least", "select_topk", "take_at_least", "take_topk", "take_topk_many"]
 
 
 def round_to_bfloat16(values: Tensor) -> Tensor:
@@ -40,6 +41,13 @@ def take_topk(
 
     ``rest`` becomes p minus that; it must be there if ``memory`` is, and may be ``rows`` if it is not. All are float32
     ``[b, n]``, contiguous. If p is not finite, what is sent and the rest mean nothing. 1 <= k <= n.
+    """
+
+
+@operation
+def take_topk_many(index: Tensor, sent: Tensor, many: Many, kept: tuple[int, ...], *, narrow: bool = False) -> Tensor:
+    """As :func:`take_topk` of each row of several tensors, of which ``kept`` are selected: places into ``index [K]`` int64,
+    what is sent for them into ``sent [K]`` float32, K the sum of kept: ``[T]`` bool, which tensors were finite.
     """
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from grace.flags.finite import Flag, on_host
 from grace.kernels.finite import all_finite
+from grace.kernels.many import Many
 from grace.kernels.places import find_set
 from grace.kernels.selection import round_to_bfloat16
 from grace.kernels.spans import CHUNK, split_spans
@@ -39,6 +40,19 @@ def take_topk(
     finite = all_finite(p)
     index = torch.stack([_select_row(row, k) for row in p])
     return index, _take(p, index, rest is not None, narrow), finite
+
+
+def take_topk_many(index: Tensor, sent: Tensor, many: Many, kept: tuple[int, ...], *, narrow: bool = False) -> Tensor:
+    flags, counts = [], kept[:: many.rows]
+    parts = [many.rows * k for k in counts]
+    for t, (places, values) in enumerate(zip(index.split_with_sizes(parts), sent.split_with_sizes(parts), strict=True)):
+        memory = None if many.memories is None else many.memories[t]
+        rest = None if many.rests is None else many.rests[t]
+        where, said, finite = take_topk(many.xs[t].float(), counts[t], memory, rest, narrow=narrow)
+        places.copy_(where.reshape(-1))
+        values.copy_(said.reshape(-1))
+        flags.append(torch.as_tensor(finite, device=index.device))
+    return torch.stack(flags)
 
 
 def take_at_least(

@@ -30,7 +30,7 @@ from grace.kernels.triton import load_number, load_sum, magnitude, mark_if, near
 
 _TILE, _ROOM = 4096, 256  # numbers of a tile, and how many of them are noted
 _UPPER, _LOWER = 2048, 1024  # bins of the first histogram, and of the other two
-_MOST = (1 << 31) - 1 - _TILE
+MOST = (1 << 31) - 1 - _TILE
 _LARGEST = torch.finfo(torch.float32).max
 _INFINITE = 0x7F800000
 
@@ -71,6 +71,14 @@ def _kept_of(kept, task, k, MANY: tl.constexpr):
     else:
         first = task * k
     return k, first
+
+
+@triton.jit
+def _bound_of(least, row, EACH: tl.constexpr):
+    """The least key that is selected; EACH: of a row, ``least`` has those of all."""
+    if EACH:
+        least = tl.load(least + row)
+    return least.to(tl.int32)
 
 
 @triton.jit
@@ -128,12 +136,13 @@ def _note(
     lane = tl.arange(0, TILE)
     i = tile * TILE + lane
     key = _key(load_number(x, start + i, i < n), TOPK)
-    bound = least.to(tl.int32)
     if TOPK:
         known = tl.load(state + 2 * row)
         bound = known << 20
         count = tl.histogram(tl.where(key >> 20 == known, (key >> 10) & 1023, 0), BINS)
         tl.atomic_add(words + row * BINS + tl.arange(0, BINS), count, count > 0)
+    else:
+        bound = _bound_of(least, row, MANY)
     keep = ((key >= bound) & (i < n)).to(tl.int32)
     at = tl.cumsum(keep, 0) - keep
     tl.store(slabs + this * ROOM + at, lane.to(tl.int16), (keep > 0) & (at < ROOM))
@@ -142,19 +151,19 @@ def _note(
 
 @triton.jit
 def _noted(
-    table, programs, x, n, tiles, slabs, counts,
+    table, programs, x, n, tiles, slabs, counts, entire,
     HELD: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """What a tile has noted, or all of a full one: (its row, which of all tiles it is, places in the row ascending, where
-    these are in x, whether they count, the numbers there).
+    """What a tile has noted, or all of a full one, or of a row of which all is sent (``entire``): (its row, which of all tiles
+    it is, places in the row ascending, where these are in x, whether they count, the numbers there).
     """
     row, tile, this, x, start, n = _row_at(table, programs, x, n, tiles, HELD, MANY, EVEN)
     lane = tl.arange(0, TILE)
     count = tl.load(counts + this)
-    fits = count <= ROOM
+    fits = (count <= ROOM) & (entire == 0)
     short = tl.load(slabs + this * ROOM + lane, (lane < count) & fits, 0).to(tl.int32)
     i = tile * TILE + tl.where(fits, short, lane)
-    inside = ((lane < count) | (count > ROOM)) & (i < n)
+    inside = ((lane < count) | (fits == 0)) & (i < n)
     return row, this, i, x + start + i, inside, load_number(x, start + i, inside)
 
 
@@ -164,7 +173,9 @@ def _refine(
     HELD: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, BINS: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """How many keys there are for each value of their lowest bits, of those with the upper bits of the k-th."""
-    row, _this, _i, _at, inside, p = _noted(table, programs, x, n, tiles, slabs, counts, HELD, MANY, EVEN, ROOM, TILE)
+    row, _this, _i, _at, inside, p = _noted(
+        table, programs, x, n, tiles, slabs, counts, 0, HELD, MANY, EVEN, ROOM, TILE
+    )
     key = _key(p, True)
     count = tl.histogram(tl.where(inside & (key >> 10 == tl.load(state + 2 * row)), key & 1023, 0), BINS)
     tl.atomic_add(words + row * BINS + tl.arange(0, BINS), count, count > 0)
@@ -176,7 +187,7 @@ def _tally(
     HELD: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """``both [2, plane]``: how many keys of each of all tiles are above the k-th largest, and how many are equal to it."""
-    row, this, _i, _at, inside, p = _noted(table, programs, x, n, tiles, slabs, counts, HELD, MANY, EVEN, ROOM, TILE)
+    row, this, _i, _at, inside, p = _noted(table, programs, x, n, tiles, slabs, counts, 0, HELD, MANY, EVEN, ROOM, TILE)
     key = _key(p, True)
     kth = tl.load(state + 2 * row)
     tl.store(both + this, tl.sum((inside & (key > kth)).to(tl.int32), 0))
@@ -186,11 +197,22 @@ def _tally(
 @triton.jit(do_not_specialize=["least", "k"])
 def _emit(
     table, programs, x, n, tiles, slabs, counts, state, begins, plane, kept, index, sent, k, least,
-    HELD: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr,
-    TOPK: tl.constexpr, KEEP_REST: tl.constexpr, NARROW: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr,
+    HELD: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, TOPK: tl.constexpr, KEEP_REST: tl.constexpr,
+    NARROW: tl.constexpr, LISTED: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Writes places and what is sent for them; x keeps the rest. Of keys equal to the k-th the first ones are taken."""
-    row, this, i, where, inside, p = _noted(table, programs, x, n, tiles, slabs, counts, HELD, MANY, EVEN, ROOM, TILE)
+    """Writes places and what is sent for them; x keeps the rest. Of keys equal to the k-th the first ones are taken.
+
+    LISTED: ``kept`` is a table of lists (:class:`grace.kernels.counted.triton.Lists`), and of a row that is sent without one
+    everything is.
+    """
+    entire = tl.program_id(0) < 0
+    if LISTED:
+        task, tile = tile_of(programs)
+        entire = tl.load(kept + 8 * task + 2) == 3
+        first = tl.load(kept + 8 * task + 1)
+    row, this, i, where, inside, p = _noted(
+        table, programs, x, n, tiles, slabs, counts, entire.to(tl.int32), HELD, MANY, EVEN, ROOM, TILE
+    )
     key = _key(p, TOPK)
     begin = tl.load(begins + this)
     if TOPK:
@@ -201,20 +223,24 @@ def _emit(
         keep = inside & ((key > kth) | ((equal > 0) & (equals + tl.cumsum(equal, 0) <= wanted)))
         begin += tl.minimum(equals, wanted)
     else:
-        keep = inside & (key >= least.to(tl.int32))
-    _k, first = _kept_of(kept, row, k, MANY)
+        keep = inside & (key >= _bound_of(least, row, LISTED))
+    if LISTED:
+        keep = keep | (inside & entire)
+        begin = tl.where(entire, tile * TILE, begin)
+    else:
+        _k, first = _kept_of(kept, row, k, MANY)
     ones = keep.to(tl.int32)
     at = first + begin + tl.cumsum(ones, 0) - ones
     value = p
     if NARROW:
         value = nearest_bfloat16(p)
-    tl.store(index + at, i, keep)
+    tl.store(index + at, i, keep & (entire == 0))
     tl.store(sent + at, value, keep)
     if KEEP_REST:
         tl.store(where, p - value, keep)
 
 
-class _Look(NamedTuple):
+class Look(NamedTuple):
     """How kernels look at rows.
 
     given: where they find them. grid: of a program for each tile. rows, tiles: how many there are of all. spans: int64
@@ -229,19 +255,19 @@ class _Look(NamedTuple):
     constants: dict[str, Any]
 
     @staticmethod
-    def at(x: Tensor) -> _Look:
+    def at(x: Tensor) -> Look:
         """At rows ``[b, n]``."""
         (b, n), tiles = x.shape, block_count(x.shape[1], _TILE)
         constants = {"HELD": False, "MANY": False, "EVEN": False}
-        return _Look((None, None, x, n, tiles), (tiles, b), b, tiles * b, None, constants)
+        return Look((None, None, x, n, tiles), (tiles, b), b, tiles * b, None, constants)
 
     @staticmethod
-    def at_many(many: Many) -> _Look:
+    def at_many(many: Many) -> Look:
         """At several tensors, or their rests where they have some."""
         tiles = many.tiles(_TILE)
         constants = {"HELD": many.rests is not None, "MANY": True, "EVEN": many.even}
         spans = many.spans(_TILE, lambda: many.counts(_TILE))
-        return _Look((many.table, tiles, many.like, None, None), (len(tiles),), len(many), len(tiles), spans, constants)
+        return Look((many.table, tiles, many.like, None, None), (len(tiles),), len(many), len(tiles), spans, constants)
 
     def launch(self, kernel: Any, *args: Any, **constants: Any) -> None:
         """Launches a kernel for all tiles."""
@@ -258,13 +284,13 @@ class _Look(NamedTuple):
 
 def select_topk(rows: Tensor, k: int) -> Any:
     b, n = rows.shape
-    if rows.dtype is not torch.float32 or n > _MOST or k == n or b == 0:
+    if rows.dtype is not torch.float32 or n > MOST or k == n or b == 0:
         return NotImplemented
     return take_topk(rows.contiguous(), k)[0]
 
 
 def select_at_least(row: Tensor, bound: float, *, strict: bool = False) -> Any:
-    if row.dtype is not torch.float32 or row.numel() > _MOST:
+    if row.dtype is not torch.float32 or row.numel() > MOST:
         return NotImplemented
     return _take_above(row.contiguous()[None], _least_key(bound, strict), None, None, False)[0]
 
@@ -274,26 +300,81 @@ def take_topk(
 ) -> Any:
     if not _fits(rows, memory):
         return NotImplemented
-    (b, _n), words = rows.shape, _new_words(rows, len(rows))
+    (b, _n), words = rows.shape, new_words(rows, len(rows))
     index, sent = rows.new_empty(b, k, dtype=torch.int64), rows.new_empty(b, k, dtype=torch.float32)
     p, finite = _add_memory(rows, memory, rest, words[0])
-    _take_largest(_Look.at(p), words, None, k, index, sent, rest is not None, narrow)
+    _take_largest(Look.at(p), words, None, k, index, sent, rest is not None, narrow)
     return index, sent, finite
 
 
-def take_topk_of_many(many: Many, kept: Tensor, index: Tensor, sent: Tensor, narrow: bool) -> Tensor | Any:
-    """As :func:`take_topk` of each row of several tensors: ``[T]`` bool, which of them were finite.
-
-    kept: int64 ``[T b, 2]``, the k of each row, and where in ``index`` and ``sent [K]`` it begins.
-    """
-    if max(many.sizes) > _MOST:
+def take_topk_many(index: Tensor, sent: Tensor, many: Many, kept: tuple[int, ...], *, narrow: bool = False) -> Any:
+    if max(many.sizes) > MOST:
         return NotImplemented
-    look, marks, words = _Look.at_many(many), Marks(index, len(many)), _new_words(index, len(many))
-    held, added = many.rests is not None, many.memories is not None
-    look.launch(_measure, None, None, words[0], marks.words, HAS_MEMORY=added,
-                COPY=held and (added or many.rests is not many.xs), HISTOGRAM=True, BINS=_UPPER)  # fmt: skip
-    _take_largest(look, words, kept, None, index, sent, held, narrow)
+    look, words = Look.at_many(many), new_words(index, len(many))
+    finite = measure_many(look, many, words[0])
+    _take_largest(look, words, many.kept(kept), None, index, sent, many.rests is not None, narrow)
+    return finite
+
+
+def measure_many(look: Look, many: Many, upper: Tensor | None) -> Tensor:
+    """Sets the rests of several tensors, where they have some, to their sums with the memories, and counts the first
+    histogram, if one is wanted: ``[T]`` bool, which of them are finite.
+    """
+    marks, held, added = Marks(many.table, len(many)), many.rests is not None, many.memories is not None
+    look.launch(_measure, None, None, upper, marks.words, HAS_MEMORY=added,
+                COPY=held and (added or many.rests is not many.xs), HISTOGRAM=upper is not None, BINS=_UPPER)  # fmt: skip
     return many.all_of(marks.words)
+
+
+class Reaching(NamedTuple):
+    """What reaches the bounds of several rows, noted.
+
+    total: int32 ``[rows]``, how many numbers there are. least: int32 ``[rows]``, the bounds' keys.
+    """
+
+    look: Look
+    notes: tuple[Tensor, Tensor]
+    least: Tensor
+    begins: Tensor
+    total: Tensor
+
+    @staticmethod
+    def of(look: Look, bounds: Tensor, strict: bool) -> Reaching:
+        """What reaches (strict: exceeds) ``bounds [rows]`` float64."""
+        limits = bounds.clamp_max(_LARGEST) if strict else bounds
+        least = torch.where(bounds >= 0, limits.float().view(torch.int32) + int(strict), 0)
+        notes = take_notes(look, bounds, None, None, least)
+        begins, total = look.scan(notes[1])
+        return Reaching(look, notes, least, begins, total[0])
+
+    def emit(self, lists: Tensor, index: Tensor, sent: Tensor, keep_rest: bool, narrow: bool) -> None:
+        """Writes places and what is sent for them, ``[K]`` each, where ``lists [rows, 8]`` say."""
+        self.look.launch(_emit, *self.notes, None, self.begins, None, lists, index, sent, None, self.least,
+                         TOPK=False, KEEP_REST=keep_rest, NARROW=narrow, LISTED=True, ROOM=_ROOM)  # fmt: skip
+
+
+class Largest(NamedTuple):
+    """The k largest numbers of several rows, noted. total: int32 ``[rows]``, the k of each."""
+
+    look: Look
+    notes: tuple[Tensor, Tensor]
+    state: Tensor
+    begins: Tensor
+    total: Tensor
+
+    @staticmethod
+    def of(look: Look, many: Many, total: Tensor) -> Largest:
+        """The ``total [rows]`` int32 largest, where there are no memories to add."""
+        words = new_words(total, len(many))
+        measure_many(look, many, words[0])
+        kept = torch.stack((total, torch.zeros_like(total)), dim=1).long()
+        notes, state = find_kth(look, words, kept, None)
+        return Largest(look, notes, state, _count_largest(look, notes, state), total)
+
+    def emit(self, lists: Tensor, index: Tensor, sent: Tensor, keep_rest: bool, narrow: bool) -> None:
+        """As :meth:`Reaching.emit`, ``[K]`` each."""
+        self.look.launch(_emit, *self.notes, self.state, self.begins, self.look.tiles, lists, index, sent, None, 0,
+                         TOPK=True, KEEP_REST=keep_rest, NARROW=narrow, LISTED=True, ROOM=_ROOM)  # fmt: skip
 
 
 def take_at_least(
@@ -314,7 +395,7 @@ def take_at_least(
 
 def _fits(rows: Tensor, memory: Tensor | None) -> bool:
     """Whether the kernels take them."""
-    return rows.dtype in (READ if memory is not None else (torch.float32,)) and rows.shape[-1] <= _MOST
+    return rows.dtype in (READ if memory is not None else (torch.float32,)) and rows.shape[-1] <= MOST
 
 
 def _take_above(
@@ -322,14 +403,14 @@ def _take_above(
 ) -> tuple[Tensor, Tensor, Flag]:
     """All of ``rows [1, n] + memory`` whose key is at least ``least``; the host is told how many there are."""
     p, finite = _add_memory(rows, memory, rest, None)
-    look = _Look.at(p)
-    notes = _take_notes(look, p, None, None, least)
+    look = Look.at(p)
+    notes = take_notes(look, p, None, None, least)
     begins, total = look.scan(notes[1])
     k = int(total)
     index, sent = p.new_empty(k, dtype=torch.int64), p.new_empty(k)
     if k:
         look.launch(_emit, *notes, None, begins, look.tiles, None, index, sent, k, least,
-                    TOPK=False, KEEP_REST=rest is not None, NARROW=narrow, ROOM=_ROOM)  # fmt: skip
+                    TOPK=False, KEEP_REST=rest is not None, NARROW=narrow, LISTED=False, ROOM=_ROOM)  # fmt: skip
     return index, sent, finite
 
 
@@ -340,40 +421,55 @@ def _add_memory(rows: Tensor, memory: Tensor | None, rest: Tensor | None, upper:
     if rest is None:
         rest = rows if memory is None else torch.empty_like(memory)
     copy = rest.data_ptr() != rows.data_ptr() or memory is not None
-    _Look.at(rows).launch(_measure, memory, rest, upper, bad.words, HAS_MEMORY=memory is not None, COPY=copy,
+    Look.at(rows).launch(_measure, memory, rest, upper, bad.words, HAS_MEMORY=memory is not None, COPY=copy,
                           HISTOGRAM=upper is not None, BINS=_UPPER)  # fmt: skip
     return rest, bad.unset()
 
 
-def _new_words(like: Tensor, rows: int) -> Sequence[Tensor]:
+def new_words(like: Tensor, rows: int) -> Sequence[Tensor]:
     """Bins of the three histograms of so many rows, int32, zero."""
     sizes = [rows * _UPPER, rows * _LOWER, rows * _LOWER]
     return torch.zeros(sum(sizes), dtype=torch.int32, device=like.device).split(sizes)
 
 
-def _take_largest(
-    look: _Look, words: Sequence[Tensor], kept: Tensor | None, k: int | None, index: Tensor, sent: Tensor,
-    keep_rest: bool, narrow: bool,
-) -> None:  # fmt: skip
-    """Writes the k largest of each row, of which the first histogram is there, into ``index`` and ``sent``; ``kept`` is None,
-    or says k for each.
+def find_kth(
+    look: Look, words: Sequence[Tensor], kept: Tensor | None, k: int | None
+) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """Finds the k-th largest key of each row, of which the first histogram is there; ``kept`` is None, or says k for each.
+
+    Returns:
+        What may be among the k largest, noted; and int32 ``[rows, 2]``: that key, and how many of those that equal it are.
     """
     upper, middle, lower = words
     many, state = look.constants["MANY"], upper.new_empty(look.rows, 2)
     launch(_pick, (look.rows,), upper, state, kept, k, FIRST=True, MANY=many, BINS=_UPPER)
-    notes = _take_notes(look, upper, middle, state, 0)
+    notes = take_notes(look, upper, middle, state, 0)
     launch(_pick, (look.rows,), middle, state, None, None, FIRST=False, MANY=many, BINS=_LOWER)
     look.launch(_refine, *notes, lower, state, BINS=_LOWER, ROOM=_ROOM)
     launch(_pick, (look.rows,), lower, state, None, None, FIRST=False, MANY=many, BINS=_LOWER)
-    both = upper.new_empty(2, look.tiles)
+    return notes, state
+
+
+def _count_largest(look: Look, notes: tuple[Tensor, Tensor], state: Tensor) -> Tensor:
+    """``[2, tiles]``: how many larger keys than the k-th come before each tile in its row, and how many equal ones."""
+    both = state.new_empty(2, look.tiles)
     look.launch(_tally, *notes, state, both, look.tiles, ROOM=_ROOM)
-    begins, _ = look.scan(both)
+    return look.scan(both)[0]
+
+
+def _take_largest(
+    look: Look, words: Sequence[Tensor], kept: Tensor | None, k: int | None, index: Tensor, sent: Tensor,
+    keep_rest: bool, narrow: bool,
+) -> None:  # fmt: skip
+    """Writes the k largest of each row, as :func:`find_kth` has them, into ``index`` and ``sent``."""
+    notes, state = find_kth(look, words, kept, k)
+    begins = _count_largest(look, notes, state)
     look.launch(_emit, *notes, state, begins, look.tiles, kept, index, sent, k, 0,
-                TOPK=True, KEEP_REST=keep_rest, NARROW=narrow, ROOM=_ROOM)  # fmt: skip
+                TOPK=True, KEEP_REST=keep_rest, NARROW=narrow, LISTED=False, ROOM=_ROOM)  # fmt: skip
 
 
-def _take_notes(
-    look: _Look, like: Tensor, words: Tensor | None, state: Tensor | None, least: int
+def take_notes(
+    look: Look, like: Tensor, words: Tensor | None, state: Tensor | None, least: int | Tensor
 ) -> tuple[Tensor, Tensor]:
     """``slabs`` int16 ``[tiles, 256]`` and ``counts`` int32 ``[1, tiles]`` of what may be selected, of all tiles."""
     slabs = torch.empty(look.tiles, _ROOM, dtype=torch.int16, device=like.device)

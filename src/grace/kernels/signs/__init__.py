@@ -19,6 +19,7 @@ from grace.kernels.packing import packed_bytes, packed_trits_bytes
 
 __all__ = [
     "Zeros",
+    "encode_positive_many",
     "encode_signs",
     "encode_signs_many",
     "encode_two_means",
@@ -106,6 +107,13 @@ def take_majority(received: Sequence[Tensor], out: Tensor, zero: Zeros, weight: 
 @operation
 def encode_signs_many(message: Tensor, many: Many, block: int, phase: int) -> Tensor:
     """As :func:`encode_signs` for each tensor, into its place in ``message [s]`` uint8: ``[T]`` bool, which were finite."""
+
+
+@operation
+def encode_positive_many(message: Tensor, many: Many) -> Tensor:
+    """As :func:`encode_signs_many`, in one block for each row: but no zero counts as positive, and a scale below 2**-126 is
+    0, which leaves the numbers as they are.
+    """
 
 
 @operation

@@ -81,6 +81,19 @@ def encode_signs_many(message: Tensor, many: Many, block: int, phase: int) -> Te
     return encode_each(message, many, lambda _, x, memory, rest: encode_signs(x, block, phase, memory, rest))
 
 
+def encode_positive_many(message: Tensor, many: Many) -> Tensor:
+    def encode(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
+        p = x if memory is None else x + memory
+        mean = block_abs_mean(p, p.shape[1])
+        mean, up = torch.where(mean < torch.finfo(torch.float32).tiny, 0.0, mean), p > 0
+        finite = flag(p.isfinite().all())
+        if rest is not None:
+            torch.sub(p, torch.where(up, mean, -mean) + 0.0, out=rest)
+        return wires.join(mean, pack(up, 1)), finite
+
+    return encode_each(message, many, encode)
+
+
 def encode_two_means_many(message: Tensor, many: Many, tau: float, block: int) -> Tensor:
     return encode_each(message, many, lambda _, x, memory, rest: encode_two_means(x, tau, block, memory, rest))
 

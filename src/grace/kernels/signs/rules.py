@@ -12,7 +12,7 @@ from grace.kernels.blocks import block_count
 from grace.kernels.packing import packed_bytes
 
 VOTES, SIGNS, TWO_MEANS = range(3)  # the rules
-ALL, EVEN, ODD = range(3)  # positions whose zeros count as positive
+ALL, EVEN, ODD, NONE = range(4)  # positions whose zeros count as positive
 FIELDS: Final[dict[int, tuple[str, ...]]] = {VOTES: (), SIGNS: ("scales",), TWO_MEANS: ("lo", "hi")}
 BAD_VOTE = "field 'votes' must be in [0, 242]"
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -21,6 +22,7 @@ from grace.kernels.signs.rules import (
     ALL,
     BAD_VOTE,
     FIELDS,
+    NONE,
     SIGNS,
     TWO_MEANS,
     VOTES,
@@ -41,6 +43,7 @@ from grace.kernels.triton import (
     store_float,
 )
 
+_TINY = torch.finfo(torch.float32).tiny
 # The rules VOTES, SIGNS and TWO_MEANS are also how many float32 fields a wire has for each block. A rule of this file is:
 _TRITS = 3  # digits in base 3, for votes that may abstain
 
@@ -67,6 +70,8 @@ def _encode(
             up = p >= tau
         elif ZEROS == 0:
             up = p >= 0
+        elif ZEROS == 3:
+            up = p > 0
         elif ZEROS == 2:
             up = (p > 0) | ((p == 0) & ((i & 1) == 1))
         else:
@@ -80,6 +85,8 @@ def _encode(
             scale = tl.load(high + head + k, inside, 0.0)
             store_float(base + 4 * k, scale, starts)
             value = tl.where(up, scale, negated(scale))
+            if ZEROS == 3:
+                value = value + 0.0
         else:
             lower = tl.load(low + head + k, inside, 0.0)
             upper = tl.load(high + head + k, inside, 0.0)
@@ -169,6 +176,11 @@ def encode_signs_many(message: Tensor, many: Many, block: int, phase: int) -> Te
     return out
 
 
+def encode_positive_many(message: Tensor, many: Many) -> Tensor:
+    out: Tensor = _launch(Tensors(message, many), SIGNS, max(many.sizes), NONE)
+    return out
+
+
 def encode_two_means_many(message: Tensor, many: Many, tau: float, block: int) -> Tensor:
     out: Tensor = _launch(Tensors(message, many), TWO_MEANS, block, ALL, tau)
     return out
@@ -207,6 +219,8 @@ def _launch(job: Job, rule: int, block: int, zeros: int, tau: float = 0.0) -> An
     low = high = None  # what the bits of each block stand for
     if rule == SIGNS:
         high = job.reduce(mean_magnitude, mean_magnitude_of_many, block)
+        if zeros == NONE:
+            high.masked_fill_(high < _TINY, 0.0)
     elif rule == TWO_MEANS:
         low, high = job.reduce(two_means, two_means_of_many, block, tau)
     per = 5 if rule == _TRITS else 8

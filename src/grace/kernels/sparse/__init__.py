@@ -13,20 +13,26 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from grace.compute.dispatch import operation
+from grace.kernels.index_lists import PlaceLists
 from grace.kernels.many import Many
-from grace.kernels.sparse.parts import DENSE, LIST, Pairs, WirePart
+from grace.kernels.sparse.parts import DENSE, LIST, Pairs, ScaledCodes, WirePart
 
 __all__ = [
     "DENSE",
     "LIST",
     "Pairs",
+    "ScaledCodes",
     "WirePart",
+    "clear_listed_many",
     "encode_pairs",
     "encode_topk",
     "encode_topk_many",
+    "put_listed_many",
+    "sum_listed_many",
     "sum_sparse",
     "sum_topk",
     "sum_topk_many",
+    "take_listed_many",
 ]
 
 
@@ -65,7 +71,7 @@ def sum_topk(
 @operation
 def encode_topk_many(message: Tensor, many: Many, pairs: Pairs) -> Tensor:
     """As :func:`encode_topk` for each of T tensors, into its place in ``message [s]`` uint8: ``[T]`` bool, which of them were
-    finite.
+    finite. Values are numbers.
     """
 
 
@@ -73,4 +79,32 @@ def encode_topk_many(message: Tensor, many: Many, pairs: Pairs) -> Tensor:
 def sum_topk_many(rows: Tensor, many: Many, pairs: Pairs, weight: float) -> Tensor:
     """As :func:`sum_topk` for each of T tensors, from its places in ``rows [W, s]`` uint8, of all senders, into x: ``[T]``
     bool, which had wires such as a sender writes.
+    """
+
+
+@operation
+def clear_listed_many(index: Tensor, values: Tensor, flags: Tensor, many: Many, lists: PlaceLists) -> None:
+    """Of each of T tensors whose flag, of ``[T]`` bool, is not set the first places are listed, and their values are 0:
+    ``index [K]`` int64 and ``values [K]`` float32.
+    """
+
+
+@operation
+def put_listed_many(index: Tensor, values: Tensor, many: Many, lists: PlaceLists) -> None:
+    """Sets the rests of T tensors, float32, at the places that lists side by side in ``index [K]`` int64 say to
+    ``values [K]`` float32.
+    """
+
+
+@operation
+def take_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists) -> None:
+    """Sets the places of T tensors in ``message [s]`` float32, which are in bytes, to the numbers that lists side by side in
+    ``index [K]`` int64 name: of the rests, which are 0 there afterwards, or if there are none of the xs.
+    """
+
+
+@operation
+def sum_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists) -> Tensor:
+    """Sets each of T tensors x, float32, to what its place in ``message [s]`` float32 says of the numbers that a list in
+    ``index [K]`` int64 names, and to 0 elsewhere: ``[T]`` bool, which are finite.
     """

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from grace.errors import InputError, PayloadError
-from grace.kernels.index_lists import FIXED, layout
+from grace.kernels.index_lists import FIXED, PlaceLists, layout
+from grace.kernels.packing import packed_bytes, packed_trits_bytes
 
 LIST: Final = "list"  # in place of a code: the indices are there
 DENSE: Final = "dense"  # in place of a code: all n values, without indices
 NUMBERS = {name: number for number, name in enumerate((*FIXED, LIST, DENSE))}  # in native code
+BAD_CODE = "field 'codes' has one that no sender writes"
 BAD_VALUES = "field 'values' must be finite"
 
 
@@ -35,21 +37,48 @@ class WirePart(NamedTuple):
 
 
 @dataclass(frozen=True)
+class ScaledCodes:
+    """Values that travel as one scale, float32, and codes: c, below ``count``, stands for ``(step c - unit) scale / unit``.
+
+    bits: of a code; 0: in base 3, five to a byte.
+    """
+
+    bits: int
+    count: int
+    step: int
+    unit: int
+
+    def width(self, k: int) -> int:
+        """Bytes of k values."""
+        return 4 + (packed_bytes(k, self.bits) if self.bits else packed_trits_bytes(k))
+
+
+@dataclass(frozen=True)
 class Pairs:
     """What the wires of several rows say.
 
     kept, codes: of each row how many pairs, 1 <= kept <= n, and the code of their indices, of
-        :data:`grace.kernels.index_lists.FIXED`. narrow: whether values are bfloat16.
+        :data:`grace.kernels.index_lists.FIXED`. narrow: whether values are bfloat16. grid: what they are instead of numbers.
     """
 
     kept: tuple[int, ...]
     codes: tuple[str, ...]
     narrow: bool
+    grid: ScaledCodes | None = None
+
+    @property
+    def lists(self) -> PlaceLists:
+        """Those of places: in each wire its values come before them."""
+        return PlaceLists(self.kept, self.codes, tuple(map(self._values, self.kept)))
 
     def widths(self, sizes: Sequence[int]) -> list[int]:
         """Bytes of the wire of each row, of so many numbers."""
-        width = 2 if self.narrow else 4
-        return [k * width + layout(n, k, code).size for n, k, code in zip(sizes, self.kept, self.codes, strict=True)]
+        rows = zip(sizes, self.kept, self.codes, strict=True)
+        return [self._values(k) + layout(n, k, code).size for n, k, code in rows]
+
+    def _values(self, k: int) -> int:
+        """Bytes of k values."""
+        return (2 if self.narrow else 4) * k if self.grid is None else self.grid.width(k)
 
 
 def check_parts(parts: Sequence[WirePart], n: int, *, narrow: bool) -> list[tuple[int, int]]:

@@ -12,12 +12,13 @@ from grace import wire as wires
 from grace.errors import PayloadError
 from grace.flags.finite import Flag
 from grace.flags.refusals import refuse_unless
-from grace.kernels.index_lists import check_list, decode_indices, encode_indices, layout
+from grace.kernels.index_lists import PlaceLists, check_list, decode_indices, encode_indices, layout
 from grace.kernels.many import Many
 from grace.kernels.many.reference import encode_each, sum_each
+from grace.kernels.packing import unpack, unpack_trits
 from grace.kernels.selection import round_to_bfloat16, take_topk
-from grace.kernels.sparse import DENSE, Pairs, WirePart
-from grace.kernels.sparse.parts import BAD_VALUES, check_parts
+from grace.kernels.sparse import DENSE, Pairs, ScaledCodes, WirePart
+from grace.kernels.sparse.parts import BAD_CODE, BAD_VALUES, check_parts
 
 
 def encode_topk(
@@ -75,9 +76,70 @@ def encode_topk_many(message: Tensor, many: Many, pairs: Pairs) -> Tensor:
 
 
 def sum_topk_many(rows: Tensor, many: Many, pairs: Pairs, weight: float) -> Tensor:
-    lists = zip(pairs.kept, pairs.codes, strict=True)
+    lists, grid = zip(pairs.kept, pairs.codes, strict=True), pairs.grid
 
     def add_up(received: list[Tensor], out: Tensor) -> None:
-        family.sum_topk(received, out, *next(lists), weight, narrow=pairs.narrow)
+        if grid is None:
+            family.sum_topk(received, out, *next(lists), weight, narrow=pairs.narrow)
+        else:
+            _sum_grid(received, out.zero_(), *next(lists), grid, weight)
 
     return sum_each(rows, many, pairs.widths(many.sizes), add_up)
+
+
+def _sum_grid(received: Sequence[Tensor], out: Tensor, k: int, code: str, grid: ScaledCodes, weight: float) -> None:
+    """Adds to ``out [1, n]`` what wires ``[1, w]`` say of values on a grid."""
+    at = grid.width(k)
+    for wire in received:
+        scale = wires.check_scale("scale", wires.split(wire, [("scale", torch.float32, 1)], slack=True)[0])
+        codes = wire[:, 4:at]
+        if grid.bits == 0:
+            refuse_unless((codes <= 242).all(), lambda: PayloadError(BAD_CODE))
+        code_of = unpack(codes, grid.bits, k) if grid.bits else unpack_trits(codes, k)
+        refuse_unless((code_of < grid.count).all(), lambda: PayloadError(BAD_CODE))
+        values = (code_of.float() * grid.step - grid.unit) * (scale / grid.unit)
+        index = decode_indices(wire[:, at:], out.shape[1], k, code)
+        out.scatter_add_(1, index, values * weight)
+
+
+def clear_listed_many(index: Tensor, values: Tensor, flags: Tensor, many: Many, lists: PlaceLists) -> None:
+    places_of, parts = index.split_with_sizes(lists.kept), values.split_with_sizes(lists.kept)
+    for fine, places, part in zip(flags.repeat_interleave(many.rows), places_of, parts, strict=True):
+        torch.where(fine, places, torch.arange(len(places), device=index.device), out=places)
+        part.masked_fill_(~fine, 0.0)
+
+
+def put_listed_many(index: Tensor, values: Tensor, many: Many, lists: PlaceLists) -> None:
+    assert many.rests is not None
+    places_of, parts = index.split_with_sizes(lists.kept), values.split_with_sizes(lists.kept)
+    for row, places, part in zip(_rows(many.rests), places_of, parts, strict=True):
+        row[places] = part
+
+
+def take_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists) -> None:
+    rows = _rows(many.rests or many.xs)
+    places_of = index.split_with_sizes(lists.kept)
+    for row, places, part in zip(rows, places_of, _parts(message, many, lists), strict=True):
+        part.copy_(row[places])
+        if many.rests is not None:
+            row[places] = torch.zeros_like(part)
+
+
+def sum_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists) -> Tensor:
+    flags = []
+    for row, places, part in zip(
+        _rows(many.xs), index.split_with_sizes(lists.kept), _parts(message, many, lists), strict=True
+    ):
+        row.zero_()[places] = part + 0.0
+        flags.append(part.isfinite().all())
+    return torch.stack(flags).view(-1, many.rows).all(dim=1)
+
+
+def _rows(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Those of all tensors."""
+    return [row for x in tensors for row in x]
+
+
+def _parts(message: Tensor, many: Many, lists: PlaceLists) -> list[Tensor]:
+    """What each row says, of ``message [s]``."""
+    return [message[place // 4 :][:k] for place, k in zip(many.places, lists.kept, strict=True)]

@@ -14,17 +14,26 @@ from grace.compute.launching import TILE, Marks, check_rows, even_runs, launch, 
 from grace.errors import PayloadError
 from grace.flags.finite import Flag
 from grace.kernels.blocks import block_count
-from grace.kernels.index_lists import check_list, layout
-from grace.kernels.index_lists.triton import ListTable, code_byte, code_of, read_lists
+from grace.kernels.index_lists import PlaceLists, check_list, layout
+from grace.kernels.index_lists.triton import ListTable, code_byte, code_of, place_in, read_lists
 from grace.kernels.many import Many
-from grace.kernels.many.triton import numbers_of, tile_of, wire_of
+from grace.kernels.many.triton import numbers_of, tensor_of, tile_of, wire_of
 from grace.kernels.packing import packed_bytes
-from grace.kernels.selection.triton import take_topk, take_topk_of_many
-from grace.kernels.sparse import DENSE, Pairs, WirePart
+from grace.kernels.selection.triton import take_topk, take_topk_many
+from grace.kernels.sparse import DENSE, Pairs, ScaledCodes, WirePart
 from grace.kernels.sparse.parts import BAD_VALUES, check_parts
-from grace.kernels.triton import first_reaching, load_float, magnitude, mark_if, nearest_bfloat16
+from grace.kernels.triton import (
+    first_reaching,
+    load_bits,
+    load_digit,
+    load_float,
+    load_number,
+    magnitude,
+    mark_if,
+    nearest_bfloat16,
+)
 
-_OWNED, _AT_ONCE = 8192, 64  # numbers of the sum that a program owns; wires of a launch
+_OWNED, AT_ONCE = 8192, 64  # numbers of the sum that a program owns; wires of a launch
 
 
 @triton.jit(do_not_specialize=["k", "number", "low", "low_bytes", "size", "steps"])
@@ -37,7 +46,7 @@ def _write(
         row, tile = tile_of(programs)
         place, _n = wire_of(table, row)
         k, first, number, low, low_bytes, size, before = code_of(lists, row)
-        at = wire + place
+        at = wire + place + place_in(lists, row)
     else:
         row = tl.program_id(1).to(tl.int64)
         tile = tl.program_id(0).to(tl.int64)
@@ -61,26 +70,41 @@ def _write(
 
 @triton.jit
 def _load_value(at, j, inside, NARROW: tl.constexpr):
-    """float32: values j of a wire."""
+    """(float32: values j of a wire; whether they are such as a sender writes)"""
     if NARROW:
         word = tl.load(at + 2 * j, inside, 0).to(tl.int32) << 16
         word |= tl.load(at + 2 * j + 1, inside, 0).to(tl.int32) << 24
         value = word.to(tl.float32, bitcast=True)
     else:
         value = load_float(at + 4 * j, inside)
-    return value
+    return value, magnitude(value) < 0x7F800000
+
+
+@triton.jit
+def _load_of_grid(at, j, inside, k, BITS: tl.constexpr, COUNT: tl.constexpr, STEP: tl.constexpr, UNIT: tl.constexpr):
+    """As :func:`_load_value`, of values on a grid."""
+    scale = load_float(at + j - j, inside)
+    if BITS == 0:
+        code, good = load_digit(at + 4, j, inside)
+    else:
+        code = load_bits(at + 4, j, inside, (k * BITS + 7) // 8, BITS)
+        good = code >= 0
+    number = (code * STEP - UNIT).to(tl.float32)
+    good = good & (code < COUNT) & (scale >= 0) & (scale < float("inf"))
+    return number * tl.div_rn(scale, tl.zeros_like(scale) + UNIT * 1.0), good
 
 
 @triton.jit(do_not_specialize=["weight", "k", "steps"])
 def _sum_lists(
-    table, programs, lists, wires, index, out, marks, W, plane, stride, row_stride, n, k, steps, weight,
-    MANY: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, NARROW: tl.constexpr, LISTS: tl.constexpr, OWNED: tl.constexpr,
-    TILE: tl.constexpr,
+    table, programs, lists, wires, index, out, marks, b, W, plane, stride, row_stride, n, k, steps, weight,
+    MANY: tl.constexpr, EACH: tl.constexpr, EVEN: tl.constexpr, ADD: tl.constexpr, NARROW: tl.constexpr, BITS: tl.constexpr,
+    COUNT: tl.constexpr, STEP: tl.constexpr, UNIT: tl.constexpr, LISTS: tl.constexpr, OWNED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """``out [b, n]``: a program owns OWNED numbers, and adds to them what W lists ``[W, b, k]`` say, in their order; ``plane =
-    b k``. MANY: what ``[W, plane]`` say, those of all rows side by side.
+    b k``. MANY: what ``[W, plane]`` say, those of all rows side by side. EACH: in W tables of b rows, one behind the other.
 
-    Places that leave its part are left alone, whatever a list says. LISTS: the power of two that is at least W.
+    Places that leave its part are left alone, whatever a list says. LISTS: the power of two that is at least W. UNIT: of the
+    grid of values, which EACH does not have; 0: they are numbers.
     """
     if MANY:
         row, tile = tile_of(programs)
@@ -102,19 +126,34 @@ def _sum_lists(
             tl.store(out + i, tl.zeros((TILE,), tl.float32), i < n)
         tl.debug_barrier()
     lane = tl.arange(0, LISTS)
-    theirs = index + lane.to(tl.int64) * plane + own
+    behind, dense = lane * 0, lane < 0  # where values begin; which wires have no list
+    if EACH:
+        of = lane.to(tl.int64) * b + row
+        k, own = tl.load(lists + 8 * of, lane < W, 0), tl.load(lists + 8 * of + 1, lane < W, 0)
+        dense = tl.load(lists + 8 * of + 2, lane < W, 0) == 3
+        behind = tl.load(lists + 8 * of + 7, lane < W, 0)
+    own = lane.to(tl.int64) * plane + own
     bound = first + tl.zeros((LISTS,), tl.int64)
-    begins = first_reaching(theirs, bound, k, steps, lane < W, 0, 0)
-    ends = first_reaching(theirs, bound + OWNED, k, steps, lane < W, 0, 0)
+    listed = (lane < W) & (dense == 0)
+    begins = tl.where(dense, bound, first_reaching(index + own, bound, k, steps, listed, 0, 0))
+    ends = tl.minimum(bound + OWNED, n)
+    ends = tl.where(dense, ends, first_reaching(index + own, bound + OWNED, k, steps, listed, 0, 0))
     for wire in range(W):
-        end = tl.sum(tl.where(lane == wire, ends, 0), 0)
-        base = wires + wire * stride
-        for begin in range(tl.sum(tl.where(lane == wire, begins, 0), 0), end, TILE):
+        this = lane == wire
+        end = tl.sum(tl.where(this, ends, 0), 0)
+        base = wires + wire * stride + tl.sum(tl.where(this, behind, 0), 0)
+        theirs = index + tl.sum(tl.where(this, own, 0), 0)
+        entire = tl.sum((this & dense).to(tl.int32), 0) > 0
+        for begin in range(tl.sum(tl.where(this, begins, 0), 0), end, TILE):
             j = begin + tl.arange(0, TILE)
-            i = tl.load(index + wire * plane + own + j, j < end, -1)
-            inside = (i >= first) & (i < first + OWNED) & (i < n)
-            value = _load_value(base, j, j < end, NARROW)
-            mark_if(marks, magnitude(value) >= 0x7F800000)
+            i = tl.load(theirs + j, (j < end) & (entire == 0), -1)
+            i = tl.where(entire, j, i)
+            inside = (j < end) & (i >= first) & (i < first + OWNED) & (i < n)
+            if UNIT:
+                value, good = _load_of_grid(base, j, j < end, k, BITS, COUNT, STEP, UNIT)
+            else:
+                value, good = _load_value(base, j, j < end, NARROW)
+            mark_if(marks, (j < end) & (good == 0))
             tl.store(out + i, tl.load(out + i, inside, 0.0) + value * weight, inside)
         tl.debug_barrier()  # the next wire's numbers may be another thread's
 
@@ -123,8 +162,8 @@ def _sum_lists(
 def _add_part(wire, index, out, marks, n, k, weight, NARROW: tl.constexpr, LISTED: tl.constexpr, TILE: tl.constexpr):
     """Adds k values at the places of one list, or at the first k places; no two are the same."""
     j = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    value = _load_value(wire, j, j < k, NARROW)
-    mark_if(marks, magnitude(value) >= 0x7F800000)
+    value, good = _load_value(wire, j, j < k, NARROW)
+    mark_if(marks, (j < k) & (good == 0))
     i = j
     if LISTED:
         i = tl.load(index + j, j < k, -1)
@@ -156,13 +195,13 @@ def sum_topk(
     if not add and not received:
         out.zero_()
     wires = list(received)
-    for first in range(0, len(wires), _AT_ONCE):
-        for run in even_runs(wires[first : first + _AT_ONCE], b, at + layout(n, k, code).size):
+    for first in range(0, len(wires), AT_ONCE):
+        for run in even_runs(wires[first : first + AT_ONCE], b, at + layout(n, k, code).size):
             index = read_lists(run, at, n, k, code)
             launch(
-                _sum_lists, (block_count(n, _OWNED), b), None, None, None, run.first, index, out, marks.words, run.count,
-                b * k, run.stride, run.row, n, k, k.bit_length(), weight,
-                MANY=False, EVEN=False, ADD=add, NARROW=narrow, LISTS=power_of_two(run.count), OWNED=_OWNED, TILE=TILE,
+                _sum_lists, (block_count(n, _OWNED), b), None, None, None, run.first, index, out, marks.words, b, run.count,
+                b * k, run.stride, run.row, n, k, k.bit_length(), weight, MANY=False, EACH=False, EVEN=False, ADD=add,
+                NARROW=narrow, **_grid(None), LISTS=power_of_two(run.count), OWNED=_OWNED, TILE=TILE,
             )  # fmt: skip
             add = True
     marks.refuse(0, lambda: PayloadError(BAD_VALUES))
@@ -201,30 +240,117 @@ def _places(part: WirePart, n: int) -> Tensor:
 
 
 # ---- of many tensors ------------------------------------------------------------------------------------------------
-def _table_of(many: Many, pairs: Pairs) -> ListTable:
-    """The lists of a bucket, whose table is made once."""
-    width = 2 if pairs.narrow else 4
-    return many.once((ListTable, pairs), lambda: ListTable(many, pairs.kept, pairs.codes, width))
+@triton.jit
+def _listed(programs, kept, index, TILE: tl.constexpr):
+    """(a program's row, which of its listed numbers, which of those of all, where these are in the row, whether they count)"""
+    task, tile = tile_of(programs)
+    k, first = tl.load(kept + 2 * task), tl.load(kept + 2 * task + 1)
+    j = tile * TILE + tl.arange(0, TILE)
+    return task, j, first + j, tl.load(index + first + j, j < k, 0), j < k
+
+
+@triton.jit
+def _clear(table, programs, kept, index, numbers, flags, ROWS: tl.constexpr, TILE: tl.constexpr):
+    task, j, at, _i, inside = _listed(programs, kept, index, TILE)
+    if tl.load(flags + task // ROWS) == 0:
+        tl.store(index + at, j, inside)
+        tl.store(numbers + at, tl.zeros((TILE,), tl.float32), inside)
+
+
+@triton.jit
+def _put(table, programs, kept, index, numbers, EVEN: tl.constexpr, TILE: tl.constexpr):
+    task, _j, at, i, inside = _listed(programs, kept, index, TILE)
+    rest = tensor_of(table, task, 2, EVEN) + tl.load(table + 8 * task + 7)
+    tl.store(rest + i, tl.load(numbers + at, inside, 0.0), inside)
+
+
+@triton.jit
+def _take(table, programs, kept, index, like, numbers, HELD: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr):
+    task, j, _at, i, inside = _listed(programs, kept, index, TILE)
+    x, start = numbers_of(table, task, like, EVEN)
+    place, _n = wire_of(table, task)
+    if HELD:
+        x = tensor_of(table, task, 2, EVEN)
+    tl.store(numbers + place // 4 + j, load_number(x, start + i, inside), inside)
+    if HELD:
+        tl.store(x + start + i, tl.zeros((TILE,), tl.float32), inside)
 
 
 def encode_topk_many(message: Tensor, many: Many, pairs: Pairs) -> Any:
-    table = _table_of(many, pairs)
+    table = ListTable.of(many, pairs.lists)
     index, sent = many.table.new_empty(table.total), torch.empty(table.total, device=many.device)
-    finite = take_topk_of_many(many, table.kept, index, sent, pairs.narrow)
+    finite = take_topk_many(index, sent, many, pairs.kept, narrow=pairs.narrow)
     if finite is NotImplemented:
         return NotImplemented
     tiles = many.pairs((ListTable, pairs, "write"), lambda: [block_count(width, TILE) for width in table.widths])
-    launch(_write, (len(tiles),), many.table, tiles, table.lists, sent, index, message, *[None] * 6, table.steps,
-           MANY=True, NARROW=pairs.narrow, TILE=TILE)  # fmt: skip
+    write_tables(message, many, table.lists, tiles, index, sent, table.steps, pairs.narrow)
     return finite
 
 
+def write_tables(
+    message: Tensor, many: Many, lists: Tensor, tiles: Tensor, index: Tensor, sent: Tensor, steps: int, narrow: bool
+) -> None:
+    """Writes values ``[K]`` and lists ``[K]`` where a table says, by a program for each 1,024 bytes of a wire (``tiles``)."""
+    launch(_write, (len(tiles),), many.table, tiles, lists, sent, index, message, *[None] * 6, steps, MANY=True, NARROW=narrow,
+           TILE=TILE)  # fmt: skip
+
+
 def sum_topk_many(rows: Tensor, many: Many, pairs: Pairs, weight: float) -> Tensor:
-    table, tiles, marks, add = _table_of(many, pairs), many.tiles(_OWNED), Marks(rows, len(many)), False
-    for part in rows.split(_AT_ONCE):
+    table, marks, add = ListTable.of(many, pairs.lists), Marks(rows, len(many)), False
+    for part in rows.split(AT_ONCE):
         index = table.read(part, many, marks.words)
-        launch(_sum_lists, (len(tiles),), many.table, tiles, table.lists, part, index, many.like, marks.words, len(part),
-               table.total, part.stride(0), None, None, None, table.steps, weight, MANY=True, EVEN=many.even, ADD=add,
-               NARROW=pairs.narrow, LISTS=power_of_two(len(part)), OWNED=_OWNED, TILE=TILE)  # fmt: skip
+        sum_tables(part, many, table.lists, index, table.steps, weight, marks, pairs.narrow, each=False, add=add,
+                   grid=pairs.grid)  # fmt: skip
         add = True
     return many.all_of(marks.words)
+
+
+def sum_tables(
+    rows: Tensor, many: Many, lists: Tensor, index: Tensor, steps: int, weight: float, marks: Marks, narrow: bool,
+    *, each: bool, add: bool, grid: ScaledCodes | None = None,
+) -> None:  # fmt: skip
+    """Sets (adds to, with ``add``) each x: weight times the sum of what its lists ``index [W, plane]`` and the values in
+    ``rows [W, s]`` uint8 say, W <= 64; tables, marks and ``each`` as for
+    :func:`grace.kernels.index_lists.triton.read_tables`. steps: bits of the longest list.
+    """
+    tiles, W = many.tiles(_OWNED), len(rows)
+    launch(_sum_lists, (len(tiles),), many.table, tiles, lists, rows, index, many.like, marks.words, len(many), W,
+           index.shape[1], rows.stride(0), None, None, None, steps, weight, MANY=True, EACH=each, EVEN=many.even, ADD=add,
+           NARROW=narrow, **_grid(grid), LISTS=power_of_two(W), OWNED=_OWNED, TILE=TILE)  # fmt: skip
+
+
+def clear_listed_many(index: Tensor, values: Tensor, flags: Tensor, many: Many, lists: PlaceLists) -> None:
+    tiles = _tiles_of(many, lists)
+    launch(
+        _clear, (len(tiles),), many.table, tiles, many.kept(lists.kept), index, values, flags, ROWS=many.rows, TILE=TILE
+    )
+
+
+def put_listed_many(index: Tensor, values: Tensor, many: Many, lists: PlaceLists) -> None:
+    tiles = _tiles_of(many, lists)
+    launch(_put, (len(tiles),), many.table, tiles, many.kept(lists.kept), index, values, EVEN=many.even, TILE=TILE)
+
+
+def take_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists) -> None:
+    tiles = _tiles_of(many, lists)
+    launch(_take, (len(tiles),), many.table, tiles, many.kept(lists.kept), index, many.like, message,
+           HELD=many.rests is not None, EVEN=many.even, TILE=TILE)  # fmt: skip
+
+
+def sum_listed_many(message: Tensor, index: Tensor, many: Many, lists: PlaceLists) -> Tensor:
+    table, marks = ListTable.of(many, lists), Marks(message, len(many))
+    wires = message.view(torch.uint8)[None]
+    sum_tables(wires, many, table.lists, index[None], table.steps, 1.0, marks, False, each=False, add=False)
+    return many.all_of(marks.words)
+
+
+def _grid(grid: ScaledCodes | None) -> dict[str, int]:
+    """A grid as constants of a kernel."""
+    if grid is None:
+        return {"BITS": 0, "COUNT": 0, "STEP": 0, "UNIT": 0}
+    return {"BITS": grid.bits, "COUNT": grid.count, "STEP": grid.step, "UNIT": grid.unit}
+
+
+def _tiles_of(many: Many, lists: PlaceLists) -> Tensor:
+    """The programs of listed numbers, as :meth:`Many.tiles` has those of all."""
+    return many.pairs(("listed", lists.kept), lambda: [block_count(k, TILE) for k in lists.kept])

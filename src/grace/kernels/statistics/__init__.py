@@ -11,8 +11,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from grace.compute.dispatch import operation
+from grace.kernels.many import Many
 
-__all__ = ["block_abs_max", "block_abs_mean", "block_norm", "block_sum", "root_mean_square"]
+__all__ = ["block_abs_max", "block_abs_mean", "block_norm", "block_sum", "root_mean_square", "root_mean_square_many"]
 
 
 @operation
@@ -38,3 +39,8 @@ def block_sum(rows: Tensor, block: int) -> Tensor:
 @operation
 def root_mean_square(row: Tensor, memory: Tensor | None = None) -> float:
     """The root of the mean square of ``row [n] + memory``, n >= 1, float32, contiguous."""
+
+
+@operation
+def root_mean_square_many(like: Tensor, many: Many) -> Tensor:
+    """As :func:`root_mean_square` of each of T tensors plus its memory: float64 ``[T]``, on the device of ``like``."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from grace.kernels.blocks import block_sizes, clip_block, split_blocks
+from grace.kernels.many import Many
 
 _PIECE, _LANES = 4096, 16  # of ordered sums
 
@@ -39,6 +41,14 @@ def root_mean_square(row: Tensor, memory: Tensor | None = None) -> float:
         for piece in ordered_sum(part.double().square_()[None], _PIECE)[0].tolist():
             total += piece
     return math.sqrt(total / n)
+
+
+def root_mean_square_many(like: Tensor, many: Many) -> Tensor:
+    memories: Sequence[Tensor | None] = many.memories or [None] * len(many.xs)
+    roots = [
+        root_mean_square(x.float()[0], None if e is None else e[0]) for x, e in zip(many.xs, memories, strict=True)
+    ]
+    return torch.tensor(roots, dtype=torch.float64, device=like.device)
 
 
 def ordered_sum(values: Tensor, block: int) -> Tensor:

@@ -184,6 +184,11 @@ def euclidean_norm_of_many(many: Many, block: int) -> Tensor:
     return squares.sqrt_().clamp_max_(torch.finfo(torch.float32).max).float()
 
 
+def root_mean_square_many(like: Tensor, many: Many) -> Tensor:
+    squares = _sums_of_many(many, max(many.sizes), SQUARE)[0]
+    return (squares / many.numbers("sizes", lambda: many.sizes, torch.float64)).sqrt_()
+
+
 def _sums_of_many(many: Many, block: int, kind: int, tau: float = 0.0) -> Tensor:
     """As :func:`ordered_sums`, for the blocks of all tensors side by side: float64 ``[1, blocks]`` or ``[3, blocks]``."""
     block = many.clip(block)

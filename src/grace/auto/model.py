@@ -1,0 +1,110 @@
+"""The model's own step, measured in some of the first steps, in which exchanges do not disturb the backward pass.
+
+There buckets are *held*: they are exchanged after the last one has come. Where that would take too much memory, the model
+*waits* for each bucket's exchange instead, and that time is left out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from grace.auto.calibrate import Told
+from grace.errors import ConfigurationError
+from grace.predict.probe import middle
+
+STEPS = 5  # of the model, with buckets held
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The model's own step; the same on all ranks.
+
+    Attributes:
+        compute: seconds of a step without communication, the data loader and the optimizer included.
+        ready: when each bucket is ready, as shares of that, counted from the end of the last exchange; rising, the last one 1.
+        exposed: seconds from the last bucket to its mean while buckets were held, or those in which it waited.
+        period: of those steps.
+        computing, waiting: what each rank has measured: of ``compute``, and of the rest of the step.
+    """
+
+    compute: float
+    ready: tuple[float, ...]
+    exposed: float
+    period: float
+    computing: Told
+    waiting: Told
+
+
+class StepClock:
+    """Listens to steps while buckets are held.
+
+    Call :meth:`ready` when a bucket comes, in the order of the buckets, and :meth:`exchanged` when the last mean is there;
+    after :attr:`done`, :meth:`record` is what to tell all ranks, and :func:`model_of` makes a model of what all have told.
+
+    Args:
+        buckets: in a step.
+        steps: that are measured; one more begins before them.
+        clock: nanoseconds, monotonic.
+    """
+
+    def __init__(self, buckets: int, steps: int = STEPS, clock: Callable[[], int] = time.perf_counter_ns):
+        if buckets < 1:
+            raise ConfigurationError(f"StepClock: buckets={buckets}; legal: >= 1")
+        self.buckets, self.steps, self.clock = buckets, steps, clock
+        self._arrivals: list[int] = []
+        self._waited = 0  # in this step, so far
+        self._ended: int | None = None
+        self._found: list[list[int]] = []  # of each step: computing, exposed, arrivals
+
+    @property
+    def done(self) -> bool:
+        """Whether enough steps were seen."""
+        return len(self._found) >= self.steps
+
+    def ready(self) -> bool:
+        """A bucket has come; whether it is the last, so that all may go."""
+        self._arrivals.append(self.clock() - self._waited)
+        return len(self._arrivals) == self.buckets
+
+    def began(self) -> None:
+        """A step begins. What has come of one that was broken off counts for nothing, nor does the time since it began."""
+        if self._arrivals:
+            self._arrivals, self._waited, self._ended = [], 0, None
+
+    def waited(self, nanoseconds: int) -> None:
+        """The model stood still for so long, until the exchange of the bucket that came last was over."""
+        self._waited += nanoseconds
+
+    @property
+    def left(self) -> int:
+        """How many more steps are needed."""
+        return self.steps - len(self._found) + (self._ended is None)
+
+    def exchanged(self, counts: bool = True) -> None:
+        """The last mean is there. Nothing is kept of a step with other buckets, of the first, of one that does not count."""
+        now, arrivals, start = self.clock(), self._arrivals, self._ended
+        self._arrivals, self._waited, self._ended = [], 0, now
+        if start is not None and len(arrivals) == self.buckets and counts and not self.done:
+            self._found.append([arrivals[-1] - start, now - arrivals[-1], *(at - start for at in arrivals)])
+
+    def record(self) -> list[int]:
+        """Medians in nanoseconds: computing, the rest of the step, and when each bucket came, if nothing had waited before."""
+        return [int(middle(column)) for column in zip(*self._found, strict=True)]
+
+
+def model_of(told: Sequence[Sequence[int]]) -> Model:
+    """The model's step, from what all ranks have told: :meth:`StepClock.record`, by rank."""
+    compute = max(1, *(row[0] for row in told))
+    # who computes for longer waits for less: the shortest wait is that of the slowest, which all others wait for
+    exposed = max(0, min(row[1] for row in told))
+    ready: list[float] = []
+    for k in range(2, len(told[0])):
+        latest = max(row[k] for row in told) / compute
+        ready.append(min(1.0, max(latest, ready[-1] if ready else 0.0)))
+    ready[-1:] = [1.0]
+    return Model(
+        compute / 1e9, tuple(ready), exposed / 1e9, (compute + exposed) / 1e9,
+        Told("the model", tuple(row[0] for row in told)), Told("waiting", tuple(row[1] for row in told)),
+    )  # fmt: skip

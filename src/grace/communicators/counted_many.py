@@ -1,0 +1,67 @@
+"""Tensors of a bucket whose wires are as long as the data want: by as many launches as one of them takes, and one question.
+
+What is sent is chosen for all tensors; the workers tell each other how long their wires are, which the host has to be told
+before it can ask the network for them; then all wires are written, gathered and added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from grace import wire as wires
+from grace.collectives import AllGather, Exchange, Parts
+from grace.communicators.many import Prepared, gather, give_back
+from grace.contract.method import Exchanged
+from grace.contract.peer import Peer
+from grace.errors import PayloadError
+from grace.kernels.counted import CountedCode, CountedPlaces, sum_counted_many, write_chosen_many
+
+
+@dataclass(frozen=True)
+class NoPlan:
+    """Of wires whose widths are not known yet."""
+
+    wires: ClassVar[Sequence[int]] = ()
+
+    @staticmethod
+    def of(widths: Sequence[int], device: torch.device) -> NoPlan:
+        """The only one."""
+        return NoPlan()
+
+
+def exchange_counted(
+    bucket: Prepared[NoPlan], code: CountedCode, xs: Sequence[Tensor], peers: Sequence[Peer]
+) -> Exchange[list[Exchanged[Any]]]:
+    """The results of all tensors, of any shapes, whose means are written over them."""
+    many, peer, each = bucket.many, peers[0], tuple(range(len(xs)))
+    chosen = bucket.compressor.choose_many_(many, bucket.stream, code)
+    answer = yield AllGather(chosen.widths, parts=Parts(each, (1,) * len(xs)))  # [W, T]
+    wires.check_shape("widths", answer, (peer.world, len(xs)))
+    *widths, own = torch.cat((answer, chosen.widths[None])).tolist()  # the only question
+    _check_own(widths[peer.rank], own, peers)
+    places = CountedPlaces(widths, peer.rank, many.sizes, code)
+    message = bucket.workspace.take(places.size, torch.uint8, many.device).zero_()
+    write_chosen_many(message, many, code, chosen, places)
+    words = places.words(many.device)
+    wires.write_bucket_flags(message, words, chosen.finite, peer.step)
+    room = yield from gather(message, Parts(each, places.sealed), bucket.workspace, peer)
+    legal = sum_counted_many(room, bucket.means or many, code, places, 1 / peer.world)
+    return give_back(bucket, wires.read_bucket_flags(room, words, peer.step), legal, xs, peers)
+
+
+def _check_own(heard: Sequence[int], own: Sequence[int], peers: Sequence[Peer]) -> None:
+    """Checks the widths that this rank has sent.
+
+    Raises:
+        PayloadError: one came back as another.
+    """
+    for width, right, peer in zip(heard, own, peers, strict=True):
+        if width != right:
+            raise PayloadError(
+                f"{peer.name}: field 'width' of rank {peer.rank}, this one, came back as {width}, not {right}"
+            )

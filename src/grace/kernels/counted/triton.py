@@ -1,0 +1,301 @@
+"""Counted wires as Triton kernels: lists of any length in tables that are made anew at each step, on the device.
+
+The host knows the widths of all wires, and from these how many programs may be needed; how many values there are, and which
+code they have, the device finds out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from grace import wire as wires
+from grace.compute.launching import TILE, Marks, launch
+from grace.kernels.counted import Chosen, CountedCode, CountedPlaces, Sampling
+from grace.kernels.counted.parts import COUNT
+from grace.kernels.index_lists.triton import LIST_BITS, read_tables
+from grace.kernels.many import Many, pair_programs, spans_of
+from grace.kernels.many.triton import numbers_of, tile_of, wire_of
+from grace.kernels.selection.triton import MOST, Largest, Look, Reaching, find_kth, measure_many, new_words
+from grace.kernels.sparse.triton import AT_ONCE, sum_tables, write_tables
+from grace.kernels.staging import clear_many
+from grace.kernels.subsets import Drawing
+from grace.kernels.subsets.triton import Subsets
+from grace.kernels.triton import load_number, magnitude
+
+
+@triton.jit
+def lay_out(n, k, CODE: tl.constexpr):
+    """(which code k indices below n have, how many low bits are packed, their bytes, all bytes), as
+    :func:`grace.kernels.index_lists.layout`; CODE 3: the smallest.
+    """
+    bits = k - k + 1
+    low = k - k
+    cost = k + n - 1
+    for b in tl.static_range(1, 32):
+        bits += ((n - 1) >> b) > 0
+    for b in tl.static_range(1, 32):
+        other = k * b + k + ((n - 1) >> b)
+        better = (b <= bits) & (other < cost)
+        low = tl.where(better, b, low)
+        cost = tl.where(better, other, cost)
+    raw, bitmap = (k * bits + 7) // 8, (n + 7) // 8
+    low_bytes = (k * low + 7) // 8
+    size = low_bytes + (cost - k * low + 7) // 8
+    number = k - k + CODE
+    if CODE == 3:
+        number = tl.where(raw <= bitmap, 0, 1)
+        number = tl.where(size < tl.minimum(raw, bitmap), 2, number)
+    low = tl.where(number == 0, bits, tl.where(number == 1, 0, low))
+    low_bytes = tl.where(number == 0, raw, tl.where(number == 1, 0, low_bytes))
+    size = tl.where(number == 0, raw, tl.where(number == 1, bitmap, size))
+    some = k > 0
+    return number, tl.where(some, low, 0), tl.where(some, low_bytes, 0), tl.where(some, size, 0)
+
+
+@triton.jit
+def _store_list(at, k, number, low, low_bytes, size, before):
+    """A line of a table, but for where its list begins and where its values do."""
+    tl.store(at, k)
+    tl.store(at + 2, number)
+    tl.store(at + 3, low)
+    tl.store(at + 4, low_bytes)
+    tl.store(at + 5, size)
+    tl.store(at + 6, before)
+
+
+@triton.jit
+def _plan(table, total, lists, widths, VALUE: tl.constexpr, CODE: tl.constexpr):
+    """The table of what is sent, of ``total [T]`` numbers of each tensor, and the widths of the wires."""
+    row = tl.program_id(0).to(tl.int64)
+    _place, n = wire_of(table, row)
+    k = tl.load(total + row).to(tl.int64)
+    number, low, low_bytes, size = lay_out(n, k, CODE)
+    dense = k * VALUE + size >= n * VALUE
+    k = tl.where(dense, n, k)
+    size = tl.where(dense, 0, size)
+    _store_list(lists + 8 * row, k, tl.where(dense, 3, number), low, low_bytes, size, k * VALUE)
+    tl.store(widths + row, 4 + k * VALUE + size)
+
+
+@triton.jit
+def count_at(at):
+    """The int32 of four bytes anywhere."""
+    low = tl.load(at).to(tl.int32) | (tl.load(at + 1).to(tl.int32) << 8)
+    return low | (tl.load(at + 2).to(tl.int32) << 16) | (tl.load(at + 3).to(tl.int32) << 24)
+
+
+@triton.jit
+def _open(table, where, lists, wires, marks, stride, VALUE: tl.constexpr, CODE: tl.constexpr):
+    """The tables ``lists [W, T, 8]`` of what the wires say, whose counts are read. A wire that is not as long as its count
+    says is marked, and says nothing. ``where [W, T, 3]``: the byte where a wire begins, its width, and where its list goes.
+    """
+    row, other = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    this = other * tl.num_programs(0) + row
+    _place, n = wire_of(table, row)
+    at, width = tl.load(where + 3 * this), tl.load(where + 3 * this + 1)
+    count = count_at(wires + other * stride + at).to(tl.int64)
+    dense = count == -1
+    k = tl.where(dense, n, tl.minimum(tl.maximum(count, 0), n))
+    number, low, low_bytes, size = lay_out(n, k, CODE)
+    size = tl.where(dense, 0, size)
+    shorter = 4 + k * VALUE + size < 4 + n * VALUE  # or it would have had no list
+    legal = (count >= -1) & (count <= n) & (4 + k * VALUE + size == width) & (dense | shorter)
+    tl.store(marks + row, 1, legal == 0)
+    k, size = tl.where(legal, k, 0), tl.where(legal, size, 0)
+    number = tl.where(legal, tl.where(dense, 3, number), 0)
+    _store_list(lists + 8 * this, k, number, low, low_bytes, size, k * VALUE)
+    tl.store(lists + 8 * this + 1, tl.load(where + 3 * this + 2))
+    tl.store(lists + 8 * this + 7, at + 4)
+
+
+@triton.jit
+def _sample(table, programs, like, index, first, out, EVEN: tl.constexpr, TILE: tl.constexpr):
+    """``out [S]``: the numbers of each tensor at its share of the places ``index [S]``; ``first [T, 2]``: where that begins,
+    and how many there are.
+    """
+    row, tile = tile_of(programs)
+    x, _start = numbers_of(table, row, like, EVEN)
+    begin, seen = tl.load(first + 2 * row), tl.load(first + 2 * row + 1)
+    j = tile * TILE + tl.arange(0, TILE)
+    i = tl.load(index + begin + j, j < seen, 0)
+    tl.store(out + begin + j, load_number(x, i, j < seen), j < seen)
+
+
+@triton.jit
+def _levels(table, programs, like, bounds, totals, rows, LEVELS: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr):
+    """``totals [LEVELS, rows]`` int32, zeros before: how many keys of a row are at least each of its ``bounds``, likewise."""
+    row, tile = tile_of(programs)
+    x, _start = numbers_of(table, row, like, EVEN)
+    _place, n = wire_of(table, row)
+    i = tile * TILE + tl.arange(0, TILE)
+    key = magnitude(load_number(x, i, i < n))
+    for level in range(LEVELS):
+        at = level * rows + row
+        count = tl.sum(((key >= tl.load(bounds + at)) & (i < n)).to(tl.int32), 0)
+        tl.atomic_add(totals + at, count)
+
+
+@dataclass(frozen=True)
+class Lists:
+    """What is chosen of each tensor, which ``picked`` writes into lists. ``lists`` int64 ``[T, 8]``: k, where the list begins,
+    which code it has (3: none, all n values), how many low bits are packed, their bytes, all bytes of the code, those of the
+    values, and where these begin.
+    """
+
+    picked: Reaching | Largest
+    lists: Tensor
+
+
+class _PlacesThere:
+    """Where wires lie, and what programs write and read them, on the device: one copy for each step.
+
+    where: int64 ``[W, T, 3]``, as :func:`_open` takes it. begins: int64 ``[T]``, where the lists that are written begin.
+    written, read, spans: the programs. plane: room for what a worker's lists hold.
+    """
+
+    def __init__(self, places: CountedPlaces, many: Many):
+        widths, limits, rooms = (torch.tensor(x) for x in (places.widths, places.limits, places.rooms))
+        own = rooms[places.own]
+        listed = rooms.masked_fill(widths == limits, 0)
+        bits = (8 * (widths - COUNT)).masked_fill(widths == limits, 0)
+        at = (torch.tensor(places.begins) + wires.HEADER).expand_as(widths)
+        read = -(-bits.amax(dim=0) // LIST_BITS)
+        parts = (
+            torch.stack((at, widths, listed.cumsum(1) - listed), dim=2), own.cumsum(0) - own, spans_of(read),
+            pair_programs(-(-widths[places.own] // TILE)), pair_programs(read),
+        )  # fmt: skip
+        flat = torch.cat([part.view(torch.int64).view(-1) for part in parts]).to(many.device, non_blocking=True)
+        cut = flat.split([part.view(torch.int64).numel() for part in parts])
+        self.where, self.begins, self.spans, self.written, self.read = (
+            piece.view(part.dtype).view(part.shape) for piece, part in zip(cut, parts, strict=True)
+        )
+        room = zip(places.rooms, places.widths, strict=True)
+        self.plane = max(
+            1, *(sum(k for k, w, most in zip(*row, places.limits, strict=True) if w < most) for row in room)
+        )
+
+    @staticmethod
+    def of(places: CountedPlaces, many: Many) -> _PlacesThere:
+        """That of these places, which is made once."""
+        if places.layout is None:
+            places.layout = _PlacesThere(places, many)
+        layout: _PlacesThere = places.layout
+        return layout
+
+
+def choose_reaching_many(bounds: Tensor, many: Many, code: CountedCode, *, strict: bool) -> Any:
+    if max(many.sizes) > MOST:
+        return NotImplemented
+    look = Look.at_many(many)
+    finite = measure_many(look, many, None)
+    return _chosen(many, Reaching.of(look, bounds, strict), finite, code)
+
+
+def _chosen(many: Many, picked: Reaching | Largest, finite: Tensor, code: CountedCode) -> Chosen:
+    lists, widths = many.table.new_empty(len(many), 8), many.table.new_zeros(len(many))
+    launch(_plan, (len(many),), many.table, picked.total, lists, widths, VALUE=code.value, CODE=code.number)
+    return Chosen(widths, finite, Lists(picked, lists))
+
+
+def choose_sampled_many(like: Tensor, many: Many, code: CountedCode, sampling: Sampling, step: int) -> Any:
+    if max(many.sizes) > MOST:
+        return NotImplemented
+    finite = measure_many(Look.at_many(many), many, None)
+    sums = _Samples.of(many, sampling)
+    sums.numbers.point(many.rests or many.xs)
+    clear_many(finite, sums.numbers)
+    look = Look.at_many(sums.numbers)
+    most = many.numbers((Sampling, "most", sampling), lambda: sampling.most, torch.int32)
+    total = torch.minimum(sums.count(sums.limits(step)), most)
+    return _chosen(many, Largest.of(look, sums.numbers, total), finite, code)
+
+
+class _Samples:
+    """What is drawn of several tensors.
+
+    numbers: the tensors' sums with the memories, which have to be pointed at.
+    """
+
+    def __init__(self, many: Many, sampling: Sampling):
+        begins = [sum(sampling.seen[:t]) for t in range(len(many))]
+        streams = [stream.fork(0) for stream in many.streams]
+        self.numbers = Many(many.sizes, [4 * begin for begin in begins], streams, many.device)
+        self._sampling, self._drawing = sampling, Drawing(tuple(sampling.seen), None)
+        self._drawn = torch.empty(sum(sampling.seen), device=many.device)
+        self._samples = Many(sampling.seen, (), (), many.device)
+        self._samples.point([x[None] for x in self._drawn.split(list(sampling.seen))])
+        self._first = self.numbers.numbers(
+            "first", lambda: [*sum(zip(begins, sampling.seen, strict=True), ())], torch.int64
+        )
+        kept = [*sum(((k, 0) for k in sampling.sought), ())]
+        self._sought = self._samples.numbers("sought", lambda: kept, torch.int64)
+        low = [sampling.lower * k for k in sampling.most]
+        self._enough = self.numbers.numbers("enough", lambda: low, torch.float64)
+
+    @staticmethod
+    def of(many: Many, sampling: Sampling) -> _Samples:
+        """Those of a bucket, which are made once."""
+        return many.once((_Samples, sampling), lambda: _Samples(many, sampling))
+
+    def limits(self, step: int) -> Tensor:
+        """float64 ``[T]``: the thresholds that the samples of this step give."""
+        subsets = Subsets.of(self.numbers, self._drawing)
+        subsets.draw(step)
+        many, seen = self.numbers, self._sampling.seen
+        tiles = many.pairs("sample", lambda: [-(-k // TILE) for k in seen])
+        launch(_sample, (len(tiles),), many.table, tiles, many.like, subsets.index, self._first, self._drawn, EVEN=many.even,
+               TILE=TILE)  # fmt: skip
+        look, words = Look.at_many(self._samples), new_words(self._drawn, len(many))
+        measure_many(look, self._samples, words[0])
+        _notes, state = find_kth(look, words, self._sought, None)
+        return state[:, 0].contiguous().view(torch.float32).double()
+
+    def count(self, limit: Tensor) -> Tensor:
+        """int32 ``[T]``: how many numbers reach the thresholds, ``[T]`` float64, that are lowered until these are enough."""
+        many, levels = self.numbers, [limit]
+        for _ in range(self._sampling.rounds):
+            levels.append(levels[-1] * self._sampling.lower)
+        bounds = torch.stack(levels).float().view(torch.int32)
+        totals, tiles = torch.zeros_like(bounds), many.tiles(TILE)
+        launch(_levels, (len(tiles),), many.table, tiles, many.like, bounds, totals, len(many), LEVELS=len(levels),
+               EVEN=many.even, TILE=TILE)  # fmt: skip
+        enough = totals[:-1].double() >= self._enough
+        tries = torch.arange(len(levels) - 1, device=totals.device)[:, None]
+        level = torch.where(enough, tries, len(levels) - 1).amin(dim=0, keepdim=True)
+        return totals.gather(0, level)[0]
+
+
+def write_chosen_many(message: Tensor, many: Many, code: CountedCode, chosen: Chosen, places: CountedPlaces) -> None:
+    lists, own = chosen.notes.lists, places.own
+    layout = _PlacesThere.of(places, many)
+    lists[:, 1], lists[:, 7] = layout.begins, layout.where[own, :, 0] + COUNT
+    total = sum(places.rooms[own])
+    index, sent = many.table.new_empty(total), torch.empty(total, device=many.device)
+    chosen.notes.picked.emit(lists, index, sent, many.rests is not None, code.narrow)
+    counts = torch.where(lists[:, 2] == 3, -1, lists[:, 0]).to(torch.int32)
+    message.view(torch.int32).index_copy_(0, layout.where[own, :, 0] // 4, counts)
+    write_tables(message, many, lists, layout.written, index, sent, _steps(many), code.narrow)
+
+
+def sum_counted_many(rows: Tensor, many: Many, code: CountedCode, places: CountedPlaces, weight: float) -> Tensor:
+    layout, marks, steps = _PlacesThere.of(places, many), Marks(rows, len(many)), _steps(many)
+    T = len(many)
+    lists = many.table.new_empty(len(rows), T, 8)
+    launch(_open, (T, len(rows)), many.table, layout.where, lists, rows, marks.words, rows.stride(0),
+           VALUE=code.value, CODE=code.number)  # fmt: skip
+    for first in range(0, len(rows), AT_ONCE):
+        part, tables = rows[first : first + AT_ONCE], lists[first : first + AT_ONCE]
+        index = read_tables(part, many, tables, layout.plane, layout.read, layout.spans, marks.words, each=True)
+        sum_tables(part, many, tables, index, steps, weight, marks, code.narrow, each=True, add=first > 0)
+    return many.all_of(marks.words)
+
+
+def _steps(many: Many) -> int:
+    """Bits of the longest list that there may be."""
+    return max(many.sizes).bit_length()

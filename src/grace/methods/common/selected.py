@@ -1,0 +1,37 @@
+"""What is selected from the tensors of a bucket, as the tensors of another one, which a compressor of all numbers encodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from grace.kernels import Many, clear_listed_many, encode_indices_many, put_listed_many, take_topk_many
+from grace.kernels.sparse import Pairs
+
+
+def encode_selected(message: Tensor, many: Many, pairs: Pairs, encode: Callable[[Many], object]) -> Tensor:
+    """Writes the wires of pairs into ``message [s]`` uint8. ``encode`` writes what they say of the numbers, which are the xs
+    of what it is given, and makes their rests what it drops; the places follow. ``[T]`` bool, which tensors were finite:
+    others count as zeros.
+    """
+    sent, values = many.once((encode_selected, pairs), lambda: _make_rooms(many, pairs.kept))
+    index = torch.empty(len(sent), dtype=torch.int64, device=many.device)
+    finite = take_topk_many(index, sent, many, pairs.kept)
+    clear_listed_many(index, sent, finite, many, pairs.lists)
+    values.point(values.xs, None, None if many.rests is None else values.xs)
+    encode(values)
+    encode_indices_many(message, many, pairs.lists, index)
+    if many.rests is not None:
+        put_listed_many(index, sent, many, pairs.lists)
+    return finite
+
+
+def _make_rooms(many: Many, kept: Sequence[int]) -> tuple[Tensor, Many]:
+    """``[K]`` float32 for what is selected, and the tensors of it, which stay where they are."""
+    counts = kept[:: many.rows]
+    sent = torch.empty(sum(kept), device=many.device)
+    values = Many(counts, many.places, many.streams, many.device, many.rows)
+    values.xs = [part.view(many.rows, -1) for part in sent.split_with_sizes([many.rows * k for k in counts])]
+    return sent, values

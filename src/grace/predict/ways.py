@@ -1,0 +1,120 @@
+"""Which exchange is replayed: the mean of a tensor goes to all workers, or each row's mean to the worker that owns it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from grace.collectives import Exchange, ReduceScatter, Traffic, cost
+from grace.communicators.base import Communicator
+from grace.contract.method import Method
+from grace.contract.peer import Peer
+from grace.contract.wrapping import layers, own_fields
+from grace.registry import spell
+from grace.run.groups import NONE
+from grace.run.scattering import sum_rows
+from grace.run.worker import Worker
+
+
+class Way(Protocol):
+    """How one tensor is exchanged."""
+
+    @property
+    def joins(self) -> bool:
+        """Whether what is not compressed travels in the collective of what is, if both are in one bucket."""
+
+    def exchange(self, worker: Worker, method: Method[Any], x: Tensor) -> Exchange[None]:
+        """One worker's exchange of a matrix ``x``, donated, under the worker's policy, which has this method for it."""
+
+    def traffic(self, method: Method[Any], shape: Sequence[int], peer: Peer) -> Traffic | None:
+        """What a method moves for a tensor of this shape; None: that varies."""
+
+    def refuse(self, method: Method[Any]) -> str:
+        """Why a method cannot exchange so; empty: it can."""
+
+    def likeness(self, method: Method[Any]) -> Hashable:
+        """The same of methods that exchange alike here."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToAll:
+    """All workers get the mean: see :meth:`grace.Method.exchange`."""
+
+    joins = False
+
+    def exchange(self, worker: Worker, method: Method[Any], x: Tensor) -> Exchange[None]:
+        """See :class:`Way`."""
+        mean = (yield from worker.exchange({"weight": x}))["weight"].mean
+        if mean.data_ptr() != x.data_ptr():
+            x.copy_(mean)
+
+    def traffic(self, method: Method[Any], shape: Sequence[int], peer: Peer) -> Traffic | None:
+        """See :class:`Way`."""
+        return method.traffic(torch.empty(tuple(shape), device="meta"), peer)
+
+    def refuse(self, method: Method[Any]) -> str:
+        """See :class:`Way`."""
+        return ""
+
+    def likeness(self, method: Method[Any]) -> Hashable:
+        """See :class:`Way`."""
+        return method
+
+
+@dataclass(frozen=True, slots=True)
+class ToOwners:
+    """A tensor is W rows, of which each worker gets the mean of its own: see :meth:`grace.Method.scatter`.
+
+    plain: whether what is not compressed is one reduce-scatter of sums, as it is. dtype: in which.
+    """
+
+    plain: bool = True
+    dtype: torch.dtype = torch.float32
+
+    joins = True
+
+    def exchange(self, worker: Worker, method: Method[Any], x: Tensor) -> Exchange[None]:
+        """See :class:`Way`. ``x`` is left as it is: rows are copied, as a session takes them."""
+        rows = _rows(x, worker.world)
+        if self._travels_plain(method):
+            out = yield from sum_rows(rows.to(self.dtype))
+        else:
+            copy = rows.to(torch.float32, copy=True)
+            out = (yield from worker.scatter({"weight": copy}))["weight"].mean.mul_(worker.world)
+        rows[worker.rank].copy_(out)
+
+    def traffic(self, method: Method[Any], shape: Sequence[int], peer: Peer) -> Traffic | None:
+        """See :class:`Way`. Rows are padded to one length."""
+        rows = torch.empty(peer.world, -(-math.prod(shape) // peer.world), device="meta")
+        if self._travels_plain(method):
+            return cost(ReduceScatter(rows.to(self.dtype)), peer.rank, peer.world)
+        return method.scatter_traffic(rows, peer)
+
+    def refuse(self, method: Method[Any]) -> str:
+        """See :class:`Way`."""
+        return "" if method.has_scatter else f"{spell(method)} has an exchange of its own, which has no reduce-scatter"
+
+    def likeness(self, method: Method[Any]) -> Hashable:
+        """See :class:`Way`. Whatever the communicator, rows go to their owners in one all-to-all."""
+        return tuple(
+            (type(layer).__name__, *(str(getattr(layer, name)) for name in own_fields(type(layer))))
+            for layer in layers(method)
+            if not isinstance(layer, Communicator)
+        )
+
+    def _travels_plain(self, method: Method[Any]) -> bool:
+        return self.plain and method == NONE
+
+
+TO_ALL = ToAll()
+
+
+def _rows(x: Tensor, world: int) -> Tensor:
+    """``[W, c]``, without the numbers of x, of any shape, that no row has room for."""
+    flat = x.view(-1)
+    return flat[: flat.numel() // world * world].view(world, -1)

@@ -1,0 +1,160 @@
+"""Methods whose wires are as long as the data want, of a bucket by few launches and one question: bytes, means and memories
+as on the CPU, one tensor after the other.
+
+Triton's interpreter, and tensors on the CPU, stand in for an accelerator.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+triton = pytest.importorskip("triton", reason="needs the package triton")
+tl = pytest.importorskip("triton.language")
+
+from grace.compute import backends
+from grace.flags.finite import cpu_as_accelerator
+from grace.registry.policy import Policy
+from grace.run.worker import Worker
+from grace.verify.no_sync import _ASKING, _READING, _name
+from tests.laws.bucket_runs import SOME, Run, Shapes, assert_same, gradients
+from tests.laws.test_many import LARGE, SHAPES, SMALL, _run
+from tests.unit.kernels.triton_checks import interpreter, night
+
+__all__ = ["interpreter"]
+
+SPREAD = True  # over the test runner's processes
+# Some of whose tensors go without a list, some with none of their numbers, and some are not finite.
+SHARE = (
+    ("threshold:v=1.5", torch.float32), ("threshold:v=1.2,relative=true,index=elias-fano,values=bfloat16", torch.float32),
+)  # fmt: skip
+MIXED: Shapes = ((41,), (2, 3), (1,))
+AT_NIGHT = {
+    "threshold:v=1.5,index=raw,memory=none": SHAPES,
+    "threshold:v=2.5,index=bitmap": SHAPES,
+    "threshold:v=0.001,values=bfloat16": SMALL,
+    "threshold:v=1e6,memory=none": SMALL,
+    "threshold:v=2": LARGE,
+    "threshold:v=1.5,relative=true,index=elias-fano": LARGE,
+    "dgc:ratio=0.1,memory=residual": MIXED,
+    "dgc:ratio=0.1,warmup=2,memory=residual": LARGE,
+    "dgc:ratio=0.5,memory=none,values=bfloat16": SHAPES,
+    "threshold:v=1,index=rice": SMALL,  # which kernels for many tensors do not know
+}
+# Launches of Triton kernels in a step, for a bucket of any number of tensors: the table of docs/concepts/gpu.md.
+LAUNCHES = {"threshold": 13, "threshold:relative=true": 14, "dgc:memory=residual": 29}
+
+
+@functools.cache
+def outcome(
+    spec: str, dtype: torch.dtype, backend: str, together: bool, shapes: Shapes = MIXED, world: int = 2
+) -> tuple[Any, Any]:
+    """Means and states of three steps, the third of which is not finite; and what the network was given."""
+    with backends.using(backend), cpu_as_accelerator():
+        run = Run(Policy([("*", spec)]), world, shapes, lambda _: together, dtype)
+        return [run.step() for _ in range(3)], run.seen
+
+
+@pytest.mark.parametrize(("spec", "dtype"), SHARE)
+def test_a_bucket_has_the_bytes_of_the_cpu(spec: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, sizes = importlib.import_module("grace.communicators.allgather"), list[int]()
+    monkeypatch.setattr(module, "exchange_counted", functools.partial(_look, module.exchange_counted, sizes))
+    assert outcome(spec, dtype, "triton", True) == outcome(spec, dtype, "reference", False)
+    assert sizes == [len(MIXED)] * 6, "of two ranks, three steps"
+
+
+def _look(exchange: Any, sizes: list[int], *args: Any) -> Any:
+    """How many tensors go together."""
+    sizes.append(len(args[2]))
+    return exchange(*args)
+
+
+@night
+def test_one_tensor_goes_the_same_way() -> None:
+    spec, dtype = SHARE[0]
+    assert outcome(spec, dtype, "triton", False, MIXED[:2]) == outcome(spec, dtype, "reference", False, MIXED[:2])
+
+
+@night
+def test_others_may_stand_between_them_and_ranks_need_not_choose_alike() -> None:
+    policy = Policy([("layer1", "efsignsgd"), ("layer2", "none"), ("*", "threshold:v=1.5")])
+    with backends.using("triton"), cpu_as_accelerator():
+        assert_same(policy, 3, (*MIXED, (5,)), plans=SOME)
+
+
+@night
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("spec", AT_NIGHT)
+def test_buckets_of_all_kinds(spec: str, dtype: torch.dtype) -> None:
+    shapes = AT_NIGHT[spec]
+    want = outcome(spec, dtype, "reference", False, shapes, 3)
+    assert outcome(spec, dtype, "triton", True, shapes, 3) == want
+    assert outcome(spec, dtype, "triton", False, shapes, 3) == want
+    with backends.using("triton"), cpu_as_accelerator():
+        assert_same(Policy([("*", spec)]), 2, shapes, dtype=dtype)
+
+
+# ---- launches, and questions ----------------------------------------------------------------------------------------
+class Questions(TorchFunctionMode):
+    """Counts where the host reads a tensor."""
+
+    count = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.count += getattr(func, "__name__", "") in _READING
+        return func(*args, **(kwargs or {}))
+
+
+class Waits(TorchDispatchMode):  # type: ignore[misc]
+    """Counts where it has to wait for a number."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.count += _name(func) in _ASKING
+        return func(*args, **(kwargs or {}))
+
+
+def count_work(spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """Of the second step: (launches, questions). Nothing runs; each wire is said to hold one number."""
+    launches = [0]
+
+    def only_count(executor: Any, *args: Any, **_: Any) -> None:
+        launches[0] += 1
+        if executor.fn.__name__ == "_plan":
+            args[executor.arg_names.index("widths")].fill_(9)
+
+    monkeypatch.setattr("triton.runtime.interpreter.GridExecutor.__call__", only_count)
+    with backends.using("triton"), cpu_as_accelerator():
+        worker, given = Worker(Policy([("*", spec)]), 0, 1), gradients(0, 0, shapes)
+        _run(worker, given)
+        worker.workspace.reset()
+        worker.advance()
+        worker._read_pending()
+        launches[0] = 0
+        with Questions() as read, Waits() as waited:  # type: ignore[no-untyped-call]
+            _run(worker, given)
+    monkeypatch.undo()
+    return launches[0], read.count + waited.count
+
+
+@pytest.mark.parametrize("spec", LAUNCHES)
+def test_launches_and_questions_do_not_grow_with_the_bucket(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = [count_work(spec, ((3,),) * T, monkeypatch) for T in (3, 40)]
+    assert counts == [(LAUNCHES[spec], 1)] * 2
+    alone = count_work(spec, ((3,),), monkeypatch)
+    assert alone == (LAUNCHES[spec] - 1, 1), "torch chooses the memory of one tensor"
+    page = (Path(__file__).parents[2] / "docs/concepts/gpu.md").read_text()
+    assert f"| `{spec}` | {LAUNCHES[spec]} |" in page

@@ -1,0 +1,211 @@
+"""Triton kernels for wires that say how many numbers they hold, in Triton's interpreter, against the specification."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+triton = pytest.importorskip("triton", reason="needs the package triton")
+tl = pytest.importorskip("triton.language")
+
+from grace.compute import backends
+from grace.compute.launching import launch
+from grace.errors import PayloadError
+from grace.flags.finite import cpu_as_accelerator
+from grace.kernels import choose_reaching_many, choose_sampled_many, sum_counted_many, write_chosen_many
+from grace.kernels.counted import Chosen, CountedCode, CountedPlaces, Sampling
+from grace.kernels.counted import triton as counted
+from grace.kernels.index_lists import FIXED, layout
+from grace.kernels.index_lists import codes as index_lists
+from grace.kernels.many import Many
+from grace.random import Stream
+from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
+
+__all__ = ["interpreter"]
+
+SIZES = (41, 6, 1)
+BOUNDS = ((1.0, 0.01, 9.0), (1.5, 9.0, 0.0))  # of each worker; all of the second tensor exceeds the first one's
+
+
+def bucket(sizes: tuple[int, ...], rank: int) -> Many:
+    """Tensors with memories."""
+    made, streams = torch.Generator().manual_seed(rank), [Stream(0, "m", str(n), rank, 0) for n in sizes]
+    many = Many(sizes, (), streams, torch.device("cpu"))
+    xs, memories = ([torch.randn(1, n, generator=made) for n in sizes] for _ in range(2))
+    assert many.point(xs, memories, [torch.empty_like(x) for x in xs])
+    return many
+
+
+def reaching(rank: int, many: Many, code: CountedCode) -> Chosen:
+    bounds = torch.tensor(BOUNDS[rank][: len(many)], dtype=torch.float64)
+    return choose_reaching_many(bounds, many, code, strict=code.narrow)
+
+
+def sampled(rank: int, many: Many, code: CountedCode) -> Chosen:
+    """One worker's threshold is lowered, and more reach the other's than are sent; and an inf."""
+    many.xs[1].view(-1)[0] = (1.0, math.inf)[rank]
+    share = (1, 2)[rank]
+    seen = tuple(min(n, 10) for n in many.sizes)
+    sought = tuple(max(1, k // 3 * (share - 1)) for k in seen)
+    sampling = Sampling(seen, sought, tuple(-(-n // (4 * share)) for n in many.sizes), 0.8, 10)
+    return choose_sampled_many(many.like, many, code, sampling, 3)
+
+
+def messages(
+    sizes: tuple[int, ...], code: CountedCode, choose: Callable[[int, Many, CountedCode], Chosen] = reaching
+) -> tuple[list[Many], CountedPlaces, Tensor, list[Tensor]]:
+    """Two workers' tensors, where their wires lie, these, and whether tensors were finite."""
+    buckets = [bucket(sizes, rank) for rank in range(2)]
+    chosen = [choose(rank, many, code) for rank, many in enumerate(buckets)]
+    widths = [one.widths.tolist() for one in chosen]
+    rows = torch.zeros(2, CountedPlaces(widths, 0, sizes, code).size, dtype=torch.uint8)
+    for rank, row in enumerate(rows):
+        places = CountedPlaces(widths, rank, sizes, code)
+        write_chosen_many(row, buckets[rank], code, chosen[rank], places)
+    return buckets, places, rows, [one.finite for one in chosen]
+
+
+def wires_and_sums(code: CountedCode, sizes: tuple[int, ...] = SIZES, choose: Any = reaching) -> None:
+    def draw() -> list[Tensor]:
+        with cpu_as_accelerator():
+            buckets, places, rows, finite = messages(sizes, code, choose)
+            rests = [rest for many in buckets for rest in many.rests or ()]
+            legal = sum_counted_many(rows, buckets[0], code, places, 0.3)
+        return [rows, *finite, *rests, legal, *buckets[0].xs]
+
+    agree(draw, (code, sizes))
+
+
+@pytest.mark.parametrize(("index", "narrow"), [("auto", False), ("elias-fano", True)])
+def test_wires_and_their_sums(index: str, narrow: bool) -> None:
+    wires_and_sums(CountedCode(index, narrow))
+
+
+@pytest.mark.parametrize("narrow", [False, pytest.param(True, marks=night)])
+def test_what_a_sample_gives(narrow: bool) -> None:
+    wires_and_sums(CountedCode("auto", narrow), choose=sampled)
+
+
+@night
+def test_samples_of_several_tiles() -> None:
+    wires_and_sums(CountedCode("auto", True), (4097, 300, 9001), choose=sampled)
+
+
+def test_more_wires_than_are_added_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counted, "AT_ONCE", 1)
+    wires_and_sums(CountedCode("raw", False))
+
+
+@night
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("index", [*FIXED, "auto"])
+def test_wires_of_several_tiles(index: str, narrow: bool) -> None:
+    wires_and_sums(CountedCode(index, narrow), (4097, 300, 9001))
+
+
+def widths_of(index: str) -> None:
+    """What the device finds out about codes is what the host knows."""
+    pairs = [
+        (n, k) for n in (1, 2, 3, 63, 300, 70_000, (1 << 31) - 1) for k in {0, 1, 2, n // 100, n // 9, n} if k <= n
+    ]
+    many = Many([n for n, _ in pairs], (), (), torch.device("cpu"))
+    many.table = torch.zeros(len(pairs), 8, dtype=torch.int64)
+    many.table[:, 4] = torch.tensor(many.sizes)
+    total, lists = torch.tensor([k for _, k in pairs], dtype=torch.int32), torch.zeros(len(pairs), 8, dtype=torch.int64)
+    widths, code = torch.zeros(len(pairs), dtype=torch.int64), CountedCode(index, False)
+    launch(counted._plan, (len(pairs),), many.table, total, lists, widths, VALUE=code.value, CODE=code.number)
+    for (n, k), width, line in zip(pairs, widths.tolist(), lists.tolist(), strict=True):
+        size = index_lists.most(n, k, index)
+        if 4 * k + size >= 4 * n:
+            assert (width, line[0], line[2]) == (4 + 4 * n, n, 3)
+            continue
+        assert width == 4 + 4 * k + size, (n, k)
+        number, low, _ = layout(n, k, index_lists.fixed_code(n, k, index))
+        assert k == 0 or (line[2], line[3]) == (number, low), (n, k)
+
+
+@pytest.mark.parametrize("index", ["auto", pytest.param("elias-fano", marks=night), pytest.param("raw", marks=night)])
+def test_widths_are_found_out_on_the_device(index: str) -> None:
+    widths_of(index)
+
+
+def test_wires_that_no_sender_writes_spoil_their_own_tensor() -> None:
+    code = CountedCode("raw", False)
+    with backends.using("triton"), cpu_as_accelerator():
+        buckets, places, rows, _ = messages(SIZES[:2], code)
+        at = places.begins[0] + 4
+        for where, value in ((at, 200), (at + 3, 0x80), (at, rows[1, at] - 1), (at + 7, 0x7F)):
+            spoiled = rows.clone()
+            spoiled[1, where] = value
+            if where == at + 7:
+                spoiled[1, at + 6] = 0x80  # an inf
+            legal = sum_counted_many(spoiled, buckets[0], code, places, 1.0)
+            assert legal.tolist() == [False, True], (where, value)
+
+
+@pytest.mark.parametrize("width", [3, 400])
+def test_widths_that_no_sender_writes(width: int) -> None:
+    with pytest.raises(PayloadError, match="field 'width' of rank 1 must be in"):
+        CountedPlaces([[8], [width]], 0, [41], CountedCode("auto", False))
+
+
+# ---- mutants --------------------------------------------------------------------------------------------------------
+@triton.jit
+def _one_more_bit(n, k, CODE: tl.constexpr):  # type: ignore[no-untyped-def]
+    return k - k, k - k + 8, k, k
+
+
+@triton.jit
+def _nothing_there(at):  # type: ignore[no-untyped-def]
+    return tl.load(at).to(tl.int32) * 0
+
+
+@triton.jit
+def _at_the_front(lists, task):  # type: ignore[no-untyped-def]
+    return tl.load(lists + 8 * task + 7) * 0
+
+
+@triton.jit
+def _bound_of_the_first(least, row, EACH: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.load(least).to(tl.int32)
+
+
+@triton.jit
+def _nowhere(lists, bound, k, steps, inside, low, raised):  # type: ignore[no-untyped-def]
+    return bound - bound
+
+
+@triton.jit
+def _the_first(x, i, inside):  # type: ignore[no-untyped-def]
+    return tl.load(x + i - i, inside, 0.0)
+
+
+@triton.jit
+def _none(x):  # type: ignore[no-untyped-def]
+    return x.to(tl.int32, bitcast=True) * 0
+
+
+AUTO = CountedCode("auto", False)
+# module, what is replaced in it, by what, and a test above that fails then
+MUTANTS: list[tuple[str, str, Any, Any]] = [
+    ("counted", "lay_out", _one_more_bit, lambda: widths_of("auto")),
+    ("counted", "count_at", _nothing_there, lambda: wires_and_sums(AUTO)),
+    ("selection", "_bound_of", _bound_of_the_first, lambda: wires_and_sums(AUTO)),
+    ("sparse", "place_in", _at_the_front, lambda: wires_and_sums(AUTO)),
+    ("index_lists", "place_in", _at_the_front, lambda: wires_and_sums(AUTO)),
+    ("sparse", "first_reaching", _nowhere, lambda: wires_and_sums(AUTO)),
+    ("counted", "load_number", _the_first, lambda: wires_and_sums(AUTO, choose=sampled)),
+    ("counted", "magnitude", _none, lambda: wires_and_sums(AUTO, choose=sampled)),
+]
+
+
+@pytest.mark.parametrize(("family", "name", "mutant", "test"), MUTANTS)
+def test_mutants_are_caught(family: str, name: str, mutant: Any, test: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"grace.kernels.{family}.triton.{name}", mutant)
+    with pytest.raises(CAUGHT):
+        test()
