@@ -56,6 +56,7 @@ CAUGHT = {
         "tests/distributed/test_sharded_kills.py::test_when_a_worker_is_killed_no_other_hangs"
     ),
     "a kernel that differs on another processor": "tests/unit/kernels/test_arm.py::test_a_kernel_that_differs_is_named",
+    "lines that decide alone": "tests/unit/predict/test_probe.py::test_lines_that_decide_alone_are_caught",
     "a step that counts on some only": "tests/unit/run/test_elastic.py::test_a_step_with_a_defect_is_caught",
 }
 # Groups that take longest begin first, so that none is left to one process at the end; by the beginning of their names.

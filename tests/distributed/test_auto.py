@@ -15,7 +15,9 @@ from grace.errors import ConfigurationError
 from grace.run.parked import INSTALMENTS
 from tests.distributed import sharded_models
 from tests.distributed.processes import Pool
-from tests.distributed.sharded_models import Given, gradients_of, mesh_of
+from tests.distributed.sharded_models import Given, four, gradients_of, mesh_of
+
+__all__ = ["four"]
 
 AUTO = "auto:methods=(topk;qsgd:bits=4)"
 
@@ -173,3 +175,30 @@ def test_local_steps_choose_by_rounds(pair: Pool) -> None:
     assert sum(one["losses"][-5:]) < sum(one["losses"][:5])
     assert one["stage"] == "running"
     assert "a step here is a round: 2 local steps and their exchange" in one["text"]
+
+
+def between_replicas(rank: int, world: int, steps: int, shard: str | None) -> dict[str, Any]:
+    net = sharded_models.make("hsdp")  # of whose head some ranks have no part
+    handle = grace.attach(net, replicate=AUTO, shard=shard)
+    weights = sharded_models.train(net, steps)
+    saved = handle.state_dict()
+    handle.load_state_dict(saved)
+    weights = sharded_models.train(net, 8, from_step=steps)
+    found = handle.explain()  # type: ignore[attr-defined]
+    handle.detach()
+    methods = [bucket.method for bucket in found.buckets]
+    return {"weights": weights, "methods": methods, "history": found.history, "stage": found.stage}
+
+
+@pytest.mark.night("lines that decide alone")
+@sharded_models.pytestmark
+@pytest.mark.parametrize("shard", [None, "bf16"])
+def test_replicas_of_all_shards_choose_alike(four: Pool, shard: str | None) -> None:
+    found = four.run(between_replicas, 40, shard)
+    for one in found[1:]:
+        assert one["history"] == found[0]["history"]
+        assert one["methods"] == found[0]["methods"]
+        assert one["stage"] == "running"
+    assert len(found[0]["methods"]) == 4
+    for one, other in ((0, 2), (1, 3)):
+        assert torch.equal(found[one]["weights"], found[other]["weights"])

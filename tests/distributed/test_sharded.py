@@ -228,7 +228,6 @@ def refused(rank: int, world: int) -> None:
 
     says("powersgd has an exchange of its own", make(), "powersgd")
     says("memory=ef21 has an exchange of its own", make(), "topk:memory=ef21")
-    says("auto chooses for a mesh of one dimension: between replicas", make("hsdp"), "auto")
     says("legal: a method, or 'auto'", make(), grace.Policy.adaptive("qsgd", budget=4.0))
     says("what one axis gains, not two", make("hsdp"), "topk", shard="auto")
     says("compressed by parameter", make(), granularity="bucket")

@@ -21,6 +21,7 @@ SETTINGS = (
 
 
 @pytest.mark.night("NeverUpdated")
+@pytest.mark.timeout(3600)  # twice 2,000 steps of a world of processes
 def test_a_small_gpt_is_within_two_percent_of_plain_fsdp(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
     ways = ["--methods", "FSDP2 alone;topk:ratio=0.01", "--out", str(out)]

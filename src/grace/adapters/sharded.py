@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from grace.adapters.axes import Axes, Fixed, Given, names_held, resolve
-from grace.adapters.choosing import Choosing, read_choice
+from grace.adapters.axes import Axes, names_held, resolve
+from grace.adapters.choosing import Choosing
 from grace.adapters.doors import register_door
 from grace.adapters.fsdp import (
     Hooked,
@@ -36,13 +36,13 @@ from grace.adapters.fsdp import (
 from grace.adapters.handle import Handle
 from grace.adapters.passes import Passes
 from grace.adapters.sharded_checkpoint import ShardedCheckpoint
+from grace.adapters.sharded_choice import read_sharded_choice, site_between_replicas, site_of_rows
 from grace.adapters.weights import Weights, read_weights
-from grace.auto.settings import Auto, wanted
+from grace.auto.settings import Auto
 from grace.auto.site import Site
 from grace.collectives import ReduceScatter, Traffic, cost
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError
-from grace.predict.ways import ToOwners
 from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy
 from grace.run.checkpoint import Memories
@@ -54,6 +54,7 @@ from grace.run.scattering import Scattering, sum_rows, traffic_of
 from grace.run.session import Session
 from grace.run.stats import Stats
 from grace.run.steps import Steps
+from grace.transports.agreement import agree
 from grace.transports.base import Transport
 from grace.transports.choose import transport_beside
 
@@ -99,7 +100,7 @@ class ShardedHandle(Choosing, Handle):
                 "nonfinite='error' between replicas: an inf is seen by those that have the same shard alone, and the others "
                 "would wait for them; legal: 'propagate', 'skip'"
             )
-        auto, slow, fast, more = _read_choice(*axes.choose(method, self._replicated), self._replicated)
+        auto, slow, fast, more = read_sharded_choice(*axes.choose(method, self._replicated))
         if not self._replicated:  # every rank applies means of its own
             options = replace(options, check_replicas_every=0)
         group = one_group(groups)
@@ -114,9 +115,8 @@ class ShardedHandle(Choosing, Handle):
         if axes:
             knobs.update({name: str(given) for name, given in (("shard", fast), ("weights", compressor))})
         super().__init__(Steps(Session(like, policy, over, options, knobs=knobs)))
-        self._optimizer = optimizer
-        self._begin_auto(auto)
-        self._check_optimizer()
+        self._optimizer, self._given_transport = optimizer, transport
+        self._beside: Transport | None = None  # where auto chooses: to the ranks that have the other shards
         self._passes = Passes(groups[0].device, self._end, self.stats.wait)
         self.stats.overlaps = self._passes.overlaps
         self._late: LateGradients | None = None  # between the two axes of a group
@@ -126,26 +126,30 @@ class ShardedHandle(Choosing, Handle):
         try:
             if fast is not None:
                 self._fast = self._open_fast(options.read(fast), names_held(rows.items()), transport)
+            self._begin_auto(auto)
             if compressor is not None:
                 self._weights = Weights(groups, compressor, options, transport, lambda: self._session.worker.step)
                 self._hooked.gather_by(self._gather)
         except BaseException as error:
             self._close(error)
             raise
+        self._check_optimizer()
         if self._replicated:
             self._hooked.average_replicas_by(self._average)
         if self._fast is not None or not self._replicated:
             self._hooked.reduce_by(self._scatter)
 
+    def _begin_auto(self, auto: Auto | Adaptive | None) -> None:
+        if auto is not None and self._replicated:  # those that average other shards decide alike
+            if self._beside is None:
+                self._beside = transport_beside(self._groups[0].shards, self._given_transport)
+            agree({"auto": str(auto)}, self._beside)
+        super()._begin_auto(auto)
+
     def _site(self) -> Site:
-        """A group of parameters is a bucket, whose gradients lie unsharded until it is exchanged: none waits for another."""
-        shapes = {piece.name: piece.shape for piece in self._pieces.values()}
-        dtypes = {group.dtype for group in self._groups}
-        plain = self._session.options.nonfinite == "propagate"
-        way = ToOwners(plain, dtypes.pop() if len(dtypes) == 1 else torch.float32)
-        names = tuple(tuple(piece.name for piece in group.pieces) for group in reversed(self._groups))
-        device = self._groups[0].device
-        return Site(shapes, way, holds=False, resolve=self._resolve, names=names, device=device)
+        if self._beside is not None:
+            return site_between_replicas(self._groups, self._resolve, self._beside)
+        return site_of_rows(self._groups, self._resolve, self._session.options)
 
     def _resolve(self, policy: Policy) -> Policy:
         return resolve(policy, self._pieces.values(), self._names, scatters=not self._replicated)
@@ -197,7 +201,8 @@ class ShardedHandle(Choosing, Handle):
         if not self._begin(group, flat, flat.numel() // group.shards.size()):
             out.zero_()
             return
-        self._comes(dict.fromkeys(piece.name for piece in group.pieces))
+        if self._fast is None:
+            self._comes(piece.name for piece in group.pieces)
         with self._while_it_waits() as waits:
             late = group.later(out) if self._passes.overlaps and not waits else None
             sums, lr = out if late is None else late.sums, self.lr
@@ -213,7 +218,8 @@ class ShardedHandle(Choosing, Handle):
         widths = [piece.width for piece in group.pieces]
         names = [piece.name for piece in group.pieces]
         parts = dict(zip(names, torch.split(rows, widths, dim=1), strict=True))
-        with self._leaving(), self._bucket_alone(names, lambda: {n: x.float().contiguous() for n, x in parts.items()}):
+        bucket = contextlib.nullcontext() if self._fast else self._bucket_alone(names, lambda: _whole(parts))
+        with self._leaving(), bucket:
             held = {name: session.like[name] for name in names if name in session.like}
             if _is_plain(session, group) and session.worker.owes_nothing(held):
                 sums.copy_(session.run(sum_rows(rows), counted=True).view(-1))
@@ -232,11 +238,13 @@ class ShardedHandle(Choosing, Handle):
         if not self._begin(group, flat, flat.numel()):
             flat.zero_()
             return
-        if late is None and self._passes.overlaps:
-            late = group.later(flat, flat.clone())
-        sums, lr = flat if late is None else late.sums, self.lr
-        factor = self.world if group.divided else 1
-        self._passes.submit(lambda: self._average_now(group, sums, factor, lr), wait=late is None)
+        self._comes(piece.name for piece in group.pieces)
+        with self._while_it_waits() as waits:
+            if late is None and self._passes.overlaps and not waits:
+                late = group.later(flat, flat.clone())
+            sums, lr = flat if late is None else late.sums, self.lr
+            factor = self.world if group.divided else 1
+            self._passes.submit(lambda: self._average_now(group, sums, factor, lr), wait=late is None)
         self._passes.settle(late)
 
     def _average_now(self, group: ParameterGroup, flat: Tensor, factor: int, lr: float | None) -> None:
@@ -246,15 +254,13 @@ class ShardedHandle(Choosing, Handle):
             for piece, part in zip(group.pieces, torch.split(flat, widths), strict=True)
             if piece.name in self._session.like
         }
-        if not shards:
-            return
         given = {name: x.to(torch.float32, copy=True) for name, x in shards.items()}
         if self._fast is not None:  # what comes is a sum over shards, which torch divides later; a memory keeps means
             factor *= self._fast.world
             for x in given.values():
                 x.div_(self._fast.world)
-        with self._leaving():
-            means = self._session.exchange(given, lr=lr)
+        with self._leaving(), self._bucket_alone([piece.name for piece in group.pieces], lambda: given):
+            means = self._session.exchange(given, lr=lr) if given else {}
         for name, mean in means.items():
             shards[name].copy_(mean.mul_(factor) if factor > 1 else mean)
 
@@ -272,6 +278,8 @@ class ShardedHandle(Choosing, Handle):
     def _close(self, error: BaseException | None = None) -> None:
         for session in self._sessions():
             session.close(error)
+        if self._beside is not None:
+            self._beside.close(error)
 
     def _begin(self, group: ParameterGroup, flat: Tensor, width: int) -> bool:
         """The first exchange of a backward pass begins a step, which ends with the pass. False: there is no exchange in what
@@ -317,7 +325,7 @@ class ShardedHandle(Choosing, Handle):
     # ---- for the user -----------------------------------------------------------------------------------------------
     def switch(self, method: Policy | Method[Any] | Auto | Adaptive | str) -> None:
         self._check_attached()
-        auto, fixed, *_ = _read_choice(method, None, self._replicated)
+        auto, fixed, *_ = read_sharded_choice(method, None)
         super().switch(auto or self._resolve(self._session.options.read(fixed)))
 
     def plan(self, axis: str = "") -> ExchangePlan:
@@ -398,30 +406,9 @@ def _is_plain(session: Session, group: ParameterGroup) -> bool:
     return all(policy.method_for(name, like[name], step) == NONE for name in names)
 
 
-def _read_choice(
-    given: Given, fast: Given | None, replicated: bool
-) -> tuple[Auto | None, Fixed, Fixed | None, dict[str, object]]:
-    """As :func:`grace.adapters.choosing.read_choice`, of the method of the slowest axis, and with that of the other one.
-
-    Raises:
-        ConfigurationError: a choice on a mesh of two dimensions, or by budget.
-    """
-    auto, fixed, knobs = read_choice(given)
-    if isinstance(auto, Adaptive) or isinstance(fast, Adaptive):
-        raise ConfigurationError(
-            "adaptive= measures what a layer loses of its gradient, and here each rank compresses rows of it for others; "
-            "legal: a method, or 'auto'"
-        )
-    if auto is not None and replicated:
-        raise ConfigurationError(
-            "auto chooses for a mesh of one dimension: between replicas, ranks with other shards would have to decide alike, "
-            "and do not hear of each other. Name a method; grace advise says which"
-        )
-    if isinstance(fast, Auto) or wanted(fast) is not None:
-        raise ConfigurationError(
-            "shard='auto' beside replicate=: steps show what one axis gains, not two; name a method"
-        )
-    return auto, fixed, fast, knobs
+def _whole(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rows of any dtype, as they are exchanged."""
+    return {name: x.to(torch.float32, memory_format=torch.contiguous_format) for name, x in parts.items()}
 
 
 def _half_of_dense(session: Session) -> int:

@@ -134,6 +134,7 @@ def calibrate(
     largest: int,
     *,
     way: Way = TO_ALL,
+    beside: Transport | None = None,
     clock: Callable[[], int] = time.monotonic_ns,
 ) -> Calibration:
     """Measures codecs and the link. All ranks call it, with the same arguments.
@@ -143,6 +144,7 @@ def calibrate(
         candidates: methods; where time runs out, the slowest are left out.
         largest: numbers in the largest bucket.
         way: of exchanges.
+        beside: to workers that measure other lines at the same time: see :class:`grace.predict.probe.Probe`.
         clock: nanoseconds, for what it may take.
 
     Raises:
@@ -151,11 +153,11 @@ def calibrate(
     if transport.world == 1:
         return Calibration(1, describe(transport), float(resources.cores()), Timings(UNSHAPED, 1, resources.cores()))
     try:
-        cores, memory = _share_machine(Probe(transport, 1))
-        rates, left_out, told, codec_ns = _measure_codecs(Probe(transport, 1), candidates, clock, way)
+        cores, memory = _share_machine(Probe(transport, 1, beside=beside))
+        rates, left_out, told, codec_ns = _measure_codecs(Probe(transport, 1, beside=beside), candidates, clock, way)
         probe = Probe(
             transport, max(1, int(cores * transport.world)), most_seconds=MOST_SECONDS,
-            repeats=lambda size: 5 if size <= _OFTEN else 3,
+            repeats=lambda size: 5 if size <= _OFTEN else 3, beside=beside,
         )  # fmt: skip
         needed = _sizes_needed(rates.values(), largest)
         links = _measure_link(probe, needed)

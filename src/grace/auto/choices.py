@@ -21,16 +21,23 @@ class Buckets:
     """The buckets of a model, in the order in which they come.
 
     names: of the tensors of each. shapes: of each tensor. keep: patterns, and the method of the first that matches.
+    parts: shapes of what is exchanged of each tensor; None: all of it.
     """
 
     names: tuple[tuple[str, ...], ...]
     shapes: Mapping[str, Shape]
     keep: tuple[tuple[str, str], ...] = ()
+    parts: Mapping[str, Shape] | None = None
+
+    @property
+    def exchanged(self) -> Mapping[str, Shape]:
+        """The shapes of what is exchanged."""
+        return self.shapes if self.parts is None else self.parts
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """How many numbers each bucket has."""
-        return tuple(sum(_size(self.shapes[name]) for name in names) for names in self.names)
+        return tuple(sum(_size(self.exchanged[name]) for name in names) for names in self.names)
 
     def fixed(self, name: str) -> str | None:
         """The method that a tensor has whatever is chosen: what is kept, and "none" for small ones; None: it has no such."""
@@ -45,7 +52,7 @@ class Buckets:
         found: dict[str, list[Shape]] = {}
         for names in self.names[first:end]:
             for name in names:
-                found.setdefault(self.fixed(name) or method, []).append(self.shapes[name])
+                found.setdefault(self.fixed(name) or method, []).append(self.exchanged[name])
         return found
 
 

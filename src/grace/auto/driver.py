@@ -21,17 +21,17 @@ from grace.auto.controller import Controller
 from grace.auto.explain import Explanation, explain
 from grace.auto.history import History
 from grace.auto.looks import look
+from grace.auto.losses import Losses
 from grace.auto.model import STEPS, Model, StepClock, model_of
-from grace.auto.planner import Part, Plan, Problem, better_baseline, make_plan, shortlist
+from grace.auto.planner import Plan, Problem, better_baseline, make_plan, shortlist
+from grace.auto.saved_choice import parts_of
 from grace.auto.settings import Auto
 from grace.auto.site import Site
-from grace.errors import ConfigurationError, GraceWarning, StateError, stack_level
+from grace.errors import ConfigurationError, GraceWarning, stack_level
 from grace.predict.links import UNSHAPED
 from grace.predict.probe import Probe, Timings
-from grace.registry import method as make_method
 from grace.registry import spell
 from grace.registry.policy import Policy
-from grace.run.distortion import measure_distortion
 from grace.run.optimizer import Settings
 from grace.run.session import Session
 
@@ -94,9 +94,10 @@ class Driver:
         self._start = clock()
         self._last = 0
         self._overhead = self.holding = self._exchanges = 0
+        self.speaks = session.rank == 0 and (self.site.beside is None or self.site.beside.rank == 0)  # for all ranks
         self._coming: list[tuple[str, ...]] = []
         self._listening: StepClock | None = None
-        self._errors: dict[str, dict[str, float]] = {}
+        self._losses = Losses()
         self._measuring = False
         self._using: tuple[int, bool] = (0, False)
         self._counts = True  # whether the step that comes is a measure of others
@@ -112,16 +113,16 @@ class Driver:
             self.end("one worker exchanges nothing")
             return
         kept = [method for _, method in self.settings.keep if method not in self.methods]
-        tensors = [_size(shape) for shape in self.site.shapes.values()]
+        tensors = [_size(shape) for shape in self.buckets.exchanged.values()]
         largest = max(*tensors, *self.buckets.numbers, min(sum(tensors), self.session.options.bucket_bytes // 4))
         candidates = [*self.methods[:2], *kept, *self.methods[2:]]
-        self.known = calibrate(self.session.network, candidates, largest, way=self.site.way)
+        self.known = calibrate(self.session.network, candidates, largest, way=self.site.way, beside=self.site.beside)
         self.left_out = {**self.left_out, **self.known.left_out}
         if why := self.site.refuse_memory(self.known.memory):
             self.left_out.update((name, why) for name in self.methods if keeps_memory(name))
             self.methods = [name for name in self.methods if not keeps_memory(name)]
         self.methods = [name for name in self.methods if name in self.known.rates]
-        if self.session.rank == 0:
+        if self.speaks:
             for text in stragglers(self.known.codecs):
                 warnings.warn(f"auto: {text}: compression cannot mend that", GraceWarning, stacklevel=stack_level())
         problem = problem_of(self.buckets, None, self.known, self._careful, fuses=self.site.holds)
@@ -185,7 +186,8 @@ class Driver:
             return False
         self._coming.append(tuple(names))
         if self._measuring:
-            self._measure(gradients)
+            free = {name: x for name, x in gradients.items() if self.buckets.fixed(name) is None}
+            self._losses.measure(free, self.methods[2:], self.session.peer)
         if last or not self.site.holds:
             return False
         if self._listening is not None:
@@ -204,7 +206,7 @@ class Driver:
         Raises:
             AgreementError: ranks have decided differently. TransportError: the link failed. On all ranks.
         """
-        if not self.active:
+        if not self.active or not self._coming:
             return
         now, came, self._coming = self.clock(), tuple(self._coming), []
         period, self._last = now - self._last if self._last and self._counts else 0, now
@@ -213,7 +215,9 @@ class Driver:
         if unheard or came != self.buckets.names:  # DistributedDataParallel makes its buckets anew
             self._listen(came)
         elif self._measuring:
-            self._share_errors()
+            self._measuring = False
+            free = [name for names in came for name in names if self.buckets.fixed(name) is None]
+            self._losses.share(free, self.methods[2:], self._tell)
         elif self._listening is not None:
             self._listening.exchanged(counts)
             if self._listening.done:
@@ -224,32 +228,13 @@ class Driver:
 
     def _listen(self, came: tuple[tuple[str, ...], ...]) -> None:
         """The buckets are others than were known: their steps are measured."""
-        self.buckets = Buckets(came, self.site.shapes, self.settings.keep)
+        self.buckets = Buckets(came, self.site.shapes, self.settings.keep, self.site.parts)
         self._listening = StepClock(len(came), clock=self.clock)
         self._measuring = self.settings.error is not None
         if self.choices:
             current = self._using[0]
             self.session.use(current)
             self.choices, self.controller = [], None
-
-    # ---- errors of methods ------------------------------------------------------------------------------------------
-    def _measure(self, gradients: Mapping[str, Tensor]) -> None:
-        """What each method would lose of these gradients."""
-        for name, x in gradients.items():
-            if self.buckets.fixed(name) is None:
-                for text in self.methods[2:]:
-                    method = make_method(text)
-                    lost = measure_distortion(method, x, method.init(x), self.session.peer(name))
-                    self._errors.setdefault(text, {})[name] = float("inf") if lost is None else lost
-
-    def _share_errors(self) -> None:
-        """All ranks take the largest of all."""
-        self._measuring = False
-        keys = [(text, name) for text, of in self._errors.items() for name in of]
-        mine = [min(1000 * _MILLION, int(_MILLION * min(1e3, self._errors[text][name]))) for text, name in keys]
-        rows = self._tell(mine) if mine else []
-        for k, (text, name) in enumerate(keys):
-            self._errors[text][name] = max(row[k] for row in rows) / _MILLION
 
     # ---- decisions --------------------------------------------------------------------------------------------------
     def _decide(self) -> None:
@@ -265,7 +250,8 @@ class Driver:
         plans = [base, other]
         plans += [plan for plan in shortlist(problem, EXACT) if plan.parts not in [one.parts for one in plans]]
         best = 2 if len(plans) > 2 and plans[2].seconds < base.seconds else 0
-        if (loaded := self._loaded_plan(problem)) is not None:
+        policy, self.loaded = self.loaded, None
+        if policy is not None and (loaded := self._plan_of(policy, problem)) is not None:
             parts = [one.parts for one in plans]
             best = parts.index(loaded.parts) if loaded.parts in parts else len(plans)
             plans += [loaded] if best == len(plans) else []
@@ -280,7 +266,7 @@ class Driver:
         if self.known.unsure:
             self.controller.ask(f"the link is known only so far: {self.known.name_unsure()}")
         self.history.planned(challengers)
-        if self.session.rank == 0:
+        if self.speaks:
             for text in stragglers([self.model.computing]):
                 warnings.warn(f"auto: {text}: compression cannot mend that", GraceWarning, stacklevel=stack_level())
 
@@ -290,17 +276,10 @@ class Driver:
         self.session.offer([self.site.resolve(one.policy) for one in self.choices], first, also=plans)
         self._using = (first, False)
 
-    def _loaded_plan(self, problem: Problem) -> Plan | None:
-        """The plan of the state that was loaded, each bucket with the method of its largest tensor; None: not measured."""
-        policy, self.loaded = self.loaded, None
-        if policy is None:
-            return None
-        parts = []
-        for j, names in enumerate(self.buckets.names):
-            free = [name for name in names if self.buckets.fixed(name) is None] or list(names)
-            name = max(free, key=lambda name: _size(self.site.shapes[name]))
-            parts.append(Part(j, j + 1, spell(policy.method_for(name, self.session.like[name], 0))))
-        return problem.plan(parts) if all(part.method in self.known.rates for part in parts) else None
+    def _plan_of(self, policy: Policy, problem: Problem) -> Plan | None:
+        """The plan of a state that was loaded; None: not all of it was measured."""
+        parts = parts_of(policy, self.buckets, list(self.known.rates), self.session.like, self._tell)
+        return None if parts is None else problem.plan(parts)
 
     @staticmethod
     def _worth(plans: Sequence[Plan], number: int, incumbent: int) -> bool:
@@ -310,7 +289,7 @@ class Driver:
     def problem(self) -> Problem:
         """What is planned, from all that is known."""
         return problem_of(
-            self.buckets, self.model, self.known, self.methods, self._errors, self.settings.error,
+            self.buckets, self.model, self.known, self.methods, self._losses.of, self.settings.error,
             fuses=self.site.holds,
         )  # fmt: skip
 
@@ -337,7 +316,9 @@ class Driver:
         start = self.clock()
         used = dict.fromkeys(method for one in self.choices for method in one.plan.methods)
         # of all candidates, or old numbers would compete with new ones
-        self.known = look(self.session.network, self.known, list(self.known.rates), first=list(used))
+        self.known = look(
+            self.session.network, self.known, list(self.known.rates), first=list(used), beside=self.site.beside
+        )
         problem = self.problem()
         plans = [problem.plan(one.plan.parts) for one in self.choices]
         ranked = [plan for plan in plans if plan is not None]
@@ -359,7 +340,7 @@ class Driver:
 
     def _tell(self, values: Sequence[int]) -> list[list[int]]:
         start = self.clock()
-        rows = Probe(self.session.network, 1).all_gather_numbers(values)
+        rows = Probe(self.session.network, 1, beside=self.site.beside).all_gather_numbers(values)
         self._overhead += self.clock() - start
         return rows
 
@@ -436,18 +417,6 @@ class Driver:
         self.session.offer([policy])
         self.loaded, self.controller, self.choices, self._using = policy, None, [], (0, False)
         self._listen(self.buckets.names)
-
-
-def read_methods(saved: Any) -> dict[str, str]:
-    """The method of each tensor, from what :meth:`Driver.state_dict` gave.
-
-    Raises:
-        StateError: it is not that.
-    """
-    methods = saved.get("methods") if isinstance(saved, Mapping) else None
-    if not isinstance(methods, Mapping) or not all(isinstance(one, str) for pair in methods.items() for one in pair):
-        raise StateError(f"not a Grace state: its auto should say the method of each tensor, got {saved!r}")
-    return dict(methods)
 
 
 def _nanoseconds(plans: Sequence[Plan]) -> list[int]:

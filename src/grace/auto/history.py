@@ -121,13 +121,13 @@ class History:
         self._say(step, text)
 
     def _say(self, step: int, text: str) -> None:
-        if self._driver.session.rank == 0:
+        if self._driver.speaks:
             _log.info("auto, step %d: %s", step, text)
 
     def _say_buckets(self) -> None:
         """A line for each bucket, where somebody listens."""
         driver = self._driver
-        if driver.session.rank == 0 and driver.controller is not None and _log.isEnabledFor(logging.INFO):
+        if driver.speaks and driver.controller is not None and _log.isEnabledFor(logging.INFO):
             for line in bucket_lines(find_buckets(driver)):
                 _log.info("auto, step %d: %s", driver.session.worker.step, line)
 

@@ -24,6 +24,7 @@ def look(
     methods: Sequence[str],
     *,
     first: Sequence[str] = (),
+    beside: Transport | None = None,
     clock: Callable[[], int] = time.monotonic_ns,
 ) -> Calibration:
     """Measures again: three sizes of the kinds of collectives that these candidates need, and codecs, of what is ``first``
@@ -33,7 +34,7 @@ def look(
     Raises:
         TransportError: the link failed meanwhile; on all ranks.
     """
-    probe = Probe(transport, known.timings.cores, most_seconds=SECONDS, repeats=lambda size: 2)
+    probe = Probe(transport, known.timings.cores, most_seconds=SECONDS, repeats=lambda size: 2, beside=beside)
     kinds = dict.fromkeys(kind for name in methods for kind, _, _ in known.rates[name].moved)
     try:
         told = [Told(kind, learn(probe, kind, SIZES)) for kind in kinds]

@@ -12,6 +12,7 @@ from grace.auto.choices import Buckets, guess_buckets
 from grace.predict.ways import TO_ALL, Way
 from grace.registry.policy import Policy
 from grace.run.session import Session
+from grace.transports.base import Transport
 
 _CPU = torch.device("cpu")
 _MEMORY = 8  # of what is free for a worker, a memory may take one part in so many
@@ -34,6 +35,8 @@ class Site:
         names: of the tensors of each bucket, where they are known before the first step.
         device: where tensors are.
         note: what a reader of the explanation must know of it.
+        parts: shapes of what is exchanged of each tensor, the same on all ranks; None: all of it.
+        beside: between ranks that exchange other parts of the same tensors, in lines of their own: all decide alike.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -43,6 +46,8 @@ class Site:
     names: tuple[tuple[str, ...], ...] = ()
     device: torch.device = _CPU
     note: str = ""
+    parts: Mapping[str, tuple[int, ...]] | None = None
+    beside: Transport | None = None
 
     @classmethod
     def of(cls, session: Session) -> Site:
@@ -53,7 +58,7 @@ class Site:
     def buckets(self, most: int, keep: tuple[tuple[str, str], ...]) -> Buckets:
         """The buckets that are to be expected, of ``most`` numbers where nobody knows better."""
         if self.names:
-            return Buckets(self.names, self.shapes, keep)
+            return Buckets(self.names, self.shapes, keep, self.parts)
         return guess_buckets(self.shapes, most, keep)
 
     def refuse_memory(self, free: int) -> str:

@@ -134,6 +134,8 @@ class Probe:
         link: the network, as far as it is known.
         most_seconds: that one collective of a size should take; larger sizes are then left out.
         repeats: how often a buffer of so many bytes is measured, once more not counted.
+        beside: where other workers measure lines of their own at the same time, between this one and those at its place on
+            these: all decide alike.
 
     ``timings`` is what has been found so far, ``last`` the nanoseconds of the last size on each rank, and ``spent`` those of
     all measurements on the slowest.
@@ -147,7 +149,9 @@ class Probe:
         *,
         most_seconds: float = 0.6,
         repeats: Callable[[int], int] = lambda size: 3,
+        beside: Transport | None = None,
     ):
+        self.beside = beside
         self.transport, self.most_seconds, self.repeats = transport, most_seconds, repeats
         axes = {axis: size for axis, (_, size) in find_axes(transport).items()}
         self.timings = Timings(link, transport.world, cores, axes=axes)
@@ -196,10 +200,12 @@ class Probe:
         self.transport.run(AllReduce(self._signal, "sum"))
 
     def all_gather_numbers(self, values: Sequence[int]) -> list[list[int]]:
-        """Everyone's whole numbers, equally many, by rank."""
-        answer = self.transport.run(AllGather(torch.tensor(list(values), dtype=torch.int64)))  # [W, m]
-        rows: list[list[int]] = answer.tolist()
-        return rows
+        """Everyone's whole numbers, equally many, by rank; of several lines, by rank there, and then by line."""
+        rows = _gather(self.transport, values)
+        if self.beside is None:
+            return rows
+        width, lines = len(values), _gather(self.beside, [value for row in rows for value in row])
+        return [line[at : at + width] for at in range(0, len(rows) * width, width) for line in lines]
 
     def _estimate(self, kind: str, timing: Timing, size: int) -> float:
         """Seconds that so many bytes should take, by the slope of the last two sizes, each at its quickest: what a busy
@@ -236,3 +242,9 @@ class Probe:
         self.last = [int(middle(row[: 2 * repeats : 2])) for row in rows]
         self._quickest[kind, size] = min(max(wall) for wall in walls) / 1e9
         return middle([max(wall) for wall in walls]) / 1e9, middle(cpus) / 1e9
+
+
+def _gather(transport: Transport, values: Sequence[int]) -> list[list[int]]:
+    answer = transport.run(AllGather(torch.tensor(list(values), dtype=torch.int64)))  # [W, m]
+    rows: list[list[int]] = answer.tolist()
+    return rows

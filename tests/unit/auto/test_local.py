@@ -61,7 +61,7 @@ def test_a_round_is_what_is_measured(link: dict[str, float]) -> None:
         handle = Modelled(member, link, warmup_steps=3)
         handle.train(30)
         handle.sync()  # in the middle of a window, before an evaluation
-        handle.train(4 * 80)
+        handle.train(4 * 40)
         return handle
 
     one, other = both(job)
@@ -91,13 +91,13 @@ def balance(link: dict[str, float]) -> float:
     def job(member: Any, rank: int) -> tuple[Modelled, dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
         handle = Modelled(member, link, "auto:methods=(topk)")
         start = {name: p.detach().clone() for name, p in handle.net.named_parameters()}
-        moved = handle.train(4 * 60)
+        moved = handle.train(4 * 40)
         session = handle._session
         handle._driver.end("the test goes on")  # type: ignore[union-attr]
         session.offer([f"topk:ratio={ratio}" for ratio in (0.01, 0.02)] + ["none"])
         for k, number in enumerate((0, 1, 2, 0, 2, 1)):
             session.use(number, trial=k % 2 == 0)
-            more = handle.train(4, first=4 * (60 + k))
+            more = handle.train(4, first=4 * (40 + k))
             moved = {name: x + more[name] for name, x in moved.items()}
         return handle, start, moved, session.worker.state.debts()
 

@@ -119,7 +119,7 @@ def test_methods_with_a_memory_are_left_out_where_there_is_no_room(
     link: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tight = replace(calibration(link), memory=1000)
-    monkeypatch.setattr(driver_module, "calibrate", lambda *_, way: tight)
+    monkeypatch.setattr(driver_module, "calibrate", lambda *_, **__: tight)
 
     def job(member: Any, rank: int) -> Alone:
         class Owners(Alone):
@@ -140,3 +140,12 @@ def test_what_exchanges_alike_is_tried_once() -> None:
     chosen = permitted("safe", 2, chosen=["powersgd", "topk"], way=ToOwners())
     assert chosen[0] == ["none", "bf16", "topk"]
     assert "no reduce-scatter" in chosen[1]["powersgd"]
+
+
+def test_of_a_shard_the_rule_goes_by_the_whole_and_the_time_by_the_part() -> None:
+    shapes = {"wide": (64, 64), "flat": (4096,)}
+    site = Site(shapes, parts={"wide": (16, 64), "flat": (1024,)}, names=(("wide", "flat"),))
+    buckets = site.buckets(1000, ())
+    assert buckets.numbers == (16 * 64 + 1024,)
+    assert buckets.methods_of(0, 1, "topk") == {"topk": [(16, 64)], "none": [(1024,)]}
+    assert Buckets((("wide",),), shapes).numbers == (4096,)

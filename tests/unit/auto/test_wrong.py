@@ -57,7 +57,7 @@ def test_a_step_too_short_to_measure(link: dict[str, float], monkeypatch: pytest
 def test_a_link_that_fails_while_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def job(member: Any, rank: int) -> Any:
         monkeypatch.setattr(
-            driver_module, "calibrate", lambda transport, *given, way: really(Failing(transport, 3), *given)
+            driver_module, "calibrate", lambda transport, *given, **_: really(Failing(transport, 3), *given)
         )
         return Handle(member, AUTO)
 
@@ -69,7 +69,7 @@ def test_a_link_that_fails_while_it_is_measured(monkeypatch: pytest.MonkeyPatch)
 def unsure(monkeypatch: pytest.MonkeyPatch, link: dict[str, float]) -> None:
     """All that is known of one kind of collective is a small buffer."""
 
-    def measure(transport: Any, candidates: Any, largest: int, way: Any) -> Calibration:
+    def measure(transport: Any, candidates: Any, largest: int, **_: Any) -> Calibration:
         return replace(
             calibration({name: ms for name, ms in link.items() if name in candidates}), unsure=("AllGather",)
         )
@@ -119,7 +119,7 @@ def test_a_look_that_confirms_a_plan_does_not_spare_it_its_trial(
 def test_a_look_that_fails_ends_the_job_on_all_ranks(link: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
     unsure(monkeypatch, link)
 
-    def broken(transport: Any, known: Calibration, methods: Any, *, first: Any) -> Calibration:
+    def broken(transport: Any, known: Calibration, methods: Any, *, first: Any, **_: Any) -> Calibration:
         return looks.look(Failing(transport, 2), known, methods, first=first)  # type: ignore[arg-type]
 
     monkeypatch.setattr(driver_module, "look", broken)
@@ -139,7 +139,7 @@ def test_a_look_that_fails_ends_the_job_on_all_ranks(link: dict[str, float], mon
 def test_a_class_that_leaves_nothing(link: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
     why = "its codec takes 60 ns a number, more than 50"
     left = replace(calibration({"none": 40.0, "bf16": 25.0}), left_out={"topk": why})
-    monkeypatch.setattr(driver_module, "calibrate", lambda *_, way: left)
+    monkeypatch.setattr(driver_module, "calibrate", lambda *_, **__: left)
 
     def job(member: Any, rank: int) -> Handle:
         handle = Handle(member, "auto:methods=(topk)")

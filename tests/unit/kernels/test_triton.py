@@ -391,5 +391,6 @@ def test_the_compiler_takes_every_kernel_and_changes_no_bits(tmp_path: Path) -> 
 
 
 @pytest.mark.night("fused products")
+@pytest.mark.timeout(900)  # more than 150 compilations
 def test_the_compiler_takes_every_kernel_in_all_ways(tmp_path: Path) -> None:
     compile_all(tmp_path)

@@ -1,13 +1,17 @@
 import math
+import threading
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from grace.collectives import NARROW
 from grace.errors import ConfigurationError, TransportError
+from grace.predict import probe as probe_module
 from grace.predict.links import link
 from grace.predict.probe import Probe, Timing, Timings, middle
 from grace.transports.alone import Alone
-from tests.unit.networks import Loopback, in_threads
+from tests.unit.networks import Loopback, Threads, in_threads
 from tests.unit.predict.samples import make_timings
 
 FRAME = 1514 / 1448
@@ -113,3 +117,35 @@ def test_the_middle_is_one_of_them():
 def test_timings_start_empty():
     assert Timings(link("none"), 2, 2).kinds == {}
     assert math.isclose(Timing([4, 8], [1.0, 3.0]).at(2), 1.0)
+
+
+# ---- several lines ----------------------------------------------------------------------------------------------------
+def told_on_lines() -> list[Any]:
+    """What each of four workers, on two lines of two, hears when each tells its number."""
+    lines, across = [Threads(2), Threads(2)], [Threads(2), Threads(2)]
+    heard: list[Any] = [None] * 4
+
+    def tell(place: int, line: int) -> None:
+        probe = Probe(lines[line].member(place), 1, beside=across[place].member(line))
+        heard[2 * place + line] = probe.all_gather_numbers([10 * place + line, 7])
+
+    threads = [threading.Thread(target=tell, args=(place, line)) for place in range(2) for line in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return heard
+
+
+def test_all_lines_hear_the_same() -> None:
+    assert told_on_lines() == [[[0, 7], [1, 7], [10, 7], [11, 7]]] * 4
+
+
+@pytest.mark.parametrize("defect", ["lines that decide alone"])
+def test_lines_that_decide_alone_are_caught(monkeypatch: pytest.MonkeyPatch, defect: str) -> None:
+    def alone(probe: Probe, values: Sequence[int]) -> list[list[int]]:
+        return probe_module._gather(probe.transport, values)
+
+    monkeypatch.setattr(Probe, "all_gather_numbers", alone)
+    heard = told_on_lines()
+    assert heard[0] != heard[1], defect
