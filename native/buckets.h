@@ -12,7 +12,9 @@ constexpr int MOST = 256;  // buckets
 // The edges as a search tree: level k has 2**k of them, and infinities where there are fewer than 2**bits - 1.
 struct Tree {
     alignas(64) float node[8][MOST / 2];
+    float sorted[32];  // the edges of at most sixteen buckets, and infinities
     Tree(const float* edges, int64_t count, int bits) {
+        for (int i = 0; i < 32; i++) sorted[i] = i < count ? edges[i] : __builtin_inff();
         for (int k = 0; k < bits; k++)
             for (int j = 0; j < (1 << k); j++) {
                 const int64_t at = ((int64_t)j << (bits - k)) + (1 << (bits - 1 - k)) - 1;
@@ -27,6 +29,18 @@ struct Tree {
     GRACE_MEMBER vi count(vf x) const {
 #if GRACE_LANES == 16
         __m512i j = _mm512_setzero_si512();
+        if (bits <= 4) {  // the upper digit first; where it is found, the next edge is too
+            __mmask16 above = 0;
+            for (int k = 0; k < bits; k++) {
+                const int digit = 1 << (bits - 1 - k);
+                const __m512 low = _mm512_set1_ps(sorted[digit - 1]);
+                __m512 edge = k ? _mm512_permutexvar_ps(j, _mm512_loadu_ps(sorted + digit - 1)) : low;
+                if (k == 1) edge = _mm512_mask_mov_ps(low, above, _mm512_set1_ps(sorted[3 * digit - 1]));
+                above = _mm512_cmp_ps_mask(edge, (__m512)x, _CMP_LE_OQ);
+                j = _mm512_mask_add_epi32(j, above, j, _mm512_set1_epi32(digit));
+            }
+            return (vi)j;
+        }
         for (int k = 0; k < bits; k++) {
             const auto at = [&](int from) { return _mm512_load_ps(node[k] + from); };
             __m512 edge;
@@ -98,11 +112,6 @@ struct Bucket {
 // Of a fixed number, whatever the vectors of the target.
 template <int>
 struct Several;
-template <>
-struct Several<1> {
-    typedef float Floats;
-    typedef double Doubles;
-};
 #define GRACE_SEVERAL(count)                                             \
     template <>                                                          \
     struct Several<count> {                                              \
@@ -114,27 +123,34 @@ GRACE_SEVERAL(4)
 GRACE_SEVERAL(8)
 #undef GRACE_SEVERAL
 
-// As many numbers as doubles.
+// Numbers as doubles; one or two with what counts them beside.
 template <int count>
-GRACE_INLINE typename Several<count>::Doubles widened(const float* p) {
-#if defined(__x86_64__)
-    if constexpr (count == 2) return (Several<2>::Doubles)_mm_cvtps_pd(_mm_castsi128_ps(_mm_loadl_epi64((const __m128i*)p)));
+GRACE_INLINE auto entry(const float* p) {
+    constexpr int places = count <= 2 ? 2 * count : count;
+    typedef typename Several<places>::Doubles Doubles;
+#if defined(__AVX__)
+    if constexpr (count == 2) return (Doubles)_mm256_cvtps_pd(_mm_loadl_pi(_mm_setr_ps(0, 0, 1, 0), (const __m64*)p));
 #endif
     if constexpr (count == 1) {
-        return (double)*p;
+        return Doubles{p[0], 1};
+    } else if constexpr (count == 2) {
+        return Doubles{p[0], p[1], 1, 0};
     } else {
-        return __builtin_convertvector(load<typename Several<count>::Floats>(p), typename Several<count>::Doubles);
+        return __builtin_convertvector(load<typename Several<places>::Floats>(p), Doubles);
     }
 }
 
-// Sums and counts of buckets. What is added is found by a whole byte of packed codes, which are those of several numbers.
+// Sums and counts of buckets. What is added is found by a whole byte of packed codes, which are those of several numbers. One or
+// two sums lie beside their count, so that all is one store: a processor may keep no more than one line in a cycle.
 template <int bits>
 struct Sums {
     static constexpr int TOGETHER = bits == 1 ? 8 : bits == 2 ? 4 : bits == 4 ? 2 : 1;
     static constexpr int BYTES = TOGETHER > 1 ? 256 : 1 << bits;
+    static constexpr bool BESIDE = TOGETHER <= 2;
+    static constexpr int PLACES = BESIDE ? 2 * TOGETHER : TOGETHER;  // of an entry: sums, then a count and nothing
 
-    double sum[2][BYTES * TOGETHER] = {};  // two of them, so that equal bytes wait less
-    uint32_t count[2][BYTES] = {};
+    alignas(64) double sum[2][BYTES * PLACES] = {};  // two of them, so that equal bytes wait less
+    uint32_t count[2][BESIDE ? 1 : BYTES] = {};
 
     // p has zeros behind len, up to a whole byte, whose codes are 0.
     void add(const uint8_t* bytes, const float* p, int64_t len) {
@@ -144,20 +160,23 @@ struct Sums {
         if (i < whole) put(0, bytes[i], p + i * TOGETHER);
     }
     void into(Bucket* buckets, int64_t zeros) const {
-        for (int byte = 0; byte < BYTES; byte++)
+        for (int byte = 0; byte < BYTES; byte++) {
+            const double *a = sum[0] + byte * PLACES, *b = sum[1] + byte * PLACES;
+            const int64_t times = BESIDE ? (int64_t)(a[TOGETHER] + b[TOGETHER]) : (int64_t)count[0][byte] + count[1][byte];
             for (int k = 0; k < TOGETHER; k++) {
                 Bucket& bucket = buckets[byte >> (k * bits) & ((1 << bits) - 1)];
-                bucket.sum += sum[0][byte * TOGETHER + k] + sum[1][byte * TOGETHER + k];
-                bucket.count += (int64_t)count[0][byte] + count[1][byte];
+                bucket.sum += a[k] + b[k], bucket.count += times;
             }
+        }
         buckets[0].count -= zeros;
     }
 
    private:
     GRACE_MEMBER void put(int which, uint8_t byte, const float* p) {
-        double* at = sum[which] + (size_t)byte * TOGETHER;
-        store(at, load<typename Several<TOGETHER>::Doubles>(at) + widened<TOGETHER>(p));
-        count[which][byte]++;
+        typedef typename Several<PLACES>::Doubles Doubles;
+        double* at = sum[which] + (size_t)byte * PLACES;
+        store(at, load<Doubles>(at) + entry<TOGETHER>(p));
+        if (!BESIDE) count[which][byte]++;
     }
 };
 

@@ -15,6 +15,20 @@ constexpr int32_t LARGE = (127 + 96) << 23;  // 2**96: a block with a number bey
 constexpr float TINY = 0x1p-126f, GREATEST = 0x1.fffffep127f;
 constexpr int64_t SIGNS = 64;                // how many each counter of the stream gives
 
+#if defined(__FMA__) || defined(GRACE_NEON)
+#define GRACE_FUSED
+// a b + c, rounded once. Only where the product is exact anyway, so that all targets agree.
+GRACE_INLINE vf fused(vf a, vf b, vf c) {
+#if GRACE_LANES == 16
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif GRACE_LANES == 8
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#endif
+}
+#endif
+
 // Lane i becomes lane i ^ s.
 template <int s>
 GRACE_INLINE vf partner(vf v) {
@@ -42,6 +56,9 @@ GRACE_INLINE vf partner(vf v) {
 // Distance s within a vector: q's lane gets -q + p, which is p - q.
 template <int s>
 GRACE_INLINE vf within(vf v) {
+#ifdef GRACE_FUSED
+    return fused(v, select((iota() & s) != 0, splat(-1.0f), splat(1.0f)), partner<s>(v));
+#endif
     return partner<s>(v) + as_float(as_int(v) ^ (((iota() & s) != 0) & INT32_MIN));
 }
 GRACE_INLINE vf within(vf v) {
@@ -67,58 +84,61 @@ GRACE_INLINE void among(vf (&v)[K]) {
             }
 }
 
-// The distances below K L of h numbers, or those from s to below K s; then a product.
-template <int K>
-GRACE_INLINE void near(float* x, int64_t h, vf factor) {
+// The distances below K L of h numbers, or those from s to below K s: in(i) is what the L numbers from i on are, out(i, v) takes
+// what they become.
+template <int K, class In, class Out>
+GRACE_INLINE void near(int64_t h, In in, Out out) {
     for (int64_t i = 0; i < h; i += K * L) {
         vf v[K];
-        for (int k = 0; k < K; k++) v[k] = within(loadf(x + i + k * L));
+        for (int k = 0; k < K; k++) v[k] = within(in(i + k * L));
         among(v);
-        for (int k = 0; k < K; k++) store(x + i + k * L, v[k] * factor);
+        for (int k = 0; k < K; k++) out(i + k * L, v[k]);
     }
 }
-template <int K>
-GRACE_INLINE void far(float* x, int64_t h, int64_t s, vf factor) {
+template <int K, class Out>
+GRACE_INLINE void far(const float* x, int64_t h, int64_t s, Out out) {
     for (int64_t i = 0; i < h; i += K * s)
         for (int64_t j = i; j < i + s; j += L) {
             vf v[K];
             for (int k = 0; k < K; k++) v[k] = loadf(x + j + k * s);
             among(v);
-            for (int k = 0; k < K; k++) store(x + j + k * s, v[k] * factor);
+            for (int k = 0; k < K; k++) out(j + k * s, v[k]);
         }
+}
+
+// H times h >= L numbers, which in(i) gives, L at a time, and out(i, v) takes; x [h] holds what is between.
+template <class In, class Out>
+GRACE_INLINE void transform(float* x, int64_t h, In in, Out out) {
+    const vf unit = splat((float)(1 / __builtin_sqrt((double)h)));
+    const auto last = [&](int64_t i, vf v) { out(i, v * unit); };
+    const auto hold = [&](int64_t i, vf v) { store(x + i, v); };
+    switch (h / L) {
+        case 1: near<1>(h, in, last); return;
+        case 2: near<2>(h, in, last); return;
+        case 4: near<4>(h, in, last); return;
+        case 8: near<8>(h, in, last); return;
+    }
+    near<8>(h, in, hold);
+    int64_t s = 8 * L;
+    for (; h / s > 8; s *= 8) far<8>(x, h, s, hold);
+    switch (h / s) {
+        case 2: far<2>(x, h, s, last); break;
+        case 4: far<4>(x, h, s, last); break;
+        default: far<8>(x, h, s, last);
+    }
 }
 
 // x [h] times H.
 static void transform(float* x, int64_t h) {
+    if (h >= L) return transform(x, h, [=](int64_t i) { return loadf(x + i); }, [=](int64_t i, vf v) { store(x + i, v); });
+    for (int64_t s = 1; s < h; s *= 2)
+        for (int64_t i = 0; i < h; i++)
+            if (!(i & s)) {
+                const float p = x[i], q = x[i + s];
+                x[i] = p + q, x[i + s] = p - q;
+            }
     const float unit = (float)(1 / __builtin_sqrt((double)h));
-    if (h < L) {
-        for (int64_t s = 1; s < h; s *= 2)
-            for (int64_t i = 0; i < h; i++)
-                if (!(i & s)) {
-                    const float p = x[i], q = x[i + s];
-                    x[i] = p + q, x[i + s] = p - q;
-                }
-        for (int64_t i = 0; i < h; i++) x[i] *= unit;
-        return;
-    }
-    int64_t s = least(h, 8 * L);
-    const vf factor = splat(s == h ? unit : 1.0f);  // times 1 is nothing
-    switch (s / L) {
-        case 1: near<1>(x, h, factor); break;
-        case 2: near<2>(x, h, factor); break;
-        case 4: near<4>(x, h, factor); break;
-        default: near<8>(x, h, factor);
-    }
-    while (s < h) {
-        const int64_t times = least(8, h / s);
-        const vf last = splat(s * times == h ? unit : 1.0f);
-        switch (times) {
-            case 2: far<2>(x, h, s, last); break;
-            case 4: far<4>(x, h, s, last); break;
-            default: far<8>(x, h, s, last);
-        }
-        s *= times;
-    }
+    for (int64_t i = 0; i < h; i++) x[i] *= unit;
 }
 
 // A block of `len` numbers, fewer than h only at the end of a row, in a buffer; `most` is its largest magnitude, as bits.
@@ -157,12 +177,27 @@ class Signs {
             uint64_t word;
             const int64_t bit = at - first + i;
             memcpy(&word, (const uint8_t*)bits + bit / 8, 8);
-            const vi minus = bits_mask((uint32_t)(word >> bit % 8)) & INT32_MIN;
-            store(y + i, as_float(load<vi>(x + i) ^ minus));
+            store(y + i, flip(loadf(x + i), (uint32_t)(word >> bit % 8)));
         }
+    }
+    // D v for the L numbers from `at` on, which is a multiple of L.
+    GRACE_MEMBER vf flip(vf v, int64_t at) const {
+        const int64_t bit = at - first;
+        uint16_t word;
+        memcpy(&word, (const uint8_t*)bits + bit / 8, 2);
+        return flip(v, (uint32_t)word >> (L < 8 ? bit % 8 : 0));
     }
 
    private:
+    GRACE_INLINE vf flip(vf v, uint32_t word) {
+#if GRACE_LANES == 16
+        const __m512i x = (__m512i)v;
+        return (vf)_mm512_mask_xor_epi32(x, (__mmask16)word, x, _mm512_set1_epi32(INT32_MIN));
+#else
+        return as_float(as_int(v) ^ (bits_mask(word) & INT32_MIN));
+#endif
+    }
+
     int64_t first;
     uint32_t* bits;
 };
@@ -205,20 +240,29 @@ struct Products {
                            __builtin_convertvector(load<half_vf>(b + k * (L / 2)), vd);
     }
 };
-GRACE_INLINE double dot(const float* a, const float* b, int64_t len) {  // zeros up to a multiple of sixteen
+// Zeros up to a multiple of sixteen; each(i) is called for every sixteen.
+template <class Each>
+GRACE_INLINE double dot(const float* a, const float* b, int64_t len, Each each) {
     double total = 0;
     for (int64_t at = 0; at < len; at += PIECE) {
         Products part;
-        for (int64_t i = at; i < least(len, at + PIECE); i += 16) part.add(a + i, b + i);
+        for (int64_t i = at; i < least(len, at + PIECE); i += 16) part.add(a + i, b + i), each(i);
         total = at ? total + part.sum.sum() : part.sum.sum();
     }
     return total;
 }
+GRACE_INLINE double dot(const float* a, const float* b, int64_t len) {
+    return dot(a, b, len, [](int64_t) {});
+}
 
 // The Euclidean norm of y [len], zeros up to a multiple of sixteen.
-GRACE_INLINE float norm_of(const float* y, int64_t len) {
-    const double root = __builtin_sqrt(dot(y, y, len));
+template <class Each>
+GRACE_INLINE float norm_of(const float* y, int64_t len, Each each) {
+    const double root = __builtin_sqrt(dot(y, y, len, each));
     return root > (double)GREATEST ? GREATEST : (float)root;
+}
+GRACE_INLINE float norm_of(const float* y, int64_t len) {
+    return norm_of(y, len, [](int64_t) {});
 }
 
 }  // namespace GRACE_TARGET

@@ -39,7 +39,7 @@ void rotate_rows(const float* x, float* out, int64_t rows, int64_t n, int64_t bl
 // y = R p of one row, and the norms of its blocks. Returns whether all numbers were finite.
 bool rotate_and_measure(const Rows& r, float* out, float* norms, const Key& key, int threads) {
     const RotationTasks tasks(r.n, r.block);
-    const bool streams = r.n >= ALONE && r.block % L == 0 && (uintptr_t)out % (4 * L) == 0;
+    const bool streams = r.n >= ALONE && r.block % 16 == 0 && (uintptr_t)out % (4 * L) == 0;
     int32_t bad = 0;
     auto work = [&](int64_t task) {
         const int64_t start = task * tasks.size, stop = least(r.n, start + tasks.size);
@@ -48,17 +48,38 @@ bool rotate_and_measure(const Rows& r, float* out, float* norms, const Key& key,
         int32_t seen = 0;
         for (int64_t at = start; at < stop; at += r.block) {
             const int64_t len = least(r.block, stop - at);
-            const int32_t most = gather(r, at, len, y);
+            const float *x = r.x + at, *e = r.memory + (r.memory ? at : 0);
+            const auto store_y = [&](int64_t i, vf v) { store(y + i, v); };
+            vi largest_ = {};
+            const auto read = [&](int64_t i, vf v) {
+                if (i % 16 == 0) fetch(r, at + AHEAD + i, 16);
+                largest_ = max(largest_, magnitude(as_int(v)));
+                return signs.flip(v, at + i);
+            };
+            int32_t most = INT32_MAX;
+            if (len == r.block && len >= 16) {
+                if (r.memory) {
+                    transform(y, len, [&](int64_t i) { return read(i, loadf(x + i) + loadf(e + i)); }, store_y);
+                } else {
+                    transform(y, len, [&](int64_t i) { return read(i, loadf(x + i)); }, store_y);
+                }
+                most = largest(largest_);
+            }
+            if (most > LARGE) {  // the last block, a short one, or one that is transformed in another way
+                most = gather(r, at, len, y);
+                signs.flip(y, at, len, y);
+                for (int64_t i = len; i < padded(len); i++) y[i] = 0;
+                transform_block(y, len, r.block, most);
+            }
             seen = most > seen ? most : seen;
-            fetch(r, at + len, least(len, r.n - at - len));
-            signs.flip(y, at, len, y);
-            for (int64_t i = len; i < padded(len); i++) y[i] = 0;
-            transform_block(y, len, r.block, most);
-            norms[at / r.block] = norm_of(y, len);
-            int64_t i = 0;
-            if (streams)
-                for (; i + L <= len; i += L) stream(out + at + i, loadf(y + i));
-            for (; i < len; i += L) store_first(out + at + i, loadf(y + i), len - i);
+            if (streams && len % 16 == 0) {
+                norms[at / r.block] = norm_of(y, len, [&](int64_t i) {
+                    for (int64_t j = i; j < i + 16; j += L) stream(out + at + j, loadf(y + j));
+                });
+            } else {
+                norms[at / r.block] = norm_of(y, len);
+                for (int64_t i = 0; i < len; i += L) store_first(out + at + i, loadf(y + i), len - i);
+            }
         }
         fence();
         delete[] y;

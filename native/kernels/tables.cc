@@ -10,6 +10,7 @@ namespace {
 
 constexpr int64_t WHOLE = 8;  // codes that fill whole bytes
 constexpr int CELLS = 32;     // all entries are below
+constexpr float SMALL = 0x1p96f;  // no block of such numbers is LARGE
 
 // A table of 2 to 16 ascending integers, a power of two, from 0 to less than CELLS; how far each is from the next; what each says in units of a bound.
 struct Table {
@@ -17,6 +18,7 @@ struct Table {
     float entry[16] = {}, gap[16] = {}, share[16] = {};
     int32_t cells[CELLS];  // of each integer below CELLS the entry that is the nearest one from below, not the last
     float half;  // of the largest
+    float small_gap[16] = {};  // in units of 2**16
     Table(const float* table, int size_) : size(size_), bits(0), half(table[size_ - 1] / 2) {
         while (1 << bits < size) bits++;
         for (int v = 0, at = 0; v < CELLS; v++) {
@@ -24,7 +26,7 @@ struct Table {
             cells[v] = at;
         }
         for (int i = 0; i < size; i++) {
-            entry[i] = table[i], gap[i] = i + 1 < size ? table[i + 1] - table[i] : 0;
+            entry[i] = table[i], gap[i] = i + 1 < size ? table[i + 1] - table[i] : 0, small_gap[i] = gap[i] * 0x1p-16f;
             share[i] = (float)((double)table[i] * (2 / (double)table[size - 1]) - 1);
         }
     }
@@ -58,6 +60,47 @@ struct Table {
 #endif
     }
 };
+
+#if GRACE_LANES == 16
+// Codes of y [0, len), which have one bound, 64 at a time: random numbers are made beside them, so that a processor finds work
+// while it divides. lo + u (hi - lo) < v is exact: it has 17 bits behind the point and 6 before it. Returns how many.
+int64_t round_many(const Table& table, const float* y, int64_t len, float bound, const Key& key, uint64_t first, uint8_t* codes) {
+    const bool nothing = bound < TINY;
+    const __m512 limit = _mm512_set1_ps(nothing ? 0 : bound), minus = -limit, by = _mm512_set1_ps(nothing ? 1 : bound);
+    const __m512 one = _mm512_set1_ps(1), half = _mm512_set1_ps(table.half), close = _mm512_set1_ps(1e-6f);
+    const __m512 entry = _mm512_loadu_ps(table.entry), gap = _mm512_loadu_ps(table.small_gap);
+    const __m512i low_cells = _mm512_loadu_si512(table.cells), high_cells = _mm512_loadu_si512(table.cells + 16);
+    __m512i order[4];  // number i of sixteen is lane i % 4 of counter i / 4; above each is what makes it a float from 2**23 on
+    for (int k = 0; k < 4; k++) {
+        uint16_t at[32];
+        for (int i = 0; i < 16; i++) at[2 * i] = (uint16_t)(2 * (4 * k + i / 4) + i % 2 + (i & 2 ? 32 : 0)), at[2 * i + 1] = 0x4B00;
+        order[k] = _mm512_loadu_si512(at);
+    }
+    const vu counters = (vu)iota();
+    int64_t i = 0;
+    constexpr int CHAINS = 8;
+    for (; i + 64 * CHAINS <= len; i += 64 * CHAINS) {
+        vu x0[CHAINS], x1[CHAINS];
+        threefry<CHAINS>(key, counters + (uint32_t)((first + (uint64_t)i) / 4), x0, x1);
+        for (int c = 0; c < CHAINS; c++) {
+            vi code[4];
+            for (int k = 0; k < 4; k++) {
+                const __m512 clipped = _mm512_max_ps(_mm512_min_ps(_mm512_loadu_ps(y + i + 64 * c + 16 * k), limit), minus);
+                __m512 v = (clipped / by + one) * half;
+                const __m512 off = v - _mm512_roundscale_ps(v, 0), slack = _mm512_max_ps(v * close, close);
+                v = _mm512_mask_sub_ps(v, _mm512_cmp_ps_mask(_mm512_abs_ps(off), slack, _CMP_LE_OQ), v, off);
+                const __m512i low = _mm512_permutex2var_epi32(low_cells, _mm512_cvttps_epi32(v), high_cells);
+                const __m512i lanes = _mm512_mask2_permutex2var_epi16((__m512i)x0[c], order[k], 0x55555555, (__m512i)x1[c]);
+                const __m512 u = (__m512)lanes - _mm512_set1_ps(8388607.5f);
+                const __m512 edge = _mm512_fmadd_ps(u, _mm512_permutexvar_ps(low, gap), _mm512_permutexvar_ps(low, entry));
+                code[k] = (vi)_mm512_mask_add_epi32(low, _mm512_cmp_ps_mask(edge, v, _CMP_LT_OQ), low, _mm512_set1_epi32(1));
+            }
+            store_u8(codes + i + 64 * c, code[0], code[1], code[2], code[3]);
+        }
+    }
+    return i;
+}
+#endif
 
 // Codes of y [0, len), which have one bound.
 void round_run(const Table table, const float* y, int64_t len, float bound, const uint16_t* lanes, uint8_t* codes) {
@@ -103,7 +146,13 @@ void encode(const Rows& r, const float* y, const float* bounds, const Table& tab
         Lanes lanes(key);
         for (int64_t at = start, next; at < end; at = next) {
             next = least(least(end, at + PIECE), (at / r.block + 1) * r.block);
-            round_run(table, y + at, next - at, bounds[at / r.block], lanes.at((uint64_t)at, next - at), codes + (at - start));
+            const float bound = bounds[at / r.block];
+            int64_t done = 0;
+#if GRACE_LANES == 16
+            if (at % 4 == 0) done = round_many(table, y + at, next - at, bound, key, (uint64_t)at, codes + (at - start));
+#endif
+            const int64_t i = at + done, left = next - i;
+            if (left) round_run(table, y + i, left, bound, lanes.at((uint64_t)i, left), codes + (i - start));
         }
         memset(codes + (end - start), 0, (size_t)(room - (end - start)));
         // A byte belongs to the task in which its first code is.
@@ -118,20 +167,34 @@ void encode(const Rows& r, const float* y, const float* bounds, const Table& tab
             float* said = new float[(size_t)padded(r.block)];
             for (int64_t at = start; at < stop; at += r.block) {
                 const int64_t len = least(r.block, stop - at);
-                const vf bound = splat(bounds[at / r.block]);
-                for (int64_t i = 0; i < len; i += L) store(said + i, shares.at(load_u8(codes + (at - start) + i)) * bound);
-                for (int64_t i = len; i < padded(len); i++) said[i] = 0;
-                fetch(r, at, len);
-                transform_block(said, len, r.block, largest_of(said, len));
-                signs.flip(said, at, len, said);
+                const float bound = bounds[at / r.block];
+                const uint8_t* here = codes + (at - start);
                 const float *x = r.x + at, *e = r.memory + (r.memory ? at : 0);
                 float* rest = r.rest + at;
-                int64_t i = 0;
-                for (; i + L <= len; i += L) {
-                    const vf p = r.memory ? loadf(x + i) + loadf(e + i) : loadf(x + i), left = p - loadf(said + i);
-                    streams ? stream(rest + i, left) : store(rest + i, left);
+                if (len == r.block && len >= 16 && bound <= SMALL) {
+                    float table_[16];
+                    for (int i = 0; i < 16; i++) table_[i] = table.share[i] * bound;
+                    const Sixteen values(table_);
+                    const auto says = [&](int64_t i) {
+                        if (i % 16 == 0) fetch(r, at + AHEAD + i, 16);
+                        return values.at(load_u8(here + i));
+                    };
+                    const auto leave = [&](int64_t i, vf p, vf v) {
+                        v = p - signs.flip(v, at + i);
+                        streams ? stream(rest + i, v) : store(rest + i, v);
+                    };
+                    if (r.memory) {
+                        transform(said, len, says, [&](int64_t i, vf v) { leave(i, loadf(x + i) + loadf(e + i), v); });
+                    } else {
+                        transform(said, len, says, [&](int64_t i, vf v) { leave(i, loadf(x + i), v); });
+                    }
+                    continue;
                 }
-                for (; i < len; i++) rest[i] = (r.memory ? x[i] + e[i] : x[i]) - said[i];
+                for (int64_t i = 0; i < len; i += L) store(said + i, shares.at(load_u8(here + i)) * splat(bound));
+                for (int64_t i = len; i < padded(len); i++) said[i] = 0;
+                transform_block(said, len, r.block, largest_of(said, len));
+                signs.flip(said, at, len, said);
+                for (int64_t i = 0; i < len; i++) rest[i] = (r.memory ? x[i] + e[i] : x[i]) - said[i];
             }
             fence();
             delete[] said;

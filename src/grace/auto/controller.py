@@ -32,6 +32,7 @@ from grace.errors import AgreementError
 CAP = 3, 2  # times the incumbent's step, as a fraction: who takes longer has lost at once
 WATCH = 16  # steps of a block outside trials, at least
 LEAST, SPAN_NS = 4, 250_000_000  # steps, and nanoseconds, that a block of a trial has at least
+SCOUTS = 2  # times that a step beyond the cap is looked at, where it was predicted to be within
 FREE_NS = 6_000_000_000  # what may be spent in any case
 ROOM = 0.88  # of the budget, for trials and looks: telling goes on, and trials may cost more than predicted
 LOOK_PRICE = 300_000_000  # nanoseconds, about
@@ -100,6 +101,7 @@ class Controller:
         self._period = max(1, predicted[incumbent] if period is None else period)
         self._trial: Trial | None = None
         self._open_trials: dict[tuple[int, int], Trial] = {}  # of an incumbent and a rival, that go on later
+        self._scouts = 0
         self._counts = False
         self._periods: list[int] = []
         self._exchanges: list[int] = []
@@ -259,7 +261,11 @@ class Controller:
                 self.waits[number] = f"{begun.tally}, and it is tried again after others"
         if first is not None:
             del self.queue[first]
-            self._begin("scout", 2)
+            self._scouts = 0
+            if self._now.count:
+                self._begin_pair()
+            else:
+                self._scout()
             return
         steps = self._block_steps()
         self._begin("watch", max(WATCH, 4 * (steps - 1)) if self._period_known else steps)
@@ -282,21 +288,33 @@ class Controller:
         """What a trial costs if the prediction is right and the challenger loses: two pairs, or where it is beyond the cap,
         the steps that show it.
         """
-        mine = max(1, self.measured.get(self.current, self.predicted[self.current]))
-        more = max(0, self.predicted[number] * mine // max(1, self.predicted[self.current]) - mine)
-        if more * CAP[1] > mine * (CAP[0] - CAP[1]):
-            return 2 * more
-        return (2 + 2 * self._block_steps()) * more
+        more = self._more(number)
+        return 2 * more if self._is_beyond(number) else (2 + 2 * self._block_steps()) * more
+
+    def _more(self, number: int) -> int:
+        """Nanoseconds by which a step is predicted to take longer than the incumbent's, as that was measured."""
+        usual = max(1, self.measured.get(self.current, self.predicted[self.current]))
+        return max(0, self.predicted[number] * usual // max(1, self.predicted[self.current]) - usual)
+
+    def _is_beyond(self, number: int) -> bool:
+        """Whether a challenger is predicted to be beyond the cap."""
+        return self.predicted[number] * CAP[1] > self.predicted[self.current] * CAP[0]
 
     # ---- trials -----------------------------------------------------------------------------------------------------
+    def _scout(self) -> None:
+        self._scouts += 1
+        self._begin("scout", 2)
+
     def _scouted(self, median: int, legal: int) -> None:
-        trial, mine = self._now, self.measured.get(self.current, self._period)
-        self.spent += max(0, median - mine) * 2
-        if not legal or median * CAP[1] > mine * CAP[0]:
-            trial.pairs.append((mine, median))
-            self._close(won=False, words=f"{median / 1e6:.1f} ms a step, and {mine / 1e6:.1f}: much slower")
-            return
-        self._begin_pair()
+        trial, usual = self._now, self.measured.get(self.current, self._period)
+        self.spent += max(0, median - usual) * 2
+        if legal and median * CAP[1] <= usual * CAP[0]:
+            self._begin_pair()
+        elif self._scouts < SCOUTS and not self._is_beyond(trial.rival) and self.spent <= self._room:
+            self._scout()  # one step may have met a stall
+        else:
+            trial.pairs.append((usual, median))
+            self._close(won=False, words=f"{median / 1e6:.1f} ms a step, and {usual / 1e6:.1f}: much slower")
 
     def _begin_pair(self) -> None:
         self._pair = {}
@@ -314,7 +332,7 @@ class Controller:
         if kept and theirs:
             self.spent += max(0, theirs - kept) * self._block_steps()
         verdict = trial.verdict(plain=plain)
-        if kept and theirs * CAP[1] > kept * CAP[0]:
+        if kept and theirs * CAP[1] > kept * CAP[0] and trial.better <= trial.worse:  # else it may have been a stall
             self._close(won=False, words="much slower")
         elif verdict is not None:
             gives_way = ", and what is not faster gives way" if plain and verdict and trial.gain < YIELD else ""

@@ -12,7 +12,7 @@ from torch import Tensor
 from grace.contract.compressor import Compressor
 from grace.contract.facts import Facts
 from grace.contract.knobs import Share, Steps
-from grace.kernels import select_topk, take_at_least, take_subset, take_topk
+from grace.kernels import Chosen, CountedCode, Many, Sampling, choose_sampled_many
 from grace.kernels.index_lists.codes import IndexCode
 from grace.kernels.sparse import payloads
 from grace.methods.common.counts import contraction, count_kept
@@ -80,8 +80,8 @@ class DGC(Compressor):
         return stage
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
-        ratio = self.ratio_at(rng.step)
-        selected = [self._select(row, ratio, rng.fork(j)) for j, row in enumerate(rows)]
+        sampling = self._sampling([rows.shape[1]] * len(rows), rng.step)
+        selected = [sampling.select(j, row, rng.fork(j)) for j, row in enumerate(rows)]
         return payloads.write_counted_(rows, selected, self.index, self.values, keep_rest)
 
     def decompress_add_(self, wire: Tensor, out: Tensor, scale: float, rng: Stream) -> None:
@@ -90,25 +90,19 @@ class DGC(Compressor):
     def aggregate_(self, received: Sequence[Tensor], out: Tensor, scale: float, rng: Stream) -> None:
         payloads.sum_counted(received, out, scale, self.index, self.values, add=False)
 
-    def _select(self, row: Tensor, ratio: float, rng: Stream) -> tuple[Tensor, Tensor]:
-        """At least one and at most k places ``[k']`` of the row ``[n]``, ascending, and the numbers there."""
-        n = row.numel()
-        k, seen = count_kept(ratio, n), self._sample_size(n)
-        if seen == n:
-            index, values, _ = take_topk(row[None], k)
-            return index[0], values[0]
-        sample = take_subset(row[None], seen, rng)[0].abs_()
-        limit = float(sample.topk(count_kept(ratio, seen), sorted=False).values.amin())
-        index, values, _ = take_at_least(row, limit)
-        for _ in range(_ROUNDS):
-            if index.numel() >= _LOWER * k:
-                break
-            limit *= _LOWER
-            index, values, _ = take_at_least(row, limit)
-        if index.numel() > k:
-            largest = select_topk(values[None], k)[0]
-            index, values = index[largest], values[largest]
-        return index, values
+    @property
+    def counted(self) -> CountedCode | None:
+        return payloads.counted_code(self.index, self.values)
+
+    def choose_many_(self, many: Many, rng: Stream, code: CountedCode) -> Chosen:
+        sampling = self._sampling(many.sizes, rng.step)
+        return choose_sampled_many(many.like, many, code, sampling, rng.step)
+
+    def _sampling(self, sizes: Sequence[int], step: int) -> Sampling:
+        """What is selected in this step from tensors of so many numbers."""
+        ratio, seen = self.ratio_at(step), tuple(self._sample_size(n) for n in sizes)
+        sought, most = (tuple(count_kept(ratio, n) for n in counts) for counts in (seen, sizes))
+        return Sampling(seen, sought, most, _LOWER, _ROUNDS)
 
     def _sample_size(self, n: int) -> int:
         return min(n, max(math.ceil(self.sample * n), math.ceil(2 / self.ratio)))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from benchmarks.trials import Counting
-from grace.auto.controller import APART, CAP, LOOK_STEPS, Controller
+from grace.auto.controller import APART, CAP, LOOK_STEPS, SCOUTS, Controller
 from grace.auto.drift import Drift
 from grace.auto.trial import PAIRS, Trial
 from grace.errors import AgreementError
@@ -269,6 +269,47 @@ def test_who_does_not_fit_is_passed_over_and_tried_later(kind: type[Controller],
     assert ranks[0].spent <= ranks[0].budget
     assert (0 < seen[2] < 100 < seen[0] and ranks[0].current == 2 and meanwhile) == right
     assert not ranks[0].waits
+
+
+class Hasty(Controller):
+    """Believes one step."""
+
+    def _scout(self) -> None:
+        super()._scout()
+        self._scouts = SCOUTS
+
+
+@pytest.mark.parametrize(("kind", "tried"), [(Controller, True), (Hasty, False)])
+def test_a_stall_in_the_first_step_of_a_trial_is_not_believed(kind: type[Controller], tried: bool) -> None:
+    controller, stalls = kind([200_000_000, 160_000_000], 0, [1], baselines=1), 2
+    while not controller.trials:
+        slow, stalls = controller.plan == 1 and stalls > 0, stalls - (controller.plan == 1)
+        record = controller.ended(1_000_000 * (600 if slow else (200, 160)[controller.plan]), controller.step)
+        if record is not None:
+            controller.heard([record])
+    assert controller.trials[0].won is tried
+
+
+def test_a_stalled_pair_does_not_end_a_trial_that_is_almost_won() -> None:
+    controller = Controller([200_000_000, 160_000_000], 0, [1], baselines=1)
+    while not controller.trials:
+        stalled = controller.trying and controller.plan == 1 and controller._now.count == 3
+        record = controller.ended(1_000_000 * (600 if stalled else (200, 160)[controller.plan]), controller.step)
+        if record is not None:
+            controller.heard([record])
+    assert controller.trials[0].words == "8 of 9 pairs for it"
+
+
+@pytest.mark.parametrize(("predicted", "steps"), [(350, 2), (250, 4)])
+def test_what_is_much_slower_has_lost_after_two_steps_or_four(predicted: int, steps: int) -> None:
+    controller, seen = Controller([200_000_000, 1_000_000 * predicted], 0, [1], baselines=1), 0
+    while not controller.trials:
+        seen += controller.plan
+        record = controller.ended(1_000_000 * (350 if controller.plan else 200), controller.step)
+        if record is not None:
+            controller.heard([record])
+    assert seen == steps
+    assert controller.trials[0].words == "350.0 ms a step, and 200.0: much slower"
 
 
 # ---- trials that go on later ----------------------------------------------------------------------------------------

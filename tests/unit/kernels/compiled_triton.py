@@ -124,12 +124,18 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.counted._plan": ({"total": "*i32", "widths": "*i64"}, [
         {"VALUE": value, "CODE": code} for value, code in ((4, 3), (2, 2))
     ]),
+    "kernels.counted._sample": ({"first": "*i64"}, [{"EVEN": 1, "TILE": 1024}]),
+    "kernels.counted._levels": ({"bounds": "*i32", "totals": "*i32", "rows": "i64"}, [
+        {"LEVELS": 11, "EVEN": 1, "TILE": 1024}
+    ]),
     "kernels.counted._open": ({"where": "*i64"}, [{"VALUE": value, "CODE": code} for value, code in ((4, 3), (2, 0))]),
     "kernels.selection._refine": ({}, [{**how, "BINS": 1024, "ROOM": 256, "TILE": 4096} for how in (LOOK_MANY, LOOK)]),
     "kernels.selection._tally": ({}, [{**how, "ROOM": 256, "TILE": 4096} for how in (LOOK_MANY, LOOK)]),
     "kernels.selection._emit": ({}, [
         {**how, "TOPK": topk, "KEEP_REST": 1, "NARROW": 1, "LISTED": listed, "ROOM": 256, "TILE": 4096}
-        for topk, listed, how in ((1, 0, LOOK_MANY), (0, 0, {**LOOK, "kept": None, "state": None}), (0, 1, NO_STATE))
+        for topk, listed, how in (
+            (1, 0, LOOK_MANY), (0, 0, {**LOOK, "kept": None, "state": None}), (0, 1, NO_STATE), (1, 1, LOOK_MANY),
+        )
     ]),
     "kernels.index_lists._write": ({}, [{**how, "TILE": 1024} for how in (LIST_MANY, LIST)]),
     "kernels.index_lists._count": ({}, [{**how, "TILE": 1024} for how in (LIST_EACH, LIST)]),
@@ -207,6 +213,8 @@ NARROW = {
     "kernels.selection._note": "x",
     "kernels.statistics._largest": ["like"],
     "kernels.many._poison": ["like"],
+    "kernels.counted._sample": ["like"],
+    "kernels.counted._levels": ["like"],
     "kernels.staging._pad": ["like"],
     "kernels.staging._narrow": ["like"],
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,12 +17,13 @@ from grace.compute import backends
 from grace.compute.launching import launch
 from grace.errors import PayloadError
 from grace.flags.finite import cpu_as_accelerator
-from grace.kernels import choose_reaching_many, sum_counted_many, write_chosen_many
-from grace.kernels.counted import CountedCode, CountedPlaces
+from grace.kernels import choose_reaching_many, choose_sampled_many, sum_counted_many, write_chosen_many
+from grace.kernels.counted import Chosen, CountedCode, CountedPlaces, Sampling
 from grace.kernels.counted import triton as counted
 from grace.kernels.index_lists import FIXED, layout
 from grace.kernels.index_lists import codes as index_lists
 from grace.kernels.many import Many
+from grace.random import Stream
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
 
 __all__ = ["interpreter"]
@@ -31,17 +34,34 @@ BOUNDS = ((1.0, 0.01, 9.0), (1.5, 9.0, 0.0))  # of each worker; all of the secon
 
 def bucket(sizes: tuple[int, ...], rank: int) -> Many:
     """Tensors with memories."""
-    made, many = torch.Generator().manual_seed(rank), Many(sizes, (), (), torch.device("cpu"))
+    made, streams = torch.Generator().manual_seed(rank), [Stream(0, "m", str(n), rank, 0) for n in sizes]
+    many = Many(sizes, (), streams, torch.device("cpu"))
     xs, memories = ([torch.randn(1, n, generator=made) for n in sizes] for _ in range(2))
     assert many.point(xs, memories, [torch.empty_like(x) for x in xs])
     return many
 
 
-def messages(sizes: tuple[int, ...], code: CountedCode) -> tuple[list[Many], CountedPlaces, Tensor, list[Tensor]]:
+def reaching(rank: int, many: Many, code: CountedCode) -> Chosen:
+    bounds = torch.tensor(BOUNDS[rank][: len(many)], dtype=torch.float64)
+    return choose_reaching_many(bounds, many, code, strict=code.narrow)
+
+
+def sampled(rank: int, many: Many, code: CountedCode) -> Chosen:
+    """One worker's threshold is lowered, and more reach the other's than are sent; and an inf."""
+    many.xs[1].view(-1)[0] = (1.0, math.inf)[rank]
+    share = (1, 2)[rank]
+    seen = tuple(min(n, 10) for n in many.sizes)
+    sought = tuple(max(1, k // 3 * (share - 1)) for k in seen)
+    sampling = Sampling(seen, sought, tuple(-(-n // (4 * share)) for n in many.sizes), 0.8, 10)
+    return choose_sampled_many(many.like, many, code, sampling, 3)
+
+
+def messages(
+    sizes: tuple[int, ...], code: CountedCode, choose: Callable[[int, Many, CountedCode], Chosen] = reaching
+) -> tuple[list[Many], CountedPlaces, Tensor, list[Tensor]]:
     """Two workers' tensors, where their wires lie, these, and whether tensors were finite."""
-    buckets, strict = [bucket(sizes, rank) for rank in range(2)], code.narrow
-    bounds = [torch.tensor(row[: len(sizes)], dtype=torch.float64) for row in BOUNDS]
-    chosen = [choose_reaching_many(b, many, code, strict=strict) for b, many in zip(bounds, buckets, strict=True)]
+    buckets = [bucket(sizes, rank) for rank in range(2)]
+    chosen = [choose(rank, many, code) for rank, many in enumerate(buckets)]
     widths = [one.widths.tolist() for one in chosen]
     rows = torch.zeros(2, CountedPlaces(widths, 0, sizes, code).size, dtype=torch.uint8)
     for rank, row in enumerate(rows):
@@ -50,10 +70,10 @@ def messages(sizes: tuple[int, ...], code: CountedCode) -> tuple[list[Many], Cou
     return buckets, places, rows, [one.finite for one in chosen]
 
 
-def wires_and_sums(code: CountedCode, sizes: tuple[int, ...] = SIZES) -> None:
+def wires_and_sums(code: CountedCode, sizes: tuple[int, ...] = SIZES, choose: Any = reaching) -> None:
     def draw() -> list[Tensor]:
         with cpu_as_accelerator():
-            buckets, places, rows, finite = messages(sizes, code)
+            buckets, places, rows, finite = messages(sizes, code, choose)
             rests = [rest for many in buckets for rest in many.rests or ()]
             legal = sum_counted_many(rows, buckets[0], code, places, 0.3)
         return [rows, *finite, *rests, legal, *buckets[0].xs]
@@ -64,6 +84,16 @@ def wires_and_sums(code: CountedCode, sizes: tuple[int, ...] = SIZES) -> None:
 @pytest.mark.parametrize(("index", "narrow"), [("auto", False), ("elias-fano", True)])
 def test_wires_and_their_sums(index: str, narrow: bool) -> None:
     wires_and_sums(CountedCode(index, narrow))
+
+
+@pytest.mark.parametrize("narrow", [False, pytest.param(True, marks=night)])
+def test_what_a_sample_gives(narrow: bool) -> None:
+    wires_and_sums(CountedCode("auto", narrow), choose=sampled)
+
+
+@night
+def test_samples_of_several_tiles() -> None:
+    wires_and_sums(CountedCode("auto", True), (4097, 300, 9001), choose=sampled)
 
 
 def test_more_wires_than_are_added_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +180,16 @@ def _nowhere(lists, bound, k, steps, inside, low, raised):  # type: ignore[no-un
     return bound - bound
 
 
+@triton.jit
+def _the_first(x, i, inside):  # type: ignore[no-untyped-def]
+    return tl.load(x + i - i, inside, 0.0)
+
+
+@triton.jit
+def _none(x):  # type: ignore[no-untyped-def]
+    return x.to(tl.int32, bitcast=True) * 0
+
+
 AUTO = CountedCode("auto", False)
 # module, what is replaced in it, by what, and a test above that fails then
 MUTANTS: list[tuple[str, str, Any, Any]] = [
@@ -159,6 +199,8 @@ MUTANTS: list[tuple[str, str, Any, Any]] = [
     ("sparse", "place_in", _at_the_front, lambda: wires_and_sums(AUTO)),
     ("index_lists", "place_in", _at_the_front, lambda: wires_and_sums(AUTO)),
     ("sparse", "first_reaching", _nowhere, lambda: wires_and_sums(AUTO)),
+    ("counted", "load_number", _the_first, lambda: wires_and_sums(AUTO, choose=sampled)),
+    ("counted", "magnitude", _none, lambda: wires_and_sums(AUTO, choose=sampled)),
 ]
 
 

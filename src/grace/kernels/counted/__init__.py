@@ -13,15 +13,32 @@ from torch import Tensor
 
 from grace.compute.dispatch import operation
 from grace.kernels.counted.parts import Chosen, CountedCode, CountedPlaces
+from grace.kernels.counted.sampled import Sampling
 from grace.kernels.many import Many
 
-__all__ = ["Chosen", "CountedCode", "CountedPlaces", "choose_reaching_many", "sum_counted_many", "write_chosen_many"]
+__all__ = [
+    "Chosen",
+    "CountedCode",
+    "CountedPlaces",
+    "Sampling",
+    "choose_reaching_many",
+    "choose_sampled_many",
+    "sum_counted_many",
+    "write_chosen_many",
+]
 
 
 @operation
 def choose_reaching_many(bounds: Tensor, many: Many, code: CountedCode, *, strict: bool) -> Chosen:
     """Of each tensor plus its memory what reaches (strict: exceeds) its bound, of ``[T]`` float64. Rests, if there are any,
     become that sum.
+    """
+
+
+@operation
+def choose_sampled_many(like: Tensor, many: Many, code: CountedCode, sampling: Sampling, step: int) -> Chosen:
+    """Of each tensor plus its memory what ``sampling`` selects in this step, with the stream of the tensor, forked by 0.
+    Rests, if there are any, become that sum, or 0 where it is not finite; ``like`` is a number on the device.
     """
 
 

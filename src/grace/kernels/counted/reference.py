@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from grace import wire as wires
 from grace.flags.refusals import Refusals
-from grace.kernels.counted import Chosen, CountedCode, CountedPlaces
+from grace.kernels.counted import Chosen, CountedCode, CountedPlaces, Sampling
 from grace.kernels.many import Many
 from grace.kernels.sparse import payloads
 
@@ -23,6 +25,21 @@ def choose_reaching_many(bounds: Tensor, many: Many, code: CountedCode, *, stric
         made.append(wire[0])
         flags.append(torch.as_tensor(finite, device=x.device))
     return Chosen(torch.tensor([len(wire) for wire in made], device=bounds.device), torch.stack(flags), made)
+
+
+def choose_sampled_many(like: Tensor, many: Many, code: CountedCode, sampling: Sampling, step: int) -> Chosen:
+    made, flags = list[Tensor](), list[Tensor]()
+    for t, x in enumerate(many.xs):
+        row = x.float() if many.rests is None else many.rests[t]
+        if many.memories is not None:
+            torch.add(x, many.memories[t], out=row)
+        finite = row.isfinite().all()
+        row.masked_fill_(~finite, 0.0)
+        rng = replace(many.streams[t], step=step).fork(0)
+        selected = sampling.select(t, row[0], rng)
+        made.append(payloads.write_counted_(row, [selected], code.index, code.values, many.rests is not None)[0])
+        flags.append(finite)
+    return Chosen(torch.tensor([len(wire) for wire in made], device=like.device), torch.stack(flags), made)
 
 
 def write_chosen_many(message: Tensor, many: Many, code: CountedCode, chosen: Chosen, places: CountedPlaces) -> None:

@@ -16,13 +16,17 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.compute.launching import TILE, Marks, launch
-from grace.kernels.counted import Chosen, CountedCode, CountedPlaces
+from grace.kernels.counted import Chosen, CountedCode, CountedPlaces, Sampling
 from grace.kernels.counted.parts import COUNT
 from grace.kernels.index_lists.triton import LIST_BITS, read_tables
 from grace.kernels.many import Many, pair_programs, spans_of
-from grace.kernels.many.triton import wire_of
-from grace.kernels.selection.triton import MOST, Look, Reaching, measure_many
+from grace.kernels.many.triton import numbers_of, tile_of, wire_of
+from grace.kernels.selection.triton import MOST, Largest, Look, Reaching, find_kth, measure_many, new_words
 from grace.kernels.sparse.triton import AT_ONCE, sum_tables, write_tables
+from grace.kernels.staging import clear_many
+from grace.kernels.subsets import Drawing
+from grace.kernels.subsets.triton import Subsets
+from grace.kernels.triton import load_number, magnitude
 
 
 @triton.jit
@@ -110,6 +114,33 @@ def _open(table, where, lists, wires, marks, stride, VALUE: tl.constexpr, CODE: 
     tl.store(lists + 8 * this + 7, at + 4)
 
 
+@triton.jit
+def _sample(table, programs, like, index, first, out, EVEN: tl.constexpr, TILE: tl.constexpr):
+    """``out [S]``: the numbers of each tensor at its share of the places ``index [S]``; ``first [T, 2]``: where that begins,
+    and how many there are.
+    """
+    row, tile = tile_of(programs)
+    x, _start = numbers_of(table, row, like, EVEN)
+    begin, seen = tl.load(first + 2 * row), tl.load(first + 2 * row + 1)
+    j = tile * TILE + tl.arange(0, TILE)
+    i = tl.load(index + begin + j, j < seen, 0)
+    tl.store(out + begin + j, load_number(x, i, j < seen), j < seen)
+
+
+@triton.jit
+def _levels(table, programs, like, bounds, totals, rows, LEVELS: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr):
+    """``totals [LEVELS, rows]`` int32, zeros before: how many keys of a row are at least each of its ``bounds``, likewise."""
+    row, tile = tile_of(programs)
+    x, _start = numbers_of(table, row, like, EVEN)
+    _place, n = wire_of(table, row)
+    i = tile * TILE + tl.arange(0, TILE)
+    key = magnitude(load_number(x, i, i < n))
+    for level in range(LEVELS):
+        at = level * rows + row
+        count = tl.sum(((key >= tl.load(bounds + at)) & (i < n)).to(tl.int32), 0)
+        tl.atomic_add(totals + at, count)
+
+
 @dataclass(frozen=True)
 class Lists:
     """What is chosen of each tensor, which ``picked`` writes into lists. ``lists`` int64 ``[T, 8]``: k, where the list begins,
@@ -117,7 +148,7 @@ class Lists:
     values, and where these begin.
     """
 
-    picked: Reaching
+    picked: Reaching | Largest
     lists: Tensor
 
 
@@ -163,10 +194,81 @@ def choose_reaching_many(bounds: Tensor, many: Many, code: CountedCode, *, stric
         return NotImplemented
     look = Look.at_many(many)
     finite = measure_many(look, many, None)
-    picked = Reaching.of(look, bounds, strict)
+    return _chosen(many, Reaching.of(look, bounds, strict), finite, code)
+
+
+def _chosen(many: Many, picked: Reaching | Largest, finite: Tensor, code: CountedCode) -> Chosen:
     lists, widths = many.table.new_empty(len(many), 8), many.table.new_zeros(len(many))
     launch(_plan, (len(many),), many.table, picked.total, lists, widths, VALUE=code.value, CODE=code.number)
     return Chosen(widths, finite, Lists(picked, lists))
+
+
+def choose_sampled_many(like: Tensor, many: Many, code: CountedCode, sampling: Sampling, step: int) -> Any:
+    if max(many.sizes) > MOST:
+        return NotImplemented
+    finite = measure_many(Look.at_many(many), many, None)
+    sums = _Samples.of(many, sampling)
+    sums.numbers.point(many.rests or many.xs)
+    clear_many(finite, sums.numbers)
+    look = Look.at_many(sums.numbers)
+    most = many.numbers((Sampling, "most", sampling), lambda: sampling.most, torch.int32)
+    total = torch.minimum(sums.count(sums.limits(step)), most)
+    return _chosen(many, Largest.of(look, sums.numbers, total), finite, code)
+
+
+class _Samples:
+    """What is drawn of several tensors.
+
+    numbers: the tensors' sums with the memories, which have to be pointed at.
+    """
+
+    def __init__(self, many: Many, sampling: Sampling):
+        begins = [sum(sampling.seen[:t]) for t in range(len(many))]
+        streams = [stream.fork(0) for stream in many.streams]
+        self.numbers = Many(many.sizes, [4 * begin for begin in begins], streams, many.device)
+        self._sampling, self._drawing = sampling, Drawing(tuple(sampling.seen), None)
+        self._drawn = torch.empty(sum(sampling.seen), device=many.device)
+        self._samples = Many(sampling.seen, (), (), many.device)
+        self._samples.point([x[None] for x in self._drawn.split(list(sampling.seen))])
+        self._first = self.numbers.numbers(
+            "first", lambda: [*sum(zip(begins, sampling.seen, strict=True), ())], torch.int64
+        )
+        kept = [*sum(((k, 0) for k in sampling.sought), ())]
+        self._sought = self._samples.numbers("sought", lambda: kept, torch.int64)
+        low = [sampling.lower * k for k in sampling.most]
+        self._enough = self.numbers.numbers("enough", lambda: low, torch.float64)
+
+    @staticmethod
+    def of(many: Many, sampling: Sampling) -> _Samples:
+        """Those of a bucket, which are made once."""
+        return many.once((_Samples, sampling), lambda: _Samples(many, sampling))
+
+    def limits(self, step: int) -> Tensor:
+        """float64 ``[T]``: the thresholds that the samples of this step give."""
+        subsets = Subsets.of(self.numbers, self._drawing)
+        subsets.draw(step)
+        many, seen = self.numbers, self._sampling.seen
+        tiles = many.pairs("sample", lambda: [-(-k // TILE) for k in seen])
+        launch(_sample, (len(tiles),), many.table, tiles, many.like, subsets.index, self._first, self._drawn, EVEN=many.even,
+               TILE=TILE)  # fmt: skip
+        look, words = Look.at_many(self._samples), new_words(self._drawn, len(many))
+        measure_many(look, self._samples, words[0])
+        _notes, state = find_kth(look, words, self._sought, None)
+        return state[:, 0].contiguous().view(torch.float32).double()
+
+    def count(self, limit: Tensor) -> Tensor:
+        """int32 ``[T]``: how many numbers reach the thresholds, ``[T]`` float64, that are lowered until these are enough."""
+        many, levels = self.numbers, [limit]
+        for _ in range(self._sampling.rounds):
+            levels.append(levels[-1] * self._sampling.lower)
+        bounds = torch.stack(levels).float().view(torch.int32)
+        totals, tiles = torch.zeros_like(bounds), many.tiles(TILE)
+        launch(_levels, (len(tiles),), many.table, tiles, many.like, bounds, totals, len(many), LEVELS=len(levels),
+               EVEN=many.even, TILE=TILE)  # fmt: skip
+        enough = totals[:-1].double() >= self._enough
+        tries = torch.arange(len(levels) - 1, device=totals.device)[:, None]
+        level = torch.where(enough, tries, len(levels) - 1).amin(dim=0, keepdim=True)
+        return totals.gather(0, level)[0]
 
 
 def write_chosen_many(message: Tensor, many: Many, code: CountedCode, chosen: Chosen, places: CountedPlaces) -> None:

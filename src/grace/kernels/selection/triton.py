@@ -300,7 +300,7 @@ def take_topk(
 ) -> Any:
     if not _fits(rows, memory):
         return NotImplemented
-    (b, _n), words = rows.shape, _new_words(rows, len(rows))
+    (b, _n), words = rows.shape, new_words(rows, len(rows))
     index, sent = rows.new_empty(b, k, dtype=torch.int64), rows.new_empty(b, k, dtype=torch.float32)
     p, finite = _add_memory(rows, memory, rest, words[0])
     _take_largest(Look.at(p), words, None, k, index, sent, rest is not None, narrow)
@@ -310,7 +310,7 @@ def take_topk(
 def take_topk_many(index: Tensor, sent: Tensor, many: Many, kept: tuple[int, ...], *, narrow: bool = False) -> Any:
     if max(many.sizes) > MOST:
         return NotImplemented
-    look, words = Look.at_many(many), _new_words(index, len(many))
+    look, words = Look.at_many(many), new_words(index, len(many))
     finite = measure_many(look, many, words[0])
     _take_largest(look, words, many.kept(kept), None, index, sent, many.rests is not None, narrow)
     return finite
@@ -351,6 +351,30 @@ class Reaching(NamedTuple):
         """Writes places and what is sent for them, ``[K]`` each, where ``lists [rows, 8]`` say."""
         self.look.launch(_emit, *self.notes, None, self.begins, None, lists, index, sent, None, self.least,
                          TOPK=False, KEEP_REST=keep_rest, NARROW=narrow, LISTED=True, ROOM=_ROOM)  # fmt: skip
+
+
+class Largest(NamedTuple):
+    """The k largest numbers of several rows, noted. total: int32 ``[rows]``, the k of each."""
+
+    look: Look
+    notes: tuple[Tensor, Tensor]
+    state: Tensor
+    begins: Tensor
+    total: Tensor
+
+    @staticmethod
+    def of(look: Look, many: Many, total: Tensor) -> Largest:
+        """The ``total [rows]`` int32 largest, where there are no memories to add."""
+        words = new_words(total, len(many))
+        measure_many(look, many, words[0])
+        kept = torch.stack((total, torch.zeros_like(total)), dim=1).long()
+        notes, state = find_kth(look, words, kept, None)
+        return Largest(look, notes, state, _count_largest(look, notes, state), total)
+
+    def emit(self, lists: Tensor, index: Tensor, sent: Tensor, keep_rest: bool, narrow: bool) -> None:
+        """As :meth:`Reaching.emit`, ``[K]`` each."""
+        self.look.launch(_emit, *self.notes, self.state, self.begins, self.look.tiles, lists, index, sent, None, 0,
+                         TOPK=True, KEEP_REST=keep_rest, NARROW=narrow, LISTED=True, ROOM=_ROOM)  # fmt: skip
 
 
 def take_at_least(
@@ -402,18 +426,19 @@ def _add_memory(rows: Tensor, memory: Tensor | None, rest: Tensor | None, upper:
     return rest, bad.unset()
 
 
-def _new_words(like: Tensor, rows: int) -> Sequence[Tensor]:
+def new_words(like: Tensor, rows: int) -> Sequence[Tensor]:
     """Bins of the three histograms of so many rows, int32, zero."""
     sizes = [rows * _UPPER, rows * _LOWER, rows * _LOWER]
     return torch.zeros(sum(sizes), dtype=torch.int32, device=like.device).split(sizes)
 
 
-def _take_largest(
-    look: Look, words: Sequence[Tensor], kept: Tensor | None, k: int | None, index: Tensor, sent: Tensor,
-    keep_rest: bool, narrow: bool,
-) -> None:  # fmt: skip
-    """Writes the k largest of each row, of which the first histogram is there, into ``index`` and ``sent``; ``kept`` is None,
-    or says k for each.
+def find_kth(
+    look: Look, words: Sequence[Tensor], kept: Tensor | None, k: int | None
+) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """Finds the k-th largest key of each row, of which the first histogram is there; ``kept`` is None, or says k for each.
+
+    Returns:
+        What may be among the k largest, noted; and int32 ``[rows, 2]``: that key, and how many of those that equal it are.
     """
     upper, middle, lower = words
     many, state = look.constants["MANY"], upper.new_empty(look.rows, 2)
@@ -422,9 +447,23 @@ def _take_largest(
     launch(_pick, (look.rows,), middle, state, None, None, FIRST=False, MANY=many, BINS=_LOWER)
     look.launch(_refine, *notes, lower, state, BINS=_LOWER, ROOM=_ROOM)
     launch(_pick, (look.rows,), lower, state, None, None, FIRST=False, MANY=many, BINS=_LOWER)
-    both = upper.new_empty(2, look.tiles)
+    return notes, state
+
+
+def _count_largest(look: Look, notes: tuple[Tensor, Tensor], state: Tensor) -> Tensor:
+    """``[2, tiles]``: how many larger keys than the k-th come before each tile in its row, and how many equal ones."""
+    both = state.new_empty(2, look.tiles)
     look.launch(_tally, *notes, state, both, look.tiles, ROOM=_ROOM)
-    begins, _ = look.scan(both)
+    return look.scan(both)[0]
+
+
+def _take_largest(
+    look: Look, words: Sequence[Tensor], kept: Tensor | None, k: int | None, index: Tensor, sent: Tensor,
+    keep_rest: bool, narrow: bool,
+) -> None:  # fmt: skip
+    """Writes the k largest of each row, as :func:`find_kth` has them, into ``index`` and ``sent``."""
+    notes, state = find_kth(look, words, kept, k)
+    begins = _count_largest(look, notes, state)
     look.launch(_emit, *notes, state, begins, look.tiles, kept, index, sent, k, 0,
                 TOPK=True, KEEP_REST=keep_rest, NARROW=narrow, LISTED=False, ROOM=_ROOM)  # fmt: skip
 

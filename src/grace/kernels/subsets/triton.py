@@ -216,7 +216,7 @@ def _put_drawn(
 class Subsets:
     """What is drawn from the tensors of a bucket.
 
-    step: the one for which it was drawn last; None: it was not.
+    step: the one for which it was drawn last; None: it was not. index: the places of all tensors, where their wires begin.
     """
 
     def __init__(self, many: Many, drawing: Drawing):
@@ -226,7 +226,7 @@ class Subsets:
         self._words = torch.empty(words, dtype=torch.int32, device=device)
         self._before = torch.empty_like(self._words) if drawing.block is not None else None
         total = max(place // 4 + k for place, k in zip(many.places, drawing.kept, strict=True))
-        self._index = torch.empty(total, dtype=torch.int64, device=device) if drawing.block is None else None
+        self.index = torch.empty(total, dtype=torch.int64, device=device) if drawing.block is None else None
 
     @staticmethod
     def of(many: Many, drawing: Drawing) -> Subsets:
@@ -239,7 +239,7 @@ class Subsets:
         self._words.zero_()
         tiles = many.pairs((Subsets, drawing, "draw"), lambda: list(map(_programs, self._counts, drawing.kept)))
         of, turn = (0, step) if drawing.cyclic else (step, None)
-        launch(_draw, (len(tiles),), many.table, tiles, self._kept(), self._heads(), self._index, self._words, drawing.unit,
+        launch(_draw, (len(tiles),), many.table, tiles, self._kept(), self._heads(), self.index, self._words, drawing.unit,
                step_word(of, many.device), turn, LISTED=drawing.block is None, CYCLIC=drawing.cyclic, SORTED=SORTED_SUBSET,
                CHUNK=_CHUNK, TILE=_DRAWN)  # fmt: skip
         if self._before is not None:
@@ -268,7 +268,7 @@ class Subsets:
         many, tiles = self._many, self._many.tiles(TILE)
         factors = tuple(factors)
         return (
-            (len(tiles),), of.table, tiles, of.like, self._kept(), self._heads(), message, marks.words, self._index,
+            (len(tiles),), of.table, tiles, of.like, self._kept(), self._heads(), message, marks.words, self.index,
             self._words, self._before, self._drawing.unit, many.numbers(("factors", factors), lambda: factors, torch.float32),
         )  # fmt: skip
 
