@@ -196,9 +196,11 @@ class Driver:
 
     def exchanged(self, nanoseconds: int) -> None:
         """The buckets that have come since the last one was exchanged took so long, with codecs, the link and waiting."""
-        if self.controller is not None:
+        if self.controller is not None and self._coming:
             self._exchanges += nanoseconds
-            self.history.exchanged(self._using[0], len(self._coming) - 1, nanoseconds)
+            known, last = self.buckets.names, self._coming[-1]
+            place = known.index(last) if not self.site.holds and last in known else len(self._coming) - 1
+            self.history.exchanged(self._using[0], place, nanoseconds)
 
     def ended(self) -> None:
         """A step's last exchange is over.
@@ -212,11 +214,11 @@ class Driver:
         period, self._last = now - self._last if self._last and self._counts else 0, now
         counts, self._counts = self._counts, True
         unheard = self._listening is None and self.controller is None  # the first step
-        if unheard or came != self.buckets.names:  # DistributedDataParallel makes its buckets anew
+        if unheard or not self._known_buckets(came):  # DistributedDataParallel makes its buckets anew
             self._listen(came)
         elif self._measuring:
             self._measuring = False
-            free = [name for names in came for name in names if self.buckets.fixed(name) is None]
+            free = [name for names in self.buckets.names for name in names if self.buckets.fixed(name) is None]
             self._losses.share(free, self.methods[2:], self._tell)
         elif self._listening is not None:
             self._listening.exchanged(counts)
@@ -225,6 +227,12 @@ class Driver:
         elif self.controller is not None:
             self._control(period, now)
         self._last = self.clock()
+
+    def _known_buckets(self, came: tuple[tuple[str, ...], ...]) -> bool:
+        """Whether these are the buckets that are planned for; where each goes alone, in any order: what is not used in a pass
+        comes last.
+        """
+        return came == self.buckets.names or (not self.site.holds and set(came) == set(self.buckets.names))
 
     def _listen(self, came: tuple[tuple[str, ...], ...]) -> None:
         """The buckets are others than were known: their steps are measured."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -15,15 +16,20 @@ from torch import Tensor
 from grace.collectives import AllReduce, Broadcast, Exchange, Traffic
 from grace.communicators import Allreduce
 from grace.communicators.base import meta_tensor, sum_costs
+from grace.compute import backends
 from grace.contract.facts import Facts
 from grace.contract.knobs import Count, Share, check_knobs
+from grace.contract.lent import Lent
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
 from grace.errors import CompositionError, ConfigurationError
+from grace.flags.capturing import refuse_capture
+from grace.flags.finite import on_host
 from grace.kernels import select_topk
 from grace.kernels.index_lists import codes as index_lists
 from grace.methods.common.blocks import Blocks
 from grace.methods.common.counts import count_kept
+from grace.methods.common.led_bucket import LEADS, exchange_led, prepare_led
 from grace.methods.common.positions import Positions
 from grace.registry import register
 
@@ -84,27 +90,39 @@ class BlockRandomK(Method[None]):
 
     @property
     def adds_memory(self) -> bool:
-        return self.mode != "clt"
+        return True
 
     def exchange(self, x: Tensor, state: None, peer: Peer) -> Exchange[Exchanged[None]]:
         if self.mode != "clt" or x.numel() == 0:
             return (yield from Allreduce(self._blocks).exchange(x, None, peer))
+        refuse_capture(LEADS)
         n = x.numel()
         k = count_kept(self.ratio, n)
         leader = peer.step % peer.world
-        mine = index_lists.encode(select_topk(x.reshape(1, -1).float(), k), n, "auto")
-        packed = yield Broadcast(mine if peer.rank == leader else torch.zeros_like(mine), leader)
+        packed = torch.zeros(1, index_lists.most(n, k, "auto"), dtype=torch.uint8, device=x.device)
+        if peer.rank == leader:
+            packed = index_lists.encode(select_topk(_sum_with_memory(x, peer.lent), k), n, "auto")
+        packed = yield Broadcast(packed, leader)
         index = index_lists.decode(packed, n, k, "auto")[0]
         return (yield from Allreduce(Positions(index)).exchange(x, None, peer))
 
     def batches(self, like: Tensor) -> bool:
-        return self.mode != "clt" and Allreduce(self._blocks).batches(like)
+        if self.mode == "clt":
+            return not on_host(like.device) and backends.runs_triton(like.device)
+        return Allreduce(self._blocks).batches(like)
 
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[None], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[None]]]:
-        """As :meth:`grace.communicators.Allreduce.exchange_all`, but for the positions of a leader."""
+        """As :meth:`grace.communicators.Allreduce.exchange_all`, and so do the positions of a leader."""
         if self.mode == "clt":
+            workspace = peers[0].lent.workspace if peers else None
+            if workspace is not None and self.batches(xs[0]):
+                peers = list(peers)
+                bucket = prepare_led(partial(count_kept, self.ratio), xs, peers)
+                if bucket is not None:
+                    leader = peers[0].step % peers[0].world
+                    return (yield from exchange_led(bucket, leader, xs, peers, workspace))
             return (yield from Method.exchange_all(self, xs, states, peers))
         return (yield from Allreduce(self._blocks).exchange_all(xs, states, peers))
 
@@ -125,3 +143,10 @@ class BlockRandomK(Method[None]):
         k = count_kept(self.ratio, n)
         packed, values = meta_tensor(1, index_lists.size(n, k, "auto") or 0), meta_tensor(1, k, dtype=torch.float32)
         return sum_costs(peer, Broadcast(packed, peer.step % peer.world), AllReduce(values))
+
+
+def _sum_with_memory(x: Tensor, lent: Lent) -> Tensor:
+    """float32 ``[1, n]``: what is to be sent."""
+    if lent.memory is None or lent.rest is None:
+        return x.reshape(1, -1).float()
+    return torch.add(x.reshape(1, -1), lent.memory.view(1, -1), out=lent.rest.view(1, -1))

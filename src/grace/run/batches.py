@@ -13,6 +13,7 @@ from grace.contract.peer import Peer, Peers
 from grace.contract.together import Layouts, together
 from grace.contract.workspace import Workspace
 from grace.errors import ConfigurationError
+from grace.flags.finite import on_host
 
 VARIABLE = "GRACE_PLANS"
 
@@ -35,10 +36,10 @@ def plans_wanted() -> bool:
 class _Batch:
     """Tensors of one method, and what belongs to each."""
 
-    __slots__ = ("method", "names", "places", "states", "xs")
+    __slots__ = ("alone", "method", "names", "places", "states", "xs")
 
-    def __init__(self, method: Method[Any]):
-        self.method = method
+    def __init__(self, method: Method[Any], alone: bool):
+        self.method, self.alone = method, alone  # whether it remains one tensor, exchanged as such
         self.xs: list[Tensor] = []
         self.states: list[Any] = []
         self.names: list[str] = []
@@ -47,7 +48,7 @@ class _Batch:
 
 class Batches:
     """The tensors of a bucket, in their order, as batches: those of one method, where it can. The network is asked for the
-    same bytes in the same order as if each tensor were exchanged on its own.
+    same bytes in the same order as if each tensor were exchanged on its own. On an accelerator one tensor is a batch, too.
 
     Args:
         plans: whether there are batches of more than one tensor.
@@ -66,16 +67,17 @@ class Batches:
         if key in self._open:
             batch = self._open[key]
         else:
-            batch = self._open[key] = self._begin(method) if self._plans and method.batches(x) else None
-        batch = batch or self._begin(method)
+            batches = self._plans and method.batches(x)
+            batch = self._open[key] = self._begin(method, alone=False) if batches else None
+        batch = batch or self._begin(method, alone=True)
         batch.xs.append(x)
         batch.states.append(state)
         batch.names.append(name)
         batch.places.append(self._count)
         self._count += 1
 
-    def _begin(self, method: Method[Any]) -> _Batch:
-        self._all.append(_Batch(method))
+    def _begin(self, method: Method[Any], *, alone: bool) -> _Batch:
+        self._all.append(_Batch(method, alone))
         return self._all[-1]
 
     def exchange(self, layouts: Layouts, workspace: Workspace) -> Exchange[list[Exchanged[Any]]]:
@@ -90,7 +92,7 @@ class Batches:
 
     def _run(self, batch: _Batch) -> Exchange[list[Exchanged[Any]]]:
         peers = Peers(self._peer, batch.names)
-        if len(batch.xs) > 1:
+        if len(batch.xs) > 1 or not (batch.alone or on_host(batch.xs[0].device)):
             return batch.method.exchange_all(batch.xs, batch.states, peers)
         return _alone(batch, peers[0])
 

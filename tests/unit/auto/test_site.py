@@ -28,11 +28,11 @@ class Alone(Handle):
     def _site(self) -> Site:
         return replace(super()._site(), holds=False, names=BUCKETS)
 
-    def pass_through(self, broken: bool = False) -> None:
+    def pass_through(self, broken: bool = False, *, backwards: bool = False) -> None:
         draw = torch.Generator().manual_seed(self.rank)
         self._began()
         left = 0
-        for names in BUCKETS:
+        for names in BUCKETS[::-1] if backwards else BUCKETS:
             self.now += 50 * MS
             gradients = {name: torch.randn(LIKE[name].shape, generator=draw) for name in names}
             self._comes(names)
@@ -69,6 +69,23 @@ def test_the_model_is_known_though_no_bucket_is_held(link: dict[str, float]) -> 
     assert not any(bucket.fused for bucket in found.buckets)
     assert one._driver is not None
     assert not one._driver.waits
+
+
+def test_buckets_may_come_in_another_order(link: dict[str, float]) -> None:
+    """As those of a branch do that only some passes use."""
+
+    def job(member: Any, rank: int) -> Alone:
+        handle = Alone(member, link)
+        for step in range(60):
+            handle.pass_through(backwards=step % 2 == 1)
+        return handle
+
+    one, other = both(job)
+    assert one.used == other.used
+    found = one.explain()
+    assert found.stage == "running"
+    assert [bucket.tensors for bucket in found.buckets] in ([*BUCKETS], [*BUCKETS[::-1]])
+    assert all(bucket.measured is not None for bucket in found.buckets)
 
 
 def test_a_policy_by_whole_shapes_is_resolved(link: dict[str, float]) -> None:

@@ -30,7 +30,7 @@ from grace.kernels.sparse.triton import _listed, _load_of_grid
 from grace.kernels.triton import load_sum
 from grace.methods.qsparse import Qsparse
 from grace.random import Stream
-from tests.unit.kernels.native_checks import offset
+from tests.unit.kernels.native_checks import offset, same_bits
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
 
 __all__ = ["interpreter"]
@@ -125,6 +125,32 @@ def compressed(codec: Qsparse, held: bool, dtype: torch.dtype = torch.float32, r
 )
 def test_codes_of_what_is_selected(codec: Qsparse, held: bool, dtype: torch.dtype) -> None:
     compressed(codec, held, dtype)
+
+
+@pytest.mark.parametrize(
+    "codec", [Qsparse(0.3), Qsparse(0.3, 3), Qsparse(0.6, 1, True, "raw"), Qsparse(0.4, 200)], ids=repr
+)
+def test_they_are_those_of_one_tensor(codec: Qsparse) -> None:
+    """The specification of a bucket says of each tensor what the method says of it alone, finite or not."""
+    widths = [codec.facts(n).payload or 0 for n in SIZES]
+    places = [sum(widths[:t]) for t in range(len(SIZES))]
+    many, other = bucket(SIZES, places, True), bucket(SIZES, places, True)
+    for both in (many, other):
+        both.xs[1][0, -1] = torch.inf
+    assert many.rests is not None
+    assert other.memories is not None
+    assert other.rests is not None
+    wires, means = torch.zeros(2, sum(widths), dtype=torch.uint8), bucket(SIZES, places, False)
+    finite = codec.encode_many_(wires[0], many, many.streams[0])
+    wires[1] = wires[0]
+    assert codec.aggregate_many_(wires, means, 0.5, many.streams[0]).all()
+    for t, (x, place, width) in enumerate(zip(other.xs, places, widths, strict=True)):
+        wire, fine = codec.encode_(x, other.streams[t], other.memories[t], other.rests[t])
+        assert fine == finite[t]
+        assert same_bits(wire[0], wires[0, place : place + width])
+        assert not fine or same_bits(other.rests[t], many.rests[t])
+        codec.aggregate_([wire, wire], x, 0.5, other.streams[t])
+        assert same_bits(x, means.xs[t])
 
 
 @night

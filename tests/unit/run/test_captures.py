@@ -162,6 +162,7 @@ def test_a_state_that_moves_is_noticed():
         ("threshold:v=0.5", "'w': how many bytes threshold:v=0.5 sends depends on the data"),
         ("dgc", "'w': how many bytes dgc sends depends on the data"),
         ("blockrandomk:mode=cyclic", "which blocks have their turn follows from the step"),
+        ("blockrandomk:mode=clt", "which rank leads follows from the step"),
         ("acpsgd:rank=1,min_rate=0.1", "depends on whether this step was finite"),
     ],
 )

@@ -81,7 +81,7 @@ def elias_fano_split(n: int, k: int) -> tuple[int, int]:
 
 @operation
 def encode_indices(index: Tensor, n: int, code: str) -> Tensor:
-    """PlaceLists ``[b, k]`` int64, k >= 1 -> uint8 ``[b, w]``.
+    """Lists ``[b, k]`` int64, k >= 1 -> uint8 ``[b, w]``.
 
     Raises:
         PayloadError: a list that does not increase strictly, or leaves [0, n).

@@ -79,7 +79,7 @@ def most(n: int, k: int, code: str) -> int:
 
 
 def encode(index: Tensor, n: int, code: str) -> Tensor:
-    """PlaceLists ``[b, k]`` int64 -> uint8 ``[b, w]``. Where sizes vary, zeros follow the shorter ones.
+    """Lists ``[b, k]`` int64 -> uint8 ``[b, w]``. Where sizes vary, zeros follow the shorter ones.
 
     Raises:
         PayloadError: a list that does not increase strictly, or leaves [0, n).

@@ -13,7 +13,15 @@ from torch import Tensor
 from grace.compute.dispatch import operation
 from grace.kernels.many import Many
 
-__all__ = ["round_to_bfloat16", "select_at_least", "select_topk", "take_at_least", "take_topk", "take_topk_many"]
+__all__ = [
+    "add_memories_many",
+    "round_to_bfloat16",
+    "select_at_least",
+    "select_topk",
+    "take_at_least",
+    "take_topk",
+    "take_topk_many",
+]
 
 
 def round_to_bfloat16(values: Tensor) -> Tensor:
@@ -48,6 +56,13 @@ def take_topk(
 def take_topk_many(index: Tensor, sent: Tensor, many: Many, kept: tuple[int, ...], *, narrow: bool = False) -> Tensor:
     """As :func:`take_topk` of each row of several tensors, of which ``kept`` are selected: places into ``index [K]`` int64,
     what is sent for them into ``sent [K]`` float32, K the sum of kept: ``[T]`` bool, which tensors were finite.
+    """
+
+
+@operation
+def add_memories_many(storage: Tensor, many: Many) -> Tensor:
+    """Sets the rests of several tensors, if there are any, to the sums of xs and memories: ``[T]`` bool, which sums are
+    finite. They are on the device of ``storage``, of any shape.
     """
 
 

@@ -55,6 +55,15 @@ def take_topk_many(index: Tensor, sent: Tensor, many: Many, kept: tuple[int, ...
     return torch.stack(flags)
 
 
+def add_memories_many(storage: Tensor, many: Many) -> Tensor:
+    flags = []
+    for t, x in enumerate(many.xs):
+        memory = None if many.memories is None else many.memories[t]
+        p = _add_memory(x.float(), memory, None if many.rests is None else many.rests[t])
+        flags.append(torch.as_tensor(all_finite(p), device=x.device))
+    return torch.stack(flags)
+
+
 def take_at_least(
     row: Tensor,
     bound: float,

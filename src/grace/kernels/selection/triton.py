@@ -316,6 +316,10 @@ def take_topk_many(index: Tensor, sent: Tensor, many: Many, kept: tuple[int, ...
     return finite
 
 
+def add_memories_many(storage: Tensor, many: Many) -> Tensor:
+    return measure_many(Look.at_many(many), many, None)
+
+
 def measure_many(look: Look, many: Many, upper: Tensor | None) -> Tensor:
     """Sets the rests of several tensors, where they have some, to their sums with the memories, and counts the first
     histogram, if one is wanted: ``[T]`` bool, which of them are finite.
