@@ -374,8 +374,6 @@ class Controller:
         self.current, self._changed, self._changes = number, self.step, self._changes + 1
         self._open_trials.clear()
         self._period = max(1, self.measured.get(number, self.predicted[number]))
-        if number < self.baselines:
-            self.queue = []  # who has lost to fp32 or bf16 does not come back at once
 
     def _give_up(self, why: str) -> None:
         """Steps cannot be compared: the better baseline, unless something is predicted to be much faster."""

@@ -127,6 +127,33 @@ def test_a_prediction_is_not_believed(kind: type[Controller], right: bool, monke
         assert all(one.controller.verified_at is None or one.controller.current == 0 for one in found)
 
 
+class Discarding(Controller):
+    """Drops who waits when fp32 or bf16 has won."""
+
+    def _change(self, number: int) -> None:
+        super()._change(number)
+        if number < self.baselines:
+            self.queue = []
+
+
+@pytest.mark.parametrize(("kind", "ends"), [(Controller, 3), (Discarding, 1)])
+@pytest.mark.parametrize("incumbent", [0, 2])
+def test_who_waits_is_tried_when_a_baseline_has_won(kind: type[Controller], ends: int, incumbent: int) -> None:
+    """Plan 1, fp32, is faster than what was predicted to be the best, and plan 3 is faster than that."""
+    truth = [380, 360, 400, 300]
+    queue = [1, *(plan for plan in (0, 2, 3) if plan != incumbent)]
+    controller = kind([440_000_000, 450_000_000, 435_000_000, 445_000_000], incumbent, queue, baselines=2)
+    rng = random.Random(3)
+    for step in range(1500):
+        period = int(truth[controller.plan] * 1e6 * math.exp(rng.gauss(0, 0.01)))
+        record = controller.ended(period, (step + 1) * 360_000_000)
+        if record is not None:
+            controller.heard([record])
+        if controller.look is not None:
+            controller.looked(controller.predicted, [], "nothing has changed")
+    assert controller.current == ends
+
+
 # ---- links that change ----------------------------------------------------------------------------------------------
 def slows(plan: int, step: int) -> float:
     return (0.16, 0.20)[plan] if step < 1500 else (0.40, 0.20)[plan]
