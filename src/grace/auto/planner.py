@@ -141,7 +141,7 @@ def make_plan(problem: Problem) -> Plan:
 
 def shortlist(problem: Problem, baselines: Sequence[str], most: int = 2) -> list[Plan]:
     """What is worth trying, the best first: the plan, if it is predicted to gain 3 % over the better of the baselines, and one
-    method throughout, those first whose collectives are not the plan's.
+    method throughout, those first whose collectives are not those of the plan or of another before them.
 
     Where one method throughout is predicted to be as fast to 3 %, it is the plan: predictions err by as much, and those of a
     mixture err in more places. An error of the link's measurement is shared by all that travels alike, hence the order.
@@ -153,15 +153,22 @@ def shortlist(problem: Problem, baselines: Sequence[str], most: int = 2) -> list
     )
     if uniform[0].seconds < (1 + GAIN) * best.seconds:
         best = uniform[0]
-    winners = [best] if best.seconds < (1 - GAIN) * base.seconds else []
-    travels = {problem.travels(method) for method in (best if winners else base).methods}
+    found = [best] if best.seconds < (1 - GAIN) * base.seconds else []
+    travels = {problem.travels(method) for method in (best if found else base).methods}
+    others = [
+        plan for plan in uniform if plan.methods[0] not in baselines and plan.parts not in [one.parts for one in found]
+    ]
 
     def order(plan: Plan) -> tuple[bool, float]:
         other = problem.travels(plan.methods[0]) not in travels and plan.seconds < _NEAR * best.seconds
         return not other, plan.seconds
 
-    others = [plan for plan in uniform if plan.methods[0] not in baselines and plan.parts != best.parts]
-    return [*winners, *sorted(others, key=order)][:most]
+    while others and len(found) < most:
+        plan = min(others, key=order)  # stable, as above
+        others.remove(plan)
+        found.append(plan)
+        travels.add(problem.travels(plan.methods[0]))
+    return found
 
 
 def find_lane(problem: Problem) -> list[Part]:

@@ -172,3 +172,20 @@ def test_what_travels_otherwise_is_tried_first_unless_it_is_far_behind() -> None
     assert tried(costs, kinds) == ["a", "c"]
     assert tried(costs, {**kinds, "c": kinds["a"]}) == ["a", "b"]
     assert tried({**costs, "c": (0.8, 0.8)}, kinds) == ["a", "b"]
+
+
+def test_two_that_travel_alike_do_not_take_both_places() -> None:
+    """bf16 is predicted to be the best; a and b, which are next, travel otherwise than it does, and c otherwise than they do."""
+    costs = {"none": (2.0, 2.0), "bf16": (0.3, 0.3), "a": (0.31, 0.31), "b": (0.32, 0.32), "c": (0.4, 0.4)}
+    kinds = {"bf16": ["AllReduce"], "a": ["AllToAll"], "b": ["AllToAll"], "c": ["AllGather"]}
+
+    def tried(kinds: dict[str, list[str]]) -> list[str]:
+        return [plan.methods[0] for plan in shortlist(constant(costs, kinds), ("none", "bf16"))]
+
+    assert tried(kinds) == ["a", "c"]
+    assert tried({**kinds, "c": ["AllToAll"]}) == ["a", "b"]
+
+
+def test_what_is_predicted_to_gain_less_than_3_percent_is_tried() -> None:
+    costs = {"none": (2.0, 2.0), "bf16": (1.0, 1.0), "a": (0.99, 0.99), "b": (1.01, 1.01)}
+    assert [plan.methods[0] for plan in shortlist(constant(costs), ("none", "bf16"))] == ["a", "b"]
