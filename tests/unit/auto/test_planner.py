@@ -175,7 +175,7 @@ def test_what_travels_otherwise_is_tried_first_unless_it_is_far_behind() -> None
 
 
 def test_two_that_travel_alike_do_not_take_both_places() -> None:
-    """bf16 is predicted to be the best; a and b, which are next, travel otherwise than it does, and c otherwise than they do."""
+    """bf16 is predicted to be the best; a and b, which are next, travel otherwise than it does, and c otherwise than these."""
     costs = {"none": (2.0, 2.0), "bf16": (0.3, 0.3), "a": (0.31, 0.31), "b": (0.32, 0.32), "c": (0.4, 0.4)}
     kinds = {"bf16": ["AllReduce"], "a": ["AllToAll"], "b": ["AllToAll"], "c": ["AllGather"]}
 
