@@ -153,22 +153,22 @@ def shortlist(problem: Problem, baselines: Sequence[str], most: int = 2) -> list
     )
     if uniform[0].seconds < (1 + GAIN) * best.seconds:
         best = uniform[0]
-    found = [best] if best.seconds < (1 - GAIN) * base.seconds else []
-    travels = {problem.travels(method) for method in (best if found else base).methods}
+    listed = [best] if best.seconds < (1 - GAIN) * base.seconds else []
+    travels = {problem.travels(method) for method in (best if listed else base).methods}
     others = [
-        plan for plan in uniform if plan.methods[0] not in baselines and plan.parts not in [one.parts for one in found]
+        plan for plan in uniform if plan.methods[0] not in baselines and plan.parts not in [one.parts for one in listed]
     ]
 
     def order(plan: Plan) -> tuple[bool, float]:
         other = problem.travels(plan.methods[0]) not in travels and plan.seconds < _NEAR * best.seconds
         return not other, plan.seconds
 
-    while others and len(found) < most:
+    while others and len(listed) < most:
         plan = min(others, key=order)  # stable, as above
         others.remove(plan)
-        found.append(plan)
+        listed.append(plan)
         travels.add(problem.travels(plan.methods[0]))
-    return found
+    return listed
 
 
 def find_lane(problem: Problem) -> list[Part]:
