@@ -380,6 +380,7 @@ class Controller:
         self.hopeless = why
         best = min(range(len(self.predicted)), key=lambda number: self.predicted[number])
         number = best if self.predicted[best] <= BELIEVED * self.predicted[0] else 0
+        self.queue = []  # who waits would keep it from looking again
         self.events.append((self.step, f"{why}: no trials"))
         if number != self.current:
             self._change(number)

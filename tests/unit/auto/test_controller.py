@@ -532,7 +532,7 @@ def test_a_step_too_short_to_measure() -> None:
 def test_blocks_that_vary_too_much_cannot_be_compared() -> None:
     """Every other pair for the challenger, and the incumbent's own blocks between 100 and 200 ms."""
     mine = (100, 150, 200, 150) * 4
-    controller = Controller([200_000_000, 190_000_000], 0, [1], baselines=1)
+    controller = Controller([200_000_000, 190_000_000, 195_000_000], 0, [1, 2], baselines=1)
     while controller.hopeless is None:
         pair = len(controller._now.pairs) if controller.trying else 0
         ms = mine[pair] * (1 if controller.plan == 0 else 0.9 if pair % 2 == 0 else 1.1)
@@ -543,6 +543,12 @@ def test_blocks_that_vary_too_much_cannot_be_compared() -> None:
     assert controller.hopeless == "blocks of the same plan differ by 67%"
     assert controller.current == 0, "5 % are not believed"
     assert controller.events[-1][1] == "blocks of the same plan differ by 67%: no trials"
+    while controller.look is None:
+        record = controller.ended(150_000_000, 2_000_000_000 * controller.step)
+        if record is not None:
+            controller.heard([record])
+        assert controller.step < 5000, "nobody who waits keeps it from looking again"
+    assert controller.look == "it is time to look again"
 
 
 def test_a_block_without_legal_periods_is_a_lost_pair() -> None:

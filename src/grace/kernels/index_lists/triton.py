@@ -131,24 +131,9 @@ def _count(
 ):  # fmt: skip
     """How many bits of each tile are set; none of a raw code."""
     _row, tile, this, _other, base, _first, n, k, number, low, low_bytes, size = _list_at(
-        table,
-        programs,
-        lists,
-        wires,
-        b,
-        plane,
-        tiles,
-        stride,
-        row_stride,
-        n,
-        k,
-        number,
-        low,
-        low_bytes,
-        size,
-        MANY,
-        EACH,
-    )
+        table, programs, lists, wires, b, plane, tiles, stride, row_stride,
+        n, k, number, low, low_bytes, size, MANY, EACH,
+    )  # fmt: skip
     i = tile * TILE + tl.arange(0, TILE)
     tl.store(counts + this, tl.sum(_bit_of(base + low_bytes, i, i < 8 * (size - low_bytes)), 0))
 
@@ -162,24 +147,9 @@ def _read(
     [0, n); MANY: a mark for each row, whatever it is.
     """
     row, tile, this, other, base, first, n, k, number, low, low_bytes, size = _list_at(
-        table,
-        programs,
-        lists,
-        wires,
-        b,
-        plane,
-        tiles,
-        stride,
-        row_stride,
-        n,
-        k,
-        number,
-        low,
-        low_bytes,
-        size,
-        MANY,
-        EACH,
-    )
+        table, programs, lists, wires, b, plane, tiles, stride, row_stride,
+        n, k, number, low, low_bytes, size, MANY, EACH,
+    )  # fmt: skip
     order, outside = marks + 1, marks + 2
     if MANY:
         marks = marks + row
