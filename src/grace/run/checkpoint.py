@@ -71,11 +71,12 @@ class Checkpoint:
         whole: bool = False,
         chooser: Chooser = GIVEN,
     ):
+        self._whole, self._chooser = whole, chooser
         if memories not in MEMORIES:
             raise ConfigurationError(f"memories={memories!r} is unknown; legal: 'mean', 'all'")
         if workers is not None and (memories == "mean" or not (type(workers) is int and workers >= 1)):
             raise ConfigurationError(f"workers={workers!r}: legal: a whole number >= 1, with memories='all'")
-        self._session, self._memories, self._whole, self._chooser = session, memories, whole, chooser
+        self._session, self._memories = session, memories
         self._workers = session.world if workers is None else workers
         self.afresh: tuple[str, ...] = ()
 
