@@ -186,7 +186,7 @@ class Driver:
         self._coming.append(tuple(names))
         if self._measuring:
             free = {name: x for name, x in gradients.items() if self.buckets.fixed(name) is None}
-            self._losses.measure(free, self.methods[2:], self.session.peer)
+            self._losses.measure(free, self.methods[2:], self.session.peer, self.site.way)
         if last or not self.site.holds:
             return False
         if self._listening is not None:
