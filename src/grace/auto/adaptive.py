@@ -215,10 +215,7 @@ class Adapting:
 
     def state_dict(self) -> dict[str, Any]:
         """What goes into a checkpoint beside the session's state."""
-        home = self.session.worker.home
-        like = self.session.group_tensors()
-        methods = {name: spell(home.method_for(name, x, 0)) for name, x in like.items()}
-        return {"version": 1, "settings": str(self.settings), "methods": methods}
+        return {"version": 1, "settings": str(self.settings), "methods": self.session.methods()}
 
     def load(self, policy: Policy, measured: str | None = None) -> None:
         """A state was loaded: its choices are used until the next ones are due."""
