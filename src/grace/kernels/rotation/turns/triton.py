@@ -135,7 +135,7 @@ def turn(
     m: Tensor | None = None,
     bad: Tensor | None = None,
 ) -> None:
-    """Rotates the blocks of ``x + e``; where out is not just set to them, x is written over."""
+    """Rotates the blocks of ``x + e``, of rows ``[b, n]``; where out is not just set to them, x is written over."""
     (b, n), log = x.shape, block.bit_length() - 1
     key0, key1, step = (0, 0, 0) if rng is None else (*map(signed, rng.key()), step_word(rng.step, x.device))
     nb, bad = block_count(n, block), Marks(x).words if bad is None and signs == 1 else bad
