@@ -228,7 +228,8 @@ def refused(rank: int, world: int) -> None:
 
     says("powersgd has an exchange of its own", make(), "powersgd")
     says("memory=ef21 has an exchange of its own", make(), "topk:memory=ef21")
-    says("legal: a method, or 'auto'", make(), grace.Policy.adaptive("qsgd", budget=4.0))
+    says("powersgd:rank=1 has an exchange of its own", make(), grace.Policy.adaptive("powersgd", budget=4.0))
+    says("follow what is lost on one axis", make("hsdp"), "topk", shard=grace.Policy.adaptive("qsgd"))
     says("what one axis gains, not two", make("hsdp"), "topk", shard="auto")
     says("compressed by parameter", make(), granularity="bucket")
     says("no rank has the whole", make(), on_difference="broadcast")

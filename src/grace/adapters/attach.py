@@ -57,7 +57,8 @@ def attach(
         method: a method, the string that makes it, or a :class:`grace.Policy`. A bare method leaves tensors of at most
             one dimension and tensors under 1,024 elements uncompressed, fused into one all-reduce. On a mesh of two
             dimensions it goes between the replicas. ``"auto"`` or a :class:`grace.Auto` chooses one for each bucket of a
-            ``DistributedDataParallel`` model, or each group of parameters under ``fully_shard``, by what it measures.
+            ``DistributedDataParallel`` model, or each group of parameters under ``fully_shard``, by what it measures;
+            :meth:`grace.Policy.adaptive` bits of each layer.
         replicate: the same as ``method``, where it says more clearly which axis is meant: between replicas.
         shard: of the reduce-scatter of a sharded model; beside ``replicate`` a method without a memory.
         weights: of the all-gather of a sharded model's weights: "int8", "int4", "fp8", or another compressor that keeps every

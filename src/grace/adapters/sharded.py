@@ -365,7 +365,7 @@ class ShardedHandle(Choosing, Handle):
         """For ``torch.distributed.checkpoint.save`` and ``load``, by all ranks; loads on any number of workers.
 
         It keeps the mean of what the memories owe, sharded as the parameters are, and what replicas share where there are as
-        many shards. Momenta start afresh.
+        many shards. Momenta start afresh. What ``auto`` has chosen is kept.
 
         Raises:
             ConfigurationError: anything but the mean; no rank holds the whole of it.
@@ -381,6 +381,7 @@ class ShardedHandle(Choosing, Handle):
             self._session,
             {name: parameters[name] for name in self._session.like},
             self._groups[0].shards if self._replicated else None,
+            self._chooser,
         )
 
     def detach(self) -> None:

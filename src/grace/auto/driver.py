@@ -30,7 +30,6 @@ from grace.auto.site import Site
 from grace.errors import ConfigurationError, GraceWarning, stack_level
 from grace.predict.links import UNSHAPED
 from grace.predict.probe import Probe, Timings
-from grace.registry import spell
 from grace.registry.policy import Policy
 from grace.run.optimizer import Settings
 from grace.run.session import Session
@@ -187,7 +186,7 @@ class Driver:
         self._coming.append(tuple(names))
         if self._measuring:
             free = {name: x for name, x in gradients.items() if self.buckets.fixed(name) is None}
-            self._losses.measure(free, self.methods[2:], self.session.peer)
+            self._losses.measure(free, self.methods[2:], self.session.peer, self.site.way)
         if last or not self.site.holds:
             return False
         if self._listening is not None:
@@ -259,7 +258,10 @@ class Driver:
         plans += [plan for plan in shortlist(problem, EXACT) if plan.parts not in [one.parts for one in plans]]
         best = 2 if len(plans) > 2 and plans[2].seconds < base.seconds else 0
         policy, self.loaded = self.loaded, None
-        if policy is not None and (loaded := self._plan_of(policy, problem)) is not None:
+        loaded = None if policy is None else self._plan_of(policy, problem)
+        if policy is not None and loaded is None:
+            self.history.left()
+        if loaded is not None:
             parts = [one.parts for one in plans]
             best = parts.index(loaded.parts) if loaded.parts in parts else len(plans)
             plans += [loaded] if best == len(plans) else []
@@ -410,19 +412,18 @@ class Driver:
     # ---- checkpoints ------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """What goes into a checkpoint beside the session's state."""
-        methods = {}
-        for name, x in self.session.group_tensors().items():
-            methods[name] = spell(self.session.worker.home.method_for(name, x, 0))
-        return {"version": 1, "settings": str(self.settings), "methods": methods, "fingerprint": self.known.fingerprint}
+        return {
+            "version": 1, "settings": str(self.settings), "methods": self.session.methods(),
+            "fingerprint": self.known.fingerprint,
+        }  # fmt: skip
 
     def load(self, policy: Policy, measured: str | None = None) -> None:
         """A state of this policy was loaded: it is used, and the model measured anew; then it must stand its trials.
 
         ``measured``: among whom, if ``auto`` saved it: none of its numbers is used, wherever that was.
         """
-        if measured not in (None, self.known.fingerprint):
-            self.history.moved(str(measured))
         self.session.offer([policy])
+        self.history.loaded("" if measured in (None, self.known.fingerprint) else str(measured))
         self.loaded, self.controller, self.choices, self._using = policy, None, [], (0, False)
         self._listen(self.buckets.names)
 

@@ -115,7 +115,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.packing._unpack": ({"out": "*i64"}, [{"BITS": bits, "TILE": 1024} for bits in (1, 11, 32)]),
     "kernels.packing._pack_trits": ({"values": "*u8"}, [{"TILE": 1024}]),
     "kernels.packing._unpack_trits": ({"out": "*u8"}, [{"TILE": 1024}]),
-    "kernels.selection._measure": ({}, [
+    "kernels.selection.tiles._measure": ({}, [
         {**how, "HAS_MEMORY": 1, "COPY": 1, "HISTOGRAM": topk, "BINS": 2048, "TILE": 4096}
         for topk, how in ((1, {**LOOK_MANY, "e": None, "rest": None}), (0, LOOK))
     ]),
@@ -123,7 +123,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
         {"k": None, "MANY": 1, "FIRST": 1, "BINS": 2048}, {"kept": None, "MANY": 0, "FIRST": 1, "BINS": 2048},
         {"kept": None, "k": None, "MANY": 1, "FIRST": 0, "BINS": 1024},
     ]),
-    "kernels.selection._note": ({}, [
+    "kernels.selection.tiles._note": ({}, [
         {**how, "TOPK": topk, "BINS": 1024, "ROOM": 256, "TILE": 4096}
         for topk, how in ((1, LOOK_MANY), (0, LOOK), (1, {**LOOK_MANY, "HELD": 0}), (0, {**NO_STATE, "words": None}))
     ]),
@@ -159,7 +159,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.sparse._put": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.sparse._take": ({}, [{"HELD": held, "EVEN": 1, "TILE": 1024} for held in (0, 1)]),
     "kernels.sparse._add_part": ({}, [{"NARROW": 1, "LISTED": listed, "TILE": 1024} for listed in (0, 1)]),
-    "kernels.rotation._rotate": ({"p": "*fp32", "m": "*fp32", "target": "*i64", "keys": "*i64"}, [
+    "kernels.rotation.turns._rotate": ({"p": "*fp32", "m": "*fp32", "target": "*i64", "keys": "*i64"}, [
         {"LOG": log, "FIRST": first, "LAST": last, "SIGNS": signs, "END": end, **how, "HAS_SECOND": 1, "TILE": tile}
         for log, first, last, signs, end, tile, how in (
             (10, 1, 1, 2, 1, 1024, TURNED), (4, 1, 1, 1, 0, 1024, TURN), (12, 1, 1, 2, 3, 4096, TURN),
@@ -206,17 +206,17 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
 # Those that kernels ask where they are.
 HELPERS = (
     "kernels.many.tile_of", "kernels.many.encoder_at", "kernels.many.adder_at", "kernels.many.blocks_at",
-    "kernels.selection._row_at", "kernels.selection._noted", "kernels.sparse._listed",
-    "kernels.index_lists._list_at", "kernels.rotation._turner_at",
+    "kernels.selection.tiles.row_at", "kernels.selection.tiles.noted", "kernels.sparse._listed",
+    "kernels.index_lists._list_at", "kernels.rotation.turns._turner_at",
 )  # fmt: skip
 # Those that also read gradients of other types, as they are: kernel -> its arguments that have them.
 NARROW = {
     "kernels.levels._quantize": "x",
     "kernels.subsets._take_drawn": "x",
     "kernels.finite._add": "x",
-    "kernels.rotation._rotate": "xp",
-    "kernels.selection._measure": "x",
-    "kernels.selection._note": "x",
+    "kernels.rotation.turns._rotate": "xp",
+    "kernels.selection.tiles._measure": "x",
+    "kernels.selection.tiles._note": "x",
     "kernels.statistics._largest": ["like"],
     "kernels.many._poison": ["like"],
     "kernels.counted._sample": ["like"],
@@ -236,7 +236,8 @@ def kernels() -> dict[str, Any]:
     for package in ("grace.kernels", "grace.random"):
         modules = [f"{package}.triton"]
         if package == "grace.kernels":
-            modules += [f"{package}.{m.name}.triton" for m in pkgutil.iter_modules(grace.kernels.__path__) if m.ispkg]
+            inner = pkgutil.walk_packages(grace.kernels.__path__, f"{package}.")
+            modules += [f"{m.name}.triton" for m in inner if m.ispkg]
         for name in modules:
             try:
                 module = importlib.import_module(name)

@@ -21,7 +21,8 @@ from grace.kernels.counted.parts import COUNT
 from grace.kernels.index_lists.triton import LIST_BITS, read_tables
 from grace.kernels.many import Many, pair_programs, spans_of
 from grace.kernels.many.triton import numbers_of, tile_of, wire_of
-from grace.kernels.selection.triton import MOST, Largest, Look, Reaching, find_kth, measure_many, new_words
+from grace.kernels.selection.tiles.triton import MOST, Look, measure_many
+from grace.kernels.selection.triton import Largest, Reaching, find_kth, new_words
 from grace.kernels.sparse.triton import AT_ONCE, sum_tables, write_tables
 from grace.kernels.staging import clear_many
 from grace.kernels.subsets import Drawing
