@@ -19,7 +19,7 @@ from grace.communicators.many import Prepared, gather, give_back
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
 from grace.errors import PayloadError
-from grace.kernels.counted import CountedCode, CountedPlaces, sum_counted_many, write_chosen_many
+from grace.kernels.counted import Chosen, CountedCode, CountedPlaces, sum_counted_many, write_chosen_many
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,26 @@ def exchange_counted(
     bucket: Prepared[NoPlan], code: CountedCode, xs: Sequence[Tensor], peers: Sequence[Peer]
 ) -> Exchange[list[Exchanged[Any]]]:
     """The results of all tensors, of any shapes, whose means are written over them."""
+    chosen = bucket.compressor.choose_many_(bucket.many, bucket.stream, code)
+    results, _ = yield from exchange_chosen(bucket, code, chosen, xs, peers)
+    return results
+
+
+def exchange_chosen(
+    bucket: Prepared[NoPlan],
+    code: CountedCode,
+    chosen: Chosen,
+    xs: Sequence[Tensor],
+    peers: Sequence[Peer],
+    asked: Sequence[Tensor] = (),
+) -> Exchange[tuple[list[Exchanged[Any]], list[list[int]]]]:
+    """As :func:`exchange_counted`, of what was chosen; and what the host has read with the widths, ``asked [T]`` integers."""
     many, peer, each = bucket.many, peers[0], tuple(range(len(xs)))
-    chosen = bucket.compressor.choose_many_(many, bucket.stream, code)
     answer = yield AllGather(chosen.widths, parts=Parts(each, (1,) * len(xs)))  # [W, T]
     wires.check_shape("widths", answer, (peer.world, len(xs)))
-    *widths, own = torch.cat((answer, chosen.widths[None])).tolist()  # the only question
+    beside = [row[None].to(answer.dtype) for row in asked]
+    told = torch.cat((answer, chosen.widths[None], *beside)).tolist()  # the only question
+    widths, own, answers = told[: peer.world], told[peer.world], told[peer.world + 1 :]
     _check_own(widths[peer.rank], own, peers)
     places = CountedPlaces(widths, peer.rank, many.sizes, code)
     message = bucket.workspace.take(places.size, torch.uint8, many.device).zero_()
@@ -51,7 +66,7 @@ def exchange_counted(
     wires.write_bucket_flags(message, words, chosen.finite, peer.step)
     room = yield from gather(message, Parts(each, places.sealed), bucket.workspace, peer)
     legal = sum_counted_many(room, bucket.means or many, code, places, 1 / peer.world)
-    return give_back(bucket, wires.read_bucket_flags(room, words, peer.step), legal, xs, peers)
+    return give_back(bucket, wires.read_bucket_flags(room, words, peer.step), legal, xs, peers), answers
 
 
 def _check_own(heard: Sequence[int], own: Sequence[int], peers: Sequence[Peer]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import torch
@@ -76,6 +76,16 @@ def ask_host(a: Flag) -> bool:
     if isinstance(a, Tensor) and not on_host(a.device):
         refuse_capture("what this method sends next depends on whether this step was finite")
     return bool(a)
+
+
+def ask_host_of_all(flags: Sequence[Flag]) -> list[bool]:
+    """As :func:`ask_host`, of several flags of one device at once: one question."""
+    device = next((one.device for one in flags if isinstance(one, Tensor) and not on_host(one.device)), None)
+    if device is None:
+        return list(map(bool, flags))
+    refuse_capture("what this method sends next depends on whether this step was finite")
+    answers: list[bool] = torch.stack([torch.as_tensor(one, device=device) for one in flags]).tolist()
+    return answers
 
 
 def fill_unless_(a: Flag, x: Tensor, value: float) -> Tensor:

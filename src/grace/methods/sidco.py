@@ -5,7 +5,7 @@ Letters: a = |x|; eta the threshold; M stages.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -14,15 +14,20 @@ from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
 from grace.communicators import Allgather
+from grace.communicators.counted_many import NoPlan, exchange_chosen
+from grace.communicators.many import prepare
+from grace.compute import backends
 from grace.contract.facts import Facts
 from grace.contract.knobs import Count, Positive, Range, Share
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
-from grace.flags.finite import ask_host
+from grace.flags.finite import ask_host, ask_host_of_all, on_host
+from grace.kernels import choose_reaching_many, tail_sums_many
 from grace.kernels.index_lists.codes import IndexCode
 from grace.kernels.sparse import payloads
 from grace.methods.common.counts import contraction, count_kept
-from grace.methods.common.tails import Search, most_stages, threshold
+from grace.methods.common.tail_bucket import exponential_thresholds
+from grace.methods.common.tails import Search, find_threshold, most_stages, stage_shares
 from grace.methods.threshold import Threshold
 from grace.registry import register
 
@@ -75,24 +80,54 @@ class SIDCo(Method[Search]):
     def init(self, like: Tensor) -> Search:
         return Search()
 
+    @property
+    def adds_memory(self) -> bool:
+        return True
+
     def exchange(self, x: Tensor, state: Search, peer: Peer) -> Exchange[Exchanged[Search]]:
-        eta, surplus = self._threshold(x, state)
-        inner = Threshold(eta, index=self.index, values=self.values)
-        out = yield from Allgather(inner).exchange(x, None, peer)
+        memory, rest = peer.lent.memory, peer.lent.rest
+        p = x if memory is None else torch.add(x, memory, out=rest)
+        a = p.reshape(-1).float().abs()
+        eta = find_threshold(a, self.ratio, state.stages, self.dist, self.first_ratio)
+        surplus = None if eta is None else self._surplus(int((a > eta).sum()), x)
+        out = yield from Allgather(self._inner(eta or 1.0)).exchange(x, None, peer)
         return Exchanged(out.mean, out.rest, self._next(state, surplus) if ask_host(out.finite) else state, out.finite)
 
-    def _threshold(self, x: Tensor, state: Search) -> tuple[float, float | None]:
-        """The threshold, and kept/wanted; None if x is zero or not finite."""
-        a = x.reshape(-1).float().abs()
-        top = a.max() if a.numel() else torch.tensor(0.0)
-        if not 0 < float(top) < math.inf:
-            return 1.0, None
-        eta = threshold(a, self.ratio, state.stages, self.dist, self.first_ratio)
-        eta = min(eta, float(torch.nextafter(top, torch.zeros_like(top))))  # so that at least the largest is kept
-        return max(eta, _LEAST), int((a > eta).sum()) / count_kept(self.ratio, a.numel())
+    def batches(self, like: Tensor) -> bool:
+        """Where kernels take many tensors, of any shapes: on an accelerator."""
+        there = not on_host(like.device) and backends.runs_triton(like.device)
+        return type(self) is SIDCo and there and self.dist == "exp" and self._inner(1.0).counted is not None
+
+    def exchange_all(
+        self, xs: Sequence[Tensor], states: Sequence[Search], peers: Sequence[Peer]
+    ) -> Exchange[list[Exchanged[Search]]]:
+        """Thresholds are found on the device. The host asks for sizes and counts, and at the end for what was finite."""
+        inner, workspace = self._inner(1.0), peers[0].lent.workspace if peers else None
+        bucket, code = None, inner.counted
+        if workspace is not None and self.batches(xs[0]):
+            streams, peers = [peer.private(inner.id) for peer in peers], list(peers)
+            bucket = prepare(self, inner, streams, xs, peers, workspace, NoPlan.of)
+        if bucket is None or code is None:
+            return (yield from Method.exchange_all(self, xs, states, peers))
+        shares = [stage_shares(self.ratio, state.stages, self.first_ratio) for state in states]
+        eta, usable = exponential_thresholds(bucket.many, shares)
+        counts = tail_sums_many(eta, bucket.many)[0]
+        chosen = choose_reaching_many(eta, bucket.many, code, strict=True)
+        outs, answers = yield from exchange_chosen(bucket, code, chosen, xs, peers, [counts, usable])
+        finite = ask_host_of_all([out.finite for out in outs])
+        for x, out, state, fine, count, there in zip(xs, outs, states, finite, *answers, strict=True):
+            out.state = self._next(state, self._surplus(count, x) if there else None) if fine else state
+        return outs
+
+    def _inner(self, eta: float) -> Threshold:
+        return Threshold(eta, index=self.index, values=self.values)
+
+    def _surplus(self, count: int, x: Tensor) -> float:
+        """Kept/wanted of x, of any shape."""
+        return count / count_kept(self.ratio, x.numel())
 
     def _next(self, state: Search, surplus: float | None) -> Search:
-        """The state after a step; unchanged where nothing could be counted."""
+        """The state after a step that kept ``surplus`` of what was wanted; unchanged where nothing could be counted."""
         most = most_stages(self.ratio, self.first_ratio)
         return state if surplus is None else state.follow(surplus, most, self.eps, self.period)
 
@@ -101,6 +136,3 @@ class SIDCo(Method[Search]):
 
     def traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         return Traffic() if like.numel() == 0 else None
-
-
-_LEAST = 5e-324  # below all of float32

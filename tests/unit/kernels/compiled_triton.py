@@ -190,6 +190,9 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.statistics._piece_sums": ({"out": "*fp64"}, [
         {"KIND": kind, "EVEN": 1, "HAS_MEMORY": 1, "ROWS": 16} for kind in range(3)
     ]),
+    "kernels.tails._tail_sums": ({"out": "*fp64", "bounds": "*fp32"}, [
+        {"EVEN": 1, "HAS_MEMORY": memory, "ROWS": 16} for memory in (1, 0)
+    ]),
     "kernels.fixed._encode": ({}, [
         {"BITS": bits, "LEAST": least, "RANDOM": bits == 4, **how, "WHOLE": 1, "G": 128}
         for bits, least, how in ((4, 7, MANY), (5, 16, ONE))
@@ -221,6 +224,7 @@ NARROW = {
     "kernels.many._poison": ["like"],
     "kernels.counted._sample": ["like"],
     "kernels.counted._levels": ["like"],
+    "kernels.tails._tail_sums": ["like"],
     "kernels.momentum._accelerate_many": ["like"],
     "kernels.momentum._forget_many": ["like"],
     "kernels.staging._pad": ["like"],

@@ -11,8 +11,10 @@ from torch import Tensor
 
 import grace
 from grace.errors import ConfigurationError
+from grace.kernels import Many
 from grace.kernels.index_lists.codes import CODES
-from grace.methods.common.tails import inverse_gamma_tail, most_stages, threshold
+from grace.methods.common.tail_bucket import exponential_thresholds
+from grace.methods.common.tails import find_threshold, inverse_gamma_tail, most_stages, stage_shares, threshold
 from grace.methods.sidco import Search, SIDCo
 
 from . import sparse_checks as checks
@@ -77,6 +79,21 @@ def test_heavy_tails_need_three_stages() -> None:
     hits = [int((a > threshold(a, 0.001, stages, "exp", 0.25)).sum()) / 100 for stages in (1, 3)]
     assert hits[0] > 4
     assert 0.7 <= hits[1] <= 1.5
+
+
+def test_thresholds_of_a_bucket_are_those_of_its_tensors() -> None:
+    """To the bit, for any numbers of stages; also where nothing is left before the last, or nothing can be found."""
+    rows = [laplace(0), student(1)[:5000], gauss(2)[:70], torch.ones(9), torch.tensor([3e38, 1e38]), torch.zeros(4)]
+    rows += [torch.full((3,), 1e-45), torch.tensor([1.0, math.inf]), torch.tensor([-math.nan]), gauss(3)]
+    many = Many([len(row) for row in rows], (), (), torch.device("cpu"))
+    many.point([row[None] / 4 for row in rows], [row[None] * 0.75 for row in rows])
+    sums = [x[0] + e[0] for x, e in zip(many.xs, many.memories or (), strict=True)]
+    for step in range(3):
+        stages = [(t + 3 * step) % 8 + 1 for t in range(len(rows))]
+        eta, usable = exponential_thresholds(many, [stage_shares(0.01, M, 0.25) for M in stages])
+        right = [find_threshold(row.abs(), 0.01, M, "exp", 0.25) for row, M in zip(sums, stages, strict=True)]
+        assert usable.tolist() == [value is not None for value in right]
+        assert eta.tolist() == [1.0 if value is None else value for value in right]
 
 
 @pytest.mark.parametrize("dist", ["exp", "gpareto", "gamma"])

@@ -71,7 +71,7 @@ def ordered_sums(rows: Tensor, memory: Tensor | None, block: int, kind: int, tau
     turns = block_count(min(block, _PIECE), _LANES)
     launch(piece_sum_kernel, (block_count(nb * pieces, _ROWS), b), rows, memory, out, b * nb * pieces, n, block, pieces,
            nb * pieces, turns, tau, KIND=kind, HAS_MEMORY=memory is not None, ROWS=_ROWS)  # fmt: skip
-    return _join(out, pieces)
+    return join_pieces(out, pieces)
 
 
 def _planes(kind: int) -> int:
@@ -79,7 +79,7 @@ def _planes(kind: int) -> int:
     return 3 if kind == SPLIT else 1
 
 
-def _join(sums: Tensor, pieces: int) -> Tensor:
+def join_pieces(sums: Tensor, pieces: int) -> Tensor:
     """``[..., nb pieces]`` float64 -> ``[..., nb]``: pieces added in their order."""
     if pieces == 1:
         return sums
@@ -199,7 +199,7 @@ def _sums_of_many(many: Many, block: int, kind: int, tau: float = 0.0) -> Tensor
     turns = block_count(min(block, _PIECE), _LANES)
     launch(_piece_sums, (len(tiles),), many.table, tiles, many.heads(block), many.like, out, count, block, pieces, turns, tau,
            KIND=kind, EVEN=many.even, HAS_MEMORY=many.memories is not None, ROWS=_ROWS)  # fmt: skip
-    return _join(out, pieces)
+    return join_pieces(out, pieces)
 
 
 # ---- shapes of launches ---------------------------------------------------------------------------------------------

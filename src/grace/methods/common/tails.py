@@ -6,10 +6,16 @@ Letters: ``a [n]`` magnitudes, not all zero; eta a threshold; mu the mean of wha
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from grace.kernels import tail_sum
+
+ALL = -1.0  # what all magnitudes exceed
+LEAST = 5e-324  # below all of float32
 
 
 class Search(NamedTuple):
@@ -42,17 +48,47 @@ class Search(NamedTuple):
         return Search(min(max(self.stages + direction, 1), most), direction, error)
 
 
+def find_threshold(a: Tensor, ratio: float, stages: int, dist: str, first_ratio: float) -> float | None:
+    """As :func:`threshold`, such that at least the largest magnitude exceeds it; None if that is zero or not finite, or if
+    there is none.
+    """
+    top = a.max() if a.numel() else torch.tensor(0.0)
+    if not 0 < float(top) < math.inf:
+        return None
+    eta = threshold(a, ratio, stages, dist, first_ratio)
+    return max(min(eta, float(torch.nextafter(top, torch.zeros_like(top)))), LEAST)
+
+
 def threshold(a: Tensor, ratio: float, stages: int, dist: str, first_ratio: float) -> float:
     """The threshold that about ``ratio`` of the magnitudes ``a [n]`` exceed, estimated in ``stages`` stages."""
-    stages = min(stages, most_stages(ratio, first_ratio))
-    share = ratio if stages == 1 else first_ratio
-    eta = QUANTILES[dist](a, share)
-    later = QUANTILES["gpareto" if dist == "gamma" else dist]
-    for _ in range(stages - 1):
+    shares = stage_shares(ratio, stages, first_ratio)
+    if dist == "exp":
+        return exponential_threshold(a, shares)
+    eta = QUANTILES[dist](a, shares[0])
+    for share in shares[1:]:
         above = a[a > eta]
         if not above.numel():
             break
-        eta += later(above.double() - eta, (ratio / first_ratio) ** (1 / (stages - 1)))
+        eta += pareto_quantile(above.double() - eta, share)
+    return eta
+
+
+def stage_shares(ratio: float, stages: int, first_ratio: float) -> list[float]:
+    """What each of so many stages keeps of what the last one has left; no more than :func:`most_stages`."""
+    stages = min(stages, most_stages(ratio, first_ratio))
+    if stages == 1:
+        return [ratio]
+    return [first_ratio] + [(ratio / first_ratio) ** (1 / (stages - 1))] * (stages - 1)
+
+
+def exponential_threshold(a: Tensor, shares: Sequence[float]) -> float:
+    """As :func:`threshold` for exponential distributions, of sums that have one order everywhere."""
+    eta, start = 0.0, ALL
+    for share in shares:
+        count, total = tail_sum(a, start)
+        if not count:
+            break
+        start = eta = eta + -(total / count - eta) * math.log(share)
     return eta
 
 
@@ -107,4 +143,4 @@ def inverse_gamma_tail(shape: float, share: float) -> float:
     return high
 
 
-QUANTILES = {"exp": exponential_quantile, "gpareto": pareto_quantile, "gamma": gamma_quantile}
+QUANTILES = {"gpareto": pareto_quantile, "gamma": gamma_quantile}

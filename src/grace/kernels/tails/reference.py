@@ -1,0 +1,36 @@
+"""The specification of tails, in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from grace.kernels.many import Many
+from grace.kernels.statistics import block_sum
+
+_LARGEST = torch.finfo(torch.float32).max
+
+
+def tail_sum(row: Tensor, bound: float) -> tuple[int, float]:
+    kept, n = row.abs(), row.numel()
+    if bound < 0:
+        return n, float(block_sum(kept[None], n))
+    functional.threshold(kept, min(bound, _LARGEST), 0.0, inplace=True)
+    return int(kept.count_nonzero()), float(block_sum(kept[None], n))
+
+
+def tail_sums_many(bounds: Tensor, many: Many) -> Tensor:
+    sums = [tail_sum(row, bound) for row, bound in zip(_sums(many), bounds.tolist(), strict=True)]
+    return torch.tensor(sums, dtype=torch.float64, device=bounds.device).t().contiguous()
+
+
+def tops_many(like: Tensor, many: Many) -> Tensor:
+    return torch.stack([row.abs().max() for row in _sums(many)]).to(like.device)
+
+
+def _sums(many: Many) -> list[Tensor]:
+    memories: Sequence[Tensor | None] = many.memories or [None] * len(many.xs)
+    return [x[0].float() if e is None else x[0] + e[0] for x, e in zip(many.xs, memories, strict=True)]
