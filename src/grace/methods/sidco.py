@@ -101,7 +101,9 @@ class SIDCo(Method[Search]):
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[Search], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[Search]]]:
-        """Thresholds are found on the device. The host asks for sizes and counts, and at the end for what was finite."""
+        """Thresholds of tensors of any shapes are found on the device. The host asks for sizes and counts, and at the end for
+        what was finite.
+        """
         inner, workspace = self._inner(1.0), peers[0].lent.workspace if peers else None
         bucket, code = None, inner.counted
         if workspace is not None and self.batches(xs[0]):
