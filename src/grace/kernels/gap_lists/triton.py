@@ -305,7 +305,7 @@ class _GapTable:
 
 @dataclass(frozen=True)
 class _Laid:
-    """What is written: fields uint8 ``[F]``; gaps int64 ``[K]``; ends, widths: as :func:`_lay` has them."""
+    """What is written. fields uint8 ``[F]``; gaps int64 ``[K]``; ends, widths: as :func:`_lay` has them."""
 
     fields: Tensor
     gaps: Tensor
