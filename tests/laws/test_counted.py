@@ -44,13 +44,17 @@ AT_NIGHT = {
     "threshold:v=1e6,memory=none": SMALL,
     "threshold:v=2": LARGE,
     "threshold:v=1.5,relative=true,index=elias-fano": LARGE,
+    "dgc:ratio=0.1": MIXED,
+    "dgc:ratio=0.1,nesterov=true": MIXED,
+    "dgc:ratio=0.2,clip=0.5,momentum=0.5": SHAPES,
+    "dgc:ratio=0.1,masking=false": LARGE,
     "dgc:ratio=0.1,memory=residual": MIXED,
     "dgc:ratio=0.1,warmup=2,memory=residual": LARGE,
     "dgc:ratio=0.5,memory=none,values=bfloat16": SHAPES,
     "threshold:v=1,index=rice": SMALL,  # which kernels for many tensors do not know
 }
 # Launches of Triton kernels in a step, for a bucket of any number of tensors: the table of docs/concepts/gpu.md.
-LAUNCHES = {"threshold": 13, "threshold:relative=true": 14, "dgc:memory=residual": 29}
+LAUNCHES = {"threshold": 13, "threshold:relative=true": 14, "dgc:memory=residual": 29, "dgc": 31}
 
 
 @functools.cache
