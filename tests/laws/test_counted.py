@@ -44,6 +44,10 @@ AT_NIGHT = {
     "threshold:v=1e6,memory=none": SMALL,
     "threshold:v=2": LARGE,
     "threshold:v=1.5,relative=true,index=elias-fano": LARGE,
+    "dgc:ratio=0.1": MIXED,
+    "dgc:ratio=0.1,nesterov=true": MIXED,
+    "dgc:ratio=0.2,clip=0.5,momentum=0.5": SHAPES,
+    "dgc:ratio=0.1,masking=false": LARGE,
     "dgc:ratio=0.1,memory=residual": MIXED,
     "dgc:ratio=0.1,warmup=2,memory=residual": LARGE,
     "dgc:ratio=0.5,memory=none,values=bfloat16": SHAPES,
@@ -57,8 +61,8 @@ AT_NIGHT = {
 }
 # Launches of Triton kernels in a step, for a bucket of any number of tensors: the table of docs/concepts/gpu.md.
 LAUNCHES = {
-    "threshold": 13, "threshold:relative=true": 14, "dgc:memory=residual": 29, "topk:index=rice": 20, "topk:index=delta": 21,
-    "qsparse:index=rice": 24,
+    "threshold": 13, "threshold:relative=true": 14, "dgc:memory=residual": 29, "dgc": 31, "topk:index=rice": 20,
+    "topk:index=delta": 21, "qsparse:index=rice": 24,
 }  # fmt: skip
 
 

@@ -50,7 +50,7 @@ class Choosing(BaseHandle):
             return
         try:
             if isinstance(auto, Adaptive):
-                self._driver = Adapting(self._session, auto)
+                self._driver = Adapting(self._session, auto, self._site())
             else:
                 self._driver = Driver(
                     self._session, auto, optimizer=self._settings(), site=self._site(), clock=self._clock

@@ -65,8 +65,9 @@ class Driver:
         options, self.site = session.options, site or Site.of(session)
         if options.granularity != "parameter":
             raise ConfigurationError(
-                f"auto chooses a method for each parameter, and granularity={options.granularity!r}; legal: "
-                "granularity='parameter'"
+                f"auto: granularity={options.granularity!r} makes one tensor of the parameters of one method, and auto "
+                "changes their methods; legal: granularity='parameter', with which a bucket's tensors of one method go "
+                "through the codec and travel together all the same. Or name a method: grace advise says which"
             )
         if self.site.device.type not in ("cpu", "meta"):
             raise ConfigurationError(
@@ -186,7 +187,7 @@ class Driver:
         self._coming.append(tuple(names))
         if self._measuring:
             free = {name: x for name, x in gradients.items() if self.buckets.fixed(name) is None}
-            self._losses.measure(free, self.methods[2:], self.session.peer)
+            self._losses.measure(free, self.methods[2:], self.session.peer, self.site.way)
         if last or not self.site.holds:
             return False
         if self._listening is not None:

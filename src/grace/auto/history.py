@@ -83,8 +83,8 @@ class History:
         methods, known = self._used(), self._driver.known
         if measured:
             self._add(
-                f"goes on with the methods of a state that was saved among {measured}, {methods}; here are "
-                f"{known.fingerprint}: all is measured anew"
+                f"goes on with the methods of a state that was saved among {measured}; here are {known.fingerprint}: all is "
+                f"measured anew. They are {methods}"
             )
         else:
             self._add(f"goes on with the methods of a state that was loaded, {methods}, until the model is known")

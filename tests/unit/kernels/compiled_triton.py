@@ -90,6 +90,12 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.finite._look": ({}, [{"EXPONENT": 0x7F800000, "TILE": 4096}]),
     "kernels.finite._add": ({}, [{"HAS_MEMORY": 1, "TILE": 1024}]),
     "kernels.momentum._accelerate": ({}, [{"NESTEROV": nesterov, "TILE": 1024} for nesterov in (0, 1)]),
+    "kernels.momentum._accelerate_many": ({"rooms": "*i64"}, [
+        {"NESTEROV": nesterov, "EVEN": 1, "TILE": 1024} for nesterov in (0, 1)
+    ]),
+    "kernels.momentum._forget_many": ({"masked": "*i32"}, [
+        {"NESTEROV": nesterov, "EVEN": 1, "TILE": 1024} for nesterov in (1, 0)
+    ]),
     "kernels.momentum._forget": ({}, [{"HAS_X": 1, "TILE": 1024}]),
     "kernels.sums._add_scaled": ({}, [{"BFLOAT16": 0, "TILE": 1024}]),
     "kernels.subsets._take": ({}, [{"HAS_LEFT": 1, "TILE": 1024}]),
@@ -226,6 +232,8 @@ NARROW = {
     "kernels.many._poison": ["like"],
     "kernels.counted._sample": ["like"],
     "kernels.counted._levels": ["like"],
+    "kernels.momentum._accelerate_many": ["like"],
+    "kernels.momentum._forget_many": ["like"],
     "kernels.staging._pad": ["like"],
     "kernels.staging._narrow": ["like"],
 }
