@@ -7,6 +7,7 @@ the order in which buckets are exchanged, in the thread that exchanges.
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -112,7 +113,7 @@ class Driver:
             self.end("one worker exchanges nothing")
             return
         kept = [method for _, method in self.settings.keep if method not in self.methods]
-        tensors = [_size(shape) for shape in self.buckets.exchanged.values()]
+        tensors = [math.prod(shape) for shape in self.buckets.exchanged.values()]
         largest = max(*tensors, *self.buckets.numbers, min(sum(tensors), self.session.options.bucket_bytes // 4))
         candidates = [*self.methods[:2], *kept, *self.methods[2:]]
         self.known = calibrate(self.session.network, candidates, largest, way=self.site.way, beside=self.site.beside)
@@ -408,10 +409,3 @@ class Driver:
 
 def _nanoseconds(plans: Sequence[Plan]) -> list[int]:
     return [int(1e9 * plan.seconds) for plan in plans]
-
-
-def _size(shape: Sequence[int]) -> int:
-    total = 1
-    for side in shape:
-        total *= side
-    return total
