@@ -40,7 +40,7 @@ def plan_rows(session: Session, groups: Sequence[ParameterGroup]) -> ExchangePla
 
 
 def whole_rows(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rows of any dtype, as they are exchanged."""
+    """Rows ``[W, c]`` of any dtype, as they are exchanged."""
     return {name: x.to(torch.float32, memory_format=torch.contiguous_format) for name, x in parts.items()}
 
 
