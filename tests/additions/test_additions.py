@@ -109,7 +109,7 @@ def test_a_triton_kernel_is_named_where_the_table_says() -> None:
     texts = [
         "".join(file.read_text() for file in folder.glob(name)) for name in ("test_triton*.py", "compiled_triton.py")
     ]
-    for file in (ROOT / "src/grace/kernels").glob("*/triton.py"):
+    for file in (ROOT / "src/grace/kernels").glob("*/**/triton.py"):
         if "@triton.jit" not in file.read_text():
             continue  # it launches another family's
         family = file.parent.name

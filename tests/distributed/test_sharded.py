@@ -228,8 +228,10 @@ def refused(rank: int, world: int) -> None:
 
     says("powersgd has an exchange of its own", make(), "powersgd")
     says("memory=ef21 has an exchange of its own", make(), "topk:memory=ef21")
-    says("legal: a method, or 'auto'", make(), grace.Policy.adaptive("qsgd", budget=4.0))
-    says("what one axis gains, not two", make("hsdp"), "topk", shard="auto")
+    says("powersgd:rank=1 has an exchange of its own", make(), grace.Policy.adaptive("powersgd", budget=4.0))
+    says("follow what is lost on one axis", make("hsdp"), "topk", shard=grace.Policy.adaptive("qsgd"))
+    says("Let it: replicate='auto'", make("hsdp"), "topk", shard="auto")
+    says("Name what they travel in; legal: int8", make(), "topk", weights="auto")
     says("compressed by parameter", make(), granularity="bucket")
     says("no rank has the whole", make(), on_difference="broadcast")
     says("legal: 'propagate', 'skip'", make("hsdp"), nonfinite="error")

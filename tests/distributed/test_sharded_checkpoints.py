@@ -156,3 +156,49 @@ def refuses_others(rank: int, world: int) -> None:
 
 def test_checkpoints_of_something_else_are_refused_on_all_ranks(pair: Pool) -> None:
     pair.run(refuses_others)
+
+
+HSDP_METHODS = {"wide": "powersgd:rank=2", "short": "qsgd:bits=4"}
+
+
+def chosen(rank: int, world: int, place: str) -> list[str]:
+    """From a fixed choice between replicas to auto, from that to auto again, and from that to auto where each rank gets the
+    mean of its rows; what auto says of each.
+    """
+    net = Given()
+    fully_shard(net, mesh=mesh_of("hsdp"))
+    handle = grace.attach(net, grace.Policy(list(HSDP_METHODS.items())))
+    net(gradients_of(rank, 0)).backward()
+    dcp.save({"grace": handle.checkpoint()}, checkpoint_id=place + "0")
+    handle.detach()
+    told = []
+    for turn, kind in enumerate(("hsdp", "hsdp", "fsdp"), 1):
+        net = Given()
+        fully_shard(net, mesh=mesh_of(kind))
+        handle = grace.attach(net, "auto:methods=(powersgd:rank=2;qsgd:bits=4),share=0")
+        checkpoint = handle.checkpoint()
+        dcp.load({"grace": checkpoint}, checkpoint_id=place + str(turn - 1))
+        owed = full(checkpoint.state_dict()["owed"])
+        if turn == 1:
+            assert bool(owed["wide"].any())
+        if kind == "hsdp":
+            methods = handle._session.methods()
+            assert methods == {name: HSDP_METHODS[name] for name in methods}
+        net(gradients_of(rank, turn)).backward()
+        dcp.save({"grace": checkpoint}, checkpoint_id=place + str(turn))
+        about = unpack(checkpoint.state_dict()["about"])
+        assert about["step"] == turn + 1
+        assert about["auto"]["fingerprint"].startswith(f"{2 if kind == 'hsdp' else 4} workers")
+        assert about["methods"].keys() == HSDP_METHODS.keys(), "of all parameters, whoever has a part of them"
+        told.append("; ".join(text for _, text in handle.explain().history))  # type: ignore[attr-defined]
+        handle.detach()
+    return told
+
+
+def test_a_choice_goes_on_where_it_can(four: Pool, tmp_path: Path) -> None:
+    told = four.run(chosen, str(tmp_path / "checkpoint"))
+    for first, again, elsewhere in told:
+        assert "goes on with the methods of a state that was loaded, " in first
+        assert "goes on with the methods of a state that was loaded, " in again
+        assert "cannot use the methods of the state that was loaded, and chooses anew: " in elsewhere
+        assert "has no reduce-scatter" in elsewhere

@@ -44,13 +44,26 @@ AT_NIGHT = {
     "threshold:v=1e6,memory=none": SMALL,
     "threshold:v=2": LARGE,
     "threshold:v=1.5,relative=true,index=elias-fano": LARGE,
+    "dgc:ratio=0.1": MIXED,
+    "dgc:ratio=0.1,nesterov=true": MIXED,
+    "dgc:ratio=0.2,clip=0.5,momentum=0.5": SHAPES,
+    "dgc:ratio=0.1,masking=false": LARGE,
     "dgc:ratio=0.1,memory=residual": MIXED,
     "dgc:ratio=0.1,warmup=2,memory=residual": LARGE,
     "dgc:ratio=0.5,memory=none,values=bfloat16": SHAPES,
     "threshold:v=1,index=rice": SMALL,  # which kernels for many tensors do not know
+    "topk:ratio=0.2,index=rice": SHAPES,
+    "topk:ratio=0.05,index=delta,values=bfloat16": LARGE,
+    "topk:ratio=0.3,index=rice,memory=none": SMALL,
+    "qsparse:ratio=0.2,index=rice": SHAPES,
+    "qsparse:ratio=0.05,quant=4,index=delta": LARGE,
+    "qsparse:ratio=0.3,quant=200,index=rice": SMALL,
 }
 # Launches of Triton kernels in a step, for a bucket of any number of tensors: the table of docs/concepts/gpu.md.
-LAUNCHES = {"threshold": 13, "threshold:relative=true": 14, "dgc:memory=residual": 29}
+LAUNCHES = {
+    "threshold": 13, "threshold:relative=true": 14, "dgc:memory=residual": 29, "dgc": 31, "topk:index=rice": 20,
+    "topk:index=delta": 21, "qsparse:index=rice": 24,
+}  # fmt: skip
 
 
 @functools.cache

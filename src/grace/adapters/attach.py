@@ -57,7 +57,8 @@ def attach(
         method: a method, the string that makes it, or a :class:`grace.Policy`. A bare method leaves tensors of at most
             one dimension and tensors under 1,024 elements uncompressed, fused into one all-reduce. On a mesh of two
             dimensions it goes between the replicas. ``"auto"`` or a :class:`grace.Auto` chooses one for each bucket of a
-            ``DistributedDataParallel`` model, or each group of parameters under ``fully_shard``, by what it measures.
+            ``DistributedDataParallel`` model, or each group of parameters under ``fully_shard``, by what it measures;
+            :meth:`grace.Policy.adaptive` bits of each layer.
         replicate: the same as ``method``, where it says more clearly which axis is meant: between replicas.
         shard: of the reduce-scatter of a sharded model; beside ``replicate`` a method without a memory.
         weights: of the all-gather of a sharded model's weights: "int8", "int4", "fp8", or another compressor that keeps every
@@ -127,7 +128,9 @@ def attach(
         raise ConfigurationError("attach: which method? For example grace.attach(model, 'topk:ratio=0.01')")
     if mesh is not None:
         if auto is not None:
-            raise ConfigurationError("attach: auto with mesh=; name a method, which goes between machines")
+            raise ConfigurationError(
+                "attach: auto with mesh=; name a method, which goes between machines: grace advise says which"
+            )
         method = between_machines(method, mesh, model)  # type: ignore[arg-type]
     policy: Any = auto or options.read(method)  # type: ignore[arg-type]
     return door.open(model, policy, options, optimizer=optimizer, scaler=scaler, transport=transport)

@@ -21,6 +21,7 @@ from grace.contract.method import Method
 from grace.errors import ConfigurationError, NonFiniteError, StateError
 from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy, Rule
+from grace.run.checkpoint import Chooser
 from grace.run.saved import OwnState, refuse_dcp
 
 
@@ -49,7 +50,7 @@ class Choosing(BaseHandle):
             return
         try:
             if isinstance(auto, Adaptive):
-                self._driver = Adapting(self._session, auto)
+                self._driver = Adapting(self._session, auto, self._site())
             else:
                 self._driver = Driver(
                     self._session, auto, optimizer=self._settings(), site=self._site(), clock=self._clock
@@ -216,32 +217,52 @@ class Choosing(BaseHandle):
         Raises:
             StateError: one does not fit, or they do not belong together; on every rank. Nothing has changed then.
         """
-        chosen = isinstance(saved, Mapping) and "auto" in saved
+        with self._going_on(saved, states=True) as policy:
+            super().load_state_dict(saved if policy is None else {**saved, "policy": repr(policy)})
+
+    @property
+    def _chooser(self) -> Chooser:
+        return Chooser(self._save_choice, self._going_on)
+
+    def _save_choice(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the choice, beside the methods, which are the session's."""
+        if self._driver is None or not self._driver.active:
+            return {}
+        return {"auto": {key: value for key, value in self._driver.state_dict().items() if key != "methods"}}
+
+    @contextlib.contextmanager
+    def _going_on(self, saved: Any, states: bool) -> Iterator[Policy | None]:
+        """Around what loads a state or a checkpoint: see :class:`grace.run.checkpoint.Chooser`."""
         choosing = self._driver is not None and self._driver.active
-        if not (chosen or choosing):
-            super().load_state_dict(saved)
+        policy = (
+            self._policy_of(saved) if choosing or (states and isinstance(saved, Mapping) and "auto" in saved) else None
+        )
+        if policy is None:
+            yield None
             return
         worker, was = self._session.worker, self._session.worker.policy
-        try:
-            policy = _policy_of(saved)
-        except (StateError, ConfigurationError):
-            super().load_state_dict(saved)  # which says what is wrong, on all ranks
-            return
         worker.policy = policy
         try:
-            super().load_state_dict({**saved, "policy": repr(policy)})
+            yield policy
         finally:
             worker.policy = was
         if choosing:
             assert self._driver is not None
-            mine = saved.get("auto", {}).get("fingerprint")
-            self._driver.load(policy, mine if isinstance(mine, str) else None)
+            measured = saved.get("auto", {}).get("fingerprint")
+            self._driver.load(policy, measured if isinstance(measured, str) else None)
         elif was.timeless:
             self._session.offer([policy, was], 1)
 
-
-def _policy_of(saved: Any) -> Policy:
-    """A rule for each tensor, from a state of any method."""
-    methods = read_methods(saved.get("auto", saved))
-    rules = [Rule(glob.escape(name), text) for name, text in methods.items()]
-    return Policy([*rules, Rule("*", "none")], strict=False)
+    def _policy_of(self, saved: Any) -> Policy | None:
+        """A rule for each tensor, from a state or a checkpoint of any method; None: it tells of none that can be used here."""
+        try:
+            methods = read_methods({**saved, **saved.get("auto", {})})
+        except (StateError, TypeError, AttributeError):
+            return None
+        try:
+            rules = [Rule(glob.escape(name), text) for name, text in methods.items()]
+            return self._site().resolve(Policy([*rules, Rule("*", "none")], strict=False))
+        except ConfigurationError as error:
+            if isinstance(self._driver, Driver):
+                self._driver.history.unusable(str(error))
+            return None

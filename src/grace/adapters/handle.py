@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from grace.contract.method import Method
 from grace.registry.policy import Policy
-from grace.run.checkpoint import Checkpoint, Memories
+from grace.run.checkpoint import GIVEN, Checkpoint, Chooser, Memories
 from grace.run.optimizer import Settings, check_optimizer
 from grace.run.plan import ExchangePlan
 from grace.run.saved import OwnState, refuse_dcp
@@ -134,6 +134,11 @@ class BaseHandle:
     def _load(self, saved: Any) -> None:
         self._session.load_state_dict(saved)
 
+    @property
+    def _chooser(self) -> Chooser:
+        """What chooses its methods, for checkpoints."""
+        return GIVEN
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} rank {self.rank} of {self.world} over {self.transport}: {self._session.policy}>"
 
@@ -152,9 +157,9 @@ class Handle(BaseHandle, abc.ABC):
 
         Args:
             memories: "mean": the mean of the workers' memories, once. "all": each worker's state: the same number of workers
-                goes on with the same bits, any other number with the mean.
+                goes on with the same bits, any other number with the mean. What ``auto`` has chosen is kept with either.
             workers: for "all" only, how many workers saved it, if not as many as there are now.
             whole: whether rank 0's ``state_dict()`` holds all workers' states, where one rank writes the file that all read.
                 It is gathered there, and ``workers`` is found in the file.
         """
-        return Checkpoint(self._session, memories, workers, whole)
+        return Checkpoint(self._session, memories, workers, whole, self._chooser)

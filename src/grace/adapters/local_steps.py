@@ -246,8 +246,9 @@ class LocalSteps(Choosing):
                 "ranks first. handle.state_dict() is all that one rank has, within a window too"
             )
         return WindowCheckpoint(
-            self._session, memories, workers, whole, steps=self._total, reference=self._reference, go_on=self._go_on
-        )
+            self._session, memories, workers, whole, chooser=self._chooser, steps=self._total, reference=self._reference,
+            go_on=self._go_on,
+        )  # fmt: skip
 
     @torch.no_grad()
     def _go_on(self, steps: int, reference: Mapping[str, Tensor]) -> None:

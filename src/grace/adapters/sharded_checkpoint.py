@@ -12,7 +12,8 @@ from torch import Tensor
 from grace.collectives import AllGather, AllReduce, Exchange, ReduceScatter
 from grace.contract.together import together
 from grace.errors import StateError
-from grace.run.checkpoint import pack, tell_afresh, unpack
+from grace.registry.policy import Policy
+from grace.run.checkpoint import GIVEN, Chooser, check_choice, name_methods, pack, tell_afresh, unpack
 from grace.run.saved import WorkerState
 from grace.run.session import Session
 
@@ -32,10 +33,17 @@ class ShardedCheckpoint:
         parameters: by name, those of which this rank has a part; DTensors.
         shards: where the session averages shards over replicas, rather than rows of whole parameters: the ranks that have the
             other shards.
+        chooser: what chooses the session's methods.
     """
 
-    def __init__(self, session: Session, parameters: Mapping[str, Any], shards: dist.ProcessGroup | None):
-        self._session, self._parameters, self._shards = session, parameters, shards
+    def __init__(
+        self,
+        session: Session,
+        parameters: Mapping[str, Any],
+        shards: dist.ProcessGroup | None,
+        chooser: Chooser = GIVEN,
+    ):
+        self._session, self._parameters, self._shards, self._chooser = session, parameters, shards, chooser
         self.afresh: tuple[str, ...] = ()
 
     def state_dict(self) -> dict[str, Any]:
@@ -50,23 +58,23 @@ class ShardedCheckpoint:
             for name, x in like.items()
         }
         means = self._session.run(together([self._mean(owed[name]) for name in like]))
+        shared, methods = self._gather(state)
         about = {
             "version": VERSION, "step": worker.step, "seed": worker.seed, "workers": self._session.world,
-            "shared": self._gather_shared(state), "afresh": state.afresh(),
+            "shared": shared, "afresh": state.afresh(), "methods": methods, **self._chooser.save(),
         }  # fmt: skip
         return {
             "about": pack(about),
             "owed": {name: self._shard(name, mean) for name, mean in zip(like, means, strict=True)},
         }
 
-    def _gather_shared(self, state: WorkerState) -> list[bytes]:
-        """By shard, what its replicas have in common; the same on all ranks."""
+    def _gather(self, state: WorkerState) -> tuple[list[bytes], dict[str, str]]:
+        """By shard, what its replicas have in common; and of all parameters the methods. The same on all ranks."""
         if self._shards is None:
-            return []
-        mine = pack(state.shared_parts())
-        out: list[Any] = [None] * self._shards.size()
-        dist.all_gather_object(out, mine, group=self._shards)
-        return out
+            return [], self._session.methods()
+        told: list[Any] = [None] * self._shards.size()
+        dist.all_gather_object(told, (pack(state.shared_parts()), self._session.methods()), group=self._shards)
+        return [shared for shared, _ in told], {name: text for _, held in told for name, text in sorted(held.items())}
 
     def _mean(self, owed: Tensor) -> Exchange[Tensor]:
         """Of a shard the mean over replicas; of rows ``[W, c]`` the mean over ranks of this rank's row."""
@@ -90,15 +98,25 @@ class ShardedCheckpoint:
         Raises:
             StateError: it does not fit; nothing has changed then.
         """
-        session, problem, debts = self._session, None, dict[str, Tensor]()
-        about: Any = {}
-        state: WorkerState | None = None
+        about, debts, problem = dict[str, Any](), dict[str, Tensor](), None
         try:
             about, debts = self._read(saved)
-            state = session.begin_state(about["step"], about["seed"], self._find_shared(about))
         except StateError as error:
             problem = error
-        common = {key: about[key] for key in ("step", "seed") if problem is None}
+        with self._chooser.going_on(about, False) as policy:
+            self._load(about, debts, policy, problem)
+
+    def _load(
+        self, about: dict[str, Any], debts: dict[str, Tensor], policy: Policy | None, problem: StateError | None
+    ) -> None:
+        session, common = self._session, dict[str, object]()
+        state: WorkerState | None = None
+        try:
+            if problem is None:
+                state = session.begin_state(about["step"], about["seed"], self._find_shared(about))
+                common = {"step": state.step, "seed": state.seed, **name_methods(about, policy)}
+        except StateError as error:
+            problem = error
         session.compare_loads(problem, common)
         assert state is not None
         if self._shards is None:
@@ -129,6 +147,7 @@ class ShardedCheckpoint:
             raise StateError("not a checkpoint of a sharded model: what it says of the workers' states is no list")
         if any(type(about.get(key)) is not int or about[key] < 0 for key in ("step", "seed")):
             raise StateError("not a checkpoint of a sharded model: its step or seed is no number")
+        check_choice(about)
         owed = saved["owed"]
         if not isinstance(owed, Mapping) or owed.keys() != self._parameters.keys():
             raise StateError("the checkpoint is of other parameters")

@@ -20,22 +20,25 @@ from grace.run.options import Options
 from grace.transports.base import Transport
 
 
-def read_sharded_choice(given: Given, fast: Given | None) -> tuple[Auto | None, Fixed, Fixed | None, dict[str, object]]:
+def read_sharded_choice(
+    given: Given, fast: Given | None
+) -> tuple[Auto | Adaptive | None, Fixed, Fixed | None, dict[str, object]]:
     """As :func:`grace.adapters.choosing.read_choice`, of the method of the slowest axis, and with that of the other one.
 
     Raises:
-        ConfigurationError: a choice on the fast axis, or by budget.
+        ConfigurationError: a choice on the fast axis.
     """
-    auto, fixed, knobs = read_choice(given)
-    if isinstance(auto, Adaptive) or isinstance(fast, Adaptive):
+    if isinstance(fast, Adaptive):
         raise ConfigurationError(
-            "adaptive= measures what a layer loses of its gradient, and here each rank compresses a part of it, or rows for "
-            "others; legal: a method, or 'auto'"
+            "shard=adaptive beside replicate=: bits follow what is lost on one axis, the slow one; name a method, such as "
+            "shard='qsgd:bits=8'"
         )
     if isinstance(fast, Auto) or wanted(fast) is not None:
         raise ConfigurationError(
-            "shard='auto' beside replicate=: steps show what one axis gains, not two; name a method"
+            "shard='auto' beside replicate=: auto chooses for the slowest axis of the mesh, by what whole steps show. Let it: "
+            "replicate='auto', with shard='bf16' or none; on a mesh of one dimension shard='auto' is legal"
         )
+    auto, fixed, knobs = read_choice(given)
     return auto, fixed, fast, knobs
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from grace.errors import StateError
-from grace.run.checkpoint import Checkpoint, Memories, pack, unpack
+from grace.run.checkpoint import Checkpoint, Chooser, Memories, pack, unpack
 from grace.run.session import Session
 
 
@@ -16,7 +16,7 @@ class WindowCheckpoint(Checkpoint):
     """As :class:`~grace.run.checkpoint.Checkpoint`, with x_ref, which is the same on all ranks between windows.
 
     Args:
-        session, memories, workers, whole: as there.
+        session, memories, workers, whole, chooser: as there.
         steps: those made so far.
         reference: x_ref.
         go_on: called with the steps and the x_ref that were loaded.
@@ -29,11 +29,12 @@ class WindowCheckpoint(Checkpoint):
         workers: int | None,
         at_rank0: bool,
         *,
+        chooser: Chooser,
         steps: int,
         reference: Mapping[str, Tensor],
         go_on: Callable[[int, Mapping[str, Tensor]], None],
     ):
-        super().__init__(session, memories, workers, at_rank0)
+        super().__init__(session, memories, workers, at_rank0, chooser)
         self._steps, self._reference, self._go_on = steps, reference, go_on
 
     def state_dict(self) -> dict[str, Any]:

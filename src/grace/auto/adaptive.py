@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import logging
+import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,14 +18,13 @@ import torch
 from torch import Tensor
 
 from grace.auto.allocate import fill_bits, within_cost
-from grace.contract.peer import Peer
+from grace.auto.site import Site
 from grace.errors import ConfigurationError
 from grace.predict.probe import Probe
 from grace.registry import method as make_method
 from grace.registry import spell
 from grace.registry.adaptive import Adaptive
 from grace.registry.policy import SMALL, Policy, Rule
-from grace.run.distortion import measure_distortion
 from grace.run.session import Session
 
 _log = logging.getLogger("grace")
@@ -71,23 +71,41 @@ class Adapted:
 class Adapting:
     """One rank's part; all ranks make one with the same arguments. It has the calls of :class:`grace.auto.driver.Driver`.
 
+    Args:
+        session: whose methods it chooses.
+        settings: what the user said.
+        site: what is exchanged, and how; None: the session's tensors are averaged. Where a rank has a part of a layer, or
+            sends rows of it, what it loses of that counts.
+
     Raises:
-        ConfigurationError: groups of parameters as one tensor, or a budget that not even the fewest bytes keep.
+        ConfigurationError: groups of parameters as one tensor, a method that cannot exchange what is exchanged here, or a
+            budget that not even the fewest bytes keep.
     """
 
-    def __init__(self, session: Session, settings: Adaptive):
+    def __init__(self, session: Session, settings: Adaptive, site: Site | None = None):
         if session.options.granularity != "parameter":
             raise ConfigurationError(
                 f"adaptive chooses for each parameter, and granularity={session.options.granularity!r}; legal: 'parameter'"
             )
-        self.session, self.settings = session, settings
-        self.names = [name for name, x in session.like.items() if x.ndim > 1 and x.numel() >= SMALL]
-        self.numbers = [session.like[name].numel() for name in self.names]
-        self.cost = [[_bits(text, session.like[name]) for text in settings.choices] for name in self.names]
+        self.session, self.settings, self.site = session, settings, site or Site.of(session)
+        if why := self.site.way.refuse(make_method(settings.choices[0])):
+            raise ConfigurationError(f"adaptive: {why}; legal here: method='qsgd' or 'topk'")
+        shapes = self.site.shapes
+        self.names = [name for name, shape in shapes.items() if len(shape) > 1 and math.prod(shape) >= SMALL]
+        exchanged = shapes if self.site.parts is None else self.site.parts
+        self.numbers = [math.prod(exchanged[name]) for name in self.names]
+        self.cost = [[self._bits(text, exchanged[name]) for text in settings.choices] for name in self.names]
         self.lost: list[list[float]] = []
         self.choice = self._uniform()
         self.chosen_at, self.ended_by = 0, None if self.names else "nothing is large enough to be compressed"
-        self._found: dict[str, list[float]] = {}
+        self._measured: dict[str, list[float]] = {}
+        self._heard = False  # a bucket of a step in which it measures
+
+    def _bits(self, text: str, shape: Sequence[int]) -> float:
+        """Of what one worker encodes."""
+        bits = self.site.way.wire_bits(make_method(text), shape, self.session.world)
+        assert bits is not None
+        return bits
 
     def _uniform(self) -> list[int]:
         """The same choice for all layers: the best that the budget permits."""
@@ -116,7 +134,7 @@ class Adapting:
         rules = [
             Rule(glob.escape(name), self.settings.choices[c]) for name, c in zip(self.names, self.choice, strict=True)
         ]
-        return Policy([*rules, Rule("*", "none")], strict=False)
+        return self.site.resolve(Policy([*rules, Rule("*", "none")], strict=False))
 
     # ---- steps ------------------------------------------------------------------------------------------------------
     @property
@@ -134,31 +152,39 @@ class Adapting:
     def holds(self, names: Sequence[str], gradients: Mapping[str, Tensor], last: bool) -> bool:
         """Measures gradients, each of any shape, if it is due; nothing waits."""
         if self._due:
-            for name in set(names) & set(self.names):
+            self._heard = True
+            for name in set(names) & set(self.names) & gradients.keys():
                 x = gradients[name]
                 energy = float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
-                self._found[name] = [energy] + [
-                    energy * _share(text, x, self.session.peer(name)) ** 2 for text in self.settings.choices
+                self._measured[name] = [energy] + [
+                    energy * self._share(text, x, name) ** 2 for text in self.settings.choices
                 ]
         return False
+
+    def _share(self, text: str, x: Tensor, name: str) -> float:
+        lost = self.site.way.lost(make_method(text), x, self.session.peer(name))
+        return float("inf") if lost is None else lost
 
     def exchanged(self, nanoseconds: int) -> None:
         """A bucket was exchanged."""
 
     def ended(self) -> None:
         """A step's last exchange is over."""
-        found, self._found = self._found, {}
-        if not self.active or len(found) < len(self.names):
+        measured, self._measured = self._measured, {}
+        heard, self._heard = self._heard, False
+        if not (self.active and heard):
             return
-        mine = [value for name in self.names for value in found[name]]
-        rows = Probe(self.session.network, 1).all_gather_numbers(
+        held = self.session.like.keys()  # one that has no part of a layer loses nothing of it
+        absent = sum(name in held and name not in measured for name in self.names)
+        width = 1 + len(self.settings.choices)
+        mine = [float(absent), *(value for name in self.names for value in measured.get(name, [0.0] * width))]
+        rows = Probe(self.session.network, 1, beside=self.site.beside).all_gather_numbers(
             [struct.unpack("<q", struct.pack("<d", value))[0] for value in mine]
         )
         told = [[struct.unpack("<d", struct.pack("<q", value))[0] for value in row] for row in rows]
-        totals = [add(values) for values in zip(*told, strict=True)]
-        if any(not 0 <= value < 1e300 for value in totals):
-            return  # an inf or NaN: this step says nothing
-        width = 1 + len(self.settings.choices)
+        missed, *totals = [add(values) for values in zip(*told, strict=True)]
+        if missed or any(not 0 <= value < 1e300 for value in totals):
+            return  # a layer that was not used, an inf or NaN: this step says nothing
         table = [totals[k * width : (k + 1) * width] for k in range(len(self.names))]
         self._choose([row[0] for row in table], [row[1:] for row in table])
 
@@ -215,17 +241,17 @@ class Adapting:
 
     def state_dict(self) -> dict[str, Any]:
         """What goes into a checkpoint beside the session's state."""
-        home = self.session.worker.home
-        like = self.session.group_tensors()
-        methods = {name: spell(home.method_for(name, x, 0)) for name, x in like.items()}
-        return {"version": 1, "settings": str(self.settings), "methods": methods}
+        return {"version": 1, "settings": str(self.settings), "methods": self.session.methods()}
 
     def load(self, policy: Policy, measured: str | None = None) -> None:
         """A state was loaded: its choices are used until the next ones are due."""
-        texts = [spell(policy.method_for(name, self.session.like[name], 0)) for name in self.names]
+        like, choices = self.session.like, list(self.choice)
         legal = [spell(make_method(text)) for text in self.settings.choices]
-        if all(text in legal for text in texts):
-            self.choice = [legal.index(text) for text in texts]
+        texts = {k: spell(policy.method_for(name, like[name], 0)) for k, name in enumerate(self.names) if name in like}
+        if all(text in legal for text in texts.values()):
+            for k, text in texts.items():
+                choices[k] = legal.index(text)
+            self.choice = choices
         self.session.offer([policy, self.policy()], 1)
 
 
@@ -235,16 +261,3 @@ def add(values: Iterable[float]) -> float:
     for value in values:
         total += value
     return total
-
-
-def _bits(text: str, like: Tensor) -> float:
-    """Of the wire of one worker."""
-    traffic = make_method(text).traffic(like.to("meta"), Peer(0, 2))  # between two, what is sent is the wire
-    assert traffic is not None
-    return 8.0 * traffic.sent
-
-
-def _share(text: str, x: Tensor, peer: Peer) -> float:
-    method = make_method(text)
-    lost = measure_distortion(method, x, method.init(x), peer)
-    return float("inf") if lost is None else lost

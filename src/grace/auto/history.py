@@ -78,12 +78,30 @@ class History:
         """The link was measured again, and these plans were predicted anew."""
         self._add(f"measured the link again, as {why}; predicted: {self._predictions(plans)}{self._tries(challengers)}")
 
-    def moved(self, measured: str) -> None:
-        """A state was loaded that was saved elsewhere."""
-        here = self._driver.known.fingerprint
+    def loaded(self, measured: str) -> None:
+        """A state or a checkpoint was loaded, whose methods are used from now on. ``measured``: among whom, if elsewhere."""
+        methods, known = self._used(), self._driver.known
+        if measured:
+            self._add(
+                f"goes on with the methods of a state that was saved among {measured}; here are {known.fingerprint}: all is "
+                f"measured anew. They are {methods}"
+            )
+        else:
+            self._add(f"goes on with the methods of a state that was loaded, {methods}, until the model is known")
+
+    def left(self) -> None:
+        """What was loaded is none of the plans that may be used."""
         self._add(
-            f"goes on with the methods of a state that was saved among {measured}; here are {here}: all is measured anew"
+            f"leaves the methods of the state that was loaded, {self._used()}: not all are among those measured here"
         )
+
+    def unusable(self, why: str) -> None:
+        """A state or a checkpoint was loaded, and its methods cannot be used."""
+        self._add(f"cannot use the methods of the state that was loaded, and chooses anew: {why}")
+
+    def _used(self) -> str:
+        """The methods that are used for this rank's tensors."""
+        return ", ".join(sorted(set(self._driver.session.methods().values())))
 
     def heard(self) -> None:
         """All ranks have told of a block: tells what has come of it."""

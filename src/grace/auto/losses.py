@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from grace.contract.peer import Peer
+from grace.predict.ways import TO_ALL, Way
 from grace.registry import method as make_method
-from grace.run.distortion import measure_distortion
 
 _MILLION, _MOST = 1_000_000, 1e3
 
@@ -19,14 +19,19 @@ class Losses:
     def __init__(self) -> None:
         self.of: dict[str, dict[str, float]] = {}
 
-    def measure(self, gradients: Mapping[str, Tensor], methods: Sequence[str], peer: Callable[[str], Peer]) -> None:
-        """What each method would lose of these gradients, each of any shape. ``peer``: who this worker is in the exchange of
-        a tensor of this name.
+    def measure(
+        self,
+        gradients: Mapping[str, Tensor],
+        methods: Sequence[str],
+        peer: Callable[[str], Peer],
+        way: Way = TO_ALL,
+    ) -> None:
+        """What each method would lose of these gradients, each of any shape, where they go this way. ``peer``: who this worker
+        is in the exchange of a tensor of this name.
         """
         for name, x in gradients.items():
             for text in methods:
-                method = make_method(text)
-                lost = measure_distortion(method, x, method.init(x), peer(name))
+                lost = way.lost(make_method(text), x, peer(name))
                 self.of.setdefault(text, {})[name] = float("inf") if lost is None else lost
 
     def share(

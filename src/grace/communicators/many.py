@@ -20,7 +20,7 @@ from grace.compute.launching import READ
 from grace.contract.compressor import Compressor
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
-from grace.contract.workspace import Workspace
+from grace.contract.workspace import Workspace, take_rooms
 from grace.errors import PayloadError
 from grace.flags.finite import on_host
 from grace.flags.refusals import refuse_unless
@@ -104,16 +104,6 @@ def lent_rows(peers: Sequence[Peer]) -> tuple[list[Tensor] | None, list[Tensor] 
     if peers[0].lent.memory is None:
         return None, None
     return _rows([peer.lent.memory for peer in peers]), _rows([peer.lent.rest for peer in peers])
-
-
-def take_rooms(
-    workspace: Workspace, sizes: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32
-) -> list[Tensor]:
-    """Uninitialized ``[1, n]`` for each of these n, which begin at multiples of 16 bytes."""
-    step = 16 // dtype.itemsize
-    padded = [-(-n // step) * step for n in sizes]
-    flat = workspace.take(sum(padded), dtype, device)
-    return [room[None, :n] for room, n in zip(flat.split_with_sizes(padded), sizes, strict=True)]
 
 
 def refuse_illegal(legal: Tensor, finite: Tensor, names: Sequence[str]) -> Tensor:

@@ -19,11 +19,11 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import AllGather, AllToAll, Exchange
 from grace.communicators.bucket import BucketPlan
-from grace.communicators.many import can_go_together, lent_rows, refuse_illegal, take_rooms
+from grace.communicators.many import can_go_together, lent_rows, refuse_illegal
 from grace.contract.compressor import Compressor
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
-from grace.contract.workspace import Workspace
+from grace.contract.workspace import Workspace, take_rooms
 from grace.kernels.many import Many, poison_many
 from grace.kernels.staging import clear_many, fetch_many, finite_many, narrow_many, pad_many
 from grace.random import Stream

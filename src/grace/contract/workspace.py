@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -72,3 +72,13 @@ class Workspace:
     def forget(self) -> None:
         """Called when the exchange has failed: keeps what was swapped out, which is still needed."""
         self._old.clear()
+
+
+def take_rooms(
+    workspace: Workspace, sizes: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32
+) -> list[Tensor]:
+    """Uninitialized ``[1, n]`` for each of these n, which begin at multiples of 16 bytes."""
+    step = 16 // dtype.itemsize
+    padded = [-(-n // step) * step for n in sizes]
+    flat = workspace.take(sum(padded), dtype, device)
+    return [room[None, :n] for room, n in zip(flat.split_with_sizes(padded), sizes, strict=True)]

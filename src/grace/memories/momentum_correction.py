@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
+from grace.compute import backends
 from grace.contract.knobs import Positive, Range, as_call
+from grace.contract.lent import Lent
 from grace.contract.loan import narrow
 from grace.contract.method import Exchanged, Method
 from grace.contract.needs import ACCUMULATES, NOTHING, Needs
-from grace.contract.peer import Peer
+from grace.contract.peer import Peer, Peers
 from grace.errors import CompositionError
 from grace.flags.finite import choose_, on_host
 from grace.kernels import accelerate, forget_sent
 from grace.memories.base import Memory, Verb, drop_overflow_
+from grace.memories.velocities import VelocityBucket
 from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
@@ -100,6 +104,35 @@ class MomentumCorrection(Memory[S]):
             memory, successor = choose_(finite, successor, memory), memory
         peer.lent.give_back(successor)
         return Exchanged(mean, None, CorrectionState(memory, out.state), finite)
+
+    def batches(self, like: Tensor) -> bool:
+        """Where kernels take many tensors, of any shapes: on an accelerator."""
+        exact = type(self) is MomentumCorrection  # a subclass may exchange otherwise
+        there = not on_host(like.device) and backends.runs_triton(like.device)
+        return exact and there and self.method.adds_memory and self.method.batches(like)
+
+    def exchange_all(
+        self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
+    ) -> Exchange[list[Exchanged[Any]]]:
+        """The method inside adds up the new debts; see :mod:`grace.memories.velocities`."""
+        if not isinstance(peers, Peers) or not self.batches(xs[0]):
+            return (yield from Method.exchange_all(self, xs, states, peers))
+        memories, lent = [state[0] for state in states], peers.like.lent
+        bucket = VelocityBucket.of(xs, memories, lent, nesterov=self.nesterov)
+        if bucket is None:
+            return (yield from Method.exchange_all(self, xs, states, peers))
+        if self.clip is not None:
+            for x in xs:
+                _clip_(x, self.clip / math.sqrt(peers.like.world))
+        like = replace(peers.like, lent=Lent(workspace=lent.workspace))
+        given, lending = bucket.accelerate(self.momentum, like, peers.names)
+        outs = yield from self.method.exchange_all(given, [state[1] for state in states], lending)
+        finite = bucket.settle(outs, [self.masking and not self._sends_all(x) for x in xs])
+        for memory in memories:
+            lent.give_back(memory)
+        after = [CorrectionState(e, out.state) for e, out in zip(bucket.successors, outs, strict=True)]
+        results = zip(bucket.means, xs, after, finite.unbind(0), strict=True)
+        return [Exchanged(mean.view(x.shape), None, state, flag) for mean, x, state, flag in results]
 
     def _sends_all(self, like: Tensor) -> bool:
         return like.numel() > 0 and self.method.facts(like).contraction == 1

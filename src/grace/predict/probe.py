@@ -52,20 +52,28 @@ def middle(values: Sequence[float]) -> float:
 
 @dataclass(slots=True)
 class Timing:
-    """One kind of collective. sizes: bytes of the buffer, rising. seconds: of each. cpu: of one worker, for each byte."""
+    """One kind of collective. sizes: bytes of the buffer, rising. seconds: of each. cpu: of one worker, for each byte.
+
+    A smaller buffer takes no longer than a larger one: where one was measured so, other work on the machine had a part in it,
+    and it counts as long as the quickest that is larger.
+    """
 
     sizes: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     cpu: float = 0.0
+
+    @property
+    def latency(self) -> float:
+        """Seconds of a buffer of next to nothing."""
+        return min(self.seconds)
 
     def at(self, size: float) -> float:
         """Seconds of one collective of so many bytes: between measured sizes on a line, beyond them on the last."""
         if len(self.sizes) == 1:
             return self.seconds[0]
         i = min(max(bisect.bisect_left(self.sizes, size), 1), len(self.sizes) - 1)
-        low, high = self.sizes[i - 1], self.sizes[i]
-        slope = (self.seconds[i] - self.seconds[i - 1]) / (high - low)
-        return max(self.seconds[0], self.seconds[i - 1] + slope * (size - low))
+        low, high = min(self.seconds[i - 1 :]), min(self.seconds[i:])
+        return max(self.latency, low + (high - low) / (self.sizes[i] - self.sizes[i - 1]) * (size - self.sizes[i - 1]))
 
     def put(self, size: int, seconds: float, cpu: float = 0.0) -> None:
         """Adds what one size took; of the largest, its processor seconds count."""
@@ -115,7 +123,7 @@ class Timings:
         world = count if world is None else world
         if world == count and link == self.link:
             return here
-        latency = timing.seconds[0]
+        latency = timing.latency
         alpha = max(0.0, latency / max(1, hops(kind, count)) - self.link.latency)
         moved = wire_bytes(kind, size, count)
         each = max(0.0, here - latency) / moved if moved else 0.0

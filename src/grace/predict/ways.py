@@ -16,6 +16,7 @@ from grace.contract.method import Method
 from grace.contract.peer import Peer
 from grace.contract.wrapping import layers, own_fields
 from grace.registry import spell
+from grace.run.distortion import measure_distortion
 from grace.run.groups import NONE
 from grace.run.scattering import sum_rows
 from grace.run.worker import Worker
@@ -33,6 +34,14 @@ class Way(Protocol):
 
     def traffic(self, method: Method[Any], shape: Sequence[int], peer: Peer) -> Traffic | None:
         """What a method moves for a tensor of this shape; None: that varies."""
+
+    def wire_bits(self, method: Method[Any], shape: Sequence[int], world: int) -> float | None:
+        """What one of ``world`` workers encodes of a tensor of this shape, in bits; None: that varies."""
+
+    def lost(self, method: Method[Any], x: Tensor, peer: Peer) -> float | None:
+        """``|x - C(x)| / |x|`` of a tensor as one worker has it, without a memory; None: x is not finite. See
+        :func:`grace.run.distortion.measure_distortion`.
+        """
 
     def refuse(self, method: Method[Any]) -> str:
         """Why a method cannot exchange so; empty: it can."""
@@ -56,6 +65,15 @@ class ToAll:
     def traffic(self, method: Method[Any], shape: Sequence[int], peer: Peer) -> Traffic | None:
         """See :class:`Way`."""
         return method.traffic(torch.empty(tuple(shape), device="meta"), peer)
+
+    def wire_bits(self, method: Method[Any], shape: Sequence[int], world: int) -> float | None:
+        """See :class:`Way`. Between two workers what is sent is the wire."""
+        traffic = self.traffic(method, shape, Peer(0, 2))
+        return None if traffic is None else 8.0 * traffic.sent
+
+    def lost(self, method: Method[Any], x: Tensor, peer: Peer) -> float | None:
+        """See :class:`Way`."""
+        return measure_distortion(method, x, method.init(x), peer)
 
     def refuse(self, method: Method[Any]) -> str:
         """See :class:`Way`."""
@@ -94,6 +112,23 @@ class ToOwners:
         if self._travels_plain(method):
             return cost(ReduceScatter(rows.to(self.dtype)), peer.rank, peer.world)
         return method.scatter_traffic(rows, peer)
+
+    def wire_bits(self, method: Method[Any], shape: Sequence[int], world: int) -> float | None:
+        """See :class:`Way`. A worker sends all rows but its own."""
+        peer = Peer(0, max(2, world))
+        traffic = self.traffic(method, shape, peer)
+        return None if traffic is None else 8.0 * traffic.sent * peer.world / (peer.world - 1)
+
+    def lost(self, method: Method[Any], x: Tensor, peer: Peer) -> float | None:
+        """See :class:`Way`. ``x`` is ``[W, c]``, and each row is compressed by itself."""
+        lost = energy = 0.0
+        for row in x:
+            share = measure_distortion(method, row, method.init(row), peer)
+            if share is None:
+                return None
+            square = float(torch.linalg.vector_norm(row, dtype=torch.float64)) ** 2
+            lost, energy = lost + share**2 * square, energy + square
+        return math.sqrt(lost / energy) if energy else 0.0
 
     def refuse(self, method: Method[Any]) -> str:
         """See :class:`Way`."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias, get_args
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch import Tensor
 from grace.collectives import AllGather, AllReduce, Broadcast, Exchange
 from grace.contract.together import together
 from grace.errors import ConfigurationError, StateError
+from grace.registry.policy import Policy
 from grace.run.session import Session
 
 Memories: TypeAlias = Literal["mean", "all"]
@@ -25,6 +27,23 @@ MEMORIES: tuple[Memories, ...] = get_args(Memories)
 VERSION = 1  # of the checkpoint
 _log = logging.getLogger("grace")
 _ABOUT = {"version": int, "memories": str, "workers": int, "step": int, "seed": int, "shared": dict}
+
+
+class Chooser(NamedTuple):
+    """What chooses the methods of a session, as a checkpoint knows it.
+
+    Attributes:
+        save: what to keep of it, beside the methods: entries of what a checkpoint says of itself.
+        going_on: around the loading of a checkpoint that says this of itself. It gives the policy that is used meanwhile, and
+            goes on from that afterwards; None: the session's own is. Its second argument: whether workers' states are loaded,
+            which belong to the methods that they were saved under, and not only what is owed.
+    """
+
+    save: Callable[[], dict[str, Any]]
+    going_on: Callable[[Mapping[str, Any], bool], AbstractContextManager[Policy | None]]
+
+
+GIVEN = Chooser(dict, lambda about, states: contextlib.nullcontext())  # methods that nothing chooses
 
 
 class Checkpoint:
@@ -38,17 +57,26 @@ class Checkpoint:
         workers: for "all" only, how many workers saved it, if not as many as there are now.
         whole: whether rank 0's dictionary holds all that is saved, for libraries in which one rank writes a file that all
             read. Then the file itself says what it holds, and how many workers saved it.
+        chooser: what chooses the session's methods.
 
     With "mean", or on another number of workers, momenta and other states of a single worker start afresh: then the logger
     "grace" says so on rank 0, and :attr:`afresh` lists the methods.
     """
 
-    def __init__(self, session: Session, memories: Memories = "mean", workers: int | None = None, whole: bool = False):
+    def __init__(
+        self,
+        session: Session,
+        memories: Memories = "mean",
+        workers: int | None = None,
+        whole: bool = False,
+        chooser: Chooser = GIVEN,
+    ):
+        self._whole, self._chooser = whole, chooser
         if memories not in MEMORIES:
             raise ConfigurationError(f"memories={memories!r} is unknown; legal: 'mean', 'all'")
         if workers is not None and (memories == "mean" or not (type(workers) is int and workers >= 1)):
             raise ConfigurationError(f"workers={workers!r}: legal: a whole number >= 1, with memories='all'")
-        self._session, self._memories, self._whole = session, memories, whole
+        self._session, self._memories = session, memories
         self._workers = session.world if workers is None else workers
         self.afresh: tuple[str, ...] = ()
 
@@ -59,7 +87,8 @@ class Checkpoint:
         state = session.worker.state
         about = {
             "version": VERSION, "memories": self._memories, "workers": session.world, "step": state.step,
-            "seed": state.seed, "shared": state.shared_parts(), "afresh": state.afresh(),
+            "seed": state.seed, "shared": state.shared_parts(), "afresh": state.afresh(), "methods": session.methods(),
+            **self._chooser.save(),
         }  # fmt: skip
         out: dict[str, Any] = {"about": pack(about)}
         if self._memories == "mean":
@@ -97,21 +126,29 @@ class Checkpoint:
         Raises:
             StateError: it does not fit; nothing has changed then.
         """
-        session = self._session
-        problem, state, exact_state = None, None, None
-        debts: dict[str, Tensor] = {}
         if self._whole:
             self._read_kind(saved)
+        about, problem = dict[str, Any](), None
+        try:
+            about = self._about(saved)
+        except StateError as error:
+            problem = error
+        with self._chooser.going_on(about, self._memories == "all") as policy:
+            self._load(saved, about, policy, problem)
+
+    def _load(self, saved: Any, about: dict[str, Any], policy: Policy | None, problem: StateError | None) -> None:
+        session, state, exact_state = self._session, None, None
+        debts: dict[str, Tensor] = {}
         exact = self._memories == "all" and self._workers == session.world
         more: Mapping[str, object] = {}
         try:
-            about = self._about(saved)
-            more = self._read_more(saved)
-            if exact:
-                exact_state = self._states(saved)[session.rank]
-            else:
-                debts = self._debts(saved)
-                state = session.begin_state(about["step"], about["seed"], about["shared"])
+            if problem is None:
+                more = {**self._read_more(saved), **name_methods(about, policy)}
+                if exact:
+                    exact_state = self._states(saved, policy)[session.rank]
+                else:
+                    debts = self._debts(saved, policy)
+                    state = session.begin_state(about["step"], about["seed"], about["shared"])
         except StateError as error:
             problem = error
         if exact and problem is None:
@@ -164,9 +201,10 @@ class Checkpoint:
         for name, pair in about["shared"].items():
             if not (isinstance(pair, tuple) and [type(part) for part in pair] == [str, list]):
                 raise StateError(f"not a checkpoint of Grace: the shared state of {name!r} is {pair!r}")
+        check_choice(about)
         return dict(about)
 
-    def _debts(self, saved: Mapping[str, Any]) -> dict[str, Tensor]:
+    def _debts(self, saved: Mapping[str, Any], policy: Policy | None) -> dict[str, Tensor]:
         """What this rank is to owe, by parameter; with "all", its share of that, by group."""
         session = self._session
         if self._memories == "mean":
@@ -178,7 +216,7 @@ class Checkpoint:
                     raise StateError(f"the checkpoint's debt to {name!r} does not have the shape of the parameter")
             return dict(owed)
         total: dict[str, Tensor] = {}
-        for rank, one in self._states(saved).items():
+        for rank, one in self._states(saved, policy).items():
             state = session.read_state(one, rank, self._workers)
             for name, x in state.debts().items():
                 total[name] = total[name] + x / self._workers if name in total else x / self._workers
@@ -188,10 +226,35 @@ class Checkpoint:
             total.setdefault(group.name, zeros if like.is_meta else zeros.to(like.device))
         return {group.name: total[group.name] for group in session.groups}
 
-    def _states(self, saved: Mapping[str, Any]) -> dict[int, Any]:
+    def _states(self, saved: Mapping[str, Any], policy: Policy | None) -> dict[int, Any]:
+        """By worker, the states that this rank reads, as saved under this policy; None: under that of which they tell."""
         if missing := [rank for rank in self._share() if f"worker.{rank}" not in saved]:
             raise StateError(f"the checkpoint lacks the states of workers {missing}")
-        return {rank: unpack(saved[f"worker.{rank}"]) for rank in self._share()}
+        states = {rank: unpack(saved[f"worker.{rank}"]) for rank in self._share()}
+        if policy is None:
+            return states
+        return {
+            rank: {**state, "policy": repr(policy)} if isinstance(state, Mapping) else state
+            for rank, state in states.items()
+        }
+
+
+def check_choice(about: Mapping[str, Any]) -> None:
+    """Checks what a checkpoint says of its methods, and of what chose them, if it says anything.
+
+    Raises:
+        StateError: it is something else.
+    """
+    methods = about.get("methods", {})
+    if type(methods) is not dict or any(type(text) is not str for pair in methods.items() for text in pair):
+        raise StateError(f"not a checkpoint of Grace: it should say the method of each tensor, got {methods!r}")
+    if type(about.get("auto", {})) is not dict:
+        raise StateError(f"not a checkpoint of Grace: its auto should be dict, got {about['auto']!r}")
+
+
+def name_methods(about: Mapping[str, Any], policy: Policy | None) -> dict[str, object]:
+    """What all ranks must have in common of a checkpoint whose methods are used."""
+    return {} if policy is None else {f"method of {name}": text for name, text in about.get("methods", {}).items()}
 
 
 def tell_afresh(about: Mapping[str, Any], rank: int) -> tuple[str, ...]:

@@ -98,6 +98,15 @@ class Keeping:
         like = {name: torch.empty(x.shape, dtype=x.dtype) if x.is_meta else x for name, x in self.like.items()}
         return {group.name: group.like(like) for group in self.groups}
 
+    def methods(self) -> dict[str, str]:
+        """By name of each tensor that is exchanged, the method that it has in this step, as text; outside of a trial."""
+        home, step, texts = self.worker.home, self.worker.step, {}
+        tensors = self.group_tensors()
+        for group in self.groups:
+            text = spell(home.method_for(group.name, tensors[group.name], step))
+            texts.update(dict.fromkeys(group.members, text))
+        return {name: texts[name] for name in self.like}
+
     def begin_state(self, step: int, seed: int, shared: Mapping[str, tuple[str, list[Any]]]) -> WorkerState:
         """A fresh state at step ``step``, with what is ``shared`` where the method is the same; see
         :meth:`grace.run.saved.WorkerState.shared_parts`.

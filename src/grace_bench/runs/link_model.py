@@ -103,7 +103,7 @@ def _describe(timings: Timings, kind: str, tally: Tally, shares: Sequence[float]
         per_step=tally.count,
         bytes_per_step=tally.bytes,
         ms_per_step=1000 * exchange_seconds(timings, kind, tally, shares),
-        hop_us=1e6 * timing.seconds[0] / max(1, hops(kind, timings.size_of(kind))),
+        hop_us=1e6 * timing.latency / max(1, hops(kind, timings.size_of(kind))),
         probed_bytes=list(timing.sizes),
         probed_ms=[1000 * seconds for seconds in timing.seconds],
         cpu_ns_per_byte=1e9 * timing.cpu,

@@ -53,6 +53,9 @@ LIST_MANY = {
     "EACH": 0,
     "EVEN": 1,
 }
+GAPS = {
+    "sizes": "*i64", "gaps": "*i64", "ends": "*i64", "widths": "*i64", "sums": "*i32", "message": "*u8", "K": "i64",
+}  # fmt: skip
 LIST_EACH = {**LIST_MANY, "EACH": 1}
 # kernel -> what differs from the rules above, and one dictionary of constants for each way to compile it
 KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
@@ -87,6 +90,12 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.finite._look": ({}, [{"EXPONENT": 0x7F800000, "TILE": 4096}]),
     "kernels.finite._add": ({}, [{"HAS_MEMORY": 1, "TILE": 1024}]),
     "kernels.momentum._accelerate": ({}, [{"NESTEROV": nesterov, "TILE": 1024} for nesterov in (0, 1)]),
+    "kernels.momentum._accelerate_many": ({"rooms": "*i64"}, [
+        {"NESTEROV": nesterov, "EVEN": 1, "TILE": 1024} for nesterov in (0, 1)
+    ]),
+    "kernels.momentum._forget_many": ({"masked": "*i32"}, [
+        {"NESTEROV": nesterov, "EVEN": 1, "TILE": 1024} for nesterov in (1, 0)
+    ]),
     "kernels.momentum._forget": ({}, [{"HAS_X": 1, "TILE": 1024}]),
     "kernels.sums._add_scaled": ({}, [{"BFLOAT16": 0, "TILE": 1024}]),
     "kernels.subsets._take": ({}, [{"HAS_LEFT": 1, "TILE": 1024}]),
@@ -109,7 +118,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.packing._unpack": ({"out": "*i64"}, [{"BITS": bits, "TILE": 1024} for bits in (1, 11, 32)]),
     "kernels.packing._pack_trits": ({"values": "*u8"}, [{"TILE": 1024}]),
     "kernels.packing._unpack_trits": ({"out": "*u8"}, [{"TILE": 1024}]),
-    "kernels.selection._measure": ({}, [
+    "kernels.selection.tiles._measure": ({}, [
         {**how, "HAS_MEMORY": 1, "COPY": 1, "HISTOGRAM": topk, "BINS": 2048, "TILE": 4096}
         for topk, how in ((1, {**LOOK_MANY, "e": None, "rest": None}), (0, LOOK))
     ]),
@@ -117,7 +126,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
         {"k": None, "MANY": 1, "FIRST": 1, "BINS": 2048}, {"kept": None, "MANY": 0, "FIRST": 1, "BINS": 2048},
         {"kept": None, "k": None, "MANY": 1, "FIRST": 0, "BINS": 1024},
     ]),
-    "kernels.selection._note": ({}, [
+    "kernels.selection.tiles._note": ({}, [
         {**how, "TOPK": topk, "BINS": 1024, "ROOM": 256, "TILE": 4096}
         for topk, how in ((1, LOOK_MANY), (0, LOOK), (1, {**LOOK_MANY, "HELD": 0}), (0, {**NO_STATE, "words": None}))
     ]),
@@ -140,6 +149,14 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.index_lists._write": ({}, [{**how, "TILE": 1024} for how in (LIST_MANY, LIST)]),
     "kernels.index_lists._count": ({}, [{**how, "TILE": 1024} for how in (LIST_EACH, LIST)]),
     "kernels.index_lists._read": ({}, [{**how, "TILE": 1024} for how in (LIST_EACH, LIST_MANY, LIST)]),
+    "kernels.gap_lists._measure": ({}, [{"DELTA": delta, "TILE": 1024} for delta in (0, 1)]),
+    "kernels.gap_lists._lay": (GAPS, [{"DELTA": 0, "widths": None, "TILE": 1024}, {"DELTA": 1, "TILE": 1024}]),
+    "kernels.gap_lists._write": (GAPS, [{"DELTA": 0, "widths": None, "TILE": 1024}, {"DELTA": 1, "TILE": 1024}]),
+    "kernels.gap_lists._count": (GAPS, [{"DELTA": delta, "TILE": 1024} for delta in (0, 1)]),
+    "kernels.gap_lists._place": (GAPS, [
+        {"DELTA": 0, "sums": None, "TILE": 1024}, {"DELTA": 1, "TILE": 1024}
+    ]),
+    "kernels.gap_lists._finish": (GAPS, [{"DELTA": delta, "TILE": 1024} for delta in (0, 1)]),
     "kernels.index_lists._check": ({}, [{"TILE": 1024}]),
     "kernels.sparse._write": ({}, [
         {**how, "NARROW": narrow, "TILE": 1024} for how, narrow in ((LIST_MANY, 0), (LIST, 1))
@@ -153,7 +170,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.sparse._put": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.sparse._take": ({}, [{"HELD": held, "EVEN": 1, "TILE": 1024} for held in (0, 1)]),
     "kernels.sparse._add_part": ({}, [{"NARROW": 1, "LISTED": listed, "TILE": 1024} for listed in (0, 1)]),
-    "kernels.rotation._rotate": ({"p": "*fp32", "m": "*fp32", "target": "*i64", "keys": "*i64"}, [
+    "kernels.rotation.turns._rotate": ({"p": "*fp32", "m": "*fp32", "target": "*i64", "keys": "*i64"}, [
         {"LOG": log, "FIRST": first, "LAST": last, "SIGNS": signs, "END": end, **how, "HAS_SECOND": 1, "TILE": tile}
         for log, first, last, signs, end, tile, how in (
             (10, 1, 1, 2, 1, 1024, TURNED), (4, 1, 1, 1, 0, 1024, TURN), (12, 1, 1, 2, 3, 4096, TURN),
@@ -200,21 +217,23 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
 # Those that kernels ask where they are.
 HELPERS = (
     "kernels.many.tile_of", "kernels.many.encoder_at", "kernels.many.adder_at", "kernels.many.blocks_at",
-    "kernels.selection._row_at", "kernels.selection._noted", "kernels.sparse._listed",
-    "kernels.index_lists._list_at", "kernels.rotation._turner_at",
+    "kernels.selection.tiles.row_at", "kernels.selection.tiles.noted", "kernels.sparse._listed",
+    "kernels.index_lists._list_at", "kernels.gap_lists._code_at", "kernels.rotation.turns._turner_at",
 )  # fmt: skip
 # Those that also read gradients of other types, as they are: kernel -> its arguments that have them.
 NARROW = {
     "kernels.levels._quantize": "x",
     "kernels.subsets._take_drawn": "x",
     "kernels.finite._add": "x",
-    "kernels.rotation._rotate": "xp",
-    "kernels.selection._measure": "x",
-    "kernels.selection._note": "x",
+    "kernels.rotation.turns._rotate": "xp",
+    "kernels.selection.tiles._measure": "x",
+    "kernels.selection.tiles._note": "x",
     "kernels.statistics._largest": ["like"],
     "kernels.many._poison": ["like"],
     "kernels.counted._sample": ["like"],
     "kernels.counted._levels": ["like"],
+    "kernels.momentum._accelerate_many": ["like"],
+    "kernels.momentum._forget_many": ["like"],
     "kernels.staging._pad": ["like"],
     "kernels.staging._narrow": ["like"],
 }
@@ -228,7 +247,8 @@ def kernels() -> dict[str, Any]:
     for package in ("grace.kernels", "grace.random"):
         modules = [f"{package}.triton"]
         if package == "grace.kernels":
-            modules += [f"{package}.{m.name}.triton" for m in pkgutil.iter_modules(grace.kernels.__path__) if m.ispkg]
+            inner = pkgutil.walk_packages(grace.kernels.__path__, f"{package}.")
+            modules += [f"{m.name}.triton" for m in inner if m.ispkg]
         for name in modules:
             try:
                 module = importlib.import_module(name)

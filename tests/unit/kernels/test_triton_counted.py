@@ -195,7 +195,7 @@ AUTO = CountedCode("auto", False)
 MUTANTS: list[tuple[str, str, Any, Any]] = [
     ("counted", "lay_out", _one_more_bit, lambda: widths_of("auto")),
     ("counted", "count_at", _nothing_there, lambda: wires_and_sums(AUTO)),
-    ("selection", "_bound_of", _bound_of_the_first, lambda: wires_and_sums(AUTO)),
+    ("selection.tiles", "bound_of", _bound_of_the_first, lambda: wires_and_sums(AUTO)),
     ("sparse", "place_in", _at_the_front, lambda: wires_and_sums(AUTO)),
     ("index_lists", "place_in", _at_the_front, lambda: wires_and_sums(AUTO)),
     ("sparse", "first_reaching", _nowhere, lambda: wires_and_sums(AUTO)),

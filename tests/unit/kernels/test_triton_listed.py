@@ -230,7 +230,7 @@ MUTANTS: list[tuple[str, Any, Any]] = [
     ("index_lists.triton.code_of", _list_of_the_first, lambda: listed(False)),
     ("sparse.triton._listed", _one_further, lambda: listed(True)),
     ("sparse.triton._clear", _never_cleared, _signs),
-    ("selection.triton.load_sum", _memory_left_out, lambda: listed(True)),
+    ("selection.tiles.triton.load_sum", _memory_left_out, lambda: listed(True)),
     ("sparse.triton._load_of_grid", _any_is_good, lambda: test_scales_and_codes_that_no_sender_writes("triton")),
     ("signs.triton.NONE", 1, test_a_mean_that_is_tiny_is_no_mean),
 ]

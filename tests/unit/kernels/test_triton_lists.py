@@ -211,9 +211,9 @@ def _nowhere(lists, bound, k, steps, inside, low, raised):  # type: ignore[no-un
 MUTANTS: list[tuple[str, str, Any, Any]] = [
     ("packing", "pack_byte", _byte_of_the_next, lambda: fields(11, 300)),
     ("packing", "load_bits", _field_of_the_next, lambda: fields(11, 300)),
-    ("selection", "load_sum", _memory_left_out, lambda: reaching(300, "few values", 1.0, False)),
-    ("selection", "mark_if", _never, lambda: selections(300, ["not finite"], {5})),
-    ("selection", "_key", _sign_counts, lambda: selections(300, ["heavy tails"], {100})),
+    ("selection.tiles", "load_sum", _memory_left_out, lambda: reaching(300, "few values", 1.0, False)),
+    ("selection.tiles", "mark_if", _never, lambda: selections(300, ["not finite"], {5})),
+    ("selection.tiles", "key_of_number", _sign_counts, lambda: selections(300, ["heavy tails"], {100})),
     ("selection", "nearest_bfloat16", _cut_off, lambda: pairs(300, 7, "raw", True)),
     ("index_lists", "first_reaching", _nowhere, lambda: pairs(9001, 450, "elias-fano", False)),
     ("index_lists", "mark_if", _never, lambda: test_damaged_lists_are_refused("raw")),

@@ -16,7 +16,7 @@ from grace.flags.finite import cpu_as_accelerator
 from grace.kernels.index_lists import FIXED
 from grace.kernels.index_lists.triton import code_of
 from grace.kernels.many import Many
-from grace.kernels.selection.triton import _row_at
+from grace.kernels.selection.tiles.triton import row_at
 from grace.kernels.sparse import Pairs, encode_topk_many, sum_topk_many
 from tests.unit.kernels.native_checks import offset
 from tests.unit.kernels.triton_checks import CAUGHT, agree, interpreter, night
@@ -153,7 +153,7 @@ def _where_the_first_are(kept, task, k, MANY):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _gradients_alone(table, programs, x, n, tiles, HELD, MANY, EVEN):  # type: ignore[no-untyped-def]
-    return _row_at(table, programs, x, n, tiles, 0, MANY, EVEN)
+    return row_at(table, programs, x, n, tiles, 0, MANY, EVEN)
 
 
 @triton.jit
@@ -171,8 +171,8 @@ def _small() -> None:
 
 # module, what is replaced in it, by what, and a test above that fails then. Of one tensor: test_triton_lists.py.
 MUTANTS: list[tuple[str, Any, Any]] = [
-    ("selection.triton._kept_of", _where_the_first_are, _small),
-    ("selection.triton._row_at", _gradients_alone, _small),
+    ("selection.triton.kept_of", _where_the_first_are, _small),
+    ("selection.tiles.triton.row_at", _gradients_alone, _small),
     ("sparse.triton.code_of", _list_of_the_first, _small),
     ("index_lists.triton.code_of", _list_of_the_first, _small),
     ("index_lists.triton.scan", _nothing_before, _small),

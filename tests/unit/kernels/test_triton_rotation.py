@@ -187,22 +187,22 @@ def _no_scale(at, x, inside):  # type: ignore[no-untyped-def]
 
 # what is replaced, by what, and a test above that fails then
 MUTANTS: list[tuple[str, Any, Any]] = [
-    ("load_sum", _memory_left_out, lambda: codes(DRIVE(block=16), 30)),
-    ("mark_if", _never, lambda: test_what_is_not_finite_is_noticed(torch.nan)),
-    ("mark_if", _never, test_corrupted_wires_are_refused),
-    ("signs_of_tile", _all_plus, lambda: rotations(50, 8)),
-    ("pieces_at", _one_long_piece, lambda: rotations(50, 16)),
-    ("turn_pairs", _other_way_round, lambda: rotations(50, 8)),
-    ("halves", _squared, lambda: codes(DRIVE(block=16, scale="mse"), 30)),
-    ("shared_key_of", _key_of_the_first, lambda: test_tensors_of_a_bucket(*BUCKETS[2])),
-    ("blocks_at", _first_block, lambda: test_tensors_of_a_bucket(*BUCKETS[0])),
-    ("store_float", _no_scale, lambda: codes(DRIVE(block=16), 30)),
-    ("load_code", _code_zero, lambda: codes(DRIVE(block=16), 30)),
+    ("turns.triton.load_sum", _memory_left_out, lambda: codes(DRIVE(block=16), 30)),
+    ("turns.triton.mark_if", _never, lambda: test_what_is_not_finite_is_noticed(torch.nan)),
+    ("triton.mark_if", _never, test_corrupted_wires_are_refused),
+    ("turns.triton.signs_of_tile", _all_plus, lambda: rotations(50, 8)),
+    ("turns.triton.pieces_at", _one_long_piece, lambda: rotations(50, 16)),
+    ("turns.triton.turn_pairs", _other_way_round, lambda: rotations(50, 8)),
+    ("triton.halves", _squared, lambda: codes(DRIVE(block=16, scale="mse"), 30)),
+    ("turns.triton.shared_key_of", _key_of_the_first, lambda: test_tensors_of_a_bucket(*BUCKETS[2])),
+    ("triton.blocks_at", _first_block, lambda: test_tensors_of_a_bucket(*BUCKETS[0])),
+    ("triton.store_float", _no_scale, lambda: codes(DRIVE(block=16), 30)),
+    ("triton.load_code", _code_zero, lambda: codes(DRIVE(block=16), 30)),
 ]
 
 
 @pytest.mark.parametrize(("name", "mutant", "test"), MUTANTS)
 def test_mutants_are_caught(name: str, mutant: Any, test: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"grace.kernels.rotation.triton.{name}", mutant)
+    monkeypatch.setattr(f"grace.kernels.rotation.{name}", mutant)
     with pytest.raises(CAUGHT):
         test()

@@ -30,6 +30,17 @@ def test_between_and_beyond_measured_sizes_time_is_on_a_line():
     assert Timing([4], [1.0]).at(1e9) == 1.0
 
 
+def test_a_smaller_buffer_takes_no_longer_than_a_larger_one():
+    """Measured on a machine with other work: 4 bytes took 7.4 ms, and a hundred thousand times as many 0.3 ms."""
+    busy = Timing([4, 1000, 2000, 3000], [7.4e-3, 0.4e-3, 1.9e-3, 0.3e-3])
+    assert [busy.at(size) for size in (4, 1000, 1500, 2000, 3000, 9000)] == pytest.approx([0.3e-3] * 6)
+    assert busy.latency == 0.3e-3
+    once = Timing([4, 1000, 2000, 3000], [1e-3, 9e-3, 3e-3, 5e-3])
+    assert [once.at(size) for size in (4, 502, 1000, 2000, 2500, 4000)] == pytest.approx(
+        [1e-3, 2e-3, 3e-3, 3e-3, 4e-3, 7e-3]
+    )
+
+
 def test_here_it_is_what_was_measured():
     assert make_timings().seconds("AllReduce", 1_000_000) == pytest.approx(1e-3 + 1e6 * 1.5 * 8e-9 * FRAME)
 

@@ -82,3 +82,22 @@ def test_what_cannot_scatter_is_refused(text: str, why: str) -> None:
     assert ToOwners().refuse(method).startswith(why)
     assert bool(ToOwners().refuse(method)) == bool(why)
     assert TO_ALL.refuse(method) == ""
+
+
+def test_a_row_is_compressed_by_itself() -> None:
+    """All of one row is large: of both together it is kept whole, and by itself each loses its smaller half."""
+    x, half, peer = torch.tensor([[3.0, 4.0], [0.3, 0.4]]), make_method("topk:ratio=0.5"), Peer(0, 2)
+    lost = ToOwners().lost(half, x, peer)
+    assert lost == pytest.approx(0.6)
+    assert TO_ALL.lost(half, x, peer) == pytest.approx((0.25 / 25.25) ** 0.5)
+    assert ToOwners().lost(half, torch.zeros(2, 4), peer) == 0.0
+    assert ToOwners().lost(half, torch.full((2, 4), torch.nan), peer) is None
+
+
+def test_wires_are_of_all_rows() -> None:
+    four = make_method("qsgd:bits=4")
+    assert TO_ALL.wire_bits(four, (100, 60), 8) == pytest.approx(4 * 6000, rel=0.05)
+    assert ToOwners().wire_bits(four, (100, 60), 1) == pytest.approx(4 * 6000, rel=0.05)
+    rows = four.scatter_traffic(torch.empty(8, 750, device="meta"), Peer(0, 8))
+    assert rows is not None
+    assert ToOwners().wire_bits(four, (100, 60), 8) == 8 * rows.sent * 8 / 7

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from grace.kernels.many import Many
+
 
 def accelerate(x: Tensor, memory: Tensor, momentum: float, nesterov: bool, out: Tensor) -> None:
     if nesterov:
@@ -18,3 +20,27 @@ def accelerate(x: Tensor, memory: Tensor, momentum: float, nesterov: bool, out: 
 def forget_sent(u: Tensor, v: Tensor, x: Tensor | None, rest: Tensor) -> None:
     p = v + u
     u.masked_fill_((p if x is None else p.add_(x)) != rest, 0.0)
+
+
+def accelerate_many(like: Tensor, many: Many, rooms: Many, momentum: float, *, nesterov: bool) -> None:
+    assert many.memories is not None
+    assert many.rests is not None
+    for t, (x, (u, v), (after, _)) in enumerate(zip(many.xs, many.memories, many.rests, strict=True)):
+        if nesterov:
+            assert rooms.memories is not None
+            torch.add(u, x[0], out=after).mul_(momentum)
+            torch.add(v, after, out=rooms.memories[t][0])
+            rooms.xs[t].copy_(x)
+        else:
+            torch.mul(u, momentum, out=after).add_(x[0])
+            rooms.xs[t][0] = after
+
+
+def forget_many(masked: Tensor, many: Many, *, nesterov: bool) -> None:
+    assert many.memories is not None
+    assert many.rests is not None
+    marks = zip(masked.unbind(), many.xs, many.memories, many.rests, strict=True)
+    for mark, x, (_, v), (u, rest) in marks:
+        p = v + u
+        sent = (p.add_(x[0]) if nesterov else p) != rest
+        u.masked_fill_(sent & (mark != 0), 0.0)

@@ -1,9 +1,4 @@
-"""Rotations as Triton kernels: a block of up to 4,096 numbers in one pass, on the chip; a longer one in two.
-
-The pairs of a transform are taken apart and joined by reshaping, at distances 1, 2, 4, ..., which is the reference's order of
-additions. What is left of a row after its last whole block has shorter pieces: at a distance beyond a number's piece nothing
-happens to it.
-"""
+"""Rotations as Triton kernels, and codes of rotated numbers. The rotation itself is in ``rotation.turns``."""
 
 from __future__ import annotations
 
@@ -16,147 +11,34 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from grace.compute.launching import TILE, Marks, check_rows, launch, signed
+from grace.compute.launching import TILE, Marks, check_rows, launch
 from grace.errors import PayloadError
-from grace.flags.capturing import step_word
 from grace.flags.finite import Flag
 from grace.kernels.blocks import block_count, block_roots
 from grace.kernels.levels import MOST
 from grace.kernels.many import Many
 from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many
-from grace.kernels.many.triton import (
-    adder_at,
-    blocks_at,
-    code_width,
-    encoder_at,
-    numbers_of,
-    shared_key_of,
-    so_far,
-    tensor_of,
-    tile_of,
-    wire_of,
-)
+from grace.kernels.many.triton import adder_at, blocks_at, code_width, encoder_at, so_far
 from grace.kernels.rotation import BAD_SCALE, CENTROIDS, rotated_bytes
-from grace.kernels.statistics.triton import euclidean_norm, euclidean_norm_of_many, largest, largest_of_many
+from grace.kernels.rotation.turns.triton import ADD, REPLACE, SET, SUBTRACT, turn, turn_many
+from grace.kernels.statistics.triton import euclidean_norm, euclidean_norm_of_many
 from grace.kernels.triton import (
     halves,
     join_pieces_kernel,
     load_code,
     load_float,
-    load_number,
-    load_sum,
     magnitude,
     mark_if,
     negated,
-    pieces_at,
     positions_of,
-    root_of,
     store_codes,
     store_float,
-    turn_pairs,
 )
-from grace.random.triton import signs_at, signs_of_tile
 
 if TYPE_CHECKING:
     from grace.random import Stream
 
-_LONGEST = 4096  # numbers that a program holds
-_SET, _SUBTRACT, _REPLACE, _ADD = range(4)  # out = y, p - y, 0 + y, out + y
 _PIECE, _LANES, _ROWS = 4096, 16, 16
-_NO_TABLE = (None, None, None, None, None)  # of one tensor
-
-
-@triton.jit
-def _turner_at(
-    table, programs, target, keys, heads, x, e, out, p, m, bad, n, nb, key0, key1,
-    SIGNS: tl.constexpr, END: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
-    """What a program rotates: (which tile of its row, where the row's numbers start, x, e, out, p, m, its mark, n, its first
-    block of those of all, the two words of its key). x and p: of many, one number like theirs.
-    """
-    if MANY:
-        task, tile = tile_of(programs)
-        x, start = numbers_of(table, task, x, EVEN)
-        e = tensor_of(table, task, 1, EVEN)
-        out = tensor_of(target, task, 2 if END == 1 else 0, EVEN)
-        if END == 1:
-            p, start = numbers_of(target, task, p, EVEN)
-            m = tensor_of(target, task, 1, EVEN)
-        _place, n = wire_of(table, task)
-        key0, key1 = shared_key_of(keys, task)
-        if SIGNS == 1:
-            bad = bad + task
-        head = tl.load(heads + task)
-    else:
-        row = tl.program_id(1).to(tl.int64)
-        tile = tl.program_id(0).to(tl.int64)
-        n = tile - tile + n
-        start = row * n
-        head = row * nb
-    return tile, start, x, e, out, p, m, bad, n, head, key0, key1
-
-
-@triton.jit(do_not_specialize=["key0", "key1", "step"])
-def _rotate(
-    table, programs, target, keys, heads, x, e, out, p, m, tops, bad, n, nb, key0, key1, step,
-    LOG: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, SIGNS: tl.constexpr, END: tl.constexpr,
-    HAS_MEMORY: tl.constexpr, HAS_SECOND: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """Blocks of ``2**LOG`` numbers of ``x + e``; where they are longer than a tile, in two passes.
-
-    SIGNS: 0 none, 1 before, 2 after. END: what becomes of out; ``p + m`` is what is subtracted from. With signs before, a mark
-    if x + e is not finite. tops: the largest magnitudes of long blocks. target: of many, where out, p and m are.
-    """
-    tile, start, x, e, out, p, m, bad, n, head, key0, key1 = _turner_at(
-        table, programs, target, keys, heads, x, e, out, p, m, bad, n, nb, key0, key1, SIGNS, END, MANY, EVEN
-    )
-    lane = tl.arange(0, TILE)
-    first = tile * TILE
-    i = first + lane
-    COLUMNS: tl.constexpr = TILE if FIRST else TILE * TILE >> LOG
-    if FIRST == 0:  # numbers of one block, COLUMNS side by side, TILE apart
-        per = TILE // COLUMNS
-        i = (tile // per << LOG) + (lane // COLUMNS) * TILE + (tile % per) * COLUMNS + lane % COLUMNS
-    inside = i < n
-    at = start + i
-    y = load_sum(x, e, at, inside, HAS_MEMORY)
-    size = pieces_at(i, n, LOG)
-    if FIRST and SIGNS == 1:
-        mark_if(bad, magnitude(y) >= 0x7F800000)
-        y = tl.where(signs_of_tile(key0, key1, step, first, TILE) == 1, negated(y), y)
-    if FIRST and LAST:
-        top = tl.max(tl.reshape(magnitude(y), (TILE >> LOG, 1 << LOG)), 1)
-        top = tl.reshape(tl.broadcast_to(top[:, None], (TILE >> LOG, 1 << LOG)), (TILE,))
-    else:
-        top = magnitude(tl.load(tops + head + (i >> LOG), inside, 0.0))
-    large = top > 0x6F800000  # 2**96
-    if FIRST:
-        y = tl.where(large, y * 2.3283064365386963e-10, y)
-        for t in tl.static_range(0, LOG if LAST else 12):
-            y = turn_pairs(y, size, 1 << t, 1 << t, TILE)
-    else:
-        for t in tl.static_range(0, LOG - 12):
-            y = turn_pairs(y, size, TILE << t, COLUMNS << t, TILE)
-    if LAST:
-        y = y * root_of(size)
-        most = 3.4028234663852886e38 * 2.3283064365386963e-10
-        y = tl.where(large, tl.minimum(tl.maximum(y, -most), most) * 4294967296.0, y)
-        if SIGNS == 2:
-            if FIRST:
-                minus = signs_of_tile(key0, key1, step, first, TILE)
-            else:
-                minus = signs_at(key0, key1, step, i)
-            y = tl.where(minus == 1, negated(y), y)
-        if END == 1:
-            whole = load_number(p, at, inside)
-            if HAS_SECOND:
-                whole += tl.load(m + at, inside, 0.0)
-            y = whole - y
-        elif END == 2:
-            y = y + 0.0
-        elif END == 3:
-            y = tl.load(out + at, inside, 0.0) + y
-    tl.store(out + at, y, inside)
 
 
 @triton.jit
@@ -249,15 +131,15 @@ def _sum(
 
 
 def hadamard(rows: Tensor, block: int) -> Any:
-    return _turn(rows, block, 0, None) if _plain(rows) else NotImplemented
+    return _turned(rows, block, 0, None) if _plain(rows) else NotImplemented
 
 
 def rotate_blocks(rows: Tensor, block: int, rng: Stream) -> Any:
-    return _turn(rows, block, 1, rng) if _plain(rows) else NotImplemented
+    return _turned(rows, block, 1, rng) if _plain(rows) else NotImplemented
 
 
 def rotate_blocks_back(rows: Tensor, block: int, rng: Stream) -> Any:
-    return _turn(rows, block, 2, rng) if _plain(rows) else NotImplemented
+    return _turned(rows, block, 2, rng) if _plain(rows) else NotImplemented
 
 
 def rotate_norms(
@@ -265,7 +147,7 @@ def rotate_norms(
 ) -> tuple[Tensor, Flag]:
     check_rows(rows=rows, memory=memory, out=out)
     bad = Marks(rows)
-    _launch(rows, memory, out, block, 1, rng, bad=bad.words)
+    turn(rows, memory, out, block, 1, rng, bad=bad.words)
     return euclidean_norm(out, None, block), bad.unset()
 
 
@@ -281,7 +163,7 @@ def encode_rotated(
     check_rows(rows=rows, memory=memory, rest=rest)
     (b, n), bad = rows.shape, Marks(rows)
     y = torch.empty_like(rows, dtype=torch.float32)
-    _launch(rows, memory, y, block, 1, rng, bad=bad.words)
+    turn(rows, memory, y, block, 1, rng, bad=bad.words)
     rms = _standard(euclidean_norm(y, None, block), block_roots(n, block, rows))
     pieces = block_count(min(block, max(1, n)), _PIECE)
     grid = block_count(rms.shape[1] * pieces, _ROWS), b
@@ -289,7 +171,7 @@ def encode_rotated(
     job = Rows(y, None, None, rotated_bytes(n, bits, block))
     wire, _finite = _write_codes(job, rms, scale, bits, block, rest is not None)
     if rest is not None:
-        _launch(y, None, rest, block, 2, rng, _SUBTRACT, rows, memory)
+        turn(y, None, rest, block, 2, rng, SUBTRACT, rows, memory)
     return wire, bad.unset()
 
 
@@ -316,19 +198,19 @@ def sum_rotated(
     width, book = rotated_bytes(out.shape[1], bits, block), _book(bits, out.device)[0]
     total = torch.empty_like(out) if add else out
     marks = add_up(_sum, received, total, width, block, weight, 1, book, add=False, BITS=bits)
-    _launch(total, None, out, block, 2, rng, _ADD if add else _REPLACE)
+    turn(total, None, out, block, 2, rng, ADD if add else REPLACE)
     marks.refuse(0, lambda: PayloadError(BAD_SCALE))
 
 
 def sum_rotated_many(rows: Tensor, many: Many, bits: int, block: int, weight: float, step: int) -> Tensor:
     legal = add_up_many(_sum, rows, many, block, weight, 1, _book(bits, rows.device)[0], BITS=bits)
-    _launch_many(many, many, block, 2, 0, step, _REPLACE)
+    turn_many(many, many, block, 2, 0, step, REPLACE)
     return legal
 
 
 def rotate_many(storage: Tensor, many: Many, into: Many, block: int, salt: int, step: int) -> Tensor:
     marks = Marks(many.table, len(many))
-    _launch_many(many, into, block, 1, salt, step, _SET, marks.words)
+    turn_many(many, into, block, 1, salt, step, SET, marks.words)
     return many.all_of(marks.words)
 
 
@@ -341,7 +223,7 @@ def rotate_norms_many(storage: Tensor, many: Many, block: int, salt: int, step: 
 def rotate_back_many(
     storage: Tensor, many: Many, into: Many, block: int, salt: int, step: int, *, subtract: bool = False
 ) -> None:
-    _launch_many(many, into, block, 2, salt, step, _SUBTRACT if subtract else _SET)
+    turn_many(many, into, block, 2, salt, step, SUBTRACT if subtract else SET)
 
 
 def _standard(norms: Tensor, roots: Tensor) -> Tensor:
@@ -384,64 +266,10 @@ def _write_codes(job: Job, rms: Tensor, scale: Tensor, bits: int, block: int, sa
     return job.encode(_write, block, rms, scale, *_book(bits, rms.device), BITS=bits, SAY=say, G=TILE // 8)
 
 
-def _turn(rows: Tensor, block: int, signs: int, rng: Stream | None) -> Tensor:
+def _turned(rows: Tensor, block: int, signs: int, rng: Stream | None) -> Tensor:
     out = torch.empty_like(rows)
-    _launch(rows, None, out, block, signs, rng)
+    turn(rows, None, out, block, signs, rng)
     return out
-
-
-def _launch(
-    x: Tensor,
-    e: Tensor | None,
-    out: Tensor,
-    block: int,
-    signs: int,
-    rng: Stream | None,
-    end: int = _SET,
-    p: Tensor | None = None,
-    m: Tensor | None = None,
-    bad: Tensor | None = None,
-) -> None:
-    """Rotates the blocks of ``x + e``; where out is not just set to them, x is written over."""
-    (b, n), log = x.shape, block.bit_length() - 1
-    key0, key1, step = (0, 0, 0) if rng is None else (*map(signed, rng.key()), step_word(rng.step, x.device))
-    nb, bad = block_count(n, block), Marks(x).words if bad is None and signs == 1 else bad
-    knobs = {"LOG": log, "SIGNS": signs, "HAS_SECOND": m is not None, "MANY": False, "EVEN": False}
-    if block <= _LONGEST:
-        tile = max(block, TILE)
-        launch(_rotate, (block_count(n, tile), b), *_NO_TABLE, x, e, out, p, m, None, bad, n, nb, key0, key1, step,
-               **knobs, FIRST=True, LAST=True, END=end, HAS_MEMORY=e is not None, TILE=tile)  # fmt: skip
-        return
-    tops = largest(x, e, block)
-    y = out if end == _SET else x
-    launch(_rotate, (block_count(n, _LONGEST), b), *_NO_TABLE, x, e, y, None, None, tops, bad, n, nb, key0, key1, step,
-           **knobs, FIRST=True, LAST=False, END=_SET, HAS_MEMORY=e is not None, TILE=_LONGEST)  # fmt: skip
-    launch(_rotate, (nb * (block // _LONGEST), b), *_NO_TABLE, y, None, out, p, m, tops, bad, n, nb, key0, key1, step,
-           **knobs, FIRST=False, LAST=True, END=end, HAS_MEMORY=False, TILE=_LONGEST)  # fmt: skip
-
-
-def _launch_many(
-    many: Many, into: Many, block: int, signs: int, salt: int, step: int, end: int, bad: Tensor | None = None
-) -> None:
-    """As :func:`_launch`, of x and e of ``many``; out, p and m are those of ``into``."""
-    adds = signs == 1 and many.memories is not None
-    heads, keys, word = many.heads(block), many.shared_keys(salt), step_word(step, many.device)
-    tops = None if block <= _LONGEST else largest_of_many(many, block, adds=adds)
-
-    def turn(source: Many, target: Many, tiles: Tensor, end: int, **how: int) -> None:
-        p = target.like if end == _SUBTRACT else None
-        launch(_rotate, (len(tiles),), source.table, tiles, target.table, keys, heads, source.like, None, None, p, None,
-               tops, bad, None, None, None, None, word, LOG=block.bit_length() - 1, SIGNS=signs, END=end,
-               HAS_SECOND=target.memories is not None, MANY=True, EVEN=source.even and target.even, **how)  # fmt: skip
-
-    tile = min(max(block, TILE), _LONGEST)
-    if tops is None:
-        turn(many, into, many.tiles(tile), end, FIRST=True, LAST=True, HAS_MEMORY=adds, TILE=tile)
-        return
-    middle = into if end == _SET else many
-    turn(many, middle, many.tiles(tile), _SET, FIRST=True, LAST=False, HAS_MEMORY=adds, TILE=tile)
-    columns = many.tiles(1, block=block, pieces=block // tile)
-    turn(middle, into, columns, end, FIRST=False, LAST=True, HAS_MEMORY=False, TILE=tile)
 
 
 def _plain(rows: Tensor) -> bool:

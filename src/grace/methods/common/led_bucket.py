@@ -15,11 +15,11 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllReduce, Broadcast, Exchange, Parts
-from grace.communicators.many import can_go_together, lent_rows, refuse_illegal, take_rooms
+from grace.communicators.many import can_go_together, lent_rows, refuse_illegal
 from grace.communicators.summed import SumPlan
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
-from grace.contract.workspace import Workspace
+from grace.contract.workspace import Workspace, take_rooms
 from grace.flags.capturing import refuse_capture
 from grace.kernels import (
     Many,

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.collectives import AllGather, AllReduce, AllToAll, Exchange, Parts
-from grace.communicators.many import can_go_together, lent_rows, refuse_illegal, take_rooms
+from grace.communicators.many import can_go_together, lent_rows, refuse_illegal
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
+from grace.contract.workspace import take_rooms
 from grace.kernels import (
     Many,
     decode_entries_many,

@@ -1,0 +1,177 @@
+"""Rotations of blocks: up to 4,096 numbers in one pass, on the chip; a longer one in two.
+
+The pairs of a transform are taken apart and joined by reshaping, at distances 1, 2, 4, ..., which is the reference's order of
+additions. What is left of a row after its last whole block has shorter pieces: at a distance beyond a number's piece nothing
+happens to it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from grace.compute.launching import TILE, Marks, launch, signed
+from grace.flags.capturing import step_word
+from grace.kernels.blocks import block_count
+from grace.kernels.many import Many
+from grace.kernels.many.triton import numbers_of, shared_key_of, tensor_of, tile_of, wire_of
+from grace.kernels.statistics.triton import largest, largest_of_many
+from grace.kernels.triton import load_number, load_sum, magnitude, mark_if, negated, pieces_at, root_of, turn_pairs
+from grace.random.triton import signs_at, signs_of_tile
+
+if TYPE_CHECKING:
+    from grace.random import Stream
+
+SET, SUBTRACT, REPLACE, ADD = range(4)  # out = y, p - y, 0 + y, out + y
+_LONGEST = 4096  # numbers that a program holds
+_NO_TABLE = (None, None, None, None, None)  # of one tensor
+
+
+@triton.jit
+def _turner_at(
+    table, programs, target, keys, heads, x, e, out, p, m, bad, n, nb, key0, key1,
+    SIGNS: tl.constexpr, END: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """What a program rotates: (which tile of its row, where the row's numbers start, x, e, out, p, m, its mark, n, its first
+    block of those of all, the two words of its key). x and p: of many, one number like theirs.
+    """
+    if MANY:
+        task, tile = tile_of(programs)
+        x, start = numbers_of(table, task, x, EVEN)
+        e = tensor_of(table, task, 1, EVEN)
+        out = tensor_of(target, task, 2 if END == 1 else 0, EVEN)
+        if END == 1:
+            p, start = numbers_of(target, task, p, EVEN)
+            m = tensor_of(target, task, 1, EVEN)
+        _place, n = wire_of(table, task)
+        key0, key1 = shared_key_of(keys, task)
+        if SIGNS == 1:
+            bad = bad + task
+        head = tl.load(heads + task)
+    else:
+        row = tl.program_id(1).to(tl.int64)
+        tile = tl.program_id(0).to(tl.int64)
+        n = tile - tile + n
+        start = row * n
+        head = row * nb
+    return tile, start, x, e, out, p, m, bad, n, head, key0, key1
+
+
+@triton.jit(do_not_specialize=["key0", "key1", "step"])
+def _rotate(
+    table, programs, target, keys, heads, x, e, out, p, m, tops, bad, n, nb, key0, key1, step,
+    LOG: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, SIGNS: tl.constexpr, END: tl.constexpr,
+    HAS_MEMORY: tl.constexpr, HAS_SECOND: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Blocks of ``2**LOG`` numbers of ``x + e``; where they are longer than a tile, in two passes.
+
+    SIGNS: 0 none, 1 before, 2 after. END: what becomes of out; ``p + m`` is what is subtracted from. With signs before, a mark
+    if x + e is not finite. tops: the largest magnitudes of long blocks. target: of many, where out, p and m are.
+    """
+    tile, start, x, e, out, p, m, bad, n, head, key0, key1 = _turner_at(
+        table, programs, target, keys, heads, x, e, out, p, m, bad, n, nb, key0, key1, SIGNS, END, MANY, EVEN
+    )
+    lane = tl.arange(0, TILE)
+    first = tile * TILE
+    i = first + lane
+    COLUMNS: tl.constexpr = TILE if FIRST else TILE * TILE >> LOG
+    if FIRST == 0:  # numbers of one block, COLUMNS side by side, TILE apart
+        per = TILE // COLUMNS
+        i = (tile // per << LOG) + (lane // COLUMNS) * TILE + (tile % per) * COLUMNS + lane % COLUMNS
+    inside = i < n
+    at = start + i
+    y = load_sum(x, e, at, inside, HAS_MEMORY)
+    size = pieces_at(i, n, LOG)
+    if FIRST and SIGNS == 1:
+        mark_if(bad, magnitude(y) >= 0x7F800000)
+        y = tl.where(signs_of_tile(key0, key1, step, first, TILE) == 1, negated(y), y)
+    if FIRST and LAST:
+        top = tl.max(tl.reshape(magnitude(y), (TILE >> LOG, 1 << LOG)), 1)
+        top = tl.reshape(tl.broadcast_to(top[:, None], (TILE >> LOG, 1 << LOG)), (TILE,))
+    else:
+        top = magnitude(tl.load(tops + head + (i >> LOG), inside, 0.0))
+    large = top > 0x6F800000  # 2**96
+    if FIRST:
+        y = tl.where(large, y * 2.3283064365386963e-10, y)
+        for t in tl.static_range(0, LOG if LAST else 12):
+            y = turn_pairs(y, size, 1 << t, 1 << t, TILE)
+    else:
+        for t in tl.static_range(0, LOG - 12):
+            y = turn_pairs(y, size, TILE << t, COLUMNS << t, TILE)
+    if LAST:
+        y = y * root_of(size)
+        most = 3.4028234663852886e38 * 2.3283064365386963e-10
+        y = tl.where(large, tl.minimum(tl.maximum(y, -most), most) * 4294967296.0, y)
+        if SIGNS == 2:
+            if FIRST:
+                minus = signs_of_tile(key0, key1, step, first, TILE)
+            else:
+                minus = signs_at(key0, key1, step, i)
+            y = tl.where(minus == 1, negated(y), y)
+        if END == 1:
+            whole = load_number(p, at, inside)
+            if HAS_SECOND:
+                whole += tl.load(m + at, inside, 0.0)
+            y = whole - y
+        elif END == 2:
+            y = y + 0.0
+        elif END == 3:
+            y = tl.load(out + at, inside, 0.0) + y
+    tl.store(out + at, y, inside)
+
+
+def turn(
+    x: Tensor,
+    e: Tensor | None,
+    out: Tensor,
+    block: int,
+    signs: int,
+    rng: Stream | None,
+    end: int = SET,
+    p: Tensor | None = None,
+    m: Tensor | None = None,
+    bad: Tensor | None = None,
+) -> None:
+    """Rotates the blocks of ``x + e``, of rows ``[b, n]``; where out is not just set to them, x is written over."""
+    (b, n), log = x.shape, block.bit_length() - 1
+    key0, key1, step = (0, 0, 0) if rng is None else (*map(signed, rng.key()), step_word(rng.step, x.device))
+    nb, bad = block_count(n, block), Marks(x).words if bad is None and signs == 1 else bad
+    knobs = {"LOG": log, "SIGNS": signs, "HAS_SECOND": m is not None, "MANY": False, "EVEN": False}
+    if block <= _LONGEST:
+        tile = max(block, TILE)
+        launch(_rotate, (block_count(n, tile), b), *_NO_TABLE, x, e, out, p, m, None, bad, n, nb, key0, key1, step,
+               **knobs, FIRST=True, LAST=True, END=end, HAS_MEMORY=e is not None, TILE=tile)  # fmt: skip
+        return
+    tops = largest(x, e, block)
+    y = out if end == SET else x
+    launch(_rotate, (block_count(n, _LONGEST), b), *_NO_TABLE, x, e, y, None, None, tops, bad, n, nb, key0, key1, step,
+           **knobs, FIRST=True, LAST=False, END=SET, HAS_MEMORY=e is not None, TILE=_LONGEST)  # fmt: skip
+    launch(_rotate, (nb * (block // _LONGEST), b), *_NO_TABLE, y, None, out, p, m, tops, bad, n, nb, key0, key1, step,
+           **knobs, FIRST=False, LAST=True, END=end, HAS_MEMORY=False, TILE=_LONGEST)  # fmt: skip
+
+
+def turn_many(
+    many: Many, into: Many, block: int, signs: int, salt: int, step: int, end: int, bad: Tensor | None = None
+) -> None:
+    """As :func:`turn`, of x and e of ``many``; out, p and m are those of ``into``."""
+    adds = signs == 1 and many.memories is not None
+    heads, keys, word = many.heads(block), many.shared_keys(salt), step_word(step, many.device)
+    tops = None if block <= _LONGEST else largest_of_many(many, block, adds=adds)
+
+    def launch_pass(source: Many, target: Many, tiles: Tensor, end: int, **how: int) -> None:
+        p = target.like if end == SUBTRACT else None
+        launch(_rotate, (len(tiles),), source.table, tiles, target.table, keys, heads, source.like, None, None, p, None,
+               tops, bad, None, None, None, None, word, LOG=block.bit_length() - 1, SIGNS=signs, END=end,
+               HAS_SECOND=target.memories is not None, MANY=True, EVEN=source.even and target.even, **how)  # fmt: skip
+
+    tile = min(max(block, TILE), _LONGEST)
+    if tops is None:
+        launch_pass(many, into, many.tiles(tile), end, FIRST=True, LAST=True, HAS_MEMORY=adds, TILE=tile)
+        return
+    middle = into if end == SET else many
+    launch_pass(many, middle, many.tiles(tile), SET, FIRST=True, LAST=False, HAS_MEMORY=adds, TILE=tile)
+    columns = many.tiles(1, block=block, pieces=block // tile)
+    launch_pass(middle, into, columns, end, FIRST=False, LAST=True, HAS_MEMORY=False, TILE=tile)
