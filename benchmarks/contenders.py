@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +27,11 @@ from grace.predict.links import link
 from grace_bench import machine
 from grace_bench.network.namespaces import INTERFACE, PORT, ShapedNetwork, address, environment
 from grace_bench.tasks import Task, find_task
+from grace_bench.workers.local import terminable
+from grace_bench.workers.ports import free_port
+from grace_bench.workers.scratch import Scratch
+
+_FOLDER = "GRACE_BENCHMARK_FOLDER"  # what tells a worker where the lifeline of its command is
 
 
 class Contender:
@@ -97,13 +103,19 @@ def add_options(parser: argparse.ArgumentParser, workers: int) -> None:
 
 def begin(options: argparse.Namespace) -> Task:
     """What each worker does first; the task."""
-    dist.init_process_group("gloo")
-    torch.set_num_threads(1)
+    join()
     task = find_task(options.task)
     task.workers, task.steps = dist.get_world_size(), 10_000
     task.load_synthetic() if options.data == "synthetic" else task.load(None)
     task.batch = options.batch or task.batch
     return task
+
+
+def join() -> None:
+    """Meets the other workers that :func:`start` has started. This one ends with the command, in whatever way that does."""
+    Scratch(Path(os.environ[_FOLDER])).watch(lambda: os._exit(1))
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
 
 
 def hand_over(number: int) -> None:
@@ -133,14 +145,17 @@ def start(
     name: str,
     workers: int,
     phase: Callable[[int, ShapedNetwork | None], None] = lambda number, network: None,
+    machines: int | None = None,
 ) -> None:
-    """Runs ``python -m MODULE``, with the arguments of this process, once for each worker.
+    """Runs ``python -m MODULE``, with the arguments of this process, once for each worker. No worker outlives this call,
+    however it ends, nor this process.
 
     Args:
-        module: whose main calls :func:`begin` where RANK is set.
+        module: whose main calls :func:`begin` or :func:`join` where RANK is set.
         name: of the link of each worker, as :func:`grace.predict.links.link` reads it; "none": they share the loopback.
         workers: how many there are.
         phase: what to do when rank 0 asks for a phase with :func:`hand_over`.
+        machines: on how many they are, which share a link each; None: each has its own.
 
     Raises:
         SystemExit: a worker failed; the others are ended.
@@ -148,15 +163,15 @@ def start(
     """
     made = link(name)
     around: AbstractContextManager[ShapedNetwork | None] = (
-        ShapedNetwork(made, workers) if made.shaped else contextlib.nullcontext()
+        ShapedNetwork(made, workers, machines) if made.shaped else contextlib.nullcontext()
     )
-    port = PORT if made.shaped else _free_port()
-    with around as network, _ended() as started:
+    port = PORT if made.shaped else free_port()
+    with terminable(), _lifeline() as folder, around as network, _ended() as started:
         for rank in range(workers):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(workers), "MASTER_PORT": str(port)}
-            where = {"MASTER_ADDR": "127.0.0.1"}
+            where = {"MASTER_ADDR": "127.0.0.1", _FOLDER: folder}
             if network is not None:
-                where = {"MASTER_ADDR": address(0), "GLOO_SOCKET_IFNAME": INTERFACE}
+                where |= {"MASTER_ADDR": address(0), "GLOO_SOCKET_IFNAME": INTERFACE}
             command = [*([] if network is None else network.enter(rank)), sys.executable, "-m", module, *sys.argv[1:]]
             pipes: dict[str, Any] = {} if rank else {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
             started.append(subprocess.Popen(command, env={**environment(), **place, **where}, text=True, **pipes))
@@ -173,10 +188,14 @@ def start(
         raise SystemExit(f"workers ended with {failed}")
 
 
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+@contextlib.contextmanager
+def _lifeline() -> Iterator[str]:
+    """The folder of a lifeline that this process holds."""
+    with (
+        tempfile.TemporaryDirectory(prefix="grace-", ignore_cleanup_errors=True) as folder,
+        Scratch(Path(folder)).held(),
+    ):
+        yield folder
 
 
 @contextlib.contextmanager

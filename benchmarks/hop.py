@@ -72,8 +72,7 @@ def measure(transports: Mapping[str, Transport], sizes: Sequence[int], rounds: i
 
 def work(options: argparse.Namespace) -> None:
     """What each worker does."""
-    dist.init_process_group("gloo")
-    torch.set_num_threads(1)
+    contenders.join()
     shared = MachineTransport(TorchDistributed.of_same_ranks(), slot=options.slot << 10)
     gloo = TorchDistributed.of_same_ranks()
     for transport in (shared, gloo):

@@ -10,12 +10,9 @@ prints the numbers.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import socket
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -28,9 +25,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import grace
+from benchmarks import contenders
 from grace.adapters.sharded import ShardedHandle
-from grace.predict.links import link
-from grace_bench.network.namespaces import INTERFACE, PORT, ShapedNetwork, address, environment
 from grace_bench.tasks import Task, find_task
 from grace_bench.tasks.schedules import warm_cosine
 
@@ -124,8 +120,7 @@ def change(task: Any, options: argparse.Namespace) -> Task:
 
 def work(options: argparse.Namespace) -> None:
     """What each worker does."""
-    dist.init_process_group("gloo")
-    torch.set_num_threads(1)
+    contenders.join()
     task = change(find_task(options.task), options)
     ways = options.methods.split(";") if options.methods else [PLAIN, BF16, *METHODS]
     if not options.methods and options.machines > 1:
@@ -136,38 +131,23 @@ def work(options: argparse.Namespace) -> None:
             one = Contender(task, way, options.machines, options.betas, options.seed)
             one.train(options.steps, timed=False)
             found.append({"way": way, **task.evaluate(one.model)})
-            tell(found[-1])
+            contenders.tell(f"{found[-1]}")
     else:
-        contenders = [Contender(task, way, options.machines) for way in ways]
-        for one in contenders:
+        models = [Contender(task, way, options.machines) for way in ways]
+        for one in models:
             one.train(WARM, timed=True)
             one.seconds.clear()
         for _ in range(ROUNDS):
-            for one in contenders:
+            for one in models:
                 one.train(STEPS, timed=True)
-        for one in contenders:
+        for one in models:
             sent = None if one.handle is None else sum(axis.bytes_per_step for axis in one.handle.axes.values())
             quartiles = [1000 * x for x in statistics.quantiles(one.seconds, n=4)]
             found.append({"way": one.way, "step_ms": quartiles, "sent_bytes": sent})
     if dist.get_rank() == 0:
         Path(options.out).parent.mkdir(parents=True, exist_ok=True)
         Path(options.out).write_text(json.dumps(found))
-    dist.barrier()
-    os._exit(0)
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
-
-
-def tell(row: dict[str, Any]) -> None:
-    """Says on rank 0 how far it is."""
-    if dist.get_rank() == 0:
-        sys.stderr.write(f"{row}\n")
+    contenders.end()
 
 
 def read_betas(text: str) -> tuple[float, float]:
@@ -226,26 +206,9 @@ def main() -> None:
     options = parser.parse_args()
     if "RANK" in os.environ:
         work(options)
-    shaped = link(options.link).shaped
-    machines = options.machines if options.machines > 1 else None
-    port = PORT if shaped else free_port()
-    with ShapedNetwork(link(options.link), WORLD, machines) if shaped else contextlib.nullcontext() as network:
-        workers = []
-        for rank in range(WORLD):
-            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD), "MASTER_PORT": str(port)}
-            where = {"MASTER_ADDR": "127.0.0.1"}
-            if network is not None:
-                where = {"MASTER_ADDR": address(0), "GLOO_SOCKET_IFNAME": INTERFACE}
-            command = [
-                *(network.enter(rank) if network is not None else []),
-                sys.executable,
-                "-m",
-                "benchmarks.sharded",
-            ]
-            workers.append(subprocess.Popen([*command, *sys.argv[1:]], env={**environment(), **place, **where}))
-        failed = [worker.wait() for worker in workers]
-    if any(failed):
-        raise SystemExit(f"workers ended with {failed}")
+    contenders.start(
+        "benchmarks.sharded", options.link, WORLD, machines=options.machines if options.machines > 1 else None
+    )
     text = Path(options.out).read_text()
     sys.stdout.write((text if options.json else show(json.loads(text))) + "\n")
 

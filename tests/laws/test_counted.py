@@ -20,6 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 triton = pytest.importorskip("triton", reason="needs the package triton")
 tl = pytest.importorskip("triton.language")
 
+from triton.runtime.interpreter import GridExecutor
+
 from grace.compute import backends
 from grace.flags.finite import cpu_as_accelerator
 from grace.registry.policy import Policy
@@ -56,9 +58,18 @@ AT_NIGHT = {
     "sidco:ratio=0.3,values=bfloat16,memory=none": MIXED,
     "sidco:ratio=0.2,dist=gpareto": SMALL,  # of which each tensor goes alone
     "threshold:v=1,index=rice": SMALL,  # which kernels for many tensors do not know
+    "topk:ratio=0.2,index=rice": SHAPES,
+    "topk:ratio=0.05,index=delta,values=bfloat16": LARGE,
+    "topk:ratio=0.3,index=rice,memory=none": SMALL,
+    "qsparse:ratio=0.2,index=rice": SHAPES,
+    "qsparse:ratio=0.05,quant=4,index=delta": LARGE,
+    "qsparse:ratio=0.3,quant=200,index=rice": SMALL,
 }
 # Launches of Triton kernels in a step, for a bucket of any number of tensors: the table of docs/concepts/gpu.md.
-LAUNCHES = {"threshold": 13, "threshold:relative=true": 14, "dgc:memory=residual": 29, "dgc": 31, "sidco": 16}
+LAUNCHES = {
+    "threshold": 13, "threshold:relative=true": 14, "dgc:memory=residual": 29, "dgc": 31, "sidco": 16, "topk:index=rice": 20,
+    "topk:index=delta": 21, "qsparse:index=rice": 24,
+}  # fmt: skip
 QUESTIONS = {"sidco": 2}  # of others one
 
 
@@ -136,13 +147,15 @@ class Waits(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
-def count_work(spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
-    """Of the second step: (launches, questions). Nothing runs; each wire is said to hold one number."""
-    launches = [0]
+def count_work(spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch, *, runs: bool = False) -> tuple[int, int]:
+    """Of the second step: (launches, questions). Unless it ``runs``, each wire is said to hold one number."""
+    launches, execute = [0], GridExecutor.__call__
 
-    def only_count(executor: Any, *args: Any, **_: Any) -> None:
+    def only_count(executor: Any, *args: Any, **how: Any) -> None:
         launches[0] += 1
-        if executor.fn.__name__ == "_plan":
+        if runs:
+            execute(executor, *args, **how)
+        elif executor.fn.__name__ == "_plan":
             args[executor.arg_names.index("widths")].fill_(9)
 
     monkeypatch.setattr("triton.runtime.interpreter.GridExecutor.__call__", only_count)

@@ -82,7 +82,6 @@ AT_NIGHT = {
     "topk:ratio=0.2": SHAPES,
     "topk:ratio=0.05,values=bfloat16,index=elias-fano": LARGE,
     "topk:ratio=0.3,memory=none": SMALL,
-    "topk:ratio=0.3,index=rice": SMALL,  # whose sizes vary
     "qsparse:ratio=0.2": SHAPES,
     "qsparse:ratio=0.05,quant=4": LARGE,
     "qsparse:ratio=0.3,quant=1,index=raw,memory=none": SHAPES,

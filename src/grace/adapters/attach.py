@@ -128,7 +128,9 @@ def attach(
         raise ConfigurationError("attach: which method? For example grace.attach(model, 'topk:ratio=0.01')")
     if mesh is not None:
         if auto is not None:
-            raise ConfigurationError("attach: auto with mesh=; name a method, which goes between machines")
+            raise ConfigurationError(
+                "attach: auto with mesh=; name a method, which goes between machines: grace advise says which"
+            )
         method = between_machines(method, mesh, model)  # type: ignore[arg-type]
     policy: Any = auto or options.read(method)  # type: ignore[arg-type]
     return door.open(model, policy, options, optimizer=optimizer, scaler=scaler, transport=transport)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -37,20 +37,19 @@ from grace.adapters.handle import Handle
 from grace.adapters.passes import Passes
 from grace.adapters.sharded_checkpoint import ShardedCheckpoint
 from grace.adapters.sharded_choice import read_sharded_choice, site_between_replicas, site_of_rows
+from grace.adapters.sharded_rows import half_of_dense, is_plain, plan_rows, whole_rows
 from grace.adapters.weights import Weights, read_weights
 from grace.auto.settings import Auto
 from grace.auto.site import Site
-from grace.collectives import ReduceScatter, Traffic, cost
 from grace.contract.method import Method
 from grace.errors import ConfigurationError, GraceError, InputError, NonFiniteError
 from grace.registry.adaptive import Adaptive
 from grace.registry.policy import Policy
 from grace.run.checkpoint import Memories
-from grace.run.groups import NONE
 from grace.run.optimizer import Settings, read_settings
 from grace.run.options import Options
-from grace.run.plan import ExchangePlan, plan_groups
-from grace.run.scattering import Scattering, sum_rows, traffic_of
+from grace.run.plan import ExchangePlan
+from grace.run.scattering import sum_rows
 from grace.run.session import Session
 from grace.run.stats import Stats
 from grace.run.steps import Steps
@@ -218,10 +217,10 @@ class ShardedHandle(Choosing, Handle):
         widths = [piece.width for piece in group.pieces]
         names = [piece.name for piece in group.pieces]
         parts = dict(zip(names, torch.split(rows, widths, dim=1), strict=True))
-        bucket = contextlib.nullcontext() if self._fast else self._bucket_alone(names, lambda: _whole(parts))
+        bucket = contextlib.nullcontext() if self._fast else self._bucket_alone(names, lambda: whole_rows(parts))
         with self._leaving(), bucket:
             held = {name: session.like[name] for name in names if name in session.like}
-            if _is_plain(session, group) and session.worker.owes_nothing(held):
+            if is_plain(session, group) and session.worker.owes_nothing(held):
                 sums.copy_(session.run(sum_rows(rows), counted=True).view(-1))
                 return
             tensors = {
@@ -316,10 +315,10 @@ class ShardedHandle(Choosing, Handle):
                 self._end_step(self._driver)
         if self._fast is not None:
             self._fast.advance()
-            self._fast.count_step(_half_of_dense(self._fast))
+            self._fast.count_step(half_of_dense(self._fast))
         if self._weights is not None:
             self._weights.session.count_step(0)
-        self._session.count_step(None if self._replicated else _half_of_dense(self._session))
+        self._session.count_step(None if self._replicated else half_of_dense(self._session))
         self._session.logs.report()
 
     # ---- for the user -----------------------------------------------------------------------------------------------
@@ -343,17 +342,7 @@ class ShardedHandle(Choosing, Handle):
         session = self._fast if axis == "shard" and self._fast is not None else self._session
         if self._replicated and session is self._session:
             return session.plan()
-        peer = session.peer()
-        plain = {
-            piece.name: group.dtype for group in self._groups if _is_plain(session, group) for piece in group.pieces
-        }
-
-        def move(name: str, method: Method[Any], rows: Tensor) -> Traffic | None:
-            if name in plain:
-                return cost(ReduceScatter(rows.to(plain[name])), peer.rank, peer.world)
-            return traffic_of(Scattering(method, rows, None, peer, session.options.nonfinite != "propagate"))
-
-        return plan_groups(session.groups, session.like, session.worker.policy, peer, move)
+        return plan_rows(session, self._groups)
 
     def load_state_dict(self, saved: Any) -> None:
         self._check_attached()
@@ -396,25 +385,6 @@ class ShardedHandle(Choosing, Handle):
     def _check_attached(self) -> None:
         if self._hooked is None:
             raise GraceError("this handle is detached; attach again")
-
-
-def _is_plain(session: Session, group: ParameterGroup) -> bool:
-    """Whether a group's gradients are to be summed up as they are, to the bit as torch does it."""
-    if session.options.nonfinite != "propagate":
-        return False
-    policy, like, step = session.policy, session.like, session.worker.step
-    names = [piece.name for piece in group.pieces if piece.name in like]
-    return all(policy.method_for(name, like[name], step) == NONE for name in names)
-
-
-def _whole(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rows of any dtype, as they are exchanged."""
-    return {name: x.to(torch.float32, memory_format=torch.contiguous_format) for name, x in parts.items()}
-
-
-def _half_of_dense(session: Session) -> int:
-    """A reduce-scatter of the gradients as they are moves half of what an all-reduce moves."""
-    return sum(4 * x.numel() for x in session.like.values()) // 2
 
 
 @register_door("sharded")

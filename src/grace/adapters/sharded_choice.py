@@ -35,7 +35,8 @@ def read_sharded_choice(
         )
     if isinstance(fast, Auto) or wanted(fast) is not None:
         raise ConfigurationError(
-            "shard='auto' beside replicate=: steps show what one axis gains, not two; name a method"
+            "shard='auto' beside replicate=: auto chooses for the slowest axis of the mesh, by what whole steps show. Let it: "
+            "replicate='auto', with shard='bf16' or none; on a mesh of one dimension shard='auto' is legal"
         )
     auto, fixed, knobs = read_choice(given)
     return auto, fixed, fast, knobs

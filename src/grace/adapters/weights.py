@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from grace.adapters.fsdp import ParameterGroup
+from grace.auto.settings import wanted
 from grace.collectives import AllGather, Exchange
 from grace.contract.compressor import Compressor
 from grace.contract.knobs import as_call
@@ -42,11 +43,17 @@ def read_weights(given: Any) -> Compressor | None:
     """The compressor that ``weights=`` stands for: "int8", "int4", a method's string, a compressor, a method of one.
 
     Raises:
+        ConfigurationError: "auto", or bits by budget.
         CompositionError: a method that cannot carry weights: one with a memory or an exchange of its own, or one whose
             messages vary in size, vote, or leave numbers out.
     """
     if given is None:
         return None
+    if wanted(given) is not None:
+        raise ConfigurationError(
+            "weights='auto': what fewer bits of the weights cost in quality was measured in no run that auto could go by. "
+            f"Name what they travel in; {_LEGAL}"
+        )
     compressor = given
     if not isinstance(given, Compressor):
         made = make_method(SHORT.get(given, given) if isinstance(given, str) else given)

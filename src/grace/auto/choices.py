@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -37,7 +38,7 @@ class Buckets:
     @property
     def numbers(self) -> tuple[int, ...]:
         """How many numbers each bucket has."""
-        return tuple(sum(_size(self.exchanged[name]) for name in names) for names in self.names)
+        return tuple(sum(math.prod(self.exchanged[name]) for name in names) for names in self.names)
 
     def fixed(self, name: str) -> str | None:
         """The method that a tensor has whatever is chosen: what is kept, and "none" for small ones; None: it has no such."""
@@ -45,7 +46,7 @@ class Buckets:
             if fnmatchcase(name, pattern):
                 return method
         shape = self.shapes[name]
-        return "none" if len(shape) <= 1 or _size(shape) < SMALL else None
+        return "none" if len(shape) <= 1 or math.prod(shape) < SMALL else None
 
     def methods_of(self, first: int, end: int, method: str) -> dict[str, list[Shape]]:
         """The shapes of the tensors of buckets ``first`` to ``end - 1``, by the method that they have where this is chosen."""
@@ -146,12 +147,5 @@ def guess_buckets(shapes: Mapping[str, Shape], most: int, keep: tuple[tuple[str,
             buckets.append([])
             filled = 0
         buckets[-1].append(name)
-        filled += _size(shapes[name])
+        filled += math.prod(shapes[name])
     return Buckets(tuple(map(tuple, buckets)), shapes, keep)
-
-
-def _size(shape: Shape) -> int:
-    total = 1
-    for side in shape:
-        total *= side
-    return total

@@ -7,6 +7,7 @@ the order in which buckets are exchanged, in the thread that exchanges.
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -16,14 +17,15 @@ from torch import Tensor
 
 from grace.auto.calibrate import Calibration, calibrate, stragglers
 from grace.auto.choices import Buckets, Choice, policy_of, problem_of
-from grace.auto.classes import EXACT, keeps_memory, permitted
+from grace.auto.classes import keeps_memory, permitted
 from grace.auto.controller import Controller
 from grace.auto.explain import Explanation, explain
 from grace.auto.history import History
 from grace.auto.looks import look
 from grace.auto.losses import Losses
 from grace.auto.model import STEPS, Model, StepClock, model_of
-from grace.auto.planner import Plan, Problem, better_baseline, make_plan, shortlist
+from grace.auto.planner import Plan, Problem
+from grace.auto.proposals import propose, propose_again
 from grace.auto.saved_choice import parts_of
 from grace.auto.settings import Auto
 from grace.auto.site import Site
@@ -35,8 +37,6 @@ from grace.run.optimizer import Settings
 from grace.run.session import Session
 
 _MILLION = 1_000_000
-_FASTER = 0.95  # what a plan must be predicted to take, of the present one, to be tried after a look without an alarm
-_WORTH = 1.25  # times the incumbent's prediction: the other of fp32 and bf16 is tried too, if it takes no more
 
 
 class Driver:
@@ -65,8 +65,9 @@ class Driver:
         options, self.site = session.options, site or Site.of(session)
         if options.granularity != "parameter":
             raise ConfigurationError(
-                f"auto chooses a method for each parameter, and granularity={options.granularity!r}; legal: "
-                "granularity='parameter'"
+                f"auto: granularity={options.granularity!r} makes one tensor of the parameters of one method, and auto "
+                "changes their methods; legal: granularity='parameter', with which a bucket's tensors of one method go "
+                "through the codec and travel together all the same. Or name a method: grace advise says which"
             )
         if self.site.device.type not in ("cpu", "meta"):
             raise ConfigurationError(
@@ -112,7 +113,7 @@ class Driver:
             self.end("one worker exchanges nothing")
             return
         kept = [method for _, method in self.settings.keep if method not in self.methods]
-        tensors = [_size(shape) for shape in self.buckets.exchanged.values()]
+        tensors = [math.prod(shape) for shape in self.buckets.exchanged.values()]
         largest = max(*tensors, *self.buckets.numbers, min(sum(tensors), self.session.options.bucket_bytes // 4))
         candidates = [*self.methods[:2], *kept, *self.methods[2:]]
         self.known = calibrate(self.session.network, candidates, largest, way=self.site.way, beside=self.site.beside)
@@ -251,21 +252,11 @@ class Driver:
         self.holding += int(1e9 * self.model.exposed) * self._listening.steps
         self._listening = None
         problem = self.problem()
-        base = better_baseline(problem, EXACT)
-        other = problem.uniform(EXACT[1] if base.methods[0] == EXACT[0] else EXACT[0])
-        assert other is not None
-        plans = [base, other]
-        plans += [plan for plan in shortlist(problem, EXACT) if plan.parts not in [one.parts for one in plans]]
-        best = 2 if len(plans) > 2 and plans[2].seconds < base.seconds else 0
         policy, self.loaded = self.loaded, None
         loaded = None if policy is None else self._plan_of(policy, problem)
         if policy is not None and loaded is None:
             self.history.left()
-        if loaded is not None:
-            parts = [one.parts for one in plans]
-            best = parts.index(loaded.parts) if loaded.parts in parts else len(plans)
-            plans += [loaded] if best == len(plans) else []
-        challengers = [k for k in (0, 1, *range(2, len(plans))) if k != best and self._worth(plans, k, best)]
+        plans, best, challengers = propose(problem, loaded)
         self.choices = [Choice.of(plan, self.buckets) for plan in plans]
         self._offer(best)
         told = self._told
@@ -290,11 +281,6 @@ class Driver:
         """The plan of a state that was loaded; None: not all of it was measured."""
         parts = parts_of(policy, self.buckets, list(self.known.rates), self.session.like, self._tell)
         return None if parts is None else problem.plan(parts)
-
-    @staticmethod
-    def _worth(plans: Sequence[Plan], number: int, incumbent: int) -> bool:
-        """Whether a plan is worth a trial: the better baseline always is."""
-        return number == 0 or plans[number].seconds <= _WORTH * plans[incumbent].seconds
 
     def problem(self) -> Problem:
         """What is planned, from all that is known."""
@@ -330,23 +316,16 @@ class Driver:
             self.session.network, self.known, list(self.known.rates), first=list(used), beside=self.site.beside
         )
         problem = self.problem()
-        plans = [problem.plan(one.plan.parts) for one in self.choices]
-        ranked = [plan for plan in plans if plan is not None]
-        best = make_plan(problem)
-        number = next((k for k, one in enumerate(ranked) if one.parts == best.parts), len(ranked))
-        if number == len(ranked):
-            ranked.append(best)
-            self.choices = [Choice.of(plan, self.buckets) for plan in ranked]
+        plans, challengers = propose_again(
+            problem, [one.plan.parts for one in self.choices], controller.current, alarm=controller.pressing,
+            verified=controller.verified_at is not None,
+        )  # fmt: skip
+        if [plan.parts for plan in plans] != [one.plan.parts for one in self.choices]:
+            self.choices = [Choice.of(plan, self.buckets) for plan in plans]
             self._offer(controller.current)
-        current = ranked[controller.current].seconds
-        alarm = controller.pressing
-        challengers = [number] if best.seconds < _FASTER * current or (alarm and best.seconds < current) else []
-        if alarm or controller.verified_at is None or ranked[0].seconds < _FASTER * current:
-            challengers.append(0)
         self._overhead += self.clock() - start
-        challengers = [one for one in dict.fromkeys(challengers) if one != controller.current]
-        self.history.looked(ranked, challengers, why)
-        controller.looked(_nanoseconds(ranked), challengers, why)
+        self.history.looked(plans, challengers, why)
+        controller.looked(_nanoseconds(plans), challengers, why)
 
     def _tell(self, values: Sequence[int]) -> list[list[int]]:
         start = self.clock()
@@ -430,10 +409,3 @@ class Driver:
 
 def _nanoseconds(plans: Sequence[Plan]) -> list[int]:
     return [int(1e9 * plan.seconds) for plan in plans]
-
-
-def _size(shape: Sequence[int]) -> int:
-    total = 1
-    for side in shape:
-        total *= side
-    return total

@@ -22,6 +22,7 @@ from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
 from grace.flags.finite import on_host
 from grace.kernels.counted import CountedCode
+from grace.kernels.gap_lists import GapPairs
 from grace.registry.recipes import register_communicator
 
 P = TypeVar("P", bound=WirePlan)
@@ -59,7 +60,7 @@ class Allgather(OneHop):
                 return (yield from exchange_many(bucket, xs, peers))
         return (yield from OneHop.exchange_all(self, xs, states, peers))
 
-    def _counted(self, like: Tensor) -> CountedCode | None:
+    def _counted(self, like: Tensor) -> CountedCode | GapPairs | None:
         """The code of wires that kernels for many tensors can write and read on like's device; None: there are none."""
         if type(self) is not Allgather or on_host(like.device) or not backends.runs_triton(like.device):
             return None

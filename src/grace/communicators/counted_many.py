@@ -20,6 +20,13 @@ from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
 from grace.errors import PayloadError
 from grace.kernels.counted import Chosen, CountedCode, CountedPlaces, sum_counted_many, write_chosen_many
+from grace.kernels.gap_lists import GapPairs, GapPlaces, sum_gap_pairs_many, write_gap_pairs_many
+
+# For wires of each kind: where they lie, what writes them, and what adds them up.
+_FAMILIES: dict[type, tuple[Any, Any, Any]] = {
+    CountedCode: (CountedPlaces, write_chosen_many, sum_counted_many),
+    GapPairs: (GapPlaces, write_gap_pairs_many, sum_gap_pairs_many),
+}
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,7 @@ class NoPlan:
 
 
 def exchange_counted(
-    bucket: Prepared[NoPlan], code: CountedCode, xs: Sequence[Tensor], peers: Sequence[Peer]
+    bucket: Prepared[NoPlan], code: CountedCode | GapPairs, xs: Sequence[Tensor], peers: Sequence[Peer]
 ) -> Exchange[list[Exchanged[Any]]]:
     """The results of all tensors, of any shapes, whose means are written over them."""
     chosen = bucket.compressor.choose_many_(bucket.many, bucket.stream, code)
@@ -45,7 +52,7 @@ def exchange_counted(
 
 def exchange_chosen(
     bucket: Prepared[NoPlan],
-    code: CountedCode,
+    code: CountedCode | GapPairs,
     chosen: Chosen,
     xs: Sequence[Tensor],
     peers: Sequence[Peer],
@@ -59,13 +66,14 @@ def exchange_chosen(
     told = torch.cat((answer, chosen.widths[None], *beside)).tolist()  # the only question
     widths, own, answers = told[: peer.world], told[peer.world], told[peer.world + 1 :]
     _check_own(widths[peer.rank], own, peers)
-    places = CountedPlaces(widths, peer.rank, many.sizes, code)
+    lay, write, add_up = _FAMILIES[type(code)]
+    places = lay(widths, peer.rank, many.sizes, code)
     message = bucket.workspace.take(places.size, torch.uint8, many.device).zero_()
-    write_chosen_many(message, many, code, chosen, places)
+    write(message, many, code, chosen, places)
     words = places.words(many.device)
     wires.write_bucket_flags(message, words, chosen.finite, peer.step)
     room = yield from gather(message, Parts(each, places.sealed), bucket.workspace, peer)
-    legal = sum_counted_many(room, bucket.means or many, code, places, 1 / peer.world)
+    legal = add_up(room, bucket.means or many, code, places, 1 / peer.world)
     return give_back(bucket, wires.read_bucket_flags(room, words, peer.step), legal, xs, peers), answers
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from grace.contract.needs import NOTHING, VOTES, Needs
 from grace.flags.finite import Flag, fill_unless_
 from grace.kernels.counted import Chosen, CountedCode
 from grace.kernels.finite import all_finite, sum_finite
+from grace.kernels.gap_lists import GapPairs
 from grace.kernels.many import Many
 from grace.random import Stream
 
@@ -138,13 +139,13 @@ class Compressor(abc.ABC):
         raise NotImplementedError
 
     @property
-    def counted(self) -> CountedCode | None:
-        """How its wires are coded if they say how many numbers they hold, and :meth:`choose_many_` chooses these of as many
-        tensors by as few launches as of one. None, the default: they do not, or it does not.
+    def counted(self) -> CountedCode | GapPairs | None:
+        """How its wires are coded if their sizes depend on the data, and :meth:`choose_many_` chooses what they say for
+        as many tensors by as few launches as for one. None, the default: they do not, or it does not.
         """
         return None
 
-    def choose_many_(self, many: Many, rng: Stream, code: CountedCode) -> Chosen:
+    def choose_many_(self, many: Many, rng: Stream, code: Any) -> Chosen:
         """What is to be sent of each of T tensors plus its memory; ``rng`` as in :meth:`encode_many_`, ``code`` is
         :attr:`counted`.
         """

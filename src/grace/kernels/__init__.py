@@ -12,6 +12,7 @@ from grace.kernels.counted import *
 from grace.kernels.finite import *
 from grace.kernels.fixed import *
 from grace.kernels.floats import *
+from grace.kernels.gap_lists import *
 from grace.kernels.hashing import *
 from grace.kernels.index_lists import *
 from grace.kernels.levels import *

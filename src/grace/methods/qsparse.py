@@ -24,11 +24,13 @@ from grace.kernels import (
     sum_topk_many,
     unpack,
 )
+from grace.kernels.counted import Chosen
+from grace.kernels.gap_lists import GapPairs, choose_listed_many
 from grace.kernels.index_lists.codes import IndexCode, size, varies
 from grace.kernels.levels.codes import code_bits
 from grace.kernels.sparse import Pairs, ScaledCodes, payloads
 from grace.methods.common.counts import count_kept
-from grace.methods.common.selected import encode_selected
+from grace.methods.common.selected import encode_selected, take_encoded
 from grace.methods.qsgd import QSGD
 from grace.random import Stream
 from grace.registry import register
@@ -115,13 +117,24 @@ class Qsparse(Compressor):
         out.scatter_add_(1, index, values * scale)
 
     def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
-        def encode(values: Many) -> None:
-            if self.quant == "sign":
-                encode_positive_many(message, values)
-            else:
-                self._quantizer(max(values.sizes)).encode_many_(message, values, rng)
+        return encode_selected(message, many, self._pairs(many), partial(self._encode_values, message, rng))
 
-        return encode_selected(message, many, self._pairs(many), encode)
+    def _encode_values(self, message: Tensor, rng: Stream, values: Many) -> None:
+        if self.quant == "sign":
+            encode_positive_many(message, values)
+        else:
+            self._quantizer(max(values.sizes)).encode_many_(message, values, rng)
+
+    @property
+    def counted(self) -> GapPairs | None:
+        kept = partial(count_kept, self.ratio)
+        return GapPairs(self.index, kept, False, self._grid) if self.varies else None
+
+    def choose_many_(self, many: Many, rng: Stream, code: GapPairs) -> Chosen:
+        lists = code.lists(many.sizes)
+        fields = torch.empty(sum(lists.before), dtype=torch.uint8, device=many.device)
+        finite, index = take_encoded(many, lists.kept, lists.begins, partial(self._encode_values, fields, rng))
+        return choose_listed_many(index, fields, finite, many, lists)
 
     def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
         return sum_topk_many(rows, many, self._pairs(many), scale)

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from grace.contract.compressor import Fused
 from grace.contract.facts import Facts
 from grace.contract.knobs import Share
+from grace.kernels.counted import Chosen
+from grace.kernels.gap_lists import GapPairs, choose_listed_many
 from grace.kernels.index_lists.codes import IndexCode, varies
 from grace.kernels.many import Many
+from grace.kernels.selection import take_topk_many
 from grace.kernels.sparse import Pairs, encode_topk_many, payloads, sum_topk_many
 from grace.methods.common.counts import contraction, count_kept
 from grace.random import Stream
@@ -79,6 +83,18 @@ class TopK(Fused):
 
     def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
         return sum_topk_many(rows, many, self._pairs(many), scale)
+
+    @property
+    def counted(self) -> GapPairs | None:
+        return GapPairs(self.index, partial(count_kept, self.ratio), self.values == "bfloat16") if self.varies else None
+
+    def choose_many_(self, many: Many, rng: Stream, code: GapPairs) -> Chosen:
+        lists = code.lists(many.sizes)
+        K = sum(lists.kept)
+        index, sent = many.table.new_empty(K), torch.empty(K, device=many.device)
+        finite = take_topk_many(index, sent, many, lists.kept, narrow=code.narrow)
+        fields = (sent.to(torch.bfloat16) if code.narrow else sent).view(torch.uint8)
+        return choose_listed_many(index, fields, finite, many, lists)
 
     def _pairs(self, many: Many) -> Pairs:
         """What the wires of a bucket's tensors say."""

@@ -15,16 +15,15 @@ from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
 from grace.contract.together import Layouts
 from grace.contract.workspace import Workspace
-from grace.errors import ConfigurationError, NonFiniteError, out_of_range
+from grace.errors import ConfigurationError, out_of_range
 from grace.flags.capturing import capturing
-from grace.flags.finite import all_on_host, and_, fill_unless_, on_host
-from grace.flags.pending import PendingFlags
-from grace.kernels.finite import all_finite
+from grace.flags.finite import all_on_host, on_host
 from grace.registry.policy import Policy
 from grace.run.batches import Batches, plans_wanted
 from grace.run.captures import Captures, check_capture
 from grace.run.debts import Debts
 from grace.run.distortion import measure_distortion
+from grace.run.findings import Findings
 from grace.run.groups import NONE
 from grace.run.inputs import check_tensor
 from grace.run.members import carry, catch_up
@@ -44,8 +43,7 @@ class Worker:
         options: ``seed``, ``nonfinite`` and ``steps_per_epoch`` of them.
         axes: where it stands along each axis of a grid; see :class:`grace.Peer`.
 
-    ``lr`` is the learning rate of the coming step, for memories that follow it; set it before each step. ``nonfinite_seen``
-    counts tensors and steps in which some rank saw an inf or NaN; on an accelerator they do not include the last step.
+    ``lr`` is the learning rate of the coming step, for memories that follow it; set it before each step.
     ``plans``: whether tensors of one method are exchanged as one batch (``GRACE_PLANS``): the same bits in less time.
     ``measures``: whether tensors of the coming step are compressed a second time, to see what is lost: |x - C(x)| / |x| by
     tensor is then in ``distortions``, and the time that took in ``aside_seconds``.
@@ -78,12 +76,11 @@ class Worker:
         self._homes: dict[str, Method[Any]] = {}  # and the method of each tensor there
         self._parked = Parked()
         self._settling: set[str] = set()  # tensors whose parked debts their next method takes over
-        self.nonfinite_seen = 0
         self.plans = plans_wanted()
         self.measures = False
         self.distortions: dict[str, float] = {}
         self.aside_seconds = 0.0
-        self._pending = PendingFlags()
+        self._findings = Findings(options.nonfinite)
         self._captures = Captures()
         # from outside: another stream's, perhaps, and freed only when that has waited for a step
         self._given: list[Any] = []
@@ -150,7 +147,7 @@ class Worker:
                 outs = yield from exchange
             else:
                 self._captures.device = next(x.device for x in tensors.values() if not on_host(x.device))
-                outs = yield from self._pending.refusals.watch(exchange)
+                outs = yield from self._findings.pending.refusals.watch(exchange)
         except BaseException:
             self.workspace.forget()  # states are as they were
             raise
@@ -160,7 +157,7 @@ class Worker:
             self.workspace.forget()  # the old state stays in use
         for name, out in results.items():
             self._states[name] = (self._states[name][0], out.state)
-        self._act_on_flags(results)
+        self._findings.act(self.step, results, self._owed)
         return results
 
     def _measure(self, method: Method[Any], x: Tensor, state: Any, name: str) -> None:
@@ -237,63 +234,30 @@ class Worker:
                 self._owed.add(name, debt)
                 self._owed.instalments[name] = INSTALMENTS
 
-    def _act_on_flags(self, results: dict[str, Exchanged[Any]]) -> None:
-        """Acts on whether the results are finite: at once where the host knows, else at the next step."""
-        bad = []
-        easy = not self._owed and self.nonfinite == "propagate"
-        for name, out in results.items():
-            finite = out.finite
-            if easy and finite is True:
-                continue
-            if self.nonfinite != "propagate" or name in self._owed:
-                finite = and_(finite, all_finite(out.mean))
-            if self.nonfinite == "skip":
-                fill_unless_(finite, out.mean, 0.0)
-            if isinstance(finite, Tensor):
-                self._pending.flags.append((self.step, name, finite))
-            elif finite:
-                self._owed.pay(name)
-            else:
-                bad.append(name)
-        self._count_nonfinite(self.step, bad)
+    @property
+    def nonfinite_seen(self) -> int:
+        """Tensors and steps in which some rank saw an inf or NaN; on an accelerator without those of the last step."""
+        return self._findings.seen
 
     def _read_pending(self) -> None:
         """Acts on what an accelerator found in the steps before this one."""
-        if not self._pending.ready:
-            return
-        bad: dict[int, list[str]] = {}
-        for step, name, finite in self._pending.read():
-            if finite:
-                self._owed.pay(name)
-            else:
-                bad.setdefault(step, []).append(name)
-        for step, names in bad.items():
-            self._count_nonfinite(step, names)
+        self._findings.read(self._owed)
 
     def _wait_for_pending(self) -> None:
         """Waits for what an accelerator has found so far."""
-        self._read_pending()
-        self._pending.send()
-        self._read_pending()
-
-    def _count_nonfinite(self, step: int, bad: list[str]) -> None:
-        """Counts the tensors of a step that were not finite."""
-        self.nonfinite_seen += len(bad)
-        if bad and self.nonfinite == "error":
-            where = ", ".join(map(repr, bad))
-            raise NonFiniteError(f"step {step}: an inf or NaN in the gradients of {where}", bad)
+        self._findings.wait(self._owed)
 
     def advance(self) -> None:
         """The step has ended; or, if it was captured, the capture has: :meth:`replayed` ends each step then."""
         if capturing():
-            self._captures.end(self._pending, self.workspace, self._layouts)
+            self._captures.end(self._findings.pending, self.workspace, self._layouts)
             self.workspace, self._layouts = Workspace(), Layouts()
             self._lent = Lent(workspace=self.workspace)
             return
         self.watch.end_step()
         self.step += 1
         self._captures.tell_step(self.step)
-        self._pending.send()
+        self._findings.pending.send()
         self._used, self._given = self._given, []
 
     def replayed(self) -> None:
@@ -303,10 +267,10 @@ class Worker:
             GraceError: no step was captured. What :meth:`exchange` raises about the step before.
         """
         self._read_pending()
-        self._captures.replay(self._pending, self.step)
+        self._captures.replay(self._findings.pending, self.step)
         self.step += 1
         self._captures.tell_step(self.step)
-        self._pending.send()
+        self._findings.pending.send()
 
     def memory_norm(self) -> float:
         """The norm of what this worker owes the model: the square root of its sum of squares over all tensors."""
@@ -356,7 +320,7 @@ class Worker:
         self.step, self.seed, self._states = state.step, state.seed, state.states
         self._owed = Debts(state.owed, state.instalments)
         self._parked, self._settling = Parked(), set()
-        self._pending = PendingFlags()
+        self._findings.forget()
 
     def load_state_dict(self, saved: Any, like: Mapping[str, Tensor]) -> None:
         """Goes on where ``saved`` stopped; see :meth:`read_state`. If it raises, nothing has changed."""
@@ -421,7 +385,7 @@ class Worker:
         """States are as they were at the last :meth:`commit`."""
         if self._before is not None:
             self._states, self._owed = self._before
-            self._pending = PendingFlags()
+            self._findings.forget()
             self.workspace.forget()
             self.commit()
 

@@ -97,24 +97,20 @@ def _start(job: Job, network: ShapedNetwork | None) -> Iterator[_Workers]:
     with tempfile.TemporaryDirectory(prefix="grace-", ignore_cleanup_errors=True) as folder:
         scratch, processes = Scratch(Path(folder)), list[subprocess.Popen[bytes]]()
         scratch.job.write_text(encode(job))
-        os.mkfifo(scratch.lifeline)
-        lifeline = os.open(scratch.lifeline, os.O_RDWR)
-        try:
-            shared = _environment_of(job.configs[0], network)
-            for rank in range(job.configs[0].workers):
-                enter = [] if network is None else network.enter(rank)
-                with scratch.log(rank).open("wb") as log:
-                    processes.append(subprocess.Popen(
-                        [*enter, sys.executable, "-m", "grace_bench.workers.worker", folder], stdin=subprocess.DEVNULL,
-                        stdout=log, stderr=log, env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                        start_new_session=True,  # so that Ctrl-C comes here first, and workers end in order
-                    ))  # fmt: skip
-            yield _Workers(job, scratch, processes)
-        finally:
+        with scratch.held():
             try:
-                _stop(processes)
+                shared = _environment_of(job.configs[0], network)
+                for rank in range(job.configs[0].workers):
+                    enter = [] if network is None else network.enter(rank)
+                    with scratch.log(rank).open("wb") as log:
+                        processes.append(subprocess.Popen(
+                            [*enter, sys.executable, "-m", "grace_bench.workers.worker", folder], stdin=subprocess.DEVNULL,
+                            stdout=log, stderr=log, env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                            start_new_session=True,  # so that Ctrl-C comes here first, and workers end in order
+                        ))  # fmt: skip
+                yield _Workers(job, scratch, processes)
             finally:
-                os.close(lifeline)
+                _stop(processes)
 
 
 def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from grace_bench.files import write_atomically
@@ -45,6 +45,16 @@ class Scratch:
         """The last lines that the workers wrote."""
         texts = [path.read_text(errors="replace").rstrip() for path in sorted(self.folder.glob("worker.*.log"))]
         return "\n".join("\n".join(filter(None, texts)).splitlines()[-lines:])
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Makes the lifeline, and holds it for as long as the block lasts, or this process."""
+        os.mkfifo(self.lifeline)
+        line = os.open(self.lifeline, os.O_RDWR)
+        try:
+            yield
+        finally:
+            os.close(line)
 
     def watch(self, leave: Callable[[], None]) -> None:
         """Calls ``leave`` from a thread once nobody holds the lifeline any more: the command has ended, in whatever way."""

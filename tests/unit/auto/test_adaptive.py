@@ -13,6 +13,7 @@ from grace.auto.settings import wanted
 from grace.errors import ConfigurationError
 from grace.registry import spell
 from grace.registry.adaptive import Adaptive
+from grace.run.checkpoint import Checkpoint
 from grace.run.options import Options
 from grace.run.session import Session
 from grace.run.steps import Steps
@@ -79,6 +80,24 @@ def test_memories_are_handed_over_and_states_are_gone_on_from() -> None:
     handle.switch("none")
     handle.train(1)
     assert handle.methods() == ["none"] * 3
+
+
+def test_a_checkpoint_keeps_the_choices_for_other_workers_and_for_auto() -> None:
+    def save(member: Any, rank: int) -> tuple[dict[str, Any], list[str]]:
+        handle = Handle(member, grace.Policy.adaptive("qsgd", budget=4.5, every=3))
+        handle.train(4)
+        return Checkpoint(handle._session, chooser=handle._chooser).state_dict(), handle.methods()
+
+    saved, methods = in_threads(2, save)[0]
+    assert methods[0] != methods[2]
+
+    def load(member: Any, rank: int) -> list[str]:
+        handle = Handle(member, grace.Policy.adaptive("qsgd", budget=4.5, every=3))
+        assert handle.methods() != methods
+        Checkpoint(handle._session, chooser=handle._chooser).load_state_dict(saved)
+        return handle.methods()
+
+    assert in_threads(3, load) == [methods] * 3
 
 
 def test_a_nan_says_nothing() -> None:

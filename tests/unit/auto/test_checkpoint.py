@@ -105,6 +105,30 @@ def test_a_checkpoint_of_a_fixed_method_is_where_auto_goes_on(link: dict[str, fl
     torch.testing.assert_close(mean_of([before for _, before in told], "second"), owed["second"], atol=1e-5, rtol=1e-5)
 
 
+def test_one_file_of_all_workers_keeps_the_choice(link: dict[str, float]) -> None:
+    """As trainers of other libraries save: rank 0 writes what all read, and it says itself who saved it."""
+
+    def save(member: Any, rank: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        handle = Handle(member, AUTO)
+        handle.train(12, real(link))
+        saved = Checkpoint(handle._session, "all", whole=True, chooser=handle._chooser).state_dict()
+        return saved, debts_of(handle)
+
+    told = both(save)
+    link["topk"] = 90.0
+
+    def load(member: Any, rank: int) -> tuple[str, dict[str, Tensor]]:
+        handle = Handle(member, AUTO)
+        Checkpoint(handle._session, whole=True, chooser=handle._chooser).load_state_dict(told[0][0])
+        before = debts_of(handle)
+        handle.train(1, real(link))
+        return handle.used[0], before
+
+    for rank, (used, before) in enumerate(both(load)):
+        assert used == "topk"
+        assert torch.equal(before["second"], told[rank][1]["second"])
+
+
 def handle_says(handle: Handle, words: str) -> bool:
     return any(words in text for _, text in handle.explain().history)
 

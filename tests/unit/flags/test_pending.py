@@ -120,5 +120,5 @@ def test_flags_travel_in_memory_that_is_made_once():
     places = set()
     for _ in range(4):
         step(worker, X)
-        places.add(worker._pending._letter._room.data_ptr())
+        places.add(worker._findings.pending._letter._room.data_ptr())
     assert len(places) == 1

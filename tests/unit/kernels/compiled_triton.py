@@ -53,6 +53,9 @@ LIST_MANY = {
     "EACH": 0,
     "EVEN": 1,
 }
+GAPS = {
+    "sizes": "*i64", "gaps": "*i64", "ends": "*i64", "widths": "*i64", "sums": "*i32", "message": "*u8", "K": "i64",
+}  # fmt: skip
 LIST_EACH = {**LIST_MANY, "EACH": 1}
 # kernel -> what differs from the rules above, and one dictionary of constants for each way to compile it
 KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
@@ -146,6 +149,14 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.index_lists._write": ({}, [{**how, "TILE": 1024} for how in (LIST_MANY, LIST)]),
     "kernels.index_lists._count": ({}, [{**how, "TILE": 1024} for how in (LIST_EACH, LIST)]),
     "kernels.index_lists._read": ({}, [{**how, "TILE": 1024} for how in (LIST_EACH, LIST_MANY, LIST)]),
+    "kernels.gap_lists._measure": ({}, [{"DELTA": delta, "TILE": 1024} for delta in (0, 1)]),
+    "kernels.gap_lists._lay": (GAPS, [{"DELTA": 0, "widths": None, "TILE": 1024}, {"DELTA": 1, "TILE": 1024}]),
+    "kernels.gap_lists._write": (GAPS, [{"DELTA": 0, "widths": None, "TILE": 1024}, {"DELTA": 1, "TILE": 1024}]),
+    "kernels.gap_lists._count": (GAPS, [{"DELTA": delta, "TILE": 1024} for delta in (0, 1)]),
+    "kernels.gap_lists._place": (GAPS, [
+        {"DELTA": 0, "sums": None, "TILE": 1024}, {"DELTA": 1, "TILE": 1024}
+    ]),
+    "kernels.gap_lists._finish": (GAPS, [{"DELTA": delta, "TILE": 1024} for delta in (0, 1)]),
     "kernels.index_lists._check": ({}, [{"TILE": 1024}]),
     "kernels.sparse._write": ({}, [
         {**how, "NARROW": narrow, "TILE": 1024} for how, narrow in ((LIST_MANY, 0), (LIST, 1))
@@ -210,7 +221,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
 HELPERS = (
     "kernels.many.tile_of", "kernels.many.encoder_at", "kernels.many.adder_at", "kernels.many.blocks_at",
     "kernels.selection.tiles.row_at", "kernels.selection.tiles.noted", "kernels.sparse._listed",
-    "kernels.index_lists._list_at", "kernels.rotation.turns._turner_at",
+    "kernels.index_lists._list_at", "kernels.gap_lists._code_at", "kernels.rotation.turns._turner_at",
 )  # fmt: skip
 # Those that also read gradients of other types, as they are: kernel -> its arguments that have them.
 NARROW = {

@@ -53,34 +53,48 @@ class Chosen:
     notes: Any
 
 
-class CountedPlaces:
+class WirePlaces:
     """Where the wires of T tensors lie in the messages of W workers, all of the same layout.
 
     Args:
         widths: of each worker those of its wires, as they came from the network. own: this worker's rank.
-        sizes: the n of each tensor. code: of the wires.
+        least, most: of each tensor, bytes that a sender writes.
 
-    begins: of each tensor the byte where its sealed wire begins. sealed: the bytes of these. size: s, of a message. rooms: for
-    how many values of each wire there is room, all n if it has no list.
+    begins: of each tensor the byte where its sealed wire begins. sealed: the bytes of these. size: s, of a message. layout:
+    what a backend makes of it.
+
+    Raises:
+        PayloadError: a width that no sender writes.
+    """
+
+    def __init__(self, widths: Sequence[Sequence[int]], own: int, least: Sequence[int], most: Sequence[int]):
+        self.widths, self.own, self.limits = [list(row) for row in widths], own, list(most)
+        for rank, row in enumerate(self.widths):
+            for width, low, limit in zip(row, least, most, strict=True):
+                if not low <= width <= limit:
+                    raise PayloadError(f"field 'width' of rank {rank} must be in [{low}, {limit}], got {width}")
+        self.sealed = tuple(wires.sealed_bytes(max(column)) for column in zip(*self.widths, strict=True))
+        self.begins = [sum(self.sealed[:t]) for t in range(len(self.sealed))]
+        self.size = sum(self.sealed)
+        self.layout: Any = None
+
+    def words(self, device: torch.device) -> Tensor:
+        """int64 ``[T]``: where the headers of the sealed wires are, in int32."""
+        return torch.tensor(self.begins).div_(4, rounding_mode="floor").to(device, non_blocking=True)
+
+
+class CountedPlaces(WirePlaces):
+    """Where counted wires lie.
+
+    Args:
+        widths, own: as for :class:`WirePlaces`. sizes: the n of each tensor. code: of the wires.
+
+    rooms: for how many values of each wire there is room, all n if it has no list.
 
     Raises:
         PayloadError: a width that no sender writes.
     """
 
     def __init__(self, widths: Sequence[Sequence[int]], own: int, sizes: Sequence[int], code: CountedCode):
-        self.widths, self.own, self.code = [list(row) for row in widths], own, code
-        limits = [COUNT + code.value * n for n in sizes]
-        for rank, row in enumerate(self.widths):
-            for width, limit in zip(row, limits, strict=True):
-                if not COUNT <= width <= limit:
-                    raise PayloadError(f"field 'width' of rank {rank} must be in [{COUNT}, {limit}], got {width}")
-        self.sealed = tuple(wires.sealed_bytes(max(column)) for column in zip(*self.widths, strict=True))
-        self.begins = [sum(self.sealed[:t]) for t in range(len(sizes))]
-        self.size = sum(self.sealed)
+        super().__init__(widths, own, [COUNT] * len(sizes), [COUNT + code.value * n for n in sizes])
         self.rooms = [[(width - COUNT) // code.value for width in row] for row in self.widths]
-        self.limits = limits
-        self.layout: Any = None
-
-    def words(self, device: torch.device) -> Tensor:
-        """int64 ``[T]``: where the headers of the sealed wires are, in int32."""
-        return torch.tensor(self.begins).div_(4, rounding_mode="floor").to(device, non_blocking=True)

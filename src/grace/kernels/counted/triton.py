@@ -19,7 +19,7 @@ from grace.compute.launching import TILE, Marks, launch
 from grace.kernels.counted import Chosen, CountedCode, CountedPlaces, Sampling
 from grace.kernels.counted.parts import COUNT
 from grace.kernels.index_lists.triton import LIST_BITS, read_tables
-from grace.kernels.many import Many, pair_programs, spans_of
+from grace.kernels.many import Many, carry_together, pair_programs, spans_of
 from grace.kernels.many.triton import numbers_of, tile_of, wire_of
 from grace.kernels.selection.tiles.triton import MOST, Look, measure_many
 from grace.kernels.selection.triton import Largest, Reaching, find_kth, new_words
@@ -171,11 +171,7 @@ class _PlacesThere:
             torch.stack((at, widths, listed.cumsum(1) - listed), dim=2), own.cumsum(0) - own, spans_of(read),
             pair_programs(-(-widths[places.own] // TILE)), pair_programs(read),
         )  # fmt: skip
-        flat = torch.cat([part.view(torch.int64).view(-1) for part in parts]).to(many.device, non_blocking=True)
-        cut = flat.split([part.view(torch.int64).numel() for part in parts])
-        self.where, self.begins, self.spans, self.written, self.read = (
-            piece.view(part.dtype).view(part.shape) for piece, part in zip(cut, parts, strict=True)
-        )
+        self.where, self.begins, self.spans, self.written, self.read = carry_together(parts, many.device)
         room = zip(places.rooms, places.widths, strict=True)
         self.plane = max(
             1, *(sum(k for k, w, most in zip(*row, places.limits, strict=True) if w < most) for row in room)

@@ -17,7 +17,7 @@ from torch import Tensor
 from grace.errors import PayloadError
 from grace.kernels.packing import pack, packed_bytes, unpack
 
-_BLOCK = 128  # gaps that share a width
+BLOCK = 128  # gaps that share a width
 _WIDTH_BITS = 5
 _GOLDEN = math.log((math.sqrt(5) - 1) / 2)
 
@@ -32,9 +32,14 @@ def _indices(gap: Tensor) -> Tensor:
 
 
 # ---- delta: blocks of 128 gaps in as many bits as the largest of the block needs --------------------------------------
+def delta_head(k: int) -> int:
+    """Bytes of the widths of all blocks of k gaps."""
+    return packed_bytes(math.ceil(k / BLOCK), _WIDTH_BITS)
+
+
 def delta_most(n: int, k: int) -> int:
     """Bytes that k indices below n need at most."""
-    return packed_bytes(math.ceil(k / _BLOCK), _WIDTH_BITS) + packed_bytes(k, (n - 1).bit_length())
+    return delta_head(k) + packed_bytes(k, (n - 1).bit_length())
 
 
 def delta_encode(index: Tensor, n: int) -> Tensor:
@@ -55,27 +60,27 @@ def delta_encode(index: Tensor, n: int) -> Tensor:
 
 def delta_decode(packed: Tensor, n: int, k: int) -> tuple[Tensor, int]:
     """Bytes ``[w]`` -> the list ``[k]``, and how many bytes it took."""
-    count = math.ceil(k / _BLOCK)
-    at = packed_bytes(count, _WIDTH_BITS)
+    count = math.ceil(k / BLOCK)
+    at = delta_head(k)
     _require(packed, at)
     width = unpack(packed[None, :at], _WIDTH_BITS, count)[0].long()
     starts, end = _places(width, k)
     _require(packed, at + end)
     body = packed.new_zeros(int(starts[-1]) + 16 * int(width[-1]))
     body[:end] = packed[at : at + end]
-    blocks = torch.zeros(count, _BLOCK, dtype=torch.int64, device=packed.device)
+    blocks = torch.zeros(count, BLOCK, dtype=torch.int64, device=packed.device)
     for w in sorted(set(width.tolist())):
         if w:
             mine = width == w
             where = starts[mine, None] + torch.arange(16 * w, device=packed.device)
-            blocks[mine] = unpack(body[where], w, _BLOCK).long()
+            blocks[mine] = unpack(body[where], w, BLOCK).long()
     return _indices(blocks.view(-1)[:k]), at + end
 
 
 def _in_blocks(gap: Tensor) -> Tensor:
-    blocks = gap.new_zeros(math.ceil(gap.numel() / _BLOCK) * _BLOCK)
+    blocks = gap.new_zeros(math.ceil(gap.numel() / BLOCK) * BLOCK)
     blocks[: gap.numel()] = gap
-    return blocks.view(-1, _BLOCK)
+    return blocks.view(-1, BLOCK)
 
 
 def _bit_length(value: Tensor) -> Tensor:
@@ -87,7 +92,7 @@ def _places(width: Tensor, k: int) -> tuple[Tensor, int]:
     """Where each block starts in the body, in bytes, and where the last one, which may be shorter, ends."""
     size = 16 * width  # 128 w bits
     starts = size.cumsum(0) - size
-    last = k - _BLOCK * (width.numel() - 1)
+    last = k - BLOCK * (width.numel() - 1)
     return starts, int(starts[-1]) + packed_bytes(last, int(width[-1]))
 
 
@@ -97,10 +102,14 @@ def rice_parameter(n: int, k: int) -> int:
     return 0 if k == n else max(0, 1 + math.floor(math.log2(_GOLDEN / math.log1p(-k / n))))
 
 
+def rice_head(n: int, k: int) -> int:
+    """Bytes of r and of the low bits of k gaps."""
+    return 1 + packed_bytes(k, rice_parameter(n, k))
+
+
 def rice_most(n: int, k: int) -> int:
     """Bytes that k indices below n need at most: the gaps sum to n - k at most, which bounds the unary part."""
-    r = rice_parameter(n, k)
-    return 1 + packed_bytes(k, r) + packed_bytes(k + ((n - k) >> r), 1)
+    return rice_head(n, k) + packed_bytes(k + ((n - k) >> rice_parameter(n, k)), 1)
 
 
 def rice_encode(index: Tensor, n: int) -> Tensor:

@@ -119,7 +119,7 @@ def _list_at(
 
 
 @triton.jit
-def _bit_of(at, i, inside):
+def bit_of(at, i, inside):
     """int32: bits i."""
     return (tl.load(at + i // 8, inside, 0).to(tl.int32) >> (i % 8).to(tl.int32)) & 1
 
@@ -135,7 +135,7 @@ def _count(
         n, k, number, low, low_bytes, size, MANY, EACH,
     )  # fmt: skip
     i = tile * TILE + tl.arange(0, TILE)
-    tl.store(counts + this, tl.sum(_bit_of(base + low_bytes, i, i < 8 * (size - low_bytes)), 0))
+    tl.store(counts + this, tl.sum(bit_of(base + low_bytes, i, i < 8 * (size - low_bytes)), 0))
 
 
 @triton.jit(do_not_specialize=["b", "k", "number", "low", "low_bytes", "size"])
@@ -163,13 +163,13 @@ def _read(
         rises = place > load_bits(base, j - 1, follows, low_bytes, low)
     else:
         width, bits = 8 * (size - low_bytes), base + low_bytes
-        bit = _bit_of(bits, i, i < width)
+        bit = bit_of(bits, i, i < width)
         j = (tl.load(begins + this) + tl.cumsum(bit, 0) - bit).to(tl.int64)
         keep = (bit > 0) & (j < k)
         field = load_bits(base, j, keep, low_bytes, low)
         place = ((i - j * (number == 2).to(tl.int64)) << low) | field
         before = (i > 0) & (i <= width)
-        follows = keep & (number == 2) & (_bit_of(bits, i - 1, before) > 0)  # the same upper bits
+        follows = keep & (number == 2) & (bit_of(bits, i - 1, before) > 0)  # the same upper bits
         rises = field > load_bits(base, j - 1, follows, low_bytes, low)
         tl.store(marks, 1, (tile == 0) & (number < 3) & (tl.load(total + other) != k))
     mark_if(order, follows & (rises == 0))

@@ -219,6 +219,17 @@ def spans_of(counts: Tensor) -> Tensor:
     return torch.stack((counts.cumsum(0) - counts, counts), dim=1)
 
 
+def carry_together(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Tensors of any shapes, of integers, on the device: one copy of all."""
+    words = [part.contiguous().view(-1).view(torch.uint8) for part in parts]
+    padded = [torch.nn.functional.pad(word, (0, -len(word) % 8)) for word in words]
+    flat = _to(device, torch.cat(padded)).split_with_sizes([len(word) for word in padded])
+    return [
+        piece[: len(word)].view(part.dtype).view(part.shape)
+        for piece, word, part in zip(flat, words, parts, strict=True)
+    ]
+
+
 def _to(device: torch.device, x: Tensor) -> Tensor:
     """The numbers of x on the device. The host does not wait for it: what is copied from is not changed."""
     return x.to(device, non_blocking=True)

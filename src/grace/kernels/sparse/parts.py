@@ -69,16 +69,17 @@ class Pairs:
     @property
     def lists(self) -> PlaceLists:
         """Those of places: in each wire its values come before them."""
-        return PlaceLists(self.kept, self.codes, tuple(map(self._values, self.kept)))
+        return PlaceLists(self.kept, self.codes, tuple(value_bytes(k, self.narrow, self.grid) for k in self.kept))
 
     def widths(self, sizes: Sequence[int]) -> list[int]:
         """Bytes of the wire of each row, of so many numbers."""
-        rows = zip(sizes, self.kept, self.codes, strict=True)
-        return [self._values(k) + layout(n, k, code).size for n, k, code in rows]
+        rows = zip(sizes, self.kept, self.codes, self.lists.before, strict=True)
+        return [before + layout(n, k, code).size for n, k, code, before in rows]
 
-    def _values(self, k: int) -> int:
-        """Bytes of k values."""
-        return (2 if self.narrow else 4) * k if self.grid is None else self.grid.width(k)
+
+def value_bytes(k: int, narrow: bool, grid: ScaledCodes | None) -> int:
+    """Bytes of k values in a wire: bfloat16 or float32, or on a grid."""
+    return (2 if narrow else 4) * k if grid is None else grid.width(k)
 
 
 def check_parts(parts: Sequence[WirePart], n: int, *, narrow: bool) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ from grace import wire as wires
 from grace.errors import PayloadError
 from grace.flags.finite import Flag
 from grace.flags.refusals import refuse_unless
-from grace.kernels.index_lists import PlaceLists, check_list, decode_indices, encode_indices, layout
+from grace.kernels.index_lists import PlaceLists, check_list, codes, decode_indices, encode_indices, layout
 from grace.kernels.many import Many
 from grace.kernels.many.reference import encode_each, sum_each
 from grace.kernels.packing import unpack, unpack_trits
@@ -82,23 +82,23 @@ def sum_topk_many(rows: Tensor, many: Many, pairs: Pairs, weight: float) -> Tens
         if grid is None:
             family.sum_topk(received, out, *next(lists), weight, narrow=pairs.narrow)
         else:
-            _sum_grid(received, out.zero_(), *next(lists), grid, weight)
+            sum_grid(received, out.zero_(), *next(lists), grid, weight)
 
     return sum_each(rows, many, pairs.widths(many.sizes), add_up)
 
 
-def _sum_grid(received: Sequence[Tensor], out: Tensor, k: int, code: str, grid: ScaledCodes, weight: float) -> None:
-    """Adds to ``out [1, n]`` what wires ``[1, w]`` say of values on a grid."""
+def sum_grid(received: Sequence[Tensor], out: Tensor, k: int, code: str, grid: ScaledCodes, weight: float) -> None:
+    """Adds to ``out [1, n]`` what wires ``[1, w]`` say of values on a grid. ``code``: any, of their places."""
     at = grid.width(k)
     for wire in received:
         scale = wires.check_scale("scale", wires.split(wire, [("scale", torch.float32, 1)], slack=True)[0])
-        codes = wire[:, 4:at]
+        packed = wire[:, 4:at]
         if grid.bits == 0:
-            refuse_unless((codes <= 242).all(), lambda: PayloadError(BAD_CODE))
-        code_of = unpack(codes, grid.bits, k) if grid.bits else unpack_trits(codes, k)
+            refuse_unless((packed <= 242).all(), lambda: PayloadError(BAD_CODE))
+        code_of = unpack(packed, grid.bits, k) if grid.bits else unpack_trits(packed, k)
         refuse_unless((code_of < grid.count).all(), lambda: PayloadError(BAD_CODE))
         values = (code_of.float() * grid.step - grid.unit) * (scale / grid.unit)
-        index = decode_indices(wire[:, at:], out.shape[1], k, code)
+        index, _ = codes.take(wire[:, at:], out.shape[1], k, code)
         out.scatter_add_(1, index, values * weight)
 
 

@@ -111,6 +111,8 @@ def _sum_lists(
         place, n = wire_of(table, row)
         out, start = numbers_of(table, row, out, EVEN)
         k, own, _number, _low, _low_bytes, _size, _before = code_of(lists, row)
+        if EACH == 0:
+            place += place_in(lists, row)
         wires = wires + place
         marks = marks + row
     else:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from grace.kernels import Many, clear_listed_many, encode_indices_many, put_listed_many, take_topk_many
+from grace.kernels import Many, PlaceLists, clear_listed_many, encode_indices_many, put_listed_many, take_topk_many
 from grace.kernels.sparse import Pairs
 
 
@@ -16,22 +16,33 @@ def encode_selected(message: Tensor, many: Many, pairs: Pairs, encode: Callable[
     of what it is given, and makes their rests what it drops; the places follow. ``[T]`` bool, which tensors were finite:
     others count as zeros.
     """
-    sent, values = many.once((encode_selected, pairs), lambda: _make_rooms(many, pairs.kept))
-    index = torch.empty(len(sent), dtype=torch.int64, device=many.device)
-    finite = take_topk_many(index, sent, many, pairs.kept)
-    clear_listed_many(index, sent, finite, many, pairs.lists)
-    values.point(values.xs, None, None if many.rests is None else values.xs)
-    encode(values)
+    finite, index = take_encoded(many, pairs.kept, many.places, encode)
     encode_indices_many(message, many, pairs.lists, index)
-    if many.rests is not None:
-        put_listed_many(index, sent, many, pairs.lists)
     return finite
 
 
-def _make_rooms(many: Many, kept: Sequence[int]) -> tuple[Tensor, Many]:
+def take_encoded(
+    many: Many, kept: tuple[int, ...], places: tuple[int, ...], encode: Callable[[Many], object]
+) -> tuple[Tensor, Tensor]:
+    """As :func:`encode_selected`, of the ``kept`` largest of each row, whose wires have these places: (``[T]`` bool, which
+    tensors were finite; ``[K]`` int64, the lists of where these numbers are).
+    """
+    lists = PlaceLists(kept, (), ())
+    sent, values = many.once((take_encoded, kept, places), lambda: _make_rooms(many, kept, places))
+    index = torch.empty(len(sent), dtype=torch.int64, device=many.device)
+    finite = take_topk_many(index, sent, many, kept)
+    clear_listed_many(index, sent, finite, many, lists)
+    values.point(values.xs, None, None if many.rests is None else values.xs)
+    encode(values)
+    if many.rests is not None:
+        put_listed_many(index, sent, many, lists)
+    return finite, index
+
+
+def _make_rooms(many: Many, kept: Sequence[int], places: Sequence[int]) -> tuple[Tensor, Many]:
     """``[K]`` float32 for what is selected, and the tensors of it, which stay where they are."""
     counts = kept[:: many.rows]
     sent = torch.empty(sum(kept), device=many.device)
-    values = Many(counts, many.places, many.streams, many.device, many.rows)
+    values = Many(counts, places, many.streams, many.device, many.rows)
     values.xs = [part.view(many.rows, -1) for part in sent.split_with_sizes([many.rows * k for k in counts])]
     return sent, values

@@ -1,0 +1,73 @@
+"""What wires of pairs say whose places travel as gaps, and where those of a bucket lie once their widths are known."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from grace.kernels.counted.parts import WirePlaces
+from grace.kernels.index_lists.codes import most
+from grace.kernels.index_lists.gaps import delta_head, rice_head
+from grace.kernels.packing import packed_bytes
+from grace.kernels.sparse.parts import ScaledCodes, value_bytes
+
+
+@dataclass(frozen=True)
+class GapLists:
+    """The lists of the rows of a bucket.
+
+    kept: of each row k, at least 1. index: their code, delta or rice. before: bytes of its wire in front of the code.
+    """
+
+    kept: tuple[int, ...]
+    index: str
+    before: tuple[int, ...]
+
+    @property
+    def begins(self) -> tuple[int, ...]:
+        """Where what is before each row's code begins among those of all rows, in bytes."""
+        return tuple(itertools.accumulate(self.before, initial=0))[:-1]
+
+    def heads(self, sizes: Sequence[int]) -> list[int]:
+        """Of each row of n numbers: the bytes of its code whose number follows from k and n."""
+        if self.index == "delta":
+            return [delta_head(k) for k in self.kept]
+        return [rice_head(n, k) for n, k in zip(sizes, self.kept, strict=True)]
+
+
+@dataclass(frozen=True)
+class GapPairs:
+    """index: delta or rice. kept: how many of n numbers are sent, at least 1. narrow: whether values are bfloat16. grid: what
+    they are instead of numbers.
+    """
+
+    index: str
+    kept: Callable[[int], int]
+    narrow: bool
+    grid: ScaledCodes | None = None
+
+    def lists(self, sizes: Sequence[int]) -> GapLists:
+        """Those of rows of so many numbers."""
+        kept = tuple(map(self.kept, sizes))
+        return GapLists(kept, self.index, tuple(value_bytes(k, self.narrow, self.grid) for k in kept))
+
+
+class GapPlaces(WirePlaces):
+    """Where the wires of T tensors lie in the messages of W workers.
+
+    Args:
+        widths, own: as for :class:`grace.kernels.counted.parts.WirePlaces`. sizes: the n of each tensor. code: of the wires.
+
+    lists: of the tensors.
+
+    Raises:
+        PayloadError: a width that no sender writes.
+    """
+
+    def __init__(self, widths: Sequence[Sequence[int]], own: int, sizes: Sequence[int], code: GapPairs):
+        self.lists = code.lists(sizes)
+        rows = list(zip(sizes, self.lists.kept, self.lists.before, self.lists.heads(sizes), strict=True))
+        unary = code.index == "rice"
+        least = [before + head + (packed_bytes(k, 1) if unary else 0) for _, k, before, head in rows]
+        super().__init__(widths, own, least, [before + most(n, k, code.index) for n, k, before, _ in rows])
