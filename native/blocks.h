@@ -126,6 +126,13 @@ GRACE_INLINE void fetch(const Rows& r, int64_t first, int64_t len) {
         for (int64_t i = 0; i < len; i += 16) prefetch((const void*)((uintptr_t)r.memory + (uintptr_t)(first + i) * 4));
 }
 
+// Asks for the address of what is streamed to p [0] and beyond, of which a page comes next: a store that waits for an address
+// holds up all stores behind it.
+constexpr int64_t PAGE = 1024;  // numbers
+GRACE_INLINE void fetch_page(const float* p, int64_t at) {
+    if (at % PAGE == 0) prefetch((const void*)((uintptr_t)p + 2 * PAGE * sizeof(float)));
+}
+
 // How a rest is kept. STREAM is for what will have left the caches anyway before it is read: its lines need not be read first.
 enum Keep { NOTHING, STORE, STREAM };
 template <Keep keep>

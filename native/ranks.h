@@ -50,6 +50,21 @@ static const uint32_t* sort_keys(uint32_t* keys, uint32_t* spare, int64_t count)
     return count < 4096 ? sort_keys<8>(keys, spare, count) : sort_keys<11>(keys, spare, count);
 }
 
+// Places below n, so that those of a 2,048th of the row are together. Returns `out`.
+static const uint32_t* order_nearly(const uint32_t* places, uint32_t* out, int64_t count, int64_t n) {
+    constexpr uint32_t PARTS = 2048;
+    int shift = 0;
+    while ((n - 1) >> shift >= PARTS) shift++;
+    uint32_t sizes[PARTS] = {};
+    for (int64_t i = 0; i < count; i++) sizes[places[i] >> shift]++;
+    for (uint32_t part = 0, at = 0; part < PARTS; part++) {
+        const uint32_t size = sizes[part];
+        sizes[part] = at, at += size;
+    }
+    for (int64_t i = 0; i < count; i++) out[sizes[places[i] >> shift]++] = places[i];
+    return out;
+}
+
 // f(keys, len) for all of p, a piece at a time.
 template <class F>
 static void each_piece(const Rows& r, F f) {

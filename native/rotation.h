@@ -231,13 +231,22 @@ GRACE_INLINE int32_t largest_few(const float* x, int64_t len) {
     return most;
 }
 
-// Sixteen float64 lanes of products, in the order of blocks.h.
+// Sixteen float64 lanes of products of float32, which are exact, in the order of blocks.h.
 struct Products {
     Lanes16 sum;
     GRACE_MEMBER void add(const float* a, const float* b) {
         for (int k = 0; k < 32 / L; k++)
-            sum.lane[k] += __builtin_convertvector(load<half_vf>(a + k * (L / 2)), vd) *
-                           __builtin_convertvector(load<half_vf>(b + k * (L / 2)), vd);
+            sum.lane[k] = add_product(sum.lane[k], __builtin_convertvector(load<half_vf>(a + k * (L / 2)), vd),
+                                      __builtin_convertvector(load<half_vf>(b + k * (L / 2)), vd));
+    }
+    GRACE_INLINE vd add_product(vd sum, vd a, vd b) {
+#if defined(__FMA__) && GRACE_LANES == 16
+        return (vd)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)sum);
+#elif defined(__FMA__) && GRACE_LANES == 8
+        return (vd)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)sum);
+#else
+        return sum + a * b;
+#endif
     }
 };
 // Zeros up to a multiple of sixteen; each(i) is called for every sixteen.

@@ -1,7 +1,7 @@
 // A table of sixteen numbers.
 #pragma once
 
-#include "simd.h"
+#include "bits.h"
 
 namespace grace {
 namespace GRACE_TARGET {
@@ -28,6 +28,24 @@ struct Sixteen {
         return out;
     }
 #endif
+};
+
+// A table of sixteen bytes: of 4 L codes below sixteen those that they say.
+struct SixteenBytes {
+    alignas(16) uint8_t all[16];
+    GRACE_MEMBER vb at(vb codes) const {
+#if defined(__x86_64__) && GRACE_LANES == 16
+        return (vb)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)all)), (__m512i)codes);
+#elif defined(__x86_64__) && GRACE_LANES == 8
+        return (vb)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)all)), (__m256i)codes);
+#elif defined(GRACE_NEON)
+        return (vb)vqtbl1q_u8(vld1q_u8(all), (uint8x16_t)codes);
+#else
+        vb out;
+        for (int i = 0; i < 4 * L; i++) out[i] = all[codes[i] & 15];
+        return out;
+#endif
+    }
 };
 
 }  // namespace GRACE_TARGET

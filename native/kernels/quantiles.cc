@@ -14,9 +14,9 @@ namespace grace {
 namespace GRACE_TARGET {
 namespace {
 
-constexpr int64_t PART = 1024;    // numbers whose buckets are found before they are added up
+constexpr int64_t PART = 256;     // numbers whose buckets are found before they are added up: few, as what is stored behind streams waits for them
 constexpr int64_t SOME = 4 * TASK;
-constexpr int64_t SOON = 32;      // how many numbers of a sample ahead are fetched
+constexpr int64_t SOON = 64;      // how many numbers of a sample ahead are fetched
 constexpr float GREATEST = 0x1.fffffep127f;
 
 struct Quantiles {
@@ -53,10 +53,10 @@ struct Quantiles {
         if (seen == r.n) {
             negative = find_quantiles(r, q, edges);
         } else {
-            // In the order of their places, so that few pages are looked up.
+            // About in the order of their places, so that few pages are looked up.
             auto* places = new uint32_t[(size_t)(2 * seen)];
             visit_subset(Subset(key, r.n, seen), seen, threads, [](uint32_t) {}, [&](int64_t i, uint32_t at) { places[i] = at; });
-            const uint32_t* sorted = sort_keys(places, places + seen, seen);
+            const uint32_t* sorted = order_nearly(places, places + seen, seen, r.n);
             auto* drawn = new float[(size_t)seen];
             for (int64_t i = 0; i < seen; i++) {
                 const uint32_t next = sorted[least(i + SOON, seen - 1)], at = sorted[i];
@@ -95,18 +95,19 @@ struct Quantiles {
             vi seen_most = {};
             for (int64_t at = task * SOME, stop = least(r.n, at + SOME); at < stop; at += PART) {
                 const int64_t len = least(PART, stop - at);
+                if (copy) fetch_page(r.rest + at, at);
                 seen_most = max(seen_most, splat(gather(r, at, len, p)));
                 for (int64_t i = 0; i < len; i += 4 * L) {
                     fetch(r, at + AHEAD + i, 4 * L);  // not all at once: few reads can wait for memory at a time
                     vi v[4];
                     for (int k = 0; k < 4; k++) v[k] = tree.template count<width>(loadf(p + i + k * L));
                     store_u8(found + i, v[0], v[1], v[2], v[3]);
-                }
-                for (int64_t i = 0; copy && i < len; i += L) {
-                    if (i + L > len) {
-                        store_first(r.rest + at + i, loadf(p + i), len - i);
+                    if (!copy) continue;
+                    if (i + 4 * L <= len) {
+                        for (int64_t j = i; j < i + 4 * L; j += L)
+                            streams ? stream(r.rest + at + j, loadf(p + j)) : store(r.rest + at + j, loadf(p + j));
                     } else {
-                        streams ? stream(r.rest + at + i, loadf(p + i)) : store(r.rest + at + i, loadf(p + i));
+                        memcpy(r.rest + at + i, p + i, (size_t)(len - i) * 4);
                     }
                 }
                 uint8_t* bytes = wire + place(at);
@@ -192,6 +193,7 @@ struct Quantiles {
                 unpack_codes(bits, wire + place(at), len, found);
                 const float* x = r.x + at;
                 float* rest = r.rest + at;
+                fetch_page(rest, at);
                 int64_t i = 0;
                 for (; i + L <= len; i += L) {
                     if (i % 16 == 0) fetch(r, at + AHEAD + i, 16);

@@ -73,6 +73,7 @@ bool rotate_and_measure(const Rows& r, float* out, float* norms, const Key& key,
             }
             seen = most > seen ? most : seen;
             if (streams && len % 16 == 0) {
+                fetch_page(out + at, at);
                 norms[at / r.block] = norm_of(y, len, [&](int64_t i) {
                     for (int64_t j = i; j < i + 16; j += L) stream(out + at + j, loadf(y + j));
                 });

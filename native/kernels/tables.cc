@@ -63,8 +63,11 @@ struct Table {
 
 #if GRACE_LANES == 16
 // Codes of y [0, len), which have one bound, 64 at a time: random numbers are made beside them, so that a processor finds work
-// while it divides. lo + u (hi - lo) < v is exact: it has 17 bits behind the point and 6 before it. Returns how many.
-int64_t round_many(const Table& table, const float* y, int64_t len, float bound, const Key& key, uint64_t first, uint8_t* codes) {
+// while it divides. lo + u (hi - lo) < v is exact: it has 17 bits behind the point and 6 before it. Returns how many. each(i) is
+// called for every sixteen.
+template <class Each>
+int64_t round_many(const Table& table, const float* y, int64_t len, float bound, const Key& key, uint64_t first, uint8_t* codes,
+                   Each each) {
     const bool nothing = bound < TINY;
     const __m512 limit = _mm512_set1_ps(nothing ? 0 : bound), minus = -limit, by = _mm512_set1_ps(nothing ? 1 : bound);
     const __m512 one = _mm512_set1_ps(1), half = _mm512_set1_ps(table.half), close = _mm512_set1_ps(1e-6f);
@@ -85,6 +88,7 @@ int64_t round_many(const Table& table, const float* y, int64_t len, float bound,
         for (int c = 0; c < CHAINS; c++) {
             vi code[4];
             for (int k = 0; k < 4; k++) {
+                each(i + 64 * c + 16 * k);
                 const __m512 clipped = _mm512_max_ps(_mm512_min_ps(_mm512_loadu_ps(y + i + 64 * c + 16 * k), limit), minus);
                 __m512 v = (clipped / by + one) * half;
                 const __m512 off = v - _mm512_roundscale_ps(v, 0), slack = _mm512_max_ps(v * close, close);
@@ -103,7 +107,8 @@ int64_t round_many(const Table& table, const float* y, int64_t len, float bound,
 #endif
 
 // Codes of y [0, len), which have one bound.
-void round_run(const Table table, const float* y, int64_t len, float bound, const uint16_t* lanes, uint8_t* codes) {
+template <class Each>
+void round_run(const Table table, const float* y, int64_t len, float bound, const uint16_t* lanes, uint8_t* codes, Each each) {
     const vi nothing = splat(bound < TINY ? -1 : 0);
     const vf by = splat(bound < TINY ? -1.0f : -bound);
     auto of = [&](const float* p, int64_t i) {
@@ -111,7 +116,10 @@ void round_run(const Table table, const float* y, int64_t len, float bound, cons
         return table.round(loadf(p), by, nothing, u);
     };
     int64_t i = 0;
-    for (; i + L <= len; i += L) store_u8(codes + i, of(y + i, i));
+    for (; i + L <= len; i += L) {
+        if (i % 16 == 0) each(i);
+        store_u8(codes + i, of(y + i, i));
+    }
     if (i == len) return;
     float p[L] = {};
     uint8_t last[L];
@@ -147,12 +155,16 @@ void encode(const Rows& r, const float* y, const float* bounds, const Table& tab
         for (int64_t at = start, next; at < end; at = next) {
             next = least(least(end, at + PIECE), (at / r.block + 1) * r.block);
             const float bound = bounds[at / r.block];
+            // What the rest will be of is asked for here: memory has time while codes are made, and none while the rest is.
+            const auto each = [&](int64_t i) {
+                if (r.rest) fetch(r, at + i, 16);
+            };
             int64_t done = 0;
 #if GRACE_LANES == 16
-            if (at % 4 == 0) done = round_many(table, y + at, next - at, bound, key, (uint64_t)at, codes + (at - start));
+            if (at % 4 == 0) done = round_many(table, y + at, next - at, bound, key, (uint64_t)at, codes + (at - start), each);
 #endif
             const int64_t i = at + done, left = next - i;
-            if (left) round_run(table, y + i, left, bound, lanes.at((uint64_t)i, left), codes + (i - start));
+            if (left) round_run(table, y + i, left, bound, lanes.at((uint64_t)i, left), codes + (i - start), each);
         }
         memset(codes + (end - start), 0, (size_t)(room - (end - start)));
         // A byte belongs to the task in which its first code is.
@@ -175,18 +187,19 @@ void encode(const Rows& r, const float* y, const float* bounds, const Table& tab
                     float table_[16];
                     for (int i = 0; i < 16; i++) table_[i] = table.share[i] * bound;
                     const Sixteen values(table_);
-                    const auto says = [&](int64_t i) {
-                        if (i % 16 == 0) fetch(r, at + AHEAD + i, 16);
-                        return values.at(load_u8(here + i));
-                    };
-                    const auto leave = [&](int64_t i, vf p, vf v) {
-                        v = p - signs.flip(v, at + i);
+                    transform(
+                        said, len, [&](int64_t i) { return values.at(load_u8(here + i)); },
+                        [&](int64_t i, vf v) { store(said + i, v); });
+                    // In a pass of its own: the last round of a transform would stream to eight places in turn.
+                    const auto leave = [&](int64_t i, vf p) {
+                        const vf v = p - signs.flip(loadf(said + i), at + i);
                         streams ? stream(rest + i, v) : store(rest + i, v);
                     };
+                    if (streams) fetch_page(rest, at);
                     if (r.memory) {
-                        transform(said, len, says, [&](int64_t i, vf v) { leave(i, loadf(x + i) + loadf(e + i), v); });
+                        for (int64_t i = 0; i < len; i += L) leave(i, loadf(x + i) + loadf(e + i));
                     } else {
-                        transform(said, len, says, [&](int64_t i, vf v) { leave(i, loadf(x + i), v); });
+                        for (int64_t i = 0; i < len; i += L) leave(i, loadf(x + i));
                     }
                     continue;
                 }
@@ -204,29 +217,34 @@ void encode(const Rows& r, const float* y, const float* bounds, const Table& tab
     parallel(tasks.per_row, enough_threads(r.n, threads), work);
 }
 
-// Sums of what W workers' codes of a chunk say, packed; below 2**24.
+// Sums of what W workers' codes of a chunk say, packed; below 2**24. Those of at most 8 bits are bytes all the way.
 void sum(const uint8_t* received, int64_t W, int64_t width, int64_t n, const Table& table, int bits, uint8_t* out, int threads) {
     const Sixteen entries(table.entry);
+    SixteenBytes small;
+    for (int i = 0; i < 16; i++) small.all[i] = (uint8_t)table.entry[i];
     auto work = [&](int64_t task) {
         const int64_t at = task * PIECE, len = least(PIECE, n - at);
-        alignas(64) float total[PIECE + 16];
         alignas(64) uint8_t codes[PIECE + 64] = {};
+        uint8_t* to = out + packed_bytes(at, bits);
+        const auto unpack = [&](int64_t w) {
+            unpack_codes(table.bits, received + w * width + packed_bytes(at, table.bits), len, codes);
+        };
+        if (bits <= 8) {
+            alignas(64) uint8_t total[PIECE + 64] = {};
+            for (int64_t w = 0; w < W; w++) {
+                unpack(w);
+                for (int64_t i = 0; i < len; i += 4 * L) store(total + i, load<vb>(total + i) + small.at(load<vb>(codes + i)));
+            }
+            return pack_codes(bits, total, len, to);
+        }
+        alignas(64) float total[PIECE + 16] = {};
         alignas(64) int32_t sums[PIECE + 16];
         for (int64_t w = 0; w < W; w++) {
-            unpack_codes(table.bits, received + w * width + packed_bytes(at, table.bits), len, codes);
-            for (int64_t i = 0; i < len; i += L) {
-                const vf entry = entries.at(load_u8(codes + i));
-                store(total + i, w ? loadf(total + i) + entry : entry);
-            }
+            unpack(w);
+            for (int64_t i = 0; i < len; i += L) store(total + i, loadf(total + i) + entries.at(load_u8(codes + i)));
         }
-        uint8_t* to = out + packed_bytes(at, bits);
-        if (bits <= 8) {
-            for (int64_t i = 0; i < len; i += L) store_u8(codes + i, truncate(loadf(total + i)));
-            pack_codes(bits, codes, len, to);
-        } else {
-            for (int64_t i = 0; i < len; i += L) store(sums + i, truncate(loadf(total + i)));
-            pack_numbers(bits, sums, len, to);
-        }
+        for (int64_t i = 0; i < len; i += L) store(sums + i, truncate(loadf(total + i)));
+        pack_numbers(bits, sums, len, to);
     };
     parallel(ceil_div(n, PIECE), enough_threads(n * W, threads), work);
 }

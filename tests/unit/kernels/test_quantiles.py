@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grace.compute import backends
+from grace.compute import backends, native
 from grace.contract.compressor import Fused
 from grace.errors import PayloadError
 from grace.kernels.quantiles import encode_quantiles
@@ -54,6 +54,42 @@ def test_native_agrees_on_ties_zeros_and_numbers_of_all_sizes(n: int) -> None:
     rows = [sizes, tied, tied * 0.0, tied.abs() + 0.5, -tied.abs(), tied * 1e-45, tied.sign() * sizes, sizes * 1e38]
     for codec in CODECS:
         assert_same(codec, torch.stack(rows))
+
+
+def encoded(x: Tensor, memory: Tensor, q: int, seen: int, at: int = 0) -> list[Tensor]:
+    """The wire, and the rest, so many floats behind an aligned address."""
+    rest = check.unaligned(torch.zeros_like(x), at)
+    wire, finite = encode_quantiles(x, q, True, seen, check.RNG, check.unaligned(memory, at), rest)
+    assert finite
+    return [wire, rest]
+
+
+@check.needs_native
+@pytest.mark.parametrize("border", [256, 512, 1024, 4096, 32_768, 131_072, 524_288])
+def test_native_agrees_around_borders_with_a_memory(border: int) -> None:
+    """Of parts, of tasks, and of what is stored past the caches; with edges of all numbers, and of a few drawn ones."""
+    for n in (border - 1, border, border + 1):
+        x, memory = check.numbers(1, n), check.numbers(1, n, 1) / 4
+        for q, seen in ((16, n), (5, n // 7)):
+            with backends.using("reference"):
+                want = encoded(x, memory, q, seen)
+            for target in check.TARGETS:
+                with backends.using(target), check.threads(1):
+                    got = encoded(x, memory, q, seen, at=n % 2)
+                assert all(map(torch.equal, got, want)), (n, q, target)
+
+
+@check.needs_native
+def test_a_kernel_that_forgets_the_memory_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mutant: edges, codes and rests of the gradient alone."""
+    x, memory = check.numbers(1, 257), check.numbers(1, 257, 1)
+    with backends.using("reference"):
+        want = encoded(x, memory, 16, 257)
+    with backends.using(check.TARGETS[-1]):
+        honest = native.c.encode_quantiles
+        monkeypatch.setattr(native.c, "encode_quantiles", lambda x, _, *a: honest(x, None, *a))
+        got = encoded(x, memory, 16, 257)
+    assert not torch.equal(got[1], want[1])
 
 
 # Half-way between two float32 numbers is the mean of the first eight, and beyond it if the four smallest are added up first.

@@ -58,6 +58,21 @@ def test_native_has_the_bits_of_torch() -> None:
 
 
 @needs_native
+@pytest.mark.parametrize("border", [512, 1024, 2048, 32_768, 65_536, 524_288])
+def test_native_has_the_bits_of_torch_around_borders(border: int) -> None:
+    """Of what is rounded together, of blocks, of tasks, and of what is stored past the caches; with a memory, and without."""
+    for n in (border - 1, border, border + 1):
+        of = 1024, TABLES[n % 3], WORLDS[n % 5]
+        with backends.using("reference"):
+            want = results(n, *of)
+        for target in TARGETS:
+            for at in (0, 1) if n < border else (0,):
+                with backends.using(target), with_threads(1):
+                    got = results(n, *of, at=at)
+                assert [same_bits(a, b) for a, b in zip(want, got, strict=True)] == [True] * 7, (n, of, target, at)
+
+
+@needs_native
 @pytest.mark.parametrize("target", TARGETS)
 def test_threads_change_nothing(target: str) -> None:
     n = 600_001  # enough for two threads, and for stores past the caches
@@ -116,3 +131,15 @@ def test_a_kernel_that_draws_other_numbers_is_caught(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(native.c, "encode_entries", lambda *a: honest(*a[:9], *a[15:18], *a[12:]))
         got = results(300, 64, TABLES[0], 3)
     assert [same_bits(a, b) for a, b in zip(want, got, strict=True)][:3] == [True, True, False]
+
+
+@needs_native
+def test_a_kernel_that_forgets_the_memory_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mutant: a rest of the gradient alone."""
+    with backends.using("reference"):
+        want = results(1025, 1024, TABLES[0], 3)
+    with backends.using(TARGETS[-1]):
+        honest = native.c.encode_entries
+        monkeypatch.setattr(native.c, "encode_entries", lambda *a: honest(*a[:13], None, *a[14:]))
+        got = results(1025, 1024, TABLES[0], 3)
+    assert [same_bits(a, b) for a, b in zip(want, got, strict=True)][:4] == [True, True, True, False]
