@@ -20,6 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 triton = pytest.importorskip("triton", reason="needs the package triton")
 tl = pytest.importorskip("triton.language")
 
+from triton.runtime.interpreter import GridExecutor
+
 from grace.compute import backends
 from grace.flags.finite import cpu_as_accelerator
 from grace.registry.policy import Policy
@@ -140,13 +142,15 @@ class Waits(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
-def count_work(spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
-    """Of the second step: (launches, questions). Nothing runs; each wire is said to hold one number."""
-    launches = [0]
+def count_work(spec: str, shapes: Shapes, monkeypatch: pytest.MonkeyPatch, *, runs: bool = False) -> tuple[int, int]:
+    """Of the second step: (launches, questions). Unless it ``runs``, each wire is said to hold one number."""
+    launches, execute = [0], GridExecutor.__call__
 
-    def only_count(executor: Any, *args: Any, **_: Any) -> None:
+    def only_count(executor: Any, *args: Any, **how: Any) -> None:
         launches[0] += 1
-        if executor.fn.__name__ == "_plan":
+        if runs:
+            execute(executor, *args, **how)
+        elif executor.fn.__name__ == "_plan":
             args[executor.arg_names.index("widths")].fill_(9)
 
     monkeypatch.setattr("triton.runtime.interpreter.GridExecutor.__call__", only_count)

@@ -1,0 +1,101 @@
+"""How many Triton kernels a step launches for buckets of 3 and of 40 tensors, for every registered method: as many, but for
+those that this file and docs/concepts/gpu.md list, each with its reason.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="needs the package triton")
+
+import grace
+from tests.laws import test_counted, test_many
+from tests.laws.test_counted import count_work
+from tests.unit.kernels.triton_checks import interpreter, night
+
+__all__ = ["interpreter"]
+
+PAGE = Path(__file__).parents[2] / "docs/concepts/gpu.md"
+HEAD = "| method | 3 tensors | 40 tensors | why |"
+# Variants of methods of whose defaults the other two files count the launches.
+VARIANTS = {
+    "none": 0, "qsgd:norm=l2": 4, "qsgd:levels=1": 4, "qsgd:memory=residual": 5, "natural:bits=4": 4, "onebit:tau=0.1": 5,
+    "fp8:stochastic=true": 4, "fp8:memory=residual": 5, "lpc:memory=residual": 5, "signsgd:zero=abstain": 3,
+    "drive:memory=residual": 9, "eden:memory=residual": 9, "rht:memory=residual": 10, "rht:inner=fp8": 7, "rht:inner=topk": 18,
+    "thc:memory=none": 7, "randomk:memory=none": 4, "topk:memory=none": 15, "topk:values=bfloat16": 16,
+    "qsparse:quant=4": 20, "qsparse:index=delta": 25, "threshold:values=bfloat16": 13,
+}  # fmt: skip
+FIXED = {**test_many.LAUNCHES, **test_counted.LAUNCHES, **VARIANTS}
+# What goes one by one: launches of 3 and of 40 tensors of 15 numbers, of one worker.
+ONE_BY_ONE = {
+    "bf16": (12, 160), "fp16": (12, 160), "signum": (9, 120),
+    "powersgd": (15, 200), "acpsgd": (15, 200), "gradzip": (15, 200), "gradiveq": (18, 240), "atomosvd": (0, 0),
+    "terngrad:clip=2.5": (15, 200), "rht:inner=drive": (27, 360), "topk:communicator=broadcast": (36, 480),
+    "efsignsgd:communicator=parameterserver": (21, 280), "topk:memory=ef21": (36, 480),
+}  # fmt: skip
+# Likewise, of methods that look at numbers: their kernels have to run.
+UNEVEN = {
+    "sketch": (9, 120), "sketchedsgd": (36, 480),
+    "qsgd:bits=16": (13, 161), "natural:bits=9": (10, 121), "qsparse:quant=200": (27, 138), "3lc": (15, 200),
+    "adaq": (72, 960), "atomo": (12, 169), "gspar": (11, 173), "inceptionn": (19, 265), "sidco": (24, 320),
+    "sketchml": (105, 1446), "strom": (13, 180), "varsparse": (24, 320), "threshold:index=rice": (15, 206),
+    "dgc:index=delta": (51, 672),
+}  # fmt: skip
+GATE = ("none", "qsgd:norm=l2", "natural:bits=4", "lpc:memory=residual", "topk:memory=none", "qsparse:index=delta")
+
+
+def shared(specs: dict[str, object], gate: tuple[str, ...]) -> list[object]:
+    """All of them at night, some of them always."""
+    return [spec if spec in gate else pytest.param(spec, marks=night) for spec in specs]
+
+
+def count(spec: str, monkeypatch: pytest.MonkeyPatch, *, runs: bool) -> tuple[int, int]:
+    """Launches of buckets of 3 and of 40 tensors."""
+    few, many = (count_work(spec, ((3, 5),) * T, monkeypatch, runs=runs)[0] for T in (3, 40))
+    return few, many
+
+
+@pytest.mark.parametrize("spec", shared(dict(FIXED), GATE))
+def test_a_bucket_of_many_takes_as_many_as_one_of_few(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert count(spec, monkeypatch, runs=False) == (FIXED[spec], FIXED[spec])
+
+
+@pytest.mark.parametrize("spec", shared(dict(ONE_BY_ONE), ("bf16", "signum", "powersgd")))
+def test_those_that_go_one_by_one(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert count(spec, monkeypatch, runs=False) == ONE_BY_ONE[spec]
+
+
+@night
+@pytest.mark.parametrize("spec", UNEVEN)
+def test_those_whose_launches_depend_on_the_numbers(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert count(spec, monkeypatch, runs=True) == UNEVEN[spec]
+
+
+def read_table(page: str) -> dict[str, tuple[int, int, str]]:
+    """The page's table of those that go one by one: (launches of 3, of 40 tensors, why)."""
+    lines = page.split(f"{HEAD}\n| --- | --- | --- | --- |\n")[1].split("\n\n")[0].splitlines()
+    rows = [re.fullmatch(r"\| `(\S+)` \| (\d+) \| (\d+) \| (.{8,}) \|", line) for line in lines]
+    assert all(rows), lines
+    return {row[1]: (int(row[2]), int(row[3]), row[4]) for row in rows if row}
+
+
+def test_every_method_is_in_one_of_two_tables() -> None:
+    page = read_table(PAGE.read_text())
+    assert {spec: row[:2] for spec, row in page.items()} == {**ONE_BY_ONE, **UNEVEN}
+    assert not set(FIXED) & set(page)
+    assert set(grace.methods()) <= set(FIXED) | set(page)
+
+
+def test_a_method_that_no_table_names_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grace, "methods", lambda: ("topk", "newest"))
+    with pytest.raises(AssertionError):
+        test_every_method_is_in_one_of_two_tables()
+
+
+def test_tensors_that_go_one_by_one_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grace.communicators.allgather.prepare", lambda *_: None)
+    with pytest.raises(AssertionError):
+        test_a_bucket_of_many_takes_as_many_as_one_of_few("natural:bits=4", monkeypatch)
