@@ -162,8 +162,8 @@ HSDP_METHODS = {"wide": "powersgd:rank=2", "short": "qsgd:bits=4"}
 
 
 def chosen(rank: int, world: int, place: str) -> list[str]:
-    """From a fixed choice between replicas to auto, from that to auto again, and from that to auto where each rank gets the
-    mean of its rows; what auto says of each.
+    """From a fixed choice between replicas to auto, and from that to auto where each rank gets the mean of its rows; what auto
+    says of each.
     """
     net = Given()
     fully_shard(net, mesh=mesh_of("hsdp"))
@@ -172,10 +172,11 @@ def chosen(rank: int, world: int, place: str) -> list[str]:
     dcp.save({"grace": handle.checkpoint()}, checkpoint_id=place + "0")
     handle.detach()
     told = []
-    for turn, kind in enumerate(("hsdp", "hsdp", "fsdp"), 1):
+    for turn, kind in enumerate(("hsdp", "fsdp"), 1):
         net = Given()
         fully_shard(net, mesh=mesh_of(kind))
-        handle = grace.attach(net, "auto:methods=(powersgd:rank=2;qsgd:bits=4),share=0")
+        with mock.patch.multiple("grace.auto.calibrate", LINK_NS=1, CODEC_NS=1):  # what it finds is not used
+            handle = grace.attach(net, "auto:methods=(powersgd:rank=2;qsgd:bits=4),share=0")
         checkpoint = handle.checkpoint()
         dcp.load({"grace": checkpoint}, checkpoint_id=place + str(turn - 1))
         owed = full(checkpoint.state_dict()["owed"])
@@ -197,8 +198,7 @@ def chosen(rank: int, world: int, place: str) -> list[str]:
 
 def test_a_choice_goes_on_where_it_can(four: Pool, tmp_path: Path) -> None:
     told = four.run(chosen, str(tmp_path / "checkpoint"))
-    for first, again, elsewhere in told:
+    for first, elsewhere in told:
         assert "goes on with the methods of a state that was loaded, " in first
-        assert "goes on with the methods of a state that was loaded, " in again
         assert "cannot use the methods of the state that was loaded, and chooses anew: " in elsewhere
         assert "has no reduce-scatter" in elsewhere

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grace.compute import resources
+
 _ALIGN = 64
 _KEPT = 4096
 
@@ -37,7 +39,7 @@ class Workspace:
         need = -(-size // _ALIGN) * _ALIGN
         block = self._blocks[-1] if self._blocks else None
         if block is None or block.device != device or self._used + need > block.numel():
-            block = torch.empty(max(need, 1 << 12), dtype=torch.uint8, device=device)
+            block = _allocate(max(need, 1 << 12), device)
             self._blocks.append(block)
             self._used = 0
         out = block[self._used : self._used + size].view(dtype).view(shape)
@@ -50,7 +52,7 @@ class Workspace:
         if len(self._blocks) > 1 or len(self.kept) > _KEPT:
             self.kept.clear()
         if len(self._blocks) > 1:
-            self._blocks = [torch.empty(self._taken, dtype=torch.uint8, device=self._blocks[-1].device)]
+            self._blocks = [_allocate(self._taken, self._blocks[-1].device)]
         self._used = self._taken = 0
         if self.holds:
             return
@@ -82,3 +84,10 @@ def take_rooms(
     padded = [-(-n // step) * step for n in sizes]
     flat = workspace.take(sum(padded), dtype, device)
     return [room[None, :n] for room, n in zip(flat.split_with_sizes(padded), sizes, strict=True)]
+
+
+def _allocate(size: int, device: torch.device) -> Tensor:
+    block = torch.empty(size, dtype=torch.uint8, device=device)
+    if device.type == "cpu":
+        resources.ask_for_large_pages(block)
+    return block

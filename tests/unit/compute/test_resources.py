@@ -1,5 +1,8 @@
 import os
+import sys
+from pathlib import Path
 
+import pytest
 import torch
 
 from grace.compute import resources
@@ -32,3 +35,32 @@ def test_where_the_system_does_not_tell_it_is_half_of_what_there_is(monkeypatch,
     monkeypatch.setattr(resources, "_CONTROL_GROUP", (tmp_path / "max", tmp_path / "current"))
     half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     assert resources.available_memory() == half
+
+
+def flags_at(address: int) -> list[str]:
+    """What the system notes of the memory there."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            first, last = (int(end, 16) for end in line.split()[0].split("-"))
+            inside = first <= address < last
+        elif inside and line.startswith("VmFlags:"):
+            return line.split()[1:]
+    raise AssertionError(f"nothing at {address:x}")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
+def test_large_pages_are_asked_for_where_they_fit_wholly():
+    size = 8 * resources.LARGE_PAGE
+    memory = torch.empty(size, dtype=torch.uint8)
+    before = -memory.data_ptr() % resources.LARGE_PAGE  # bytes before the first large page
+    assert not resources.ask_for_large_pages(memory[before + 1 : before + resources.LARGE_PAGE + 1])
+    assert not resources.ask_for_large_pages(memory[:0])
+    if resources.ask_for_large_pages(memory[before + 1 :]):  # else the system has none
+        assert "hg" in flags_at(memory.data_ptr() + before + resources.LARGE_PAGE)
+        assert "hg" not in flags_at(memory.data_ptr() + before)
+
+
+def test_where_nobody_can_be_asked_nothing_happens(monkeypatch):
+    monkeypatch.setattr(resources, "_advise", lambda: None)
+    assert not resources.ask_for_large_pages(torch.empty(8 * resources.LARGE_PAGE, dtype=torch.uint8))

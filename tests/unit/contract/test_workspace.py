@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from grace.compute import resources
 from grace.contract.workspace import Workspace
 
 CPU = torch.device("cpu")
@@ -46,3 +47,13 @@ def test_more_than_before_still_fits():
     small, large = space.take(10, torch.float32, CPU).fill_(1), space.take(10_000, torch.float32, CPU).fill_(2)
     assert bool((small == 1).all())
     assert bool((large == 2).all())
+
+
+def test_large_pages_are_asked_for_whatever_is_allocated(monkeypatch):
+    sizes = []
+    monkeypatch.setattr(resources, "ask_for_large_pages", lambda block: sizes.append(block.numel()))
+    space = Workspace()
+    space.take(10_000, torch.float32, CPU)
+    space.take(10_000, torch.float32, CPU)
+    space.reset()
+    assert sizes == [40_000, 40_000, 80_000]
