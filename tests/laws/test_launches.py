@@ -31,7 +31,7 @@ VARIANTS = {
 FIXED = {**test_many.LAUNCHES, **test_counted.LAUNCHES, **VARIANTS}
 # What goes one by one: launches of 3 and of 40 tensors of 15 numbers, of one worker.
 ONE_BY_ONE = {
-    "bf16": (12, 160), "fp16": (12, 160), "signum": (9, 120),
+    "signum": (9, 120),
     "powersgd": (15, 200), "acpsgd": (15, 200), "gradzip": (15, 200), "gradiveq": (18, 240), "atomosvd": (0, 0),
     "terngrad:clip=2.5": (15, 200), "rht:inner=drive": (27, 360), "topk:communicator=broadcast": (36, 480),
     "efsignsgd:communicator=parameterserver": (21, 280), "topk:memory=ef21": (36, 480),
@@ -63,7 +63,7 @@ def test_a_bucket_of_many_takes_as_many_as_one_of_few(spec: str, monkeypatch: py
     assert count(spec, monkeypatch, runs=False) == (FIXED[spec], FIXED[spec])
 
 
-@pytest.mark.parametrize("spec", shared(dict(ONE_BY_ONE), ("bf16", "signum", "powersgd")))
+@pytest.mark.parametrize("spec", shared(dict(ONE_BY_ONE), ("signum", "powersgd")))
 def test_those_that_go_one_by_one(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert count(spec, monkeypatch, runs=False) == ONE_BY_ONE[spec]
 

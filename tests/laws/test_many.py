@@ -104,7 +104,7 @@ TWO_HOPS = (
 LAUNCHES = {
     "efsignsgd": 5, "signsgd": 3, "qsgd": 4, "terngrad": 4, "natural": 4, "fp8": 4, "u8bit": 5, "onebit": 5, "lpc": 4,
     "randomk": 5, "blockrandomk": 6, "blockrandomk:mode=cyclic": 6, "topk": 16, "drive": 7, "eden": 7, "rht": 7,
-    "thc": 9, "qsparse": 20, "blockrandomk:mode=clt": 13, "topk:memory=dgc": 18,
+    "thc": 9, "qsparse": 20, "blockrandomk:mode=clt": 13, "topk:memory=dgc": 18, "bf16": 4, "fp16": 4,
 }  # fmt: skip
 LONG = (
     "topk",
@@ -196,6 +196,8 @@ SUMMED = (
         (SUMMED[0], torch.bfloat16),
         (SUMMED[3], torch.float32),
         (SUMMED[3], torch.bfloat16),
+        ("bf16", torch.float32),
+        ("fp16", torch.float32),
     ],
 )
 def test_what_the_network_sums_has_the_bytes_of_the_cpu(spec: str, dtype: torch.dtype) -> None:
@@ -206,6 +208,13 @@ def test_what_the_network_sums_has_the_bytes_of_the_cpu(spec: str, dtype: torch.
     assert outcome(spec, True, dtype) == want
     if spec == SUMMED[1]:
         assert outcome(spec, False, dtype) == want
+
+
+@night
+@pytest.mark.parametrize("spec", ["bf16", "fp16"])
+def test_what_the_network_sums_of_sixteen_bits(spec: str) -> None:
+    with backends.using("triton"), cpu_as_accelerator():
+        assert_same(Policy([("*", spec)]), 3, (*SHAPES, *LARGE), plans=SOME)
 
 
 @night
@@ -401,6 +410,7 @@ def _never(flags: Tensor, many: Many) -> None:
         ("grace.kernels.fixed.triton.encoder_at", _first_block, "lpc:block=16,memory=residual", torch.float32),
         ("grace.memories.many.settle_many", _never, "efsignsgd:block=32", torch.float32),
         ("grace.communicators.many.poison_many", _never, "fp8:block=32", torch.float32),
+        ("grace.communicators.rounded.poison_many", _never, "bf16", torch.float32),
     ],
 )
 def test_mutants_are_caught(

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from grace.collectives import AllReduce, Exchange, Parts, Traffic
 from grace.communicators.base import Communicator, meta_tensor, sum_costs
-from grace.communicators.many import Prepared, prepare
+from grace.communicators.many import prepare
+from grace.communicators.rounded import RoundedBucket, exchange_rounded
 from grace.communicators.summed import SumPlan, exchange_sums
 from grace.contract.knobs import as_call
 from grace.contract.loan import Loan
@@ -53,8 +54,8 @@ class Allreduce(Communicator):
         if self.compressor.transparent and not peer.lent.keep_rest:
             answer = yield AllReduce(x, "mean", donate=True)
             return Exchanged(answer, None, None)  # as the network summed it; not checked for finiteness
-        if (bucket := self._prepare([x], [peer])) is not None:
-            return (yield from exchange_sums(bucket, [x], [peer]))[0]
+        if (exchange := self._in_few_launches([x], [peer])) is not None:
+            return (yield from exchange)[0]
         loan = Loan(x, peer)
         if self.compressor.predivide:  # never with a memory: see with_memory
             loan.numbers.mul_(1 / peer.world)
@@ -74,7 +75,8 @@ class Allreduce(Communicator):
 
     def batches(self, like: Tensor) -> bool:
         exact = type(self) is Allreduce  # a subclass may exchange otherwise
-        return exact and (self.compressor.transparent or (self.compressor.handles_many and not on_host(like.device)))
+        few = self.compressor.handles_many or self.compressor.rounds_to is not None
+        return exact and (self.compressor.transparent or (few and not on_host(like.device)))
 
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
@@ -83,10 +85,8 @@ class Allreduce(Communicator):
         as many launches as one tensor takes.
         """
         if not self.compressor.transparent:
-            bucket = self._prepare(xs, list(peers))
-            if bucket is None:
-                return (yield from Method.exchange_all(self, xs, states, peers))
-            return (yield from exchange_sums(bucket, xs, list(peers)))
+            exchange = self._in_few_launches(xs, list(peers))
+            return (yield from exchange or Method.exchange_all(self, xs, states, peers))
         if not isinstance(peers, Peers) or not self.batches(xs[0]) or not all(map(torch.numel, xs)):
             return (yield from Method.exchange_all(self, xs, states, peers))
         workspace = peers.like.lent.workspace
@@ -103,18 +103,19 @@ class Allreduce(Communicator):
         answers = yield from one_collective(ops, layouts, workspace, range(len(xs)))
         return [Exchanged(answer, None, None) for answer in answers]
 
-    def _prepare(self, xs: Sequence[Tensor], peers: Sequence[Peer]) -> Prepared[SumPlan] | None:
-        """The bucket of these tensors, if it can go by few launches."""
+    def _in_few_launches(self, xs: Sequence[Tensor], peers: Sequence[Peer]) -> Exchange[list[Exchanged[Any]]] | None:
+        """The exchange of these tensors, of any shapes, if kernels for many tensors can take them."""
         workspace = peers[0].lent.workspace if peers else None
-        if (
-            workspace is None
-            or type(self) is not Allreduce
-            or not self.compressor.handles_many
-            or on_host(xs[0].device)
-        ):
+        if workspace is None or type(self) is not Allreduce or on_host(xs[0].device):
+            return None
+        if (dtype := self.compressor.rounds_to) is not None:
+            rounded = RoundedBucket.of(dtype, xs, peers, workspace)
+            return None if rounded is None else exchange_rounded(rounded, xs, peers)
+        if not self.compressor.handles_many:
             return None
         streams = [self._stream(self.compressor, peer, 0) for peer in peers]
-        return prepare(self, self.compressor, streams, xs, peers, workspace, SumPlan)
+        bucket = prepare(self, self.compressor, streams, xs, peers, workspace, SumPlan)
+        return None if bucket is None else exchange_sums(bucket, xs, peers)
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         dtype = like.dtype if self.compressor.transparent and not peer.lent.keep_rest else torch.uint8

@@ -9,6 +9,7 @@ import abc
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from grace.contract.facts import Facts
@@ -32,6 +33,7 @@ class Compressor(abc.ABC):
     randomness: "shared" (all ranks draw the same numbers) or "private".
     aggregation: "mean" of what was decoded, or "majority": the sign of the sum of votes.
     predivide: the wire is narrow, so rows are divided by W before they are encoded: the sum cannot overflow.
+    rounds_to: the float of 16 bits to which a wire rounds each number; None: it does something else.
     transparent: a wire is the rows themselves, whatever their dtype.
     overflows: accepted wires may decode to an inf; such a step counts as not finite.
     handles_many: whether :meth:`encode_many_` and :meth:`aggregate_many_`, or if it is summable :meth:`put_many_`, do as many
@@ -44,6 +46,7 @@ class Compressor(abc.ABC):
     randomness: ClassVar[Literal["shared", "private"]] = "private"
     aggregation: ClassVar[Literal["mean", "majority"]] = "mean"
     predivide: ClassVar[bool] = False
+    rounds_to: ClassVar[torch.dtype | None] = None
     transparent: ClassVar[bool] = False
     overflows: ClassVar[bool] = False
     handles_many: ClassVar[bool] = False

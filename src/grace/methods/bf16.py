@@ -34,5 +34,5 @@ class BF16(Cast):
         Kalamkar et al., "A Study of BFLOAT16 for Deep Learning Training", 2019, arXiv 1905.12322.
     """
 
-    dtype: ClassVar[torch.dtype] = torch.bfloat16
+    rounds_to: ClassVar[torch.dtype] = torch.bfloat16
     relative_error: ClassVar[float] = math.ldexp(1, -8)

@@ -36,5 +36,5 @@ class FP16(Cast):
         Micikevicius et al., "Mixed Precision Training", ICLR 2018, arXiv 1710.03740.
     """
 
-    dtype: ClassVar[torch.dtype] = torch.float16
+    rounds_to: ClassVar[torch.dtype] = torch.float16
     relative_error: ClassVar[float] = math.ldexp(1, -11)

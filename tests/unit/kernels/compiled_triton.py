@@ -73,6 +73,8 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.staging._clear": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._look": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._narrow": ({}, [{"HAS_REST": 1, "EVEN": 1, "TILE": 1024}]),
+    "kernels.staging._round": ({}, [{"EVEN": 1, "TILE": 1024}]),
+    "kernels.staging._widen": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.signs._encode": ({"low": "*fp32"}, [
         {"RULE": rule, "ZEROS": 2 + rule % 2, **how, "G": 128, "PER": 5 if rule == 3 else 8}
         for how in (MANY, ONE) for rule in range(4)
@@ -240,6 +242,8 @@ NARROW = {
     "kernels.momentum._forget_many": ["like"],
     "kernels.staging._pad": ["like"],
     "kernels.staging._narrow": ["like"],
+    "kernels.staging._round": ["like"],
+    "kernels.staging._widen": ["like"],
 }
 # What gives other bits: products fused with sums, quotients and roots not rounded to nearest, denormal numbers flushed.
 FORBIDDEN = r"fma\.rn(?:\.ftz)?\.f(?:32|64)|div\.(?:full|approx)\S*|sqrt\.approx\S*|\S+\.ftz\S*"

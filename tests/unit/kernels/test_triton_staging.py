@@ -13,7 +13,7 @@ tl = pytest.importorskip("triton.language")
 
 from grace.compute import backends
 from grace.kernels.many import Many
-from grace.kernels.staging import clear_many, fetch_many, finite_many, narrow_many, pad_many
+from grace.kernels.staging import clear_many, fetch_many, finite_many, narrow_many, pad_many, round_many, widen_many
 from tests.unit.kernels.triton_checks import agree, interpreter, night
 
 __all__ = ["interpreter"]
@@ -60,6 +60,24 @@ def test_staging(dtype: torch.dtype) -> None:
         agree(lambda odd=odd: staged(SIZES, dtype, odd), (dtype, odd))  # type: ignore[misc]
 
 
+def sixteen(sizes: tuple[int, ...], dtype: torch.dtype, odd: bool) -> list[Tensor]:
+    """What is summed of tensors, and what they become of it."""
+    many, rounded = Many(sizes, (), (), CPU), Many(sizes, (), (), CPU)
+    many.point(numbers(sizes, 0, odd=odd))
+    message = torch.zeros(sum(sizes), dtype=dtype)
+    rounded.point([place[None] for place in message.split(sizes)])
+    many.xs[0][0, -1], many.xs[-1][0, 0] = torch.inf, 1e5  # which float16 does not hold
+    out = [round_many(message, many, rounded, 1 / 3), message.clone()]
+    rounded.xs[1][0, 0] = -torch.inf
+    return [*out, widen_many(message, rounded, many), *many.xs]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_what_is_summed_in_sixteen_bits(dtype: torch.dtype) -> None:
+    for odd in (False, True):
+        agree(lambda odd=odd: sixteen(SIZES, dtype, odd), (dtype, odd))  # type: ignore[misc]
+
+
 @pytest.mark.parametrize(
     ("dtype", "big"), [(torch.bfloat16, 3.4e38), (torch.float16, 66e3), (torch.float16, torch.nan)]
 )
@@ -99,11 +117,25 @@ def _never(marks, bad):  # type: ignore[no-untyped-def]
     tl.store(marks, 0)
 
 
+@triton.jit
+def _as_it_is(x, i, inside, number):  # type: ignore[no-untyped-def]
+    tl.store(x + i, (number.to(tl.int32, bitcast=True) >> 16).to(tl.int16), inside)
+    return number
+
+
+@triton.jit
+def _words_as_numbers(x, i, inside):  # type: ignore[no-untyped-def]
+    return tl.load(x + i, inside, 0).to(tl.float32)
+
+
 MUTANTS: list[tuple[str, Any, Any]] = [
     ("tensor_of", _memory_as_rest, lambda: test_staging(torch.float16)),
     ("wire_of", _room_too_short, lambda: test_staging(torch.float32)),
     ("magnitude", _rounded_down, lambda: test_staging(torch.bfloat16)),
     ("mark_if", _never, lambda: test_staging(torch.float32)),
+    ("_store_rounded", _as_it_is, lambda: test_what_is_summed_in_sixteen_bits(torch.bfloat16)),
+    ("load_number", _words_as_numbers, lambda: test_what_is_summed_in_sixteen_bits(torch.bfloat16)),
+    ("mark_if", _never, lambda: test_what_is_summed_in_sixteen_bits(torch.float16)),
     ("mark_if", _never, lambda: test_a_mean_that_is_too_large_is_noticed(torch.float16, 66e3)),
 ]
 

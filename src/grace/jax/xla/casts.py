@@ -34,7 +34,7 @@ class CastCodec(Codec):
     @property
     def dtype(self) -> Any:
         """JAX's name of the compressor's dtype."""
-        return jnp.dtype(str(self.compressor.dtype).removeprefix("torch."))
+        return jnp.dtype(str(self.compressor.rounds_to).removeprefix("torch."))
 
     def encode(self, rows: Array, place: TracedPeer, hop: int, keep_rest: bool) -> tuple[Array, Array]:
         most = float(jnp.finfo(self.dtype).max)

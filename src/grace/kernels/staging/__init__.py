@@ -11,7 +11,7 @@ from torch import Tensor
 from grace.compute.dispatch import operation
 from grace.kernels.many import Many
 
-__all__ = ["clear_many", "fetch_many", "finite_many", "narrow_many", "pad_many"]
+__all__ = ["clear_many", "fetch_many", "finite_many", "narrow_many", "pad_many", "round_many", "widen_many"]
 
 
 @operation
@@ -43,4 +43,23 @@ def narrow_many(flags: Tensor, rooms: Many, many: Many) -> Tensor:
 
     Returns:
         ``[T]`` bool: which are finite, of those whose flag, of ``[T]`` bool, is set.
+    """
+
+
+@operation
+def round_many(message: Tensor, many: Many, rounded: Many, weight: float) -> Tensor:
+    """Sets the xs of ``rounded``, float16 or bfloat16 in ``message [s]``, to those of ``many``, ``[1, n_t]`` float32, times
+    weight, to nearest and even.
+
+    Returns:
+        ``[T]`` bool: whose products are finite.
+    """
+
+
+@operation
+def widen_many(message: Tensor, rounded: Many, many: Many) -> Tensor:
+    """Sets the xs of ``many``, ``[1, n_t]`` float32, to those of ``rounded``, in ``message [s]``; -0 becomes 0, as in a sum.
+
+    Returns:
+        ``[T]`` bool: which are finite.
     """

@@ -42,6 +42,18 @@ def narrow_many(flags: Tensor, rooms: Many, many: Many) -> Tensor:
     return flags & torch.stack(finite)
 
 
+def round_many(message: Tensor, many: Many, rounded: Many, weight: float) -> Tensor:
+    products = [x * weight for x in many.xs]
+    _copy(products, rounded.xs)
+    return torch.stack([product.isfinite().all() for product in products])
+
+
+def widen_many(message: Tensor, rounded: Many, many: Many) -> Tensor:
+    for x, wire in zip(many.xs, rounded.xs, strict=True):
+        torch.add(wire.float(), 0.0, out=x)
+    return torch.stack([x.isfinite().all() for x in many.xs])
+
+
 def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
     for source, target in zip(sources, targets, strict=True):
         target.zero_()

@@ -9,7 +9,7 @@ from torch import Tensor
 from grace.compute.launching import TILE, Marks, launch
 from grace.kernels.many import Many
 from grace.kernels.many.triton import numbers_of, tensor_of, tile_of, wire_of
-from grace.kernels.triton import magnitude, mark_if
+from grace.kernels.triton import load_number, magnitude, mark_if
 
 
 @triton.jit
@@ -54,25 +54,54 @@ def _look(table, programs, marks, EVEN: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
+def _store_rounded(x, i, inside, number):
+    """Stores numbers as x's type, float16 or words of bfloat16, to nearest and even. float32: what they are then."""
+    if x.dtype.element_ty == tl.int16:
+        size = magnitude(number)
+        size = ((size + 0x7FFF + ((size >> 16) & 1)) & ~0xFFFF) | (number.to(tl.int32, bitcast=True) & ~0x7FFFFFFF)
+        rounded = size.to(tl.float32, bitcast=True)
+        tl.store(x + i, (size >> 16).to(tl.int16), inside)
+    else:
+        narrow = number.to(x.dtype.element_ty)
+        rounded = narrow.to(tl.float32)
+        tl.store(x + i, narrow, inside)
+    return rounded
+
+
+@triton.jit
 def _narrow(table, programs, like, rooms, marks, HAS_REST: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr):
     task, tile = tile_of(programs)
     _place, n = wire_of(table, task)
     i = tile * TILE + tl.arange(0, TILE)
     x, _start = numbers_of(table, task, like, EVEN)
     mean = tl.load(tensor_of(rooms, task, 0, EVEN) + i, i < n, 0.0)
-    if like.dtype.element_ty == tl.int16:  # words of bfloat16
-        size = magnitude(mean)
-        size = ((size + 0x7FFF + ((size >> 16) & 1)) & ~0xFFFF) | (mean.to(tl.int32, bitcast=True) & ~0x7FFFFFFF)
-        rounded = size.to(tl.float32, bitcast=True)
-        tl.store(x + i, (size >> 16).to(tl.int16), i < n)
-    else:
-        number = mean.to(like.dtype.element_ty)
-        rounded = number.to(tl.float32)
-        tl.store(x + i, number, i < n)
+    rounded = _store_rounded(x, i, i < n, mean)
     mark_if(marks + task, (magnitude(rounded) >= 0x7F800000) | (magnitude(mean) >= 0x7F800000))
     if HAS_REST:
         rest = tensor_of(table, task, 2, EVEN) + i
         tl.store(rest, tl.load(rest, i < n, 0.0) + (mean - rounded), i < n)
+
+
+@triton.jit(do_not_specialize=["weight"])
+def _round(table, programs, like, rounded, marks, weight, EVEN: tl.constexpr, TILE: tl.constexpr):
+    task, tile = tile_of(programs)
+    _place, n = wire_of(table, task)
+    i = tile * TILE + tl.arange(0, TILE)
+    wire, _start = numbers_of(rounded, task, like, EVEN)
+    product = tl.load(tensor_of(table, task, 0, EVEN) + i, i < n, 0.0) * weight
+    mark_if(marks + task, magnitude(product) >= 0x7F800000)
+    _store_rounded(wire, i, i < n, product)
+
+
+@triton.jit
+def _widen(table, programs, like, rounded, marks, EVEN: tl.constexpr, TILE: tl.constexpr):
+    task, tile = tile_of(programs)
+    _place, n = wire_of(table, task)
+    i = tile * TILE + tl.arange(0, TILE)
+    wire, _start = numbers_of(rounded, task, like, EVEN)
+    number = load_number(wire, i, i < n)
+    mark_if(marks + task, magnitude(number) >= 0x7F800000)
+    tl.store(tensor_of(table, task, 0, EVEN) + i, tl.where(number == 0, 0.0, number), i < n)
 
 
 def pad_many(storage: Tensor, many: Many, rooms: Many) -> None:
@@ -102,3 +131,17 @@ def narrow_many(flags: Tensor, rooms: Many, many: Many) -> Tensor:
     launch(_narrow, (len(tiles),), many.table, tiles, many.like, rooms.table, marks.words,
            HAS_REST=many.rests is not None, EVEN=many.even and rooms.even, TILE=TILE)  # fmt: skip
     return flags & many.all_of(marks.words)
+
+
+def round_many(message: Tensor, many: Many, rounded: Many, weight: float) -> Tensor:
+    tiles, marks = many.tiles(TILE), Marks(many.table, len(many))
+    launch(_round, (len(tiles),), many.table, tiles, rounded.like, rounded.table, marks.words, weight,
+           EVEN=many.even and rounded.even, TILE=TILE)  # fmt: skip
+    return many.all_of(marks.words)
+
+
+def widen_many(message: Tensor, rounded: Many, many: Many) -> Tensor:
+    tiles, marks = many.tiles(TILE), Marks(many.table, len(many))
+    launch(_widen, (len(tiles),), many.table, tiles, rounded.like, rounded.table, marks.words,
+           EVEN=many.even and rounded.even, TILE=TILE)  # fmt: skip
+    return many.all_of(marks.words)

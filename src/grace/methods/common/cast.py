@@ -17,19 +17,19 @@ from grace.random import Stream
 
 @dataclass(frozen=True, slots=True)
 class Cast(Compressor):
-    """Rounding to ``dtype``, to nearest even."""
+    """Rounding to a 16-bit float, to nearest even."""
 
     summable: ClassVar[bool] = True
     predivide: ClassVar[bool] = True
     overflows: ClassVar[bool] = True
-    dtype: ClassVar[torch.dtype]
+    rounds_to: ClassVar[torch.dtype]
     relative_error: ClassVar[float]  # of a normal number
 
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         if not keep_rest:
-            return rows.to(self.dtype)
-        largest = torch.finfo(self.dtype).max  # a memory keeps what lies outside the range
-        wire = torch.empty_like(rows, dtype=self.dtype)
+            return rows.to(self.rounds_to)
+        largest = torch.finfo(self.rounds_to).max  # a memory keeps what lies outside the range
+        wire = torch.empty_like(rows, dtype=self.rounds_to)
         for span in split_spans(*rows.shape):
             part = rows[span.row, span.columns]
             wire[span.row, span.columns] = part.clamp(-largest, largest)
