@@ -39,7 +39,7 @@ from grace.run.simulate import answers
 from grace.run.worker import Worker
 from grace.verify.no_sync import Unread, WithoutSync
 from tests.laws.bucket_runs import SOME, Run, Shapes, assert_same, gradients, in_dtype
-from tests.unit.kernels.triton_checks import interpreter, night
+from tests.unit.kernels.triton_checks import CAUGHT, interpreter, night
 
 __all__ = ["interpreter"]
 
@@ -436,3 +436,23 @@ def test_mutants_of_two_hops_are_caught(where: str, mutant: Any, monkeypatch: py
     right = outcome(spec, False, dtype, world)
     monkeypatch.setattr(where, mutant)
     assert outcome.__wrapped__(spec, True, dtype, world) != right
+
+
+@pytest.mark.parametrize(
+    ("name", "mutant", "dtype"),
+    [
+        ("take_listed_many", _nothing, torch.float32),
+        pytest.param("encode_indices_many", _nothing, torch.float32, marks=night),
+        pytest.param("poison_many", _nothing, torch.float32, marks=night),
+        pytest.param("narrow_many", _no_cast, torch.bfloat16, marks=night),
+    ],
+)
+def test_mutants_of_led_buckets_are_caught(
+    name: str, mutant: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with backends.using("reference"), cpu_as_accelerator():
+        run = Run(Policy([("*", SUMMED[3])]), 2, SMALL, lambda _: False, dtype)
+        right = [run.step() for _ in range(3)], run.seen
+    monkeypatch.setattr(f"grace.methods.common.led_bucket.{name}", mutant)
+    with pytest.raises(CAUGHT):
+        assert outcome.__wrapped__(SUMMED[3], True, dtype) == right

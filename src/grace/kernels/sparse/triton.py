@@ -270,7 +270,8 @@ def _put(table, programs, kept, index, numbers, EVEN: tl.constexpr, TILE: tl.con
 def _take(table, programs, kept, index, like, numbers, HELD: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr):
     task, j, _at, i, inside = _listed(programs, kept, index, TILE)
     x, start = numbers_of(table, task, like, EVEN)
-    place, _n = wire_of(table, task)
+    place, n = wire_of(table, task)
+    inside = inside & (i >= 0) & (i < n)  # what an illegal list names may be anywhere
     if HELD:
         x = tensor_of(table, task, 2, EVEN)
     tl.store(numbers + place // 4 + j, load_number(x, start + i, inside), inside)
