@@ -226,13 +226,13 @@ void sum(const uint8_t* received, int64_t W, int64_t width, int64_t n, const Tab
         const int64_t at = task * PIECE, len = least(PIECE, n - at);
         alignas(64) uint8_t codes[PIECE + 64] = {};
         uint8_t* to = out + packed_bytes(at, bits);
-        const auto unpack = [&](int64_t w) {
+        const auto codes_of = [&](int64_t w) {
             unpack_codes(table.bits, received + w * width + packed_bytes(at, table.bits), len, codes);
         };
         if (bits <= 8) {
             alignas(64) uint8_t total[PIECE + 64] = {};
             for (int64_t w = 0; w < W; w++) {
-                unpack(w);
+                codes_of(w);
                 for (int64_t i = 0; i < len; i += 4 * L) store(total + i, load<vb>(total + i) + small.at(load<vb>(codes + i)));
             }
             return pack_codes(bits, total, len, to);
@@ -240,7 +240,7 @@ void sum(const uint8_t* received, int64_t W, int64_t width, int64_t n, const Tab
         alignas(64) float total[PIECE + 16] = {};
         alignas(64) int32_t sums[PIECE + 16];
         for (int64_t w = 0; w < W; w++) {
-            unpack(w);
+            codes_of(w);
             for (int64_t i = 0; i < len; i += L) store(total + i, loadf(total + i) + entries.at(load_u8(codes + i)));
         }
         for (int64_t i = 0; i < len; i += L) store(sums + i, truncate(loadf(total + i)));
@@ -262,7 +262,7 @@ int64_t decode(const uint8_t* sums, const Chunks& chunks, int64_t width, int bit
         uint8_t* bytes = new uint8_t[room]();
         int32_t* wide = bits > 8 ? new int32_t[room]() : nullptr;
         float* y = new float[(size_t)padded(block)];
-        // Only what a task begins with may begin within a byte: then what comes before it is unpacked, too.
+        // Only what a task begins with may begin within a byte: then what comes before it is read, too.
         chunks.each(start, last, [&](int64_t w, int64_t first, int64_t from, int64_t to) {
             const int64_t whole = first + (from - first) / WHOLE * WHOLE, at = WHOLE + whole - start;
             const uint8_t* in = sums + w * width + packed_bytes(whole - first, bits);

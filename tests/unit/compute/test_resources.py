@@ -1,3 +1,4 @@
+import mmap
 import os
 import sys
 from pathlib import Path
@@ -51,8 +52,11 @@ def flags_at(address: int) -> list[str]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
 def test_large_pages_are_asked_for_where_they_fit_wholly():
-    size = 8 * resources.LARGE_PAGE
-    memory = torch.empty(size, dtype=torch.uint8)
+    with mmap.mmap(-1, 8 * resources.LARGE_PAGE) as fresh:  # an allocator may give memory for which somebody has asked
+        ask_for_pages_of(torch.frombuffer(fresh, dtype=torch.uint8))
+
+
+def ask_for_pages_of(memory):
     before = -memory.data_ptr() % resources.LARGE_PAGE  # bytes before the first large page
     assert not resources.ask_for_large_pages(memory[before + 1 : before + resources.LARGE_PAGE + 1])
     assert not resources.ask_for_large_pages(memory[:0])

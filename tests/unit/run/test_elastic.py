@@ -50,6 +50,7 @@ def in_threads(world: int, job: Any) -> list[Any]:
     for thread in threads:
         thread.join()
     if failed := [one for one in results if isinstance(one, Exception)]:
+        failed.sort(key=lambda error: isinstance(error, threading.BrokenBarrierError))  # who waited is not who failed
         raise failed[0]
     return results
 
