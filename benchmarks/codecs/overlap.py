@@ -109,6 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--elements", type=int, default=25_000_000)
     parser.add_argument("--samples", type=int, default=9)
     given = parser.parse_args(arguments)
+    if given.elements < CACHED or given.samples < 1:
+        parser.error(f"--elements {given.elements} --samples {given.samples}: legal: at least {CACHED}, and at least 1")
     torch.set_num_threads(1)
     told = f"{given.elements:,} numbers, one thread; the least of {given.samples} samples"
     sys.stdout.write(f"{told}, processor time in multiples of y.add_(x)\n")
@@ -117,4 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

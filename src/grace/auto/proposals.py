@@ -8,9 +8,8 @@ from grace.auto.classes import EXACT
 from grace.auto.planner import Part, Plan, Problem, better_baseline, make_plan, shortlist
 
 _FASTER = 0.95  # what a plan must be predicted to take, of the present one, to be tried after a look without an alarm
-_WORTH = (
-    1.25  # times the incumbent's prediction: who is predicted to take more is not tried, but for the better baseline
-)
+# Times the incumbent's prediction: who is predicted to take more is not tried, but for the better baseline.
+_WORTH = 1.25
 
 
 def propose(problem: Problem, loaded: Plan | None = None) -> tuple[list[Plan], int, list[int]]:

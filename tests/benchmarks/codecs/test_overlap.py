@@ -26,3 +26,11 @@ def test_the_passes_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["method", "thc", "sketch"]
     assert all(float(word) > 0 for line in lines[2:] for word in line.split()[1:])
+
+
+@pytest.mark.parametrize("wrong", [["--elements", "0"], ["--samples", "0"]])
+def test_what_cannot_be_measured_is_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        overlap.main(wrong)
+    assert ended.value.code == 2
+    assert "legal: at least" in capsys.readouterr().err
