@@ -56,7 +56,7 @@ def rows_kernel(
     table, sides, programs, x, q, sums, out, m, l, r,
     MANY: tl.constexpr, EVEN: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """``out [r, m]``: the products of ROWS rows, of 1,024 numbers, with those of q; of longer ones, ``sums [pieces, r, m]``."""
+    """``out [r, m]``: the products of ROWS rows, of 1,024 numbers, with those of q; if longer, ``sums [pieces, r, m]``."""
     task, tile, x, m, l, r = matrix_at(table, sides, programs, x, m, l, r, MANY, EVEN)
     pieces = (l + 1023) // 1024
     i = tile // pieces * ROWS + tl.arange(0, ROWS)
@@ -86,7 +86,7 @@ def columns_kernel(
     table, sides, programs, x, p, sums, out, m, l, r,
     MANY: tl.constexpr, EVEN: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """``out [r, l]``: the products of COLUMNS columns, of 256 numbers, with p's rows; of longer ones, ``sums [pieces, r, l]``."""
+    """``out [r, l]``: the products of COLUMNS columns, of 256 numbers, with p's rows; if longer, ``sums [pieces, r, l]``."""
     task, tile, x, m, l, r = matrix_at(table, sides, programs, x, m, l, r, MANY, EVEN)
     pieces = (m + 255) // 256
     j = tile // pieces * COLUMNS + tl.arange(0, COLUMNS)

@@ -55,7 +55,7 @@ class DenseTensors:
         return there and self._said.point([part[None] for part in parts])
 
     def put(self, message: Tensor, *, keep: bool) -> None:
-        """Puts them into the message. If the rests are wanted: NaN in the place of what is not finite, and nothing is left."""
+        """Puts them into the message ``[s]``. If the rests are wanted: NaN in the place of what is not finite, and nothing is left."""
         if not self.at:
             return
         finite = round_many(message, self._sent, self._said, 1.0)
@@ -64,7 +64,9 @@ class DenseTensors:
             torch._foreach_zero_(list(self._sent.xs))
 
     def results(self, message: Tensor, xs: Sequence[Tensor], means: Sequence[Tensor], *, keep: bool) -> dict[int, Any]:
-        """The results of these, by their numbers: as the network summed them, unless the rests are wanted."""
+        """The results of these, of all tensors ``xs`` of any shapes, by their numbers: as the network summed them, unless the
+        rests are wanted.
+        """
         if not keep:
             parts = ((i, message[self._places[i] : self._places[i + 1]]) for i in self.at)
             return {i: Exchanged(part.view(xs[i].shape), None, None) for i, part in parts}
