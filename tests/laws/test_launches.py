@@ -46,6 +46,9 @@ UNEVEN = {
     "dgc:index=delta": (51, 672),
 }  # fmt: skip
 GATE = (
+    "none", "powersgd:rank=1,min_rate=0.1", "qsgd:norm=l2", "natural:bits=4", "lpc:memory=residual", "topk:memory=none",
+    "qsparse:index=delta",
+)  # fmt: skip
     "none",
     "powersgd:rank=1,min_rate=0.1",
     "qsgd:norm=l2",

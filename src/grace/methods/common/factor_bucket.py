@@ -55,7 +55,9 @@ class DenseTensors:
         return there and self._said.point([part[None] for part in parts])
 
     def put(self, message: Tensor, *, keep: bool) -> None:
-        """Puts them into the message ``[s]``. If the rests are wanted: NaN in the place of what is not finite, and nothing is left."""
+        """Puts them into the message ``[s]``. If the rests are wanted: NaN in the place of what is not finite, and nothing is
+        left.
+        """
         if not self.at:
             return
         finite = round_many(message, self._sent, self._said, 1.0)

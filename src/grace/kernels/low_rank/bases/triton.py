@@ -91,7 +91,7 @@ def _orthonormalize(sides, p, out, wide, work, m, r, TINY: tl.constexpr, MANY: t
     """As :func:`grace.kernels.orthonormalize`; wide and work: room for as many float64. A program: a factor."""
     CHUNK: tl.constexpr = 1 << LOG
     lane = tl.arange(0, CHUNK)
-    one = tl.zeros((1,), tl.int64)
+    zero = tl.zeros((1,), tl.int64)
     task = tl.program_id(0).to(tl.int64)
     if MANY:
         m, r = tl.load(sides + 8 * task), tl.load(sides + 8 * task + 2)
@@ -109,7 +109,7 @@ def _orthonormalize(sides, p, out, wide, work, m, r, TINY: tl.constexpr, MANY: t
     tl.debug_barrier()
     for j in range(r):
         row = wide + j * m
-        head = tl.load(row + j + one)
+        head = tl.load(row + j + zero)
         tl.debug_barrier()
         for first in range(0, j + 1, CHUNK):
             i = first + lane
@@ -124,12 +124,12 @@ def _orthonormalize(sides, p, out, wide, work, m, r, TINY: tl.constexpr, MANY: t
         for first in range(0, m, CHUNK):
             i = first + lane
             tl.store(row + i, tl.where(i == j, 1.0, tl.load(row + i, i < m, 0.0) / scale), i < m)
-        tl.store(taus + j + one, tau)
+        tl.store(taus + j + zero, tau)
         tl.debug_barrier()
         _reflect(wide, j, r, m, tau, work, LOG)
     for t in range(r):
         j = r - 1 - t
-        tau = tl.load(taus + j + one)
+        tau = tl.load(taus + j + zero)
         _reflect(wide, j, r, m, tau, work, LOG)
         row = wide + j * m
         for first in range(0, m, CHUNK):
