@@ -49,14 +49,6 @@ GATE = (
     "none", "powersgd:rank=1,min_rate=0.1", "qsgd:norm=l2", "natural:bits=4", "lpc:memory=residual", "topk:memory=none",
     "qsparse:index=delta",
 )  # fmt: skip
-    "none",
-    "powersgd:rank=1,min_rate=0.1",
-    "qsgd:norm=l2",
-    "natural:bits=4",
-    "lpc:memory=residual",
-    "topk:memory=none",
-    "qsparse:index=delta",
-)
 
 
 def shared(specs: dict[str, object], gate: tuple[str, ...]) -> list[object]:
