@@ -11,8 +11,28 @@ from torch import Tensor
 from grace.compute import backends
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
-from grace.flags.finite import on_host
+from grace.flags.finite import Flag, on_host
 from grace.kernels.many import Many, settle_many
+
+
+def takes_many(device: torch.device) -> bool:
+    """Whether memories on this device go by few launches, where they can."""
+    return not on_host(device) and backends.runs_triton(device)
+
+
+def stack_flags(outs: Sequence[Exchanged[Any]], device: torch.device) -> Tensor:
+    """``[T]`` bool: which results are finite, without asking the host."""
+    return torch.stack([_on_device(out.finite, device) for out in outs])
+
+
+def _on_device(finite: Flag, device: torch.device) -> Tensor:
+    return finite if isinstance(finite, Tensor) else torch.full((), finite, device=device)
+
+
+def put(x: Tensor, place: Tensor) -> None:
+    """Copies numbers of any shape to where they should be already, contiguous and as many."""
+    if x.data_ptr() != place.data_ptr():
+        place.copy_(x.view(place.shape))
 
 
 def settle_many_(outs: Sequence[Exchanged[Any]], peers: Sequence[Peer]) -> bool:
@@ -22,7 +42,7 @@ def settle_many_(outs: Sequence[Exchanged[Any]], peers: Sequence[Peer]) -> bool:
         False if there is no kernel for that here, or a rest is elsewhere: nothing has changed then.
     """
     workspace = peers[0].lent.workspace if peers else None
-    if workspace is None or on_host(outs[0].mean.device) or not backends.runs_triton(outs[0].mean.device):
+    if workspace is None or not takes_many(outs[0].mean.device):
         return False
     memories, rests, flags = [], [], []
     for out, peer in zip(outs, peers, strict=True):

@@ -17,10 +17,10 @@ from grace.compute.launching import READ
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import take_rooms
-from grace.flags.finite import Flag
 from grace.kernels.many import Many, poison_many, settle_many
 from grace.kernels.momentum import accelerate_many, forget_many
 from grace.kernels.staging import narrow_many
+from grace.memories.many import put, stack_flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,9 @@ class VelocityBucket:
         many = self.many
         for out, room, successor in zip(outs, self.rooms.xs, self.successors, strict=True):
             assert out.rest is not None, "what was not sent was to be kept"
-            _put(out.rest, successor[1])
-            _put(out.mean, room)
-        finite = torch.stack([_on_device(out.finite, many.device) for out in outs])
+            put(out.rest, successor[1])
+            put(out.mean, room)
+        finite = stack_flags(outs, many.device)
         if any(masked):
             marks = many.numbers(("masked", tuple(masked)), lambda: masked, torch.int32)
             forget_many(marks, many, nesterov=self.nesterov)
@@ -115,14 +115,3 @@ def _are_plain(xs: Sequence[Tensor], memories: Sequence[Tensor]) -> bool:
 
 def _in_rows(tensors: Sequence[Tensor], rows: int = 1) -> list[Tensor]:
     return [x.view(rows, -1) for x in tensors]
-
-
-def _on_device(finite: Flag, device: torch.device) -> Tensor:
-    """A flag as 0-d bool, without asking the host."""
-    return finite if isinstance(finite, Tensor) else torch.full((), finite, device=device)
-
-
-def _put(x: Tensor, place: Tensor) -> None:
-    """Numbers of any shape to where they should be already."""
-    if x.data_ptr() != place.data_ptr():
-        place.copy_(x.view(place.shape))
