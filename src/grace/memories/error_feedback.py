@@ -24,7 +24,7 @@ from grace.kernels.finite import sum_finite
 from grace.kernels.finite.many import Sums
 from grace.kernels.noting import possible
 from grace.memories.base import Memory, Verb, drop_overflow_
-from grace.memories.many import add_many_, settle_many_
+from grace.memories.many import add_many_, settle_many_, takes_many
 from grace.memories.turns import find, forget, keep, may_keep
 from grace.registry.recipes import register_memory
 
@@ -135,7 +135,7 @@ class ErrorFeedback(Memory[S]):
         if not isinstance(peers, Peers) or not self.batches(xs[0]) or not _are_plain(xs, peers):
             return (yield from Method.exchange_all(self, xs, states, peers))
         on_host = not adds and possible() and all(x.is_cpu and x.dtype is torch.float32 for x in xs)
-        if not adds and not on_host and not backends.runs_triton(xs[0].device):
+        if not adds and not on_host and not takes_many(xs[0].device):
             return (yield from Method.exchange_all(self, xs, states, peers))
         lent, workspace = peers.like.lent, peers.like.lent.workspace
         turns = find(peers.names, xs, states, workspace)

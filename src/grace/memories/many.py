@@ -11,9 +11,29 @@ from torch import Tensor
 from grace.compute import backends
 from grace.contract.method import Exchanged
 from grace.contract.workspace import Workspace
-from grace.flags.finite import on_host
+from grace.flags.finite import Flag, on_host
 from grace.kernels.many import Many, settle_many
 from grace.kernels.staging import sum_many
+
+
+def takes_many(device: torch.device) -> bool:
+    """Whether memories on this device go by few launches, where they can."""
+    return not on_host(device) and backends.runs_triton(device)
+
+
+def stack_flags(outs: Sequence[Exchanged[Any]], device: torch.device) -> Tensor:
+    """``[T]`` bool: which results are finite, without asking the host."""
+    return torch.stack([_on_device(out.finite, device) for out in outs])
+
+
+def _on_device(finite: Flag, device: torch.device) -> Tensor:
+    return finite if isinstance(finite, Tensor) else torch.full((), finite, device=device)
+
+
+def put(x: Tensor, place: Tensor) -> None:
+    """Copies numbers of any shape to where they should be already, contiguous and as many."""
+    if x.data_ptr() != place.data_ptr():
+        place.copy_(x.view(place.shape))
 
 
 def add_many_(
@@ -57,7 +77,7 @@ def _point(
     workspace: Workspace | None,
 ) -> Many | None:
     """These tensors, if kernels for many take them where they are."""
-    if workspace is None or not xs or on_host(xs[0].device) or not backends.runs_triton(xs[0].device):
+    if workspace is None or not xs or not takes_many(xs[0].device):
         return None
     if any(x.numel() == 0 for x in xs) or any(memory.dtype is not torch.float32 for memory in memories):
         return None

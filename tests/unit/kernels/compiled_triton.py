@@ -69,7 +69,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
         {"S": s, "BITS": bits, **how, "TILE": 1024} for s, bits, how in ((7, 4, ALL), (1, 0, SUM), (9, 5, ALL))
     ]),
     "kernels.many._poison": ({}, [{"EVEN": 1, "TILE": 1024}]),
-    "kernels.many._settle": ({}, [{"SMALL": 5.3e36, "EVEN": 1, "TILE": 1024}]),
+    "kernels.many._settle": ({}, [{"SMALL": 5.3e36, "DROPS": drops, "EVEN": 1, "TILE": 1024} for drops in (1, 0)]),
     "kernels.staging._pad": ({}, [{"HAS_MEMORY": 1, "EVEN": 1, "TILE": 1024}]),
     "kernels.staging._fetch": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._sum": ({}, [{"EVEN": 1, "TILE": 1024}]),

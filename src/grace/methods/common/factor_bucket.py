@@ -214,7 +214,7 @@ def open_factors(
         return None
     workspace, sizes, device = peers.like.lent.workspace, [x.numel() for x in xs], xs[0].device
     assert workspace is not None
-    key = (FactorBucket, owner, device, tuple(sides), tuple(sizes))
+    key = (FactorBucket, owner, device, tuple(sides), tuple(sizes), peers.names)
     plan: FactorPlan | None = workspace.kept.get(key)
     if plan is None:
         if capturing():
