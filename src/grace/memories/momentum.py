@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import torch
@@ -10,14 +11,18 @@ from torch import Tensor
 
 from grace.collectives import Exchange
 from grace.contract.knobs import Range, as_call
+from grace.contract.lent import Lent
 from grace.contract.loan import narrow
 from grace.contract.method import Exchanged, Method
 from grace.contract.needs import AVERAGES, NOTHING, Needs
-from grace.contract.peer import Peer
+from grace.contract.peer import Peer, Peers
 from grace.errors import CompositionError
 from grace.flags.finite import and_, choose_
 from grace.kernels.finite import all_finite
+from grace.kernels.staging import finite_many
 from grace.memories.base import Memory, Verb, drop_overflow_
+from grace.memories.many import takes_many
+from grace.memories.successors import SuccessorBucket, average_
 from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
@@ -72,6 +77,32 @@ class Momentum(Memory[S]):
             memory, m = choose_(kept, m, memory), memory
         peer.lent.give_back(m)
         return Exchanged(mean, None, MomentumState(memory, out.state), finite)
+
+    def batches(self, like: Tensor) -> bool:
+        """Where kernels take many tensors, of any shapes: on an accelerator."""
+        exact = type(self) is Momentum  # a subclass may exchange otherwise
+        return exact and takes_many(like.device) and self.method.batches(like)
+
+    def exchange_all(
+        self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
+    ) -> Exchange[list[Exchanged[Any]]]:
+        """The momenta of all tensors, of any shapes, as in :meth:`exchange`."""
+        old, bucket = [[state[0] for state in states]], None
+        if isinstance(peers, Peers) and self.batches(xs[0]):
+            bucket = SuccessorBucket.of(xs, old, peers.like.lent)
+        if bucket is None or not isinstance(peers, Peers):
+            return (yield from Method.exchange_all(self, xs, states, peers))
+        average_(bucket.successors[0], bucket.kept[0], self.beta, bucket.numbers, 1 - self.beta)
+        like = replace(peers.like, lent=Lent(workspace=peers.like.lent.workspace, applied_as=xs[0].dtype))
+        given, inner = bucket.give(bucket.successors[0], xs), [state[1] for state in states]
+        outs = yield from self.method.exchange_all(given, inner, Peers(like, peers.names))
+        finite = bucket.round(bucket.take(outs))
+        kept = finite if bucket.narrow else finite_many(finite, bucket.rooms)
+        (after,) = bucket.settle(kept, old)
+        results = zip(bucket.many.xs, xs, after, outs, finite.unbind(0), strict=True)
+        return [
+            Exchanged(x.view(like.shape), None, MomentumState(m, out.state), fine) for x, like, m, out, fine in results
+        ]
 
     def kinds(self, state: MomentumState) -> Any:
         return ("own", self.method.kinds(state[1]))

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
-from grace.compute import backends
 from grace.contract.knobs import Positive, Range, as_call
 from grace.contract.lent import Lent
 from grace.contract.loan import narrow
@@ -22,6 +21,7 @@ from grace.errors import CompositionError
 from grace.flags.finite import choose_, on_host
 from grace.kernels import accelerate, forget_sent
 from grace.memories.base import Memory, Verb, drop_overflow_
+from grace.memories.many import takes_many
 from grace.memories.velocities import VelocityBucket
 from grace.registry.recipes import register_memory
 
@@ -108,8 +108,7 @@ class MomentumCorrection(Memory[S]):
     def batches(self, like: Tensor) -> bool:
         """Where kernels take many tensors, of any shapes: on an accelerator."""
         exact = type(self) is MomentumCorrection  # a subclass may exchange otherwise
-        there = not on_host(like.device) and backends.runs_triton(like.device)
-        return exact and there and self.method.adds_memory and self.method.batches(like)
+        return exact and takes_many(like.device) and self.method.adds_memory and self.method.batches(like)
 
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
@@ -118,7 +117,7 @@ class MomentumCorrection(Memory[S]):
         if not isinstance(peers, Peers) or not self.batches(xs[0]):
             return (yield from Method.exchange_all(self, xs, states, peers))
         memories, lent = [state[0] for state in states], peers.like.lent
-        bucket = VelocityBucket.of(xs, memories, lent, nesterov=self.nesterov)
+        bucket = VelocityBucket.of(xs, memories, peers, nesterov=self.nesterov)
         if bucket is None:
             return (yield from Method.exchange_all(self, xs, states, peers))
         if self.clip is not None:

@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from grace.compute.launching import READ
-from grace.contract.lent import Lent
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import take_rooms
-from grace.flags.finite import Flag
 from grace.kernels.many import Many, poison_many, settle_many
 from grace.kernels.momentum import accelerate_many, forget_many
 from grace.kernels.staging import narrow_many
+from grace.memories.many import put, stack_flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +41,16 @@ class VelocityBucket:
     successors: Sequence[Tensor] = ()
 
     @staticmethod
-    def of(xs: Sequence[Tensor], memories: Sequence[Tensor], lent: Lent, *, nesterov: bool) -> VelocityBucket | None:
+    def of(xs: Sequence[Tensor], memories: Sequence[Tensor], peers: Peers, *, nesterov: bool) -> VelocityBucket | None:
         """That of these tensors, of any shapes, with their memories ``[2, ...]``; None if kernels do not take them as they
         are, or while work is captured that knows them elsewhere.
         """
-        workspace, device = lent.workspace, xs[0].device
+        lent, device = peers.like.lent, xs[0].device
+        workspace = lent.workspace
         if workspace is None or lent.applied_as not in (None, xs[0].dtype) or not _are_plain(xs, memories):
             return None
         sizes, narrow = tuple(x.numel() for x in xs), xs[0].dtype is not torch.float32
-        key = (VelocityBucket, device, xs[0].dtype, sizes, nesterov)
+        key = (VelocityBucket, device, xs[0].dtype, sizes, peers.names, nesterov)
         bucket: VelocityBucket | None = workspace.kept.get(key)
         if bucket is None:
             many, rooms, beside = (Many(sizes, (), (), device) for _ in range(3))
@@ -88,9 +88,9 @@ class VelocityBucket:
         many = self.many
         for out, room, successor in zip(outs, self.rooms.xs, self.successors, strict=True):
             assert out.rest is not None, "what was not sent was to be kept"
-            _put(out.rest, successor[1])
-            _put(out.mean, room)
-        finite = torch.stack([_on_device(out.finite, many.device) for out in outs])
+            put(out.rest, successor[1])
+            put(out.mean, room)
+        finite = stack_flags(outs, many.device)
         if any(masked):
             marks = many.numbers(("masked", tuple(masked)), lambda: masked, torch.int32)
             forget_many(marks, many, nesterov=self.nesterov)
@@ -115,14 +115,3 @@ def _are_plain(xs: Sequence[Tensor], memories: Sequence[Tensor]) -> bool:
 
 def _in_rows(tensors: Sequence[Tensor], rows: int = 1) -> list[Tensor]:
     return [x.view(rows, -1) for x in tensors]
-
-
-def _on_device(finite: Flag, device: torch.device) -> Tensor:
-    """A flag as 0-d bool, without asking the host."""
-    return finite if isinstance(finite, Tensor) else torch.full((), finite, device=device)
-
-
-def _put(x: Tensor, place: Tensor) -> None:
-    """Numbers of any shape to where they should be already."""
-    if x.data_ptr() != place.data_ptr():
-        place.copy_(x.view(place.shape))

@@ -241,7 +241,7 @@ def poison_many(flags: Tensor, many: Many) -> None:
 
 
 @operation
-def settle_many(flags: Tensor, many: Many) -> None:
+def settle_many(flags: Tensor, many: Many, *, drops: bool = True) -> None:
     """Makes of each rest what the memory is after the step: the rest where its flag, of ``[T]`` bool, is set; else the memory,
-    with 0 for what is beyond a 64th of the largest float32, inf or NaN.
+    which with ``drops`` has 0 for what is beyond a 64th of the largest float32, inf or NaN.
     """

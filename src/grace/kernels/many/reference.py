@@ -18,12 +18,12 @@ def poison_many(flags: Tensor, many: Many) -> None:
         x.masked_fill_(~flag, math.nan)
 
 
-def settle_many(flags: Tensor, many: Many) -> None:
+def settle_many(flags: Tensor, many: Many, *, drops: bool = True) -> None:
     assert many.rests is not None
     assert many.memories is not None
     for flag, rest, memory in zip(flags, many.rests, many.memories, strict=True):
         small = memory.abs() <= torch.finfo(memory.dtype).max / 64
-        torch.where(flag, rest, memory.masked_fill(~small, 0.0), out=rest)
+        torch.where(flag, rest, memory.masked_fill(~small, 0.0) if drops else memory, out=rest)
 
 
 def encode_each(

@@ -167,14 +167,16 @@ def _poison(table, programs, like, flags, EVEN: tl.constexpr, TILE: tl.constexpr
 
 
 @triton.jit
-def _settle(table, programs, flags, SMALL: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr):
+def _settle(table, programs, flags, SMALL: tl.constexpr, DROPS: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr):
     task, tile = tile_of(programs)
     if tl.load(flags + task) == 0:
         e, rest = tensor_of(table, task, 1, EVEN), tensor_of(table, task, 2, EVEN)
         _place, n = wire_of(table, task)
         i = tile * TILE + tl.arange(0, TILE)
         old = tl.load(e + i, i < n, 0.0)
-        tl.store(rest + i, tl.where(tl.abs(old) <= SMALL, old, 0.0), i < n)
+        if DROPS:
+            old = tl.where(tl.abs(old) <= SMALL, old, 0.0)
+        tl.store(rest + i, old, i < n)
 
 
 def poison_many(flags: Tensor, many: Many) -> None:
@@ -182,6 +184,6 @@ def poison_many(flags: Tensor, many: Many) -> None:
     launch(_poison, (len(tiles),), many.table, tiles, many.like, flags, EVEN=many.even, TILE=TILE)
 
 
-def settle_many(flags: Tensor, many: Many) -> None:
+def settle_many(flags: Tensor, many: Many, *, drops: bool = True) -> None:
     tiles = many.tiles(TILE)
-    launch(_settle, (len(tiles),), many.table, tiles, flags, SMALL=_SMALL, EVEN=many.even, TILE=TILE)
+    launch(_settle, (len(tiles),), many.table, tiles, flags, SMALL=_SMALL, DROPS=drops, EVEN=many.even, TILE=TILE)
