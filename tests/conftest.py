@@ -1,6 +1,6 @@
 """Settings for all tests: one thread, for the same speed everywhere; examples that are the same in each run; Triton's kernels
-in its interpreter where there is no GPU; tiers and groups (tests/tiers.py); what keeps the test runner quick;
-the same random numbers for a test in every run.
+in its interpreter where there is no GPU; tiers and groups (tests/tiers.py); what keeps the test runner quick; the same random
+numbers for a test in every run, and the same environment.
 """
 
 from __future__ import annotations
@@ -24,6 +24,15 @@ from hypothesis import HealthCheck, settings
 from tests import tiers
 from tests.quick import Changes, check_marks
 
+# What a shell, a CI service or a launcher says of terminals and jobs is not for the commands that tests call.
+SAID = {
+    "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "LINES", "NO_COLOR", "PY_COLORS",
+    "TERMINAL_WIDTH", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "GRACE_LOCAL_WORLD_SIZE", "GRACE_TRANSPORT", "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE",
+}  # fmt: skip
+LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_")
+for _name in [name for name in os.environ if name in SAID or name.startswith(LAUNCHERS)]:
+    del os.environ[_name]
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # triton reads it when it is imported
