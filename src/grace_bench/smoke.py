@@ -30,7 +30,7 @@ def run(out: Path, watch: Callable[[int], AbstractContextManager[Watcher]]) -> d
     """
     refused = why_not(link(LINKS[1]))
     links = LINKS[:1] if refused else LINKS
-    common = {"steps": STEPS, "evaluations": 2, "timeout": 60.0}
+    common = {"steps": STEPS, "evaluations": 2}
     methods = SweepPlan(TASKS, METHODS, (WORKERS,), links, baselines=(), common=common).runs()
     configs = [*SweepPlan(TASKS[:1], (), (WORKERS,), LINKS[:1], common=common).runs(), *methods]
     check(configs)
