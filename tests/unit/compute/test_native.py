@@ -178,6 +178,7 @@ class Finite(torch.utils.data.Dataset[torch.Tensor]):
 @needs_native
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:os.fork.*JAX:RuntimeWarning")  # where other tests of the process have imported it
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # more than this machine has cores
 def test_workers_of_a_data_loader() -> None:
     work()
     loader = torch.utils.data.DataLoader(Finite(), batch_size=None, num_workers=2, multiprocessing_context="fork")
