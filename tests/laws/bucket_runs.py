@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from grace.collectives import AllGather, Collective, Exchange
+from grace.compute import backends
 from grace.errors import TransportError
 from grace.registry.policy import Policy
 from grace.run.options import Options
@@ -154,9 +156,13 @@ def story(run: Run, other: Policy | None = None) -> Iterator[Any]:
 
 def assert_same(
     policy: Policy, world: int, shapes: Shapes, other: Policy | None = None, plans: Plans = ALL,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype = torch.float32, beside: str | None = None,
 ) -> None:  # fmt: skip
-    alone, batched = Run(policy, world, shapes, lambda _: False, dtype), Run(policy, world, shapes, plans, dtype)
-    for step, (a, b) in enumerate(zip(story(alone, other), story(batched, other), strict=True)):
+    """``beside``: the backend of the workers that make no batches, if it is another one."""
+    with contextlib.nullcontext() if beside is None else backends.using(beside):
+        alone = Run(policy, world, shapes, lambda _: False, dtype)
+        want = list(story(alone, other))
+    batched = Run(policy, world, shapes, plans, dtype)
+    for step, (a, b) in enumerate(zip(want, story(batched, other), strict=True)):
         assert a == b, step
     assert alone.seen == batched.seen
