@@ -67,7 +67,9 @@ AT_NIGHT = {
     "terngrad:bucket=32,memory=residual": SHAPES,
     "terngrad:clip=2.5": SMALL,  # which has no kernels for many
     "onebit:group=5000": LARGE,
-    "qsgd:bits=16": ((3,), (300,)),  # more levels than a kernel has
+    "qsgd:bits=16,memory=residual": SHAPES,
+    "qsgd:levels=1000,norm=l2,bucket=5000": LARGE,
+    "topk:ratio=0.2,communicator=broadcast": SHAPES,
     "fp8:fmt=e5m2,stochastic=true,memory=residual": SHAPES,
     "drive:block=16": SHAPES,
     "drive:block=8192,memory=residual": LARGE,
@@ -85,7 +87,7 @@ AT_NIGHT = {
     "qsparse:ratio=0.2": SHAPES,
     "qsparse:ratio=0.05,quant=4": LARGE,
     "qsparse:ratio=0.3,quant=1,index=raw,memory=none": SHAPES,
-    "qsparse:ratio=0.9,quant=200": SMALL,  # more levels than a kernel has
+    "qsparse:ratio=0.9,quant=200": SHAPES,
 }
 
 
@@ -134,7 +136,7 @@ def test_many_have_the_bytes_of_single_exchanges(spec: str) -> None:
 @pytest.mark.parametrize(("spec", "dtype"), NARROW)
 def test_narrow_gradients_are_read_as_they_are(spec: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     right = outcome(spec, False, dtype)
-    many, seen = importlib.import_module("grace.communicators.allgather"), list[bool]()
+    many, seen = importlib.import_module("grace.communicators.one_hop"), list[bool]()
     monkeypatch.setattr(many, "prepare", functools.partial(_look, many.prepare, seen))
     assert outcome(spec, True, dtype) == right
     assert seen == [True] * 6, "of two ranks, three steps"

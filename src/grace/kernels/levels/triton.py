@@ -11,7 +11,6 @@ from torch import Tensor
 
 from grace.compute.launching import TILE
 from grace.errors import PayloadError
-from grace.flags.finite import Flag
 from grace.kernels.levels import quantized_bytes
 from grace.kernels.levels.codes import BAD_NORM, bad_code, code_bits
 from grace.kernels.many import Many
@@ -26,6 +25,7 @@ from grace.kernels.triton import (
     mark_if,
     positions_of,
     round_half_even,
+    round_wide_half_even,
     store_codes,
     store_float,
 )
@@ -33,8 +33,6 @@ from grace.random.triton import lanes_at, lanes_of_tile
 
 if TYPE_CHECKING:
     from grace.random import Stream
-
-_MOST = 127  # levels: with 16 bits more, float32 is exhausted
 
 
 @triton.jit(do_not_specialize=["key0", "key1", "step", "shrink"])
@@ -57,13 +55,18 @@ def _quantize(
     zero = norm < 1.1754943508222875e-38
     up = tl.where(norm < 5.421010862427522e-20, 1152921504606846976.0, 1.0)
     whole = tl.zeros_like(norm) + S * 65536.0
-    factor = tl.where(zero, 0.0, tl.div_rn(whole, tl.where(zero, 1.0, norm * up)))
-    y = round_half_even(p * up * factor)
+    if S > 127:  # with 16 bits more, float32 is exhausted
+        y = round_wide_half_even(
+            p.to(tl.float64) * tl.where(zero, 0.0, whole.to(tl.float64) / tl.where(zero, 1.0, norm).to(tl.float64))
+        )
+    else:
+        factor = tl.where(zero, 0.0, tl.div_rn(whole, tl.where(zero, 1.0, norm * up)))
+        y = round_half_even(p * up * factor)
     if WHOLE:
         lane = lanes_of_tile(key0, key1, step, start + first, G)
     else:
         lane = lanes_at(key0, key1, step, start + i)
-    size = (tl.abs(y) + (0xFFFF - lane)) >> 16
+    size = ((tl.abs(y) + (0xFFFF - lane)) >> 16).to(tl.int32)
     level = tl.where(y < 0, -size, size)
     level = tl.where(y == 0, 0, level)
     store_codes(base + 4 * nb, tl.where(inside, level + S, 0), first, n, code_width(n, BITS), BITS, G)
@@ -101,9 +104,7 @@ def quantize(
     rng: Stream,
     memory: Tensor | None = None,
     rest: Tensor | None = None,
-) -> tuple[Tensor, Flag] | Any:
-    if s > _MOST:
-        return NotImplemented
+) -> Any:
     return _write(Rows(rows, memory, rest, quantized_bytes(rows.shape[1], s, block), rng), s, block, norm, shrink)
 
 
@@ -115,9 +116,7 @@ def quantize_many(
     norm: Literal["linf", "l2"],
     shrink: Callable[[int], float],
     step: int,
-) -> Tensor | Any:
-    if s > _MOST:
-        return NotImplemented
+) -> Any:
     job = Tensors(message, many, step)
     return _write(job, s, block, norm, job.each(shrink))
 
@@ -133,8 +132,6 @@ def _write(job: Job, s: int, block: int, norm: str, shrink: float | Tensor) -> A
 def dequantize_sum(
     received: Sequence[Tensor], out: Tensor, s: int, block: int, weight: float, *, add: bool = False
 ) -> Any:
-    if s > _MOST:
-        return NotImplemented
     width = quantized_bytes(out.shape[1], s, block)
     marks = add_up(_dequantize_sum, received, out, width, block, weight, 2, add=add, S=s, BITS=_bits(s))
     marks.refuse(0, lambda: PayloadError(BAD_NORM))
@@ -142,10 +139,8 @@ def dequantize_sum(
     return None
 
 
-def dequantize_sum_many(rows: Tensor, many: Many, s: int, block: int, weight: float) -> Tensor | Any:
-    return (
-        NotImplemented if s > _MOST else add_up_many(_dequantize_sum, rows, many, block, weight, 2, S=s, BITS=_bits(s))
-    )
+def dequantize_sum_many(rows: Tensor, many: Many, s: int, block: int, weight: float) -> Any:
+    return add_up_many(_dequantize_sum, rows, many, block, weight, 2, S=s, BITS=_bits(s))
 
 
 def _bits(s: int) -> int:
