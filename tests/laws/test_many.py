@@ -48,7 +48,7 @@ SHAPES: Shapes = ((1,), (2,), (15, 17), (3, 41), (7,), (8, 8), (1025,))
 LARGE: Shapes = ((4095,), (3, 401), (4097,), (5001,), (255,))
 FAST = (
     "efsignsgd:block=32", "fp8:block=32", "natural", "u8bit:block=16", "onebit:group=8,tau=0.1",
-    "lpc:block=16,memory=residual",
+    "lpc:block=16,memory=residual", "terngrad:clip=1.2,bucket=16,memory=residual",
 )  # fmt: skip
 AT_NIGHT = {
     "efsignsgd": LARGE,
@@ -65,7 +65,8 @@ AT_NIGHT = {
     "lpc:bits=5,clip=0.5,block=100": SHAPES,
     "lpc:nearest=true,memory=residual": SHAPES,
     "terngrad:bucket=32,memory=residual": SHAPES,
-    "terngrad:clip=2.5": SMALL,  # which has no kernels for many
+    "terngrad:clip=1.5,bucket=32,memory=residual": SHAPES,
+    "terngrad:clip=1,bucket=5000": ((5001,), (255,)),
     "onebit:group=5000": LARGE,
     "qsgd:bits=16,memory=residual": SHAPES,
     "qsgd:levels=1000,norm=l2,bucket=5000": LARGE,
@@ -395,6 +396,11 @@ def _nothing(*_: Any, **__: Any) -> None:
     """Nothing is done."""
 
 
+def _as_they_are(norms: Tensor, *_: Any) -> Tensor:
+    """Nothing is cut."""
+    return norms
+
+
 def _never(flags: Tensor, many: Many) -> None:
     """Nothing is restored."""
 
@@ -410,6 +416,12 @@ def _never(flags: Tensor, many: Many) -> None:
         ("grace.kernels.signs.triton.load_sum", _memory_left_out, "onebit:group=8,tau=0.1", torch.float32),
         ("grace.kernels.triton.halves", _half_of_each, "onebit:group=8,tau=0.1", torch.float32),
         ("grace.kernels.fixed.triton.encoder_at", _first_block, "lpc:block=16,memory=residual", torch.float32),
+        (
+            "grace.kernels.levels.triton._cut",
+            _as_they_are,
+            "terngrad:clip=1.2,bucket=16,memory=residual",
+            torch.float32,
+        ),
         ("grace.memories.many.settle_many", _never, "efsignsgd:block=32", torch.float32),
         ("grace.communicators.many.poison_many", _never, "fp8:block=32", torch.float32),
         ("grace.communicators.rounded.poison_many", _never, "bf16", torch.float32),

@@ -60,7 +60,7 @@ LIST_EACH = {**LIST_MANY, "EACH": 1}
 # kernel -> what differs from the rules above, and one dictionary of constants for each way to compile it
 KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.levels._quantize": ({}, [
-        {"S": s, "BITS": bits, **how, "WHOLE": per == 8, "G": 128, "PER": per}
+        {"S": s, "BITS": bits, **how, "WHOLE": per == 8, "CLIP": s == 1, "G": 128, "PER": per}
         for s, bits, how, per in ((7, 4, MANY, 8), (1, 0, ONE, 5), (127, 8, ONE, 8), (1, 0, MANY, 5), (9, 5, MANY, 8),
                                   (32767, 16, MANY, 8))
     ]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -23,6 +24,7 @@ from grace.kernels.triton import (
     load_sum,
     magnitude,
     mark_if,
+    negated,
     positions_of,
     round_half_even,
     round_wide_half_even,
@@ -39,9 +41,9 @@ if TYPE_CHECKING:
 def _quantize(
     table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, step, block, norms, shrink,
     S: tl.constexpr, BITS: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr,
-    HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr, G: tl.constexpr, PER: tl.constexpr,
+    HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr, CLIP: tl.constexpr, G: tl.constexpr, PER: tl.constexpr,
 ):  # fmt: skip
-    """shrink: of many tensors, where theirs lie."""
+    """shrink: of many tensors, where theirs lie. CLIP: whether numbers may exceed their norm, and are cut to it."""
     task, tile, x, e, rest, start, n, base, bad, head, nb, key0, key1 = encoder_at(
         table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, block, MANY, EVEN
     )
@@ -52,16 +54,19 @@ def _quantize(
     p = load_sum(x, e, start + i, inside, HAS_MEMORY)
     mark_if(bad, magnitude(p) >= 0x7F800000)
     norm = tl.load(norms + head + i // block, inside, 0.0)
+    q = p
+    if CLIP:
+        q = tl.where(tl.abs(p) <= norm, p, tl.where(p < 0, negated(norm), norm))  # a NaN, too
     zero = norm < 1.1754943508222875e-38
     up = tl.where(norm < 5.421010862427522e-20, 1152921504606846976.0, 1.0)
     whole = tl.zeros_like(norm) + S * 65536.0
     if S > 127:  # with 16 bits more, float32 is exhausted
         y = round_wide_half_even(
-            p.to(tl.float64) * tl.where(zero, 0.0, whole.to(tl.float64) / tl.where(zero, 1.0, norm).to(tl.float64))
+            q.to(tl.float64) * tl.where(zero, 0.0, whole.to(tl.float64) / tl.where(zero, 1.0, norm).to(tl.float64))
         )
     else:
         factor = tl.where(zero, 0.0, tl.div_rn(whole, tl.where(zero, 1.0, norm * up)))
-        y = round_half_even(p * up * factor)
+        y = round_half_even(q * up * factor)
     if WHOLE:
         lane = lanes_of_tile(key0, key1, step, start + first, G)
     else:
@@ -116,17 +121,40 @@ def quantize_many(
     norm: Literal["linf", "l2"],
     shrink: Callable[[int], float],
     step: int,
+    clip: float = 0.0,
 ) -> Any:
     job = Tensors(message, many, step)
-    return _write(job, s, block, norm, job.each(shrink))
+    return _write(job, s, block, norm, job.each(shrink), clip)
 
 
-def _write(job: Job, s: int, block: int, norm: str, shrink: float | Tensor) -> Any:
+def _write(job: Job, s: int, block: int, norm: str, shrink: float | Tensor, clip: float = 0.0) -> Any:
     how = (largest, largest_of_many) if norm == "linf" else (euclidean_norm, euclidean_norm_of_many)
     norms, per = job.reduce(*how, block), 5 if s == 1 else 8
+    if clip and isinstance(job, Tensors):
+        norms = _cut(norms, job.many, block, clip)
     return job.encode(
-        _quantize, block, norms, shrink, per=per, tells_whole=True, S=s, BITS=_bits(s), G=TILE // 8, PER=per
+        _quantize,
+        block,
+        norms,
+        shrink,
+        per=per,
+        tells_whole=True,
+        S=s,
+        BITS=_bits(s),
+        CLIP=clip > 0,
+        G=TILE // 8,
+        PER=per,
     )
+
+
+def _cut(norms: Tensor, many: Many, block: int, clip: float) -> Tensor:
+    """Of the largest magnitudes ``[blocks]`` of all blocks those of numbers that are cut to ``clip`` deviations: no number
+    that is cut exceeds them. 0 where a tensor is not finite.
+    """
+    limit = euclidean_norm_of_many(many, block) / many.roots(block) * clip
+    owners = many.owners(block)
+    bad = owners.new_zeros(len(many)).index_add_(0, owners, norms.isfinite().logical_not_().long())
+    return torch.minimum(norms, limit).masked_fill_(bad[owners] > 0, 0.0)
 
 
 def dequantize_sum(
