@@ -6,6 +6,9 @@ that are not hopeless, fp32 and bf16, and ``auto`` take turns in rounds, which d
 of fp32 and bf16 in the same round (0.98 or more), and how long its step takes beside that of the best method by hand (1.05 or
 less). Steps of a trial or look of ``auto`` are not among those that are timed; what it spends is told beside.
 
+Whether a step of ``auto`` is longer for what ``auto`` itself does, ``--pairs 12`` says: turns of it and of the same method by
+hand, one after the other, in wall seconds and in processor seconds, which know nothing of neighbours.
+
 One to two minutes on two idle cores, a model with steps of a second somewhat more. ``resnet50_64:ResNet50At64`` needs
 ``PYTHONPATH=docs/examples``. Load before and after is said, and all samples are in the file.
 """
@@ -43,6 +46,7 @@ _AGAIN = 3  # times that a turn is done again in which auto was trying something
 
 T = TypeVar("T")
 Rounds = Sequence[Mapping[str, float]]  # of each contender: seconds of a step
+Pair = dict[str, tuple[float, float]]  # of "auto", and of its method by "hand": seconds and processor seconds of a step
 
 
 def work(options: argparse.Namespace) -> None:
@@ -78,16 +82,22 @@ def work(options: argparse.Namespace) -> None:
         one = {}
         for name in order if len(rounds) % 2 == 0 else order[::-1]:
             if name == AUTO:
-                one[name] = take_turn(chooser, options.steps)
+                one[name], _ = take_turn(chooser, options.steps)
             else:
                 other.handle.switch(methods[name])
                 one[name], _ = other.turn(options.steps)
         rounds.append(one)
+    used = sorted(chosen_methods(chooser))
+    pairs: list[Pair] = []
+    if len(used) == 1:
+        other.handle.switch(methods[used[0]])
+        pairs = [pair(chooser, other, options.steps, number % 2 == 0) for number in range(options.pairs)]
     if dist.get_rank() == 0:
         explained = chooser.explain()
         found = {
-            "first": first, "rounds": rounds, "settled": settled, "chosen": chosen(chooser), "steps": chooser.done,
-            "spent": sum(explained.spent.values()), "auto": explained.as_dict(), "explained": str(explained),
+            "first": first, "rounds": rounds, "pairs": pairs, "settled": settled, "chosen": chosen(chooser),
+            "steps": chooser.done, "spent": sum(explained.spent.values()), "auto": explained.as_dict(),
+            "explained": str(explained),
             "trials": [
                 trial_line(explained.candidates[one.rival].words, explained.candidates[one.incumbent].words, one)
                 for one in explained.trials
@@ -157,16 +167,28 @@ def chosen(chooser: Attached) -> str:
     return "measuring" if found.chosen is None else found.candidates[found.chosen].words
 
 
-def take_turn(chooser: Attached, steps: int) -> float:
-    """Seconds of a step outside trials."""
-    seconds = 0.0
+def take_turn(chooser: Attached, steps: int) -> tuple[float, float]:
+    """Seconds of a step outside trials, and of this worker's processor."""
+    seconds = cpu = 0.0
     for _ in range(_AGAIN):
         while trying(chooser):
             chooser.step()
-        seconds, _ = chooser.turn(steps)
+        seconds, cpu = chooser.turn(steps)
         if not trying(chooser):
             break
-    return seconds
+    return seconds, cpu / steps
+
+
+def pair(chooser: Attached, other: Attached, steps: int, first: bool) -> Pair:
+    """A turn of ``auto`` and one of its method by hand. ``first``: whether ``auto`` comes first."""
+    found: Pair = {}
+    for name in ("auto", "hand") if first else ("hand", "auto"):
+        if name == "auto":
+            found[name] = take_turn(chooser, steps)
+        else:
+            seconds, cpu = other.turn(steps)
+            found[name] = seconds, cpu / steps
+    return found
 
 
 # ---- what is shown --------------------------------------------------------------------------------------------------
@@ -181,7 +203,7 @@ def judge(values: Sequence[float], bound: float, *, least: bool) -> str:
     others = sum((value >= bound if least else value <= bound) != met for value in values)
     word = f"goal at {'least' if least else 'most'} {bound:g}: {'met' if met else 'not met'}"
     doubt = f"; {others} of {len(values)} rounds say{'s' if others == 1 else ''} otherwise" if others else ""
-    return f"{middle:.2f} ({min(values):.2f} to {max(values):.2f}), {word}{doubt}"
+    return f"{_spread(values)}, {word}{doubt}"
 
 
 def verdicts(rounds: Rounds) -> list[str]:
@@ -194,6 +216,26 @@ def verdicts(rounds: Rounds) -> list[str]:
         f"auto's speed / the better of fp32 and bf16: {judge(better, FASTER, least=True)}",
         f"auto's step / the best by hand, {NAMES.get(best, best)}: {judge(by_hand, SLOWER, least=False)}",
     ]
+
+
+def added(pairs: Sequence[Pair]) -> list[str]:
+    """What ``auto`` itself adds to a step: a line, if pairs were measured.
+
+    >>> for line in added([{"auto": (0.51, 0.2), "hand": (0.50, 0.2)}, {"auto": (0.49, 0.2), "hand": (0.50, 0.2)}]):
+    ...     print(line)
+    auto's step / the same method's by hand, 2 pairs of turns: 1.00 (0.98 to 1.02); processor seconds 1.00 (1.00 to 1.00)
+    """
+    if not pairs:
+        return []
+    wall, cpu = ([one["auto"][which] / one["hand"][which] for one in pairs] for which in (0, 1))
+    return [
+        f"auto's step / the same method's by hand, {len(pairs)} pairs of turns: {_spread(wall)}; "
+        f"processor seconds {_spread(cpu)}"
+    ]
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def rows(found: Mapping[str, Any]) -> list[list[str]]:
@@ -226,7 +268,7 @@ def show(found: Mapping[str, Any], options: argparse.Namespace) -> str:
     lines = [
         f"{options.task} over {options.link}, {options.workers} workers, "
         f"{len(found['rounds'])} rounds of {options.steps} steps",
-        "", contenders.markdown(HEADS, rows(found)), "", *verdicts(found["rounds"]), "",
+        "", contenders.markdown(HEADS, rows(found)), "", *verdicts(found["rounds"]), *added(found["pairs"]), "",
         f"auto: {found['settled']}; {found['steps']} steps; spent {found['spent']:.1f} s in all.", *found["trials"],
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
@@ -246,6 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--within", type=float, default=WITHIN, help="times the best at first sight that stays in the rounds"
     )
+    parser.add_argument("--pairs", type=int, default=0, help="of auto and its method by hand: what auto adds to a step")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--out", default="build/by_hand.json", help="what is written: all samples")
     options = parser.parse_args(arguments)

@@ -196,6 +196,7 @@ static bool encode_blocks(const Codec& codec, const Rows& r, uint8_t* wire, int6
                     const int64_t len = least(r.block, end - i);
                     fetch(r, base + i + AHEAD, len);
                     float* rest = r.rest ? r.rest + base + i : nullptr;
+                    if (large && rest) fetch_page(rest, i);
                     encode_part(codec, large, rest, p + k * slot, len, scales[k], row, i, state, codes + (i - at));
                 }
                 packer.took(end - at);
@@ -243,6 +244,7 @@ static bool encode_blocks(const Codec& codec, const Rows& r, uint8_t* wire, int6
                 gather(r, first, len, p);
                 fetch(r, first + AHEAD, len);
                 float* rest = r.rest ? r.rest + first : nullptr;
+                if (large && rest) fetch_page(rest, at);
                 encode_part(codec, large, rest, p, len, scales[at / r.block], row, at, state, packer.room());
                 packer.took(len);
                 at += len;

@@ -11,6 +11,7 @@ ROUNDS = [
     {"auto": 0.11, "none": 0.30, "bf16": 0.21, "topk": 0.100, "qsgd:bits=4": 0.12},
     {"auto": 0.10, "none": 0.09, "bf16": 0.20, "topk": 0.101, "qsgd:bits=4": 0.12},
 ]
+PAIR = {"auto": (0.2, 0.1), "hand": (0.1, 0.1)}
 
 
 def test_each_goal_has_a_verdict_and_its_doubts() -> None:
@@ -21,7 +22,7 @@ def test_each_goal_has_a_verdict_and_its_doubts() -> None:
 
 def test_the_table_begins_with_the_fastest_and_names_who_was_left_out() -> None:
     found = {
-        "rounds": ROUNDS, "first": {"topk": 0.1, "natural": 0.9}, "chosen": "topk",
+        "rounds": ROUNDS, "pairs": [PAIR] * 2, "first": {"topk": 0.1, "natural": 0.9}, "chosen": "topk",
         "settled": "settled: nothing is left to try", "steps": 80, "spent": 3.2,
         "trials": ["bf16 does not replace topk: much slower"],
     }  # fmt: skip
@@ -32,3 +33,4 @@ def test_the_table_begins_with_the_fastest_and_names_who_was_left_out() -> None:
     text = show(found, argparse.Namespace(task="vgg16_cifar", link="1gbit", workers=4, steps=2))
     assert "vgg16_cifar over 1gbit, 4 workers, 3 rounds of 2 steps" in text
     assert "bf16 does not replace topk" in text
+    assert "the same method's by hand, 2 pairs of turns: 2.00 (2.00 to 2.00); processor seconds 1.00" in text

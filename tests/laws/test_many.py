@@ -185,6 +185,28 @@ def test_many_of_all_kinds(spec: str) -> None:
         assert_same(Policy([("*", spec)]), 2, AT_NIGHT[spec])
 
 
+EQUAL: Shapes = ((41,), (41,))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "together"),
+    [
+        ("bf16", "bf16", False),
+        ("blockrandomk:ratio=0.4,mode=clt", "blockrandomk:ratio=0.4,mode=clt,memory=none", True),
+        ("randomk:ratio=0.3,memory=dgc", "randomk:ratio=0.3,momentum=0.5,memory=dgc", True),
+        ("powersgd", "powersgd:memory=none", True),
+    ],
+)
+def test_buckets_of_equal_sizes_that_are_under_way_at_once(first: str, second: str, together: bool) -> None:
+    """What is kept of one of them is not taken for the other, which is prepared while the network has the first."""
+    outcomes = []
+    for backend, plans in (("reference", False), ("triton", together)):
+        with backends.using(backend), cpu_as_accelerator():
+            run = Run(Policy([("layer0", first), ("*", second)]), 2, EQUAL, lambda _, plans=plans: plans)  # type: ignore[misc]
+            outcomes.append(([run.step() for _ in range(2)], run.seen))
+    assert outcomes[0] == outcomes[1]
+
+
 SUMMED = (
     "randomk:ratio=0.3", "blockrandomk:ratio=0.4,block=8", "blockrandomk:ratio=0.4,block=8,mode=cyclic",
     "blockrandomk:ratio=0.4,mode=clt",

@@ -40,7 +40,7 @@ class RoundedBucket:
         if xs[0].dtype is not torch.float32 or peers[0].lent.keep_rest or not can_go_together(xs, peers):
             return None
         device, sizes = xs[0].device, tuple(x.numel() for x in xs)
-        key = (RoundedBucket, dtype, device, sizes)
+        key = (RoundedBucket, dtype, device, sizes, tuple(peer.name for peer in peers))
         bucket: RoundedBucket | None = workspace.kept.get(key)
         widths = tuple(n + n % 2 for n in sizes) if len(xs) > 1 else sizes
         message = workspace.take((sum(widths),), dtype, device)

@@ -19,7 +19,8 @@ class Workspace:
     """An arena. ``take`` hands out tensors that are valid until ``reset``; after the first steps one block serves all.
 
     kept: what its users know of the memory that they take at every step, such as where the fields of a message lie; emptied
-        when the memory moves, or when it holds more than any model needs.
+        when the memory moves, or when it holds more than any model needs. The key of what changes during an exchange has the
+        tensors' names: others of the same sizes may be under way.
     holds: whether ``reset`` leaves alone what was swapped out: the step may still be abandoned.
     """
 

@@ -9,6 +9,7 @@ from grace.compute.portable import *
 from grace.kernels.blocks import *
 from grace.kernels.codebook import *
 from grace.kernels.counted import *
+from grace.kernels.factors import *
 from grace.kernels.finite import *
 from grace.kernels.fixed import *
 from grace.kernels.floats import *

@@ -24,7 +24,7 @@ from grace.kernels.finite import sum_finite
 from grace.kernels.finite.many import Sums
 from grace.kernels.noting import possible
 from grace.memories.base import Memory, Verb, drop_overflow_
-from grace.memories.many import settle_many_
+from grace.memories.many import add_many_, settle_many_, takes_many
 from grace.memories.turns import find, forget, keep, may_keep
 from grace.registry.recipes import register_memory
 
@@ -134,7 +134,8 @@ class ErrorFeedback(Memory[S]):
         adds = self.method.adds_memory
         if not isinstance(peers, Peers) or not self.batches(xs[0]) or not _are_plain(xs, peers):
             return (yield from Method.exchange_all(self, xs, states, peers))
-        if not adds and not (possible() and all(x.is_cpu and x.dtype is torch.float32 for x in xs)):
+        on_host = not adds and possible() and all(x.is_cpu and x.dtype is torch.float32 for x in xs)
+        if not adds and not on_host and not takes_many(xs[0].device):
             return (yield from Method.exchange_all(self, xs, states, peers))
         lent, workspace = peers.like.lent, peers.like.lent.workspace
         turns = find(peers.names, xs, states, workspace)
@@ -145,9 +146,14 @@ class ErrorFeedback(Memory[S]):
         like = replace(peers.like, lr=None, lent=Lent(keep_rest=not adds, workspace=workspace))
         if adds:
             lending = Peers(like, peers.names, memories, rests, xs)
-        else:
-            _add(xs, memories, rests, workspace)
+        elif on_host or add_many_(xs, memories, rests, workspace):
+            if on_host:
+                _add(xs, memories, rests, workspace)
             lending = Peers(like, peers.names, spares=xs)
+        else:
+            for rest in rests:
+                lent.give_back(rest)
+            return (yield from Method.exchange_all(self, xs, states, peers))
         outs = yield from self.method.exchange_all(xs if adds else rests, [state[1] for state in states], lending)
         if turns is not None and all(o.finite is True and o.rest is r for o, r in zip(outs, rests, strict=True)):
             for out, after in zip(outs, turns.successors, strict=True):
@@ -155,7 +161,7 @@ class ErrorFeedback(Memory[S]):
             return outs
         forget(peers.names, workspace)
         results, free = [], []
-        settled = adds and settle_many_(outs, lending)
+        settled = settle_many_(outs, memories, rests, workspace)
         for out, memory, rest in zip(outs, memories, rests, strict=True):
             finite = out.finite
             if settled:

@@ -1,4 +1,4 @@
-"""Memories of a bucket on an accelerator: what follows them is chosen by one launch for all of them."""
+"""Memories of a bucket on an accelerator: added by one launch for all of them, and what follows them chosen by another."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from torch import Tensor
 
 from grace.compute import backends
 from grace.contract.method import Exchanged
-from grace.contract.peer import Peer
+from grace.contract.workspace import Workspace
 from grace.flags.finite import Flag, on_host
 from grace.kernels.many import Many, settle_many
+from grace.kernels.staging import sum_many
 
 
 def takes_many(device: torch.device) -> bool:
@@ -35,30 +36,55 @@ def put(x: Tensor, place: Tensor) -> None:
         place.copy_(x.view(place.shape))
 
 
-def settle_many_(outs: Sequence[Exchanged[Any]], peers: Sequence[Peer]) -> bool:
-    """Makes of each rest that was lent what its memory is after the step: see :func:`grace.kernels.many.settle_many`.
+def add_many_(
+    xs: Sequence[Tensor], memories: Sequence[Tensor], rests: Sequence[Tensor], workspace: Workspace | None
+) -> bool:
+    """Sets each rest to x plus the memory, of one shape and contiguous: one launch.
+
+    Returns:
+        False if there is no kernel for that here: nothing has changed then.
+    """
+    many = _point(add_many_, xs, memories, rests, workspace)
+    if many is None:
+        return False
+    sum_many(many.like, many)
+    return True
+
+
+def settle_many_(
+    outs: Sequence[Exchanged[Any]], memories: Sequence[Tensor], rests: Sequence[Tensor], workspace: Workspace | None
+) -> bool:
+    """Makes of each rest what its memory is after the step: see :func:`grace.kernels.many.settle_many`.
 
     Returns:
         False if there is no kernel for that here, or a rest is elsewhere: nothing has changed then.
     """
-    workspace = peers[0].lent.workspace if peers else None
-    if workspace is None or not takes_many(outs[0].mean.device):
+    flags = [out.finite for out in outs if isinstance(out.finite, Tensor)]
+    if len(flags) != len(outs) or any(out.rest is not rest for out, rest in zip(outs, rests, strict=True)):
         return False
-    memories, rests, flags = [], [], []
-    for out, peer in zip(outs, peers, strict=True):
-        memory, rest = peer.lent.memory, peer.lent.rest
-        if memory is None or rest is None or out.rest is not rest or not isinstance(out.finite, Tensor):
-            return False
-        if memory.dtype is not torch.float32 or memory.numel() == 0:
-            return False
-        memories.append(memory.view(1, -1))
-        rests.append(rest.view(1, -1))
-        flags.append(out.finite)
-    sizes = tuple(x.numel() for x in rests)
-    key = (settle_many_, rests[0].device, sizes)
-    many: Many = workspace.kept.get(key) or Many(sizes, (), (), rests[0].device)
-    if not many.point(rests, memories, rests):
+    many = _point(settle_many_, rests, memories, rests, workspace)
+    if many is None:
         return False
-    workspace.kept[key] = many
     settle_many(torch.stack(flags), many)
     return True
+
+
+def _point(
+    who: object,
+    xs: Sequence[Tensor],
+    memories: Sequence[Tensor],
+    rests: Sequence[Tensor],
+    workspace: Workspace | None,
+) -> Many | None:
+    """These tensors, if kernels for many take them where they are."""
+    if workspace is None or not xs or not takes_many(xs[0].device):
+        return None
+    if any(x.numel() == 0 for x in xs) or any(memory.dtype is not torch.float32 for memory in memories):
+        return None
+    sizes = tuple(x.numel() for x in xs)
+    key = (who, xs[0].device, sizes)
+    many: Many = workspace.kept.get(key) or Many(sizes, (), (), xs[0].device)
+    if not many.point(*([x.view(1, -1) for x in each] for each in (xs, memories, rests))):
+        return None
+    workspace.kept[key] = many
+    return many

@@ -117,7 +117,7 @@ class MomentumCorrection(Memory[S]):
         if not isinstance(peers, Peers) or not self.batches(xs[0]):
             return (yield from Method.exchange_all(self, xs, states, peers))
         memories, lent = [state[0] for state in states], peers.like.lent
-        bucket = VelocityBucket.of(xs, memories, lent, nesterov=self.nesterov)
+        bucket = VelocityBucket.of(xs, memories, peers, nesterov=self.nesterov)
         if bucket is None:
             return (yield from Method.exchange_all(self, xs, states, peers))
         if self.clip is not None:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from grace.compute.launching import READ
-from grace.contract.lent import Lent
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import take_rooms
@@ -42,15 +41,16 @@ class VelocityBucket:
     successors: Sequence[Tensor] = ()
 
     @staticmethod
-    def of(xs: Sequence[Tensor], memories: Sequence[Tensor], lent: Lent, *, nesterov: bool) -> VelocityBucket | None:
+    def of(xs: Sequence[Tensor], memories: Sequence[Tensor], peers: Peers, *, nesterov: bool) -> VelocityBucket | None:
         """That of these tensors, of any shapes, with their memories ``[2, ...]``; None if kernels do not take them as they
         are, or while work is captured that knows them elsewhere.
         """
-        workspace, device = lent.workspace, xs[0].device
+        lent, device = peers.like.lent, xs[0].device
+        workspace = lent.workspace
         if workspace is None or lent.applied_as not in (None, xs[0].dtype) or not _are_plain(xs, memories):
             return None
         sizes, narrow = tuple(x.numel() for x in xs), xs[0].dtype is not torch.float32
-        key = (VelocityBucket, device, xs[0].dtype, sizes, nesterov)
+        key = (VelocityBucket, device, xs[0].dtype, sizes, peers.names, nesterov)
         bucket: VelocityBucket | None = workspace.kept.get(key)
         if bucket is None:
             many, rooms, beside = (Many(sizes, (), (), device) for _ in range(3))

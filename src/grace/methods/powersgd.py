@@ -19,9 +19,19 @@ from grace.contract.loan import narrow, room_beside, succeed
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
 from grace.flags.finite import and_, fill_unless_
-from grace.kernels import add_low_rank_, all_finite, orthonormalize, project_columns, project_rows, split_low_rank
-from grace.methods.common.low_rank_bucket import open_bucket
-from grace.methods.common.matrices import DENSE, LowRank, product_fits, unit_rows
+from grace.kernels import (
+    add_low_rank_,
+    all_finite,
+    orthonormalize,
+    product_fits,
+    project_columns,
+    project_rows,
+    split_low_rank,
+    unit_rows,
+)
+from grace.methods.common.factor_bucket import FactorBucket, open_factors
+from grace.methods.common.low_rank_bucket import LowRankBucket, open_bucket
+from grace.methods.common.matrices import DENSE, LowRank
 from grace.random import Stream
 from grace.registry import register
 
@@ -119,7 +129,8 @@ class PowerSGD(LowRank["Tensor | None"]):
         """All matrices and all that goes uncompressed: one pass of each kernel, one all-reduce per round."""
         dense = peers[0].step < self.start_step
         sides = [None if q is None or dense else self._sizes(x) for x, q in zip(xs, states, strict=True)]
-        bucket = open_bucket(self, sides, xs, peers)
+        bucket: LowRankBucket | FactorBucket | None = open_bucket(self, sides, xs, peers)
+        bucket = bucket or open_factors(self, sides, xs, states, peers, fresh=not self.warm_start)
         if bucket is None:
             return (yield from LowRank.exchange_all(self, xs, states, peers))
         qs = [q for q, of in zip(states, sides, strict=True) if q is not None and of is not None]

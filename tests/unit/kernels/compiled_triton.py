@@ -25,7 +25,7 @@ POINTERS = {
     "wire": "*u8", "wires": "*u8", "bad": "*i32", "marks": "*i32", "top": "*i32", "words": "*i32", "index": "*i64",
     "pieces_of": "*fp64", "values": "*i64", "state": "*i32", "slabs": "*i16", "counts": "*i32", "both": "*i32",
     "begins": "*i32", "total": "*i32", "fields": "*u8", "table": "*i64", "programs": "*i32", "heads": "*i64", "flags": "*i1",
-    "kept": "*i64", "before": "*i32", "rooms": "*i64", "lists": "*i64", "spans": "*i64",
+    "kept": "*i64", "before": "*i32", "rooms": "*i64", "lists": "*i64", "spans": "*i64", "sides": "*i64",
 }  # fmt: skip
 FLOATS = {"weight", "shrink", "tau", "momentum", "scale", "left", "share", "most"}
 NUMBERS = {
@@ -57,6 +57,8 @@ GAPS = {
     "sizes": "*i64", "gaps": "*i64", "ends": "*i64", "widths": "*i64", "sums": "*i32", "message": "*u8", "K": "i64",
 }  # fmt: skip
 LIST_EACH = {**LIST_MANY, "EACH": 1}
+FACTOR = {**_NO_TABLE, "sides": None, "MANY": 0, "EVEN": 0}
+FACTORS = {**dict.fromkeys(("x", "m", "l", "r")), "MANY": 1, "EVEN": 1}
 # kernel -> what differs from the rules above, and one dictionary of constants for each way to compile it
 KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.levels._quantize": ({}, [
@@ -72,6 +74,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.many._settle": ({}, [{"SMALL": 5.3e36, "DROPS": drops, "EVEN": 1, "TILE": 1024} for drops in (1, 0)]),
     "kernels.staging._pad": ({}, [{"HAS_MEMORY": 1, "EVEN": 1, "TILE": 1024}]),
     "kernels.staging._fetch": ({}, [{"EVEN": 1, "TILE": 1024}]),
+    "kernels.staging._sum": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._clear": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._look": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.staging._narrow": ({}, [{"HAS_REST": 1, "EVEN": 1, "TILE": 1024}]),
@@ -118,7 +121,20 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.subsets._put_drawn": ({"left": "*fp32", "wire": "*fp32"}, [
         {"EVEN": 1, "LISTED": listed, "TILE": 1024} for listed in (0, 1)
     ]),
-    "kernels.low_rank._split": ({}, [{"HAS_X": 1, "ROWS": 16, "COLUMNS": 64}]),
+    "kernels.low_rank.rows_kernel": ({}, [{**how, "RANKS": 4, "ROWS": 8} for how in (FACTORS, FACTOR)]),
+    "kernels.low_rank.columns_kernel": ({}, [{**how, "RANKS": 4, "COLUMNS": 128} for how in (FACTORS, FACTOR)]),
+    "kernels.low_rank.join_kernel": ({}, [
+        {**how, "ALONG": along, "TILE": 1024} for along, how in ((1, FACTORS), (0, FACTOR))
+    ]),
+    "kernels.low_rank.split_kernel": ({}, [
+        {**how, **out, "HAS_X": 1, "ROWS": 16, "COLUMNS": 64} for how, out in ((FACTORS, {"out": None}), (FACTOR, {}))
+    ]),
+    "kernels.low_rank.bases._orthonormalize": ({"wide": "*fp64", "work": "*fp64"}, [
+        {**how, "TINY": 2.0**-126, "LOG": 10} for how in ({"m": None, "r": None, "MANY": 1}, {"sides": None, "MANY": 0})
+    ]),
+    "kernels.low_rank.bases.unit_rows_kernel": ({"work": "*fp64"}, [{"TINY": 2.0**-126, "EVEN": 1, "LOG": 10}]),
+    "kernels.low_rank.bases.fit_kernel": ({}, [{"HALF": 1.7e38, "POISON": poison, "LOG": 10} for poison in (1, 0)]),
+    "kernels.low_rank.bases.succeed_kernel": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.low_rank._add": ({}, [{"ROWS": 16, "COLUMNS": 64}]),
     "kernels.packing._pack": ({}, [{"BITS": bits, "TILE": 1024} for bits in (1, 4, 11, 32)]),
     "kernels.packing._unpack": ({"out": "*i64"}, [{"BITS": bits, "TILE": 1024} for bits in (1, 11, 32)]),
@@ -228,6 +244,7 @@ HELPERS = (
     "kernels.many.tile_of", "kernels.many.encoder_at", "kernels.many.adder_at", "kernels.many.blocks_at",
     "kernels.selection.tiles.row_at", "kernels.selection.tiles.noted", "kernels.sparse._listed",
     "kernels.index_lists._list_at", "kernels.gap_lists._code_at", "kernels.rotation.turns._turner_at",
+    "kernels.low_rank.matrix_at",
 )  # fmt: skip
 # Those that also read gradients of other types, as they are: kernel -> its arguments that have them.
 NARROW = {
@@ -245,6 +262,7 @@ NARROW = {
     "kernels.momentum._accelerate_many": ["like"],
     "kernels.momentum._forget_many": ["like"],
     "kernels.staging._pad": ["like"],
+    "kernels.staging._sum": ["like"],
     "kernels.staging._narrow": ["like"],
     "kernels.staging._round": ["like"],
     "kernels.staging._widen": ["like"],

@@ -28,7 +28,11 @@ def with_threads(count: int) -> Iterator[None]:
 def same_bits(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    return torch.equal(_in_bytes(a), _in_bytes(b))
+
+
+def _in_bytes(x: Tensor) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format).view(torch.uint8)  # of one number any strides are contiguous
 
 
 def offset(x: Tensor, by: int) -> Tensor:

@@ -38,6 +38,7 @@ from grace.random import Stream
 from grace.random.triton import lanes_at, lanes_of_tile
 from tests.golden.golden import COMPRESSORS, GOLDEN, METHODS, conversation, decoded, encoded
 from tests.golden.test_golden import BY_LAPACK
+from tests.patience import PATIENCE
 from tests.unit.kernels import block_codecs as check
 from tests.unit.kernels.native_checks import offset
 from tests.unit.kernels.test_signs import CODECS, everything
@@ -392,12 +393,12 @@ def test_another_permutation_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
         test_subsets_of_many((1 << 20) + 1)
 
 
-def compile_all(folder: Path, *how: str) -> None:
+def compile_all(folder: Path, *how: str, seconds: float = PATIENCE) -> None:
     """For a GPU that need not be there: nothing is fused, flushed or rounded otherwise, where fusing would show."""
     env = {**os.environ, "TRITON_CACHE_DIR": str(folder)}
     env.pop(backends.INTERPRETER)
     command = [sys.executable, "-m", "tests.unit.kernels.compiled_triton", *how]
-    run = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=900)
+    run = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=seconds)
     assert run.returncode == 0, run.stderr[-3000:]
     assert json.loads(run.stdout) == {"wrong": {}, "missing": [], "fused": ["fma.rn.f32"]}
 
@@ -408,6 +409,6 @@ def test_the_compiler_takes_every_kernel_and_changes_no_bits(tmp_path: Path) -> 
 
 
 @pytest.mark.night("fused products")
-@pytest.mark.timeout(900)  # more than 150 compilations
+@pytest.mark.timeout(1800)  # more than 150 compilations
 def test_the_compiler_takes_every_kernel_in_all_ways(tmp_path: Path) -> None:
-    compile_all(tmp_path)
+    compile_all(tmp_path, seconds=1800)

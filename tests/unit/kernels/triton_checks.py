@@ -88,6 +88,33 @@ def leave_out_what_has_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(module, "_get_np_dtype", find_dtype)
     monkeypatch.setattr(core.tensor, "__init__", make)
+    look_at_each_shape_once(monkeypatch, core)
+
+
+def look_at_each_shape_once(monkeypatch: pytest.MonkeyPatch, core: Any) -> None:
+    """Every operation makes the type of its result, and checks its shape and compares it with others, one length after the
+    other: a third of what is left of the interpreter's time.
+    """
+    make, equal, known = core.block_type.__init__, core.tuple.__eq__, dict[Any, Any]()
+    answers = {answer: core.constexpr(answer) for answer in (False, True)}
+
+    def make_type(self: Any, element: Any, shape: Any) -> None:
+        lengths = tuple(shape)
+        if lengths not in known:
+            make(self, element, shape)
+            known[lengths] = self.shape, self.numel, str(self.shape)
+        self.element_ty = element
+        self.shape, self.numel, text = known[lengths]
+        self.name = f"<{text}, {element}>"
+
+    def compare(self: Any, other: Any) -> Any:
+        if self is other:
+            return answers[True]
+        lengths = getattr(other, "values", other)
+        return answers[self.values == lengths] if isinstance(lengths, list) else equal(self, other)
+
+    monkeypatch.setattr(core.block_type, "__init__", make_type)
+    monkeypatch.setattr(core.tuple, "__eq__", compare)
 
 
 def agree(draw: Callable[[], list[Tensor]], what: Any) -> None:

@@ -18,7 +18,7 @@ pytest.importorskip("triton", reason="needs the package triton")
 from grace.compute import backends
 from grace.contract.lent import Lent
 from grace.contract.method import Exchanged
-from grace.contract.peer import Peer
+from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
 from grace.flags.capturing import pretend_capturing
 from grace.flags.finite import cpu_as_accelerator
@@ -93,7 +93,7 @@ def test_results_that_a_method_has_left_elsewhere() -> None:
     with backends.using("triton"), cpu_as_accelerator():
         xs, memories = [torch.ones(2, 3), torch.ones(1)], [torch.zeros(2, 2, 3), torch.full((2, 1), 1e38)]
         like = Peer(0, 1, lent=Lent(workspace=Workspace()))
-        bucket = VelocityBucket.of(xs, memories, like.lent, nesterov=False)
+        bucket = VelocityBucket.of(xs, memories, Peers(like, ("a", "b")), nesterov=False)
         assert bucket is not None
         bucket.accelerate(0.5, like, ("a", "b"))
         outs = [Exchanged(torch.full_like(x, 7), torch.full_like(x, 5), None, x.numel() > 1) for x in xs]
@@ -107,10 +107,10 @@ def test_memories_that_move_while_work_is_captured() -> None:
         run = Run(Policy([("*", SPEC)]), 1, MIXED, lambda _: True)
         run.step()
         workspace = run.workers[0].workspace
-        lent, xs = run.workers[0].peer("").lent, [torch.ones(shape) for shape in MIXED]
+        peers, xs = Peers(run.workers[0].peer(""), tuple("abc")), [torch.ones(shape) for shape in MIXED]
         memories = [torch.zeros(2, *shape) for shape in MIXED]
         with pretend_capturing():
-            assert VelocityBucket.of(xs, memories, lent, nesterov=False) is None
+            assert VelocityBucket.of(xs, memories, peers, nesterov=False) is None
         assert len(workspace._old) == len(MIXED), "what was borrowed is given back"
 
 

@@ -13,8 +13,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from grace.compute.dispatch import operation
+from grace.flags.finite import Flag
 
-__all__ = ["add_low_rank_", "orthonormalize", "project_columns", "project_rows", "solve_ridge", "split_low_rank"]
+__all__ = [
+    "add_low_rank_", "orthonormalize", "product_fits", "project_columns", "project_rows", "solve_ridge", "split_low_rank",
+    "unit_rows",
+]  # fmt: skip
 
 
 @operation
@@ -22,8 +26,8 @@ def project_rows(matrix: Tensor, q: Tensor) -> Tensor:
     """``[m, l]`` and ``[r, l]`` -> ``[r, m]``: ``(M Q)^T``, the left factor to a given right one.
 
     Number j of 1,024 of a row goes to lane j mod 16, which adds in order; then the upper half of the lanes is added to the
-    lower, four times; then the sums of all 1,024s are added in order. On other devices than the CPU it is torch's product:
-    nobody else has this worker's matrix.
+    lower, four times; then the sums of all 1,024s are added in order. On other devices than the CPU, without Triton's kernels,
+    it is torch's product: nobody else has this worker's matrix.
 
     Raises:
         InputError: another dtype, shape or memory layout.
@@ -34,7 +38,8 @@ def project_rows(matrix: Tensor, q: Tensor) -> Tensor:
 def project_columns(matrix: Tensor, p: Tensor) -> Tensor:
     """``[m, l]`` and ``[r, m]`` -> ``[r, l]``: ``P^T M``, the right factor to a given left one.
 
-    256 rows are added in order, then the sums of all 256s. On other devices than the CPU it is torch's product.
+    256 rows are added in order, then the sums of all 256s. On other devices than the CPU, without Triton's kernels, it is
+    torch's product.
 
     Raises:
         InputError: as :func:`project_rows`.
@@ -80,4 +85,18 @@ def solve_ridge(p: Tensor, lam: float) -> Tensor:
 
     Raises:
         InputError: as :func:`project_rows`.
+    """
+
+
+@operation
+def unit_rows(q: Tensor) -> Tensor:
+    """The rows of q ``[r, l]`` scaled to norm 1/sqrt(l): a product with them neither overflows nor vanishes. A row that
+    vanished is left zero: the orthonormal basis of the product then has another direction in its place.
+    """
+
+
+@operation
+def product_fits(p: Tensor, q: Tensor) -> Flag:
+    """Whether the product of these factors, ``[r, m]`` and ``[r, l]``, is certainly at most half the largest float32:
+    then neither it nor the mean of several such products overflows.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -9,9 +10,10 @@ from torch import Tensor
 
 from grace.compute.portable import sum_by_halves
 from grace.errors import InputError
+from grace.flags.finite import Flag, flag
+from grace.kernels.low_rank.parts import PIECE, SPAN
 
-_SPAN, _LANES = 1024, 16  # of a row's sum
-_ROWS = 256  # of a column's sum
+_LANES = 16  # of a row's sum
 _CHUNK = 1 << 18  # about as many numbers of a matrix at a time: temporary memory is small
 
 
@@ -20,8 +22,8 @@ def project_rows(matrix: Tensor, q: Tensor) -> Tensor:
         return q @ matrix.mT
     (m, l), r = matrix.shape, q.shape[0]
     out = matrix.new_zeros(r, m)
-    for start in range(0, l, _SPAN):
-        rows, others = (_in_lanes(part[:, start : start + _SPAN]) for part in (matrix, q))
+    for start in range(0, l, SPAN):
+        rows, others = (_in_lanes(part[:, start : start + SPAN]) for part in (matrix, q))
         sums = matrix.new_zeros(r, m, _LANES)
         for t in range(rows.shape[1]):
             sums += rows[None, :, t] * others[:, None, t]
@@ -41,10 +43,10 @@ def project_columns(matrix: Tensor, p: Tensor) -> Tensor:
     if not matrix.is_cpu:
         return p @ matrix
     (m, l), r = matrix.shape, p.shape[0]
-    sums = matrix.new_zeros(max(1, -(-m // _ROWS)), r, l)
-    for i in range(min(m, _ROWS)):
-        rows = matrix[i::_ROWS]  # [pieces that have an i-th row, l]
-        sums[: len(rows)] += p[:, i::_ROWS].mT[:, :, None] * rows[:, None, :]
+    sums = matrix.new_zeros(max(1, -(-m // PIECE)), r, l)
+    for i in range(min(m, PIECE)):
+        rows = matrix[i::PIECE]  # [pieces that have an i-th row, l]
+        sums[: len(rows)] += p[:, i::PIECE].mT[:, :, None] * rows[:, None, :]
     out = sums[0].clone()
     for more in sums[1:]:
         out += more
@@ -133,3 +135,15 @@ def solve_ridge(p: Tensor, lam: float) -> Tensor:
         x[k] /= gram[k, k]
         x[:k] -= gram[k, :k, None] * x[k]
     return x
+
+
+def unit_rows(q: Tensor) -> Tensor:
+    largest = q.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(q.dtype).tiny)
+    unit = q / largest
+    norm = sum_by_halves(unit.double().square()).sqrt().float()[:, None]  # at least 1, or 0
+    return unit / (norm.clamp_min(0.5) * math.sqrt(q.shape[1]))
+
+
+def product_fits(p: Tensor, q: Tensor) -> Flag:
+    most = p.abs().amax(dim=1).double() @ q.abs().amax(dim=1).double()
+    return flag(most <= torch.finfo(torch.float32).max / 2)

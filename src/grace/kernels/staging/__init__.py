@@ -11,7 +11,7 @@ from torch import Tensor
 from grace.compute.dispatch import operation
 from grace.kernels.many import Many
 
-__all__ = ["clear_many", "fetch_many", "finite_many", "narrow_many", "pad_many", "round_many", "widen_many"]
+__all__ = ["clear_many", "fetch_many", "finite_many", "narrow_many", "pad_many", "round_many", "sum_many", "widen_many"]
 
 
 @operation
@@ -19,6 +19,11 @@ def pad_many(storage: Tensor, many: Many, rooms: Many) -> None:
     """Sets the xs of rooms, ``[1, m_t]``, m_t >= n_t, to those of ``many``, of the same dtype, and their memories to its
     memories, if it has any; to 0 behind the ends.
     """
+
+
+@operation
+def sum_many(like: Tensor, many: Many) -> None:
+    """Sets each rest to x plus the memory; x ``[1, n_t]`` may be narrower, as ``like`` is."""
 
 
 @operation

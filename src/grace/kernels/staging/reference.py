@@ -17,6 +17,13 @@ def pad_many(storage: Tensor, many: Many, rooms: Many) -> None:
         _copy(many.memories, rooms.memories)
 
 
+def sum_many(like: Tensor, many: Many) -> None:
+    assert many.memories is not None
+    assert many.rests is not None
+    for x, memory, rest in zip(many.xs, many.memories, many.rests, strict=True):
+        torch.add(x, memory, out=rest)
+
+
 def fetch_many(storage: Tensor, rooms: Many, many: Many) -> None:
     for x, room in zip(many.xs, rooms.xs, strict=True):
         x.copy_(room[:, : x.shape[1]])

@@ -9,7 +9,7 @@ from torch import Tensor
 from grace.compute.launching import TILE, Marks, launch
 from grace.kernels.many import Many
 from grace.kernels.many.triton import numbers_of, tensor_of, tile_of, wire_of
-from grace.kernels.triton import load_number, magnitude, mark_if
+from grace.kernels.triton import load_number, load_sum, magnitude, mark_if
 
 
 @triton.jit
@@ -25,6 +25,15 @@ def _pad(table, programs, like, rooms, HAS_MEMORY: tl.constexpr, EVEN: tl.conste
     if HAS_MEMORY:
         e = tl.load(tensor_of(table, task, 1, EVEN) + i, i < n, 0.0)
         tl.store(tensor_of(rooms, task, 1, EVEN) + i, e, i < m)
+
+
+@triton.jit
+def _sum(table, programs, like, EVEN: tl.constexpr, TILE: tl.constexpr):
+    task, tile = tile_of(programs)
+    x, _start = numbers_of(table, task, like, EVEN)
+    _place, n = wire_of(table, task)
+    i = tile * TILE + tl.arange(0, TILE)
+    tl.store(tensor_of(table, task, 2, EVEN) + i, load_sum(x, tensor_of(table, task, 1, EVEN), i, i < n, True), i < n)
 
 
 @triton.jit
@@ -108,6 +117,11 @@ def pad_many(storage: Tensor, many: Many, rooms: Many) -> None:
     tiles = rooms.tiles(TILE)
     launch(_pad, (len(tiles),), many.table, tiles, many.like, rooms.table, HAS_MEMORY=many.memories is not None,
            EVEN=many.even and rooms.even, TILE=TILE)  # fmt: skip
+
+
+def sum_many(like: Tensor, many: Many) -> None:
+    tiles = many.tiles(TILE)
+    launch(_sum, (len(tiles),), many.table, tiles, like, EVEN=many.even, TILE=TILE)
 
 
 def fetch_many(storage: Tensor, rooms: Many, many: Many) -> None:

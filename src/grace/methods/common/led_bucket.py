@@ -64,7 +64,7 @@ def prepare_led(kept: Callable[[int], int], xs: Sequence[Tensor], peers: Sequenc
         return None
     sizes = tuple(x.numel() for x in xs)
     counts = tuple(kept(n) for n in sizes)
-    key = (LedBucket, device, xs[0].dtype, sizes, counts)
+    key = (LedBucket, device, xs[0].dtype, sizes, counts, tuple(peer.name for peer in peers))
     bucket: LedBucket | None = workspace.kept.get(key)
     if bucket is None:
         codes = tuple(choose(n, k) for n, k in zip(sizes, counts, strict=True))

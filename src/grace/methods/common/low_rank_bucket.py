@@ -5,7 +5,6 @@ Letters: M is m x l; factors are held as rows, p ``[r, m]`` and q ``[r, l]``. Al
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import TypeAlias, TypeVar
@@ -20,11 +19,11 @@ from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
 from grace.flags.finite import on_host
-from grace.kernels import add_low_rank_, all_finite
+from grace.kernels import add_low_rank_, all_finite, product_fits, unit_rows
+from grace.kernels.factors import begins
 from grace.kernels.finite.many import Sums
 from grace.kernels.low_rank.many import LowRankMany
 from grace.kernels.noting import possible
-from grace.methods.common.matrices import product_fits, unit_rows
 
 S = TypeVar("S")
 Sides: TypeAlias = tuple[int, int, int]  # m, l and r
@@ -235,11 +234,6 @@ def may_open(sides: Sequence[Sides | None], xs: Sequence[Tensor], peers: Peers) 
 def is_plain(x: Tensor) -> bool:
     """Whether kernels can read x, of any shape, as it is."""
     return x.dtype is torch.float32 and x.is_cpu and x.is_contiguous() and x.numel() > 0
-
-
-def begins(sizes: Sequence[int]) -> list[int]:
-    """Where each of these begins, one after the other, and where the last one ends."""
-    return [0, *itertools.accumulate(sizes)]
 
 
 def addresses(message: Tensor, begins: Sequence[int]) -> list[int]:

@@ -19,31 +19,21 @@ from grace.contract.conversation import label_parts
 from grace.contract.facts import Facts
 from grace.contract.method import Method
 from grace.contract.peer import Peer
-from grace.flags.finite import Flag, and_, flag
-from grace.kernels import add_low_rank_, add_scaled_, all_finite, project_columns, project_rows, sum_by_halves
+from grace.flags.finite import Flag, and_
+from grace.kernels import (
+    add_low_rank_,
+    add_scaled_,
+    all_finite,
+    product_fits,
+    project_columns,
+    project_rows,
+    sum_by_halves,
+)
 from grace.methods.none import Identity
 from grace.random import Stream
 
 S = TypeVar("S")
 DENSE = Allreduce(Identity())
-
-
-def product_fits(p: Tensor, q: Tensor) -> Flag:
-    """Whether the product of these factors, ``[r, m]`` and ``[r, l]``, is certainly at most half the largest float32:
-    then neither it nor the mean of several such products overflows.
-    """
-    most = p.abs().amax(dim=1).double() @ q.abs().amax(dim=1).double()
-    return flag(most <= torch.finfo(torch.float32).max / 2)
-
-
-def unit_rows(q: Tensor) -> Tensor:
-    """The rows of q ``[r, l]`` scaled to norm 1/sqrt(l): a product with them neither overflows nor vanishes. A row that
-    vanished is left zero: the orthonormal basis of the product then has another direction in its place.
-    """
-    largest = q.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(q.dtype).tiny)
-    unit = q / largest
-    norm = sum_by_halves(unit.double().square()).sqrt().float()[:, None]  # at least 1, or 0
-    return unit / (norm.clamp_min(0.5) * math.sqrt(q.shape[1]))
 
 
 def unit(factor: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ from grace.compute import backends, native
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
-from grace.kernels import all_finite
+from grace.kernels import all_finite, product_fits
+from grace.kernels.factors import begins
 from grace.kernels.low_rank.many import LowRankMany
 from grace.kernels.noting import ROWS, THREADS, Call, Table
 from grace.methods.common.low_rank_bucket import (
@@ -26,10 +27,8 @@ from grace.methods.common.low_rank_bucket import (
     LowRankPlan,
     Sides,
     addresses,
-    begins,
     may_open,
 )
-from grace.methods.common.matrices import product_fits
 
 
 class ProjectionPlan(LowRankPlan):

@@ -1,0 +1,92 @@
+"""Thin factors of many matrices by Triton kernels, those of single ones."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from grace.compute.launching import TILE, Marks, launch
+from grace.kernels.blocks import block_count
+from grace.kernels.factors import Factors
+from grace.kernels.low_rank.bases.triton import (
+    HALF,
+    LOG,
+    TINY,
+    fit_kernel,
+    orthonormalize_into,
+    succeed_kernel,
+    unit_rows_kernel,
+)
+from grace.kernels.low_rank.parts import PIECE, SPAN
+from grace.kernels.low_rank.triton import (
+    COLUMNS,
+    LEFT,
+    RANKS,
+    RIGHT,
+    ROWS,
+    columns_kernel,
+    join_kernel,
+    rows_kernel,
+    split_kernel,
+)
+from grace.kernels.many import Many
+
+_NO_SIDES = (None, None, None)  # m, l, r: of one matrix
+
+
+def unit_rows_many(rights: Tensor, states: Many, factors: Factors) -> None:
+    programs = factors.programs([r for _, _, r in factors.sides])
+    work = torch.empty(len(rights), dtype=torch.float64, device=rights.device)
+    launch(unit_rows_kernel, (len(programs),), states.table, factors.table, programs, rights, work, TINY=TINY,
+           EVEN=states.even, LOG=LOG)  # fmt: skip
+
+
+def project_rows_many(message: Tensor, matrices: Many, factors: Factors, rights: Tensor) -> None:
+    programs = factors.programs([block_count(m, RIGHT) * block_count(l, SPAN) for m, l, _ in factors.sides])
+    sums = message.new_empty(factors.row_sums)
+    launch(rows_kernel, (len(programs),), matrices.table, factors.table, programs, None, rights, sums, message,
+           *_NO_SIDES, MANY=True, EVEN=matrices.even, RANKS=RANKS, ROWS=RIGHT)  # fmt: skip
+    _join(factors, sums, message, along=True)
+
+
+def project_columns_many(rights: Tensor, matrices: Many, factors: Factors, lefts: Tensor) -> None:
+    programs = factors.programs([block_count(l, LEFT) * block_count(m, PIECE) for m, l, _ in factors.sides])
+    sums = rights.new_empty(factors.column_sums)
+    launch(columns_kernel, (len(programs),), matrices.table, factors.table, programs, None, lefts, sums, rights,
+           *_NO_SIDES, MANY=True, EVEN=matrices.even, RANKS=RANKS, COLUMNS=LEFT)  # fmt: skip
+    _join(factors, sums, rights, along=False)
+
+
+def _join(factors: Factors, sums: Tensor, out: Tensor, *, along: bool) -> None:
+    """Where rows, or columns, have several pieces."""
+    size, way = (SPAN, 1) if along else (PIECE, 0)
+    counts = [block_count(of[2] * of[1 - way], TILE) * (of[way] > size) for of in factors.sides]
+    if any(counts):
+        programs = factors.programs(counts)
+        launch(join_kernel, (len(programs),), factors.table, programs, sums, out, *_NO_SIDES, MANY=True, ALONG=along,
+               TILE=TILE)  # fmt: skip
+
+
+def orthonormalize_many(lefts: Tensor, message: Tensor, factors: Factors) -> None:
+    orthonormalize_into(lefts, message, len(factors.sides), factors.table)
+
+
+def fit_many(rights: Tensor, factors: Factors, lefts: Tensor, poison: bool) -> Tensor:
+    count = len(factors.sides)
+    marks = Marks(rights, count)
+    launch(fit_kernel, (count,), factors.table, lefts, rights, marks.words, HALF=HALF, POISON=poison, LOG=LOG)
+    return marks.words == 0
+
+
+def split_low_rank_many(lefts: Tensor, matrices: Many, factors: Factors, owns: Tensor | None, rights: Tensor) -> None:
+    programs = factors.programs([block_count(m, ROWS) * block_count(l, COLUMNS) for m, l, _ in factors.sides])
+    launch(split_kernel, (len(programs),), matrices.table, factors.table, programs, None, lefts,
+           rights if owns is None else owns, rights, None, *_NO_SIDES, HAS_X=owns is not None, MANY=True,
+           EVEN=matrices.even, ROWS=ROWS, COLUMNS=COLUMNS)  # fmt: skip
+
+
+def succeed_many(flags: Tensor, states: Many, factors: Factors, rights: Tensor) -> None:
+    tiles = states.tiles(TILE)
+    launch(
+        succeed_kernel, (len(tiles),), states.table, factors.table, tiles, flags, rights, EVEN=states.even, TILE=TILE
+    )

@@ -1,0 +1,1 @@
+"""Orthonormal bases and unit rows on accelerators: a program for each matrix."""

@@ -1,0 +1,256 @@
+"""The matrices of a bucket on an accelerator, and what travels uncompressed beside them: as many launches as one of each
+takes, one all-reduce per round. All have the bits of single exchanges, and nothing here asks the host.
+
+Letters: M is m x l; factors are held as rows, p ``[r, m]`` and q ``[r, l]``. Of T tensors some are matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from grace import wire as wires
+from grace.collectives import AllReduce, Exchange, Parts
+from grace.compute import backends
+from grace.contract.method import Exchanged
+from grace.contract.peer import Peer, Peers
+from grace.contract.workspace import Workspace
+from grace.flags.capturing import capturing
+from grace.flags.finite import on_host
+from grace.kernels.factors import (
+    Factors,
+    begins,
+    fit_many,
+    orthonormalize_many,
+    project_columns_many,
+    project_rows_many,
+    split_low_rank_many,
+    succeed_many,
+    unit_rows_many,
+)
+from grace.kernels.many import Many, poison_many
+from grace.kernels.staging import clear_many, finite_many, round_many, widen_many
+
+Sides: TypeAlias = tuple[int, int, int]  # m, l and r
+
+
+class DenseTensors:
+    """Those tensors of a bucket that travel as they are.
+
+    Args:
+        sizes: numbers of all tensors. at: which of them these are. places: where each tensor's part of the message begins.
+    """
+
+    def __init__(self, sizes: Sequence[int], at: Sequence[int], places: Sequence[int], device: torch.device):
+        self.at, self._places = list(at), places
+        self._sent, self._said, self._means = (Many([sizes[i] for i in at], (), (), device) for _ in range(3))
+
+    def point(self, xs: Sequence[Tensor], means: Sequence[Tensor], message: Tensor) -> bool:
+        """From now on these are all tensors, rooms for their means, and the message ``[s]``; see :meth:`Many.point`."""
+        parts = [message[self._places[i] : self._places[i + 1]] for i in self.at]
+        there = self._sent.point(rows_of(xs, self.at)) and self._means.point(rows_of(means, self.at))
+        return there and self._said.point([part[None] for part in parts])
+
+    def put(self, message: Tensor, *, keep: bool) -> None:
+        """Puts them into the message ``[s]``. If the rests are wanted: NaN in the place of what is not finite, and nothing is
+        left.
+        """
+        if not self.at:
+            return
+        finite = round_many(message, self._sent, self._said, 1.0)
+        if keep:
+            poison_many(finite, self._said)
+            torch._foreach_zero_(list(self._sent.xs))
+
+    def results(self, message: Tensor, xs: Sequence[Tensor], means: Sequence[Tensor], *, keep: bool) -> dict[int, Any]:
+        """The results of these, of all tensors ``xs`` of any shapes, by their numbers: as the network summed them, unless the
+        rests are wanted.
+        """
+        if not keep:
+            parts = ((i, message[self._places[i] : self._places[i + 1]]) for i in self.at)
+            return {i: Exchanged(part.view(xs[i].shape), None, None) for i, part in parts}
+        if not self.at:
+            return {}
+        finite = widen_many(message, self._said, self._means)
+        poison_many(finite, self._means)
+        return {i: Exchanged(means[i], xs[i], None, flag) for i, flag in zip(self.at, finite.unbind(0), strict=True)}
+
+
+class FactorPlan:
+    """What is the same at every step.
+
+    Args:
+        sides: of each tensor; None for what travels as it is. sizes: numbers of each. device: of all of them.
+    """
+
+    def __init__(self, sides: Sequence[Sides | None], sizes: Sequence[int], device: torch.device):
+        sent = [n if of is None else of[2] * of[0] for of, n in zip(sides, sizes, strict=True)]
+        self.places, self.parts = begins(sent), Parts(tuple(range(len(sides))), tuple(sent))
+        self.dense = DenseTensors(sizes, [i for i, of in enumerate(sides) if of is None], self.places, device)
+        self.at = [i for i, of in enumerate(sides) if of is not None]
+        self.sides = [of for of in sides if of is not None]
+        self.factors = Factors(self.sides, [self.places[i] for i in self.at], device)
+        self.matrices, self.means = (Many([sizes[i] for i in self.at], (), (), device) for _ in range(2))
+        self.said = Many([m * r for m, _, r in self.sides], (), (), device)
+        self.states, self.drawn = (Many([l * r for _, l, r in self.sides], (), (), device) for _ in range(2))
+        self.own_parts = Parts(tuple(self.at), tuple([l * r for _, l, r in self.sides]))
+        self.all = torch.ones(len(self.at), dtype=torch.bool, device=device)
+
+
+class FactorBucket:
+    """One step of T tensors; each method is called once, in this order.
+
+    Args:
+        plan: for tensors of their sizes. xs: the tensors, of which the matrices become the rests, if they are wanted.
+        states: of each matrix ``[l, r]``. peers: who exchanges them.
+    """
+
+    def __init__(
+        self,
+        plan: FactorPlan,
+        xs: Sequence[Tensor],
+        states: Sequence[Tensor],
+        peers: Peers,
+        workspace: Workspace,
+    ):
+        self._plan, self._xs, self._peers, self._states = plan, xs, peers, states
+        self._keep = peers.like.lent.keep_rest
+        self._means = xs if peers.spares is None else peers.spares
+        self._message, self._left, self._own, self._right = (
+            workspace.take(size, torch.float32, xs[0].device)
+            for size in (plan.places[-1], plan.factors.lefts[-1], plan.factors.rights[-1], plan.factors.rights[-1])
+        )
+        self._successors = [peers.like.lent.borrow_successor(state) for state in states]
+
+    def point(self, *, fresh: bool) -> bool:
+        """Whether kernels know where all of this is: see :meth:`Many.point`. ``fresh``: as in :func:`open_factors`."""
+        plan, means = self._plan, self._means
+        if not plan.dense.point(self._xs, means, self._message):
+            return False
+        said = [self._message[plan.places[i] : plan.places[i + 1]][None] for i in plan.at]
+        own = rows_of(means, plan.at)
+        there = plan.matrices.point(rows_of(self._xs, plan.at), None, own) and plan.means.point(own)
+        there = there and plan.said.point(said)
+        there = there and plan.states.point(rows_of(self._states), None, rows_of(self._successors))
+        self._bases = plan.drawn if fresh else plan.states
+        return there and (not fresh or plan.drawn.point(rows_of(plan.factors.cut(self._own, plan.factors.rights))))
+
+    def forget(self) -> None:
+        """The step is not made: what was borrowed for it is given back."""
+        for successor in self._successors:
+            self._peers.like.lent.give_back(successor)
+
+    def sum_left(self, qs: Sequence[Tensor]) -> Exchange[None]:
+        """P = the mean of M Q for each matrix, given its Q ``[l, r]``; and the means of what travels as it is."""
+        plan, message = self._plan, self._message
+        if plan.at:
+            if self._bases is plan.drawn:
+                torch.cat([q.reshape(-1) for q in qs], out=self._own)
+            unit_rows_many(self._right, self._bases, plan.factors)
+            project_rows_many(message, plan.matrices, plan.factors, self._right)
+        plan.dense.put(message, keep=self._keep)
+        answer = yield AllReduce(message, "mean", donate=True, parts=plan.parts)
+        _put(answer, message)
+
+    def orthonormalize(self) -> None:
+        """P = orth(P)."""
+        plan = self._plan
+        if plan.at:
+            self._finite = finite_many(plan.all, plan.said)
+            clear_many(self._finite, plan.said)
+            orthonormalize_many(self._left, self._message, plan.factors)
+
+    def sum_right(self) -> Exchange[None]:
+        """Q = the mean of M^T P for each matrix."""
+        plan = self._plan
+        if not plan.at:
+            return
+        project_columns_many(self._own, plan.matrices, plan.factors, self._left)
+        fit_many(self._own, plan.factors, self._left, poison=True)
+        message = self._right.copy_(self._own)
+        if len(plan.at) == 1:
+            message = message.view(plan.sides[0][2], -1)  # as it would travel alone
+        answer = yield AllReduce(message, "mean", donate=True, parts=plan.own_parts)
+        _put(answer, self._right)
+
+    def split(self, states: Sequence[Any]) -> list[Exchanged[Any]]:
+        """The means P Q^T, and what is left of each matrix; Q follows the states of the matrices, others stay."""
+        plan, xs, lent = self._plan, self._xs, self._peers.like.lent
+        results = plan.dense.results(self._message, xs, self._means, keep=self._keep)
+        for i, result in results.items():
+            result.state = states[i]
+        if plan.at:
+            own, right, left = self._own if self._keep else None, self._right, self._left
+            finite = self._finite & fit_many(right, plan.factors, left, poison=False)
+            split_low_rank_many(left, plan.matrices, plan.factors, own, right)
+            poison_many(finite, plan.means)
+            succeed_many(finite, plan.states, plan.factors, right)
+            for i, old, new, flag in zip(plan.at, self._states, self._successors, finite.unbind(0), strict=True):
+                lent.give_back(old)
+                results[i] = Exchanged(self._means[i], xs[i] if self._keep else None, new, flag)
+        return [results[i] for i in range(len(xs))]
+
+
+def open_factors(
+    owner: object,
+    sides: Sequence[Sides | None],
+    xs: Sequence[Tensor],
+    states: Sequence[Any],
+    peers: Sequence[Peer],
+    *,
+    fresh: bool,
+) -> FactorBucket | None:
+    """A step of these tensors, whose matrices have these sides, and states ``[l, r]``; None if they cannot be worked on where
+    they are. ``owner``: whose plan it is, hashable. ``fresh``: whether matrices are projected with what is drawn, not with
+    their states.
+    """
+    if not isinstance(peers, Peers) or not may_open(xs, peers):
+        return None
+    held = [state for state, of in zip(states, sides, strict=True) if of is not None]
+    if not all(map(is_plain, held)):
+        return None
+    workspace, sizes, device = peers.like.lent.workspace, [x.numel() for x in xs], xs[0].device
+    assert workspace is not None
+    key = (FactorBucket, owner, device, tuple(sides), tuple(sizes), peers.names)
+    plan: FactorPlan | None = workspace.kept.get(key)
+    if plan is None:
+        if capturing():
+            return None
+        plan = FactorPlan(sides, sizes, device)
+    bucket = FactorBucket(plan, xs, held, peers, workspace)
+    if not bucket.point(fresh=fresh):
+        bucket.forget()
+        return None
+    workspace.kept[key] = plan
+    return bucket
+
+
+def may_open(xs: Sequence[Tensor], peers: Peers) -> bool:
+    """Whether kernels for many tensors can take these, of any shapes, where they are."""
+    lent, device = peers.like.lent, xs[0].device
+    if lent.workspace is None or peers.memories is not None or lent.keep_rest != (peers.spares is not None):
+        return False
+    if on_host(device) or not backends.runs_triton(device):
+        return False
+    return all(map(is_plain, (*xs, *(peers.spares or ()))))
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether kernels can read x, of any shape, as it is."""
+    return x.dtype is torch.float32 and x.is_contiguous() and x.numel() > 0
+
+
+def rows_of(tensors: Sequence[Tensor], at: Sequence[int] | None = None) -> list[Tensor]:
+    """These of the tensors, by default all, as ``[1, n]``."""
+    return [tensors[i].view(1, -1) for i in (range(len(tensors)) if at is None else at)]
+
+
+def _put(answer: Tensor, message: Tensor) -> None:
+    """What the network has answered, where the message was."""
+    flat = answer.contiguous().view(-1)
+    wires.check_shape("sum", flat, message.shape)
+    if flat.data_ptr() != message.data_ptr():
+        message.copy_(flat)

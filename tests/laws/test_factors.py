@@ -1,0 +1,163 @@
+"""Low-rank methods of a bucket on an accelerator: the bytes, means and states of the CPU, one tensor after the other.
+
+Triton's interpreter, and tensors on the CPU, stand in for an accelerator.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+triton = pytest.importorskip("triton", reason="needs the package triton")
+
+from grace.compute import backends
+from grace.flags.capturing import pretend_capturing
+from grace.flags.finite import cpu_as_accelerator
+from grace.kernels.factors import Factors
+from grace.kernels.many import Many
+from grace.methods.common import factor_bucket
+from grace.methods.common.factor_bucket import FactorBucket
+from grace.registry.policy import Policy
+from tests.laws import bucket_runs
+from tests.laws.bucket_runs import SOME, Run, Shapes, assert_same, gradients, in_bytes
+from tests.unit.kernels.triton_checks import CAUGHT, interpreter, night
+
+__all__ = ["interpreter"]
+
+SPREAD = True  # over the test runner's processes
+SMALL: Shapes = ((2, 3), (2,), (3, 2), (2, 2))
+MATRICES: Shapes = ((6, 9), (3,), (8, 8), (6, 9), (5,), (17, 9), (4, 3, 5), (2, 1030), (260, 2), (7,))
+AT_NIGHT = ("", ",memory=none", ",warm_start=false", ",start_step=2")
+LOW_RANK = "powersgd:rank=1,min_rate=0.1"
+
+
+@functools.cache
+def outcome(spec: str, backend: str, together: bool, shapes: Shapes, world: int, steps: int = 3) -> tuple[Any, Any]:
+    """Means and states of these steps, and what the network was given."""
+    with backends.using(backend), cpu_as_accelerator():
+        run = Run(Policy([("*", spec)]), world, shapes, lambda _: together)
+        return [run.step() for _ in range(steps)], run.seen
+
+
+def with_nan(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]:
+    """In the second step a NaN in a matrix of one rank, and denormals."""
+    given = gradients(rank, step, shapes)
+    if (rank, step) == (0, 1):
+        given["layer2"][1, 0] = torch.nan
+    return given
+
+
+@pytest.fixture
+def nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket_runs, "gradients", with_nan)
+
+
+def test_a_bucket_has_the_bytes_of_the_cpu(nan: None) -> None:
+    want = outcome(LOW_RANK, "reference", False, SMALL, 2, 2)
+    assert outcome(LOW_RANK, "triton", True, SMALL, 2, 2) == want
+
+
+@night
+@pytest.mark.parametrize("more", AT_NIGHT)
+def test_buckets_of_all_kinds(more: str) -> None:
+    spec = f"powersgd:rank=2,min_rate=0.1{more}"
+    want = outcome(spec, "reference", False, MATRICES, 2)
+    assert outcome(spec, "triton", True, MATRICES, 2) == want
+    assert more or outcome(spec, "triton", False, MATRICES, 2) == want
+
+
+@night
+@pytest.mark.parametrize("more", AT_NIGHT)
+def test_others_may_stand_between_them_and_ranks_need_not_choose_alike(more: str) -> None:
+    policy = Policy([("layer[15]", "none"), ("*", f"{LOW_RANK}{more}")])
+    with backends.using("triton"), cpu_as_accelerator():
+        assert_same(policy, 3, SMALL, plans=SOME)
+        assert_same(policy, 2, ((3, 4), (2, 3), (2, 2)))
+
+
+def huge(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]:
+    """Some of the time a factor or a mean overflows."""
+    given = gradients(rank, step, shapes)
+    for i, x in enumerate(given.values()):
+        if (i + step) % 2:
+            x.mul_(1e38)
+        elif (i, step) == (2, 2):
+            x.fill_(3.4e38)
+    return given
+
+
+@night
+@pytest.mark.parametrize("memory", ["residual", "none"])
+def test_products_that_overflow(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket_runs, "gradients", huge)
+    spec = f"{LOW_RANK},memory={memory}"
+    want = outcome.__wrapped__(spec, "reference", False, SMALL, 2, 5)
+    assert outcome.__wrapped__(spec, "triton", True, SMALL, 2, 5) == want
+
+
+def test_what_does_not_fit_is_no_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a mean is only likely to overflow it is NaN throughout, and the states stay as they were."""
+    with backends.using("triton"), cpu_as_accelerator():
+        run = Run(Policy([("*", LOW_RANK)]), 1, ((2, 2), (1,)), lambda _: True)
+        run.step()
+        before = in_bytes(run.workers[0].state_dict()["states"]["layer0"])
+        monkeypatch.setattr(factor_bucket, "fit_many", lambda *_, **__: torch.zeros(1, dtype=torch.bool))
+        means, _, _ = run.step()
+        assert in_bytes(run.workers[0].state_dict()["states"]["layer0"]) == before
+    mean = torch.frombuffer(bytearray(means[0]["layer0"][2]), dtype=torch.float32)
+    assert bool(mean.isnan().all())
+    assert means[0]["layer1"] == in_bytes(gradients(0, 1, run.shapes)["layer1"])
+
+
+@night
+def test_while_work_is_captured_tensors_are_not_looked_for() -> None:
+    """A bucket whose tensors have not been seen where they are now goes one by one."""
+    shapes: Shapes = ((2, 3), (2, 2))
+    with backends.using("triton"), cpu_as_accelerator():
+        run, other = (Run(Policy([("*", LOW_RANK)]), 1, shapes, lambda _, yes=yes: yes) for yes in (True, False))
+        assert run.step() == other.step()
+        run.workers[0].workspace.kept.clear()
+        with pretend_capturing():
+            assert run.step() == other.step()
+        assert not any(isinstance(key, tuple) and key[0] is FactorBucket for key in run.workers[0].workspace.kept)
+
+
+# ---- mutants --------------------------------------------------------------------------------------------------------
+def _nothing(flags: Tensor, many: Many) -> None:
+    pass
+
+
+def _own_as_the_mean(lefts: Tensor, matrices: Many, factors: Factors, owns: Tensor | None, rights: Tensor) -> None:
+    split(lefts, matrices, factors, owns, rights if owns is None else owns)
+
+
+def _never_new(flags: Tensor, states: Many, factors: Factors, rights: Tensor) -> None:
+    succeed(torch.zeros_like(flags), states, factors, rights)
+
+
+def _of_the_states(rights: Tensor, states: Many, factors: Factors) -> None:
+    for x, right in zip(states.xs, factors.cut(rights, factors.rights), strict=True):
+        right.copy_(x[0])
+
+
+split, succeed = factor_bucket.split_low_rank_many, factor_bucket.succeed_many
+
+
+@pytest.mark.parametrize(
+    ("name", "mutant"),
+    [
+        ("clear_many", _nothing),
+        ("split_low_rank_many", _own_as_the_mean),
+        pytest.param("succeed_many", _never_new, marks=night),
+        pytest.param("unit_rows_many", _of_the_states, marks=night),
+    ],
+)
+def test_mutants_are_caught(name: str, mutant: Any, nan: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    want = outcome(LOW_RANK, "reference", False, SMALL, 2, 2)
+    monkeypatch.setattr(factor_bucket, name, mutant)
+    with pytest.raises(CAUGHT):
+        assert outcome.__wrapped__(LOW_RANK, "triton", True, SMALL, 2, 2) == want

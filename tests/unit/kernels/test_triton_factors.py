@@ -1,0 +1,257 @@
+"""Triton's thin factors, of one matrix and of those of a bucket, in its interpreter, against the specification."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+triton = pytest.importorskip("triton", reason="needs the package triton")
+tl = pytest.importorskip("triton.language")
+
+from grace import kernels
+from grace.compute import backends
+from grace.errors import InputError
+from grace.kernels.factors import (
+    Factors,
+    fit_many,
+    orthonormalize_many,
+    project_columns_many,
+    project_rows_many,
+    split_low_rank_many,
+    succeed_many,
+    unit_rows_many,
+)
+from grace.kernels.many import Many
+from tests.unit.kernels.native_checks import offset
+from tests.unit.kernels.triton_checks import agree, interpreter, night
+
+__all__ = ["interpreter"]
+
+CPU = torch.device("cpu")
+# m, l, r: longer than what a program adds up, in one way or the other; more rows of a factor than are taken at a time
+SMALL = ((1, 1, 1), (2, 3, 1), (9, 17, 2))
+FEW = {
+    "rows": ((2, 3, 1), (1, 1030, 1)), "columns": ((2, 3, 1), (258, 1, 1)), "bases": ((1, 1, 1), (1030, 3, 2), (5, 2, 2)),
+    "units": ((1, 1, 1), (2, 300, 3), (1, 1030, 1)),
+}  # fmt: skip
+MANY = (
+    *SMALL, (2, 1030, 1), (258, 1, 1), (3, 70, 2), (7, 64, 5), (300, 129, 3), (17, 2100, 4), (5, 5, 5), (1030, 3, 3),
+)  # fmt: skip
+
+
+def rand(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def tensors(sizes: tuple[int, ...], seed: int) -> list[Tensor]:
+    """Side by side; the last number is -0."""
+    flat = offset(rand(sum(sizes), seed=seed), 1)
+    flat[-1] = -0.0
+    return [x[None] for x in flat.split(sizes)]
+
+
+class Given:
+    """Matrices of these sides, their factors and states; all of them begin at odd addresses."""
+
+    def __init__(self, sides: tuple[tuple[int, int, int], ...], big: float = 1.0):
+        places = [3]
+        for m, _, r in sides:
+            places.append(places[-1] + r * m + 1)
+        self.factors = Factors(sides, places[:-1], CPU)
+        self.message = offset(rand(places[-1], seed=1), 1)
+        self.lefts, self.rights = (
+            offset(rand(size[-1], seed=2), 1) for size in (self.factors.lefts, self.factors.rights)
+        )
+        self.rights[0] *= big
+        self.matrices = Many([m * l for m, l, _ in sides], (), (), CPU)
+        self.states = Many([l * r for _, l, r in sides], (), (), CPU)
+        self.matrices.point(tensors(self.matrices.sizes, 3), None, tensors(self.matrices.sizes, 4))
+        self.states.point(tensors(self.states.sizes, 5), None, tensors(self.states.sizes, 6))
+
+
+def rows(sides: Any) -> list[Tensor]:
+    given = Given(sides)
+    project_rows_many(given.message, given.matrices, given.factors, given.rights)
+    return [given.message]
+
+
+def columns(sides: Any) -> list[Tensor]:
+    given = Given(sides)
+    project_columns_many(given.rights, given.matrices, given.factors, given.lefts)
+    return [given.rights]
+
+
+def bases(sides: Any) -> list[Tensor]:
+    given = Given(sides)
+    m, _, r = sides[1]
+    basis = given.message[given.factors.places[1] :][: r * m].view(r, m)
+    basis[:] = basis[0].clone()  # what completes it is made of what is rounded away
+    orthonormalize_many(given.lefts, given.message, given.factors)
+    return [given.lefts]
+
+
+def units(sides: Any) -> list[Tensor]:
+    given = Given(sides)
+    given.states.xs[0].zero_()
+    unit_rows_many(given.rights, given.states, given.factors)
+    return [given.rights]
+
+
+def split(sides: Any) -> list[Tensor]:
+    given, out = Given(sides), list[Tensor]()
+    for own in (given.lefts.new_ones(given.factors.rights[-1]), None):
+        split_low_rank_many(given.lefts, given.matrices, given.factors, own, given.rights)
+        assert given.matrices.rests is not None
+        out += [x.clone() for x in (*given.matrices.xs, *given.matrices.rests)]
+    return out
+
+
+def fit(sides: Any) -> list[Tensor]:
+    out = []
+    for big, poison in ((1.0, False), (1e38, True), (math.inf, False), (math.nan, True)):
+        given = Given(sides, big)
+        out += [fit_many(given.rights, given.factors, given.lefts, poison), given.rights]
+    return out
+
+
+def succeed(sides: Any) -> list[Tensor]:
+    given = Given(sides)
+    succeed_many(torch.arange(len(sides)) % 2 == 0, given.states, given.factors, given.rights)
+    return [*given.states.xs, *(given.states.rests or ())]
+
+
+OPERATIONS = {f.__name__: f for f in (rows, columns, bases, units, split, fit, succeed)}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_those_of_a_bucket(name: str) -> None:
+    agree(lambda: OPERATIONS[name](FEW.get(name, SMALL)), name)
+
+
+@night
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_those_of_a_bucket_of_more(name: str) -> None:
+    agree(lambda: OPERATIONS[name](tuple(of for of in MANY if of[2] <= of[0])), name)
+    if name == "bases":
+        agree(lambda: bases(tuple((m, 1, r) for m, r in ((1024, 2), (1025, 1), (2048, 3), (4097, 2), (40, 33)))), name)
+
+
+# ---- one matrix -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("m", "l", "r"), SMALL)
+def test_products_with_one_matrix(m: int, l: int, r: int) -> None:
+    x, p, q = offset(rand(m, l, seed=1), 1), rand(r, m, seed=2), rand(r, l, seed=3)
+    agree(lambda: [kernels.project_rows(x, q), kernels.project_columns(x, p)], (m, l, r))
+
+
+@night
+@pytest.mark.parametrize(("m", "l", "r"), MANY)
+def test_products_with_larger_matrices(m: int, l: int, r: int) -> None:
+    test_products_with_one_matrix(m, l, r)
+
+
+@night
+def test_products_of_every_size() -> None:
+    for n in (*range(1, 301, 13), 255, 256, 257, 513):
+        for m, l in ((n, 2), (2, n)):
+            test_products_with_one_matrix(m, l, 1)
+
+
+def test_products_with_nothing() -> None:
+    with backends.using("triton"):
+        for m, l in ((0, 5), (5, 0)):
+            assert torch.equal(kernels.project_rows(torch.ones(m, l), torch.ones(2, l)), torch.zeros(2, m))
+            assert torch.equal(kernels.project_columns(torch.ones(m, l), torch.ones(2, m)), torch.zeros(2, l))
+
+
+@pytest.mark.parametrize(
+    "p",
+    [rand(2, 9, seed=1) * 1e37, rand(2, 9, seed=1) * 1e-37, torch.zeros(2, 9), torch.full((3, 20), 1e-42),
+     rand(1, 20, seed=1).expand(3, 20).contiguous(), torch.eye(20)[[4, 4, 7]], -torch.zeros(2, 8), rand(3, 3, seed=2)],
+)  # fmt: skip
+def test_one_basis(p: Tensor) -> None:
+    agree(lambda: [kernels.orthonormalize(p)], p.shape)
+
+
+@night
+@pytest.mark.parametrize("r", [1, 2, 4])
+def test_bases_of_every_size(r: int) -> None:
+    for m in (*range(r, 301, 7), 1023, 1024, 1025, 2047, 2049, 4100):
+        agree(lambda m=m: [kernels.orthonormalize(rand(r, m, seed=m))], (r, m))  # type: ignore[misc]
+
+
+def test_what_cannot_be_orthonormal_is_an_error() -> None:
+    with backends.using("triton"), pytest.raises(InputError, match="7 rows of 4 numbers cannot be orthonormal"):
+        kernels.orthonormalize(rand(7, 4, seed=1))
+
+
+# ---- mutants --------------------------------------------------------------------------------------------------------
+@triton.jit
+def _of_the_first(sides, task, COLUMN: tl.constexpr, MANY: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.load(sides + COLUMN) + task - task
+
+
+@triton.jit
+def _last_piece_alone(  # type: ignore[no-untyped-def]
+    sides, programs, sums, out, m, l, r, MANY: tl.constexpr, ALONG: tl.constexpr, TILE: tl.constexpr
+):
+    pass
+
+
+@triton.jit
+def _neighbors(total, LOG: tl.constexpr):  # type: ignore[no-untyped-def]
+    for t in tl.static_range(0, LOG):
+        low, high = tl.split(tl.reshape(total, (1 << (LOG - 1 - t), 2)))
+        total = low + high
+    return total
+
+
+@triton.jit
+def _as_they_are(a, j, r, m, tau, work, LOG: tl.constexpr):  # type: ignore[no-untyped-def]
+    pass
+
+
+@triton.jit
+def _in_single_precision(u, v, n, work, LOG: tl.constexpr):  # type: ignore[no-untyped-def]
+    lane = tl.arange(0, 1 << LOG)
+    x = tl.load(u + lane, lane < n, 0.0).to(tl.float32) * tl.load(v + lane, lane < n, 0.0).to(tl.float32)
+    return tl.sum(x, 0).to(tl.float64) + tl.zeros((1,), tl.float64)
+
+
+@triton.jit
+def _never(marks, bad):  # type: ignore[no-untyped-def]
+    pass
+
+
+@triton.jit
+def _always(table, sides, programs, flags, right, EVEN: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    task, i = tl.load(programs), tl.arange(0, TILE)
+    state = tl.load(table + task * 8 + 2).to(tl.pointer_type(tl.float32))
+    n = tl.load(sides + 8 * task + 1) * tl.load(sides + 8 * task + 2)
+    tl.store(state + i, tl.load(right + tl.load(sides + 8 * task + 4) + i, i < n), i < n)
+
+
+MUTANTS: list[tuple[str, Any, Any, Any]] = [
+    ("low_rank.triton.begin_of", _of_the_first, rows, SMALL[:2]),
+    ("low_rank.triton.begin_of", _of_the_first, columns, SMALL[:2]),
+    ("low_rank.triton.begin_of", _of_the_first, split, SMALL[:2]),
+    ("factors.triton.join_kernel", _last_piece_alone, rows, FEW["rows"]),
+    pytest.param("factors.triton.join_kernel", _last_piece_alone, columns, FEW["columns"], marks=night),
+    ("low_rank.bases.triton.fold", _neighbors, bases, FEW["bases"]),
+    ("low_rank.bases.triton._reflect", _as_they_are, bases, SMALL),
+    ("low_rank.bases.triton.dot_by_halves", _in_single_precision, units, FEW["units"]),
+    ("low_rank.bases.triton.mark_if", _never, fit, SMALL[:2]),
+    ("factors.triton.succeed_kernel", _always, succeed, SMALL),
+]
+
+
+@pytest.mark.parametrize(("name", "mutant", "operation", "sides"), MUTANTS)
+def test_mutants_are_caught(
+    name: str, mutant: Any, operation: Any, sides: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"grace.kernels.{name}", mutant)
+    with pytest.raises(AssertionError):
+        agree(lambda: operation(sides), name)
