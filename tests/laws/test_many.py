@@ -103,6 +103,12 @@ TWO_HOPS = (
     ("natural:communicator=scatterreduce", 2, torch.float32),
 )
 
+SERVED = (
+    ("efsignsgd:block=32,communicator=parameterserver", 2, torch.float32),
+    ("qsgd:bits=4,bucket=8,communicator=parameterserver,memory=residual,server=1", 3, torch.float16),
+    ("natural:communicator=parameterserver", 2, torch.bfloat16),
+)
+
 # Launches of Triton kernels in a step, for a bucket of any number of small tensors.
 LAUNCHES = {
     "efsignsgd": 5, "signsgd": 3, "qsgd": 4, "terngrad": 4, "natural": 4, "fp8": 4, "u8bit": 5, "onebit": 5, "lpc": 4,
@@ -162,6 +168,11 @@ def test_two_hops_have_the_bytes_of_single_exchanges(
     assert seen == [True] * 3 * world
 
 
+@pytest.mark.parametrize(("spec", "world", "dtype"), SERVED)
+def test_what_a_server_averages_has_the_bytes_of_single_exchanges(spec: str, world: int, dtype: torch.dtype) -> None:
+    assert outcome(spec, True, dtype, world) == outcome(spec, False, dtype, world)
+
+
 def _note(prepare: Any, seen: list[bool], *args: Any) -> Any:
     """Whether a bucket goes by few launches."""
     bucket = prepare(*args)
@@ -171,9 +182,12 @@ def _note(prepare: Any, seen: list[bool], *args: Any) -> Any:
 
 @night
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("spec", [spec for spec in AT_NIGHT if not spec.startswith(("signsgd", "thc"))])
-def test_two_hops_of_all_kinds(spec: str, dtype: torch.dtype) -> None:
-    policy = Policy([("*", f"{spec}{',' if ':' in spec else ':'}communicator=scatterreduce")])
+@pytest.mark.parametrize("communicator", ["scatterreduce", "parameterserver"])
+@pytest.mark.parametrize(
+    "spec", [spec for spec in AT_NIGHT if not spec.startswith(("signsgd", "thc")) and "comm" not in spec]
+)
+def test_two_hops_of_all_kinds(spec: str, communicator: str, dtype: torch.dtype) -> None:
+    policy = Policy([("*", f"{spec}{',' if ':' in spec else ':'}communicator={communicator}")])
     with backends.using("triton"), cpu_as_accelerator():
         assert_same(policy, 3, (*AT_NIGHT[spec], (6,)), dtype=dtype)
 
@@ -469,6 +483,17 @@ def test_mutants_are_caught(
 )
 def test_mutants_of_two_hops_are_caught(where: str, mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, world, dtype = TWO_HOPS[0]
+    right = outcome(spec, False, dtype, world)
+    monkeypatch.setattr(where, mutant)
+    assert outcome.__wrapped__(spec, True, dtype, world) != right
+
+
+@pytest.mark.parametrize(
+    ("where", "mutant"),
+    [("grace.communicators.served_many.clear_many", _nothing), ("torch._foreach_add_", _nothing)],
+)
+def test_mutants_of_servers_are_caught(where: str, mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, world, dtype = SERVED[0]
     right = outcome(spec, False, dtype, world)
     monkeypatch.setattr(where, mutant)
     assert outcome.__wrapped__(spec, True, dtype, world) != right
