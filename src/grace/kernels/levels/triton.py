@@ -59,13 +59,13 @@ def _quantize(
         q = tl.where(tl.abs(p) <= norm, p, tl.where(p < 0, negated(norm), norm))  # a NaN, too
     zero = norm < 1.1754943508222875e-38
     up = tl.where(norm < 5.421010862427522e-20, 1152921504606846976.0, 1.0)
-    whole = tl.zeros_like(norm) + S * 65536.0
+    levels = tl.zeros_like(norm) + S * 65536.0
     if S > 127:  # with 16 bits more, float32 is exhausted
         y = round_wide_half_even(
-            q.to(tl.float64) * tl.where(zero, 0.0, whole.to(tl.float64) / tl.where(zero, 1.0, norm).to(tl.float64))
+            q.to(tl.float64) * tl.where(zero, 0.0, levels.to(tl.float64) / tl.where(zero, 1.0, norm).to(tl.float64))
         )
     else:
-        factor = tl.where(zero, 0.0, tl.div_rn(whole, tl.where(zero, 1.0, norm * up)))
+        factor = tl.where(zero, 0.0, tl.div_rn(levels, tl.where(zero, 1.0, norm * up)))
         y = round_half_even(q * up * factor)
     if WHOLE:
         lane = lanes_of_tile(key0, key1, step, start + first, G)
