@@ -48,7 +48,7 @@ SHAPES: Shapes = ((1,), (2,), (15, 17), (3, 41), (7,), (8, 8), (1025,))
 LARGE: Shapes = ((4095,), (3, 401), (4097,), (5001,), (255,))
 FAST = (
     "efsignsgd:block=32", "fp8:block=32", "natural", "u8bit:block=16", "onebit:group=8,tau=0.1",
-    "lpc:block=16,memory=residual",
+    "lpc:block=16,memory=residual", "terngrad:clip=1.2,bucket=16,memory=residual",
 )  # fmt: skip
 NARROW = (
     ("efsignsgd:block=32", torch.float16), ("qsgd:bits=4,bucket=32,memory=residual", torch.bfloat16),
@@ -59,6 +59,12 @@ TWO_HOPS = (
     ("efsignsgd:block=32,communicator=scatterreduce", 2, torch.float32),
     ("qsgd:bits=4,bucket=8,communicator=scatterreduce,memory=residual", 3, torch.float16),
     ("natural:communicator=scatterreduce", 2, torch.float32),
+)
+
+SERVED = (
+    ("efsignsgd:block=32,communicator=parameterserver", 2, torch.float32),
+    ("qsgd:bits=4,bucket=8,communicator=parameterserver,memory=residual,server=1", 3, torch.float16),
+    ("natural:communicator=parameterserver", 2, torch.bfloat16),
 )
 
 # Launches of Triton kernels in a step, for a bucket of any number of small tensors.
@@ -95,7 +101,7 @@ def test_many_have_the_bytes_of_single_exchanges(spec: str) -> None:
 @pytest.mark.parametrize(("spec", "dtype"), NARROW)
 def test_narrow_gradients_are_read_as_they_are(spec: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     right = outcome(spec, False, dtype)
-    many, seen = importlib.import_module("grace.communicators.allgather"), list[bool]()
+    many, seen = importlib.import_module("grace.communicators.one_hop"), list[bool]()
     monkeypatch.setattr(many, "prepare", functools.partial(_look, many.prepare, seen))
     assert outcome(spec, True, dtype) == right
     assert seen == [True] * 6, "of two ranks, three steps"
@@ -118,6 +124,11 @@ def test_two_hops_have_the_bytes_of_single_exchanges(
     monkeypatch.setattr(module, "prepare_scattered", functools.partial(_note, module.prepare_scattered, seen))
     assert outcome(spec, True, dtype, world) == right
     assert seen == [True] * 3 * world
+
+
+@pytest.mark.parametrize(("spec", "world", "dtype"), SERVED)
+def test_what_a_server_averages_has_the_bytes_of_single_exchanges(spec: str, world: int, dtype: torch.dtype) -> None:
+    assert outcome(spec, True, dtype, world) == outcome(spec, False, dtype, world)
 
 
 def _note(prepare: Any, seen: list[bool], *args: Any) -> Any:
@@ -332,6 +343,11 @@ def _nothing(*_: Any, **__: Any) -> None:
     """Nothing is done."""
 
 
+def _as_they_are(norms: Tensor, *_: Any) -> Tensor:
+    """Nothing is cut."""
+    return norms
+
+
 def _never(flags: Tensor, many: Many) -> None:
     """Nothing is restored."""
 
@@ -347,6 +363,12 @@ def _never(flags: Tensor, many: Many) -> None:
         ("grace.kernels.signs.triton.load_sum", _memory_left_out, "onebit:group=8,tau=0.1", torch.float32),
         ("grace.kernels.triton.halves", _half_of_each, "onebit:group=8,tau=0.1", torch.float32),
         ("grace.kernels.fixed.triton.encoder_at", _first_block, "lpc:block=16,memory=residual", torch.float32),
+        (
+            "grace.kernels.levels.triton._cut",
+            _as_they_are,
+            "terngrad:clip=1.2,bucket=16,memory=residual",
+            torch.float32,
+        ),
         ("grace.memories.many.settle_many", _never, "efsignsgd:block=32", torch.float32),
         ("grace.communicators.many.poison_many", _never, "fp8:block=32", torch.float32),
         ("grace.communicators.rounded.poison_many", _never, "bf16", torch.float32),
@@ -372,6 +394,17 @@ def test_mutants_are_caught(
 )
 def test_mutants_of_two_hops_are_caught(where: str, mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, world, dtype = TWO_HOPS[0]
+    right = outcome(spec, False, dtype, world)
+    monkeypatch.setattr(where, mutant)
+    assert outcome.__wrapped__(spec, True, dtype, world) != right
+
+
+@pytest.mark.parametrize(
+    ("where", "mutant"),
+    [("grace.communicators.served_many.clear_many", _nothing), ("torch._foreach_add_", _nothing)],
+)
+def test_mutants_of_servers_are_caught(where: str, mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, world, dtype = SERVED[0]
     right = outcome(spec, False, dtype, world)
     monkeypatch.setattr(where, mutant)
     assert outcome.__wrapped__(spec, True, dtype, world) != right

@@ -41,9 +41,12 @@ KINDS = {
     "lpc:bits=5,clip=0.5,block=100": SHAPES,
     "lpc:nearest=true,memory=residual": SHAPES,
     "terngrad:bucket=32,memory=residual": SHAPES,
-    "terngrad:clip=2.5": SMALL,  # which has no kernels for many
+    "terngrad:clip=1.5,bucket=32,memory=residual": SHAPES,
+    "terngrad:clip=1,bucket=5000": ((5001,), (255,)),
     "onebit:group=5000": LARGE,
-    "qsgd:bits=16": ((3,), (300,)),  # more levels than a kernel has
+    "qsgd:bits=16,memory=residual": SHAPES,
+    "qsgd:levels=1000,norm=l2,bucket=5000": LARGE,
+    "topk:ratio=0.2,communicator=broadcast": SHAPES,
     "fp8:fmt=e5m2,stochastic=true,memory=residual": SHAPES,
     "drive:block=16": SHAPES,
     "drive:block=8192,memory=residual": TWO_PASSES,
@@ -61,14 +64,18 @@ KINDS = {
     "qsparse:ratio=0.2": SHAPES,
     "qsparse:ratio=0.05,quant=4": LARGE,
     "qsparse:ratio=0.3,quant=1,index=raw,memory=none": SHAPES,
-    "qsparse:ratio=0.9,quant=200": SMALL,  # more levels than a kernel has
+    "qsparse:ratio=0.9,quant=200": SHAPES,
 }
-HOPPING = [spec for spec in KINDS if not spec.startswith(("signsgd", "thc"))]
+HOPPING = [spec for spec in KINDS if not spec.startswith(("signsgd", "thc")) and "comm" not in spec]
 
 
 def in_dtypes(specs: Iterable[str], *dtypes: torch.dtype) -> list[tuple[str, torch.dtype]]:
     """Every kind in each of them; a rotation in two passes in the first."""
     return [(spec, d) for spec in specs for d in (dtypes[:1] if KINDS[spec] is TWO_PASSES else dtypes)]
+
+
+def over(spec: str, communicator: str) -> str:
+    return f"{spec}{',' if ':' in spec else ':'}communicator={communicator}"
 
 
 def assert_as_on_the_cpu(
@@ -83,9 +90,14 @@ def assert_as_on_the_cpu(
 def test_two_hops(spec: str, dtype: torch.dtype) -> None:
     """Each of three ranks rotates a third of a tensor, which is to take two passes, too."""
     shapes = KINDS[spec] if KINDS[spec] is not TWO_PASSES else tuple((3 * n,) for (n,) in TWO_PASSES)
-    assert_as_on_the_cpu(
-        f"{spec}{',' if ':' in spec else ':'}communicator=scatterreduce", 3, (*shapes, (6,)), dtype=dtype
-    )
+    assert_as_on_the_cpu(over(spec, "scatterreduce"), 3, (*shapes, (6,)), dtype=dtype)
+
+
+@night
+@pytest.mark.parametrize("spec", HOPPING)
+def test_a_server(spec: str) -> None:
+    """Of narrow gradients; tests/laws/test_many.py has some of float32."""
+    assert_as_on_the_cpu(over(spec, "parameterserver"), 3, (*KINDS[spec], (6,)), dtype=torch.bfloat16)
 
 
 @night
