@@ -148,6 +148,7 @@ EQUAL: Shapes = ((41,), (41,))
         ("blockrandomk:ratio=0.4,mode=clt", "blockrandomk:ratio=0.4,mode=clt,memory=none", True),
         ("randomk:ratio=0.3,memory=dgc", "randomk:ratio=0.3,momentum=0.5,memory=dgc", True),
         ("signum", "signum:beta=0.5", True),
+        ("topk:ratio=0.2,memory=ef21", "topk:ratio=0.4,memory=ef21", True),
         ("powersgd", "powersgd:memory=none", True),
     ],
 )

@@ -86,7 +86,7 @@ def assert_as_on_the_cpu(
 
 
 @night
-@pytest.mark.parametrize(("spec", "dtype"), in_dtypes(HOPPING, torch.float32, torch.bfloat16))
+@pytest.mark.parametrize(("spec", "dtype"), in_dtypes(HOPPING, torch.float32, torch.bfloat16), ids=str)
 def test_two_hops(spec: str, dtype: torch.dtype) -> None:
     """Each of three ranks rotates a third of a tensor, which is to take two passes, too."""
     shapes = KINDS[spec] if KINDS[spec] is not TWO_PASSES else tuple((3 * n,) for (n,) in TWO_PASSES)
@@ -107,7 +107,7 @@ def test_one_hop(spec: str) -> None:
 
 
 @night
-@pytest.mark.parametrize(("spec", "dtype"), in_dtypes(KINDS, torch.bfloat16, torch.float16))
+@pytest.mark.parametrize(("spec", "dtype"), in_dtypes(KINDS, torch.bfloat16, torch.float16), ids=str)
 def test_narrow_gradients(spec: str, dtype: torch.dtype) -> None:
     assert_as_on_the_cpu(spec, 2, KINDS[spec], dtype=dtype)
 
