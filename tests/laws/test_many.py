@@ -192,6 +192,7 @@ EQUAL: Shapes = ((41,), (41,))
         ("blockrandomk:ratio=0.4,mode=clt", "blockrandomk:ratio=0.4,mode=clt,memory=none", True),
         ("randomk:ratio=0.3,memory=dgc", "randomk:ratio=0.3,momentum=0.5,memory=dgc", True),
         ("powersgd", "powersgd:memory=none", True),
+        ("acpsgd", "acpsgd:memory=none", True),
     ],
 )
 def test_buckets_of_equal_sizes_that_are_under_way_at_once(first: str, second: str, together: bool) -> None:
