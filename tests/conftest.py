@@ -1,5 +1,6 @@
 """Settings for all tests: one thread, for the same speed everywhere; examples that are the same in each run; Triton's kernels
-in its interpreter where there is no GPU; tiers and groups (tests/tiers.py); what keeps the test runner quick.
+in its interpreter where there is no GPU; tiers and groups (tests/tiers.py); what keeps the test runner quick;
+the same random numbers for a test in every run.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ import contextlib
 import gc
 import json
 import os
+import random
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -52,6 +55,23 @@ def pytest_configure(config: pytest.Config) -> None:
 
         writes = not hasattr(config, "workerinput")
         config.pluginmanager.register(Recorder(Path(config.getoption("--seconds")), writes))
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    _seed()
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    if isinstance(collector, pytest.Module):
+        _seed()
+
+
+def _seed() -> None:
+    """What a test draws does not depend on which tests its process has run before it."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    torch.manual_seed(0)
 
 
 @pytest.hookimpl(wrapper=True)

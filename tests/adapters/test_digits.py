@@ -15,7 +15,6 @@ from tests.adapters.toolkits.digits import METHODS, STEPS, WORLD, read
 from tests.distributed.processes import run_under_mpi
 
 FOLDER = Path(__file__).parent / "toolkits"
-SECONDS = 240  # with a loaded machine in mind
 NEEDS = {  # of each script
     "digits_with_keras.py": ("keras", "mpi4py"),
     "digits_with_optax.py": ("flax", "optax", "mpi4py"),
@@ -45,7 +44,7 @@ def test_topk_reaches_what_none_reaches_to_within_a_point(script: str, toolkit: 
         if importlib.util.find_spec(package) is None:  # to import it here would cost seconds
             pytest.skip(f"pip install {package}")
     env = {**ONE_THREAD, **ON_CPU, "KERAS_BACKEND": toolkit, "PYTHONPATH": str(FOLDER.parents[2])}
-    done = run_under_mpi(FOLDER / script, "0", workers=WORLD, env=env, seconds=SECONDS)
+    done = run_under_mpi(FOLDER / script, "0", workers=WORLD, env=env)
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
     told = read(done.stdout)
     for ranks in told.values():

@@ -21,7 +21,6 @@ from tests.distributed.processes import fork, free_port, run_script
 
 pytestmark = pytest.mark.xdist_group("toolkits")
 SCRIPT = Path(__file__).with_name("jax_cases.py")
-SECONDS = 250  # with a loaded machine in mind
 GLOO = [
     *(
         f"bits of {method}"
@@ -70,7 +69,7 @@ def run(kind: str, folder: Path, *places: dict[str, str]) -> list[str]:
     """What two workers print, each in a process with a place of its own, or under torchrun's variables."""
     quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # the sums are torch's, and to compile takes longest
     env = tuple({**place, **quick} for place in places or ({}, {}))
-    ended = fork(SCRIPT, kind, str(folder), workers=2, env=env, seconds=SECONDS, torchrun=not places)
+    ended = fork(SCRIPT, kind, str(folder), workers=2, env=env, torchrun=not places)
     return [output for _, output in ended]
 
 

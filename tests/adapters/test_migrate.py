@@ -12,6 +12,7 @@ import pytest
 import grace.cli.__main__
 from tests.distributed.processes import ENVIRONMENT, QUIET_TENSORFLOW, fork, mpiexec
 from tests.distributed.with_horovod import find_python, horovodrun
+from tests.patience import PATIENCE
 
 SCRIPTS = Path(__file__).parents[1] / "grace_dl/scripts"
 COMMAND = Path(grace.cli.__main__.__file__)
@@ -21,7 +22,7 @@ PLACES = tuple({"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"} for rank in ra
 def migrate(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Under mpiexec."""
     command = mpiexec(2, [sys.executable, "-m", "grace.cli", "migrate", str(SCRIPTS / script), *arguments])
-    return subprocess.run(command, capture_output=True, text=True, timeout=280, env=ENVIRONMENT, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=ENVIRONMENT, check=False)
 
 
 def test_scripts_for_torch_run_under_mpiexec() -> None:
@@ -45,7 +46,12 @@ def test_scripts_for_torch_run_under_torchrun() -> None:
 def test_scripts_for_torch_run_under_horovodrun() -> None:
     command = ["-m", "grace.cli", "migrate", str(SCRIPTS / "several.py"), "torch_digits.py", "torch_third_party.py"]
     done = subprocess.run(
-        horovodrun(2, command, find_python()), capture_output=True, text=True, timeout=280, env=ENVIRONMENT, check=False
+        horovodrun(2, command, find_python()),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env=ENVIRONMENT,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert "runs with Horovod 0." in done.stderr
@@ -56,7 +62,12 @@ def test_scripts_for_torch_run_under_horovodrun() -> None:
 def test_scripts_for_tensorflow_and_keras_run_under_horovodrun() -> None:
     command = ["-m", "grace.cli", "migrate", str(SCRIPTS / "several.py"), "tf2_tape.py", "tf2_keras.py"]
     done = subprocess.run(
-        horovodrun(2, command, find_python()), capture_output=True, text=True, timeout=280, env=ENVIRONMENT, check=False
+        horovodrun(2, command, find_python()),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env=ENVIRONMENT,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert "runs with Horovod 0." in done.stderr
@@ -93,7 +104,6 @@ def test_scripts_for_tensorflow_and_keras_run_under_torchrun() -> None:
         *scripts,
         workers=2,
         env=places,
-        seconds=280,
         after="tensorflow",
     )
     output = "".join(output for _, output in done)

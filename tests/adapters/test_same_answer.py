@@ -22,9 +22,9 @@ from torch import Tensor
 from tests.adapters.toolkits.all_methods import METHODS, Means, differences, expect, find_network_sums, gradients, read
 from tests.distributed.processes import ENVIRONMENT, QUIET_TENSORFLOW, fork, free_port, mpiexec
 from tests.distributed.with_horovod import find_python, horovodrun
+from tests.patience import PATIENCE
 
 SCRIPT = Path(__file__).parent / "toolkits" / "doors.py"
-SECONDS = 240
 DOORS = {  # of one pair of processes
     "torch": ("ddp", "optimizer", "keras_torch"),
     "tensorflow": ("tensorflow", "keras_tensorflow"),
@@ -50,7 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
         if over == "gloo":
             here = ({"KERAS_BACKEND": backend, **QUIET_TENSORFLOW},) * world
             after = toolkit if toolkit == "tensorflow" else None
-            ended = fork(SCRIPT, *command[1:], workers=world, env=here, seconds=SECONDS, after=after)
+            ended = fork(SCRIPT, *command[1:], workers=world, env=here, seconds=PATIENCE, after=after)
             return folder, "\n".join(output for _, output in ended)
         env = {
             **ENVIRONMENT, "PYTHONPATH": str(SCRIPT.parents[3]), "PYTHONWARNINGS": "", "KERAS_BACKEND": backend,
@@ -61,7 +61,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
             if over == "horovod"
             else mpiexec(world, [sys.executable, *command])
         )
-        done = subprocess.run(full, capture_output=True, text=True, timeout=SECONDS, env=env, check=False)
+        done = subprocess.run(full, capture_output=True, text=True, timeout=PATIENCE, env=env, check=False)
         return folder, f"{done.stdout}\n{done.stderr}"
 
     return run

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.tiers import ROOT
 
 LINES = """
@@ -19,7 +20,7 @@ from benchmarks import contenders
 if "RANK" in os.environ:
     contenders.join()
     open(sys.argv[1] + os.environ["RANK"], "w").write(str(os.getpid()))
-    time.sleep(60)
+    time.sleep(600)
 else:
     contenders.start("sleeper", "none", 2)
 """
@@ -42,7 +43,7 @@ def test_no_worker_outlives_a_command_that_is_ended(number: int, tmp_path: Path)
         cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
     )  # fmt: skip
     files = [tmp_path / f"pid{rank}" for rank in range(2)]
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + PATIENCE
     while not all(file.exists() and file.read_text() for file in files):
         assert time.monotonic() < deadline
         assert command.poll() is None
@@ -50,8 +51,8 @@ def test_no_worker_outlives_a_command_that_is_ended(number: int, tmp_path: Path)
     workers = [int(file.read_text()) for file in files]
     assert all(map(runs, workers))
     command.send_signal(number)
-    assert command.wait(30) != 0
-    deadline = time.monotonic() + 10
+    assert command.wait(PATIENCE) != 0
+    deadline = time.monotonic() + PATIENCE
     while any(map(runs, workers)):
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -17,6 +17,7 @@ from grace.compute import backends, native
 from grace.predict.replay import Echo
 from grace.registry.policy import Policy
 from grace.run.worker import Worker
+from tests.patience import PATIENCE
 
 ROUNDS: list[dict[str, tuple[float, float]]] = [
     {"F0": (0.2, 0.1), "F4": (0.24, 0.11), "F5": (0.3, 0.15), "F5b": (0.27, 0.15), "F6": (0.33, 0.17), "F7": (0.31, 0.16)},
@@ -90,5 +91,5 @@ def test_two_lanes_keep_one_order_of_collectives() -> None:
         done = [threading.Event() for _ in buckets]
         for j in range(3):
             lanes.take(j, done[j].set)
-        assert all(event.wait(10) for event in done)
+        assert all(event.wait(PATIENCE) for event in done)
         assert network.asked[6 * step :] == [0, 1, 10, 11, 20, 21]

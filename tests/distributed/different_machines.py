@@ -23,6 +23,7 @@ from grace.run.drive import drive
 from grace.run.worker import Worker
 from grace.transports.torch_distributed import TorchDistributed
 from tests.laws.cases import CASES
+from tests.patience import PATIENCE
 
 STEPS = 3
 SHAPES = {"matrix": (240, 170), "conv": (8, 3, 3, 3), "vector": (1000,)}
@@ -76,7 +77,7 @@ def run(spec: str, rank: int, world: int, transport: TorchDistributed) -> str:
 
 
 def main(what: str = "") -> None:
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=100))
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=PATIENCE))
     rank, world, transport = dist.get_rank(), dist.get_world_size(), TorchDistributed()
     found = {spec: run(spec, rank, world, transport) for spec in (CASES if what == "all" else SPECS)}
     for mutant, (name, module_name, functions) in MUTANTS.items():

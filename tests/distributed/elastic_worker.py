@@ -9,6 +9,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE
+
 SHAPES = {"w": (24, 20), "b": (30,)}
 
 
@@ -40,9 +42,9 @@ def work(who: str, spec: str, port: int, least: int, most: int, folder: str, def
 
     try:
         store = dist.TCPStore("127.0.0.1", port, is_master=False)
-        rounds = Rounds(store, least, most, patience=0.3, seconds=30, timeout=8)
+        rounds = Rounds(store, least, most, patience=1.0, seconds=PATIENCE, timeout=60)
         like = {name: torch.empty(shape) for name, shape in SHAPES.items()}
-        elastic = Elastic(Session(like, grace.Policy([("*", spec)]), Alone()), seconds=8)
+        elastic = Elastic(Session(like, grace.Policy([("*", spec)]), Alone()), seconds=60)
         if defect == "commits at once":
             elastic.session.worker.holds = False
         model = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
@@ -53,7 +55,7 @@ def work(who: str, spec: str, port: int, least: int, most: int, folder: str, def
             for _ in range(40):
                 try:
                     got = elastic.regroup(rounds.meet(), list(model.values()))
-                    ids = elastic.session.all_gather_text(who, 8)
+                    ids = elastic.session.all_gather_text(who, 60)
                     say(regrouped=str(got), ids=ids, applied=got.applied, step=got.step)
                     if got.applied:
                         say(step=got.step - 1, ids=before)

@@ -28,8 +28,8 @@ from typing import Any, NoReturn
 
 from grace_bench.workers.ports import free_port
 from tests.distributed.with_horovod import horovodrun
+from tests.patience import PATIENCE
 
-SECONDS = 120
 _Job = tuple[
     Path, Sequence[str], Mapping[str, str], Path, Path | None
 ]  # script, arguments, environment, output, folder
@@ -72,8 +72,8 @@ class Workers:
             pipe.send((function.__module__, function.__qualname__, args))
         results = []
         for rank, pipe in enumerate(self._pipes):
-            if not pipe.poll(SECONDS):
-                raise TimeoutError(f"rank {rank} of {self.world} did not answer within {SECONDS} s")
+            if not pipe.poll(PATIENCE):
+                raise TimeoutError(f"rank {rank} of {self.world} did not answer within {PATIENCE:.0f} s")
             results.append(pipe.recv())
         failed = [
             f"rank {rank} of {self.world} failed:\n{value}" for rank, (fine, value) in enumerate(results) if not fine
@@ -131,12 +131,16 @@ class LaunchedPool(Workers):
             for _ in range(world):
                 pipe = listener.accept()
                 pipes[pipe.recv()] = pipe
+        if len(pipes) < world:
+            self._job.kill()
+            self._job.wait()
+            raise RuntimeError(f"of {world} workers of {kind} only ranks {sorted(pipes)} have called: not one world")
         super().__init__([pipes[rank] for rank in range(world)])
 
     def close(self) -> None:
         super().close()
         try:
-            status = self._job.wait(20)
+            status = self._job.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             self._job.terminate()
             self._job.wait(20)
@@ -165,7 +169,7 @@ def _serve_over_gloo(rank: int, world: int, port: int, pipe: Connection) -> None
     import torch.distributed as dist
 
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=PATIENCE))
     _serve(rank, world, pipe)
 
 
@@ -207,7 +211,7 @@ def under_open_mpi(workers: int) -> list[str]:
 
 
 def run_under_mpi(
-    script: Path, *args: str, workers: int, env: Mapping[str, str] = {}, seconds: int = SECONDS
+    script: Path, *args: str, workers: int, env: Mapping[str, str] = {}, seconds: float = PATIENCE
 ) -> subprocess.CompletedProcess[str]:
     """A script under mpiexec in processes of its own. The test skips where mpi4py is not installed."""
     skip_without_mpi()
@@ -224,12 +228,12 @@ def torchrun(script: Path, *args: str, workers: int, restarts: int = 0, cwd: Pat
         given = (script, args, workers, restarts, output, cwd)
         agent = SERVER.Process(target=_run_agent, args=given)
         agent.start()
-        agent.join(SECONDS)
+        agent.join(PATIENCE)
         late = agent.is_alive()
         agent.terminate()  # it ends its workers, too
         agent.join()
         said = output.read_text()
-    assert not late, f"it had not ended after {SECONDS} s:\n{said}"
+    assert not late, f"it had not ended after {PATIENCE:.0f} s:\n{said}"
     return int(agent.exitcode or 0), said
 
 
@@ -270,7 +274,7 @@ def launch(
     *args: str,
     workers: int,
     env: tuple[dict[str, str], ...] = (),
-    seconds: int = SECONDS,
+    seconds: float = PATIENCE,
 ) -> list[tuple[int, str]]:
     """A script in processes of its own under torchrun's variables: exit status and output (of both kinds) of each rank.
 
@@ -294,7 +298,7 @@ def fork(
     *args: str,
     workers: int,
     env: tuple[dict[str, str], ...] = (),
-    seconds: int = SECONDS,
+    seconds: float = PATIENCE,
     cwd: Path | None = None,
     torchrun: bool = True,
     after: str | None = None,
@@ -316,11 +320,11 @@ def fork(
         statuses = _run_each(jobs, seconds) if after is None else _run_after(after, jobs, seconds)
         outputs = [file.read_text() for file in files]
     late = [rank for rank, status in enumerate(statuses) if status is None]
-    assert not late, f"ranks {late} had not ended after {seconds} s:\n" + "\n".join(outputs)
+    assert not late, f"ranks {late} had not ended after {seconds:.0f} s:\n" + "\n".join(outputs)
     return [(status or 0, output) for status, output in zip(statuses, outputs, strict=True)]
 
 
-def _run_each(jobs: Sequence[_Job], seconds: int) -> list[int | None]:
+def _run_each(jobs: Sequence[_Job], seconds: float) -> list[int | None]:
     """How each has ended; None: it had not."""
     processes = [SERVER.Process(target=_run_script, args=job, daemon=True) for job in jobs]
     for process in processes:
@@ -335,7 +339,7 @@ def _run_each(jobs: Sequence[_Job], seconds: int) -> list[int | None]:
     return statuses
 
 
-def _run_after(module: str, jobs: Sequence[_Job], seconds: int) -> list[int | None]:
+def _run_after(module: str, jobs: Sequence[_Job], seconds: float) -> list[int | None]:
     """As :func:`_run_each`; None for all if one had not ended."""
     pipe, theirs = SERVER.Pipe()
     parent = SERVER.Process(target=_import_and_fork, args=(module, jobs, theirs), daemon=True)
@@ -373,7 +377,7 @@ def _run_to_the_end(job: _Job) -> NoReturn:
         os._exit(status)
 
 
-def run_script(path: Path, *args: str, workers: int = 1, seconds: int = SECONDS) -> str:
+def run_script(path: Path, *args: str, workers: int = 1, seconds: float = PATIENCE) -> str:
     """What the workers print that run a script as :func:`fork` does; fails if one of them does."""
     ended = fork(path, *args, workers=workers, seconds=seconds, cwd=path.parent)
     said = "\n".join(output for _, output in ended)

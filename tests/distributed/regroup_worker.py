@@ -8,6 +8,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE
+
 SHAPE = (24, 20)
 DIES, JOINS, ENDS = 4, 6, 10  # steps
 
@@ -32,7 +34,7 @@ def work(who: int, door: str, port: int, folder: str) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    rounds = Rounds(store, 2, 3, patience=0.5, seconds=30, timeout=15)
+    rounds = Rounds(store, 2, 3, patience=0.5, seconds=PATIENCE, timeout=60)
     net: Any = nn.Linear(SHAPE[1], SHAPE[0], bias=False)
     if who != 3:  # it is told
         nn.init.zeros_(net.weight)
@@ -58,7 +60,7 @@ def work(who: int, door: str, port: int, folder: str) -> None:
                 else:
                     model = DistributedDataParallel(net, init_sync=False)
                     said.append(str(handle.regroup(model)))
-                ids = [int(text) for text in handle.elastic.session.all_gather_text(str(who), 15)]
+                ids = [int(text) for text in handle.elastic.session.all_gather_text(str(who), 60)]
                 return
             except grace.errors.TransportError as error:
                 said.append(f"failed: {error}")

@@ -19,6 +19,7 @@ from grace.errors import (
 from grace.transports.torch_distributed import TorchDistributed
 from tests.distributed.ddp_models import Net, assert_replicas_agree, batch, model, train, weights
 from tests.distributed.processes import Pool
+from tests.patience import PATIENCE
 from tests.unit.networks import Loopback
 
 
@@ -190,11 +191,11 @@ def lent_transport(rank: int, world: int) -> None:
     optimizer.handle.detach()
     window = grace.local(plain, torch.optim.SGD(plain.parameters(), lr=0.1), "none", every=2, transport=network)
     window.detach()
-    assert network.all_gather_text(str(rank), seconds=20) == [str(other) for other in range(world)]
+    assert network.all_gather_text(str(rank), seconds=PATIENCE) == [str(other) for other in range(world)]
     handle = grace.attach(net, "none", transport=network)
     handle._session.close(GraceError("enough"))
     with pytest.raises(TransportError):
-        network.all_gather_text("x", seconds=20)
+        network.all_gather_text("x", seconds=PATIENCE)
     handle.detach()
 
 

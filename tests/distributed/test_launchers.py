@@ -99,7 +99,7 @@ import grace
 
 transport = grace.transport()
 sys.stdout.write(f"rank {transport.rank} of {transport.world}: {transport.name} ({transport.why})\\n")
-transport.all_gather_text("", seconds=60)
+transport.all_gather_text("", seconds=600)
 dist.destroy_process_group()
 """
 

@@ -18,27 +18,26 @@ from grace.errors import ConfigurationError, GraceError
 from grace.transports.alone import Alone
 from tests.distributed.processes import SERVER, free_port
 from tests.distributed.regroup_worker import DIES, ENDS, JOINS, gradient, work
-
-SECONDS = 60
+from tests.patience import PATIENCE
 
 
 def run(door: str, folder: Path) -> dict[int, dict[str, Any]]:
     """Workers 0 to 2, of which 2 dies, and 3, which joins: what those have that are left."""
     port = free_port()
     store = dist.TCPStore(
-        "127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=datetime.timedelta(seconds=SECONDS)
+        "127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=datetime.timedelta(seconds=PATIENCE)
     )
     workers = [SERVER.Process(target=work, args=(who, door, port, str(folder)), daemon=True) for who in range(4)]
     try:
         for one in workers[:3]:
             one.start()
-        until = time.monotonic() + SECONDS
+        until = time.monotonic() + PATIENCE
         while not store.check(["step"]) or int(store.get("step")) < JOINS:
             assert time.monotonic() < until, "they do not get on"
             time.sleep(0.02)
         workers[3].start()
         for one in workers:
-            one.join(SECONDS)
+            one.join(PATIENCE)
         assert [one.exitcode for one in workers] == [0, 0, -signal.SIGKILL, 0]
     finally:
         for one in workers:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import textwrap
 import time
@@ -12,6 +11,7 @@ import pytest
 
 from tests.distributed.processes import fork
 from tests.distributed.sharded_models import pytestmark
+from tests.patience import PATIENCE
 
 __all__ = ["pytestmark"]
 
@@ -22,9 +22,10 @@ KILLED = textwrap.dedent(
     import grace
     from grace.errors import GraceError
     from tests.distributed.sharded_models import make, train
+    from tests.patience import PATIENCE
 
     kind, victim, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=15))
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=PATIENCE))
     net = make(kind)
     handle = grace.attach(net, "topk:ratio=0.1")
     train(net, 2)
@@ -45,7 +46,7 @@ def kill_one(tmp_path: Path, kind: str, victim: int, seed: int) -> None:
     script.write_text(KILLED)
     start = time.monotonic()
     ended = fork(script, kind, str(victim), str(seed), workers=4)
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < PATIENCE / 2, "they heard by a deadline only"
     for rank, (status, output) in enumerate(ended):
         assert status == (-signal.SIGKILL if rank == victim else 0), output
         assert rank == victim or "heard:" in output, f"rank {rank} said nothing: {output}"
@@ -53,7 +54,7 @@ def kill_one(tmp_path: Path, kind: str, victim: int, seed: int) -> None:
 
 @pytest.mark.parametrize(("kind", "victim"), [("fsdp", 0), ("hsdp", 3)])
 def test_when_a_worker_is_killed_no_other_hangs(tmp_path: Path, kind: str, victim: int) -> None:
-    kill_one(tmp_path, kind, victim, seed=os.getpid())
+    kill_one(tmp_path, kind, victim, seed=0)
 
 
 @pytest.mark.night("a killed rank that nobody hears of")

@@ -19,6 +19,7 @@ from grace_bench.runs.results import decode
 from tests import blobs
 from tests.distributed.processes import torchrun
 from tests.distributed.test_train import OWN_TASK, end_all, grace_command, run
+from tests.patience import PATIENCE
 
 REFUSED = why_not(link("1gbit"))
 permitted = pytest.mark.skipif(REFUSED is not None, reason=f"no links here: {REFUSED}")
@@ -120,7 +121,7 @@ def test_a_sweep_that_is_ended_keeps_what_is_finished_and_leaves_nothing_else(fo
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(folder)},
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 150
+        deadline = time.monotonic() + PATIENCE
         while len(pids := [int(p.suffix[1:]) for p in folder.glob("worker.*")]) < 2:
             assert process.poll() is None, process.stderr.read()
             assert time.monotonic() < deadline
@@ -128,7 +129,7 @@ def test_a_sweep_that_is_ended_keeps_what_is_finished_and_leaves_nothing_else(fo
         spaces = {os.readlink(f"/proc/{pid}/ns/net") for pid in pids}
         process.send_signal(ending)
         if ending == signal.SIGINT:
-            _, text = process.communicate(timeout=30)
+            _, text = process.communicate(timeout=PATIENCE)
             assert b"Traceback" not in text
         left = end_all(folder)  # a command that was killed is still in the table of processes: nobody has asked for it
     finally:
@@ -138,9 +139,8 @@ def test_a_sweep_that_is_ended_keeps_what_is_finished_and_leaves_nothing_else(fo
     assert left == []
     if linked:
         assert len(spaces) == 2
-        deadline = (
-            time.monotonic() + 30
-        )  # a process that is ending has no command line any more, but still its namespace
+        deadline = time.monotonic() + PATIENCE
+        # a process that is ending has no command line any more, but still its namespace
         while spaces & namespaces():
             assert time.monotonic() < deadline
             time.sleep(0.1)

@@ -11,7 +11,6 @@ from tests.distributed.test_train import run
 
 # In each toolkit alone the model is torch's and trains as torch's does; its door gives the simulator's bits.
 @pytest.mark.night("another model", "another training", "raw gradient", "last tensor skipped")
-@pytest.mark.timeout(600)  # three times two workers, whose imports take long where cores are busy
 def test_all_toolkits_train_the_same_task_on_the_same_data_to_the_same_quality(tmp_path):
     toolkits = [one for one in TOOLKITS if importlib.util.find_spec(one) is not None]
     if len(toolkits) == 1:

@@ -21,6 +21,7 @@ from grace.transports.base import Wrapper
 from grace.transports.torch_distributed import TorchDistributed
 from tests.distributed.processes import Pool
 from tests.laws.mutants import OnlyMine
+from tests.patience import PATIENCE
 
 SPECS = ["topk:ratio=0.05", "qsgd:bits=4", "powersgd:rank=2", "none"]
 
@@ -140,7 +141,7 @@ def overlaps(rank: int, world: int) -> list[str]:
     net, optimizer = make(transport=network)
 
     def first_layer_waits(_: Tensor) -> None:
-        assert network.begun.wait(30), "nothing was exchanged while the backward pass went on"
+        assert network.begun.wait(PATIENCE), "nothing was exchanged while the backward pass went on"
         events.append("the first layer's gradient")
 
     net.first.weight.register_hook(first_layer_waits)

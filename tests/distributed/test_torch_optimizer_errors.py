@@ -19,6 +19,7 @@ import grace
 from grace.errors import FingerprintMismatch, GraceError, InputError, NonFiniteError
 from tests.distributed.processes import Pool, fork
 from tests.distributed.test_torch_optimizer import Net, assert_replicas_agree, loss_of, make
+from tests.patience import PATIENCE
 
 
 def too_many_passes(net: Net, optimizer: Any) -> None:
@@ -177,7 +178,7 @@ from grace.transports.torch_distributed import TorchDistributed
 
 torch.set_num_threads(1)
 if sys.argv[1] == "die":
-    torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=30))
+    torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=600))
 network = grace.transport("auto")
 rank = network.rank
 torch.manual_seed(0)
@@ -217,7 +218,7 @@ def test_over_mpi_it_has_the_same_bits(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [str(mpiexec), "-n", "2", sys.executable, str(tmp_path / "job.py"), "fine"],
-        capture_output=True, text=True, timeout=120, env=environment, check=True,
+        capture_output=True, text=True, timeout=PATIENCE, env=environment, check=True,
     )  # fmt: skip
     by_mpi = set(re.findall(r"rank (\d) of 2, MPITransport: ([0-9.e+-]+)", done.stdout))
     by_gloo = set(re.findall(r"rank (\d) of 2, TorchDistributed: ([0-9.e+-]+)", "".join(

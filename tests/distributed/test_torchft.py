@@ -16,6 +16,7 @@ import grace
 from grace.adapters.torchft import FaultTolerant
 from grace.collectives import AllGather, AllReduce, Broadcast
 from grace.errors import ConfigurationError, TransportError
+from tests.patience import PATIENCE
 from tests.unit.networks import Threads
 from tests.unit.run.test_elastic import in_threads
 
@@ -26,7 +27,7 @@ SHAPE = (8, 6)
 def test_under_torchfts_own_lighthouse() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.distributed.torchft_replicas"],
-        capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+        capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "fine" in done.stdout
@@ -137,7 +138,7 @@ def run(spec: str) -> float:
         assert tried == 1
         return model, ft.elastic.session.worker.debts().get("w", torch.zeros(())), str(ft.last)
 
-    found = in_threads(3, job)
+    found = in_threads(3, job, first, second)
     assert torch.equal(found[0][0], found[1][0])
     assert "step 2: 2 workers go on, 0 join; 1 are lost" in found[0][2]
     computed = sum(sum(gradient(r, s) for r in range(3)) / 3 for s in range(2))

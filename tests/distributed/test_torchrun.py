@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.processes import ENVIRONMENT, free_port
-
-SECONDS = 240
+from tests.patience import PATIENCE
 
 
 def start(folder: Path, port: int, name: str, host: bool) -> subprocess.Popen[bytes]:
@@ -33,13 +32,13 @@ def start(folder: Path, port: int, name: str, host: bool) -> subprocess.Popen[by
 
 def wait_for(folder: Path, worlds: list[int]) -> None:
     """Until there is a checkpoint of workers that have been so many."""
-    until = time.monotonic() + SECONDS
+    until = time.monotonic() + PATIENCE
     while True:
         for place in folder.glob("*/.metadata"):
             if json.loads((folder / f"{place.parent.name}.json").read_text())["worlds"] == worlds:
                 return
         said = "\n".join(one.read_text()[-3000:] for one in folder.glob("*.log"))
-        assert time.monotonic() < until, f"no checkpoint of {worlds} workers within {SECONDS} s:\n{said}"
+        assert time.monotonic() < until, f"no checkpoint of {worlds} workers within {PATIENCE:.0f} s:\n{said}"
         time.sleep(0.1)
 
 
@@ -55,7 +54,9 @@ def test_an_agent_that_is_killed_and_comes_back_changes_nothing_of_what_is_owed(
         os.kill(int((tmp_path / "pid-second").read_text()), signal.SIGKILL)
         wait_for(tmp_path, [2, 1])
         agents.append(start(tmp_path, port, "second", host=False))
-        assert [agents[place].wait(SECONDS) for place in (0, 2)] == [0, 0], (tmp_path / "first.log").read_text()[-3000:]
+        assert [agents[place].wait(PATIENCE) for place in (0, 2)] == [0, 0], (tmp_path / "first.log").read_text()[
+            -3000:
+        ]
     finally:
         for one in agents:
             if one.poll() is None:

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from grace.cli.app import app
+from tests.patience import PATIENCE
 
 OWN_TASK = '''
 from grace_bench.tasks.digits import Digits
@@ -129,19 +130,19 @@ def test_no_worker_outlives_a_command_that_is_terminated(folder):
     arguments = grace_command("train", "--task", "owntask:Slow", "--method", "topk", "--workers", "2")
     process = subprocess.Popen(arguments, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + PATIENCE
         while len(pids := [int(p.suffix[1:]) for p in folder.glob("worker.*")]) < 2:
             assert process.poll() is None, process.stderr.read()
             assert time.monotonic() < deadline
             time.sleep(0.1)
         process.send_signal(signal.SIGTERM)
-        _, text = process.communicate(timeout=30)
+        _, text = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
         process.communicate()
     assert process.returncode == 143, text
     assert b"Traceback" not in text
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + PATIENCE
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.1)
     left = [pid for pid in pids if alive(pid)]
@@ -155,7 +156,7 @@ def processes_of(folder):
     """Processes that were told of this folder; those that have ended are not, even if nobody has asked how."""
     found = []
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+        with contextlib.suppress(psutil.Error):
             if any(str(folder) in word for word in process.cmdline()):
                 found.append(process)
     return found
@@ -167,7 +168,7 @@ def test_a_command_that_is_killed_before_its_workers_run_leaves_no_process_and_n
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "TMPDIR": str(folder)},
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + PATIENCE
         while not processes_of(folder):  # a worker
             assert process.poll() is None
             assert time.monotonic() < deadline
@@ -182,7 +183,7 @@ def test_a_command_that_is_killed_before_its_workers_run_leaves_no_process_and_n
 
 def end_all(folder):
     """What is left of a command that was killed, after some time: processes, which are ended, and folders."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while (left := [*processes_of(folder), *folder.glob("grace-*")]) and time.monotonic() < deadline:
         time.sleep(0.1)
     for one in left:

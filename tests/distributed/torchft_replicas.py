@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 import grace
 from grace.adapters.torchft import FaultTolerant
+from tests.patience import PATIENCE
 
 SHAPE, STEPS, GONE = (8, 6), 10, 4
 
@@ -28,14 +29,14 @@ def replica(who: int, address: str, said: dict[Any, Any], leaves: bool) -> None:
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     model = torch.zeros(SHAPE)
-    group = ProcessGroupGloo(timeout=datetime.timedelta(seconds=20))
+    group = ProcessGroupGloo(timeout=datetime.timedelta(seconds=120))
     manager = Manager(
         pg=group, min_replica_size=2, use_async_quorum=False, replica_id=f"r{who}",
         load_state_dict=lambda state: model.copy_(state["model"]), state_dict=lambda: {"model": model.clone()},
         store_addr="127.0.0.1", store_port=store.port, rank=0, world_size=1, lighthouse_addr=address,
-        timeout=datetime.timedelta(seconds=20), hostname="127.0.0.1",
+        timeout=datetime.timedelta(seconds=120), hostname="127.0.0.1",
     )  # fmt: skip
-    ft = FaultTolerant(manager, group, {"w": torch.empty(SHAPE)}, grace.Policy([("*", "topk:ratio=0.1")]), timeout=20)
+    ft = FaultTolerant(manager, group, {"w": torch.empty(SHAPE)}, grace.Policy([("*", "topk:ratio=0.1")]), timeout=120)
     while manager.current_step() < STEPS and not (leaves and manager.current_step() == GONE):
         manager.start_quorum()
         step = manager.current_step()
@@ -62,7 +63,7 @@ def main() -> None:
     ]
     for one in threads:
         one.start()
-    until = time.monotonic() + 60
+    until = time.monotonic() + PATIENCE
     for one in threads:
         one.join(max(0.1, until - time.monotonic()))
     computed = torch.zeros(SHAPE)

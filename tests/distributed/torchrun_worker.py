@@ -26,7 +26,7 @@ def main(folder: Path) -> None:
     import grace
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=30))
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
     rank, world = dist.get_rank(), dist.get_world_size()
     (folder / f"pid-{os.environ['AGENT']}").write_text(str(os.getpid()))
     net = nn.Linear(SHAPE[1], SHAPE[0], bias=False)

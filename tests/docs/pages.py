@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from tests.patience import PATIENCE
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     ROOT / "README.md",
@@ -56,7 +58,7 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def run(*command: str, cwd: Path, seconds: int = 120) -> subprocess.CompletedProcess[str]:
+def run(*command: str, cwd: Path, seconds: float = PATIENCE) -> subprocess.CompletedProcess[str]:
     """Runs Python with these arguments; fails with what it printed."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -66,6 +68,6 @@ def run(*command: str, cwd: Path, seconds: int = 120) -> subprocess.CompletedPro
     return done
 
 
-def torchrun(path: Path, *arguments: str, workers: int = 2, seconds: int = 120) -> str:
+def torchrun(path: Path, *arguments: str, workers: int = 2, seconds: float = PATIENCE) -> str:
     options = ("--standalone", f"--nproc-per-node={workers}")
     return run("-m", "torch.distributed.run", *options, str(path), *arguments, cwd=path.parent, seconds=seconds).stdout

@@ -61,7 +61,7 @@ def test_the_page_about_mpi_runs_on_two(tmp_path: Path) -> None:
 def test_pages_for_toolkits_run(page: Path, workers: int, tmp_path: Path) -> None:
     if importlib.util.find_spec(_NEEDS.get(page.stem, page.stem)) is None:  # to import it here would cost seconds
         pytest.skip(f"pip install 'grace-dl[{page.stem}]'")
-    run_script(write_script(page, tmp_path), workers=workers, seconds=280)
+    run_script(write_script(page, tmp_path), workers=workers)
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "pycon")], ids=name)

@@ -26,10 +26,11 @@ from grace_dl.horovod.teaching import Teacher, teach
 from grace_dl.script import run
 from tests.docs.pages import ROOT
 from tests.grace_dl.third_parties import Counting, Largest, Sampled, SignScale, Vote
+from tests.patience import PATIENCE
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 # ---- imports ------------------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ SHAPES: Shapes = ((1,), (2,), (15, 17), (3, 41), (7,), (8, 8), (1025,))
 LARGE: Shapes = ((4095,), (3, 401), (4097,), (5001,), (255,))
 FAST = (
     "efsignsgd:block=32", "fp8:block=32", "natural", "u8bit:block=16", "onebit:group=8,tau=0.1",
-    "lpc:block=16,memory=residual",
+    "lpc:block=16,memory=residual", "terngrad:clip=1.2,bucket=16,memory=residual",
 )  # fmt: skip
 AT_NIGHT = {
     "efsignsgd": LARGE,
@@ -65,9 +65,12 @@ AT_NIGHT = {
     "lpc:bits=5,clip=0.5,block=100": SHAPES,
     "lpc:nearest=true,memory=residual": SHAPES,
     "terngrad:bucket=32,memory=residual": SHAPES,
-    "terngrad:clip=2.5": SMALL,  # which has no kernels for many
+    "terngrad:clip=1.5,bucket=32,memory=residual": SHAPES,
+    "terngrad:clip=1,bucket=5000": ((5001,), (255,)),
     "onebit:group=5000": LARGE,
-    "qsgd:bits=16": ((3,), (300,)),  # more levels than a kernel has
+    "qsgd:bits=16,memory=residual": SHAPES,
+    "qsgd:levels=1000,norm=l2,bucket=5000": LARGE,
+    "topk:ratio=0.2,communicator=broadcast": SHAPES,
     "fp8:fmt=e5m2,stochastic=true,memory=residual": SHAPES,
     "drive:block=16": SHAPES,
     "drive:block=8192,memory=residual": LARGE,
@@ -85,7 +88,7 @@ AT_NIGHT = {
     "qsparse:ratio=0.2": SHAPES,
     "qsparse:ratio=0.05,quant=4": LARGE,
     "qsparse:ratio=0.3,quant=1,index=raw,memory=none": SHAPES,
-    "qsparse:ratio=0.9,quant=200": SMALL,  # more levels than a kernel has
+    "qsparse:ratio=0.9,quant=200": SHAPES,
 }
 
 
@@ -98,6 +101,12 @@ TWO_HOPS = (
     ("efsignsgd:block=32,communicator=scatterreduce", 2, torch.float32),
     ("qsgd:bits=4,bucket=8,communicator=scatterreduce,memory=residual", 3, torch.float16),
     ("natural:communicator=scatterreduce", 2, torch.float32),
+)
+
+SERVED = (
+    ("efsignsgd:block=32,communicator=parameterserver", 2, torch.float32),
+    ("qsgd:bits=4,bucket=8,communicator=parameterserver,memory=residual,server=1", 3, torch.float16),
+    ("natural:communicator=parameterserver", 2, torch.bfloat16),
 )
 
 # Launches of Triton kernels in a step, for a bucket of any number of small tensors.
@@ -134,7 +143,7 @@ def test_many_have_the_bytes_of_single_exchanges(spec: str) -> None:
 @pytest.mark.parametrize(("spec", "dtype"), NARROW)
 def test_narrow_gradients_are_read_as_they_are(spec: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     right = outcome(spec, False, dtype)
-    many, seen = importlib.import_module("grace.communicators.allgather"), list[bool]()
+    many, seen = importlib.import_module("grace.communicators.one_hop"), list[bool]()
     monkeypatch.setattr(many, "prepare", functools.partial(_look, many.prepare, seen))
     assert outcome(spec, True, dtype) == right
     assert seen == [True] * 6, "of two ranks, three steps"
@@ -159,6 +168,11 @@ def test_two_hops_have_the_bytes_of_single_exchanges(
     assert seen == [True] * 3 * world
 
 
+@pytest.mark.parametrize(("spec", "world", "dtype"), SERVED)
+def test_what_a_server_averages_has_the_bytes_of_single_exchanges(spec: str, world: int, dtype: torch.dtype) -> None:
+    assert outcome(spec, True, dtype, world) == outcome(spec, False, dtype, world)
+
+
 def _note(prepare: Any, seen: list[bool], *args: Any) -> Any:
     """Whether a bucket goes by few launches."""
     bucket = prepare(*args)
@@ -168,9 +182,12 @@ def _note(prepare: Any, seen: list[bool], *args: Any) -> Any:
 
 @night
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("spec", [spec for spec in AT_NIGHT if not spec.startswith(("signsgd", "thc"))])
-def test_two_hops_of_all_kinds(spec: str, dtype: torch.dtype) -> None:
-    policy = Policy([("*", f"{spec}{',' if ':' in spec else ':'}communicator=scatterreduce")])
+@pytest.mark.parametrize("communicator", ["scatterreduce", "parameterserver"])
+@pytest.mark.parametrize(
+    "spec", [spec for spec in AT_NIGHT if not spec.startswith(("signsgd", "thc")) and "comm" not in spec]
+)
+def test_two_hops_of_all_kinds(spec: str, communicator: str, dtype: torch.dtype) -> None:
+    policy = Policy([("*", f"{spec}{',' if ':' in spec else ':'}communicator={communicator}")])
     with backends.using("triton"), cpu_as_accelerator():
         assert_same(policy, 3, (*AT_NIGHT[spec], (6,)), dtype=dtype)
 
@@ -416,6 +433,11 @@ def _nothing(*_: Any, **__: Any) -> None:
     """Nothing is done."""
 
 
+def _as_they_are(norms: Tensor, *_: Any) -> Tensor:
+    """Nothing is cut."""
+    return norms
+
+
 def _never(flags: Tensor, many: Many) -> None:
     """Nothing is restored."""
 
@@ -431,6 +453,12 @@ def _never(flags: Tensor, many: Many) -> None:
         ("grace.kernels.signs.triton.load_sum", _memory_left_out, "onebit:group=8,tau=0.1", torch.float32),
         ("grace.kernels.triton.halves", _half_of_each, "onebit:group=8,tau=0.1", torch.float32),
         ("grace.kernels.fixed.triton.encoder_at", _first_block, "lpc:block=16,memory=residual", torch.float32),
+        (
+            "grace.kernels.levels.triton._cut",
+            _as_they_are,
+            "terngrad:clip=1.2,bucket=16,memory=residual",
+            torch.float32,
+        ),
         ("grace.memories.many.settle_many", _never, "efsignsgd:block=32", torch.float32),
         ("grace.communicators.many.poison_many", _never, "fp8:block=32", torch.float32),
         ("grace.communicators.rounded.poison_many", _never, "bf16", torch.float32),
@@ -456,6 +484,17 @@ def test_mutants_are_caught(
 )
 def test_mutants_of_two_hops_are_caught(where: str, mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, world, dtype = TWO_HOPS[0]
+    right = outcome(spec, False, dtype, world)
+    monkeypatch.setattr(where, mutant)
+    assert outcome.__wrapped__(spec, True, dtype, world) != right
+
+
+@pytest.mark.parametrize(
+    ("where", "mutant"),
+    [("grace.communicators.served_many.clear_many", _nothing), ("torch._foreach_add_", _nothing)],
+)
+def test_mutants_of_servers_are_caught(where: str, mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, world, dtype = SERVED[0]
     right = outcome(spec, False, dtype, world)
     monkeypatch.setattr(where, mutant)
     assert outcome.__wrapped__(spec, True, dtype, world) != right

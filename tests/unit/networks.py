@@ -11,6 +11,7 @@ from torch import Tensor
 from grace.collectives import Collective
 from grace.errors import TransportError
 from grace.run.simulate import answers
+from tests.patience import PATIENCE
 
 
 class Loopback:
@@ -39,12 +40,12 @@ class Loopback:
 
 
 class Threads:
-    """A network of threads in this process."""
+    """A network of threads in this process. Nobody comes too late: how long a machine lets a thread wait is not asked."""
 
     def __init__(self, world: int):
         self.ops: list[Any] = [None] * world
         self.texts: list[Any] = [None] * world
-        self.barrier = threading.Barrier(world, timeout=30)
+        self.barrier = threading.Barrier(world, timeout=PATIENCE)
 
     def meet(self) -> None:
         """Waits for the others, unless one of them has gone on, and failed, before this one woke up."""
@@ -59,6 +60,7 @@ class Threads:
 
             def __init__(self) -> None:
                 self.rank = rank
+                self.error: BaseException | None = None
 
             def run(self, op: Collective) -> Tensor:
                 hub.ops[rank] = op
@@ -69,12 +71,13 @@ class Threads:
 
             def all_gather_text(self, text: str, *, seconds: float) -> list[str]:
                 hub.texts[rank] = text
-                hub.barrier.wait(seconds)
+                hub.barrier.wait()
                 texts = list(hub.texts)
                 hub.meet()
                 return texts
 
             def close(self, error: BaseException | None = None) -> None:
+                self.error = error
                 if error is not None:
                     hub.barrier.abort()
 
@@ -82,17 +85,35 @@ class Threads:
 
 
 def in_threads(world: int, job: Any) -> list[Any]:
-    hub, results = Threads(world), [None] * world
+    """What ``job(member, rank)`` returns or raises in a thread for each rank, over a network of their own."""
+    hub = Threads(world)
+    return run_threads(world, lambda rank: job(hub.member(rank), rank), hub)
+
+
+def run_threads(world: int, job: Any, *hubs: Threads) -> list[Any]:
+    """What ``job(rank)`` returns or raises in a thread for each rank. If one fails, nobody waits for it in these networks."""
+    results: list[Any] = [None] * world
 
     def work(rank: int) -> None:
         try:
-            results[rank] = job(hub.member(rank), rank)
-        except Exception as error:
+            results[rank] = job(rank)
+        except BaseException as error:  # pytest's own are no Exception
             results[rank] = error
+            for hub in hubs:
+                hub.barrier.abort()
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    return results
+
+
+def returned(results: list[Any]) -> list[Any]:
+    """These, if nobody has failed; else raises what somebody has: who waited in vain is not who failed."""
+    failed = [one for one in results if isinstance(one, BaseException)]
+    failed.sort(key=lambda error: isinstance(error, threading.BrokenBarrierError))
+    if failed:
+        raise failed[0]
     return results

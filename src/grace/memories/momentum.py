@@ -99,10 +99,8 @@ class Momentum(Memory[S]):
         finite = bucket.round(bucket.take(outs))
         kept = finite if bucket.narrow else finite_many(finite, bucket.rooms)
         (after,) = bucket.settle(kept, old)
-        results = zip(bucket.many.xs, xs, after, outs, finite.unbind(0), strict=True)
-        return [
-            Exchanged(x.view(like.shape), None, MomentumState(m, out.state), fine) for x, like, m, out, fine in results
-        ]
+        results = zip(bucket.means(xs), after, outs, finite.unbind(0), strict=True)
+        return [Exchanged(mean, None, MomentumState(m, out.state), fine) for mean, m, out, fine in results]
 
     def kinds(self, state: MomentumState) -> Any:
         return ("own", self.method.kinds(state[1]))

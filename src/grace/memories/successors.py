@@ -90,6 +90,10 @@ class SuccessorBucket:
             poison_many(finite, self.many)
         return finite
 
+    def means(self, xs: Sequence[Tensor]) -> list[Tensor]:
+        """What all ranks apply, of the shapes of xs."""
+        return [mean.view(x.shape) for mean, x in zip(self.many.xs, xs, strict=True)]
+
     def settle(self, finite: Tensor, states: Sequence[Sequence[Tensor]], *, drops: bool = True) -> list[list[Tensor]]:
         """What follows the states, of their shapes: see :func:`grace.kernels.many.settle_many`; ``finite [T]``."""
         settle_many(finite.repeat(len(states)), self.flat, drops=drops)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.distributed.processes import fork
+from tests.patience import PATIENCE
 
-SECONDS = 280
 _MARK = "CASE "
 
 Case = Callable[[int, int], None]
@@ -40,7 +40,7 @@ def serve(cases: Mapping[str, Case]) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=PATIENCE))
     for name, case in cases.items():
         start = time.monotonic()
         error = ""
@@ -60,7 +60,7 @@ def run_cases(
     ``after``: see :func:`tests.distributed.processes.fork`.
     """
     path = Path(__file__).parent / script
-    done = fork(path, *args, workers=workers, env=(env,) * workers, seconds=SECONDS, after=after)
+    done = fork(path, *args, workers=workers, env=(env,) * workers, after=after)
     found: dict[str, list[str]] = {}
     for rank, (_, output) in enumerate(done):
         for line in output.splitlines():

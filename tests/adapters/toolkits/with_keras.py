@@ -31,6 +31,7 @@ import grace.keras
 from grace.errors import ConfigurationError, FingerprintMismatch, GraceError, InputError, StateError
 from tests.adapters.toolkits.running import raises, serve
 from tests.adapters.toolkits.same_bits import METHODS, SHAPES, compare, policy
+from tests.patience import PATIENCE
 
 BACKEND, FOLDER = keras.backend.backend(), Path(os.environ["FOLDER"])
 
@@ -416,7 +417,7 @@ def killed(rank: int, world: int) -> None:
     start = time.monotonic()
     with raises(Exception, "A worker has died"):  # TensorFlow and JAX have an error of their own around it
         model.train_on_batch(x, y)
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < PATIENCE / 2
     assert isinstance(handle.error, grace.errors.TransportError)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from grace.adapters.passes import Passes
+from tests.patience import PATIENCE
 
 
 class Late:
@@ -54,7 +55,7 @@ def test_a_pass_goes_on_while_its_exchanges_run_and_ends_after_them(passes: Pass
         began.append(passes.begin())
 
         def exchange() -> None:
-            computed.wait(10)
+            computed.wait(PATIENCE)
             seen.append(f"exchange {name}")
 
         passes.submit(exchange)
@@ -125,7 +126,7 @@ def test_no_more_than_two_groups_wait(passes: Passes) -> None:
         if name == 2:
             threading.Timer(0.05, go.set).start()  # while this one waits for room
         waiting.append(name)
-        passes.submit(lambda: go.wait(10) and waiting.remove(name))
+        passes.submit(lambda: go.wait(PATIENCE) and waiting.remove(name))
         most.append(len(waiting))
         passes.settle(None)
 

@@ -5,6 +5,7 @@ import pytest
 
 from grace_bench.files import write_atomically
 from grace_bench.workers.scratch import Scratch
+from tests.patience import PATIENCE
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -48,7 +49,7 @@ def check_leaving(folder, seconds):
 
 
 def test_who_watches_leaves_once_nobody_holds_the_lifeline(tmp_path):
-    check_leaving(tmp_path, 10)
+    check_leaving(tmp_path, PATIENCE)
 
 
 @pytest.mark.parametrize("defect", ["a worker that outlives its command"])
@@ -62,7 +63,7 @@ def test_who_comes_too_late_leaves_at_once(tmp_path):
     scratch, left = Scratch(tmp_path), threading.Event()
     os.mkfifo(scratch.lifeline)
     scratch.watch(left.set)
-    assert left.wait(10)
+    assert left.wait(PATIENCE)
     gone = threading.Event()
     Scratch(tmp_path / "gone").watch(gone.set)
-    assert gone.wait(10)
+    assert gone.wait(PATIENCE)

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import grace
 from grace.cli.app import app
 from grace_command import catalog, main, quick
+from tests.patience import PATIENCE
 
 QUICK = [
     [],
@@ -65,7 +66,12 @@ def child() -> dict[str, list[str]]:
     asked = [(arguments, {}) for arguments in QUICK]
     asked += [([], completion(words, index)) for words, _, index in COMPLETIONS]
     ran = subprocess.run(
-        [sys.executable, "-c", CHILD], input=json.dumps(asked), capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", CHILD],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
     )
     return json.loads(ran.stdout)
 

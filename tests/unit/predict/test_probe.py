@@ -1,5 +1,4 @@
 import math
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from grace.predict import probe as probe_module
 from grace.predict.links import link
 from grace.predict.probe import Probe, Timing, Timings, middle
 from grace.transports.alone import Alone
-from tests.unit.networks import Loopback, Threads, in_threads
+from tests.unit.networks import Loopback, Threads, in_threads, run_threads
 from tests.unit.predict.samples import make_timings
 
 FRAME = 1514 / 1448
@@ -134,18 +133,13 @@ def test_timings_start_empty():
 def told_on_lines() -> list[Any]:
     """What each of four workers, on two lines of two, hears when each tells its number."""
     lines, across = [Threads(2), Threads(2)], [Threads(2), Threads(2)]
-    heard: list[Any] = [None] * 4
 
-    def tell(place: int, line: int) -> None:
+    def tell(rank: int) -> Any:
+        place, line = divmod(rank, 2)
         probe = Probe(lines[line].member(place), 1, beside=across[place].member(line))
-        heard[2 * place + line] = probe.all_gather_numbers([10 * place + line, 7])
+        return probe.all_gather_numbers([10 * place + line, 7])
 
-    threads = [threading.Thread(target=tell, args=(place, line)) for place in range(2) for line in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return heard
+    return run_threads(4, tell, *lines, *across)
 
 
 def test_all_lines_hear_the_same() -> None:

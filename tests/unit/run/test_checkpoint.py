@@ -18,7 +18,7 @@ from grace.run.saved import copy_state
 from grace.run.session import Session
 from grace.run.simulator import Simulator
 from tests.laws.cases import CASES, by_night
-from tests.unit.networks import in_threads
+from tests.unit.networks import in_threads, returned
 
 SHAPES = {"a": (16, 12), "b": (40,)}
 COMPOSITIONS = [
@@ -57,14 +57,7 @@ def saves(world: int, spec: str, memories: Any, granularity: Any = "parameter") 
         rest = [exchange(mine, gradients(rank, step)) for step in range(3, 5)]
         return saved, debts, rest
 
-    return results(in_threads(world, work))
-
-
-def results(outs: list[Any]) -> list[Any]:
-    for out in outs:
-        if isinstance(out, BaseException):
-            raise out
-    return outs
+    return returned(in_threads(world, work))
 
 
 def merged(saved: list[dict[str, Any]]) -> dict[str, Any]:
@@ -96,7 +89,7 @@ def test_the_mean_of_what_is_owed_survives(spec: str, layout: tuple[int, int], m
         assert mine.worker.step == 3
         return debts, [exchange(mine, gradients(rank, step)) for step in range(3, 5)]
 
-    loaded = results(in_threads(new, load))
+    loaded = returned(in_threads(new, load))
     for name, debt in mean_debt([debts for debts, _ in loaded]).items():
         torch.testing.assert_close(debt, expected[name], atol=1e-6, rtol=1e-6)
     assert all(bool((x == 0).all()) for name, x in expected.items() if name not in loaded[0][0])
@@ -115,7 +108,7 @@ def test_another_method_and_granularity_take_the_debt_over() -> None:
         (debt,) = mine.worker.state.debts().values()
         return debt.clone()
 
-    for debt in results(in_threads(2, load)):
+    for debt in returned(in_threads(2, load)):
         flat = torch.cat([expected[name].flatten() for name in ("b", "a")])  # last parameters first
         torch.testing.assert_close(debt, flat)
 
@@ -147,13 +140,13 @@ def test_what_does_not_fit_changes_nothing_on_any_rank() -> None:
             assert mine.state_dict()["checksum"] == before["checksum"]
         return True
 
-    assert results(in_threads(2, load)) == [True, True]
+    assert returned(in_threads(2, load)) == [True, True]
 
     def load_on_three(transport: Any, rank: int) -> Any:
         with pytest.raises(StateError, match=r"2 workers saved this checkpoint, not 3; .*workers=2"):
             Checkpoint(begin(transport, "topk:ratio=0.1"), "all").load_state_dict(everything)
 
-    results(in_threads(3, load_on_three))
+    returned(in_threads(3, load_on_three))
 
 
 def test_bad_knobs() -> None:
@@ -163,7 +156,7 @@ def test_bad_knobs() -> None:
             with pytest.raises(ConfigurationError, match="legal"):
                 Checkpoint(mine, **knobs)
 
-    results(in_threads(1, work))
+    returned(in_threads(1, work))
 
 
 @pytest.mark.parametrize("spec", by_night("Hidden"))

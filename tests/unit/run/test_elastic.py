@@ -18,7 +18,7 @@ from grace.run.options import Options
 from grace.run.session import Session
 from grace.run.worker import Worker
 from grace.transports.alone import Alone
-from tests.unit.networks import Threads
+from tests.unit.networks import Threads, returned, run_threads
 
 SHAPES = {"w": (8, 6), "b": (5,)}
 SPECS = ["topk:ratio=0.1", "powersgd:rank=1,min_rate=0.5", "efsignsgd:communicator=scatterreduce,server_memory=true",
@@ -35,24 +35,8 @@ def begin(spec: str, **options: Any) -> Elastic:
     return Elastic(Session(like, grace.Policy([("*", spec)]), Alone(), Options(**options)))
 
 
-def in_threads(world: int, job: Any) -> list[Any]:
-    results: list[Any] = [None] * world
-
-    def work(rank: int) -> None:
-        try:
-            results[rank] = job(rank)
-        except Exception as error:
-            results[rank] = error
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed := [one for one in results if isinstance(one, Exception)]:
-        failed.sort(key=lambda error: isinstance(error, threading.BrokenBarrierError))  # who waited is not who failed
-        raise failed[0]
-    return results
+def in_threads(world: int, job: Any, *hubs: Threads) -> list[Any]:
+    return returned(run_threads(world, job, *hubs))
 
 
 class Dying:
@@ -123,7 +107,7 @@ def run(spec: str, at: int, how: str) -> tuple[float, list[Any]]:
                 model[name] += mean
         return model, elastic.session.worker.debts(), said
 
-    found = in_threads(4, job)
+    found = in_threads(4, job, first, second)
     kept = [one for one in found if one is not None]
     step = kept[0][2].step
     assert all(one[2].step == step for one in kept), "they do not agree on what counts"
@@ -191,7 +175,7 @@ def test_the_mean_is_over_those_who_take_part() -> None:
         zeros = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
         return first["w"][0, 0].item(), debts.get("w"), elastic.step(zeros, part=True)["w"][0, 0].item()
 
-    found = in_threads(3, job)
+    found = in_threads(3, job, hub)
     assert [one[0] for one in found] == [4.5] * 3
     assert float(found[2][1][0, 0]) == 3, "what came too late is owed"
     assert [one[2] for one in found] == [3.0] * 3
@@ -220,7 +204,7 @@ def test_leaving_hands_over_what_is_owed() -> None:
         said = elastic.regroup(smaller.member(rank // 2))
         return before, elastic.session.worker.debts(), said
 
-    found = in_threads(3, job)
+    found = in_threads(3, job, hub, smaller)
     for name in SHAPES:
         before = sum(one[0][name] for one in found)
         torch.testing.assert_close(found[0][1][name] + found[2][1][name], before)
@@ -241,7 +225,7 @@ def test_who_joins_has_the_weights_and_what_is_shared() -> None:
         elastic.regroup(three.member(rank), [weights])
         return weights, elastic.step(gradients(rank, 2))["w"]
 
-    for weights, mean in (found := in_threads(3, job)):
+    for weights, mean in (found := in_threads(3, job, two, three)):
         assert weights.tolist() == [9.0] * 3
         assert torch.equal(mean, found[0][1])
 

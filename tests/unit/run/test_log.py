@@ -19,6 +19,7 @@ from grace.errors import ConfigurationError
 from grace.run.distortion import measure_distortion
 from grace.run.session import Session
 from grace.run.steps import Steps
+from tests.patience import PATIENCE
 from tests.unit.networks import Loopback
 
 TOP1 = grace.Policy([("small*", "none"), ("*", "topk:ratio=0.25")])
@@ -135,7 +136,7 @@ def test_the_real_library_of_weights_and_biases_keeps_what_it_is_told(tmp_path: 
     pytest.importorskip("wandb", reason="pip install 'grace-dl[wandb]'")
     done = subprocess.run(
         [sys.executable, "-c", _OFFLINE], cwd=tmp_path, env={**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true"},
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["3", "3"], done.stdout

@@ -20,6 +20,7 @@ from grace.run.options import DEFAULTS, Options
 from grace.run.session import Session
 from grace.run.steps import Steps
 from grace.state import flat, nested
+from tests.patience import PATIENCE
 from tests.unit.networks import Loopback, in_threads
 
 TOP1 = grace.Policy([("*", "topk:ratio=0.25")])
@@ -134,14 +135,14 @@ def test_a_second_thread_is_an_error_not_a_wait() -> None:
     class Slow(Loopback):
         def run(self, op: Collective) -> Tensor:
             inside.set()
-            go_on.wait(20)
+            go_on.wait(PATIENCE)
             return super().run(op)
 
     training = begin(like(w=(4,)), Slow())
     done: list[Any] = []
     thread = threading.Thread(target=lambda: done.append(training.step({"w": vector(1, 2, 3, 4)})))
     thread.start()
-    assert inside.wait(20)
+    assert inside.wait(PATIENCE)
     with pytest.raises(GraceError, match="another thread"):
         training.step({"w": vector(1, 2, 3, 4)})
     go_on.set()

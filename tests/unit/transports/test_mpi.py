@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.patience import PATIENCE
+
 pytest.importorskip("mpi4py")
 CODE = """
 import sys
@@ -36,7 +38,7 @@ def test_mpi_without_threads_and_the_launcher_of_another_mpi_are_refused() -> No
         for level, environment, _ in CASES
     ]
     for process, (level, _, told) in zip(started, CASES, strict=True):
-        out, _ = process.communicate(timeout=120)
+        out, _ = process.communicate(timeout=PATIENCE)
         if level == "funneled" and out.startswith("world"):
             continue  # an MPI that gives more threads than it is asked for
         assert told in out, (level, out)

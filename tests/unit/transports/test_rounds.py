@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from grace.errors import AbsentError, ConfigurationError
 from grace.transports.rounds import Rounds
+from tests.patience import PATIENCE
 
 
 class Counted(Rounds):
@@ -46,11 +47,13 @@ def in_threads(*calls: Any) -> None:
 
 def test_all_who_come_begin_together_and_others_wait_for_the_next_round() -> None:
     store = dist.HashStore()
-    every = [Counted(store, 2, 3, patience=0.05) for _ in range(3)]
+    every = [Counted(store, 2, 3, patience=PATIENCE, seconds=PATIENCE) for _ in range(3)]
+    for one in every:
+        one._silence = PATIENCE
     in_threads(*[lambda one=one: meet(one) for one in every])
     assert sorted(one.formed for one in every if one.formed) == [(1, 0, 3), (1, 1, 3), (1, 2, 3)]
     assert not any(one.waiting() for one in every)
-    late = Counted(store, 2, 4, patience=0.05, seconds=0.15)
+    late = Counted(store, 2, 4, seconds=0.15)
     with pytest.raises(AbsentError, match=r"no round began within 0 s with 2 workers or more"):
         late.meet()
     assert all(one.waiting() for one in every), "someone has come"

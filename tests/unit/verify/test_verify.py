@@ -13,6 +13,7 @@ from grace.cli.app import app
 from grace.errors import ConfigurationError, UnknownNameError
 from grace.verify import QUICK, Profile, verify
 from grace.verify.report import CHECKS
+from tests.patience import PATIENCE
 from tests.unit.verify import own
 
 OWN = "tests.unit.verify.own"
@@ -188,6 +189,6 @@ def test_names_and_objects_that_are_none():
 @pytest.mark.on_change("grace.verify")
 def test_without_assertions_nothing_is_claimed():
     code = "from grace.verify import verify; verify('none')"
-    done = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 1
     assert "run python without it" in done.stderr

@@ -13,6 +13,7 @@ from grace_bench.network import namespaces
 from grace_bench.network.interface import read_counters
 from grace_bench.network.namespaces import INTERFACE, LinkError, ShapedNetwork, address, why_not
 from grace_bench.network.throughput import measure_link
+from tests.patience import PATIENCE
 
 REFUSED = why_not(link("1gbit"))
 permitted = pytest.mark.skipif(REFUSED is not None, reason=f"no links here: {REFUSED}")
@@ -88,7 +89,7 @@ def test_namespaces_go_with_a_killed_parent(ending):
     assert len(made) == 3
     process.send_signal(ending)
     process.communicate()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while made & network_namespaces() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not made & network_namespaces()

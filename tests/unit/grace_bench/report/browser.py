@@ -6,6 +6,8 @@ import json
 import shutil
 import time
 
+from tests.patience import PATIENCE
+
 SWITCHES = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
@@ -41,7 +43,7 @@ class Page:
             options.add_argument(switch)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         self.driver = webdriver.Chrome(options, Service(shutil.which("chromedriver")))
-        self.driver.set_page_load_timeout(60)
+        self.driver.set_page_load_timeout(PATIENCE)
         self._lines = []
 
     def open(self, path, *, width=1280, dark=False) -> float:
@@ -59,7 +61,7 @@ class Page:
     def js(self, code, *arguments):
         return self.driver.execute_script(code, *arguments)
 
-    def until(self, code, *arguments, seconds=30.0):
+    def until(self, code, *arguments, seconds=PATIENCE):
         """Waits until this JavaScript returns something true, and returns it."""
         end = time.monotonic() + seconds
         while not (found := self.js(code, *arguments)):

@@ -33,7 +33,7 @@ def look(toolkit, names):
         pytest.skip(f"pip install 'grace-dl[{toolkit}]'")
     script = Path(cases.__file__)
     quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # three models of many layers are compiled, for two steps each
-    ((status, said),) = fork(script, toolkit, *names, workers=1, env=(quick,), seconds=280)
+    ((status, said),) = fork(script, toolkit, *names, workers=1, env=(quick,))
     assert status == 0, said[-3000:]
     (found,) = [line for line in said.splitlines() if line.startswith(cases.MARK)]
     return json.loads(found.removeprefix(cases.MARK))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from grace_bench.tasks.embedded import cache
+from tests.patience import PATIENCE
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def test_of_several_that_ask_at_once_one_builds(folder):
     build, barrier = Builder(), threading.Barrier(4)
 
     def ask(_):
-        barrier.wait(60)
+        barrier.wait(PATIENCE)
         return cache.load_or_build("set", 1, build)
 
     with ThreadPoolExecutor(4) as pool:
