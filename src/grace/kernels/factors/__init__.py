@@ -122,4 +122,4 @@ def gather_rows_many(flat: Tensor, columns: Many, factors: Factors, right: bool)
 
 @operation
 def scatter_rows_many(flat: Tensor, columns: Many, factors: Factors, right: bool) -> None:
-    """The other way around: sets the columns to the lefts or the rights."""
+    """The other way around: sets the columns, ``[m, r]`` or ``[l, r]`` each, to the lefts or the rights."""
