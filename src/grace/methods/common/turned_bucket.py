@@ -147,7 +147,7 @@ class TurnedBucket:
         """The means and what is left of each tensor; and the mean factor of each matrix, of rows of r numbers."""
         plan, xs = self._plan, self._xs
         results: dict[int, Any] = plan.dense.results(self._message, xs, self._means, keep=self._keep)
-        said: dict[int, Tensor] = {}
+        answers: dict[int, Tensor] = {}
         for kind, wide, _, factors in self._kinds():
             finite = finite_many(kind.all, kind.said)
             gather_rows_many(factors, kind.said, kind.spans, right=True)
@@ -157,8 +157,8 @@ class TurnedBucket:
             poison_many(finite, kind.means)
             for i, (_, side, r), flag in zip(kind.at, kind.spans.sides, finite.unbind(0), strict=True):
                 results[i] = Exchanged(self._means[i], xs[i] if self._keep else None, None, flag)
-                said[i] = self._part(i).view(side, r)
-        return [results[i] for i in range(len(xs))], [said[i] for i in plan.at]
+                answers[i] = self._part(i).view(side, r)
+        return [results[i] for i in range(len(xs))], [answers[i] for i in plan.at]
 
     def _kinds(self) -> Iterator[tuple[Kind, Tensor, Tensor, Tensor]]:
         return zip(self._plan.kinds, self._wide, self._narrow, self._factors, strict=True)
