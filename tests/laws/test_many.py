@@ -150,6 +150,7 @@ EQUAL: Shapes = ((41,), (41,))
         ("signum", "signum:beta=0.5", True),
         ("topk:ratio=0.2,memory=ef21", "topk:ratio=0.4,memory=ef21", True),
         ("powersgd", "powersgd:memory=none", True),
+        ("acpsgd", "acpsgd:memory=none", True),
     ],
 )
 def test_buckets_of_equal_sizes_that_are_under_way_at_once(first: str, second: str, together: bool) -> None:

@@ -153,7 +153,7 @@ class FactorBucket:
             project_rows_many(message, plan.matrices, plan.factors, self._right)
         plan.dense.put(message, keep=self._keep)
         answer = yield AllReduce(message, "mean", donate=True, parts=plan.parts)
-        _put(answer, message)
+        put_answer(answer, message)
 
     def orthonormalize(self) -> None:
         """P = orth(P)."""
@@ -174,7 +174,7 @@ class FactorBucket:
         if len(plan.at) == 1:
             message = message.view(plan.sides[0][2], -1)  # as it would travel alone
         answer = yield AllReduce(message, "mean", donate=True, parts=plan.own_parts)
-        _put(answer, self._right)
+        put_answer(answer, self._right)
 
     def split(self, states: Sequence[Any]) -> list[Exchanged[Any]]:
         """The means P Q^T, and what is left of each matrix; Q follows the states of the matrices, others stay."""
@@ -248,8 +248,8 @@ def rows_of(tensors: Sequence[Tensor], at: Sequence[int] | None = None) -> list[
     return [tensors[i].view(1, -1) for i in (range(len(tensors)) if at is None else at)]
 
 
-def _put(answer: Tensor, message: Tensor) -> None:
-    """What the network has answered, where the message was."""
+def put_answer(answer: Tensor, message: Tensor) -> None:
+    """Puts what the network has answered where the message ``[s]`` was."""
     flat = answer.contiguous().view(-1)
     wires.check_shape("sum", flat, message.shape)
     if flat.data_ptr() != message.data_ptr():
