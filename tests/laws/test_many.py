@@ -138,31 +138,6 @@ def _note(prepare: Any, seen: list[bool], *args: Any) -> Any:
     return bucket
 
 
-EQUAL: Shapes = ((41,), (41,))
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "together"),
-    [
-        ("bf16", "bf16", False),
-        ("blockrandomk:ratio=0.4,mode=clt", "blockrandomk:ratio=0.4,mode=clt,memory=none", True),
-        ("randomk:ratio=0.3,memory=dgc", "randomk:ratio=0.3,momentum=0.5,memory=dgc", True),
-        ("signum", "signum:beta=0.5", True),
-        ("topk:ratio=0.2,memory=ef21", "topk:ratio=0.4,memory=ef21", True),
-        ("powersgd", "powersgd:memory=none", True),
-        ("acpsgd", "acpsgd:memory=none", True),
-    ],
-)
-def test_buckets_of_equal_sizes_that_are_under_way_at_once(first: str, second: str, together: bool) -> None:
-    """What is kept of one of them is not taken for the other, which is prepared while the network has the first."""
-    outcomes = []
-    for backend, plans in (("reference", False), ("triton", together)):
-        with backends.using(backend), cpu_as_accelerator():
-            run = Run(Policy([("layer0", first), ("*", second)]), 2, EQUAL, lambda _, plans=plans: plans)  # type: ignore[misc]
-            outcomes.append(([run.step() for _ in range(2)], run.seen))
-    assert outcomes[0] == outcomes[1]
-
-
 SUMMED = (
     "randomk:ratio=0.3", "blockrandomk:ratio=0.4,block=8", "blockrandomk:ratio=0.4,block=8,mode=cyclic",
     "blockrandomk:ratio=0.4,mode=clt",
