@@ -86,9 +86,13 @@ def assert_as_on_the_cpu(
 
 
 @night
-@pytest.mark.parametrize(("spec", "dtype"), in_dtypes(HOPPING, torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize(
+    ("spec", "dtype"), in_dtypes(HOPPING, torch.float32) + in_dtypes(HOPPING[3::4], torch.bfloat16), ids=str
+)
 def test_two_hops(spec: str, dtype: torch.dtype) -> None:
-    """Each of three ranks rotates a third of a tensor, which is to take two passes, too."""
+    """Narrow gradients are read before the kinds differ: some show that. Each of three ranks rotates a third of a tensor,
+    which is to take two passes, too.
+    """
     shapes = KINDS[spec] if KINDS[spec] is not TWO_PASSES else tuple((3 * n,) for (n,) in TWO_PASSES)
     assert_as_on_the_cpu(over(spec, "scatterreduce"), 3, (*shapes, (6,)), dtype=dtype)
 
