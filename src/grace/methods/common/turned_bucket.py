@@ -31,7 +31,8 @@ from grace.kernels.factors import (
 )
 from grace.kernels.many import Many, poison_many
 from grace.kernels.staging import finite_many
-from grace.methods.common.factor_bucket import DenseTensors, Sides, is_plain, may_open, put_answer, rows_of
+from grace.methods.common.factor_bucket import DenseTensors, may_open, put_answer, rows_of
+from grace.methods.common.matrices import Sides, is_plain
 
 
 class Kind:
