@@ -15,6 +15,7 @@ from torch import Tensor
 triton = pytest.importorskip("triton", reason="needs the package triton")
 
 from grace.compute import backends
+from grace.errors import ConfigurationError
 from grace.flags.capturing import pretend_capturing
 from grace.flags.finite import cpu_as_accelerator
 from grace.kernels.factors import Factors
@@ -166,6 +167,15 @@ def test_while_work_is_captured_tensors_are_not_looked_for() -> None:
         with pretend_capturing():
             assert run.step() == other.step()
         assert not any(isinstance(key, tuple) and key[0] is FactorBucket for key in run.workers[0].workspace.kept)
+
+
+@night
+def test_what_asks_the_host_is_refused_while_work_is_captured() -> None:
+    with backends.using("triton"), cpu_as_accelerator():
+        run = Run(Policy([("*", ALTERNATING)]), 1, ((2, 3), (2, 2)), lambda _: True)
+        run.step()
+        with pretend_capturing(), pytest.raises(ConfigurationError, match="whether this step was finite"):
+            run.step()
 
 
 @pytest.mark.parametrize(("dtype", "launches"), [(torch.float32, 13), (torch.bfloat16, 15)], ids=str)

@@ -18,6 +18,7 @@ from grace.collectives import AllReduce, Exchange, Parts
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
+from grace.flags.capturing import capturing
 from grace.kernels.factors import (
     Factors,
     add_low_rank_many,
@@ -187,6 +188,8 @@ def open_turned(
     key = (TurnedBucket, owner, device, tuple(sides), tuple(turned), tuple(sizes), peers.names)
     plan: TurnedPlan | None = workspace.kept.get(key)
     if plan is None:
+        if capturing():
+            return None
         plan = TurnedPlan(sides, sizes, turned, device)
     bucket = TurnedBucket(plan, xs, olds, peers, workspace)
     if not bucket.point():
