@@ -38,7 +38,7 @@ from grace.registry.policy import Policy
 from grace.run.simulate import answers
 from grace.run.worker import Worker
 from grace.verify.no_sync import Unread, WithoutSync
-from tests.laws.bucket_runs import SOME, Run, Shapes, assert_same, gradients, in_dtype
+from tests.laws.bucket_runs import Run, Shapes, gradients, in_dtype
 from tests.unit.kernels.triton_checks import CAUGHT, interpreter, night
 
 __all__ = ["interpreter"]
@@ -50,48 +50,6 @@ FAST = (
     "efsignsgd:block=32", "fp8:block=32", "natural", "u8bit:block=16", "onebit:group=8,tau=0.1",
     "lpc:block=16,memory=residual", "terngrad:clip=1.2,bucket=16,memory=residual",
 )  # fmt: skip
-AT_NIGHT = {
-    "efsignsgd": LARGE,
-    "efsignsgd:block=5000": LARGE,
-    "signsgd": SHAPES,
-    "signsgd:zero=abstain": SHAPES,
-    "qsgd:bits=4,bucket=32,memory=residual": SMALL,
-    "qsgd:bits=8,memory=residual": SHAPES,
-    "qsgd:bits=2,norm=l2,bucket=5000": LARGE,
-    "qsgd:levels=1,memory=residual": SHAPES,
-    "natural:bits=4,block=7,memory=residual": SHAPES,
-    "natural:bits=9": SMALL,
-    "u8bit:block=100": SHAPES,
-    "lpc:bits=5,clip=0.5,block=100": SHAPES,
-    "lpc:nearest=true,memory=residual": SHAPES,
-    "terngrad:bucket=32,memory=residual": SHAPES,
-    "terngrad:clip=1.5,bucket=32,memory=residual": SHAPES,
-    "terngrad:clip=1,bucket=5000": ((5001,), (255,)),
-    "onebit:group=5000": LARGE,
-    "qsgd:bits=16,memory=residual": SHAPES,
-    "qsgd:levels=1000,norm=l2,bucket=5000": LARGE,
-    "topk:ratio=0.2,communicator=broadcast": SHAPES,
-    "fp8:fmt=e5m2,stochastic=true,memory=residual": SHAPES,
-    "drive:block=16": SHAPES,
-    "drive:block=8192,memory=residual": LARGE,
-    "eden:bits=3,block=64,memory=residual": SHAPES,
-    "rht:block=16,memory=residual": SHAPES,
-    "rht:inner=(lpc:bits=3,block=8),rounds=2,block=16,memory=residual": SHAPES,
-    "rht:inner=fp8,block=8192": LARGE,
-    "rht:inner=drive,block=16": SMALL,  # which has no kernels for many
-    "rht:inner=(topk:ratio=0.3),block=16,memory=residual": SMALL,
-    "thc:block=16": SHAPES,
-    "thc:block=8192,bits=3,memory=none": LARGE,
-    "topk:ratio=0.2": SHAPES,
-    "topk:ratio=0.05,values=bfloat16,index=elias-fano": LARGE,
-    "topk:ratio=0.3,memory=none": SMALL,
-    "qsparse:ratio=0.2": SHAPES,
-    "qsparse:ratio=0.05,quant=4": LARGE,
-    "qsparse:ratio=0.3,quant=1,index=raw,memory=none": SHAPES,
-    "qsparse:ratio=0.9,quant=200": SHAPES,
-}
-
-
 NARROW = (
     ("efsignsgd:block=32", torch.float16), ("qsgd:bits=4,bucket=32,memory=residual", torch.bfloat16),
     ("natural", torch.bfloat16),
@@ -124,7 +82,7 @@ LONG = (
 )  # of which one bucket is counted that has many tensors
 # With communicator=scatterreduce: of tensors that two ranks divide, and of others.
 HOPS = (("efsignsgd", 10, 12), ("qsgd", 8, 10), ("fp8", 8, 10))
-REMEMBER = ("efsignsgd", "u8bit", "onebit", "randomk", "blockrandomk", "topk", "thc", "qsparse")
+REMEMBER = ("efsignsgd", "u8bit", "onebit", "randomk", "blockrandomk", "topk", "thc", "qsparse", "powersgd")
 
 
 @functools.cache
@@ -180,25 +138,6 @@ def _note(prepare: Any, seen: list[bool], *args: Any) -> Any:
     return bucket
 
 
-@night
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("communicator", ["scatterreduce", "parameterserver"])
-@pytest.mark.parametrize(
-    "spec", [spec for spec in AT_NIGHT if not spec.startswith(("signsgd", "thc")) and "comm" not in spec]
-)
-def test_two_hops_of_all_kinds(spec: str, communicator: str, dtype: torch.dtype) -> None:
-    policy = Policy([("*", f"{spec}{',' if ':' in spec else ':'}communicator={communicator}")])
-    with backends.using("triton"), cpu_as_accelerator():
-        assert_same(policy, 3, (*AT_NIGHT[spec], (6,)), dtype=dtype)
-
-
-@night
-@pytest.mark.parametrize("spec", AT_NIGHT)
-def test_many_of_all_kinds(spec: str) -> None:
-    with backends.using("triton"), cpu_as_accelerator():
-        assert_same(Policy([("*", spec)]), 2, AT_NIGHT[spec])
-
-
 EQUAL: Shapes = ((41,), (41,))
 
 
@@ -208,7 +147,10 @@ EQUAL: Shapes = ((41,), (41,))
         ("bf16", "bf16", False),
         ("blockrandomk:ratio=0.4,mode=clt", "blockrandomk:ratio=0.4,mode=clt,memory=none", True),
         ("randomk:ratio=0.3,memory=dgc", "randomk:ratio=0.3,momentum=0.5,memory=dgc", True),
+        ("signum", "signum:beta=0.5", True),
+        ("topk:ratio=0.2,memory=ef21", "topk:ratio=0.4,memory=ef21", True),
         ("powersgd", "powersgd:memory=none", True),
+        ("acpsgd", "acpsgd:memory=none", True),
     ],
 )
 def test_buckets_of_equal_sizes_that_are_under_way_at_once(first: str, second: str, together: bool) -> None:
@@ -247,35 +189,6 @@ def test_what_the_network_sums_has_the_bytes_of_the_cpu(spec: str, dtype: torch.
     assert outcome(spec, True, dtype) == want
     if spec == SUMMED[1]:
         assert outcome(spec, False, dtype) == want
-
-
-@night
-@pytest.mark.parametrize("spec", ["bf16", "fp16"])
-def test_what_the_network_sums_of_sixteen_bits(spec: str) -> None:
-    with backends.using("triton"), cpu_as_accelerator():
-        assert_same(Policy([("*", spec)]), 3, (*SHAPES, *LARGE), plans=SOME)
-
-
-@night
-@pytest.mark.parametrize("memory", ["residual", "none"])
-@pytest.mark.parametrize("spec", SUMMED)
-def test_what_the_network_sums(spec: str, memory: str) -> None:
-    with backends.using("triton"), cpu_as_accelerator():
-        assert_same(Policy([("*", f"{spec},memory={memory}")]), 2, SHAPES, plans=SOME)
-
-
-@night
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("spec", AT_NIGHT)
-def test_narrow_gradients_of_all_kinds(spec: str, dtype: torch.dtype) -> None:
-    with backends.using("triton"), cpu_as_accelerator():
-        assert_same(Policy([("*", spec)]), 2, AT_NIGHT[spec], dtype=dtype)
-
-
-@night
-def test_ranks_need_not_choose_alike() -> None:
-    with backends.using("triton"), cpu_as_accelerator():
-        assert_same(Policy([("*", "efsignsgd:block=32")]), 3, SMALL, plans=SOME)
 
 
 def count_launches(

@@ -90,7 +90,7 @@ class DistEF(ErrorFeedback[S], Generic[S]):
         """The momenta of all tensors, of any shapes, as in :meth:`exchange`."""
         old, bucket = [[state[0] for state in states]], None
         if isinstance(peers, Peers) and self.batches(xs[0]):
-            bucket = SuccessorBucket.of(xs, old, peers.like.lent)
+            bucket = SuccessorBucket.of(xs, old, peers)
         workspace = peers[0].lent.workspace if peers else None
         if bucket is None or workspace is None or not isinstance(peers, Peers):
             return (yield from Method.exchange_all(self, xs, states, peers))

@@ -137,7 +137,7 @@ class EF21(Memory[S], Generic[S]):
         bucket, kept = None, [[state.local for state in states], [state.shared for state in states]]
         kept += [] if self._follows_at_once else [[state.velocity for state in states if state.velocity is not None]]
         if isinstance(peers, Peers) and self.batches(xs[0]) and all(state.started for state in states):
-            bucket = SuccessorBucket.of(xs, kept, peers.like.lent)
+            bucket = SuccessorBucket.of(xs, kept, peers)
         if bucket is None or not isinstance(peers, Peers):
             return (yield from Method.exchange_all(self, xs, states, peers))
         difference, applied = bucket.successors[:2]

@@ -89,7 +89,7 @@ class Momentum(Memory[S]):
         """The momenta of all tensors, of any shapes, as in :meth:`exchange`."""
         old, bucket = [[state[0] for state in states]], None
         if isinstance(peers, Peers) and self.batches(xs[0]):
-            bucket = SuccessorBucket.of(xs, old, peers.like.lent)
+            bucket = SuccessorBucket.of(xs, old, peers)
         if bucket is None or not isinstance(peers, Peers):
             return (yield from Method.exchange_all(self, xs, states, peers))
         average_(bucket.successors[0], bucket.kept[0], self.beta, bucket.numbers, 1 - self.beta)

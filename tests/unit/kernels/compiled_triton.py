@@ -135,7 +135,12 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.low_rank.bases.unit_rows_kernel": ({"work": "*fp64"}, [{"TINY": 2.0**-126, "EVEN": 1, "LOG": 10}]),
     "kernels.low_rank.bases.fit_kernel": ({}, [{"HALF": 1.7e38, "POISON": poison, "LOG": 10} for poison in (1, 0)]),
     "kernels.low_rank.bases.succeed_kernel": ({}, [{"EVEN": 1, "TILE": 1024}]),
-    "kernels.low_rank._add": ({}, [{"ROWS": 16, "COLUMNS": 64}]),
+    "kernels.low_rank.add_kernel": ({}, [
+        {**how, **out, "ROWS": 16, "COLUMNS": 64} for how, out in ((FACTORS, {"out": None}), (FACTOR, {}))
+    ]),
+    "kernels.low_rank.bases.turn_kernel": ({"flat": "*fp32"}, [
+        {"SIDE": side, "GATHER": side, "EVEN": 1, "TILE": 1024} for side in (0, 1)
+    ]),
     "kernels.packing._pack": ({}, [{"BITS": bits, "TILE": 1024} for bits in (1, 4, 11, 32)]),
     "kernels.packing._unpack": ({"out": "*i64"}, [{"BITS": bits, "TILE": 1024} for bits in (1, 11, 32)]),
     "kernels.packing._pack_trits": ({"values": "*u8"}, [{"TILE": 1024}]),

@@ -17,6 +17,7 @@ pytest.importorskip("triton", reason="needs the package triton")
 
 from grace.compute import backends
 from grace.contract.lent import Lent
+from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
 from grace.flags.capturing import pretend_capturing
 from grace.flags.finite import cpu_as_accelerator
@@ -91,11 +92,13 @@ def test_states_that_move_while_work_is_captured() -> None:
     with backends.using("triton"), cpu_as_accelerator():
         xs, workspace = [torch.ones(2, 3), torch.ones(1)], Workspace()
         states = [[torch.zeros(2, 3), torch.zeros(1)]]
+        like = Peer(0, 1, lent=Lent(workspace=workspace))
+        peers, busy = (Peers(of, ("a", "b")) for of in (like, like.lending(keep_rest=True)))
         with pretend_capturing():
-            assert SuccessorBucket.of(xs, states, Lent(workspace=workspace)) is None
+            assert SuccessorBucket.of(xs, states, peers) is None
         assert [old.shape for old in workspace._old] == [x.shape for x in xs], "what was borrowed is given back"
-        assert SuccessorBucket.of(xs, states, Lent(workspace=workspace, keep_rest=True)) is None
-        assert SuccessorBucket.of(xs, [[x.double() for x in xs]], Lent(workspace=workspace)) is None
+        assert SuccessorBucket.of(xs, states, busy) is None
+        assert SuccessorBucket.of(xs, [[x.double() for x in xs]], peers) is None
 
 
 @night
