@@ -15,15 +15,18 @@ from torch import Tensor
 triton = pytest.importorskip("triton", reason="needs the package triton")
 
 from grace.compute import backends
+from grace.errors import ConfigurationError
 from grace.flags.capturing import pretend_capturing
 from grace.flags.finite import cpu_as_accelerator
 from grace.kernels.factors import Factors
 from grace.kernels.many import Many
+from grace.memories import error_feedback
 from grace.methods.common import factor_bucket
 from grace.methods.common.factor_bucket import FactorBucket
 from grace.registry.policy import Policy
 from tests.laws import bucket_runs
 from tests.laws.bucket_runs import SOME, Run, Shapes, assert_same, gradients, in_bytes
+from tests.laws.test_many import count_launches
 from tests.unit.kernels.triton_checks import CAUGHT, interpreter, night
 
 __all__ = ["interpreter"]
@@ -39,10 +42,18 @@ LOW_RANK, ALTERNATING = "powersgd:rank=1,min_rate=0.1", "acpsgd:rank=1,min_rate=
 
 
 @functools.cache
-def outcome(spec: str, backend: str, together: bool, shapes: Shapes, world: int, steps: int = 3) -> tuple[Any, Any]:
+def outcome(
+    spec: str,
+    backend: str,
+    together: bool,
+    shapes: Shapes,
+    world: int,
+    steps: int = 3,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Any, Any]:
     """Means and states of these steps, and what the network was given."""
     with backends.using(backend), cpu_as_accelerator():
-        run = Run(Policy([("*", spec)]), world, shapes, lambda _: together)
+        run = Run(Policy([("*", spec)]), world, shapes, lambda _: together, dtype)
         return [run.step() for _ in range(steps)], run.seen
 
 
@@ -59,11 +70,37 @@ def nan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket_runs, "gradients", with_nan)
 
 
-@pytest.mark.parametrize(("spec", "steps"), [(LOW_RANK, 2), (ALTERNATING, 3)])
-def test_a_bucket_has_the_bytes_of_the_cpu(spec: str, steps: int, nan: None) -> None:
+@pytest.mark.parametrize(
+    ("spec", "steps", "dtype"),
+    [
+        (LOW_RANK, 2, torch.float32),
+        (ALTERNATING, 3, torch.bfloat16),
+        pytest.param(ALTERNATING, 3, torch.float32, marks=night),
+        pytest.param(LOW_RANK, 2, torch.bfloat16, marks=night),
+    ],
+)
+def test_a_bucket_has_the_bytes_of_the_cpu(spec: str, steps: int, dtype: torch.dtype, nan: None) -> None:
     """Of ``acpsgd`` the third step has matrices of both kinds: one of them has not taken its turn."""
-    want = outcome(spec, "reference", False, SMALL, 2, steps)
-    assert outcome(spec, "triton", True, SMALL, 2, steps) == want
+    want = outcome(spec, "reference", False, SMALL, 2, steps, dtype)
+    assert outcome(spec, "triton", True, SMALL, 2, steps, dtype) == want
+
+
+@night
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("spec", [LOW_RANK, ALTERNATING])
+def test_narrow_gradients_are_read_as_they_are(spec: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what their means lose is owed."""
+    want = outcome(spec, "reference", False, SMALL, 2, 3, dtype)
+    right, seen = error_feedback.narrow_many_, list[int]()
+    monkeypatch.setattr(
+        error_feedback, "narrow_many_", lambda outs, *args: (seen.append(len(outs)), right(outs, *args))
+    )
+    assert outcome.__wrapped__(spec, "triton", True, SMALL, 2, 3, dtype) == want
+    assert seen == [len(SMALL)] * 6, "of two ranks, three steps"
+    monkeypatch.setattr(error_feedback, "narrow_many_", lambda outs, *args: right(outs, *args[:-1], None))
+    assert outcome.__wrapped__(spec, "triton", True, SMALL, 2, 3, dtype) == want, "one after the other"
+    with backends.using("triton"), cpu_as_accelerator():
+        assert_same(Policy([("layer1", "none"), ("*", spec)]), 3, SMALL, plans=SOME, dtype=dtype)
 
 
 @night
@@ -132,6 +169,22 @@ def test_while_work_is_captured_tensors_are_not_looked_for() -> None:
         assert not any(isinstance(key, tuple) and key[0] is FactorBucket for key in run.workers[0].workspace.kept)
 
 
+@night
+def test_what_asks_the_host_is_refused_while_work_is_captured() -> None:
+    with backends.using("triton"), cpu_as_accelerator():
+        run = Run(Policy([("*", ALTERNATING)]), 1, ((2, 3), (2, 2)), lambda _: True)
+        run.step()
+        with pretend_capturing(), pytest.raises(ConfigurationError, match="whether this step was finite"):
+            run.step()
+
+
+@pytest.mark.parametrize(("dtype", "launches"), [(torch.float32, 13), (torch.bfloat16, 15)], ids=str)
+def test_nothing_is_copied_to_the_device(dtype: torch.dtype, launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing from there, once memories and states have gone round."""
+    counts = [count_launches(LOW_RANK, ((3, 5),) * T, monkeypatch, dtype) for T in (2, 12)]
+    assert counts == [launches, launches]
+
+
 # ---- mutants --------------------------------------------------------------------------------------------------------
 def _nothing(*_: Any, **__: Any) -> None:
     pass
@@ -160,7 +213,7 @@ split, succeed = factor_bucket.split_low_rank_many, factor_bucket.succeed_many
 @pytest.mark.parametrize(
     ("name", "mutant", "spec"),
     [
-        ("factor_bucket.clear_many", _nothing, LOW_RANK),
+        pytest.param("factor_bucket.clear_many", _nothing, LOW_RANK, marks=night),
         ("factor_bucket.split_low_rank_many", _own_as_the_mean, LOW_RANK),
         pytest.param("factor_bucket.succeed_many", _never_new, LOW_RANK, marks=night),
         pytest.param("factor_bucket.unit_rows_many", _of_the_states, LOW_RANK, marks=night),

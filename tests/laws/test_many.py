@@ -82,7 +82,7 @@ LONG = (
 )  # of which one bucket is counted that has many tensors
 # With communicator=scatterreduce: of tensors that two ranks divide, and of others.
 HOPS = (("efsignsgd", 10, 12), ("qsgd", 8, 10), ("fp8", 8, 10))
-REMEMBER = ("efsignsgd", "u8bit", "onebit", "randomk", "blockrandomk", "topk", "thc", "qsparse")
+REMEMBER = ("efsignsgd", "u8bit", "onebit", "randomk", "blockrandomk", "topk", "thc", "qsparse", "powersgd")
 
 
 @functools.cache

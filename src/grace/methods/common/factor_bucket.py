@@ -7,7 +7,7 @@ Letters: M is m x l; factors are held as rows, p ``[r, m]`` and q ``[r, l]``. Of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,8 +33,7 @@ from grace.kernels.factors import (
 )
 from grace.kernels.many import Many, poison_many
 from grace.kernels.staging import clear_many, finite_many, round_many, widen_many
-
-Sides: TypeAlias = tuple[int, int, int]  # m, l and r
+from grace.methods.common.matrices import Sides, are_plain, is_plain
 
 
 class DenseTensors:
@@ -230,17 +229,8 @@ def open_factors(
 
 def may_open(xs: Sequence[Tensor], peers: Peers) -> bool:
     """Whether kernels for many tensors can take these, of any shapes, where they are."""
-    lent, device = peers.like.lent, xs[0].device
-    if lent.workspace is None or peers.memories is not None or lent.keep_rest != (peers.spares is not None):
-        return False
-    if on_host(device) or not backends.runs_triton(device):
-        return False
-    return all(map(is_plain, (*xs, *(peers.spares or ()))))
-
-
-def is_plain(x: Tensor) -> bool:
-    """Whether kernels can read x, of any shape, as it is."""
-    return x.dtype is torch.float32 and x.is_contiguous() and x.numel() > 0
+    device = xs[0].device
+    return not on_host(device) and backends.runs_triton(device) and are_plain(xs, peers)
 
 
 def rows_of(tensors: Sequence[Tensor], at: Sequence[int] | None = None) -> list[Tensor]:

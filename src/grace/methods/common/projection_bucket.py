@@ -25,10 +25,10 @@ from grace.methods.common.low_rank_bucket import (
     HALF,
     LowRankBucket,
     LowRankPlan,
-    Sides,
     addresses,
     may_open,
 )
+from grace.methods.common.matrices import Sides
 
 
 class ProjectionPlan(LowRankPlan):

@@ -18,6 +18,7 @@ from grace.collectives import AllReduce, Exchange, Parts
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
+from grace.flags.capturing import capturing
 from grace.kernels.factors import (
     Factors,
     add_low_rank_many,
@@ -31,7 +32,8 @@ from grace.kernels.factors import (
 )
 from grace.kernels.many import Many, poison_many
 from grace.kernels.staging import finite_many
-from grace.methods.common.factor_bucket import DenseTensors, Sides, is_plain, may_open, put_answer, rows_of
+from grace.methods.common.factor_bucket import DenseTensors, may_open, put_answer, rows_of
+from grace.methods.common.matrices import Sides, is_plain
 
 
 class Kind:
@@ -186,6 +188,8 @@ def open_turned(
     key = (TurnedBucket, owner, device, tuple(sides), tuple(turned), tuple(sizes), peers.names)
     plan: TurnedPlan | None = workspace.kept.get(key)
     if plan is None:
+        if capturing():
+            return None
         plan = TurnedPlan(sides, sizes, turned, device)
     bucket = TurnedBucket(plan, xs, olds, peers, workspace)
     if not bucket.point():
