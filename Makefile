@@ -27,6 +27,8 @@ SPREAD := -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 TYPES  := $(BIN)/mypy && $(BIN)/lint-imports
 # What each test took, dearest first: make night RECORD=FILE
 RECORD ?= build/seconds.tsv
+# In a line that has MAKE itself, make -n would run all of it.
+AGAIN  := $(MAKE)
 # make quick looks for what differs from this commit (tests/quick.py).
 SINCE  ?= HEAD
 
@@ -42,7 +44,7 @@ cat build/types.log build/imports.log; exit $$((tests | types | imports))
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test night fuzz gpu-test native-test bench-codecs lint style types docs site goldens figures wheels pair clean
+.PHONY: help setup demo quick test night fuzz gpu-test native-test address-test bench-codecs lint style types docs site goldens figures wheels pair clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,15 +79,22 @@ test: style ## what must pass: style, types, tests
 	$(BIN)/python -m compileall -q -j 0 src tests
 	$(call TEST)
 
-night: lint ## every test there is, long ones included, and what each took, in build/seconds.tsv; then native-test, and fuzzing
+# A part that fails stops no other (tests/night.py). Tests are given an hour each: Triton's
+# interpreter is slow, and a busy machine, too.
+night: setup ## every test there is, long ones included, each test's seconds in build/seconds.tsv; sanitizers; fuzzing
 	$(BIN)/python -m compileall -q -j 0 src tests
-	GRACE_TEST_DIGITS=1 GRACE_TEST_RAY=1 $(BIN)/python -m pytest $(SPREAD) --seconds $(RECORD)
-	$(MAKE) native-test
-	$(BIN)/python -m tests.fuzz --record 30
-	$(BIN)/python -m tests.fuzz --only exchange --seconds 5
+	$(BIN)/python -m tests.night "style and types: $(AGAIN) lint" \
+	  "tests: GRACE_TEST_DIGITS=1 GRACE_TEST_RAY=1 $(BIN)/python -m pytest $(SPREAD) --timeout 3600 --seconds $(RECORD)" \
+	  "native kernels under sanitizers: $(AGAIN) native-test" \
+	  "tests of native kernels under sanitizers: $(AGAIN) address-test" \
+	  "fuzzing: $(BIN)/python -m tests.fuzz --record 30" \
+	  "fuzzing of exchanges: $(BIN)/python -m tests.fuzz --only exchange --seconds 5"
 
 native-test: setup ## the native kernels under sanitizers, and a short fuzzing of their decoders
 	PATH="$(CURDIR)/$(BIN):$$PATH" native/tests/run.sh
+
+address-test: setup ## Python's tests of the native kernels, over kernels under sanitizers (needs GCC)
+	PATH="$(CURDIR)/$(BIN):$$PATH" native/tests/python.sh
 
 gpu-test: setup ## what needs a CUDA device; skipped, with the reason, where there is none
 	$(BIN)/python -m pytest -p no:xdist -rs tests/gpu

@@ -37,6 +37,7 @@ SPREAD = True  # over the test runner's processes
 # Some of whose tensors go without a list, some with none of their numbers, and some are not finite.
 SHARE = (
     ("threshold:v=1.5", torch.float32), ("threshold:v=1.2,relative=true,index=elias-fano,values=bfloat16", torch.float32),
+    ("threshold:v=1.5,index=rice", torch.float32), ("threshold:v=1.2,index=delta,values=bfloat16", torch.float16),
 )  # fmt: skip
 MIXED: Shapes = ((41,), (2, 3), (1,))
 AT_NIGHT = {
@@ -57,7 +58,10 @@ AT_NIGHT = {
     "sidco:ratio=0.02,period=1": LARGE,
     "sidco:ratio=0.3,values=bfloat16,memory=none": MIXED,
     "sidco:ratio=0.2,dist=gpareto": SMALL,  # of which each tensor goes alone
-    "threshold:v=1,index=rice": SMALL,  # which kernels for many tensors do not know
+    "threshold:v=1,index=rice": SHAPES,
+    "threshold:v=2,index=delta,memory=none": LARGE,
+    "threshold:v=1e6,index=rice": SMALL,
+    "dgc:ratio=0.1,index=delta,memory=residual": MIXED,
     "topk:ratio=0.2,index=rice": SHAPES,
     "topk:ratio=0.05,index=delta,values=bfloat16": LARGE,
     "topk:ratio=0.3,index=rice,memory=none": SMALL,

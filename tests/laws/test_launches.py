@@ -23,28 +23,30 @@ HEAD = "| method | 3 tensors | 40 tensors | why |"
 # Variants of methods of whose defaults the other two files count the launches.
 VARIANTS = {
     "none": 0, "qsgd:norm=l2": 4, "qsgd:levels=1": 4, "qsgd:memory=residual": 5, "natural:bits=4": 4, "onebit:tau=0.1": 5,
-    "signum": 5, "fp8:memory=momentum": 6,
+    "signum": 5, "fp8:memory=momentum": 6, "randomk:memory=ef21": 5, "topk:memory=ef21": 16, "fp8:memory=ef21m": 5,
+    "efsignsgd:memory=distef": 6, "topk:communicator=broadcast": 16, "qsgd:bits=16": 4, "natural:bits=9": 3,
+    "qsparse:quant=200": 20, "terngrad:clip=2.5": 5, "efsignsgd:communicator=parameterserver": 10,
     "fp8:stochastic=true": 4, "fp8:memory=residual": 5, "lpc:memory=residual": 5, "signsgd:zero=abstain": 3,
     "drive:memory=residual": 9, "eden:memory=residual": 9, "rht:memory=residual": 10, "rht:inner=fp8": 7, "rht:inner=topk": 18,
     "thc:memory=none": 7, "randomk:memory=none": 4, "topk:memory=none": 15, "topk:values=bfloat16": 16,
     "qsparse:quant=4": 20, "qsparse:index=delta": 25, "threshold:values=bfloat16": 13, "powersgd": 6,
-    "powersgd:rank=1,min_rate=0.1": 13, "powersgd:rank=1,min_rate=0.1,memory=none": 11,
+    "powersgd:rank=1,min_rate=0.1": 13, "powersgd:rank=1,min_rate=0.1,memory=none": 11, "acpsgd": 6,
+    "acpsgd:rank=1,min_rate=0.1": 14, "acpsgd:rank=1,min_rate=0.1,memory=none": 11,
 }  # fmt: skip
 FIXED = {**test_many.LAUNCHES, **test_counted.LAUNCHES, **VARIANTS}
 # What goes one by one: launches of 3 and of 40 tensors of 15 numbers, of one worker.
 ONE_BY_ONE = {
-    "acpsgd": (13, 161), "gradzip": (15, 200), "gradiveq": (18, 240), "atomosvd": (0, 0),
-    "terngrad:clip=2.5": (15, 200), "rht:inner=drive": (27, 360), "topk:communicator=broadcast": (36, 480),
-    "efsignsgd:communicator=parameterserver": (21, 280), "topk:memory=ef21": (36, 480),
+    "gradzip": (15, 200), "gradiveq": (18, 240), "atomosvd": (0, 0), "rht:inner=drive": (27, 360),
 }  # fmt: skip
 # Likewise, of methods that look at numbers: their kernels have to run.
 UNEVEN = {
     "sketch": (9, 120), "sketchedsgd": (36, 480),
-    "qsgd:bits=16": (13, 161), "natural:bits=9": (10, 121), "qsparse:quant=200": (27, 138), "3lc": (15, 200),
+    "3lc": (15, 200),
     "adaq": (72, 960), "atomo": (12, 169), "gspar": (11, 173), "inceptionn": (19, 265), "sidco:dist=gpareto": (36, 480),
-    "sketchml": (105, 1446), "strom": (13, 180), "varsparse": (24, 320), "threshold:index=rice": (15, 206),
-    "dgc:index=delta": (51, 672),
+    "sketchml": (105, 1446), "strom": (13, 180), "varsparse": (24, 320),
 }  # fmt: skip
+# And those whose kernels have to run, but take as many for any number of tensors that send something.
+TOLD = {"threshold:v=1.5,index=rice": (16, 16), "threshold:v=1.5,index=delta": (17, 17), "dgc:index=delta": (35, 35)}
 GATE = (
     "none", "powersgd:rank=1,min_rate=0.1", "qsgd:norm=l2", "natural:bits=4", "lpc:memory=residual", "topk:memory=none",
     "qsparse:index=delta",
@@ -73,9 +75,9 @@ def test_those_that_go_one_by_one(spec: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @night
-@pytest.mark.parametrize("spec", UNEVEN)
+@pytest.mark.parametrize("spec", [*UNEVEN, *TOLD])
 def test_those_whose_launches_depend_on_the_numbers(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert count(spec, monkeypatch, runs=True) == UNEVEN[spec]
+    assert count(spec, monkeypatch, runs=True) == {**UNEVEN, **TOLD}[spec]
 
 
 def read_table(page: str) -> dict[str, tuple[int, int, str]]:
@@ -100,6 +102,6 @@ def test_a_method_that_no_table_names_is_told(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_tensors_that_go_one_by_one_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grace.communicators.allgather.prepare", lambda *_: None)
+    monkeypatch.setattr("grace.communicators.one_hop.prepare", lambda *_: None)
     with pytest.raises(AssertionError):
         test_a_bucket_of_many_takes_as_many_as_one_of_few("natural:bits=4", monkeypatch)

@@ -38,7 +38,7 @@ from grace.registry.policy import Policy
 from grace.run.simulate import answers
 from grace.run.worker import Worker
 from grace.verify.no_sync import Unread, WithoutSync
-from tests.laws.bucket_runs import SOME, Run, Shapes, assert_same, gradients, in_dtype
+from tests.laws.bucket_runs import Run, Shapes, gradients, in_dtype
 from tests.unit.kernels.triton_checks import CAUGHT, interpreter, night
 
 __all__ = ["interpreter"]
@@ -48,47 +48,8 @@ SHAPES: Shapes = ((1,), (2,), (15, 17), (3, 41), (7,), (8, 8), (1025,))
 LARGE: Shapes = ((4095,), (3, 401), (4097,), (5001,), (255,))
 FAST = (
     "efsignsgd:block=32", "fp8:block=32", "natural", "u8bit:block=16", "onebit:group=8,tau=0.1",
-    "lpc:block=16,memory=residual",
+    "lpc:block=16,memory=residual", "terngrad:clip=1.2,bucket=16,memory=residual",
 )  # fmt: skip
-AT_NIGHT = {
-    "efsignsgd": LARGE,
-    "efsignsgd:block=5000": LARGE,
-    "signsgd": SHAPES,
-    "signsgd:zero=abstain": SHAPES,
-    "qsgd:bits=4,bucket=32,memory=residual": SMALL,
-    "qsgd:bits=8,memory=residual": SHAPES,
-    "qsgd:bits=2,norm=l2,bucket=5000": LARGE,
-    "qsgd:levels=1,memory=residual": SHAPES,
-    "natural:bits=4,block=7,memory=residual": SHAPES,
-    "natural:bits=9": SMALL,
-    "u8bit:block=100": SHAPES,
-    "lpc:bits=5,clip=0.5,block=100": SHAPES,
-    "lpc:nearest=true,memory=residual": SHAPES,
-    "terngrad:bucket=32,memory=residual": SHAPES,
-    "terngrad:clip=2.5": SMALL,  # which has no kernels for many
-    "onebit:group=5000": LARGE,
-    "qsgd:bits=16": ((3,), (300,)),  # more levels than a kernel has
-    "fp8:fmt=e5m2,stochastic=true,memory=residual": SHAPES,
-    "drive:block=16": SHAPES,
-    "drive:block=8192,memory=residual": LARGE,
-    "eden:bits=3,block=64,memory=residual": SHAPES,
-    "rht:block=16,memory=residual": SHAPES,
-    "rht:inner=(lpc:bits=3,block=8),rounds=2,block=16,memory=residual": SHAPES,
-    "rht:inner=fp8,block=8192": LARGE,
-    "rht:inner=drive,block=16": SMALL,  # which has no kernels for many
-    "rht:inner=(topk:ratio=0.3),block=16,memory=residual": SMALL,
-    "thc:block=16": SHAPES,
-    "thc:block=8192,bits=3,memory=none": LARGE,
-    "topk:ratio=0.2": SHAPES,
-    "topk:ratio=0.05,values=bfloat16,index=elias-fano": LARGE,
-    "topk:ratio=0.3,memory=none": SMALL,
-    "qsparse:ratio=0.2": SHAPES,
-    "qsparse:ratio=0.05,quant=4": LARGE,
-    "qsparse:ratio=0.3,quant=1,index=raw,memory=none": SHAPES,
-    "qsparse:ratio=0.9,quant=200": SMALL,  # more levels than a kernel has
-}
-
-
 NARROW = (
     ("efsignsgd:block=32", torch.float16), ("qsgd:bits=4,bucket=32,memory=residual", torch.bfloat16),
     ("natural", torch.bfloat16),
@@ -98,6 +59,12 @@ TWO_HOPS = (
     ("efsignsgd:block=32,communicator=scatterreduce", 2, torch.float32),
     ("qsgd:bits=4,bucket=8,communicator=scatterreduce,memory=residual", 3, torch.float16),
     ("natural:communicator=scatterreduce", 2, torch.float32),
+)
+
+SERVED = (
+    ("efsignsgd:block=32,communicator=parameterserver", 2, torch.float32),
+    ("qsgd:bits=4,bucket=8,communicator=parameterserver,memory=residual,server=1", 3, torch.float16),
+    ("natural:communicator=parameterserver", 2, torch.bfloat16),
 )
 
 # Launches of Triton kernels in a step, for a bucket of any number of small tensors.
@@ -115,7 +82,7 @@ LONG = (
 )  # of which one bucket is counted that has many tensors
 # With communicator=scatterreduce: of tensors that two ranks divide, and of others.
 HOPS = (("efsignsgd", 10, 12), ("qsgd", 8, 10), ("fp8", 8, 10))
-REMEMBER = ("efsignsgd", "u8bit", "onebit", "randomk", "blockrandomk", "topk", "thc", "qsparse")
+REMEMBER = ("efsignsgd", "u8bit", "onebit", "randomk", "blockrandomk", "topk", "thc", "qsparse", "powersgd")
 
 
 @functools.cache
@@ -134,7 +101,7 @@ def test_many_have_the_bytes_of_single_exchanges(spec: str) -> None:
 @pytest.mark.parametrize(("spec", "dtype"), NARROW)
 def test_narrow_gradients_are_read_as_they_are(spec: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     right = outcome(spec, False, dtype)
-    many, seen = importlib.import_module("grace.communicators.allgather"), list[bool]()
+    many, seen = importlib.import_module("grace.communicators.one_hop"), list[bool]()
     monkeypatch.setattr(many, "prepare", functools.partial(_look, many.prepare, seen))
     assert outcome(spec, True, dtype) == right
     assert seen == [True] * 6, "of two ranks, three steps"
@@ -159,49 +126,16 @@ def test_two_hops_have_the_bytes_of_single_exchanges(
     assert seen == [True] * 3 * world
 
 
+@pytest.mark.parametrize(("spec", "world", "dtype"), SERVED)
+def test_what_a_server_averages_has_the_bytes_of_single_exchanges(spec: str, world: int, dtype: torch.dtype) -> None:
+    assert outcome(spec, True, dtype, world) == outcome(spec, False, dtype, world)
+
+
 def _note(prepare: Any, seen: list[bool], *args: Any) -> Any:
     """Whether a bucket goes by few launches."""
     bucket = prepare(*args)
     seen.append(bucket is not None)
     return bucket
-
-
-@night
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("spec", [spec for spec in AT_NIGHT if not spec.startswith(("signsgd", "thc"))])
-def test_two_hops_of_all_kinds(spec: str, dtype: torch.dtype) -> None:
-    policy = Policy([("*", f"{spec}{',' if ':' in spec else ':'}communicator=scatterreduce")])
-    with backends.using("triton"), cpu_as_accelerator():
-        assert_same(policy, 3, (*AT_NIGHT[spec], (6,)), dtype=dtype)
-
-
-@night
-@pytest.mark.parametrize("spec", AT_NIGHT)
-def test_many_of_all_kinds(spec: str) -> None:
-    with backends.using("triton"), cpu_as_accelerator():
-        assert_same(Policy([("*", spec)]), 2, AT_NIGHT[spec])
-
-
-EQUAL: Shapes = ((41,), (41,))
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "together"),
-    [
-        ("bf16", "bf16", False),
-        ("blockrandomk:ratio=0.4,mode=clt", "blockrandomk:ratio=0.4,mode=clt,memory=none", True),
-        ("randomk:ratio=0.3,memory=dgc", "randomk:ratio=0.3,momentum=0.5,memory=dgc", True),
-        ("powersgd", "powersgd:memory=none", True),
-    ],
-)
-def test_buckets_of_equal_sizes_that_are_under_way_at_once(first: str, second: str, together: bool) -> None:
-    """What is kept of one of them is not taken for the other, which is prepared while the network has the first."""
-    outcomes = []
-    for backend, plans in (("reference", False), ("triton", together)):
-        with backends.using(backend), cpu_as_accelerator():
-            run = Run(Policy([("layer0", first), ("*", second)]), 2, EQUAL, lambda _, plans=plans: plans)  # type: ignore[misc]
-            outcomes.append(([run.step() for _ in range(2)], run.seen))
-    assert outcomes[0] == outcomes[1]
 
 
 SUMMED = (
@@ -230,35 +164,6 @@ def test_what_the_network_sums_has_the_bytes_of_the_cpu(spec: str, dtype: torch.
     assert outcome(spec, True, dtype) == want
     if spec == SUMMED[1]:
         assert outcome(spec, False, dtype) == want
-
-
-@night
-@pytest.mark.parametrize("spec", ["bf16", "fp16"])
-def test_what_the_network_sums_of_sixteen_bits(spec: str) -> None:
-    with backends.using("triton"), cpu_as_accelerator():
-        assert_same(Policy([("*", spec)]), 3, (*SHAPES, *LARGE), plans=SOME)
-
-
-@night
-@pytest.mark.parametrize("memory", ["residual", "none"])
-@pytest.mark.parametrize("spec", SUMMED)
-def test_what_the_network_sums(spec: str, memory: str) -> None:
-    with backends.using("triton"), cpu_as_accelerator():
-        assert_same(Policy([("*", f"{spec},memory={memory}")]), 2, SHAPES, plans=SOME)
-
-
-@night
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("spec", AT_NIGHT)
-def test_narrow_gradients_of_all_kinds(spec: str, dtype: torch.dtype) -> None:
-    with backends.using("triton"), cpu_as_accelerator():
-        assert_same(Policy([("*", spec)]), 2, AT_NIGHT[spec], dtype=dtype)
-
-
-@night
-def test_ranks_need_not_choose_alike() -> None:
-    with backends.using("triton"), cpu_as_accelerator():
-        assert_same(Policy([("*", "efsignsgd:block=32")]), 3, SMALL, plans=SOME)
 
 
 def count_launches(
@@ -415,6 +320,11 @@ def _nothing(*_: Any, **__: Any) -> None:
     """Nothing is done."""
 
 
+def _as_they_are(norms: Tensor, *_: Any) -> Tensor:
+    """Nothing is cut."""
+    return norms
+
+
 def _never(flags: Tensor, many: Many) -> None:
     """Nothing is restored."""
 
@@ -430,6 +340,12 @@ def _never(flags: Tensor, many: Many) -> None:
         ("grace.kernels.signs.triton.load_sum", _memory_left_out, "onebit:group=8,tau=0.1", torch.float32),
         ("grace.kernels.triton.halves", _half_of_each, "onebit:group=8,tau=0.1", torch.float32),
         ("grace.kernels.fixed.triton.encoder_at", _first_block, "lpc:block=16,memory=residual", torch.float32),
+        (
+            "grace.kernels.levels.triton._cut",
+            _as_they_are,
+            "terngrad:clip=1.2,bucket=16,memory=residual",
+            torch.float32,
+        ),
         ("grace.memories.many.settle_many", _never, "efsignsgd:block=32", torch.float32),
         ("grace.communicators.many.poison_many", _never, "fp8:block=32", torch.float32),
         ("grace.communicators.rounded.poison_many", _never, "bf16", torch.float32),
@@ -455,6 +371,17 @@ def test_mutants_are_caught(
 )
 def test_mutants_of_two_hops_are_caught(where: str, mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, world, dtype = TWO_HOPS[0]
+    right = outcome(spec, False, dtype, world)
+    monkeypatch.setattr(where, mutant)
+    assert outcome.__wrapped__(spec, True, dtype, world) != right
+
+
+@pytest.mark.parametrize(
+    ("where", "mutant"),
+    [("grace.communicators.served_many.clear_many", _nothing), ("torch._foreach_add_", _nothing)],
+)
+def test_mutants_of_servers_are_caught(where: str, mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, world, dtype = SERVED[0]
     right = outcome(spec, False, dtype, world)
     monkeypatch.setattr(where, mutant)
     assert outcome.__wrapped__(spec, True, dtype, world) != right

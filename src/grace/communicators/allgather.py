@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from grace import wire as wires
@@ -14,7 +13,6 @@ from grace.collectives import AllGather, Exchange, Traffic
 from grace.communicators.base import meta_tensor, seal, sum_costs
 from grace.communicators.bucket import BucketPlan
 from grace.communicators.counted_many import NoPlan, exchange_counted
-from grace.communicators.many import Prepared, WirePlan, exchange_many, plan_bytes, prepare
 from grace.communicators.one_hop import OneHop
 from grace.compute import backends
 from grace.contract.loan import Loan
@@ -24,8 +22,6 @@ from grace.flags.finite import on_host
 from grace.kernels.counted import CountedCode
 from grace.kernels.gap_lists import GapPairs
 from grace.registry.recipes import register_communicator
-
-P = TypeVar("P", bound=WirePlan)
 
 
 @register_communicator("allgather")
@@ -50,14 +46,11 @@ class Allgather(OneHop):
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[Any]]]:
-        """As :meth:`OneHop.exchange_all`; on an accelerator by as many launches as one tensor takes."""
-        if peers and self.batches(xs[0]) and not self.compressor.summable and not on_host(xs[0].device):
-            peers = list(peers)
-            if (code := self._counted(xs[0])) is not None:
-                if (lists := self._prepare(xs, peers, NoPlan.of)) is not None:
-                    return (yield from exchange_counted(lists, code, xs, peers))
-            elif (bucket := self._prepare(xs, peers, plan_bytes)) is not None:
-                return (yield from exchange_many(bucket, xs, peers))
+        """As :meth:`OneHop.exchange_all`, also of wires that are counted."""
+        if peers and (code := self._counted(xs[0])) is not None:
+            whose = list(peers)
+            if (lists := self._prepare(xs, whose, NoPlan.of)) is not None:
+                return (yield from exchange_counted(lists, code, xs, whose))
         return (yield from OneHop.exchange_all(self, xs, states, peers))
 
     def _counted(self, like: Tensor) -> CountedCode | GapPairs | None:
@@ -65,16 +58,6 @@ class Allgather(OneHop):
         if type(self) is not Allgather or on_host(like.device) or not backends.runs_triton(like.device):
             return None
         return self.compressor.counted
-
-    def _prepare(
-        self, xs: Sequence[Tensor], peers: Sequence[Peer], plan_of: Callable[[Sequence[int], torch.device], P]
-    ) -> Prepared[P] | None:
-        """The bucket of these tensors, if it can go by few launches."""
-        workspace = peers[0].lent.workspace
-        if workspace is None:
-            return None
-        streams = [self._stream(self.compressor, peer, 0) for peer in peers]
-        return prepare(self, self.compressor, streams, xs, peers, workspace, plan_of)
 
     def _gather(self, message: Tensor, room: Tensor, plan: BucketPlan, rank: int) -> Exchange[None]:
         answer = yield AllGather(message, into=room, parts=plan.parts)  # [W, s]

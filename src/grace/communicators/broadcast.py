@@ -13,7 +13,7 @@ from grace.collectives import Broadcast, Exchange, Traffic
 from grace.communicators.base import meta_tensor, read_all_headers, seal, sum_costs
 from grace.communicators.bucket import BucketPlan
 from grace.communicators.one_hop import OneHop
-from grace.contract.loan import Loan
+from grace.contract.loan import Loan, reads_narrow
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
 from grace.registry.recipes import register_communicator
@@ -38,7 +38,7 @@ class Broadcasts(OneHop):
 
     def batches(self, like: Tensor) -> bool:
         exact = type(self) is Broadcasts  # a subclass may exchange otherwise
-        return exact and not self.compressor.varies and like.dtype == torch.float32
+        return exact and not self.compressor.varies and (like.dtype == torch.float32 or reads_narrow(like))
 
     def _gather(self, message: Tensor, room: Tensor, plan: BucketPlan, rank: int) -> Exchange[None]:
         for root, row in enumerate(room):

@@ -118,14 +118,20 @@ def plan_bytes(widths: Sequence[int], device: torch.device) -> BucketPlan:
 
 
 def exchange_many(
-    bucket: Prepared[BucketPlan], xs: Sequence[Tensor], peers: Sequence[Peer]
+    bucket: Prepared[BucketPlan],
+    xs: Sequence[Tensor],
+    peers: Sequence[Peer],
+    fill: Callable[[Tensor, Tensor, BucketPlan, int], Exchange[None]],
 ) -> Exchange[list[Exchanged[Any]]]:
-    """The results of all tensors, of any shapes, whose means are written over them."""
+    """The results of all tensors, of any shapes, whose means are written over them. ``fill(message, room, plan, rank)`` fills
+    the room ``[W, s]`` with the messages ``[s]`` of all ranks.
+    """
     many, plan, peer = bucket.many, bucket.plan, peers[0]
     message = plan.take(bucket.workspace, many.device)
     finite = bucket.compressor.encode_many_(message, many, bucket.stream)
     wires.write_bucket_flags(message, plan.words, finite, peer.step)
-    room = yield from gather(message, plan.parts, bucket.workspace, peer)
+    room = bucket.workspace.take((peer.world, plan.size), torch.uint8, many.device)
+    yield from fill(message, room, plan, peer.rank)
     scale = 1.0 if bucket.compressor.aggregation == "majority" else 1 / peer.world
     legal = bucket.compressor.aggregate_many_(room, bucket.means or many, scale, bucket.stream)
     return give_back(bucket, wires.read_bucket_flags(room, plan.words, peer.step), legal, xs, peers)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,13 +14,17 @@ from grace.collectives import Exchange
 from grace.communicators.base import Communicator
 from grace.communicators.bound import BoundEncoder, bind_decoder
 from grace.communicators.bucket import BucketPlan, are_plain, kind_of, put
+from grace.communicators.many import Prepared, WirePlan, exchange_many, plan_bytes, prepare
 from grace.compute import backends
 from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer, Peers
+from grace.flags.finite import on_host
 from grace.kernels.calling import place
 from grace.kernels.finite import all_finite
 from grace.kernels.noting import ROWS
 from grace.wire import Gathered
+
+P = TypeVar("P", bound=WirePlan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,13 @@ class OneHop(Communicator):
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[Any]]]:
-        """All wires, of tensors of any shapes, are written into one message, and decoded where the network leaves them."""
+        """All wires, of tensors of any shapes, are written into one message, and decoded where the network leaves them; on an
+        accelerator by as many launches as one tensor takes.
+        """
+        if peers and self.batches(xs[0]) and not self.compressor.summable and not on_host(xs[0].device):
+            whose = list(peers)
+            if (bucket := self._prepare(xs, whose, plan_bytes)) is not None:
+                return (yield from exchange_many(bucket, xs, whose, self._gather))
         workspace = peers[0].lent.workspace if peers else None
         if not isinstance(peers, Peers) or workspace is None or not self.batches(xs[0]) or not are_plain(xs, peers):
             return (yield from Method.exchange_all(self, xs, states, peers))
@@ -62,6 +72,16 @@ class OneHop(Communicator):
             Exchanged(x, rest, None) if fine else Exchanged.poisoned(x, None)
             for x, rest, fine in zip(xs, rests, everywhere, strict=True)
         ]
+
+    def _prepare(
+        self, xs: Sequence[Tensor], peers: Sequence[Peer], plan_of: Callable[[Sequence[int], torch.device], P]
+    ) -> Prepared[P] | None:
+        """The bucket of these tensors, if it can go by few launches."""
+        workspace = peers[0].lent.workspace
+        if workspace is None:
+            return None
+        streams = [self._stream(self.compressor, peer, 0) for peer in peers]
+        return prepare(self, self.compressor, streams, xs, peers, workspace, plan_of)
 
     def _plan(self, sizes: Sequence[int], made: Sequence[Tensor], peers: Peers) -> BucketPlan:
         """The plan for tensors of n numbers each, whose wires ``[1, w]`` are these."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +11,14 @@ from torch import Tensor
 from grace import wire as wires
 from grace.collectives import Broadcast, Exchange, Permute, Traffic
 from grace.communicators.base import meta_tensor, read_all_headers, seal, sum_costs
+from grace.communicators.served_many import ServedBucket, exchange_served
 from grace.communicators.two_hops import TwoHops
+from grace.compute import backends
 from grace.contract.loan import Loan
-from grace.contract.method import Exchanged
+from grace.contract.method import Exchanged, Method
 from grace.contract.peer import Peer
 from grace.errors import ConfigurationError
-from grace.flags.finite import Flag, and_, fill_unless_
+from grace.flags.finite import Flag, and_, fill_unless_, on_host
 from grace.registry.recipes import register_communicator
 
 
@@ -39,10 +42,13 @@ class ParameterServer(TwoHops):
             raise ConfigurationError(f"ParameterServer: server={self.server!r} is not a rank; legal: 0 to W-1")
         TwoHops.__post_init__(self)
 
+    def _check(self, world: int) -> None:
+        if self.server >= world:
+            raise ConfigurationError(f"ParameterServer: server={self.server} is not a rank; legal: 0 to {world - 1}")
+
     def _exchange(self, x: Tensor, peer: Peer, state: Any) -> Exchange[Exchanged[Any]]:
         W, n, server = peer.world, x.numel(), self.server
-        if server >= W:
-            raise ConfigurationError(f"ParameterServer: server={server} is not a rank; legal: 0 to {W - 1}")
+        self._check(W)
         serving = peer.rank == server
         loan = Loan(x, peer)
         wire, own_finite = self._encode(loan, peer)
@@ -77,6 +83,24 @@ class ParameterServer(TwoHops):
             return loan.poison(state)
         state = self._commit(total, 0, x, state, finite, peer) if serving else None
         return loan.give_back(mean, state, finite)
+
+    def batches(self, like: Tensor) -> bool:
+        """Where kernels take many tensors, of any shapes: on an accelerator."""
+        exact = type(self) is ParameterServer  # a subclass may exchange otherwise
+        fixed = not (self.compressor.varies or self.compressor.overflows or self.server_memory)
+        return exact and fixed and not on_host(like.device) and backends.runs_triton(like.device)
+
+    def exchange_all(
+        self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
+    ) -> Exchange[list[Exchanged[Any]]]:
+        """Of tensors of any shapes, on an accelerator by as many launches as one of them takes."""
+        workspace = peers[0].lent.workspace if peers else None
+        if workspace is not None and self.batches(xs[0]):
+            self._check(peers[0].world)
+            peers, hops = list(peers), (self._at(0), self._at(1))
+            if (bucket := ServedBucket.of(self, hops, self._stream, xs, peers, workspace)) is not None:
+                return (yield from exchange_served(bucket, self.server, xs, peers))
+        return (yield from Method.exchange_all(self, xs, states, peers))
 
     def _traffic(self, like: Tensor, peer: Peer) -> Traffic | None:
         size = self._payload(like.numel())

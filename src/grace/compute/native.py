@@ -134,6 +134,16 @@ def _library() -> ctypes.CDLL | str:
     return _loaded
 
 
+def open_library(file: str) -> ctypes.CDLL | str:
+    """The native kernels of this file, or why it cannot be loaded."""
+    try:
+        library = ctypes.CDLL(file)
+    except OSError as error:
+        return f"the native library cannot be loaded: {error}"
+    library.grace_best.restype = ctypes.c_int64
+    return library
+
+
 def _load() -> ctypes.CDLL | str:
     # An editable installation keeps built files apart from the sources: importlib.resources knows both places.
     places = [Path(__file__).parents[1], resources.files("grace")]
@@ -141,10 +151,5 @@ def _load() -> ctypes.CDLL | str:
         for name in _NAMES:
             file = place.joinpath(name)
             if file.is_file():
-                try:
-                    library = ctypes.CDLL(str(file))
-                except OSError as error:
-                    return f"the native library cannot be loaded: {error}"
-                library.grace_best.restype = ctypes.c_int64
-                return library
+                return open_library(str(file))
     return "the native library was not built; install Grace again where there is a C++ compiler"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
@@ -68,6 +69,17 @@ def succeed(finite: Flag, new: Tensor, old: Tensor, lent: Lent) -> Tensor:
         return old
     out = choose_(finite, lent.borrow_successor(old).copy_(new), old)
     lent.give_back(old)
+    return out
+
+
+def succeed_all(finite: Sequence[bool], news: Sequence[Tensor], olds: Sequence[Tensor], lent: Lent) -> list[Tensor]:
+    """As :func:`succeed` of several tensors, of any shapes, of which the host knows whether they are finite: one operation."""
+    out = [lent.borrow_successor(old) if fine else old for old, fine in zip(olds, finite, strict=True)]
+    fresh = [t for t, fine in enumerate(finite) if fine]
+    if fresh:
+        torch._foreach_copy_([out[t] for t in fresh], [news[t] for t in fresh])
+    for t in fresh:
+        lent.give_back(olds[t])
     return out
 
 

@@ -73,6 +73,13 @@ def round_half_even(y):
 
 
 @triton.jit
+def round_wide_half_even(y):
+    """As :func:`round_half_even`, float64 -> int64: ``|y| < 2**52``."""
+    size = ((tl.abs(y) + 4503599627370496.0) - 4503599627370496.0).to(tl.int64)
+    return tl.where(y < 0, -size, size)
+
+
+@triton.jit
 def load_float(at, inside):
     """float32 from four bytes anywhere."""
     word = tl.load(at, inside, 0).to(tl.int32)
@@ -122,6 +129,17 @@ def store_codes(at, code, first, n, width, BITS: tl.constexpr, G: tl.constexpr):
         byte = tl.sum(tl.where(column[None, :] < 5, code * power[None, :], 0), 1)
         where = first // 5 + g
         tl.store(at + where, byte.to(tl.uint8), where < width)
+    elif BITS > 8:  # eight of them are more than one word
+        word = code.to(tl.int64).to(tl.uint64) << (column % 4 * BITS).to(tl.uint64)[None, :]
+        low = tl.sum(tl.where(column[None, :] < 4, word, 0), 1)  # [G]: four each
+        high = tl.sum(tl.where(column[None, :] < 4, 0, word), 1)
+        o = tl.arange(0, 16)
+        right = 8 * o - 4 * BITS  # of high into each byte; negative where it begins there
+        byte = tl.where(o < 8, low[:, None] >> (8 * o % 64).to(tl.uint64)[None, :], 0)
+        byte |= tl.where(right < 0, 0, high[:, None] >> tl.maximum(right, 0).to(tl.uint64)[None, :])
+        byte |= tl.where(right < 0, high[:, None] << tl.minimum(tl.maximum(-right, 0), 8).to(tl.uint64)[None, :], 0)
+        where = (first // 8 * BITS + g * BITS)[:, None] + o[None, :]
+        tl.store(at + where, (byte & 0xFF).to(tl.uint8), (o < BITS)[None, :] & (where < width))
     else:
         word = tl.sum(code.to(tl.int64) << (column * BITS).to(tl.int64)[None, :], 1)  # [G]; the fields are disjoint
         byte = (word[:, None] >> (8 * column).to(tl.int64)[None, :]) & 0xFF
@@ -144,6 +162,8 @@ def _load_field(at, i, inside, width, BITS: tl.constexpr):
     word = tl.load(at + byte, inside, 0).to(tl.int32)
     if 8 % BITS != 0:
         word |= tl.load(at + byte + 1, inside & (byte + 1 < width), 0).to(tl.int32) << 8
+    if BITS > 9:
+        word |= tl.load(at + byte + 2, inside & (byte + 2 < width), 0).to(tl.int32) << 16
     code = (word >> (i * BITS % 8).to(tl.int32)) & ((1 << BITS) - 1)
     return code, code >= 0
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -10,11 +11,15 @@ from torch import Tensor
 
 from grace.collectives import Exchange
 from grace.contract.knobs import Range
-from grace.contract.method import Exchanged
-from grace.contract.peer import Peer
+from grace.contract.lent import Lent
+from grace.contract.method import Exchanged, Method
+from grace.contract.peer import Peer, Peers
+from grace.contract.workspace import take_rooms
 from grace.flags.finite import choose_
 from grace.memories.base import Verb, drop_overflow_
 from grace.memories.error_feedback import ErrorFeedback, FeedbackState, FollowingState
+from grace.memories.many import stack_flags, takes_many
+from grace.memories.successors import SuccessorBucket, average_
 from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
@@ -68,6 +73,37 @@ class DistEF(ErrorFeedback[S], Generic[S]):
             velocity, m = choose_(out.finite, m, velocity), velocity
         peer.lent.give_back(m)
         return Exchanged(out.mean, None, DistEFState(velocity, out.state), out.finite)
+
+    @property
+    def _feedback(self) -> ErrorFeedback[S]:
+        """The memory that the momentum is exchanged with."""
+        return ErrorFeedback(self.method, self.beta, self.gamma, self.follow_lr)
+
+    def batches(self, like: Tensor) -> bool:
+        """Where kernels take many tensors, of any shapes: on an accelerator."""
+        exact = type(self) is DistEF  # a subclass may exchange otherwise
+        return exact and takes_many(like.device) and self._feedback.batches(like)
+
+    def exchange_all(
+        self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
+    ) -> Exchange[list[Exchanged[Any]]]:
+        """The momenta of all tensors, of any shapes, as in :meth:`exchange`."""
+        old, bucket = [[state[0] for state in states]], None
+        if isinstance(peers, Peers) and self.batches(xs[0]):
+            bucket = SuccessorBucket.of(xs, old, peers)
+        workspace = peers[0].lent.workspace if peers else None
+        if bucket is None or workspace is None or not isinstance(peers, Peers):
+            return (yield from Method.exchange_all(self, xs, states, peers))
+        (m,), x = bucket.successors, bucket.numbers
+        average_(m, bucket.kept[0], self.mu, x, 1.0)
+        p = take_rooms(workspace, bucket.many.sizes, bucket.many.device)
+        average_(p, m, self.mu, x, 1.0)
+        like = replace(peers.like, lent=Lent(workspace=workspace, applied_as=xs[0].dtype))
+        given, inner = bucket.give(p, xs), [state[1] for state in states]
+        outs = yield from self._feedback.exchange_all(given, inner, Peers(like, peers.names))
+        (after,) = bucket.settle(stack_flags(outs, bucket.many.device), old)
+        results = zip(outs, after, strict=True)
+        return [Exchanged(out.mean, None, DistEFState(m, out.state), out.finite) for out, m in results]
 
     def kinds(self, state: Any) -> Any:
         return ("own", ErrorFeedback.kinds(self, state[1]))

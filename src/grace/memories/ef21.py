@@ -6,6 +6,7 @@ Letters: g a worker's gradient, h its estimate of it, H the mean of all h (the s
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -16,14 +17,18 @@ from grace.collectives import AllReduce, Exchange, Traffic, cost
 from grace.contract.conversation import label_parts
 from grace.contract.facts import Facts
 from grace.contract.knobs import Share, as_call
+from grace.contract.lent import Lent
 from grace.contract.loan import narrow, state_dtype, succeed
 from grace.contract.method import Exchanged, Method
 from grace.contract.needs import AVERAGES, LAGS, Needs
-from grace.contract.peer import Peer
+from grace.contract.peer import Peer, Peers
+from grace.contract.workspace import take_rooms
 from grace.errors import CompositionError
 from grace.flags.finite import ask_host, fill_unless_
 from grace.kernels.finite import all_finite
 from grace.memories.base import Memory
+from grace.memories.many import put, takes_many
+from grace.memories.successors import SuccessorBucket, average_
 from grace.registry.recipes import register_memory
 
 S = TypeVar("S")
@@ -120,6 +125,50 @@ class EF21(Memory[S], Generic[S]):
         )
         return Exchanged(fill_unless_(finite, mean, math.nan), None, after, finite)
 
+    def batches(self, like: Tensor) -> bool:
+        """Where kernels take many tensors, of any shapes: on an accelerator."""
+        exact = type(self) in (EF21, EF21M)  # a subclass may exchange otherwise
+        return exact and takes_many(like.device) and self.method.adds_memory and self.method.batches(like)
+
+    def exchange_all(
+        self, xs: Sequence[Tensor], states: Sequence[EF21State], peers: Sequence[Peer]
+    ) -> Exchange[list[Exchanged[EF21State]]]:
+        """The differences of all tensors, of any shapes, as in :meth:`exchange`, once their first steps have been made."""
+        bucket, kept = None, [[state.local for state in states], [state.shared for state in states]]
+        kept += [] if self._follows_at_once else [[state.velocity for state in states if state.velocity is not None]]
+        if isinstance(peers, Peers) and self.batches(xs[0]) and all(state.started for state in states):
+            bucket = SuccessorBucket.of(xs, kept, peers)
+        if bucket is None or not isinstance(peers, Peers):
+            return (yield from Method.exchange_all(self, xs, states, peers))
+        difference, applied = bucket.successors[:2]
+        torch._foreach_copy_(difference, self._targets(bucket))
+        torch._foreach_sub_(difference, bucket.kept[0])
+        given = bucket.give(difference, xs)
+        rests, lending = _lend_nothing(given, peers)
+        outs = yield from self.method.exchange_all(given, [state.inner for state in states], lending)
+        for out, rest in zip(outs, rests, strict=True):
+            assert out.rest is not None, f"{as_call(self.method)} did not keep the rest"
+            put(out.rest, rest)
+        finite = bucket.take(outs)
+        torch._foreach_copy_(applied, bucket.kept[1])
+        torch._foreach_add_(applied, list(bucket.rooms.xs))
+        bucket.give(applied, xs)
+        finite = bucket.round(finite)
+        torch._foreach_sub_(difference, rests)
+        torch._foreach_add_(difference, bucket.kept[0])
+        after = bucket.settle(finite, kept, drops=False)
+        velocities: Sequence[Tensor | None] = after[2] if len(after) > 2 else [None] * len(xs)
+        news = zip(after[0], after[1], velocities, outs, strict=True)
+        results = zip(bucket.means(xs), news, finite.unbind(0), strict=True)
+        return [
+            Exchanged(mean, None, EF21State(local, shared, velocity, 1, out.state), fine)
+            for mean, (local, shared, velocity, out), fine in results
+        ]
+
+    def _targets(self, bucket: SuccessorBucket) -> list[Tensor]:
+        """As :meth:`_target`, of all tensors, ``[1, n]``."""
+        return bucket.numbers
+
     def _first(self, x: Tensor, state: EF21State, peer: Peer) -> Exchange[Exchanged[EF21State]]:
         mine = peer.lent.scratch(tuple(x.shape), x, state.local.dtype).copy_(x)
         mean = yield AllReduce(mine)
@@ -187,3 +236,21 @@ class EF21M(EF21[S], Generic[S]):
         assert state.velocity is not None
         v = peer.lent.scratch(tuple(x.shape), x, state.local.dtype)
         return torch.mul(state.velocity, 1 - self.eta, out=v).add_(x, alpha=self.eta)
+
+    def _targets(self, bucket: SuccessorBucket) -> list[Tensor]:
+        average_(bucket.successors[2], bucket.kept[2], 1 - self.eta, bucket.numbers, self.eta)
+        return bucket.successors[2]
+
+
+def _lend_nothing(given: Sequence[Tensor], peers: Peers) -> tuple[list[Tensor], Peers]:
+    """Room for the rests of these float32 tensors, of any shapes, ``[1, n]`` each; and who exchanges them, to whom it is lent
+    with memories to add that are -0 throughout, which leaves every number as it is, 0 and -0 too.
+    """
+    workspace, device, sizes = peers.like.lent.workspace, given[0].device, [x.numel() for x in given]
+    assert workspace is not None
+    nothing = workspace.take(max(sizes), torch.float32, device).fill_(-0.0)
+    rests = take_rooms(workspace, sizes, device)
+    memories = [nothing[:n].view(x.shape) for n, x in zip(sizes, given, strict=True)]
+    like = replace(peers.like, lr=None, lent=Lent(workspace=workspace))
+    places = [rest.view(x.shape) for rest, x in zip(rests, given, strict=True)]
+    return rests, Peers(like, peers.names, memories, places, given)

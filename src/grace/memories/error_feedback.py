@@ -11,6 +11,7 @@ from torch import Tensor
 
 from grace.collectives import Exchange, Traffic
 from grace.compute import backends
+from grace.compute.launching import READ
 from grace.contract.knobs import Positive, Share, as_call
 from grace.contract.learning_rate import Rate, choose_rate, lr_ratio
 from grace.contract.lent import Lent
@@ -24,7 +25,7 @@ from grace.kernels.finite import sum_finite
 from grace.kernels.finite.many import Sums
 from grace.kernels.noting import possible
 from grace.memories.base import Memory, Verb, drop_overflow_
-from grace.memories.many import add_many_, settle_many_, takes_many
+from grace.memories.many import add_many_, narrow_many_, rooms_like, settle_many_, takes_many
 from grace.memories.turns import find, forget, keep, may_keep
 from grace.registry.recipes import register_memory
 
@@ -125,13 +126,15 @@ class ErrorFeedback(Memory[S]):
     def batches(self, like: Tensor) -> bool:
         exact = type(self) is ErrorFeedback  # a subclass may exchange otherwise
         same = self.beta == self.gamma == 1 and not self.follow_lr
+        if not self.method.adds_memory and takes_many(like.device) and like.dtype in READ:
+            like = like.new_empty(0, dtype=torch.float32)  # as what the method inside exchanges is
         return exact and same and self.method.batches(like)
 
     def exchange_all(
         self, xs: Sequence[Tensor], states: Sequence[Any], peers: Sequence[Peer]
     ) -> Exchange[list[Exchanged[Any]]]:
         """The memories of all tensors are added as in :meth:`exchange`: by the method inside, or here by one call."""
-        adds = self.method.adds_memory
+        adds, narrow = self.method.adds_memory, False
         if not isinstance(peers, Peers) or not self.batches(xs[0]) or not _are_plain(xs, peers):
             return (yield from Method.exchange_all(self, xs, states, peers))
         on_host = not adds and possible() and all(x.is_cpu and x.dtype is torch.float32 for x in xs)
@@ -149,7 +152,9 @@ class ErrorFeedback(Memory[S]):
         elif on_host or add_many_(xs, memories, rests, workspace):
             if on_host:
                 _add(xs, memories, rests, workspace)
-            lending = Peers(like, peers.names, spares=xs)
+            narrow = xs[0].dtype is not torch.float32
+            spares = rooms_like(xs, workspace) if narrow else xs
+            lending = Peers(like, peers.names, spares=spares)
         else:
             for rest in rests:
                 lent.give_back(rest)
@@ -160,6 +165,8 @@ class ErrorFeedback(Memory[S]):
                 out.rest, out.state = None, after  # they are ours
             return outs
         forget(peers.names, workspace)
+        if narrow:
+            narrow_many_(outs, xs, rests, workspace)
         results, free = [], []
         settled = settle_many_(outs, memories, rests, workspace)
         for out, memory, rest in zip(outs, memories, rests, strict=True):

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from grace.compute import backends
+from grace.contract.loan import narrow
 from grace.contract.method import Exchanged
-from grace.contract.workspace import Workspace
+from grace.contract.workspace import Workspace, take_rooms
 from grace.flags.finite import Flag, on_host
-from grace.kernels.many import Many, settle_many
-from grace.kernels.staging import sum_many
+from grace.kernels.many import Many, poison_many, settle_many
+from grace.kernels.staging import narrow_many, sum_many
 
 
 def takes_many(device: torch.device) -> bool:
@@ -51,6 +52,36 @@ def add_many_(
     return True
 
 
+def rooms_like(xs: Sequence[Tensor], workspace: Workspace | None) -> list[Tensor]:
+    """Uninitialized float32 rooms for the means of these tensors, of their shapes."""
+    if workspace is None:
+        return [torch.empty_like(x, dtype=torch.float32) for x in xs]
+    rooms = take_rooms(workspace, [x.numel() for x in xs], xs[0].device)
+    return [room.view(x.shape) for room, x in zip(rooms, xs, strict=True)]
+
+
+def narrow_many_(
+    outs: Sequence[Exchanged[Any]], xs: Sequence[Tensor], rests: Sequence[Tensor], workspace: Workspace | None
+) -> None:
+    """Rounds the means of these results, float32, to xs, which are narrower and of their shapes, and adds to the rests what
+    that loses; both are then where they belong.
+    """
+    for out, rest in zip(outs, rests, strict=True):
+        if out.rest is not None:  # else it is not finite, and means nothing
+            put(out.rest, rest)
+        out.rest = rest
+    many = None if workspace is None else _point(narrow_many_, xs, None, rests, workspace)
+    means = None if workspace is None else _point(rooms_like, [out.mean for out in outs], None, None, workspace)
+    if many is None or means is None:
+        for out, x in zip(outs, xs, strict=True):
+            out.mean, out.finite = narrow(out.mean, x.dtype, out.finite, out.rest)
+        return
+    finite = narrow_many(stack_flags(outs, xs[0].device), means, many)
+    poison_many(finite, many)
+    for out, x, flag in zip(outs, xs, finite.unbind(0), strict=True):
+        out.mean, out.finite = x, flag
+
+
 def settle_many_(
     outs: Sequence[Exchanged[Any]], memories: Sequence[Tensor], rests: Sequence[Tensor], workspace: Workspace | None
 ) -> bool:
@@ -72,19 +103,23 @@ def settle_many_(
 def _point(
     who: object,
     xs: Sequence[Tensor],
-    memories: Sequence[Tensor],
-    rests: Sequence[Tensor],
+    memories: Sequence[Tensor] | None,
+    rests: Sequence[Tensor] | None,
     workspace: Workspace | None,
 ) -> Many | None:
     """These tensors, if kernels for many take them where they are."""
     if workspace is None or not xs or not takes_many(xs[0].device):
         return None
-    if any(x.numel() == 0 for x in xs) or any(memory.dtype is not torch.float32 for memory in memories):
+    if any(x.numel() == 0 for x in xs) or any(memory.dtype is not torch.float32 for memory in memories or ()):
+        return None
+    if not all(x.is_contiguous() for x in xs):
         return None
     sizes = tuple(x.numel() for x in xs)
     key = (who, xs[0].device, sizes)
     many: Many = workspace.kept.get(key) or Many(sizes, (), (), xs[0].device)
-    if not many.point(*([x.view(1, -1) for x in each] for each in (xs, memories, rests))):
+    rows, *lent = (None if each is None else [x.view(1, -1) for x in each] for each in (xs, memories, rests))
+    assert rows is not None
+    if not many.point(rows, *lent):
         return None
     workspace.kept[key] = many
     return many

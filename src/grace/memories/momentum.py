@@ -89,7 +89,7 @@ class Momentum(Memory[S]):
         """The momenta of all tensors, of any shapes, as in :meth:`exchange`."""
         old, bucket = [[state[0] for state in states]], None
         if isinstance(peers, Peers) and self.batches(xs[0]):
-            bucket = SuccessorBucket.of(xs, old, peers.like.lent)
+            bucket = SuccessorBucket.of(xs, old, peers)
         if bucket is None or not isinstance(peers, Peers):
             return (yield from Method.exchange_all(self, xs, states, peers))
         average_(bucket.successors[0], bucket.kept[0], self.beta, bucket.numbers, 1 - self.beta)
@@ -99,10 +99,8 @@ class Momentum(Memory[S]):
         finite = bucket.round(bucket.take(outs))
         kept = finite if bucket.narrow else finite_many(finite, bucket.rooms)
         (after,) = bucket.settle(kept, old)
-        results = zip(bucket.many.xs, xs, after, outs, finite.unbind(0), strict=True)
-        return [
-            Exchanged(x.view(like.shape), None, MomentumState(m, out.state), fine) for x, like, m, out, fine in results
-        ]
+        results = zip(bucket.means(xs), after, outs, finite.unbind(0), strict=True)
+        return [Exchanged(mean, None, MomentumState(m, out.state), fine) for mean, m, out, fine in results]
 
     def kinds(self, state: MomentumState) -> Any:
         return ("own", self.method.kinds(state[1]))

@@ -17,6 +17,7 @@ from torch import Tensor
 from grace.compute.launching import READ
 from grace.contract.lent import Lent
 from grace.contract.method import Exchanged
+from grace.contract.peer import Peers
 from grace.contract.workspace import take_rooms
 from grace.kernels.many import Many, poison_many, settle_many
 from grace.kernels.staging import narrow_many
@@ -41,15 +42,16 @@ class SuccessorBucket:
     successors: Sequence[list[Tensor]] = ()
 
     @staticmethod
-    def of(xs: Sequence[Tensor], states: Sequence[Sequence[Tensor]], lent: Lent) -> SuccessorBucket | None:
+    def of(xs: Sequence[Tensor], states: Sequence[Sequence[Tensor]], peers: Peers) -> SuccessorBucket | None:
         """That of these tensors, of any shapes, with so many parts of their states, each like them; None if kernels do not
         take them as they are, or while work is captured that knows them elsewhere.
         """
-        workspace, device, dtype = lent.workspace, xs[0].device, xs[0].dtype
+        lent, device, dtype = peers.like.lent, xs[0].device, xs[0].dtype
+        workspace = lent.workspace
         if workspace is None or lent.keep_rest or lent.applied_as not in (None, dtype) or not _are_plain(xs, states):
             return None
         sizes, narrow = tuple(x.numel() for x in xs), dtype is not torch.float32
-        key = (SuccessorBucket, device, dtype, sizes, len(states))
+        key = (SuccessorBucket, device, dtype, sizes, peers.names, len(states))
         bucket: SuccessorBucket | None = workspace.kept.get(key)
         if bucket is None:
             many, rooms = (Many(sizes, (), (), device) for _ in range(2))
@@ -89,6 +91,10 @@ class SuccessorBucket:
             finite = narrow_many(finite, self.rooms, self.many)
             poison_many(finite, self.many)
         return finite
+
+    def means(self, xs: Sequence[Tensor]) -> list[Tensor]:
+        """What all ranks apply, of the shapes of xs."""
+        return [mean.view(x.shape) for mean, x in zip(self.many.xs, xs, strict=True)]
 
     def settle(self, finite: Tensor, states: Sequence[Sequence[Tensor]], *, drops: bool = True) -> list[list[Tensor]]:
         """What follows the states, of their shapes: see :func:`grace.kernels.many.settle_many`; ``finite [T]``."""

@@ -16,13 +16,14 @@ from torch import Tensor
 from grace.collectives import Exchange
 from grace.communicators import Allreduce
 from grace.contract.knobs import Count, Positive
-from grace.contract.loan import succeed
+from grace.contract.loan import succeed, succeed_all
 from grace.contract.method import Exchanged
 from grace.contract.peer import Peer
-from grace.flags.finite import ask_host
+from grace.flags.finite import ask_host, ask_host_of_all
 from grace.kernels import orthonormalize
 from grace.methods.common.matrices import DENSE, LowRank, Projection
-from grace.methods.common.projection_bucket import open_projections
+from grace.methods.common.projection_bucket import ProjectionBucket, open_projections
+from grace.methods.common.turned_bucket import TurnedBucket, open_turned
 from grace.registry import register
 
 
@@ -98,17 +99,23 @@ class ACPSGD(LowRank["ACPState | None"]):
         """All matrices and all that goes uncompressed: one pass of each kernel, one all-reduce."""
         sides = [None if state is None else self._sizes(x) for x, state in zip(xs, states, strict=True)]
         held = [state for state in states if state is not None]
-        bucket = open_projections(self, sides, [bool(state.turn) for state in held], xs, peers)
+        turned = [bool(state.turn) for state in held]
+        bases = [state.p if state.turn else state.q for state in held]
+        bucket: ProjectionBucket | TurnedBucket | None = open_projections(self, sides, turned, xs, bases, peers)
+        bucket = bucket or open_turned(self, sides, turned, xs, bases, peers)
         if bucket is None:
             return (yield from LowRank.exchange_all(self, xs, states, peers))
-        yield from bucket.sum_factors([state.p if state.turn else state.q for state in held])
+        yield from bucket.sum_factors()
         outs, factors = bucket.restore()
-        means, results = iter(factors), []
+        # which factors the next step sends depends on it
+        fine = ask_host_of_all([out.finite for out, state in zip(outs, states, strict=True) if state is not None])
+        olds = [state.q if state.turn else state.p for state in held]
+        news, results = zip(fine, succeed_all(fine, factors, olds, peers[0].lent), strict=True), []
         for state, out in zip(states, outs, strict=True):
             after = state
             if state is not None:
-                new = succeed(out.finite, next(means), state.q if state.turn else state.p, peers[0].lent)
-                if out.finite:
+                done, new = next(news)
+                if done:
                     after = ACPState(state.p, new, 0) if state.turn else ACPState(new, state.q, 1)
             results.append(Exchanged(out.mean, out.rest, after, out.finite))
         return results

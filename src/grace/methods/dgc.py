@@ -91,8 +91,8 @@ class DGC(Compressor):
         payloads.sum_counted(received, out, scale, self.index, self.values, add=False)
 
     @property
-    def counted(self) -> CountedCode | None:
-        return payloads.counted_code(self.index, self.values)
+    def counted(self) -> CountedCode:
+        return CountedCode(self.index, self.values == "bfloat16")
 
     def choose_many_(self, many: Many, rng: Stream, code: CountedCode) -> Chosen:
         sampling = self._sampling(many.sizes, rng.step)

@@ -94,7 +94,13 @@ class QSGD(Fused):
         dequantize_sum(received, out, self.s, self.bucket, scale, add=add)
 
     def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
-        return quantize_many(message, many, self.s, self.bucket, self.norm, self._shrink, rng.step)
+        return self.encode_clipped_many(message, many, rng, 0.0)
+
+    def encode_clipped_many(self, message: Tensor, many: Many, rng: Stream, clip: float) -> Tensor:
+        """As :meth:`encode_many_`, into ``message [s]`` uint8, of numbers that are cut to ``clip`` deviations of their bucket,
+        unless that is 0: ``[T]`` bool.
+        """
+        return quantize_many(message, many, self.s, self.bucket, self.norm, self._shrink, rng.step, clip)
 
     def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
         return dequantize_sum_many(rows, many, self.s, self.bucket, scale)

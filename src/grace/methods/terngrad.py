@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from grace.contract.facts import Facts
 from grace.contract.knobs import Count, check_knobs
 from grace.errors import out_of_range
 from grace.flags.finite import Flag
-from grace.kernels import Many, block_norm, block_roots, repeat_by_block
+from grace.kernels import Many, cut_to_deviations
 from grace.methods.qsgd import QSGD
 from grace.random import Stream
 from grace.registry import register
@@ -55,6 +56,7 @@ class TernGrad(Fused):
         Learning", NeurIPS 2017, arXiv 1705.07878.
     """
 
+    handles_many: ClassVar[bool] = True
     clip: float = 0.0
     bucket: Count = 1024
     shrink: bool = False
@@ -72,10 +74,6 @@ class TernGrad(Fused):
     def with_memory(self) -> Compressor:
         return replace(self, shrink=True)
 
-    @property
-    def handles_many(self) -> bool:  # type: ignore[override]  # here it depends on a knob
-        return not self.clip
-
     def encode_(
         self, rows: Tensor, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
     ) -> tuple[Tensor, Flag]:
@@ -86,10 +84,7 @@ class TernGrad(Fused):
     def compress_(self, rows: Tensor, rng: Stream, keep_rest: bool) -> Tensor:
         if not self.clip:
             return self._ternary.compress_(rows, rng, keep_rest)
-        n = rows.shape[1]
-        rms = block_norm(rows, self.bucket) / block_roots(n, self.bucket, rows)  # [b, nb]
-        limit = repeat_by_block(rms.mul_(self.clip), n, self.bucket)  # [b, n]
-        wire = self._ternary.compress_(rows.clamp(-limit, limit), rng, False)
+        wire = self._ternary.compress_(cut_to_deviations(rows, self.bucket, self.clip), rng, False)
         if keep_rest:
             self.decompress_add_(wire, rows, -1.0, rng)
         return wire
@@ -98,7 +93,7 @@ class TernGrad(Fused):
         self._ternary.sum_(received, out, scale, rng, add)
 
     def encode_many_(self, message: Tensor, many: Many, rng: Stream) -> Tensor:
-        return self._ternary.encode_many_(message, many, rng)
+        return self._ternary.encode_clipped_many(message, many, rng, self.clip)
 
     def aggregate_many_(self, rows: Tensor, many: Many, scale: float, rng: Stream) -> Tensor:
         return self._ternary.aggregate_many_(rows, many, scale, rng)

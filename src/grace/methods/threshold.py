@@ -82,8 +82,8 @@ class Threshold(Fused):
         payloads.sum_counted(received, out, scale, self.index, self.values, add=add)
 
     @property
-    def counted(self) -> CountedCode | None:
-        return payloads.counted_code(self.index, self.values)
+    def counted(self) -> CountedCode:
+        return CountedCode(self.index, self.values == "bfloat16")
 
     def choose_many_(self, many: Many, rng: Stream, code: CountedCode) -> Chosen:
         bounds = many.numbers((Threshold, self.v), lambda: [self.v] * len(many), torch.float64)

@@ -62,11 +62,13 @@ FACTORS = {**dict.fromkeys(("x", "m", "l", "r")), "MANY": 1, "EVEN": 1}
 # kernel -> what differs from the rules above, and one dictionary of constants for each way to compile it
 KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.levels._quantize": ({}, [
-        {"S": s, "BITS": bits, **how, "WHOLE": per == 8, "G": 128, "PER": per}
-        for s, bits, how, per in ((7, 4, MANY, 8), (1, 0, ONE, 5), (127, 8, ONE, 8), (1, 0, MANY, 5), (9, 5, MANY, 8))
+        {"S": s, "BITS": bits, **how, "WHOLE": per == 8, "CLIP": s == 1, "G": 128, "PER": per}
+        for s, bits, how, per in ((7, 4, MANY, 8), (1, 0, ONE, 5), (127, 8, ONE, 8), (1, 0, MANY, 5), (9, 5, MANY, 8),
+                                  (32767, 16, MANY, 8))
     ]),
     "kernels.levels._dequantize_sum": ({}, [
-        {"S": s, "BITS": bits, **how, "TILE": 1024} for s, bits, how in ((7, 4, ALL), (1, 0, SUM), (9, 5, ALL))
+        {"S": s, "BITS": bits, **how, "TILE": 1024}
+        for s, bits, how in ((7, 4, ALL), (1, 0, SUM), (9, 5, ALL), (200, 9, ALL), (9999, 15, SUM))
     ]),
     "kernels.many._poison": ({}, [{"EVEN": 1, "TILE": 1024}]),
     "kernels.many._settle": ({}, [{"SMALL": 5.3e36, "DROPS": drops, "EVEN": 1, "TILE": 1024} for drops in (1, 0)]),
@@ -89,9 +91,11 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.codebook._sum": ({}, [{**how, "TILE": 1024} for how in (ALL, SUM)]),
     "kernels.powers._encode": ({"tops": "*i32"}, [
         {"BITS": bits, "OCTAVES": octaves, **how, "WHOLE": 1, "G": 128}
-        for bits, octaves, how in ((4, 7, MANY), (8, 126, ONE))
+        for bits, octaves, how in ((4, 7, MANY), (8, 126, ONE), (9, 254, MANY))
     ]),
-    "kernels.powers._sum": ({}, [{"BITS": 8, "OCTAVES": 126, **how, "TILE": 1024} for how in (ALL, SUM)]),
+    "kernels.powers._sum": ({}, [
+        {"BITS": bits, "OCTAVES": octaves, **how, "TILE": 1024} for how in (ALL, SUM) for bits, octaves in ((8, 126), (9, 254))
+    ]),
     "kernels.finite._look": ({}, [{"EXPONENT": 0x7F800000, "TILE": 4096}]),
     "kernels.finite._add": ({}, [{"HAS_MEMORY": 1, "TILE": 1024}]),
     "kernels.momentum._accelerate": ({}, [{"NESTEROV": nesterov, "TILE": 1024} for nesterov in (0, 1)]),
@@ -131,7 +135,12 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.low_rank.bases.unit_rows_kernel": ({"work": "*fp64"}, [{"TINY": 2.0**-126, "EVEN": 1, "LOG": 10}]),
     "kernels.low_rank.bases.fit_kernel": ({}, [{"HALF": 1.7e38, "POISON": poison, "LOG": 10} for poison in (1, 0)]),
     "kernels.low_rank.bases.succeed_kernel": ({}, [{"EVEN": 1, "TILE": 1024}]),
-    "kernels.low_rank._add": ({}, [{"ROWS": 16, "COLUMNS": 64}]),
+    "kernels.low_rank.add_kernel": ({}, [
+        {**how, **out, "ROWS": 16, "COLUMNS": 64} for how, out in ((FACTORS, {"out": None}), (FACTOR, {}))
+    ]),
+    "kernels.low_rank.bases.turn_kernel": ({"flat": "*fp32"}, [
+        {"SIDE": side, "GATHER": side, "EVEN": 1, "TILE": 1024} for side in (0, 1)
+    ]),
     "kernels.packing._pack": ({}, [{"BITS": bits, "TILE": 1024} for bits in (1, 4, 11, 32)]),
     "kernels.packing._unpack": ({"out": "*i64"}, [{"BITS": bits, "TILE": 1024} for bits in (1, 11, 32)]),
     "kernels.packing._pack_trits": ({"values": "*u8"}, [{"TILE": 1024}]),

@@ -28,7 +28,7 @@ from grace.contract.compressor import Fused
 from grace.errors import PayloadError
 from grace.flags.capturing import CapturedStep
 from grace.flags.finite import cpu_as_accelerator
-from grace.kernels.triton import round_half_even
+from grace.kernels.triton import round_half_even, round_wide_half_even, store_codes
 from grace.methods.eden import EDEN
 from grace.methods.fp8 import FP8
 from grace.methods.natural import Natural
@@ -56,12 +56,14 @@ CODES: dict[str, Fused] = {
     "4 bits": QSGD(bits=4, bucket=64),
     "4 bits, l2": QSGD(bits=4, bucket=48, norm="l2", shrink=True),
     "5 bits": QSGD(levels=9, bucket=16),
+    "16 bits": QSGD(bits=16, bucket=16, norm="l2"),
     "7 bits": QSGD(levels=40, bucket=333),
     "8 bits": QSGD(bits=8, bucket=100),
     "trees": U8bit(block=7),
     "bnb": U8bit(map="bnb"),
     "powers": Natural(bits=8, block=64),
     "powers, 4 bits": Natural(bits=4, block=7),
+    "powers, 9 bits": Natural(bits=9),
 }
 
 
@@ -255,11 +257,19 @@ def _round_all(x, out, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
     tl.store(out + i, round_half_even(tl.load(x + i)))
 
 
+@triton.jit
+def _round_all_wide(x, out, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    i = tl.arange(0, SIZE)
+    tl.store(out + i, round_wide_half_even(tl.load(x + i)).to(tl.int32))
+
+
 def test_of_two_integers_equally_near_the_even_one_is_taken() -> None:
     """Too rare in random numbers: a tie shows only where a lane of 16 bits decides."""
     x = torch.tensor([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 8388607.5, -0.0])
     out = torch.empty(8, dtype=torch.int32)
     launch(_round_all, (1,), x, out, SIZE=8)
+    assert out.tolist() == x.round().tolist()
+    launch(_round_all_wide, (1,), x.double(), out, SIZE=8)
     assert out.tolist() == x.round().tolist()
 
 
@@ -338,6 +348,11 @@ def _hash_of_one_round(x):  # type: ignore[no-untyped-def]
     return (x ^ (x >> 16)) * 0x7FEB352D
 
 
+@triton.jit
+def _without_the_last_byte(at, code, first, n, width, BITS: tl.constexpr, G: tl.constexpr):  # type: ignore[no-untyped-def]
+    store_codes(at, code, first, n, width - 1, BITS, G)
+
+
 def _codes(codec: Fused) -> Callable[[], None]:
     return lambda: agree(lambda: check.results(codec, check.numbers(2, 300), check.numbers(2, 300, 1)), codec)
 
@@ -352,6 +367,8 @@ MUTANTS: list[tuple[str, str, Any, Callable[[], None]]] = [
     ("levels", "lanes_of_tile", _lanes_of_the_next, _codes(QSGD(bits=4))),
     ("levels", "lanes_at", _lanes_of_the_next_one, _codes(QSGD(levels=1))),
     ("levels", "mark_if", _never, lambda: test_what_is_not_finite_is_noticed("4 bits", torch.nan)),
+    ("levels", "store_codes", _without_the_last_byte, _codes(QSGD(bits=16))),
+    ("powers", "store_codes", _without_the_last_byte, _codes(Natural(bits=9))),
     ("powers", "lanes_of_tile", _lanes_of_the_next, _codes(Natural())),
     ("powers", "mark_if", _never, lambda: test_corrupted_wires_are_refused(Natural(), 250, 255, "'codes'")),
     ("codebook", "load_sum", _memory_left_out, _codes(U8bit())),

@@ -81,7 +81,9 @@ def wires_and_sums(code: CountedCode, sizes: tuple[int, ...] = SIZES, choose: An
     agree(draw, (code, sizes))
 
 
-@pytest.mark.parametrize(("index", "narrow"), [("auto", False), ("elias-fano", True)])
+@pytest.mark.parametrize(
+    ("index", "narrow"), [("auto", False), ("elias-fano", True), ("rice", True), ("delta", False), ("delta", True)]
+)
 def test_wires_and_their_sums(index: str, narrow: bool) -> None:
     wires_and_sums(CountedCode(index, narrow))
 
@@ -99,11 +101,13 @@ def test_samples_of_several_tiles() -> None:
 def test_more_wires_than_are_added_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counted, "AT_ONCE", 1)
     wires_and_sums(CountedCode("raw", False))
+    monkeypatch.setattr("grace.kernels.counted.gapped.triton.AT_ONCE", 1)
+    wires_and_sums(CountedCode("delta", True))
 
 
 @night
 @pytest.mark.parametrize("narrow", [False, True])
-@pytest.mark.parametrize("index", [*FIXED, "auto"])
+@pytest.mark.parametrize("index", [*FIXED, "auto", "rice", "delta"])
 def test_wires_of_several_tiles(index: str, narrow: bool) -> None:
     wires_and_sums(CountedCode(index, narrow), (4097, 300, 9001))
 
@@ -148,6 +152,39 @@ def test_wires_that_no_sender_writes_spoil_their_own_tensor() -> None:
             assert legal.tolist() == [False, True], (where, value)
 
 
+def damaged(index: str, steps: range) -> set[bool]:
+    """Wires are refused as by the specification, whatever byte of the first tensor's is another: whether some were."""
+    code, answers = CountedCode(index, True), set[bool]()
+    with cpu_as_accelerator():
+        with backends.using("reference"):
+            _, places, rows, _ = messages(SIZES[:2], code)
+        for step in steps:
+            spoiled, legal = rows.clone(), dict[str, list[bool]]()
+            spoiled[1, places.begins[0] + 4 + step // 8] ^= 1 << step % 8
+            for backend in ("reference", "triton"):
+                many = bucket(SIZES[:2], 0)
+                with backends.using(backend):
+                    try:
+                        legal[backend] = sum_counted_many(spoiled, many, code, places, 1.0).tolist()
+                    except PayloadError:
+                        legal[backend] = [False, True]
+            assert legal["triton"][0] <= legal["reference"][0], (index, step)
+            assert legal["triton"][1]
+            answers.add(legal["triton"][0])
+    return answers
+
+
+@pytest.mark.parametrize("index", ["rice", "delta"])
+def test_damaged_gaps_are_told(index: str) -> None:
+    assert damaged(index, range(0, 96, 11)) == {True, False}
+
+
+@night
+@pytest.mark.parametrize("index", ["rice", "delta"])
+def test_damaged_gaps_of_all_kinds(index: str) -> None:
+    assert damaged(index, range(112)) == {True, False}
+
+
 @pytest.mark.parametrize("width", [3, 400])
 def test_widths_that_no_sender_writes(width: int) -> None:
     with pytest.raises(PayloadError, match="field 'width' of rank 1 must be in"):
@@ -190,6 +227,10 @@ def _none(x):  # type: ignore[no-untyped-def]
     return x.to(tl.int32, bitcast=True) * 0
 
 
+def _not_added(rows: Tensor, many: Many, *_: Any, **__: Any) -> None:
+    """Nothing is added up."""
+
+
 AUTO = CountedCode("auto", False)
 # module, what is replaced in it, by what, and a test above that fails then
 MUTANTS: list[tuple[str, str, Any, Any]] = [
@@ -201,6 +242,9 @@ MUTANTS: list[tuple[str, str, Any, Any]] = [
     ("sparse", "first_reaching", _nowhere, lambda: wires_and_sums(AUTO)),
     ("counted", "load_number", _the_first, lambda: wires_and_sums(AUTO, choose=sampled)),
     ("counted", "magnitude", _none, lambda: wires_and_sums(AUTO, choose=sampled)),
+    ("gap_lists", "place_in", _at_the_front, lambda: wires_and_sums(CountedCode("rice", True))),
+    ("counted.gapped", "sum_tables", _not_added, lambda: wires_and_sums(CountedCode("delta", True))),
+    ("counted.gapped", "_fits", lambda *_: False, lambda: wires_and_sums(CountedCode("rice", True))),
 ]
 
 

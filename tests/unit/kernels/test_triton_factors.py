@@ -17,10 +17,13 @@ from grace.compute import backends
 from grace.errors import InputError
 from grace.kernels.factors import (
     Factors,
+    add_low_rank_many,
     fit_many,
+    gather_rows_many,
     orthonormalize_many,
     project_columns_many,
     project_rows_many,
+    scatter_rows_many,
     split_low_rank_many,
     succeed_many,
     unit_rows_many,
@@ -124,7 +127,26 @@ def succeed(sides: Any) -> list[Tensor]:
     return [*given.states.xs, *(given.states.rests or ())]
 
 
-OPERATIONS = {f.__name__: f for f in (rows, columns, bases, units, split, fit, succeed)}
+def add(sides: Any) -> list[Tensor]:
+    given = Given(sides)
+    add_low_rank_many(given.lefts, given.matrices, given.factors, given.rights, -1.0)
+    return list(given.matrices.xs)
+
+
+def turn(sides: Any) -> list[Tensor]:
+    given, out = Given(sides), list[Tensor]()
+    lefts = Many([m * r for m, _, r in sides], (), (), CPU)
+    lefts.point(tensors(lefts.sizes, 7))
+    for flat, columns, right in ((given.lefts, lefts, False), (given.rights, given.states, True)):
+        scatter_rows_many(flat, columns, given.factors, right)
+        out += [x.clone() for x in columns.xs]
+        columns.point(tensors(columns.sizes, 8))
+        gather_rows_many(flat, columns, given.factors, right)
+        out.append(flat)
+    return out
+
+
+OPERATIONS = {f.__name__: f for f in (rows, columns, bases, units, split, fit, succeed, add, turn)}
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -234,6 +256,17 @@ def _always(table, sides, programs, flags, right, EVEN: tl.constexpr, TILE: tl.c
     tl.store(state + i, tl.load(right + tl.load(sides + 8 * task + 4) + i, i < n), i < n)
 
 
+@triton.jit
+def _as_it_lies(  # type: ignore[no-untyped-def]
+    table, sides, programs, flat, SIDE: tl.constexpr, GATHER: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr
+):
+    task, i = tl.load(programs + 2 * tl.program_id(0)).to(tl.int64), tl.arange(0, TILE)
+    at = flat + tl.load(sides + 8 * task + 3 + SIDE) + i
+    x = tl.load(table + task * 8).to(tl.pointer_type(tl.float32)) + i
+    inside = i < tl.load(sides + 8 * task + SIDE) * tl.load(sides + 8 * task + 2)
+    tl.store(at if GATHER else x, tl.load(x if GATHER else at, inside), inside)
+
+
 MUTANTS: list[tuple[str, Any, Any, Any]] = [
     ("low_rank.triton.begin_of", _of_the_first, rows, SMALL[:2]),
     ("low_rank.triton.begin_of", _of_the_first, columns, SMALL[:2]),
@@ -245,6 +278,8 @@ MUTANTS: list[tuple[str, Any, Any, Any]] = [
     ("low_rank.bases.triton.dot_by_halves", _in_single_precision, units, FEW["units"]),
     ("low_rank.bases.triton.mark_if", _never, fit, SMALL[:2]),
     ("factors.triton.succeed_kernel", _always, succeed, SMALL),
+    ("low_rank.triton.begin_of", _of_the_first, add, SMALL[:2]),
+    ("factors.triton.turn_kernel", _as_it_lies, turn, SMALL),
 ]
 
 

@@ -17,6 +17,7 @@ pytest.importorskip("triton", reason="needs the package triton")
 
 from grace.compute import backends
 from grace.contract.lent import Lent
+from grace.contract.peer import Peer, Peers
 from grace.contract.workspace import Workspace
 from grace.flags.capturing import pretend_capturing
 from grace.flags.finite import cpu_as_accelerator
@@ -33,11 +34,23 @@ SPREAD = True  # over the test runner's processes
 # The first is not finite in the third step.
 MIXED: Shapes = ((41,), (2, 3), (1,))
 SIGNUM = "signum:beta=0.7"
+EF21 = "randomk:ratio=0.3,memory=ef21"
 CASES = (
+    (EF21, torch.float32), ("efsignsgd:block=32,memory=ef21m,eta=0.3", torch.float16),
+    ("efsignsgd:block=32,memory=distef,mu=0.7", torch.float32),
     (SIGNUM, torch.float32), (SIGNUM, torch.bfloat16), ("none:memory=momentum,beta=0.7", torch.float32),
     ("none:memory=momentum,beta=0.7", torch.bfloat16),
 )  # fmt: skip
-AT_NIGHT = (SIGNUM, "signum:zero=abstain", "fp8:block=32,memory=momentum", "randomk:ratio=0.3,memory=momentum,beta=0.5")
+AT_NIGHT = (
+    EF21,
+    "topk:ratio=0.1,memory=ef21m",
+    "thc:block=16,memory=ef21",
+    "efsignsgd:memory=distef",
+    SIGNUM,
+    "signum:zero=abstain",
+    "fp8:block=32,memory=momentum",
+    "randomk:ratio=0.3,memory=momentum,beta=0.5",
+)
 
 
 @functools.cache
@@ -66,7 +79,7 @@ def test_a_bucket_has_the_bytes_of_the_cpu(spec: str, dtype: torch.dtype, monkey
 
     monkeypatch.setattr(SuccessorBucket, "settle", look)
     assert outcome.__wrapped__(spec, dtype, "triton", True) == outcome(spec, dtype, "reference", False)
-    assert sizes == [len(MIXED)] * 4, "in four steps"
+    assert sizes == [len(MIXED)] * (3 if "ef21" in spec else 4), "in four steps, of which the first may be dense"
 
 
 def test_an_empty_tensor_among_them() -> None:
@@ -79,11 +92,13 @@ def test_states_that_move_while_work_is_captured() -> None:
     with backends.using("triton"), cpu_as_accelerator():
         xs, workspace = [torch.ones(2, 3), torch.ones(1)], Workspace()
         states = [[torch.zeros(2, 3), torch.zeros(1)]]
+        like = Peer(0, 1, lent=Lent(workspace=workspace))
+        peers, busy = (Peers(of, ("a", "b")) for of in (like, like.lending(keep_rest=True)))
         with pretend_capturing():
-            assert SuccessorBucket.of(xs, states, Lent(workspace=workspace)) is None
+            assert SuccessorBucket.of(xs, states, peers) is None
         assert [old.shape for old in workspace._old] == [x.shape for x in xs], "what was borrowed is given back"
-        assert SuccessorBucket.of(xs, states, Lent(workspace=workspace, keep_rest=True)) is None
-        assert SuccessorBucket.of(xs, [[x.double() for x in xs]], Lent(workspace=workspace)) is None
+        assert SuccessorBucket.of(xs, states, busy) is None
+        assert SuccessorBucket.of(xs, [[x.double() for x in xs]], peers) is None
 
 
 @night
@@ -107,6 +122,9 @@ MUTANTS = (
     ("grace.memories.successors.narrow_many", SIGNUM, torch.bfloat16, Run),
     ("grace.memories.successors.poison_many", "none:memory=momentum,beta=0.7", torch.bfloat16, Run),
     ("grace.memories.momentum.finite_many", "none:memory=momentum,beta=0.7", torch.float32, Run),
+    ("torch._foreach_sub_", EF21, torch.float32, Run),
+    ("grace.memories.ef21.average_", "none:memory=ef21m", torch.float32, Run),
+    ("grace.memories.distef.average_", "none:memory=distef", torch.float32, Run),
     ("grace.memories.momentum.average_", SIGNUM, torch.float32, Run),
 )  # fmt: skip
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.errors import PayloadError
 from grace.kernels.index_lists import FIXED
+from grace.kernels.index_lists.codes import varies
 
 COUNT = 4  # bytes of the count
 DENSE_COUNT = -1  # in place of the count: all n values follow, without indices
@@ -19,10 +20,15 @@ DENSE_COUNT = -1  # in place of the count: all n values follow, without indices
 
 @dataclass(frozen=True)
 class CountedCode:
-    """index: a code of :data:`grace.kernels.index_lists.FIXED`, or auto. narrow: whether values are bfloat16."""
+    """index: a code of :data:`grace.kernels.index_lists.codes.CODES`. narrow: whether values are bfloat16."""
 
     index: str
     narrow: bool
+
+    @property
+    def gaps(self) -> bool:
+        """Whether the size of a code depends on the places."""
+        return varies(self.index)
 
     @property
     def number(self) -> int:

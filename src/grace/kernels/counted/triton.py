@@ -17,6 +17,7 @@ from torch import Tensor
 from grace import wire as wires
 from grace.compute.launching import TILE, Marks, launch
 from grace.kernels.counted import Chosen, CountedCode, CountedPlaces, Sampling
+from grace.kernels.counted.gapped.triton import choose_gapped, sum_gapped, write_gapped
 from grace.kernels.counted.parts import COUNT
 from grace.kernels.index_lists.triton import LIST_BITS, read_tables
 from grace.kernels.many import Many, carry_together, pair_programs, spans_of
@@ -195,6 +196,8 @@ def choose_reaching_many(bounds: Tensor, many: Many, code: CountedCode, *, stric
 
 
 def _chosen(many: Many, picked: Reaching | Largest, finite: Tensor, code: CountedCode) -> Chosen:
+    if code.gaps:
+        return choose_gapped(many, picked, finite, code)
     lists, widths = many.table.new_empty(len(many), 8), many.table.new_zeros(len(many))
     launch(_plan, (len(many),), many.table, picked.total, lists, widths, VALUE=code.value, CODE=code.number)
     return Chosen(widths, finite, Lists(picked, lists))
@@ -269,6 +272,9 @@ class _Samples:
 
 
 def write_chosen_many(message: Tensor, many: Many, code: CountedCode, chosen: Chosen, places: CountedPlaces) -> None:
+    if code.gaps:
+        write_gapped(message, chosen, places)
+        return
     lists, own = chosen.notes.lists, places.own
     layout = _PlacesThere.of(places, many)
     lists[:, 1], lists[:, 7] = layout.begins, layout.where[own, :, 0] + COUNT
@@ -281,6 +287,8 @@ def write_chosen_many(message: Tensor, many: Many, code: CountedCode, chosen: Ch
 
 
 def sum_counted_many(rows: Tensor, many: Many, code: CountedCode, places: CountedPlaces, weight: float) -> Tensor:
+    if code.gaps:
+        return sum_gapped(rows, many, code, places, weight)
     layout, marks, steps = _PlacesThere.of(places, many), Marks(rows, len(many)), _steps(many)
     T = len(many)
     lists = many.table.new_empty(len(rows), T, 8)

@@ -19,8 +19,8 @@ from grace.kernels.low_rank.parts import PIECE, SPAN
 from grace.kernels.many import Many, pair_programs
 
 __all__ = [
-    "Factors", "fit_many", "orthonormalize_many", "project_columns_many", "project_rows_many", "split_low_rank_many",
-    "succeed_many", "unit_rows_many",
+    "Factors", "add_low_rank_many", "fit_many", "gather_rows_many", "orthonormalize_many", "project_columns_many",
+    "project_rows_many", "scatter_rows_many", "split_low_rank_many", "succeed_many", "unit_rows_many",
 ]  # fmt: skip
 
 
@@ -108,3 +108,18 @@ def split_low_rank_many(lefts: Tensor, matrices: Many, factors: Factors, owns: T
 @operation
 def succeed_many(flags: Tensor, states: Many, factors: Factors, rights: Tensor) -> None:
     """Sets the rest of each state to its right factor where its flag, of ``[T]`` bool, is set, else to the state."""
+
+
+@operation
+def add_low_rank_many(lefts: Tensor, matrices: Many, factors: Factors, rights: Tensor, scale: float) -> None:
+    """Adds ``scale (p^T q)`` to each matrix."""
+
+
+@operation
+def gather_rows_many(flat: Tensor, columns: Many, factors: Factors, right: bool) -> None:
+    """Sets the lefts, or the rights, to ``columns``, one ``[m, r]`` or ``[l, r]`` of each, turned."""
+
+
+@operation
+def scatter_rows_many(flat: Tensor, columns: Many, factors: Factors, right: bool) -> None:
+    """The other way around: sets the columns, ``[m, r]`` or ``[l, r]`` each, to the lefts or the rights."""

@@ -66,6 +66,23 @@ def succeed_many(flags: Tensor, states: Many, factors: Factors, rights: Tensor) 
         new.copy_(torch.where(flag, right.mT.reshape(1, -1), old))
 
 
+def add_low_rank_many(lefts: Tensor, matrices: Many, factors: Factors, rights: Tensor, scale: float) -> None:
+    for matrix, left, right in zip(
+        _matrices(matrices, factors), _lefts(lefts, factors), _rights(rights, factors), strict=True
+    ):
+        low_rank.add_low_rank_(matrix, left, right, scale)
+
+
+def gather_rows_many(flat: Tensor, columns: Many, factors: Factors, right: bool) -> None:
+    for rows, x in zip((_rights if right else _lefts)(flat, factors), columns.xs, strict=True):
+        rows.copy_(x.view(rows.shape[1], -1).mT)
+
+
+def scatter_rows_many(flat: Tensor, columns: Many, factors: Factors, right: bool) -> None:
+    for rows, x in zip((_rights if right else _lefts)(flat, factors), columns.xs, strict=True):
+        x.copy_(rows.mT.reshape(1, -1))
+
+
 def _matrices(matrices: Many, factors: Factors) -> Iterator[Tensor]:
     for x, (m, l, _) in zip(matrices.xs, factors.sides, strict=True):
         yield x.view(m, l)

@@ -15,6 +15,7 @@ from grace.kernels.low_rank.bases.triton import (
     fit_kernel,
     orthonormalize_into,
     succeed_kernel,
+    turn_kernel,
     unit_rows_kernel,
 )
 from grace.kernels.low_rank.parts import PIECE, SPAN
@@ -24,6 +25,7 @@ from grace.kernels.low_rank.triton import (
     RANKS,
     RIGHT,
     ROWS,
+    add_kernel,
     columns_kernel,
     join_kernel,
     rows_kernel,
@@ -90,3 +92,23 @@ def succeed_many(flags: Tensor, states: Many, factors: Factors, rights: Tensor) 
     launch(
         succeed_kernel, (len(tiles),), states.table, factors.table, tiles, flags, rights, EVEN=states.even, TILE=TILE
     )
+
+
+def add_low_rank_many(lefts: Tensor, matrices: Many, factors: Factors, rights: Tensor, scale: float) -> None:
+    programs = factors.programs([block_count(m, ROWS) * block_count(l, COLUMNS) for m, l, _ in factors.sides])
+    launch(add_kernel, (len(programs),), matrices.table, factors.table, programs, None, lefts, rights, *_NO_SIDES, scale,
+           MANY=True, EVEN=matrices.even, ROWS=ROWS, COLUMNS=COLUMNS)  # fmt: skip
+
+
+def gather_rows_many(flat: Tensor, columns: Many, factors: Factors, right: bool) -> None:
+    _turn(flat, columns, factors, right, gather=True)
+
+
+def scatter_rows_many(flat: Tensor, columns: Many, factors: Factors, right: bool) -> None:
+    _turn(flat, columns, factors, right, gather=False)
+
+
+def _turn(flat: Tensor, columns: Many, factors: Factors, right: bool, *, gather: bool) -> None:
+    tiles = columns.tiles(TILE)
+    launch(turn_kernel, (len(tiles),), columns.table, factors.table, tiles, flat, SIDE=int(right), GATHER=gather,
+           EVEN=columns.even, TILE=TILE)  # fmt: skip

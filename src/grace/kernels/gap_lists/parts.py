@@ -17,7 +17,7 @@ from grace.kernels.sparse.parts import ScaledCodes, value_bytes
 class GapLists:
     """The lists of the rows of a bucket.
 
-    kept: of each row k, at least 1. index: their code, delta or rice. before: bytes of its wire in front of the code.
+    kept: of each row k, 0 if it has no list. index: their code, delta or rice. before: bytes of its wire in front of the code.
     """
 
     kept: tuple[int, ...]
@@ -33,7 +33,7 @@ class GapLists:
         """Of each row of n numbers: the bytes of its code whose number follows from k and n."""
         if self.index == "delta":
             return [delta_head(k) for k in self.kept]
-        return [rice_head(n, k) for n, k in zip(sizes, self.kept, strict=True)]
+        return [rice_head(n, k) if k else 0 for n, k in zip(sizes, self.kept, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ DELTA: which of the two it is. A tile is 1,024 gaps, or as many bits that a kern
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,7 +98,7 @@ def _rice_byte(gaps, ends, o, k, low, head, size, steps):
         end = tl.load(ends + first + t, there, 0) - bit
         there = there & (end < 8)
         zeros |= tl.where(there, (bit - bit + 1) << tl.where(there, end, 0), 0)
-    left = tl.minimum(tl.maximum(tl.load(ends + k - 1) + 1 - bit, 0), 8)  # bits up to the last zero
+    left = tl.minimum(tl.maximum(tl.load(ends + k - 1, k > 0, 0) + 1 - bit, 0), 8)  # bits up to the last zero
     return tl.where(inside, ((bit - bit + 1 << left) - 1) & ~zeros, byte)
 
 
@@ -240,21 +241,9 @@ def _place(
 
 @triton.jit(do_not_specialize=["stride", "b", "K"])
 def _finish(
-    table,
-    programs,
-    lists,
-    sizes,
-    wires,
-    begins,
-    sums,
-    index,
-    marks,
-    stride,
-    b,
-    K,
-    DELTA: tl.constexpr,
-    TILE: tl.constexpr,
-):
+    table, programs, lists, sizes, wires, begins, sums, index, marks, stride, b, K,
+    DELTA: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """``index [W, K]``: the lists, kept in [0, n). Marks those that leave it. ``begins``: where blocks begin; ``sums``: those
     of gaps, or of their low bits, before each tile.
     """
@@ -274,37 +263,40 @@ def _finish(
 
 
 # ---- launched -------------------------------------------------------------------------------------------------------
-class _GapTable:
-    """What kernels know of the lists of a bucket whatever is in them.
+class GapTable:
+    """What kernels know of lists of places below each of ``sizes``, whatever is in them. ``rooms``: for how many places each
+    has room where they lie side by side; as many as it has.
 
     lists: int64 ``[T, 8]``: k, where the list begins and its first block among those of all, r, bytes of its code whose number
     is known, where the fields before it begin among those of all, their bytes, and 0. fixed: int64 ``[T]``, bytes that all
-    wires have. programs, spans: of the lists. total: K. blocks: of all lists. steps: bits of the largest k.
+    wires have. before: of each, bytes in front of its code. programs, spans: of the lists. total: of all rooms. blocks: of all
+    lists. steps: bits of the largest k.
     """
 
-    def __init__(self, many: Many, lists: GapLists):
+    def __init__(self, sizes: Sequence[int], device: torch.device, lists: GapLists, rooms: Sequence[int] | None = None):
         lines, begins = list[list[int]](), [0, 0, 0]
-        heads = lists.heads(many.sizes)
-        for n, k, before, head in zip(many.sizes, lists.kept, lists.before, heads, strict=True):
-            low = rice_parameter(n, k) if lists.index == "rice" else 0
+        heads = lists.heads(sizes)
+        for n, k, before, head, room in zip(sizes, lists.kept, lists.before, heads, rooms or lists.kept, strict=True):
+            low = rice_parameter(n, k) if lists.index == "rice" and k else 0
             lines.append([k, begins[0], begins[1], low, head, begins[2], before, 0])
-            begins = [a + b for a, b in zip(begins, (k, block_count(k, BLOCK), before), strict=True)]
+            begins = [a + b for a, b in zip(begins, (room, block_count(k, BLOCK), before), strict=True)]
         programs = torch.tensor([block_count(k, TILE) for k in lists.kept])
-        fixed = torch.tensor(heads) + torch.tensor(lists.before)
+        self.before = lists.before
+        fixed = torch.tensor(heads) + torch.tensor(self.before)
         self.lists, self.fixed, self.spans, self.programs = carry_together(
-            (torch.tensor(lines), fixed, spans_of(programs), pair_programs(programs)), many.device
+            (torch.tensor(lines), fixed, spans_of(programs), pair_programs(programs)), device
         )
         self.total, self.blocks, _ = begins
         self.steps, self.delta = max(lists.kept).bit_length(), lists.index == "delta"
 
     @staticmethod
-    def of(many: Many, lists: GapLists) -> _GapTable:
+    def of(many: Many, lists: GapLists) -> GapTable:
         """That of a bucket, which is made once."""
-        return many.once((_GapTable, lists), lambda: _GapTable(many, lists))
+        return many.once((GapTable, lists), lambda: GapTable(many.sizes, many.device, lists))
 
 
 @dataclass(frozen=True)
-class _Laid:
+class Laid:
     """What is written. fields uint8 ``[F]``; gaps int64 ``[K]``; ends, widths: as :func:`_lay` has them."""
 
     fields: Tensor
@@ -323,10 +315,7 @@ class _GapPlacesThere:
     def __init__(self, places: GapPlaces, many: Many):
         widths, before = torch.tensor(places.widths), torch.tensor(places.lists.before)
         rooms, own = widths - before, widths[places.own]
-        if places.lists.index == "rice":
-            read = -(-8 * (rooms.amax(dim=0) - 1) // TILE)
-        else:
-            read = -(-torch.tensor(places.lists.kept) // TILE)
+        read = tiles_to_read(rooms.amax(dim=0), places.lists)
         self.where, self.own, self.rooms, self.spans, self.written, self.read = carry_together(
             (torch.tensor(places.begins) + wires.HEADER, own - before, rooms, spans_of(read),
              pair_programs(-(-own // TILE)), pair_programs(read)),
@@ -341,17 +330,23 @@ class _GapPlacesThere:
         layout: _GapPlacesThere = places.layout
         return layout
 
-    def tables(self, table: _GapTable) -> Tensor:
-        """The table of the lists, with the places of their wires."""
-        lists = table.lists.clone()
-        lists[:, 7] = self.where
-        return lists
+
+def tiles_to_read(rooms: Tensor, lists: GapLists) -> Tensor:
+    """int64 ``[rows]``: how many programs read the codes of these lists, which have ``rooms [rows]`` bytes at most."""
+    if lists.index == "rice":
+        return -(-8 * (rooms - 1).clamp_min(0) // TILE)
+    return -(-torch.tensor(lists.kept) // TILE)
 
 
 def choose_listed_many(index: Tensor, fields: Tensor, finite: Tensor, many: Many, lists: GapLists) -> Chosen:
-    table = _GapTable.of(many, lists)
+    widths, laid = lay_lists(index, fields, GapTable.of(many, lists))
+    return Chosen(widths, finite, laid)
+
+
+def lay_lists(index: Tensor, fields: Tensor, table: GapTable) -> tuple[Tensor, Laid]:
+    """(int64 ``[T]``: how long the wires are of lists in ``index [K]`` int64, and of ``fields [F]`` uint8; what is written)"""
     programs, delta = table.programs, table.delta
-    counts, gaps = finite.new_empty(1, len(programs), dtype=torch.int32), torch.empty_like(index)
+    counts, gaps = index.new_empty(1, len(programs), dtype=torch.int32), torch.empty_like(index)
     launch(_measure, (len(programs),), programs, table.lists, index, counts, DELTA=delta, TILE=TILE)
     begins, total = scan(counts, table.spans)
     ends = index.new_empty(table.blocks if delta else table.total)
@@ -360,43 +355,53 @@ def choose_listed_many(index: Tensor, fields: Tensor, finite: Tensor, many: Many
     bytes_of = total[0].long()
     if not delta:
         bytes_of = (bytes_of + table.lists[:, 0] + 7) // 8
-    return Chosen(table.fixed + bytes_of, finite, _Laid(fields, gaps, ends, widths))
+    return table.fixed + bytes_of, Laid(fields, gaps, ends, widths)
 
 
 def write_gap_pairs_many(message: Tensor, many: Many, code: GapPairs, chosen: Chosen, places: GapPlaces) -> None:
-    table, layout, laid = _GapTable.of(many, places.lists), _GapPlacesThere.of(places, many), chosen.notes
-    launch(_write, (len(layout.written),), layout.written, layout.tables(table), layout.own, laid.fields, laid.gaps, laid.ends,
-           laid.widths, message, table.steps, DELTA=table.delta, TILE=TILE)  # fmt: skip
+    layout = _GapPlacesThere.of(places, many)
+    write_laid(message, GapTable.of(many, places.lists), layout.where, layout.own, layout.written, chosen.notes)
+
+
+def write_laid(message: Tensor, table: GapTable, where: Tensor, own: Tensor, tiles: Tensor, laid: Laid) -> None:
+    """Writes wires into ``message [s]`` uint8, ``where [T]`` they begin, whose codes have ``own [T]`` bytes. ``tiles
+    [programs, 2]``: of 1,024 bytes.
+    """
+    lists = table.lists.clone()
+    lists[:, 7] = where
+    launch(_write, (len(tiles),), tiles, lists, own, laid.fields, laid.gaps, laid.ends, laid.widths, message, table.steps,
+           DELTA=table.delta, TILE=TILE)  # fmt: skip
 
 
 def sum_gap_pairs_many(rows: Tensor, many: Many, code: GapPairs, places: GapPlaces, weight: float) -> Tensor:
-    table, layout, marks = _GapTable.of(many, places.lists), _GapPlacesThere.of(places, many), Marks(rows, len(many))
-    lists, add = layout.tables(table), False
+    table, layout, marks = GapTable.of(many, places.lists), _GapPlacesThere.of(places, many), Marks(rows, len(many))
+    lists, add = table.lists.clone(), False
+    lists[:, 7] = layout.where
     for part, rooms in zip(rows.split(AT_ONCE), layout.rooms.split(AT_ONCE), strict=True):
-        index = _read(part, rooms, many, table, layout, lists, marks.words)
+        index = read_lists(part, rooms, many, table, layout.read, layout.spans, lists, marks.words)
         sum_tables(part, many, lists, index, table.steps, weight, marks, code.narrow, each=False, add=add,
                    grid=code.grid)  # fmt: skip
         add = True
     return many.all_of(marks.words)
 
 
-def _read(
-    rows: Tensor, rooms: Tensor, many: Many, table: _GapTable, layout: _GapPlacesThere, lists: Tensor, marks: Tensor
+def read_lists(
+    rows: Tensor, rooms: Tensor, many: Many, table: GapTable, tiles: Tensor, spans: Tensor, lists: Tensor, marks: Tensor
 ) -> Tensor:
     """``[W, K]`` int64: the lists in ``rows [W, s]`` uint8, whose codes have ``rooms [W, T]`` bytes, side by side. ``marks
-    [T]`` are left at those that no sender writes.
+    [T]`` are left at those that no sender writes. ``tiles [programs, 2]`` read them, ``spans [T, 2]`` says whose these are.
     """
-    W, K, programs = len(rows), table.total, len(layout.read)
+    W, K, programs = len(rows), table.total, len(tiles)
     planes, delta = 1 if table.delta else 2, table.delta
     index = many.table.new_empty(W, K)
     counts = marks.new_empty(planes * W, programs)
-    where = many.table, layout.read, lists, rooms, rows
+    where = many.table, tiles, lists, rooms, rows
     how: dict[str, Any] = {"DELTA": delta, "TILE": TILE}
     launch(_count, (programs, W), *where, counts, marks, rows.stride(0), len(many), W * programs, **how)
-    begins, total = scan(counts, layout.spans)
+    begins, total = scan(counts, spans)
     sums = torch.empty_like(begins) if delta else begins[W:]
     launch(_place, (programs, W), *where, begins, total, sums, index, marks, rows.stride(0), len(many), K, **how)
     if delta:
-        sums = scan(sums, layout.spans)[0]
+        sums = scan(sums, spans)[0]
     launch(_finish, (programs, W), *where, begins, sums, index, marks, rows.stride(0), len(many), K, **how)
     return index

@@ -84,9 +84,13 @@ def quantize_many(
     norm: Literal["linf", "l2"],
     shrink: Callable[[int], float],
     step: int,
+    clip: float = 0.0,
 ) -> Tensor:
     """As :func:`quantize` for each tensor, into its place in ``message [s]`` uint8, with its stream at this step: ``[T]``
     bool, which were finite. ``shrink`` depends on a tensor's size.
+
+    ``clip``, of "linf" only: what is quantized are the sums as :func:`grace.kernels.cut_to_deviations` cuts them, unless it
+    is 0; rests are those of the sums. If one is not finite, the wire is that of zeros.
     """
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.errors import PayloadError
-from grace.flags.finite import Flag, and_, flag
+from grace.flags.finite import Flag, and_, fill_unless_, flag
 from grace.flags.refusals import refuse_unless
 from grace.kernels.blocks import block_count, repeat_by_block
 from grace.kernels.levels.codes import BAD_NORM, bad_code, code_bits, code_bytes
@@ -20,7 +20,7 @@ from grace.kernels.many import Many
 from grace.kernels.many.reference import encode_each, sum_each
 from grace.kernels.packing import pack, pack_trits, unpack, unpack_trits
 from grace.kernels.spans import Span, split_spans
-from grace.kernels.statistics import block_abs_max, block_norm
+from grace.kernels.statistics import block_abs_max, block_norm, cut_to_deviations
 
 if TYPE_CHECKING:
     from grace.random import Stream
@@ -76,11 +76,20 @@ def quantize_many(
     norm: Literal["linf", "l2"],
     shrink: Callable[[int], float],
     step: int,
+    clip: float = 0.0,
 ) -> Tensor:
     streams = [replace(stream, step=step) for stream in many.streams]
 
     def encode(t: int, x: Tensor, memory: Tensor | None, rest: Tensor | None) -> tuple[Tensor, Flag]:
-        return quantize(x, s, block, norm, shrink(x.shape[1]), streams[t], memory, rest)
+        how = (s, block, norm, shrink(x.shape[1]), streams[t])
+        if not clip:
+            return quantize(x, *how, memory, rest)
+        total = x.clone() if memory is None else x + memory
+        finite = flag(total.isfinite().all())
+        wire, _ = quantize(cut_to_deviations(fill_unless_(finite, total, 0.0), block, clip), *how)
+        if rest is not None:
+            _add(wire, rest.copy_(total), s, block, -1.0)
+        return wire, finite
 
     return encode_each(message, many, encode)
 

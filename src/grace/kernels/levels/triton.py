@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from grace.compute.launching import TILE
 from grace.errors import PayloadError
-from grace.flags.finite import Flag
 from grace.kernels.levels import quantized_bytes
 from grace.kernels.levels.codes import BAD_NORM, bad_code, code_bits
 from grace.kernels.many import Many
@@ -24,8 +24,10 @@ from grace.kernels.triton import (
     load_sum,
     magnitude,
     mark_if,
+    negated,
     positions_of,
     round_half_even,
+    round_wide_half_even,
     store_codes,
     store_float,
 )
@@ -34,16 +36,14 @@ from grace.random.triton import lanes_at, lanes_of_tile
 if TYPE_CHECKING:
     from grace.random import Stream
 
-_MOST = 127  # levels: with 16 bits more, float32 is exhausted
-
 
 @triton.jit(do_not_specialize=["key0", "key1", "step", "shrink"])
 def _quantize(
     table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, step, block, norms, shrink,
     S: tl.constexpr, BITS: tl.constexpr, MANY: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr,
-    HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr, G: tl.constexpr, PER: tl.constexpr,
+    HAS_MEMORY: tl.constexpr, HAS_REST: tl.constexpr, CLIP: tl.constexpr, G: tl.constexpr, PER: tl.constexpr,
 ):  # fmt: skip
-    """shrink: of many tensors, where theirs lie."""
+    """shrink: of many tensors, where theirs lie. CLIP: whether numbers may exceed their norm, and are cut to it."""
     task, tile, x, e, rest, start, n, base, bad, head, nb, key0, key1 = encoder_at(
         table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1, block, MANY, EVEN
     )
@@ -54,16 +54,24 @@ def _quantize(
     p = load_sum(x, e, start + i, inside, HAS_MEMORY)
     mark_if(bad, magnitude(p) >= 0x7F800000)
     norm = tl.load(norms + head + i // block, inside, 0.0)
+    q = p
+    if CLIP:
+        q = tl.where(tl.abs(p) <= norm, p, tl.where(p < 0, negated(norm), norm))  # a NaN, too
     zero = norm < 1.1754943508222875e-38
     up = tl.where(norm < 5.421010862427522e-20, 1152921504606846976.0, 1.0)
-    whole = tl.zeros_like(norm) + S * 65536.0
-    factor = tl.where(zero, 0.0, tl.div_rn(whole, tl.where(zero, 1.0, norm * up)))
-    y = round_half_even(p * up * factor)
+    levels = tl.zeros_like(norm) + S * 65536.0
+    if S > 127:  # with 16 bits more, float32 is exhausted
+        y = round_wide_half_even(
+            q.to(tl.float64) * tl.where(zero, 0.0, levels.to(tl.float64) / tl.where(zero, 1.0, norm).to(tl.float64))
+        )
+    else:
+        factor = tl.where(zero, 0.0, tl.div_rn(levels, tl.where(zero, 1.0, norm * up)))
+        y = round_half_even(q * up * factor)
     if WHOLE:
         lane = lanes_of_tile(key0, key1, step, start + first, G)
     else:
         lane = lanes_at(key0, key1, step, start + i)
-    size = (tl.abs(y) + (0xFFFF - lane)) >> 16
+    size = ((tl.abs(y) + (0xFFFF - lane)) >> 16).to(tl.int32)
     level = tl.where(y < 0, -size, size)
     level = tl.where(y == 0, 0, level)
     store_codes(base + 4 * nb, tl.where(inside, level + S, 0), first, n, code_width(n, BITS), BITS, G)
@@ -101,9 +109,7 @@ def quantize(
     rng: Stream,
     memory: Tensor | None = None,
     rest: Tensor | None = None,
-) -> tuple[Tensor, Flag] | Any:
-    if s > _MOST:
-        return NotImplemented
+) -> Any:
     return _write(Rows(rows, memory, rest, quantized_bytes(rows.shape[1], s, block), rng), s, block, norm, shrink)
 
 
@@ -115,26 +121,45 @@ def quantize_many(
     norm: Literal["linf", "l2"],
     shrink: Callable[[int], float],
     step: int,
-) -> Tensor | Any:
-    if s > _MOST:
-        return NotImplemented
+    clip: float = 0.0,
+) -> Any:
     job = Tensors(message, many, step)
-    return _write(job, s, block, norm, job.each(shrink))
+    return _write(job, s, block, norm, job.each(shrink), clip)
 
 
-def _write(job: Job, s: int, block: int, norm: str, shrink: float | Tensor) -> Any:
+def _write(job: Job, s: int, block: int, norm: str, shrink: float | Tensor, clip: float = 0.0) -> Any:
     how = (largest, largest_of_many) if norm == "linf" else (euclidean_norm, euclidean_norm_of_many)
     norms, per = job.reduce(*how, block), 5 if s == 1 else 8
+    if clip and isinstance(job, Tensors):
+        norms = _cut(norms, job.many, block, clip)
     return job.encode(
-        _quantize, block, norms, shrink, per=per, tells_whole=True, S=s, BITS=_bits(s), G=TILE // 8, PER=per
+        _quantize,
+        block,
+        norms,
+        shrink,
+        per=per,
+        tells_whole=True,
+        S=s,
+        BITS=_bits(s),
+        CLIP=clip > 0,
+        G=TILE // 8,
+        PER=per,
     )
+
+
+def _cut(norms: Tensor, many: Many, block: int, clip: float) -> Tensor:
+    """Of the largest magnitudes ``[blocks]`` of all blocks those of numbers that are cut to ``clip`` deviations: no number
+    that is cut exceeds them. 0 where a tensor is not finite.
+    """
+    limit = euclidean_norm_of_many(many, block) / many.roots(block) * clip
+    owners = many.owners(block)
+    bad = owners.new_zeros(len(many)).index_add_(0, owners, norms.isfinite().logical_not_().long())
+    return torch.minimum(norms, limit).masked_fill_(bad[owners] > 0, 0.0)
 
 
 def dequantize_sum(
     received: Sequence[Tensor], out: Tensor, s: int, block: int, weight: float, *, add: bool = False
 ) -> Any:
-    if s > _MOST:
-        return NotImplemented
     width = quantized_bytes(out.shape[1], s, block)
     marks = add_up(_dequantize_sum, received, out, width, block, weight, 2, add=add, S=s, BITS=_bits(s))
     marks.refuse(0, lambda: PayloadError(BAD_NORM))
@@ -142,10 +167,8 @@ def dequantize_sum(
     return None
 
 
-def dequantize_sum_many(rows: Tensor, many: Many, s: int, block: int, weight: float) -> Tensor | Any:
-    return (
-        NotImplemented if s > _MOST else add_up_many(_dequantize_sum, rows, many, block, weight, 2, S=s, BITS=_bits(s))
-    )
+def dequantize_sum_many(rows: Tensor, many: Many, s: int, block: int, weight: float) -> Any:
+    return add_up_many(_dequantize_sum, rows, many, block, weight, 2, S=s, BITS=_bits(s))
 
 
 def _bits(s: int) -> int:

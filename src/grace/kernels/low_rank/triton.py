@@ -158,9 +158,16 @@ def split_kernel(
 
 
 @triton.jit(do_not_specialize=["scale"])
-def _add(out, p, q, m, l, r, scale, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    j = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+def add_kernel(
+    table, sides, programs, out, p, q, m, l, r, scale,
+    MANY: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    task, tile, out, m, l, r = matrix_at(table, sides, programs, out, m, l, r, MANY, EVEN)
+    p += begin_of(sides, task, 3, MANY)
+    q += begin_of(sides, task, 4, MANY)
+    across = (l + COLUMNS - 1) // COLUMNS
+    i = tile // across * ROWS + tl.arange(0, ROWS)
+    j = tile % across * COLUMNS + tl.arange(0, COLUMNS)
     inside = (i < m)[:, None] & (j < l)[None, :]
     at = i[:, None] * l + j[None, :]
     product = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -233,7 +240,8 @@ def add_low_rank_(out: Tensor, p: Tensor, q: Tensor, scale: float) -> None:
     check_rows(p=p)
     check_rows(q=q)
     (m, l), r = out.shape, len(p)
-    launch(_add, (block_count(m, ROWS), block_count(l, COLUMNS)), out, p, q, m, l, r, scale, ROWS=ROWS, COLUMNS=COLUMNS)
+    launch(add_kernel, (block_count(m, ROWS) * block_count(l, COLUMNS),), *_NO_TABLE, out, p, q, m, l, r, scale,
+           MANY=False, EVEN=False, ROWS=ROWS, COLUMNS=COLUMNS)  # fmt: skip
 
 
 def orthonormalize(p: Tensor) -> Tensor:

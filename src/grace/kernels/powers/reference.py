@@ -1,4 +1,4 @@
-"""The specification of rounding to powers of two, in plain torch; for 9 bits the only implementation."""
+"""The specification of rounding to powers of two, in plain torch."""
 
 from __future__ import annotations
 

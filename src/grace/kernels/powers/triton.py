@@ -12,7 +12,6 @@ from torch import Tensor
 
 from grace.compute.launching import TILE
 from grace.errors import PayloadError
-from grace.flags.finite import Flag
 from grace.kernels.many import Many
 from grace.kernels.many.jobs import Job, Rows, Tensors, add_up, add_up_many
 from grace.kernels.many.triton import adder_at, code_width, encoder_at, so_far
@@ -24,7 +23,7 @@ from grace.random.triton import lanes_at, lanes_of_tile
 if TYPE_CHECKING:
     from grace.random import Stream
 
-_OCTAVES = {4: 7, 8: 126}
+_OCTAVES = {4: 7, 8: 126, 9: 254}
 
 
 @triton.jit
@@ -49,12 +48,15 @@ def _encode(
     inside = counts & (i < n)
     p = load_sum(x, e, start + i, inside, HAS_MEMORY)
     mark_if(bad, magnitude(p) >= 0x7F800000)
-    k = i // block
-    word = tl.load(tops + head + k, inside, 0)
-    raw = (word >> 23) & 0xFF
-    top = raw + tl.where((raw > 0) & ((word & 0x7FFFFF) > 0), 1, 0)  # the largest number, rounded up
-    top = tl.minimum(tl.maximum(top, 1), 254) - 127
-    below = top + (127 - OCTAVES)
+    below, codes = tl.zeros(i.shape, tl.int32), base
+    if BITS < 9:
+        codes = base + nb
+        word = tl.load(tops + head + i // block, inside, 0)
+        raw = (word >> 23) & 0xFF
+        top = raw + tl.where((raw > 0) & ((word & 0x7FFFFF) > 0), 1, 0)  # the largest number, rounded up
+        top = tl.minimum(tl.maximum(top, 1), 254) - 127
+        below = top + (127 - OCTAVES)
+        tl.store(base + i // block, (top & 0xFF).to(tl.uint8), inside & (i % block == 0))
     size = magnitude(p)
     unit = tl.where(below >= 0, (253 - below) << 23, 0).to(tl.float32, bitcast=True)
     within = size >= (tl.maximum(below + 1, 1) << 23)
@@ -66,8 +68,7 @@ def _encode(
         lane = lanes_at(key0, key1, step, start + i)
     level = tl.minimum((place - (lane << 7) + (8388608 - 65)) >> 23, OCTAVES)
     code = level | (tl.where((p < 0) & (level > 0), 1, 0) << (BITS - 1))
-    tl.store(base + k, (top & 0xFF).to(tl.uint8), inside & (i % block == 0))
-    store_codes(base + nb, tl.where(inside, code, 0), first, n, code_width(n, BITS), BITS, G)
+    store_codes(codes, tl.where(inside, code, 0), first, n, code_width(n, BITS), BITS, G)
     if HAS_REST:
         said, _level, _raw = _value(code, below, BITS)
         tl.store(rest + start + i, p - said, inside)
@@ -81,10 +82,13 @@ def _sum(
     out, i, n, base, marks, nb = adder_at(table, programs, wires, out, marks, n, row_stride, block, 2, MANY, EVEN, TILE)
     inside, total, width = i < n, so_far(out, i, n, ADD), code_width(n, BITS)
     for _ in range(W):
-        byte = tl.load(base + i // block, inside, 0).to(tl.int32)
-        top = tl.where(byte >= 128, byte - 256, byte)
-        code, _good = load_code(base + nb, i, inside, width, BITS)
-        value, level, raw = _value(code, top + (127 - OCTAVES), BITS)
+        below, codes = tl.zeros(i.shape, tl.int32), base
+        if BITS < 9:
+            byte = tl.load(base + i // block, inside, 0).to(tl.int32)
+            below = tl.where(byte >= 128, byte - 256, byte) + (127 - OCTAVES)
+            codes = base + nb
+        code, _good = load_code(codes, i, inside, width, BITS)
+        value, level, raw = _value(code, below, BITS)
         mark_if(marks + 1, (level > OCTAVES) & inside)
         mark_if(marks, ((raw < 1) | (raw > 254)) & inside)
         total += value * weight
@@ -94,26 +98,22 @@ def _sum(
 
 def encode_powers(
     rows: Tensor, bits: int, block: int, rng: Stream, memory: Tensor | None = None, rest: Tensor | None = None
-) -> tuple[Tensor, Flag] | Any:
-    if bits not in _OCTAVES:
-        return NotImplemented
+) -> Any:
     return _write(Rows(rows, memory, rest, powers_bytes(rows.shape[1], bits, block), rng), bits, block)
 
 
-def encode_powers_many(message: Tensor, many: Many, bits: int, block: int, step: int) -> Tensor | Any:
-    return _write(Tensors(message, many, step), bits, block) if bits in _OCTAVES else NotImplemented
+def encode_powers_many(message: Tensor, many: Many, bits: int, block: int, step: int) -> Any:
+    return _write(Tensors(message, many, step), bits, block)
 
 
 def _write(job: Job, bits: int, block: int) -> Any:
-    tops = job.reduce(largest, largest_of_many, block).view(torch.int32)
+    tops = None if bits == 9 else job.reduce(largest, largest_of_many, block).view(torch.int32)
     return job.encode(_encode, block, tops, tells_whole=True, BITS=bits, OCTAVES=_OCTAVES[bits], G=TILE // 8)
 
 
 def sum_powers(
     received: Sequence[Tensor], out: Tensor, bits: int, block: int, weight: float, *, add: bool = False
 ) -> Any:
-    if bits not in _OCTAVES:
-        return NotImplemented
     width = powers_bytes(out.shape[1], bits, block)
     marks = add_up(_sum, received, out, width, block, weight, 2, add=add, BITS=bits, OCTAVES=_OCTAVES[bits])
     marks.refuse(1, lambda: PayloadError(BAD_CODE))
@@ -121,7 +121,5 @@ def sum_powers(
     return None
 
 
-def sum_powers_many(rows: Tensor, many: Many, bits: int, block: int, weight: float) -> Tensor | Any:
-    if bits not in _OCTAVES:
-        return NotImplemented
+def sum_powers_many(rows: Tensor, many: Many, bits: int, block: int, weight: float) -> Any:
     return add_up_many(_sum, rows, many, block, weight, 2, BITS=bits, OCTAVES=_OCTAVES[bits])

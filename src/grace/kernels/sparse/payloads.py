@@ -20,7 +20,6 @@ from torch import Tensor
 
 from grace import wire as wires
 from grace.errors import PayloadError
-from grace.kernels.counted.parts import CountedCode
 from grace.kernels.index_lists import codes as index_lists
 from grace.kernels.selection import round_to_bfloat16, take_at_least, take_topk
 from grace.kernels.sparse import DENSE, LIST, Pairs, WirePart, encode_pairs, encode_topk, sum_sparse, sum_topk
@@ -118,11 +117,6 @@ def _part(one: Tensor, values: int, codes: int, n: int, k: int, code: str) -> Wi
 
 
 # ---- as many as there are -------------------------------------------------------------------------------------------
-def counted_code(code: str, values: str) -> CountedCode | None:
-    """How wires of :func:`write_counted_` are coded, for kernels of many tensors; None: these do not know the code."""
-    return None if index_lists.varies(code) else CountedCode(code, values == "bfloat16")
-
-
 def write_at_least_(
     rows: Tensor,
     bounds: Sequence[float],

@@ -310,15 +310,17 @@ def sum_topk_many(rows: Tensor, many: Many, pairs: Pairs, weight: float) -> Tens
 
 def sum_tables(
     rows: Tensor, many: Many, lists: Tensor, index: Tensor, steps: int, weight: float, marks: Marks, narrow: bool,
-    *, each: bool, add: bool, grid: ScaledCodes | None = None,
+    *, each: bool, add: bool, grid: ScaledCodes | None = None, plane: int | None = None,
 ) -> None:  # fmt: skip
     """Sets (adds to, with ``add``) each x: weight times the sum of what its lists ``index [W, plane]`` and the values in
     ``rows [W, s]`` uint8 say, W <= 64; tables, marks and ``each`` as for
-    :func:`grace.kernels.index_lists.triton.read_tables`. steps: bits of the longest list.
+    :func:`grace.kernels.index_lists.triton.read_tables`. steps: bits of the longest list. plane: where it is not that of
+    ``index``, as with lists of all wires side by side.
     """
     tiles, W = many.tiles(_OWNED), len(rows)
+    plane = index.shape[1] if plane is None else plane
     launch(_sum_lists, (len(tiles),), many.table, tiles, lists, rows, index, many.like, marks.words, len(many), W,
-           index.shape[1], rows.stride(0), None, None, None, steps, weight, MANY=True, EACH=each, EVEN=many.even, ADD=add,
+           plane, rows.stride(0), None, None, None, steps, weight, MANY=True, EACH=each, EVEN=many.even, ADD=add,
            NARROW=narrow, **_grid(grid), LISTS=power_of_two(W), OWNED=_OWNED, TILE=TILE)  # fmt: skip
 
 

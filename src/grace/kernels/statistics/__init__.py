@@ -11,9 +11,26 @@ from __future__ import annotations
 from torch import Tensor
 
 from grace.compute.dispatch import operation
+from grace.kernels.blocks import block_roots, repeat_by_block
 from grace.kernels.many import Many
 
-__all__ = ["block_abs_max", "block_abs_mean", "block_norm", "block_sum", "root_mean_square", "root_mean_square_many"]
+__all__ = [
+    "block_abs_max",
+    "block_abs_mean",
+    "block_norm",
+    "block_sum",
+    "cut_to_deviations",
+    "root_mean_square",
+    "root_mean_square_many",
+]
+
+
+def cut_to_deviations(rows: Tensor, block: int, most: float) -> Tensor:
+    """``[b, n]``: the numbers, whose magnitudes are cut to ``most`` times the root of the mean square of their block."""
+    n = rows.shape[1]
+    deviations = block_norm(rows, block) / block_roots(n, block, rows)  # [b, nb]
+    limit = repeat_by_block(deviations.mul_(most), n, block)
+    return rows.clamp(-limit, limit)
 
 
 @operation

@@ -7,7 +7,7 @@ Letters: M is m x l; factors are held as rows, p ``[r, m]`` and q ``[r, l]``. Of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,8 +33,7 @@ from grace.kernels.factors import (
 )
 from grace.kernels.many import Many, poison_many
 from grace.kernels.staging import clear_many, finite_many, round_many, widen_many
-
-Sides: TypeAlias = tuple[int, int, int]  # m, l and r
+from grace.methods.common.matrices import Sides, are_plain, is_plain
 
 
 class DenseTensors:
@@ -153,7 +152,7 @@ class FactorBucket:
             project_rows_many(message, plan.matrices, plan.factors, self._right)
         plan.dense.put(message, keep=self._keep)
         answer = yield AllReduce(message, "mean", donate=True, parts=plan.parts)
-        _put(answer, message)
+        put_answer(answer, message)
 
     def orthonormalize(self) -> None:
         """P = orth(P)."""
@@ -174,7 +173,7 @@ class FactorBucket:
         if len(plan.at) == 1:
             message = message.view(plan.sides[0][2], -1)  # as it would travel alone
         answer = yield AllReduce(message, "mean", donate=True, parts=plan.own_parts)
-        _put(answer, self._right)
+        put_answer(answer, self._right)
 
     def split(self, states: Sequence[Any]) -> list[Exchanged[Any]]:
         """The means P Q^T, and what is left of each matrix; Q follows the states of the matrices, others stay."""
@@ -230,17 +229,8 @@ def open_factors(
 
 def may_open(xs: Sequence[Tensor], peers: Peers) -> bool:
     """Whether kernels for many tensors can take these, of any shapes, where they are."""
-    lent, device = peers.like.lent, xs[0].device
-    if lent.workspace is None or peers.memories is not None or lent.keep_rest != (peers.spares is not None):
-        return False
-    if on_host(device) or not backends.runs_triton(device):
-        return False
-    return all(map(is_plain, (*xs, *(peers.spares or ()))))
-
-
-def is_plain(x: Tensor) -> bool:
-    """Whether kernels can read x, of any shape, as it is."""
-    return x.dtype is torch.float32 and x.is_contiguous() and x.numel() > 0
+    device = xs[0].device
+    return not on_host(device) and backends.runs_triton(device) and are_plain(xs, peers)
 
 
 def rows_of(tensors: Sequence[Tensor], at: Sequence[int] | None = None) -> list[Tensor]:
@@ -248,8 +238,8 @@ def rows_of(tensors: Sequence[Tensor], at: Sequence[int] | None = None) -> list[
     return [tensors[i].view(1, -1) for i in (range(len(tensors)) if at is None else at)]
 
 
-def _put(answer: Tensor, message: Tensor) -> None:
-    """What the network has answered, where the message was."""
+def put_answer(answer: Tensor, message: Tensor) -> None:
+    """Puts what the network has answered where the message ``[s]`` was."""
     flat = answer.contiguous().view(-1)
     wires.check_shape("sum", flat, message.shape)
     if flat.data_ptr() != message.data_ptr():

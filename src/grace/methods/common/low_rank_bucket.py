@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -24,9 +24,9 @@ from grace.kernels.factors import begins
 from grace.kernels.finite.many import Sums
 from grace.kernels.low_rank.many import LowRankMany
 from grace.kernels.noting import possible
+from grace.methods.common.matrices import Sides, are_plain
 
 S = TypeVar("S")
-Sides: TypeAlias = tuple[int, int, int]  # m, l and r
 HALF = torch.finfo(torch.float32).max / 2
 
 
@@ -224,16 +224,9 @@ def open_bucket(
 
 def may_open(sides: Sequence[Sides | None], xs: Sequence[Tensor], peers: Peers) -> bool:
     """Whether there are matrices among these tensors, of any shapes, and all can be worked on where they are."""
-    lent = peers.like.lent
-    if lent.workspace is None or peers.memories is not None or lent.keep_rest != (peers.spares is not None):
+    if not (any(sides) and possible() and on_host(xs[0].device) and are_plain(xs, peers)):
         return False
-    given = [*xs, *(peers.spares or ())]
-    return any(sides) and possible() and on_host(xs[0].device) and all(map(is_plain, given))
-
-
-def is_plain(x: Tensor) -> bool:
-    """Whether kernels can read x, of any shape, as it is."""
-    return x.dtype is torch.float32 and x.is_cpu and x.is_contiguous() and x.numel() > 0
+    return all(x.is_cpu for x in (*xs, *(peers.spares or ())))
 
 
 def addresses(message: Tensor, begins: Sequence[int]) -> list[int]:

@@ -6,7 +6,8 @@ Letters: M is m x l: m the first dimension, l all others flattened; r the rank; 
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from grace.contract.compressor import Compressor
 from grace.contract.conversation import label_parts
 from grace.contract.facts import Facts
 from grace.contract.method import Method
-from grace.contract.peer import Peer
+from grace.contract.peer import Peer, Peers
 from grace.flags.finite import Flag, and_
 from grace.kernels import (
     add_low_rank_,
@@ -33,7 +34,21 @@ from grace.methods.none import Identity
 from grace.random import Stream
 
 S = TypeVar("S")
+Sides: TypeAlias = tuple[int, int, int]  # m, l and r
 DENSE = Allreduce(Identity())
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether kernels can read x, of any shape, as it is."""
+    return x.dtype is torch.float32 and x.is_contiguous() and x.numel() > 0
+
+
+def are_plain(xs: Sequence[Tensor], peers: Peers) -> bool:
+    """Whether kernels can read and write all of a bucket, of any shapes, where it is, and what is lent for it."""
+    lent = peers.like.lent
+    if lent.workspace is None or peers.memories is not None or lent.keep_rest != (peers.spares is not None):
+        return False
+    return all(map(is_plain, (*xs, *(peers.spares or ()))))
 
 
 def unit(factor: Tensor) -> Tensor:

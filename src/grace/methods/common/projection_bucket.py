@@ -25,10 +25,10 @@ from grace.methods.common.low_rank_bucket import (
     HALF,
     LowRankBucket,
     LowRankPlan,
-    Sides,
     addresses,
     may_open,
 )
+from grace.methods.common.matrices import Sides
 
 
 class ProjectionPlan(LowRankPlan):
@@ -63,18 +63,20 @@ class ProjectionBucket(LowRankBucket):
 
     Args:
         plan: for tensors of their sizes. xs: the tensors, of which the matrices become the rests, if they are wanted.
-        peers: who exchanges them.
+        olds: of each matrix the factor, of rows of r numbers, that spans its basis. peers: who exchanges them.
     """
 
-    def __init__(self, plan: ProjectionPlan, xs: Sequence[Tensor], peers: Peers, workspace: Workspace):
+    def __init__(
+        self, plan: ProjectionPlan, xs: Sequence[Tensor], olds: Sequence[Tensor], peers: Peers, workspace: Workspace
+    ):
         LowRankBucket.__init__(self, plan, xs, peers, workspace)
-        self._ways = plan
+        self._ways, self._olds = plan, olds
 
-    def sum_factors(self, olds: Sequence[Tensor]) -> Exchange[None]:
-        """The mean of each matrix's factor under the basis that its other factor, of rows of r numbers, spans."""
+    def sum_factors(self) -> Exchange[None]:
+        """The mean of each matrix's factor under the basis that its other factor spans."""
         plan = self._ways
         bases = self._take(plan.bases[-1])
-        for part, old, (s, _, r) in zip(self._cut(bases, plan.bases), olds, plan.shapes, strict=True):
+        for part, old, (s, _, r) in zip(self._cut(bases, plan.bases), self._olds, plan.shapes, strict=True):
             part.view(r, s).copy_(old.mT)
         places = addresses(bases, plan.bases)[:-1]
         plan.orthonormal.orthonormalize(places, places)
@@ -158,9 +160,16 @@ class ProjectionBucket(LowRankBucket):
 
 
 def open_projections(
-    owner: object, sides: Sequence[Sides | None], turned: Sequence[bool], xs: Sequence[Tensor], peers: Sequence[Peer]
+    owner: object,
+    sides: Sequence[Sides | None],
+    turned: Sequence[bool],
+    xs: Sequence[Tensor],
+    olds: Sequence[Tensor],
+    peers: Sequence[Peer],
 ) -> ProjectionBucket | None:
-    """As :func:`grace.methods.common.low_rank_bucket.open_bucket`. ``turned``: of each matrix, which factor travels."""
+    """As :func:`grace.methods.common.low_rank_bucket.open_bucket`. ``turned``: of each matrix, which factor travels;
+    ``olds``: the other one, as rows of r numbers.
+    """
     if not isinstance(peers, Peers) or not may_open(sides, xs, peers):
         return None
     workspace = peers.like.lent.workspace
@@ -170,4 +179,4 @@ def open_projections(
     plan: ProjectionPlan | None = workspace.kept.get(key)
     if plan is None:
         plan = workspace.kept[key] = ProjectionPlan(sides, sizes, turned)
-    return ProjectionBucket(plan, xs, peers, workspace)
+    return ProjectionBucket(plan, xs, olds, peers, workspace)

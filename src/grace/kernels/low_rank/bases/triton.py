@@ -205,3 +205,21 @@ def succeed_kernel(table, sides, programs, flags, right, EVEN: tl.constexpr, TIL
     i = tile * TILE + tl.arange(0, TILE)
     new = tl.load(right + i % r * l + i // r, i < l * r, 0.0)
     tl.store(successor + i, tl.where(fine, new, tl.load(state + i, i < l * r, 0.0)), i < l * r)
+
+
+@triton.jit
+def turn_kernel(
+    table, sides, programs, flat, SIDE: tl.constexpr, GATHER: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr
+):
+    """GATHER: sets left (SIDE 0) or right (1) factors ``[r, side]`` to tensors ``[side, r]``; else the tensors to them."""
+    task, tile = tile_of(programs)
+    x = tensor_of(table, task, 0, EVEN)
+    side, r = tl.load(sides + 8 * task + SIDE), tl.load(sides + 8 * task + 2)
+    flat += tl.load(sides + 8 * task + 3 + SIDE)
+    i = tile * TILE + tl.arange(0, TILE)
+    inside = i < side * r
+    at = flat + i % r * side + i // r
+    if GATHER:
+        tl.store(at, tl.load(x + i, inside, 0.0), inside)
+    else:
+        tl.store(x + i, tl.load(at, inside, 0.0), inside)

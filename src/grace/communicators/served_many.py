@@ -1,0 +1,117 @@
+"""Tensors of a bucket on an accelerator that one rank averages for all, by as many launches as one of them takes: the same
+bytes, means and memories. Nothing here asks the host.
+
+Letters: T tensors of n_t numbers; W workers; messages of s bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grace import wire as wires
+from grace.collectives import Broadcast, Exchange, Permute
+from grace.communicators.bucket import BucketPlan
+from grace.communicators.many import Prepared, give_back, lent_rows, plan_bytes, prepare, refuse_illegal
+from grace.contract.compressor import Compressor
+from grace.contract.method import Exchanged
+from grace.contract.peer import Peer
+from grace.contract.workspace import Workspace, take_rooms
+from grace.kernels.many import Many
+from grace.kernels.staging import clear_many, finite_many
+from grace.random import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class ServedBucket:
+    """first: the tensors on their way to the server, and back to all. again, stream: what the server encodes averages with.
+    averages: those, on the server, where they become what is dropped, if there are memories. rests: of the tensors, likewise.
+    """
+
+    first: Prepared[BucketPlan]
+    again: Compressor
+    stream: Stream
+    averages: Many
+    rests: Many | None
+
+    @staticmethod
+    def of(
+        owner: object,
+        hops: tuple[Compressor, Compressor],
+        stream: Callable[[Compressor, Peer, int], Stream],
+        xs: Sequence[Tensor],
+        peers: Sequence[Peer],
+        workspace: Workspace,
+    ) -> ServedBucket | None:
+        """That of these tensors, of any shapes, if kernels for many tensors can take it; None: they go otherwise."""
+        if not (hops[0].handles_many and hops[1].handles_many):
+            return None
+        streams = [[stream(hop, peer, number) for peer in peers] for number, hop in enumerate(hops)]
+        first = prepare(owner, hops[0], streams[0], xs, peers, workspace, plan_bytes)
+        if first is None:
+            return None
+        sizes, device, (_memories, rests) = first.many.sizes, first.many.device, lent_rows(peers)
+        ids = tuple((each.tensor, each.rank, each.seed) for each in streams[1])
+        key = (ServedBucket, owner, device, sizes, ids, rests is None)
+        kept: tuple[Many, Many | None] | None = workspace.kept.get(key)
+        if kept is None:
+            dropped = None if rests is None else Many(sizes, (), (), device)
+            kept = Many(sizes, first.plan.wires, streams[1], device), dropped
+        averages, dropped = kept
+        rooms = take_rooms(workspace, sizes, device)
+        there = averages.point(rooms, None, None if rests is None else rooms)
+        if hops[1].takes_work:
+            there = there and averages.lend(take_rooms(workspace, sizes, device) if rests else rooms)
+        if not there or not (dropped is None or rests is None or dropped.point(rests)):
+            return None
+        workspace.kept[key] = kept
+        return ServedBucket(first, hops[1], streams[1][0], averages, dropped)
+
+    def average(self, theirs: Tensor, peers: Sequence[Peer]) -> Tensor:
+        """The server's message ``[s]``, of what ``theirs [W, s]`` say, with flags."""
+        plan, workspace, peer = self.first.plan, self.first.workspace, peers[0]
+        legal = self.first.compressor.aggregate_many_(theirs, self.averages, 1 / peer.world, self.first.stream)
+        finite = wires.read_bucket_flags(theirs, plan.words, peer.step)
+        finite = refuse_illegal(legal, finite, [each.name for each in peers])
+        clear_many(finite, self.averages)
+        message = plan.take(workspace, self.averages.device)
+        self.again.encode_many_(message, self.averages, self.stream)
+        if (
+            self.rests is not None
+        ):  # the averages are now what the second rounding has dropped, which is the server's debt
+            torch._foreach_add_(list(self.rests.xs), list(self.averages.xs), alpha=peer.world)
+            finite = finite_many(finite, self.rests)
+        wires.write_bucket_flags(message, plan.words, finite, peer.step)
+        return message
+
+
+def exchange_served(
+    bucket: ServedBucket, server: int, xs: Sequence[Tensor], peers: Sequence[Peer]
+) -> Exchange[list[Exchanged[Any]]]:
+    """The results of all tensors, of any shapes, whose means are written over them."""
+    first, peer = bucket.first, peers[0]
+    many, plan, workspace, serving = first.many, first.plan, first.workspace, peer.rank == server
+    message = plan.take(workspace, many.device)
+    finite = first.compressor.encode_many_(message, many, first.stream)
+    wires.write_bucket_flags(message, plan.words, finite, peer.step)
+    theirs = workspace.take((peer.world if serving else 0, plan.size), torch.uint8, many.device)
+    for rank in range(peer.world):
+        answer = message
+        if rank != server:
+            answer = yield Permute(message, ((rank, server),), parts=plan.parts)
+            wires.check_shape("wires", answer, message.shape)
+        if serving:
+            theirs[rank].copy_(answer)
+    if serving:
+        reply = bucket.average(theirs, peers)
+    else:
+        reply = workspace.take((plan.size,), torch.uint8, many.device).zero_()
+    answer = yield Broadcast(reply, server, parts=plan.parts)
+    wires.check_shape("wires", answer, reply.shape)
+    said = answer.contiguous().view(1, -1)
+    legal = bucket.again.aggregate_many_(said, first.means or many, 1.0, bucket.stream)
+    return give_back(first, wires.read_bucket_flags(said, plan.words, peer.step), legal, xs, peers)

@@ -1,0 +1,132 @@
+"""Counted wires whose places travel as gaps, delta or rice, by the Triton kernels for lists of known lengths.
+
+The host is asked how many numbers are sent before it knows how long wires are, and how many have come before it reads them:
+what the kernels for lists need is then known. That is two questions more, whatever the number of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from grace import wire as wires
+from grace.compute.launching import TILE, Marks
+from grace.kernels.counted.parts import COUNT, DENSE_COUNT, Chosen, CountedCode, CountedPlaces
+from grace.kernels.gap_lists import GapLists
+from grace.kernels.gap_lists.triton import GapTable, Laid, lay_lists, read_lists, tiles_to_read, write_laid
+from grace.kernels.index_lists.codes import most
+from grace.kernels.many import Many, carry_together, pair_programs, spans_of
+from grace.kernels.packing import packed_bytes
+from grace.kernels.selection.triton import Largest, Reaching
+from grace.kernels.sparse.triton import AT_ONCE, sum_tables, write_tables
+
+
+@dataclass(frozen=True)
+class _Notes:
+    """What is to be written: the table of its lists, and what lies where."""
+
+    table: GapTable
+    laid: Laid
+
+
+class _Fields:
+    """What rows of ``sizes`` numbers say whose wires begin with these counts: -1 is all.
+
+    stored: of each, how many values it has. lists: of places. tables: int64 ``[rows, 8]``, as
+    :class:`grace.kernels.counted.triton.Lists` has them, with lists and values side by side; where values begin is left out.
+    """
+
+    def __init__(self, counts: Sequence[int], sizes: Sequence[int], code: CountedCode):
+        self.dense = [count == DENSE_COUNT for count in counts]
+        self.stored = [n if whole else k for n, k, whole in zip(sizes, counts, self.dense, strict=True)]
+        before = [COUNT + code.value * k for k in self.stored]
+        kept = [0 if whole else k for k, whole in zip(self.stored, self.dense, strict=True)]
+        self.lists = GapLists(tuple(kept), code.index, tuple(before))
+        self.tables = torch.zeros(len(before), 8, dtype=torch.int64)
+        stored = torch.tensor(self.stored)
+        self.tables[:, 0], self.tables[:, 1] = stored, stored.cumsum(0) - stored
+        self.tables[:, 2], self.tables[:, 6] = 3 * torch.tensor(self.dense), code.value * stored
+
+    @property
+    def steps(self) -> int:
+        """Bits of the longest list that there is."""
+        return max(self.stored).bit_length()
+
+
+def choose_gapped(many: Many, picked: Reaching | Largest, finite: Tensor, code: CountedCode) -> Chosen:
+    """As :func:`grace.kernels.counted.choose_reaching_many`, of what was picked."""
+    counts: list[int] = picked.total.tolist()  # the question
+    for t, (n, k) in enumerate(zip(many.sizes, counts, strict=True)):
+        if k * code.value + most(n, k, code.index) >= n * code.value:
+            counts[t] = DENSE_COUNT
+    says, device = _Fields(counts, many.sizes, code), many.device
+    begins, size = torch.tensor(says.lists.begins), sum(says.lists.before)
+    says.tables[:, 7] = begins + COUNT
+    tiles = pair_programs(-(-says.tables[:, 6] // TILE))
+    heads = begins[:, None] + torch.arange(COUNT)
+    own, tiles, heads, numbers = carry_together(
+        (says.tables, tiles, heads, torch.tensor(counts, dtype=torch.int32)), device
+    )
+    K = sum(says.stored)
+    index, sent = own.new_empty(K), torch.empty(K, device=device)
+    picked.emit(own, index, sent, many.rests is not None, code.narrow)
+    fields = torch.zeros(size, dtype=torch.uint8, device=device)
+    fields[heads.view(-1)] = numbers.view(torch.uint8)
+    write_tables(fields, many, own, tiles, index, sent, says.steps, code.narrow)
+    table = GapTable(many.sizes, device, says.lists, says.stored)
+    widths, laid = lay_lists(index, fields, table)
+    return Chosen(widths, finite, _Notes(table, laid))
+
+
+def write_gapped(message: Tensor, chosen: Chosen, places: CountedPlaces) -> None:
+    """As :func:`grace.kernels.counted.write_chosen_many`, into ``message [s]`` uint8."""
+    table, widths = chosen.notes.table, torch.tensor(places.widths[places.own])
+    where = torch.tensor(places.begins) + wires.HEADER
+    parts = (where, widths - torch.tensor(table.before), pair_programs(-(-widths // TILE)))
+    write_laid(message, table, *carry_together(parts, message.device), chosen.notes.laid)
+
+
+def sum_gapped(rows: Tensor, many: Many, code: CountedCode, places: CountedPlaces, weight: float) -> Tensor:
+    """As :func:`grace.kernels.counted.sum_counted_many`, of ``rows [W, s]`` uint8: ``[T]`` bool."""
+    W, T, device = len(rows), len(many), many.device
+    where = torch.tensor(places.begins) + wires.HEADER
+    (heads,) = carry_together(((where[:, None] + torch.arange(COUNT)).view(-1),), device)
+    told = rows.index_select(1, heads).view(torch.int32).view(-1).tolist()  # the question
+    sizes, widths = many.sizes * W, list(chain(*places.widths))
+    legal = [_fits(*each, code) for each in zip(told, sizes, widths, strict=True)]
+    says = _Fields([count if fine else 0 for count, fine in zip(told, legal, strict=True)], sizes, code)
+    table = GapTable(sizes, device, says.lists)
+    firsts = torch.tensor(says.lists.kept)
+    says.tables[:, 1], says.tables[:, 7] = firsts.cumsum(0) - firsts, where.repeat(W) + COUNT
+    room = (torch.tensor(widths) - torch.tensor(says.lists.before)).masked_fill_(firsts == 0, 0)
+    begins = where.repeat(W) + rows.stride(0) * torch.arange(W).repeat_interleave(T)
+    read = tiles_to_read(room, says.lists)
+    tables, room, begins, read, spans, wrong = carry_together(
+        (says.tables, room, begins, pair_programs(read), spans_of(read), (~torch.tensor(legal)).int()), device
+    )
+    marks, lists = Marks(rows, W * T), table.lists.clone()
+    lists[:, 7] = begins
+    all_of_them = many.once(("wires", W), lambda: Many(sizes, (), (), device))
+    all_of_them.point(list(many.xs) * W)
+    index = read_lists(rows.view(1, -1), room[None], all_of_them, table, read, spans, lists, marks.words)
+    own = Marks(rows, T)
+    for first in range(0, W, AT_ONCE):
+        part = slice(first, first + AT_ONCE)
+        sum_tables(rows[part], many, tables.view(W, T, 8)[part].contiguous(), index, says.steps, weight, own, code.narrow,
+                   each=True, add=first > 0, plane=0)  # fmt: skip
+    return many.all_of(own.words) & ((marks.words + wrong).view(W, T) == 0).all(dim=0)
+
+
+def _fits(count: int, n: int, width: int, code: CountedCode) -> bool:
+    """Whether a wire of n numbers may have this count and this width."""
+    if count == DENSE_COUNT:
+        return width == COUNT + code.value * n
+    if not 0 <= count <= n:
+        return False
+    size, (head,) = width - COUNT - code.value * count, GapLists((count,), code.index, (0,)).heads([n])
+    unary = packed_bytes(count, 1) if code.index == "rice" else 0
+    return head + unary <= size <= most(n, count, code.index)

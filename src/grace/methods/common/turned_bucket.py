@@ -1,0 +1,198 @@
+"""The matrices of a bucket on an accelerator of which one factor travels, and what travels uncompressed beside them: as many
+launches as one of each takes, one all-reduce, with the bits of single exchanges.
+
+Letters: M is m x l; its factor has one of these sides, the basis, of s rows, the other one. Matrices whose factor has l rows
+are turned; those of a kind go together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grace.collectives import AllReduce, Exchange, Parts
+from grace.contract.method import Exchanged
+from grace.contract.peer import Peer, Peers
+from grace.contract.workspace import Workspace
+from grace.flags.capturing import capturing
+from grace.kernels.factors import (
+    Factors,
+    add_low_rank_many,
+    begins,
+    gather_rows_many,
+    orthonormalize_many,
+    project_columns_many,
+    project_rows_many,
+    scatter_rows_many,
+    split_low_rank_many,
+)
+from grace.kernels.many import Many, poison_many
+from grace.kernels.staging import finite_many
+from grace.methods.common.factor_bucket import DenseTensors, may_open, put_answer, rows_of
+from grace.methods.common.matrices import Sides, is_plain
+
+
+class Kind:
+    """The matrices whose factors have the same side, all of m or all of l rows.
+
+    Args:
+        at: which of all tensors they are. sides: m, l and r of each. turned: whether their factors have l rows.
+
+    factors: of the matrices. spans: the same with s and the factor's side in the place of m and l: bases are its lefts.
+    """
+
+    def __init__(self, at: Sequence[int], sides: Sequence[Sides], device: torch.device, *, turned: bool):
+        self.at, self.turned = list(at), turned
+        self.factors = Factors(sides, begins([r * m for m, _, r in sides])[:-1], device)
+        spans = [(of[1 - turned], of[turned], of[2]) for of in sides]
+        self.spans = Factors(spans, begins([r * s for s, _, r in spans])[:-1], device)
+        numbers = [m * l for m, l, _ in sides]
+        self.matrices, self.means = (Many(numbers, (), (), device) for _ in range(2))
+        self.said = Many([side * r for _, side, r in spans], (), (), device)
+        self.olds = Many([s * r for s, _, r in spans], (), (), device)
+        self.all = torch.ones(len(self.at), dtype=torch.bool, device=device)
+        counts = torch.tensor([s * r for s, _, r in spans])
+        roots = [math.sqrt(s) for s, _, _ in spans]
+        self.up, self.down = (
+            torch.tensor(scales).repeat_interleave(counts).to(device, non_blocking=True)
+            for scales in (roots, [1 / root for root in roots])
+        )
+
+    def pair(self, factors: Tensor, bases: Tensor) -> tuple[Tensor, Tensor]:
+        """Which of them ``[s]`` are the left ones, and which the right ones."""
+        return (bases, factors) if self.turned else (factors, bases)
+
+
+class TurnedPlan:
+    """What is the same at every step.
+
+    Args:
+        sides: of each tensor; None for what travels as it is. sizes: numbers of each. turned: of each matrix, whether its
+            factor is the one that has l rows. device: of all of them.
+    """
+
+    def __init__(
+        self, sides: Sequence[Sides | None], sizes: Sequence[int], turned: Sequence[bool], device: torch.device
+    ):
+        ways = iter(turned)
+        sent = [size if of is None else of[2] * of[next(ways)] for of, size in zip(sides, sizes, strict=True)]
+        self.places, self.parts = begins(sent), Parts(tuple(range(len(sides))), tuple(sent))
+        self.dense = DenseTensors(sizes, [i for i, of in enumerate(sides) if of is None], self.places, device)
+        self.at = [i for i, of in enumerate(sides) if of is not None]
+        self.kinds = []
+        for turn in (False, True):
+            at = [i for i, way in zip(self.at, turned, strict=True) if way is turn]
+            if at:
+                shapes = [of for i, of in enumerate(sides) if of is not None and i in set(at)]
+                self.kinds.append(Kind(at, shapes, device, turned=turn))
+
+
+class TurnedBucket:
+    """One step of T tensors; each method is called once, in this order.
+
+    Args:
+        plan: for tensors of their sizes. xs: the tensors, of which the matrices become the rests, if they are wanted.
+        olds: of each matrix the factor, ``[s, r]``, that spans its basis. peers: who exchanges them.
+    """
+
+    def __init__(
+        self, plan: TurnedPlan, xs: Sequence[Tensor], olds: Sequence[Tensor], peers: Peers, workspace: Workspace
+    ):
+        self._plan, self._xs, self._peers = plan, xs, peers
+        self._olds = dict(zip(plan.at, olds, strict=True))
+        self._keep = peers.like.lent.keep_rest
+        self._means = xs if peers.spares is None else peers.spares
+
+        def take(size: int) -> Tensor:
+            return workspace.take(size, torch.float32, xs[0].device)
+
+        self._message = take(plan.places[-1])
+        self._wide = [take(kind.spans.lefts[-1]) for kind in plan.kinds]
+        self._narrow = [take(kind.spans.lefts[-1]) for kind in plan.kinds]
+        self._factors = [take(kind.spans.rights[-1]) for kind in plan.kinds]
+
+    def point(self) -> bool:
+        """Whether kernels know where all of this is: see :meth:`Many.point`."""
+        there = self._plan.dense.point(self._xs, self._means, self._message)
+        for kind in self._plan.kinds:
+            own = rows_of(self._means, kind.at)
+            there = there and kind.matrices.point(rows_of(self._xs, kind.at), None, own) and kind.means.point(own)
+            there = there and kind.olds.point(rows_of([self._olds[i] for i in kind.at]))
+            there = there and kind.said.point([self._part(i)[None] for i in kind.at])
+        return there
+
+    def sum_factors(self) -> Exchange[None]:
+        """The mean of each matrix's factor under the basis that its other factor spans."""
+        plan, message = self._plan, self._message
+        for kind, wide, narrow, factors in self._kinds():
+            gather_rows_many(wide, kind.olds, kind.spans, right=False)
+            orthonormalize_many(wide, wide, kind.spans)
+            torch.mul(wide, kind.down, out=narrow)
+            wide.mul_(kind.up)  # so that a product neither overflows nor vanishes
+            if kind.turned:
+                project_columns_many(factors, kind.matrices, kind.factors, narrow)
+            else:
+                project_rows_many(factors, kind.matrices, kind.factors, narrow)
+            scatter_rows_many(factors, kind.said, kind.spans, right=True)
+            if self._keep:
+                left, right = kind.pair(factors, wide)
+                add_low_rank_many(left, kind.matrices, kind.factors, right, -1.0)
+            poison_many(finite_many(kind.all, kind.matrices), kind.said)  # what is left of an inf or NaN is one
+        plan.dense.put(message, keep=self._keep)
+        put_answer((yield AllReduce(message, "mean", donate=True, parts=plan.parts)), message)
+
+    def restore(self) -> tuple[list[Exchanged[None]], list[Tensor]]:
+        """The means and what is left of each tensor; and the mean factor of each matrix, of rows of r numbers."""
+        plan, xs = self._plan, self._xs
+        results: dict[int, Any] = plan.dense.results(self._message, xs, self._means, keep=self._keep)
+        answers: dict[int, Tensor] = {}
+        for kind, wide, _, factors in self._kinds():
+            finite = finite_many(kind.all, kind.said)
+            gather_rows_many(factors, kind.said, kind.spans, right=True)
+            left, right = kind.pair(factors, wide)
+            split_low_rank_many(left, kind.matrices, kind.factors, None, right)
+            finite = finite_many(finite, kind.means)
+            poison_many(finite, kind.means)
+            for i, (_, side, r), flag in zip(kind.at, kind.spans.sides, finite.unbind(0), strict=True):
+                results[i] = Exchanged(self._means[i], xs[i] if self._keep else None, None, flag)
+                answers[i] = self._part(i).view(side, r)
+        return [results[i] for i in range(len(xs))], [answers[i] for i in plan.at]
+
+    def _kinds(self) -> Iterator[tuple[Kind, Tensor, Tensor, Tensor]]:
+        return zip(self._plan.kinds, self._wide, self._narrow, self._factors, strict=True)
+
+    def _part(self, i: int) -> Tensor:
+        """What the message says of tensor i, flat."""
+        return self._message[self._plan.places[i] : self._plan.places[i + 1]]
+
+
+def open_turned(
+    owner: object,
+    sides: Sequence[Sides | None],
+    turned: Sequence[bool],
+    xs: Sequence[Tensor],
+    olds: Sequence[Tensor],
+    peers: Sequence[Peer],
+) -> TurnedBucket | None:
+    """As :func:`grace.methods.common.factor_bucket.open_factors`. ``turned``: of each matrix, which factor travels;
+    ``olds``: the other one, as rows of r numbers.
+    """
+    if not isinstance(peers, Peers) or not may_open(xs, peers) or not all(map(is_plain, olds)):
+        return None
+    workspace, sizes, device = peers.like.lent.workspace, [x.numel() for x in xs], xs[0].device
+    assert workspace is not None
+    key = (TurnedBucket, owner, device, tuple(sides), tuple(turned), tuple(sizes), peers.names)
+    plan: TurnedPlan | None = workspace.kept.get(key)
+    if plan is None:
+        if capturing():
+            return None
+        plan = TurnedPlan(sides, sizes, turned, device)
+    bucket = TurnedBucket(plan, xs, olds, peers, workspace)
+    if not bucket.point():
+        return None
+    workspace.kept[key] = plan
+    return bucket
