@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,33 @@ import torch.distributed as dist
 from torch import Tensor
 
 import grace
+from grace.compute import backends
 from grace.contract.method import Exchanged, Method
 from grace.errors import ConfigurationError
 from grace.flags.refusals import Refusals
+from grace.registry.policy import Policy
 from grace.run import simulate
 from grace.run.lane import lane_for
 from grace.run.session import Session
+from grace.run.worker import Worker
 from grace.transports.alone import Alone
 from grace.verify import laws
+from tests.gpu.here import DEVICE, few, kernels, needs_gpu, unsynchronized
+from tests.laws import test_counted, test_many
+from tests.laws.bucket_runs import gradients, in_dtype
 from tests.laws.cases import CASES
+from tests.laws.test_launches import FIXED
 from tests.laws.test_no_sync import LARGE, QUIET, SPOILED, STEPS
 
-HERE = torch.cuda.is_available()
-pytestmark = pytest.mark.skipif(not HERE, reason="needs a CUDA device")
-FEW = slice(None if HERE else 1)  # where all are skipped, the first says so
+__all__ = ["kernels"]
+
+pytestmark = needs_gpu
+# Of whose buckets the host is asked nothing.
+SILENT = [
+    spec
+    for spec in FIXED
+    if spec not in test_counted.LAUNCHES and "ef21" not in spec and not spec.startswith(("acpsgd", "distef"))
+]
 
 
 def go(method: Method[Any], steps: list[list[Tensor]], device: str) -> list[list[Exchanged[Any]]]:
@@ -45,8 +58,8 @@ def go(method: Method[Any], steps: list[list[Tensor]], device: str) -> list[list
     return out
 
 
-@pytest.mark.parametrize("spec", list(CASES)[FEW])
-def test_means_are_those_of_the_cpu(spec: str) -> None:
+@pytest.mark.parametrize("spec", few(CASES))
+def test_means_are_those_of_the_cpu(spec: str, kernels: str) -> None:
     """To rounding: sums have another order. Random numbers are the same, so that choices are."""
     for step, (here, there) in enumerate(
         zip(go(CASES[spec], STEPS, "cpu"), go(CASES[spec], STEPS, "cuda"), strict=True)
@@ -56,20 +69,9 @@ def test_means_are_those_of_the_cpu(spec: str) -> None:
         torch.testing.assert_close(there[0].mean.cpu(), here[0].mean, rtol=2e-4, atol=2e-5)
 
 
-@contextmanager
-def unsynchronized() -> Iterator[None]:
-    """Every wait for the stream is an error."""
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
 @pytest.mark.parametrize("steps", [SPOILED, *LARGE.values()], ids=["91", *map(str, LARGE)])
-@pytest.mark.parametrize("spec", list(QUIET)[FEW])
-def test_nothing_waits_for_the_stream(spec: str, steps: list[list[Tensor]]) -> None:
+@pytest.mark.parametrize("spec", few(QUIET))
+def test_nothing_waits_for_the_stream(spec: str, steps: list[list[Tensor]], kernels: str) -> None:
     method = QUIET[spec]
     there = [[x.cuda() for x in xs] for xs in steps]
     states = [method.init(x) for x in there[0]]
@@ -83,6 +85,20 @@ def test_nothing_waits_for_the_stream(spec: str, steps: list[list[Tensor]]) -> N
             states = [one.state for one in outs]
             flags.append(outs[0].finite)
     assert [bool(flag) for flag in flags] == [True, False, True, False][: len(steps)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("spec", few(SILENT))
+def test_a_bucket_waits_for_nothing(spec: str, dtype: torch.dtype) -> None:
+    with backends.using("triton"):
+        worker = Worker(Policy([("*", spec)]), 0, 1)
+        given = in_dtype(gradients(0, 0, test_many.SHAPES), dtype, DEVICE)
+        for step in range(7):
+            worker._read_pending()
+            with unsynchronized() if step > 4 else nullcontext():
+                test_many._run(worker, given)
+            worker.workspace.reset()
+            worker.advance()
 
 
 @pytest.fixture
@@ -127,7 +143,7 @@ def test_the_host_does_not_wait_for_a_lane() -> None:
 
 
 @pytest.mark.parametrize("spec", ["topk:ratio=0.2", "efsignsgd", "powersgd:rank=2,min_rate=0.1", "bf16"])
-def test_a_captured_step_is_a_step(spec: str) -> None:
+def test_a_captured_step_is_a_step(spec: str, kernels: str) -> None:
     xs = [torch.randn(40, 30, generator=torch.Generator().manual_seed(t)).cuda() for t in range(6)]
     policy = grace.Policy([("*", spec)])
     plain, session = (Session({"w": xs[0]}, policy, Alone()) for _ in range(2))
@@ -161,7 +177,7 @@ def test_a_capture_of_what_depends_on_the_data_is_refused() -> None:
 
 
 @pytest.mark.parametrize("spec", ["none", "bf16", "topk:ratio=0.1", "qsgd:bits=4", "powersgd:rank=2", "randomk"])
-def test_a_model_trains_over_nccl(spec: str, one_worker: None) -> None:
+def test_a_model_trains_over_nccl(spec: str, one_worker: None, kernels: str) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)).cuda()
     ddp = torch.nn.parallel.DistributedDataParallel(model, device_ids=[0])

@@ -19,6 +19,7 @@ from grace.run.simulate import answers
 from grace.run.worker import Worker
 from grace.transports.traced import Tracer
 
+HOST = torch.device("cpu")
 Shapes = tuple[tuple[int, ...], ...]
 Plans = Callable[[int], bool]
 
@@ -45,9 +46,9 @@ def gradients(rank: int, step: int, shapes: Shapes) -> dict[str, Tensor]:
     return {f"layer{i}": part.view(shape) for i, (part, shape) in enumerate(zip(parts, shapes, strict=True))}
 
 
-def in_dtype(given: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The same numbers in another dtype, side by side again, and again at odd addresses."""
-    flat = torch.cat([torch.zeros(1), *(x.reshape(-1) for x in given.values())]).to(dtype)[1:]
+def in_dtype(given: dict[str, Tensor], dtype: torch.dtype, device: torch.device = HOST) -> dict[str, Tensor]:
+    """The same numbers in another dtype and place, side by side again, and again at odd addresses."""
+    flat = torch.cat([torch.zeros(1), *(x.reshape(-1) for x in given.values())]).to(device, dtype)[1:]
     parts = flat.split([x.numel() for x in given.values()])
     return {name: part.view(x.shape) for (name, x), part in zip(given.items(), parts, strict=True)}
 
@@ -55,7 +56,7 @@ def in_dtype(given: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
 def in_bytes(x: Any) -> Any:
     """A tree with the bytes of its tensors."""
     if isinstance(x, Tensor):
-        return x.dtype, tuple(x.shape), x.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        return x.dtype, tuple(x.shape), x.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
     if isinstance(x, dict):
         return {key: in_bytes(value) for key, value in x.items()}
     return tuple(map(in_bytes, x)) if isinstance(x, tuple | list) else x
@@ -63,11 +64,19 @@ def in_bytes(x: Any) -> Any:
 
 class Run:
     """W workers in lock step, over a network that keeps what it is given; ``plans`` says which ranks make batches. Their
-    gradients are of this dtype.
+    gradients are of this dtype, and on this device.
     """
 
-    def __init__(self, policy: Policy, world: int, shapes: Shapes, plans: Plans, dtype: torch.dtype = torch.float32):
-        self.policy, self.shapes, self.plans, self.dtype = policy, shapes, plans, dtype
+    def __init__(
+        self,
+        policy: Policy,
+        world: int,
+        shapes: Shapes,
+        plans: Plans,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device = HOST,
+    ):
+        self.policy, self.shapes, self.plans, self.dtype, self.device = policy, shapes, plans, dtype, device
         self.seen: list[Any] = []  # for each collective, what each rank gave
         self.tracers = [Tracer(rank, world) for rank in range(world)]
         self.workers = [self._make(rank, world) for rank in range(world)]
@@ -79,7 +88,8 @@ class Run:
 
     def _give(self, rank: int, step: int) -> dict[str, Tensor]:
         given = gradients(rank, step, self.shapes)
-        return given if self.dtype is torch.float32 else in_dtype(given, self.dtype)
+        as_it_is = self.dtype is torch.float32 and self.device == HOST
+        return given if as_it_is else in_dtype(given, self.dtype, self.device)
 
     def states(self) -> Any:
         return [in_bytes(worker.state_dict()) for worker in self.workers]

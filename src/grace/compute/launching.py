@@ -26,11 +26,14 @@ READ = (torch.float32, torch.float16, torch.bfloat16)  # what kernels read witho
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-    """Runs ``kernel`` on the device of its first tensor; a grid without programs runs nothing. A bfloat16 comes as int16."""
+    """Runs ``kernel`` on the device of its first tensor; a grid without programs runs nothing. A bfloat16 comes as int16. For
+    None, which the kernel does not look at, it gets its first tensor: compilers before 3.7 cannot pass a None on.
+    """
     if 0 in grid:
         return
     args = tuple(a.view(torch.int16) if isinstance(a, Tensor) and a.dtype is torch.bfloat16 else a for a in args)
     first = next(a for a in args if isinstance(a, Tensor))
+    args = tuple(first if a is None else a for a in args)
     with torch.cuda.device(first.device) if first.is_cuda else _quiet():
         kernel[grid](*args, **constants, **OPTIONS)
 

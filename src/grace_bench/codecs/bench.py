@@ -18,7 +18,7 @@ from grace_bench.codecs.buffers import COPIES, Buffers
 from grace_bench.codecs.cases import cases_of, variants
 from grace_bench.codecs.clock import DECODE, ENCODE, Case, CaseSamples, Clock
 from grace_bench.codecs.compressors import compressor_of
-from grace_bench.codecs.device import bandwidth_share, count_launches, least_bytes
+from grace_bench.codecs.device import bandwidth_share, busy_seconds, count_launches, least_bytes
 from grace_bench.codecs.plan import COLD, YARDSTICKS, CodecPlan, size_text
 from grace_bench.devices import clock_of, device_of, name_device
 from grace_bench.runs.results import quartiles
@@ -43,6 +43,7 @@ class Bench:
         self.clock = Clock(plan.limit, eviction, plan.budget, self.device, clock_of(self.device))
         self.kernels, self.why = backends.active()
         self.lists: dict[str, list[Row]] = {name: [] for name in ("yardsticks", "rows", "left_out", "failed")}
+        self._copies: dict[int, float] = {}  # seconds that a GPU is busy with a copy, by size
         self._slowest: dict[tuple[str, str, str | None], float] = {}  # seconds per element, so far
 
     def measure(
@@ -161,19 +162,20 @@ class Bench:
         return None
 
     def _of_device(self, case: Case, compressor: Compressor | None, buffers: Buffers, payloads: int) -> Row:
-        """What is of interest on a GPU: launches, and the share of a copy's bandwidth."""
-        copies = [one for one in self.lists["yardsticks"] if one["operation"] == "memcpy" and one["size"] == buffers.n]
-        mine: Row = {"launches": None, "bandwidth": None}
-        if compressor is None or not copies:
-            return mine
+        """What is of interest on a GPU: launches, how long it is busy, and the share of a copy's bandwidth."""
+        if buffers.n not in self._copies:
+            self._copies[buffers.n] = busy_seconds(buffers.yardsticks()[0], self.clock.clear)
         with Refusals():
             case.prepare()
-            mine["launches"] = count_launches(case.run)
-            seconds = min(case.seconds(self.clock.clear, self.clock.now) for _ in range(3))
-        moved = least_bytes(case.operation, compressor, buffers.n, payloads)
-        share = bandwidth_share(moved, seconds, 8 * buffers.n, 1e-6 * copies[-1]["microseconds"])
-        mine["bandwidth"] = None if share is None else short(share)
-        return mine
+            launches = count_launches(case.run)
+            seconds = busy_seconds(case, self.clock.clear)
+        moved = None if compressor is None else least_bytes(case.operation, compressor, buffers.n, payloads)
+        share = bandwidth_share(moved, seconds, 8 * buffers.n, self._copies[buffers.n])
+        return {
+            "launches": launches,
+            "busy_microseconds": short(1e6 * seconds),
+            "bandwidth": None if share is None else short(share),
+        }
 
     def _environment(self) -> dict[str, Any]:
         """Where the measurement takes place, as far as it bears on the numbers."""

@@ -1,14 +1,18 @@
-"""Measuring on a GPU: what it launches, and the share of its memory's bandwidth that a codec uses."""
+"""Measuring on a GPU: what it launches, how long it is busy, and the share of its memory's bandwidth that a codec uses."""
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Callable
 
 import torch
 
 from grace.contract.compressor import Compressor
-from grace_bench.codecs.clock import DECODE, ENCODE, FEEDBACK
+from grace_bench.codecs.clock import DECODE, ENCODE, FEEDBACK, Case
 
+_CYCLES = 2e9  # of a GPU in a second, or fewer
+_SAMPLES = 7
 _LAUNCHES = ("cudaLaunch", "cuLaunch")  # how the runtime's and the driver's calls begin
 
 
@@ -20,6 +24,29 @@ def count_launches(run: Callable[[], object]) -> int:
         run()
         torch.cuda.synchronize()
     return sum(event.count for event in profile.key_averages() if event.key.startswith(_LAUNCHES))
+
+
+def busy_seconds(case: Case, clear: Callable[[], None]) -> float:
+    """How long the device is busy with a case, the median of some runs, between two events on its stream.
+
+    The stream is held back until the host has submitted all of it, as it does in a backward pass, where it runs ahead. If the
+    case asks the host, waits for the answer are counted.
+    """
+    found = []
+    for _ in range(_SAMPLES + 1):
+        case.prepare()
+        clear()
+        torch.cuda.synchronize()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(int((1e-3 + 3 * (found[-1][1] if found else 0.0)) * _CYCLES))
+        start.record()
+        before = time.perf_counter()
+        case.run()
+        submitted = time.perf_counter() - before
+        end.record()
+        torch.cuda.synchronize()
+        found.append((1e-3 * start.elapsed_time(end), min(submitted, 0.05)))
+    return statistics.median(seconds for seconds, _ in found[1:])
 
 
 def least_bytes(operation: str, compressor: Compressor, n: int, payloads: int) -> int | None:

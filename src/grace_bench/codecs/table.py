@@ -46,7 +46,7 @@ def _table(rows: list[dict[str, Any]], worth: dict[str, dict[str, Any]], workers
         table.add_column(heading, justify="right")
     measured = any("launches" in row for row in rows)
     if measured:
-        for heading in (f"{heading}: launches, of a copy's bandwidth" for heading in HEADINGS.values()):
+        for heading in (f"{heading}: launches, busy, of a copy's bandwidth" for heading in HEADINGS.values()):
             table.add_column(heading, justify="right")
     for name in dict.fromkeys(row["method"] for row in rows):
         times = {row["operation"]: number(row["microseconds"] / 1000) for row in rows if row["method"] == name}
@@ -64,10 +64,11 @@ def _table(rows: list[dict[str, Any]], worth: dict[str, dict[str, Any]], workers
 
 
 def _of_device(row: dict[str, Any] | None) -> Text:
-    """Launches, and the share of a copy's bandwidth."""
+    """Launches, how long the device is busy, and the share of a copy's bandwidth."""
     if row is None or row.get("launches") is None:
         return Text("-")
-    return Text(f"{row['launches']}, {share(row['bandwidth']) if row['bandwidth'] is not None else '-'}")
+    of_copy = share(row["bandwidth"]) if row["bandwidth"] is not None else "-"
+    return Text(f"{row['launches']}, {number(row['busy_microseconds'] / 1000)}, {of_copy}")
 
 
 def _speed(bits: float | None) -> Text:

@@ -305,10 +305,13 @@ def compiled(kernel: Any, special: dict[str, str], constants: dict[str, Any], fu
     signature = {}
     if constants.get("MANY"):
         special = {"shrink": "*fp32", "least": "*i32", **special}
-    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    unseen = {name for name, value in constants.items() if value is None}
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names and name not in unseen}
     for name in kernel.arg_names:
         if name in constants:
             signature[name] = "constexpr"
+        elif name in unseen:  # see launching.launch
+            signature[name] = "*fp32"
         elif name in special:
             signature[name] = special[name]
         elif name in FLOATS:

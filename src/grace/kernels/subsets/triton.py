@@ -80,7 +80,7 @@ def add_subset(received: Sequence[Tensor], out: Tensor, weight: float, rng: Stre
 
 
 # ---- of many tensors ------------------------------------------------------------------------------------------------
-@triton.jit(do_not_specialize=["turn"])
+@triton.jit(do_not_specialize=["step", "turn"])
 def _draw(
     table, programs, kept, heads, index, words, unit, step, turn,
     LISTED: tl.constexpr, CYCLIC: tl.constexpr, SORTED: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,

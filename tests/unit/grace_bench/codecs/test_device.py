@@ -71,6 +71,7 @@ def test_launches_are_counted_by_their_calls(monkeypatch: pytest.MonkeyPatch):
 def test_the_row_and_the_table_of_a_device(monkeypatch: pytest.MonkeyPatch):
     """A bench on the CPU that believes it is on a GPU."""
     monkeypatch.setattr("grace_bench.codecs.bench.count_launches", lambda run: (run(), 3)[1])
+    monkeypatch.setattr("grace_bench.codecs.bench.busy_seconds", lambda case, clear: 2e-3)
     bench = Bench(plan_of("qsgd", "4K", samples=3, workers=2), eviction=1 << 20)
     bench.device = types.SimpleNamespace(type="imagined")  # type: ignore[assignment]
     buffers = Buffers(4096, workers=2)
@@ -79,12 +80,13 @@ def test_the_row_and_the_table_of_a_device(monkeypatch: pytest.MonkeyPatch):
     bench._measure_method("qsgd", buffers, 1)
     rows = bench.lists["rows"]
     assert [row["launches"] for row in rows] == [3, 3, 3]
+    assert [row["busy_microseconds"] for row in rows] == [2000.0] * 3
     assert all(row["bandwidth"] > 0 for row in rows)
     console = Console(width=400)
     with console.capture() as capture:
         console.print(table._table(rows, {}, 2))
-    assert "encode: launches, of a copy's bandwidth" in capture.get()
-    assert "3, " in capture.get()
+    assert "encode: launches, busy, of a copy's bandwidth" in capture.get()
+    assert "3, 2, " in capture.get()
 
 
 def test_the_clock_of_a_case_is_the_devices():
