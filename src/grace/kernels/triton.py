@@ -19,24 +19,44 @@ from grace.compute.launching import launch
 
 # ---- numbers --------------------------------------------------------------------------------------------------------
 @triton.jit
-def load_number(x, i, inside):
-    """float32: numbers at i, 0 outside, of float32, float16, or bfloat16, whose words come as int16 (``launching.launch``).
-
-    The interpreter's bfloat16 does arithmetic on the words.
+def load_tile(at, inside, full):
+    """What lies there, 0 outside. ``full``: all of it is inside. Without a mask a thread reads 16 bytes at a time, which it
+    else does only where the compiler knows that n is a multiple of 16.
     """
-    if x.dtype.element_ty == tl.int16:
-        value = (tl.load(x + i, inside, 0).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    if full:
+        value = tl.load(at)
     else:
-        value = tl.load(x + i, inside, 0.0).to(tl.float32)
+        value = tl.load(at, inside, 0)
     return value
 
 
 @triton.jit
-def load_sum(x, e, i, inside, HAS_MEMORY: tl.constexpr):
+def store_tile(at, value, inside, full):
+    """Writes what is inside; see :func:`load_tile`."""
+    if full:
+        tl.store(at, value)
+    else:
+        tl.store(at, value, inside)
+
+
+@triton.jit
+def load_number(x, i, inside, full=False):
+    """float32: numbers at i, 0 outside, of float32, float16, or bfloat16, whose words come as int16 (``launching.launch``).
+
+    The interpreter's bfloat16 does arithmetic on the words.
+    """
+    value = load_tile(x + i, inside, full)
+    if x.dtype.element_ty == tl.int16:
+        value = (value.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    return value.to(tl.float32)
+
+
+@triton.jit
+def load_sum(x, e, i, inside, HAS_MEMORY: tl.constexpr, full=False):
     """``x + e`` at i, 0 outside."""
-    p = load_number(x, i, inside)
+    p = load_number(x, i, inside, full)
     if HAS_MEMORY:
-        p = p + tl.load(e + i, inside, 0.0)
+        p = p + load_tile(e + i, inside, full)
     return p
 
 

@@ -21,23 +21,30 @@ def tile_of(programs):
 
 
 @triton.jit
+def pointer_to(address, like, EVEN: tl.constexpr):
+    """To numbers of like's type. EVEN: at a multiple of 16 bytes, which the compiler learns only from its distance to an
+    argument at one.
+    """
+    if EVEN:
+        at = like + (address - like.to(tl.int64)) // 16 * (128 // like.dtype.element_ty.primitive_bitwidth)
+    else:
+        at = address.to(like.dtype)
+    return at
+
+
+@triton.jit
 def tensor_of(table, task, COLUMN: tl.constexpr, EVEN: tl.constexpr):
     """Where a row's tensor begins (0), its memory (1) or its rest (2)."""
-    at = tl.load(table + task * 8 + COLUMN).to(tl.pointer_type(tl.float32))
-    if EVEN:
-        at = tl.multiple_of(at, 16)
-    return at
+    return pointer_to(tl.load(table + task * 8 + COLUMN), table.to(tl.pointer_type(tl.float32)), EVEN)
 
 
 @triton.jit
 def numbers_of(table, task, like, EVEN: tl.constexpr):
     """(where a row's tensor begins, as numbers of like's type; which of its numbers is the first of the row)"""
-    at = tl.load(table + task * 8).to(like.dtype)
     start = tl.load(table + task * 8 + 7)
     if EVEN:
-        at = tl.multiple_of(at, 16)
-        start = tl.multiple_of(start, 16)
-    return at, start
+        start = start // 16 * 16
+    return pointer_to(tl.load(table + task * 8), like, EVEN), start
 
 
 @triton.jit

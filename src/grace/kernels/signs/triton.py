@@ -41,6 +41,7 @@ from grace.kernels.triton import (
     positions_of,
     store_codes,
     store_float,
+    store_tile,
 )
 
 _TINY = torch.finfo(torch.float32).tiny
@@ -59,7 +60,8 @@ def _encode(
     )
     first, i, counts = positions_of(tile, G, PER)
     inside = counts & (i < n)
-    p = load_sum(x, e, start + i, inside, HAS_MEMORY)
+    full = (PER == 8) & (first + G * PER <= n)
+    p = load_sum(x, e, start + i, inside, HAS_MEMORY, full)
     mark_if(bad, magnitude(p) >= 0x7F800000)
     if RULE == 3:
         sign = tl.where(p > 0, 1, 0) - tl.where(p < 0, 1, 0)
@@ -94,7 +96,7 @@ def _encode(
             store_float(base + 4 * (nb + k), upper, starts)
             value = tl.where(up, upper, lower)
     if HAS_REST:
-        tl.store(rest + start + i, p - value, inside)
+        store_tile(rest + start + i, p - value, inside, full)
 
 
 @triton.jit(do_not_specialize=["weight"])
