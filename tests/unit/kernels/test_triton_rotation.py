@@ -133,7 +133,7 @@ def test_codes_of_many_sizes(codec: Fused) -> None:
 
 # ---- mutants --------------------------------------------------------------------------------------------------------
 @triton.jit
-def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr):  # type: ignore[no-untyped-def]
+def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr, full=False):  # type: ignore[no-untyped-def]
     return tl.load(x + i, inside, 0.0)
 
 
@@ -148,8 +148,8 @@ def _all_plus(key0, key1, step, first, TILE: tl.constexpr):  # type: ignore[no-u
 
 
 @triton.jit
-def _one_long_piece(i, n, LOG: tl.constexpr):  # type: ignore[no-untyped-def]
-    return tl.full(i.shape, 1 << LOG, tl.int32)
+def _one_long_piece(r, left, LOG: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.full(r.shape, 1 << LOG, tl.int32)
 
 
 @triton.jit
