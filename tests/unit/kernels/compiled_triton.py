@@ -39,6 +39,7 @@ _FROM_TABLE = dict.fromkeys(("e", "rest", "n", "w", "key0", "key1"))
 ONE = {**_NO_TABLE, "MANY": 0, "EVEN": 0, "HAS_MEMORY": 1, "HAS_REST": 1}
 MANY = {**_FROM_TABLE, "MANY": 1, "EVEN": 1, "HAS_MEMORY": 1, "HAS_REST": 1}
 BARE = {**ONE, "e": None, "rest": None, "HAS_MEMORY": 0, "HAS_REST": 0}
+WARP = {"num_warps": 1, "maxnreg": 128}
 TURN = {**_NO_TABLE, "target": None, "keys": None, "MANY": 0, "EVEN": 0, "HAS_MEMORY": 1}
 TURNED = {**dict.fromkeys(("e", "out", "m", "n", "nb", "key0", "key1")), "MANY": 1, "EVEN": 1, "HAS_MEMORY": 1}
 SUM = {**_NO_TABLE, "MANY": 0, "EVEN": 0, "ADD": 1}
@@ -200,8 +201,8 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.rotation.turns._rotate": ({"p": "*fp32", "m": "*fp32", "target": "*i64", "keys": "*i64"}, [
         {"LOG": log, "FIRST": first, "LAST": last, "SIGNS": signs, "END": end, **how, "HAS_SECOND": 1, "TILE": tile}
         for log, first, last, signs, end, tile, how in (
-            (10, 1, 1, 2, 1, 1024, TURNED), (4, 1, 1, 1, 0, 1024, TURN), (12, 1, 1, 2, 3, 4096, TURN),
-            (14, 1, 0, 1, 0, 4096, TURN), (14, 0, 1, 2, 2, 4096, TURN), (10, 1, 1, 1, 0, 1024, TURNED),
+            (10, 1, 1, 2, 1, 1024, {**TURNED, **WARP}), (4, 1, 1, 1, 0, 1024, {**TURN, **WARP}), (12, 1, 1, 2, 3, 4096, TURN),
+            (14, 1, 0, 1, 0, 4096, TURN), (14, 0, 1, 2, 2, 4096, TURN), (10, 1, 1, 1, 0, 1024, {**TURNED, **WARP}),
             (14, 0, 1, 2, 1, 4096, TURNED),
         )
     ]),
@@ -306,6 +307,7 @@ def compiled(kernel: Any, special: dict[str, str], constants: dict[str, Any], fu
     if constants.get("MANY"):
         special = {"shrink": "*fp32", "least": "*i32", **special}
     unseen = {name for name, value in constants.items() if value is None}
+    options = {name: value for name, value in constants.items() if name in ("num_warps", "maxnreg")}
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names and name not in unseen}
     for name in kernel.arg_names:
         if name in constants:
@@ -324,7 +326,7 @@ def compiled(kernel: Any, special: dict[str, str], constants: dict[str, Any], fu
             signature[name] = POINTERS.get(name, "*fp32")
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     source = ASTSource(kernel, signature, places)
-    text: str = triton.compile(source, target=TARGET, options={"enable_fp_fusion": fused}).asm["ptx"]
+    text: str = triton.compile(source, target=TARGET, options={"enable_fp_fusion": fused, **options}).asm["ptx"]
     return text
 
 

@@ -83,8 +83,8 @@ def _apart(y, LOG: tl.constexpr):
                 p, q = tl.split(tl.reshape(ys[k], (M, 2)))
             else:
                 p, q = tl.split(tl.reshape(ys[k], (M, 1 << (LOG - 1 - t), 2)))
-            low = low + (p,)
-            high = high + (q,)
+            low += (p,)
+            high += (q,)
         ys = low + high
     return ys
 
@@ -95,7 +95,7 @@ def _together(ys, LOG: tl.constexpr):
     for t in tl.static_range(0, LOG):
         joined = ()
         for k in tl.static_range(0, 1 << (LOG - 1 - t)):
-            joined = joined + (tl.join(ys[k], ys[k + (1 << (LOG - 1 - t))]),)
+            joined += (tl.join(ys[k], ys[k + (1 << (LOG - 1 - t))]),)
         ys = joined
     return ys[0]
 
@@ -107,16 +107,16 @@ def _turn_columns(ys, LOG: tl.constexpr):
         turned = ()
         for k in tl.static_range(0, len(ys)):
             if (k >> t) & 1:
-                turned = turned + (ys[k - (1 << t)] - ys[k],)
+                turned += (ys[k - (1 << t)] - ys[k],)
             else:
-                turned = turned + (ys[k] + ys[k + (1 << t)],)
+                turned += (ys[k] + ys[k + (1 << t)],)
         ys = turned
     return ys
 
 
 @triton.jit
 def _signed(y, words, bit):
-    """y with its sign turned where this bit, or these, of the uint32 words is set."""
+    """Float32 y with its sign turned where this bit, or these, of the uint32 words is set."""
     sign = (words << (31 - bit)) & 0x80000000
     return (y.to(tl.uint32, bitcast=True) ^ sign).to(tl.float32, bitcast=True)
 
@@ -136,7 +136,7 @@ def _ended(y, out, p, m, at, inside, full, END: tl.constexpr, HAS_SECOND: tl.con
 
 @triton.jit
 def _turn_whole(
-    y, out, p, m, at, first, key0, key1, step,
+    y, out, p, m, start, first, key0, key1, step,
     LOG: tl.constexpr, SIGNS: tl.constexpr, END: tl.constexpr, HAS_SECOND: tl.constexpr,
 ):  # fmt: skip
     """Whole blocks of ``2**LOG`` of the 1,024 numbers y, none of them large, by one warp: each thread adds and subtracts what
@@ -148,7 +148,7 @@ def _turn_whole(
     if SIGNS == 1:
         turned = ()
         for k in tl.static_range(0, 32):
-            turned = turned + (_signed(ys[k], words, k),)
+            turned += (_signed(ys[k], words, k),)
         ys = turned
     ys = _turn_columns(ys, LOW)
     y = tl.permute(tl.reshape(_together(ys, 5), (32, 32)), (1, 0))
@@ -161,8 +161,8 @@ def _turn_whole(
         y = ys[k] * root
         if SIGNS == 2:
             y = _signed(y, rows[k], lane.to(tl.uint32))
-        here = at + 32 * k + lane
-        tl.store(out + here, _ended(y, out, p, m, here, lane >= 0, True, END, HAS_SECOND))
+        at = start + first + 32 * k + lane
+        tl.store(out + at, _ended(y, out, p, m, at, None, True, END, HAS_SECOND))
 
 
 @triton.jit(do_not_specialize=["key0", "key1", "step"])
@@ -179,44 +179,48 @@ def _rotate(
     tile, start, x, e, out, p, m, bad, n, head, key0, key1 = _turner_at(
         table, programs, target, keys, heads, x, e, out, p, m, bad, n, nb, key0, key1, SIGNS, END, MANY, EVEN
     )
+    whole = n - tile * TILE >= TILE
+    if LAST and TILE == 1024:
+        if whole:
+            y = load_sum(x, e, start + tile * TILE + tl.arange(0, TILE), None, HAS_MEMORY, True)
+            whole = tl.max(magnitude(y), 0) <= 0x6F800000  # 2**96
+            if whole:
+                _turn_whole(y, out, p, m, start, tile * TILE, key0, key1, step, LOG, SIGNS, END, HAS_SECOND)
+        if whole == 0:
+            _turn_any(
+                tile, start, x, e, out, p, m, tops, bad, n, head, key0, key1, step,
+                LOG, FIRST, LAST, SIGNS, END, HAS_MEMORY, HAS_SECOND, TILE,
+            )  # fmt: skip
+    else:
+        _turn_any(
+            tile, start, x, e, out, p, m, tops, bad, n, head, key0, key1, step,
+            LOG, FIRST, LAST, SIGNS, END, HAS_MEMORY, HAS_SECOND, TILE,
+        )  # fmt: skip
+
+
+@triton.jit
+def _turn_any(
+    tile, start, x, e, out, p, m, tops, bad, n, head, key0, key1, step,
+    LOG: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, SIGNS: tl.constexpr, END: tl.constexpr,
+    HAS_MEMORY: tl.constexpr, HAS_SECOND: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """A tile of any numbers of any blocks, of which the last one may be shorter."""
     lane = tl.arange(0, TILE)
     COLUMNS: tl.constexpr = TILE if FIRST else TILE * TILE >> LOG
+    PER: tl.constexpr = TILE // COLUMNS
+    first = tile * TILE
     if FIRST:
-        first = tile * TILE
         origin = first >> LOG << LOG  # where the block, or the first of them, begins
         r = (first - origin).to(tl.int32) + lane
         full = n - first >= TILE
     else:  # numbers of one block, COLUMNS side by side, TILE apart
-        PER: tl.constexpr = TILE // COLUMNS
         origin = tile // PER << LOG
-        first = origin
         r = (lane // COLUMNS) * TILE + (tile % PER).to(tl.int32) * COLUMNS + lane % COLUMNS
         full = n - origin >= 1 << LOG
     left = tl.minimum(n - origin, 1 << 30).to(tl.int32)
     at = start + origin + r
     inside = r < left
     y = load_sum(x, e, at, inside, HAS_MEMORY, full)
-    WARP: tl.constexpr = FIRST and LAST and TILE == 1024
-    plain = full & WARP
-    if WARP:
-        plain = full & (tl.max(magnitude(y), 0) <= 0x6F800000)
-    if plain:
-        if WARP:
-            _turn_whole(y, out, p, m, start + first, first, key0, key1, step, LOG, SIGNS, END, HAS_SECOND)
-    else:
-        _turn_any(
-            y, out, p, m, tops, bad, at, origin, r, left, first, head, inside, full, key0, key1, step,
-            LOG, FIRST, LAST, SIGNS, END, HAS_SECOND, COLUMNS, TILE,
-        )  # fmt: skip
-
-
-@triton.jit
-def _turn_any(
-    y, out, p, m, tops, bad, at, origin, r, left, first, head, inside, full, key0, key1, step,
-    LOG: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, SIGNS: tl.constexpr, END: tl.constexpr,
-    HAS_SECOND: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """A tile of numbers r of blocks from ``origin`` on, where a row has ``left`` more: shorter pieces, large numbers."""
     size = pieces_at(r, left, LOG)
     if FIRST and SIGNS == 1:
         mark_if(bad, magnitude(y) >= 0x7F800000)
@@ -294,7 +298,9 @@ def turn_many(
 
     tile = min(max(block, TILE), _LONGEST)
     if tops is None:
-        launch_pass(many, into, many.tiles(tile), end, FIRST=True, LAST=True, HAS_MEMORY=adds, TILE=tile, **_warps(tile))
+        launch_pass(
+            many, into, many.tiles(tile), end, FIRST=True, LAST=True, HAS_MEMORY=adds, TILE=tile, **_warps(tile)
+        )
         return
     middle = into if end == SET else many
     launch_pass(many, middle, many.tiles(tile), SET, FIRST=True, LAST=False, HAS_MEMORY=adds, TILE=tile)
@@ -303,5 +309,5 @@ def turn_many(
 
 
 def _warps(tile: int) -> dict[str, int]:
-    """The warps of a program, where it is not Triton that decides."""
-    return {"num_warps": 1} if tile == TILE else {}
+    """How a tile of 1,024 numbers runs: by one warp, of which at least 16 find room on a multiprocessor."""
+    return {"num_warps": 1, "maxnreg": 128} if tile == TILE else {}
