@@ -110,7 +110,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.subsets._take": ({}, [{"HAS_LEFT": 1, "TILE": 1024}]),
     "kernels.subsets._add": ({}, [{"TILE": 1024}]),
     "kernels.subsets._draw": ({}, [
-        {"LISTED": listed, "CYCLIC": cyclic, "SORTED": 4096, "CHUNK": 64, "TILE": 256}
+        {"LISTED": listed, "CYCLIC": cyclic, "SORTED": 4096, "RANKED": 32, "CHUNK": 256, "TILE": 128}
         for listed, cyclic in ((0, 1), (1, 0), (0, 0))
     ]),
     "kernels.subsets._count": ({}, [{"CHUNK": 1024}]),
@@ -242,7 +242,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     "kernels.join_pieces_kernel": ({"out": "*fp64"}, [{"ROWS": 16}]),
     "random._words": ({"out": "*i32"}, [{"TILE": 1024}]),
     "random._uniform": ({}, [{"TILE": 1024}]),
-    "random._walk": ({"out": "*i64"}, [{"TILE": 1024}]),
+    "random._walk": ({"out": "*i64"}, [{"TILE": 128}]),
 }  # fmt: skip
 # Those that kernels ask where they are.
 HELPERS = (
