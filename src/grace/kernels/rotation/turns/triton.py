@@ -179,14 +179,14 @@ def _rotate(
     tile, start, x, e, out, p, m, bad, n, head, key0, key1 = _turner_at(
         table, programs, target, keys, heads, x, e, out, p, m, bad, n, nb, key0, key1, SIGNS, END, MANY, EVEN
     )
-    whole = n - tile * TILE >= TILE
+    full = n - tile * TILE >= TILE
     if LAST and TILE == 1024:
-        if whole:
+        if full:
             y = load_sum(x, e, start + tile * TILE + tl.arange(0, TILE), None, HAS_MEMORY, True)
-            whole = tl.max(magnitude(y), 0) <= 0x6F800000  # 2**96
-            if whole:
+            full = tl.max(magnitude(y), 0) <= 0x6F800000  # 2**96
+            if full:
                 _turn_whole(y, out, p, m, start, tile * TILE, key0, key1, step, LOG, SIGNS, END, HAS_SECOND)
-        if whole == 0:
+        if full == 0:
             _turn_any(
                 tile, start, x, e, out, p, m, tops, bad, n, head, key0, key1, step,
                 LOG, FIRST, LAST, SIGNS, END, HAS_MEMORY, HAS_SECOND, TILE,
