@@ -283,7 +283,7 @@ def _unmarked(marks, bad):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr):  # type: ignore[no-untyped-def]
+def _memory_left_out(x, e, i, inside, HAS_MEMORY: tl.constexpr, full=False):  # type: ignore[no-untyped-def]
     return tl.load(x + i, inside, 0.0)
 
 
@@ -296,7 +296,7 @@ def _first_block(table, programs, heads, x, e, rest, wire, bad, n, w, key0, key1
 
 
 @triton.jit
-def _words_as_numbers(x, i, inside):  # type: ignore[no-untyped-def]
+def _words_as_numbers(x, i, inside, full=False):  # type: ignore[no-untyped-def]
     return tl.load(x + i, inside, 0.0).to(tl.float32)
 
 

@@ -160,6 +160,14 @@ def store_codes(at, code, first, n, width, BITS: tl.constexpr, G: tl.constexpr):
         byte |= tl.where(right < 0, high[:, None] << tl.minimum(tl.maximum(-right, 0), 8).to(tl.uint64)[None, :], 0)
         where = (first // 8 * BITS + g * BITS)[:, None] + o[None, :]
         tl.store(at + where, (byte & 0xFF).to(tl.uint8), (o < BITS)[None, :] & (where < width))
+    elif BITS == 8:
+        where = first + tl.arange(0, G)[:, None] * 8 + column[None, :]
+        store_tile(at + where, code.to(tl.uint8), where < width, first + 8 * G <= width)
+    elif 8 % BITS == 0:
+        shift = column % (8 // BITS) * BITS
+        byte = tl.sum(tl.reshape(code << shift[None, :], (G, BITS, 8 // BITS)), 2)
+        where = first // 8 * BITS + g[:, None] * BITS + tl.arange(0, BITS)[None, :]
+        tl.store(at + where, byte.to(tl.uint8), where < width)
     else:
         word = tl.sum(code.to(tl.int64) << (column * BITS).to(tl.int64)[None, :], 1)  # [G]; the fields are disjoint
         byte = (word[:, None] >> (8 * column).to(tl.int64)[None, :]) & 0xFF
