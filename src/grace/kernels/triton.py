@@ -255,9 +255,11 @@ def block_max_kernel(x, e, top, n, block, nb, HAS_MEMORY: tl.constexpr, ROWS: tl
 @triton.jit
 def block_max_of(x, e, top, row, k, inner, n, block, nb, HAS_MEMORY: tl.constexpr):
     """As :func:`block_max_kernel`, of the numbers ``inner`` of the blocks k of a row."""
-    i = k[:, None] * block + inner[None, :]
-    inside = (inner[None, :] < block) & (i < n)
-    p = load_sum(x, e, row * n + i, inside, HAS_MEMORY)
+    begin = (row * n + k * block)[:, None]
+    left = tl.minimum(n - k * block, block)[:, None]
+    inside = inner[None, :] < left
+    full = tl.min(inside.to(tl.int32)) > 0
+    p = load_sum(x + begin, e + begin, inner[None, :], inside, HAS_MEMORY, full)
     tl.atomic_max(top + row * nb + k, tl.max(magnitude(p), 1), k < nb)
 
 
@@ -307,17 +309,15 @@ def piece_sum_of(
     """As :func:`piece_sum_kernel`, of the pieces j of a row."""
     begin = (j % pieces) * 4096
     start = (j // pieces) * block + begin
-    lane = tl.arange(0, 16)
-    inner = begin[:, None] + lane[None, :]
-    i = start[:, None] + lane[None, :]
-    inside = (inner < block) & (i < n)
-    p = load_sum(x, e, row * n + i, inside, HAS_MEMORY)
-    total = _measure(p, inside, tau, KIND)
-    lower = tl.where(p >= tau, 0.0, p).to(tl.float64)
-    above = ((p >= tau) & inside).to(tl.float64)
-    for t in range(1, turns):
-        inside = (inner + 16 * t < block) & (i + 16 * t < n)
-        p = load_sum(x, e, row * n + i + 16 * t, inside, HAS_MEMORY)
+    left = tl.minimum(tl.minimum(block - begin, n - start), 4096).to(tl.int32)[:, None]
+    lane = tl.arange(0, 16)[None, :]
+    at = (row * n + start)[:, None]
+    total = tl.full((ROWS, 16), -0.0, tl.float64)  # which changes nothing that is added to it
+    lower = total
+    above = tl.full((ROWS, 16), 0.0, tl.float64)
+    for t in tl.range(0, turns, loop_unroll_factor=8):  # so that eight loads are under way
+        inside = lane + 16 * t < left
+        p = load_sum(x + at, e + at, lane + 16 * t, inside, HAS_MEMORY)
         total += _measure(p, inside, tau, KIND)
         if KIND == 2:
             lower += tl.where(p >= tau, 0.0, p).to(tl.float64)

@@ -230,7 +230,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     ]),
     "kernels.statistics._largest": ({}, [{"EVEN": 1, "HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
     "kernels.statistics._piece_sums": ({"out": "*fp64"}, [
-        {"KIND": kind, "EVEN": 1, "HAS_MEMORY": 1, "ROWS": 16} for kind in range(3)
+        {"KIND": kind, "EVEN": 1, "HAS_MEMORY": 1, "ROWS": 2} for kind in range(3)
     ]),
     "kernels.tails._tail_sums": ({"out": "*fp64", "bounds": "*fp32"}, [
         {"EVEN": 1, "HAS_MEMORY": memory, "ROWS": 16} for memory in (1, 0)
@@ -244,7 +244,7 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
     ]),
     "kernels.scan_kernel": ({}, [{"MANY": 1, "CHUNK": 1024}, {"spans": None, "MANY": 0, "CHUNK": 1024}]),
     "kernels.block_max_kernel": ({}, [{"HAS_MEMORY": 1, "ROWS": 4, "CHUNK": 256}]),
-    "kernels.piece_sum_kernel": ({"out": "*fp64"}, [{"KIND": kind, "HAS_MEMORY": 1, "ROWS": 16} for kind in range(3)]),
+    "kernels.piece_sum_kernel": ({"out": "*fp64"}, [{"KIND": kind, "HAS_MEMORY": 1, "ROWS": 2} for kind in range(3)]),
     "kernels.join_pieces_kernel": ({"out": "*fp64"}, [{"ROWS": 16}]),
     "random._words": ({"out": "*i32"}, [{"TILE": 1024}]),
     "random._uniform": ({}, [{"TILE": 1024}]),
