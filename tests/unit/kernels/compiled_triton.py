@@ -215,12 +215,16 @@ KERNELS: dict[str, tuple[dict[str, str], list[dict[str, Any]]]] = {
         )
     ]),
     "kernels.rotation._sums": ({"out": "*fp64"}, [
-        {"BITS": 4, "SQUARES": squares, **how, "ROWS": 16} for squares, how in ((0, MANY), (1, ONE))
+        {"BITS": bits, "SQUARES": squares, "LONG": squares, **how, "ROWS": 8}
+        for bits, squares, how in ((1, 0, MANY), (4, 1, ONE), (4, 0, MANY))
     ]),
     "kernels.rotation._write": ({}, [
-        {"BITS": bits, "SAY": 1, **how, "G": 128} for bits, how in ((3, MANY), (1, ONE), (4, ONE))
+        {"BITS": bits, "SAY": 1, "LOG": log, **how, "G": 128}
+        for bits, log, how in ((1, 10, MANY), (3, 10, MANY), (1, 12, ONE), (4, 4, ONE))
     ]),
-    "kernels.rotation._sum": ({}, [{"BITS": 4, **how, "TILE": 1024} for how in (ALL, SUM)]),
+    "kernels.rotation._sum": ({}, [
+        {"BITS": bits, "LOG": log, **how, "TILE": 1024} for bits, log, how in ((1, 10, ALL), (4, 10, ALL), (3, 4, SUM))
+    ]),
     "kernels.tables._encode": ({}, [{"BITS": bits, "SAY": bits - 3, "EVEN": 1, "G": 128} for bits in (4, 3)]),
     "kernels.tables._sum": ({"begins": "*i64"}, [{"BITS": 4, "SUM_BITS": bits, "TILE": 1024} for bits in (8, 11, 3)]),
     "kernels.tables._decode": ({"begins": "*i64", "most": "i64"}, [
